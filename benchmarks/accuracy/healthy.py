@@ -328,5 +328,3 @@ HEALTHY: dict[str, Callable[[Context], Built]] = {
     "sound": _sound,
 }
 """What builds each model. The first ones are of different kinds, for a run that is cut short."""
-
-SMALL = ("mlp", "graph")

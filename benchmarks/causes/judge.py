@@ -14,7 +14,6 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import print_table
 from benchmarks.traces.trim import SUFFIX, parse_trace, written
 
 _SHAPES = ("Input Dims", "Input Strides", "Input type", "Concrete Inputs")
@@ -169,34 +168,3 @@ def show_findings(name: str, found: dict[str, Any]) -> None:
         for at in finding["places"]:
             ms = at["wall_ns"] / 1e6
             print(f"      · {at['path']} ({at['class_name']}) ×{at['count']} {ms:.2f} ms")
-
-
-def print_verdicts(
-    verdicts: dict[str, dict[str, Any]], found: dict[str, dict[str, Any]], summary: dict[str, Any]
-) -> None:
-    rows = []
-    for name, v in verdicts.items():
-        mark = ("hit" if v["hit"] else "MISS") if v["planted"] else ("FIRED" if v["hit"] else "ok")
-        place = "" if v["at"] is None or not v["hit"] else ("yes" if v["placed"] else v["path"])
-        said = found[name].get("error") or ", ".join(
-            f"{f['rule']} {100 * f['share']:.1f}% {f['path']}" for f in found[name]["findings"]
-        )
-        expected = ("" if v["planted"] else "not ") + v["rule"]
-        ms = round(float(found[name].get("step_ms", 0.0)), 1)
-        rows.append((name, expected, mark, place, ", ".join(v["false"]), ms, said))
-    print_table(("case", "expected", "found", "place", "false", "step ms", "findings"), rows)
-    print()
-    head = ("planted", "found", "placed", "also", "false", "precision", "controls", "silent")
-    rules = [(rule, *(r[key] for key in head)) for rule, r in summary["rules"].items()]
-    print_table(("rule", *head), rules)
-    recall, precision = (
-        "—" if summary[key] is None else f"{100 * summary[key]:.1f}%"
-        for key in ("recall", "precision")
-    )
-    print(
-        f"\n{summary['found']} of {summary['planted']} causes found ({recall}), "
-        f"{summary['placed']} in the right place; {summary['false']} findings for no known reason "
-        f"(precision {precision}); the named rule silent on "
-        f"{summary['silent_controls']} of {summary['controls']} controls, "
-        f"nothing false on {summary['clean_controls']}."
-    )

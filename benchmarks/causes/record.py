@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 import json
+import os
 import tarfile
 import tempfile
 import time
@@ -13,8 +13,8 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.cases import exit_code, join_ranks, turn
-from benchmarks.common import (
+from benchmarks.harness import Run, turn, write_json
+from benchmarks.measuring import (
     Budget,
     machine,
     milliseconds,
@@ -22,10 +22,19 @@ from benchmarks.common import (
     record_trace,
     spread,
     synchronize,
-    write_json,
 )
 from benchmarks.traces.trim import SUFFIX, read_trace, trim, write_trace
-from benchmarks.workers import Handler, Job, Phase, Record, Stage, run, serve, worker_command
+from benchmarks.workers import (
+    NO_TIME,
+    Handler,
+    Job,
+    Phase,
+    Record,
+    Stage,
+    run_jobs,
+    serve,
+    worker_command,
+)
 
 if TYPE_CHECKING:
     from benchmarks.causes.case import Built, Case
@@ -41,24 +50,36 @@ _TIMEOUT_S = 240.0
 # In the worker -----------------------------------------------------------------------------------
 
 
-def serve_recordings(arguments: argparse.Namespace, cases: Mapping[str, Case]) -> None:
-    """Be a worker, if this process is one, and end."""
-    if arguments.worker:
-        serve(_recording(arguments, cases))
-        raise SystemExit(0)
+def join_ranks(device: str) -> tuple[str, int, int]:
+    """Join the other ranks of this job, if there are any.
+
+    Returns:
+        This rank's device, the rank, and the number of ranks.
+    """
+    rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    if world == 1:
+        return device, rank, world
+    import torch
+    import torch.distributed as dist
+
+    if device == "cuda":
+        device = f"cuda:{rank}"
+        torch.cuda.set_device(rank)
+    dist.init_process_group("nccl" if device.startswith("cuda") else "gloo")
+    return device, rank, world
 
 
-def _recording(arguments: argparse.Namespace, cases: Mapping[str, Case]) -> Handler:
+def _recording(run: Run, cases: Mapping[str, Case]) -> Handler:
     """Return what records one case; join the other ranks first, if there are any."""
     from benchmarks.causes.case import settings
     from benchmarks.models import Context
 
-    device, rank, world = join_ranks(arguments.device)
+    device, rank, world = join_ranks(run.device)
 
     def handle(job: Job, _: Stage) -> Record:
         case, folder = cases[job["name"]], Path(job["folder"])
         settings()
-        context = Context(device, arguments.small, rank, world)
+        context = Context(device, run.small, rank, world)
         with tempfile.TemporaryDirectory() as scratch:
             # Ranks record together: only their driver's other jobs could be in the way.
             with turn("torch", "torch._dynamo", "torchvision") if world == 1 else nullcontext():
@@ -161,37 +182,40 @@ def _counts(path: Path) -> dict[str, Any]:
 # In the driver -----------------------------------------------------------------------------------
 
 
-def record(
-    arguments: argparse.Namespace, cases: Mapping[str, Case], names: Sequence[str], folder: Path
-) -> int:
-    """Record the named cases that this machine's GPUs are meant for; return the exit code."""
+def record(run: Run, cases: Mapping[str, Case], names: Sequence[str], folder: Path) -> int:
+    """Record the named cases that this machine's GPUs are meant for; return the exit code.
+
+    In a worker, this serves the driver and ends.
+    """
+    if run.worker:
+        serve(_recording(run, cases))
+        raise SystemExit(0)
     folder.mkdir(parents=True, exist_ok=True)
-    budget, began = Budget(arguments.seconds), time.monotonic()
+    budget, began = Budget(run.seconds), time.monotonic()
     results: dict[str, Record] = {}
-    for ranks, group in _groups(names, cases, arguments).items():
-        records = run(
+    for ranks, group in _groups(names, cases, run).items():
+        records = run_jobs(
             [{"name": name, "folder": str(folder.resolve())} for name in group],
-            worker_command(arguments),
-            lambda: _recording(arguments, cases),
-            [Phase(min(arguments.jobs, 1 if ranks > 1 else arguments.jobs), _TIMEOUT_S)],
+            worker_command(run),
+            lambda: _recording(run, cases),
+            [Phase(min(run.jobs, 1 if ranks > 1 else run.jobs), _TIMEOUT_S)],
             seconds=budget.left,
             ranks=ranks,
             fresh=not cases[group[0]].rule,
         )
         results |= dict(zip(group, records, strict=True))
-        _write_facts(folder, results, arguments.device)  # a run that is cut off keeps what it has
+        _write_facts(folder, results, run.device)  # a run that is cut off keeps what it has
     good = sum(found["end"] == "done" for found in results.values())
     size = sum(found.get("bytes", 0) for found in results.values())
     spent = time.monotonic() - began
     print(f"{good} of {len(results)} recorded in {spent:.0f} s, {size / 1e6:.1f} MB")
-    if arguments.tar:
-        _pack(folder, arguments.tar)
-    return exit_code(results.values())
+    if run.tar:
+        _pack(folder, run.tar)
+    ends = {found["end"] for found in results.values()}
+    return 3 if NO_TIME in ends else int(bool(ends - {"done"}))
 
 
-def _groups(
-    names: Sequence[str], cases: Mapping[str, Case], arguments: argparse.Namespace
-) -> dict[int, list[str]]:
+def _groups(names: Sequence[str], cases: Mapping[str, Case], run: Run) -> dict[int, list[str]]:
     """The cases for the GPUs of this run, by their number of ranks.
 
     The first case of each rule comes first, then the second: a run that is cut short has something
@@ -206,10 +230,10 @@ def _groups(
     groups: dict[int, list[str]] = {}
     for name in sorted(names, key=turns.__getitem__):
         case = cases[name]
-        on_gpus = arguments.device == "cuda" or case.rule or case.ranks > 1 or not case.gpus
-        if max(1, case.gpus) != arguments.gpus or not on_gpus:
+        on_gpus = run.device == "cuda" or case.rule or case.ranks > 1 or not case.gpus
+        if max(1, case.gpus) != run.gpus or not on_gpus:
             continue
-        if case.ranks > 1 and not arguments.jobs:
+        if case.ranks > 1 and not run.jobs:
             print(f"{name}: left out, its ranks need worker processes: --jobs 1")
         else:
             groups.setdefault(case.ranks, []).append(name)

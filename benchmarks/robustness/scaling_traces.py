@@ -1,19 +1,34 @@
-"""The traces that ``scaling.py`` reads: in each, one thing grows and all else stays.
+"""Does reading any kind of trace take more than linear time?
 
-Each entry of ``DIMENSIONS`` takes a scale and gives a text that is about as many times as long as
-at scale 1.
+    python -m benchmarks scaling
+
+In each trace, one thing grows and all else stays. It is made once and ten times as large, and the
+processor times are compared. A growth beyond linear is measured again; if it remains, the exit code
+is 1. Times on a busy machine vary: a difference of a half says nothing. Each entry of
+``DIMENSIONS`` takes a scale and gives a text that is about as many times as long as at scale 1.
 """
 
 from __future__ import annotations
 
 import base64
 import gzip
+import io
 import json
 import math
+import time
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 
 import numpy as np
+
+import backspot
+from benchmarks.harness import Figures, Run
+
+_BEYOND = 2.0
+"""How many times the growth of the size the growth of the time may be: what caches explain."""
+_LEAST = 0.02
+"""Seconds; a shorter time does not show how it grows."""
 
 
 class Sketch:
@@ -459,3 +474,28 @@ DIMENSIONS: dict[str, Maker] = {
     "text behind the events": _padded("", "a"),
     "gzip members": _gzip_members,
 }  # fmt: skip
+
+
+# The run -----------------------------------------------------------------------------------------
+
+
+def _seconds(text: bytes) -> float:
+    begin = time.process_time()
+    with suppress(backspot.BackspotError):
+        backspot.locate(io.BytesIO(text))
+    return time.process_time() - begin
+
+
+def answer(run: Run) -> Figures:
+    cases = {}
+    for name in run.choose(DIMENSIONS, ("steps with marks",)):
+        one, ten = DIMENSIONS[name](1), DIMENSIONS[name](10)
+        for attempt in range(3):
+            short = min(_seconds(one) for _ in range(3 if attempt else 2))
+            long = min(_seconds(ten) for _ in range(2 if attempt else 1))
+            growth = long / max(short, _LEAST) / (len(ten) / len(one))
+            if growth <= _BEYOND:
+                break
+        cases[name] = {"s": short, "s of ten times": long, "growth": growth}
+    beyond = [name for name, found in cases.items() if found["growth"] > _BEYOND]
+    return {"cases": cases, "summary": {"beyond linear": beyond}, "wrong": beyond and not run.small}
