@@ -1,6 +1,6 @@
 """The models of all benchmarks, each at the size of the run, and the training step around them.
 
-The causes, the fixtures, the truth, the remedies and the overhead take their models from here. What
+The causes, the truth, the remedies and the overhead take their models from here. What
 belongs to one case alone (a planted fault, say) stays with the case. Results that are committed
 were measured with these sizes.
 

@@ -182,11 +182,6 @@ QUESTIONS = {
         "robustness.fuzz_reports", "CPU", "3",
         device=False, cases=False,
     ),
-    "scaling": Question(
-        "Does reading any kind of trace take more than linear time?",
-        "robustness.scaling_traces", "CPU, pandas", "35",
-        device=False,
-    ),
     "unedited": Question(
         "Is `backspot run` right on public training scripts? Output, exit code, first row and "
         "advice",
@@ -195,12 +190,6 @@ QUESTIONS = {
         seconds=14400, jobs=1, load=True,
     ),
     # Tools
-    "fixtures": Question(
-        "Records the traces in `tests/data/h200`",
-        "causes.main:fixtures", "GPU (two for three cases), timm, torchvision, transformers", "9",
-        options="-o fixtures",
-        seconds=520, jobs=2,
-    ),
     "trim": Question(
         "Trims an exported trace", "traces.trim", options="BIG -o SMALL",
         device=False, cases=False,

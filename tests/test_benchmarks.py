@@ -26,8 +26,6 @@ from benchmarks.workers import NO_TIME, Phase, do_alone, run_jobs
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[1]
-OF_TRACES = ("fixtures", "trim")
-"""They write traces, and no results."""
 TESTED_ELSEWHERE = {
     "planted": "training/test_planted.py",
     "timm_sweep": "training/test_timm_families.py",
@@ -110,7 +108,7 @@ def test_a_small_run_works_and_leaves_the_results_alone(
     monkeypatch.chdir(tmp_path)
     before = written()
     device = ["--device", "cpu"] if "--device" in help_of(name, capsys) else []
-    out = tmp_path / ("recorded" if name == "fixtures" else "out.json")
+    out = tmp_path / "out.json"
     code = ask(name, "--small", *device, "-o", str(out))
     said = capsys.readouterr()
     if code == harness.CannotRunError.code:
@@ -118,7 +116,7 @@ def test_a_small_run_works_and_leaves_the_results_alone(
         pytest.skip(said.err.strip())
     assert code == 0, said.out + said.err
     assert out.exists()
-    if name not in OF_TRACES:
+    if name != "trim":
         document = json.loads(out.read_text())
         assert document["small"]
         assert document["hardware"]["python"]

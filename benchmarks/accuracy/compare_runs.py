@@ -7,7 +7,6 @@
   difference may be claimed.
 - Power: in one module of the ViT the backward takes 10% longer (``--percent``), another module for
   each pair. The change must be claimed, in this module.
-- The published remedy (``--cases index``): PatchDropout by indexing in place of gather.
 
 Each recording is ``backspot.profile`` with its defaults in a process of its own; both kinds of a
 pair are recorded one after the other. The recordings are kept as reports in JSON.
@@ -49,7 +48,6 @@ _CASES = {
     "equal": "a ViT, twice",
     "slower": "a ViT, then with a slower backward in one module",
     "resnet50": "a ResNet-50, twice",
-    "index": "a ViT that drops patches by gather, then by indexing",
 }
 _DEFAULT = ("equal", "slower")
 _BLOCKS = 4
@@ -59,7 +57,6 @@ _PLACES = tuple(
     for part in ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")
 )
 """The modules of the ViT, one of which is slower in each pair."""
-_OF_VIT = ("calibration", "vit", "slower")
 _CALIBRATIONS = 3
 _TIMEOUT_S = 200.0
 
@@ -109,23 +106,17 @@ class _Vit:
         self.step = training_step(self.model, loss, around=lambda: context.bf16(not on_cpu))
 
 
-class _Other:
-    """ResNet-50, or the ViT of the published remedy."""
+class _Resnet:
+    """A ResNet-50."""
 
-    def __init__(self, context: Context, kind: str) -> None:
+    def __init__(self, context: Context) -> None:
         from torch.nn.functional import cross_entropy
 
-        from benchmarks.models import IndexPatchDropout, patch_drop_vit, timm_model, training_step
+        from benchmarks.models import timm_model, training_step
 
-        if kind == "resnet50":
-            self.model = timm_model(context, "resnet10t" if context.small else kind)
-        else:
-            self.model = patch_drop_vit(context, depth=context.pick(12, 2))
-        if kind == "index":
-            self.model.patch_drop = IndexPatchDropout()
+        self.model = timm_model(context, "resnet10t" if context.small else "resnet50")
         on_cpu = context.device == "cpu"
-        side = context.pick(224, 32)
-        batch = 4 if on_cpu else context.pick(128, 4)
+        side, batch = context.pick(224, 32), 4 if on_cpu else context.pick(128, 4)
         images, labels = context.randn(batch, 3, side, side), context.randint(1000, batch)
         self.step = training_step(
             self.model,
@@ -143,11 +134,8 @@ def _recording(device: str, small: bool) -> Handler:
         from benchmarks.models import Context
 
         torch.manual_seed(0)
-        kind = job["kind"]
-        # The published remedy is about deterministic algorithms.
-        torch.use_deterministic_algorithms(kind in ("gather", "index"))
         context = Context(device, small)
-        made = _Vit(context, job) if kind in _OF_VIT else _Other(context, kind)
+        made = _Resnet(context) if job["kind"] == "resnet50" else _Vit(context, job)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             report = profile_in_turn(made.step, made.model, steps=job["steps"])
@@ -176,9 +164,6 @@ def _jobs(cases: Sequence[str], pairs: int) -> Iterator[tuple[str, int]]:
             yield "slower", number
         if "resnet50" in cases:
             yield "resnet50", number
-        if "index" in cases and not last:
-            yield "gather", number
-            yield "index", number
 
 
 def _record(run: Any, cases: Sequence[str], folder: Path) -> list[str]:
@@ -238,7 +223,6 @@ _BEFORE_AND_AFTER = {
     "equal": ("vit", "vit"),
     "slower": ("vit", "slower"),
     "resnet50": ("resnet50", "resnet50"),
-    "index": ("gather", "index"),
 }
 
 
@@ -290,10 +274,7 @@ def _judge(folder: Path) -> Figures:
     results: dict[str, list[Record]] = {}
     for case, number, before, after in _pairs(folder):
         planted = plants.get(f"slower.{number}", {}) if case == "slower" else {}
-        planted = {"path": "patch_drop"} if case == "index" else planted
         record = {"pair": number, **_compared(before, after, planted)}
-        if case == "index":
-            record["found"] = any(path == "patch_drop" for _, path, *_ in record["claims"])
         results.setdefault(case, []).append(record)
     if not results:
         raise UsageError(f"{folder} has no pair of recordings")

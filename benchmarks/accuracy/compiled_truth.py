@@ -23,7 +23,6 @@ turn, so times of compilation are exact with ``--jobs 1`` alone.
 from __future__ import annotations
 
 import argparse
-import difflib
 import gc
 import json
 import math
@@ -284,7 +283,6 @@ def _examine(name: str, device: str, small: bool, stage: Stage) -> Record:
         steady = zip(without.steady, equal, strict=True)
         record[f"{prefix}differ"] = sum(s and not e for s, e in steady)
         record[f"{prefix}same_code"] = without.code == other.code
-        record[f"{prefix}code_difference"] = _difference(without.code, other.code)
         record[f"{prefix}same_kernels"] = without.kernels == other.kernels
     record["compile_ratio"] = record["compile_with_s"] / record["compile_without_s"]
     return record
@@ -300,16 +298,6 @@ class _Compiled(NamedTuple):
 
 
 _NO_CODE = re.compile(r"(#|//)[^\n]*|graph_\d+")
-_MOST_LINES = 20
-
-
-def _difference(first: list[list[str]], second: list[list[str]]) -> list[str]:
-    """Return the first lines in which two compilations' code differs."""
-    lines = [[line for graph in code for line in graph] for code in (first, second)]
-    if lines[0] == lines[1]:
-        return []
-    found = difflib.unified_diff(*lines, lineterm="", n=0)
-    return [line[:200] for _, line in zip(range(_MOST_LINES), found, strict=False)]
 
 
 def _compiled(

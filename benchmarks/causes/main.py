@@ -1,12 +1,9 @@
 """Causes planted on purpose: does a report say what is wrong, where, and nothing else?
 
-    python -m benchmarks causes record -o recorded --tar causes     # on a GPU
-    python -m benchmarks causes record -o recorded --gpus 2         # those that need two
-    python -m benchmarks causes judge recorded                      # anywhere, as often as you like
-    python -m benchmarks causes --small                             # records two cases, judges them
-    python -m benchmarks fixtures -o fixtures [--gpus 2]            # the traces that the tests read
-
-``judge`` takes a folder of traces, of tars as ``--tar`` writes them, or of both.
+python -m benchmarks causes record -o recorded                  # on a GPU
+python -m benchmarks causes record -o recorded --gpus 2         # those that need two
+python -m benchmarks causes judge recorded                      # anywhere, as often as you like
+python -m benchmarks causes --small                             # records two cases, judges them
 """
 
 from __future__ import annotations
@@ -26,24 +23,10 @@ if TYPE_CHECKING:
 def options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--gpus", type=int, default=1, help="record the cases that need so many")
-    add("--tar", type=Path, help="record: pack the traces into TAR-0.tar, …")
     add("verb", nargs="?", choices=("record", "judge"))
     add("folder", nargs="?", type=Path, help="judge: the recorded traces")
     add("--no-shapes", action="store_true", help="judge without shapes")
-    add("--verbose", action="store_true", help="judge: print each finding in full")
     add("--rule", default="", help="judge only the cases about this rule")
-
-
-def fixtures(run: Run) -> int:
-    """Record the traces that the tests read."""
-    from benchmarks.causes.fixtures import FIXTURES
-    from benchmarks.causes.record import record
-
-    names = run.choose({n: case.about for n, case in FIXTURES.items()}, ("launch_bound",))
-    if run.out is None and not (run.small or run.worker):
-        raise UsageError("name a folder for the traces: -o FOLDER")
-    with tempfile.TemporaryDirectory() as folder:
-        return record(run, FIXTURES, names, run.out or Path(folder))
 
 
 def answer(run: Run) -> Figures | int:
@@ -80,9 +63,6 @@ def _judge(run: Run, folder: Path, cases: Mapping[str, Case], names: Sequence[st
     wanted = {n for n in names if not run.rule or cases[n].rule == run.rule}
     found = judge.examine(folder, wanted, shapes=not run.no_shapes, jobs=run.jobs)
     found = {name: found[name] for name in cases if name in found}
-    if run.verbose:
-        for name, result in found.items():
-            judge.show_findings(name, result)
     if (run.cases or run.rule) and run.out is not None and run.out.parent == RESULTS:
         run.out = None  # judged in part
     facts = judge.recorded_facts(folder)
