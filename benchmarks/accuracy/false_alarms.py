@@ -12,7 +12,6 @@ CPU, other processes keep all cores busy meanwhile. ``--keep`` saves each report
 from __future__ import annotations
 
 import argparse
-import re
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Mapping
@@ -86,20 +85,6 @@ def _together(cases: Mapping[str, Record]) -> list[Record]:
     return together
 
 
-def _warnings(cases: Mapping[str, Record]) -> list[Record]:
-    """Return how often each warning is given, with one of its texts; numbers do not count."""
-    texts: dict[str, list[tuple[str, str]]] = defaultdict(list)
-    for model, record in cases.items():
-        for recording in record.get("recordings", ()):
-            for text in recording["warnings"]:
-                texts[re.sub(r"[\d.,]+", "N", text)].append((model, text))
-    return [
-        {"models": len(dict(found)), "recordings": len(found), "model": found[0][0],
-         "text": found[0][1]}
-        for found in texts.values()
-    ]  # fmt: skip
-
-
 def _judge(folder: Path) -> Figures:
     """Describe kept recordings with the rules of today, or kept reports as they are."""
     recorded: dict[str, Record] = {}
@@ -121,10 +106,7 @@ def _judge(folder: Path) -> Figures:
     told = [
         {k: one[k] for k in ("model", "rule", "paths", "in", "of", "ms", "seen")} for one in found
     ]
-    return {
-        "summary": summary, "rows": told, "findings": found, "recorded": recorded,
-        "warnings": _warnings(recorded),
-    }  # fmt: skip
+    return {"summary": summary, "rows": told, "findings": found, "recorded": recorded}
 
 
 def options(parser: argparse.ArgumentParser) -> None:

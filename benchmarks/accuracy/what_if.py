@@ -310,7 +310,6 @@ def answer(run: Run) -> Figures:
     changes = [one for case in cases.values() for one in case.get("changes", ())]
     shown = ("about", "bound", "step_ms", "saves_ms", "saves_range_ms", "wall_ms", "error")
     rows = [
-        {"real_ms": one["real_ms"]["median"], **{key: one[key] for key in shown}}
-        for one in changes
+        {"real_ms": one["real_ms"]["median"], **{key: one[key] for key in shown}} for one in changes
     ]
     return {"cases": cases, "rows": rows, "summary": _summary(changes)}
