@@ -270,6 +270,7 @@ def each(
     set_up: Callable[[int], None] = lambda _: None,
     fresh: bool = True,
     late: Callable[[Job], bool] = lambda _: False,
+    resumes: bool = True,
     **more: Any,
 ) -> dict[str, Record]:
     """Do each case in a worker process; one that crashes or hangs costs its case alone.
@@ -287,6 +288,7 @@ def each(
         set_up: prepares a process for cases; takes the number of workers.
         fresh: whether each case has a process of its own; a CUDA error then poisons no other.
         late: which cases wait for the second phase.
+        resumes: whether a run that was ended goes on; not where files of its cases are gone then.
         **more: a part of each job.
 
     Returns:
@@ -298,7 +300,7 @@ def each(
         raise SystemExit(0)
     cases = known()
     chosen = run.choose(cases, small) if QUESTIONS[run.question].cases else [*cases]
-    with _kept(run) as (records, keep):
+    with _kept(run.out if resumes else None, run) as (records, keep):
 
         def ended(job: Job, record: Record) -> None:
             keep(job["name"], record)
@@ -337,12 +339,12 @@ class _Keep(Protocol):
 
 
 @contextmanager
-def _kept(run: Run) -> Iterator[tuple[dict[str, Record], _Keep]]:
+def _kept(out: Path | None, run: Run) -> Iterator[tuple[dict[str, Record], _Keep]]:
     """The records of an earlier run of the same command and commit, and what keeps one more."""
-    if run.out is None:
+    if out is None:
         yield {}, lambda name, record: None
         return
-    path = _lines_of(run.out)
+    path = _lines_of(out)
     path.parent.mkdir(parents=True, exist_ok=True)
     told = {
         k: v

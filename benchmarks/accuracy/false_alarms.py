@@ -130,9 +130,15 @@ def answer(run: Run) -> Figures:
 
         if not wanted:
             return _judge(folder)
-        small = ("mlp", "graph")
         cases = each(
-            run, known, handle, small=small, timeout_s=300, fresh=False, folder=str(folder)
+            run,
+            known,
+            handle,
+            small=("mlp", "graph"),
+            timeout_s=300,
+            fresh=False,
+            resumes=run.keep is not None,
+            folder=str(folder),
         )
         skipped = {name: case["skipped"] for name, case in cases.items() if "skipped" in case}
         return {"busy": run.busy or 0, "cases": cases, "skipped": skipped, **_judge(folder)}
