@@ -135,8 +135,7 @@ class _Line(NamedTuple):
 
 def _line(ledger: Ledger, collectives: Collectives, times: Ints) -> _Line:
     """Return the clock time of the steps, cut at these times, too."""
-    spent = ledger.whole.cut(times)
-    spent = spent.where(spent.step >= 0)
+    spent = ledger.whole.where(ledger.whole.step >= 0).cut(times)
     held = ledger.holders.work[spent.holder]
     runs = np.where(spent.kind == WallKind.COMMUNICATION, held, NOTHING)
     waited = collectives.waits.over(spent.start)

@@ -94,20 +94,19 @@ def costs_by(
         executed in a typical step, and the sum of each of ``spent``.
     """
     parts = (executed, *spent)
-    which = np.repeat(np.arange(len(parts)), [len(part.amount) for part in parts])
-    every = joined(parts)
-    values = np.stack([getattr(every, column) for column in columns])
-    known: Mask = np.asarray((values >= 0).all(axis=0))
-    every, values, which = every.where(known), values[:, known], which[known]
-    sizes = tuple((values.max(axis=1, initial=0) + 1).tolist())
-    keys, place = numbered(np.ravel_multi_index(tuple(values), sizes))
-    sums = summed_by_step(place, which, every.amount, len(keys), len(parts))
-    place, once = place[which == 0], every.where(which == 0)
-    steps = len(typical.weight)
-    counts = summed_by_step(place, once.step, once.amount, len(keys), steps)
-    sums[:, 0] = typical.count(counts)
+    values = [np.concatenate([getattr(part, column) for part in parts]) for column in columns]
+    known = np.flatnonzero(np.minimum.reduce(values) >= 0)
+    values = [column[known] for column in values]
+    sizes = [int(column.max(initial=0)) + 1 for column in values]
+    keys, place = numbered(np.ravel_multi_index(tuple(values), tuple(sizes)))
+    which = np.repeat(np.arange(len(parts)), [len(part.amount) for part in parts])[known]
+    amount = np.concatenate([part.amount for part in parts])[known]
+    sums = summed_by_step(place, which, amount, len(keys), len(parts))
+    once = known[known < len(executed.amount)]
+    counted = (place[: len(once)], executed.step[once], executed.amount[once])
+    sums[:, 0] = typical.count(summed_by_step(*counted, len(keys), len(typical.weight)))
     costly = sums.any(axis=1)
-    found = np.column_stack([*np.unravel_index(keys[costly], sizes), sums[costly]])
+    found = np.column_stack([*np.unravel_index(keys[costly], tuple(sizes)), sums[costly]])
     rows: list[list[int]] = found.tolist()
     return rows
 

@@ -45,7 +45,8 @@ class Spent(NamedTuple):
     @property
     def runs(self) -> Mask:
         """Whether device work runs, and is not only queued."""
-        return np.isin(self.kind, (WallKind.GPU, WallKind.COMMUNICATION))
+        found: Mask = (self.kind == WallKind.GPU) | (self.kind == WallKind.COMMUNICATION)
+        return found
 
     def where(self, chosen: Mask | Ints) -> Spent:
         """Return some of the intervals."""

@@ -92,10 +92,8 @@ def account(events: Events, ledger: Ledger, phases: PhaseTimes | None = None) ->
     by_step = [_by_owner(ledger, one) for one in recorded]
     typical = choose_steps(events, ownership, ledger.windows, by_step[0], phases)
     usual = [one.in_typical_step(typical) for one in recorded]
-    nodes, lines = (
-        _nodes(ledger, executed, usual, typical),
-        _lines(ledger, executed, usual, typical),
-    )
+    nodes = _nodes(ledger, executed, usual, typical)
+    lines = _lines(ledger, executed, usual, typical)
     if ledger.clock.devices:
         kernels = _by_name(usual[1], events.names, typical)
     else:
