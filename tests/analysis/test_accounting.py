@@ -21,8 +21,8 @@ from backspot.trace.compiled import (
     KEY,
     CompiledGraph,
     KnownModule,
+    ModuleRef,
     Part,
-    Place,
     Site,
     format_compiled,
 )
@@ -92,7 +92,7 @@ class Case:
                 trace.event("cpu_op", name, one.start * TICK, one.end * TICK, BACKWARD_THREAD)
                 parts = (Part(0, one.of_x), Part(1, PARTS - one.of_x, one.again))
                 sites.append(Site(name, tuple(part for part in parts if part.weight)))
-            places = tuple(Place("L['self']", path, path.upper()) for path in ("x", "y"))
+            places = tuple(ModuleRef("L['self']", path, path.upper()) for path in ("x", "y"))
             graphs.append(CompiledGraph(f"k{number}", True, places, tuple(sites)))
         known = [KnownModule("", "Model", "")]
         for outer in MODULES:
