@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 
+from benchmarks.harness import answer
 from benchmarks.questions import QUESTIONS
 
 
@@ -17,13 +17,10 @@ def main(argv: list[str]) -> int:
         return 0
     name, *rest = argv
     if name not in QUESTIONS:
-        print(
-            f"error: there is no benchmark {name!r}; known: {', '.join(QUESTIONS)}", file=sys.stderr
-        )
+        known = ", ".join(QUESTIONS)
+        print(f"error: there is no benchmark {name!r}; known: {known}", file=sys.stderr)
         return 2
-    module, _, function = QUESTIONS[name].where.partition(":")
-    answer = getattr(importlib.import_module(f"benchmarks.{module}"), function or "main")
-    return int(answer(rest))
+    return answer(name, rest)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The models of all benchmarks, each at the size of the run, and the training step around them.
 
-The causes, the fixtures, the truth, the remedies and the overhead take their models from here. What
+The causes, the truth, the remedies and the overhead take their models from here. What
 belongs to one case alone (a planted fault, say) stays with the case. Results that are committed
 were measured with these sizes.
 
@@ -440,40 +440,41 @@ class Detector(nn.Module):
 _Model = TypeVar("_Model", bound=nn.Module)
 
 
-def _made(context: Context, make: Callable[[], _Model]) -> _Model:
+def made(context: Context, make: Callable[[], _Model]) -> _Model:
+    """Make a model on the device, in training mode."""
     with torch.device(context.device):
         return make().train()
 
 
 def vit(context: Context, *, depth: int = 4, dtype: torch.dtype = torch.bfloat16) -> Vit:
     width, side, patch = (64, 32, 8) if context.small else (1024, 224, 16)
-    model = _made(context, lambda: Vit(width, context.pick(depth, 2), side, patch))
+    model = made(context, lambda: Vit(width, context.pick(depth, 2), side, patch))
     return model.to(dtype=dtype, memory_format=torch.channels_last)
 
 
 def gpt(context: Context, *, depth: int = 4, dtype: torch.dtype = torch.bfloat16) -> Gpt:
     width, length, words = (64, 32, 128) if context.small else (1024, 1024, 8192)
-    return _made(context, lambda: Gpt(width, context.pick(depth, 2), length, words)).to(dtype)
+    return made(context, lambda: Gpt(width, context.pick(depth, 2), length, words)).to(dtype)
 
 
 def recommender(context: Context, *, users: int = 100_000, items: int = 50_000) -> Recommender:
     sizes = (50, 60, 16, 32) if context.small else (users, items, 128, 1024)
-    return _made(context, lambda: Recommender(*sizes)).to(torch.bfloat16)
+    return made(context, lambda: Recommender(*sizes)).to(torch.bfloat16)
 
 
 def unet(context: Context) -> Unet:
-    model = _made(context, lambda: Unet(context.pick(64, 8)))
+    model = made(context, lambda: Unet(context.pick(64, 8)))
     return model.to(memory_format=torch.channels_last)
 
 
 def detector(context: Context, select: nn.Module, *, best: int = 1024) -> Detector:
-    model = _made(context, lambda: Detector(context.pick(256, 16), context.pick(best, 8), select))
+    model = made(context, lambda: Detector(context.pick(256, 16), context.pick(best, 8), select))
     return model.to(memory_format=torch.channels_last)
 
 
 def wide(context: Context, *, depth: int = 6, dtype: torch.dtype = torch.bfloat16) -> ResidualMlp:
     """Few tokens, large weights."""
-    model = _made(context, lambda: ResidualMlp(context.pick(8192, 64), context.pick(depth, 2)))
+    model = made(context, lambda: ResidualMlp(context.pick(8192, 64), context.pick(depth, 2)))
     return model.to(dtype)
 
 
@@ -485,7 +486,7 @@ def resnet(context: Context, layers: int = 18, classes: int = 1000) -> nn.Module
     import torchvision.models
 
     make = getattr(torchvision.models, f"resnet{layers}")
-    model = _made(context, lambda: make(num_classes=classes))
+    model = made(context, lambda: make(num_classes=classes))
     return model.to(memory_format=torch.channels_last)
 
 
@@ -497,7 +498,7 @@ def timm_model(context: Context, name: str, **options: Any) -> nn.Module:
         name, options = "vit_tiny_patch16_224", {**options, "img_size": 64, "depth": 2}
     if context.small and "swin" in name:
         options = {**options, "img_size": 64, "window_size": 2}
-    return _made(context, lambda: timm.create_model(name, **options))
+    return made(context, lambda: timm.create_model(name, **options))
 
 
 def patch_drop_vit(context: Context, *, depth: int = 12, **options: Any) -> nn.Module:
@@ -508,7 +509,7 @@ def patch_drop_vit(context: Context, *, depth: int = 12, **options: Any) -> nn.M
     if context.small:
         size |= {"img_size": 32, "patch_size": 8, "embed_dim": 48, "num_heads": 3}
     options = {"patch_drop_rate": 0.5, **size, **options}
-    return _made(context, lambda: VisionTransformer(**options))
+    return made(context, lambda: VisionTransformer(**options))
 
 
 def gpt2(context: Context, *, layers: int, words: int = 32000, length: int = 512) -> nn.Module:

@@ -14,12 +14,18 @@ class Question:
 
     Attributes:
         asks: the question.
-        where: the module below ``benchmarks``, and the function if it is not ``main``.
+        where: the module below ``benchmarks``, and the function if it is not ``answer``. It takes a
+            ``harness.Run`` and returns figures, or an exit code if it stores none.
         needs: beside torch.
         minutes: of a full run: on an H200 with 16 cores, or on two cores where no GPU is needed.
         out: the file in ``results`` that a full run writes.
         options: of a full run.
         before: what the command begins with.
+        device: whether it runs on a GPU too.
+        cases: whether it has cases to choose from.
+        seconds: the default time limit of a run; 0: none.
+        jobs: the default number of worker processes; 0: it starts none.
+        load: whether other processes can keep the machine busy.
     """
 
     asks: str
@@ -29,6 +35,11 @@ class Question:
     out: str = ""
     options: str = ""
     before: str = ""
+    device: bool = True
+    cases: bool = True
+    seconds: float = 0
+    jobs: int = 0
+    load: bool = False
 
 
 _TIMM = "GPU, timm"
@@ -41,21 +52,25 @@ QUESTIONS = {
     "timm_sweep": Question(
         "Does it change any model? Every model of timm, with and without labels",
         "accuracy.timm_sweep", _TIMM, "5", "timm_sweep.json", "--jobs 15",
+        cases=False, seconds=500, jobs=1,
     ),
     "planted": Question(
         "Does it name the right module? A slow backward is planted at random (`--busy 2 --only "
         "backspot`: while other processes keep the cores busy)",
         "accuracy.planted", "timm, transformers; GPU or CPU", "20", "planted_{device}.json",
         "--trials 104 --jobs 2",
+        cases=False, seconds=500, jobs=1, load=True,
     ),
     "gpu_truth": Question(
         "Are its numbers true? Against a second count of kernels, and CUDA events",
         "accuracy.gpu_truth", _ALL, "9", "gpu_truth.json",
+        seconds=520, jobs=2,
     ),
     "memory_truth": Question(
         "Are memory, operations and the effect of checkpointing true? Against the allocator and "
         "its snapshot, PyTorch's counter, and the checkpointed model",
         "accuracy.memory_truth", _ALL, "8", "memory_truth.json",
+        seconds=900, jobs=1,
     ),
     "memory_ranks": Question(
         "The same of the peak and what modules keep, on two ranks",
@@ -65,37 +80,38 @@ QUESTIONS = {
         "Is the device's limit true? Layers of known work against CUDA events, the operations of "
         "all families of timm, and of each module of 4 compiled models",
         "accuracy.limit_truth", _TIMM, "12", "limit_truth.json",
+        seconds=900, jobs=1,
     ),
     "beside_tracelens": Question(
         "Are operations and rates of operators those that TraceLens finds in the same traces?",
         "accuracy.beside_tracelens", "TraceLens (`pip install "
         "git+https://github.com/AMD-AGI/TraceLens`)", "1", "beside_tracelens.json",
+        device=False,
     ),
     "compiled_truth": Question(
         "Does it name the right module inside `torch.compile`, leave the code as it is, and what "
         "does it add to a compilation? (`--subset`: 4 minutes)",
         "accuracy.compiled_truth", "GPU, timm, transformers", "25", "compiled_truth.json",
+        seconds=1800, jobs=1,
     ),
     "compare_runs": Question(
         "Does `compare` claim what is not there, and find 10% in one module? (on a busy CPU: "
         "`--device cpu --busy 2`)",
         "accuracy.compare_runs", "GPU or CPU", "6", "compare_runs_{device}.json",
         "--pairs 50 --jobs 4",
+        seconds=3000, jobs=1, load=True,
     ),
     "false_alarms": Question(
         "What is found in 40 healthy models?",
         "accuracy.false_alarms", "timm, torchvision, transformers; GPU or CPU", "6; 30",
         "false_alarms_{device}.json", "--jobs 5",
+        seconds=3000, jobs=1, load=True,
     ),
     "what_if": Question(
         "Does a step save what a replay predicts, and what the rows say? Some 45 real changes, of "
         "which 12 are known fixes",
         "accuracy.what_if", "GPU, torchvision, timm", "4", "what_if.json",
-    ),
-    "monitor": Question(
-        "Are the monitor's times those of a profile, what does it cost, and when does it raise an "
-        "alarm?",
-        "accuracy.monitor", "GPU, timm, torchvision, pandas", "4", "monitor_{device}.json",
+        seconds=520, jobs=2,
     ),
     "planted_ranks": Question(
         "Is the slow one of two ranks named, with its module, and are their waits true?",
@@ -110,17 +126,20 @@ QUESTIONS = {
         "Are the outputs on recorded traces, to the byte, what they were before a change? (`-o "
         "FILE` before it)",
         "accuracy.same_outputs", "CPU", "1", options="--before FILE",
+        device=False, cases=False,
     ),
     # Causes
     "causes": Question(
         "Does it name the cause? 101 planted causes, 30 controls: `record -o recorded` on a GPU "
         "(`--gpus 2`: two), then `judge recorded` anywhere",
         "causes.main", "GPU to record, torchvision", "8", "causes.json",
+        seconds=480, jobs=2,
     ),
     # Cost
     "overhead": Question(
         "What does it cost on a training step, and what do memory and shapes?",
         "cost.overhead", "timm, transformers; GPU or CPU", "5", "overhead_{device}.json",
+        seconds=240,
     ),
     "overhead_ranks": Question(
         "What do labels cost where ranks wait for each other?",
@@ -129,51 +148,52 @@ QUESTIONS = {
     "read": Question(
         "How fast, and in how much memory, is a trace read?",
         "cost.read", "2 cores, 3 GB", "8", "read.json", before=_CORES,
+        device=False, cases=False, seconds=480, jobs=1,
     ),
     "startup": Question(
         "How long until a command does anything?",
         "cost.startup", "2 cores", "1", "startup.json", before=_CORES,
+        device=False,
     ),
     "ranks": Question(
         "What does it cost to put the ranks of a job together?",
         "cost.ranks", "2 cores", "1", "ranks.json",
+        device=False, cases=False,
     ),
     "ranks_from_traces": Question(
-        "The same from the traces, beside HolisticTraceAnalysis, and after an interrupt",
-        "cost.ranks_from_traces", "2 cores, 6 GB of disk, HolisticTraceAnalysis", "20",
+        "The same from the traces, beside HolisticTraceAnalysis",
+        "cost.ranks:from_traces", "2 cores, 6 GB of disk, HolisticTraceAnalysis", "20",
         "ranks_from_traces.json",
+        device=False, cases=False,
     ),
     "leaks": Question(
         "Does anything grow over 10,000 steps?", "cost.leaks", "CPU", "1", "leaks-cpu.json",
         "--jobs 3",
+        device=False, cases=False, jobs=1,
     ),
     # Robustness
     "fuzz_traces": Question(
         "Do broken traces give anything but a clean error or exact sums?",
         "robustness.fuzz_traces", "CPU", "10", options="--count 20000",
+        device=False, cases=False, jobs=2,
     ),
     "fuzz_reports": Question(
         "Do broken saved reports give anything but a clean error?",
         "robustness.fuzz_reports", "CPU", "3",
-    ),
-    "scaling": Question(
-        "Does reading any kind of trace, or writing any form of a report, take more than linear "
-        "time?",
-        "robustness.scaling", "CPU, pandas", "35",
+        device=False, cases=False,
     ),
     "unedited": Question(
         "Is `backspot run` right on public training scripts? Output, exit code, first row and "
         "advice",
         "robustness.unedited", "checkouts of them; CPU or GPU", "60; 9",
         "unedited_{device}.json", "--checkouts FOLDER",
+        seconds=14400, jobs=1, load=True,
     ),
     # Tools
-    "fixtures": Question(
-        "Records the traces in `tests/data/h200`",
-        "causes.main:fixtures", "GPU (two for three cases), timm, torchvision, transformers", "9",
-        options="-o fixtures",
+    "trim": Question(
+        "Trims an exported trace", "traces.trim", options="BIG -o SMALL",
+        device=False, cases=False,
     ),
-    "trim": Question("Trims an exported trace", "traces.trim", options="BIG -o SMALL"),
 }  # fmt: skip
 
 

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional
 
-from benchmarks.common import CannotRunError
+from benchmarks.harness import CannotRunError
 from benchmarks.models import Gpt
 
 RANKS = 2

@@ -25,7 +25,6 @@ import tempfile
 import threading
 import time
 import traceback
-from argparse import Namespace
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -253,12 +252,9 @@ def _rank_environments(count: int) -> list[dict[str, str]]:
     return [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(count)]
 
 
-def worker_command(arguments: Namespace, *more: str) -> list[str]:
-    """Return the command of a worker: the benchmark with this run's device and size."""
-    command = [sys.executable, "-u", "-m", "benchmarks", arguments.question, *more]
-    if "device" in arguments:
-        command += ["--device", arguments.device]
-    return [*command, *(["--small"] if arguments.small else []), "--worker"]
+def worker_command(run: Any) -> list[str]:
+    """Return the command of a worker: this command again, which ends with the number of workers."""
+    return [sys.executable, "-u", "-m", "benchmarks", run.question, *run.argv, "--worker"]
 
 
 def do_alone(job: Job, command: Sequence[str], timeout_s: float) -> Record:
@@ -271,7 +267,7 @@ def do_alone(job: Job, command: Sequence[str], timeout_s: float) -> Record:
     return record or {"end": NO_TIME}
 
 
-def run(
+def run_jobs(
     jobs: Iterable[Job],
     command: Sequence[str],
     start: Callable[[], Handler],

@@ -58,6 +58,8 @@ ALIASES = {
         alias: str(getattr(changes, alias)).removeprefix("typing.")
         for alias in ("ChangeKind", "Verdict")
     },
+    **dict.fromkeys(("Count", "_Bytes"), "int"),
+    **dict.fromkeys(("Measure", "Ratio"), "float"),
     "Progress": "Callable[[int, int | None], None]",
 }
 """Types that are written out, because users cannot import their names."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 from support import elsewhere
 from support.browsing import Browser, chromium
@@ -24,8 +24,18 @@ settings.register_profile(
     max_examples=10,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
+settings.register_profile(
+    "mutated",  # the first failure is all that counts
+    settings.get_profile("dev"),
+    derandomize=True,
+    phases=(Phase.explicit, Phase.generate),
+)
 settings.register_profile("ci", settings.get_profile("dev"), max_examples=100, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
+
+# Hundreds of processes import the package and the tests: they are compiled once, not by each.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # Models in tests are tiny: threads only wait for each other. PyTorch reads this when imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -1,52 +1,17 @@
 """Break the live half in one place at a time, and see that a test notices.
 
 ``python tests/mutate_live.py`` runs all of them, which takes some minutes; ``... marker label`` the
-ones with one of these words in their name. The exit status is 1 if a mutation survives its tests,
-or does not fit the code any more: then change its row below.
+ones with one of these words in their name, ``-j 8`` eight at a time. The exit status is 1 if a
+mutation survives its tests, or does not fit the code any more: then change its row below.
 
-``tests/live/test_mutations.py`` checks with every run of the suite that each row still fits.
+``tests/test_mutations.py`` checks with every run of the suite that each row still fits.
 """
 
 from __future__ import annotations
 
-import argparse
-import os
-import shutil
-import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import NamedTuple
 
-ROOT = Path(__file__).resolve().parents[1]
-PACKAGE = ROOT / "src" / "backspot"
-
-
-class Mutation(NamedTuple):
-    """One thing that is wrong.
-
-    Attributes:
-        name: what is wrong.
-        file: in which file of the package.
-        old: the text that is right; it occurs once in the file.
-        new: what it becomes.
-        tests: what pytest is to run, of which something must fail; below ``tests``, by spaces.
-        also: further (file, old, new), where a second guard would save what the first lets through.
-    """
-
-    name: str
-    file: str
-    old: str
-    new: str
-    tests: str
-    also: tuple[tuple[str, str, str], ...] = ()
-
-    @property
-    def edits(self) -> tuple[tuple[str, str, str], ...]:
-        """All that changes, as (file, old, new)."""
-        return ((self.file, self.old, self.new), *self.also)
-
+from support.mutations import Mutation, main
 
 INSTRUMENTATION = "live/test_instrumentation.py"
 LABELLING = "live/test_labelling.py"
@@ -505,57 +470,5 @@ MUTATIONS = (
     ),
 )
 
-
-def run(mutation: Mutation) -> str:
-    """What became of a mutation: ``killed``, or what is the matter."""
-    with TemporaryDirectory(prefix="backspot-mutated-") as folder:
-        copy = Path(folder) / "backspot"
-        shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
-        for file, old, new in mutation.edits:
-            source = (copy / file).read_text(encoding="utf-8")
-            if source.count(old) != 1:
-                return f"does not fit: {source.count(old)} times in {file}"
-            (copy / file).write_text(source.replace(old, new), encoding="utf-8")
-        ended = pytest(mutation.tests, folder)
-    verdict = {0: "SURVIVED", 1: "killed"}.get(ended.returncode)
-    if verdict is None and ended.returncode < 0:
-        verdict = "killed"  # and the process with it
-    return verdict or f"no verdict: {ended.stdout.strip().splitlines()[-1:]}"
-
-
-def pytest(tests: str, source: str) -> subprocess.CompletedProcess[str]:
-    """Run tests on the package that lies in this folder."""
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider"]
-    return subprocess.run(
-        [*command, *(f"tests/{test}" for test in tests.split())],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": source, "PYTHONDONTWRITEBYTECODE": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
-def main() -> int:
-    """Try the mutations that were asked for."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("words", nargs="*", help="of the names of the mutations; all without any")
-    parser.add_argument("--jobs", type=int, default=2, help="how many to try at a time")
-    options = parser.parse_args()
-    chosen = [m for m in MUTATIONS if not options.words or any(w in m.name for w in options.words)]
-    control = sorted({test for mutation in chosen for test in mutation.tests.split()})
-    if pytest(" ".join(control), str(PACKAGE.parent)).returncode:
-        print("These tests fail without a mutation already.")
-        return 1
-    width = max(len(mutation.name) for mutation in chosen)
-    survived = 0
-    with ThreadPoolExecutor(options.jobs) as pool:
-        for mutation, verdict in zip(chosen, pool.map(run, chosen), strict=True):
-            print(f"{mutation.name:{width}}  {verdict}", flush=True)
-            survived += verdict != "killed"
-    print(f"{len(chosen) - survived} of {len(chosen)} killed")
-    return 1 if survived or not chosen else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(__doc__, MUTATIONS))

@@ -15,19 +15,18 @@ from pathlib import Path
 import pytest
 
 from backspot import MissingDependencyError
-from benchmarks import common
+from benchmarks import harness
 from benchmarks.__main__ import main as answer
-from benchmarks.common import busy
+from benchmarks.measuring import busy
 from benchmarks.questions import QUESTIONS, table
 from benchmarks.robustness import unedited
 from benchmarks.robustness.public_scripts import Script
-from benchmarks.workers import NO_TIME, Phase, do_alone, run
+from benchmarks.workers import NO_TIME, Phase, do_alone, run_jobs
+from support import preloaded
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[1]
-OF_TRACES = ("fixtures", "trim")
-"""They write traces, and no results."""
 TESTED_ELSEWHERE = {
     "planted": "training/test_planted.py",
     "timm_sweep": "training/test_timm_families.py",
@@ -75,7 +74,7 @@ def help_of(name: str, capsys) -> str:
 
 
 def written() -> dict[Path, int]:
-    return {path: path.stat().st_mtime_ns for path in common.RESULTS.iterdir()}
+    return {path: path.stat().st_mtime_ns for path in harness.RESULTS.iterdir()}
 
 
 def test_the_readme_has_the_table_of_questions():
@@ -110,18 +109,19 @@ def test_a_small_run_works_and_leaves_the_results_alone(
     monkeypatch.chdir(tmp_path)
     before = written()
     device = ["--device", "cpu"] if "--device" in help_of(name, capsys) else []
-    out = tmp_path / ("recorded" if name == "fixtures" else "out.json")
+    out = tmp_path / "out.json"
     code = ask(name, "--small", *device, "-o", str(out))
     said = capsys.readouterr()
-    if code == common.CannotRunError.code:
+    if code == harness.CannotRunError.code:
         assert said.err.count("\n") == 1
         pytest.skip(said.err.strip())
     assert code == 0, said.out + said.err
     assert out.exists()
-    if name not in OF_TRACES:
+    if name != "trim":
         document = json.loads(out.read_text())
         assert document["small"]
         assert document["hardware"]["python"]
+        assert not out.with_suffix(".jsonl").exists()
     assert written() == before
 
 
@@ -134,15 +134,36 @@ def test_a_case_that_does_not_exist_is_one_line(name, capsys):
 @pytest.mark.parametrize("name", ["compare_runs", "false_alarms"])
 @pytest.mark.filterwarnings("ignore")
 def test_kept_recordings_are_judged_again(name, tmp_path, capsys, settings):
-    kept, out = str(tmp_path / "kept"), tmp_path / "again.json"
-    assert ask(name, "--small", "--device", "cpu", "--keep", kept) == 0
-    first = capsys.readouterr().out
-    assert ask(name, "judge", kept, "--small", "-o", str(out)) == 0
-    again = capsys.readouterr().out
-    assert again.splitlines()[0] in first
-    assert json.loads(out.read_text())["small"]
+    kept, first, again = str(tmp_path / "kept"), tmp_path / "first.json", tmp_path / "again.json"
+    assert ask(name, "--small", "--device", "cpu", "--keep", kept, "-o", str(first)) == 0
+    assert ask(name, "judge", kept, "--small", "-o", str(again)) == 0
+    assert json.loads(first.read_text())["rows"] == json.loads(again.read_text())["rows"] != []
+    capsys.readouterr()
     assert ask(name, "judge", str(tmp_path / "none")) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_run_that_was_ended_goes_on_with_the_cases_that_it_has_not_done(tmp_path):
+    run = harness.Run(
+        **harness.DEFAULTS, question="what_if", argv=[], small=True, out=tmp_path / "out.json"
+    )
+    asked = []
+
+    def handle(job, _):
+        asked.append(job["name"])
+        if job["name"] == "b" and asked.count("b") == 1:
+            raise KeyboardInterrupt
+        return {"known": len(asked)}
+
+    def cases():
+        return harness.each(run, lambda: {"a": "", "b": "", "c": ""}, handle)
+
+    with pytest.raises(KeyboardInterrupt):
+        cases()
+    found = cases()
+    assert asked == ["a", "b", "b", "c"]
+    assert [record["end"] for record in found.values()] == ["done"] * 3
+    assert found["a"]["known"] == 1
 
 
 def test_a_machine_is_busy_until_the_measurement_ends(monkeypatch):
@@ -191,8 +212,10 @@ sys.exit(int(sys.argv[1]))
 
 
 @pytest.fixture
-def place(tmp_path):
+def place(tmp_path, monkeypatch):
     pytest.importorskip("torch")
+    if sys.platform == "linux":
+        monkeypatch.setattr(sys, "executable", str(preloaded.executable(tmp_path)))
     checkout = tmp_path / "checkouts" / "owner" / "name"
     checkout.mkdir(parents=True)
     (checkout / "train.py").write_text(SCRIPT)
@@ -283,7 +306,7 @@ def no_handler():
 def test_records_come_back_in_the_order_of_the_jobs(worker):
     jobs = [{"name": str(n), "seconds": 0.3 if n == 0 else 0.0} for n in range(6)]
     heard = []
-    found = run(
+    found = run_jobs(
         jobs, worker, no_handler, [Phase(2, 20)], ended=lambda job, _: heard.append(job["name"])
     )
     assert [record["end"] for record in found] == ["done"] * 6
@@ -299,7 +322,7 @@ def test_records_come_back_in_the_order_of_the_jobs(worker):
 def test_a_worker_that_fails_costs_one_job(worker, does, end, capsys):
     jobs = [{"name": "a"}, {"name": "b", "does": does}, {"name": "c"}]
     phase = Phase(1, 1.5, host_gib=0.3, start_s=10 if does != "hang" else 0)
-    first, failed, last = run(jobs, worker, no_handler, [phase])
+    first, failed, last = run_jobs(jobs, worker, no_handler, [phase])
     assert (first["end"], failed["end"], last["end"]) == ("done", end, "done")
     assert failed["known"] == "b"
     assert failed["stage"] == "first"
@@ -309,25 +332,25 @@ def test_a_worker_that_fails_costs_one_job(worker, does, end, capsys):
 
 def test_a_job_that_failed_is_tried_again_in_the_lonely_phase(worker):
     jobs = [{"name": "a", "does": "crowd"}, {"name": "b"}]
-    found = run(jobs, worker, no_handler, [Phase(2, 20), Phase(1, 20)])
+    found = run_jobs(jobs, worker, no_handler, [Phase(2, 20), Phase(1, 20)])
     assert [record["end"] for record in found] == ["done", "done"]
 
 
 def test_each_job_can_have_a_process_of_its_own(worker):
-    found = run([{"name": "a"}, {"name": "b"}], worker, no_handler, [Phase(1, 20)], fresh=True)
+    found = run_jobs([{"name": "a"}, {"name": "b"}], worker, no_handler, [Phase(1, 20)], fresh=True)
     assert len({record["pid"] for record in found}) == 2
 
 
 def test_ranks_do_a_job_together_and_fail_together(worker):
     jobs = [{"name": "a"}, {"name": "b", "does": "other rank"}, {"name": "c"}]
-    found = run(jobs, worker, no_handler, [Phase(1, 20)], ranks=2)
+    found = run_jobs(jobs, worker, no_handler, [Phase(1, 20)], ranks=2)
     assert [record["end"] for record in found] == ["done", "crash", "done"]
     assert found[0]["world"] == "2"
     assert "exit 9" in found[1]["error"]
 
 
 def test_jobs_for_which_no_time_is_left_are_reported(worker):
-    found = run([{"name": "a"}], worker, no_handler, [Phase(1, 20)], seconds=0)
+    found = run_jobs([{"name": "a"}], worker, no_handler, [Phase(1, 20)], seconds=0)
     assert found == [{"end": NO_TIME}]
 
 
@@ -341,7 +364,7 @@ def test_a_run_without_workers_does_the_jobs_itself():
 
         return handle
 
-    found = run([{"name": "a"}, {"name": "b"}], [], start, [Phase(0, 1)])
+    found = run_jobs([{"name": "a"}, {"name": "b"}], [], start, [Phase(0, 1)])
     assert found[0] == {"known": 2, "end": "done"}
     assert found[1]["known"] == 1
     assert found[1]["error"] == "ValueError: no such thing"

@@ -13,12 +13,14 @@ from backspot import Report
 from backspot.trace.labels import parse_label
 
 torch = pytest.importorskip("torch")
-vision_transformer = pytest.importorskip("timm.models.vision_transformer")
+
+pytestmark = pytest.mark.xdist_group("timm")  # one worker imports it, which takes seconds
 
 EVALUATE = "autograd::engine::evaluate_function: "
 
 
 def training():
+    vision_transformer = pytest.importorskip("timm.models.vision_transformer")
     torch.manual_seed(0)
     model = vision_transformer.VisionTransformer(
         img_size=32, patch_size=8, embed_dim=48, depth=3, num_heads=3, patch_drop_rate=0.5

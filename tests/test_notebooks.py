@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch")
-pytest.importorskip("timm")
-pytest.importorskip("pandas")
-pytest.importorskip("ipykernel")
+for name in ("torch", "timm", "pandas", "ipykernel"):  # kernels import them, which takes seconds
+    if importlib.util.find_spec(name) is None:
+        pytest.skip(f"needs {name}", allow_module_level=True)
 jupytext = pytest.importorskip("jupytext")
 nbformat = pytest.importorskip("nbformat")
 pytest.importorskip("nbclient")

@@ -16,7 +16,7 @@ import io
 import json
 import re
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,16 +27,7 @@ from backspot.analysis.accounting.work import Counted, count_work
 from backspot.analysis.attribution.ownership import attribute
 from backspot.analysis.timeline import first_started, grouped
 from backspot.trace import Events, read_events
-from benchmarks.common import (
-    TEST_DATA,
-    CannotRunError,
-    choose,
-    command_line,
-    parse,
-    print_table,
-    script,
-    write_results,
-)
+from benchmarks.harness import TEST_DATA, CannotRunError, Figures, Run
 
 _TRACES = {
     "vit": "memory/vit.trace.json.gz",
@@ -223,19 +214,10 @@ def _beside(events: Events, path: Path) -> list[dict[str, Any]]:
     return found
 
 
-@script
-def main(argv: Sequence[str] | None = None) -> int:
-    arguments = parse(command_line(__doc__, "beside_tracelens", device=False), argv)
-    found = {}
-    for name in choose(arguments, _TRACES, _SMALL):
-        path = TEST_DATA / _TRACES[name]
-        found[name] = _beside(read_events(path), path)
-    print("ours / theirs")
+def answer(run: Run) -> Figures:
+    """Compare, ours beside theirs."""
     rows = []
-    for trace, some in found.items():
-        for one in some:
-            pairs = [f"{one[key][0]:.5g} / {one[key][1]:.5g}" for key in ("gflop", "gb", "tflops")]
-            rows.append((trace, one["operator"], *pairs, one["why"]))
-    print_table(("trace", "operator", "GFLOP", "GB", "TFLOP/s", "why"), rows)
-    write_results(arguments, {"traces": found})
-    return int(any(one["why"] == "?" for rows in found.values() for one in rows))
+    for name in run.choose(_TRACES, _SMALL):
+        path = TEST_DATA / _TRACES[name]
+        rows += [{"trace": name, **one} for one in _beside(read_events(path), path)]
+    return {"rows": rows, "wrong": any(one["why"] == "?" for one in rows)}

@@ -7,7 +7,6 @@
   difference may be claimed.
 - Power: in one module of the ViT the backward takes 10% longer (``--percent``), another module for
   each pair. The change must be claimed, in this module.
-- The published remedy (``--cases index``): PatchDropout by indexing in place of gather.
 
 Each recording is ``backspot.profile`` with its defaults in a process of its own; both kinds of a
 pair are recorded one after the other. The recordings are kept as reports in JSON.
@@ -20,7 +19,6 @@ import dataclasses
 import functools
 import json
 import statistics
-import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,21 +27,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import backspot
-from benchmarks.cases import exit_code, profile_in_turn
-from benchmarks.common import (
-    RESULTS,
+from benchmarks.harness import (
+    Figures,
+    Run,
     UsageError,
-    busy,
-    choose,
-    command_line,
-    parse,
-    print_table,
-    profile_default,
-    script,
+    judged_again,
+    profile_in_turn,
+    recordings,
     write_json,
-    write_results,
 )
-from benchmarks.workers import Handler, Job, Phase, Record, Stage, run, serve, worker_command
+from benchmarks.measuring import busy, profile_default
+from benchmarks.workers import Handler, Job, Phase, Record, Stage, run_jobs, serve, worker_command
 
 if TYPE_CHECKING:
     import torch
@@ -54,7 +48,6 @@ _CASES = {
     "equal": "a ViT, twice",
     "slower": "a ViT, then with a slower backward in one module",
     "resnet50": "a ResNet-50, twice",
-    "index": "a ViT that drops patches by gather, then by indexing",
 }
 _DEFAULT = ("equal", "slower")
 _BLOCKS = 4
@@ -64,7 +57,6 @@ _PLACES = tuple(
     for part in ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")
 )
 """The modules of the ViT, one of which is slower in each pair."""
-_OF_VIT = ("calibration", "vit", "slower")
 _CALIBRATIONS = 3
 _TIMEOUT_S = 200.0
 
@@ -114,23 +106,17 @@ class _Vit:
         self.step = training_step(self.model, loss, around=lambda: context.bf16(not on_cpu))
 
 
-class _Other:
-    """ResNet-50, or the ViT of the published remedy."""
+class _Resnet:
+    """A ResNet-50."""
 
-    def __init__(self, context: Context, kind: str) -> None:
+    def __init__(self, context: Context) -> None:
         from torch.nn.functional import cross_entropy
 
-        from benchmarks.models import IndexPatchDropout, patch_drop_vit, timm_model, training_step
+        from benchmarks.models import timm_model, training_step
 
-        if kind == "resnet50":
-            self.model = timm_model(context, "resnet10t" if context.small else kind)
-        else:
-            self.model = patch_drop_vit(context, depth=context.pick(12, 2))
-        if kind == "index":
-            self.model.patch_drop = IndexPatchDropout()
+        self.model = timm_model(context, "resnet10t" if context.small else "resnet50")
         on_cpu = context.device == "cpu"
-        side = context.pick(224, 32)
-        batch = 4 if on_cpu else context.pick(128, 4)
+        side, batch = context.pick(224, 32), 4 if on_cpu else context.pick(128, 4)
         images, labels = context.randn(batch, 3, side, side), context.randint(1000, batch)
         self.step = training_step(
             self.model,
@@ -148,11 +134,8 @@ def _recording(device: str, small: bool) -> Handler:
         from benchmarks.models import Context
 
         torch.manual_seed(0)
-        kind = job["kind"]
-        # The published remedy is about deterministic algorithms.
-        torch.use_deterministic_algorithms(kind in ("gather", "index"))
         context = Context(device, small)
-        made = _Vit(context, job) if kind in _OF_VIT else _Other(context, kind)
+        made = _Resnet(context) if job["kind"] == "resnet50" else _Vit(context, job)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             report = profile_in_turn(made.step, made.model, steps=job["steps"])
@@ -181,21 +164,17 @@ def _jobs(cases: Sequence[str], pairs: int) -> Iterator[tuple[str, int]]:
             yield "slower", number
         if "resnet50" in cases:
             yield "resnet50", number
-        if "index" in cases and not last:
-            yield "gather", number
-            yield "index", number
 
 
-def _record(arguments: argparse.Namespace, cases: Sequence[str], folder: Path) -> int:
-    """Make all recordings that the folder does not have yet."""
-    folder.mkdir(parents=True, exist_ok=True)
-    steps = arguments.steps or profile_default("steps")
-    wanted = [one for one in _jobs(cases, arguments.pairs) if not _file(folder, *one).exists()]
+def _record(run: Any, cases: Sequence[str], folder: Path) -> list[str]:
+    """Make all recordings that the folder does not have yet; return how each ended."""
+    steps = run.steps or profile_default("steps")
+    wanted = [one for one in _jobs(cases, run.pairs) if not _file(folder, *one).exists()]
     plants_file = folder / "plants.json"
     plants = json.loads(plants_file.read_text()) if plants_file.exists() else {}
     began = [one for one in wanted if one[0] == "calibration"]
-    codes = []
-    with busy(arguments.busy):
+    ends = []
+    with busy(run.busy):
         for some in (began, [one for one in wanted if one not in began]):
             jobs = [_job(folder, kind, number, steps) for kind, number in some]
             slower = [job for job in jobs if job["kind"] == "slower"]
@@ -203,23 +182,20 @@ def _record(arguments: argparse.Namespace, cases: Sequence[str], folder: Path) -
                 typical = _typical_ms(folder)
                 for job in slower:
                     path = _PLACES[job["number"] * 5 % len(_PLACES)]
-                    plants[job["name"]] = {
-                        "path": path,
-                        "ms": typical[path] * arguments.percent / 100,
-                        "percent": arguments.percent,
-                    }
+                    milliseconds = typical[path] * run.percent / 100
+                    plants[job["name"]] = {"path": path, "ms": milliseconds, "percent": run.percent}
                     job |= plants[job["name"]]
                 write_json(plants_file, plants)
-            records = run(
+            records = run_jobs(
                 jobs,
-                worker_command(arguments),
-                lambda: _recording(arguments.device, arguments.small),
-                [Phase(arguments.jobs, _TIMEOUT_S)],
-                seconds=arguments.seconds,
+                worker_command(run),
+                lambda: _recording(run.device, run.small),
+                [Phase(run.jobs, _TIMEOUT_S)],
+                seconds=run.seconds,
                 fresh=True,
             )
-            codes.append(exit_code(records))
-    return max(codes)
+            ends += [record["end"] for record in records]
+    return ends
 
 
 def _job(folder: Path, kind: str, number: int, steps: int) -> Job:
@@ -247,7 +223,6 @@ _BEFORE_AND_AFTER = {
     "equal": ("vit", "vit"),
     "slower": ("vit", "slower"),
     "resnet50": ("resnet50", "resnet50"),
-    "index": ("gather", "index"),
 }
 
 
@@ -292,37 +267,19 @@ def _compared(before: Path, after: Path, planted: Mapping[str, Any]) -> Record:
     return record
 
 
-def _judge(arguments: argparse.Namespace, folder: Path) -> None:
-    """Compare all pairs of a folder, print what is claimed, and write it."""
+def _judge(folder: Path) -> Figures:
+    """Compare all pairs of a folder."""
     plants_file = folder / "plants.json"
     plants = json.loads(plants_file.read_text()) if plants_file.exists() else {}
     results: dict[str, list[Record]] = {}
     for case, number, before, after in _pairs(folder):
         planted = plants.get(f"slower.{number}", {}) if case == "slower" else {}
-        planted = {"path": "patch_drop"} if case == "index" else planted
         record = {"pair": number, **_compared(before, after, planted)}
-        if case == "index":
-            record["found"] = any(path == "patch_drop" for _, path, *_ in record["claims"])
         results.setdefault(case, []).append(record)
     if not results:
         raise UsageError(f"{folder} has no pair of recordings")
-    summary = {case: _summary(records) for case, records in results.items()}
-    for case, records in results.items():
-        for record in records:
-            expected = record["claims"] if "found" not in record else not record["found"]
-            if expected:
-                print(f"{case} {record['pair']}: {_said(record)}")
-    print_table(
-        ("case", "pairs", "module found", "any claim", "step or backward", "another module"),
-        [
-            (
-                _CASES[case], s["pairs"], s.get("found"), s["with_a_claim"],
-                s["whole_claimed"], s["another_module"],
-            )
-            for case, s in summary.items()
-        ],
-    )  # fmt: skip
-    write_results(arguments, {"busy": arguments.busy or 0, "summary": summary, "pairs": results})
+    rows = [{"case": _CASES[case], **_summary(records)} for case, records in results.items()]
+    return {"rows": rows, "pairs": results}
 
 
 def _summary(records: Sequence[Record]) -> Record:
@@ -342,44 +299,19 @@ def _summary(records: Sequence[Record]) -> Record:
     return summary
 
 
-def _said(record: Record) -> str:
-    claims = "; ".join(
-        f"{path or kind} {verdict} {before:.2f} to {after:.2f} ms"
-        for kind, path, verdict, before, after in record["claims"]
-    )
-    if "found" not in record:
-        return f"claims {claims}"
-    planted = record["planted"]
-    by = f" (+{planted['ms']:.3f} ms)" if "ms" in planted else ""
-    return f"misses {planted['path']}{by}; claims {claims or 'nothing'}"
-
-
-@script
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = command_line(__doc__, "compare_runs", seconds=3000, jobs=1, load=True)
-    parser.add_argument("verb", nargs="?", choices=("record", "judge"), default="record")
-    parser.add_argument("folder", nargs="?", type=Path, help="judge: what --keep has saved")
+def options(parser: argparse.ArgumentParser) -> None:
+    judged_again(parser)
     parser.add_argument("--pairs", type=int, help="pairs of each case (default: 20)")
     parser.add_argument("--percent", type=float, default=10, help="how much slower (default: 10)")
-    parser.add_argument("--steps", type=int, help="steps to record (default: that of profile)")
-    parser.add_argument("--keep", type=Path, help="keep the recordings here, or go on with them")
-    arguments = parse(parser, argv)
-    if arguments.worker:
-        serve(_recording(arguments.device, arguments.small))
-        return 0
-    cases = choose(arguments, _CASES, _DEFAULT)
-    if not arguments.cases:
-        cases = list(_DEFAULT)
-    arguments.pairs = arguments.pairs or (1 if arguments.small else 20)
-    if arguments.verb == "judge":
-        if arguments.folder is None or not arguments.folder.is_dir():
-            raise UsageError("judge needs the folder of the recordings")
-        if arguments.out == RESULTS / arguments.default_out:
-            arguments.out = None
-        _judge(arguments, arguments.folder)
-        return 0
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = arguments.keep or Path(scratch)
-        code = _record(arguments, cases, folder)
-        _judge(arguments, folder)
-    return code
+
+
+def answer(run: Run) -> Figures:
+    if run.worker:
+        serve(_recording(run.device, run.small))
+        raise SystemExit(0)
+    cases = run.choose(_CASES, _DEFAULT) if run.cases or run.listed else list(_DEFAULT)
+    run.pairs = run.pairs or (1 if run.small else 20)
+    with recordings(run) as (folder, wanted):
+        ends = _record(run, cases, folder) if wanted else []
+        failed = {end: {"end": end} for end in ends if end != "done"}
+        return {"busy": run.busy or 0, **_judge(folder), "cases": failed}

@@ -22,7 +22,7 @@ turn, so times of compilation are exact with ``--jobs 1`` alone.
 
 from __future__ import annotations
 
-import difflib
+import argparse
 import gc
 import json
 import math
@@ -32,22 +32,14 @@ import statistics
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
-from benchmarks.cases import exit_code, run_cases, turn
-from benchmarks.common import (
-    CannotRunError,
-    choose,
-    command_line,
-    parse,
-    record_trace,
-    script,
-    synchronize,
-)
+from benchmarks.harness import CannotRunError, Figures, Run, done, each, turn
+from benchmarks.measuring import record_trace, synchronize
 from benchmarks.workers import Job, Record, Stage
 
 _TIMM = {
@@ -291,7 +283,6 @@ def _examine(name: str, device: str, small: bool, stage: Stage) -> Record:
         steady = zip(without.steady, equal, strict=True)
         record[f"{prefix}differ"] = sum(s and not e for s, e in steady)
         record[f"{prefix}same_code"] = without.code == other.code
-        record[f"{prefix}code_difference"] = _difference(without.code, other.code)
         record[f"{prefix}same_kernels"] = without.kernels == other.kernels
     record["compile_ratio"] = record["compile_with_s"] / record["compile_without_s"]
     return record
@@ -307,16 +298,6 @@ class _Compiled(NamedTuple):
 
 
 _NO_CODE = re.compile(r"(#|//)[^\n]*|graph_\d+")
-_MOST_LINES = 20
-
-
-def _difference(first: list[list[str]], second: list[list[str]]) -> list[str]:
-    """Return the first lines in which two compilations' code differs."""
-    lines = [[line for graph in code for line in graph] for code in (first, second)]
-    if lines[0] == lines[1]:
-        return []
-    found = difflib.unified_diff(*lines, lineterm="", n=0)
-    return [line[:200] for _, line in zip(range(_MOST_LINES), found, strict=False)]
 
 
 def _compiled(
@@ -466,65 +447,39 @@ def _judge(path: Path, case: _Case) -> Record:
 # The run -----------------------------------------------------------------------------------------
 
 
-def _describe(record: Record) -> Iterator[str]:
-    """Each comparison, and in brackets the same of two compilations without Backspot."""
-
-    def both(key: str) -> str:
-        return f"{record[key]} ({record[f'control_{key}']})"
-
-    yield (
-        f"planted {record['kind']} in {record['planted']}: "
-        f"{'hit' if record['hit'] else 'MISSED, first is ' + record['first']} · "
-        f"attributed {record['attributed']:.1%}, exact {record['exact']:.1%} · "
-        f"extern calls {record['extern_right']} of {record['extern_calls']} · "
-        f"same code {both('same_code')} · same kernels {both('same_kernels')} · "
-        f"{record['compiled_again_with']} graphs compiled again "
-        f"({record['compiled_again_without']}) · "
-        f"{both('differ')} of {record['gradients']} gradients differ · compiled in "
-        f"{record['compile_without_s']:.1f} s, with Backspot {record['compile_with_s']:.1f} s"
-    )
-    yield from record["warnings"]
-
-
 _COUNTED = (
     "hit", "hit_gpu", "extern_calls", "extern_right", "same_code", "control_same_code",
     "same_kernels", "control_same_kernels", "differ", "control_differ", "compiled_again_with",
 )  # fmt: skip
 
 
-def _summarise(cases: dict[str, Record]) -> Record:
-    done = [case for case in cases.values() if case.get("end") == "done"]
-    if not done:
-        return {}
-    medians = ("attributed", "exact", "compile_ratio")
+def _summary(done: Sequence[Record]) -> Record:
+    medians = ("attributed", "exact", "compile_ratio") if done else ()
     return {
-        "summary": {
-            "cases": len(done),
-            **{key: sum(case[key] for case in done) for key in _COUNTED},
-            **{f"{key}_median": statistics.median(case[key] for case in done) for key in medians},
-        }
+        "cases": len(done),
+        **{key: sum(case[key] for case in done) for key in _COUNTED},
+        **{f"{key}_median": statistics.median(case[key] for case in done) for key in medians},
     }
 
 
-@script
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = command_line(__doc__, "compiled_truth", seconds=1800, jobs=1)
+def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--subset", action="store_true", help="eight cases: four minutes")
-    arguments = parse(parser, argv)
 
-    def names() -> Sequence[str]:
-        if arguments.device == "cpu" and not (arguments.cases or arguments.list):
+
+def answer(run: Run) -> Figures:
+    def known() -> dict[str, str]:
+        if run.device == "cpu" and not (run.cases or run.listed):
             raise CannotRunError("needs a GPU; on a CPU a case takes minutes: --cases names one")
-        known = {f"{model}/{how}": "" for model in _MODELS for how in _HOW}
-        subset = arguments.subset and not arguments.cases
-        return _SUBSET if subset else choose(arguments, known, _SMALL)
+        every = [f"{model}/{how}" for model in _MODELS for how in _HOW]
+        return dict.fromkeys(_SUBSET if run.subset and not run.cases else every, "")
 
     def handle(job: Job, stage: Stage) -> Record:
-        return _examine(job["name"], arguments.device, arguments.small, stage)
+        return _examine(job["name"], run.device, run.small, stage)
 
-    cases = run_cases(
-        arguments, names, handle, summarise=_summarise, describe=_describe, timeout_s=300
-    )
-    for line in _summarise(cases).get("summary", {}).items():
-        print(*line)
-    return exit_code(cases.values())
+    cases = each(run, known, handle, small=_SMALL, timeout_s=300)
+    shown = ("planted", "kind", "first", "attributed", *_COUNTED)
+    rows = [
+        {"case": name, "end": case["end"], **{key: case[key] for key in shown if key in case}}
+        for name, case in cases.items()
+    ]
+    return {"cases": cases, "rows": rows, "summary": _summary([*done(cases).values()])}

@@ -16,7 +16,6 @@ takes the cases that wait for the host, and ResNet-50 at batch 128.
 
 from __future__ import annotations
 
-import argparse
 import gc
 import statistics
 import tempfile
@@ -29,17 +28,8 @@ from typing import Any
 
 from benchmarks.accuracy.module_clock import Tracker, fold, time_modules
 from benchmarks.accuracy.what_if import cost_of, read_recording
-from benchmarks.cases import exit_code, run_cases, turn
-from benchmarks.common import (
-    choose,
-    command_line,
-    interleaved,
-    parse,
-    print_table,
-    record_trace,
-    script,
-    spread,
-)
+from benchmarks.harness import Figures, Run, each, turn
+from benchmarks.measuring import interleaved, record_trace, spread
 from benchmarks.traces.plain import Plain, busy, read_plain
 from benchmarks.traces.trim import read_trace
 from benchmarks.workers import Job, Record, Stage
@@ -102,24 +92,24 @@ def _differing(ours: dict[Any, int], theirs: dict[Any, int]) -> list[Row]:
 # (b) The same times ------------------------------------------------------------------------------
 
 
-def _measure(name: str, arguments: argparse.Namespace, trace: Path) -> Record:
+def _measure(name: str, run: Run, trace: Path) -> Record:
     """What needs the device: the profile, and the events."""
     import torch
 
     import backspot
     from benchmarks.accuracy.truth_models import HOST, MODELS
-    from benchmarks.models import Context, training_step
+    from benchmarks.models import training_step
 
-    device = arguments.device
+    device = run.device
     torch.manual_seed(0)
-    build = MODELS[name](Context(device, arguments.small))
+    build = MODELS[name](run.context)
     optimizer = torch.optim.SGD(build.model.parameters(), lr=1e-6)
     step = training_step(build.model, build.loss, optimizer)
     with backspot.instrument(build.model):
         for _ in range(3):
             step()
         # A host varies more than a GPU does.
-        recorded = 3 if arguments.small or name not in HOST else 10
+        recorded = 3 if run.small or name not in HOST else 10
         record_trace(step, device, trace, steps=recorded, warmup=2, settled=2)
     report = backspot.locate(trace, depth=build.levels)
     plain = read_plain(read_trace(trace))
@@ -138,7 +128,7 @@ def _measure(name: str, arguments: argparse.Namespace, trace: Path) -> Record:
     if not build.clock:
         return {**result, "clock": "kernels of two streams run at once: no events"}
     corrected, result["replay"] = _corrected(report, trace, step, device, build.levels)
-    steps = 3 if arguments.small else 15
+    steps = 3 if run.small else 15
     tracker = Tracker(build.model)
     gc.collect()
     gc.disable()
@@ -167,6 +157,7 @@ def _corrected(
 ) -> tuple[Row, Row]:
     """The rows without the profiler's cost, by path, and how they were found."""
     from backspot.analysis.accounting.clock import Clock
+    from backspot.analysis.accounting.ledger import Ledger
     from backspot.analysis.accounting.rows import account
     from backspot.analysis.accounting.steps import step_windows
     from backspot.analysis.attribution.ownership import attribute
@@ -187,7 +178,7 @@ def _corrected(
     ownership = attribute(events)
     clock = Clock(ownership)
     windows = step_windows(events, ownership, clock) or ownership.windows
-    rows = account(events, ownership, clock, windows).modules
+    rows = account(events, Ledger(ownership, clock, windows)).modules
     rows = rows if depth is None else fold_rows(rows, depth)
     usual = replay(recording, MEASURED).step_ns
     said |= {"replayed_ms": statistics.median(replayed.step_ns) / 1e6, "refused": refused}
@@ -246,33 +237,15 @@ def _rows(
 # The run -----------------------------------------------------------------------------------------
 
 
-def _describe(result: Record) -> Iterator[str]:
-    sums, backward = result["sums"], result["backward_ms"]
-    yield f"kernels equal: {sums['equal']}, nodes equal: {sums['nodes_equal']} of {sums['nodes']}"
-    for entry in (*sums["differing"][:5], *sums["nodes_differing"][:5]):
-        yield f"  {entry}"
-    yield (
-        f"{result['bound']}-bound, backward {backward['backspot']:.2f} ms "
-        f"(events {backward['events'] or 0:.2f}); {len(result['modules'])} modules"
-    )
-    for row in result["modules"]:
-        if abs(row["difference"]) > _FAR:
-            shown = ("path", "difference", "note", "backspot_ms", "gpu_ms", "events_ms")
-            yield f"  far: { {key: row[key] for key in shown if key in row} }"
-
-
-def _summarise(cases: dict[str, Any]) -> dict[str, Any]:
-    """Distribution of the differences and the outliers, over all cases so far."""
+def _summary(cases: dict[str, Record]) -> dict[str, Any]:
+    """Distribution of the differences, by what was compared."""
     found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    outliers = []
-    for name, case in cases.items():
+    for case in cases.values():
         for row in case.get("modules", ()):
             for key in ("difference", "corrected_difference", "events_apart"):
                 if key in row and row["difference"] != float("inf"):
                     found[row["compared"]][key].append(abs(row[key]))
-            if abs(row["difference"]) > _FAR:
-                outliers.append({"case": name, "bound": case["bound"], **row})
-    distribution = {}
+    distribution: dict[str, Any] = {}
     for compared, kinds in found.items():
         values = sorted(kinds["difference"])
         distribution[compared] = {
@@ -282,58 +255,42 @@ def _summarise(cases: dict[str, Any]) -> dict[str, Any]:
             **{f"{key}_median": statistics.median(some) for key, some in kinds.items()},
             **{f"{key}_max": max(some) for key, some in kinds.items()},
         }
-    return {"distribution": distribution, "outliers": outliers}
+    return distribution
 
 
-def _cells(case: Record) -> list[Any]:
-    if "sums" not in case:
-        return [case["end"], *([None] * 15)]
-    sums, replayed = case["sums"], case.get("replay", {})
-    off, corrected = (
-        [abs(row[key]) * 100 for row in case["modules"] if key in row]
-        for key in ("difference", "corrected_difference")
-    )
-    return [
-        case["bound"], case["busy"], str(sums["equal"]), sums["nodes"], str(sums["nodes_equal"]),
-        case["backward_ms"]["backspot"], case["backward_ms"]["events"], len(case["modules"]),
-        *_median_and_most(off), sum(value > _FAR * 100 for value in off),
-        *(replayed.get(key) for key in ("real_ms", "recorded_ms", "replayed_ms")),
-        *_median_and_most(corrected),
-    ]  # fmt: skip
+def _row(name: str, case: Record) -> Row:
+    """A row of the table: what is equal, and how far times are apart."""
+    row: Row = {"model": name, "end": case["end"]}
+    if case["end"] != "done":
+        return row
+    off = [abs(module["difference"]) for module in case["modules"]]
+    row |= {key: case[key] for key in ("bound", "busy")}
+    row |= {key: case["sums"][key] for key in ("equal", "nodes", "nodes_equal")}
+    row |= {f"backward ms, {key}": value for key, value in case["backward_ms"].items()}
+    row |= {"modules": len(off), "above 10%": sum(one > _FAR for one in off)}
+    row |= {"median off": statistics.median(off), "most": max(off)} if off else {}
+    replay = case.get("replay", {})
+    return row | {key: replay.get(key) for key in ("real_ms", "recorded_ms", "replayed_ms")}
 
 
-def _median_and_most(values: list[float]) -> tuple[float | None, float | None]:
-    return (statistics.median(values), max(values)) if values else (None, None)
-
-
-def _names(arguments: argparse.Namespace) -> list[str]:
-    from benchmarks.accuracy.truth_models import HOST, MODELS
-
-    if arguments.cases == "HOST":
-        arguments.cases = ",".join(HOST)
-    return choose(arguments, MODELS, ("mlp_launch_bound", "lstm"))
-
-
-@script
-def main(argv: Sequence[str] | None = None) -> int:
-    arguments = parse(command_line(__doc__, "gpu_truth", seconds=520, jobs=2), argv)
-
+def answer(run: Run) -> Figures:
     def handle(job: Job, stage: Stage) -> Record:
         with tempfile.TemporaryDirectory() as folder:
             trace = Path(folder) / "trace.json"
             with turn("torch", "timm", "torchvision", "transformers"):
-                result = _measure(job["name"], arguments, trace)
+                result = _measure(job["name"], run, trace)
             stage("sums", result)
             plain = read_plain(read_trace(trace))
             result["sums"] = _compare_sums(trace, plain, result["depth"])
         return result | {"plain_busy": busy(plain.intervals) / max(1, plain.backward)}
 
-    cases = run_cases(
-        arguments, lambda: _names(arguments), handle, summarise=_summarise, describe=_describe
-    )
-    head = ("model", "bound", "busy", "kernels equal", "nodes", "equal", "backward ms", "events ms",
-            "modules > 2%", "median diff %", "max diff %", "> 10%", "step ms", "recorded",
-            "replayed", "corrected median %", "max %")  # fmt: skip
-    print_table(head, [[name, *_cells(case)] for name, case in cases.items()])
-    print(_summarise(cases)["distribution"])
-    return exit_code(cases.values())
+    def known() -> dict[str, Any]:
+        from benchmarks.accuracy.truth_models import HOST, MODELS
+
+        if run.cases == "HOST":
+            run.cases = ",".join(HOST)
+        return MODELS
+
+    cases = each(run, known, handle, small=("mlp_launch_bound", "lstm"))
+    rows = [_row(name, case) for name, case in cases.items()]
+    return {"cases": cases, "rows": rows, "summary": _summary(cases)}

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from benchmarks import models
 from benchmarks.causes.case import Built, built
-from benchmarks.models import Context
+from benchmarks.models import Context, made
 
 _TIMM = (
     "vit_tiny_patch16_224", "swin_tiny_patch4_window7_224", "convnext_atto", "resnet18",
@@ -44,11 +44,6 @@ Sizes = tuple[int, int, int]
 
 def _size(context: Context, sizes: Sizes) -> int:
     return sizes[2] if context.small else sizes[1] if context.device == "cpu" else sizes[0]
-
-
-def _made(context: Context, make: Callable[[], nn.Module]) -> nn.Module:
-    with torch.device(context.device):
-        return make().train()
 
 
 def _trained(context: Context, model: nn.Module, loss: Callable[[], torch.Tensor]) -> Built:
@@ -97,7 +92,7 @@ def _timm(name: str, context: Context) -> Built:
     config = timm.get_pretrained_cfg(name)
     side = (config.input_size[-1], 128, 64)
     options = {"img_size": _size(context, side)} if config.fixed_input_size else {}
-    model = _made(context, lambda: timm.create_model(name, num_classes=1000, **options))
+    model = made(context, lambda: timm.create_model(name, num_classes=1000, **options))
     data = _images(context, model, (128, 4, 2), side)
     return _labelled(context, model, data, shape=(len(data),), classes=1000)
 
@@ -105,7 +100,7 @@ def _timm(name: str, context: Context) -> Built:
 def _video(context: Context) -> Built:
     from torchvision.models.video import r3d_18
 
-    model = _made(context, lambda: r3d_18(num_classes=400))
+    model = made(context, lambda: r3d_18(num_classes=400))
     side, batch = _size(context, (112, 40, 16)), _size(context, (16, 2, 2))
     data = context.randn(batch, 3, 8, side, side)
     return _labelled(context, model, data, shape=(batch,), classes=400)
@@ -114,7 +109,7 @@ def _video(context: Context) -> Built:
 def _segmentation(context: Context) -> Built:
     from torchvision.models.segmentation import deeplabv3_mobilenet_v3_large as make
 
-    model = _made(context, lambda: make(weights=None, weights_backbone=None, num_classes=21))
+    model = made(context, lambda: make(weights=None, weights_backbone=None, num_classes=21))
     data = _images(context, model, (32, 2, 2), (320, 96, 64))
     shape = (len(data), *data.shape[2:])
     return _labelled(context, model, data, shape=shape, classes=21, key="out")
@@ -127,7 +122,7 @@ def _detection(name: str, context: Context) -> Built:
     if name.startswith("fasterrcnn"):
         options["box_batch_size_per_image"] = _size(context, (512, 64, 16))
         options["rpn_post_nms_top_n_train"] = _size(context, (2000, 200, 50))
-    model = _made(context, lambda: getattr(detection, name)(**options))
+    model = made(context, lambda: getattr(detection, name)(**options))
     side, batch = _size(context, (320, 160, 64)), _size(context, (16, 2, 2))
     data = [context.randn(3, side, side) for _ in range(batch)]
     places = torch.tensor([[0.1, 0.1, 0.5, 0.6], [0.4, 0.3, 0.9, 0.8]], device=context.device)
@@ -160,13 +155,13 @@ class _Vae(nn.Module):
 
 
 def _vae(context: Context) -> Built:
-    model = _made(context, lambda: _Vae(_size(context, (128, 32, 8))))
+    model = made(context, lambda: _Vae(_size(context, (128, 32, 8))))
     data = _images(context, model, (64, 4, 2), (128, 64, 16))
     return _trained(context, model, lambda: model(data))
 
 
 def _unet(context: Context) -> Built:
-    model = _made(context, lambda: models.Unet(_size(context, (64, 16, 4))))
+    model = made(context, lambda: models.Unet(_size(context, (64, 16, 4))))
     data = _images(context, model, (32, 4, 2), (128, 64, 16))
     return _labelled(context, model, data, shape=(len(data), *data.shape[2:]), classes=16)
 
@@ -196,7 +191,7 @@ def _hugging_face(name: str, context: Context) -> Built:
 
 def _gpt(context: Context) -> Built:
     sizes = (1024, 256, 32), (8, 4, 2), (512, 64, 8), _WORDS
-    model = _made(context, lambda: models.Gpt(*(_size(context, size) for size in sizes)))
+    model = made(context, lambda: models.Gpt(*(_size(context, size) for size in sizes)))
     return _words(context, model, (16, 4, 2), sizes[2])
 
 
@@ -213,7 +208,7 @@ class _LstmLanguageModel(nn.Module):
 
 def _lstm(context: Context) -> Built:
     words, width = _size(context, _WORDS), _size(context, (1024, 128, 16))
-    model = _made(context, lambda: _LstmLanguageModel(words, width))
+    model = made(context, lambda: _LstmLanguageModel(words, width))
     return _words(context, model, (64, 8, 2), (128, 32, 8))
 
 
@@ -225,7 +220,7 @@ def _encoder(context: Context) -> Built:
         layer = nn.TransformerEncoderLayer(width, 8, 4 * width, batch_first=True)
         return nn.TransformerEncoder(layer, depth)
 
-    model = _made(context, make)
+    model = made(context, make)
     data = context.randn(_size(context, (32, 4, 2)), _size(context, (512, 64, 8)), width)
     return _trained(context, model, lambda: functional.mse_loss(model(data), data))
 
@@ -241,7 +236,7 @@ def _mlp(context: Context) -> Built:
         return nn.Sequential(*hidden, nn.Linear(width, 10))
 
     data = context.randn(rows, width)
-    return _labelled(context, _made(context, make), data, shape=(rows,), classes=10)
+    return _labelled(context, made(context, make), data, shape=(rows,), classes=10)
 
 
 class _GraphNetwork(nn.Module):
@@ -263,7 +258,7 @@ class _GraphNetwork(nn.Module):
 
 def _graph(context: Context) -> Built:
     width, nodes = _size(context, (256, 64, 16)), _size(context, (100_000, 4000, 50))
-    model = _made(context, lambda: _GraphNetwork(width, 3))
+    model = made(context, lambda: _GraphNetwork(width, 3))
     edges = (context.randint(nodes, 8 * nodes) for _ in range(2))
     return _labelled(
         context, model, context.randn(nodes, width), *edges, shape=(nodes,), classes=16
@@ -273,7 +268,7 @@ def _graph(context: Context) -> Built:
 def _recommender(context: Context) -> Built:
     """Embeddings of a few thousand rows, most of which a batch uses."""
     rows, width = _size(context, (20_000, 2000, 50)), _size(context, (128, 64, 16))
-    model = _made(context, lambda: models.Recommender(rows, rows, width, 4 * width))
+    model = made(context, lambda: models.Recommender(rows, rows, width, 4 * width))
     batch, length = _size(context, (2048, 64, 4)), 20
     user, history = context.randint(rows, batch), context.randint(rows, batch, length)
     clicked = context.randint(2, batch, length).float()
@@ -304,7 +299,7 @@ class _Sound(nn.Module):
 
 
 def _sound(context: Context) -> Built:
-    model = _made(context, lambda: _Sound(_size(context, (512, 64, 8))))
+    model = made(context, lambda: _Sound(_size(context, (512, 64, 8))))
     batch = _size(context, (64, 8, 2))
     data = context.randn(batch, 1, _size(context, (16_000, 4000, 400)))
     return _labelled(context, model, data, shape=(batch,), classes=35)
@@ -328,5 +323,3 @@ HEALTHY: dict[str, Callable[[Context], Built]] = {
     "sound": _sound,
 }
 """What builds each model. The first ones are of different kinds, for a run that is cut short."""
-
-SMALL = ("mlp", "graph")

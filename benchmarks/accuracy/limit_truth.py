@@ -19,23 +19,14 @@ from __future__ import annotations
 
 import statistics
 import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.accuracy.module_clock import between, moment
-from benchmarks.common import (
-    Budget,
-    choose,
-    command_line,
-    parse,
-    print_table,
-    record_trace,
-    script,
-    synchronize,
-    write_results,
-)
+from benchmarks.harness import Figures, Run, done, each
+from benchmarks.measuring import record_trace, synchronize
+from benchmarks.workers import Job, Record, Stage
 
 _NEAR = 0.05
 _LAYERS = ("bf16_product", "fp16_product", "tf32_product", "copy", "layer_norm", "gelu")
@@ -215,43 +206,32 @@ def _in_regions(name: str, device: str, path: Path) -> dict[str, Any]:
     return {"modules": len(eager), "differ": differ}
 
 
-@script
-def main(argv: Sequence[str] | None = None) -> int:
-    """Compare, print and write."""
-    parser = command_line(__doc__, "limit_truth", seconds=900)
-    arguments = parse(parser, argv)
-    device = arguments.device
+def answer(run: Run) -> Figures:
+    def known() -> dict[str, str]:
+        from benchmarks.accuracy.architectures import TIMM
 
-    from benchmarks.accuracy.architectures import TIMM
+        return dict.fromkeys((*_LAYERS, *TIMM, *_MORE, *_REGIONS), "")
 
-    names = choose(arguments, dict.fromkeys((*_LAYERS, *TIMM, *_MORE, *_REGIONS), ""), _SMALL)
-    budget = Budget(arguments.seconds)
-    layers: dict[str, Any] = {}
-    models: dict[str, Any] = {}
-    regions: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "trace.json"
-        for name in names:
-            if not budget.left:
-                break
+    def handle(job: Job, _: Stage) -> Record:
+        name = job["name"]
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "trace.json"
             if name in _LAYERS:
-                layers[name] = _limit(name, device, arguments.small, path)
-            elif name.startswith(_COMPILED):
-                regions[name] = _in_regions(name, device, path)
-            else:
-                models[name] = _operations(name, device, path)
-    _print(layers, models)
-    for name, one in regions.items():
-        print(f"{name}: {len(one['differ'])} of {one['modules']} modules differ", *one["differ"])
-    write_results(arguments, {"layers": layers, "models": models, "compiled": regions})
-    judged = not arguments.small and device == "cuda"
-    if any(map(_is_counted_otherwise, models.values())):
-        return 1
-    if any(one["differ"] for one in regions.values()):
-        return 1
-    if judged and any(map(_is_wrong, layers.values())):
-        return 1
-    return 3 if len(layers) + len(models) + len(regions) < len(names) else 0
+                return _limit(name, run.device, run.small, path)
+            if name.startswith(_COMPILED):
+                return _in_regions(name, run.device, path)
+            return _operations(name, run.device, path)
+
+    cases = each(run, known, handle, small=_SMALL, fresh=False, timeout_s=300)
+    ended = done(cases)
+    wrong = [name for name, one in ended.items() if "ours" in one and _is_counted_otherwise(one)]
+    wrong += [name for name, one in ended.items() if one.get("differ")]
+    if not run.small and run.device == "cuda":
+        wrong += [name for name, one in ended.items() if name in _LAYERS and _is_wrong(one)]
+    counted = [one for one in ended.values() if "ours" in one]
+    same = sum(one["ours"] == one["counted"] for one in counted)
+    summary = {"models": len(counted), "with the operations that are counted": same}
+    return {"cases": cases, "summary": summary | {"wrong": wrong}, "wrong": wrong}
 
 
 def _is_counted_otherwise(found: dict[str, Any]) -> bool:
@@ -266,22 +246,3 @@ def _is_wrong(found: dict[str, Any]) -> bool:
     wrong |= (found["flops"][0] or 0) != found["flops"][1]
     wrong |= abs((found["bytes"][0] or 0) - found["bytes"][1]) > _NEAR * found["bytes"][1]
     return wrong or found.get("bound") not in (found["expected_bound"], None)
-
-
-def _print(layers: dict[str, Any], models: dict[str, Any]) -> None:
-    def pair(two: Any) -> str:
-        return "" if two is None else f"{two[0]:.4g} / {two[1]:.4g}"
-
-    print("ours / real")
-    rows = []
-    for name, one in layers.items():
-        rates = one.get("tflops") if one["flops"][1] else None, one.get("gbps")
-        told = one.get("of_peak") or "", one.get("bound") or ""
-        rows.append((name, pair(one["gpu_ms"]), *map(pair, rates), *told, pair(one.get("mfu"))))
-    print_table(("layer", "ms", "TFLOP/s", "GB/s", "of peak", "bound", "MFU"), rows)
-    wrong = {name: one for name, one in models.items() if one["ours"] != one["counted"]}
-    print(
-        f"{len(models) - len(wrong)} of {len(models)} models have the operations that are counted"
-    )
-    for name, one in wrong.items():
-        print(f"{name}: {one['ours']:,}, counted {one['counted']:,}")

@@ -27,19 +27,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import (
-    Budget,
-    choose,
-    command_line,
-    interleaved,
-    parse,
-    print_machine,
-    print_table,
-    record_trace,
-    script,
-    synchronize,
-    write_results,
-)
+from benchmarks.harness import Figures, Run, done, each
+from benchmarks.measuring import interleaved, record_trace, synchronize
+from benchmarks.workers import Job, Record, Stage
 
 _NEAR, _NEAR_SPLIT = 0.05, 0.01
 _COMPILED = ("compiled_blocks",)
@@ -276,52 +266,44 @@ def _cases(context: Any) -> dict[str, Callable[[], tuple[Any, Step]]]:
     return {**cases, **{name: partial(healthy, name) for name in _HEALTHY}}
 
 
-@script
-def main(argv: Sequence[str] | None = None) -> int:
-    arguments = parse(command_line(__doc__, "memory_truth", seconds=900), argv)
+def answer(run: Run) -> Figures:
+    def handle(job: Job, _: Stage) -> Record:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "trace.json"
+            return _examine(job["name"], run, path)
 
-    import torch
-
-    from benchmarks.models import Context
-
-    device, small = arguments.device, arguments.small
-    cases = _cases(Context(device, small))
-    names = choose(arguments, cases, ("mlp_launch_bound",))
-    budget = Budget(arguments.seconds)
-    results: dict[str, Found] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "trace.json"
-        for name in names:
-            if not budget.left:
-                break
-            model, step = cases[name]()
-            step()
-            report = _recorded(step, model, device, path)
-            found = {"memory": _peak(step, model, device, path)}
-            found["split"] = _split(step, model, device, path)
-            found |= {"operations": None, "checkpointing": None}
-            if name not in _COMPILED:
-                found["operations"] = operations(step, report)
-                found["checkpointing"] = _checkpointing(step, model, device, path, report, small)
-            results[name] = found
-            del model, step, report
-            torch.use_deterministic_algorithms(False)
-            write_results(arguments, {"cases": results}, last=False)
-    columns = {
-        "peak": "memory", "measured": "memory", "kept": "split", "apart": "split",
-        "ours": "operations", "counted": "operations", "module": "checkpointing",
-        "predicted_bytes": "checkpointing", "real_bytes": "checkpointing",
-        "predicted_ms": "checkpointing", "real_ms": "checkpointing",
+    cases = each(
+        run, lambda: _cases(run.context), handle, small=("mlp_launch_bound",), timeout_s=300
+    )
+    keys = {
+        "memory": ("peak", "measured"), "split": ("kept", "apart"),
+        "operations": ("ours", "counted"),
+        "checkpointing": (
+            "module", "predicted_bytes", "real_bytes", "predicted_ms", "real_ms",
+            "real_ms_quartiles",
+        ),
     }  # fmt: skip
     rows = [
-        [name, *((found[of] or {}).get(key) for key, of in columns.items())]
-        for name, found in results.items()
+        {"model": name, **{k: (case.get(of) or {}).get(k) for of, ks in keys.items() for k in ks}}
+        for name, case in cases.items()
     ]
-    print_table(("model", *columns), rows)
-    write_results(arguments, {"cases": results})
-    if any(map(_is_wrong, results.values())):
-        return 1
-    return 3 if len(results) < len(names) else 0
+    return {"cases": cases, "rows": rows, "wrong": any(map(_is_wrong, done(cases).values()))}
+
+
+def _examine(name: str, run: Run, path: Path) -> Found:
+    import torch
+
+    model, step = _cases(run.context)[name]()
+    step()
+    report = _recorded(step, model, run.device, path)
+    found = {"memory": _peak(step, model, run.device, path)}
+    found["split"] = _split(step, model, run.device, path)
+    found |= {"operations": None, "checkpointing": None}
+    if name not in _COMPILED:
+        found["operations"] = operations(step, report)
+        found["checkpointing"] = _checkpointing(step, model, run.device, path, report, run.small)
+    torch.use_deterministic_algorithms(False)
+    return found
 
 
 def _is_true(found: Found) -> bool:
@@ -366,21 +348,16 @@ def _train(rank: int, kind: str, folder: str, names: Sequence[str], small: bool)
             (Path(folder) / "records.json").write_text(json.dumps(every))
 
 
-@script
-def of_ranks(argv: Sequence[str] | None = None) -> int:
+def of_ranks(run: Run) -> Figures:
     """Compare peak and split on two ranks."""
     from benchmarks.ranks import CASES, run_ranks
 
-    arguments = parse(command_line(__doc__, "memory_ranks"), argv)
-    names = choose(arguments, CASES, ("ddp",))
-    print_machine(arguments.device)
-    records = json.loads(run_ranks(_train, arguments.device, names, arguments.small))
+    names = run.choose(CASES, ("ddp",))
+    records = json.loads(run_ranks(_train, run.device, names, run.small))
     rows = [
-        (name, rank, one["memory"]["peak"], one["memory"]["measured"],
-         *((one["split"] or {}).get(key) for key in ("kept", "apart")))
+        {"case": name, "rank": rank, **one["memory"], **(one["split"] or {})}
         for rank, of_rank in enumerate(records)
         for name, one in of_rank.items()
-    ]  # fmt: skip
-    print_table(("case", "rank", "peak", "measured", "kept", "apart"), rows)
-    write_results(arguments, {"ranks": records})
-    return 0 if all(_is_true(one) for of_rank in records for one in of_rank.values()) else 1
+    ]
+    wrong = not all(_is_true(one) for of_rank in records for one in of_rank.values())
+    return {"ranks": records, "rows": rows, "wrong": wrong}

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.common import synchronize
+from benchmarks.measuring import synchronize
 
 if TYPE_CHECKING:
     import torch

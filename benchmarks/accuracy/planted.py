@@ -3,7 +3,6 @@
     python -m benchmarks planted --device cpu --trials 300 --jobs 12
     python -m benchmarks planted --device cuda --trials 120 --jobs 2
     python -m benchmarks planted --device cpu --trials 104 --busy 2 --only backspot
-    python -m benchmarks planted --summarize planted_cpu.jsonl
 
 Each trial draws one call of one module, leaf or container, and runs its output through a node whose
 backward spins (on the host, or on the GPU), made within the module's forward. As many steps are
@@ -22,29 +21,20 @@ nodes by name; that names a module only if a single one has nodes of the first n
 
 from __future__ import annotations
 
+import argparse
+import functools
 import gc
 import itertools
-import json
 import random
 import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
-from benchmarks.cases import run_resumed, summarise_lines
-from benchmarks.common import (
-    busy,
-    command_line,
-    parse,
-    print_table,
-    profile_default,
-    profiling,
-    script,
-    synchronize,
-)
-from benchmarks.workers import Handler, Job, Phase, Record, Stage, serve, short
+from benchmarks.harness import Figures, Run, each
+from benchmarks.measuring import profile_default, profiling, synchronize
+from benchmarks.workers import NO_TIME, Job, Phase, Record, Stage, short
 
 _SHARE = 0.3
 _OVER_HEAVIEST = 1.5
@@ -270,8 +260,7 @@ def rank_ranges(profiler: Any) -> list[str]:
 # Summary -----------------------------------------------------------------------------------------
 
 
-def _summarise(records: list[Record]) -> Record:
-    """All trials in one document, which is printed as a table."""
+def _summary(records: Sequence[Record]) -> Record:
     trials = [r for r in records if "planted_ms" in r or r.get("stage") not in ("start", "plain")]
     summary: Record = {
         "trials": len(trials),
@@ -279,9 +268,8 @@ def _summarise(records: list[Record]) -> Record:
         "kinds": dict(Counter(r["kind"] for r in trials)),
         "enlarged": sum(r.get("enlarged", False) for r in trials),
         "left_out": {r["name"]: r["error"] for r in records if r not in trials},
-        "techniques": {},
     }
-    for key in _TECHNIQUES:
+    for key, title in _TECHNIQUES.items():
         # A worker that died within a technique crashed by it.
         verdicts = Counter(
             r[key]["verdict"] if key in r else "crash"
@@ -289,7 +277,7 @@ def _summarise(records: list[Record]) -> Record:
             if key in r or r.get("stage") == key
         )
         asked = verdicts.total()
-        summary["techniques"][key] = {
+        summary[title] = {
             "trials": asked,
             **{v: verdicts[v] for v in _VERDICTS},
             "hit_rate": round(verdicts["hit"] / asked, 4) if asked else None,
@@ -299,74 +287,54 @@ def _summarise(records: list[Record]) -> Record:
         for r in trials
         if r.get("backspot", {}).get("verdict") != "hit"
     ]
-    _print(summary)
     return summary
 
 
-def _print(summary: Record) -> None:
-    kinds = ", ".join(f"{count} {kind}" for kind, count in summary["kinds"].items())
-    print(
-        f"{summary['trials']} trials ({kinds}) over {summary['architectures']} architectures; the "
-        f"spin longer than 30% of the backward in {summary['enlarged']}"
+def options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--trials", type=int, help="how many (default: 300; with --small 1)")
+    add("--first", type=int, default=0, help="number of the first trial")
+    add("--steps", type=int, help="steps to record (default: that of profile)")
+    add("--only", choices=("backspot",), default="", help="no other technique")
+    add("--timeout", type=float, default=90, help="seconds for one trial")
+    add("--host-gib", type=float, default=8, help="memory of a worker at most")
+
+
+def answer(run: Run) -> Figures:
+    def known() -> dict[str, Job]:
+        import timm  # noqa: F401 - every trial needs it
+
+        from benchmarks.accuracy.architectures import NAMES, SMALL
+
+        names, jobs = SMALL if run.small else NAMES, {}
+        count = run.trials or (1 if run.small else 300)
+        steps = run.steps or profile_default("steps")
+        for number in range(run.first, run.first + count):
+            architecture = names[number % len(names)]
+            job = {"architecture": architecture, "seed": number, "steps": steps}
+            jobs[f"{number:04}-{architecture}"] = {**job, "only": run.only}
+        return jobs
+
+    @functools.cache
+    def cycles() -> float:
+        from benchmarks.accuracy.plants import cycles_per_millisecond
+
+        return cycles_per_millisecond() if run.device == "cuda" else 0.0
+
+    def set_up(workers: int) -> None:
+        from benchmarks.accuracy.steps import set_up as prepare
+
+        prepare(run.device, 0.9 / max(1, workers))
+        cycles()
+
+    crowds = [run.jobs] + ([1] if run.jobs > 1 else [])
+    cases = each(
+        run,
+        known,
+        lambda job, stage: examine(job, stage, run.device, cycles()),
+        phases=[Phase(workers, run.timeout, run.host_gib) for workers in crowds],
+        set_up=set_up,
+        fresh=False,
     )
-    rows = []
-    for key, title in _TECHNIQUES.items():
-        found = summary["techniques"][key]
-        if found["trials"]:
-            rows.append([title, *(f"{found[v] / found['trials']:.1%}" for v in _VERDICTS)])
-    print_table(("ranked by", "names the module", "crashes", "names another", "names none"), rows)
-    for miss in summary["misses"]:
-        print(f"miss: {json.dumps(miss)}")
-    for name, reason in summary["left_out"].items():
-        print(f"left out: {name}: {reason}")
-
-
-def _examining(device: str, workers: int) -> Handler:
-    from benchmarks.accuracy.plants import cycles_per_millisecond
-    from benchmarks.accuracy.steps import set_up
-
-    set_up(device, 0.9 / max(1, workers))
-    cycles = cycles_per_millisecond() if device == "cuda" else 0.0
-    return lambda job, stage: examine(job, stage, device, cycles)
-
-
-@script
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = command_line(__doc__, "planted", cases=False, seconds=500, jobs=1, load=True)
-    parser.add_argument("--trials", type=int, help="how many (default: 300; with --small 1)")
-    parser.add_argument("--first", type=int, default=0, help="number of the first trial")
-    parser.add_argument("--steps", type=int, help="steps to record (default: that of profile)")
-    parser.add_argument("--only", choices=("backspot",), default="", help="no other technique")
-    parser.add_argument("--timeout", type=float, default=90, help="seconds for one trial")
-    parser.add_argument("--host-gib", type=float, default=8, help="memory of a worker at most")
-    parser.add_argument(
-        "--summarize", type=Path, nargs="+", help="summarise lines; measure nothing"
-    )
-    arguments = parse(parser, argv)
-    if arguments.worker:
-        serve(_examining(arguments.device, arguments.worker))
-        return 0
-    if arguments.summarize:
-        return summarise_lines(arguments, arguments.summarize, _summarise)
-    import timm  # noqa: F401 - every trial needs it
-
-    from benchmarks.accuracy.architectures import NAMES, SMALL
-
-    names = SMALL if arguments.small else NAMES
-    count = arguments.trials or (1 if arguments.small else 300)
-    steps = arguments.steps or profile_default("steps")
-    jobs = []
-    for number in range(arguments.first, arguments.first + count):
-        architecture = names[number % len(names)]
-        job = {"name": f"{number:04}-{architecture}", "architecture": architecture}
-        jobs.append({**job, "seed": number, "steps": steps, "only": arguments.only})
-    crowds = [arguments.jobs] + ([1] if arguments.jobs > 1 else [])
-    phases = [Phase(workers, arguments.timeout, arguments.host_gib) for workers in crowds]
-    with busy(arguments.busy):
-        return run_resumed(
-            arguments,
-            jobs,
-            lambda: _examining(arguments.device, 1),
-            phases,
-            lambda records: {"busy": arguments.busy or 0, **_summarise(records)},
-        )
+    ended = [{"name": name, **case} for name, case in cases.items() if case["end"] != NO_TIME]
+    return {"busy": run.busy or 0, "cases": cases, "summary": _summary(ended)}

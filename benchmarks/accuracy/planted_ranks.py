@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -31,15 +31,7 @@ from torch import nn
 from torch.nn import functional
 
 import backspot
-from benchmarks.common import (
-    choose,
-    command_line,
-    parse,
-    print_machine,
-    print_table,
-    script,
-    write_results,
-)
+from benchmarks.harness import Figures, Run
 from benchmarks.models import ResidualMlp
 from benchmarks.ranks import RANKS, distributed, gpt, member, run_ranks
 
@@ -252,6 +244,7 @@ def _train(rank: int, kind: str, folder: str, names: Sequence[str], small: bool)
                     name, said, kind
                 )
                 done[name] = {"right": right, "findings": said, "step_ns": report.job.step_ns}
+                done[name] |= {f"first {key}": value for key, value in (said or [{}])[0].items()}
         slow = kind == "cuda" and names[0] in CASES
         waits = [_wait(seconds, device) for seconds in (0.003, 0.010)] if slow else []
         if rank == 0:
@@ -259,33 +252,16 @@ def _train(rank: int, kind: str, folder: str, names: Sequence[str], small: bool)
             (Path(folder) / "records.json").write_text(json.dumps(records))
 
 
-def _answer(argv: Sequence[str] | None, question: str) -> int:
-    arguments = parse(command_line(__doc__, question), argv)
-    transfers = question == "planted_transfers"
-    small = _ON_CPU if transfers else ("ddp/0-even", "ddp/1-host")
-    names = choose(arguments, TRANSFERS if transfers else CASES, small)
-    if transfers and arguments.device == "cpu":
+def _answer(run: Run, cases: Mapping[str, Any], small: Sequence[str]) -> Figures:
+    names = run.choose(cases, small)
+    if cases is TRANSFERS and run.device == "cpu":
         names = [name for name in names if name in _ON_CPU]
-    print_machine(arguments.device)
-    records = json.loads(run_ranks(_train, arguments.device, names, arguments.small))
-    rows = []
-    for name, one in records["cases"].items():
-        first = one["findings"][0] if one["findings"] else {"ns": 0}
-        said = " ".join(str(first.get(key, "")) for key in ("rule", "rank", "path"))
-        right = "yes" if one["right"] else "NO"
-        rows.append((name, right, said, first["ns"] / 1e6, one["step_ns"] / 1e6))
-    print_table(("case", "right", "first finding", "its ms", "step ms"), rows)
-    for wait in records["waits"]:
-        print(f"rank 0 waits {wait['real']:.3f} ms, and is said to wait {wait['found']:.3f} ms")
-    write_results(arguments, records)
-    return 0
+    return json.loads(run_ranks(_train, run.device, names, run.small))
 
 
-@script
-def main(argv: Sequence[str] | None = None) -> int:
-    return _answer(argv, "planted_ranks")
+def answer(run: Run) -> Figures:
+    return _answer(run, CASES, ("ddp/0-even", "ddp/1-host"))
 
 
-@script
-def transfers(argv: Sequence[str] | None = None) -> int:
-    return _answer(argv, "planted_transfers")
+def transfers(run: Run) -> Figures:
+    return _answer(run, TRANSFERS, _ON_CPU)

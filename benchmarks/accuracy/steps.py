@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.common import profiling, synchronize
+from benchmarks.measuring import profiling, synchronize
 
 BATCH = 2
 _SIZES = (32, 64, 96, 112, 128, 160, 192, 224, 256, 288, 320, 384, 448, 512, 768, 1024)

@@ -1,29 +1,28 @@
 """Every model of timm: one training step plain, and one instrumented under the profiler.
 
     python -m benchmarks timm_sweep --device cuda --jobs 15
-    python -m benchmarks timm_sweep --summarize timm_sweep.jsonl
 
 Each model has random weights, the smallest input that it takes, and a batch of 2. For each is
 recorded: whether loss and gradients are bit-identical with and without ``instrument`` (and plain
 against plain, for some operators have no deterministic form); whether the graph is the same; the
 report's coverage; how many backward nodes come after a marker that names their owner; tensors that
 have no marker; hooks left after ``remove()``. Every seventh name also takes a step with
-``hooks="module"``. A run resumes where its output ends.
+``hooks="module"``.
 """
 
 from __future__ import annotations
 
+import argparse
 import fnmatch
 import re
 import time
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from benchmarks.cases import run_resumed, summarise_lines
-from benchmarks.common import command_line, parse, print_table, profiling, script
-from benchmarks.workers import Handler, Job, Phase, Record, Stage, serve, short
+from benchmarks.harness import Figures, Run, each
+from benchmarks.measuring import profiling
+from benchmarks.workers import NO_TIME, Job, Phase, Record, Stage, short
 
 _EVERY = 7  # of which names take a step with full backward hooks too
 _GIANT = re.compile(r"giant|gigantic|enormous|_[157]b_")
@@ -205,10 +204,10 @@ def outcome(record: Record) -> str:
     return "left out" if record.get("stage") in ("start", "plain") else "failed"
 
 
-def _summarise(records: list[Record]) -> Record:
-    """The whole sweep in one document, which is printed as a table."""
+def _summary(records: Sequence[Record]) -> Record:
+    """The whole sweep in one document."""
     groups: dict[str, list[Record]] = {"measured": [], "left out": [], "failed": []}
-    for record in sorted(records, key=lambda record: record["name"]):
+    for record in records:
         groups[outcome(record)].append(record)
     measured = groups["measured"]
     steady = [r for r in measured if r["reproducible_gradients"] and r["reproducible_loss"]]
@@ -236,7 +235,6 @@ def _summarise(records: list[Record]) -> Record:
             "other_gradients": sum(not r["module_mode"]["same_gradients"] for r in passed),
             "errors": dict(Counter(error[:110] for error in errors).most_common()),
         },
-        "seconds": round(sum(r["seconds"] for r in measured), 1),
     }
     for key in _SHARES:
         values = sorted((r[key], r["name"]) for r in measured if r.get(key) is not None)
@@ -247,93 +245,56 @@ def _summarise(records: list[Record]) -> Record:
                 "at_least_99_percent": sum(value >= 0.99 for value, _ in values),
                 "worst": [[name, round(value, 5)] for value, name in values[:12]],
             }
-    _print(summary)
     return summary
 
 
-_SHARES = {
-    "coverage_wall": "coverage of wall time",
-    "coverage_gpu": "coverage of gpu time",
-    "coverage_cpu": "coverage of cpu time",
-    "marker_share": "nodes after their owner's marker",
-    "marker_share_all": "the same, with nodes that no module owns",
-}
-
-
-def _print(summary: Record) -> None:
-    measured, mode = summary["measured"], summary["module_mode"]
-    same, steady = summary["bit_identical_of_reproducible"], summary["reproducible"]
-    rows: list[list[Any]] = [
-        ["models", f"{summary['models']}, of which {measured} measured"],
-        ["left out: the plain step cannot run", len(summary["left_out"])],
-        ["instrumented step failed", len(summary["failed"])],
-        ["plain step reproducible against itself", f"{steady} of {measured}"],
-        ["loss and gradients bit-identical, of these", f"{same} of {steady}"],
-        ["graph unchanged", f"{summary['same_graph']} of {measured}"],
-        ["models with hooks left after remove()", len(summary["hooks_left"])],
-        ["models with tensors that have no marker", len(summary["unmarked"])],
-        ['hooks="module" failed', f"{mode['failed']} of {mode['tried']}"],
-    ]
-    for key, name in _SHARES.items():
-        if key in summary:
-            p = summary[key]["percentiles"]
-            rows.append([name, f"median {p['50']:.2%}, 5th {p['5']:.2%}, least {p['0']:.2%}"])
-    print_table(["what", "result"], rows)
-    listed = ("left_out", "failed", "not_reproducible", "not_bit_identical", "other_graph")
-    for title in listed:
-        if summary[title]:
-            print(f"{title.replace('_', ' ')}: {summary[title]}")
-    for key in ("coverage_wall", "marker_share"):
-        if key in summary:
-            print(f"worst {key}: {summary[key]['worst']}")
+_SHARES = ("coverage_wall", "coverage_gpu", "coverage_cpu", "marker_share", "marker_share_all")
+"""Of wall, GPU and CPU time; nodes after their owner's marker, also with those of no module."""
 
 
 # The run -----------------------------------------------------------------------------------------
 
 
-def _jobs(models: str) -> list[Job]:
-    """The models to take, each with its place in ``timm.list_models()``."""
-    import timm
-
-    jobs = [
-        {"name": name, "module_mode": number % _EVERY == 0, "number": number}
-        for number, name in enumerate(timm.list_models())
-        if fnmatch.fnmatch(name, models)
-    ]
-    # Neighbours in the list are alike: dealt out, they keep the workers evenly busy.
-    return sorted(jobs, key=lambda job: (job["number"] * 7919) % 1009)
-
-
-def _examining(device: str, workers: int) -> Handler:
-    from benchmarks.accuracy.steps import set_up
-
-    set_up(device, 0.9 / max(1, workers))
-    return lambda job, stage: examine(job, stage, device)
-
-
-@script
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = command_line(__doc__, "timm_sweep", cases=False, seconds=500, jobs=1)
+def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--models", help="names, with * and ? (default: *; with --small resnet10t)")
     parser.add_argument("--timeout", type=float, default=120, help="seconds for one model")
-    parser.add_argument(
-        "--summarize", type=Path, nargs="+", help="summarise lines; measure nothing"
-    )
-    arguments = parse(parser, argv)
-    if arguments.worker:
-        serve(_examining(arguments.device, arguments.worker))
-        return 0
-    if arguments.summarize:
-        return summarise_lines(arguments, arguments.summarize, _summarise)
-    workers, gib, seconds = arguments.jobs, 100 / (arguments.jobs + 2), arguments.timeout
+
+
+def answer(run: Run) -> Figures:
+    wanted = run.models or ("resnet10t" if run.small else "*")
+
+    def known() -> dict[str, Job]:
+        import timm
+
+        jobs = {
+            name: {"module_mode": number % _EVERY == 0, "turn": number * 7919 % 1009}
+            for number, name in enumerate(timm.list_models())
+            if fnmatch.fnmatch(name, wanted)
+        }
+        # Neighbours in the list are alike: dealt out, they keep the workers evenly busy.
+        return dict(sorted(jobs.items(), key=lambda job: job[1]["turn"]))
+
+    def set_up(workers: int) -> None:
+        from benchmarks.accuracy.steps import set_up as prepare
+
+        prepare(run.device, 0.9 / max(1, workers))
+
+    workers, gib, seconds = run.jobs, 100 / (run.jobs + 2), run.timeout
     phases = [Phase(workers, seconds, gib)]
     phases += [Phase(3, 2 * seconds, max(gib, 30))] if workers > 3 else []
     phases += [Phase(1, 2 * seconds, max(gib, 90))] if workers > 1 else []
-    return run_resumed(
-        arguments,
-        _jobs(arguments.models or ("resnet10t" if arguments.small else "*")),
-        lambda: _examining(arguments.device, 1),
-        phases,
-        _summarise,
+    cases = each(
+        run,
+        known,
+        lambda job, stage: examine(job, stage, run.device),
+        phases=phases,
+        set_up=set_up,
+        fresh=False,
         late=lambda job: bool(_GIANT.search(job["name"])),
     )
+    left_out = [name for name, case in cases.items() if case["end"] == NO_TIME]
+    done = [{"name": name, **cases[name]} for name in sorted(cases) if name not in left_out]
+    summary = _summary(done)
+    wrong = any(record["end"] != "done" for record in done)
+    # A record of each of 1,400 models would be 2 MB.
+    return {"summary": summary, "wrong": wrong, "cases": {name: cases[name] for name in left_out}}

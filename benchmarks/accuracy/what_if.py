@@ -19,25 +19,14 @@ Not covered is the size of DDP's buckets: that needs several GPUs.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.cases import exit_code, run_cases, turn
-from benchmarks.common import (
-    choose,
-    command_line,
-    interleaved,
-    parse,
-    print_table,
-    quartiles,
-    record_trace,
-    script,
-    spread,
-)
+from benchmarks.harness import Figures, Run, each, turn
+from benchmarks.measuring import interleaved, record_trace, spread
 from benchmarks.workers import Job, Record, Stage
 
 if TYPE_CHECKING:
@@ -253,14 +242,6 @@ def _spent(recording: Replayable, path: str) -> dict[tuple[str, bool], tuple[Any
 # The run -----------------------------------------------------------------------------------------
 
 
-def _describe(result: Record) -> Iterator[str]:
-    for one in result["changes"]:
-        yield (
-            f"{one['about']} ({one['bound']}-bound): real {one['real_ms']['median']:.3f} ms of "
-            f"{one['step_ms']:.2f}, saves {one['saves_ms']:.3f}, wall {one['wall_ms']:.3f}"
-        )
-
-
 def _rank_correlation(first: Sequence[float], second: Sequence[float]) -> float | None:
     """Spearman's, for values that are distinct."""
     if len(first) < 3:
@@ -269,8 +250,7 @@ def _rank_correlation(first: Sequence[float], second: Sequence[float]) -> float 
     return statistics.correlation(*ranks)
 
 
-def _summarise(cases: dict[str, Any]) -> dict[str, Any]:
-    changes = [one | {"case": n} for n, case in cases.items() for one in case.get("changes", ())]
+def _summary(changes: Sequence[Record]) -> dict[str, Any]:
     summary: dict[str, Any] = {}
     for bound in ("gpu", "host", "all"):
         mine = [one for one in changes if bound in (one["bound"], "all")]
@@ -285,62 +265,43 @@ def _summarise(cases: dict[str, Any]) -> dict[str, Any]:
                 "worst_error": max(one[error] for one in mine),
                 "rank_correlation": _rank_correlation(said, real),
             }
-        remedies = [one for one in mine if one.get("error_of_shown") is not None]
-        if remedies:
-            errors = [one["error_of_shown"] for one in remedies]
+        errors = [one["error_of_shown"] for one in mine if one.get("error_of_shown") is not None]
+        if errors:
             summary[bound]["remedies"] = {
-                "count": len(remedies),
+                "count": len(errors),
                 "median_error": statistics.median(errors),
                 "worst_error": max(errors),
-                "bounded": sum(one["bounded"] for one in remedies),
+                "bounded": sum(one.get("bounded", False) for one in mine),
             }
-    misses = [f"{one['case']}: {one['about']}" for one in changes if one["error"] > _MISS]
-    return {"summary": summary, "misses": misses}
+    return summary | {"misses": [one["about"] for one in changes if one["error"] > _MISS]}
 
 
-def _names(arguments: argparse.Namespace) -> list[str]:
-    from benchmarks.accuracy.changes import CASES
-    from benchmarks.accuracy.remedies import REMEDIES
-
-    remedies = {f"{_REMEDY}{name}": remedy.about for name, remedy in REMEDIES.items()}
-    if arguments.cases == "remedies":
-        arguments.cases = ",".join(remedies)
-    small = ("vit_tiny", "sync_tiny", f"{_REMEDY}attention_fused")
-    return choose(arguments, CASES | remedies, small)
-
-
-@script
-def main(argv: Sequence[str] | None = None) -> int:
-    arguments = parse(command_line(__doc__, "what_if", seconds=520, jobs=2), argv)
-
+def answer(run: Run) -> Figures:
     def handle(job: Job, stage: Stage) -> Record:
         with turn("torch", "torch._dynamo", "torchvision", "timm"):
             import torch
 
-            from benchmarks.models import Context
-
             torch.manual_seed(0)
-            name, context = job["name"], Context(arguments.device, arguments.small)
             with tempfile.TemporaryDirectory() as scratch:
-                folder = Path(scratch)
-                if name.startswith(_REMEDY):
-                    found = _remedy(name.removeprefix(_REMEDY), context, folder)
-                    return {"changes": found}
-                return {"changes": _switches(name, context, folder, stage)}
+                if job["name"].startswith(_REMEDY):
+                    name = job["name"].removeprefix(_REMEDY)
+                    return {"changes": _remedy(name, run.context, Path(scratch))}
+                return {"changes": _switches(job["name"], run.context, Path(scratch), stage)}
 
-    cases = run_cases(
-        arguments, lambda: _names(arguments), handle, summarise=_summarise, describe=_describe
-    )
-    rows: list[tuple[Any, ...]] = []
-    for name, case in cases.items():
-        if case["end"] != "done":
-            rows.append((name, case["end"], *([None] * 7)))
-        for one in case.get("changes", ()):
-            real = one["real_ms"]
-            said = one["saves_ms"], one["wall_ms"], one["error"] * 100
-            of = name, one["about"], one["bound"], one["step_ms"]
-            rows.append((*of, real["median"], quartiles(real), *said))
-    head = ("case", "change", "bound", "step ms", "real ms", "quartiles")
-    print_table((*head, "saves", "wall", "error %"), rows)
-    print(_summarise(cases))
-    return exit_code(cases.values())
+    def known() -> dict[str, Any]:
+        from benchmarks.accuracy.changes import CASES
+        from benchmarks.accuracy.remedies import REMEDIES
+
+        remedies = {f"{_REMEDY}{name}": remedy.about for name, remedy in REMEDIES.items()}
+        if run.cases == "remedies":
+            run.cases = ",".join(remedies)
+        return CASES | remedies
+
+    small = ("vit_tiny", "sync_tiny", f"{_REMEDY}attention_fused")
+    cases = each(run, known, handle, small=small)
+    changes = [one for case in cases.values() for one in case.get("changes", ())]
+    shown = ("about", "bound", "step_ms", "saves_ms", "saves_range_ms", "wall_ms", "error")
+    rows = [
+        {"real_ms": one["real_ms"]["median"], **{key: one[key] for key in shown}} for one in changes
+    ]
+    return {"cases": cases, "rows": rows, "summary": _summary(changes)}

@@ -1,13 +1,12 @@
-"""Cases that are recorded on a GPU: causes planted on purpose, and the traces that tests read.
+"""Causes planted on purpose, recorded on a GPU or a CPU.
 
-A planted cause trains a small, well-built model in which one thing is done badly, or, for a
-control, the same model with that thing done well. Of each the judge asks whether the rule that
-should find it did, and whether the finding's first place is where the cause is. Of every finding
-it asks whether there is a reason: the planted cause, or one that the case's ``also`` grants. A
-fixture is a step of some kind, with what is true of its trace by construction.
+Each case trains a small, well-built model in which one thing is done badly, or, for a control, the
+same model with that thing done well. Of each the judge asks whether the rule that should find it
+did, and whether the finding's first place is where the cause is. Of every finding it asks whether
+there is a reason: the planted cause, or one that the case's ``also`` grants.
 
 - ``case.py``: what a case is, and the registration of cases; ``training.py``: training steps of
-  the models in ``benchmarks/models.py``; ``cases``: the causes; ``fixtures``: the fixtures.
+  the models in ``benchmarks/models.py``; ``cases``: the causes.
 - ``record.py``: from cases to ``NAME.trace.json.gz``, two trimmed steps.
 - ``judge.py``: from traces to verdicts, and to precision and recall of each rule.
 """

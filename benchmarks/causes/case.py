@@ -1,4 +1,4 @@
-"""A case: a training step, what is planted in it, and what is known of its trace."""
+"""A case: a training step, and what is planted in it."""
 
 from __future__ import annotations
 
@@ -22,18 +22,11 @@ class Built:
         modules: what to instrument, with names.
         step: one training step.
         close: called when the case is over (stops a loader's workers, say).
-        expect: what is known of its trace by construction; goes to a fixture's expectations.
-        how: ``plain``, ``scheduled`` (two cycles, written by ``tensorboard_trace_handler``), or
-            ``stack`` (``with_stack``, not instrumented).
-        warmup: steps before anything is measured.
     """
 
     modules: list[tuple[nn.Module, str]]
     step: Callable[[], None]
     close: Callable[[], None] = lambda: None
-    expect: dict[str, Any] = field(default_factory=dict)
-    how: str = "plain"
-    warmup: int = 3
 
 
 Build = Callable[[Context], Built]
@@ -41,7 +34,7 @@ Build = Callable[[Context], Built]
 
 @dataclass(frozen=True)
 class Case:
-    """A cause, the same thing well done, or a fixture.
+    """A cause, or the same thing well done.
 
     Attributes:
         build: makes it.
@@ -53,7 +46,6 @@ class Case:
         also: other rules that fire here for a reason, each with the reason.
         gpus: how many it needs; 0 for a cause that steps without a GPU have.
         ranks: processes that train together.
-        shapes: whether shapes are recorded.
     """
 
     build: Build
@@ -64,12 +56,10 @@ class Case:
     also: Mapping[str, str] = field(default_factory=dict)
     gpus: int = 1
     ranks: int = 1
-    shapes: bool = True
 
 
 CASES: dict[str, Case] = {}
 """The planted causes and their controls, by name."""
-FIXTURES: dict[str, Case] = {}
 
 
 def plant(
@@ -82,29 +72,22 @@ def plant(
 ) -> Callable[[Build], Build]:
     """Register a cause that ``rule`` must find at one of the paths ``at``."""
     places = None if at is None else tuple(at)
-    return _register(
-        CASES, rule=rule, planted=True, at=places, also=also or {}, gpus=gpus, ranks=ranks
-    )
+    return _register(rule=rule, planted=True, at=places, also=also or {}, gpus=gpus, ranks=ranks)
 
 
 def control(
     rule: str, also: Mapping[str, str] | None = None, *, gpus: int = 1, ranks: int = 1
 ) -> Callable[[Build], Build]:
     """Register the same thing well done: ``rule`` must not fire."""
-    return _register(CASES, rule=rule, also=also or {}, gpus=gpus, ranks=ranks)
+    return _register(rule=rule, also=also or {}, gpus=gpus, ranks=ranks)
 
 
-def fixture(*, gpus: int = 0, ranks: int = 1, shapes: bool = True) -> Callable[[Build], Build]:
-    """Register a fixture; without ``gpus`` it can be made on a CPU too."""
-    return _register(FIXTURES, gpus=gpus, ranks=ranks, shapes=shapes)
-
-
-def _register(cases: dict[str, Case], **facts: Any) -> Callable[[Build], Build]:
+def _register(**facts: Any) -> Callable[[Build], Build]:
     def register(build: Build) -> Build:
         name = build.__name__
-        if name in cases:
+        if name in CASES:
             raise ValueError(f"two cases are called {name}")
-        cases[name] = Case(build, (build.__doc__ or "").strip().partition("\n")[0], **facts)
+        CASES[name] = Case(build, (build.__doc__ or "").strip().partition("\n")[0], **facts)
         return build
 
     return register

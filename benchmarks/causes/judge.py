@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-import tarfile
 import time
-from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
 from fnmatch import fnmatchcase
@@ -14,42 +12,21 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import print_table
 from benchmarks.traces.trim import SUFFIX, parse_trace, written
 
 _SHAPES = ("Input Dims", "Input Strides", "Input type", "Concrete Inputs")
 
 
-def _files_in(folder: Path) -> Iterator[tuple[str, bytes]]:
-    """Name and contents of each file of a folder, those in tars too."""
-    for path in sorted(folder.iterdir()):
-        if path.suffix == ".tar":
-            with tarfile.open(path) as archive:
-                for member in archive:
-                    held = archive.extractfile(member)
-                    if held is not None:
-                        yield member.name, held.read()
-        elif path.is_file():
-            yield path.name, path.read_bytes()
-
-
 def recorded_facts(folder: Path) -> dict[str, Any]:
     """What the recorder wrote about the run."""
-    merged: dict[str, Any] = {"hardware": {}, "cases": {}}
-    for name, data in _files_in(folder):
-        if name == "recorded.json":
-            document = json.loads(data)
-            merged["hardware"] = document.get("hardware") or merged["hardware"]
-            merged["cases"] |= document.get("cases", {})
-    return merged
+    path = folder / "recorded.json"
+    return json.loads(path.read_text()) if path.exists() else {"hardware": {}, "cases": {}}
 
 
 def examine(folder: Path, wanted: set[str], *, shapes: bool, jobs: int) -> dict[str, Any]:
     """Examine the wanted traces of a folder, by name."""
-    named = ((name.removesuffix(SUFFIX), name, data) for name, data in _files_in(folder))
-    jobs_of = (
-        (name, data, shapes) for name, file, data in named if name in wanted and name != file
-    )
+    found = {path.name.removesuffix(SUFFIX): path for path in sorted(folder.glob(f"*{SUFFIX}"))}
+    jobs_of = ((name, found[name].read_bytes(), shapes) for name in found if name in wanted)
     if jobs <= 1:
         return dict(map(_examine, jobs_of))
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
@@ -146,57 +123,3 @@ def _rates(planted: list[dict[str, Any]], false: int) -> dict[str, Any]:
         "false": false,
         "precision": hits / (hits + false) if hits + false else None,
     }
-
-
-# In words -----------------------------------------------------------------------------------------
-
-
-def show_findings(name: str, found: dict[str, Any]) -> None:
-    """Print all that a report finds, for an expert to judge."""
-    step, backward = found.get("step_ms", 0), found.get("backward_ms", 0)
-    print(f"\n## {name}: step {step:.1f} ms, backward {backward:.1f} ms")
-    if "error" in found:
-        print(f"   {found['error']}")
-        return
-    print("   phases:", ", ".join(f"{k} {v:.1f}" for k, v in found["phases"].items()) or "none")
-    for label, wall, node in found["rows"]:
-        print(f"   row: {label} {wall:.2f} ms {node}")
-    for warning in found["warnings"]:
-        print(f"   ! {warning}")
-    for finding in found["findings"]:
-        print(f"   {finding['rule']} {100 * finding['share']:.1f}% at {finding['path']!r}")
-        print(f"      {finding['title']}. {finding['seen']} {finding['remedy']}")
-        for at in finding["places"]:
-            ms = at["wall_ns"] / 1e6
-            print(f"      · {at['path']} ({at['class_name']}) ×{at['count']} {ms:.2f} ms")
-
-
-def print_verdicts(
-    verdicts: dict[str, dict[str, Any]], found: dict[str, dict[str, Any]], summary: dict[str, Any]
-) -> None:
-    rows = []
-    for name, v in verdicts.items():
-        mark = ("hit" if v["hit"] else "MISS") if v["planted"] else ("FIRED" if v["hit"] else "ok")
-        place = "" if v["at"] is None or not v["hit"] else ("yes" if v["placed"] else v["path"])
-        said = found[name].get("error") or ", ".join(
-            f"{f['rule']} {100 * f['share']:.1f}% {f['path']}" for f in found[name]["findings"]
-        )
-        expected = ("" if v["planted"] else "not ") + v["rule"]
-        ms = round(float(found[name].get("step_ms", 0.0)), 1)
-        rows.append((name, expected, mark, place, ", ".join(v["false"]), ms, said))
-    print_table(("case", "expected", "found", "place", "false", "step ms", "findings"), rows)
-    print()
-    head = ("planted", "found", "placed", "also", "false", "precision", "controls", "silent")
-    rules = [(rule, *(r[key] for key in head)) for rule, r in summary["rules"].items()]
-    print_table(("rule", *head), rules)
-    recall, precision = (
-        "—" if summary[key] is None else f"{100 * summary[key]:.1f}%"
-        for key in ("recall", "precision")
-    )
-    print(
-        f"\n{summary['found']} of {summary['planted']} causes found ({recall}), "
-        f"{summary['placed']} in the right place; {summary['false']} findings for no known reason "
-        f"(precision {precision}); the named rule silent on "
-        f"{summary['silent_controls']} of {summary['controls']} controls, "
-        f"nothing false on {summary['clean_controls']}."
-    )

@@ -9,9 +9,9 @@ own: what counts is the difference between the two.
 
 from __future__ import annotations
 
+import argparse
 import gc
 import os
-from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -19,10 +19,10 @@ import torch
 from torch import nn
 
 import backspot
-from benchmarks.cases import exit_code
-from benchmarks.common import command_line, parse, print_table, profiling, script, write_results
+from benchmarks.harness import Figures, Run, each
+from benchmarks.measuring import profiling
 from benchmarks.models import training_step
-from benchmarks.workers import Job, Phase, Record, Stage, run, serve, worker_command
+from benchmarks.workers import Job, Record, Stage
 
 _PROFILED = 5  # steps under one profiler, then as many without
 _HEAD = ("steps", "hooks", "rss KiB", "objects", "nodes")
@@ -73,29 +73,15 @@ def _train(job: Job, stage: Stage) -> Record:
     return {"rows": rows}
 
 
-@script
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = command_line(__doc__, "leaks", device=False, cases=False, jobs=1)
+def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, help="default: 10000; with --small 20")
     parser.add_argument("--every", type=int, help="steps of a row (default: 1000; with --small 10)")
-    arguments = parse(parser, argv)
-    if arguments.worker:
-        serve(_train)
-        return 0
-    steps = arguments.steps or (20 if arguments.small else 10_000)
-    every = arguments.every or (10 if arguments.small else 1_000)
-    # Each in a process of its own, so that memory is compared fairly.
-    records = run(
-        [
-            {"name": hooks or "none", "hooks": hooks, "steps": steps, "every": every}
-            for hooks in (None, "call")
-        ],
-        worker_command(arguments),
-        lambda: _train,
-        [Phase(arguments.jobs, timeout_s=3600)],
-        fresh=True,
-    )
-    rows = [row for record in records for row in record.get("rows", ())]
-    print_table(_HEAD, rows)
-    write_results(arguments, {"rows": [dict(zip(_HEAD, row, strict=True)) for row in rows]})
-    return exit_code(records)
+
+
+def answer(run: Run) -> Figures:
+    steps = run.steps or (20 if run.small else 10_000)
+    every = run.every or (10 if run.small else 1_000)
+    kinds = {hooks or "none": {"hooks": hooks} for hooks in (None, "call")}
+    cases = each(run, lambda: kinds, _train, timeout_s=3600, steps=steps, every=every)
+    rows = [dict(zip(_HEAD, row, strict=True)) for c in cases.values() for row in c.get("rows", ())]
+    return {"cases": cases, "rows": rows}

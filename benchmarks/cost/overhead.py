@@ -2,7 +2,6 @@
 
     python -m benchmarks overhead [--device cuda] [--seconds 240] [--cases vit,gpt2]
     python -m benchmarks overhead --variants "call, no markers" call "with_stack=True"
-    python -m benchmarks overhead --pool overhead_node.json overhead_node_2.json
     python -m benchmarks overhead_ranks
 
 Every variant runs in every round, in a new random order, so that other work on the machine meets
@@ -12,9 +11,8 @@ the profiler on, these steps have a session of their own that starts and stops o
 steps. Whether the host or the GPU decides a step's time is measured with and without profiler, as
 the profiler slows the host. Numbers of one round are compared: the result is the median ratio to
 the plain step of the same round, with a 95% interval from resampling the rounds. All rounds without
-profiler run before the first session. Several runs can be pooled: their rounds are then judged as
-those of one run. On two ranks, the order is the same on both, both record, and a round's number is
-that of the slower rank.
+profiler run before the first session. On two ranks, the order is the same on both, both record, and
+a round's number is that of the slower rank.
 """
 
 from __future__ import annotations
@@ -35,21 +33,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.common import (
-    Budget,
-    choose,
-    command_line,
-    milliseconds,
-    parse,
-    print_machine,
-    print_table,
-    profiling,
-    quartiles,
-    script,
-    spread,
-    synchronize,
-    write_results,
-)
 from benchmarks.cost.variants import (
     CASES,
     LABELS,
@@ -60,6 +43,8 @@ from benchmarks.cost.variants import (
     Training,
     Variant,
 )
+from benchmarks.harness import Figures, Run, write_results
+from benchmarks.measuring import Budget, milliseconds, profiling, spread, synchronize
 from benchmarks.models import Context
 
 _RESAMPLES = 4000
@@ -71,13 +56,6 @@ _TARGETS = {
     "off": {name: {"gpu": 1.0, "host": 1.0} for name in LABELS},
     "on": {"call, no markers": {"gpu": 2.0, "host": 6.0}, "call": {"gpu": 4.0, "host": 12.0}},
 }
-# Pairs of variants: with the profiler on, the first should cost no more than the second.
-_ORDER = (
-    ("call, no markers", "Lightning's labels"),
-    ("call, no markers", "with_stack=True"),
-    ("call, no markers", "node, no markers"),
-    ("call", "node"),
-)
 _ON_RANKS = (
     PLAIN, UNPROFILED, "call, no markers", "call", "node, no markers", "Lightning's labels",
     "with_stack=True",
@@ -90,10 +68,6 @@ def _ratio(one: Sequence[float], other: Sequence[float]) -> dict[str, float]:
     draw = np.random.default_rng(0).integers(0, len(ratios), (_RESAMPLES, len(ratios)))
     low, high = np.percentile(np.median(ratios[draw], axis=1), [2.5, 97.5])
     return {"median": float(np.median(ratios)), "low": float(low), "high": float(high)}
-
-
-def _percent(ratio: dict[str, float]) -> str:
-    return f"{ratio['median']:+.1f} ({ratio['low']:+.1f} to {ratio['high']:+.1f})"
 
 
 def _session(variant: Variant, device: str, recorded: bool) -> AbstractContextManager[Any]:
@@ -169,28 +143,8 @@ def _judge(
         if name in _TARGETS[mode] and found["added_percent"]:
             target = _TARGETS[mode][name][bound]
             found |= {"target_percent": target, "met": found["added_percent"]["median"] <= target}
-    both = [pair for pair in _ORDER if mode == "on" and times.keys() >= set(pair)]
-    compared = {f"{a} against {b}": _ratio(times[a], times[b]) for a, b in both}
-    found = {"bound": bound, "launching": launching, "variants": variants, "compared": compared}
-    return {**found, "failed": failed, "rounds": len(times[PLAIN])}
-
-
-def _pooled(documents: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The cases of several runs, judged as if all rounds were of one."""
-    cases: dict[str, Any] = {}
-    for name, first in documents[0]["cases"].items():
-        cases[name] = {"what": first["what"], "modules": first["modules"]}
-        for mode in ("off", "on"):
-            found = [document["cases"][name][mode] for document in documents]
-            times = {
-                variant: [ms for each in found for ms in each["variants"][variant]["round_ms"]]
-                for variant in found[0]["variants"]
-                if all(variant in each["variants"] for each in found)
-            }
-            launching = statistics.mean(each["launching"] for each in found)
-            failed = {name: why for each in found for name, why in each["failed"].items()}
-            cases[name][mode] = _judge(mode, launching, times, failed)
-    return cases
+    found = {"bound": bound, "launching": launching, "variants": variants, "failed": failed}
+    return {**found, "rounds": len(times[PLAIN])}
 
 
 def _launching(training: Training, device: str, *, recorded: bool) -> float:
@@ -224,83 +178,59 @@ def _run_case(case: Case, options: argparse.Namespace, seconds: float) -> dict[s
     return result
 
 
-def _show(name: str, result: dict[str, Any]) -> None:
-    print(f"\n{name}: {result.get('what', '')}, {result.get('modules', 0)} modules")
-    if "error" in result:
-        print(f"failed: {result['error']}")
-        return
-    modes = {mode: result[mode] for mode in _SHARES}
-    for mode, found in modes.items():
-        print(
-            f"{mode}: {found['rounds']} rounds, bound by the {found['bound']}; the host is through "
-            f"with launching after {found['launching']:.0%} of a plain step"
-        )
-    seen = {name for found in modes.values() for name in (*found["variants"], *found["failed"])}
-    rows = []
-    for variant in [name for name in VARIANTS if name in seen]:
-        cells = [cell for found in modes.values() for cell in _cells(variant, found)]
-        rows.append([variant, *cells])
-    head = [
-        f"{mode}: {what}" for mode in modes for what in ("ms", "quartiles", "added %", "target")
-    ]
-    print_table(["variant", *head], rows)
-    for pair, ratio in result["on"]["compared"].items():
-        print(f"{pair}, on: {_percent(ratio)}")
-
-
-def _cells(variant: str, mode: dict[str, Any]) -> list[str]:
+def _row(variant: str, mode: dict[str, Any]) -> dict[str, Any]:
+    """A variant's cells of the table: the step, and what it adds."""
     found = mode["variants"].get(variant)
     if found is None:
-        return ["failed" if variant in mode["failed"] else "—", "", "", ""]
-    step, added, target = found["step_ms"], found["added_percent"], ""
-    if "met" in found:
-        target = f"≤ {found['target_percent']:g}: {'met' if found['met'] else 'missed'}"
-    return [f"{step['median']:.2f}", quartiles(step), _percent(added) if added else "", target]
+        return {"ms": "failed" if variant in mode["failed"] else None}
+    added = found["added_percent"] or {}
+    interval = [added.get(key) for key in ("median", "low", "high")] if added else None
+    step = [found["step_ms"][key] for key in ("median", "low", "high")]
+    return {"ms": step, "added %": interval, "met": found.get("met")}
 
 
-@script
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = command_line(__doc__, "overhead", seconds=240)
-    parser.add_argument("--rounds", type=int, default=400, help="at most so many rounds a case")
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--rounds", type=int, help="rounds a case (default: 400 at most; ranks 20)")
     parser.add_argument("--steps", type=int, default=4, help="timed steps a variant and round")
     told = f"what to compare with {PLAIN!r} (default: {'; '.join(VARIANTS)})"
     parser.add_argument(
         "--variants", nargs="+", choices=list(VARIANTS), default=list(VARIANTS), metavar="NAME",
         help=told.replace("%", "%%"),
     )  # fmt: skip
-    parser.add_argument("--pool", type=Path, nargs="+", help="show these runs as one; run nothing")
-    options = parse(parser, argv)
-    options.variants = list(dict.fromkeys([PLAIN, *options.variants]))
-    if options.small:
-        options.rounds, options.steps = 1, 1
-    if options.pool:
-        for name, result in _pooled(
-            [json.loads(path.read_text()) for path in options.pool]
-        ).items():
-            _show(name, result)
-        return 0
-    known = {name: case.what for name, case in CASES.items() if case.device == options.device}
-    names = choose(options, known, list(known)[:1])
-    everything = Budget(options.seconds)
+
+
+def answer(run: Run) -> Figures:
+    run.variants = list(dict.fromkeys([PLAIN, *run.variants]))
+    run.rounds = run.rounds or 400
+    if run.small:
+        run.rounds, run.steps = 1, 1
+    known = {name: case.what for name, case in CASES.items() if case.device == run.device}
+    names = run.choose(known, list(known)[:1])
+    everything = Budget(run.seconds)
     warnings.filterwarnings("ignore")
-    if options.device == "cpu":
+    if run.device == "cpu":
         torch.set_num_threads(1)
     cases: dict[str, Any] = {}
     for number, name in enumerate(names):
         try:
-            cases[name] = _run_case(CASES[name], options, everything.left / (len(names) - number))
+            cases[name] = _run_case(CASES[name], run, everything.left / (len(names) - number))
         except ModuleNotFoundError:
             raise
         except Exception as error:
             traceback.print_exc()
             cases[name] = {"what": CASES[name].what, "error": f"{type(error).__name__}: {error}"}
-        last = number == len(names) - 1
-        write_results(options, {"steps": options.steps, "cases": cases}, last=last)
-        _show(name, cases[name])
+        write_results(run, {"steps": run.steps, "cases": cases})
         gc.collect()
-        if options.device == "cuda":
+        if run.device == "cuda":
             torch.cuda.empty_cache()
-    return 1 if any("error" in case for case in cases.values()) else 0
+    rows = [
+        {"case": name, "variant": variant, **{f"{mode}: {k}": v for mode in _SHARES
+         for k, v in _row(variant, case[mode]).items()}}
+        for name, case in cases.items() if "error" not in case
+        for variant in run.variants
+    ]  # fmt: skip
+    wrong = any("error" in case for case in cases.values())
+    return {"steps": run.steps, "cases": cases, "rows": rows, "wrong": wrong}
 
 
 # Ranks -------------------------------------------------------------------------------------------
@@ -335,23 +265,17 @@ def _train(
             (Path(folder) / "records.json").write_text(json.dumps(found))
 
 
-@script
-def of_ranks(argv: Sequence[str] | None = None) -> int:
+def of_ranks(run: Run) -> Figures:
     """Compare the variants on two ranks."""
     from benchmarks.ranks import CASES, run_ranks
 
-    parser = command_line(__doc__, "overhead_ranks")
-    parser.add_argument("--rounds", type=int, default=20, help="rounds a case")
-    arguments = parse(parser, argv)
-    names = choose(arguments, CASES, ("ddp",))
-    print_machine(arguments.device)
-    rounds = 2 if arguments.small else arguments.rounds
-    records = json.loads(run_ranks(_train, arguments.device, names, rounds, arguments.small))
+    names = run.choose(CASES, ("ddp",))
+    rounds = 2 if run.small else run.rounds or 20
+    records = json.loads(run_ranks(_train, run.device, names, rounds, run.small))
     cases = {name: _variants(times) for name, times in records.items()}
-    for name, variants in cases.items():
-        print(f"\n{name}: {CASES[name]}")
-        mode = {"variants": variants, "failed": {}}
-        rows = [[variant, *_cells(variant, mode)[:3]] for variant in variants]
-        print_table(("variant", "ms", "quartiles", "added % (95%)"), rows)
-    write_results(arguments, {"cases": cases, "rounds": rounds})
-    return 0
+    rows = [
+        {"case": name, "variant": variant, **_row(variant, {"variants": variants, "failed": {}})}
+        for name, variants in cases.items()
+        for variant in variants
+    ]
+    return {"cases": cases, "rows": rows, "rounds": rounds}

@@ -1,73 +1,100 @@
 """What does it cost to put the ranks of a job together? Time and memory against their number.
 
     python -m benchmarks ranks
+    python -m benchmarks ranks_from_traces
 
-Summaries of 16 to 1,024 ranks are generated from a recorded rank of two H200s: each rank has its
-own noise, clock and host, and one rank has 10 ms more in one module. A process of its own reads the
-summaries and answers; the memory is the most that this process had. The traces themselves are read
-elsewhere, one by one (``cost.read``), so their size does not matter here.
+``ranks``: summaries of 16 to 1,024 ranks are generated from a recorded rank of two H200s: each rank
+has its own noise, clock and host, and one rank has 10 ms more in one module.
+
+``ranks_from_traces``: a recorded rank of FSDP2 is copied: each rank has a trace of its own with ten
+times the recorded steps, its number and its clock. Backspot reads the folder, and so does
+HolisticTraceAnalysis, where it is installed, to its overlap of communication and computing, in as
+many processes as it starts. A tool that needs more than ``--patience`` seconds is not asked again.
+
+The memory is that of all processes of a tool together, read every 50 ms.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
+import os
 import random
+import re
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
+from contextlib import suppress
+from importlib.util import find_spec
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from backspot.job.summary import Summary, from_json, to_bytes
-from benchmarks.common import (
-    TEST_DATA,
-    command_line,
-    parse,
-    print_machine,
-    print_table,
-    script,
-    write_results,
-)
 from benchmarks.cost.startup import environment
+from benchmarks.harness import TEST_DATA, Figures, Run
+from benchmarks.traces.copies import Copies
 
-_RECORDED = TEST_DATA / "ranks" / "fsdp_even.rank0.json"
+_SUMMARY = TEST_DATA / "ranks" / "fsdp_even.rank0.json"
+_TRACE = TEST_DATA / "h200" / "fsdp2.rank0.trace.json.gz"
 _SLOW = "model.layers.2.mlp.down_proj"
 _PLANTED_NS = 10_000_000
-_ANSWER = """
-import json, resource, sys, time
+_RANK = re.compile(r'"rank":\s*0,\s*"world_size":\s*2')
+_GROUP = re.compile(r'"pg_size":\s*2,\s*"ranks":\s*\[0,\s*1\]')
+_SUMMARIES = """
+import json, sys, time
 from pathlib import Path
 from backspot.job.answer import answer
 from backspot.job.summary import from_bytes
 import backspot.render.json
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 begin = time.perf_counter()
 read = [from_bytes(path.read_bytes()) for path in sorted(Path(sys.argv[1]).iterdir())]
 decoded = time.perf_counter()
 job = answer(read)
-answered = time.perf_counter()
 first = job.findings[0] if job.findings else None
 print(json.dumps({
-    "read_s": decoded - begin,
-    "answer_s": answered - decoded,
-    "memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-    "without_ranks_mb": before / 1024,
-    "findings": len(job.findings),
-    "first": [first.rank, first.path] if first else None,
+    "read_s": decoded - begin, "answer_s": time.perf_counter() - decoded,
+    "findings": len(job.findings), "first": [first.rank, first.path] if first else None,
 }))
+"""
+_BACKSPOT = """
+import sys
+import backspot
+print(str(backspot.ranks(sys.argv[1])).splitlines()[1])
+"""
+_HTA = """
+import logging, sys
+from pathlib import Path
+from hta.trace_analysis import TraceAnalysis
+logging.disable(logging.WARNING)
+if __name__ == "__main__":
+    traces = dict(enumerate(map(str, sorted(Path(sys.argv[1]).iterdir()))))
+    analysis = TraceAnalysis(trace_files=traces, trace_dir=sys.argv[1])
+    print(f"{len(analysis.get_comm_comp_overlap(visualize=False))} ranks")
 """
 
 
-@script
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = command_line(__doc__, "ranks", device=False)
-    options = parse(parser, argv)
-    recorded = from_json(_RECORDED.read_bytes())
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--ranks", help="numbers of ranks, comma-separated")
+    parser.add_argument("--copies", type=int, help="copies of the recorded steps (default: 10)")
+    parser.add_argument("--patience", type=float, default=240.0, help="seconds for one reading")
+
+
+def _numbers(run: Any, small: Sequence[int], full: Sequence[int]) -> list[int]:
+    given = [int(one) for one in (run.ranks or "").split(",") if one]
+    return given or [*(small if run.small else full)]
+
+
+def answer(run: Run) -> Figures:
+    """From summaries."""
+    recorded = from_json(_SUMMARY.read_bytes())
     cases: dict[str, Any] = {}
-    rows = []
-    for ranks in (4, 16) if options.small else (16, 64, 256, 1024):
+    for ranks in _numbers(run, (4, 16), (16, 64, 256, 1024)):
         with tempfile.TemporaryDirectory() as folder:
             sizes = [
                 (Path(folder) / f"{rank:05}").write_bytes(
@@ -75,25 +102,113 @@ def main(argv: Sequence[str] | None = None) -> int:
                 )
                 for rank in range(ranks)
             ]
-            found = json.loads(
-                subprocess.run(
-                    [sys.executable, "-c", _ANSWER, folder],
-                    check=True,
-                    capture_output=True,
-                    env=environment(),
-                ).stdout
-            )
-        found["summary_kb"] = sum(sizes) / ranks / 1000
-        found["named"] = found.pop("first") == [slow_rank(ranks), _SLOW]
-        cases[str(ranks)] = found
-        keys = ("summary_kb", "read_s", "answer_s", "memory_mb", "findings", "named")
-        rows.append([ranks, *(found[key] for key in keys)])
-    print_machine()
-    head = ["ranks", "kB each", "read, s", "answer, s", "memory, MB", "findings", "plant named"]
-    print_table(head, rows)
-    modules = sum(module.is_module for module in recorded.modules)
-    write_results(options, {"modules": modules, "steps": recorded.steps, "cases": cases})
-    return 0 if all(found["named"] for found in cases.values()) else 1
+            read = _read(_SUMMARIES, folder, run.patience)
+        found = json.loads(read["said"])
+        named = found.pop("first") == [slow_rank(ranks), _SLOW]
+        found |= {"summary_kb": sum(sizes) / ranks / 1000, "peak_mb": read["peak_mb"]}
+        cases[str(ranks)] = {**found, "named": named}
+    return {"cases": cases, "wrong": not all(found["named"] for found in cases.values())}
+
+
+def from_traces(run: Run) -> Figures:
+    """From traces, beside HolisticTraceAnalysis."""
+    tools = {"backspot": _BACKSPOT, "hta": _HTA}
+    if run.small or find_spec("hta") is None:
+        del tools["hta"]
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        traces, place = Path(folder) / "traces", Path(folder) / "copied.json"
+        recorded = _Recorded(run.copies or (2 if run.small else 10), place)
+        for ranks in _numbers(run, (2,), (4, 16, 64, 256, 1024)):
+            megabytes = recorded.write(traces, ranks) / 1e6
+            for tool, code in list(tools.items()):
+                found = _read(code, str(traces), run.patience)
+                rows.append({"ranks": ranks, "tool": tool, "megabytes": megabytes, **found})
+                if found["failed"]:
+                    del tools[tool]
+    wrong = any(one["failed"] for one in rows if one["tool"] == "backspot")
+    return {"rows": rows, "events": recorded.events, "wrong": wrong}
+
+
+class _Recorded:
+    """The recorded rank with several copies of its steps, as the trace of any rank.
+
+    Args:
+        copies: how many.
+        place: where the copies are written once.
+    """
+
+    def __init__(self, copies: int, place: Path) -> None:
+        source = Copies(_TRACE)
+        source.write(place, copies)
+        numbers = count(1)
+        text = re.sub(r"ProfilerStep#\d+", "ProfilerStep#@", place.read_text("utf-8"))
+        # Each step has one mark of the host; the device's marks were trimmed away.
+        text = re.sub("#@", lambda _: f"#{next(numbers)}", text)
+        head, key, events = text.partition('"traceEvents"')
+        self._head, self._events = head, key + events
+        self._base = json.loads(text)["baseTimeNanoseconds"]
+        self.events = source.events * copies
+        place.unlink()
+
+    def write(self, folder: Path, ranks: int) -> int:
+        """Write the traces that the folder lacks; return the bytes of all."""
+        folder.mkdir(exist_ok=True)
+        every = json.dumps(list(range(ranks)))
+        size = 0
+        for rank in range(ranks):
+            head = _RANK.sub(f'"rank":{rank},"world_size":{ranks}', self._head)
+            head = _GROUP.sub(f'"pg_size":{ranks},"ranks":{every}', head)
+            head = head.replace(str(self._base), str(self._base + 1_000 * rank))
+            path = folder / f"rank{rank:05}.json"
+            size += path.write_text(head + self._events, encoding="utf-8")
+        return size
+
+
+def _read(code: str, folder: str, seconds: float) -> dict[str, Any]:
+    """Let one tool read, in processes of its own, for so many seconds at most."""
+    spent, begin = os.times(), time.perf_counter()
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as out:
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, folder],
+            stdout=out,
+            env=environment(),
+            start_new_session=True,
+        )
+        peak, failed = 0, ""
+        while process.poll() is None:
+            peak = max(peak, _bytes_of(process.pid))
+            if time.perf_counter() - begin > seconds:
+                failed = f"more than {seconds:.0f} s"
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+            time.sleep(0.05)
+        took, used = time.perf_counter() - begin, os.times()
+        out.seek(0)
+        said = out.read().strip()
+    if process.returncode and not failed:
+        failed = f"exit code {process.returncode}"
+    processor = used.children_user + used.children_system
+    processor -= spent.children_user + spent.children_system
+    return {
+        "seconds": took,
+        "processor_seconds": None if failed else processor,  # of killed processes it is not known
+        "peak_mb": peak / 1e6,
+        "said": said,
+        "failed": failed,
+    }
+
+
+def _bytes_of(session: int) -> int:
+    """Return the memory of all processes of a session; what they share counts once."""
+    total = 0
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with suppress(OSError, IndexError, ValueError):
+                if int((entry / "stat").read_text().rpartition(")")[2].split()[3]) == session:
+                    text = (entry / "smaps_rollup").read_text()
+                    total += int(text.partition("Pss:")[2].split()[0]) * 1024
+    return total
 
 
 def slow_rank(ranks: int) -> int:

@@ -1,46 +1,44 @@
 """How fast, and in how much memory, is a trace read? Backspot beside other tools, in one run.
 
     taskset -c 0,1 python -m benchmarks read
-    python -m benchmarks read --trace TRACE --tools "backspot --jobs 1,json"
 
 Traces of 30, 300 and 1,200 MB, plain and compressed, are made by copying a recorded step of an H200
-(``copies.py``); the report of the copies must be that of one, times their number. Each tool
-(``tools.py``) runs in a process of its own, in turns. What is left out is named with the reason.
+(``copies.py``); the report of the copies must be that of one, times their number. Each tool runs in
+a process of its own, in turns. The peak memory is that above the idle interpreter with the same
+imports. What is left out is named with the reason.
 
 Two readings at once that have nothing to do with each other show what two processes can gain on the
-machine. Run it in pieces with --sizes, --tools and --repeat; traces are kept in --folder if given.
+machine. "live profile" records a profile of many events and reads it in place, by Backspot and by
+PyTorch's ``key_averages()``, which keeps what it made of the events: only its first call is the
+cost of reading them. Backspot reads them each time, and its first reading is counted too.
+
+Run it in pieces with --sizes, --tools and --repeat; traces are kept in --folder if given.
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
+import importlib
+import resource
 import statistics
+import subprocess
+import sys
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import (
-    TEST_DATA,
-    Budget,
-    UsageError,
-    available_bytes,
-    command_line,
-    parse,
-    print_machine,
-    print_table,
-    script,
-    spread,
-    write_results,
-)
-from benchmarks.cost.tools import LIVE, NEEDS, TOOLS, examine
+from benchmarks.harness import TEST_DATA, Figures, Run, UsageError, write_results
+from benchmarks.measuring import Budget, available_bytes, spread
 from benchmarks.traces.copies import Copies
-from benchmarks.workers import do_alone, serve, worker_command
+from benchmarks.workers import Job, Record, Stage, do_alone, serve, worker_command
 
 MB = 1_000_000
-ONE, TWO, MANY = "backspot --jobs 1", "backspot --jobs 2", "backspot"
+ONE, TWO = "backspot --jobs 1", "backspot --jobs 2"
 APART = "two readings at once"
 """Two processes that have nothing to do with each other: the most that dividing one can gain."""
 RECORDED = TEST_DATA / "h200" / "vit_patch_drop.trace.json.gz"
@@ -50,91 +48,172 @@ _GIVEN_UP = 150.0
 Cell = dict[str, Any]
 
 
-# Promises ----------------------------------------------------------------------------------------
+# The tools ---------------------------------------------------------------------------------------
+
+LIVE = "live profile"
+Found = dict[str, Any]
+Reader = Callable[[Path], Callable[[], Found]]
+"""Imports what the tool needs, and returns what is timed."""
+
+NEEDS = {"json": 6.0, "orjson": 9.0, "hta": 9.0}
+"""Memory that a tool needs, in sizes of the plain file; the others need less than one."""
 
 
-def _ratio(a: float | None, b: float | None) -> float | None:
-    return a / b if a is not None and b else None
+def backspot(path: Path, jobs: int | None = None) -> Callable[[], Found]:
+    """From the file to the ranked list."""
+    import rich.table  # noqa: F401 - what printing imports
+
+    import backspot as library
+    import backspot.pipeline
+    import backspot.render.text
+
+    def run() -> Found:
+        begin = read = time.perf_counter()
+
+        def progress(done: int, total: int | None) -> None:
+            nonlocal read
+            read = time.perf_counter()  # the last time is when all of it is in columns
+
+        report = library.locate(path, jobs=jobs, progress=progress)
+        text = str(report)
+        return {
+            "read_seconds": read - begin,
+            "steps": report.steps,
+            "wall_ns": report.wall_ns,
+            "rows": {r.path: [r.wall_ns, r.gpu_ns, r.cpu_ns] for r in report.modules},
+            "lines": text.count("\n"),
+        }
+
+    return run
 
 
-def _promises(cells: list[Cell]) -> list[tuple[str, float, str, bool]]:
-    """Return each promise with its measurement and limit; what was not measured is left out."""
+def hta(path: Path) -> Callable[[], Found]:
+    """HolisticTraceAnalysis as its documentation begins: the traces loaded into data frames."""
+    import logging
 
-    def cell(tool: str, size: int, gzip: bool = False) -> Cell:
-        keys = ("tool", "megabytes", "gzip")
-        wanted = (tool, size, gzip)
-        return next((c for c in cells if tuple(c.get(key) for key in keys) == wanted), {})
+    from hta.trace_analysis import TraceAnalysis
 
-    def median(tool: str, size: int, gzip: bool = False) -> float | None:
-        seconds = cell(tool, size, gzip).get("seconds")
-        return seconds["median"] if seconds else None
+    logging.disable(logging.INFO)
 
-    def reading(tool: str, size: int) -> float | None:
-        return cell(tool, size).get("read_seconds")
+    def run() -> Found:
+        analysis = TraceAnalysis(trace_files={0: str(path)}, trace_dir=str(path.parent))
+        return {"events": len(analysis.t.get_trace(0))}
 
-    live = next((c for c in cells if c["tool"] == LIVE and not c["skipped"]), {})
-    locate, theirs = (live.get(key) for key in ("locate_seconds", "key_averages_seconds"))
-    exact = [c["exact"] for c in cells if "exact" in c]
-    least: dict[str, tuple[float | None, float]] = {
-        **{f"MB/s in one process, {n} MB": (cell(ONE, n).get("mb_per_second"), 100)
-           for n in (30, 300, 1200)},
-        **{f"times HTA's rate, {n} MB": (_ratio(median("hta", n), median(MANY, n)), 10)
-           for n in (30, 300)},
-        **{f"times as fast in two processes, to the list, {n} MB":
-           (_ratio(median(ONE, n), median(TWO, n)), 1.6) for n in (300, 1200)},
-        **{f"times as fast in two processes, reading alone, {n} MB":
-           (_ratio(reading(ONE, n), reading(TWO, n)), 1.6) for n in (300, 1200)},
-        "times as fast as key_averages() on a live profile":
-            (theirs["median"] / locate["median"] if locate and theirs else None, 10),
-        "share of reports that are the recorded step's, times its copies":
-            (sum(exact) / len(exact) if exact else None, 1),
-    }  # fmt: skip
-    most: dict[str, tuple[float | None, float]] = {
-        **{f"peak memory of the plain file, {tool}, {n} MB":
-           (cell(tool, n).get("peak_of_plain"), 0.7) for n in (300, 1200) for tool in (ONE, MANY)},
-        "1.2 GB against 300 MB": (_ratio(median(ONE, 1200), median(ONE, 300)), 4.3),
-        **{f"gzip against plain, {n} MB": (_ratio(median(ONE, n, True), median(ONE, n)), 1.4)
-           for n in (30, 300)},
-    }  # fmt: skip
-    found = [
-        (what, float(value), f"at least {limit:g}", value >= limit)
-        for what, (value, limit) in least.items()
-        if value is not None
-    ]
-    for what, (value, limit) in most.items():
-        if value is not None:
-            found.append((what, float(value), f"at most {limit:g}", value <= limit))
-    for size in (300, 1200):
-        gained = _ratio(median(ONE, size), median(APART, size))
-        if gained is not None:
-            print(f"{size} MB: {APART} do {2 * gained:.2f} times the work of one in its time")
-    return found
+    return run
 
 
-def _show(cells: list[Cell], promises: list[tuple[str, float, str, bool]]) -> None:
-    rows = []
-    for cell in cells:
-        name = f"{cell.get('megabytes', 0):,} MB{' gzip' if cell.get('gzip') else ''}"
-        if cell["skipped"]:
-            rows.append([name, cell["tool"], None, cell["skipped"], None, None, None])
-            continue
-        if cell["tool"] == LIVE:
-            for what in ("locate_seconds", "key_averages_seconds"):
-                took = cell[what]
-                spent = f"{took['low']:.2f} to {took['high']:.2f}, n={took['n']}"
-                name = f"{LIVE}, {cell['events']:,} events"
-                rows.append([name, what, took["median"], spent, None, None, None])
-            continue
-        took = cell["seconds"]
-        spent = f"{took['low']:.2f} to {took['high']:.2f}, n={took['n']}"
-        peak = round(cell["peak_bytes"] / MB)
-        of_file = round(cell["mb_per_second"]), peak, cell["peak_of_plain"]
-        rows.append([name, cell["tool"], took["median"], spent, *of_file])
-    print()
-    print_table(("trace", "tool", "seconds", "quartiles", "MB/s", "peak MB", "of file"), rows)
-    print()
-    told = [(*promise[:3], "yes" if promise[3] else "NO") for promise in promises]
-    print_table(("promise", "measured", "limit", "kept"), told)
+def decoder(module: str) -> Reader:
+    """A decoder of JSON and nothing after it: a floor."""
+
+    def reader(path: Path) -> Callable[[], Found]:
+        loads = importlib.import_module(module).loads
+
+        def run() -> Found:
+            data = path.read_bytes()
+            text = gzip.decompress(data) if path.suffix == ".gz" else data
+            return {"events": len(loads(text)["traceEvents"])}
+
+        return run
+
+    return reader
+
+
+TOOLS: dict[str, Reader] = {
+    "backspot": backspot,
+    "backspot --jobs 1": lambda path: backspot(path, 1),
+    "backspot --jobs 2": lambda path: backspot(path, 2),
+    "hta": hta,
+    "json": decoder("json"),
+    "orjson": decoder("orjson"),
+}
+
+
+def peak() -> int:
+    """The most memory that this process has held, in KiB.
+
+    ``ru_maxrss`` only where there is nothing better: a child's begins with its parent's.
+    """
+    try:
+        status = Path("/proc/self/status").read_text(encoding="utf-8")
+        return int(status.partition("VmHWM:")[2].split()[0])
+    except (OSError, IndexError, ValueError):
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def idle_worker() -> int:
+    """What one of Backspot's other processes holds before it reads, in KiB."""
+    code = "import resource, sys; sys.path[:] = sys.argv[1:]; import backspot.trace.parallel; "
+    code += "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    command = [sys.executable, "-I", "-S", "-c", code, *sys.path]
+    return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
+def examine(job: Job, _: Stage) -> Record:
+    """Read ``job["trace"]`` by the tool ``job["name"]``, or a live profile of its size."""
+    if job["name"] == LIVE:
+        return live(job["events"])
+    run = TOOLS[job["name"]](Path(job["trace"]))
+    worker_idle = idle_worker() if job["name"].startswith("backspot") else 0
+    started: list[str] = []
+    sys.addaudithook(
+        lambda event, _: started.append(event) if event == "subprocess.Popen" else None
+    )
+    idle, spent = peak(), time.process_time()
+    begin = time.perf_counter()
+    found = run()
+    seconds = time.perf_counter() - begin
+    own, others = peak() - idle, resource.getrusage(resource.RUSAGE_CHILDREN)
+    workers = len(started)
+    worker = others.ru_maxrss - worker_idle if workers else 0
+    return {
+        "seconds": seconds,
+        "cpu_seconds": time.process_time() - spent + others.ru_utime + others.ru_stime,
+        "processes": 1 + workers,
+        # Of all its processes together, as if each held its most at once.
+        "peak_kib": own + workers * worker,
+        **found,
+    }
+
+
+def live(events: int) -> Record:
+    """Profile about so many events, and read them in place."""
+    import torch
+    from torch import nn
+
+    import backspot
+    import backspot.pipeline
+    from benchmarks.measuring import profiling
+    from benchmarks.models import training_step
+
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    layers = (nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.GELU()) for _ in range(40))
+    model = nn.Sequential(*layers)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    step = training_step(model, lambda: model(torch.randn(4, 8)).square().mean(), optimizer)
+
+    def record(steps: int) -> torch.profiler.profile:
+        with backspot.instrument(model), profiling("cpu") as recorded:
+            for _ in range(steps):
+                step()
+        return recorded
+
+    record(1)
+    few = len(record(4).profiler.kineto_results.events())
+    recorded = record(max(1, round(4 * events / few)))
+    begin = time.perf_counter()
+    report = backspot.locate(recorded)
+    located = time.perf_counter() - begin
+    begin = time.perf_counter()
+    recorded.key_averages()
+    averaged = time.perf_counter() - begin
+    return {
+        "events": len(recorded.profiler.kineto_results.events()),
+        "locate": located,
+        "key_averages": averaged,
+        "modules": len(report.modules),
+        "torch": torch.__version__,
+    }
 
 
 # Readings ----------------------------------------------------------------------------------------
@@ -160,15 +239,8 @@ def _make(folder: Path, sizes: list[int], packed: list[int]) -> list[Cell]:
     return traces
 
 
-def _given(path: Path) -> Cell:
-    """A trace of the user's."""
-    size = path.stat().st_size
-    packed = path.suffix == ".gz"
-    return {"path": path, "megabytes": size // MB, "gzip": packed, "copies": 0, "plain_bytes": size}
-
-
 def _measured(
-    trace: Cell, tools: list[str], options: argparse.Namespace, budget: Budget, expected: Cell
+    trace: Cell, tools: list[str], run: Run, budget: Budget, expected: Cell
 ) -> list[Cell]:
     """Read one trace with every tool, in turns."""
     found: dict[str, list[Cell]] = {tool: [] for tool in tools if tool != LIVE}
@@ -177,17 +249,17 @@ def _measured(
     with trace["path"].open("rb", buffering=0) as file:
         while file.read(MB):
             pass
-    for number in range(options.repeat):
+    for number in range(run.repeat):
         for tool in list(found) if number % 2 == 0 else list(reversed(found)):
             times = [reading["seconds"] for reading in found[tool]]
             longest = max(times, default=0.0)
-            if tool in left_out or (times and sum(times) + longest > options.patience):
+            if tool in left_out or (times and sum(times) + longest > run.patience):
                 continue
             if budget.left <= 2 * longest:
                 if not times:
                     left_out[tool] = "no time left"
                 continue
-            reading = _reading(tool, trace["path"], options, min(_GIVEN_UP, budget.left + 10))
+            reading = _reading(tool, trace["path"], run, min(_GIVEN_UP, budget.left + 10))
             if "skipped" in reading:
                 left_out[tool] = reading["skipped"]
                 continue
@@ -236,12 +308,12 @@ def _reason_to_skip(tool: str, trace: Cell) -> str:
     return ""
 
 
-def _reading(tool: str, path: Path, options: argparse.Namespace, limit: float = _GIVEN_UP) -> Cell:
+def _reading(tool: str, path: Path, run: Run, limit: float = _GIVEN_UP) -> Cell:
     """One tool reads one trace in a process of its own, or in two at once."""
     if tool != APART:
-        return _answered({"name": tool, "trace": str(path)}, options, limit)
+        return _answered({"name": tool, "trace": str(path)}, run, limit)
     with ThreadPoolExecutor(2) as pool:
-        both = list(pool.map(lambda _: _reading(ONE, path, options, limit), range(2)))
+        both = list(pool.map(lambda _: _reading(ONE, path, run, limit), range(2)))
     for reading in both:
         if "skipped" in reading:
             return reading
@@ -249,20 +321,20 @@ def _reading(tool: str, path: Path, options: argparse.Namespace, limit: float = 
     return {**slower, "peak_kib": sum(reading["peak_kib"] for reading in both)}
 
 
-def _answered(job: Cell, options: argparse.Namespace, limit: float) -> Cell:
-    found = do_alone(job, worker_command(options), limit)
+def _answered(job: Cell, run: Run, limit: float) -> Cell:
+    found = do_alone(job, worker_command(run), limit)
     reasons = {"timeout": f"not done within {limit:.0f} s", "memory": "out of memory"}
     if found["end"] != "done":
         return {"skipped": reasons.get(found["end"]) or found["error"]}
     return {key: value for key, value in found.items() if key != "end"}
 
 
-def _live(options: argparse.Namespace) -> Cell:
+def _live(run: Run) -> Cell:
     """A live profile, read in place and by PyTorch itself."""
     readings: list[Cell] = []
-    budget = Budget(options.patience)
-    while len(readings) < options.repeat and budget.left:
-        reading = _answered({"name": LIVE, "events": options.live_events}, options, 240)
+    budget = Budget(run.patience)
+    while len(readings) < run.repeat and budget.left:
+        reading = _answered({"name": LIVE, "events": 180_000}, run, 240)
         if "skipped" in reading:
             break
         readings.append(reading)
@@ -275,49 +347,50 @@ def _live(options: argparse.Namespace) -> Cell:
     return {"tool": LIVE, "skipped": "", **found}
 
 
-# The run -----------------------------------------------------------------------------------------
+def options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--sizes", help="plain sizes in MB (default: 30,300,1200; with --small 1)")
+    add("--gzip", help="sizes that are read compressed too (default: 30,300)")
+    add("--trace", type=Path, help="read this trace instead")
+    add("--tools", help=f"comma-separated (default: all of {', '.join([*TOOLS, APART, LIVE])})")
+    add("--repeat", type=int, default=5, help="readings of each at most")
+    add("--patience", type=float, default=25.0, help="seconds for those of each")
+    add("--folder", type=Path, help="where the traces are, or are made and kept")
 
 
 def _numbers(text: str | None, default: list[int]) -> list[int]:
     return default if text is None else [int(number) for number in text.split(",") if number]
 
 
-@script
-def main(argv: Sequence[str] | None = None) -> int:
-    known = [*TOOLS, APART, LIVE]
-    parser = command_line(__doc__, "read", device=False, cases=False, seconds=480.0, jobs=1)
-    parser.add_argument("--sizes", help="plain sizes in MB (default: 30,300,1200; with --small 1)")
-    parser.add_argument("--gzip", help="sizes that are read compressed too (default: 30,300)")
-    parser.add_argument("--trace", type=Path, help="read this trace instead")
-    parser.add_argument("--tools", help=f"comma-separated (default: all of {', '.join(known)})")
-    parser.add_argument("--repeat", type=int, default=5, help="readings of each at most")
-    parser.add_argument("--patience", type=float, default=25.0, help="seconds for those of each")
-    parser.add_argument("--live-events", type=int, default=180_000)
-    parser.add_argument("--folder", type=Path, help="where the traces are, or are made and kept")
-    options = parse(parser, argv)
-    if options.worker:
+def answer(run: Run) -> Figures:
+    if run.worker:
         serve(examine)
-        return 0
+        raise SystemExit(0)
+    known = [*TOOLS, APART, LIVE]
     sizes, packed, tools = [30, 300, 1200], [30, 300], known
-    if options.small:
-        sizes, packed, tools, options.repeat = [1], [], [ONE, "json"], 1
-    tools = [tool.strip() for tool in options.tools.split(",")] if options.tools else tools
+    if run.small:
+        sizes, packed, tools, run.repeat = [1], [], [ONE, "json"], 1
+    tools = [tool.strip() for tool in run.tools.split(",")] if run.tools else tools
     unknown = sorted(set(tools) - set(known))
     if unknown:
         raise UsageError(f"there is no tool {', '.join(unknown)}; there are {', '.join(known)}")
-    budget = Budget(options.seconds)
-    document: dict[str, Any] = {"recorded": RECORDED.name}
-    print_machine()
-    cells: list[Cell] = [_live(options)] if LIVE in tools else []
-    with nullcontext(options.folder) if options.folder else tempfile.TemporaryDirectory() as folder:
-        wanted = _numbers(options.sizes, sizes), _numbers(options.gzip, packed)
-        traces = [_given(options.trace)] if options.trace else _make(Path(folder), *wanted)
-        document["traces"] = [{**trace, "path": trace["path"].name} for trace in traces]
-        expected = _reading(ONE, RECORDED, options)
+    budget = Budget(run.seconds)
+    cells: list[Cell] = [_live(run)] if LIVE in tools else []
+    with nullcontext(run.folder) if run.folder else tempfile.TemporaryDirectory() as folder:
+        traces = _make(Path(folder), _numbers(run.sizes, sizes), _numbers(run.gzip, packed))
+        if run.trace:
+            size = run.trace.stat().st_size
+            given = {"path": run.trace, "megabytes": size // MB, "plain_bytes": size, "copies": 0}
+            traces = [{**given, "gzip": run.trace.suffix == ".gz"}]
+        expected = _reading(ONE, RECORDED, run)
         for trace in traces:
-            cells += _measured(trace, tools, options, budget, expected)
-            write_results(options, {**document, "cells": cells}, last=False)
-    promises = _promises(cells)
-    _show(cells, promises)
-    write_results(options, {**document, "cells": cells, "checks": promises})
-    return 0
+            cells += _measured(trace, tools, run, budget, expected)
+            write_results(run, {"cells": cells})
+    keys = ("megabytes", "gzip", "tool", "skipped", "mb_per_second", "peak_of_plain", "exact")
+    rows = [
+        {**{key: cell.get(key) for key in keys}, "seconds": [*cell.get("seconds", {}).values()]}
+        for cell in cells
+    ]
+    told = [{**trace, "path": trace["path"].name} for trace in traces]
+    wrong = not all(cell.get("exact", True) for cell in cells)
+    return {"recorded": RECORDED.name, "traces": told, "cells": cells, "rows": rows, "wrong": wrong}

@@ -26,12 +26,10 @@ class Found:
             self.bad.append((number, wrong))
         self.slowest = max(self.slowest, (seconds, number))
 
-    def show(self, seed: object) -> dict[str, Any]:
-        """Print the bad cases and the outcomes, and return what the results hold."""
-        for number, wrong in self.bad:
-            print(f"case {number} of seed {seed}: {wrong}")
-        ends = ", ".join(f"{count:,} {end}" for end, count in self.outcomes.most_common())
+    def figures(self, seed: object) -> dict[str, Any]:
+        """Return what the results hold."""
+        rows = [{"case": number, "of seed": seed, "wrong": wrong} for number, wrong in self.bad]
         seconds, number = self.slowest
-        print(f"{self.outcomes.total():,} cases of seed {seed}: {ends}")
-        print(f"{len(self.bad)} bad; the slowest {seconds:.2f} s (case {number})")
-        return {"seed": seed, "outcomes": self.outcomes, "bad": self.bad, "slowest": self.slowest}
+        summary = {"seed": seed, **self.outcomes, "bad": len(rows)}
+        summary["slowest"] = f"{seconds:.2f} s (case {number})"
+        return {"rows": rows, "summary": summary, "wrong": rows}

@@ -10,6 +10,7 @@ compared and written in every form. A case is made again by its number alone::
 
 from __future__ import annotations
 
+import argparse
 import copy
 import json
 import random
@@ -30,7 +31,7 @@ from backspot.render.tables import comparison_to_csv
 from backspot.render.text import render_text
 from backspot.render.text_parts import render_comparison, render_subtree
 from backspot.render.view import View
-from benchmarks.common import TEST_DATA, command_line, parse, script, write_results
+from benchmarks.harness import TEST_DATA, Figures, Run
 from benchmarks.robustness.found import Found
 
 SLOW = 10.0
@@ -275,17 +276,15 @@ _CHANGES: tuple[Callable[[Any, random.Random], None], ...] = (
 )  # fmt: skip
 
 
-@script
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = command_line(__doc__, "fuzz_reports", device=False, cases=False)
+def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--count", type=int, help="cases (default: 2000; with --small 20)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", type=int, help="one case, by its number; its error is raised")
     parser.add_argument("--traces", type=int, help="how many traces, the smallest first")
-    options = parse(parser, argv)
-    count = options.count or (20 if options.small else 2_000)
-    traces = options.traces or (3 if options.small else None)
-    cases = range(count) if options.only is None else [options.only]
-    found = fuzz(sources(traces=traces), options.seed, cases, raising=options.only is not None)
-    write_results(options, found.show(options.seed))
-    return 1 if found.bad else 0
+
+
+def answer(run: Run) -> Figures:
+    traces = run.traces or (3 if run.small else None)
+    cases = range(run.count or (20 if run.small else 2_000)) if run.only is None else [run.only]
+    found = fuzz(sources(traces=traces), run.seed, cases, raising=run.only is not None)
+    return found.figures(run.seed)

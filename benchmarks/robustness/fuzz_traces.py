@@ -10,10 +10,11 @@ case on which one hangs or dies is reported too. A case is made again by its see
 
 from __future__ import annotations
 
+import argparse
+import functools
 import gzip
 import io
 import json
-import os
 import time
 import traceback
 from collections.abc import Iterable, Sequence
@@ -22,10 +23,10 @@ from random import Random
 from typing import Any
 
 from backspot import BackspotError, Report, locate
-from benchmarks.common import TEST_DATA, command_line, parse, script, write_results
+from benchmarks.harness import TEST_DATA, Figures, Run, each
 from benchmarks.robustness.found import Found, Outcome
 from benchmarks.robustness.trace_mutations import mutated
-from benchmarks.workers import Handler, Job, Phase, Record, Stage, run, serve, worker_command
+from benchmarks.workers import Job, Phase, Record, Stage
 
 _LARGEST = 80_000
 """Bytes of a packed trace to take events of."""
@@ -161,54 +162,32 @@ def unsound(report: Report) -> str:
 # Many at once ------------------------------------------------------------------------------------
 
 
-def _reading(seed: str, traces: int | None) -> Handler:
-    of = sources(traces=traces)
-
-    def handle(job: Job, _: Stage) -> Record:
-        return {"outcome": one_case(of, seed, job["number"])}
-
-    return handle
-
-
-@script
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = command_line(
-        __doc__, "fuzz_traces", device=False, cases=False, jobs=os.cpu_count() or 1
-    )
+def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--count", type=int, help="cases (default: 2000; with --small 20)")
     parser.add_argument("--seed", default="1")
     parser.add_argument("--only", type=int, help="the number of one case")
     parser.add_argument("--keep", type=Path, help="where to write that case")
     parser.add_argument("--traces", type=int, help="how many traces, the smallest first")
-    options = parse(parser, argv)
-    if options.worker:
-        serve(_reading(options.seed, options.traces))
-        return 0
-    traces = options.traces or (3 if options.small else None)
-    if options.only is not None:
-        of = sources(traces=traces)
-        if options.keep:
-            options.keep.write_bytes(case(of, options.seed, options.only)[0])
-        print(*one_case(of, options.seed, options.only), sep="\n")
-        return 0
-    count = options.count or (20 if options.small else 2_000)
-    began, found = time.monotonic(), Found()
 
-    def ended(job: Job, record: Record) -> None:
-        lost = job["number"], "no end", record.get("error", ""), 0.0
+
+def answer(run: Run) -> Figures | int:
+    @functools.cache
+    def of() -> list[Source]:
+        return sources(traces=run.traces or (3 if run.small else None))
+
+    def handle(job: Job, _: Stage) -> Record:
+        return {"outcome": one_case(of(), run.seed, job["number"])}
+
+    if run.only is not None:
+        if run.keep:
+            run.keep.write_bytes(case(of(), run.seed, run.only)[0])
+        print(*one_case(of(), run.seed, run.only), sep="\n")
+        return 0
+    numbers = range(run.count or (20 if run.small else 2_000))
+    known = {str(number): {"number": number} for number in numbers}
+    phases = [Phase(run.jobs, _HANGS_S)]
+    found = Found()
+    for name, record in each(run, lambda: known, handle, phases=phases, fresh=False).items():
+        lost = int(name), "no end", record.get("error", record["end"]), 0.0
         found.add(tuple(record.get("outcome", lost)))
-        if found.outcomes.total() % 1000 == 0:
-            spent = time.monotonic() - began
-            print(f"{found.outcomes.total():,} cases, {spent:.0f} s", flush=True)
-
-    chosen = ["--traces", str(traces)] if traces else []
-    run(
-        [{"name": str(number), "number": number} for number in range(count)],
-        worker_command(options, "--seed", options.seed, *chosen),
-        lambda: _reading(options.seed, traces),
-        [Phase(options.jobs, _HANGS_S)],
-        ended=ended,
-        quiet=True,
-    )
-    write_results(options, found.show(options.seed))
-    return 1 if found.bad else 0
+    return found.figures(run.seed)

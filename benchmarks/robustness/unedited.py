@@ -37,17 +37,8 @@ from typing import Any
 
 import backspot
 from backspot import Report
-from benchmarks.common import (
-    Budget,
-    CannotRunError,
-    busy,
-    choose,
-    command_line,
-    parse,
-    print_table,
-    script,
-    write_results,
-)
+from benchmarks.harness import CannotRunError, Figures, Run, write_results
+from benchmarks.measuring import Budget, busy
 from benchmarks.robustness import toy_data
 from benchmarks.robustness.public_scripts import COMMITS, SCRIPTS, Script
 from benchmarks.robustness.second_clock import OUTSIDE
@@ -339,19 +330,19 @@ def judge(place: Place, found: Verdict, reports: Sequence[Report], rounds: int) 
             found.advice[rule] = ("not judged", finding.remedy)
 
 
-def row_of(name: str, found: Mapping[str, Any]) -> tuple[str, ...]:
+def row_of(name: str, found: Mapping[str, Any]) -> dict[str, str]:
     """Return a row of the table."""
     right = sum(share >= TIE for share in found["where"])
     first = [rows[0] for rows in found["rows"]] or ["—"]
     advice = (f"{rule}: {verdict}" for rule, (verdict, _) in found["advice"].items())
-    return (
-        name,
-        found["same"] or ("yes" if found["seeded"] else "yes, without a seed"),
-        f"{right} of {len(found['where'])}" if found["where"] else "—",
-        max(first, key=first.count),
-        (found["clocked"] or ["—"])[0],
-        "; ".join(advice) or "—",
-    )
+    return {
+        "script": name,
+        "same": found["same"] or ("yes" if found["seeded"] else "yes, without a seed"),
+        "where true": f"{right} of {len(found['where'])}" if found["where"] else "—",
+        "first row": max(first, key=first.count),
+        "by the second clock": (found["clocked"] or ["—"])[0],
+        "advice true": "; ".join(advice) or "—",
+    }
 
 
 def is_wrong(found: Mapping[str, Any]) -> bool:
@@ -363,87 +354,69 @@ def is_wrong(found: Mapping[str, Any]) -> bool:
     )
 
 
-HEAD = ("script", "same", "where true", "first row", "by the second clock", "advice true")
-
-
 def missing(what: Script) -> list[str]:
     """Return the packages that are missing here."""
     return [name for name in ("torch", *what.needs) if importlib.util.find_spec(name) is None]
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add what this benchmark alone has."""
-    parser.add_argument("--checkouts", type=Path, help="folder with the checkouts")
-    parser.add_argument("--repeats", type=int, default=3, help="runs of each kind (default: 3)")
-    parser.add_argument("--rounds", type=int, default=4, help="of timing a remedy (default: 4)")
-    parser.add_argument("--show", type=Path, nargs="+", help="join these results; run nothing")
+def options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--checkouts", type=Path, help="folder with the checkouts")
+    add("--repeats", type=int, default=3, help="runs of each kind (default: 3)")
+    add("--rounds", type=int, default=4, help="of timing a remedy (default: 4)")
 
 
-def run_all(names: Sequence[str], arguments: argparse.Namespace) -> Iterator[tuple[str, Verdict]]:
+def run_all(names: Sequence[str], run: Any) -> Iterator[tuple[str, Verdict]]:
     """Judge scripts, some at a time; on a GPU the second clock has it to itself."""
-    budget = Budget(arguments.seconds)
+    budget = Budget(run.seconds)
     with tempfile.TemporaryDirectory() as folder:
 
         def first(name: str) -> tuple[str, Place, Verdict, list[Report]]:
-            place = Place(SCRIPTS[name], arguments.checkouts, Path(folder, name), arguments.device)
+            place = Place(SCRIPTS[name], run.checkouts, Path(folder, name), run.device)
             if not budget.left:
                 return name, place, Verdict(same=NO_TIME), []
-            return name, place, *run_script(place, arguments.repeats)
+            return name, place, *run_script(place, run.repeats)
 
         def second(ran: tuple[str, Place, Verdict, list[Report]]) -> tuple[str, Verdict]:
             name, place, found, reports = ran
             if reports and budget.left:
-                judge(place, found, reports, arguments.rounds)
+                judge(place, found, reports, run.rounds)
             return name, found
 
-        with busy(arguments.busy), ThreadPoolExecutor(max(1, arguments.jobs)) as pool:
-            if arguments.device == "cuda":
+        with busy(run.busy), ThreadPoolExecutor(max(1, run.jobs)) as pool:
+            if run.device == "cuda":
                 yield from map(second, list(pool.map(first, names)))
                 return
             for done in as_completed([pool.submit(lambda n: second(first(n)), n) for n in names]):
                 yield done.result()
 
 
-@script
-def main(argv: Sequence[str] | None = None) -> int:
+def answer(run: Run) -> Figures:
     """Run the scripts."""
-    parser = command_line(__doc__, "unedited", seconds=14400, jobs=1, load=True)
-    add_options(parser)
-    arguments = parse(parser, argv)
     known = {
         name: f"{what.repository} at {COMMITS[what.repository][:12]}"
         for name, what in SCRIPTS.items()
-        if arguments.device in what.devices or arguments.list
+        if run.device in what.devices or run.listed
     }
+    names = run.choose(known)
+    if run.checkouts is None:
+        raise CannotRunError("--checkouts FOLDER is needed: --list prints what it has to hold")
+    run.checkouts = run.checkouts.resolve()
     cases: dict[str, Any] = {}
-    if arguments.show:
-        for path in arguments.show:
-            cases |= json.loads(path.read_text())["cases"]
-    else:
-        names = choose(arguments, known)
-        if arguments.checkouts is None:
-            raise CannotRunError("--checkouts FOLDER is needed: --list prints what it has to hold")
-        arguments.checkouts = arguments.checkouts.resolve()
-        for name in names:
-            if lacks := missing(SCRIPTS[name]):
-                print(f"{name} needs {', '.join(lacks)}", flush=True)
-        for name, found in run_all([n for n in names if not missing(SCRIPTS[n])], arguments):
-            what = SCRIPTS[name]
-            cases[name] = {
-                "repository": what.repository,
-                "commit": COMMITS[what.repository],
-                "command": " ".join([what.file, *what.arguments]),
-                "stubbed": what.stubbed,
-                **vars(found),
-            }
-            print(" | ".join(row_of(name, cases[name])), flush=True)
-            write_results(arguments, {"cases": cases}, last=False)
-    print_table(HEAD, [row_of(name, cases[name]) for name in known if name in cases])
-    write_results(arguments, {"cases": cases})
-    if any(case["same"] == NO_TIME for case in cases.values()):
-        return 3
-    return int(any(map(is_wrong, cases.values())))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    for name in names:
+        if lacks := missing(SCRIPTS[name]):
+            print(f"{name} needs {', '.join(lacks)}", flush=True)
+    for name, found in run_all([n for n in names if not missing(SCRIPTS[n])], run):
+        what = SCRIPTS[name]
+        cases[name] = {
+            "end": NO_TIME if found.same == NO_TIME else "done",
+            "repository": what.repository,
+            "commit": COMMITS[what.repository],
+            "command": " ".join([what.file, *what.arguments]),
+            "stubbed": what.stubbed,
+            **vars(found),
+        }
+        print(row_of(name, cases[name]), flush=True)
+        write_results(run, {"cases": cases})
+    rows = [row_of(name, cases[name]) for name in known if name in cases]
+    return {"cases": cases, "rows": rows, "wrong": any(map(is_wrong, cases.values()))}

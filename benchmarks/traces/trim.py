@@ -10,14 +10,13 @@ the same), the profiler's overhead, names of threads, host, run and paths.
 
 from __future__ import annotations
 
+import argparse
 import gzip
 import json
-import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import TEST_DATA, UsageError, command_line, parse, script
+from benchmarks.harness import TEST_DATA, Run, UsageError
 
 SUFFIX = ".trace.json.gz"
 _SAMPLE = TEST_DATA / "h200" / f"launch_bound{SUFFIX}"
@@ -83,20 +82,17 @@ def _plain(value: Any) -> Any:
     return value
 
 
-@script
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = command_line(__doc__, "trim", device=False, cases=False)
+def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", type=Path, nargs="?", help="default: a trace of the tests")
-    arguments = parse(parser, argv)
-    source = arguments.source or (_SAMPLE if arguments.small else None)
-    if source is None:
-        raise UsageError("name the trace to trim")
+
+
+def answer(run: Run) -> int:
+    source = run.source or (_SAMPLE if run.small else None)
+    if source is None or run.out is None:
+        raise UsageError("name the trace to trim, and the result: -o FILE")
     document = read_trace(source)
     trimmed = trim(document)
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch) if arguments.small else source.parent
-        beside = folder / f"{source.name.partition('.')[0]}-trimmed{SUFFIX}"
-        size = write_trace(trimmed, arguments.out or beside)
+    size = write_trace(trimmed, run.out)
     before, after = (len(one["traceEvents"]) for one in (document, trimmed))
     print(f"{before} events -> {after}, {size / 1e3:.0f} kB")
     return 0

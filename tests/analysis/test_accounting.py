@@ -21,8 +21,8 @@ from backspot.trace.compiled import (
     KEY,
     CompiledGraph,
     KnownModule,
+    ModuleRef,
     Part,
-    Place,
     Site,
     format_compiled,
 )
@@ -92,7 +92,7 @@ class Case:
                 trace.event("cpu_op", name, one.start * TICK, one.end * TICK, BACKWARD_THREAD)
                 parts = (Part(0, one.of_x), Part(1, PARTS - one.of_x, one.again))
                 sites.append(Site(name, tuple(part for part in parts if part.weight)))
-            places = tuple(Place("L['self']", path, path.upper()) for path in ("x", "y"))
+            places = tuple(ModuleRef("L['self']", path, path.upper()) for path in ("x", "y"))
             graphs.append(CompiledGraph(f"k{number}", True, places, tuple(sites)))
         known = [KnownModule("", "Model", "")]
         for outer in MODULES:
@@ -325,6 +325,24 @@ def test_two_devices_each_have_a_table_and_the_later_one_decides() -> None:
     assert report.passes[0].duration_ns == 40 * TICK
 
 
+def test_a_forward_on_one_device_counts_while_another_device_idles() -> None:
+    case = Case([(2, 20, 25), (1, 25, 30)], [], [[], []])
+    trace = case.trace()
+    trace.kernel(22 * TICK, 40 * TICK, launch=21 * TICK, device=0)
+    trace.kernel(6 * TICK, 9 * TICK, launch=TICK, launch_thread=FORWARD_THREAD, device=1)
+    rows = {row.path: row.forward_ns // TICK for row in report_of(trace).modules}
+    assert rows["a"] == 4 + 3, "its call, and its kernel"
+    assert rows["b"] == 1, "its call, until the kernel runs"
+
+
+def test_the_device_that_ends_last_decides_although_another_one_starts_later() -> None:
+    trace = Case([(2, 20, 25), (1, 25, 30)], [], [[], []]).trace()
+    trace.kernel(22 * TICK, 60 * TICK, launch=21 * TICK, device=0)
+    trace.kernel(27 * TICK, 40 * TICK, launch=26 * TICK, device=1)
+    rows = {row.path: row.wall_ns // TICK for row in report_of(trace).modules if row.wall_ns}
+    assert rows == {"c": 40}
+
+
 def test_recompute_belongs_to_the_module_that_is_run_again() -> None:
     trace = Trace()
     trace.forward("", "Model", 0, 9 * TICK)
@@ -400,6 +418,16 @@ def test_a_launch_that_the_profiler_missed_is_told_by_the_queues_order() -> None
     report = report_of(trace)
     assert report["(no launch record)"].row.gpu_ns == 4 * TICK
     assert any("no launch record" in w for w in report.warnings)
+
+
+def test_a_missed_launch_is_nobodys_if_another_module_ran_between_its_neighbours() -> None:
+    trace = Case([(2, 20, 30)], [], [[]]).trace()
+    trace.forward("b", "B", 23 * TICK, 25 * TICK, BACKWARD_THREAD)  # runs again, in a node of c
+    trace.kernel(22 * TICK, 24 * TICK, launch=21 * TICK)
+    trace.kernel(24 * TICK, 29 * TICK, launch=None)
+    trace.kernel(29 * TICK, 30 * TICK, launch=27 * TICK)
+    rows = {row.path: row.gpu_ns // TICK for row in report_of(trace).modules if row.gpu_ns}
+    assert rows == {"c": 3, "(no launch record)": 5}
 
 
 def test_idle_time_after_a_wait_is_the_waiting_modules() -> None:

@@ -104,6 +104,18 @@ def test_accumulate_grad_belongs_to_the_node_that_fed_it(locate) -> None:
     }
 
 
+def test_accumulate_grad_is_fed_by_no_node_of_another_pass(locate) -> None:
+    trace = two_modules()
+    accumulate = "torch::autograd::AccumulateGrad"
+    trace.operator("aten::mul", 2 * TICK, 3 * TICK, seq=5)
+    trace.node("MulBackward0", 60 * TICK, 61 * TICK, seq=5)
+    trace.operator("aten::ones_like", 70 * TICK, 71 * TICK)  # parameter.backward()
+    trace.node(accumulate, 80 * TICK, 81 * TICK)
+    report = locate(trace)
+    assert len(report.passes) == 2
+    assert owners(report)["a"] == {"MulBackward0": 1}
+
+
 def test_a_node_of_a_double_backward_belongs_where_its_first_backward_does(locate) -> None:
     trace = two_modules()
     trace.operator("aten::mul", 2 * TICK, 3 * TICK, seq=5)
@@ -205,6 +217,18 @@ def test_without_labels_the_report_says_so_and_ranks_nodes(locate) -> None:
 
 
 KINDS = ("mul", "add", "relu", "gather", "cumsum")
+
+
+def test_two_threads_never_built_nodes_as_one(locate) -> None:
+    trace = Trace()
+    trace.forward("m", "M", 0, 20 * TICK)
+    for seq in range(6):
+        trace.operator("aten::mul", (seq + 1) * TICK, (seq + 1) * TICK + 100, seq=seq)
+    numbers = [*((7, seq) for seq in range(6)), *((8, seq) for seq in range(3))]
+    for at, (logical, seq) in enumerate(sorted(numbers, key=lambda one: -one[1])):
+        begin = (40 + 2 * at) * TICK
+        trace.node("MulBackward0", begin, begin + TICK, seq=seq, logical=logical)
+    assert owners(locate(trace))["m"] == {"MulBackward0": 6}
 
 
 @st.composite

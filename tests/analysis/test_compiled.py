@@ -25,8 +25,8 @@ from backspot.trace.compiled import (
     CompiledGraph,
     CompiledTable,
     KnownModule,
+    ModuleRef,
     Part,
-    Place,
     Site,
 )
 from support.sums import assert_adds_up
@@ -288,7 +288,7 @@ def test_a_class_that_differs_is_another_module():
 def test_one_key_with_two_different_graphs_is_no_answer():
     events = events_of("vit")
     forward = events.compiled.graphs[0]
-    place = Place("L['self']", "norm", "")
+    place = ModuleRef("L['self']", "norm", "")
     twin = CompiledGraph(
         forward.key,
         False,

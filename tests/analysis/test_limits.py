@@ -160,6 +160,23 @@ def test_the_work_of_a_vision_transformer_is_what_its_paper_says() -> None:
     assert types == {"bf16"}
 
 
+def test_an_operator_that_calls_itself_has_the_work_of_the_inner_call(tmp_path: Path) -> None:
+    trace = Trace()
+    trace.forward("layer", "Linear", 0, 90_000)
+    for at, kind in ((10_000, "float"), (20_000, "c10::BFloat16")):  # autocast lies in between
+        trace.event(
+            "cpu_op",
+            "aten::mm",
+            at,
+            100_000 - at - 20_000,
+            **{"Input Dims": [[4, 8], [8, 2]], "Input type": [kind, kind]},
+            **{"Sequence number": 1, "Fwd thread id": 0},
+        )
+    trace.node("MmBackward0", 200_000, 300_000, seq=1)
+    work = backspot.locate(trace.save(tmp_path / "trace.json"))["layer"].row.work
+    assert work.forward_flops_by_type == {"bf16": 2 * 4 * 8 * 2}
+
+
 def test_a_recurrent_layer_on_a_gpu_has_its_work_and_its_limit() -> None:
     report = backspot.locate(DATA.parent / "work" / "lstm.trace.json.gz")
     row = report["rnn"].row

@@ -109,6 +109,32 @@ def test_a_sparse_table_writes_no_dense_gradient(tmp_path, inside, found):
     assert ("dense-embedding-gradient" in step.findings(tmp_path)) is found
 
 
+@pytest.mark.parametrize("of_parameter", [True, False])
+def test_a_parameter_is_cast_by_autocast_and_no_cast_of_an_activation(tmp_path, of_parameter):
+    step = Step()
+    step.mark("ProfilerStep#1", 0, 1000)
+    step.trace.forward("layer", "Linear", 100 * TICK, 200 * TICK)
+    step.operator("aten::_to_copy", 110, 120, seq=0)
+    step.node("ToCopyBackward0", 300, 600, seq=0)
+    step.kernel("cast", 330, 550, launch=320, thread=ENGINE)
+    if of_parameter:
+        step.node("torch::autograd::AccumulateGrad", 601, 610)
+    assert ("casts" in step.findings(tmp_path)) is not of_parameter
+
+
+@pytest.mark.parametrize(("width", "found"), [(1, False), (4, True)])
+def test_a_batch_that_is_cast_behind_its_copy_did_not_travel_at_full_width(tmp_path, width, found):
+    step = Step()
+    step.training()
+    pixels = 8_000_000
+    step.kernel("Memcpy HtoD (Pinned -> Device)", 10, 60, launch=5)
+    step.trace.events[-1]["args"] |= {"bytes": width * pixels}
+    step.operator("aten::to", 6, 9)
+    step.kernel("cast", 61, 65, launch=7)
+    step.trace.events[-1]["args"] |= {"blocks per SM": pixels / 512 / 120}
+    assert ("host-to-device-volume" in step.findings(tmp_path)) is found
+
+
 @pytest.mark.parametrize(("around", "found"), [("", True), ("aten::zeros", False)])
 def test_a_new_tensor_of_zeros_is_no_zero_grad(tmp_path, around, found):
     step = Step()
@@ -243,6 +269,23 @@ def test_a_gradient_that_an_input_wants_is_used(tmp_path, at_the_end):
     label = format_label(Label(Kind.UNUSED, path, "Linear"))
     step.operator(label, 790, 791)
     assert ("unused-gradient" in step.findings(tmp_path)) is at_the_end
+
+
+def test_a_node_that_passes_a_gradient_on_is_half_needless(tmp_path):
+    step = Step()
+    step.mark("ProfilerStep#1", 0, 1000)
+    step.trace.forward("used", "Linear", 50 * TICK, 100 * TICK)
+    step.operator("aten::mul", 60, 70, seq=0)
+    step.trace.forward("idle", "Linear", 100 * TICK, 200 * TICK)
+    step.operator("aten::mul", 110, 120, seq=1)
+    step.node("MulBackward0", 300, 400, seq=1)
+    step.node("torch::autograd::AccumulateGrad", 400, 410)
+    step.node("MulBackward0", 420, 600, seq=0)
+    step.node("torch::autograd::AccumulateGrad", 600, 610)
+    step.mark("Optimizer.step#SGD.step", 700, 800)
+    step.operator(format_label(Label(Kind.UNUSED, "idle", "Linear")), 790, 791)
+    (place,) = step.findings(tmp_path)["unused-gradient"].places
+    assert (place.path, place.wall_ns) == ("idle", (100 // 2 + 10) * TICK)
 
 
 @pytest.mark.parametrize(
@@ -429,6 +472,20 @@ def test_scores_that_a_layer_mixes_cannot_be_fused_and_are_no_finding(tmp_path, 
         step.node("AddmmBackward0", at, at + 10, seq=3 if at < 430 else 1)
     step.node("BmmBackward0", 480, 600, seq=0)
     assert ("attention-math" in step.findings(tmp_path)) is (465 not in layers)
+
+
+@pytest.mark.parametrize(("longest", "found"), [(30, True), (50, False)])
+def test_products_of_unlike_sizes_are_no_scores_and_values(tmp_path, longest, found):
+    step = Step()
+    step.mark("ProfilerStep#1", 0, 1000)
+    step.trace.forward("attention", "Attention", 100 * TICK, 200 * TICK)
+    step.operator("aten::bmm", 110, 120, seq=0)
+    step.operator("aten::_softmax", 121, 129, seq=1)
+    step.operator("aten::bmm", 130, 130 + longest, seq=2)
+    step.node("BmmBackward0", 300, 400, seq=2)
+    step.node("SoftmaxBackward0", 401, 450, seq=1)
+    step.node("BmmBackward0", 451, 600, seq=0)
+    assert ("attention-math" in step.findings(tmp_path)) is found
 
 
 def remedy_of_a_slow(node: str, folder: Path, inside: list[str]) -> str:

@@ -1,20 +1,23 @@
 """The parts of a report, and how one more is added."""
 
 from dataclasses import replace
-from pathlib import Path
 
+import numpy as np
 import pytest
 
 import backspot
 from backspot import Report
+from backspot.analysis.attribution.ownership import Ownership, attribute
 from backspot.analysis.parts import PARTS, ranking
 from backspot.analysis.recording import Options, Recording
 from backspot.pipeline import report_of
 from backspot.results.report import changed
-from backspot.trace import read_events
+from backspot.trace import Events, read_events
+from backspot.trace.events import Ints
+from support.choice import slow_except
+from support.replays import DATA, PATHS
 
-DATA = Path(__file__).parents[1] / "data"
-VIT = DATA / "h200" / "vit_patch_drop.trace.json.gz"
+VIT = PATHS["vit_patch_drop"]
 
 
 def with_dropouts(report: Report, recording: Recording, _: Options) -> Report:
@@ -69,3 +72,51 @@ def test_memory_and_shapes_can_come_from_another_recording():
     known = [row for row in report.modules if row.memory is not None]
     assert known
     assert all(row.memory == held[row.path] for row in known if row.path in held)
+
+
+@pytest.mark.parametrize("name", ["gradient_accumulation", "two_streams", "vit"])
+def test_a_trace_is_attributed_once_whatever_parts_need_some_of_its_steps(monkeypatch, name):
+    attributed = []
+
+    def counting(events: Events) -> Ownership:
+        attributed.append(events)
+        return attribute(events)
+
+    monkeypatch.setattr("backspot.analysis.recording.attribute", counting)
+    monkeypatch.setattr("backspot.analysis.replay.predict._ENOUGH", 1)
+    monkeypatch.setattr("backspot.analysis.replay.predict._FEWEST", 1)
+    report = backspot.locate(PATHS[name])
+    assert report.replayed_step is not None
+    assert len(attributed) == 1
+
+
+COMPARED = {
+    "spans": "start end thread module node marked caller parent",
+    "join": "sequence builder operator unseen captured ambiguous feeder",
+    "passes": "of_span start end",
+    "windows": "start end device",
+    "work": "start end launch queued span run event",
+    "waits": "start end span event",
+    "steps": "of_pass start end",
+}
+SOME = ("gpt2_checkpointed", "compiled_whole", "double_backward", "two_streams", "llama")
+
+
+@pytest.mark.parametrize("name", slow_except(SOME, PATHS))
+def test_steps_have_the_owners_that_attribution_finds_in_them_alone(name):
+    recording = Recording.read(PATHS[name])
+    for step in range(recording.ownership.steps.count):
+        part = recording.steps(step, step)
+        ours, alone = part.ownership, attribute(part.events)
+        for table, columns in COMPARED.items():
+            for column in columns.split():
+                one, other = (getattr(getattr(found, table), column) for found in (ours, alone))
+                np.testing.assert_array_equal(one, other, f"{table}.{column}")
+        assert owners(ours, ours.owner) == owners(alone, alone.owner)
+        # The whole trace knows more of work that was launched before these steps.
+        here = ours.work.span >= 0
+        assert owners(ours, ours.work_owner[here]) == owners(alone, alone.work_owner[here])
+
+
+def owners(ownership: Ownership, index: Ints) -> list[tuple[str, str]]:
+    return [ownership.owners.named(owner) for owner in index.tolist()]

@@ -38,6 +38,14 @@ def test_what_still_runs_when_the_next_phase_begins_counts_for_what_launched_it(
     assert "loss" not in ticks(report)
 
 
+def test_what_a_loader_launches_is_other_work_and_no_waiting_for_data() -> None:
+    trace = Trace()
+    step(trace)
+    trace.kernel(8 * TICK, 15 * TICK, launch=6 * TICK, launch_thread=HOST)
+    found = ticks(report_of(trace))
+    assert (found["data"], found["other"]) == (STEP["data"] - 4, STEP["other"] + 2 + 7)
+
+
 def test_copies_to_the_device_are_the_copys_wherever_they_are_launched_but_in_backward() -> None:
     trace = Trace()
     step(trace)

@@ -59,6 +59,14 @@ def test_it_belongs_to_the_caller_of_the_modules_that_run_again_in_it(locate) ->
     assert report["block.fc"].row.wall_ns == (28 - 11) * TICK
 
 
+def test_of_the_callers_of_a_shared_module_it_belongs_to_the_last(locate) -> None:
+    trace = checkpointed()
+    trace.forward("other", "Block", -9 * TICK, -1 * TICK)
+    trace.forward("block.fc", "Linear", -8 * TICK, -2 * TICK)
+    run_again(trace)
+    assert recomputed(locate(trace)) == {"block": 11, "block.fc": 4}
+
+
 def test_without_modules_in_it_it_belongs_to_the_node(locate) -> None:
     trace = checkpointed(labelled=False)
     run_again(trace, labelled=False)

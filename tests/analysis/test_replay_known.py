@@ -10,9 +10,10 @@ import pytest
 from backspot.analysis.attribution.ownership import attribute
 from backspot.analysis.recording import Recording
 from backspot.analysis.replay.host import ZERO, ProfilerCost
-from backspot.analysis.replay.replay import replay
+from backspot.analysis.replay.replay import host_times, replay
 from backspot.analysis.replay.replayable import Refusal, Replayable, prepare
 from backspot.analysis.replay.saving import change_of_paths, free_spans
+from backspot.analysis.replay.simulation import simulate
 from support.replays import BACKWARD, MS, STEPS, US, Program, saved_by_step
 
 
@@ -156,6 +157,22 @@ def test_a_launch_that_finds_the_queue_full_waits_for_room(tmp_path):
     found = program.recording(tmp_path)
     count = len(found.ownership.work.start)
     np.testing.assert_array_equal(found.graph.after_end_of[1_024:], np.arange(count - 1_024))
+    at_once = host_times(found, 0 * found.host(ZERO)[:, None])
+    replayed = simulate(found, at_once, found.work(ZERO)[:, None], every_station=True)
+    launched = replayed.at(found, found.graph.launch)
+    assert (launched[1_024:] >= replayed.end[: count - 1_024]).all()
+
+
+def test_a_factor_is_for_what_is_in_a_module_unless_that_has_its_own(tmp_path):
+    program = Program(paths=("a", "a.b", "ab"))
+    for step, at in program.steps():
+        program.trace.forward("", "Model", at - BACKWARD + US, at - US)
+        for number, path in enumerate(program.paths):
+            program.node(step, path, at + number * 2 * MS, at + (number + 1) * 2 * MS)
+    found = program.recording(tmp_path)
+    assert saves(found, a=0.0) == pytest.approx(4.0, abs=0.01)
+    assert saves(found, **{"a": 0.0, "a.b": 1.0}) == pytest.approx(2.0, abs=0.01)
+    assert saves(found, **{"a.b": 0.0, "a": 0.5}) == pytest.approx(3.0, abs=0.01)
 
 
 def test_threads_that_work_at_once_are_refused(tmp_path):

@@ -10,6 +10,7 @@ import pytest
 
 import backspot
 from backspot.analysis.accounting.clock import Clock
+from backspot.analysis.accounting.ledger import Ledger
 from backspot.analysis.accounting.steps import step_windows
 from backspot.analysis.attribution.ownership import attribute
 from backspot.analysis.findings import Evidence, all_rules, find_all
@@ -46,12 +47,11 @@ def test_a_gpu_that_is_busy_without_the_profiler_waits_for_no_host() -> None:
     clock = Clock(ownership)
     windows = step_windows(events, ownership, clock)
     assert windows is not None
+    ledger = Ledger(ownership, clock, windows)
 
     def found(unprofiled_step_ns: int) -> dict[str, str]:
         timed = replace(report, unprofiled_step_ns=unprofiled_step_ns)
-        judged = find_all(
-            Evidence(events, ownership, clock, timed, windows, every_step(timed.steps))
-        )
+        judged = find_all(Evidence(events, ledger, timed, every_step(timed.steps)))
         return {finding.rule: finding.seen for finding in judged.findings}
 
     busy = sum(phase.busy_ns for phase in report.phases)

@@ -104,6 +104,17 @@ def test_work_without_a_launch_record_that_a_pass_may_have_launched_is_the_steps
     assert report_of(trace).step_ns_by_step == (100 * TICK,)
 
 
+def test_an_exchange_that_the_next_backward_overtakes_is_still_the_step_before() -> None:
+    trace = Trace()
+    step(trace)
+    step(trace, 110)
+    exchange = {"launch_thread": HOST, "name": "ncclDevKernel_AllReduce"}
+    trace.kernel(90 * TICK, 165 * TICK, launch=72 * TICK, **exchange)
+    trace.kernel(161 * TICK, 162 * TICK, launch=161 * TICK, launch_thread=HOST, stream=8)
+    report = report_of(trace)
+    assert report.step_ns_by_step == (165 * TICK, 45 * TICK)
+
+
 @pytest.mark.parametrize("beside", [{"device": 1}, {"name": "ncclDevKernel_AllReduce"}])
 def test_work_from_between_two_steps_takes_nothing_of_a_backward_beside_it(beside) -> None:
     trace = Trace()

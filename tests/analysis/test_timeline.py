@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import numpy as np
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from backspot.analysis.timeline import (
@@ -63,6 +63,7 @@ def trees(draw: st.DrawFn) -> list[tuple[int, int]]:
 
 
 @given(trees())
+@example([(0, 4), (0, 9)])
 def test_nesting_gives_each_moment_to_the_innermost_span(tree: list[tuple[int, int]]) -> None:
     start, end = columns(tree)
     nesting = innermost(start, end)

@@ -40,6 +40,14 @@ def test_steps_count_by_their_weight(by_step: list[int], data: st.DataObject) ->
         assert found == exact
 
 
+def test_what_happens_in_some_steps_only_happens_once_in_a_typical_step() -> None:
+    assert every_step(4).count(np.array([[0, 0, 1, 0], [2, 1, 1, 1], [0, 0, 0, 0]])).tolist() == [
+        1,
+        2,
+        0,
+    ]
+
+
 @given(
     st.lists(
         st.tuples(st.integers(0, 10**15), st.integers(0, 3), st.integers(0, 2), st.integers(0, 2)),

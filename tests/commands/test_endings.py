@@ -38,17 +38,19 @@ ENDINGS = {
     "a group": "raise ExceptionGroup('all', [ValueError(1), OSError(2)])",
     "a note": "e = ValueError('x'); e.add_note('a note'); raise e",
 }
+SHOWN = ("a number", "an interrupt", "an error", "an error with a cause", "not Python", "a hook")
+"""What shows the frames of a script, or ends it by another way: of modules too."""
 HEAD = "import atexit, os, signal, sys, threading, time\n"
 HEAD += "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
 
 
-@pytest.mark.parametrize("start", ["file", "module"])
-@pytest.mark.parametrize("name", ENDINGS)
-def test_a_script_ends_as_with_python(name, start, tmp_path):
+@pytest.mark.parametrize("name", [*ENDINGS, *(f"{name} of a module" for name in SHOWN)])
+def test_a_script_ends_as_with_python(name, tmp_path):
+    name, module, _ = name.partition(" of a module")
     if name in ("a group", "a note") and sys.version_info < (3, 11):
         pytest.skip("Python 3.11 brought them")
     (tmp_path / "train.py").write_text(HEAD + ENDINGS[name])
-    given = ["train.py"] if start == "file" else ["-m", "train"]
+    given = ["-m", "train"] if module else ["train.py"]
     plain = subprocess.run(
         [sys.executable, *given], cwd=tmp_path, capture_output=True, check=False, timeout=60
     )

@@ -74,6 +74,12 @@ def test_what_all_modules_do_is_no_change_of_a_module():
     assert interval(steady(1e6), steady(2e6), common, MODULE).clear
 
 
+def test_a_module_that_got_slower_by_less_than_all_others_is_not_claimed():
+    found = interval(steady(1e6), steady(1.3e6), Shift(log(2), 0.02), MODULE)
+    assert not found.clear
+    assert found.doubtful
+
+
 def test_one_step_that_hiccups_hides_no_change():
     before = times(*[1_000_000, 1_003_000] * 4, 1_001_000, 300_000_000)
     assert interval(before, steady(1.2e6), QUIET, MODULE).clear

@@ -9,9 +9,9 @@ distributed = pytest.importorskip("torch.distributed")
 
 from torch import nn  # noqa: E402
 
+from support.gloo import train_two_ranks  # noqa: E402
 from support.gpu_models import gpu_profile, needs_gpu  # noqa: E402
 from support.training import check, owners  # noqa: E402
-from support.two_ranks import run_two_ranks  # noqa: E402
 
 pytestmark = [
     *needs_gpu,
@@ -28,7 +28,7 @@ pytestmark = [
     ["ddp-before", "ddp-after", "ddp-no-sync", "ddp-checkpoint", "fsdp-before", "fsdp-after"],
 )
 def test_each_rank_with_a_gpu_finds_the_owners_and_trains_as_ever(case, tmp_path):
-    run_two_ranks(case, tmp_path, device="cuda")
+    train_two_ranks([case], tmp_path, device="cuda")
 
 
 def test_data_parallelism_in_one_process_trains_as_ever():

@@ -97,6 +97,16 @@ def test_every_step_has_its_collectives_in_the_order_of_their_launch(trace: Path
     assert all(start <= end for start, end in zip(group.start, group.end, strict=True))
 
 
+def test_a_step_exchanges_the_bytes_of_the_gradients_of_its_layers(trace: Path) -> None:
+    summary = summarize(trace)
+    (group,) = (group for group in summary.groups if group.name)
+    exchanged = [0] * summary.steps
+    for step, number in zip(group.step, group.call, strict=True):
+        call = group.calls[number]
+        exchanged[step] += call.bytes if call.purpose == "gradients" else 0
+    assert set(exchanged) == {4 * 4 * (4096 * 4096 + 4096)}  # four layers in fp32
+
+
 def test_a_summary_of_a_thousand_modules_has_less_than_300_kilobytes() -> None:
     steps, count = 10, 400
     chance = random.Random(0)

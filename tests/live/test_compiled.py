@@ -5,13 +5,13 @@ The generated C++ code is shown in traces by a setting of Inductor, which these 
 
 import json
 import re
-import subprocess
 import sys
-import textwrap
 import warnings
 from contextlib import nullcontext
+from functools import cache
 from itertools import count
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -22,13 +22,14 @@ from torch import nn  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 import backspot  # noqa: E402
-from backspot.analysis.attribution.ownership import attribute  # noqa: E402
+from backspot.analysis.attribution.ownership import Ownership, attribute  # noqa: E402
 from backspot.analysis.caveats import warnings_of  # noqa: E402
 from backspot.errors import UsageError  # noqa: E402
 from backspot.live.frames import SiteTables, bytes_of, place_of, write_frames  # noqa: E402  # noqa: E402
 from backspot.live.torch_internals import inductor  # noqa: E402
 from backspot.live.torch_internals.inductor import hint_of  # noqa: E402
 from backspot.trace import read_events  # noqa: E402
+from backspot.trace.events import Events  # noqa: E402
 from backspot.trace.names import COMPILED_GRAPH  # noqa: E402
 from support.sums import assert_adds_up  # noqa: E402
 from support.training import cpu_profile  # noqa: E402
@@ -51,22 +52,16 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
-    def __init__(self, breaks=False, checkpoints=False):
+    def __init__(self):
         super().__init__()
         self.stem = nn.Linear(8, 8)
         self.blocks = nn.ModuleList([Block(), Block()])
         self.head = nn.Linear(8, 2)
-        self.breaks, self.checkpoints = breaks, checkpoints
 
     def forward(self, x):
         x = self.stem(x)
-        if self.breaks:
-            torch._dynamo.graph_break()
         for block in self.blocks:
-            if self.checkpoints:
-                x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)
-            else:
-                x = block(x)
+            x = block(x)
         return self.head(x)
 
 
@@ -79,6 +74,30 @@ class Product(nn.Module):
 
     def forward(self, x):
         return self.fc(x)
+
+
+class Broken(nn.Module):
+    """Two products, with a graph for each."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.head = Product(), Product()
+
+    def forward(self, x):
+        x = self.stem(x)
+        torch._dynamo.graph_break()
+        return self.head(x)
+
+
+class Checkpointed(nn.Module):
+    """The backward computes the products of the block once more."""
+
+    def __init__(self):
+        super().__init__()
+        self.block, self.head = nn.Sequential(Product(), Product()), Product()
+
+    def forward(self, x):
+        return self.head(torch.utils.checkpoint.checkpoint(self.block, x, use_reentrant=False))
 
 
 def start_over():
@@ -123,6 +142,38 @@ def recorded(model, around=None, x=None, **options):
     return events, attribute(events)
 
 
+class Recording(NamedTuple):
+    """A step of a compiled model, recorded with the shapes of its tensors."""
+
+    model: nn.Module
+    trace: Path
+    events: Events
+    ownership: Ownership
+    report: backspot.Report
+
+
+@cache
+def _recording(folder, kind):
+    model = kind()
+    around = torch.compile(model, fullgraph=True)
+    with backspot.instrument(model):
+        train(model, around=around)
+        with torch._dynamo.config.patch(error_on_recompile=True):
+            train(model, around=around)
+            with cpu_profile(record_shapes=True) as profiler:
+                train(model, around=around)
+    events = read_events(profiler)
+    trace = folder / f"{kind.__name__}.json"
+    profiler.export_chrome_trace(str(trace))
+    return Recording(model, trace, events, attribute(events), backspot.locate(profiler))
+
+
+@pytest.fixture
+def recording(fresh, tmp_path_factory):
+    """Record a step of a model, once in a worker: no step compiles again."""
+    return lambda kind=Net: _recording(tmp_path_factory.getbasetemp(), kind)
+
+
 def launches_of(events, ownership):
     """For each matched launch its name and the paths of its owners; "-" is the region's owner."""
     found = ownership.compiled
@@ -165,17 +216,26 @@ def checked(events, ownership, products=PRODUCTS):
 
 @slow
 @with_inductor
-@pytest.mark.parametrize("kind", ["whole", "method", "one graph", "break", "function"])
-def test_every_launch_has_its_modules(kind):
-    model = Net(breaks=kind == "break")
-    around = None
+@pytest.mark.parametrize("kind", ["whole", "method", "function"])
+def test_every_launch_has_its_modules(kind, recording):
+    if kind == "whole":
+        found = recording()
+        checked(found.events, found.ownership)
+        return
+    model = Net()
     if kind == "method":
         model.compile()
-    elif kind == "function":
-        around = torch.compile(lambda x: model(x))
-    else:
-        around = torch.compile(model, fullgraph=kind == "one graph")
-    checked(*recorded(model, around))
+    checked(*recorded(model, torch.compile(lambda x: model(x)) if kind == "function" else None))
+
+
+@slow
+@with_inductor
+def test_every_launch_of_code_with_a_graph_break_has_its_modules():
+    model = Broken()
+    events, ownership = recorded(model, torch.compile(model))
+    assert not ownership.compiled.unmatched
+    expected = ["head.fc"] * 3 + ["stem.fc"] * 2  # the first input needs no gradient
+    assert owners_of_products(launches_of(events, ownership)) == expected
 
 
 @slow
@@ -198,8 +258,8 @@ class SharedIn(nn.Module):
 
     def __init__(self):
         super().__init__()
-        fc = nn.Linear(8, 8)
-        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), fc) for _ in range(2))
+        fc = Product()
+        self.blocks = nn.ModuleList(nn.Sequential(Product(), fc) for _ in range(2))
 
     def forward(self, x):
         for block in self.blocks:
@@ -216,7 +276,7 @@ def test_a_module_that_compiled_blocks_share_has_the_work_of_both():
     events, ownership = recorded(model)
     assert not ownership.compiled.unmatched
     # A product in the forward and two in the backward; the first input needs no gradient.
-    expected = ["blocks.0.0"] * 2 + ["blocks.1.0"] * 3 + ["blocks.0.2"] * 6
+    expected = ["blocks.0.0.fc"] * 2 + ["blocks.1.0.fc"] * 3 + ["blocks.0.1.fc"] * 6
     assert owners_of_products(launches_of(events, ownership)) == sorted(expected)
 
 
@@ -251,15 +311,23 @@ def test_a_product_that_takes_a_sum_of_gradients_in_keeps_its_module():
 
 @slow
 @with_inductor
-def test_checkpointed_code_that_runs_again_is_told_apart():
-    model = Net(checkpoints=True)
-    _, ownership = recorded(model, torch.compile(model))
+def test_checkpointed_code_that_runs_again_is_told_apart(recording):
+    ownership, report = recording(Checkpointed)[-2:]
     assert not ownership.compiled.unmatched
     shares = ownership.compiled.shares
     modules = (*ownership.spans.modules, *ownership.compiled.modules)
     again = {modules[owner].path for owner in shares.owner[shares.again].tolist() if owner >= 0}
-    assert "blocks.0.fc" in again
-    assert "head" not in again
+    assert again == {"block.0.fc", "block.1.fc"}
+    one = 2 * 3 * 8 * 8
+    works = {path: report[path].row.work for path in (*again, "head.fc")}
+    assert {path: work.recompute_flops or 0 for path, work in works.items()} == {
+        "block.0.fc": one,
+        "block.1.fc": one,
+        "head.fc": 0,
+    }
+    assert [works[path].forward_flops for path in sorted(works)] == [one, one, one]
+    # The input of the first needs no gradient.
+    assert [works[path].flops for path in sorted(works)] == [one, 2 * one, 2 * one]
 
 
 @slow
@@ -286,17 +354,10 @@ def test_what_changes_a_tensor_in_place_has_its_module_in_the_backward():
 
 @slow
 @with_inductor
-@pytest.mark.parametrize("checkpoints", [False, True], ids=["plain", "checkpointed"])
-def test_the_work_of_compiled_code_belongs_to_its_modules(checkpoints):
-    model = Net(checkpoints=checkpoints)
-    around, x = torch.compile(model), torch.ones(3, 8)
-    with backspot.instrument(model):
-        train(model, x, around=around)
-        with cpu_profile(record_shapes=True) as profiler:
-            train(model, x, around=around)
+def test_the_work_of_compiled_code_belongs_to_its_modules(recording):
+    model, _, _, _, report = recording()
     with FlopCounterMode(display=False) as counter:
-        train(model, x)
-    report = backspot.locate(profiler)
+        train(model)
     rows = {path: report[path].row for path in ALL}
     one = 2 * 3 * 8 * 8
     assert rows["stem"].work.flops == one  # its input needs no gradient
@@ -308,11 +369,9 @@ def test_the_work_of_compiled_code_belongs_to_its_modules(checkpoints):
         "head": one // 4,
     }
     works = [row.work for row in report.modules if row.work]
-    again = sum(work.recompute_flops or 0 for work in works)
-    assert (again > 0) is checkpoints
+    assert not any(work.recompute_flops for work in works)
     known = sum((work.forward_flops or 0) + (work.flops or 0) for work in works)
-    # PyTorch recomputes whole blocks, and the compiler only what it needs.
-    assert known == counter.get_total_flops() - (2 * one if checkpoints else 0)
+    assert known == counter.get_total_flops()
     norm = report["blocks.1.norm"].row
     assert (norm.work.flops, norm.work.unknown_share) == (None, 0)
     # At least the gradient of the output, the input and the gradient of the input.
@@ -322,13 +381,12 @@ def test_the_work_of_compiled_code_belongs_to_its_modules(checkpoints):
 @slow
 @with_inductor
 def test_dynamic_shapes_and_autocast():
-    model = Net()
+    model = Product()
     around = torch.compile(model, dynamic=True)
     with torch.autocast("cpu", torch.bfloat16):
         events, ownership = recorded(model, around, torch.ones(5, 8))
     assert not ownership.compiled.unmatched
-    paths = {path for _, paths in launches_of(events, ownership) for path in paths}
-    assert set(ALL) <= paths
+    assert owners_of_products(launches_of(events, ownership)) == ["fc", "fc"]
 
 
 @slow
@@ -343,19 +401,12 @@ def test_labels_of_some_modules_only():
 
 @slow
 @with_inductor
-def test_the_table_travels_with_an_exported_trace(tmp_path):
-    model = Net()
-    around = torch.compile(model)
-    with backspot.instrument(model):
-        train(model, around=around)
-        with cpu_profile() as profiler:
-            train(model, around=around)
-    live = read_events(profiler)
-    profiler.export_chrome_trace(str(tmp_path / "trace.json"))
-    events = read_events(tmp_path / "trace.json")
+def test_the_table_travels_with_an_exported_trace(recording):
+    _, trace, live, _, _ = recording()
+    events = read_events(trace)
     assert events.compiled == live.compiled
     checked(events, attribute(events))
-    report = backspot.locate(tmp_path / "trace.json")
+    report = backspot.locate(trace)
     assert_adds_up(report)
     for path in ALL:
         assert report[path].row.is_module
@@ -369,14 +420,14 @@ def test_the_table_travels_with_an_exported_trace(tmp_path):
 @slow
 @with_inductor
 def test_a_model_that_was_compiled_before_says_how_to_get_it():
-    model = Net()
+    model = Product()
     around = torch.compile(model)
     train(model, around=around)
     events, ownership = recorded(model, around)
     assert not len(ownership.compiled.event)
     assert any("torch.compiler.reset()" in warning for warning in warnings_of(events, ownership))
     torch.compiler.reset()
-    checked(*recorded(model, around))
+    assert owners_of_products(launches_of(*recorded(model, around))) == ["fc", "fc"]
 
 
 @slow
@@ -384,7 +435,7 @@ def test_a_model_that_was_compiled_before_says_how_to_get_it():
 def test_without_compiled_inductor_stays_as_it_is():
     from torch._inductor import config
 
-    model = Net()
+    model = Product()
     with backspot.instrument(model, compiled=False):
         assert config.post_grad_custom_post_pass is None
         assert not config.trace.provenance_tracking_level
@@ -454,19 +505,6 @@ def test_code_loss_and_gradients_are_the_same():
     assert all(map(torch.equal, gradients, gradients_with))
 
 
-@slow
-@with_inductor
-def test_no_step_compiles_again():
-    model = Net()
-    around = torch.compile(model)
-    with backspot.instrument(model):
-        train(model, around=around)
-        with torch._dynamo.config.patch(error_on_recompile=True):
-            train(model, around=around)
-            with cpu_profile():
-                train(model, around=around)
-
-
 # The user's settings ------------------------------------------------------------------------------
 
 
@@ -491,7 +529,7 @@ def test_a_pass_of_the_users_runs_and_is_there_again_afterwards():
     from torch._inductor import config
 
     theirs = user_pass()
-    model = Net()
+    model = Product()
     with config.patch(post_grad_custom_post_pass=theirs):
         with backspot.instrument(model):
             ours = config.post_grad_custom_post_pass
@@ -521,7 +559,7 @@ def test_a_pass_of_the_users_is_part_of_the_key_of_the_caches():
 def test_a_pass_that_cannot_be_cached_stays_so():
     from torch._inductor import config
 
-    model = Net()
+    model = Product()
     for theirs in (user_pass(uuid=None), lambda graph: None):
         with config.patch(post_grad_custom_post_pass=theirs), backspot.instrument(model):
             assert config.post_grad_custom_post_pass.uuid() is None
@@ -532,7 +570,7 @@ def test_a_pass_that_cannot_be_cached_stays_so():
 def test_settings_are_restored_with_the_last_model_only():
     from torch._inductor import config
 
-    models = Net(), Net()
+    models = Product(), Product()
     first, second = (backspot.instrument(m, name=f"m{i}") for i, m in enumerate(models))
     first.remove()
     assert config.trace.provenance_tracking_level
@@ -547,7 +585,7 @@ def test_a_setting_that_others_changed_meanwhile_is_left_alone():
     from torch._inductor import config
 
     theirs = user_pass()
-    model = Net()
+    model = Product()
     with config.patch(post_grad_custom_post_pass=None):
         instrumentation = backspot.instrument(model)
         config.post_grad_custom_post_pass = theirs
@@ -560,7 +598,7 @@ def test_a_setting_that_others_changed_meanwhile_is_left_alone():
 def test_a_model_that_is_gone_takes_the_settings_back():
     from torch._inductor import config
 
-    backspot.instrument(Net())
+    backspot.instrument(Product())
     assert config.post_grad_custom_post_pass is None
 
 
@@ -592,49 +630,6 @@ def test_equal_code_with_other_names_does_not_come_from_the_caches(renamed):
         hits = torch._dynamo.utils.counters["inductor"]["fxgraph_cache_hit"]
         found.append((known == set(parts), hits))
     assert found == [(True, 0), (True, 2), (True, 0)]
-
-
-PROGRAM = """
-    import json, sys, warnings
-    warnings.simplefilter("ignore")
-    sys.path[:0] = {paths!r}
-    import torch, backspot
-    from test_compiled import Net, launches_of
-    from backspot.analysis.attribution.ownership import attribute
-    from backspot.trace import read_events
-
-    model = Net()
-    handle = backspot.instrument(model)
-    assert "torch._inductor.config" not in sys.modules
-    import torch._inductor.config
-    torch._inductor.config.cpp.enable_kernel_profile = True
-    around = torch.compile(model)
-    for _ in range(2):
-        around(torch.ones(3, 8)).square().sum().backward()
-    with torch.profiler.profile() as profiler:
-        around(torch.ones(3, 8)).square().sum().backward()
-    events = read_events(profiler)
-    of = torch._dynamo.utils.counters
-    hits = of["inductor"]["fxgraph_cache_hit"] + of["aot_autograd"]["autograd_cache_hit"]
-    print(json.dumps([hits, launches_of(events, attribute(events))]))
-"""
-
-
-@slow
-@with_inductor
-def test_a_second_process_with_warm_caches_knows_the_same():
-    here = Path(__file__).parent
-    paths = [str(here), str(here.parent), str(Path(backspot.__file__).parents[1])]
-    program = textwrap.dedent(PROGRAM.format(paths=paths))
-    results = []
-    for _ in range(2):
-        run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-        assert run.returncode == 0, run.stderr
-        results.append(json.loads(run.stdout.splitlines()[-1]))
-    (cold, first), (warm, second) = results
-    assert (cold, warm > 0) == (0, True)
-    assert first == second
-    assert owners_of_products([tuple(one) for one in first]) == PRODUCTS
 
 
 # Without Inductor ---------------------------------------------------------------------------------

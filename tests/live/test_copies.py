@@ -153,6 +153,7 @@ class OwnCall(nn.Linear):
         return super().__call__(x)
 
 
+@pytest.mark.slow
 def test_a_pickle_loads_where_backspot_is_not(tmp_path):
     model = net()
     with backspot.instrument(model):

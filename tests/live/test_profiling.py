@@ -222,7 +222,8 @@ def test_a_profile_of_ones_own_gives_its_labelled_trace_too(case, tmp_path):
 # What goes wrong.
 
 
-@pytest.mark.parametrize("at", [1, 3, 5])
+# One step of each kind: left alone, timed, prepared, two recorded, timed, three in detail.
+@pytest.mark.parametrize("at", range(1, 10))
 def test_what_the_step_raises_passes_through_and_the_next_profile_works(case, at):
     error = RuntimeError("the user's own")
 
@@ -232,8 +233,9 @@ def test_what_the_step_raises_passes_through_and_the_next_profile_works(case, at
             raise error
 
     with pytest.raises(RuntimeError) as raised:
-        backspot.profile(step, case.model)
+        backspot.profile(step, case.model, warmup=2, unprofiled=2, steps=2, memory=True)
     assert raised.value is error
+    assert case.steps == at
     assert not hooks_on(case.model)
     assert not torch.autograd._profiler_enabled()
     assert found(backspot.profile(case.step, case.model))

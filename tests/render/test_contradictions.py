@@ -58,10 +58,6 @@ CHANGES = {
     ),
     "passes of another whole": lambda data: data["wall_ns_by_step"].__setitem__(0, 1 << 40),
     "a kind beyond its row": lambda data: first(data)["wall_on"].update(host_ns=1 << 50),
-    "a negative kind": lambda data: first(data)["wall_on"].update(sync_ns=-1),
-    "calls of no number": lambda data: first(data).update(calls=float("nan")),
-    "more rules than there can be": lambda data: data.update(rules_looked=TOO_MUCH),
-    "fewer rules than none": lambda data: data.update(rules_unable=-1),
     "a node that takes more than its row": lambda data: first(data)["nodes"][0].update(
         wall_ns=1 << 50
     ),
@@ -74,7 +70,6 @@ CHANGES = {
     "passes that are not the whole": lambda data: data["passes"].pop(),
     "a pass that is not its parts": lambda data: data["passes"][0].update(other_ns=1),
     "a pass of no step": lambda data: data["passes"][0].update(step=3),
-    "a pass before all steps": lambda data: data["passes"][0].update(step=-1),
     "phases that are not the steps": lambda data: data.update(
         phases=[{"name": "idle", "wall_ns": 1, "busy_ns": 0, "wall_ns_by_step": [1, 1, 1]}]
     ),
@@ -87,14 +82,6 @@ CHANGES = {
     "a phase busier than long": lambda data: data.update(
         phases=[idle(data) | {"busy_ns": 1 << 50}]
     ),
-    "a share of more than all": lambda data: data["coverage"].update(wall=1.5),
-    "a share of no number": lambda data: data["coverage"].update(gpu=float("nan")),
-    "a share without end": lambda data: data["coverage"].update(cpu=float("inf")),
-    "a negative time": lambda data: first(data).update(forward_ns=-1),
-    "a negative count": lambda data: first(data)["nodes"][0].update(count=-1),
-    "a negative step": lambda data: data["step_ns_by_step"].__setitem__(0, -1),
-    "a time beyond 63 bits": lambda data: first(data).update(forward_ns=TOO_MUCH),
-    "a device's time beyond 63 bits": lambda data: data["devices"][0]["gpu_ns"].update(a=TOO_MUCH),
     "a group of nothing": lambda data: first(data).update(members=0),
     "a row twice": lambda data: data["modules"].append(
         {**data["modules"][-1], "wall_ns": 0, "gpu_ns": 0, "cpu_ns": 0}
@@ -106,10 +93,26 @@ CHANGES = {
     ],
     "a device twice": lambda data: twice(data["devices"]),
     "a finding without a place": lambda data: data.update(findings=[FOUND | {"places": []}]),
-    "a finding of negative cost": lambda data: data.update(findings=[FOUND | {"wall_ns": -1}]),
     "a finding in more steps than there are": lambda data: data.update(
         findings=[FOUND | {"steps": 4}]
     ),
+}
+
+NUMBERS = {
+    "a negative kind": lambda data: first(data)["wall_on"].update(sync_ns=-1),
+    "calls of no number": lambda data: first(data).update(calls=float("nan")),
+    "more rules than there can be": lambda data: data.update(rules_looked=TOO_MUCH),
+    "fewer rules than none": lambda data: data.update(rules_unable=-1),
+    "a pass before all steps": lambda data: data["passes"][0].update(step=-1),
+    "a share of more than all": lambda data: data["coverage"].update(wall=1.5),
+    "a share of no number": lambda data: data["coverage"].update(gpu=float("nan")),
+    "a share without end": lambda data: data["coverage"].update(cpu=float("inf")),
+    "a negative time": lambda data: first(data).update(forward_ns=-1),
+    "a negative count": lambda data: first(data)["nodes"][0].update(count=-1),
+    "a negative step": lambda data: data["step_ns_by_step"].__setitem__(0, -1),
+    "a time beyond 63 bits": lambda data: first(data).update(forward_ns=TOO_MUCH),
+    "a device's time beyond 63 bits": lambda data: data["devices"][0]["gpu_ns"].update(a=TOO_MUCH),
+    "a finding of negative cost": lambda data: data.update(findings=[FOUND | {"wall_ns": -1}]),
 }
 
 
@@ -120,6 +123,19 @@ def test_a_report_that_contradicts_itself_is_refused_in_one_line(tmp_path, chang
     path = tmp_path / "report.json"
     path.write_text(json.dumps(data))
     with pytest.raises(NotATraceError, match="contradicts itself") as caught:
+        Report.load(path)
+    assert str(caught.value).count("\n") == 0
+    assert str(caught.value).startswith(str(path))
+
+
+@pytest.mark.parametrize("change", NUMBERS.values(), ids=NUMBERS)
+def test_a_number_that_no_report_has_is_refused_in_one_line_with_its_place(tmp_path, change):
+    data = json.loads(to_json(vit_with_lines()))
+    change(data)
+    path = tmp_path / "report.json"
+    path.write_text(json.dumps(data))
+    place = r"Expected `(int|float)` (>=|<=|<) .* - at `\$\."
+    with pytest.raises(NotATraceError, match=place) as caught:
         Report.load(path)
     assert str(caught.value).count("\n") == 0
     assert str(caught.value).startswith(str(path))

@@ -1,5 +1,6 @@
 import re
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -16,13 +17,18 @@ from backspot.render.text_parts import render_subtree
 from backspot.render.view import View
 from backspot.results.costs import Phase
 from backspot.results.findings import Place
-from support.choice import slow_except
 from support.report_parts import node, phases, report, row
 from support.sample_reports import ODD_NAMES, SAMPLES, even_vit, odd, reports, unlabelled, vit
 from support.synthetic import Trace
 
 DATA = Path(__file__).parents[1] / "data"
 ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@cache
+def with_memory(name="vit"):
+    """A report of a recording that has memory."""
+    return locate(DATA / "memory" / f"{name}.trace.json.gz")
 
 
 @pytest.mark.parametrize("color", [False, True], ids=["plain", "color"])
@@ -132,7 +138,7 @@ def test_the_finding_about_the_phase_of_the_headline_comes_first():
 @pytest.mark.parametrize("width", [60, 80, 160])
 @pytest.mark.parametrize("name", ["vit", "llama"])
 def test_the_first_screen_says_who_fills_the_memory_and_what_to_do(name, width):
-    made = locate(DATA / "memory" / f"{name}.trace.json.gz")
+    made = with_memory(name)
     text = render_text(made, width=width, more="--full")
     lines = text.splitlines()
     assert len(lines) <= 24
@@ -150,7 +156,7 @@ def test_the_first_screen_says_who_fills_the_memory_and_what_to_do(name, width):
 
 
 def test_shares_of_memory_are_of_all_gpus_together():
-    made = locate(DATA / "memory" / "vit.trace.json.gz")
+    made = with_memory()
     (gpu,) = made.memory
 
     def with_outside(share):
@@ -185,7 +191,7 @@ def test_shares_of_memory_are_of_all_gpus_together():
 
 
 def test_where_memory_was_recorded_the_view_by_time_says_how_to_see_it():
-    made = locate(DATA / "memory" / "vit.trace.json.gz")
+    made = with_memory()
     by_time = render_text(made, View(), width=100, more="--full")
     assert "--sort memory for memory" in by_time
     assert by_time != render_text(made, width=100, more="--full")
@@ -193,7 +199,7 @@ def test_where_memory_was_recorded_the_view_by_time_says_how_to_see_it():
 
 
 def test_checkpointing_layers_is_advised_with_what_it_frees_and_its_price():
-    made = locate(DATA / "memory" / "vit.trace.json.gz")
+    made = with_memory()
     (blocks,) = [one for one in made.top(by="pattern") if one.path == "blocks.*"]
     frees = size(blocks.memory.checkpoint_frees_bytes * 11 // 12)
     text = render_text(made, width=200)
@@ -208,7 +214,7 @@ def test_checkpointing_layers_is_advised_with_what_it_frees_and_its_price():
 
 
 def test_checkpointing_frees_no_more_than_the_activations_at_the_peak():
-    made = locate(DATA / "memory" / "vit.trace.json.gz")
+    made = with_memory()
     (device, *_) = made.memory
     at_peak = tuple(
         replace(share, bytes=33) if share.kind == "activation" else share for share in device.live
@@ -284,15 +290,16 @@ def test_layers_that_are_alike_are_the_answer_together(layers, rest, said, where
 
 
 @pytest.mark.parametrize("isatty", [True, False])
-@pytest.mark.parametrize("width", slow_except(range(40, 100, 12), range(40, 100)))
-def test_no_line_ends_between_a_number_and_its_unit(width, isatty, monkeypatch):
+@pytest.mark.parametrize("step", [12, pytest.param(1, marks=pytest.mark.slow)])
+def test_no_line_ends_between_a_number_and_its_unit(step, isatty, monkeypatch):
     monkeypatch.setattr("sys.stdout.isatty", lambda: isatty, raising=False)
-    monkeypatch.setenv("COLUMNS", str(width))
     made = SAMPLES["diagnosed"]()
-    for text in (str(made), render_text(made, full=True)):
-        lines = text.splitlines()
-        assert not [line for line in lines if re.match(r" *(µs|ms|s|MB|GB)\b", line)]
-        assert max(map(cell_len, lines)) <= width or not isatty
+    for width in range(40, 100, step):
+        monkeypatch.setenv("COLUMNS", str(width))
+        for text in (str(made), render_text(made, full=True)):
+            lines = text.splitlines()
+            assert not [line for line in lines if re.match(r" *(µs|ms|s|MB|GB)\b", line)]
+            assert max(map(cell_len, lines)) <= width or not isatty
 
 
 @pytest.mark.parametrize("name", ["h200/two_streams", "memory/vit"])
@@ -523,18 +530,20 @@ def test_any_report_fits_its_width_in_printable_characters(any_report, width, so
         render_subtree(any_report[one.path], width=width).encode()
 
 
-@pytest.mark.parametrize("width", slow_except([60, 80, 100], range(60, 120)))
-def test_facts_break_between_facts_only_and_a_line_that_goes_on_says_so(width):
-    text = render_text(SAMPLES["diagnosed"](), width=width, full=True)
-    told = text.partition("\n\n")[0].partition("Backward ")[2].split("\n")
-    assert " ".join(told) == (
-        "28.6 ms per step · CPU 3.3 ms · GPU 27.8 ms · times in ms per step · "
-        "modules by Backspot's labels · 3 profiler steps of 45.7 ms while recorded "
-        "Step: 3.0% waiting for data · 1.0% copies to the GPU · 22% forward · 1.0% loss · "
-        "62% backward · 7.0% optimizer · 4.0% idle"
-    )
-    for line in told:
-        assert line.endswith((" ·", "while recorded", "4.0% idle"))
+@pytest.mark.parametrize("step", [20, pytest.param(1, marks=pytest.mark.slow)])
+def test_facts_break_between_facts_only_and_a_line_that_goes_on_says_so(step):
+    made = SAMPLES["diagnosed"]()
+    for width in range(60, 120, step):
+        text = render_text(made, width=width, full=True)
+        told = text.partition("\n\n")[0].partition("Backward ")[2].split("\n")
+        assert " ".join(told) == (
+            "28.6 ms per step · CPU 3.3 ms · GPU 27.8 ms · times in ms per step · "
+            "modules by Backspot's labels · 3 profiler steps of 45.7 ms while recorded "
+            "Step: 3.0% waiting for data · 1.0% copies to the GPU · 22% forward · 1.0% loss · "
+            "62% backward · 7.0% optimizer · 4.0% idle"
+        )
+        for line in told:
+            assert line.endswith((" ·", "while recorded", "4.0% idle"))
 
 
 def test_a_fact_that_comes_first_keeps_its_capitals():

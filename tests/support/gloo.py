@@ -1,15 +1,18 @@
-"""Processes that train together with gloo."""
+"""Processes that train together, with gloo unless they have a GPU each."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+
+import pytest
 
 from support import preloaded
 
-__all__ = ["TRAINING", "train"]
+__all__ = ["TRAINING", "train", "train_two_ranks"]
 
 TRAINING = """
 import os, sys, time
@@ -37,7 +40,9 @@ def step():
 """Planted in each process of rank 1: 50 ms in the module ``2.0``."""
 
 
-def train(script: str, ranks: int, folder: Path, *before: str) -> list[tuple[str, str]]:
+def train(
+    script: str, ranks: int, folder: Path, *before: str, **environment: str
+) -> list[tuple[str, str]]:
     """Run a script on all ranks; return standard output and error of each."""
     started = [
         subprocess.Popen(
@@ -54,6 +59,7 @@ def train(script: str, ranks: int, folder: Path, *before: str) -> list[tuple[str
                 "MEETING": str(folder / "meeting"),
                 "RANK": str(rank),
                 "WORLD_SIZE": str(ranks),
+                **environment,
             },
         )
         for rank in range(ranks)
@@ -66,3 +72,12 @@ def train(script: str, ranks: int, folder: Path, *before: str) -> list[tuple[str
     for process, (_, error) in zip(started, said, strict=True):
         assert process.returncode == 0, error[-3000:]
     return said
+
+
+def train_two_ranks(cases: Sequence[str], folder: Path, device: str = "cpu") -> None:
+    """Have two processes train one case after another, and check what they find."""
+    given = {"CASES": " ".join(cases), "DEVICE": device, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+    for output, _ in train("support.ranks", 2, folder, "-m", **given):
+        if "SKIP" in output:
+            pytest.skip(output.partition("SKIP")[2].strip()[:200])
+        assert output.count(" is fine ") == len(cases)

@@ -1,5 +1,7 @@
 """Python processes that start with PyTorch in memory: its import takes seconds of a core.
 
+What Backspot needs of others is in memory too.
+
 ``[*python(), ...]`` stands for ``[sys.executable, ...]``. A small client sends its arguments,
 environment, folder and streams to a server that has imported torch and used nothing of it. The
 server forks, and the fork goes on like a new interpreter. No module of torch is in its
@@ -93,7 +95,9 @@ def _serve(listening: socket.socket) -> list[str]:
     import json
     import select
 
+    import msgspec  # noqa: F401 - what Backspot itself needs, and rich
     import torch._dynamo  # noqa: F401 - which the first optimizer imports
+    from rich import console, table  # noqa: F401
 
     gc.freeze()  # a fork that looks for garbage copies every page that it looks at
 

@@ -1,11 +1,12 @@
 """One rank of a distributed run: trains plainly and instrumented, and checks what it found.
 
-``python -m support.ranks CASE RANK MEETING DEVICE`` prints ``fine``, or ``SKIP`` and why. Ranks on
-``cuda`` have a GPU each.
+``python -m support.ranks`` prints ``fine`` for each of the environment's ``CASES``, or ``SKIP``
+and why. Ranks on ``cuda`` have a GPU each.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 import warnings
@@ -134,12 +135,9 @@ def train(
 
 
 def main(case: str, rank: int, meeting: str, device: str) -> None:
-    torch.set_num_threads(1)
-    if device == "cuda":
-        torch.cuda.set_device(rank)
     dist.init_process_group(
         "gloo" if device == "cpu" else "nccl",
-        init_method=f"file://{meeting}",
+        init_method=f"file://{meeting}-{case}",
         rank=rank,
         world_size=2,
         timeout=timedelta(seconds=60),
@@ -181,9 +179,15 @@ def main(case: str, rank: int, meeting: str, device: str) -> None:
         kernels = {kernel.name for row in report.modules for kernel in row.kernels}
         assert any("nccl" in name.lower() for name in kernels), kernels
     assert not any(row.path.startswith("module") for row in report.modules)
-    print("fine", sorted(found), report.coverage.cpu, report.warnings)
+    print(case, "is fine", sorted(found), report.coverage.cpu, report.warnings)
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:])
+    number, device = int(os.environ["RANK"]), os.environ["DEVICE"]
+    torch.set_num_threads(1)
+    if device == "cuda":
+        torch.cuda.set_device(number)
+    for name in os.environ["CASES"].split():
+        print(name, file=sys.stderr)
+        main(name, number, os.environ["MEETING"], device)

@@ -53,17 +53,17 @@ def saved_by_step(recording: Replayable, cost: ProfilerCost, changes: Sequence[C
 
 
 class Program:
-    """Steps of modules ``a`` and ``b``: forward, then the nodes of ``b`` and ``a``."""
+    """Steps of modules, such as ``a`` and ``b``: forward, then the nodes of ``b`` and ``a``."""
 
-    def __init__(self, count: int = STEPS) -> None:
-        self.trace, self.count = Trace(), count
+    def __init__(self, count: int = STEPS, paths: Sequence[str] = ("a", "b")) -> None:
+        self.trace, self.count, self.paths = Trace(), count, paths
 
     def steps(self) -> Iterator[tuple[int, int]]:
         """Yield each step's number and when its backward starts, with its forward recorded."""
         for step in range(self.count):
             at = step * STEP
             self.trace.annotation(f"ProfilerStep#{step}", at, at + STEP - 10)
-            for number, path in enumerate("ab"):
+            for number, path in enumerate(self.paths):
                 begin = at + FORWARD + (1 + number) * 100 * US
                 self.trace.forward(path, "M", begin, begin + 50 * US)
                 self.trace.operator(
@@ -72,7 +72,7 @@ class Program:
             yield step, at + BACKWARD
 
     def node(self, step: int, path: str, start: int, end: int, name: str = "MulBackward0") -> None:
-        self.trace.node(name, start, end, seq=10 * step + "ab".index(path))
+        self.trace.node(name, start, end, seq=10 * step + self.paths.index(path))
 
     def call(self, name: str, start: int, end: int, thread: int = 2) -> None:
         self.trace.event("cuda_runtime", name, start, end, thread, correlation=0)

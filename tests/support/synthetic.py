@@ -141,6 +141,8 @@ class Trace:
         head = {"schemaVersion": 1}
         if any(event["name"] == "[memory]" for event in self.events):
             head["profile_memory"] = 1
+        if any("Input Dims" in event.get("args", ()) for event in self.events):
+            head["record_shapes"] = 1
         whole = {**head, "traceEvents": self.events, "traceName": "synthetic"}
         return whole | self.metadata
 

@@ -9,7 +9,6 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 import backspot  # noqa: E402
-from support.choice import slow_except  # noqa: E402
 from support.training import check, cpu_profile, owners, same, train  # noqa: E402
 
 pytestmark = pytest.mark.xdist_group("dynamo")  # one worker imports it
@@ -68,6 +67,14 @@ def counted(kind):
     return dict(torch._dynamo.utils.counters[kind])
 
 
+def counted_graphs():
+    """How many graphs there are and how many breaks, after which Dynamo knows no code."""
+    found = counted("stats").get("unique_graphs"), counted("graph_break")
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    return found
+
+
 def whole(**options):
     return lambda: torch.compile(Net(), **EAGER, **options)
 
@@ -105,24 +112,21 @@ compiled = pytest.mark.parametrize("kind", KINDS)
 
 @pytest.mark.slow
 @compiled
-def test_results_are_the_same_and_nobody_warns(kind):
-    found = owners(check(KINDS[kind], step, warm_up=1))
-    assert any("CompiledFunctionBackward" in nodes for nodes in found.values())
-    assert "CompiledFunctionBackward" not in found["(outside model)"]
-
-
-@pytest.mark.slow
-@compiled
-def test_no_graph_breaks_that_did_not_break_before(kind):
-    train(KINDS[kind], step, instrumented=False)
-    plain = counted("stats"), counted("graph_break")
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-    train(KINDS[kind], step, warm_up=1)
-    assert (counted("stats").get("unique_graphs"), counted("graph_break")) == (
-        plain[0].get("unique_graphs"),
-        plain[1],
-    )
+def test_training_is_the_same_and_no_graph_breaks_that_did_not_break_before(kind):
+    plain, graphs = train(KINDS[kind], step, instrumented=False, warm_up=1), counted_graphs()
+    run = train(KINDS[kind], step, warm_up=1)
+    assert counted_graphs() == graphs
+    same(plain, run)
+    assert run.said <= plain.said
+    found = owners(run.report)
+    owner = {"blocks.0", "blocks.1"} if "parts" in kind else {""}
+    assert {path for path in found if "CompiledFunctionBackward" in found[path]} == owner
+    if "parts" in kind:
+        assert "AddmmBackward0" in found["head"]
+        assert not any("_orig_mod" in path for path in found)
+    else:
+        assert found.keys() <= {"", "(outside model)"}
+        assert found[""].keys() == {"CompiledFunctionBackward"}
 
 
 @pytest.mark.slow
@@ -153,23 +157,11 @@ def test_a_compiled_model_can_be_instrumented_late_and_go_on_afterwards(kind):
         step(model)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", slow_except(["parts"], ["parts in place", "parts"]))
-def test_a_compiled_part_owns_its_backward_under_its_own_path(kind):
+@pytest.mark.parametrize(("kind", "owner"), [("whole", ""), ("parts", "blocks.0")])
+def test_compiled_code_owns_its_backward_and_leaves_nothing_behind(kind, owner):
     found = owners(check(KINDS[kind], step, warm_up=1))
-    for path in ("blocks.0", "blocks.1"):
-        assert "CompiledFunctionBackward" in found[path]
-    assert "AddmmBackward0" in found["head"]
-    assert not any("_orig_mod" in path for path in found)
-
-
-@pytest.mark.parametrize(
-    "kind", slow_except(["whole"], ["whole", "whole, one graph", "in place", "graph break"])
-)
-def test_a_compiled_model_owns_its_backward(kind):
-    found = owners(check(KINDS[kind], step, warm_up=1))
-    assert found[""].keys() == {"CompiledFunctionBackward"}
-    assert found.keys() <= {"", "(outside model)"}
+    assert "CompiledFunctionBackward" in found[owner]
+    assert "CompiledFunctionBackward" not in found["(outside model)"]
 
 
 class Deep(nn.Module):

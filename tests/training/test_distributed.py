@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 distributed = pytest.importorskip("torch.distributed")
 
-from support.two_ranks import run_two_ranks  # noqa: E402
+from support.gloo import train_two_ranks  # noqa: E402
 
 pytestmark = [
     pytest.mark.skipif(not distributed.is_available(), reason="built without torch.distributed"),
@@ -15,24 +15,15 @@ pytestmark = [
 ]
 
 
+CASES = {
+    "ddp": "before after inner unused static no-sync late checkpoint compiled",
+    "fsdp": "before after",
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "case",
-    [
-        "ddp-before",
-        "ddp-after",
-        "ddp-inner",
-        "ddp-unused",
-        "ddp-static",
-        "ddp-no-sync",
-        "ddp-late",
-        "ddp-checkpoint",
-        "ddp-compiled",
-        "fsdp-before",
-        "fsdp-after",
-    ],
-)
-def test_each_rank_finds_the_owners_and_trains_as_ever(case, tmp_path):
+@pytest.mark.parametrize("kind", CASES)
+def test_each_rank_finds_the_owners_and_trains_as_ever(kind, tmp_path):
     if not distributed.is_gloo_available():
         pytest.skip("built without gloo")
-    run_two_ranks(case, tmp_path)
+    train_two_ranks([f"{kind}-{case}" for case in CASES[kind].split()], tmp_path)

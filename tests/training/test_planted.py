@@ -11,11 +11,9 @@ import backspot
 from support.choice import slow_except
 
 torch = pytest.importorskip("torch")
-vision_transformer = pytest.importorskip("timm.models.vision_transformer")
-
 _plants = pytest.importorskip("benchmarks.accuracy.plants")
 
-pytestmark = pytest.mark.timm
+pytestmark = [pytest.mark.timm, pytest.mark.xdist_group("timm")]
 
 MODULES = (
     "patch_embed.proj",
@@ -33,6 +31,7 @@ MODULES = (
 
 @pytest.fixture(scope="module")
 def vit():
+    vision_transformer = pytest.importorskip("timm.models.vision_transformer")
     # With more, a busy machine makes whichever module wait that is at work: that is then the
     # slowest in truth.
     threads = torch.get_num_threads()

@@ -9,11 +9,9 @@ from __future__ import annotations
 import pytest
 
 pytest.importorskip("torch")
-pytest.importorskip("timm")
-
 timm_sweep = pytest.importorskip("benchmarks.accuracy.timm_sweep")
 
-pytestmark = pytest.mark.timm
+pytestmark = [pytest.mark.timm, pytest.mark.xdist_group("timm")]
 
 FAMILIES = (
     "beit_base_patch16_224",
@@ -49,6 +47,7 @@ BREAKS_FULL_BACKWARD_HOOKS = {"densenet121", "inception_v3", "regnetx_002", "res
 def deterministic():
     import torch
 
+    pytest.importorskip("timm")
     threads, was = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.set_num_threads(1)

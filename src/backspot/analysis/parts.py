@@ -12,8 +12,8 @@ from typing import TypeVar
 
 import numpy as np
 
+from backspot.analysis.accounting.holders import find_fused
 from backspot.analysis.accounting.memory import find_memory
-from backspot.analysis.accounting.payers import find_fused
 from backspot.analysis.accounting.peaks import peaks_of
 from backspot.analysis.accounting.work import find_work
 from backspot.analysis.attribution.ownership import Ownership
@@ -94,13 +94,12 @@ def with_host(report: Report, recording: Recording, _: Options) -> Report:
 
 def with_findings(report: Report, recording: Recording, _: Options) -> Report:
     """Add what makes the step slower than necessary."""
-    events, ownership = recording.events, recording.ownership
+    events = recording.events
     if events.truncated:
         # Kineto writes device work last. Without it, every rule would find the host at fault.
         return report
-    windows, typical = recording.windows, recording.typical
     judged = find_all(
-        Evidence(events, ownership, recording.clock, report, windows, typical, recording.waits)
+        Evidence(events, recording.ledger, report, recording.typical, recording.waits)
     )
     return changed(
         report,

@@ -12,6 +12,7 @@ import numpy as np
 
 from backspot.analysis.accounting.activity import Activity, find_activity
 from backspot.analysis.accounting.clock import Clock
+from backspot.analysis.accounting.ledger import Ledger
 from backspot.analysis.accounting.phases import PhaseTimes, phase_times
 from backspot.analysis.accounting.rows import BackwardCosts, account
 from backspot.analysis.accounting.steps import StepWindows, step_windows
@@ -149,6 +150,11 @@ class Recording:
         return self.step_windows or self.ownership.windows
 
     @cached_property
+    def ledger(self) -> Ledger:
+        """The clock time of the steps, dealt out once."""
+        return Ledger(self.ownership, self.clock, self.windows)
+
+    @cached_property
     def activity(self) -> Activity:
         """What the host does at each moment: data, forward, optimizer and so on."""
         return find_activity(self.events, self.ownership)
@@ -158,9 +164,7 @@ class Recording:
         """The clock time of the phases; ``None`` where the trace has backward passes only."""
         if self.step_windows is None:
             return None
-        return phase_times(
-            self.events, self.ownership, self.clock, self.step_windows, self.activity
-        )
+        return phase_times(self.events, self.ledger, self.activity)
 
     @cached_property
     def step_line(self) -> Timeline:
@@ -197,7 +201,7 @@ class Recording:
     @cached_property
     def costs(self) -> BackwardCosts:
         """What the backward costs."""
-        return account(self.events, self.ownership, self.clock, self.windows, self.phases)
+        return account(self.events, self.ledger, self.phases)
 
     @property
     def typical(self) -> TypicalStep:

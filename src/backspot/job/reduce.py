@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from backspot.analysis.accounting.activity import DATA, NAMES, Activity
+from backspot.analysis.accounting.amounts import summed, summed_by_step
 from backspot.analysis.accounting.clock import Clock, WallKind
-from backspot.analysis.accounting.payers import Payers
-from backspot.analysis.accounting.pieces import summed_by_step
+from backspot.analysis.accounting.ledger import Ledger, Spent
 from backspot.analysis.accounting.steps import host_steps
 from backspot.analysis.attribution.launches import DeviceWork, Tier
-from backspot.analysis.attribution.ownership import Ownership, Special
-from backspot.analysis.attribution.shares import Shares
+from backspot.analysis.attribution.ownership import Ownership
 from backspot.analysis.recording import Recording
 from backspot.analysis.timeline import FAR, NOTHING, Timeline, first_started, merged, take
 from backspot.job.collectives import Collectives, find_collectives, groups_of
@@ -49,8 +48,7 @@ def reduce_trace(recording: Recording, identity: Identity) -> Summary:
         identity: which rank it is of.
     """
     events, ownership, clock = recording.events, recording.ownership, recording.clock
-    begin, end = recording.windows.start, recording.windows.end
-    activity = recording.activity
+    ledger, activity = recording.ledger, recording.activity
     phases = recording.phases.wall if recording.phases else ()
     transfers, operators = _transfers(events, ownership), _operators(events, clock)
     collectives = find_collectives(events, ownership)
@@ -60,11 +58,16 @@ def reduce_trace(recording: Recording, identity: Identity) -> Summary:
     hidden = work.edges[_runs_collective(ownership, clock.whole.over(work.edges))]
     edges = [collectives.waits.edges, transfers.edges, operators.edges, launches.edges, hidden]
     edges += [outside.edges, data.edges]
-    line = _cut(collectives, clock, begin, end, merged(*edges))
+    line = _line(ledger, collectives, merged(*edges))
     waiting = _waiting(collectives.work, line)
     host = host_steps(events, ownership) or (ownership.windows.start, ownership.windows.end)
-    alone = (line.holder < 0) | line.exposed
-    stalled = alone & (transfers.over(line.at) >= 0) & (operators.over(line.at) < 0)
+    spent = line.spent
+    alone = line.exposed | (spent.holder == ledger.holders.nothing)
+    stalled = alone & (transfers.over(spent.start) >= 0) & (operators.over(spent.start) < 0)
+    exposed, stalls = (
+        summed(spent.step[chosen], spent.length[chosen], len(ledger.windows.start))
+        for chosen in (line.exposed | stalled, stalled)
+    )
     return Summary(
         source=events.source,
         rank=identity.rank,
@@ -73,16 +76,16 @@ def reduce_trace(recording: Recording, identity: Identity) -> Summary:
         origin_ns=events.origin_ns,
         step_unit=ownership.steps.unit,
         step_numbers=_step_numbers(events, ownership),
-        begin=tuple(begin.tolist()),
-        end=tuple(end.tolist()),
+        begin=tuple(ledger.windows.start.tolist()),
+        end=tuple(ledger.windows.end.tolist()),
         phases=tuple(
             PhaseTimes(name, tuple(times.tolist()))
             for name, times in zip(NAMES, phases, strict=False)
             if times.any()
         ),
-        exposed=line.by_step(line.exposed | stalled),
-        stalled=line.by_step(stalled),
-        modules=_modules(ownership, line, work),
+        exposed=tuple(exposed.tolist()),
+        stalled=tuple(stalls.tolist()),
+        modules=_modules(ledger, line, work),
         groups=groups_of(
             collectives,
             identity,
@@ -90,7 +93,7 @@ def reduce_trace(recording: Recording, identity: Identity) -> Summary:
             _exposed(collectives.work, line, waiting),
             _launching(collectives.work, line, launches, waiting),
         ),
-        outside=_outside(ownership, outside, line, work, data),
+        outside=_outside(ledger, outside, line, work, data),
         warnings=events.warnings,
     )
 
@@ -111,30 +114,17 @@ def _step_numbers(events: Events, ownership: Ownership) -> tuple[int, ...]:
     return tuple(range(ownership.steps.count))
 
 
-@dataclass(frozen=True, slots=True)
-class _Line:
-    """The clock of the steps in pieces; arrays with one entry each.
+class _Line(NamedTuple):
+    """The clock time of the steps, and which of it communication takes; arrays of equal length.
 
     Attributes:
-        at: when the piece begins.
-        length: nanoseconds.
-        step: the step.
-        holder: who holds the clock, as in ``Clock``; ``NOTHING`` for none.
-        kind: a ``WallKind``.
+        spent: the time, cut where anything changes that a summary tells apart.
         exchange: the communication that runs while nothing else does, or that the host waits for,
             as an index into ``Collectives.work``; ``NOTHING`` for none.
-        steps: number of steps.
-        payers: who pays for each moment.
     """
 
-    at: Ints
-    length: Ints
-    step: Ints
-    holder: Ints
-    kind: Ints
+    spent: Spent
     exchange: Ints
-    steps: int
-    payers: Payers
 
     @property
     def exposed(self) -> Mask:
@@ -142,44 +132,14 @@ class _Line:
         found: Mask = self.exchange >= 0
         return found
 
-    def by_step(self, chosen: Mask) -> tuple[int, ...]:
-        """Return the time of some pieces in each step."""
-        found = np.zeros(self.steps, np.int64)
-        np.add.at(found, self.step[chosen], self.length[chosen])
-        return tuple(found.tolist())
 
-
-def _cut(collectives: Collectives, clock: Clock, begin: Ints, end: Ints, more: Ints) -> _Line:
-    """Cut the clock into pieces that each belong to one step and have one holder.
-
-    Args:
-        begin: when each step begins.
-        end: when each step ends.
-        more: other times at which to cut.
-    """
-    ownership = collectives.ownership
-    steps = first_started(begin, end, np.arange(len(begin)))
-    host = Shares.one_each(ownership.owner, ownership.line)
-    payers = Payers(ownership, host, ownership.work_shares, Special.ENGINE)
-    line = clock.whole.cut(merged(steps.edges, payers.edges, more))
-    kinds = clock.kinds(line, next(iter(clock.devices), NOTHING)).values[:-1]
-    at, holder, length = line.edges[:-1], line.values[:-1], np.diff(line.edges)
-    step = steps.over(at)
-    inside = step >= 0
-    runs = kinds == WallKind.COMMUNICATION
-    held = np.where(runs, holder - len(ownership.spans.start), NOTHING)
-    waited = collectives.waits.over(at)
-    exchange = np.where(waited >= 0, waited, take(collectives.place, held))
-    return _Line(
-        at[inside],
-        length[inside],
-        step[inside],
-        holder[inside],
-        kinds[inside],
-        exchange[inside],
-        len(begin),
-        payers,
-    )
+def _line(ledger: Ledger, collectives: Collectives, times: Ints) -> _Line:
+    """Return the clock time of the steps, cut at these times, too."""
+    spent = ledger.whole.where(ledger.whole.step >= 0).cut(times)
+    held = ledger.holders.work[spent.holder]
+    runs = np.where(spent.kind == WallKind.COMMUNICATION, held, NOTHING)
+    waited = collectives.waits.over(spent.start)
+    return _Line(spent, np.where(waited >= 0, waited, take(collectives.place, runs)))
 
 
 def _work_of_host(ownership: Ownership, clock: Clock, waits: Timeline) -> Timeline:
@@ -203,25 +163,22 @@ def _data(activity: Activity) -> Timeline:
 
 
 def _outside(
-    ownership: Ownership, outside: Outside, line: _Line, work: Timeline, data: Timeline
+    ledger: Ledger, outside: Outside, line: _Line, work: Timeline, data: Timeline
 ) -> tuple[OutsideTimes, ...]:
     """Return what the host does outside of modules, in the steps.
 
     Args:
         outside: where the host is.
     """
-    held = np.where(line.exposed, work.over(line.at), line.holder)
-    of_module = ownership.owners.is_module
-    spans = np.flatnonzero(~take(of_module, ownership.owner, False))
-    mine = ((held == NOTHING) | np.isin(held, spans)) & (data.over(line.at) < 0)
-    mine &= line.exposed | ~np.isin(line.kind, (WallKind.GPU, WallKind.COMMUNICATION))
+    ownership, holders, (spent, _) = ledger.ownership, ledger.holders, line
+    on_host = np.where(holders.work < 0, holders.span, _WAITS)
+    span = np.where(line.exposed, work.over(spent.start), on_host[spent.holder])
+    inside = ownership.owners.is_module[ownership.owner]
+    mine = (span != _WAITS) & ~take(inside, span, False) & (data.over(spent.start) < 0)
+    mine &= line.exposed | ~spent.runs
+    chosen, steps = spent.where(mine), len(ledger.windows.start)
     return outside.times(
-        line.at[mine],
-        line.length[mine],
-        line.step[mine],
-        held[mine],
-        line.exposed[mine],
-        line.steps,
+        chosen.start, chosen.length, chosen.step, span[mine], line.exposed[mine], steps
     )
 
 
@@ -232,30 +189,22 @@ def _runs_collective(ownership: Ownership, holder: Ints) -> Mask:
     return found
 
 
-def _modules(ownership: Ownership, line: _Line, work: Timeline) -> tuple[ModuleTimes, ...]:
+def _modules(ledger: Ledger, line: _Line, work: Timeline) -> tuple[ModuleTimes, ...]:
     """Return the time of each owner in each step, by the rows' rule.
 
     A rank that waits for another one hides the work of its host behind the collective.
     """
-    owners, payers = ownership.owners, line.payers
-    held = np.where(line.exposed, work.over(line.at), line.holder)
-    kind = np.where(line.kind == WallKind.GPU, _GPU, np.where(line.exposed, _HIDDEN, _HOST))
-    mine = held >= 0
-    at, step, length = line.at[mine], line.step[mine], line.length[mine]
-    held, kind = held[mine], kind[mine]
-    run = np.concatenate([ownership.passes.of_span, ownership.work.run])[held]
-    part = kind + 3 * (run >= 0)
-    place, share, length = payers.shares.split(payers.of_holders(held, at), length)
-    owner, step, part = payers.shares.owner[share], step[place], part[place]
-    owned = owner >= 0
-    by_step = summed_by_step(
-        owner[owned] * _PARTS + part[owned],
-        step[owned],
-        length[owned],
-        len(owners) * _PARTS,
-        line.steps,
-    )
-    of_owner = by_step.reshape(len(owners), _PARTS, line.steps)
+    owners, holders, (spent, _) = ledger.ownership.owners, ledger.holders, line
+    hidden = holders.at(work.over(spent.start), spent.start)
+    holder = np.where(line.exposed, hidden, spent.holder)
+    kind = np.where(spent.kind == WallKind.GPU, _GPU, np.where(line.exposed, _HIDDEN, _HOST))
+    part = kind + 3 * (holders.run[holder] >= 0)
+    mine = np.flatnonzero(holder != holders.nothing)
+    place, share, length = holders.shares.split(holder[mine], spent.length[mine])
+    mine, owner, steps = mine[place], holders.shares.owner[share], len(ledger.windows.start)
+    key = owner * _PARTS + part[mine]
+    by_step = summed_by_step(key, spent.step[mine], length, len(owners) * _PARTS, steps)
+    of_owner = by_step.reshape(len(owners), _PARTS, steps)
     is_module = owners.is_module
     found = []
     for index in np.flatnonzero(of_owner.any(axis=(1, 2))).tolist():
@@ -270,21 +219,19 @@ def _waiting(work: DeviceWork, line: _Line) -> Ints:
     Work waits from the time of its launch on.
     """
     item = line.exchange[line.exposed]
-    begin, length = line.at[line.exposed], line.length[line.exposed]
+    begin, length = line.spent.start[line.exposed], line.spent.length[line.exposed]
     others = np.flatnonzero((work.tier != Tier.COMMUNICATION) & (work.device >= 0))
     following = np.searchsorted(work.start[others], begin, side="left")  # in order of the starts
     queued = np.append(work.queued[others], FAR)[following]
     queued = np.where(work.device[item] >= 0, queued, begin)  # the host waits itself
-    found = np.zeros(len(line.at), np.int64)
+    found = np.zeros(len(line.exchange), np.int64)
     found[line.exposed] = np.clip(begin + length - queued, 0, length)
     return found
 
 
 def _exposed(work: DeviceWork, line: _Line, waiting: Ints) -> Ints:
     """Return for each piece of device work how long other work waits while it runs alone."""
-    found = np.zeros(len(work.start), np.int64)
-    np.add.at(found, line.exchange[line.exposed], waiting[line.exposed])
-    return found
+    return summed(line.exchange[line.exposed], waiting[line.exposed], len(work.start))
 
 
 def _launches(events: Events) -> Timeline:
@@ -299,9 +246,9 @@ def _launching(work: DeviceWork, line: _Line, launches: Timeline, waiting: Ints)
 
     A call can launch several collectives. Its time is that of the first one.
     """
-    call = launches.over(line.at)
-    alone = (call >= 0) & (line.exposed | (line.kind != WallKind.GPU))
-    held = np.bincount(call[alone], (line.length - waiting)[alone]).astype(np.int64)
+    call = launches.over(line.spent.start)
+    alone = (call >= 0) & (line.exposed | (line.spent.kind != WallKind.GPU))
+    held = np.bincount(call[alone], (line.spent.length - waiting)[alone]).astype(np.int64)
     found = np.zeros(len(work.start), np.int64)
     mine = np.flatnonzero((work.tier == Tier.COMMUNICATION) & (work.launch >= 0))
     mine = mine[np.argsort(work.launch[mine], kind="stable")]

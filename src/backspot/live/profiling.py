@@ -63,8 +63,8 @@ def profile(
 
     The steps are real: they train the model as they would without Backspot, ``warmup + unprofiled +
     steps`` times, and three times more for ``stacks``, ``memory`` and ``shapes``. The modules are
-    labelled, and ``steps`` of these steps are recorded with ``torch.profiler``, on the host and on each kind of
-    device that is in use. The profiler makes steps slower, so some are timed without it, before and
+    labelled, and ``steps`` of these steps are recorded with ``torch.profiler``, on the host and on
+    each kind of device that is in use. The profiler makes steps slower, so some are timed without it, before and
     after the recording. Then the labels are removed, and the recording is analysed as ``locate``
     does. On a terminal and in a notebook a progress bar is shown on standard error if it takes more
     than a second.

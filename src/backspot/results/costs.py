@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from backspot.checks import Count, Measure, Ratio
 from backspot.errors import UsageError
 from backspot.formatting import labelled, quoted, visible
 from backspot.presented import public
@@ -66,15 +67,15 @@ class WorkOfModule:
             device time, or host time without a device.
     """
 
-    forward_flops: int | None
-    recompute_flops: int | None
-    flops: int | None
-    forward_bytes: int | None
-    recompute_bytes: int | None
-    bytes: int | None
-    flops_by_type: dict[str, int]
-    forward_flops_by_type: dict[str, int]
-    unknown_share: float
+    forward_flops: Count | None
+    recompute_flops: Count | None
+    flops: Count | None
+    forward_bytes: Count | None
+    recompute_bytes: Count | None
+    bytes: Count | None
+    flops_by_type: dict[str, Count]
+    forward_flops_by_type: dict[str, Count]
+    unknown_share: Ratio
 
 
 def summed_work(
@@ -129,8 +130,8 @@ class Hiccup:
         where: Name of the module, row or phase that took at least half of that, or ``""``.
     """
 
-    step: int
-    longer_ns: int
+    step: Count
+    longer_ns: Count
     where: str
 
 
@@ -164,10 +165,10 @@ class NodeCost:
     """
 
     name: str
-    count: int
-    wall_ns: int
-    gpu_ns: int
-    cpu_ns: int
+    count: Count
+    wall_ns: Count
+    gpu_ns: Count
+    cpu_ns: Count
 
 
 @public
@@ -192,15 +193,15 @@ class LineCost:
     """
 
     file: str
-    line: int
+    line: Count
     function: str
     text: str
     node: str
     exact: bool
-    count: int
-    wall_ns: int
-    gpu_ns: int
-    cpu_ns: int
+    count: Count
+    wall_ns: Count
+    gpu_ns: Count
+    cpu_ns: Count
 
     @property
     def place(self) -> str:
@@ -223,8 +224,8 @@ class KernelCost:
     """
 
     name: str
-    count: int
-    spent_ns: int
+    count: Count
+    spent_ns: Count
 
 
 @public
@@ -241,7 +242,7 @@ class FusedPart:
     """
 
     path: str
-    share: float
+    share: Ratio
     recomputes: bool
     line: str
 
@@ -260,8 +261,8 @@ class FusedKernel:
     """
 
     name: str
-    count: int
-    spent_ns: int
+    count: Count
+    spent_ns: Count
     parts: tuple[FusedPart, ...]
 
 
@@ -289,11 +290,11 @@ class WallKinds:
             trace has no device work.
     """
 
-    gpu_ns: int = 0
-    communication_ns: int = 0
-    queued_ns: int = 0
-    sync_ns: int = 0
-    host_ns: int = 0
+    gpu_ns: Count = 0
+    communication_ns: Count = 0
+    queued_ns: Count = 0
+    sync_ns: Count = 0
+    host_ns: Count = 0
 
     def __add__(self, other: WallKinds) -> WallKinds:
         return WallKinds(
@@ -370,24 +371,24 @@ class Row:
     class_name: str
     root: str
     is_module: bool
-    calls: float
-    wall_ns: int
-    gpu_ns: int
-    cpu_ns: int
-    forward_ns: int
-    recompute_ns: int
-    total_wall_ns: int
-    total_gpu_ns: int
-    total_cpu_ns: int
-    total_forward_ns: int
-    total_recompute_ns: int
+    calls: Measure
+    wall_ns: Count
+    gpu_ns: Count
+    cpu_ns: Count
+    forward_ns: Count
+    recompute_ns: Count
+    total_wall_ns: Count
+    total_gpu_ns: Count
+    total_cpu_ns: Count
+    total_forward_ns: Count
+    total_recompute_ns: Count
     nodes: tuple[NodeCost, ...]
-    wall_ns_by_step: tuple[int, ...]
-    gpu_ns_by_step: tuple[int, ...]
-    cpu_ns_by_step: tuple[int, ...]
-    forward_ns_by_step: tuple[int, ...]
-    members: int = 1
-    split_ns: int = 0
+    wall_ns_by_step: tuple[Count, ...]
+    gpu_ns_by_step: tuple[Count, ...]
+    cpu_ns_by_step: tuple[Count, ...]
+    forward_ns_by_step: tuple[Count, ...]
+    members: Count = 1
+    split_ns: Count = 0
     kernels: tuple[KernelCost, ...] = ()
     wall_on: WallKinds = WallKinds()
     lines: tuple[LineCost, ...] = ()
@@ -519,10 +520,10 @@ class OperatorCost:
     """
 
     name: str
-    count: int
-    wall_ns: int
-    gpu_ns: int
-    cpu_ns: int
+    count: Count
+    wall_ns: Count
+    gpu_ns: Count
+    cpu_ns: Count
     path: str
 
 
@@ -548,15 +549,15 @@ class Pass:
         step: Index of the step that contains the pass.
     """
 
-    start_ns: int
-    duration_ns: int
-    wall_ns: int
-    forward_ns: int
-    other_ns: int
-    gpu_ns: int
-    cpu_ns: int
-    nodes: int
-    step: int
+    start_ns: Count
+    duration_ns: Count
+    wall_ns: Count
+    forward_ns: Count
+    other_ns: Count
+    gpu_ns: Count
+    cpu_ns: Count
+    nodes: Count
+    step: Count
 
 
 @public
@@ -573,8 +574,8 @@ class DeviceCost:
     """
 
     device: int
-    wall_ns: dict[str, int]
-    gpu_ns: dict[str, int]
+    wall_ns: dict[str, Count]
+    gpu_ns: dict[str, Count]
 
 
 @public
@@ -588,9 +589,9 @@ class Coverage:
         cpu: Share (0 to 1) of the host time.
     """
 
-    wall: float
-    gpu: float
-    cpu: float
+    wall: Ratio
+    gpu: Ratio
+    cpu: Ratio
 
 
 PhaseName = Literal[
@@ -624,9 +625,9 @@ class Phase:
     """
 
     name: PhaseName
-    wall_ns: int
-    busy_ns: int
-    wall_ns_by_step: tuple[int, ...]
+    wall_ns: Count
+    busy_ns: Count
+    wall_ns_by_step: tuple[Count, ...]
 
     def __repr__(self) -> str:
         return f"<Phase {self.name}: wall {self.wall_ns / 1e6:.3f} ms per step>"

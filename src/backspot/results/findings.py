@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from backspot.checks import Count
 from backspot.formatting import duration, labelled, size, visible
 from backspot.presented import public
 
@@ -30,9 +31,9 @@ class Saving:
         high_ns: Upper end of the range.
     """
 
-    ns: int
-    low_ns: int
-    high_ns: int
+    ns: Count
+    low_ns: Count
+    high_ns: Count
 
 
 @public
@@ -50,9 +51,9 @@ class ReplayedStep:
             profiler. If not, the cost was measured on another machine, and the range is wider.
     """
 
-    ns: int
-    low_ns: int
-    high_ns: int
+    ns: Count
+    low_ns: Count
+    high_ns: Count
     fitted: bool
 
 
@@ -115,10 +116,10 @@ class Place:
 
     path: str
     class_name: str
-    count: int
-    wall_ns: int
+    count: Count
+    wall_ns: Count
     line: str = ""
-    held_bytes: int | None = None
+    held_bytes: Count | None = None
 
     @property
     def label(self) -> str:
@@ -162,15 +163,15 @@ class Finding:
     title: str
     seen: str
     remedy: str
-    wall_ns: int
+    wall_ns: Count
     places: tuple[Place, ...]
-    steps: int
+    steps: Count
     nodes: tuple[str, ...] = ()
     operators: tuple[str, ...] = ()
     kernels: tuple[str, ...] = ()
     link: str = ""
     saves: Saving | None = None
-    held_bytes: int | None = None
+    held_bytes: Count | None = None
 
     def __repr__(self) -> str:
         where = f" in {visible(self.places[0].label)}" if self.places else ""

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from backspot.checks import Measure
 from backspot.presented import public
 from backspot.results.costs import Row
 
@@ -42,8 +43,8 @@ class Peaks:
     """
 
     device: str
-    tflops: dict[str, float]
-    gbps: float
+    tflops: dict[str, Measure]
+    gbps: Measure
     source: str
 
 

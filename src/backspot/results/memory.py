@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal, TypeAlias
 
+import msgspec
+
+from backspot.checks import Count
 from backspot.formatting import size
 from backspot.presented import public
 
@@ -37,6 +40,8 @@ MemoryKind = Literal[
     "optimizer",
     "other",
 ]
+_Bytes: TypeAlias = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+"""As ``Count``, but below 0 where more is freed than was there at the start."""
 
 BEFORE = "(before the recording)"
 """The path of what was allocated before the recording: parameters, optimizer state, …"""
@@ -73,8 +78,8 @@ class MemoryShare:
     path: str
     class_name: str
     kind: MemoryKind
-    bytes: int
-    blocks: int
+    bytes: Count
+    blocks: Count
 
 
 @public
@@ -94,9 +99,9 @@ class MemoryTimeline:
     """
 
     paths: tuple[str, ...]
-    ns: tuple[int, ...]
-    allocated_bytes: tuple[int, ...]
-    bytes_by_path: tuple[tuple[int, ...], ...]
+    ns: tuple[Count, ...]
+    allocated_bytes: tuple[Count, ...]
+    bytes_by_path: tuple[tuple[_Bytes, ...], ...]
 
 
 @public
@@ -125,14 +130,14 @@ class MemoryOfDevice:
     """
 
     device: int
-    peak_bytes: int
-    peak_ns: int
+    peak_bytes: Count
+    peak_ns: Count
     peak_path: str
     peak_phase: Literal["forward", "backward", "optimizer", "other"]
-    peak_step: int
-    before_bytes: int
-    reserved_bytes: int
-    reserved_at_peak_bytes: int
+    peak_step: Count
+    before_bytes: Count
+    reserved_bytes: Count
+    reserved_at_peak_bytes: Count
     live: tuple[MemoryShare, ...]
     least_by_step: tuple[int, ...]
     timeline: MemoryTimeline
@@ -177,13 +182,13 @@ class MemoryOfModule:
             ``total_forward_ns`` of the row.
     """
 
-    kept_bytes: int
-    at_peak_bytes: int
-    peak_bytes: int | None
-    total_kept_bytes: int
-    total_at_peak_bytes: int
-    total_peak_bytes: int | None
-    checkpoint_frees_bytes: int
+    kept_bytes: Count
+    at_peak_bytes: Count
+    peak_bytes: Count | None
+    total_kept_bytes: Count
+    total_at_peak_bytes: Count
+    total_peak_bytes: Count | None
+    checkpoint_frees_bytes: Count
 
 
 def summed_memory(

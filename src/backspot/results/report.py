@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from backspot import presented
-from backspot.checks import check_choice, is_number, is_whole
+from backspot.checks import Count, Measure, Ratio, check_choice, is_number, is_whole
 from backspot.errors import UsageError
 from backspot.formatting import quoted, visible
 from backspot.paths import path_text
@@ -163,14 +163,14 @@ class Report(Presented, _Predicted):
     passes: tuple[Pass, ...]
     devices: tuple[DeviceCost, ...]
     step_unit: StepUnit
-    step_ns: int
-    wall_ns: int
-    gpu_ns: int
-    cpu_ns: int
-    step_ns_by_step: tuple[int, ...]
-    wall_ns_by_step: tuple[int, ...]
-    gpu_ns_by_step: tuple[int, ...]
-    cpu_ns_by_step: tuple[int, ...]
+    step_ns: Count
+    wall_ns: Count
+    gpu_ns: Count
+    cpu_ns: Count
+    step_ns_by_step: tuple[Count, ...]
+    wall_ns_by_step: tuple[Count, ...]
+    gpu_ns_by_step: tuple[Count, ...]
+    cpu_ns_by_step: tuple[Count, ...]
     coverage: Coverage
     source: LabelSource
     has_gpu: bool
@@ -179,17 +179,17 @@ class Report(Presented, _Predicted):
     phases: tuple[Phase, ...] = ()
     findings: tuple[Finding, ...] = ()
     fused: tuple[FusedKernel, ...] = ()
-    unprofiled_step_ns: int | None = None
-    unprofiled_step_ns_by_step: tuple[int, ...] = ()
+    unprofiled_step_ns: Count | None = None
+    unprofiled_step_ns_by_step: tuple[Count, ...] = ()
     replayed_step: ReplayedStep | None = None
     not_replayed: str = ""
-    rules_looked: int = 0
-    rules_unable: int = 0
+    rules_looked: Count = 0
+    rules_unable: Count = 0
     memory: tuple[MemoryOfDevice, ...] = ()
     peaks: Peaks | None = None
-    mfu: float | None = None
+    mfu: Measure | None = None
     hiccups: tuple[Hiccup, ...] = ()
-    noise: float = 0.0
+    noise: Ratio = 0.0
     recorded: dict[str, str] = field(default_factory=dict, compare=False)
     waits: tuple[Wait, ...] = ()
     without_waits: Saving | None = None

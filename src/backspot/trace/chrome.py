@@ -25,11 +25,11 @@ from backspot.trace import compiled, source_lines
 from backspot.trace.columns import Columns
 from backspot.trace.json_events import (
     Event,
+    Gatherer,
     convert_event,
     convert_in_detail,
     decode_events,
     decode_in_detail,
-    gather,
 )
 from backspot.trace.metadata import (
     TableFinder,
@@ -52,6 +52,7 @@ _FOLLOWING = re.compile(_BEFORE)
 _SURELY_FOLLOWING = re.compile(rb',\s*(?=\{\s*"ph"\s*:)')
 """The comma before an event, whatever is left out before it."""
 _BLANKS = re.compile(r"[\s,]*")
+_COMMA_AND_BLANKS = b", \t\r\n"
 _NEXT = re.compile(r"\s*(?:[,\]]|\Z)")
 """What follows an event."""
 # What follows the list of events: nothing, the end of the object, or its next key.
@@ -100,6 +101,7 @@ class ChromeDecoder:
             TableFinder(compiled.KEY, compiled.MOST_BYTES),
         )
         self.columns = Columns()
+        self._gatherer = Gatherer(self.columns)
         self.seen = 0
         self.malformed = 0
         self.impossible = 0
@@ -116,7 +118,7 @@ class ChromeDecoder:
         while after:
             self._look(after)
             after = self._read(_PIECE)
-        self._read_tables()
+        self._finish()
 
     def run_part(self, *, first: bool, last: bool) -> bool:
         """Read a stretch of a trace that begins and ends between two events.
@@ -142,13 +144,14 @@ class ChromeDecoder:
                 return False
             if len(rest) > (_MOST_EVENT if last else _LONG):
                 return False
-        if not last:
-            return self._fast(rest)
-        after = self._one_by_one(rest, is_last=True)[1]
-        if after is None or self.malformed:
+        if last:
+            after = self._one_by_one(rest, is_last=True)[1]
+            if after is None or self.malformed:
+                return False
+            self._look(after)
+        elif not self._fast(rest):
             return False
-        self._look(after)
-        self._read_tables()
+        self._finish()
         return True
 
     def extend(self, columns: Columns, seen: int, impossible: int) -> None:
@@ -195,7 +198,7 @@ class ChromeDecoder:
                 if len(still_open) > _MOST_EVENT:
                     self.malformed += 1
                     still_open = self._skip_event() if cut is None else b""
-                rest = still_open + rest[end:]
+                rest = (still_open + rest[end:]).lstrip(_COMMA_AND_BLANKS)
         return self._one_by_one(rest, is_last=True)[1]
 
     def _skip_event(self) -> bytes:
@@ -295,7 +298,7 @@ class ChromeDecoder:
     def _decoded(self, text: bytes) -> bool:
         try:
             decode = decode_in_detail if self._in_detail else decode_events
-            events = decode(b"[" + text + b"]")
+            events = decode(b"".join((b"[", text, b"]")))
         except _BAD:
             return False
         self._take(events)
@@ -313,14 +316,16 @@ class ChromeDecoder:
 
     def _take(self, events: Sequence[Event]) -> None:
         self.seen += len(events)
-        self.impossible += gather(events, self.columns)
+        self._gatherer.take(events)
 
     def _look(self, text: bytes) -> None:
         """Search text around the events for the tables of the live half."""
         for table in self._tables:
             table.look(text)
 
-    def _read_tables(self) -> None:
+    def _finish(self) -> None:
+        self._gatherer.flush()
+        self.impossible += self._gatherer.impossible
         lines, graphs = (table.found() for table in self._tables)
         self.columns.lines = source_lines.find_lines(lines) or self.columns.lines
         if graphs:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
@@ -15,7 +15,7 @@ from backspot.trace.names import COLLECTION, NEXT_BATCH, PROFILER_STEP, WAITED_A
 from backspot.trace.source_lines import LineTable
 from backspot.trace.unknown_categories import UnknownCategories
 
-__all__ = ["LONGEST_NS", "NO_INPUTS", "Columns", "Index", "integers"]
+__all__ = ["BETWEEN_TEXTS", "LONGEST_NS", "Columns", "Index", "integers"]
 
 LONGEST_NS = 30 * 24 * 3600 * 10**9
 """Nanoseconds, thirty days: longer than any recording, and so longer than any event."""
@@ -23,8 +23,8 @@ _MOST_NS = 1 << 60
 """Nanoseconds that all events may last together, 36 years of threads. Then any sum of times that
 counts an event a few times fits 64 bits."""
 _MOST_NUMBER = 1 << 62
-NO_INPUTS = (b"",) * 4
-"""The texts of an event without recorded inputs."""
+BETWEEN_TEXTS = b"\0"
+"""Joins the texts of a ``Signature``; no JSON has this byte."""
 _MARKS = (PROFILER_STEP, NEXT_BATCH, COLLECTION, WAITED_AT)
 _TOGETHER = 1 << 17
 """Rows per chunk: keeping many small arrays would fragment the heap."""
@@ -55,7 +55,8 @@ class Columns:
         names: the number of each name.
         threads: the number of each (process, thread).
         groups: the number of each process group.
-        signatures: the number of each operator's inputs, by the texts of ``Signature`` as bytes.
+        signatures: the number of each operator's inputs, by the texts of ``Signature`` as bytes,
+            with ``BETWEEN_TEXTS`` in between.
         frame_texts: the number of each function and line of the user's code.
         logical_threads: as in ``Events``.
         lines: as in ``Events``.
@@ -318,10 +319,8 @@ class Columns:
         return Flows(thread[place[start]], thread[place[end]], time[end] - origin)
 
     def _signatures(self) -> tuple[Signature, ...]:
-        if not self.signatures.keys() - {NO_INPUTS}:
-            return ()
-        decoded = ((text.decode("utf-8", "replace") for text in key) for key in self.signatures)
-        return tuple(Signature(*texts) for texts in decoded)
+        texts = (key.split(BETWEEN_TEXTS) for key in self.signatures)
+        return tuple(Signature(*(text.decode("utf-8", "replace") for text in key)) for key in texts)
 
     def _allocations(self, origin: int) -> Allocations:
         """Sort by time: Kineto writes one thread after the other."""
@@ -343,13 +342,13 @@ class Columns:
         return Frames(**columns, texts=tuple(self.frame_texts), calls=calls)
 
 
-def integers(get: Callable[[Any], int | None], items: Sequence[object]) -> Ints:
-    """Return ``get(item)`` for each item; -1 for ``None`` and for numbers that are out of range."""
+def integers(values: Sequence[int | None]) -> Ints:
+    """Return numbers as an array; -1 for ``None`` and for numbers that are out of range."""
     try:
-        numbers = np.fromiter(map(get, items), np.int64, len(items))
+        numbers = np.fromiter(values, np.int64, len(values))
     except (TypeError, OverflowError):
         # null; and AccumulateGrad's number in some versions, the largest of 64 bits
-        known = ((value if value is not None else -1) for value in map(get, items))
+        known = (value if value is not None else -1 for value in values)
         numbers = np.array([v if -1 <= v < _MOST_NUMBER else -1 for v in known], np.int64)
     numbers[(numbers < -1) | (numbers >= _MOST_NUMBER)] = -1
     return numbers

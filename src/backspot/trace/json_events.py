@@ -1,13 +1,9 @@
-"""Decode the JSON text of some events into structs, and put their values into columns.
-
-The structs live for one piece of the text only. Their attributes are picked out by ``map``, which
-runs in C: a line of Python for each event would cost more than decoding it.
-"""
+"""Decode the JSON text of some events into structs, and put their values into columns."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import compress
 from operator import attrgetter
 from typing import Any
@@ -15,8 +11,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from backspot.trace.columns import LONGEST_NS, NO_INPUTS, Columns, integers
-from backspot.trace.events import CATEGORIES, Category, Ints, Mask, Signature
+from backspot.trace.columns import BETWEEN_TEXTS, LONGEST_NS, Columns, integers
+from backspot.trace.events import CATEGORIES, Category, Ints, Mask
 from backspot.trace.frames import OF_OTHERS, OF_TORCH, is_of_torch, is_of_user
 from backspot.trace.names import (
     ADDRESS,
@@ -51,11 +47,11 @@ from backspot.trace.names import (
 
 __all__ = [
     "Event",
+    "Gatherer",
     "convert_event",
     "convert_in_detail",
     "decode_events",
     "decode_in_detail",
-    "gather",
 ]
 
 _NAN = float("nan")
@@ -92,8 +88,11 @@ class Event(msgspec.Struct, gc=False):
     args: _Args | None = _NO_ARGS
 
 
-decode_events = msgspec.json.Decoder(list[Event]).decode
-"""Decode a JSON list of events; raises ``msgspec.DecodeError`` if the text is anything else."""
+decode_events = msgspec.json.Decoder(list[Event], strict=False).decode
+"""Decode a JSON list of events; raises ``msgspec.DecodeError`` if the text is anything else.
+
+Numbers in quotes are numbers: for ROCm, Kineto writes the bytes of a copy as text.
+"""
 
 _NO_TEXT = msgspec.Raw()
 
@@ -120,7 +119,7 @@ class _DetailedEvent(Event, gc=False):
     args: _DetailedArgs | None = _NO_DETAILS
 
 
-decode_in_detail = msgspec.json.Decoder(list[_DetailedEvent]).decode
+decode_in_detail = msgspec.json.Decoder(list[_DetailedEvent], strict=False).decode
 """As ``decode_events``, with what the allocators reported and with the inputs of operators."""
 
 
@@ -155,111 +154,191 @@ _MOST_BYTES = 1 << 44
 _MOST_BLOCK = 1 << 44
 """Bytes of one block of memory, as much."""
 
-_CAT, _NAME = attrgetter("cat"), attrgetter("name")
-_PID, _TID, _ID = attrgetter("pid"), attrgetter("tid"), attrgetter("id")
-_TS, _DUR, _ARGS = attrgetter("ts"), attrgetter("dur"), attrgetter("args")
-_OF_ARGS = {field: attrgetter(field) for field in _Args.__struct_fields__}
-_OF_DETAILS = {field: attrgetter(field) for field in _DetailedArgs.__struct_fields__}
+_TOGETHER = 1 << 14
+"""Events whose values become arrays at once: numpy's calls take longer than a thousand values."""
 _ENDS = (FLOW_START, FLOW_FINISH)
+_OF_MEMORY = tuple(
+    map(attrgetter, ("block", "address", "allocated", "reserved", "device_type", "device_id"))
+)
+_UNKNOWN = -1
 
 
 class _Codes(dict[str | None, int]):
     def __missing__(self, category: str | None) -> int:
-        return -1
+        return _UNKNOWN
 
 
 _CODES = _Codes({category: int(kind) for category, kind in CATEGORIES.items()})
+_OPERATOR, _PYTHON, _RUNTIME = map(int, (Category.OPERATOR, Category.MODULE_CALL, Category.RUNTIME))
 
 
-def gather(events: Sequence[Event], columns: Columns) -> int:
-    """Put the values of events into columns.
+class Gatherer:
+    """Puts the values of events into columns.
 
-    Returns:
-        The number of events that were left out because their times are impossible.
+    The values of a piece are picked out while its structs are in the processor's caches, each field
+    by a list comprehension: nothing in Python is as fast. They become arrays together with those of
+    other pieces.
+
+    Args:
+        columns: where they go.
+
+    Attributes:
+        impossible: the number of events that were left out because of their times.
     """
-    in_detail = bool(events) and type(events[0]) is _DetailedEvent
-    is_complete = [event.ph == COMPLETE for event in events]
-    if not all(is_complete):
-        others = [event for event in events if event.ph != COMPLETE]
-        events = list(compress(events, is_complete))
-        if in_detail:
-            _gather_memory([e for e in others if e.ph == INSTANT and e.name == MEMORY], columns)
-        _gather_flows([e for e in others if e.cat == FORWARD_BACKWARD and e.ph in _ENDS], columns)
-    category = np.fromiter(map(_CODES.__getitem__, map(_CAT, events)), np.int64, len(events))
-    is_known = category >= 0
-    if not is_known.all():
-        rest = compress(events, (~is_known).tolist())
-        columns.unknown.add((e.cat, None if e.dur is None else e.dur * 1000) for e in rest)
-        events, (category,) = _chosen(is_known, events, category)
-    calls = category == Category.MODULE_CALL
-    if calls.any():  # other Python frames have the same category
-        _gather_frames(list(compress(events, calls.tolist())), columns)
-        named = [(event.name or "").startswith(MODULE_CALL) for event in events]
-        events, (category,) = _chosen(~calls | np.array(named, bool), events, category)
-    start, duration = _floats(_TS, events), _floats(_DUR, events, 0.0)
-    possible = _possible(start, duration)
-    impossible = len(events) - int(np.count_nonzero(possible))
-    if impossible:
-        events, (category, start, duration) = _chosen(possible, events, category, start, duration)
-    if not events:
-        return impossible
-    args = list(map(_ARGS, events))
-    if None in args:
-        args = [_NO_DETAILS if arg is None else arg for arg in args]
-    # What an event of another kind does not have is not looked for.
-    sequence, forward_thread = _of(category < Category.RUNTIME, args, "sequence", "forward_thread")
-    (correlation,) = _of(category >= Category.RUNTIME, args, "correlation")
-    on_device = category > Category.RUNTIME
-    device, size = _of(on_device, args, "device", "bytes")
-    blocks = compress(args, on_device.tolist())
-    size[on_device] = _sizes(_floats(_OF_ARGS["blocks"], list(blocks)), size[on_device])
-    count = len(events)
-    names = np.fromiter(map(columns.names.__getitem__, map(_NAME, events)), np.int64, count)
-    threads = zip(map(_PID, events), map(_TID, events), strict=True)
-    group = _describe_collectives(names, category, args, columns, size)
-    columns.add(
-        _nanoseconds(start),
-        _nanoseconds(duration),
-        category,
-        names,
-        np.fromiter(map(columns.threads.__getitem__, threads), np.int64, count),
-        sequence,
-        forward_thread,
-        correlation,
-        _devices(device, on_device, events),
-        size,
-        group,
-        _signatures(args, columns) if in_detail else np.full(count, -1, np.int64),
-    )
-    return impossible
+
+    def __init__(self, columns: Columns) -> None:
+        self.impossible = 0
+        self._columns = columns
+        self._empty()
+
+    def _empty(self) -> None:
+        self._start: list[np.ndarray] = []
+        self._duration: list[np.ndarray] = []
+        self._codes: list[int] = []
+        self._names: list[int] = []
+        self._threads: list[int] = []
+        # What an event of another kind does not have is not looked for. Of the host's work:
+        self._sequence: list[int | None] = []
+        self._forward_thread: list[int | None] = []
+        self._signature: list[int] = []
+        # Of calls of the runtime and of device work:
+        self._correlation: list[int | None] = []
+        # Of device work:
+        self._device: list[int | None] = []
+        self._process: list[int | str | None] = []
+        self._bytes: list[int | None] = []
+        self._blocks: list[float | None] = []
+        # Row, process group and bytes of each call of a collective:
+        self._collectives: list[tuple[int, int, int]] = []
+        self._flows: list[Event] = []
+        # Time, thread and what else the allocators' events have:
+        self._memory: list[list[Any]] = [[] for _ in range(2 + len(_OF_MEMORY))]
+
+    def take(self, events: Sequence[Event]) -> None:
+        """Pick the values out of the events of a piece."""
+        rows = [event for event in events if event.ph == COMPLETE]
+        if len(rows) < len(events):
+            others = [event for event in events if event.ph != COMPLETE]
+            self._flows += [e for e in others if e.cat == FORWARD_BACKWARD and e.ph in _ENDS]
+            if type(others[0]) is _DetailedEvent:
+                self._pick_memory([e for e in others if e.ph == INSTANT and e.name == MEMORY])
+        codes = [_CODES[event.cat] for event in rows]
+        kinds = set(codes)
+        if _UNKNOWN in kinds:
+            unknown = compress(rows, [code == _UNKNOWN for code in codes])
+            self._columns.unknown.add(
+                (event.cat, None if event.dur is None else event.dur * 1000) for event in unknown
+            )
+        if _PYTHON in kinds:
+            calls = compress(rows, [code == _PYTHON for code in codes])
+            _gather_frames(list(calls), self._columns)
+        if _UNKNOWN in kinds or _PYTHON in kinds:  # of Python's frames, modules' calls are kept
+            kept = [
+                code >= 0 and (code != _PYTHON or (event.name or "").startswith(MODULE_CALL))
+                for event, code in zip(rows, codes, strict=True)
+            ]
+            rows, codes = list(compress(rows, kept)), list(compress(codes, kept))
+        start = _floats([event.ts for event in rows])
+        duration = _floats([event.dur for event in rows], 0.0)
+        possible = _possible(start, duration)
+        if not possible.all():
+            kept = possible.tolist()
+            self.impossible += kept.count(False)
+            rows, codes = list(compress(rows, kept)), list(compress(codes, kept))
+            start, duration = start[possible], duration[possible]
+        self._start.append(start)
+        self._duration.append(duration)
+        self._pick(rows, codes)
+        if len(self._codes) + len(self._flows) + len(self._memory[0]) >= _TOGETHER:
+            self.flush()
+
+    def _pick(self, rows: list[Event], codes: list[int]) -> None:
+        names, threads = self._columns.names, self._columns.threads
+        named = [names[event.name] for event in rows]
+        collective = names.get(COLLECTIVE_CALL, -1)
+        if collective >= 0 and collective in named:
+            for row, (event, name, code) in enumerate(zip(rows, named, codes, strict=True)):
+                if name == collective and code == _OPERATOR:
+                    self._pick_collective(len(self._codes) + row, event.args or _NO_ARGS)
+        self._codes += codes
+        self._names += named
+        self._threads += [threads[event.pid, event.tid] for event in rows]
+        both = zip(rows, codes, strict=True)
+        args = [event.args or _NO_DETAILS for event, code in both if code < _RUNTIME]
+        self._sequence += [one.sequence for one in args]
+        self._forward_thread += [one.forward_thread for one in args]
+        if rows and type(rows[0]) is _DetailedEvent:
+            self._signature += _signatures(args, self._columns)
+        both = zip(rows, codes, strict=True)
+        args = [event.args or _NO_DETAILS for event, code in both if code >= _RUNTIME]
+        self._correlation += [one.correlation for one in args]
+        work = [event for event, code in zip(rows, codes, strict=True) if code > _RUNTIME]
+        args = [event.args or _NO_DETAILS for event in work]
+        self._device += [one.device for one in args]
+        self._process += [event.pid for event in work]
+        self._bytes += [one.bytes for one in args]
+        self._blocks += [one.blocks for one in args]
+
+    def _pick_memory(self, events: list[Event]) -> None:
+        args = [event.args or _NO_DETAILS for event in events]
+        values: list[Iterable[Any]] = [
+            [event.ts for event in events],
+            [(event.pid, event.tid) for event in events],
+            *(map(get, args) for get in _OF_MEMORY),
+        ]
+        for gathered, added in zip(self._memory, values, strict=True):
+            gathered += added
+
+    def _pick_collective(self, row: int, args: _Args) -> None:
+        group = -1
+        if args.group is not None:
+            group = self._columns.groups[process_group(args.group, args.group_number or "")]
+        moved = (args.elements or 0) * item_size(args.dtype or "")
+        self._collectives.append((row, group, moved if 0 < moved <= _MOST_BYTES else -1))
+
+    def flush(self) -> None:
+        """Put the values that were picked out into the columns."""
+        if self._flows:
+            _gather_flows(self._flows, self._columns)
+        if self._memory[0]:
+            _gather_memory(self._memory, self._columns)
+        if self._codes:
+            category = np.array(self._codes, np.int64)
+            of_host, of_device = category < _RUNTIME, category > _RUNTIME
+            size, group = np.full((2, len(category)), -1, np.int64)
+            size[of_device] = _sizes(_floats(self._blocks), integers(self._bytes))
+            for row, of_row, moved in self._collectives:
+                group[row], size[row] = of_row, moved
+            self._columns.add(
+                _nanoseconds(np.concatenate(self._start)),
+                _nanoseconds(np.concatenate(self._duration)),
+                category,
+                np.array(self._names, np.int64),
+                np.array(self._threads, np.int64),
+                _placed(of_host, integers(self._sequence)),
+                _placed(of_host, integers(self._forward_thread)),
+                _placed(~of_host, integers(self._correlation)),
+                _placed(of_device, _devices(self._device, self._process)),
+                size,
+                group,
+                _placed(of_host, np.array(self._signature or -1, np.int64)),
+            )
+        self._empty()
 
 
-def _of(where: Mask, args: Sequence[_Args], *names: str) -> list[Ints]:
-    """Return numbers of the events for which ``where`` is true; -1 for the others."""
-    chosen = list(compress(args, where.tolist()))
-    found = [np.full(len(args), -1, np.int64) for _ in names]
-    for numbers, name in zip(found, names, strict=True):
-        numbers[where] = integers(_OF_ARGS[name], chosen)
-    return found
-
-
-def _gather_flows(flows: list[Event], columns: Columns) -> None:
-    start = _floats(_TS, flows)
-    flows, (start,) = _chosen(_possible(start, np.zeros(len(start))), flows, start)
-    if flows:
-        columns.add_flows(
-            list(map(_ID, flows)),
-            [flow.ph == FLOW_START for flow in flows],
-            [(flow.pid, flow.tid) for flow in flows],
-            _nanoseconds(start),
-        )
+def _placed(where: Mask, values: Ints) -> Ints:
+    """Return a column with values of the rows for which ``where`` is true; -1 for the others."""
+    column = np.full(len(where), -1, np.int64)
+    column[where] = values
+    return column
 
 
 def _gather_frames(events: list[Event], columns: Columns) -> None:
     """Keep the calls of Python functions, each with whose it is and which line calls it."""
-    start, duration = _floats(_TS, events), _floats(_DUR, events, 0.0)
+    start = _floats([event.ts for event in events])
+    duration = _floats([event.dur for event in events], 0.0)
     possible = _possible(start, duration)
-    events, (start, duration) = _chosen(possible, events, start, duration)
+    events = list(compress(events, possible.tolist()))
     texts = columns.frame_texts
     function = [
         texts[name] if is_of_user(name) else OF_TORCH if is_of_torch(name) else OF_OTHERS
@@ -271,33 +350,37 @@ def _gather_frames(events: list[Event], columns: Columns) -> None:
     ]
     columns.add_frames(
         [(event.pid, event.tid) for event in events],
-        _nanoseconds(start),
-        _nanoseconds(duration),
+        _nanoseconds(start[possible]),
+        _nanoseconds(duration[possible]),
         np.array(function, np.int64),
         np.array(line, np.int64),
     )
 
 
-def _gather_memory(events: list[Event], columns: Columns) -> None:
-    start = _floats(_TS, events)
-    events, (start,) = _chosen(_possible(start, np.zeros(len(start))), events, start)
-    args = [event.args or _NO_DETAILS for event in events]
-    size = _signed(map(_OF_DETAILS["block"], args))
-    allocated = integers(_OF_DETAILS["allocated"], args)
-    known = (size != 0) & (allocated >= 0)
-    if not known.any():
-        return
-    allocated = allocated[known]
-    address, reserved, kind, device = (
-        integers(_OF_DETAILS[field], args)[known]
-        for field in ("address", "reserved", "device_type", "device_id")
+def _gather_flows(flows: list[Event], columns: Columns) -> None:
+    start = _floats([flow.ts for flow in flows])
+    possible = _possible(start, np.zeros(len(start)))
+    flows = list(compress(flows, possible.tolist()))
+    columns.add_flows(
+        [flow.id for flow in flows],
+        [flow.ph == FLOW_START for flow in flows],
+        [(flow.pid, flow.tid) for flow in flows],
+        _nanoseconds(start[possible]),
     )
+
+
+def _gather_memory(gathered: list[list[Any]], columns: Columns) -> None:
+    start, threads = _floats(gathered[0]), gathered[1]
+    block, *others = gathered[2:]
+    size = _signed(block)
+    address, allocated, reserved, kind, device = map(integers, others)
+    known = _possible(start, np.zeros(len(start))) & (size != 0) & (allocated >= 0)
     device = np.where(kind <= 0, -1, np.clip(device, 0, _MOST_DEVICES - 1))
-    threads = [
-        (event.pid, event.tid) for event, kept in zip(events, known.tolist(), strict=True) if kept
-    ]
+    numbers = (address, size, allocated, reserved, device)
     columns.add_memory(
-        threads, _nanoseconds(start[known]), address, size[known], allocated, reserved, device
+        list(compress(threads, known.tolist())),
+        _nanoseconds(start[known]),
+        *(column[known] for column in numbers),
     )
 
 
@@ -308,19 +391,15 @@ def _signed(values: Iterable[int | None]) -> Ints:
     )
 
 
-def _signatures(args: Sequence[_Args], columns: Columns) -> Ints:
+def _signatures(args: Sequence[Any], columns: Columns) -> list[int]:
     """Return ``Events.signature``. The inputs are numbered as they are written, not parsed."""
-    texts = (map(bytes, map(_OF_DETAILS[field], args)) for field in Signature._fields)
-    numbers = map(columns.signatures.__getitem__, zip(*texts, strict=True))
-    found = np.fromiter(numbers, np.int64, len(args))
-    found[found == columns.signatures.get(NO_INPUTS, -1)] = -1
-    return found
-
-
-def _chosen(
-    keep: np.ndarray, events: Sequence[Event], *columns: np.ndarray
-) -> tuple[list[Event], list[np.ndarray]]:
-    return list(compress(events, keep.tolist())), [column[keep] for column in columns]
+    number_of = columns.signatures
+    return [
+        -1
+        if one.types is _NO_TEXT and one.shapes is _NO_TEXT
+        else number_of[BETWEEN_TEXTS.join((one.shapes, one.types, one.strides, one.values))]
+        for one in args
+    ]
 
 
 def _possible(start: np.ndarray, duration: np.ndarray) -> np.ndarray:
@@ -329,13 +408,10 @@ def _possible(start: np.ndarray, duration: np.ndarray) -> np.ndarray:
     return possible
 
 
-def _floats(
-    get: Callable[[Any], float | None], items: Sequence[object], missing: float = _NAN
-) -> np.ndarray:
+def _floats(values: Sequence[float | None], missing: float = _NAN) -> np.ndarray:
     try:
-        return np.fromiter(map(get, items), np.float64, len(items))
+        return np.fromiter(values, np.float64, len(values))
     except TypeError:  # null
-        values = map(get, items)
         return np.array([missing if value is None else value for value in values], np.float64)
 
 
@@ -352,31 +428,13 @@ def _nanoseconds(microseconds: np.ndarray) -> Ints:
     return nanoseconds
 
 
-def _devices(device: Ints, on_device: Mask, events: Sequence[Event]) -> Ints:
+def _devices(devices: Sequence[int | None], processes: Sequence[int | str | None]) -> Ints:
+    device = integers(devices)
     device[device >= _MOST_DEVICES] = -1
-    for index in np.flatnonzero((device < 0) & on_device).tolist():
-        pid = events[index].pid  # Kineto writes the device as the process of its work
+    for index in np.flatnonzero(device < 0).tolist():
+        pid = processes[index]  # Kineto writes the device as the process of its work
         device[index] = pid if isinstance(pid, int) and 0 <= pid < _MOST_DEVICES else 0
     return device
-
-
-def _describe_collectives(
-    names: Ints, category: Ints, args: Sequence[_Args], columns: Columns, size: Ints
-) -> Ints:
-    """Return ``Events.group``, and write the bytes of each collective into ``size``.
-
-    Calls of collectives are few: no other event is looked at.
-    """
-    group = np.full(len(names), -1, np.int64)
-    calls = (names == columns.names.get(COLLECTIVE_CALL, -1)) & (category == Category.OPERATOR)
-    for index in np.flatnonzero(calls).tolist():
-        of_call = args[index]
-        if of_call.group is not None:
-            name = process_group(of_call.group, of_call.group_number or "")
-            group[index] = columns.groups[name]
-        moved = (of_call.elements or 0) * item_size(of_call.dtype or "")
-        size[index] = moved if 0 < moved <= _MOST_BYTES else -1
-    return group
 
 
 def _sizes(blocks: np.ndarray, copied: Ints) -> Ints:

@@ -8,9 +8,12 @@ import numpy as np
 
 __all__ = ["with_numbers"]
 
-# What C and Python's json print.
-_WORD = re.compile(rb"-?(?:[Ii]nf(?:inity)?|[Nn]a[Nn](?:\([a-z]*\))?)(?=\s*[,}\]])")
-# No time, count or size is this large, so it is refused wherever it is used.
+# What C and Python's json print, behind its sign. Each spelling is written out, because ``re``
+# searches for the first letters of a choice between plain words twenty times as fast.
+_WORD = re.compile(
+    rb"(?:inf(?:inity)?|Inf(?:inity)?|nan(?:\([a-z]*\))?|NaN(?:\([a-z]*\))?)(?=\s*[,}\]])"
+)
+# No time, count or size is this large, with either sign, so it is refused wherever it is used.
 _NO_NUMBER = b"1e308"
 
 

@@ -22,7 +22,7 @@ import numpy as np
 from backspot.errors import BackspotError, NoBackwardError, UsageError
 from backspot.formatting import size
 from backspot.trace import compiled, source_lines
-from backspot.trace.columns import Columns, integers
+from backspot.trace.columns import BETWEEN_TEXTS, Columns, integers
 from backspot.trace.events import CATEGORIES, Category, Events, Ints
 from backspot.trace.names import (
     COLLECTIVE_CALL,
@@ -207,8 +207,8 @@ def _gather(events: Sequence[Any], columns: Columns) -> bool:
     )
     (correlation,) = _numbers(event_type, events, category >= Category.RUNTIME, "correlation_id")
     columns.add(
-        integers(event_type.start_ns, events),
-        integers(event_type.duration_ns, events),
+        integers(list(map(event_type.start_ns, events))),
+        integers(list(map(event_type.duration_ns, events))),
         category,
         np.array([columns.names[name] for name in map(event_type.name, events)], np.int64),
         thread,
@@ -235,7 +235,7 @@ def _numbers(
     columns = []
     for name in names:
         column = np.full(len(events), -1, np.int64)
-        column[index] = integers(getattr(event_type, name), chosen)
+        column[index] = integers(list(map(getattr(event_type, name), chosen)))
         columns.append(column)
     return columns
 
@@ -261,7 +261,7 @@ def _signatures(events: list[Any], of_operators: np.ndarray, columns: Columns) -
             strides = json.dumps(event.structured_input_strides()) if structured else ""
             values = [str(value) if value is not None else "" for value in event.concrete_inputs()]
             texts = (json.dumps(shapes), json.dumps(types), strides, json.dumps(values))
-            found[index] = columns.signatures[tuple(text.encode() for text in texts)]
+            found[index] = columns.signatures[BETWEEN_TEXTS.join(map(str.encode, texts))]
     return found
 
 

@@ -3,17 +3,17 @@
 What comes in is ``Ownership``; what goes out are the rows, passes and phases of a report. All sums
 are exact: each nanosecond of a window belongs to one owner, and each of a step to one phase.
 
-1. ``clock`` decides who holds each moment: a piece of device work that runs or is queued, or else
-   a span that the host executes. A ``Clock`` is made once and shared by all that follow.
-2. ``payers`` splits the time of a holder among its owners: compiled code can have several. It also
+1. ``clock`` decides what runs at each moment: a piece of device work that runs or is queued, or
+   else a span that the host executes. A ``Clock`` is made once and shared by all that follow.
+2. ``steps`` finds when each step begins and ends on the clock.
+3. ``holders`` has what can hold the clock, and its owners: compiled code can have several. It also
    lists the kernels that are split.
-3. ``rows`` cuts the clock along the windows of the passes and sums up the pieces by owner, node
-   and source line; ``pieces`` has the pieces and their sums, and the operators that show on a CPU
-   what kernels show on a GPU.
-4. ``steps`` finds when each step begins and ends on the clock.
+4. ``ledger`` cuts the clock into intervals of one step, one pass and one holder, once for all who
+   sum up clock time: rows, phases, findings and the summaries of ranks.
 5. ``activity`` classifies the host's time into phases such as data loading and forward.
-6. ``phases`` deals out the clock time of the steps to the phases, and chooses the steps that a
-   typical step is the mean of.
+6. ``phases`` sums up the ledger by phase, and chooses the steps that a typical step is the mean of.
+7. ``rows`` sums it up by owner, node and source line; ``amounts`` has these sums, and the operators
+   that show on a CPU what kernels show on a GPU.
 
 ``memory`` counts bytes in place of time: what is live at the peak, and what each module keeps.
 ``checkpointing`` has what stays of that if a module is checkpointed. ``work`` counts floating point

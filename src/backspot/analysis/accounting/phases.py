@@ -20,20 +20,12 @@ from backspot.analysis.accounting.activity import (
     Activity,
     to_device,
 )
-from backspot.analysis.accounting.clock import Clock
-from backspot.analysis.accounting.pieces import summed_by_step
+from backspot.analysis.accounting.amounts import summed_by_step
+from backspot.analysis.accounting.ledger import Ledger
 from backspot.analysis.accounting.steps import StepWindows, host_steps
 from backspot.analysis.attribution.launches import Windows
 from backspot.analysis.attribution.ownership import Ownership
-from backspot.analysis.timeline import (
-    NOTHING,
-    Timeline,
-    distinct,
-    first_started,
-    merged,
-    numbered,
-    take,
-)
+from backspot.analysis.timeline import first_started, numbered, take
 from backspot.analysis.typical import TypicalStep, typical_step
 from backspot.results.costs import Phase
 from backspot.trace import Category, Events
@@ -69,41 +61,31 @@ class PhaseTimes:
         )
 
 
-def phase_times(
-    events: Events,
-    ownership: Ownership,
-    clock: Clock,
-    windows: StepWindows,
-    activity: Activity,
-) -> PhaseTimes:
+def phase_times(events: Events, ledger: Ledger, activity: Activity) -> PhaseTimes:
     """Deal out the clock time of the steps to the phases, which sum to each step exactly.
 
     The backward is the wall time of the rows: if the steps contain all of the passes, the phase is
-    as long as the report's ``wall_ns``.
+    as long as the report's ``wall_ns``. As for the rows, the device that a pass waits for decides
+    until the pass ends.
     """
-    work, passes = ownership.work, ownership.windows
+    ownership, passes = ledger.ownership, ledger.ownership.windows
     of_work = _of_work(events, ownership, activity)
-    held = _held(ownership, clock)
-    steps = first_started(windows.start, windows.end, np.arange(len(windows.start)))
-    backward = first_started(passes.start, passes.end, np.arange(len(passes.start)))
-    held = held.cut(merged(*(line.edges for line in (steps, backward, activity.host))))
-    at, item, length = held.edges[:-1], held.values[:-1], np.diff(held.edges)
-    step = steps.over(at)
-    inside = step >= 0
-    at, item, length, step = at[inside], item[inside], length[inside], step[inside]
-    within = backward.over(at) >= 0
-    phase = np.where(item >= 0, take(of_work, item), activity.host.over(at))
-    # The rows of a pass hold the host's time, and work without a launch record.
-    unknown = (item < 0) | (take(work.launch, item) < 0)
-    phase[phase < 0] = IDLE
-    phase[within & unknown] = BACKWARD
-    running = (item >= 0) & (at >= take(work.start, item))
-    count = len(windows.start)
-    wall, busy = (
-        summed_by_step(phase[chosen], step[chosen], length[chosen], len(NAMES), count)
-        for chosen in (np.ones(len(at), bool), running)
-    )
-    return PhaseTimes(wall, busy)
+    phases, steps = len(NAMES), len(ledger.windows.start)
+    found = np.zeros((2 * phases, steps), np.int64)  # while no device runs, then while one does
+    for device, spent in ledger.by_device.items():
+        turn = np.searchsorted(passes.end, spent.start, side="right")
+        decides = passes.device[np.minimum(turn, len(passes.end) - 1)] == device
+        spent = spent.where(decides & (spent.step >= 0)).cut(activity.host.edges)
+        work = ledger.holders.work[spent.holder]
+        # Where a span holds, the activity of the host decides.
+        phase = np.where(work >= 0, take(of_work, work), activity.host.over(spent.start))
+        phase[phase < 0] = IDLE
+        # The rows of a pass hold the host's time, and work without a launch record.
+        within = ledger.passes.over(spent.start) >= 0
+        phase[within & (take(ownership.work.launch, work) < 0)] = BACKWARD
+        key = phase + phases * spent.runs
+        found += summed_by_step(key, spent.step, spent.length, 2 * phases, steps)
+    return PhaseTimes(found[:phases] + found[phases:], found[phases:])
 
 
 def _of_work(events: Events, ownership: Ownership, activity: Activity) -> Ints:
@@ -117,29 +99,6 @@ def _of_work(events: Events, ownership: Ownership, activity: Activity) -> Ints:
     of_engine = (work.span < 0) & (work.run >= 0) & (work.launch >= 0)
     phase[of_node | of_engine] = BACKWARD
     return phase
-
-
-def _held(ownership: Ownership, clock: Clock) -> Timeline:
-    """Return which device work holds each moment, because it runs or is queued.
-
-    As for the rows, the device that a pass waits for decides until the pass ends.
-    """
-    passes, count = ownership.windows, len(ownership.spans.start)
-    lines = {}
-    for device in distinct(passes.device):
-        line = clock.of_passes(device)
-        # Where a span holds, the activity of the host decides.
-        work = np.where(line.values >= count, line.values - count, NOTHING)
-        lines[device] = Timeline(line.edges, work)
-    if len(lines) == 1:
-        return next(iter(lines.values()))
-    edges = merged(passes.end, *(line.edges for line in lines.values()))
-    turn = np.minimum(np.searchsorted(passes.end, edges, side="right"), len(passes.end) - 1)
-    values = np.full(len(edges), NOTHING)
-    for device, line in lines.items():
-        mine = passes.device[turn] == device
-        values[mine] = line.at(edges[mine])
-    return Timeline(edges, values)
 
 
 def choose_steps(

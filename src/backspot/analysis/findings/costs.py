@@ -12,21 +12,17 @@ from functools import cached_property
 
 import numpy as np
 
-from backspot.analysis.accounting.clock import Clock
-from backspot.analysis.accounting.payers import Payers
-from backspot.analysis.accounting.steps import StepWindows
-from backspot.analysis.attribution.launches import DeviceWork, Windows
+from backspot.analysis.accounting.amounts import summed, summed_by_step
+from backspot.analysis.accounting.holders import Holders
+from backspot.analysis.accounting.ledger import Ledger, Spent
+from backspot.analysis.attribution.launches import DeviceWork
 from backspot.analysis.attribution.ownership import Ownership, Special
 from backspot.analysis.attribution.shares import Shares
 from backspot.analysis.attribution.spans import Spans
 from backspot.analysis.timeline import (
     NOTHING,
     Timeline,
-    first_started,
-    layered,
-    merged,
     numbered,
-    pieces,
     take,
 )
 from backspot.analysis.typical import TypicalStep
@@ -80,16 +76,12 @@ class Costs:
     """The clock time of spans and of device work, and its sums by place and by name.
 
     Attributes:
-        ownership: the trace with its owners.
-        clock: who holds each moment.
-        windows: the clock time of the steps.
+        ledger: the clock time of the trace.
         names: the trace's names.
         typical: the steps that count.
     """
 
-    ownership: Ownership
-    clock: Clock
-    windows: StepWindows | Windows
+    ledger: Ledger
     names: Sequence[str]
     typical: TypicalStep
 
@@ -98,7 +90,7 @@ class Costs:
     @cached_property
     def idle(self) -> Timeline:
         """0 where in the steps no device has work, running or queued; ``NOTHING`` elsewhere."""
-        line = self.clock.whole.cut(self._steps.edges)
+        line = self.ledger.clock.whole.cut(self._steps.edges)
         free = (line.values < len(self._spans.start)) & (self._steps.over(line.edges) >= 0)
         # What is not free is one stretch, however many hold it one after the other.
         turns = np.append(True, free[1:] != free[:-1]) if len(free) else free
@@ -113,16 +105,14 @@ class Costs:
     @cached_property
     def recorded_work_ns(self) -> Ints:
         """The clock time that each piece of device work holds, its wait in the queue included."""
-        held: Ints = self._held[len(self._spans.start) :]
+        held: Ints = self._held[self._holders.work >= 0]
         return held
 
     @cached_property
     def recorded_span_ns(self) -> Ints:
         """The clock time of each span: of the host in it, and of the work that it launched."""
-        spent: Ints = self._held[: len(self._spans.start)].copy()
-        mine = self._work.span >= 0
-        np.add.at(spent, self._work.span[mine], self.recorded_work_ns[mine])
-        return spent
+        mine = self._holders.span >= 0
+        return summed(self._holders.span[mine], self._held[mine], len(self._spans.start))
 
     # In a typical step -----------------------------------------------------------------------
 
@@ -136,21 +126,20 @@ class Costs:
 
     def of_host(self, chosen: Mask) -> int:
         """Return the clock time that these spans hold on the host, while no device has work."""
-        return self.typical.value(self.host_by_step(np.where(chosen, 0, NOTHING), 1)[0])
+        mine = (self._holders.work < 0) & take(chosen, self._holders.span, False)
+        return self.typical.value(self._held_by_step(np.where(mine, 0, NOTHING), 1)[0])
 
     def of_device(self, chosen: Mask) -> int:
         """Return how long this device work runs, whether or not it holds the clock."""
-        return self.typical.value(self.device_by_step(np.where(chosen, 0, NOTHING), 1)[0])
+        start, ns = self._work.start[chosen], self.device_ns[chosen]
+        return self.typical.value(self.times_by_step(start, ns))
 
     @cached_property
     def busy_ns(self) -> int:
         """The clock time in which any device runs something."""
-        busy = [device.busy for device in self.clock.devices.values()]
-        if not busy:
-            return 0
-        step, holder, length = pieces(layered(*busy), self._steps)
-        found = self._by_step(np.where(holder >= 0, 0, NOTHING), step, length, 1)
-        return self.typical.value(found[0])
+        on_device = take(self._work.device, self._holders.work) >= 0
+        busy = self._spent.where(self._spent.runs & on_device[self._spent.holder])
+        return self.typical.value(summed(busy.step, busy.length, len(self.step_ns)))
 
     # By step ---------------------------------------------------------------------------------
 
@@ -164,29 +153,11 @@ class Costs:
         Returns:
             Nanoseconds, with one row a group and one column a step.
         """
-        return self._held_by_step(np.append(group, take(group, self._work.span)), count)
+        return self._held_by_step(take(group, self._holders.span), count)
 
     def work_by_step(self, group: Ints, count: int) -> Ints:
         """Sum the clock time of device work, as ``spans_by_step`` does for spans."""
-        none = np.full(len(self._spans.start), NOTHING)
-        return self._held_by_step(np.append(none, group), count)
-
-    def host_by_step(self, group: Ints, count: int) -> Ints:
-        """Sum the clock time that spans hold on the host, as ``spans_by_step`` does with work."""
-        none = np.full(len(self._work.start), NOTHING)
-        return self._held_by_step(np.append(group, none), count)
-
-    def device_by_step(self, group: Ints, count: int) -> Ints:
-        """Sum how long device work runs, as ``device_ns`` has it, by group and step.
-
-        Args:
-            group: the group of each piece of device work, below ``count``; ``NOTHING`` is left out.
-            count: how many groups there are.
-
-        Returns:
-            Nanoseconds, with one row a group and one column a step, in which the work starts.
-        """
-        return self._by_step(group, self._steps.at(self._work.start), self.device_ns, count)
+        return self._held_by_step(take(group, self._holders.work), count)
 
     def times_by_step(self, time: Ints, ns: Ints) -> Ints:
         """Sum these costs by the step in which each of these times is; others are left out."""
@@ -217,25 +188,17 @@ class Costs:
     @property
     def step_ns(self) -> Ints:
         """The clock time of each step."""
-        length: Ints = self.windows.end - self.windows.start
+        length: Ints = self.ledger.windows.end - self.ledger.windows.start
         return length
 
     # By place --------------------------------------------------------------------------------
 
-    def places_of_spans(self, chosen: Mask) -> Placed:
-        """Return the places of these spans, with the device work that they launched."""
+    def places_of_spans(self, chosen: Mask, *, with_work: bool = True) -> Placed:
+        """Return the places of these spans, by default with the device work that they launched."""
         owner = self._placed_at(self.ownership.owner, chosen)
-        work = take(chosen, self._work.span, False)
+        work = take(chosen, self._work.span, False) & with_work
         found = self._placed(owner, self.owned_by_step(chosen, work))
         return replace(found, removable=self.removable(chosen, work))
-
-    def places_of_host(self, chosen: Mask) -> Placed:
-        """Return the places of these spans, with what they hold on the host alone."""
-        owner = self._placed_at(self.ownership.owner, chosen)
-        found = self._placed(
-            owner, self.owned_by_step(chosen, np.zeros(len(self._work.span), bool))
-        )
-        return replace(found, removable=self.removable(chosen, None))
 
     def places_of_work(self, chosen: Mask, elsewhere: str = "") -> Placed:
         """Return the places of this device work: the modules with the calls that launched it.
@@ -244,8 +207,7 @@ class Costs:
             chosen: which work.
             elsewhere: the path to give to work that no module's call launched.
         """
-        payer = self._payers.of_work(np.arange(len(chosen)))
-        owner = self._placed_at(self._payers.shares.largest[payer], chosen)
+        owner = self._placed_at(self._shares.largest[self._holders.work >= 0], chosen)
         none = np.zeros(len(self._spans.start), bool)
         found = self._placed(owner, self.owned_by_step(none, chosen))
         removable = replace(self.removable(None, chosen), with_host=False)
@@ -269,13 +231,11 @@ class Costs:
             Nanoseconds, with one row an owner and one column a step. What no module's call
             launched is outside of the model.
         """
-        step, payer, length = self._paid
-        chosen = np.concatenate(
-            [spans, work, take(spans, self.ownership.compiled.span, False), [False]]
-        )[payer]
-        place, share, part = self._payers.shares.split(payer[chosen], length[chosen])
-        owner = self._payers.shares.owner[share]
-        return self._by_step(owner, step[chosen][place], part, self._owners)
+        by_work = take(work, self._holders.work, False)
+        chosen = np.where(self._holders.work >= 0, by_work, take(spans, self._holders.span, False))
+        spent = self._spent.where(chosen[self._spent.holder])
+        place, share, part = self._shares.split(spent.holder, spent.length)
+        return self._by_step(self._shares.owner[share], spent.step[place], part, self._owners)
 
     def running_by_step(self, chosen: Mask) -> Ints:
         """Sum how long device work runs, by owner and step, as ``owned_by_step`` does clock time.
@@ -368,7 +328,7 @@ class Costs:
         return int(((by_step > 0) & (by_step >= share * self.step_ns)).sum())
 
     def _per_step(self, count: int) -> int:
-        steps = len(self.windows.start)
+        steps = len(self.step_ns)
         return max(1, (2 * count + steps) // (2 * steps))
 
     @property
@@ -400,6 +360,15 @@ class Costs:
     # -----------------------------------------------------------------------------------------
 
     @property
+    def ownership(self) -> Ownership:
+        """The trace with its owners."""
+        return self.ledger.ownership
+
+    @property
+    def _holders(self) -> Holders:
+        return self.ledger.holders
+
+    @property
     def _spans(self) -> Spans:
         return self.ownership.spans
 
@@ -407,55 +376,39 @@ class Costs:
     def _work(self) -> DeviceWork:
         return self.ownership.work
 
-    @cached_property
+    @property
     def _steps(self) -> Timeline:
-        """The step of each moment."""
-        start, end = self.windows.start, self.windows.end
-        return first_started(start, end, np.arange(len(start)))
+        return self.ledger.steps
+
+    @cached_property
+    def _spent(self) -> Spent:
+        """The clock time of the steps."""
+        spent = self.ledger.whole
+        return spent.where(spent.step >= 0)
 
     @cached_property
     def _held(self) -> Ints:
-        """The clock time of each holder: of the spans, then of the device work."""
-        held = np.zeros(len(self._spans.start) + len(self._work.start), np.int64)
-        _, holder, length = self._pieces
-        np.add.at(held, holder[holder >= 0], length[holder >= 0])
-        return held
+        """The clock time of each holder."""
+        return summed(self._spent.holder, self._spent.length, len(self._holders.span))
 
     @cached_property
-    def _pieces(self) -> tuple[Ints, Ints, Ints]:
-        """The step, the holder and the length of each piece of the steps' clock time."""
-        return pieces(self.clock.whole, self._steps)
-
-    @cached_property
-    def _payers(self) -> Payers:
-        """The owners of spans, and of device work by the span that launched it."""
+    def _shares(self) -> Shares:
+        """The owners of all holders; those of device work by the span that launched it."""
         ownership, none = self.ownership, np.full(len(self._work.span), NOTHING)
         owner = take(ownership.owner, self._work.span, Special.OUTSIDE)
         work = ownership.compiled.shares.over(
             ownership.compiled.of_work, owner, none, modules=len(Special), lines=0
         )
-        host = Shares.one_each(ownership.owner, ownership.line)
-        return Payers(ownership, host, work, Special.OUTSIDE)
-
-    @cached_property
-    def _paid(self) -> tuple[Ints, Ints, Ints]:
-        """The step, the payer and the length of each piece of the steps' clock time."""
-        line = self.clock.whole.cut(merged(self._payers.edges, self._steps.edges))
-        at, length = line.edges[:-1], np.diff(line.edges)
-        step, payer = self._steps.over(at), self._payers.of_holders(line.values[:-1], at)
-        inside = step >= 0
-        return step[inside], payer[inside], length[inside]
+        return self._holders.shares_with(work, Special.OUTSIDE)
 
     def _held_by_step(self, group: Ints, count: int) -> Ints:
-        """Sum the clock time by the group of each holder: of the spans, then of device work."""
-        step, holder, length = self._pieces
-        return self._by_step(take(group, holder), step, length, count)
+        """Sum the clock time of holders by group and step; the group ``NOTHING`` is left out."""
+        spent = self._spent
+        return self._by_step(group[spent.holder], spent.step, spent.length, count)
 
     def _by_step(self, group: Ints, step: Ints, length: Ints, count: int) -> Ints:
-        found = np.zeros((count, len(self.windows.start)), np.int64)
         mine = (group >= 0) & (step >= 0)
-        np.add.at(found, (group[mine], step[mine]), length[mine])
-        return found
+        return summed_by_step(group[mine], step[mine], length[mine], count, len(self.step_ns))
 
 
 def _top(name: Ints, spent: Ints, names: Sequence[str]) -> tuple[str, ...]:

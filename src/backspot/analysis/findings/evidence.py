@@ -8,9 +8,8 @@ from functools import cached_property
 
 import numpy as np
 
-from backspot.analysis.accounting.clock import Clock
-from backspot.analysis.accounting.steps import StepWindows
-from backspot.analysis.attribution.launches import DeviceWork, Windows
+from backspot.analysis.accounting.ledger import Ledger
+from backspot.analysis.attribution.launches import DeviceWork
 from backspot.analysis.attribution.ownership import Ownership
 from backspot.analysis.attribution.spans import Spans
 from backspot.analysis.findings.costs import Costs
@@ -88,21 +87,22 @@ class Evidence:
 
     Attributes:
         events: the trace.
-        ownership: its owners.
-        clock: who holds each moment.
+        ledger: its clock time.
         report: its costs at all depths, without findings.
-        windows: the clock time of its steps, or of its passes where the trace has nothing else.
         typical: the steps that count.
         waits: where the host waits for a device.
     """
 
     events: Events
-    ownership: Ownership
-    clock: Clock
+    ledger: Ledger
     report: Report
-    windows: StepWindows | Windows
     typical: TypicalStep
     waits: HostWaits
+
+    @property
+    def ownership(self) -> Ownership:
+        """The owners of the trace."""
+        return self.ledger.ownership
 
     @property
     def spans(self) -> Spans:
@@ -149,7 +149,7 @@ class Evidence:
     @cached_property
     def costs(self) -> Costs:
         """The clock time of spans and device work."""
-        return Costs(self.ownership, self.clock, self.windows, self.events.names, self.typical)
+        return Costs(self.ledger, self.events.names, self.typical)
 
     @cached_property
     def wording(self) -> Wording:
@@ -197,7 +197,7 @@ class Evidence:
     @cached_property
     def recorded(self) -> Mask:
         """Whether each piece of device work runs in the steps, not only before or between them."""
-        steps, work = self.windows, self.work
+        steps, work = self.ledger.windows, self.work
         at = np.searchsorted(steps.end, work.start, side="right")
         begins = np.append(steps.start, FAR)[at]
         kept: Mask = (begins < work.end) | (begins == work.start)

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from backspot.analysis.accounting.pieces import operators_inside
+from backspot.analysis.accounting.amounts import operators_inside
 from backspot.analysis.findings.evidence import Evidence
 from backspot.analysis.findings.observations import accumulating, forward_of, is_indexing
 from backspot.analysis.findings.registry import fallback_rule, finding, rule

@@ -57,7 +57,7 @@ def launch_bound(evidence: Evidence) -> Finding | None:
     if (replayed or is_compiled) and (breaks := graph_breaks(evidence)):
         remedy += f" The graphs break at {', '.join(breaks)}."
     return finding(
-        costs.places_of_host(mine),
+        costs.places_of_spans(mine, with_work=False),
         title="The GPU waits for the host to launch kernels",
         seen=(
             f"For {percent(cost / evidence.report.wall_ns)} of the backward, {say.ms(cost)}, the "

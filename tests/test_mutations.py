@@ -1,22 +1,24 @@
-"""The table of ``mutate_live.py`` fits the code and the tests that there are."""
+"""The mutations fit the code and the tests that there are."""
 
 import ast
 from pathlib import Path
 
 import pytest
 
-from mutate_live import MUTATIONS, PACKAGE, ROOT
+import mutate_live
+import mutate_offline
+from support.mutations import PACKAGE, ROOT
 
-WITHOUT_HOOKS = True
+EVERY = (*mutate_live.MUTATIONS, *mutate_offline.MUTATIONS)
 
 
 def test_there_is_one_mutation_of_a_name():
-    names = [mutation.name for mutation in MUTATIONS]
+    names = [mutation.name for mutation in EVERY]
     assert len(set(names)) == len(names) > 0
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
+@pytest.mark.parametrize("mutation", EVERY, ids=lambda mutation: mutation.name)
 def test_a_mutation_fits_the_code_and_its_tests_are_there(mutation):
     for file, old, new in mutation.edits:
         source = (PACKAGE / file).read_text(encoding="utf-8")

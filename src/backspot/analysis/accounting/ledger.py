@@ -1,0 +1,135 @@
+"""The clock time of a recording, dealt out once, for all who ask where it went.
+
+Rows, phases, findings and the summaries of ranks sum up the same intervals. Each interval belongs
+to one step, one pass and one holder, so that no sum loses a nanosecond or counts one twice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from backspot.analysis.accounting.clock import Clock, WallKind
+from backspot.analysis.accounting.holders import Holders
+from backspot.analysis.accounting.steps import StepWindows
+from backspot.analysis.attribution.launches import Windows
+from backspot.analysis.attribution.ownership import Ownership
+from backspot.analysis.timeline import FAR, NOTHING, Timeline, first_started, grouped, merged, take
+from backspot.trace.events import Ints, Mask
+
+__all__ = ["Ledger", "Spent"]
+
+
+class Spent(NamedTuple):
+    """Clock time in intervals that do not overlap; arrays with one entry each, in order of time.
+
+    Attributes:
+        start: nanoseconds.
+        length: nanoseconds.
+        step: the step, ``NOTHING`` for none.
+        run: the pass that waits for the device whose clock this is, ``NOTHING`` for none.
+        holder: who holds the clock, as in ``Holders``.
+        kind: what the time is spent on, a ``WallKind``.
+    """
+
+    start: Ints
+    length: Ints
+    step: Ints
+    run: Ints
+    holder: Ints
+    kind: Ints
+
+    @property
+    def runs(self) -> Mask:
+        """Whether device work runs, and is not only queued."""
+        found: Mask = (self.kind == WallKind.GPU) | (self.kind == WallKind.COMMUNICATION)
+        return found
+
+    def where(self, chosen: Mask | Ints) -> Spent:
+        """Return some of the intervals."""
+        return Spent(*(column[chosen] for column in self))
+
+    def cut(self, times: Ints) -> Spent:
+        """Return the intervals cut at these times, too, which are sorted and distinct."""
+        end = self.start + self.length
+        at = np.searchsorted(self.start, times, side="right") - 1
+        inside = (take(self.start, at, FAR) < times) & (times < take(end, at))
+        at, times = at[inside], times[inside]
+        start, end = np.insert(self.start, at + 1, times), np.insert(end, at, times)
+        parts = self.where(np.insert(np.arange(len(self.start)), at, at))
+        return parts._replace(start=start, length=end - start)
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """The clock time of a recording.
+
+    Attributes:
+        ownership: the trace with its owners.
+        clock: what runs at each moment.
+        windows: the clock time of its steps, or of its passes where the trace has nothing else.
+    """
+
+    ownership: Ownership
+    clock: Clock
+    windows: StepWindows | Windows
+
+    @cached_property
+    def holders(self) -> Holders:
+        """What can hold the clock."""
+        return Holders(self.ownership)
+
+    @cached_property
+    def steps(self) -> Timeline:
+        """The step of each moment."""
+        return _numbered(self.windows, np.arange(len(self.windows.start)))
+
+    @cached_property
+    def passes(self) -> Timeline:
+        """The pass of each moment."""
+        return _numbered(self.ownership.windows, np.arange(len(self.ownership.windows.start)))
+
+    @cached_property
+    def by_device(self) -> dict[int, Spent]:
+        """The clock of the passes that wait for each device, ``NOTHING`` for the host alone."""
+        return {
+            device: self.spent(self.clock.of_passes(device), device, runs)
+            for device, runs in grouped(self.ownership.windows.device)
+        }
+
+    @cached_property
+    def whole(self) -> Spent:
+        """The clock of the steps, as ``Clock.whole`` has it."""
+        for device, spent in self.by_device.items():
+            if self.clock.of_passes(device) is self.clock.whole:
+                return spent
+        device = next(iter(self.clock.devices), NOTHING)
+        return self.spent(self.clock.whole, device, np.empty(0, np.int64))
+
+    def spent(self, timeline: Timeline, device: int, runs: Ints) -> Spent:
+        """Return the time of a clock.
+
+        Args:
+            timeline: who holds each moment, as ``Clock`` has it.
+            device: the device that the clock is about.
+            runs: the passes that wait for it.
+        """
+        windows = self.ownership.windows
+        edges = (windows.start, windows.end, self.windows.start, self.windows.end)
+        line = timeline.cut(merged(*edges, self.holders.edges))
+        start = line.edges[:-1]
+        return Spent(
+            start=start,
+            length=np.diff(line.edges),
+            step=self.steps.over(start),
+            run=_numbered(windows, runs).over(start),
+            holder=self.holders.at(line.values[:-1], start),
+            kind=self.clock.kinds(line, device).values[:-1],
+        )
+
+
+def _numbered(windows: StepWindows | Windows, chosen: Ints) -> Timeline:
+    return first_started(windows.start[chosen], windows.end[chosen], chosen)
