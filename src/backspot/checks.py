@@ -1,37 +1,20 @@
-"""Checks of arguments, and the numbers that results can hold.
-
-A wrong argument is a ``UsageError`` that names it and says what to give. A number that no result
-can hold is refused where a saved result is read.
-"""
+"""Checks of arguments: a wrong one is a ``UsageError`` that names it and says what to give."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from math import inf
-from typing import Annotated, TypeAlias
-
-import msgspec
 
 from backspot.errors import UsageError
 from backspot.formatting import quoted
 
 __all__ = [
-    "Count",
-    "Measure",
-    "Ratio",
     "check_choice",
     "check_flag",
     "check_whole",
     "is_number",
     "is_whole",
 ]
-
-Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
-"""Nanoseconds, bytes or things; so few that NumPy and other programs can hold them."""
-Measure: TypeAlias = Annotated[float, msgspec.Meta(ge=0, lt=1 << 63)]
-"""Any other number that is never negative."""
-Ratio: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1)]
-"""A part of a whole."""
 
 
 def is_whole(value: object, least: int = 0) -> bool:

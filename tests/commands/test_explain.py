@@ -35,7 +35,7 @@ def test_all_rules_are_listed(capsys):
 
 
 @pytest.mark.parametrize(
-    ("wrong", "hint"), [("sync-in-backwards", "sync-in-backward"), ("xyz", "explain lists them")]
+    ("wrong", "hint"), [("host-waitss", "host-waits"), ("xyz", "explain lists them")]
 )
 def test_a_rule_that_does_not_exist_is_one_line_with_a_way_out(wrong, hint, capsys):
     assert main(["explain", wrong]) == 2
@@ -74,4 +74,4 @@ def completed(line):
 def test_verbs_options_and_rules_are_completed():
     assert completed("backspot ") >= set(VERBS)
     assert completed("backspot run --st") == {"--steps"}
-    assert completed("backspot explain sync") == {"sync-in-backward"}
+    assert completed("backspot explain sync") == {"host-waits"}

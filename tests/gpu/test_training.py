@@ -216,7 +216,7 @@ def test_a_wait_that_is_planted_in_a_backward_is_found_there():
         model(x).square().mean().backward()
 
     report = backspot.profile(step, model, steps=3, warmup=2)
-    (found,) = (finding for finding in report.findings if finding.rule == "sync-in-backward")
+    (found,) = (finding for finding in report.findings if finding.rule == "host-waits")
     assert [place.path for place in found.places] == ["plant"]
     assert found.places[0].count == ASKED
     assert "AsksFunctionBackward" in found.nodes

@@ -10,7 +10,7 @@ from backspot.render.formats import all_formats, formats_of
 from backspot.render.view import View
 from support.sample_reports import vit
 
-HEAVY = ("numpy", "rich", "msgspec", "backspot.render.text", "backspot.render.html")
+HEAVY = ("numpy", "rich", "backspot.render.text", "backspot.render.html")
 
 
 def imported_by(code: str) -> set[str]:

@@ -42,9 +42,13 @@ EXAMPLES: tuple[tuple[Callable[[str], bool], tuple[str, ...], tuple[str, ...]], 
         (
             "Optimizer.step#AdamW.step",
             "Optimizer.zero_grad#AdamW.zero_grad",
-            "[pl][profile][LightningModule]Net.configure_gradient_clipping",
         ),
         ("ProfilerStep#3", "MyOptimizer.step"),
+    ),
+    (
+        names.is_clipping_mark,
+        ("[pl][profile][LightningModule]Net.configure_gradient_clipping",),
+        ("Optimizer.step#AdamW.step",),
     ),
     (
         names.is_accumulate_grad,

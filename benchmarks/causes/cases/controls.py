@@ -116,7 +116,7 @@ def tf32_resnet(context: Context) -> Built:
     return train_resnet(context, resnet(context), autocast=False, batch=128)
 
 
-@control("sync-in-backward")
+@control("host-waits")
 def clipped_vit(context: Context) -> Built:
     """Gradients clipped in the backward without asking the host."""
 
@@ -128,7 +128,7 @@ def clipped_vit(context: Context) -> Built:
     return train_vit(context, put(vit(context), tokens=Layer(clip)))
 
 
-@control("sync-in-backward")
+@control("host-waits")
 def read_loss_gpt(context: Context) -> Built:
     """The loss read each step, after the backward."""
     model = gpt(context)

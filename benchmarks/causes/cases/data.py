@@ -18,7 +18,7 @@ _HOST_WAITS = {"launch-bound": "the host waits for the copy, and the GPU's queue
 _BOTH_WAYS = {
     **_HOST_WAITS,
     "pageable-copy": "both copies go through pageable memory",
-    "sync-in-backward": "so do the gradient's, and the host waits for them in the backward",
+    "host-waits": "so do the gradient's, and the host waits for them in the backward",
     "backward-ratio": "the gradient is copied both ways as well",
 }
 
@@ -266,7 +266,7 @@ def trip_vit(context: Context) -> Built:
 @plant(
     "device-copies",
     ["h.1", "h.1.*"],
-    {"sync-in-backward": "what was offloaded is waited for", "launch-bound": "for the same reason"},
+    {"host-waits": "what was offloaded is waited for", "launch-bound": "for the same reason"},
 )
 def trip_offload_gpt(context: Context) -> Built:
     """A block's activations offloaded to the host, on a GPU with room to spare."""

@@ -29,7 +29,7 @@ _FETCHED = {
     "pageable-copy": "what is computed there is fetched from pageable memory",
     "device-copies": "and goes back",
     "launch-bound": "the GPU waits for the host",
-    "sync-in-backward": "the gradient is fetched too",
+    "host-waits": "the gradient is fetched too",
     "backward-ratio": "the backward of the part on the host is slow",
 }
 

@@ -30,7 +30,7 @@ _DETERMINISTIC = {"deterministic-fill": "deterministic mode fills what empty() g
 _SORTS = {"sorted-indexing": "an index's backward sorts whatever it is given", **_RATIO}
 
 
-# sync-in-backward ---------------------------------------------------------------------------------
+# host-waits ---------------------------------------------------------------------------------
 
 
 class ClipEach(torch.autograd.Function):
@@ -59,13 +59,13 @@ class Clip(nn.Module):
         return ClipEach.apply(x, self.groups)
 
 
-@plant("sync-in-backward", ["tokens"], _WAITS)
+@plant("host-waits", ["tokens"], _WAITS)
 def sync_clip_vit(context: Context) -> Built:
     """A Function whose backward takes .item() of 32 norms."""
     return train_vit(context, put(vit(context), tokens=Clip(32)))
 
 
-@plant("sync-in-backward", ["layer2", "layer2.*"], _WAITS)
+@plant("host-waits", ["layer2", "layer2.*"], _WAITS)
 def sync_hook_resnet(context: Context) -> Built:
     """A tensor hook that looks for values that are not finite, image by image."""
     model = resnet(context)
@@ -97,7 +97,7 @@ class _Quantise(torch.autograd.Function):
         return gradient.clamp(-max(largest), max(largest))
 
 
-@plant("sync-in-backward", ["h.*.mlp.act"], _WAITS)
+@plant("host-waits", ["h.*.mlp.act"], _WAITS)
 def sync_quantised_gpt(context: Context) -> Built:
     """Quantised activations whose backward fetches ranges with .cpu()."""
     model = gpt(context)
@@ -124,7 +124,7 @@ class _Largest(torch.autograd.Function):
         return kept
 
 
-@plant("sync-in-backward", ["skip.1"], {**_WAITS, **_SORTS})
+@plant("host-waits", ["skip.1"], {**_WAITS, **_SORTS})
 def sync_nonzero_unet(context: Context) -> Built:
     """A sparsified skip connection: nonzero in the backward, image by image."""
     model = unet(context)
@@ -137,7 +137,7 @@ def sync_nonzero_unet(context: Context) -> Built:
 
 
 @plant(
-    "sync-in-backward",
+    "host-waits",
     ["blocks.*", "blocks.*.*"],
     {**_WAITS, "recompute": "the blocks are checkpointed, which is how the wait gets there"},
 )

@@ -78,7 +78,7 @@ def exchange_sharded(context: Context) -> Built:
     {
         **_WAITS,
         **_BUCKETS,
-        "sync-in-backward": "the statistics are waited for",
+        "host-waits": "the statistics are waited for",
         "small-batch": "16 images",
     },
     ranks=2,

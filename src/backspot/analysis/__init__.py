@@ -6,8 +6,9 @@ The rooms work in this order:
 2. ``accounting`` takes the ownership and deals out clock time: rows, passes, steps and phases.
    ``recording`` holds the trace, its owners and these times, each computed once; it also leaves
    out what was recorded in part.
-3. ``findings`` takes all of these and looks for reasons why a step is slow.
-4. ``replay`` predicts what a step takes without the profiler, and what it saves if a part of its
+3. ``host`` finds where the host waits for a device, and what it does at each line of Python.
+4. ``findings`` takes all of these and looks for reasons why a step is slow.
+5. ``replay`` predicts what a step takes without the profiler, and what it saves if a part of its
    work takes less time.
 
 ``parts`` lists what a report gets from these rooms, and ``backspot.pipeline`` goes through the

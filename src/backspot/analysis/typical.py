@@ -219,8 +219,8 @@ def _hiccup(step: int, excess: np.ndarray, names: Sequence[str]) -> Hiccup:
     longest = max(float(excess[0]), float(excess.max()))
     where = ""
     if len(excess) > 1:
-        most = int(excess[1:].argmax())
-        # Of parts that lie inside each other the last is the innermost.
-        inner = np.flatnonzero(excess[1:] >= _NEARLY * excess[1 + most])[-1]
-        where = names[inner] if excess[1 + most] >= _MOSTLY * longest else ""
+        most = float(excess[1:].max())
+        if most >= _MOSTLY * longest and most > 0:
+            # Of parts that lie inside each other, the last is the innermost.
+            where = names[np.flatnonzero(excess[1:] >= _NEARLY * most)[-1]]
     return Hiccup(step, max(0, round(longest)), where)

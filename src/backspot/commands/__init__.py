@@ -62,7 +62,7 @@ example:
   backspot show trace.json.gz --top 10 --depth 2
   backspot show trace.json.gz -o report.html
   backspot diff before.json.gz after.json.gz
-  backspot explain sync-in-backward
+  backspot explain host-waits
 
 completion with TAB, after pip install 'backspot[completion]':
   eval "$(register-python-argcomplete backspot)"                # bash and zsh

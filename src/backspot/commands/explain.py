@@ -1,6 +1,6 @@
 """Explain a finding: what it means, how it is found, and what to do.
 
-RULE is the name that a finding has in a report, such as sync-in-backward.
+RULE is the name that a finding has in a report, such as host-waits.
 Without RULE, all rules are listed.
 
 Example:

@@ -31,6 +31,8 @@ A module call that a profiler records goes through:
    a prehook that writes the backward label.
 4. ``source_lines.py``: the line of source that made each node.
 
+``host_marks.py`` marks what holds up the host: the garbage collector, and lines that wait.
+
 Of code that ``torch.compile`` generates, ``compiled.py`` records for which modules each launch
 works, while the code is compiled: ``frames.py`` writes into the graphs what it later reads from the
 code.

@@ -64,10 +64,10 @@ def profile(
     The steps are real: they train the model as they would without Backspot, ``warmup + unprofiled +
     steps`` times, and three times more for ``stacks``, ``memory`` and ``shapes``. The modules are
     labelled, and ``steps`` of these steps are recorded with ``torch.profiler``, on the host and on
-    each kind of device that is in use. The profiler makes steps slower, so some are timed without it, before and
-    after the recording. Then the labels are removed, and the recording is analysed as ``locate``
-    does. On a terminal and in a notebook a progress bar is shown on standard error if it takes more
-    than a second.
+    each kind of device that is in use. The profiler makes steps slower, so some are timed without
+    it, before and after the recording. Then the labels are removed, and the recording is analysed
+    as ``locate`` does. On a terminal and in a notebook a progress bar is shown on standard error if
+    it takes more than a second.
 
     The batches, the model and the optimizer are not reset afterwards, and nothing but ``trace`` is
     written to disk. Only the calling process is profiled, and no worker of a ``DataLoader``. With

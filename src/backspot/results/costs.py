@@ -10,12 +10,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from backspot.checks import Count, Measure, Ratio
 from backspot.errors import UsageError
 from backspot.formatting import labelled, quoted, visible
 from backspot.presented import public
 from backspot.results.findings import Saving
 from backspot.results.memory import MemoryOfModule
+from backspot.results.quantities import Count, Measure, Ratio
 
 __all__ = [
     "Coverage",

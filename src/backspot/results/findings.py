@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from backspot.checks import Count
 from backspot.formatting import duration, labelled, size, visible
 from backspot.presented import public
+from backspot.results.quantities import Count
 
 __all__ = ["Finding", "Place", "Predictor", "ReplayedStep", "Saving", "WhatIf"]
 

@@ -8,6 +8,7 @@ from backspot.formatting import labelled
 from backspot.presented import public
 from backspot.results.costs import PhaseName
 from backspot.results.findings import Saving
+from backspot.results.quantities import Count
 
 __all__ = ["HostLine", "Wait"]
 
@@ -40,9 +41,9 @@ class Wait:
     class_name: str
     operator: str
     line: str
-    count: int
-    wall_ns: int
-    idle_ns: int
+    count: Count
+    wall_ns: Count
+    idle_ns: Count
     saves: Saving | None = None
 
     def __repr__(self) -> str:
@@ -83,18 +84,18 @@ class HostLine:
     """
 
     file: str
-    line: int
-    last_line: int
+    line: Count
+    last_line: Count
     function: str
     phase: PhaseName
     path: str
     class_name: str
-    calls: int
-    operators: int
-    wall_ns: int
-    python_ns: int
-    torch_ns: int
-    idle_ns: int
+    calls: Count
+    operators: Count
+    wall_ns: Count
+    python_ns: Count
+    torch_ns: Count
+    idle_ns: Count
 
     @property
     def operators_ns(self) -> int:

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from backspot.checks import Measure
 from backspot.presented import public
 from backspot.results.costs import Row
+from backspot.results.quantities import Measure
 
 __all__ = [
     "REACHABLE_COMPUTE",

@@ -12,9 +12,9 @@ from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
-from backspot.checks import Count
 from backspot.formatting import size
 from backspot.presented import public
+from backspot.results.quantities import Count
 
 __all__ = [
     "ALLOCATOR",

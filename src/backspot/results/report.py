@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from backspot import presented
-from backspot.checks import Count, Measure, Ratio, check_choice, is_number, is_whole
+from backspot.checks import check_choice, is_number, is_whole
 from backspot.errors import UsageError
 from backspot.formatting import quoted, visible
 from backspot.paths import path_text
@@ -46,6 +46,7 @@ from backspot.results.host import HostLine, Wait
 from backspot.results.job import JobReport
 from backspot.results.limits import LimitOfModule, Peaks, limit_of
 from backspot.results.memory import MemoryOfDevice
+from backspot.results.quantities import Count, Measure, Ratio
 
 if TYPE_CHECKING:
     import pandas as pd

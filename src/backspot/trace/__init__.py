@@ -14,6 +14,7 @@ The way of a trace::
     metadata.py      the text before the events, and the tables behind them
     numbers.py       numbers that JSON does not have: infinities, and what is no number
     json_events.py   a piece of text as structs, and their values as columns
+    frames.py        calls of Python functions, where stacks were recorded
     profiler.py    a live profiler's events, without its one export
     columns.py     the columns as they grow, joined into ``Events`` in the end
     unknown_categories.py   a warning of events that are left out

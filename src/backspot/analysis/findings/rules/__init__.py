@@ -40,6 +40,7 @@ They look at the first device of the report alone, because it decides what fits,
 if memory was recorded.
 
 - ``host.py``: a device that waits for the host, for data or for other ranks.
+- ``lines.py``: lines of the user's Python, and the garbage collector.
 - ``copies.py``: tensors that are copied, cast or laid out again.
 - ``indexing.py``: lookups, and gradients that are added by index.
 - ``gradients.py``: gradients of parameters, and the optimizer.

@@ -1,0 +1,16 @@
+"""The numbers that results can hold: others are refused where a saved result is read."""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeAlias
+
+import msgspec
+
+__all__ = ["Count", "Measure", "Ratio"]
+
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+"""Nanoseconds, bytes or things; so few that NumPy and other programs can hold them."""
+Measure: TypeAlias = Annotated[float, msgspec.Meta(ge=0, lt=1 << 63)]
+"""Any other number that is never negative."""
+Ratio: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1)]
+"""A part of a whole."""
