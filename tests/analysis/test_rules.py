@@ -9,11 +9,8 @@ from pathlib import Path
 import pytest
 
 import backspot
-from backspot.analysis.accounting.clock import Clock
-from backspot.analysis.accounting.ledger import Ledger
-from backspot.analysis.accounting.steps import step_windows
-from backspot.analysis.attribution.ownership import attribute
 from backspot.analysis.findings import Evidence, all_rules, find_all
+from backspot.analysis.recording import Recording
 from backspot.analysis.typical import every_step
 from backspot.trace import read_events
 
@@ -42,16 +39,12 @@ def test_all_rules_but_those_for_a_cpu_look_at_a_trace_of_a_gpu() -> None:
 def test_a_gpu_that_is_busy_without_the_profiler_waits_for_no_host() -> None:
     """The profiler slows the host: what decides is the step without the profiler."""
     path = DATA / "h200" / "launch_bound.trace.json.gz"
-    events, report = read_events(path), backspot.locate(path)
-    ownership = attribute(events)
-    clock = Clock(ownership)
-    windows = step_windows(events, ownership, clock)
-    assert windows is not None
-    ledger = Ledger(ownership, clock, windows)
+    recording, report = Recording.of(read_events(path)), backspot.locate(path)
 
     def found(unprofiled_step_ns: int) -> dict[str, str]:
         timed = replace(report, unprofiled_step_ns=unprofiled_step_ns)
-        judged = find_all(Evidence(events, ledger, timed, every_step(timed.steps)))
+        of = recording.events, recording.ledger, timed, every_step(timed.steps), recording.waits
+        judged = find_all(Evidence(*of))
         return {finding.rule: finding.seen for finding in judged.findings}
 
     busy = sum(phase.busy_ns for phase in report.phases)

@@ -59,7 +59,8 @@ STEP = {
     "forward": 20,
     "loss": 2,
     "backward": 10,
-    "optimizer": 1 + 3 + 10,
+    "clipping": 3,
+    "optimizer": 1 + 10,
     "other": 2,
     "idle": 44,
 }

@@ -24,7 +24,7 @@ from backspot.analysis.timeline import (
 )
 from backspot.analysis.typical import TypicalStep
 from backspot.results.host import HostLine
-from backspot.trace import Category, Events
+from backspot.trace import Category, Events, names
 from backspot.trace.events import Ints, Mask
 from backspot.trace.frames import OF_OTHERS, OF_TORCH, Frames, function_of, line_of_call
 
@@ -96,11 +96,12 @@ def find_host_lines(
         return ()
     working, idle, owner = _working(events), _idle(ownership, clock), _owners(ownership)
     phases = _phases(ownership, activity)
+    collecting = _during(events, events.named(Category.ANNOTATION, names.COLLECTION))
     lines = (line, working, idle, owner, phases, steps)
-    edges = merged(*(one.edges for one in lines))
+    edges = merged(collecting.edges, *(one.edges for one in lines))
     at, length = edges[:-1], np.diff(edges)
     site, busy, free, held, phase, step = (one.over(edges)[:-1] for one in lines)
-    inside = (site >= 0) & (step >= 0)
+    inside = (site >= 0) & (step >= 0) & (collecting.over(edges)[:-1] < 0)
     left = _without_recording(events, edges, step, typical, step_ns)
     phase[phase < 0] = IDLE if activity else OTHER
     number, of_torch = np.divmod(site, 2)  # odd within PyTorch

@@ -79,17 +79,21 @@ def collector_pauses(evidence: Evidence) -> Finding | None:
 @rule("code-around-model")
 def code_around_model(evidence: Evidence) -> Finding | None:
     """Find functions that run operators between model, backward and optimizer."""
-    around = [
+    around = [line for line in evidence.report.host if line.phase in _AROUND]
+    loops = [
+        (line, cost)
+        for line, cost in _functions(evidence, ((one, one.idle_ns) for one in around))
+        if line.calls >= _MANY
+    ]
+    known = {(line.file, line.function) for line, _ in loops}
+    others = (
         (one, min(one.operators_ns, one.idle_ns))
-        for one in evidence.report.host
-        if one.phase in _AROUND
-    ]
-    found = [
-        (one, cost)
-        for one, cost in _functions(evidence, around)
-        if one.calls >= _MANY
-        or (one.phase in ("other", "idle") and cost >= _MUCH * evidence.real_step_ns)
-    ]
+        for one in around
+        if one.phase in ("other", "idle") and (one.file, one.function) not in known
+    )
+    much = _MUCH * evidence.real_step_ns
+    long = [(line, cost) for line, cost in _functions(evidence, others) if cost >= much]
+    found = sorted(loops + long, key=lambda one: -one[1])
     if not found:
         return None
     (first, cost), *_ = found
