@@ -191,10 +191,12 @@ def predict(recording: Recording, real_step_ns: int | None) -> Prediction | Refu
     """
     ownership, typical = recording.ownership, recording.typical
     steps, size = ownership.steps.count, len(ownership.work.start) + len(ownership.spans.start)
+    cut = None
     kept = max(_FEWEST, _ENOUGH * steps // max(1, size))
     if kept < steps and not recording.events.truncated:
         first = (steps - kept) // 2
         recording = recording.steps(first, first + kept - 1)
+        cut = recording.cut
         typical = typical.within(first, kept)
     replayable = prepare(recording)
     if isinstance(replayable, Refusal):
@@ -202,11 +204,11 @@ def predict(recording: Recording, real_step_ns: int | None) -> Prediction | Refu
     if not _holds(replayable):
         return Refusal("The times of the trace contradict one another.")
     if real_step_ns is None:
-        return Prediction(replayable, typical, MEASURED, fitted=False, cut=recording.cut)
+        return Prediction(replayable, typical, MEASURED, fitted=False, cut=cut)
     cost = fit(replayable, real_step_ns, typical=typical)
     if isinstance(cost, Refusal):
         return cost
-    return Prediction(replayable, typical, cost, fitted=True, cut=recording.cut)
+    return Prediction(replayable, typical, cost, fitted=True, cut=cut)
 
 
 def _holds(recording: Replayable) -> bool:

@@ -17,6 +17,8 @@ from backspot.trace import Category, names
 
 _LEAST = 0.05
 """Share of the step from which a function is worth a look."""
+_LEAST_NS = 200_000
+"""Nanoseconds of a step that are worth a change."""
 _MUCH = 0.1
 """The same, for a function that calls few others: what it does may be needed."""
 _AROUND = ("other", "idle", "loss", "clipping")
@@ -131,7 +133,7 @@ def _functions(
         first = max(lines, key=lambda one: one[1])[0]
         calls = sum(line.calls for line, _ in lines)
         operators = sum(line.operators for line, _ in lines)
-        if whole >= _LEAST * evidence.real_step_ns:
+        if whole >= max(_LEAST_NS, _LEAST * evidence.real_step_ns):
             found.append((replace(first, calls=calls, operators=operators), whole))
     return sorted(found, key=lambda one: -one[1])
 
