@@ -74,4 +74,4 @@ def completed(line):
 def test_verbs_options_and_rules_are_completed():
     assert completed("backspot ") >= set(VERBS)
     assert completed("backspot run --st") == {"--steps"}
-    assert completed("backspot explain sync") == {"host-waits"}
+    assert completed("backspot explain host-w") == {"host-waits"}

@@ -75,7 +75,7 @@ def found(report):
 
 
 def test_one_call_names_the_slow_module(case):
-    report = backspot.profile(case.step, case.model, steps=4, warmup=2, unprofiled=3)
+    report = backspot.profile(case.step, case.model, steps=4, warmup=2, unprofiled=3, stacks=False)
     assert found(report)
     assert case.steps == 9
     assert report["1.1"].row.recorded_calls == 4
@@ -89,10 +89,46 @@ def test_one_call_names_the_slow_module(case):
 def test_the_steps_train_as_they_would_without_it(case, warmup):
     backspot.profile(case.step, case.model, steps=2, warmup=warmup, unprofiled=3)
     plain = Case()
-    for _ in range(5 + warmup):
+    for _ in range(5 + warmup + 3):  # three with stacks
         plain.step()
     for ours, theirs in zip(case.model.parameters(), plain.model.parameters(), strict=True):
         assert torch.equal(ours, theirs)
+
+
+def test_further_steps_tell_which_lines_of_python_run(case):
+    def compute():
+        total = 0
+        for number in range(200_000):
+            total += number % 7
+
+    def step():
+        case.step()
+        compute()
+
+    report = backspot.profile(step, case.model, steps=2, warmup=1, unprofiled=2)
+    (line,) = (
+        one for one in report.host if one.function.endswith("compute") and one.python_ns > 1_000_000
+    )
+    assert line.file.endswith("test_profiling.py")
+    assert line.python_ns > 0.5 * sum(one.python_ns for one in report.host)
+    assert "python-code" in {finding.rule for finding in report.findings}
+    assert not backspot.profile(step, case.model, steps=2, unprofiled=0, stacks=False).host
+
+
+def test_a_profiling_function_of_the_program_stays(case):
+    seen = []
+
+    def watch(frame, event, argument):
+        seen.append(event)
+
+    sys.setprofile(watch)
+    try:
+        report = backspot.profile(case.step, case.model, steps=1, unprofiled=0)
+        assert sys.getprofile() is watch
+    finally:
+        sys.setprofile(None)
+    assert seen
+    assert not report.host
 
 
 def test_real_steps_are_timed_before_and_after_the_recording(case):
@@ -102,7 +138,7 @@ def test_real_steps_are_timed_before_and_after_the_recording(case):
         begun.append(torch.autograd._profiler_enabled())
         case.step()
 
-    report = backspot.profile(step, case.model, steps=2, warmup=2, unprofiled=5)
+    report = backspot.profile(step, case.model, steps=2, warmup=2, unprofiled=5, stacks=False)
     # The last warm-up runs under a profiler that is prepared, and does not record yet.
     assert begun.count(True) == 2
     assert begun[-5:] == [True, True, False, False, False]
@@ -138,6 +174,7 @@ def test_batches_come_from_data_in_order_and_begin_again(case, tmp_path):
         unprofiled=0,
         trace=trace,
         depth=0,
+        stacks=False,
     )
     assert case.batches == [1, 2, 3, 1, 2]
     assert trace.read_bytes().count(b'"enumerate(DataLoader)#') == 3
@@ -162,7 +199,7 @@ def test_data_that_ends_too_early_is_told(case):
 
 def test_the_trace_is_labelled_and_tells_the_same(case, tmp_path):
     trace = tmp_path / "x.trace.json.gz"
-    report = backspot.profile(case.step, case.model, trace=trace, unprofiled=0)
+    report = backspot.profile(case.step, case.model, trace=trace, unprofiled=0, stacks=False)
     text = text_of(trace)
     assert_nested(text)
     names = {event["name"] for event in added_of(text) if event["ph"] == "B"}
