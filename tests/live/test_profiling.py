@@ -3,6 +3,7 @@
 import os
 import pty
 import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
