@@ -447,6 +447,11 @@ class Row:
         return round(self.calls * self.steps)
 
     @property
+    def saves_ns(self) -> int | None:
+        """``saves.ns``, or ``None`` where that is not known."""
+        return None if self.saves is None else self.saves.ns
+
+    @property
     def wall_ms(self) -> float:
         """``wall_ns`` in milliseconds."""
         return self.wall_ns / 1e6

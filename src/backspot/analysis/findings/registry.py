@@ -71,6 +71,7 @@ def finding(
     nodes: tuple[str, ...] = (),
     operators: tuple[str, ...] = (),
     kernels: tuple[str, ...] = (),
+    saves: Saving | None = None,
 ) -> Found | None:
     """Return a finding with this cost, or ``None`` where there is no place.
 
@@ -90,5 +91,6 @@ def finding(
         operators=operators,
         kernels=kernels,
         link=link,
+        saves=saves,
         removable=cost.removable,
     )

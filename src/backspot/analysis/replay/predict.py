@@ -173,6 +173,8 @@ def _with_saving(finding: Finding, saves: Saving | None) -> Finding:
     """Return the finding with its saving, which is at most the clock time that the cause takes."""
     if not isinstance(finding, Found):
         return finding
+    if finding.saves is not None:  # the rule knows it without a replay
+        return finding.with_saves(finding.saves)
     if saves is not None:
         most = finding.wall_ns
         saves = Saving(min(saves.ns, most), min(saves.low_ns, most), saves.high_ns)

@@ -11,7 +11,7 @@ from backspot.analysis.findings.costs import Placed
 from backspot.analysis.findings.evidence import Evidence
 from backspot.analysis.findings.registry import finding, rule
 from backspot.formatting import counted
-from backspot.results.findings import Finding, Place
+from backspot.results.findings import Finding, Place, Saving
 from backspot.results.host import HostLine
 from backspot.trace import Category, names
 
@@ -22,6 +22,8 @@ _LEAST_NS = 200_000
 _MUCH = 0.1
 """The same, for a function that calls few others: what it does may be needed."""
 _AROUND = ("other", "idle", "loss", "clipping")
+_ERROR = 0.04
+"""Share of the step by which times of lines may be off, as those of a replay."""
 _MANY = 20
 """Calls in a step from which a function is a loop."""
 
@@ -48,6 +50,7 @@ def python_code(evidence: Evidence) -> Finding | None:
             "tensors in place of a loop over their elements."
         ),
         link="https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html",
+        saves=_saving(evidence, found),
     )
 
 
@@ -114,6 +117,7 @@ def code_around_model(evidence: Evidence) -> Finding | None:
             else "Do it in fewer steps, or in a compiled function."
         ),
         link="https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html",
+        saves=_saving(evidence, found),
     )
 
 
@@ -139,19 +143,30 @@ def _functions(
 
 
 def _placed(evidence: Evidence, found: list[tuple[HostLine, int]]) -> Placed:
-    """Return the places of functions: a module, or a phase of the step."""
+    """Return the places of functions: a module, or a phase of the step.
+
+    Lines have the times of a step that is not recorded, and findings those of a recorded one.
+    """
+    longer = evidence.step_ns / max(1, evidence.real_step_ns)
     places = tuple(
         Place(
             line.path if line.class_name else f"({line.phase})",
             line.class_name,
             max(1, line.calls),
-            cost,
+            round(cost * longer),
             line.place,
         )
         for line, cost in found
     )
     cost = min(sum(place.wall_ns for place in places), evidence.step_ns)
     return Placed(places, cost, evidence.report.steps)
+
+
+def _saving(evidence: Evidence, found: list[tuple[HostLine, int]]) -> Saving:
+    """Return what a step would take less without these functions, where nothing else runs."""
+    cost = min(sum(cost for _, cost in found), evidence.real_step_ns)
+    error = round(_ERROR * evidence.real_step_ns)
+    return Saving(cost, max(0, cost - error), min(cost + error, evidence.real_step_ns))
 
 
 def _named(line: HostLine) -> str:
