@@ -201,6 +201,20 @@ def test_a_private_module_is_imported_by_its_own_room_only() -> None:
     assert not outside
 
 
+def test_a_name_with_an_underscore_is_for_its_own_file_only() -> None:
+    """So a file needs no list of the names that others may import."""
+    outside = [
+        f"{module} imports {alias.name} of {node.module}"
+        for module in FILES
+        for node in ast.walk(tree_of(module))
+        if isinstance(node, ast.ImportFrom) and node.module in FILES
+        for alias in node.names
+        if alias.name.startswith("_") and not alias.name.endswith("__")
+        if f"{node.module}.{alias.name}" not in FILES
+    ]
+    assert not outside
+
+
 def test_imports_name_the_whole_way() -> None:
     assert not [
         f"{module}:{line} imports {other}"

@@ -13,25 +13,6 @@ from backspot.formatting import visible
 from backspot.interrupts import contained
 from backspot.progress import Progress, is_terminal
 
-__all__ = [
-    "abandon_output",
-    "add_jobs",
-    "add_peaks",
-    "add_rows",
-    "add_width",
-    "complain",
-    "count",
-    "encodable",
-    "flush_output",
-    "note",
-    "positive",
-    "reading",
-    "use_color",
-    "write_bytes",
-    "write_error",
-    "write_text",
-]
-
 # For terminals and files with an encoding of little more than ASCII.
 _PLAIN = {
     **dict.fromkeys("█▉▊▋▌", "#"),

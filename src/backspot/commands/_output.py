@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from backspot.results.comparison import Comparison
     from backspot.results.report import Report
 
-__all__ = ["add_format", "print_result"]
-
 
 def add_format(parser: argparse.ArgumentParser, kind: Literal["Report", "Comparison"]) -> None:
     """Declare ``--format``, ``--full`` and ``--width`` for a kind of result."""

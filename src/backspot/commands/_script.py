@@ -21,8 +21,6 @@ from typing import Any
 from backspot.errors import SourceNotFoundError, UsageError
 from backspot.formatting import visible
 
-__all__ = ["Script", "when_imported"]
-
 _INTERRUPTED = 130
 _kept: list[ModuleType] = []
 """Scripts that have ended: what they registered for the interpreter's end uses their globals."""

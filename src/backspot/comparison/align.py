@@ -19,8 +19,6 @@ from backspot.results.comparison import Move
 from backspot.results.costs import Row
 from backspot.results.grouping import name_order
 
-__all__ = ["aligned", "moves_between"]
-
 _Path = tuple[str, ...]
 _Likeness = tuple[str, frozenset[str]]
 

@@ -22,9 +22,6 @@ from backspot.results.costs import PhaseName, Row
 from backspot.results.job import JobReport
 from backspot.results.report import Report
 
-__all__ = ["compare", "same_work"]
-
-
 _LEAST_PHASE = 0.01
 """Share of the step below which a phase's change is not claimed."""
 LEFT_OUT = "(rows left out)"

@@ -18,8 +18,6 @@ from backspot.formatting import counted, duration
 from backspot.results.comparison import Change, ChangeKind, Comparison, Side
 from backspot.results.job import JobFinding, JobReport, ModuleSpread, RankCost
 
-__all__ = ["compare_jobs"]
-
 _LEAST = 0.01
 """Share of the step below which a change of a wait, a transfer or a rank is not claimed."""
 _PARTS = (

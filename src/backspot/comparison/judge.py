@@ -12,17 +12,6 @@ from backspot.results.comparison import Change, ChangeKind, Time, Verdict
 from backspot.results.costs import Row
 from backspot.results.report import Report
 
-__all__ = [
-    "Cost",
-    "Noise",
-    "build",
-    "by_size",
-    "measured",
-    "of_whole",
-    "too_noisy",
-    "warnings_of_both",
-]
-
 _SHARE, _LEAST = 0.02, 0.005
 """Shares of a module's clock time and of the backward below which no change is claimed."""
 _GPU_SHARE, _GPU_LEAST = 0.05, 0.001

@@ -39,8 +39,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-__all__ = ["Interval", "Limits", "Shift", "Times", "common_shift", "interval"]
-
 _NORMAL = 1.4826
 """Standard deviation of normal noise in median absolute deviations."""
 _MEDIAN = 1.2533

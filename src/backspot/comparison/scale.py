@@ -19,8 +19,6 @@ from backspot.comparison.compare import same_work
 from backspot.results.costs import Row
 from backspot.results.report import Report
 
-__all__ = ["scaled_to"]
-
 _FEWEST = 3
 """Modules with the same work from which a machine is known: one that got slower is outvoted."""
 _SHARE = 0.003

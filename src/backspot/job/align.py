@@ -22,8 +22,6 @@ import numpy as np
 from backspot.job.matching import Matched
 from backspot.trace.events import Ints
 
-__all__ = ["ROOTED", "RankClock", "align", "aligned"]
-
 ROOTED = ("broadcast", "reduce", "gather", "scatter")
 """Collectives that some ranks leave while others have not entered."""
 _NORMAL = 1.4826

@@ -32,8 +32,6 @@ from backspot.results.job import (
 from backspot.trace.events import Ints
 from backspot.trace.names import POINT_TO_POINT
 
-__all__ = ["answer"]
-
 _DEVIATIONS = 4.0
 """Standard deviations of a rank's clock from which it is late."""
 _UNCERTAIN = 0.1

@@ -32,8 +32,6 @@ from backspot.job.summary import Call, Group, Purpose
 from backspot.trace import Category, Events, names
 from backspot.trace.events import Ints, Mask
 
-__all__ = ["Collectives", "find_collectives", "groups_of"]
-
 
 @dataclass(frozen=True)
 class Collectives:

@@ -13,8 +13,6 @@ import msgspec
 
 from backspot.trace.names import process_group
 
-__all__ = ["RANK_IN_NAME", "Identity", "identify"]
-
 RANK_IN_NAME = re.compile(r"(?<![a-z])rank[-_.=]?(\d+)", re.IGNORECASE)
 """The number of the rank in a file name."""
 _INFO = re.compile(r'"distributedInfo"\s*:\s*')

@@ -21,8 +21,6 @@ from backspot.job.summary import Call, Group, Summary
 from backspot.trace.events import Ints
 from backspot.trace.names import POINT_TO_POINT
 
-__all__ = ["Matched", "Matching", "are_mixed", "common_steps", "match_collectives", "members"]
-
 
 @dataclass(frozen=True, slots=True)
 class Matched:

@@ -24,8 +24,6 @@ from backspot.results.job import ModuleSpread, Part
 from backspot.trace.events import Ints, Mask
 from backspot.trace.names import POINT_TO_POINT
 
-__all__ = ["PARTS", "Claim", "Table", "find_spreads"]
-
 PARTS: tuple[Part, ...] = get_args(Part)
 _ON_GPU = [part.endswith("_gpu") for part in PARTS]
 _ON_HOST = [place for place, part in enumerate(PARTS) if part.endswith("_host")]

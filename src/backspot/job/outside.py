@@ -14,8 +14,6 @@ from backspot.job.summary import OutsideTimes
 from backspot.trace import Category, Events, names
 from backspot.trace.events import Ints
 
-__all__ = ["Outside"]
-
 _WORK = ("forward", "backward", "optimizer step")
 _INSIDE = len(_WORK)
 

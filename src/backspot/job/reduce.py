@@ -23,8 +23,6 @@ from backspot.job.summary import ModuleTimes, OutsideTimes, PhaseTimes, Summary
 from backspot.trace import Category, Events, names
 from backspot.trace.events import Ints, Mask
 
-__all__ = ["reduce_trace", "summarize"]
-
 _GPU, _HOST, _HIDDEN = 0, 1, 2
 _WAITS = -2
 """What the host executes where it waits."""

@@ -25,8 +25,6 @@ from backspot.job.summary import Call
 from backspot.results.job import Role
 from backspot.trace.names import ALL_TO_ALL, POINT_TO_POINT
 
-__all__ = ["Roles", "role_of"]
-
 Roles: TypeAlias = Mapping[tuple[str, tuple[int, ...]], Role]
 """The role of each process group, by its name and ranks."""
 _Set: TypeAlias = frozenset[Role]

@@ -21,8 +21,6 @@ import numpy as np
 from backspot.comparison.noise import Limits, Shift, Times, common_shift, interval
 from backspot.trace.events import Ints
 
-__all__ = ["MANY", "MATTERS", "Others", "is_clear", "least", "middle", "reach", "shift_of"]
-
 
 class Others:
     """The median over all ranks but one, without sorting again for each.

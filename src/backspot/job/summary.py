@@ -22,23 +22,6 @@ from backspot.errors import NotATraceError
 from backspot.formatting import labelled
 from backspot.results.report import StepUnit
 
-__all__ = [
-    "SCHEMA",
-    "SUFFIX",
-    "Call",
-    "Group",
-    "ModuleTimes",
-    "OutsideTimes",
-    "PhaseTimes",
-    "Purpose",
-    "Summary",
-    "from_bytes",
-    "from_file",
-    "from_json",
-    "to_bytes",
-    "to_json",
-]
-
 SCHEMA = "backspot.rank/4"
 """Version of a saved summary."""
 SUFFIX = ".rank"

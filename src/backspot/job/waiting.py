@@ -18,8 +18,6 @@ from backspot.job.align import ROOTED, RankClock, aligned
 from backspot.job.matching import Matched
 from backspot.trace.events import Ints
 
-__all__ = ["GroupWaits", "find_waits"]
-
 
 @dataclass(frozen=True, slots=True)
 class GroupWaits:

@@ -21,8 +21,6 @@ from backspot.job.reduce import summarize
 from backspot.job.remote import copied, is_remote, version
 from backspot.job.summary import SCHEMA, SUFFIX, Summary, from_bytes, from_file, to_bytes
 
-__all__ = ["Reply", "Request", "kept_summary", "main", "read_summary", "receive", "send"]
-
 _Message = TypeVar("_Message", "Request", "Reply")
 _HEAD = 1 << 20
 """Bytes of a trace that are part of its key in the cache."""

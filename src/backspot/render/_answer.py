@@ -21,8 +21,6 @@ from backspot.results.grouping import numberless
 from backspot.results.report import Report
 from backspot.trace.names import short_node_name
 
-__all__ = ["answer", "answered", "view_of_answer"]
-
 _DIFFUSE = 0.10
 """If the first row has a smaller share than this, the answer may be about repeated layers."""
 _STANDS_OUT = 1.5

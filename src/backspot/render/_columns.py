@@ -28,18 +28,6 @@ from backspot.results.memory import MemoryOfModule
 from backspot.results.report import Report
 from backspot.trace.names import short_node_name
 
-__all__ = [
-    "FIELDS",
-    "Column",
-    "fields_of",
-    "milliseconds_of",
-    "module_columns",
-    "node_cells",
-    "numbers",
-    "operator_columns",
-    "record",
-]
-
 Kind: TypeAlias = Literal[
     "rank",
     "name",

@@ -12,18 +12,6 @@ from backspot.render._words import Part
 from backspot.results.comparison import Change, Comparison
 from backspot.trace.names import short_node_name
 
-__all__ = [
-    "FIELDS",
-    "change_columns",
-    "comparison_answer",
-    "left_out",
-    "of_step",
-    "rank_columns",
-    "recordings",
-    "sides",
-    "step_columns",
-]
-
 _MOVES = 5  # how many are named
 _RANKS = 8  # how many are shown
 _LEAST = 0.005  # share of the step from which a phase is shown

@@ -14,18 +14,6 @@ from backspot.results.costs import Row
 from backspot.results.findings import Finding, Place
 from backspot.results.report import Report
 
-__all__ = [
-    "HEADING",
-    "cost_of",
-    "cost_of_place",
-    "elsewhere",
-    "listed",
-    "place_name",
-    "searched",
-    "shares_time_with",
-    "worth",
-]
-
 HEADING = "Why, and what to do"
 
 _ON_A_SCREEN = 3

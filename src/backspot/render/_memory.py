@@ -13,18 +13,6 @@ from backspot.results.limits import REACHABLE_COMPUTE, REACHABLE_MEMORY
 from backspot.results.memory import HOST, MemoryKind, MemoryOfDevice, MemoryTimeline
 from backspot.results.report import Report
 
-__all__ = [
-    "checkpointing",
-    "layers_hold_most",
-    "layers_over_time",
-    "limit_facts",
-    "memory_answer",
-    "memory_facts",
-    "memory_sentences",
-    "peak_bytes",
-    "shown_devices",
-]
-
 _SAID: dict[MemoryKind, str] = {
     "before": "from before the recording (parameters, …)",
     "activation": "activations",

@@ -7,16 +7,6 @@ from backspot.render._words import Part
 from backspot.results.costs import Phase, PhaseName, Row
 from backspot.results.report import Report
 
-__all__ = [
-    "PHASES",
-    "explained",
-    "first_look",
-    "kept_phases",
-    "longer_phase",
-    "longest_phase",
-    "phase_text",
-]
-
 _LONG = 0.2
 """From this share of the step, a phase other than forward and backward gets an explanation."""
 

@@ -10,8 +10,6 @@ from backspot.results.costs import Row
 from backspot.results.limits import LimitOfModule, Peaks
 from backspot.results.report import Report
 
-__all__ = ["Point", "Roofline", "roofline"]
-
 _ROOFS = 3
 
 

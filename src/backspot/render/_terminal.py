@@ -20,18 +20,6 @@ from backspot.render._columns import Column
 from backspot.render._words import Part
 from backspot.styled import Console, Text, cell_len
 
-__all__ = [
-    "fact_lines",
-    "keep_end",
-    "keep_start",
-    "lay_out",
-    "paragraph",
-    "sentence",
-    "space_for",
-    "unbroken",
-    "written",
-]
-
 _STYLES = {"text": "", "name": "bold cyan", "node": "bold", "number": "bold"}
 _BLOCKS = " ▏▎▍▌▋▊▉█"
 _NARROWEST = 40

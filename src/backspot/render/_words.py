@@ -10,8 +10,6 @@ from typing import Literal
 
 from backspot.results.costs import LineCost
 
-__all__ = ["KINDS", "Part", "made_by"]
-
 Part = tuple[Literal["text", "name", "node", "number"], str]
 
 KINDS = {

@@ -23,8 +23,6 @@ try:
 except ImportError:  # on Windows, where an open file cannot be removed
     fcntl = None
 
-__all__ = ["Sources", "check_folder", "check_target", "writing"]
-
 Sources = Iterable["str | os.PathLike[str] | int"]
 """Paths or open file descriptors of the files that an output is made of."""
 

@@ -20,8 +20,6 @@ from backspot.results.costs import LineCost, NodeCost, Row
 from backspot.results.grouping import parents_of
 from backspot.results.report import Report
 
-__all__ = ["FORMATS", "Frame", "Stack", "stacks", "to_speedscope"]
-
 
 class Frame(NamedTuple):
     """A module or an autograd node, and the source line of the forward that made it, if known."""

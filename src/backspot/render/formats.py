@@ -18,8 +18,6 @@ from backspot.errors import UsageError
 from backspot.formatting import visible
 from backspot.paths import path_text
 
-__all__ = ["Format", "Renderer", "all_formats", "format_for", "formats_of"]
-
 Renderer = Callable[..., bytes]
 """Makes a file's bytes from a result. If the format has a name, it also takes a ``View``."""
 

@@ -20,18 +20,6 @@ from backspot.results.job import (
 )
 from backspot.styled import cell_len
 
-__all__ = [
-    "differs",
-    "groups_alike",
-    "median_of",
-    "middle",
-    "not_read",
-    "nothing_found",
-    "render_job",
-    "stalls",
-    "unexplained",
-]
-
 _ROWS = 3
 _HOST = 20  # cells
 _NARROW = 72  # cells

@@ -30,8 +30,6 @@ from backspot.trace.names import short_node_name
 if TYPE_CHECKING:
     from backspot.trace import Events
 
-__all__ = ["CATEGORY", "check_labelled", "write_labelled"]
-
 CATEGORY = "backspot"
 """The category of all added events; reading a trace ignores it."""
 

@@ -28,8 +28,6 @@ from backspot.render.view import View, only_nodes, operators_by, select
 from backspot.results.comparison import Comparison
 from backspot.results.report import Report
 
-__all__ = ["FORMATS", "comparison_to_markdown", "to_markdown"]
-
 _TOP = 30
 _FINDINGS = 5
 _LEFT_OUT = ("bar", "recompute", "forward")

@@ -43,8 +43,6 @@ from backspot.render.view import only_nodes, select
 from backspot.results.comparison import Change, Comparison
 from backspot.results.report import Report
 
-__all__ = ["comparison_html", "report_html", "show_page"]
-
 _ROWS = 10
 _FINDINGS = 3
 

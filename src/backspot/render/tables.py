@@ -19,8 +19,6 @@ from backspot.results.report import Report
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["FORMATS", "comparison_to_csv", "to_csv", "to_frame"]
-
 # Characters that start a formula in a spreadsheet, full-width forms included.
 _FORMULA = tuple("=+-@\t\r＝＋－＠")
 

@@ -56,8 +56,6 @@ from backspot.results.costs import Row
 from backspot.results.report import Report
 from backspot.styled import Text
 
-__all__ = ["FORMATS", "render_text"]
-
 _SCREEN = 23  # lines: those of a small terminal, without that of the prompt
 _WARNINGS = 2
 _MARGIN = 8  # what breaking lines between words can cost in two lines

@@ -39,16 +39,6 @@ from backspot.results.report import Report
 from backspot.styled import Text, cell_len
 from backspot.trace.names import short_node_name
 
-__all__ = [
-    "FORMATS",
-    "brief_finding",
-    "finding",
-    "line_of_answer",
-    "lines_table",
-    "render_comparison",
-    "render_subtree",
-]
-
 _BETWEEN_SENTENCES = re.compile(r"(?<=\.) (?=[A-Z(])")
 
 

@@ -9,24 +9,6 @@ from typing import Literal, TypeAlias
 from backspot.results.costs import LineCost, NodeCost, OperatorCost, Row, Sort, time_of
 from backspot.results.report import By, Report
 
-__all__ = [
-    "DEFAULT_VIEW",
-    "SCREEN_ROWS",
-    "Cost",
-    "Selection",
-    "View",
-    "costs_anything",
-    "first_view",
-    "heaviest",
-    "heaviest_line",
-    "node_sort",
-    "only_nodes",
-    "operators_by",
-    "select",
-    "share_of",
-    "unowned_rows",
-]
-
 Cost: TypeAlias = Row | NodeCost | OperatorCost | LineCost
 """What has a wall, a GPU and a CPU time."""
 

@@ -17,30 +17,6 @@ from backspot.presented import public
 from backspot.results.findings import Saving
 from backspot.results.memory import MemoryOfModule
 
-__all__ = [
-    "Coverage",
-    "DeviceCost",
-    "FusedKernel",
-    "FusedPart",
-    "Hiccup",
-    "KernelCost",
-    "LineCost",
-    "NodeCost",
-    "OperatorCost",
-    "Order",
-    "Pass",
-    "Phase",
-    "PhaseName",
-    "Row",
-    "Sort",
-    "WallKinds",
-    "WorkOfModule",
-    "half_spread",
-    "line_of",
-    "summed_work",
-    "time_of",
-]
-
 
 @public
 @dataclass(frozen=True, slots=True)

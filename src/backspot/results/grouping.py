@@ -25,26 +25,6 @@ from backspot.results.costs import (
 from backspot.results.findings import Saving
 from backspot.results.memory import MemoryOfModule, summed_memory
 
-__all__ = [
-    "Patterns",
-    "Subtree",
-    "add_totals",
-    "fold",
-    "group",
-    "is_pattern",
-    "name_order",
-    "near_names",
-    "numberless",
-    "parents_of",
-    "pattern_of",
-    "patterns_of",
-    "ranked_kernels",
-    "ranked_lines",
-    "ranked_nodes",
-    "ranked_rows",
-    "subtree_of",
-]
-
 _COSTS = ("wall_ns", "gpu_ns", "cpu_ns", "forward_ns", "recompute_ns")
 
 

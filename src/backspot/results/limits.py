@@ -10,15 +10,6 @@ from backspot.checks import Measure
 from backspot.presented import public
 from backspot.results.costs import Row
 
-__all__ = [
-    "REACHABLE_COMPUTE",
-    "REACHABLE_MEMORY",
-    "LimitOfModule",
-    "Peaks",
-    "limit_of",
-    "share_of_peak",
-]
-
 REACHABLE_COMPUTE, REACHABLE_MEMORY = 0.7, 0.85
 """The shares of the peaks that headroom is measured against: large products of matrices and large
 copies reach about as much."""

@@ -16,20 +16,6 @@ from backspot.checks import Count
 from backspot.formatting import size
 from backspot.presented import public
 
-__all__ = [
-    "ALLOCATOR",
-    "BEFORE",
-    "HOST",
-    "OPTIMIZER",
-    "UNACCOUNTED",
-    "MemoryKind",
-    "MemoryOfDevice",
-    "MemoryOfModule",
-    "MemoryShare",
-    "MemoryTimeline",
-    "summed_memory",
-]
-
 MemoryKind = Literal[
     "before",
     "activation",

@@ -49,8 +49,6 @@ from backspot.results.memory import MemoryOfDevice
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["SCHEMA", "By", "LabelSource", "Report", "StepUnit", "changed"]
-
 SCHEMA = "backspot.report/2"
 """Version of the JSON form. A reader of version 2 reads every ``backspot.report/2``."""
 

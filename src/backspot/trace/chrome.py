@@ -40,8 +40,6 @@ from backspot.trace.metadata import (
 )
 from backspot.trace.numbers import with_numbers
 
-__all__ = ["ChromeDecoder", "first_between"]
-
 # The structs of a piece stay in the processor's caches; ten times as much takes half again as long.
 _PIECE = 1 << 18
 # Between two events. A quote in a JSON string is escaped, so this cannot match inside a string. It

@@ -14,8 +14,6 @@ from backspot.trace.names import NEXT_BATCH, PROFILER_STEP
 from backspot.trace.source_lines import LineTable
 from backspot.trace.unknown_categories import UnknownCategories
 
-__all__ = ["BETWEEN_TEXTS", "LONGEST_NS", "Columns", "Index", "integers"]
-
 LONGEST_NS = 30 * 24 * 3600 * 10**9
 """Nanoseconds, thirty days: longer than any recording, and so longer than any event."""
 _MOST_NS = 1 << 60

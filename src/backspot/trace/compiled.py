@@ -21,21 +21,6 @@ import msgspec
 from backspot.trace.metadata import last_value
 from backspot.trace.source_lines import SourceLine
 
-__all__ = [
-    "KEY",
-    "MOST_BYTES",
-    "Compilation",
-    "CompiledGraph",
-    "CompiledTable",
-    "KnownModule",
-    "ModuleRef",
-    "Part",
-    "Site",
-    "find_compiled",
-    "format_compiled",
-    "live_compiled",
-]
-
 KEY = "backspot.compiled"
 """The key in the trace's metadata."""
 

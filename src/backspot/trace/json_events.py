@@ -43,15 +43,6 @@ from backspot.trace.names import (
     process_group,
 )
 
-__all__ = [
-    "Event",
-    "Gatherer",
-    "convert_event",
-    "convert_in_detail",
-    "decode_events",
-    "decode_in_detail",
-]
-
 _NAN = float("nan")
 
 

@@ -19,15 +19,6 @@ from backspot.trace.names import (
     TRACE_EVENTS,
 )
 
-__all__ = [
-    "TableFinder",
-    "base_time",
-    "device_names",
-    "find_events",
-    "has_details",
-    "last_value",
-]
-
 _PIECE = 1 << 18
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _HEAD = re.compile(TRACE_EVENTS + rb"\s*:\s*\[")

@@ -6,8 +6,6 @@ import re
 
 import numpy as np
 
-__all__ = ["with_numbers"]
-
 # What C and Python's json print, behind its sign. Each spelling is written out, because ``re``
 # searches for the first letters of a choice between plain words twenty times as fast.
 _WORD = re.compile(

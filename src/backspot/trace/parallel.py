@@ -27,8 +27,6 @@ from backspot.trace.columns import Columns
 from backspot.trace.metadata import find_events
 from backspot.trace.stream import Progress
 
-__all__ = ["decode_in_parts", "keep_freed", "main", "paying_jobs"]
-
 _Part: TypeAlias = tuple[Columns, int, int]
 """The columns of a stretch, the number of its events and of its impossible ones."""
 

@@ -39,8 +39,6 @@ from backspot.trace.names import (
     process_group,
 )
 
-__all__ = ["LIVE", "Export", "exported", "is_profiler", "read_profiler"]
-
 LIVE = "the live profile"
 """The name of a live profiler as the source of a report."""
 

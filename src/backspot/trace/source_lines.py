@@ -22,18 +22,6 @@ from numpy.typing import NDArray
 
 from backspot.trace.metadata import last_value
 
-__all__ = [
-    "KEY",
-    "MOST_BYTES",
-    "MOST_NODES",
-    "LineTable",
-    "Made",
-    "SourceLine",
-    "find_lines",
-    "format_lines",
-    "live_tables",
-]
-
 KEY = "backspot.lines"
 """The key in the trace's metadata."""
 

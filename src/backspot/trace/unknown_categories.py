@@ -11,8 +11,6 @@ from collections.abc import Iterable
 from backspot.formatting import counted, duration, visible
 from backspot.trace.names import OTHER_CATEGORIES
 
-__all__ = ["UnknownCategories"]
-
 _NAMED = 3
 _LONGEST = 40
 _MOST_NS = float(1 << 62)

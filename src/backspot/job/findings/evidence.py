@@ -16,8 +16,6 @@ from backspot.job.waiting import GroupWaits
 from backspot.results.job import RankCost
 from backspot.trace.events import Ints
 
-__all__ = ["Evidence", "Transfers"]
-
 
 @dataclass(frozen=True, slots=True)
 class Transfers:

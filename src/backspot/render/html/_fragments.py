@@ -33,20 +33,6 @@ from backspot.results.costs import OperatorCost, Phase, Row, WallKinds
 from backspot.results.findings import Finding
 from backspot.results.report import Report
 
-__all__ = [
-    "asset",
-    "facts_list",
-    "findings_list",
-    "lead",
-    "line_of_answer",
-    "module_table",
-    "operator_table",
-    "phases_bar",
-    "sentence",
-    "shown",
-    "warnings_list",
-]
-
 _TAGS = {"text": "", "name": "code", "node": "code", "number": "b"}
 
 

@@ -33,8 +33,6 @@ from backspot.results.job import (
     RankLane,
 )
 
-__all__ = ["job_to_html"]
-
 _COLUMNS = 16
 _ROWS = 40
 _THINNEST = 0.0005

@@ -10,8 +10,6 @@ from string import Template
 from backspot._version import __version__
 from backspot.render.html._fragments import asset, shown
 
-__all__ = ["page"]
-
 
 def page(
     title: str,

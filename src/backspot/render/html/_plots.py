@@ -19,8 +19,6 @@ from backspot.render.html._fragments import shown
 from backspot.results.memory import MemoryOfDevice
 from backspot.results.report import Report
 
-__all__ = ["plots"]
-
 _NUMBERED = 8
 _MOST_POINTS = 200
 

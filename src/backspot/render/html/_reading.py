@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from backspot.results.report import Report
 
-__all__ = ["reading"]
-
 
 def reading(report: Report) -> str:
     """The terms of the page's table and tree, folded away; only those that the report has.
