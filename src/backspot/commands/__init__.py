@@ -79,11 +79,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command.
-
-    Args:
-        argv: the arguments; ``None`` takes the program's own.
-    """
+    """Run one command; ``None`` takes the program's own arguments."""
     try:
         result = _run(argv)
         flush_output()

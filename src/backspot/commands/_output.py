@@ -58,10 +58,7 @@ def print_result(
 ) -> None:
     """Print a result, and on standard error the warnings that its format cannot hold.
 
-    Args:
-        args: the arguments of the command, among them ``--format``, ``--full``, ``--width`` and
-            ``--top``.
-        view: which rows to show, but for their number.
+    ``args`` has ``--format``, ``--full``, ``--width`` and ``--top``; ``view`` has the rest.
     """
     name, top = args.format, args.top
     if name == "table":

@@ -94,12 +94,7 @@ def moves_between(
 
 @dataclass(frozen=True, slots=True)
 class _Vote:
-    """One pair of paths that a change would explain.
-
-    Attributes:
-        paths: The old and the new path.
-        prefix: The names with which both paths begin.
-    """
+    """The old and the new path of a module, and the names with which both begin."""
 
     paths: tuple[str, str]
     prefix: _Path

@@ -31,11 +31,7 @@ and transfers can overlap with its own time."""
 
 
 def compare_jobs(before: JobReport, after: JobReport, names: tuple[str, str]) -> Comparison:
-    """Compare two jobs.
-
-    Args:
-        before: the first job.
-    """
+    """Compare two jobs, each by its typical rank."""
     jobs = (before, after)
     old, new = ({one.path: one for one in job.modules} for job in jobs)
     nothing = Cost.nothing(len(before.steps)), Cost.nothing(len(after.steps))

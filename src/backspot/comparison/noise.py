@@ -88,7 +88,6 @@ class Limits:
     Attributes:
         ranges: So many times the range of the steps.
         share: Share of the larger of the two times.
-        least: A time.
         alone: So many times the range of the steps is clear whatever the modules have in common;
             ``None`` for a module.
     """
@@ -108,11 +107,7 @@ class Limits:
 class Interval:
     """By how much a time changes, give or take the noise, in the unit of the times.
 
-    Attributes:
-        low: Lower end.
-        high: Upper end.
-        clear: Whether the change is beyond the noise, and no common change.
-        doubtful: Whether only one of the two holds.
+    It is ``clear`` beyond the noise and what all modules do, ``doubtful`` beyond one of them.
     """
 
     low: float
@@ -157,14 +152,7 @@ def common_shift(
 
 
 def interval(before: Times, after: Times, shift: Shift | None, limits: Limits) -> Interval | None:
-    """Return the interval of the change from ``before`` to ``after``.
-
-    Args:
-        shift: What all modules have in common; ``None`` if unknown.
-
-    Returns:
-        The interval, or ``None`` if a side has fewer than two steps.
-    """
+    """Return by how much a time changes; ``None`` if a side has fewer than two steps."""
     steps = min(len(before.by_step), len(after.by_step))
     if steps < 2:
         return None

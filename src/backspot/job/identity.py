@@ -38,7 +38,6 @@ class Identity:
     """What a trace says of its place in the job.
 
     Attributes:
-        rank: the rank; ``None`` if neither the trace nor its name says so.
         world_size: the number of ranks, 1 if the trace does not say so.
         host: the host's name, ``""`` if it is not known.
         groups: name and ranks of each process group of this rank.

@@ -49,12 +49,7 @@ _ATTENTION = re.compile(r"attention|attn", re.IGNORECASE)
 
 
 def role_of(name: str, calls: Collection[Call], classes: Mapping[str, str]) -> Role:
-    """Return what a process group is for.
-
-    Args:
-        name: what the program calls it, ``""`` if the traces do not say so.
-        classes: the class of each module by its path.
-    """
+    """Return what a group of this name is for; ``classes`` has that of each module by its path."""
     seen, said = _seen(calls, classes), _said(name)
     fitting = said.intersection(_Set().union(*seen)) if seen else said
     if said:

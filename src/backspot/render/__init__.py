@@ -68,11 +68,7 @@ def suffixes() -> tuple[str, ...]:
 
 
 def renderer_for(path: str | os.PathLike[str]) -> Renderer:
-    """The renderer that makes the file ``path`` of a report.
-
-    Raises:
-        UsageError: If the suffix is not that of a format for reports.
-    """
+    """The renderer for a file of a report; ``UsageError`` if no format has the suffix."""
     return format_for(path, Report).renderer(Report)
 
 

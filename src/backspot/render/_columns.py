@@ -64,8 +64,6 @@ class Column:
     """One column of a table. The attributes below ``cells`` are for terminals, unless they say so.
 
     Attributes:
-        kind: what it holds.
-        head: its heading.
         cells: its cells, one for each row, not yet escaped.
         hints: for pages, text for each cell that appears under the pointer.
         bars: lengths of 0 to 1, drawn instead of cells.
@@ -104,11 +102,7 @@ def numbers(values: Iterable[object]) -> list[Part]:
 
 
 def milliseconds_of(largest_ns: float) -> Callable[[int], str]:
-    """How a table writes times, given in nanoseconds, in milliseconds.
-
-    Args:
-        largest_ns: the largest time in the table, which decides the number of decimals.
-    """
+    """How a table writes times of nanoseconds; the largest one decides the number of decimals."""
     decimals = decimals_for(largest_ns)
     return lambda ns: milliseconds(ns, decimals)
 

@@ -37,7 +37,6 @@ class _Holder:
 
     Attributes:
         name: its path, or the pattern of the paths.
-        class_name: the class, ``""`` if it is no module.
         members: how many modules these are.
         kinds: the bytes of each kind, the largest first.
     """

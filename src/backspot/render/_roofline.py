@@ -15,14 +15,7 @@ _ROOFS = 3
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """The backward of a module, repeated layers as one.
-
-    Attributes:
-        row: the row.
-        limit: what it achieves, with operations and bytes.
-        intensity: operations per byte.
-        tflops: achieved 10¹² operations per second.
-    """
+    """The backward of a module, repeated layers as one; ``intensity`` is operations per byte."""
 
     row: Row
     limit: LimitOfModule
@@ -52,8 +45,6 @@ class Roofline:
     """All points, those with the most device time first, and what the device can do.
 
     Attributes:
-        points: the points.
-        peaks: the peaks of the device.
         roofs: the peak in TFLOP/s of each type of number that is multiplied, the most used first.
     """
 

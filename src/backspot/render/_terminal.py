@@ -69,13 +69,7 @@ def _fitting(characters: Iterable[str], cells: int) -> int:
 def lay_out(
     columns: Sequence[Column], width: int, styles: Sequence[str] = (), *, whole: bool = False
 ) -> list[Text]:
-    """Lay out a table; the first line is its head.
-
-    Args:
-        width: number of cells in a line.
-        styles: a style for each line below the head.
-        whole: whether no path and no place in the source is cut, so that lines may be longer.
-    """
+    """Lay out a table; the first line is its head, and ``styles`` has one for each other line."""
     columns = [_readable(column, width, whole=whole) for column in columns]
     wide = _fits(columns, width, wide=True)
     kept = _chosen(columns, width, wide=wide)
@@ -237,13 +231,7 @@ def unbroken(command: str) -> str:
 
 
 def paragraph(text: Text, width: int, lead: str = "", *, whole: bool = False) -> Iterator[Text]:
-    """The lines of a paragraph.
-
-    Args:
-        width: number of cells in a line.
-        lead: what its first line begins with; the others are indented as far.
-        whole: whether no word is broken, however long.
-    """
+    """The lines of a paragraph; ``lead`` begins the first, and the others are indented as far."""
     breaks = _breaks(text.plain, width - len(lead), whole=whole)
     for index, part in enumerate(text.divide(breaks)):
         part.rstrip()
@@ -271,9 +259,6 @@ def space_for(width: int | None) -> tuple[int, bool]:
     """The number of cells in a line, and whether paths stay whole.
 
     They do if no terminal shows the text and no width is wanted: nothing cuts a line there.
-
-    Args:
-        width: the number that is wanted; ``None`` takes the terminal's, or 80.
     """
     if width is not None:
         return max(_NARROWEST, width), False

@@ -74,14 +74,7 @@ def check_folder(path: str | os.PathLike[str], what: str) -> None:
     """Check that files can be written into a folder, which need not be there yet.
 
     Only trying tells: permissions do not show that a system of files refuses. What is made for this
-    is removed at once.
-
-    Args:
-        what: what the path is for, for the error message.
-
-    Raises:
-        UsageError: If it is not a path.
-        BackspotError: If it cannot be written to.
+    is removed at once. Raises ``UsageError`` for what is no path, else ``BackspotError``.
     """
     folder = Path(path_text(path, what)).absolute()
     there = next(one for one in (folder, *folder.parents) if os.path.lexists(one))

@@ -145,13 +145,9 @@ def _profile(
 
 
 def _left_heavy(stacks: Sequence[tuple[Sequence[int], int]]) -> Iterator[int]:
-    """Order stacks as a left-heavy graph has them: what a caller does itself, then its callees.
+    """Order stacks, each with its cost, as a left-heavy graph has them: a caller, then its callees.
 
-    Args:
-        stacks: the frames of each stack and its cost; no stack occurs twice.
-
-    Yields:
-        The index of each stack. The time is linear in the frames of all stacks.
+    Yields the index of each stack. The time is linear in the frames of all stacks.
     """
     callees: list[dict[int, int]] = [{}]  # of each caller, by frame
     totals, ends = [0], [-1]

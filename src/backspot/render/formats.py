@@ -62,9 +62,6 @@ def formats_of(kind: type) -> tuple[Format, ...]:
 def format_for(path: str | os.PathLike[str], kind: type, *, what: str = "save") -> Format:
     """The format that a file's name asks for; if two suffixes fit, the longer one.
 
-    Args:
-        what: what the path is for, for the error message.
-
     Raises:
         UsageError: If ``path`` is not a path, or its suffix is not that of such a format.
     """

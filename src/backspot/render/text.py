@@ -127,9 +127,6 @@ class _Page:
     """The sections of a report, each as its lines.
 
     Args:
-        report: the report.
-        view: which rows to show.
-        width: number of cells in a line.
         whole: whether no path is cut.
         regroup: whether the table has repeated layers as one where they are the answer.
     """
@@ -345,11 +342,7 @@ class _Page:
         return [*fact_lines([f"{self._report.per}: {phases[0]}", *phases[1:]], self._width)]
 
     def _table(self, chosen: Selection, heading: str = "") -> list[Text]:
-        """The ranked modules, or autograd nodes where no module is known.
-
-        Args:
-            heading: the heading of the rows without a module, ``""`` on the screen.
-        """
+        """The ranked modules, or autograd nodes; ``heading`` stands above what no module owns."""
         report, view, width = self._report, self._table_view, self._width
         if only_nodes(report):
             shown = self._nodes[: view.top]
@@ -385,11 +378,7 @@ def _packed(facts: Sequence[str]) -> list[str]:
 
 
 def _phase_facts(report: Report, least: float = 0) -> list[str]:
-    """The phases of the step, one fact each: ``22% forward``.
-
-    Args:
-        least: the share of the step from which a phase is worth saying.
-    """
+    """The phases with at least a share of the step, one fact each: ``22% forward``."""
     kept = [one for one in kept_phases(report) if abs(one.wall_ns) >= least * report.step_ns]
     texts = [phase_text(report, phase) for phase in kept]
     return [f"{share} {name}" for name, _, share in texts]

@@ -54,12 +54,7 @@ def finding(
 ) -> list[Text]:
     """A finding as a paragraph: its cost and place, what was seen, and the remedy.
 
-    Args:
-        number: the number of the finding, from 1.
-        width: number of cells in a line.
-        whole: whether its place is never cut.
-        evidence: how many sentences about what was seen there are at most; ``None`` has all.
-        remedy: how many sentences about what to do there are at most; ``None`` has all.
+    ``evidence`` and ``remedy`` say how many sentences there are at most; ``None`` has all.
     """
     text = Text(visible(found.title), "bold")
     text.append(f": {', '.join(cost_of(report, found))}", "not bold")

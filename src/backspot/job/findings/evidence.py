@@ -22,9 +22,6 @@ class Transfers:
     """Collectives that move the same thing; arrays with one entry a collective.
 
     Attributes:
-        typical: the steps that count.
-        calls: what they are.
-        step: the step of each.
         bytes: what each rank puts in, -1 where that is not known.
         cost: nanoseconds for which the typical rank loses time by the transfer for certain: it
             runs, nothing else does, and what is launched waits; waits for other ranks left out.
@@ -58,7 +55,6 @@ class Evidence:
         at: for each rank, where its summary has the steps that all ranks have.
         typical: the steps that count.
         step_ns: clock time of a step, median of the ranks.
-        table: the modules over the ranks.
         claims: the modules that take longer on a rank, beyond the noise.
         costs: the ranks in a typical step, in the order of ``ranks``.
         waits: waits and transfers by process group; empty if any of them may be missing.

@@ -61,11 +61,7 @@ _OPERATORS = 200
 
 
 def to_html(report: Report) -> bytes:
-    """The report as a page in UTF-8.
-
-    Names from the trace are escaped in the markup, and the script only inserts them as text. The
-    page loads nothing, and its content security policy forbids it to.
-    """
+    """The report as a page in UTF-8."""
     plain = only_nodes(report)
     said, drawn = answer(report), plots(report)
     first, rest = _divided(said)

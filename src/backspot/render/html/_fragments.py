@@ -87,10 +87,7 @@ def warnings_list(warnings: Sequence[str]) -> str:
 
 
 def phases_bar(report: Report) -> str:
-    """The phases of a step as one bar with its legend, and what long ones mean.
-
-    Nothing if the trace has no phases.
-    """
+    """The phases of a step as one bar with its legend, and what long ones mean; or nothing."""
     phases = kept_phases(report)
     if not phases:
         return ""
@@ -121,10 +118,7 @@ def _busy(report: Report, phase: Phase) -> str:
 
 
 def findings_list(report: Report, *, shown_first: int) -> str:
-    """The findings, with what to do, and how many rules looked.
-
-    Findings after the first ones open on demand.
-    """
+    """The findings, with what to do, and how many rules looked; some open on demand."""
     told = searched(report)
     below = f'<p class="muted searched">{shown(told)}</p>' if told else ""
     if not report.findings:
@@ -193,9 +187,6 @@ def module_table(report: Report, chosen: Selection, view: View, *, lines: bool =
     """The ranked rows as a table, and below them rows that no module owns.
 
     Args:
-        report: the report.
-        chosen: its rows.
-        view: how they were chosen.
         lines: whether to name the source line that made the heaviest node.
     """
     left_out = (
@@ -245,13 +236,7 @@ def _head(columns: Sequence[Column]) -> str:
 
 
 def _rows(columns: Sequence[Column], bars: Sequence[str], name: str) -> list[str]:
-    """The rows of a table.
-
-    Args:
-        columns: its columns.
-        bars: what to draw in each row.
-        name: the start of a row's heading, with its name at ``{}``.
-    """
+    """The rows of a table; ``name`` is the start of a row's heading, with its name at ``{}``."""
     times = next((column.cells for column in columns if column.kind == "node time"), ())
 
     def cell(column: Column, row: int) -> str:

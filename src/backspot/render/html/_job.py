@@ -169,11 +169,9 @@ def _table(
     """A section with a table that becomes blocks where it is too narrow for its columns.
 
     Args:
-        title: its heading.
-        about: more on it, in grey.
+        about: more on the title, in grey.
         heads: the classes and the text of each column's head; the first column names the row.
-        rows: its rows: a heading, and cells with ``data-label``.
-        more: what stands below it.
+        rows: a heading, and cells with ``data-label``.
     """
     told = f' <span class="muted">{about}</span>' if about else ""
     drawn = "".join(f'<th scope="col" class="{kind}">{text}</th>' for kind, text in heads)

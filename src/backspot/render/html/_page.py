@@ -24,12 +24,9 @@ def page(
     """A page in UTF-8 that loads nothing, and whose content security policy forbids it to.
 
     Args:
-        title: the title of the page, as text.
-        about: what the page is of, as text.
         main: its content, as HTML, with ``id="modules"`` where the modules begin.
-        footer: what holds for all of it, as text.
         styles: files in this folder to add to the style of every page.
-        scripts: files in this folder to add to the script of every page.
+        scripts: the same, for the script.
         data: what the scripts read, as HTML.
     """
     script = "\n".join(map(asset, ("theme.js", *scripts)))
