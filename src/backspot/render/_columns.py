@@ -22,7 +22,7 @@ from backspot.render.view import (
     node_sort,
     share_of,
 )
-from backspot.results.costs import OperatorCost, Row, Sort, half_spread, time_of
+from backspot.results.costs import COUNTS_OF_WORK, OperatorCost, Row, Sort, half_spread, time_of
 from backspot.results.limits import LimitOfModule
 from backspot.results.memory import MemoryOfModule
 from backspot.results.report import Report
@@ -363,20 +363,12 @@ FIELDS = (
 )
 """The columns for programs (CSV and pandas), in order."""
 _OF_MEMORY = tuple(field.name for field in dataclass_fields(MemoryOfModule))
-_OF_WORK = (
-    "forward_flops",
-    "recompute_flops",
-    "flops",
-    "forward_bytes",
-    "recompute_bytes",
-    "bytes",
-)
 _OF_LIMIT = tuple(field.name for field in dataclass_fields(LimitOfModule))
 
 
 def fields_of(report: Report) -> tuple[str, ...]:
     """``FIELDS``, and those that only some reports have."""
-    work = (*_OF_WORK, "unknown_share", *_OF_LIMIT) if report.has_work else ()
+    work = (*COUNTS_OF_WORK, "unknown_share", *_OF_LIMIT) if report.has_work else ()
     return (*FIELDS, *(_OF_MEMORY if report.memory else ()), *work)
 
 
@@ -392,6 +384,6 @@ def record(report: Report, row: Row) -> tuple[str | int | float | bool | None, .
     memory = (getattr(row.memory, field, None) for field in _OF_MEMORY) if report.memory else ()
     found = [*values, report.share(row), name, time, line.place if line else "", *memory]
     if report.has_work:
-        found += [getattr(row.work, field, None) for field in (*_OF_WORK, "unknown_share")]
+        found += [getattr(row.work, field, None) for field in (*COUNTS_OF_WORK, "unknown_share")]
         found += [getattr(report.limit(row), field, None) for field in _OF_LIMIT]
     return tuple(found)

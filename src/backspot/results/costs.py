@@ -56,6 +56,12 @@ class WorkOfModule:
     unknown_share: Ratio
 
 
+COUNTS_OF_WORK = (
+    *("forward_flops", "recompute_flops", "flops"),
+    *("forward_bytes", "recompute_bytes", "bytes"),
+)
+
+
 def summed_work(
     parts: Iterable[tuple[WorkOfModule | None, int]],
 ) -> WorkOfModule | None:
@@ -70,14 +76,7 @@ def summed_work(
     whole = sum(time for _, time in known)
     unknown = sum(one.unknown_share * time for one, time in known) / whole if whole else 0.0
     counts: dict[str, Any] = {}
-    for name in (
-        "forward_flops",
-        "recompute_flops",
-        "flops",
-        "forward_bytes",
-        "recompute_bytes",
-        "bytes",
-    ):
+    for name in COUNTS_OF_WORK:
         some = [count for one, _ in known if (count := getattr(one, name)) is not None]
         counts[name] = sum(some) if some else None
     for name in ("flops_by_type", "forward_flops_by_type"):

@@ -1,4 +1,4 @@
-"""Fragments of HTML that need no script: the answer, phases, findings and tables.
+"""Fragments of HTML that need no script: the answer, phases, findings, tables and the frame.
 
 Pages and notebooks share them. Every name comes from a trace and gets into the markup only through
 ``shown``.
@@ -6,12 +6,16 @@ Pages and notebooks share them. Every name comes from a trace and gets into the 
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from collections.abc import Sequence
 from functools import cache
 from html import escape
 from pkgutil import get_data
+from string import Template
 from urllib.parse import urlsplit
 
+from backspot._version import __version__
 from backspot.formatting import counted, duration, percent, visible
 from backspot.render._answer import answered
 from backspot.render._columns import Column, module_columns, operator_columns
@@ -275,3 +279,37 @@ def _kinds_bars(report: Report, costs: Sequence[Row | OperatorCost]) -> list[str
         part = cost.wall_ns / longest if longest else 0.0
         bars.append(f'<span class="mix" style="--part:{part:.3f}">{drawn}</span>' if part else "")
     return bars
+
+
+def page(
+    title: str,
+    about: str,
+    main: str,
+    footer: str,
+    *,
+    styles: Sequence[str] = (),
+    scripts: Sequence[str] = (),
+    data: str = "",
+) -> bytes:
+    """A page in UTF-8 that loads nothing, and whose content security policy forbids it to.
+
+    Args:
+        main: its content, as HTML, with ``id="modules"`` where the modules begin.
+        styles: files in this folder to add to the style of every page.
+        scripts: the same, for the script.
+        data: what the scripts read, as HTML.
+    """
+    script = "\n".join(map(asset, ("theme.js", *scripts)))
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    whole = Template(asset("page.html")).substitute(
+        version=__version__,
+        title=shown(title),
+        about=shown(about),
+        style="\n".join(map(asset, ("report.css", *styles))),
+        main=main,
+        footer=shown(footer),
+        data=data,
+        script=script,
+        script_hash=f"sha256-{digest}",
+    )
+    return whole.encode()

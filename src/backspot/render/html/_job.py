@@ -12,8 +12,7 @@ from statistics import median_low
 
 from backspot._version import __version__
 from backspot.formatting import counted, duration, milliseconds
-from backspot.render.html._fragments import facts_list, shown, warnings_list
-from backspot.render.html._page import page
+from backspot.render.html._fragments import facts_list, page, shown, warnings_list
 from backspot.render.job import (
     differs,
     groups_alike,
