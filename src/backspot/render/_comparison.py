@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from backspot.errors import UsageError
 from backspot.formatting import MINUS, counted, decimals_for, duration, visible
@@ -48,11 +48,10 @@ def sides(comparison: Comparison) -> list[tuple[str, str, str]]:
     return [(when, side.label, counted(side.steps, "step")) for when, side in sides]
 
 
-def left_out(comparison: Comparison, shown: Sequence[Change]) -> Iterator[list[Part]]:
-    """The sentences below the table: changes that it leaves out, and modules that moved."""
+def left_out(comparison: Comparison, top: int | None) -> Iterator[list[Part]]:
+    """The sentences below the tables: changes that they leave out, and modules that moved."""
     changes = _costly(comparison)
-    hidden = changes[len(shown) :]
-    if hidden:
+    if top is not None and (hidden := changes[top:]):
         number = counted(len(hidden), f"more {comparison.by}")
         verb = "changes" if len(hidden) == 1 else "change"
         time = _signed_time(sum(change.change_ms for change in hidden))
@@ -193,45 +192,42 @@ def _costly(comparison: Comparison) -> list[Change]:
     ]
 
 
-def of_step(comparison: Comparison) -> list[Change]:
-    """The rows of the first table: the phases, and the step."""
-    return [*_worth(comparison), comparison.step] if comparison.phases else []
+Table: TypeAlias = tuple[Sequence[Change], list[Column]]
+"""A table, and the change in each of its rows."""
 
 
-def _worth(comparison: Comparison) -> list[Change]:
-    """The phases that take any time worth a line."""
+def tables(comparison: Comparison, top: int | None) -> list[Table]:
+    """The step, the ranks of jobs, and the ``top`` first changes; without those that are empty."""
+    every = (_step(comparison), _ranks(comparison), _changes(comparison, top))
+    return [(rows, columns) for rows, columns in every if rows]
+
+
+def _step(comparison: Comparison) -> Table:
+    """The phases that take any time worth a line, and the step itself. In clock time."""
+    if not comparison.phases:
+        return (), []
     least = _LEAST * max(comparison.step.before_ms, comparison.step.after_ms)
-    return [
+    rows = [
         phase
         for phase in comparison.phases
         if phase.claimed or max(abs(phase.before_ms), abs(phase.after_ms)) >= least
     ]
+    return _named_rows("typical rank" if comparison.ranks else "phase", [*rows, comparison.step])
 
 
-def step_columns(comparison: Comparison) -> list[Column]:
-    """The table of the step: its phases, and the step itself in the last row. In clock time."""
-    rows = of_step(comparison)
-    head = "typical rank" if comparison.ranks else "phase"
-    names: list[Part] = [("text", change.title) for change in rows]
-    return [Column("name", head, names, least=18, left=True, style="cyan"), *_times(rows)]
-
-
-def rank_columns(comparison: Comparison) -> tuple[Sequence[Change], list[Column]]:
-    """The ranks of jobs whose own time changed beyond the noise, or most, and their table."""
+def _ranks(comparison: Comparison) -> Table:
+    """The ranks of jobs whose own time changed beyond the noise, or most."""
     claimed = [change for change in comparison.ranks if change.claimed]
-    rows = (claimed or comparison.ranks)[:_RANKS]
+    return _named_rows("own time of", (claimed or comparison.ranks)[:_RANKS])
+
+
+def _named_rows(head: str, rows: Sequence[Change]) -> Table:
     names: list[Part] = [("text", change.title) for change in rows]
-    name = Column("name", "own time of", names, least=18, left=True, style="cyan")
-    return rows, [name, *_times(rows)]
+    return rows, [Column("name", head, names, least=18, left=True, style="cyan"), *_times(rows)]
 
 
-def change_columns(
-    comparison: Comparison, top: int | None
-) -> tuple[Sequence[Change], list[Column]]:
-    """The ``top`` first changes, and their table; its last row is the whole backward.
-
-    The times of a row are those that its verdict is about.
-    """
+def _changes(comparison: Comparison, top: int | None) -> Table:
+    """The first changes, and the whole backward; each in the time that its verdict is about."""
     if top is not None and top < 0:
         raise UsageError(f"top={top}: give a number of rows of at least 0, or None for all")
     shown = _costly(comparison)[:top]
@@ -242,22 +238,23 @@ def change_columns(
     ]
     classes: list[Part] = [*(("name", change.class_name) for change in shown), ("name", "")]
     by: list[Part] = [("text", "GPU" if c.judged_by == "gpu" else "wall") for c in rows]
-    name = Column(
-        "name",
-        comparison.by,
-        [*names, ("text", comparison.whole.title)],
-        least=18,
-        left=True,
-        cut_start=comparison.by == "module",  # the end of a path identifies it
-        outlasts=3,
-        style="cyan",
-    )
-    columns = [name]
+    columns = [
+        Column(
+            "name",
+            comparison.by,
+            [*names, ("text", comparison.whole.title)],
+            least=18,
+            left=True,
+            cut_start=comparison.by == "module",  # the end of a path identifies it
+            outlasts=3,
+            style="cyan",
+        )
+    ]
     if comparison.by == "module":
         columns.append(Column("class", "class", classes, need=3, least=10, left=True))
     if any(change.judged_by == "gpu" for change in rows):
         columns.append(Column("time", "time", by, left=True))
-    return shown, [*columns, *_times(rows)]
+    return rows, [*columns, *_times(rows)]
 
 
 def _times(rows: Sequence[Change]) -> list[Column]:

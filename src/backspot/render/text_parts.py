@@ -8,15 +8,7 @@ from dataclasses import replace
 
 from backspot.formatting import duration, percent, visible
 from backspot.render._columns import Column, milliseconds_of, node_cells, numbers
-from backspot.render._comparison import (
-    change_columns,
-    comparison_answer,
-    left_out,
-    of_step,
-    rank_columns,
-    recordings,
-    step_columns,
-)
+from backspot.render._comparison import comparison_answer, left_out, recordings, tables
 from backspot.render._findings import cost_of, place_name, worth
 from backspot.render._terminal import (
     fact_lines,
@@ -223,23 +215,14 @@ def render_comparison(
 ) -> str:
     """The comparison for a terminal: the answer, then the ``view.top`` largest changes."""
     width, whole = space_for(width)
-    shown, columns = change_columns(comparison, view.top)
-    verdicts = [change.verdict for change in (*shown, comparison.whole)]
     said = sentence(comparison_answer(comparison), width, whole=whole)
     lines = [*paragraph(said, width, whole=whole), *fact_lines(recordings(comparison), width)]
     for note in comparison.notes:
         lines += paragraph(Text("! " + visible(note), "yellow"), width)
-    if phases := of_step(comparison):
-        styles = [_VERDICTS.get(phase.verdict, "") for phase in phases]
-        lines += [Text(), *lay_out(step_columns(comparison), width, styles)]
-    ranks, of_ranks = rank_columns(comparison)
-    if ranks:
-        styles = [_VERDICTS.get(rank.verdict, "") for rank in ranks]
-        lines += [Text(), *lay_out(of_ranks, width, styles)]
-    lines.append(Text())
-    styles = [_VERDICTS.get(verdict, "") for verdict in verdicts]
-    lines += lay_out(columns, width, styles, whole=whole)
-    for parts in left_out(comparison, shown):
+    for rows, columns in tables(comparison, view.top):
+        styles = [_VERDICTS.get(change.verdict, "") for change in rows]
+        lines += [Text(), *lay_out(columns, width, styles, whole=whole)]
+    for parts in left_out(comparison, view.top):
         text = Text(sentence(parts, width, whole=whole).plain, "dim")
         lines += paragraph(text, width, whole=whole)
     return written(lines, width, color=color)
