@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 from backspot.errors import UsageError
 from backspot.formatting import MINUS, counted, decimals_for, duration, visible
 from backspot.render._columns import Column, numbers
-from backspot.render._words import Part
+from backspot.render._words import Part, said
 from backspot.results.comparison import Change, Comparison
 from backspot.trace.names import short_node_name
 
@@ -57,13 +57,8 @@ def left_out(comparison: Comparison, top: int | None) -> Iterator[list[Part]]:
         time = _signed_time(sum(change.change_ms for change in hidden))
         yield [("text", f"{number} {verb} by {time} in total; see --top {len(changes)}.")]
     for move in comparison.moves[:_MOVES]:
-        yield [
-            ("text", "Moved: "),
-            ("name", move.before or "(root)"),
-            ("text", " → "),
-            ("name", move.after or "(root)"),
-            ("text", f" ({counted(move.modules, 'module')})."),
-        ]
+        ends: list[Part] = [("name", path or "(root)") for path in (move.before, move.after)]
+        yield said(f"Moved: {{}} → {{}} ({counted(move.modules, 'module')}).", *ends)
     if len(comparison.moves) > _MOVES:
         yield [("text", f"{counted(len(comparison.moves) - _MOVES, 'more move')}.")]
 
@@ -74,41 +69,23 @@ def comparison_answer(comparison: Comparison) -> list[Part]:
     what = "step" if comparison.phases else "backward"
     was, now = duration(first.before_ms * 1e6), duration(first.after_ms * 1e6)
     share = "" if first.percent is None else _signed_percent(first.percent)
-    parts: list[Part]
     if first.claimed:
-        parts = [("text", f"The {what} got {first.verdict}")]
+        parts: list[Part] = [("text", f"The {what} got {first.verdict}")]
         if first.percent is not None:
-            parts += [("text", " by "), ("number", _percent(abs(first.percent)))]
+            parts += said(" by {}", _percent(abs(first.percent)))
         parts.append(("text", f": {was} before, {now} after, per step"))
     elif first.verdict == "undecided":
         change = ", ".join(filter(None, [share, _signed_time(first.change_ms) + _give(first)]))
         steps = min(comparison.before.steps, comparison.after.steps)
         why = "too few steps to tell it from noise" if steps < 2 else "which may be the machine"
-        parts = [
-            ("text", f"The {what} took "),
-            ("number", was),
-            ("text", " per step before and "),
-            ("number", now),
-            ("text", f" after ({change}): {why}"),
-        ]
-    elif first.is_noisy:
-        change = f" ({share})" if share else ""
-        parts = [
-            ("text", f"Too noisy to tell: the {what} took "),
-            ("number", was),
-            ("text", " before, "),
-            ("number", now),
-            ("text", f" after{change}, and the noise is{_give(first)}"),
-        ]
+        parts = said(
+            f"The {what} took {{}} per step before and {{}} after ({change}): {why}", was, now
+        )
     else:
+        noise = f", and the noise is{_give(first)}" if first.is_noisy else ""
+        tell = "Too noisy to tell" if noise else f"No difference beyond the noise{_of(first)}"
         change = f" ({share})" if share else ""
-        parts = [
-            ("text", f"No difference beyond the noise{_of(first)}: the {what} took "),
-            ("number", was),
-            ("text", " before, "),
-            ("number", now),
-            ("text", f" after{change}"),
-        ]
+        parts = said(f"{tell}: the {what} took {{}} before, {{}} after{change}{noise}", was, now)
     return [*parts, *_first_change(comparison, first), ("text", ".")]
 
 

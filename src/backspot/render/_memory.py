@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from backspot.formatting import duration, labelled, percent, size
-from backspot.render._words import Part
+from backspot.render._words import Part, said
 from backspot.results.grouping import numberless
 from backspot.results.limits import REACHABLE_COMPUTE, REACHABLE_MEMORY
 from backspot.results.memory import HOST, MemoryKind, MemoryOfDevice, MemoryTimeline
@@ -71,24 +71,16 @@ def memory_answer(report: Report) -> list[Part]:
         return [("text", f"All memory of {one.name} at its peak is from before the recording.")]
     first = holders[0]
     kind = next(iter(first.kinds))
-    parts: list[Part] = [
-        *first.parts,
-        ("text", f" {_hold(first)} "),
-        ("number", percent(first.bytes / one.peak_bytes)),
-        ("text", " of the memory at the peak: "),
-        ("number", size(first.bytes)),
-        ("text", " of "),
-        ("number", size(one.peak_bytes)),
-        ("text", f", mostly {_SAID[kind]}"),
-    ]
+    parts = first.parts + said(
+        f" {_hold(first)} {{}} of the memory at the peak: {{}} of {{}}, mostly {_SAID[kind]}",
+        percent(first.bytes / one.peak_bytes),
+        size(first.bytes),
+        size(one.peak_bytes),
+    )
     module = next((holder for holder in holders if holder.class_name), None)
     if module is not None and module is not first:
-        parts += [
-            ("text", "; of the modules, "),
-            *module.parts,
-            ("text", f" {_hold(module)} most, "),
-        ]
-        parts.append(("number", size(module.bytes)))
+        parts += [("text", "; of the modules, "), *module.parts]
+        parts += said(f" {_hold(module)} most, {{}}", size(module.bytes))
     return parts
 
 
