@@ -364,9 +364,7 @@ def first_between(text: bytes) -> tuple[int, int] | None:
 def _last_between(text: bytes, since: int = 0) -> tuple[int, int] | None:
     """Return where the last event of ``text`` starts: (end of the one before, its own start).
 
-    Args:
-        text: searched from the back.
-        since: the part of the text that is known to have no event's start.
+    The text before ``since`` is known to have no event's start.
     """
     window = _MOST_EVENTS
     while True:

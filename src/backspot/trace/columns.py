@@ -189,13 +189,10 @@ class Columns:
         self._chunks, self._loose_rows = 1, 0
 
     def _leave_out_impossible(self) -> int:
-        """Leave out events that cannot belong to one recording.
+        """Leave out events that cannot belong to one recording, and return their number.
 
         An event is left out if it starts further from the median start than a recording lasts. If
         all events together last impossibly long, the longest are left out.
-
-        Returns:
-            The number of events that were left out.
         """
         self.compact()
         start, duration = self._pieces["start"][0], self._pieces["duration"][0]

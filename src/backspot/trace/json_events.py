@@ -165,13 +165,7 @@ class Gatherer:
 
     The values of a piece are picked out while its structs are in the processor's caches, each field
     by a list comprehension: nothing in Python is as fast. They become arrays together with those of
-    other pieces.
-
-    Args:
-        columns: where they go.
-
-    Attributes:
-        impossible: the number of events that were left out because of their times.
+    other pieces. ``impossible`` counts events that were left out because of their times.
     """
 
     def __init__(self, columns: Columns) -> None:

@@ -18,8 +18,7 @@ _NO_NUMBER = b"1e308"
 def with_numbers(text: bytes) -> bytes:
     """Return the text with an impossibly large number for each bare ``inf`` and ``nan``.
 
-    Args:
-        text: events; it must begin outside a string.
+    It must begin outside a string.
     """
     found = [match.span() for match in _WORD.finditer(text)]
     if not found:

@@ -161,11 +161,7 @@ def _results(profiler: Any) -> Any:
 
 
 def _gather(events: Sequence[Any], columns: Columns) -> bool:
-    """Put the values of events into columns, one attribute of all events at a time.
-
-    Returns:
-        Whether any event is an operator.
-    """
+    """Put the values of events into columns; return whether any event is an operator."""
     if not events:
         return False
     event_type = type(events[0])

@@ -23,11 +23,7 @@ class UnknownCategories:
         self._found: dict[str, tuple[int, float]] = {}
 
     def add(self, events: Iterable[tuple[str | None, float | None]]) -> None:
-        """Add events.
-
-        Args:
-            events: the category of each and its nanoseconds.
-        """
+        """Add events, by the category of each and its nanoseconds."""
         for category, ns in events:
             if category is None or category in OTHER_CATEGORIES:
                 continue
