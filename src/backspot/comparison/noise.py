@@ -127,8 +127,7 @@ def common_shift(
     Args:
         pairs: Times before and after of each module that did the same work.
         wholes: Typical times of all modules together, before and after.
-        work_differs: Whether other modules did other work, so that there is a change for certain.
-            Then three modules are enough.
+        work_differs: Whether other modules did other work. Then three modules are enough.
     """
     least = _SHARE * max(wholes)
     counted = [

@@ -112,16 +112,7 @@ def write(
 ) -> Path:
     """Write a result in the format of the path's suffix; the file appears whole or not at all.
 
-    Args:
-        force: whether to overwrite an existing file.
-
-    Returns:
-        The path, as a ``Path``.
-
-    Raises:
-        OutputExistsError: If the file exists and ``force`` is false.
-        SourceNotFoundError: If the folder does not exist.
-        UsageError: If no format has the suffix, or ``path`` is a trace that the result was made of.
+    Raises what ``check_target`` does, and ``UsageError`` if no format has the suffix.
     """
     if isinstance(result, Comparison):
         render = format_for(path, Comparison).renderer(Comparison)

@@ -36,7 +36,6 @@ def check_target(
     """Check that a path can be written, before the work on its content starts.
 
     Args:
-        force: whether to overwrite an existing file.
         sources: the files that the output is made of, which are never overwritten.
         what: what the path is for, for the error message.
 

@@ -37,13 +37,7 @@ def to_csv(report: Report, view: View | None = None) -> bytes:
 def comparison_to_csv(comparison: Comparison, view: View | None = None) -> bytes:
     """A header, the step, its phases, ranks, the backward and its parts; ``None`` writes all."""
     changes = comparison.changes[: None if view is None else view.top]
-    rows = [
-        comparison.step,
-        *comparison.phases,
-        *comparison.ranks,
-        comparison.whole,
-        *changes,
-    ]
+    rows = [comparison.step, *comparison.phases, *comparison.ranks, comparison.whole, *changes]
     return _csv(CHANGE_FIELDS, ([getattr(row, field) for field in CHANGE_FIELDS] for row in rows))
 
 

@@ -67,8 +67,7 @@ def summed_work(
 ) -> WorkOfModule | None:
     """Return the work of several modules together, ``None`` where none is known.
 
-    Args:
-        parts: the work of each, and its time in backward, which weighs its unknown share.
+    The time of each in backward weighs its unknown share.
     """
     known = [(one, time) for one, time in parts if one is not None]
     if not known:

@@ -36,18 +36,12 @@ def fold(
 ) -> tuple[Row, ...]:
     """Fold every row that is too deep, or does not match, into the nearest row that is kept.
 
-    A root is always kept.
-
-    The root is at level 0. Only modules that were called make a level: the forward of a
-    ``ModuleList`` never runs, so its modules are at the level that it has itself.
+    The root, at level 0, is always kept. Only modules that were called make a level: the forward of
+    a ``ModuleList`` never runs, so its modules are at the level that it has itself. ``None`` keeps
+    every level, and every path.
 
     Savings do not add up. A row that takes in all modules inside it saves its total, a row that
     takes in none saves what it did, and what any other row saves is not known.
-
-    Args:
-        rows: the rows of a report.
-        depth: the deepest level to keep; ``None`` keeps every level.
-        matches: whether to keep a path; ``None`` keeps every path.
     """
     known = {row.path: row for row in rows if row.is_module}
     levels: dict[str, int] = {}
@@ -346,11 +340,7 @@ class Subtree:
 
 
 def subtree_of(row: Row, modules: Mapping[str, Row]) -> Subtree:
-    """Return a row with the modules inside it, built without recursion.
-
-    Raises:
-        KeyError: If ``row`` is a module that ``modules`` lacks.
-    """
+    """Return a row with the modules inside it, built without recursion."""
     if not row.is_module:
         return Subtree(row, ())
     inside: dict[str, list[Subtree]] = defaultdict(list)
@@ -388,9 +378,6 @@ class Patterns:
 
     ``*`` and ``?`` match within a name, ``**`` matches any number of names, and ``[0-3]`` matches
     one character of a set.
-
-    Attributes:
-        texts: the patterns.
     """
 
     texts: tuple[str, ...]
@@ -404,11 +391,7 @@ class Patterns:
         return any(one.fullmatch(path) for one in self._expressions)
 
     def check(self, paths: Collection[str]) -> None:
-        """Raise an error if a pattern matches none of these paths.
-
-        Raises:
-            UsageError: If so. The message suggests near patterns.
-        """
+        """Raise ``UsageError`` with near patterns if a pattern matches none of these paths."""
         for text, expression in zip(self.texts, self._expressions, strict=True):
             if not any(map(expression.fullmatch, paths)):
                 kinds = Counter(map(numberless, paths))

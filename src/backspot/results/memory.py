@@ -187,8 +187,7 @@ def summed_memory(
     """Return the memory of a row that takes in others, ``None`` where none is known.
 
     Args:
-        members: the memory of all rows that it takes in.
-        outer: of those of them that lie in no other one.
+        outer: the memory of those members that lie in no other one.
         target: the memory of the module that stays, if the others are inside it.
         has_all: whether these are all modules inside it.
     """

@@ -576,11 +576,7 @@ def changed(
 ) -> Report:
     """Return a report with other values in some fields, which can still be replayed.
 
-    Args:
-        report: the report.
-        predictor: what replays it; ``None`` keeps the report's own.
-        job: the answer for all ranks; ``None`` keeps the report's own.
-        fields: the new values.
+    ``None`` keeps the report's own predictor, and its answer for all ranks.
     """
     found = replace(report, **fields)
     for name, given in (("_predictor", predictor), ("_job", job)):

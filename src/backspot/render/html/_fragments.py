@@ -193,14 +193,7 @@ def module_table(report: Report, chosen: Selection, view: View, *, lines: bool =
     Args:
         lines: whether to name the source line that made the heaviest node.
     """
-    left_out = (
-        "spread",
-        "recompute",
-        "exact",
-        "calls",
-        "forward",
-        *(() if lines else ("line",)),
-    )
+    left_out = ("spread", "recompute", "exact", "calls", "forward", *(() if lines else ("line",)))
     columns = module_columns(report, chosen.shown, chosen.unowned, view)
     columns = [column for column in columns if column.kind not in left_out]
     bars = _kinds_bars(report, [*chosen.shown, *chosen.unowned])
