@@ -29,8 +29,7 @@ import numpy as np
 
 from backspot.comparison.noise import Limits
 from backspot.formatting import counted, duration, labelled, percent, visible
-from backspot.job.findings import fallback_rule, rule
-from backspot.job.findings.evidence import Evidence
+from backspot.job.findings import Evidence, fallback_rule, rule
 from backspot.job.modules import PARTS, Claim
 from backspot.job.scatter import MANY, Others, is_clear, least, middle, reach, shift_of
 from backspot.job.summary import Purpose
