@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backspot import compare, locate
-from backspot.comparison.scale import scaled_to
+from backspot.comparison.compare import scaled_to
 from support.recorded_steps import recorded
 
 TRACES = Path(__file__).parents[1] / "data" / "findings"

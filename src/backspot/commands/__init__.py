@@ -7,8 +7,8 @@ code come out. In the order in which they are used:
 - ``run.py``, ``demo.py``, ``show.py``, ``diff.py``, ``ranks.py`` and ``explain.py`` are the verbs
 - ``_script.py`` runs a script as ``python`` does
 - ``_source.py`` reads the trace that a verb was given, and mentions the traces of other ranks
-- ``_output.py`` prints a result in the format that ``--format`` names
-- ``_console.py`` has what they share of the terminal: output, colour, complaints
+- ``_console.py`` has what they share of the terminal: a result in the format that ``--format``
+  names, colour, complaints
 
 A verb is a module with ``prepare_parser(parser)``, ``run(args) -> int`` and ``EXIT_CODES``, the
 codes that only some verbs can give. ``run.run`` returns a function that runs the script, as none of
@@ -79,11 +79,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command.
-
-    Args:
-        argv: the arguments; ``None`` takes the program's own.
-    """
+    """Run one command; ``None`` takes the program's own arguments."""
     try:
         result = _run(argv)
         flush_output()

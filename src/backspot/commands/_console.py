@@ -1,36 +1,24 @@
-"""The terminal, for all verbs: output, colour, one-line complaints, progress."""
+"""The terminal, for all verbs: output, ``--format``, colour, one-line complaints, progress."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from backspot.formatting import visible
 from backspot.interrupts import contained
 from backspot.progress import Progress, is_terminal
 
-__all__ = [
-    "abandon_output",
-    "add_jobs",
-    "add_peaks",
-    "add_rows",
-    "add_width",
-    "complain",
-    "count",
-    "encodable",
-    "flush_output",
-    "note",
-    "positive",
-    "reading",
-    "use_color",
-    "write_bytes",
-    "write_error",
-    "write_text",
-]
+if TYPE_CHECKING:
+    from backspot.render.view import View
+    from backspot.results.comparison import Comparison
+    from backspot.results.report import Report
 
 # For terminals and files with an encoding of little more than ASCII.
 _PLAIN = {
@@ -149,51 +137,6 @@ def count(text: str) -> int:
     return int(text)
 
 
-def add_rows(parser: argparse.ArgumentParser) -> None:
-    """Declare ``--depth`` and ``--match``."""
-    parser.add_argument(
-        "--depth",
-        type=count,
-        metavar="D",
-        help="fold every module deeper than this into its ancestor (0 is the root; a module that "
-        "is never called, such as a ModuleList, is no level)",
-    )
-    parser.add_argument(
-        "--match",
-        action="append",
-        metavar="PATTERN",
-        help="keep modules such as 'model.layers.*' or '**.attn', and fold every other module into "
-        "the nearest one around it that is kept, or into the root (can be repeated)",
-    )
-
-
-def add_jobs(parser: argparse.ArgumentParser) -> None:
-    """Declare ``--jobs``."""
-    parser.add_argument(
-        "--jobs",
-        type=count,
-        metavar="N",
-        help="maximum number of processes for a large uncompressed .json (default: automatic)",
-    )
-
-
-def add_peaks(parser: argparse.ArgumentParser) -> None:
-    """Declare ``--peak-tflops`` and ``--peak-gbps``."""
-    parser.add_argument(
-        "--peak-tflops",
-        type=positive,
-        metavar="X",
-        help="what the device can compute at best, in 10^12 operations per second (default: from a "
-        "table, by the device's name)",
-    )
-    parser.add_argument(
-        "--peak-gbps",
-        type=positive,
-        metavar="X",
-        help="the bandwidth of its memory, in 10^9 bytes per second (default: from that table)",
-    )
-
-
 def positive(text: str) -> float:
     """Read a number above 0."""
     try:
@@ -220,3 +163,76 @@ def reading(source: str) -> Progress:
     """The progress of reading a trace."""
     name = "standard input" if source == "-" else Path(source).name
     return Progress(f"reading {visible(name)[-40:]}", "bytes")
+
+
+def add_format(parser: argparse.ArgumentParser, kind: Literal["Report", "Comparison"]) -> None:
+    """Declare ``--format``, ``--full`` and ``--width`` for a kind of result."""
+
+    def known(name: str) -> str:
+        if name == "table":  # the default, which imports no renderer
+            return name
+        import backspot
+        from backspot.render.formats import formats_of
+
+        names = [one.name for one in formats_of(getattr(backspot, kind)) if one.name]
+        if name not in names:
+            choices = ", ".join(["table", *names])
+            raise argparse.ArgumentTypeError(f"{name!r} is not a format; choose from {choices}")
+        return name
+
+    parser.add_argument(
+        "--format",
+        type=known,
+        default="table",
+        metavar="FORMAT",
+        help="table, or a file format such as json, csv or md (default: table)",
+    )
+    parser.add_argument(
+        "--full", action="store_true", help="print everything, not only what fits on one screen"
+    )
+    add_width(parser)
+
+
+def print_result(
+    result: Report | Comparison,
+    args: argparse.Namespace,
+    view: View,
+    warnings: Sequence[str],
+) -> None:
+    """Print a result, and on standard error the warnings that its format cannot hold.
+
+    ``args`` has ``--format``, ``--full``, ``--width`` and ``--top``; ``view`` has the rest.
+    """
+    name, top = args.format, args.top
+    if name == "table":
+        from backspot.render.text import render_text
+        from backspot.render.text_parts import render_comparison
+        from backspot.results.comparison import Comparison
+
+        if top is not None or args.full:
+            view = replace(view, top=top, fewest=top or 0)
+        color = use_color(sys.stdout)
+        if isinstance(result, Comparison):
+            write_text(render_comparison(result, view, width=args.width, color=color))
+            return
+        write_text(
+            render_text(
+                result,
+                view,
+                width=args.width,
+                color=color,
+                full=args.full,
+                regroup=args.by is None,
+                more="--full",
+            )
+        )
+        return
+    from backspot.render.formats import formats_of
+
+    kind = type(result)
+    found = next(one for one in formats_of(kind) if one.name == name)
+    view = replace(view, top=found.top if top is None else top)
+    write_bytes(found.renderer(kind)(result, view))
+    if not found.has_warnings:
+        for warning in warnings:
+            complain(f"warning: {warning}")

@@ -21,8 +21,6 @@ from typing import Any
 from backspot.errors import SourceNotFoundError, UsageError
 from backspot.formatting import visible
 
-__all__ = ["Script", "when_imported"]
-
 _INTERRUPTED = 130
 _kept: list[ModuleType] = []
 """Scripts that have ended: what they registered for the interpreter's end uses their globals."""
@@ -30,11 +28,6 @@ _kept: list[ModuleType] = []
 
 class Script:
     """A program that is run in this process as ``__main__``.
-
-    Args:
-        name: the path of the file, or the name of a module.
-        arguments: its own arguments.
-        is_module: whether ``name`` is a module, as after ``python -m``.
 
     Raises:
         SourceNotFoundError: If there is no such script.
@@ -213,11 +206,7 @@ def _flush() -> None:
 
 
 def when_imported(name: str, action: Callable[[], None]) -> Callable[[], None]:
-    """Call a function once a module has been imported by the script, or now if it was.
-
-    Args:
-        name: the name of a package, such as ``torch``.
-    """
+    """Call a function once the script has imported a package such as torch, or now if it was."""
     if name in sys.modules:
         action()
         return lambda: None

@@ -16,8 +16,6 @@ from backspot.results.report import Report
 from backspot.trace.parallel import keep_freed
 from backspot.trace.read import traces_in
 
-__all__ = ["is_job", "is_report", "mention_ranks", "read"]
-
 _SNIFFED = 4096
 
 

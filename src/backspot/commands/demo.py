@@ -113,7 +113,6 @@ class _Case:
 
     Attributes:
         slow: path of the slow module.
-        about: the model and the device, in words.
         remedy: the replacement, as a sentence that introduces the comparison.
         rounds: number of timed steps of each variant.
     """

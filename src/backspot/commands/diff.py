@@ -20,8 +20,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from backspot.commands._console import count
-from backspot.commands._output import add_format, print_result
+from backspot.commands._console import add_format, count, print_result
 
 if TYPE_CHECKING:
     from backspot.results.job import JobReport

@@ -147,12 +147,7 @@ def _after_options(words: list[str]) -> list[str]:
 
 
 class _Observation:
-    """What happens around the script: the observer, the signal, and the reports.
-
-    Args:
-        given: the script or module, and its own arguments.
-        args: the arguments of the command.
-    """
+    """What happens around the script: the observer, the signal, and the reports."""
 
     def __init__(self, given: Sequence[str], args: argparse.Namespace) -> None:
         self._args = args
@@ -196,11 +191,7 @@ class _Observation:
         self._observer.begin()
 
     def end(self, error: BaseException | None) -> None:
-        """Stop observing; say so if no report was made.
-
-        Args:
-            error: what ended the script, if anything was raised.
-        """
+        """Stop observing; say so if no report was made. ``error`` is what the script raised."""
         if self._observer is None:
             complain("no report: the script did not import torch")
             return
@@ -337,10 +328,7 @@ class _Observation:
 def _print(report: Report, width: int | None, more: str | None) -> None:
     """Print the report on standard error: standard output is the script's own.
 
-    Args:
-        report: the report.
-        width: the value of ``--width``.
-        more: the command for what does not fit on a screen; ``None`` prints everything.
+    ``more`` is the command for what does not fit on a screen; ``None`` prints everything.
     """
     from backspot.formatting import duration
     from backspot.render.text import render_text

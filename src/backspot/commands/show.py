@@ -35,16 +35,15 @@ from contextlib import suppress
 from dataclasses import replace
 
 from backspot.commands._console import (
-    add_jobs,
-    add_peaks,
-    add_rows,
+    add_format,
     complain,
     count,
     flush_output,
+    positive,
+    print_result,
     use_color,
     write_text,
 )
-from backspot.commands._output import add_format, print_result
 from backspot.errors import BackspotError, UsageError
 from backspot.formatting import visible
 
@@ -65,7 +64,20 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="how many modules to show (default: 5 in a table, 30 in md, otherwise all)",
     )
-    add_rows(parser)
+    parser.add_argument(
+        "--depth",
+        type=count,
+        metavar="D",
+        help="fold every module deeper than this into its ancestor (0 is the root; a module that "
+        "is never called, such as a ModuleList, is no level)",
+    )
+    parser.add_argument(
+        "--match",
+        action="append",
+        metavar="PATTERN",
+        help="keep modules such as 'model.layers.*' or '**.attn', and fold every other module into "
+        "the nearest one around it that is kept, or into the root (can be repeated)",
+    )
     parser.add_argument(
         "--by",
         choices=("path", "class", "pattern", "line"),
@@ -85,8 +97,25 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "-o", "--output", metavar="FILE", help="write this file, and print no report"
     )
     parser.add_argument("--force", action="store_true", help="overwrite an existing file")
-    add_jobs(parser)
-    add_peaks(parser)
+    parser.add_argument(
+        "--jobs",
+        type=count,
+        metavar="N",
+        help="maximum number of processes for a large uncompressed .json (default: automatic)",
+    )
+    parser.add_argument(
+        "--peak-tflops",
+        type=positive,
+        metavar="X",
+        help="what the device can compute at best, in 10^12 operations per second (default: from a "
+        "table, by the device's name)",
+    )
+    parser.add_argument(
+        "--peak-gbps",
+        type=positive,
+        metavar="X",
+        help="the bandwidth of its memory, in 10^9 bytes per second (default: from that table)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -12,7 +12,7 @@ the other files in this order:
 3. ``noise.py`` computes the interval within which a difference may be chance, load or clock.
 
 ``jobs.py`` compares two jobs of many ranks in the same way, by their typical rank and rank by rank.
-``scale.py`` puts a report of another machine on the scale of this one, before they are compared.
+``scaled_to`` puts a report of another machine on the scale of this one, before they are compared.
 
 Between equal recordings on an H200 with a busy host, the GPU time of a module varies by 0.1% and
 its clock time by 4% to 20%. So modules are compared by GPU time if both reports have device work,

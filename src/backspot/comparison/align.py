@@ -19,8 +19,6 @@ from backspot.results.comparison import Move
 from backspot.results.costs import Row
 from backspot.results.grouping import name_order
 
-__all__ = ["aligned", "moves_between"]
-
 _Path = tuple[str, ...]
 _Likeness = tuple[str, frozenset[str]]
 
@@ -96,12 +94,7 @@ def moves_between(
 
 @dataclass(frozen=True, slots=True)
 class _Vote:
-    """One pair of paths that a change would explain.
-
-    Attributes:
-        paths: The old and the new path.
-        prefix: The names with which both paths begin.
-    """
+    """The old and the new path of a module, and the names with which both begin."""
 
     paths: tuple[str, str]
     prefix: _Path

@@ -18,8 +18,6 @@ from backspot.formatting import counted, duration
 from backspot.results.comparison import Change, ChangeKind, Comparison, Side
 from backspot.results.job import JobFinding, JobReport, ModuleSpread, RankCost
 
-__all__ = ["compare_jobs"]
-
 _LEAST = 0.01
 """Share of the step below which a change of a wait, a transfer or a rank is not claimed."""
 _PARTS = (
@@ -33,11 +31,7 @@ and transfers can overlap with its own time."""
 
 
 def compare_jobs(before: JobReport, after: JobReport, names: tuple[str, str]) -> Comparison:
-    """Compare two jobs.
-
-    Args:
-        before: the first job.
-    """
+    """Compare two jobs, each by its typical rank."""
     jobs = (before, after)
     old, new = ({one.path: one for one in job.modules} for job in jobs)
     nothing = Cost.nothing(len(before.steps)), Cost.nothing(len(after.steps))

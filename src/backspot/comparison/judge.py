@@ -12,17 +12,6 @@ from backspot.results.comparison import Change, ChangeKind, Time, Verdict
 from backspot.results.costs import Row
 from backspot.results.report import Report
 
-__all__ = [
-    "Cost",
-    "Noise",
-    "build",
-    "by_size",
-    "measured",
-    "of_whole",
-    "too_noisy",
-    "warnings_of_both",
-]
-
 _SHARE, _LEAST = 0.02, 0.005
 """Shares of a module's clock time and of the backward below which no change is claimed."""
 _GPU_SHARE, _GPU_LEAST = 0.05, 0.001
@@ -92,9 +81,8 @@ class Noise:
     Attributes:
         before: The whole backward before.
         after: The whole backward after.
-        by_gpu: Whether both reports have device work.
         wall: What all modules have in common in clock time.
-        gpu: What all modules have in common in device time.
+        gpu: The same in device time.
     """
 
     before: Cost
@@ -106,11 +94,9 @@ class Noise:
     def with_shifts(
         self, same: Sequence[tuple[Cost, Cost]], *, work_differs: bool = False
     ) -> Noise:
-        """Return the same with what modules of both sides have in common.
+        """Return the same with what modules of both sides have in common that did the same work.
 
-        Args:
-            same: Their costs, of those that did the same work.
-            work_differs: Whether there are other modules, which did other work.
+        ``work_differs`` is whether there are other modules, which did other work.
         """
         wall, gpu = (
             common_shift(
@@ -125,8 +111,7 @@ class Noise:
     def of_part(self, was: Cost, now: Cost, *, held_up: bool) -> tuple[Time, Interval | None]:
         """Return the time by which a part of the backward is judged, and the interval.
 
-        Args:
-            held_up: Whether a host that holds it up counts too, if the device does the same work.
+        ``held_up``: a host that holds it up counts too, if the device does the same work.
         """
         if not self.by_gpu:
             return "wall", self._interval("wall", was, now, _SHARE, _LEAST)
@@ -241,12 +226,7 @@ def _verdict(
 
 
 def too_noisy(change: Change, percent: float) -> str:
-    """Return why nobody can tell whether something got slower by more than a limit, and a remedy.
-
-    Args:
-        change: what ``Change.too_noisy_for`` says yes to.
-        percent: the limit, in percent of the time before.
-    """
+    """Return why nobody can tell whether a change exceeds a limit in percent, and a remedy."""
     asked = f"whether {change.title} got more than {percent:g}% slower"
     noise, before = change.noise_ms, change.judged_ms[0]
     if noise is None:

@@ -39,8 +39,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-__all__ = ["Interval", "Limits", "Shift", "Times", "common_shift", "interval"]
-
 _NORMAL = 1.4826
 """Standard deviation of normal noise in median absolute deviations."""
 _MEDIAN = 1.2533
@@ -90,7 +88,6 @@ class Limits:
     Attributes:
         ranges: So many times the range of the steps.
         share: Share of the larger of the two times.
-        least: A time.
         alone: So many times the range of the steps is clear whatever the modules have in common;
             ``None`` for a module.
     """
@@ -110,11 +107,7 @@ class Limits:
 class Interval:
     """By how much a time changes, give or take the noise, in the unit of the times.
 
-    Attributes:
-        low: Lower end.
-        high: Upper end.
-        clear: Whether the change is beyond the noise, and no common change.
-        doubtful: Whether only one of the two holds.
+    It is ``clear`` beyond the noise and what all modules do, ``doubtful`` beyond one of them.
     """
 
     low: float
@@ -134,8 +127,7 @@ def common_shift(
     Args:
         pairs: Times before and after of each module that did the same work.
         wholes: Typical times of all modules together, before and after.
-        work_differs: Whether other modules did other work, so that there is a change for certain.
-            Then three modules are enough.
+        work_differs: Whether other modules did other work. Then three modules are enough.
     """
     least = _SHARE * max(wholes)
     counted = [
@@ -159,14 +151,7 @@ def common_shift(
 
 
 def interval(before: Times, after: Times, shift: Shift | None, limits: Limits) -> Interval | None:
-    """Return the interval of the change from ``before`` to ``after``.
-
-    Args:
-        shift: What all modules have in common; ``None`` if unknown.
-
-    Returns:
-        The interval, or ``None`` if a side has fewer than two steps.
-    """
+    """Return by how much a time changes; ``None`` if a side has fewer than two steps."""
     steps = min(len(before.by_step), len(after.by_step))
     if steps < 2:
         return None

@@ -190,7 +190,7 @@ class BackwardBudget:
 
     def _with_saved(self, path: Path, report: Report) -> Comparison | None:
         """Compare with a saved report, or write it."""
-        from backspot.comparison.scale import scaled_to
+        from backspot.comparison.compare import scaled_to
         from backspot.results.report import Report
 
         if self._update:

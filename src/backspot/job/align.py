@@ -22,8 +22,6 @@ import numpy as np
 from backspot.job.matching import Matched
 from backspot.trace.events import Ints
 
-__all__ = ["ROOTED", "RankClock", "align", "aligned"]
-
 ROOTED = ("broadcast", "reduce", "gather", "scatter")
 """Collectives that some ranks leave while others have not entered."""
 _NORMAL = 1.4826
@@ -60,11 +58,7 @@ class RankClock:
 
 
 def align(groups: Sequence[Matched], ranks: Sequence[int]) -> dict[int, RankClock]:
-    """Find the clock of each rank.
-
-    Returns:
-        The clocks by rank. A rank that shares no collective with the others is left out.
-    """
+    """Find the clock of each rank; one that shares no collective with the others has none."""
     if not ranks:
         return {}
     clocks = {min(ranks): RankClock(0, 0.0, 0, 0.0)}
@@ -95,11 +89,7 @@ def _synchronous(group: Matched) -> Ints:
 
 
 def _fit(own: Ints, job: Ints, before: float) -> RankClock:
-    """Fit one clock to another.
-
-    Args:
-        before: uncertainty of ``job``.
-    """
+    """Fit one clock to another, which has the uncertainty ``before``."""
     middle = int(own.min()) + int(own.max() - own.min()) // 2
     apart = job - own
     some = int(np.median(apart))
@@ -128,11 +118,7 @@ def _slope(time: np.ndarray, rest: np.ndarray) -> float:
 
 
 def aligned(group: Matched, clocks: Mapping[int, RankClock]) -> tuple[Ints, Ints, tuple[int, ...]]:
-    """Return start and end of a group's collectives on the job's clock, and the ranks of the rows.
-
-    Args:
-        clocks: the clocks by rank; ranks without a clock are left out.
-    """
+    """Return start and end of collectives on the job's clock, and the ranks of the rows."""
     rows = [row for row, rank in enumerate(group.ranks) if rank in clocks]
     ranks = tuple(group.ranks[row] for row in rows)
     start, end = (

@@ -32,8 +32,6 @@ from backspot.results.job import (
 from backspot.trace.events import Ints
 from backspot.trace.names import POINT_TO_POINT
 
-__all__ = ["answer"]
-
 _DEVIATIONS = 4.0
 """Standard deviations of a rank's clock from which it is late."""
 _UNCERTAIN = 0.1
@@ -43,10 +41,7 @@ _UNCERTAIN = 0.1
 def answer(summaries: Iterable[Summary], lost: Sequence[LostRank] = ()) -> JobReport:
     """Put the summaries of a job together.
 
-    Args:
-        summaries: one for each rank, in any order. Ranks that are not known are numbered in the
-            order of their sources' names.
-        lost: traces that could not be read.
+    Ranks that are not known are numbered in the order of their sources' names.
 
     Raises:
         UsageError: If there are fewer than two ranks, two summaries of one rank, no step that all
@@ -140,11 +135,7 @@ def _by_rank(summaries: Iterable[Summary]) -> dict[int, Summary]:
 
 
 def _doubts(ranks: Mapping[int, Summary]) -> list[str]:
-    """Return why the ranks may not be those of one job.
-
-    Raises:
-        UsageError: If nothing shows that they are.
-    """
+    """Return why the ranks may not be those of one job; ``UsageError`` if nothing shows it."""
     models = {
         rank: {one.path: one.class_name for one in summary.modules if one.is_module}
         for rank, summary in ranks.items()

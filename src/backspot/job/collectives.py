@@ -32,17 +32,12 @@ from backspot.job.summary import Call, Group, Purpose
 from backspot.trace import Category, Events, names
 from backspot.trace.events import Ints, Mask
 
-__all__ = ["Collectives", "find_collectives", "groups_of"]
-
 
 @dataclass(frozen=True)
 class Collectives:
     """The work of the devices with all exchanges of the host, also those that no pass starts.
 
-    Attributes:
-        work: the work.
-        communication: what the communication in it is for.
-        place: for each piece of ``Ownership.work`` its index in ``work``.
+    ``place`` has for each piece of ``Ownership.work`` its index in ``work``.
     """
 
     events: Events
@@ -115,7 +110,6 @@ def groups_of(
     A collective without a launch record belongs to what ran before the recording.
 
     Args:
-        identity: which rank they are of.
         times: when the host begins and ends each step.
         exposed: for each piece of work, how long it runs alone while other work, or the host,
             waits.

@@ -25,8 +25,6 @@ from backspot.progress import Progress
 from backspot.results.job import JobReport, LostRank
 from backspot.trace.read import traces_in
 
-__all__ = ["Sources", "ranks"]
-
 Sources: TypeAlias = "str | os.PathLike[str] | Iterable[str | os.PathLike[str]]"
 
 

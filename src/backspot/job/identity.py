@@ -13,8 +13,6 @@ import msgspec
 
 from backspot.trace.names import process_group
 
-__all__ = ["RANK_IN_NAME", "Identity", "identify"]
-
 RANK_IN_NAME = re.compile(r"(?<![a-z])rank[-_.=]?(\d+)", re.IGNORECASE)
 """The number of the rank in a file name."""
 _INFO = re.compile(r'"distributedInfo"\s*:\s*')
@@ -40,7 +38,6 @@ class Identity:
     """What a trace says of its place in the job.
 
     Attributes:
-        rank: the rank; ``None`` if neither the trace nor its name says so.
         world_size: the number of ranks, 1 if the trace does not say so.
         host: the host's name, ``""`` if it is not known.
         groups: name and ranks of each process group of this rank.

@@ -21,8 +21,6 @@ from backspot.job.summary import Call, Group, Summary
 from backspot.trace.events import Ints
 from backspot.trace.names import POINT_TO_POINT
 
-__all__ = ["Matched", "Matching", "are_mixed", "common_steps", "match_collectives", "members"]
-
 
 @dataclass(frozen=True, slots=True)
 class Matched:
@@ -32,7 +30,6 @@ class Matched:
         name: the process group, ``""`` if the traces do not say so.
         ranks: the ranks of the rows, ascending.
         all_ranks: the ranks of the group, ``()`` if the traces do not say so.
-        call: what each collective is.
         step: the step of each collective, an index into the common steps.
         start: when it begins to run, in nanoseconds of each rank's own clock.
         end: when it has ended.
@@ -54,12 +51,7 @@ class Matched:
 
 @dataclass(frozen=True, slots=True)
 class Matching:
-    """All collectives that are the same on several ranks.
-
-    Attributes:
-        groups: one entry a process group, by name and ranks.
-        problems: what could not be matched, for people.
-    """
+    """The collectives that are the same on several ranks; in words, what is not matched."""
 
     groups: tuple[Matched, ...]
     problems: tuple[str, ...]
@@ -93,11 +85,7 @@ def members(
 
 
 def match_collectives(summaries: Mapping[int, Summary]) -> Matching:
-    """Match the collectives of a job.
-
-    Args:
-        summaries: the summary of each rank.
-    """
+    """Match the collectives of a job."""
     steps = common_steps(summaries.values())
     found, problems = [], []
     if are_mixed(summaries):
@@ -190,9 +178,6 @@ def _shared(said: Sequence[Sequence[str]], first: bool, last: bool) -> tuple[int
         said: the kinds that each rank launches in the step.
         first: whether recordings can begin in the step.
         last: whether recordings can end in the step.
-
-    Returns:
-        ``None`` if that cannot be decided.
     """
     fewest, most = min(said, key=len), max(said, key=len)
     count = len(fewest)

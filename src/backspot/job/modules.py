@@ -24,8 +24,6 @@ from backspot.results.job import ModuleSpread, Part
 from backspot.trace.events import Ints, Mask
 from backspot.trace.names import POINT_TO_POINT
 
-__all__ = ["PARTS", "Claim", "Table", "find_spreads"]
-
 PARTS: tuple[Part, ...] = get_args(Part)
 _ON_GPU = [part.endswith("_gpu") for part in PARTS]
 _ON_HOST = [place for place, part in enumerate(PARTS) if part.endswith("_host")]
@@ -37,12 +35,9 @@ class Table:
     """The times of all modules on all ranks, in the steps that all ranks have.
 
     Args:
-        ranks: the summary of each rank.
         at: for each rank, where its summary has these steps.
 
     Attributes:
-        ranks: the ranks, ascending.
-        modules: the modules that any rank has, by path; and the places outside of modules.
         times: clock time in nanoseconds, by rank, module, part and step.
         taken: the same, with what the host executes while collectives hide it.
         has: whether a rank has a module, by rank and module.
@@ -159,14 +154,8 @@ def _stages(ranks: Mapping[int, Summary]) -> list[Mask]:
 class Claim:
     """A module, or place outside of modules, that takes longer on a rank beyond the noise.
 
-    Times are nanoseconds of a typical step.
-
-    Attributes:
-        rank: the rank.
-        module: the module.
-        part: the part in which it takes longer most.
-        usual_ns: the median over the other ranks.
-        taken_ns: the time on this rank.
+    Times are nanoseconds of a typical step: usually on the other ranks, and taken on this one.
+    ``part`` is where it takes longer most.
     """
 
     rank: int
@@ -177,11 +166,7 @@ class Claim:
 
 
 def find_spreads(table: Table, step_ns: int) -> tuple[tuple[ModuleSpread, ...], list[Claim]]:
-    """Compare each module on each rank with the other ranks.
-
-    Returns:
-        Each module with its worst rank, most expensive first; and what takes longer for certain.
-    """
+    """Return each module with its worst rank, costliest first; and what is longer for certain."""
     total = middle(table.taken.sum(axis=2))  # by rank and module
     held = middle(table.times.sum(axis=2))
     usual = np.array([middle(table.others(rank).sum(axis=1)) for rank in table.ranks])

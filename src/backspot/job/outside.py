@@ -14,8 +14,6 @@ from backspot.job.summary import OutsideTimes
 from backspot.trace import Category, Events, names
 from backspot.trace.events import Ints
 
-__all__ = ["Outside"]
-
 _WORK = ("forward", "backward", "optimizer step")
 _INSIDE = len(_WORK)
 
@@ -23,12 +21,7 @@ _INSIDE = len(_WORK)
 class Outside:
     """Where the host is outside of modules, and what it runs there.
 
-    Args:
-        events: the trace.
-        ownership: its owners.
-
-    Attributes:
-        edges: when either changes, sorted and distinct.
+    ``edges`` has when either changes, sorted and distinct.
     """
 
     def __init__(self, events: Events, ownership: Ownership) -> None:
@@ -52,15 +45,9 @@ class Outside:
     def times(
         self, at: Ints, length: Ints, step: Ints, span: Ints, hidden: np.ndarray, steps: int
     ) -> tuple[OutsideTimes, ...]:
-        """Return the time by place and by what the host does.
+        """Return the time by place and by what the host does; the pieces lie between two edges.
 
-        Args:
-            at: when each piece begins; between two edges.
-            length: nanoseconds.
-            step: the step of each piece.
-            span: the node that the host executes, an index into the spans; ``NOTHING`` for none.
-            hidden: whether a collective hides the piece.
-            steps: number of steps.
+        ``span`` is the node that the host executes, an index into the spans; ``NOTHING`` for none.
         """
         if not len(at) or not (self._within.values >= 0).any():
             return ()

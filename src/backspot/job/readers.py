@@ -19,8 +19,6 @@ from typing import IO, cast
 from backspot.errors import SourceNotFoundError
 from backspot.job.worker import Reply, Request, kept_summary, receive, send
 
-__all__ = ["readers"]
-
 _CODE = "import sys; from backspot.job.worker import main; sys.exit(main())"
 
 

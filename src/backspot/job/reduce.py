@@ -23,8 +23,6 @@ from backspot.job.summary import ModuleTimes, OutsideTimes, PhaseTimes, Summary
 from backspot.trace import Category, Events, names
 from backspot.trace.events import Ints, Mask
 
-__all__ = ["reduce_trace", "summarize"]
-
 _GPU, _HOST, _HIDDEN = 0, 1, 2
 _WAITS = -2
 """What the host executes where it waits."""
@@ -33,20 +31,12 @@ _PARTS = 6
 
 
 def summarize(path: Path) -> Summary:
-    """Return what the job needs to know of the rank that a trace file is of.
-
-    Raises:
-        BackspotError: As ``Recording.read``.
-    """
+    """Return what the job needs to know of a trace file; raises what ``Recording.read`` does."""
     return reduce_trace(Recording.read(path), identify(path))
 
 
 def reduce_trace(recording: Recording, identity: Identity) -> Summary:
-    """Return what the job needs to know of one rank.
-
-    Args:
-        identity: which rank it is of.
-    """
+    """Return what the job needs to know of one rank."""
     events, ownership, clock = recording.events, recording.ownership, recording.clock
     ledger, activity = recording.ledger, recording.activity
     phases = recording.phases.wall if recording.phases else ()

@@ -21,8 +21,6 @@ from backspot.errors import (
 )
 from backspot.formatting import visible
 
-__all__ = ["copied", "is_remote", "remote_traces", "version"]
-
 _SUFFIXES = (".json", ".json.gz")
 
 

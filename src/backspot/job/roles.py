@@ -25,8 +25,6 @@ from backspot.job.summary import Call
 from backspot.results.job import Role
 from backspot.trace.names import ALL_TO_ALL, POINT_TO_POINT
 
-__all__ = ["Roles", "role_of"]
-
 Roles: TypeAlias = Mapping[tuple[str, tuple[int, ...]], Role]
 """The role of each process group, by its name and ranks."""
 _Set: TypeAlias = frozenset[Role]
@@ -51,12 +49,7 @@ _ATTENTION = re.compile(r"attention|attn", re.IGNORECASE)
 
 
 def role_of(name: str, calls: Collection[Call], classes: Mapping[str, str]) -> Role:
-    """Return what a process group is for.
-
-    Args:
-        name: what the program calls it, ``""`` if the traces do not say so.
-        classes: the class of each module by its path.
-    """
+    """Return what a group of this name is for; ``classes`` has that of each module by its path."""
     seen, said = _seen(calls, classes), _said(name)
     fitting = said.intersection(_Set().union(*seen)) if seen else said
     if said:

@@ -21,15 +21,9 @@ import numpy as np
 from backspot.comparison.noise import Limits, Shift, Times, common_shift, interval
 from backspot.trace.events import Ints
 
-__all__ = ["MANY", "MATTERS", "Others", "is_clear", "least", "middle", "reach", "shift_of"]
-
 
 class Others:
-    """The median over all ranks but one, without sorting again for each.
-
-    Args:
-        values: one entry a rank along the first axis, of two ranks or more.
-    """
+    """The median over all ranks but one, along the first axis, without sorting again for each."""
 
     def __init__(self, values: Ints) -> None:
         count = len(values)
@@ -60,14 +54,9 @@ MATTERS, _MATTERS_OF_MANY = 0.02, 0.005
 
 
 def reach(values: np.ndarray, comparisons: int) -> np.ndarray | None:
-    """Return how far noise alone takes a rank from the others.
+    """Return how far noise alone takes a rank from the others; ``None`` of fewer than eight ranks.
 
-    Args:
-        values: one entry a rank along the first axis.
-        comparisons: how many comparisons are made in all.
-
-    Returns:
-        The reach, without the first axis; ``None`` of fewer than eight ranks.
+    The first axis of ``values`` is that of the ranks; ``comparisons`` are made in all.
     """
     if len(values) < MANY:
         return None
@@ -99,12 +88,7 @@ def middle(by_step: Ints) -> Ints:
 
 
 def least(values: np.ndarray, comparisons: int, step_ns: int) -> np.ndarray:
-    """Return from which difference on a rank is worth a claim, in nanoseconds.
-
-    Args:
-        values: typical times, with one entry a rank along the first axis.
-        comparisons: how many comparisons are made in all.
-    """
+    """Return from which difference a claim is made, in nanoseconds; arguments as of ``reach``."""
     noise = reach(values, comparisons)
     if noise is None:
         return np.full(values.shape[1:], MATTERS * step_ns)
@@ -113,11 +97,7 @@ def least(values: np.ndarray, comparisons: int, step_ns: int) -> np.ndarray:
 
 
 def shift_of(was: Ints, now: Ints) -> Shift | None:
-    """Return what all modules have in common.
-
-    Args:
-        was: the times of the other ranks, by module and step.
-    """
+    """Return what all modules have in common, of times by module and step."""
     before, after = middle(was), middle(now)
     # The spread over the steps is left out: one side is a median over ranks.
     times = ([Times(one, ()) for one in some.tolist()] for some in (before, after))
@@ -125,12 +105,7 @@ def shift_of(was: Ints, now: Ints) -> Shift | None:
 
 
 def is_clear(was: Ints, now: Ints, shift: Shift | None, limits: Limits) -> bool:
-    """Return whether times are longer beyond the noise.
-
-    Args:
-        was: the times of the other ranks by step.
-        shift: what all modules of the rank have in common; ``None`` if that is not known.
-    """
+    """Return whether times by step are longer than those of the other ranks, beyond the noise."""
     before, after = (Times(int(middle(some)), some.tolist()) for some in (was, now))
     change = interval(before, after, shift, limits)
     return change is not None and change.clear and after.typical > before.typical

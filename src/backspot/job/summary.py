@@ -22,23 +22,6 @@ from backspot.errors import NotATraceError
 from backspot.formatting import labelled
 from backspot.results.report import StepUnit
 
-__all__ = [
-    "SCHEMA",
-    "SUFFIX",
-    "Call",
-    "Group",
-    "ModuleTimes",
-    "OutsideTimes",
-    "PhaseTimes",
-    "Purpose",
-    "Summary",
-    "from_bytes",
-    "from_file",
-    "from_json",
-    "to_bytes",
-    "to_json",
-]
-
 SCHEMA = "backspot.rank/4"
 """Version of a saved summary."""
 SUFFIX = ".rank"
@@ -59,12 +42,7 @@ _Numbers: TypeAlias = tuple[_Number, ...]
 
 
 class PhaseTimes(msgspec.Struct, frozen=True, array_like=True):
-    """One phase of a rank's steps.
-
-    Attributes:
-        name: as in ``Phase``.
-        by_step: clock time in each step, in nanoseconds.
-    """
+    """The clock time of one phase in each step, in nanoseconds."""
 
     name: str
     by_step: _Times
@@ -78,8 +56,6 @@ class ModuleTimes(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         path: path of the module, or a name in parentheses for time that no module owns.
-        class_name: class of the module, ``""`` for other owners.
-        is_module: whether this is a module.
         forward_gpu: its forward kernels and copies run.
         forward_host: its forward holds up the device, or has no device.
         forward_hidden: the host executes its forward while the device runs nothing but a
@@ -154,9 +130,7 @@ class Group(msgspec.Struct, frozen=True):
     Attributes:
         name: the process group, ``""`` if the trace does not say so.
         ranks: its ranks, empty if the trace does not say so.
-        calls: what they are, each once.
         call: index into ``calls``.
-        step: index of the step that launches it.
         launch: when the host launches it.
         start: when it begins to run on this rank.
         end: when it has ended on this rank.
@@ -185,7 +159,6 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """One rank's trace, reduced.
 
     Attributes:
-        source: name of the trace.
         rank: the rank; ``None`` if the trace does not say so.
         world_size: number of ranks of the job, 1 if the trace does not say so.
         host: name of the host, ``""`` if it is not known.
@@ -198,10 +171,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         stalled: the part of ``exposed`` in which a transfer between two ranks is under way, as
             between the stages of a pipeline.
         phases: the phases in the order of a step.
-        modules: the modules and other owners.
-        groups: the process groups.
         outside: what the host does outside of modules.
-        warnings: what is wrong with the trace.
     """
 
     schema: Literal["backspot.rank/4"] = "backspot.rank/4"
@@ -234,11 +204,7 @@ def to_bytes(summary: Summary) -> bytes:
 
 
 def from_bytes(data: bytes) -> Summary:
-    """Return the summary that ``to_bytes`` wrote, equal to the last bit.
-
-    Raises:
-        NotATraceError: If ``data`` is no summary of this version, or a damaged one.
-    """
+    """Return the summary that ``to_bytes`` wrote; raises ``NotATraceError`` for anything else."""
     try:
         unpacked = zlib.decompressobj().decompress(data, _MOST_BYTES)
         return _checked(msgspec.msgpack.decode(unpacked, type=Summary))
@@ -247,11 +213,7 @@ def from_bytes(data: bytes) -> Summary:
 
 
 def _checked(summary: Summary) -> Summary:
-    """Return a summary that was read, if its parts fit together.
-
-    Raises:
-        msgspec.ValidationError: If they do not.
-    """
+    """Return a summary that was read; ``ValidationError`` if its parts do not fit together."""
     for problem in _problems(summary):
         raise msgspec.ValidationError(f"the summary is damaged: {problem}")
     return summary
@@ -301,11 +263,7 @@ def to_json(summary: Summary) -> bytes:
 
 
 def from_json(data: bytes) -> Summary:
-    """Return the summary that ``to_json`` wrote, equal to the last bit.
-
-    Raises:
-        NotATraceError: If ``data`` is no summary of this version, or a damaged one.
-    """
+    """Return the summary that ``to_json`` wrote; raises ``NotATraceError`` for anything else."""
     try:
         return _checked(msgspec.json.decode(data, type=Summary))
     except msgspec.DecodeError as error:

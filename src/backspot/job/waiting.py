@@ -18,8 +18,6 @@ from backspot.job.align import ROOTED, RankClock, aligned
 from backspot.job.matching import Matched
 from backspot.trace.events import Ints
 
-__all__ = ["GroupWaits", "find_waits"]
-
 
 @dataclass(frozen=True, slots=True)
 class GroupWaits:
@@ -28,7 +26,6 @@ class GroupWaits:
     In each entry, wait and transfer sum to the time that the rank is in the collective.
 
     Attributes:
-        group: the matched collectives.
         ranks: the ranks of the rows, ascending.
         wait: nanoseconds, never negative, 0 for the last rank to enter.
         transfer: nanoseconds, never negative.
@@ -55,11 +52,7 @@ class GroupWaits:
 def find_waits(
     groups: Sequence[Matched], clocks: Mapping[int, RankClock]
 ) -> tuple[GroupWaits, ...]:
-    """Divide the time in each collective into wait and transfer.
-
-    Args:
-        clocks: the clock of each rank. Ranks without one are left out.
-    """
+    """Divide the time in each collective into wait and transfer, on ranks that have a clock."""
     found = []
     for group in groups:
         start, end, ranks = aligned(group, clocks)

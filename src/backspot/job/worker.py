@@ -21,26 +21,13 @@ from backspot.job.reduce import summarize
 from backspot.job.remote import copied, is_remote, version
 from backspot.job.summary import SCHEMA, SUFFIX, Summary, from_bytes, from_file, to_bytes
 
-__all__ = ["Reply", "Request", "kept_summary", "main", "read_summary", "receive", "send"]
-
 _Message = TypeVar("_Message", "Request", "Reply")
 _HEAD = 1 << 20
 """Bytes of a trace that are part of its key in the cache."""
 
 
 def read_summary(path: str, cache: str | None = None) -> bytes:
-    """Read one trace in this process.
-
-    Args:
-        path: a trace file, or a summary of one.
-        cache: a folder of summaries that were read before; ``None`` for none.
-
-    Returns:
-        The summary's bytes.
-
-    Raises:
-        BackspotError: As ``summarize``.
-    """
+    """Return the bytes of a trace's summary, which the cache may have; raises as ``summarize``."""
     place = None if cache is None else _place(path, Path(cache))
     if place is not None and (kept := _read(place)) is not None:
         return kept
@@ -60,25 +47,14 @@ def kept_summary(path: str, cache: str | None) -> bytes | None:
 
 
 class Request(msgspec.Struct, frozen=True, array_like=True):
-    """A trace to read.
-
-    Attributes:
-        path: its path, in the encoding of file names.
-        cache: a folder of summaries, empty for none.
-    """
+    """A trace, and a folder of summaries or nothing, in the encoding of file names."""
 
     path: bytes
     cache: bytes
 
 
 class Reply(msgspec.Struct, frozen=True, array_like=True):
-    """What became of a trace.
-
-    Attributes:
-        summary: the summary's bytes.
-        reason: why there is none, else ``""``.
-        missing: whether there is no such trace.
-    """
+    """A summary's bytes, or why there is none, such as that the trace is missing."""
 
     summary: bytes = b""
     reason: str = ""

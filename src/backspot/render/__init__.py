@@ -10,7 +10,7 @@ In the order in which they build on each other:
 - ``_words.py``: what sentences are made of
 - ``_phases.py``, ``_answer.py``, ``_findings.py`` and ``_facts.py``: what is said of a report in
   words; ``_comparison.py``: the same for a comparison
-- ``_memory.py`` and ``_roofline.py``: what memory and the device's limit add to both
+- ``_memory.py``: what memory and the device's limit add to both
 - ``_columns.py``: the columns of each table, with their cells
 - ``_terminal.py``: lays out columns, paragraphs and sentences in a given width
 - ``text.py``: a report as text; ``text_parts.py``: a finding, source lines, a module with those
@@ -68,11 +68,7 @@ def suffixes() -> tuple[str, ...]:
 
 
 def renderer_for(path: str | os.PathLike[str]) -> Renderer:
-    """The renderer that makes the file ``path`` of a report.
-
-    Raises:
-        UsageError: If the suffix is not that of a format for reports.
-    """
+    """The renderer for a file of a report; ``UsageError`` if no format has the suffix."""
     return format_for(path, Report).renderer(Report)
 
 
@@ -116,16 +112,7 @@ def write(
 ) -> Path:
     """Write a result in the format of the path's suffix; the file appears whole or not at all.
 
-    Args:
-        force: whether to overwrite an existing file.
-
-    Returns:
-        The path, as a ``Path``.
-
-    Raises:
-        OutputExistsError: If the file exists and ``force`` is false.
-        SourceNotFoundError: If the folder does not exist.
-        UsageError: If no format has the suffix, or ``path`` is a trace that the result was made of.
+    Raises what ``check_target`` does, and ``UsageError`` if no format has the suffix.
     """
     if isinstance(result, Comparison):
         render = format_for(path, Comparison).renderer(Comparison)

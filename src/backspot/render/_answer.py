@@ -6,7 +6,7 @@ from dataclasses import replace
 from statistics import median
 
 from backspot.formatting import duration, percent
-from backspot.render._words import Part
+from backspot.render._words import Part, said
 from backspot.render.view import (
     DEFAULT_VIEW,
     View,
@@ -20,8 +20,6 @@ from backspot.results.costs import OperatorCost, Row, Sort, time_of
 from backspot.results.grouping import numberless
 from backspot.results.report import Report
 from backspot.trace.names import short_node_name
-
-__all__ = ["answer", "answered", "view_of_answer"]
 
 _DIFFUSE = 0.10
 """If the first row has a smaller share than this, the answer may be about repeated layers."""
@@ -41,7 +39,7 @@ _MORE = 3
 _LEAST_COLLECTIVE = 0.05
 """Share of a row's communication from which the answer names a collective."""
 
-_SAID = {
+_WORDS = {
     "(recompute)": "recomputed forward work",
     "(before a graph's replay)": "GPU idle time before a CUDA graph's replay",
 }
@@ -59,13 +57,13 @@ def _too_noisy(report: Report) -> list[Part]:
         return []
     host = report.recorded.get("host", "")
     threads = "" if report.has_gpu else "OMP_NUM_THREADS=1 and "
-    return [
-        ("text", "Too noisy to rank: "),
-        ("number", percent(report.noise)),
-        ("text", f" of the backward may belong to other modules{f' ({host})' if host else ''}. "),
-        ("text", f"Record again on an idle machine, with {threads}--steps {_MORE * report.steps}"),
-        ("text", f" (profile(steps={_MORE * report.steps})). In the steadiest steps, "),
-    ]
+    return said(
+        "Too noisy to rank: {} of the backward may belong to other modules{}. Record again on an "
+        f"idle machine, with {threads}--steps {_MORE * report.steps} "
+        f"(profile(steps={_MORE * report.steps})). In the steadiest steps, ",
+        percent(report.noise),
+        ("text", f" ({host})" if host else ""),
+    )
 
 
 def _ranked(report: Report, view: View) -> list[Part]:
@@ -95,14 +93,12 @@ def _ranked(report: Report, view: View) -> list[Part]:
         return _saves(report, row)
     parts = _takes(report, row, sort, whole)
     if row.members > first.members:
-        parts += [
-            ("text", "; no single module takes more than "),
-            ("number", percent(report.share(first, sort))),
-        ]
+        most = percent(report.share(first, sort))
+        parts += said("; no single module takes more than {}", most)
     unowned = sum(report.share(row, sort) for row in chosen.unowned)
-    if unowned > _UNOWNED:
-        parts += [("text", "; "), ("number", percent(unowned)), ("text", " belongs to no module")]
-    return parts
+    return parts + (
+        said("; {} belongs to no module", percent(unowned)) if unowned > _UNOWNED else []
+    )
 
 
 def answered(report: Report, view: View = DEFAULT_VIEW) -> Row | None:
@@ -169,43 +165,36 @@ def _takes(report: Report, row: Row, sort: Sort, whole: str) -> list[Part]:
     if idle >= _MOSTLY * time:
         itself = "themselves take" if row.members > 1 else "itself takes"
         return parts + _waits(report, row, idle, itself)
-    parts += [
-        ("text", f" {verb} "),
-        ("number", percent(report.share(row, sort))),
-        ("text", f" of {whole}: "),
-    ]
+    parts += said(
+        f" {verb} {{}} of {whole}: {{}}", percent(report.share(row, sort)), duration(time)
+    )
+    parts += _partly(time, idle)
     node = heaviest(row, sort)
-    parts += [("number", duration(time)), *_partly(time, idle)]
     if node is None or not time_of(node, sort):
         return parts
-    said = _said(node.name)
-    name: Part = ("text", said) if said else ("node", short_node_name(node.name))
+    words = _in_words(node.name)
+    name: Part = ("text", words) if words else ("node", short_node_name(node.name))
     part = time_of(node, sort) / time
-    parts += [("text", ", mostly " if part >= _MOSTLY else ", the largest part in "), name]
+    parts += said(", mostly {}" if part >= _MOSTLY else ", the largest part in {}", name)
     if part < _NEARLY_ALL:
-        parts += [("text", " ("), ("number", duration(time_of(node, sort))), ("text", ")")]
+        parts += said(" ({})", duration(time_of(node, sort)))
     return parts + (_without(row) if sort == "wall" else [])
 
 
 def _waits(report: Report, cost: Row | OperatorCost, idle: int, itself: str) -> list[Part]:
     """That it works for a short time, and that the backward is idle around it."""
     whole = report.wall_ns or 1
-    return [
-        ("text", f" {itself} "),
-        ("number", duration(cost.wall_ns - idle)),
-        ("text", " of the backward; around it, the backward is idle for "),
-        ("number", duration(idle)),
-        ("text", " ("),
-        ("number", percent(idle / whole)),
-        ("text", ")"),
-    ]
+    return said(
+        f" {itself} {{}} of the backward; around it, the backward is idle for {{}} ({{}})",
+        duration(cost.wall_ns - idle),
+        duration(idle),
+        percent(idle / whole),
+    )
 
 
 def _partly(time: int, idle: int) -> list[Part]:
     """How much of a time is idle, if that is worth saying."""
-    if idle < _PARTLY * time:
-        return []
-    return [("text", " ("), ("number", duration(idle)), ("text", " of it idle)")]
+    return said(" ({} of it idle)", duration(idle)) if idle >= _PARTLY * time else []
 
 
 def _idle(cost: Row | OperatorCost, sort: Sort) -> int:
@@ -225,38 +214,30 @@ def _without(row: Row) -> list[Part]:
     if abs(saves.ns - wall) < _ANOTHER * wall:
         return []
     least, most = duration(saves.low_ns), duration(saves.high_ns)
-    return [
-        ("text", "; without it, a step would take "),
-        ("number", f"{duration(saves.ns)} less" if saves.ns else "hardly less"),
-        ("text", f" ({least} to {most})"),
-    ]
+    less = f"{duration(saves.ns)} less" if saves.ns else "hardly less"
+    return said(f"; without it, a step would take {{}} ({least} to {most})", less)
 
 
 def _saves(report: Report, row: Row) -> list[Part]:
     """How much less time a step would take if the backward of this row were free."""
-    return [
-        ("text", "Without the backward of "),
+    return said(
+        f"Without the backward of {{}}, a {report.per} would take {{}} less, {{}} of the "
+        f"{report.per}; it takes {{}} of the backward",
         ("name", row.label),
-        ("text", f", a {report.per} would take "),
-        ("number", duration(row.saves.ns if row.saves else 0)),
-        ("text", " less, "),
-        ("number", percent(report.share(row, "saves"))),
-        ("text", f" of the {report.per}; it takes "),
-        ("number", duration(row.wall_ns)),
-        ("text", " of the backward"),
-    ]
+        duration(row.saves.ns if row.saves else 0),
+        percent(report.share(row, "saves")),
+        duration(row.wall_ns),
+    )
 
 
 def _exchanges(report: Report, row: Row, module: Row) -> list[Part]:
     """That the backward waits for other ranks, in which collectives, and for how long."""
-    parts: list[Part] = [
-        ("text", "Waiting for other ranks: "),
+    parts = said(
+        "Waiting for other ranks: {} takes {} of the backward: {}",
         ("name", row.path),
-        ("text", " takes "),
-        ("number", percent(report.share(row))),
-        ("text", " of the backward: "),
-        ("number", duration(row.wall_ns)),
-    ]
+        percent(report.share(row)),
+        duration(row.wall_ns),
+    )
     named = [node for node in row.nodes if node.wall_ns >= _LEAST_COLLECTIVE * row.wall_ns]
     for node in named:
         name = node.name.strip("()")
@@ -265,7 +246,7 @@ def _exchanges(report: Report, row: Row, module: Row) -> list[Part]:
         else:
             parts += [("text", f", {name} "), ("number", duration(node.wall_ns))]
     most = percent(report.share(module))
-    return [*parts, *_without(row), ("text", "; no module takes more than "), ("number", most)]
+    return [*parts, *_without(row), *said("; no module takes more than {}", most)]
 
 
 def _answer_by_node(report: Report, sort: Sort, whole: str) -> list[Part]:
@@ -278,29 +259,26 @@ def _answer_by_node(report: Report, sort: Sort, whole: str) -> list[Part]:
     if not ranked or not time_of(report, sort) or not time_of(ranked[0], sort):
         return [("text", f"{reason}, and no autograd node takes any time.")]
     time = time_of(ranked[0], sort)
-    said = _said(ranked[0].name)
-    if said:
-        parts: list[Part] = [("text", f"{reason}; {said}")]
+    words, name = _in_words(ranked[0].name), short_node_name(ranked[0].name)
+    if words:
+        parts: list[Part] = [("text", f"{reason}; {words}")]
     else:
-        name = short_node_name(ranked[0].name)
-        parts = [("text", f"{reason}; the heaviest autograd node, "), ("node", name), ("text", ",")]
+        parts = said(f"{reason}; the heaviest autograd node, {{}},", ("node", name))
     idle = 0 if _is_collective(ranked[0].name) else _idle(ranked[0], sort)
-    if idle >= _MOSTLY * time and not said:
+    if idle >= _MOSTLY * time and not words:
         return parts + _waits(report, ranked[0], idle, "itself takes")
+    share = percent(share_of(report, ranked[0], sort))
     return [
         *parts,
-        ("text", " takes "),
-        ("number", percent(share_of(report, ranked[0], sort))),
-        ("text", f" of {whole}: "),
-        ("number", duration(time)),
+        *said(f" takes {{}} of {whole}: {{}}", share, duration(time)),
         *_partly(time, idle),
     ]
 
 
-def _said(node: str) -> str:
+def _in_words(node: str) -> str:
     """An entry among the nodes in words, ``""`` for a node."""
-    return f"communication between ranks {node}" if _is_collective(node) else _SAID.get(node, "")
+    return f"communication between ranks {node}" if _is_collective(node) else _WORDS.get(node, "")
 
 
 def _is_collective(node: str) -> bool:
-    return node.startswith("(") and node not in _SAID
+    return node.startswith("(") and node not in _WORDS

@@ -22,23 +22,11 @@ from backspot.render.view import (
     node_sort,
     share_of,
 )
-from backspot.results.costs import OperatorCost, Row, Sort, half_spread, time_of
+from backspot.results.costs import COUNTS_OF_WORK, OperatorCost, Row, Sort, half_spread, time_of
 from backspot.results.limits import LimitOfModule
 from backspot.results.memory import MemoryOfModule
 from backspot.results.report import Report
 from backspot.trace.names import short_node_name
-
-__all__ = [
-    "FIELDS",
-    "Column",
-    "fields_of",
-    "milliseconds_of",
-    "module_columns",
-    "node_cells",
-    "numbers",
-    "operator_columns",
-    "record",
-]
 
 Kind: TypeAlias = Literal[
     "rank",
@@ -76,8 +64,6 @@ class Column:
     """One column of a table. The attributes below ``cells`` are for terminals, unless they say so.
 
     Attributes:
-        kind: what it holds.
-        head: its heading.
         cells: its cells, one for each row, not yet escaped.
         hints: for pages, text for each cell that appears under the pointer.
         bars: lengths of 0 to 1, drawn instead of cells.
@@ -116,11 +102,7 @@ def numbers(values: Iterable[object]) -> list[Part]:
 
 
 def milliseconds_of(largest_ns: float) -> Callable[[int], str]:
-    """How a table writes times, given in nanoseconds, in milliseconds.
-
-    Args:
-        largest_ns: the largest time in the table, which decides the number of decimals.
-    """
+    """How a table writes times of nanoseconds; the largest one decides the number of decimals."""
     decimals = decimals_for(largest_ns)
     return lambda ns: milliseconds(ns, decimals)
 
@@ -381,20 +363,12 @@ FIELDS = (
 )
 """The columns for programs (CSV and pandas), in order."""
 _OF_MEMORY = tuple(field.name for field in dataclass_fields(MemoryOfModule))
-_OF_WORK = (
-    "forward_flops",
-    "recompute_flops",
-    "flops",
-    "forward_bytes",
-    "recompute_bytes",
-    "bytes",
-)
 _OF_LIMIT = tuple(field.name for field in dataclass_fields(LimitOfModule))
 
 
 def fields_of(report: Report) -> tuple[str, ...]:
     """``FIELDS``, and those that only some reports have."""
-    work = (*_OF_WORK, "unknown_share", *_OF_LIMIT) if report.has_work else ()
+    work = (*COUNTS_OF_WORK, "unknown_share", *_OF_LIMIT) if report.has_work else ()
     return (*FIELDS, *(_OF_MEMORY if report.memory else ()), *work)
 
 
@@ -410,6 +384,6 @@ def record(report: Report, row: Row) -> tuple[str | int | float | bool | None, .
     memory = (getattr(row.memory, field, None) for field in _OF_MEMORY) if report.memory else ()
     found = [*values, report.share(row), name, time, line.place if line else "", *memory]
     if report.has_work:
-        found += [getattr(row.work, field, None) for field in (*_OF_WORK, "unknown_share")]
+        found += [getattr(row.work, field, None) for field in (*COUNTS_OF_WORK, "unknown_share")]
         found += [getattr(report.limit(row), field, None) for field in _OF_LIMIT]
     return tuple(found)

@@ -3,26 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from backspot.errors import UsageError
 from backspot.formatting import MINUS, counted, decimals_for, duration, visible
 from backspot.render._columns import Column, numbers
-from backspot.render._words import Part
+from backspot.render._words import Part, said
 from backspot.results.comparison import Change, Comparison
 from backspot.trace.names import short_node_name
-
-__all__ = [
-    "FIELDS",
-    "change_columns",
-    "comparison_answer",
-    "left_out",
-    "of_step",
-    "rank_columns",
-    "recordings",
-    "sides",
-    "step_columns",
-]
 
 _MOVES = 5  # how many are named
 _RANKS = 8  # how many are shown
@@ -60,23 +48,17 @@ def sides(comparison: Comparison) -> list[tuple[str, str, str]]:
     return [(when, side.label, counted(side.steps, "step")) for when, side in sides]
 
 
-def left_out(comparison: Comparison, shown: Sequence[Change]) -> Iterator[list[Part]]:
-    """The sentences below the table: changes that it leaves out, and modules that moved."""
+def left_out(comparison: Comparison, top: int | None) -> Iterator[list[Part]]:
+    """The sentences below the tables: changes that they leave out, and modules that moved."""
     changes = _costly(comparison)
-    hidden = changes[len(shown) :]
-    if hidden:
+    if top is not None and (hidden := changes[top:]):
         number = counted(len(hidden), f"more {comparison.by}")
         verb = "changes" if len(hidden) == 1 else "change"
         time = _signed_time(sum(change.change_ms for change in hidden))
         yield [("text", f"{number} {verb} by {time} in total; see --top {len(changes)}.")]
     for move in comparison.moves[:_MOVES]:
-        yield [
-            ("text", "Moved: "),
-            ("name", move.before or "(root)"),
-            ("text", " → "),
-            ("name", move.after or "(root)"),
-            ("text", f" ({counted(move.modules, 'module')})."),
-        ]
+        ends: list[Part] = [("name", path or "(root)") for path in (move.before, move.after)]
+        yield said(f"Moved: {{}} → {{}} ({counted(move.modules, 'module')}).", *ends)
     if len(comparison.moves) > _MOVES:
         yield [("text", f"{counted(len(comparison.moves) - _MOVES, 'more move')}.")]
 
@@ -87,41 +69,23 @@ def comparison_answer(comparison: Comparison) -> list[Part]:
     what = "step" if comparison.phases else "backward"
     was, now = duration(first.before_ms * 1e6), duration(first.after_ms * 1e6)
     share = "" if first.percent is None else _signed_percent(first.percent)
-    parts: list[Part]
     if first.claimed:
-        parts = [("text", f"The {what} got {first.verdict}")]
+        parts: list[Part] = [("text", f"The {what} got {first.verdict}")]
         if first.percent is not None:
-            parts += [("text", " by "), ("number", _percent(abs(first.percent)))]
+            parts += said(" by {}", _percent(abs(first.percent)))
         parts.append(("text", f": {was} before, {now} after, per step"))
     elif first.verdict == "undecided":
         change = ", ".join(filter(None, [share, _signed_time(first.change_ms) + _give(first)]))
         steps = min(comparison.before.steps, comparison.after.steps)
         why = "too few steps to tell it from noise" if steps < 2 else "which may be the machine"
-        parts = [
-            ("text", f"The {what} took "),
-            ("number", was),
-            ("text", " per step before and "),
-            ("number", now),
-            ("text", f" after ({change}): {why}"),
-        ]
-    elif first.is_noisy:
-        change = f" ({share})" if share else ""
-        parts = [
-            ("text", f"Too noisy to tell: the {what} took "),
-            ("number", was),
-            ("text", " before, "),
-            ("number", now),
-            ("text", f" after{change}, and the noise is{_give(first)}"),
-        ]
+        parts = said(
+            f"The {what} took {{}} per step before and {{}} after ({change}): {why}", was, now
+        )
     else:
+        noise = f", and the noise is{_give(first)}" if first.is_noisy else ""
+        tell = "Too noisy to tell" if noise else f"No difference beyond the noise{_of(first)}"
         change = f" ({share})" if share else ""
-        parts = [
-            ("text", f"No difference beyond the noise{_of(first)}: the {what} took "),
-            ("number", was),
-            ("text", " before, "),
-            ("number", now),
-            ("text", f" after{change}"),
-        ]
+        parts = said(f"{tell}: the {what} took {{}} before, {{}} after{change}{noise}", was, now)
     return [*parts, *_first_change(comparison, first), ("text", ".")]
 
 
@@ -205,45 +169,42 @@ def _costly(comparison: Comparison) -> list[Change]:
     ]
 
 
-def of_step(comparison: Comparison) -> list[Change]:
-    """The rows of the first table: the phases, and the step."""
-    return [*_worth(comparison), comparison.step] if comparison.phases else []
+Table: TypeAlias = tuple[Sequence[Change], list[Column]]
+"""A table, and the change in each of its rows."""
 
 
-def _worth(comparison: Comparison) -> list[Change]:
-    """The phases that take any time worth a line."""
+def tables(comparison: Comparison, top: int | None) -> list[Table]:
+    """The step, the ranks of jobs, and the ``top`` first changes; without those that are empty."""
+    every = (_step(comparison), _ranks(comparison), _changes(comparison, top))
+    return [(rows, columns) for rows, columns in every if rows]
+
+
+def _step(comparison: Comparison) -> Table:
+    """The phases that take any time worth a line, and the step itself. In clock time."""
+    if not comparison.phases:
+        return (), []
     least = _LEAST * max(comparison.step.before_ms, comparison.step.after_ms)
-    return [
+    rows = [
         phase
         for phase in comparison.phases
         if phase.claimed or max(abs(phase.before_ms), abs(phase.after_ms)) >= least
     ]
+    return _named_rows("typical rank" if comparison.ranks else "phase", [*rows, comparison.step])
 
 
-def step_columns(comparison: Comparison) -> list[Column]:
-    """The table of the step: its phases, and the step itself in the last row. In clock time."""
-    rows = of_step(comparison)
-    head = "typical rank" if comparison.ranks else "phase"
-    names: list[Part] = [("text", change.title) for change in rows]
-    return [Column("name", head, names, least=18, left=True, style="cyan"), *_times(rows)]
-
-
-def rank_columns(comparison: Comparison) -> tuple[Sequence[Change], list[Column]]:
-    """The ranks of jobs whose own time changed beyond the noise, or most, and their table."""
+def _ranks(comparison: Comparison) -> Table:
+    """The ranks of jobs whose own time changed beyond the noise, or most."""
     claimed = [change for change in comparison.ranks if change.claimed]
-    rows = (claimed or comparison.ranks)[:_RANKS]
+    return _named_rows("own time of", (claimed or comparison.ranks)[:_RANKS])
+
+
+def _named_rows(head: str, rows: Sequence[Change]) -> Table:
     names: list[Part] = [("text", change.title) for change in rows]
-    name = Column("name", "own time of", names, least=18, left=True, style="cyan")
-    return rows, [name, *_times(rows)]
+    return rows, [Column("name", head, names, least=18, left=True, style="cyan"), *_times(rows)]
 
 
-def change_columns(
-    comparison: Comparison, top: int | None
-) -> tuple[Sequence[Change], list[Column]]:
-    """The ``top`` first changes, and their table; its last row is the whole backward.
-
-    The times of a row are those that its verdict is about.
-    """
+def _changes(comparison: Comparison, top: int | None) -> Table:
+    """The first changes, and the whole backward; each in the time that its verdict is about."""
     if top is not None and top < 0:
         raise UsageError(f"top={top}: give a number of rows of at least 0, or None for all")
     shown = _costly(comparison)[:top]
@@ -254,22 +215,23 @@ def change_columns(
     ]
     classes: list[Part] = [*(("name", change.class_name) for change in shown), ("name", "")]
     by: list[Part] = [("text", "GPU" if c.judged_by == "gpu" else "wall") for c in rows]
-    name = Column(
-        "name",
-        comparison.by,
-        [*names, ("text", comparison.whole.title)],
-        least=18,
-        left=True,
-        cut_start=comparison.by == "module",  # the end of a path identifies it
-        outlasts=3,
-        style="cyan",
-    )
-    columns = [name]
+    columns = [
+        Column(
+            "name",
+            comparison.by,
+            [*names, ("text", comparison.whole.title)],
+            least=18,
+            left=True,
+            cut_start=comparison.by == "module",  # the end of a path identifies it
+            outlasts=3,
+            style="cyan",
+        )
+    ]
     if comparison.by == "module":
         columns.append(Column("class", "class", classes, need=3, least=10, left=True))
     if any(change.judged_by == "gpu" for change in rows):
         columns.append(Column("time", "time", by, left=True))
-    return shown, [*columns, *_times(rows)]
+    return rows, [*columns, *_times(rows)]
 
 
 def _times(rows: Sequence[Change]) -> list[Column]:

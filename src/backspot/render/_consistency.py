@@ -17,8 +17,6 @@ from backspot.results.costs import Row
 from backspot.results.findings import ReplayedStep, Saving
 from backspot.results.report import Report
 
-__all__ = ["contradiction"]
-
 _SHOWN = 60  # characters of a name
 _COSTS = ("wall_ns", "gpu_ns", "cpu_ns")
 

@@ -11,18 +11,6 @@ from backspot.results.costs import time_of
 from backspot.results.grouping import numberless
 from backspot.results.report import Report
 
-__all__ = [
-    "coverage",
-    "has_repeats",
-    "hidden_work",
-    "notes",
-    "recording",
-    "remedies",
-    "savings",
-    "setting",
-    "units",
-]
-
 _MOVED = 0.03
 """From this share of the step, a replayed step that is shorter than the recorded one is shown."""
 _HIDDEN = 0.5

@@ -8,23 +8,11 @@ from dataclasses import replace
 from backspot.formatting import counted, duration, percent, size
 from backspot.render._answer import answered
 from backspot.render._phases import longer_phase, longest_phase
-from backspot.render._words import Part
+from backspot.render._words import Part, said
 from backspot.render.view import DEFAULT_VIEW, View
 from backspot.results.costs import Row
 from backspot.results.findings import Finding, Place
 from backspot.results.report import Report
-
-__all__ = [
-    "HEADING",
-    "cost_of",
-    "cost_of_place",
-    "elsewhere",
-    "listed",
-    "place_name",
-    "searched",
-    "shares_time_with",
-    "worth",
-]
 
 HEADING = "Why, and what to do"
 
@@ -153,23 +141,15 @@ def elsewhere(report: Report) -> list[Part]:
     Empty if there is no such thing.
     """
     row = answered(report)
-    said = longer_phase(report, row)
+    longer = longer_phase(report, row)
     finding = max(report.findings, key=lambda finding: finding.wall_ns, default=None)
     least = max(_MOSTLY * report.wall_ns, row.wall_ns if row else 0)
-    if said or finding is None or finding.wall_ns <= least or not _is_spread(finding):
-        return said
+    if longer or finding is None or finding.wall_ns <= least:
+        return longer
+    if finding.places[0].wall_ns >= _MOSTLY * finding.wall_ns:  # one place has most of it
+        return []
     time, share = cost_of(report, finding)
-    return [
-        ("number", finding.title),
-        ("text", ": "),
-        ("number", time),
-        ("text", f", {share}, more than the backward of any module."),
-    ]
-
-
-def _is_spread(finding: Finding) -> bool:
-    """Whether no single place has most of what a finding costs."""
-    return finding.places[0].wall_ns < _MOSTLY * finding.wall_ns
+    return said(f"{{}}: {{}}, {share}, more than the backward of any module.", finding.title, time)
 
 
 def searched(report: Report) -> str:

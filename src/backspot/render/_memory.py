@@ -7,23 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from backspot.formatting import duration, labelled, percent, size
-from backspot.render._words import Part
+from backspot.render._words import Part, said
 from backspot.results.grouping import numberless
 from backspot.results.limits import REACHABLE_COMPUTE, REACHABLE_MEMORY
 from backspot.results.memory import HOST, MemoryKind, MemoryOfDevice, MemoryTimeline
 from backspot.results.report import Report
-
-__all__ = [
-    "checkpointing",
-    "layers_hold_most",
-    "layers_over_time",
-    "limit_facts",
-    "memory_answer",
-    "memory_facts",
-    "memory_sentences",
-    "peak_bytes",
-    "shown_devices",
-]
 
 _SAID: dict[MemoryKind, str] = {
     "before": "from before the recording (parameters, …)",
@@ -49,7 +37,6 @@ class _Holder:
 
     Attributes:
         name: its path, or the pattern of the paths.
-        class_name: the class, ``""`` if it is no module.
         members: how many modules these are.
         kinds: the bytes of each kind, the largest first.
     """
@@ -84,24 +71,16 @@ def memory_answer(report: Report) -> list[Part]:
         return [("text", f"All memory of {one.name} at its peak is from before the recording.")]
     first = holders[0]
     kind = next(iter(first.kinds))
-    parts: list[Part] = [
-        *first.parts,
-        ("text", f" {_hold(first)} "),
-        ("number", percent(first.bytes / one.peak_bytes)),
-        ("text", " of the memory at the peak: "),
-        ("number", size(first.bytes)),
-        ("text", " of "),
-        ("number", size(one.peak_bytes)),
-        ("text", f", mostly {_SAID[kind]}"),
-    ]
+    parts = first.parts + said(
+        f" {_hold(first)} {{}} of the memory at the peak: {{}} of {{}}, mostly {_SAID[kind]}",
+        percent(first.bytes / one.peak_bytes),
+        size(first.bytes),
+        size(one.peak_bytes),
+    )
     module = next((holder for holder in holders if holder.class_name), None)
     if module is not None and module is not first:
-        parts += [
-            ("text", "; of the modules, "),
-            *module.parts,
-            ("text", f" {_hold(module)} most, "),
-        ]
-        parts.append(("number", size(module.bytes)))
+        parts += [("text", "; of the modules, "), *module.parts]
+        parts += said(f" {_hold(module)} most, {{}}", size(module.bytes))
     return parts
 
 

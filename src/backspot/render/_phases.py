@@ -3,19 +3,9 @@
 from __future__ import annotations
 
 from backspot.formatting import duration, percent
-from backspot.render._words import Part
+from backspot.render._words import Part, said
 from backspot.results.costs import Phase, PhaseName, Row
 from backspot.results.report import Report
-
-__all__ = [
-    "PHASES",
-    "explained",
-    "first_look",
-    "kept_phases",
-    "longer_phase",
-    "longest_phase",
-    "phase_text",
-]
 
 _LONG = 0.2
 """From this share of the step, a phase other than forward and backward gets an explanation."""
@@ -159,13 +149,10 @@ def longer_phase(report: Report, row: Row | None) -> list[Part]:
     if longest is None:
         return []
     _, time, share = phase_text(report, longest)
-    return [
-        ("text", f"{_taking(report, longest.name)} "),
-        ("number", share),
-        ("text", f" of the {report.per}: "),
-        ("number", time),
-        ("text", ", more than the backward of any module."),
-    ]
+    most = ", more than the backward of any module."
+    return said(
+        f"{_taking(report, longest.name)} {{}} of the {report.per}: {{}}{most}", share, time
+    )
 
 
 def first_look(report: Report, row: Row | None) -> str:

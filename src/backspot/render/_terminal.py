@@ -20,18 +20,6 @@ from backspot.render._columns import Column
 from backspot.render._words import Part
 from backspot.styled import Console, Text, cell_len
 
-__all__ = [
-    "fact_lines",
-    "keep_end",
-    "keep_start",
-    "lay_out",
-    "paragraph",
-    "sentence",
-    "space_for",
-    "unbroken",
-    "written",
-]
-
 _STYLES = {"text": "", "name": "bold cyan", "node": "bold", "number": "bold"}
 _BLOCKS = " ▏▎▍▌▋▊▉█"
 _NARROWEST = 40
@@ -81,25 +69,19 @@ def _fitting(characters: Iterable[str], cells: int) -> int:
 def lay_out(
     columns: Sequence[Column], width: int, styles: Sequence[str] = (), *, whole: bool = False
 ) -> list[Text]:
-    """Lay out a table; the first line is its head.
-
-    Args:
-        width: number of cells in a line.
-        styles: a style for each line below the head.
-        whole: whether no path and no place in the source is cut, so that lines may be longer.
-    """
+    """Lay out a table; the first line is its head, and ``styles`` has one for each other line."""
     columns = [_readable(column, width, whole=whole) for column in columns]
-    wide = _fits(columns, width, wide=True)
-    kept = _chosen(columns, width, wide=wide)
-    widths = _widths(kept, width, wide=wide)
+    full = [replace(column, head=column.full_head or column.head) for column in columns]
+    kept = full if _fits(full, width) else _chosen(columns, width)
+    widths = _widths(kept, width)
     if whole:
         widths = [
-            max(least, _natural(column, wide=wide)) if _identifies(column) else least
+            max(least, _natural(column)) if _identifies(column) else least
             for column, least in zip(kept, widths, strict=True)
         ]
-    lines = [_line(kept, widths, None, wide=wide)]
+    lines = [_line(kept, widths, None)]
     for index in range(max((len(column.cells) for column in kept), default=0)):
-        line = _line(kept, widths, index, wide=wide)
+        line = _line(kept, widths, index)
         if index < len(styles) and styles[index]:
             line.stylize(styles[index])
         lines.append(line)
@@ -123,46 +105,42 @@ def _readable(column: Column, width: int, *, whole: bool) -> Column:
     return replace(column, cells=shown)
 
 
-def _head(column: Column, *, wide: bool) -> str:
-    return column.full_head if wide and column.full_head else column.head
-
-
-def _natural(column: Column, *, wide: bool) -> int:
+def _natural(column: Column) -> int:
     """The width at which nothing is cut."""
     if column.bars:
         return 16
-    return max(cell_len(_head(column, wide=wide)), *(cell_len(text) for _, text in column.cells), 0)
+    return max(cell_len(column.head), *(cell_len(text) for _, text in column.cells), 0)
 
 
-def _narrowest(column: Column, *, wide: bool) -> int:
+def _narrowest(column: Column) -> int:
     """The width that it needs at least."""
-    natural = _natural(column, wide=wide)
+    natural = _natural(column)
     return natural if column.least is None else min(column.least, natural)
 
 
-def _ample(column: Column, width: int, *, wide: bool) -> int:
+def _ample(column: Column, width: int) -> int:
     """The width that it should have in a line of ``width``."""
     if column.outlasts is None:
-        return _narrowest(column, wide=wide)
-    enough = min(_natural(column, wide=wide), column.ample, width // 2)
-    return max(_narrowest(column, wide=wide), enough)
+        return _narrowest(column)
+    enough = min(_natural(column), column.ample, width // 2)
+    return max(_narrowest(column), enough)
 
 
-def _chosen(columns: Sequence[Column], width: int, *, wide: bool) -> list[Column]:
+def _chosen(columns: Sequence[Column], width: int) -> list[Column]:
     """The columns that fit; a narrow one may be kept after a wide one was dropped."""
     needs = {0}
     for need in sorted({column.need for column in columns} - {0}):
-        if _fits([c for c in columns if c.need in needs | {need}], width, wide=wide):
+        if _fits([c for c in columns if c.need in needs | {need}], width):
             needs.add(need)
     return [column for column in columns if column.need in needs]
 
 
-def _fits(columns: Sequence[Column], width: int, *, wide: bool) -> bool:
+def _fits(columns: Sequence[Column], width: int) -> bool:
     most = max(column.need for column in columns)
     widths = [
-        _ample(column, width, wide=wide)
+        _ample(column, width)
         if column.outlasts is not None and column.outlasts <= most
-        else _narrowest(column, wide=wide)
+        else _narrowest(column)
         for column in columns
     ]
     return _taken(columns, widths) <= width
@@ -172,13 +150,13 @@ def _taken(columns: Sequence[Column], widths: Sequence[int]) -> int:
     return sum(widths) + sum(column.gap for column in columns[1:])
 
 
-def _widths(columns: Sequence[Column], width: int, *, wide: bool) -> list[int]:
+def _widths(columns: Sequence[Column], width: int) -> list[int]:
     """Distribute the width that is left.
 
     Columns that outlast others come first, until they are readable; then all names; then bars.
     """
-    widths = [_narrowest(column, wide=wide) for column in columns]
-    wanted = [_natural(column, wide=wide) for column in columns]
+    widths = [_narrowest(column) for column in columns]
+    wanted = [_natural(column) for column in columns]
     left = width - _taken(columns, widths)
     for index, column in enumerate(columns):
         if column.least is not None and left < 0:  # even the needed columns do not fit
@@ -186,7 +164,7 @@ def _widths(columns: Sequence[Column], width: int, *, wide: bool) -> list[int]:
             widths[index] -= less
             left += less
     for index, column in enumerate(columns):
-        more = max(0, min(left, _ample(column, width, wide=wide) - widths[index]))
+        more = max(0, min(left, _ample(column, width) - widths[index]))
         widths[index] += more
         left -= more
     while left > 0:
@@ -200,13 +178,13 @@ def _widths(columns: Sequence[Column], width: int, *, wide: bool) -> list[int]:
     return widths
 
 
-def _line(columns: Sequence[Column], widths: Sequence[int], row: int | None, *, wide: bool) -> Text:
+def _line(columns: Sequence[Column], widths: Sequence[int], row: int | None) -> Text:
     line = Text(no_wrap=True)
     for index, (column, width) in enumerate(zip(columns, widths, strict=True)):
         if index:
             line.append(" " * column.gap)
         if row is None:
-            cell, style = _head(column, wide=wide), "dim"
+            cell, style = column.head, "dim"
         elif column.bars:
             cell, style = _bar(column.bars[row], width), column.style
         else:
@@ -249,13 +227,7 @@ def unbroken(command: str) -> str:
 
 
 def paragraph(text: Text, width: int, lead: str = "", *, whole: bool = False) -> Iterator[Text]:
-    """The lines of a paragraph.
-
-    Args:
-        width: number of cells in a line.
-        lead: what its first line begins with; the others are indented as far.
-        whole: whether no word is broken, however long.
-    """
+    """The lines of a paragraph; ``lead`` begins the first, and the others are indented as far."""
     breaks = _breaks(text.plain, width - len(lead), whole=whole)
     for index, part in enumerate(text.divide(breaks)):
         part.rstrip()
@@ -283,9 +255,6 @@ def space_for(width: int | None) -> tuple[int, bool]:
     """The number of cells in a line, and whether paths stay whole.
 
     They do if no terminal shows the text and no width is wanted: nothing cuts a line there.
-
-    Args:
-        width: the number that is wanted; ``None`` takes the terminal's, or 80.
     """
     if width is not None:
         return max(_NARROWEST, width), False

@@ -10,9 +10,17 @@ from typing import Literal
 
 from backspot.results.costs import LineCost
 
-__all__ = ["KINDS", "Part", "made_by"]
-
 Part = tuple[Literal["text", "name", "node", "number"], str]
+
+
+def said(text: str, *parts: Part | str) -> list[Part]:
+    """A sentence in which each ``{}`` stands for the next part: a number if it is a text alone."""
+    first, *others = text.split("{}")
+    found: list[Part] = [("text", first)]
+    for part, after in zip(parts, others, strict=True):
+        found += [("number", part) if isinstance(part, str) else part, ("text", after)]
+    return [part for part in found if part[1]]
+
 
 KINDS = {
     "gpu": "GPU busy",

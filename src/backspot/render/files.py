@@ -23,8 +23,6 @@ try:
 except ImportError:  # on Windows, where an open file cannot be removed
     fcntl = None
 
-__all__ = ["Sources", "check_folder", "check_target", "writing"]
-
 Sources = Iterable["str | os.PathLike[str] | int"]
 """Paths or open file descriptors of the files that an output is made of."""
 
@@ -38,7 +36,6 @@ def check_target(
     """Check that a path can be written, before the work on its content starts.
 
     Args:
-        force: whether to overwrite an existing file.
         sources: the files that the output is made of, which are never overwritten.
         what: what the path is for, for the error message.
 
@@ -76,14 +73,7 @@ def check_folder(path: str | os.PathLike[str], what: str) -> None:
     """Check that files can be written into a folder, which need not be there yet.
 
     Only trying tells: permissions do not show that a system of files refuses. What is made for this
-    is removed at once.
-
-    Args:
-        what: what the path is for, for the error message.
-
-    Raises:
-        UsageError: If it is not a path.
-        BackspotError: If it cannot be written to.
+    is removed at once. Raises ``UsageError`` for what is no path, else ``BackspotError``.
     """
     folder = Path(path_text(path, what)).absolute()
     there = next(one for one in (folder, *folder.parents) if os.path.lexists(one))

@@ -20,8 +20,6 @@ from backspot.results.costs import LineCost, NodeCost, Row
 from backspot.results.grouping import parents_of
 from backspot.results.report import Report
 
-__all__ = ["FORMATS", "Frame", "Stack", "stacks", "to_speedscope"]
-
 
 class Frame(NamedTuple):
     """A module or an autograd node, and the source line of the forward that made it, if known."""
@@ -147,13 +145,9 @@ def _profile(
 
 
 def _left_heavy(stacks: Sequence[tuple[Sequence[int], int]]) -> Iterator[int]:
-    """Order stacks as a left-heavy graph has them: what a caller does itself, then its callees.
+    """Order stacks, each with its cost, as a left-heavy graph has them: a caller, then its callees.
 
-    Args:
-        stacks: the frames of each stack and its cost; no stack occurs twice.
-
-    Yields:
-        The index of each stack. The time is linear in the frames of all stacks.
+    Yields the index of each stack. The time is linear in the frames of all stacks.
     """
     callees: list[dict[int, int]] = [{}]  # of each caller, by frame
     totals, ends = [0], [-1]

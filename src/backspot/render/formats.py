@@ -18,8 +18,6 @@ from backspot.errors import UsageError
 from backspot.formatting import visible
 from backspot.paths import path_text
 
-__all__ = ["Format", "Renderer", "all_formats", "format_for", "formats_of"]
-
 Renderer = Callable[..., bytes]
 """Makes a file's bytes from a result. If the format has a name, it also takes a ``View``."""
 
@@ -63,9 +61,6 @@ def formats_of(kind: type) -> tuple[Format, ...]:
 
 def format_for(path: str | os.PathLike[str], kind: type, *, what: str = "save") -> Format:
     """The format that a file's name asks for; if two suffixes fit, the longer one.
-
-    Args:
-        what: what the path is for, for the error message.
 
     Raises:
         UsageError: If ``path`` is not a path, or its suffix is not that of such a format.

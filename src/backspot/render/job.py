@@ -20,18 +20,6 @@ from backspot.results.job import (
 )
 from backspot.styled import cell_len
 
-__all__ = [
-    "differs",
-    "groups_alike",
-    "median_of",
-    "middle",
-    "not_read",
-    "nothing_found",
-    "render_job",
-    "stalls",
-    "unexplained",
-]
-
 _ROWS = 3
 _HOST = 20  # cells
 _NARROW = 72  # cells
@@ -45,7 +33,6 @@ def render_job(
 
     Args:
         top: how many modules, ranks and steps to show of each.
-        width: number of cells in a line, as in ``render_text``.
         more: what to ask for the rest, for the end: calls, or options of ``backspot ranks``.
             ``{}`` stands for how many there are at most of ranks, steps or modules.
     """
@@ -53,14 +40,7 @@ def render_job(
 
 
 class _Page:
-    """The lines of an answer for many ranks.
-
-    Args:
-        job: the answer.
-        top: how many modules, ranks and steps to show of each.
-        width: number of cells in a line.
-        whole: whether no path is cut.
-    """
+    """The lines of an answer for many ranks; ``whole`` is whether no path is cut."""
 
     def __init__(self, job: JobReport, top: int, width: int, whole: bool) -> None:
         self._job, self._top, self._width, self._whole = job, top, width, whole

@@ -28,8 +28,6 @@ from backspot.results.job import SCHEMA as JOB_SCHEMA
 from backspot.results.job import JobReport
 from backspot.results.report import SCHEMA, Report
 
-__all__ = ["FORMATS", "compact", "comparison_to_json", "job_to_json", "load", "schema", "to_json"]
-
 Saved = TypeVar("Saved", Report, JobReport)
 _SCHEMAS: dict[type, str] = {Report: SCHEMA, JobReport: JOB_SCHEMA}
 _AGAIN = "make it again from the trace"

@@ -13,6 +13,7 @@ import json
 import os
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -30,8 +31,6 @@ from backspot.trace.names import short_node_name
 if TYPE_CHECKING:
     from backspot.trace import Events
 
-__all__ = ["CATEGORY", "check_labelled", "write_labelled"]
-
 CATEGORY = "backspot"
 """The category of all added events; reading a trace ignores it."""
 
@@ -46,14 +45,7 @@ def check_labelled(
 ) -> None:
     """Check that a labelled trace can be written, before its source is read.
 
-    Args:
-        force: whether to overwrite an existing file.
-        source: the file that it copies, if that exists already.
-
-    Raises:
-        UsageError: If the name is not one for a labelled trace.
-        OutputExistsError: If the output exists and ``force`` is false.
-        SourceNotFoundError: If its folder does not exist.
+    Raises what ``check_target`` does, and ``UsageError`` if the name is not one for such a trace.
     """
     text = path_text(output, "trace=")
     if not text.lower().endswith((".json", ".json.gz")):
@@ -74,10 +66,7 @@ def write_labelled(
 ) -> None:
     """Write a copy of a trace with tracks of ``backward: …`` spans; it appears whole or not at all.
 
-    Args:
-        report: the costs that a click on a span shows.
-        output: the file to write; a ``.json.gz`` is compressed.
-        force: whether to overwrite an existing file.
+    A click on a span shows costs of the report. A ``.json.gz`` is compressed.
 
     Raises:
         UsageError: If the trace already has such tracks.
@@ -106,13 +95,8 @@ def _copy(path: Path, added: Iterator[bytes], file: BinaryIO | gzip.GzipFile) ->
             rest = read(_PIECE)
             if rest.lstrip().startswith(_MARK):
                 raise UsageError(f"{path} already has Backspot's tracks: give the original")
-            gathered: list[bytes] = []
-            for event in added:
-                gathered.append(event)
-                if len(gathered) == 4096:
-                    file.write(b"".join(gathered))
-                    gathered = []
-            file.write(b"".join(gathered))
+            while events := b"".join(islice(added, 4096)):
+                file.write(events)
             while rest:
                 file.write(rest)
                 rest = read(_PIECE)

@@ -9,15 +9,7 @@ from dataclasses import replace
 from backspot.formatting import counted, visible
 from backspot.render._answer import answer
 from backspot.render._columns import Column, module_columns, operator_columns
-from backspot.render._comparison import (
-    change_columns,
-    comparison_answer,
-    left_out,
-    of_step,
-    rank_columns,
-    sides,
-    step_columns,
-)
+from backspot.render._comparison import comparison_answer, left_out, sides, tables
 from backspot.render._facts import coverage, notes, remedies, savings, setting, units
 from backspot.render._findings import HEADING, cost_of, listed, place_name, searched, worth
 from backspot.render._memory import memory_sentences
@@ -27,8 +19,6 @@ from backspot.render.formats import Format
 from backspot.render.view import View, only_nodes, operators_by, select
 from backspot.results.comparison import Comparison
 from backspot.results.report import Report
-
-__all__ = ["FORMATS", "comparison_to_markdown", "to_markdown"]
 
 _TOP = 30
 _FINDINGS = 5
@@ -74,8 +64,7 @@ def comparison_to_markdown(comparison: Comparison, view: View | None = None) -> 
 
     No name can leave its cell, start a tag or a link, or mention a user.
     """
-    shown, columns = change_columns(comparison, _TOP if view is None else view.top)
-    claimed = [change.claimed for change in (*shown, comparison.whole)]
+    top = _TOP if view is None else view.top
     recorded = [f"{when}: {_code(name)}, {steps}" for when, name, steps in sides(comparison)]
     lines = [
         f"**{_sentence(comparison_answer(comparison))}**",
@@ -84,27 +73,10 @@ def comparison_to_markdown(comparison: Comparison, view: View | None = None) -> 
         "",
         *(f"- Warning: {_text(note)}" for note in comparison.notes),
         *([""] if comparison.notes else []),
-        *_step_table(comparison),
-        *_rank_table(comparison),
-        *_table(columns, bold_verdicts=claimed),
-        "",
-        *(_sentence(parts) for parts in left_out(comparison, shown)),
     ]
-    return _joined(lines)
-
-
-def _step_table(comparison: Comparison) -> list[str]:
-    """The phases and the step, if they are known."""
-    rows = of_step(comparison)
-    if not rows:
-        return []
-    return [*_table(step_columns(comparison), [row.claimed for row in rows]), ""]
-
-
-def _rank_table(comparison: Comparison) -> list[str]:
-    """The ranks, of jobs."""
-    rows, columns = rank_columns(comparison)
-    return [*_table(columns, [row.claimed for row in rows]), ""] if rows else []
+    for rows, columns in tables(comparison, top):
+        lines += [*_table(columns, [change.claimed for change in rows]), ""]
+    return _joined([*lines, *map(_sentence, left_out(comparison, top))])
 
 
 FORMATS = (

@@ -15,14 +15,7 @@ from backspot.errors import UsageError
 from backspot.formatting import counted, quoted
 from backspot.render._answer import answer, view_of_answer
 from backspot.render._columns import Column
-from backspot.render._comparison import (
-    change_columns,
-    comparison_answer,
-    of_step,
-    rank_columns,
-    recordings,
-    step_columns,
-)
+from backspot.render._comparison import comparison_answer, recordings, tables
 from backspot.render._facts import coverage, remedies, savings, setting
 from backspot.render._memory import memory_sentences
 from backspot.render._words import KINDS
@@ -42,8 +35,6 @@ from backspot.render.html._fragments import (
 from backspot.render.view import only_nodes, select
 from backspot.results.comparison import Change, Comparison
 from backspot.results.report import Report
-
-__all__ = ["comparison_html", "report_html", "show_page"]
 
 _ROWS = 10
 _FINDINGS = 3
@@ -99,17 +90,12 @@ def page_frame(report: Report, height: int) -> str:
 
 def comparison_html(comparison: Comparison) -> str:
     """A comparison for a cell of a notebook: the answer, and the largest changes."""
-    changes, columns = change_columns(comparison, _ROWS)
-    phases = of_step(comparison)
-    ranks, of_ranks = rank_columns(comparison)
     return _whole(
         [
             f'<p class="said">{sentence(comparison_answer(comparison))}</p>',
             facts_list(recordings(comparison)),
             warnings_list(comparison.notes),
-            _change_table(phases, step_columns(comparison)) if phases else "",
-            _change_table(ranks, of_ranks) if ranks else "",
-            _change_table([*changes, comparison.whole], columns),
+            *(_change_table(rows, columns) for rows, columns in tables(comparison, _ROWS)),
         ]
     )
 

@@ -19,8 +19,6 @@ from backspot.results.report import Report
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["FORMATS", "comparison_to_csv", "to_csv", "to_frame"]
-
 # Characters that start a formula in a spreadsheet, full-width forms included.
 _FORMULA = tuple("=+-@\t\r＝＋－＠")
 
@@ -39,13 +37,7 @@ def to_csv(report: Report, view: View | None = None) -> bytes:
 def comparison_to_csv(comparison: Comparison, view: View | None = None) -> bytes:
     """A header, the step, its phases, ranks, the backward and its parts; ``None`` writes all."""
     changes = comparison.changes[: None if view is None else view.top]
-    rows = [
-        comparison.step,
-        *comparison.phases,
-        *comparison.ranks,
-        comparison.whole,
-        *changes,
-    ]
+    rows = [comparison.step, *comparison.phases, *comparison.ranks, comparison.whole, *changes]
     return _csv(CHANGE_FIELDS, ([getattr(row, field) for field in CHANGE_FIELDS] for row in rows))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import takewhile
-from typing import NamedTuple
 
 from backspot.errors import UsageError
 from backspot.formatting import counted, percent, visible
@@ -58,8 +57,6 @@ from backspot.results.costs import Row
 from backspot.results.report import Report
 from backspot.styled import Text
 
-__all__ = ["FORMATS", "render_lines", "render_text"]
-
 _SCREEN = 23  # lines: those of a small terminal, without that of the prompt
 _WARNINGS = 2
 _MARGIN = 8  # what breaking lines between words can cost in two lines
@@ -69,29 +66,13 @@ _MODELS = 6  # number of models up to which a screen shows their shares
 _LEAST_UNOWNED = 0.05  # share of the backward from which a screen shows a row without a module
 
 
-class _Choice(NamedTuple):
-    """What a screen says about findings.
-
-    Attributes:
-        named: how many it names.
-        detailed: of how many it has the remedy.
-        evidence: how many sentences about what was seen each of these has.
-        remedy: how many sentences about what to do each of these has; ``None`` has all.
-        fewer: how many of the last modules in the table give way.
-    """
-
-    named: int
-    detailed: int
-    evidence: int
-    remedy: int | None = None
-    fewer: int = 0
-
-
-_CHOICES = (
-    *(_Choice(3, 3, 1), _Choice(3, 2, 1), _Choice(2, 2, 1), _Choice(3, 1, 1), _Choice(2, 1, 1)),
-    *(_Choice(1, 1, 1), _Choice(1, 1, 0), _Choice(1, 1, 0, 1)),
+_Choice = tuple[int, int, int, "int | None"]
+_CHOICES: tuple[_Choice, ...] = (
+    *((3, 3, 1, None), (3, 2, 1, None), (2, 2, 1, None), (3, 1, 1, None), (2, 1, 1, None)),
+    *((1, 1, 1, None), (1, 1, 0, None), (1, 1, 0, 1)),
 )
-"""The best first. Each has the remedy of the first finding."""
+"""How many findings a screen names, of how many it has the remedy, and how many sentences each of
+these has about what was seen, and about what to do (``None``: all). The best comes first."""
 
 
 def render_text(
@@ -154,9 +135,6 @@ class _Page:
     """The sections of a report, each as its lines.
 
     Args:
-        report: the report.
-        view: which rows to show.
-        width: number of cells in a line.
         whole: whether no path is cut.
         regroup: whether the table has repeated layers as one where they are the answer.
     """
@@ -232,29 +210,24 @@ class _Page:
             lines += self._paragraph(Text("! " + shown, "yellow"))
         rows = len(self._nodes[: self._view.top] or self._chosen.shown)
         room = _SCREEN + max(0, rows - SCREEN_ROWS)
-        fewest = self._view.fewest if self._view.top == SCREEN_ROWS else len(self._chosen.shown)
-        spare = range(1, 1 + len(self._chosen.shown) - fewest)
-        choices = [*_CHOICES, *(_CHOICES[-1]._replace(fewer=number) for number in spare)]
-        if self._advice:
-            choices.append(choices[-1]._replace(detailed=0))
         chosen, table = self._chosen, self._ranked(self._chosen)
+        fewest = self._view.fewest if self._view.top == SCREEN_ROWS else len(chosen.shown)
+        choices = [(len(chosen.shown), choice) for choice in _CHOICES]
+        fewer = range(len(chosen.shown) - 1, fewest - 1, -1)
+        choices += [(modules, _CHOICES[-1]) for modules in fewer]
+        if self._advice:
+            choices.append((choices[-1][0], (1, 0, 0, 1)))
         screen: list[Text] = []
-        for choice in choices:
-            if choice.fewer:
-                chosen = self._without_last(choice.fewer)
+        for modules, choice in choices:
+            if hidden := chosen.shown[modules:]:
+                left = (*hidden, *chosen.hidden)
+                chosen = replace(chosen, shown=chosen.shown[:modules], hidden=left)
                 table = self._ranked(chosen)
-            screen = [*lines, Text(), *table, *self._findings(choice)]
-            screen += fact_lines(self._next(chosen, choice.named, more), self._width)
+            screen = [*lines, Text(), *table, *self._findings(*choice)]
+            screen += fact_lines(self._next(chosen, choice[0], more), self._width)
             if len(screen) <= room:
                 break
         return screen
-
-    def _without_last(self, number: int) -> Selection:
-        """The modules, of which the last ones are hidden."""
-        chosen = self._chosen
-        kept = len(chosen.shown) - number
-        hidden = (*chosen.shown[kept:], *chosen.hidden)
-        return replace(chosen, shown=chosen.shown[:kept], hidden=hidden)
 
     def _ranked(self, chosen: Selection) -> list[Text]:
         """The table, and what surprises in it."""
@@ -307,16 +280,15 @@ class _Page:
                 lines += self._paragraph(Text(text))
         return lines
 
-    def _findings(self, choice: _Choice) -> list[Text]:
-        """The first findings."""
+    def _findings(self, named: int, detailed: int, evidence: int, remedy: int | None) -> list[Text]:
+        """The first findings; the arguments are those of a choice."""
         report, width = self._report, self._width
         lines = [Text()]
         if not report.findings and (told := searched(report)):
             lines += self._paragraph(Text(told))
-        for number, found in enumerate(self._found[: choice.named], 1):
+        for number, found in enumerate(self._found[:named], 1):
             at = (report, number, found, width)
-            if number <= choice.detailed:
-                evidence, remedy = choice.evidence, choice.remedy
+            if number <= detailed:
                 lines += finding(*at, whole=self._whole, evidence=evidence, remedy=remedy)
             else:
                 lines += brief_finding(*at, whole=self._whole)
@@ -384,11 +356,7 @@ class _Page:
         return [*fact_lines([f"{self._report.per}: {phases[0]}", *phases[1:]], self._width)]
 
     def _table(self, chosen: Selection, heading: str = "") -> list[Text]:
-        """The ranked modules, or autograd nodes where no module is known.
-
-        Args:
-            heading: the heading of the rows without a module, ``""`` on the screen.
-        """
+        """The ranked modules, or autograd nodes; ``heading`` stands above what no module owns."""
         report, view, width = self._report, self._table_view, self._width
         if only_nodes(report):
             shown = self._nodes[: view.top]
@@ -424,11 +392,7 @@ def _packed(facts: Sequence[str]) -> list[str]:
 
 
 def _phase_facts(report: Report, least: float = 0) -> list[str]:
-    """The phases of the step, one fact each: ``22% forward``.
-
-    Args:
-        least: the share of the step from which a phase is worth saying.
-    """
+    """The phases with at least a share of the step, one fact each: ``22% forward``."""
     kept = [one for one in kept_phases(report) if abs(one.wall_ns) >= least * report.step_ns]
     texts = [phase_text(report, phase) for phase in kept]
     return [f"{share} {name}" for name, _, share in texts]

@@ -8,15 +8,7 @@ from dataclasses import replace
 
 from backspot.formatting import duration, percent, visible
 from backspot.render._columns import Column, milliseconds_of, node_cells, numbers
-from backspot.render._comparison import (
-    change_columns,
-    comparison_answer,
-    left_out,
-    of_step,
-    rank_columns,
-    recordings,
-    step_columns,
-)
+from backspot.render._comparison import comparison_answer, left_out, recordings, tables
 from backspot.render._findings import cost_of, place_name, worth
 from backspot.render._terminal import (
     fact_lines,
@@ -39,16 +31,6 @@ from backspot.results.report import Report
 from backspot.styled import Text, cell_len
 from backspot.trace.names import short_node_name
 
-__all__ = [
-    "FORMATS",
-    "brief_finding",
-    "finding",
-    "line_of_answer",
-    "lines_table",
-    "render_comparison",
-    "render_subtree",
-]
-
 _BETWEEN_SENTENCES = re.compile(r"(?<=\.) (?=[A-Z(])")
 
 
@@ -64,12 +46,7 @@ def finding(
 ) -> list[Text]:
     """A finding as a paragraph: its cost and place, what was seen, and the remedy.
 
-    Args:
-        number: the number of the finding, from 1.
-        width: number of cells in a line.
-        whole: whether its place is never cut.
-        evidence: how many sentences about what was seen there are at most; ``None`` has all.
-        remedy: how many sentences about what to do there are at most; ``None`` has all.
+    ``evidence`` and ``remedy`` say how many sentences there are at most; ``None`` has all.
     """
     text = Text(visible(found.title), "bold")
     text.append(f": {', '.join(cost_of(report, found))}", "not bold")
@@ -238,23 +215,14 @@ def render_comparison(
 ) -> str:
     """The comparison for a terminal: the answer, then the ``view.top`` largest changes."""
     width, whole = space_for(width)
-    shown, columns = change_columns(comparison, view.top)
-    verdicts = [change.verdict for change in (*shown, comparison.whole)]
     said = sentence(comparison_answer(comparison), width, whole=whole)
     lines = [*paragraph(said, width, whole=whole), *fact_lines(recordings(comparison), width)]
     for note in comparison.notes:
         lines += paragraph(Text("! " + visible(note), "yellow"), width)
-    if phases := of_step(comparison):
-        styles = [_VERDICTS.get(phase.verdict, "") for phase in phases]
-        lines += [Text(), *lay_out(step_columns(comparison), width, styles)]
-    ranks, of_ranks = rank_columns(comparison)
-    if ranks:
-        styles = [_VERDICTS.get(rank.verdict, "") for rank in ranks]
-        lines += [Text(), *lay_out(of_ranks, width, styles)]
-    lines.append(Text())
-    styles = [_VERDICTS.get(verdict, "") for verdict in verdicts]
-    lines += lay_out(columns, width, styles, whole=whole)
-    for parts in left_out(comparison, shown):
+    for rows, columns in tables(comparison, view.top):
+        styles = [_VERDICTS.get(change.verdict, "") for change in rows]
+        lines += [Text(), *lay_out(columns, width, styles, whole=whole)]
+    for parts in left_out(comparison, view.top):
         text = Text(sentence(parts, width, whole=whole).plain, "dim")
         lines += paragraph(text, width, whole=whole)
     return written(lines, width, color=color)

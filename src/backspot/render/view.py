@@ -9,24 +9,6 @@ from typing import Literal, TypeAlias
 from backspot.results.costs import LineCost, NodeCost, OperatorCost, Row, Sort, time_of
 from backspot.results.report import By, Report
 
-__all__ = [
-    "DEFAULT_VIEW",
-    "SCREEN_ROWS",
-    "Cost",
-    "Selection",
-    "View",
-    "costs_anything",
-    "first_view",
-    "heaviest",
-    "heaviest_line",
-    "node_sort",
-    "only_nodes",
-    "operators_by",
-    "select",
-    "share_of",
-    "unowned_rows",
-]
-
 Cost: TypeAlias = Row | NodeCost | OperatorCost | LineCost
 """What has a wall, a GPU and a CPU time."""
 
@@ -40,8 +22,6 @@ class View:
 
     Attributes:
         top: how many modules (or autograd nodes, or changes) to show at most; ``None`` shows all.
-        depth: fold every module deeper than this into its ancestor.
-        sort: the time to rank by.
         by: what makes a row: a module, a class, or a pattern of repeated layers.
         match: patterns of the module paths to keep.
         order: another thing than a time to rank by; then ``sort`` is the time that is shown first.
@@ -97,11 +77,7 @@ class Selection:
 
 
 def select(report: Report, view: View) -> Selection:
-    """Choose the rows of a table.
-
-    Raises:
-        UsageError: If the view has a value that ``Report.top`` refuses.
-    """
+    """Choose the rows of a table; raises what ``Report.top`` does."""
     # Without rows this costs nothing, and it checks the view.
     replace(report, modules=()).top(view.top, depth=view.depth, sort=view.sort, by=view.by)
     ranked = view.ranked(report)

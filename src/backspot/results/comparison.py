@@ -17,8 +17,6 @@ from backspot.formatting import quoted, visible
 from backspot.presented import Presented, public
 from backspot.results.report import StepUnit
 
-__all__ = ["SCHEMA", "Change", "ChangeKind", "Comparison", "Move", "Side", "Time", "Verdict"]
-
 
 @public
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,11 @@ What ends in ``_by_step`` has one entry a recorded step, and is exact.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from dataclasses import astuple, dataclass
+from operator import add
+from typing import Any, Literal, Protocol
 
 from backspot.errors import UsageError
 from backspot.formatting import labelled, quoted, visible
@@ -16,30 +18,6 @@ from backspot.presented import public
 from backspot.results.findings import Saving
 from backspot.results.memory import MemoryOfModule
 from backspot.results.quantities import Count, Measure, Ratio
-
-__all__ = [
-    "Coverage",
-    "DeviceCost",
-    "FusedKernel",
-    "FusedPart",
-    "Hiccup",
-    "KernelCost",
-    "LineCost",
-    "NodeCost",
-    "OperatorCost",
-    "Order",
-    "Pass",
-    "Phase",
-    "PhaseName",
-    "Row",
-    "Sort",
-    "WallKinds",
-    "WorkOfModule",
-    "half_spread",
-    "line_of",
-    "summed_work",
-    "time_of",
-]
 
 
 @public
@@ -78,44 +56,34 @@ class WorkOfModule:
     unknown_share: Ratio
 
 
+COUNTS_OF_WORK = (
+    *("forward_flops", "recompute_flops", "flops"),
+    *("forward_bytes", "recompute_bytes", "bytes"),
+)
+
+
 def summed_work(
     parts: Iterable[tuple[WorkOfModule | None, int]],
 ) -> WorkOfModule | None:
     """Return the work of several modules together, ``None`` where none is known.
 
-    Args:
-        parts: the work of each, and its time in backward, which weighs its unknown share.
+    The time of each in backward weighs its unknown share.
     """
     known = [(one, time) for one, time in parts if one is not None]
     if not known:
         return None
     whole = sum(time for _, time in known)
     unknown = sum(one.unknown_share * time for one, time in known) / whole if whole else 0.0
-    works = [one for one, _ in known]
-    return WorkOfModule(
-        forward_flops=_added([one.forward_flops for one in works]),
-        recompute_flops=_added([one.recompute_flops for one in works]),
-        flops=_added([one.flops for one in works]),
-        forward_bytes=_added([one.forward_bytes for one in works]),
-        recompute_bytes=_added([one.recompute_bytes for one in works]),
-        bytes=_added([one.bytes for one in works]),
-        flops_by_type=_merged([one.flops_by_type for one in works]),
-        forward_flops_by_type=_merged([one.forward_flops_by_type for one in works]),
-        unknown_share=min(1.0, unknown),
-    )
-
-
-def _merged(parts: Sequence[dict[str, int]]) -> dict[str, int]:
-    sums: dict[str, int] = {}
-    for part in parts:
-        for name, count in part.items():
-            sums[name] = sums.get(name, 0) + count
-    return sums
-
-
-def _added(values: Sequence[int | None]) -> int | None:
-    some = [value for value in values if value is not None]
-    return sum(some) if some else None
+    counts: dict[str, Any] = {}
+    for name in COUNTS_OF_WORK:
+        some = [count for one, _ in known if (count := getattr(one, name)) is not None]
+        counts[name] = sum(some) if some else None
+    for name in ("flops_by_type", "forward_flops_by_type"):
+        sums: Counter[str] = Counter()
+        for one, _ in known:
+            sums.update(getattr(one, name))
+        counts[name] = dict(sums)
+    return WorkOfModule(**counts, unknown_share=min(1.0, unknown))
 
 
 @public
@@ -297,13 +265,7 @@ class WallKinds:
     host_ns: Count = 0
 
     def __add__(self, other: WallKinds) -> WallKinds:
-        return WallKinds(
-            self.gpu_ns + other.gpu_ns,
-            self.communication_ns + other.communication_ns,
-            self.queued_ns + other.queued_ns,
-            self.sync_ns + other.sync_ns,
-            self.host_ns + other.host_ns,
-        )
+        return WallKinds(*map(add, astuple(self), astuple(other)))
 
 
 @public

@@ -14,8 +14,6 @@ from backspot.formatting import duration, labelled, size, visible
 from backspot.presented import public
 from backspot.results.quantities import Count
 
-__all__ = ["Finding", "Place", "Predictor", "ReplayedStep", "Saving", "WhatIf"]
-
 
 @public
 @dataclass(frozen=True, slots=True)

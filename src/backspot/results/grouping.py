@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
 from itertools import zip_longest
-from typing import Protocol
+from operator import add, attrgetter
+from typing import Any, Protocol, TypeVar
 
 from backspot import presented
 from backspot.errors import UsageError
@@ -25,27 +26,9 @@ from backspot.results.costs import (
 from backspot.results.findings import Saving
 from backspot.results.memory import MemoryOfModule, summed_memory
 
-__all__ = [
-    "Patterns",
-    "Subtree",
-    "add_totals",
-    "fold",
-    "group",
-    "is_pattern",
-    "name_order",
-    "near_names",
-    "numberless",
-    "parents_of",
-    "pattern_of",
-    "patterns_of",
-    "ranked_kernels",
-    "ranked_lines",
-    "ranked_nodes",
-    "ranked_rows",
-    "subtree_of",
-]
-
 _COSTS = ("wall_ns", "gpu_ns", "cpu_ns", "forward_ns", "recompute_ns")
+_TOTALS = tuple(f"total_{cost}" for cost in _COSTS)
+_BY_STEP = tuple(f"{cost}_by_step" for cost in _COSTS[:4])
 
 
 def fold(
@@ -53,18 +36,12 @@ def fold(
 ) -> tuple[Row, ...]:
     """Fold every row that is too deep, or does not match, into the nearest row that is kept.
 
-    A root is always kept.
-
-    The root is at level 0. Only modules that were called make a level: the forward of a
-    ``ModuleList`` never runs, so its modules are at the level that it has itself.
+    The root, at level 0, is always kept. Only modules that were called make a level: the forward of
+    a ``ModuleList`` never runs, so its modules are at the level that it has itself. ``None`` keeps
+    every level, and every path.
 
     Savings do not add up. A row that takes in all modules inside it saves its total, a row that
     takes in none saves what it did, and what any other row saves is not known.
-
-    Args:
-        rows: the rows of a report.
-        depth: the deepest level to keep; ``None`` keeps every level.
-        matches: whether to keep a path; ``None`` keeps every path.
     """
     known = {row.path: row for row in rows if row.is_module}
     levels: dict[str, int] = {}
@@ -179,40 +156,21 @@ def _merge(
     # A total includes the modules inside, so only the outermost rows of the group are added.
     parents = parents_of(rows)
     outer = [row for row in rows if parents[row.path] is None]
-    nodes: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
-    for row in rows:
-        for node in row.nodes:
-            sums = nodes[node.name]
-            sums[0] += node.count
-            sums[1] += node.wall_ns
-            sums[2] += node.gpu_ns
-            sums[3] += node.cpu_ns
-    first = rows[0]
+    sums: dict[str, Any] = {cost: sum(map(attrgetter(cost), rows)) for cost in _COSTS}
+    sums |= {cost: sum(map(attrgetter(cost), outer)) for cost in _TOTALS}
+    sums |= {cost: _by_step(map(attrgetter(cost), rows)) for cost in _BY_STEP}
     return replace(
-        first,
+        rows[0],
+        **sums,
         path=path,
         class_name=class_name,
         calls=calls,
         members=members,
-        wall_ns=sum(row.wall_ns for row in rows),
-        gpu_ns=sum(row.gpu_ns for row in rows),
-        cpu_ns=sum(row.cpu_ns for row in rows),
-        forward_ns=sum(row.forward_ns for row in rows),
-        recompute_ns=sum(row.recompute_ns for row in rows),
         split_ns=sum(row.split_ns for row in rows),
-        total_wall_ns=sum(row.total_wall_ns for row in outer),
-        total_gpu_ns=sum(row.total_gpu_ns for row in outer),
-        total_cpu_ns=sum(row.total_cpu_ns for row in outer),
-        total_forward_ns=sum(row.total_forward_ns for row in outer),
-        total_recompute_ns=sum(row.total_recompute_ns for row in outer),
-        nodes=ranked_nodes(NodeCost(name, *sums) for name, sums in nodes.items()),
+        nodes=ranked_nodes(_summed(NodeCost, 1, (node for row in rows for node in row.nodes))),
         lines=ranked_lines(line for row in rows for line in row.lines),
         kernels=ranked_kernels(kernel for row in rows for kernel in row.kernels),
         wall_on=sum((row.wall_on for row in rows), WallKinds()),
-        wall_ns_by_step=_added(row.wall_ns_by_step for row in rows),
-        gpu_ns_by_step=_added(row.gpu_ns_by_step for row in rows),
-        cpu_ns_by_step=_added(row.cpu_ns_by_step for row in rows),
-        forward_ns_by_step=_added(row.forward_ns_by_step for row in rows),
         saves=saves,
         total_saves=total_saves,
         memory=summed_memory(
@@ -222,7 +180,7 @@ def _merge(
     )
 
 
-def _added(by_step: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
+def _by_step(by_step: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
     return tuple(sum(column) for column in zip(*by_step, strict=True))
 
 
@@ -238,35 +196,32 @@ def ranked_nodes(nodes: Iterable[NodeCost]) -> tuple[NodeCost, ...]:
     )
 
 
+_Cost = TypeVar("_Cost", NodeCost, LineCost, KernelCost)
+
+
+def _summed(kind: type[_Cost], keys: int, costs: Iterable[_Cost]) -> list[_Cost]:
+    """Sum the costs that agree in their first fields, the keys; the others are numbers."""
+    values = attrgetter(*(field.name for field in fields(kind)))
+    sums: dict[tuple[Any, ...], Iterable[int]] = {}
+    for found in map(values, costs):
+        key, numbers = found[:keys], found[keys:]
+        sums[key] = tuple(map(add, sums[key], numbers)) if key in sums else numbers
+    return [kind(*key, *numbers) for key, numbers in sums.items()]
+
+
 def ranked_lines(lines: Iterable[LineCost]) -> tuple[LineCost, ...]:
     """Sum the costs of each line and node name, most expensive first."""
-    sums: dict[tuple[str, int, str, str, str, bool], list[int]] = defaultdict(lambda: [0, 0, 0, 0])
-    for line in lines:
-        key = (line.file, line.line, line.function, line.text, line.node, line.exact)
-        cost = (line.count, line.wall_ns, line.gpu_ns, line.cpu_ns)
-        sums[key] = [a + b for a, b in zip(sums[key], cost, strict=True)]
     return tuple(
         sorted(
-            (LineCost(*key, *cost) for key, cost in sums.items()),
-            key=lambda cost: (
-                -cost.wall_ns,
-                -cost.gpu_ns,
-                -cost.cpu_ns,
-                cost.file,
-                cost.line,
-                cost.node,
-            ),
+            _summed(LineCost, 6, lines),
+            key=lambda one: (-one.wall_ns, -one.gpu_ns, -one.cpu_ns, one.file, one.line, one.node),
         )
     )
 
 
 def ranked_kernels(kernels: Iterable[KernelCost]) -> tuple[KernelCost, ...]:
     """Sum the kernels of each name, most device time first."""
-    sums: dict[str, list[int]] = defaultdict(lambda: [0, 0])
-    for kernel in kernels:
-        sums[kernel.name][0] += kernel.count
-        sums[kernel.name][1] += kernel.spent_ns
-    added = (KernelCost(name, count, spent) for name, (count, spent) in sums.items())
+    added = _summed(KernelCost, 1, kernels)
     return tuple(sorted(added, key=lambda kernel: (-kernel.spent_ns, kernel.name)))
 
 
@@ -318,25 +273,18 @@ def _contains(outer: str, path: str) -> bool:
 def add_totals(rows: Sequence[Row]) -> tuple[Row, ...]:
     """Set each row's ``total_*`` from its own costs and those of the modules inside it."""
     own = {row.path: row for row in rows if row.is_module}
-    totals = {path: [getattr(row, field) for field in _COSTS] for path, row in own.items()}
+    costs = attrgetter(*_COSTS)
+    totals = {path: costs(row) for path, row in own.items()}
     for path, parent in reversed(parents_of(own.values()).items()):
         if parent is not None:
-            totals[parent] = [a + b for a, b in zip(totals[parent], totals[path], strict=True)]
-    result = []
-    for row in rows:
-        own_costs = [getattr(row, field) for field in _COSTS]
-        wall, gpu, cpu, forward, recompute = totals[row.path] if row.is_module else own_costs
-        result.append(
-            replace(
-                row,
-                total_wall_ns=wall,
-                total_gpu_ns=gpu,
-                total_cpu_ns=cpu,
-                total_forward_ns=forward,
-                total_recompute_ns=recompute,
-            )
+            totals[parent] = tuple(map(add, totals[parent], totals[path]))
+    return tuple(
+        replace(
+            row,
+            **dict(zip(_TOTALS, totals[row.path] if row.is_module else costs(row), strict=True)),
         )
-    return tuple(result)
+        for row in rows
+    )
 
 
 _LONGEST_NAME = 200  # characters: the time to compare two names grows with the product of lengths
@@ -392,11 +340,7 @@ class Subtree:
 
 
 def subtree_of(row: Row, modules: Mapping[str, Row]) -> Subtree:
-    """Return a row with the modules inside it, built without recursion.
-
-    Raises:
-        KeyError: If ``row`` is a module that ``modules`` lacks.
-    """
+    """Return a row with the modules inside it, built without recursion."""
     if not row.is_module:
         return Subtree(row, ())
     inside: dict[str, list[Subtree]] = defaultdict(list)
@@ -434,9 +378,6 @@ class Patterns:
 
     ``*`` and ``?`` match within a name, ``**`` matches any number of names, and ``[0-3]`` matches
     one character of a set.
-
-    Attributes:
-        texts: the patterns.
     """
 
     texts: tuple[str, ...]
@@ -450,11 +391,7 @@ class Patterns:
         return any(one.fullmatch(path) for one in self._expressions)
 
     def check(self, paths: Collection[str]) -> None:
-        """Raise an error if a pattern matches none of these paths.
-
-        Raises:
-            UsageError: If so. The message suggests near patterns.
-        """
+        """Raise ``UsageError`` with near patterns if a pattern matches none of these paths."""
         for text, expression in zip(self.texts, self._expressions, strict=True):
             if not any(map(expression.fullmatch, paths)):
                 kinds = Counter(map(numberless, paths))

@@ -15,23 +15,6 @@ from backspot import presented
 from backspot.formatting import counted, labelled
 from backspot.presented import Presented, public
 
-__all__ = [
-    "EXPLAINS",
-    "PARTS",
-    "ROLES",
-    "SCHEMA",
-    "GroupCost",
-    "JobFinding",
-    "JobReport",
-    "LostRank",
-    "ModuleSpread",
-    "Part",
-    "RankCost",
-    "RankLane",
-    "Role",
-    "SlowestRank",
-]
-
 SCHEMA = "backspot.job/1"
 """Version of the JSON form."""
 Role = Literal[

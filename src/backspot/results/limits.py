@@ -10,15 +10,6 @@ from backspot.presented import public
 from backspot.results.costs import Row
 from backspot.results.quantities import Measure
 
-__all__ = [
-    "REACHABLE_COMPUTE",
-    "REACHABLE_MEMORY",
-    "LimitOfModule",
-    "Peaks",
-    "limit_of",
-    "share_of_peak",
-]
-
 REACHABLE_COMPUTE, REACHABLE_MEMORY = 0.7, 0.85
 """The shares of the peaks that headroom is measured against: large products of matrices and large
 copies reach about as much."""
@@ -82,12 +73,7 @@ class LimitOfModule:
 
 
 def limit_of(row: Row, peaks: Peaks | None) -> LimitOfModule | None:
-    """Return how fast the backward of a row runs; ``None`` without known work or device time.
-
-    Args:
-        row: a row with its work.
-        peaks: the peaks of the device; ``None`` if they are not known.
-    """
+    """Return how fast the backward of a row runs; ``None`` without known work or device time."""
     work = row.work
     if work is None or not row.gpu_ns:
         return None
@@ -123,18 +109,11 @@ def limit_of(row: Row, peaks: Peaks | None) -> LimitOfModule | None:
 def share_of_peak(
     rows: Sequence[Row], peaks: Peaks | None, step_ns: int, devices: int = 1
 ) -> float | None:
-    """Return the model FLOPs utilisation of a step: its share of what the device could compute.
+    """Return the model FLOPs utilisation of a step: its share of what its devices could compute.
 
-    Forward work that runs again does not count, as it is no work of the model.
-
-    Args:
-        rows: all rows.
-        peaks: the peaks of the device.
-        step_ns: the clock time of a step without the profiler, as far as that is known.
-        devices: how many devices share the work. Default: 1.
-
-    Returns:
-        The share; ``None`` if a part of the work has no known peak, or no work is known.
+    Forward work that runs again does not count, as it is no work of the model. ``step_ns`` is the
+    clock time without the profiler, as far as that is known. ``None`` if a part of the work has no
+    known peak, or no work is known.
     """
     if peaks is None or not step_ns:
         return None

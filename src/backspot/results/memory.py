@@ -16,20 +16,6 @@ from backspot.formatting import size
 from backspot.presented import public
 from backspot.results.quantities import Count
 
-__all__ = [
-    "ALLOCATOR",
-    "BEFORE",
-    "HOST",
-    "OPTIMIZER",
-    "UNACCOUNTED",
-    "MemoryKind",
-    "MemoryOfDevice",
-    "MemoryOfModule",
-    "MemoryShare",
-    "MemoryTimeline",
-    "summed_memory",
-]
-
 MemoryKind = Literal[
     "before",
     "activation",
@@ -201,8 +187,7 @@ def summed_memory(
     """Return the memory of a row that takes in others, ``None`` where none is known.
 
     Args:
-        members: the memory of all rows that it takes in.
-        outer: of those of them that lie in no other one.
+        outer: the memory of those members that lie in no other one.
         target: the memory of the module that stays, if the others are inside it.
         has_all: whether these are all modules inside it.
     """

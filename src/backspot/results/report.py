@@ -51,8 +51,6 @@ from backspot.results.quantities import Count, Measure, Ratio
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["SCHEMA", "By", "LabelSource", "Report", "StepUnit", "changed"]
-
 SCHEMA = "backspot.report/2"
 """Version of the JSON form. A reader of version 2 reads every ``backspot.report/2``."""
 
@@ -590,11 +588,7 @@ def changed(
 ) -> Report:
     """Return a report with other values in some fields, which can still be replayed.
 
-    Args:
-        report: the report.
-        predictor: what replays it; ``None`` keeps the report's own.
-        job: the answer for all ranks; ``None`` keeps the report's own.
-        fields: the new values.
+    ``None`` keeps the report's own predictor, and its answer for all ranks.
     """
     found = replace(report, **fields)
     for name, given in (("_predictor", predictor), ("_job", job)):

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Arrow", "Track", "TrackSpan", "Tracks"]
-
 
 @dataclass(slots=True)
 class TrackSpan:

@@ -40,8 +40,6 @@ from backspot.trace.metadata import (
 )
 from backspot.trace.numbers import with_numbers
 
-__all__ = ["ChromeDecoder", "first_between"]
-
 # The structs of a piece stay in the processor's caches; ten times as much takes half again as long.
 _PIECE = 1 << 18
 # Between two events. A quote in a JSON string is escaped, so this cannot match inside a string. It
@@ -366,9 +364,7 @@ def first_between(text: bytes) -> tuple[int, int] | None:
 def _last_between(text: bytes, since: int = 0) -> tuple[int, int] | None:
     """Return where the last event of ``text`` starts: (end of the one before, its own start).
 
-    Args:
-        text: searched from the back.
-        since: the part of the text that is known to have no event's start.
+    The text before ``since`` is known to have no event's start.
     """
     window = _MOST_EVENTS
     while True:

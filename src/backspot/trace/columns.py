@@ -15,8 +15,6 @@ from backspot.trace.names import COLLECTION, NEXT_BATCH, PROFILER_STEP, WAITED_A
 from backspot.trace.source_lines import LineTable
 from backspot.trace.unknown_categories import UnknownCategories
 
-__all__ = ["BETWEEN_TEXTS", "LONGEST_NS", "Columns", "Index", "integers"]
-
 LONGEST_NS = 30 * 24 * 3600 * 10**9
 """Nanoseconds, thirty days: longer than any recording, and so longer than any event."""
 _MOST_NS = 1 << 60
@@ -218,13 +216,10 @@ class Columns:
         self._chunks, self._loose_rows = 1, 0
 
     def _leave_out_impossible(self) -> int:
-        """Leave out events that cannot belong to one recording.
+        """Leave out events that cannot belong to one recording, and return their number.
 
         An event is left out if it starts further from the median start than a recording lasts. If
         all events together last impossibly long, the longest are left out.
-
-        Returns:
-            The number of events that were left out.
         """
         self.compact()
         start, duration = self._pieces["start"][0], self._pieces["duration"][0]

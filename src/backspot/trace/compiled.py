@@ -21,21 +21,6 @@ import msgspec
 from backspot.trace.metadata import last_value
 from backspot.trace.source_lines import SourceLine
 
-__all__ = [
-    "KEY",
-    "MOST_BYTES",
-    "Compilation",
-    "CompiledGraph",
-    "CompiledTable",
-    "KnownModule",
-    "ModuleRef",
-    "Part",
-    "Site",
-    "find_compiled",
-    "format_compiled",
-    "live_compiled",
-]
-
 KEY = "backspot.compiled"
 """The key in the trace's metadata."""
 
@@ -71,7 +56,6 @@ class ModuleRef(msgspec.Struct, array_like=True, frozen=True):
     Attributes:
         root: the variable that the path begins with (``L['self']``).
         path: the path from there; ``""`` for the root itself.
-        class_name: the module's class.
     """
 
     root: str
@@ -116,8 +100,6 @@ class CompiledGraph(msgspec.Struct, array_like=True, frozen=True):
 
     Attributes:
         key: the key in the names of its calls.
-        backward: whether it is a backward graph.
-        places: the modules that it names.
         sites: its sites in the order of the calls; ``None`` where they were not recorded.
     """
 
@@ -199,11 +181,7 @@ def format_compiled(
 
 
 def find_compiled(text: bytes) -> CompiledTable:
-    """Find the table in the text around a trace's events.
-
-    Returns:
-        The table; an empty one if there is none; a ``broken`` one if it cannot be read.
-    """
+    """Find the table in the text around a trace's events: an empty one, or a ``broken`` one."""
     value = last_value(text, KEY, MOST_BYTES)
     if value is None:
         return CompiledTable()
@@ -219,11 +197,7 @@ def find_compiled(text: bytes) -> CompiledTable:
 
 
 def _checked(content: _Content) -> CompiledTable:
-    """Return the content as a table.
-
-    Raises:
-        ValueError: If an index is out of range, or a weight negative.
-    """
+    """Return the content as a table; ``ValueError`` if an index or a weight is impossible."""
     for graph in content.graphs:
         for site in graph.sites or ():
             for part in site.parts:

@@ -17,17 +17,6 @@ from backspot.trace.frames import Frames
 from backspot.trace.labels import Label, parse_label
 from backspot.trace.source_lines import LineTable
 
-__all__ = [
-    "CATEGORIES",
-    "Allocations",
-    "Category",
-    "Events",
-    "Flows",
-    "Ints",
-    "Mask",
-    "Signature",
-]
-
 Ints: TypeAlias = NDArray[np.int64]
 Mask: TypeAlias = NDArray[np.bool_]
 

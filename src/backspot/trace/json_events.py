@@ -45,15 +45,6 @@ from backspot.trace.names import (
     process_group,
 )
 
-__all__ = [
-    "Event",
-    "Gatherer",
-    "convert_event",
-    "convert_in_detail",
-    "decode_events",
-    "decode_in_detail",
-]
-
 _NAN = float("nan")
 
 
@@ -177,13 +168,7 @@ class Gatherer:
 
     The values of a piece are picked out while its structs are in the processor's caches, each field
     by a list comprehension: nothing in Python is as fast. They become arrays together with those of
-    other pieces.
-
-    Args:
-        columns: where they go.
-
-    Attributes:
-        impossible: the number of events that were left out because of their times.
+    other pieces. ``impossible`` counts events that were left out because of their times.
     """
 
     def __init__(self, columns: Columns) -> None:

@@ -24,8 +24,6 @@ from dataclasses import dataclass
 from enum import Enum
 from urllib.parse import quote, unquote
 
-__all__ = ["Kind", "Label", "format_label", "parse_label", "readable_label"]
-
 
 class Kind(str, Enum):
     """What a label marks in the trace."""

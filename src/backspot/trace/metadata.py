@@ -19,15 +19,6 @@ from backspot.trace.names import (
     TRACE_EVENTS,
 )
 
-__all__ = [
-    "TableFinder",
-    "base_time",
-    "device_names",
-    "find_events",
-    "has_details",
-    "last_value",
-]
-
 _PIECE = 1 << 18
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _HEAD = re.compile(TRACE_EVENTS + rb"\s*:\s*\[")
@@ -140,12 +131,7 @@ def base_time(head: bytes) -> int:
 
 
 class TableFinder:
-    """Searches the text around the events for the value under a key.
-
-    Args:
-        key: the key.
-        most: the most bytes that the value may have; no more text than that is kept.
-    """
+    """Searches the text around the events for the value under a key, of at most so many bytes."""
 
     def __init__(self, key: str, most: int) -> None:
         self._key = re.compile(rb'"' + re.escape(key.encode()) + rb'"\s*:')
@@ -174,13 +160,7 @@ class TableFinder:
 def last_value(text: bytes, key: str, most: int) -> bytes | None:
     """Return the object or list under the last occurrence of a key, as in every JSON object.
 
-    Args:
-        text: any part of an object.
-        key: the key.
-        most: the most bytes that the value may have.
-
-    Returns:
-        The value; ``None`` if there is no such key; ``b""`` if the value does not end in time.
+    ``None`` if there is no such key; ``b""`` if the value has more than ``most`` bytes.
     """
     at = list(re.finditer(rb'"' + re.escape(key.encode()) + rb'"\s*:\s*(?=[{\[])', text))
     if not at:

@@ -10,6 +10,20 @@ predicates, which take one event name.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+
+
+def _begins(pattern: str) -> Callable[[str], bool]:
+    """Return a predicate: whether a name begins with a pattern."""
+    match = re.compile(pattern).match
+    return lambda name: match(name) is not None
+
+
+def _contains(pattern: str) -> Callable[[str], bool]:
+    """Return a predicate: whether a pattern is anywhere in a name."""
+    search = re.compile(pattern).search
+    return lambda name: search(name) is not None
+
 
 # The file format: Chrome's trace event JSON, as Kineto's output_json.cpp writes it ---------------
 
@@ -110,12 +124,8 @@ OTHER_CATEGORIES = frozenset(
 
 MODULE_CALL = "nn.Module: "
 """The call of a module, followed by its class name and the number of the instance."""
-_PYTHON_FRAME = re.compile(r".*\.py\(\d+\): |<built-in ")
-
-
-def is_python_frame(name: str) -> bool:
-    """Whether this is another Python call: ``file.py(12): step``, ``<built-in method …>``."""
-    return _PYTHON_FRAME.match(name) is not None
+is_python_frame = _begins(r".*\.py\(\d+\): |<built-in ")
+"""Whether this is another Python call: ``file.py(12): step``, ``<built-in method …>``."""
 
 
 # Marks of Backspot's live half beside its labels --------------------------------------------------
@@ -155,35 +165,17 @@ HOST_MARKS = ("autograd::", "DataLoader", "enumerate(", "Optimizer", "ProfilerSt
 """What PyTorch wraps around the work of others; some versions write these as operators."""
 # The actions of Lightning's trainer, with the class of whoever runs them in between.
 _ACTION = r"\[pl\]\[profile\].*"
-_FETCH_MARK = re.compile(rf"enumerate\(DataLoader\)|{_ACTION}(dataloader_next|val_next)$")
-_COPY_MARK = re.compile(rf"{_ACTION}batch_to_device$")
-# "FSDP::": all that ``torch.distributed.fsdp.fully_shard`` does.
-_FORWARD_MARK = re.compile(rf"DistributedDataParallel\.forward|FSDP::|{_ACTION}training_step$")
-# FullyShardedDataParallel.forward is around the wrapped module's forward, too.
-_SHARDING_MARK = re.compile(r"FSDP::|FullyShardedDataParallel\._")
 _GATHER_MARK = re.compile(r"FSDP::all_gather(?: \((.+)\))?$")
-_CLIPPING_MARK = re.compile(rf"{_ACTION}configure_gradient_clipping$")
-_OPTIMIZER_MARK = re.compile(rf"Optimizer[.#]|{_ACTION}zero_grad$")
-
-
-def is_fetch_mark(name: str) -> bool:
-    """Whether PyTorch or Lightning marks with this that a batch is fetched."""
-    return _FETCH_MARK.match(name) is not None
-
-
-def is_copy_mark(name: str) -> bool:
-    """Whether Lightning marks with this that a batch is copied to the device."""
-    return _COPY_MARK.match(name) is not None
-
-
-def is_forward_mark(name: str) -> bool:
-    """Whether PyTorch or Lightning marks a model's forward with this."""
-    return _FORWARD_MARK.match(name) is not None
-
-
-def is_sharding_mark(name: str) -> bool:
-    """Whether FSDP, in either version, marks its own work with this."""
-    return _SHARDING_MARK.match(name) is not None
+is_fetch_mark = _begins(rf"enumerate\(DataLoader\)|{_ACTION}(dataloader_next|val_next)$")
+"""Whether PyTorch or Lightning marks with this that a batch is fetched."""
+is_copy_mark = _begins(rf"{_ACTION}batch_to_device$")
+"""Whether Lightning marks with this that a batch is copied to the device."""
+# "FSDP::": all that ``torch.distributed.fsdp.fully_shard`` does.
+is_forward_mark = _begins(rf"DistributedDataParallel\.forward|FSDP::|{_ACTION}training_step$")
+"""Whether PyTorch or Lightning marks a model's forward with this."""
+# FullyShardedDataParallel.forward is around the wrapped module's forward, too.
+is_sharding_mark = _begins(r"FSDP::|FullyShardedDataParallel\._")
+"""Whether FSDP, in either version, marks its own work with this."""
 
 
 def gathered_module(name: str) -> str | None:
@@ -195,26 +187,16 @@ def gathered_module(name: str) -> str | None:
     return None if found is None else found[1] or ""
 
 
-def is_clipping_mark(name: str) -> bool:
-    """Whether Lightning marks with this that gradients are clipped."""
-    return _CLIPPING_MARK.match(name) is not None
-
-
-def is_optimizer_mark(name: str) -> bool:
-    """Whether PyTorch or Lightning marks the work of an optimizer with this."""
-    return _OPTIMIZER_MARK.match(name) is not None
+is_clipping_mark = _begins(rf"{_ACTION}configure_gradient_clipping$")
+"""Whether Lightning marks with this that gradients are clipped."""
+is_optimizer_mark = _begins(rf"Optimizer[.#]|{_ACTION}zero_grad$")
+"""Whether PyTorch or Lightning marks the work of an optimizer with this."""
 
 
 # Generated code: torch/_inductor -----------------------------------------------------------------
 
-_GENERATED_CPP = re.compile(r"cpp_")
-_GENERATED_LOOP = re.compile(r"(triton_(poi|red|per|for)|(graph_\d+_)?cpp)_fused_")
 _GRAPH_NUMBER = re.compile(r"graph_\d+_")
 _EXTERN_KERNEL = re.compile(r"(?:\w+\.)*extern_kernels\.(\w+)$")
-_GENERATED_COPY = re.compile(
-    r"triton_poi_fused(?=\w*_clone_)(_(clone|_?unsafe_view|view|permute|transpose|t|stack|expand|squeeze|"
-    r"unsqueeze|slice|select))+_\d+$"
-)
 _OVERLOAD = re.compile(r"(?:torch\.ops\.)?(\w+)\.(\w+)(?:\.\w+)?$")
 _RENAMED = {"bias_addmm": "addmm"}
 
@@ -224,9 +206,8 @@ def compiled_graph_key(name: str) -> str:
     return name.removeprefix(COMPILED_GRAPH).removesuffix(" ##")
 
 
-def is_generated_cpp(name: str) -> bool:
-    """Whether a launch site calls generated C++ code: ``cpp_fused_add_0``."""
-    return _GENERATED_CPP.match(name) is not None
+is_generated_cpp = _begins(r"cpp_")
+"""Whether a launch site calls generated C++ code: ``cpp_fused_add_0``."""
 
 
 def is_triton(name: str) -> bool:
@@ -234,17 +215,16 @@ def is_triton(name: str) -> bool:
     return name.startswith("triton_")
 
 
-def is_generated_loop(name: str) -> bool:
-    """Whether a generated kernel does pointwise work and reductions: ``triton_poi_fused_add_3``.
+is_generated_loop = _begins(r"(triton_(poi|red|per|for)|(graph_\d+_)?cpp)_fused_")
+"""Whether a generated kernel does pointwise work and reductions: ``triton_poi_fused_add_3``.
 
-    Kernels from templates multiply matrices, as ``triton_tem_fused_mm_0``.
-    """
-    return _GENERATED_LOOP.match(name) is not None
-
-
-def is_generated_copy(name: str) -> bool:
-    """Whether a generated kernel only copies into another layout: ``triton_poi_fused_clone_3``."""
-    return _GENERATED_COPY.match(name) is not None
+Kernels from templates multiply matrices, as ``triton_tem_fused_mm_0``.
+"""
+is_generated_copy = _begins(
+    r"triton_poi_fused(?=\w*_clone_)(_(clone|_?unsafe_view|view|permute|transpose|t|stack|expand|squeeze|"
+    r"unsqueeze|slice|select))+_\d+$"
+)
+"""Whether a generated kernel only copies into another layout: ``triton_poi_fused_clone_3``."""
 
 
 def is_library_call(name: str) -> bool:
@@ -291,9 +271,6 @@ DIFFERENTIABLE_GRAPH = "DifferentiableGraph"
 """Part of the name of a node of TorchScript: ``graph_executor.cpp``."""
 COMPILED_FUNCTION = "CompiledFunction"
 """The node of a compiled region: ``torch/_functorch``."""
-_NODE = re.compile(r"\w+Backward\d*\Z")
-_GENERATED_NODE = re.compile(r"Backward\d+\Z")
-_VIEW_NODE = re.compile(r"(.*::)?(CopySlices|CopyBackwards|AsStridedBackward\d*)\Z")
 
 
 def is_accumulate_grad(name: str) -> bool:
@@ -301,14 +278,10 @@ def is_accumulate_grad(name: str) -> bool:
     return name.endswith(ACCUMULATE_GRAD)
 
 
-def is_node(name: str) -> bool:
-    """Whether a node has a name as PyTorch gives it: ``MulBackward0``, ``MyFunctionBackward``."""
-    return _NODE.search(name) is not None
-
-
-def is_generated_node(name: str) -> bool:
-    """Whether ``derivatives.yaml`` generated this node: ``MulBackward0``."""
-    return _GENERATED_NODE.search(name) is not None
+is_node = _contains(r"\w+Backward\d*\Z")
+"""Whether a node has a name as PyTorch gives it: ``MulBackward0``, ``MyFunctionBackward``."""
+is_generated_node = _contains(r"Backward\d+\Z")
+"""Whether ``derivatives.yaml`` generated this node: ``MulBackward0``."""
 
 
 def is_custom_function(name: str) -> bool:
@@ -317,9 +290,8 @@ def is_custom_function(name: str) -> bool:
     return is_node(name) and name.endswith(BACKWARD) and not name.startswith(of_torch)
 
 
-def is_view_node(name: str) -> bool:
-    """Whether autograd made this node for a view or a copy, beside the operator's own node."""
-    return _VIEW_NODE.match(name) is not None
+is_view_node = _begins(r"(.*::)?(CopySlices|CopyBackwards|AsStridedBackward\d*)\Z")
+"""Whether autograd made this node for a view or a copy, beside the operator's own node."""
 
 
 def short_node_name(name: str) -> str:
@@ -359,8 +331,6 @@ _COLLECTIVES = {
     "send": POINT_TO_POINT,
     "recv": POINT_TO_POINT,
 }
-
-
 _ITEM_SIZES = {
     1: "Byte Char Bool QInt8 QUInt8 Float8_e5m2 Float8_e4m3fn Float8_e5m2fnuz Float8_e4m3fnuz",
     2: "Half BFloat16 Short UInt16",
@@ -409,24 +379,12 @@ FOREACH = "aten::_foreach_"
 """Operators on all tensors of a list."""
 SYNC_BATCH_NORM = "SyncBatchNorm"
 """The class of the module that exchanges the statistics of its batches: ``torch.nn``."""
-_GRADIENT_OPERATOR = re.compile(r"aten::(_foreach_|_fused_(adam|sgd|adagrad)|_amp_|zero_$)")
-_NORM = re.compile(r"aten::(linalg_vector_)?norm$")
-_PIN_MEMORY = re.compile(r"aten::_?pin_memory$")
-
-
-def is_gradient_operator(name: str) -> bool:
-    """Whether this operator clips, unscales, zeroes or applies all gradients at once."""
-    return _GRADIENT_OPERATOR.match(name) is not None
-
-
-def is_norm(name: str) -> bool:
-    """Whether this operator computes a norm, as clipping does for each gradient."""
-    return _NORM.match(name) is not None
-
-
-def is_pin_memory(name: str) -> bool:
-    """Whether this operator copies a tensor into pinned memory."""
-    return _PIN_MEMORY.match(name) is not None
+is_gradient_operator = _begins(r"aten::(_foreach_|_fused_(adam|sgd|adagrad)|_amp_|zero_$)")
+"""Whether this operator clips, unscales, zeroes or applies all gradients at once."""
+is_norm = _begins(r"aten::(linalg_vector_)?norm$")
+"""Whether this operator computes a norm, as clipping does for each gradient."""
+is_pin_memory = _begins(r"aten::_?pin_memory$")
+"""Whether this operator copies a tensor into pinned memory."""
 
 
 # Calls of the CUDA and HIP runtimes and drivers --------------------------------------------------
@@ -438,34 +396,18 @@ CODE_LOADS = ("cuModuleLoad", "cuLibraryLoad", "hipModuleLoad", "cudaModuleLoad"
 """Device code being loaded, which happens when a kernel is first wanted."""
 STREAM_WAITS = ("cudaStreamWaitEvent", "cuStreamWaitEvent", "hipStreamWaitEvent")
 """One queue of a device waiting for an event of another."""
-_RUNTIME_CALL = re.compile(r"(cuda|hip|cu[A-Z])")
-_CUDA_WORK = re.compile(
+is_runtime_call = _begins(r"(cuda|hip|cu[A-Z])")
+"""Whether this is a call of the CUDA or HIP runtime or driver."""
+is_cuda_work = _contains(
     r"Mem(cpy|set) |at::(native|cuda)|^void |gemm|cudnn|cutlass|nccl|Cijk_|triton_"
 )
-_MPS = re.compile(r"aten::_?mps_")
-_SYNCHRONIZATION = re.compile(
+"""Whether device work has a name as on GPUs of NVIDIA and AMD, which PyTorch calls ``cuda``."""
+is_of_apples_gpu = _begins(r"aten::_?mps_")
+"""Whether this operator runs on Apple's GPUs: ``aten::_mps_convolution``."""
+is_synchronization = _begins(
     r"(cuda|hip)(Stream|Device|Event)Synchronize|(cuda|hip)Memcpy(2D|3D)?$|cu(Stream|Ctx|Event)Sync"
 )
-
-
-def is_runtime_call(name: str) -> bool:
-    """Whether this is a call of the CUDA or HIP runtime or driver."""
-    return _RUNTIME_CALL.match(name) is not None
-
-
-def is_cuda_work(name: str) -> bool:
-    """Whether device work has a name as on GPUs of NVIDIA and AMD, which PyTorch calls ``cuda``."""
-    return _CUDA_WORK.search(name) is not None
-
-
-def is_of_apples_gpu(name: str) -> bool:
-    """Whether this operator runs on Apple's GPUs: ``aten::_mps_convolution``."""
-    return _MPS.match(name) is not None
-
-
-def is_synchronization(name: str) -> bool:
-    """Whether this call returns only when the device has done its work."""
-    return _SYNCHRONIZATION.match(name) is not None
+"""Whether this call returns only when the device has done its work."""
 
 
 def is_device_synchronization(name: str) -> bool:
@@ -489,27 +431,13 @@ TO_HOST = "Memcpy DtoH"
 PAGEABLE = "Pageable"
 """Part of the name of a copy that blocks its caller: ``Memcpy HtoD (Pageable -> Device)``."""
 PAGEABLE_TO_DEVICE = "Memcpy HtoD (Pageable"
-_FROM_DEVICE = re.compile(r"Memcpy (DtoH|PtoP|Peer)|Memcpy DtoD \(Device -> Device \d")
-
-
-def is_copy_from_device(name: str) -> bool:
-    """Whether a copy leaves its device: to the host or to another device."""
-    return _FROM_DEVICE.match(name) is not None
+is_copy_from_device = _begins(r"Memcpy (DtoH|PtoP|Peer)|Memcpy DtoD \(Device -> Device \d")
+"""Whether a copy leaves its device: to the host or to another device."""
 
 
 # Kernels -----------------------------------------------------------------------------------------
 
 _COMMUNICATION = ("nccl", "rccl", "mscclpp", "nvshmem", "oneccl")
-_FUSED_OPTIMIZER = re.compile(r"multi_tensor_apply|[Ff]used|triton_|_foreach")
-_ZERO_FILL = re.compile(r"FillFunctor|Memset|zero|Zero|multi_tensor_apply")
-_LAYOUT_CONVERSION = re.compile(r"nchwToNhwc|nhwcToNchw|nchw2nhwc|nhwc2nchw|convertTensor_kernel")
-_WITHOUT_TENSOR_CORES = re.compile(
-    r"_ffma|simt_[sd]?gemm|\b(ampere|volta|maxwell|turing|hopper)_[sd]gemm|gemmSN\w*<(float|double)"
-    r"|(dgrad|wgrad)\w*engine<(float|double),|implicit_convolve_[sd]gemm<(float|double)|[sd]gemm_largek"
-    r"|winograd\w*<float|cudnn\w*_[sd]gemm_|Cijk_\w*_SB_(?!\w*(XF32|TF32|_MI\d))"
-)
-_TF32 = re.compile(r"tf32|xf32|TF32|XF32|s1688|s161616")
-_DOUBLE = re.compile(r"dgemm|<double")
 FILL_FUNCTOR = "FillFunctor"
 """Part of the name of the kernel that fills a tensor: ATen's ``FillKernel.cu``."""
 INDEXING_BACKWARD = "indexing_backward_kernel"
@@ -527,31 +455,19 @@ def is_sort(name: str) -> bool:
     return "sort" in name.lower()
 
 
-def is_fused_optimizer(name: str) -> bool:
-    """Whether a kernel updates many parameters at once: ATen's foreach and fused, or Triton's."""
-    return _FUSED_OPTIMIZER.search(name) is not None
-
-
-def is_zero_fill(name: str) -> bool:
-    """Whether device work sets memory to zero: ATen's kernels, and memsets."""
-    return _ZERO_FILL.search(name) is not None
-
-
-def is_layout_conversion(name: str) -> bool:
-    """Whether a kernel of cuDNN converts between channels-first and channels-last."""
-    return _LAYOUT_CONVERSION.search(name) is not None
-
-
-def is_without_tensor_cores(name: str) -> bool:
-    """Whether a matrix product or convolution of cuBLAS, cuDNN or Tensile uses plain arithmetic."""
-    return _WITHOUT_TENSOR_CORES.search(name) is not None
-
-
-def is_tf32(name: str) -> bool:
-    """Whether a product or convolution of fp32 runs on tensor cores, rounded to tf32 or xf32."""
-    return _TF32.search(name) is not None
-
-
-def is_double(name: str) -> bool:
-    """Whether a kernel of cuBLAS, cuDNN or Tensile computes in fp64."""
-    return _DOUBLE.search(name) is not None
+is_fused_optimizer = _contains(r"multi_tensor_apply|[Ff]used|triton_|_foreach")
+"""Whether a kernel updates many parameters at once: ATen's foreach and fused, or Triton's."""
+is_zero_fill = _contains(r"FillFunctor|Memset|zero|Zero|multi_tensor_apply")
+"""Whether device work sets memory to zero: ATen's kernels, and memsets."""
+is_layout_conversion = _contains(r"nchwToNhwc|nhwcToNchw|nchw2nhwc|nhwc2nchw|convertTensor_kernel")
+"""Whether a kernel of cuDNN converts between channels-first and channels-last."""
+is_without_tensor_cores = _contains(
+    r"_ffma|simt_[sd]?gemm|\b(ampere|volta|maxwell|turing|hopper)_[sd]gemm|gemmSN\w*<(float|double)"
+    r"|(dgrad|wgrad)\w*engine<(float|double),|implicit_convolve_[sd]gemm<(float|double)|[sd]gemm_largek"
+    r"|winograd\w*<float|cudnn\w*_[sd]gemm_|Cijk_\w*_SB_(?!\w*(XF32|TF32|_MI\d))"
+)
+"""Whether a matrix product or convolution of cuBLAS, cuDNN or Tensile uses plain arithmetic."""
+is_tf32 = _contains(r"tf32|xf32|TF32|XF32|s1688|s161616")
+"""Whether a product or convolution of fp32 runs on tensor cores, rounded to tf32 or xf32."""
+is_double = _contains(r"dgemm|<double")
+"""Whether a kernel of cuBLAS, cuDNN or Tensile computes in fp64."""

@@ -6,8 +6,6 @@ import re
 
 import numpy as np
 
-__all__ = ["with_numbers"]
-
 # What C and Python's json print, behind its sign. Each spelling is written out, because ``re``
 # searches for the first letters of a choice between plain words twenty times as fast.
 _WORD = re.compile(
@@ -20,8 +18,7 @@ _NO_NUMBER = b"1e308"
 def with_numbers(text: bytes) -> bytes:
     """Return the text with an impossibly large number for each bare ``inf`` and ``nan``.
 
-    Args:
-        text: events; it must begin outside a string.
+    It must begin outside a string.
     """
     found = [match.span() for match in _WORD.finditer(text)]
     if not found:

@@ -27,8 +27,6 @@ from backspot.trace.columns import Columns
 from backspot.trace.metadata import find_events
 from backspot.trace.stream import Progress
 
-__all__ = ["decode_in_parts", "keep_freed", "main", "paying_jobs"]
-
 _Part: TypeAlias = tuple[Columns, int, int]
 """The columns of a stretch, the number of its events and of its impossible ones."""
 
@@ -51,12 +49,7 @@ main(path, int(begin), int(end))
 
 
 def paying_jobs(size: int, most: int | None) -> int:
-    """Return how many processes pay for a plain file.
-
-    Args:
-        size: the file's size in bytes.
-        most: how many the user asks for; ``None`` chooses by the number of processors.
-    """
+    """Return how many processes pay for a plain file, of at most so many."""
     if most is None:
         return min(_processors(), size // _WORTH_IT, _MOST_JOBS)
     return min(most, size // _PAYS)
@@ -152,12 +145,7 @@ def _worker(path: Path, begin: int, end: int) -> Iterator[Callable[[], _Part]]:
 
 
 def _decode(path: Path, begin: int, end: int, progress: Progress | None = None) -> ChromeDecoder:
-    """Decode the stretch from byte ``begin`` to byte ``end``.
-
-    Raises:
-        ValueError: If the stretch is not sound; only a reader of the whole file can say why.
-        NotATraceError: If the text is no trace at all.
-    """
+    """Decode the stretch from byte ``begin`` to byte ``end``; ``ValueError`` if it is not sound."""
     with path.open("rb", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
         file.seek(begin)

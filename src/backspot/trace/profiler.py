@@ -39,8 +39,6 @@ from backspot.trace.names import (
     process_group,
 )
 
-__all__ = ["LIVE", "Export", "exported", "is_profiler", "read_profiler"]
-
 LIVE = "the live profile"
 """The name of a live profiler as the source of a report."""
 
@@ -163,11 +161,7 @@ def _results(profiler: Any) -> Any:
 
 
 def _gather(events: Sequence[Any], columns: Columns) -> bool:
-    """Put the values of events into columns, one attribute of all events at a time.
-
-    Returns:
-        Whether any event is an operator.
-    """
+    """Put the values of events into columns; return whether any event is an operator."""
     if not events:
         return False
     event_type = type(events[0])

@@ -106,11 +106,7 @@ def _read_path(path: Path, progress: Progress | None, jobs: int | None) -> Event
 
 
 def trace_file(source: str | os.PathLike[str]) -> Path:
-    """Return the file that a path names: the path itself, or the newest trace in a folder.
-
-    Raises:
-        SourceNotFoundError: If the folder has no trace, or cannot be read.
-    """
+    """Return the file that a path names, or the newest trace in a folder; raises as ``newest``."""
     path = Path(source)
     try:
         return newest(path) if path.is_dir() else path
@@ -123,20 +119,12 @@ def trace_file(source: str | os.PathLike[str]) -> Path:
 
 
 def newest(folder: Path) -> Path:
-    """Return the newest trace directly in a folder.
-
-    Raises:
-        SourceNotFoundError: If the folder has none.
-    """
+    """Return the newest trace directly in a folder; ``SourceNotFoundError`` if it has none."""
     return max(traces_in(folder), key=lambda entry: (entry.stat().st_mtime_ns, entry.name))
 
 
 def traces_in(folder: Path) -> list[Path]:
-    """Return the traces directly in a folder, by name.
-
-    Raises:
-        SourceNotFoundError: If the folder has none.
-    """
+    """Return the traces directly in a folder, by name; raises as ``newest``."""
     traces = [
         entry for entry in folder.iterdir() if entry.name.endswith(_SUFFIXES) and entry.is_file()
     ]

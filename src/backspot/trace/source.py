@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from typing import IO, Any, Protocol, TypeAlias
 
-__all__ = ["Profiler", "Source"]
-
 
 class Profiler(Protocol):
     """A ``torch.profiler.profile``, by its one export, so that torch need not be imported."""

@@ -22,18 +22,6 @@ from numpy.typing import NDArray
 
 from backspot.trace.metadata import last_value
 
-__all__ = [
-    "KEY",
-    "MOST_BYTES",
-    "MOST_NODES",
-    "LineTable",
-    "Made",
-    "SourceLine",
-    "find_lines",
-    "format_lines",
-    "live_tables",
-]
-
 KEY = "backspot.lines"
 """The key in the trace's metadata."""
 
@@ -59,7 +47,6 @@ class SourceLine:
     Attributes:
         file: the file's name without ``site-packages`` or the working folder.
         line: the line's number, from 1.
-        function: the function with the line.
         text: the line itself, stripped; ``""`` if it could not be read.
         node: the class of the nodes (``GatherBackward0``); ``""`` if it is not known.
     """
@@ -160,11 +147,7 @@ def format_lines(table: LineTable) -> str:
 
 
 def find_lines(text: bytes) -> LineTable | None:
-    """Find the table in the text around a trace's events.
-
-    Returns:
-        The table; ``None`` if there is none; a ``broken`` table without lines if it cannot be read.
-    """
+    """Find the table around a trace's events; ``None``, or a ``broken`` one without lines."""
     value = last_value(text, KEY, MOST_BYTES)
     if value is None:
         return None

@@ -15,8 +15,6 @@ from typing import IO, TypeAlias
 
 from backspot.errors import UsageError
 
-__all__ = ["GZIP", "Progress", "Read", "plain"]
-
 Progress: TypeAlias = Callable[[int, "int | None"], None]
 """Called while reading with the bytes read so far and, where it is known, the file's size."""
 Read: TypeAlias = Callable[[int], bytes]

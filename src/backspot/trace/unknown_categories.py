@@ -11,8 +11,6 @@ from collections.abc import Iterable
 from backspot.formatting import counted, duration, visible
 from backspot.trace.names import OTHER_CATEGORIES
 
-__all__ = ["UnknownCategories"]
-
 _NAMED = 3
 _LONGEST = 40
 _MOST_NS = float(1 << 62)
@@ -25,11 +23,7 @@ class UnknownCategories:
         self._found: dict[str, tuple[int, float]] = {}
 
     def add(self, events: Iterable[tuple[str | None, float | None]]) -> None:
-        """Add events.
-
-        Args:
-            events: the category of each and its nanoseconds.
-        """
+        """Add events, by the category of each and its nanoseconds."""
         for category, ns in events:
             if category is None or category in OTHER_CATEGORIES:
                 continue

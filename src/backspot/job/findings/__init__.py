@@ -3,23 +3,153 @@
 In comes ``Evidence``: the summaries of all ranks, and what was made of them. Out come
 ``JobFinding``s, the most expensive first.
 
-- ``evidence.py``: ``Evidence``, what a rule is a function of.
-- ``rules.py``: the rules, under the decorators ``rule`` and ``fallback_rule`` of this file. Its
-  docstring is the chapter on how to write one.
+``rules.py`` has the rules, under the decorators ``rule`` and ``fallback_rule`` of this file. Its
+docstring is the chapter on how to write one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from backspot.job.findings.evidence import Evidence
+import numpy as np
+
+from backspot.analysis.typical import TypicalStep
+from backspot.job.modules import Claim, Table
+from backspot.job.roles import Roles
+from backspot.job.scatter import MATTERS
+from backspot.job.summary import Call, Summary
+from backspot.job.waiting import GroupWaits
 from backspot.registry import Registry
 from backspot.registry import Rule as AnyRule
-from backspot.results.job import JobFinding
+from backspot.results.job import JobFinding, RankCost
+from backspot.trace.events import Ints
 
-__all__ = ["Evidence", "Rule", "all_rules", "fallback_rule", "find_all", "rule"]
+
+@dataclass(frozen=True, slots=True)
+class Transfers:
+    """Collectives that move the same thing; arrays with one entry a collective.
+
+    Attributes:
+        bytes: what each rank puts in, -1 where that is not known.
+        cost: nanoseconds for which the typical rank loses time by the transfer for certain: it
+            runs, nothing else does, and what is launched waits; waits for other ranks left out.
+        launching: nanoseconds for which the host of the typical rank launches it, while its device
+            runs nothing, or collectives alone.
+        idle_before: nanoseconds since the end of the collective before on the typical rank, 0 for
+            the first one of a step.
+    """
+
+    typical: TypicalStep
+    calls: Sequence[Call]
+    step: Ints
+    bytes: Ints
+    cost: Ints
+    launching: Ints
+    idle_before: Ints
+
+    def typical_ns(self, cost: Ints) -> int:
+        """Return the sum of these costs in a typical step."""
+        by_step = np.zeros(len(self.typical.chosen), np.int64)
+        np.add.at(by_step, self.step, cost)
+        return self.typical.value(by_step)
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """The summaries of all ranks, and what was made of them.
+
+    Attributes:
+        ranks: the summary of each rank, ascending.
+        at: for each rank, where its summary has the steps that all ranks have.
+        typical: the steps that count.
+        step_ns: clock time of a step, median of the ranks.
+        claims: the modules that take longer on a rank, beyond the noise.
+        costs: the ranks in a typical step, in the order of ``ranks``.
+        waits: waits and transfers by process group; empty if any of them may be missing.
+        roles: what each process group is for.
+    """
+
+    ranks: Mapping[int, Summary]
+    at: Mapping[int, Sequence[int]]
+    typical: TypicalStep
+    step_ns: int
+    table: Table
+    claims: Sequence[Claim]
+    costs: Sequence[RankCost]
+    waits: Sequence[GroupWaits]
+    roles: Roles
+
+    @property
+    def steps(self) -> int:
+        """Number of steps that all ranks have."""
+        return len(next(iter(self.at.values())))
+
+    @property
+    def worth_ns(self) -> float:
+        """What a cause that concerns all ranks must cost to be worth a claim."""
+        return MATTERS * self.step_ns
+
+    @property
+    def stalled(self) -> Ints:
+        """Time in which a transfer between two ranks is all that goes on, by rank and step."""
+        return np.array([np.array(one.stalled)[self.at[rank]] for rank, one in self.ranks.items()])
+
+    @property
+    def kernels(self) -> Ints:
+        """Time in which kernels run, by rank and step; also those outside of modules.
+
+        The loss is part of the work of the last stage of a pipeline.
+        """
+        found = np.zeros((len(self.ranks), self.steps), np.int64)
+        for row, (rank, summary) in enumerate(self.ranks.items()):
+            times = [(one.forward_gpu, one.backward_gpu) for one in summary.modules]
+            if times:
+                found[row] = np.sum(times, axis=(0, 1))[list(self.at[rank])]
+        return found
+
+    def transfers(self, purpose: str) -> Transfers:
+        """Return the collectives that move ``gradients`` or ``parameters``."""
+        uncertain = {one.rank: one.uncertainty_ns for one in self.costs}
+        calls: list[Call] = []
+        found: list[tuple[Ints, ...]] = []
+        for one in self.waits:
+            group = one.group
+            mine = np.flatnonzero([call.purpose == purpose for call in group.call])
+            rows = [group.ranks.index(rank) for rank in one.ranks]
+            doubt = np.array([[2 * uncertain[rank]] for rank in one.ranks])
+            cost = np.maximum(group.exposed[rows] - one.wait - doubt, 0)
+            idle = np.zeros_like(cost)
+            idle[:, 1:] = np.maximum(group.start[rows, 1:] - group.end[rows, :-1], 0)
+            idle[:, 1:][:, group.step[1:] != group.step[:-1]] = 0
+            calls += [group.call[column] for column in mine.tolist()]
+            columns = (group.step, *map(_low_median, (cost, group.launching[rows], idle)))
+            found.append(tuple(column[mine] for column in columns))
+        step, *times = (
+            (np.concatenate(parts) for parts in zip(*found, strict=True))
+            if found
+            else (np.empty(0, np.int64),) * 4
+        )
+        return Transfers(
+            self.typical, calls, step, np.array([call.bytes for call in calls], np.int64), *times
+        )
+
+    def phase(self, name: str) -> Ints:
+        """Return the clock time of a phase, by rank and step."""
+        found = np.zeros((len(self.ranks), self.steps), np.int64)
+        for row, (rank, summary) in enumerate(self.ranks.items()):
+            for phase in summary.phases:
+                if phase.name == name:
+                    found[row] = np.array(phase.by_step, np.int64)[list(self.at[rank])]
+        return found
+
+
+def _low_median(values: Ints) -> Ints:
+    """Return the median over the first axis; of two, the lower one."""
+    found: Ints = np.sort(values, axis=0)[(len(values) - 1) // 2]
+    return found
+
 
 Rule: TypeAlias = AnyRule[Evidence, JobFinding, Iterable[JobFinding]]
 

@@ -3,7 +3,7 @@
 A rule is a pure function of the evidence that returns any number of findings::
 
     @rule("slow-network")
-    def slow_network(evidence: Evidence) -> list[JobFinding]:
+    def slow_network(evidence: Evidence) -> Iterator[JobFinding]:
         ...
 
 1. Compare a rank with the other ranks, not with a fixed time. ``scatter.py`` says from which
@@ -22,19 +22,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 from statistics import median_low
 
 import numpy as np
 
 from backspot.comparison.noise import Limits
 from backspot.formatting import counted, duration, labelled, percent, visible
-from backspot.job.findings import fallback_rule, rule
-from backspot.job.findings.evidence import Evidence
+from backspot.job.findings import Evidence, fallback_rule, rule
 from backspot.job.modules import PARTS, Claim
 from backspot.job.scatter import MANY, Others, is_clear, least, middle, reach, shift_of
 from backspot.job.summary import Purpose
 from backspot.results.job import ROLES, JobFinding, Role
 
+_found = partial(JobFinding, rule="", rank=None, path="")  # ``find_all`` fills in the rule
 _EXPOSED = 0.1
 """Share of the step from which exposed transfers are worth a claim."""
 _GATHERS = (
@@ -62,7 +63,7 @@ _OF_ROLE: dict[Role, str] = {
 
 
 @fallback_rule("exposed-transfer")
-def exposed_transfer(evidence: Evidence, found: Sequence[JobFinding]) -> list[JobFinding]:
+def exposed_transfer(evidence: Evidence, found: Sequence[JobFinding]) -> Iterator[JobFinding]:
     """Find transfers that nothing hides, on half of the ranks, and that no other rule explains.
 
     Waits that nothing hides count as exposed, and others do not. So what all waits, and twice the
@@ -74,7 +75,7 @@ def exposed_transfer(evidence: Evidence, found: Sequence[JobFinding]) -> list[Jo
     )
     certain -= sum(one.cost_ns for one in found if one.kind == "transfer")
     if not evidence.waits or certain < _EXPOSED * evidence.step_ns:
-        return []
+        return
     sums: dict[tuple[str, Purpose, Role], int] = {}
     for one in evidence.waits:
         role = evidence.roles[one.group.name, one.group.all_ranks]
@@ -89,26 +90,21 @@ def exposed_transfer(evidence: Evidence, found: Sequence[JobFinding]) -> list[Jo
         gathers = purpose == "parameters" or (not purpose and "gather" in kind)
         remedy = _GATHERS if gathers else _REDUCES
     within = f" ({ROLES[role]})" if role in _OF_ROLE else f" of {what}" if what else ""
-    return [
-        JobFinding(
-            rule="",
-            kind="transfer",
-            rank=None,
-            path="",
-            title=f"Transfers hold up all ranks, mostly {kind}{within}",
-            seen=(
-                f"In at least {duration(certain)} of a step, data moves between the ranks "
-                "and nothing else runs, on the typical rank, waits for other ranks left out."
-            ),
-            remedy=remedy,
-            cost_ns=certain,
-            at_least=True,
-        )
-    ]
+    yield _found(
+        kind="transfer",
+        title=f"Transfers hold up all ranks, mostly {kind}{within}",
+        seen=(
+            f"In at least {duration(certain)} of a step, data moves between the ranks "
+            "and nothing else runs, on the typical rank, waits for other ranks left out."
+        ),
+        remedy=remedy,
+        cost_ns=certain,
+        at_least=True,
+    )
 
 
 @rule("late-gather")
-def late_gather(evidence: Evidence) -> list[JobFinding]:
+def late_gather(evidence: Evidence) -> Iterator[JobFinding]:
     """Find gathers that nothing hides, although they could have begun earlier.
 
     A gather could have begun as soon as the one before it was done. The first one of a step needs
@@ -118,7 +114,7 @@ def late_gather(evidence: Evidence) -> list[JobFinding]:
     late = np.minimum(gathers.cost, gathers.idle_before)
     cost = gathers.typical_ns(late)
     if cost < evidence.worth_ns:
-        return []
+        return
     by_module: dict[str, int] = {}
     for call, time in zip(gathers.calls, late.tolist(), strict=True):
         by_module[call.module] = by_module.get(call.module, 0) + time
@@ -126,26 +122,22 @@ def late_gather(evidence: Evidence) -> list[JobFinding]:
     concerned = sum(time > 0 for time in by_module.values())
     classes = {module.path: module.class_name for module in evidence.table.modules}
     name = visible(labelled(worst or "the root", classes.get(worst, "")))
-    return [
-        JobFinding(
-            rule="",
-            kind="transfer",
-            rank=None,
-            path=worst,
-            title=f"Parameters are gathered too late, most of all those of {name}",
-            seen=(
-                f"For {duration(cost)} of a step, parameters of {counted(concerned, 'module')} are "
-                "gathered and nothing else runs, waits for other ranks left out; "
-                f"{duration(by_module[worst] // evidence.steps)} of that for {name}. The gathers "
-                "could have begun earlier."
-            ),
-            remedy=(
-                "Prefetch them: set_modules_to_forward_prefetch and "
-                "set_modules_to_backward_prefetch of the FSDP2 module that runs before."
-            ),
-            cost_ns=cost,
-        )
-    ]
+    yield _found(
+        kind="transfer",
+        path=worst,
+        title=f"Parameters are gathered too late, most of all those of {name}",
+        seen=(
+            f"For {duration(cost)} of a step, parameters of {counted(concerned, 'module')} are "
+            "gathered and nothing else runs, waits for other ranks left out; "
+            f"{duration(by_module[worst] // evidence.steps)} of that for {name}. The gathers "
+            "could have begun earlier."
+        ),
+        remedy=(
+            "Prefetch them: set_modules_to_forward_prefetch and "
+            "set_modules_to_backward_prefetch of the FSDP2 module that runs before."
+        ),
+        cost_ns=cost,
+    )
 
 
 _NORMAL = 0.1
@@ -158,7 +150,7 @@ _EQUAL = "All stages have about the same work."
 
 
 @rule("pipeline-bubble")
-def pipeline_bubble(evidence: Evidence) -> list[JobFinding]:
+def pipeline_bubble(evidence: Evidence) -> Iterator[JobFinding]:
     """Find steps in which the stages of a pipeline wait for each other.
 
     The stage that stalls least takes longest. If it takes much longer than the others, these wait
@@ -167,12 +159,12 @@ def pipeline_bubble(evidence: Evidence) -> list[JobFinding]:
     """
     stalled = evidence.stalled
     if not (stalled.any(axis=1)).sum() > 1:
-        return []
+        return
     ranks = list(evidence.ranks)
     of_rank = evidence.typical.mean(stalled)
     cost = int(np.median(of_rank))
     if cost < _NORMAL * evidence.step_ns:
-        return []
+        return
     busy = evidence.step_ns - of_rank
     longest = int(busy.argmax())
     usual = int(np.median(np.delete(busy, longest)))
@@ -191,34 +183,30 @@ def pipeline_bubble(evidence: Evidence) -> list[JobFinding]:
         f"Their kernels run for {duration(int(np.median(kernels)))} in the "
         f"{duration(int(np.median(busy)))} in which they do not wait: the host limits the stages."
     )
-    return [
-        JobFinding(
-            rule="",
-            kind="pipeline",
-            rank=ranks[longest] if unequal else None,
-            path="",
-            title=(
-                f"The pipeline waits for the stage of rank {ranks[longest]}"
-                if unequal
-                else "The stages of the pipeline wait for each other"
-            ),
-            seen=(
-                f"For {duration(cost)} of a step ({percent(cost / evidence.step_ns)}) the typical "
-                "rank computes nothing while it waits for another stage. "
-                f"{slowest if unequal else shares if starved else _EQUAL}"
-            ),
-            remedy=(
-                "Move layers from this stage to others."
-                if unequal
-                else "Use fewer, larger microbatches, or make the host faster (torch.compile, "
-                "CUDA graphs)."
-                if starved
-                else "Divide the batch into more microbatches, or give each rank several smaller "
-                "stages (ScheduleInterleaved1F1B)."
-            ),
-            cost_ns=cost,
-        )
-    ]
+    yield _found(
+        kind="pipeline",
+        rank=ranks[longest] if unequal else None,
+        title=(
+            f"The pipeline waits for the stage of rank {ranks[longest]}"
+            if unequal
+            else "The stages of the pipeline wait for each other"
+        ),
+        seen=(
+            f"For {duration(cost)} of a step ({percent(cost / evidence.step_ns)}) the typical "
+            "rank computes nothing while it waits for another stage. "
+            f"{slowest if unequal else shares if starved else _EQUAL}"
+        ),
+        remedy=(
+            "Move layers from this stage to others."
+            if unequal
+            else "Use fewer, larger microbatches, or make the host faster (torch.compile, "
+            "CUDA graphs)."
+            if starved
+            else "Divide the batch into more microbatches, or give each rank several smaller "
+            "stages (ScheduleInterleaved1F1B)."
+        ),
+        cost_ns=cost,
+    )
 
 
 @rule("slow-data")
@@ -232,11 +220,9 @@ def slow_data(evidence: Evidence) -> Iterator[JobFinding]:
         was = others.of(now)
         if is_clear(was, now, None, Limits.of_whole(worth)):
             usual, taken = int(middle(was)), int(middle(now))
-            yield JobFinding(
-                rule="",
+            yield _found(
                 kind="data",
                 rank=rank,
-                path="",
                 title=f"Rank {rank} waits longer for its data",
                 seen=(
                     f"Its steps wait {duration(taken)} for the next batch, those of the other "
@@ -275,11 +261,9 @@ def slow_gpu(evidence: Evidence) -> Iterator[JobFinding]:
             for shift in (shift_of(was, now), *each)
         ):
             continue
-        yield JobFinding(
-            rule="",
+        yield _found(
             kind="gpu",
             rank=rank,
-            path="",
             title=f"All forward kernels take longer on rank {rank}",
             seen=(
                 f"Those of all modules together take {duration(taken)} of a step there, and "
@@ -320,11 +304,9 @@ def slow_loop(evidence: Evidence) -> Iterator[JobFinding]:
                 "Look for what only this rank does there: logging, saving, a metric, a wait for a "
                 "file or a lock, or a busy core."
             )
-        yield JobFinding(
-            rule="",
+        yield _found(
             kind="host",
             rank=claim.rank,
-            path="",
             title=f"Rank {claim.rank} takes longer {place}",
             seen=seen,
             remedy=remedy,
@@ -351,10 +333,10 @@ def _longest(evidence: Evidence, claim: Claim) -> tuple[str, int]:
 
 
 @rule("slow-module")
-def slow_module(evidence: Evidence) -> list[JobFinding]:
+def slow_module(evidence: Evidence) -> Iterator[JobFinding]:
     """Find modules that take longer on one rank, in their kernels or on the host."""
     has_gpu = evidence.table.has_gpu
-    return [_finding(claim, has_gpu) for claim in evidence.claims if claim.module.is_module]
+    yield from (_finding(claim, has_gpu) for claim in evidence.claims if claim.module.is_module)
 
 
 def _finding(claim: Claim, has_gpu: bool) -> JobFinding:
@@ -370,8 +352,7 @@ def _finding(claim: Claim, has_gpu: bool) -> JobFinding:
         "experts or shards"
     )
     name = visible(claim.module.label)
-    return JobFinding(
-        rule="",
+    return _found(
         kind="host" if on_host else "gpu",
         rank=claim.rank,
         path=claim.module.path,
@@ -394,7 +375,7 @@ _MANY = 8
 
 
 @rule("small-buckets")
-def small_buckets(evidence: Evidence) -> list[JobFinding]:
+def small_buckets(evidence: Evidence) -> Iterator[JobFinding]:
     """Find exchanges of gradients that are small, if nothing hides them or their launches.
 
     What else each exchange costs, such as the copies into its bucket, is not counted.
@@ -407,31 +388,26 @@ def small_buckets(evidence: Evidence) -> list[JobFinding]:
         for time in (exchanges.cost + exchanges.launching, exchanges.launching)
     )
     if number <= _MANY or 2 * small.sum() < len(small) or cost < evidence.worth_ns:
-        return []
+        return
     sharded = any(call.kind == "reduce_scatter" for call in exchanges.calls)
     size = int(np.median(exchanges.bytes[small]))
-    return [
-        JobFinding(
-            rule="",
-            kind="transfer",
-            rank=None,
-            path="",
-            title="Gradients are exchanged in many small pieces",
-            seen=(
-                f"A step has {counted(round(number), 'exchange')} of less than 1 MB, half of them "
-                f"of {size / 1000:,.0f} kB or less. For {duration(cost)} of the step, the host "
-                "launches one of them or one of them runs, and the device does nothing else, "
-                f"waits for other ranks left out; {duration(launching)} of that are launches."
-            ),
-            remedy=(
-                "Give fully_shard larger groups of layers, so that each exchange has more bytes."
-                if sharded
-                else "Use larger buckets: DistributedDataParallel(bucket_cap_mb=…), 25 by default."
-            ),
-            cost_ns=cost,
-            at_least=True,
-        )
-    ]
+    yield _found(
+        kind="transfer",
+        title="Gradients are exchanged in many small pieces",
+        seen=(
+            f"A step has {counted(round(number), 'exchange')} of less than 1 MB, half of them "
+            f"of {size / 1000:,.0f} kB or less. For {duration(cost)} of the step, the host "
+            "launches one of them or one of them runs, and the device does nothing else, "
+            f"waits for other ranks left out; {duration(launching)} of that are launches."
+        ),
+        remedy=(
+            "Give fully_shard larger groups of layers, so that each exchange has more bytes."
+            if sharded
+            else "Use larger buckets: DistributedDataParallel(bucket_cap_mb=…), 25 by default."
+        ),
+        cost_ns=cost,
+        at_least=True,
+    )
 
 
 @rule("unequal-work")
@@ -455,10 +431,8 @@ def unequal_work(evidence: Evidence) -> Iterator[JobFinding]:
                 continue
             name = visible(module.label)
             cost = int(costs[place])
-            yield JobFinding(
-                rule="",
+            yield _found(
                 kind="gpu",
-                rank=None,
                 path=module.path,
                 title=f"{name} has unequal work on the ranks",
                 seen=(

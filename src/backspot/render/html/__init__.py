@@ -11,8 +11,8 @@ A ``Report`` comes in, and the bytes of one HTML file come out, in which everyth
    ``table.js``, ``details.js`` (one module) and ``report.js`` (the state of the page). With a
    script, the *explorer* (tree, filter, table, details) replaces the static table.
 
-``_job.py`` writes the page of many ranks, with ``job.css``. Both pages have the frame of
-``_page.py``: ``page.html`` with ``report.css``, and ``theme.js`` for the choice of light or dark.
+``_job.py`` writes the page of many ranks, with ``job.css``. Both pages have one frame,
+``page.html`` with ``report.css``, and ``theme.js`` for the choice of light or dark.
 
 Every name comes from a trace. Python escapes it in ``_fragments.shown``; the scripts insert it as
 text only; the content security policy forbids every other script and every request.
@@ -38,16 +38,15 @@ from backspot.render.html._fragments import (
     line_of_answer,
     module_table,
     operator_table,
+    page,
     phases_bar,
     sentence,
     shown,
     warnings_list,
 )
 from backspot.render.html._job import job_to_html
-from backspot.render.html._page import page
 from backspot.render.html._page_data import page_data
 from backspot.render.html._plots import plots
-from backspot.render.html._reading import reading
 from backspot.render.view import only_nodes, select
 from backspot.results.job import JobReport
 from backspot.results.report import Report
@@ -61,11 +60,7 @@ _OPERATORS = 200
 
 
 def to_html(report: Report) -> bytes:
-    """The report as a page in UTF-8.
-
-    Names from the trace are escaped in the markup, and the script only inserts them as text. The
-    page loads nothing, and its content security policy forbids it to.
-    """
+    """The report as a page in UTF-8."""
     plain = only_nodes(report)
     said, drawn = answer(report), plots(report)
     first, rest = _divided(said)
@@ -85,7 +80,7 @@ def to_html(report: Report) -> bytes:
         explorer="" if plain else asset("explorer.html"),
         table=table,
         notes=notes,
-        reading="" if plain else reading(report),
+        reading="" if plain else _reading(report),
     )
     data = "" if plain else page_data(report)
     return page(
@@ -137,3 +132,29 @@ def _operators(report: Report) -> tuple[str, str]:
     rest = len(report.operators) - _OPERATORS
     more = f'<p class="muted">{counted(rest, "more node name")} in the JSON report.</p>'
     return operator_table(report, _OPERATORS), more if rest > 0 else ""
+
+
+def _reading(report: Report) -> str:
+    """The terms of the page's table and tree, folded away; only those that the report has.
+
+    What a module saves is in the notes above, which also say how exact it is.
+    """
+    known = [
+        ("tree", "a block is as wide as its module's time, with the modules inside it"),
+        (
+            "wall",
+            "the clock time that a module is responsible for; all rows add up to the backward",
+        ),
+    ]
+    if report.has_gpu:
+        known.append(("GPU", "the time of the module's kernels and copies, added up"))
+    known += [
+        ("CPU", "the time that the host spends in the module's autograd nodes"),
+        ("bwd ÷ fwd", "the wall time over the clock time of the module's forward; 2 is common"),
+    ]
+    if report.memory:
+        known.append(("memory", "what the module has in memory when most is in use, in MB"))
+    if report.peaks is not None and report.has_work:
+        known.append(("of peak", "the part of the device's peak that the module's kernels reach"))
+    terms = "<br>".join(f"<b>{term}</b>: {meaning}" for term, meaning in known)
+    return f'<details class="reading"><summary>How to read this</summary><p>{terms}</p></details>'

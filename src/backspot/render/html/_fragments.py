@@ -1,4 +1,4 @@
-"""Fragments of HTML that need no script: the answer, phases, findings and tables.
+"""Fragments of HTML that need no script: the answer, phases, findings, tables and the frame.
 
 Pages and notebooks share them. Every name comes from a trace and gets into the markup only through
 ``shown``.
@@ -6,12 +6,16 @@ Pages and notebooks share them. Every name comes from a trace and gets into the 
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from collections.abc import Sequence
 from functools import cache
 from html import escape
 from pkgutil import get_data
+from string import Template
 from urllib.parse import urlsplit
 
+from backspot._version import __version__
 from backspot.formatting import counted, duration, percent, visible
 from backspot.render._answer import answered
 from backspot.render._columns import Column, module_columns, operator_columns
@@ -32,20 +36,6 @@ from backspot.render.view import Selection, View, heaviest_line, operators_by
 from backspot.results.costs import OperatorCost, Phase, Row, WallKinds
 from backspot.results.findings import Finding
 from backspot.results.report import Report
-
-__all__ = [
-    "asset",
-    "facts_list",
-    "findings_list",
-    "lead",
-    "line_of_answer",
-    "module_table",
-    "operator_table",
-    "phases_bar",
-    "sentence",
-    "shown",
-    "warnings_list",
-]
 
 _TAGS = {"text": "", "name": "code", "node": "code", "number": "b"}
 
@@ -101,10 +91,7 @@ def warnings_list(warnings: Sequence[str]) -> str:
 
 
 def phases_bar(report: Report) -> str:
-    """The phases of a step as one bar with its legend, and what long ones mean.
-
-    Nothing if the trace has no phases.
-    """
+    """The phases of a step as one bar with its legend, and what long ones mean; or nothing."""
     phases = kept_phases(report)
     if not phases:
         return ""
@@ -135,10 +122,7 @@ def _busy(report: Report, phase: Phase) -> str:
 
 
 def findings_list(report: Report, *, shown_first: int) -> str:
-    """The findings, with what to do, and how many rules looked.
-
-    Findings after the first ones open on demand.
-    """
+    """The findings, with what to do, and how many rules looked; some open on demand."""
     told = searched(report)
     below = f'<p class="muted searched">{shown(told)}</p>' if told else ""
     if not report.findings:
@@ -207,19 +191,9 @@ def module_table(report: Report, chosen: Selection, view: View, *, lines: bool =
     """The ranked rows as a table, and below them rows that no module owns.
 
     Args:
-        report: the report.
-        chosen: its rows.
-        view: how they were chosen.
         lines: whether to name the source line that made the heaviest node.
     """
-    left_out = (
-        "spread",
-        "recompute",
-        "exact",
-        "calls",
-        "forward",
-        *(() if lines else ("line",)),
-    )
+    left_out = ("spread", "recompute", "exact", "calls", "forward", *(() if lines else ("line",)))
     columns = module_columns(report, chosen.shown, chosen.unowned, view)
     columns = [column for column in columns if column.kind not in left_out]
     bars = _kinds_bars(report, [*chosen.shown, *chosen.unowned])
@@ -259,13 +233,7 @@ def _head(columns: Sequence[Column]) -> str:
 
 
 def _rows(columns: Sequence[Column], bars: Sequence[str], name: str) -> list[str]:
-    """The rows of a table.
-
-    Args:
-        columns: its columns.
-        bars: what to draw in each row.
-        name: the start of a row's heading, with its name at ``{}``.
-    """
+    """The rows of a table; ``name`` is the start of a row's heading, with its name at ``{}``."""
     times = next((column.cells for column in columns if column.kind == "node time"), ())
 
     def cell(column: Column, row: int) -> str:
@@ -304,3 +272,37 @@ def _kinds_bars(report: Report, costs: Sequence[Row | OperatorCost]) -> list[str
         part = cost.wall_ns / longest if longest else 0.0
         bars.append(f'<span class="mix" style="--part:{part:.3f}">{drawn}</span>' if part else "")
     return bars
+
+
+def page(
+    title: str,
+    about: str,
+    main: str,
+    footer: str,
+    *,
+    styles: Sequence[str] = (),
+    scripts: Sequence[str] = (),
+    data: str = "",
+) -> bytes:
+    """A page in UTF-8 that loads nothing, and whose content security policy forbids it to.
+
+    Args:
+        main: its content, as HTML, with ``id="modules"`` where the modules begin.
+        styles: files in this folder to add to the style of every page.
+        scripts: the same, for the script.
+        data: what the scripts read, as HTML.
+    """
+    script = "\n".join(map(asset, ("theme.js", *scripts)))
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    whole = Template(asset("page.html")).substitute(
+        version=__version__,
+        title=shown(title),
+        about=shown(about),
+        style="\n".join(map(asset, ("report.css", *styles))),
+        main=main,
+        footer=shown(footer),
+        data=data,
+        script=script,
+        script_hash=f"sha256-{digest}",
+    )
+    return whole.encode()

@@ -12,8 +12,7 @@ from statistics import median_low
 
 from backspot._version import __version__
 from backspot.formatting import counted, duration, milliseconds
-from backspot.render.html._fragments import facts_list, shown, warnings_list
-from backspot.render.html._page import page
+from backspot.render.html._fragments import facts_list, page, shown, warnings_list
 from backspot.render.job import (
     differs,
     groups_alike,
@@ -32,8 +31,6 @@ from backspot.results.job import (
     ModuleSpread,
     RankLane,
 )
-
-__all__ = ["job_to_html"]
 
 _COLUMNS = 16
 _ROWS = 40
@@ -171,11 +168,9 @@ def _table(
     """A section with a table that becomes blocks where it is too narrow for its columns.
 
     Args:
-        title: its heading.
-        about: more on it, in grey.
+        about: more on the title, in grey.
         heads: the classes and the text of each column's head; the first column names the row.
-        rows: its rows: a heading, and cells with ``data-label``.
-        more: what stands below it.
+        rows: a heading, and cells with ``data-label``.
     """
     told = f' <span class="muted">{about}</span>' if about else ""
     drawn = "".join(f'<th scope="col" class="{kind}">{text}</th>' for kind, text in heads)

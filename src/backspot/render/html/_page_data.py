@@ -24,8 +24,6 @@ from backspot.results.grouping import fold, parents_of
 from backspot.results.report import By, Report
 from backspot.trace.labels import Kind, Label, readable_label
 
-__all__ = ["page_data"]
-
 _MODULES = 2_400
 """The largest number of modules that a page shows one by one: it stays below 1 MB."""
 _STEPS = 60

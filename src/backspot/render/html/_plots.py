@@ -10,28 +10,28 @@ per cent of the plot, and areas and lines are stretched to it.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from backspot.formatting import duration, size
+from backspot.formatting import duration, percent, size
 from backspot.render._memory import layers_over_time, shown_devices
-from backspot.render._roofline import Roofline, roofline
 from backspot.render.html._fragments import shown
+from backspot.results.costs import Row
+from backspot.results.limits import LimitOfModule
 from backspot.results.memory import MemoryOfDevice
 from backspot.results.report import Report
 
-__all__ = ["plots"]
-
 _NUMBERED = 8
 _MOST_POINTS = 200
+_ROOFS = 3
 
 
 def plots(report: Report) -> str:
     """The plots of what was recorded; nothing if neither memory nor work was."""
     found = [_memory(report, one) for one in shown_devices(report)]
-    lines = roofline(report)
-    if lines is not None:
-        found.append(_roofline(lines))
-    return f'<div class="plots">{"".join(found)}</div>' if found else ""
+    drawn = "".join([*found, _roofline(report)])
+    return f'<div class="plots">{drawn}</div>' if drawn else ""
 
 
 # Memory over time --------------------------------------------------------------------------------
@@ -94,11 +94,52 @@ def _round_step(about: float) -> float:
 # Roofline ----------------------------------------------------------------------------------------
 
 
-def _roofline(lines: Roofline) -> str:
-    points, peaks = lines.points[:_MOST_POINTS], lines.peaks
-    highest = max([*lines.roofs.values(), *(point.tflops for point in points)])
+@dataclass(frozen=True, slots=True)
+class _Point:
+    """The backward of a module, repeated layers as one; ``intensity`` is operations per byte."""
+
+    row: Row
+    limit: LimitOfModule
+    intensity: float
+    tflops: float
+
+    @property
+    def name(self) -> str:
+        """The module, or how many repeated layers these are."""
+        row = self.row
+        return f"{row.members} × {row.name}" if row.members > 1 else row.name
+
+    @property
+    def said(self) -> str:
+        """What it achieves, as one text."""
+        one = self.limit
+        parts = [f"{self.tflops:,.3g} TFLOP/s", f"{self.intensity:,.3g} FLOP/byte"]
+        if one.of_peak is not None:
+            parts.append(f"{percent(one.of_peak)} of the peak")
+        if one.bound is not None:
+            parts.append(f"bound by {one.bound}")
+        return ", ".join(parts)
+
+
+def _roofline(report: Report) -> str:
+    """The roofline; nothing without a known device, or if no module has a known limit."""
+    peaks = report.peaks
+    if peaks is None or not peaks.gbps:
+        return ""
+    points = []
+    used: Counter[str] = Counter()
+    for row in sorted(report.top(by="pattern"), key=lambda row: -row.gpu_ns):
+        limit = report.limit(row) if row.is_module else None
+        if limit and limit.of_peak is not None and limit.intensity and limit.tflops:
+            points.append(_Point(row, limit, limit.intensity, limit.tflops))
+            used.update(row.work.flops_by_type if row.work else {})
+    if not points:
+        return ""
+    points = points[:_MOST_POINTS]
+    roofs = {kind: peaks.tflops[kind] for kind, _ in used.most_common(_ROOFS)}
+    highest = max([*roofs.values(), *(point.tflops for point in points)])
     low, high = _decades(min(point.tflops for point in points), highest)
-    ridges = [1e3 * peak / peaks.gbps for peak in lines.roofs.values()]
+    ridges = [1e3 * peak / peaks.gbps for peak in roofs.values()]
     intensities = [point.intensity for point in points]
     least, most = _decades(min(*intensities, *ridges), 3 * max(*intensities, *ridges))
 
@@ -112,7 +153,7 @@ def _roofline(lines: Roofline) -> str:
     powers = range(least, most + 1)
     parts += [_below(at, x(10.0**power), _power(power)) for at, power in enumerate(powers)]
     begin = max(10.0**least, 1e3 * 10.0**low / peaks.gbps)
-    for number, (kind, peak) in enumerate(lines.roofs.items()):
+    for number, (kind, peak) in enumerate(roofs.items()):
         ridge = 1e3 * peak / peaks.gbps
         corners = [(begin, begin * peaks.gbps / 1e3), (ridge, peak), (10.0**most, peak)]
         drawn = " ".join(f"{x(at):.2f},{y(of):.2f}" for at, of in corners)

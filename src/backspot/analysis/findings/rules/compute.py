@@ -340,11 +340,7 @@ def _estimated(evidence: Evidence) -> Mask:
 
 
 def _ratio_remedy(evidence: Evidence, nodes: Mask, name: str) -> str:
-    """Return what to do, by the kind of the most expensive node and by what runs in it.
-
-    Args:
-        name: the name of those that take most of the time.
-    """
+    """Return what to do, by the most expensive node and by what runs in it."""
     regions = evidence.ownership.owners.mask(lambda module: module.is_region)
     nodes = nodes & evidence.nodes_named(lambda other: other == name)
     if name.startswith(names.COMPILED_FUNCTION) or regions[evidence.ownership.owner[nodes]].all():
