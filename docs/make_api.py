@@ -8,15 +8,15 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-from collections.abc import Iterator
-from dataclasses import MISSING, fields, is_dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 import backspot
 from backspot import results
 from backspot.results import comparison as changes
-from backspot.results import costs, report
+from backspot.results import costs, job, memory, report
 from backspot.trace import source
 
 GROUPS = {
@@ -56,8 +56,9 @@ ALIASES = {
     },
     **{
         alias: str(getattr(changes, alias)).removeprefix("typing.")
-        for alias in ("ChangeKind", "Verdict")
+        for alias in ("ChangeKind", "Time", "Verdict")
     },
+    "MemoryKind": str(memory.MemoryKind).removeprefix("typing."),
     **dict.fromkeys(("Count", "_Bytes"), "int"),
     **dict.fromkeys(("Measure", "Ratio"), "float"),
     "Progress": "Callable[[int, int | None], None]",
@@ -71,13 +72,18 @@ in `backspot.results`. `import backspot` loads neither torch nor numpy;
 `profile`, `instrument` and `Monitor` need torch, everything else does not. The examples use a
 `report` of a small trace, a `comparison` of two others and a `job` of two ranks; tests run them.
 
+Results are frozen, and [their JSON](json.md) has the same fields. A time that ends in `_ns` is a
+whole number of nanoseconds of a [typical step](concepts.md#typical-step), one that ends in `_ms` is
+in milliseconds, and sizes are in bytes. `_by_step` has one entry for each recorded step. A path is
+a module's, such as `blocks.3.attn`. Where no type stands, it is a number, a text or a truth value.
+
 Made from the docstrings by `python docs/make_api.py`.
 """
 PARTS_HEAD = """\
 ## What results hold
 
-The classes of `backspot.results`. `help(backspot.results.NodeCost)` says what each field means, and
-so does the [schema](report.schema.json) of a saved report.
+The classes of `backspot.results`. Those of a job come last; `help(backspot.results.RankCost)` says
+what their fields mean.
 """
 INTEGRATIONS_HEAD = """\
 ## In other programs
@@ -87,8 +93,11 @@ The callbacks are imported from `backspot.integrations.lightning` and
 The guides say more: [Lightning](lightning.md),
 [Hugging Face](hugging-face.md), [a budget in CI](ci.md).
 """
+_LIKE_LIGHTNING = "The arguments are those of ``lightning.BackspotCallback``."
 _SECTIONS = ("Args", "Attributes", "Returns", "Raises", "Example")
 _TITLES = {"Args": "Arguments"}
+_PLAIN = ("int", "float", "str", "bool", "tuple[int, ...]", "tuple[str, ...]")
+"""Types that a field's name and meaning say."""
 
 
 def main() -> None:
@@ -100,15 +109,20 @@ def made() -> str:
     """Return the whole page."""
     parts = [HEAD]
     for title, names in GROUPS.items():
-        links = " · ".join(f"[`{name}`](#{name.lower()})" for name in names)
-        parts.append(f"{title}: {links}\n")
-    for title, names in GROUPS.items():
         parts.append(f"## {title}\n")
+        if title == "Errors":
+            parts.append(f"| error | also a | meaning |\n| --- | --- | --- |\n{_errors(names)}\n")
+            continue
         for name in names:
             parts += _section(name)
     parts.append(PARTS_HEAD)
-    parts.append("| class | what it is | fields |\n| --- | --- | --- |")
-    parts[-1] += "".join(map(_part, sorted(set(results.__all__) - set(backspot.__all__)))) + "\n"
+    held = sorted(set(results.__all__) - set(backspot.__all__))
+    of_jobs = [name for name in held if name in job.__all__]
+    for name in held:
+        if name not in of_jobs:
+            parts += _part(name)
+    parts.append("| of a job | what it is | fields |\n| --- | --- | --- |")
+    parts[-1] += "".join(map(_row, of_jobs)) + "\n"
     parts.append(INTEGRATIONS_HEAD)
     for name in INTEGRATIONS:
         parts += _integration(name)
@@ -127,9 +141,6 @@ def _section(name: str) -> Iterator[str]:
         yield _code(_signature(name, value))
         yield from _body(value)
         return
-    if issubclass(value, BaseException):
-        bases = (base.__name__ for base in value.__bases__)
-        yield f"Bases: {', '.join(f'`{base}`' for base in bases)}\n"
     yield from _body(value)
     members = {
         member: found
@@ -148,12 +159,36 @@ def _section(name: str) -> Iterator[str]:
             yield from _body(found)
 
 
-def _part(name: str) -> str:
-    """Return the line of a table for a class that results hold."""
+def _errors(names: Iterable[str]) -> str:
+    """Return the rows of the table of errors."""
+    found = [(name, getattr(backspot, name)) for name in names]
+    return "\n".join(
+        f"| `{name}` | {', '.join(f'`{base.__name__}`' for base in error.__bases__)} | "
+        f"{_markdown(_summary(error))} |"
+        for name, error in found
+    )
+
+
+def _part(name: str) -> Iterator[str]:
+    """Yield the section of a class that reports and comparisons hold."""
     cls = getattr(results, name)
-    first = inspect.cleandoc(cls.__doc__).partition("\n")[0]
+    yield f"### {name}\n"
+    for title, section in _sections(inspect.cleandoc(cls.__doc__)):
+        if not title:
+            yield f"{_markdown(section)}\n"
+        elif title == "Attributes":
+            yield "\n".join(_entries(section, _types(cls))) + "\n"
+
+
+def _row(name: str) -> str:
+    """Return the line of a table for a class that jobs hold."""
+    cls = getattr(results, name)
     names = ", ".join(f"`{field.name}`" for field in fields(cls))
-    return f"\n| `{name}` | {_markdown(first)} | {names} |"
+    return f"\n| `{name}` | {_markdown(_summary(cls))} | {names} |"
+
+
+def _summary(cls: type) -> str:
+    return inspect.cleandoc(cls.__doc__ or "").partition("\n")[0]
 
 
 def _integration(name: str) -> Iterator[str]:
@@ -181,12 +216,15 @@ def _integration(name: str) -> Iterator[str]:
     known[method].__doc__ = text
     yield f"### {name}\n"
     yield _code(_signature(name, known[method]).removesuffix(" -> None"))
+    if name == "transformers.BackspotCallback":
+        known[method].__doc__ = (text or "").partition("Args:")[0] + _LIKE_LIGHTNING
     yield from _body(known[method])
 
 
 def _property(name: str, value: property) -> str:
     kind = _type(inspect.signature(value.fget).return_annotation) if value.fget else ""
-    return f"- `{name}` (`{kind}`): {_markdown(inspect.cleandoc(value.__doc__ or ''))}"
+    shown = "" if kind.removesuffix(" | None") in _PLAIN else f" (`{kind}`)"
+    return f"- `{name}`{shown}: {_markdown(' '.join((value.__doc__ or '').split()))}"
 
 
 def _signature(name: str, function: Any) -> str:
@@ -263,23 +301,27 @@ def _sections(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _entries(section: str, types: dict[str, str]) -> Iterator[str]:
-    """Yield ``name: meaning`` entries as the items of a list."""
+    """Yield ``name: meaning`` entries as the items of a list; names with one meaning share it."""
+    names: dict[str, list[str]] = {}
     for entry in re.split(r"\n(?=\S)", section):
         name, _, meaning = entry.partition(": ")
-        kind = f" ({types[name]})" if name in types else ""
         meaning = " ".join(meaning.split())
-        yield f"- `{name}`{kind}: {_markdown(meaning[:1].upper() + meaning[1:])}"
+        kind = types.get(name, "")
+        words = re.findall(r"'([^']+)'", kind)
+        if kind in _PLAIN or (words and all(f"``{word}``" in meaning for word in words)):
+            kind = ""
+        kind = f" (`{kind}`)" if kind else ""
+        line = f"{kind}: {_markdown(meaning[:1].upper() + meaning[1:])}"
+        names.setdefault(line, []).append(f"`{name}`")
+    for line, found in names.items():
+        yield f"- {', '.join(found)}{line}"
 
 
 def _types(cls: Any) -> dict[str, str]:
-    """Return type and default of each field of a result, as Markdown."""
+    """Return the types of a result's fields, without whether they can be ``None``."""
     if not is_dataclass(cls):
         return {}
-    found = {}
-    for field in fields(cls):
-        default = "" if field.default is MISSING else f", default `{field.default!r}`"
-        found[field.name] = f"`{_type(field.type)}`{default}"
-    return found
+    return {field.name: _type(field.type).removesuffix(" | None") for field in fields(cls)}
 
 
 def _markdown(text: str) -> str:
