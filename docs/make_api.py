@@ -44,8 +44,7 @@ GROUPS = {
     ),
 }
 INTEGRATIONS = {
-    "lightning.BackspotCallback": ("lightning.py", "BackspotCallback", "__init__"),
-    "transformers.BackspotCallback": ("transformers.py", "BackspotCallback", "__init__"),
+    "BackspotCallback": ("lightning.py", "BackspotCallback", "__init__"),
     "backward_budget": ("pytest_plugin.py", "BackwardBudget", "__call__"),
 }
 """What ``backspot.integrations`` has: a name, and the file, the class and the method behind it."""
@@ -69,13 +68,13 @@ HEAD = """\
 
 The names that programs need are imported from `backspot`, and the classes of what results hold are
 in `backspot.results`. `import backspot` loads neither torch nor numpy;
-`profile`, `instrument` and `Monitor` need torch, everything else does not. The examples use a
-`report` of a small trace, a `comparison` of two others and a `job` of two ranks; tests run them.
+`profile`, `instrument` and `Monitor` need torch, everything else does not. An invalid argument
+raises `UsageError`, with the remedy. `help()` has an example of each method, and tests run it.
 
-Results are frozen, and [their JSON](json.md) has the same fields. A time that ends in `_ns` is a
-whole number of nanoseconds of a [typical step](concepts.md#typical-step), one that ends in `_ms` is
-in milliseconds, and sizes are in bytes. `_by_step` has one entry for each recorded step. A path is
-a module's, such as `blocks.3.attn`. Where no type stands, it is a number, a text or a truth value.
+Results are frozen, and [their JSON](json.md) has the same fields. What ends in `_ns` is a whole
+number of nanoseconds of a [typical step](concepts.md#typical-step), in `_ms` milliseconds, and in
+`_by_step` has one entry for each recorded step. Sizes are in bytes. Where no type stands, a field
+is a number, a text or a truth value.
 
 Made from the docstrings by `python docs/make_api.py`.
 """
@@ -89,13 +88,18 @@ INTEGRATIONS_HEAD = """\
 ## In other programs
 
 The callbacks are imported from `backspot.integrations.lightning` and
-`backspot.integrations.transformers`; `backward_budget` is a fixture of pytest.
-The guides say more: [Lightning](lightning.md),
-[Hugging Face](hugging-face.md), [a budget in CI](ci.md).
+`backspot.integrations.transformers`, with the same arguments; `backward_budget` is a fixture of
+pytest. What they do: [Lightning](lightning.md), [Hugging Face](hugging-face.md),
+[a budget in CI](ci.md).
 """
-_LIKE_LIGHTNING = "The arguments are those of ``lightning.BackspotCallback``."
 _SECTIONS = ("Args", "Attributes", "Returns", "Raises", "Example")
 _TITLES = {"Args": "Arguments"}
+_DEFAULT = re.compile(r" Default (?:[\w.]+|``[^`]*``)\.$")
+"""The default of an argument, which its signature shows."""
+_INVALID = re.compile(
+    r"If (?:an argument|``\w+``(?: or ``\w+``)?) is (?:invalid|unknown|not a \w+)\."
+)
+"""What holds for every function, and stands at the head of the page."""
 _PLAIN = ("int", "float", "str", "bool", "tuple[int, ...]", "tuple[str, ...]")
 """Types that a field's name and meaning say."""
 
@@ -156,7 +160,7 @@ def _section(name: str) -> Iterator[str]:
             heading = f"{name}.{member}".replace("__", r"\_\_")
             yield f"#### {heading}\n"
             yield _code(_signature(f"{name}.{member}", getattr(value, member)))
-            yield from _body(found)
+            yield from _body(found, example=False)
 
 
 def _errors(names: Iterable[str]) -> str:
@@ -216,8 +220,6 @@ def _integration(name: str) -> Iterator[str]:
     known[method].__doc__ = text
     yield f"### {name}\n"
     yield _code(_signature(name, known[method]).removesuffix(" -> None"))
-    if name == "transformers.BackspotCallback":
-        known[method].__doc__ = (text or "").partition("Args:")[0] + _LIKE_LIGHTNING
     yield from _body(known[method])
 
 
@@ -269,23 +271,22 @@ def _type(annotation: Any) -> str:
     return re.sub(rf"\b({'|'.join(ALIASES)})\b", lambda found: ALIASES[found[0]], text)
 
 
-def _body(value: Any) -> Iterator[str]:
+def _body(value: Any, example: bool = True) -> Iterator[str]:
     function = value.__func__ if isinstance(value, classmethod) else value
     text = inspect.cleandoc(function.__doc__ or "")
     for index, (title, section) in enumerate(_sections(text)):
         if not index:
             yield f"{_markdown(section)}\n"
         elif title == "Example":
-            yield "**Example**\n"
-            yield _code(section, "pycon")
+            if example:
+                yield _code(section, "pycon")
         elif title == "Note":
             yield f"{_markdown(section)}\n"
         elif title == "Returns":
             yield f"**Returns:** {_markdown(section)}\n"
-        else:
+        elif entries := [*_entries(section, _types(value) if title == "Attributes" else {})]:
             yield f"**{_TITLES.get(title, title)}**\n"
-            types = _types(value) if title == "Attributes" else {}
-            yield "\n".join(_entries(section, types)) + "\n"
+            yield "\n".join(entries) + "\n"
 
 
 def _sections(text: str) -> Iterator[tuple[str, str]]:
@@ -305,7 +306,9 @@ def _entries(section: str, types: dict[str, str]) -> Iterator[str]:
     names: dict[str, list[str]] = {}
     for entry in re.split(r"\n(?=\S)", section):
         name, _, meaning = entry.partition(": ")
-        meaning = " ".join(meaning.split())
+        meaning = _DEFAULT.sub("", " ".join(meaning.split()))
+        if name == "UsageError" and _INVALID.fullmatch(meaning):
+            continue
         kind = types.get(name, "")
         words = re.findall(r"'([^']+)'", kind)
         if kind in _PLAIN or (words and all(f"``{word}``" in meaning for word in words)):
