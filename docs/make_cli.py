@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
-from backspot.commands import _CODES, VERBS
+from backspot.commands import VERBS
 
 HEAD = """\
 # The command line
@@ -54,9 +54,7 @@ def made() -> str:
     seen: dict[tuple[str, str], str] = {}
     for name in VERBS:
         parts += _verb(name, seen)
-    parts += [SHELL, "## Exit codes\n", "| code | meaning |\n| --- | --- |"]
-    parts += [f"| {code} | {meaning} |" for code, meaning in _CODES.items()]
-    return "\n".join(parts) + "\n"
+    return "\n".join([*parts, SHELL])
 
 
 def _verb(name: str, seen: dict[tuple[str, str], str]) -> Iterator[str]:
@@ -80,7 +78,7 @@ def _verb(name: str, seen: dict[tuple[str, str], str]) -> Iterator[str]:
     for first, spelled in known.items():
         yield f"| {', '.join(spelled)} | as for [`{first}`](#backspot-{first}) |"
     codes = ", ".join(map(str, verb.EXIT_CODES))
-    yield f"\n[Exit codes](#exit-codes) of its own: {codes}.\n" if codes else ""
+    yield f"\n[Exit codes](for-agents.md#exit-codes) of its own: {codes}.\n" if codes else ""
 
 
 def _spelled(action: argparse.Action) -> str:
