@@ -159,6 +159,9 @@ def _section(name: str) -> Iterator[str]:
         if isinstance(found, classmethod) or inspect.isfunction(found):
             heading = f"{name}.{member}".replace("__", r"\_\_")
             yield f"#### {heading}\n"
+            if name != "Report" and member in ("save", "load"):
+                yield f"{_markdown(_summary(found))} As [`Report.{member}`](#report{member}).\n"
+                continue
             yield _code(_signature(f"{name}.{member}", getattr(value, member)))
             yield from _body(found, example=False)
 
@@ -191,8 +194,9 @@ def _row(name: str) -> str:
     return f"\n| `{name}` | {_markdown(_summary(cls))} | {names} |"
 
 
-def _summary(cls: type) -> str:
-    return inspect.cleandoc(cls.__doc__ or "").partition("\n")[0]
+def _summary(value: Any) -> str:
+    """Return the first sentence of a docstring."""
+    return inspect.cleandoc(getattr(value, "__func__", value).__doc__ or "").partition("\n")[0]
 
 
 def _integration(name: str) -> Iterator[str]:

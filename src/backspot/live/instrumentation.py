@@ -229,19 +229,16 @@ def instrument(
     ``backspot.locate``.
 
     Nothing is on the model: while a profiler records, a wrapper replaces
-    ``torch.nn.Module.__call__``. Modules that the wrapper cannot label have hooks then: those with
-    full backward hooks, or with a ``__call__`` in their class. A profiler that starts without
-    PyTorch's Python code, such as Kineto's daemon, is not noticed. ``hooks="module"`` is the
-    published technique, full backward hooks, for comparison: it changes the graph, fails on
-    in-place operations (``ReLU(inplace=True)``, ``x += shortcut``), and breaks compiled graphs.
+    ``torch.nn.Module.__call__``; modules that it cannot label have hooks then. A profiler that
+    starts without PyTorch's Python code, such as Kineto's daemon, is not noticed.
+    ``hooks="module"``, full backward hooks, is for comparison: it changes the graph, fails on
+    in-place operations, and breaks compiled graphs.
 
     Backward labels are markers for trace viewers; the report needs none. A view of memory that was
-    changed in place gets none: labels ``unmarked: …`` count these.
-
-    A shared module has the first of its paths. Paths leave out the parts that wrappers add
-    (``torch.compile``, data parallelism, activation checkpointing). A plain ``torch.nn.Identity``
-    gets no label, and neither do modules that are added later. ``torch.jit.script`` refuses a model
-    with hooks: call ``remove()`` before.
+    changed in place gets none: labels ``unmarked: …`` count these. A shared module has the first of
+    its paths. A plain ``torch.nn.Identity`` gets no label, and neither do modules that are added
+    later. Paths leave out the parts that wrappers add, such as ``torch.compile``.
+    ``torch.jit.script`` refuses a model with hooks: call ``remove()`` before.
 
     Args:
         model: the model, or any other ``torch.nn.Module``, such as a loss function.

@@ -170,16 +170,14 @@ class Monitor:
     """Times the forward and the backward of a model's blocks, in one of many training steps.
 
     Between the sampled steps the model has no hook: one hook of PyTorch's own counts the steps of
-    its optimizer. A sampled step is timed by CUDA events on a GPU and by the clock on a CPU:
+    its optimizer. A sampled step is timed by CUDA events on a GPU and by the clock on a CPU,
     without a profiler, a synchronization or a change of the autograd graph. The times are read some
     steps later; several passes of a step are added up.
 
     The backward of a block runs until autograd reaches another block, the nodes outside of all
-    blocks, or the end. Where the GPU is not kept busy, times include waits for the host.
-
-    A model that is compiled as a whole has no blocks that can be timed: compile its blocks, or use
-    ``depth=0``, which times ``torch.compile(model)`` as one. A block that is replaced is timed from
-    the next sample on.
+    blocks, or the end. A model that is compiled as a whole has no blocks: compile its blocks, or
+    use ``depth=0``, which times ``torch.compile(model)`` as one. A block that is replaced is timed
+    from the next sample on.
 
     Args:
         model: the model. It is not kept alive.
