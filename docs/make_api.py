@@ -69,7 +69,7 @@ HEAD = """\
 The names that programs need are imported from `backspot`, and the classes of what results hold are
 in `backspot.results`. `import backspot` loads neither torch nor numpy;
 `profile`, `instrument` and `Monitor` need torch, everything else does not. An invalid argument
-raises `UsageError`, with the remedy. `help()` has an example of each method, and tests run it.
+raises `UsageError`, with the remedy. `help()` has an example of each class and method, and tests run it.
 
 Results are frozen, and [their JSON](json.md) has the same fields. What ends in `_ns` is a whole
 number of nanoseconds of a [typical step](concepts.md#typical-step), in `_ms` milliseconds, and in
@@ -145,7 +145,7 @@ def _section(name: str) -> Iterator[str]:
         yield _code(_signature(name, value))
         yield from _body(value)
         return
-    yield from _body(value)
+    yield from _body(value, example=False)
     members = {
         member: found
         for member, found in vars(value).items()
