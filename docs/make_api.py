@@ -44,7 +44,6 @@ GROUPS = {
     ),
 }
 INTEGRATIONS = {
-    "BackspotCallback": ("lightning.py", "BackspotCallback", "__init__"),
     "backward_budget": ("pytest_plugin.py", "BackwardBudget", "__call__"),
 }
 """What ``backspot.integrations`` has: a name, and the file, the class and the method behind it."""
@@ -69,7 +68,7 @@ HEAD = """\
 The names that programs need are imported from `backspot`, and the classes of what results hold are
 in `backspot.results`. `import backspot` loads neither torch nor numpy;
 `profile`, `instrument` and `Monitor` need torch, everything else does not. An invalid argument
-raises `UsageError`, with the remedy. `help()` has an example of each class and method, and tests run it.
+raises `UsageError`, with the remedy. `help()` has an example of each class and method.
 
 Results are frozen, and [their JSON](json.md) has the same fields. What ends in `_ns` is a whole
 number of nanoseconds of a [typical step](concepts.md#typical-step), in `_ms` milliseconds, and in
@@ -87,9 +86,8 @@ what their fields mean.
 INTEGRATIONS_HEAD = """\
 ## In other programs
 
-The callbacks are imported from `backspot.integrations.lightning` and
-`backspot.integrations.transformers`, with the same arguments; `backward_budget` is a fixture of
-pytest. What they do: [Lightning](lightning.md), [Hugging Face](hugging-face.md),
+`BackspotCallback`, in `backspot.integrations.lightning` and `backspot.integrations.transformers`,
+has [these options](lightning.md#options). `backward_budget` is a fixture of pytest, for
 [a budget in CI](ci.md).
 """
 _SECTIONS = ("Args", "Attributes", "Returns", "Raises", "Example")
@@ -202,20 +200,12 @@ def _summary(value: Any) -> str:
 def _integration(name: str) -> Iterator[str]:
     """Yield the section of a class whose package may not be installed, from its source."""
     file, class_name, method = INTEGRATIONS[name]
-    home = Path(backspot.__file__).parent / "integrations"
-    classes = {
-        node.name: node
-        for source in ("_trainer.py", file)
-        for node in ast.parse((home / source).read_text("utf-8")).body
-        if isinstance(node, ast.ClassDef)
-    }
-    found = classes[class_name]
-    bases = (classes[name] for name in map(ast.unparse, found.bases) if name in classes)
+    tree = ast.parse((Path(backspot.__file__).parent / "integrations" / file).read_text("utf-8"))
+    found = next(
+        node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == class_name
+    )
     function = next(
-        node
-        for cls in (found, *bases)
-        for node in cls.body
-        if isinstance(node, ast.FunctionDef) and node.name == method
+        node for node in found.body if isinstance(node, ast.FunctionDef) and node.name == method
     )
     text = ast.get_docstring(function) or ast.get_docstring(found)
     function.body = [ast.Pass()]
