@@ -8,15 +8,15 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-from collections.abc import Iterator
-from dataclasses import MISSING, fields, is_dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 import backspot
 from backspot import results
 from backspot.results import comparison as changes
-from backspot.results import costs, report
+from backspot.results import costs, job, memory, report
 from backspot.trace import source
 
 GROUPS = {
@@ -44,8 +44,6 @@ GROUPS = {
     ),
 }
 INTEGRATIONS = {
-    "lightning.BackspotCallback": ("lightning.py", "BackspotCallback", "__init__"),
-    "transformers.BackspotCallback": ("transformers.py", "BackspotCallback", "__init__"),
     "backward_budget": ("pytest_plugin.py", "BackwardBudget", "__call__"),
 }
 """What ``backspot.integrations`` has: a name, and the file, the class and the method behind it."""
@@ -56,8 +54,9 @@ ALIASES = {
     },
     **{
         alias: str(getattr(changes, alias)).removeprefix("typing.")
-        for alias in ("ChangeKind", "Verdict")
+        for alias in ("ChangeKind", "Time", "Verdict")
     },
+    "MemoryKind": str(memory.MemoryKind).removeprefix("typing."),
     **dict.fromkeys(("Count", "_Bytes"), "int"),
     **dict.fromkeys(("Measure", "Ratio"), "float"),
     "Progress": "Callable[[int, int | None], None]",
@@ -68,27 +67,39 @@ HEAD = """\
 
 The names that programs need are imported from `backspot`, and the classes of what results hold are
 in `backspot.results`. `import backspot` loads neither torch nor numpy;
-`profile`, `instrument` and `Monitor` need torch, everything else does not. The examples use a
-`report` of a small trace, a `comparison` of two others and a `job` of two ranks; tests run them.
+`profile`, `instrument` and `Monitor` need torch, everything else does not. An invalid argument
+raises `UsageError`, with the remedy. `help()` has an example of each class and method.
+
+Results are frozen, and [their JSON](json.md) has the same fields. What ends in `_ns` is a whole
+number of nanoseconds of a [typical step](concepts.md#typical-step), in `_ms` milliseconds, and in
+`_by_step` has one entry for each recorded step. Sizes are in bytes. Where no type stands, a field
+is a number, a text or a truth value.
 
 Made from the docstrings by `python docs/make_api.py`.
 """
 PARTS_HEAD = """\
 ## What results hold
 
-The classes of `backspot.results`. `help(backspot.results.NodeCost)` says what each field means, and
-so does the [schema](report.schema.json) of a saved report.
+The classes of `backspot.results`. Those of a job come last; `help(backspot.results.RankCost)` says
+what their fields mean.
 """
 INTEGRATIONS_HEAD = """\
 ## In other programs
 
-The callbacks are imported from `backspot.integrations.lightning` and
-`backspot.integrations.transformers`; `backward_budget` is a fixture of pytest.
-The guides say more: [Lightning](lightning.md),
-[Hugging Face](hugging-face.md), [a budget in CI](ci.md).
+`BackspotCallback`, in `backspot.integrations.lightning` and `backspot.integrations.transformers`,
+has [these options](lightning.md#options). `backward_budget` is a fixture of pytest, for
+[a budget in CI](ci.md).
 """
 _SECTIONS = ("Args", "Attributes", "Returns", "Raises", "Example")
 _TITLES = {"Args": "Arguments"}
+_DEFAULT = re.compile(r" Default (?:[\w.]+|``[^`]*``)\.$")
+"""The default of an argument, which its signature shows."""
+_INVALID = re.compile(
+    r"If (?:an argument|``\w+``(?: or ``\w+``)?) is (?:invalid|unknown|not a \w+)\."
+)
+"""What holds for every function, and stands at the head of the page."""
+_PLAIN = ("int", "float", "str", "bool", "tuple[int, ...]", "tuple[str, ...]")
+"""Types that a field's name and meaning say."""
 
 
 def main() -> None:
@@ -100,15 +111,20 @@ def made() -> str:
     """Return the whole page."""
     parts = [HEAD]
     for title, names in GROUPS.items():
-        links = " · ".join(f"[`{name}`](#{name.lower()})" for name in names)
-        parts.append(f"{title}: {links}\n")
-    for title, names in GROUPS.items():
         parts.append(f"## {title}\n")
+        if title == "Errors":
+            parts.append(f"| error | also a | meaning |\n| --- | --- | --- |\n{_errors(names)}\n")
+            continue
         for name in names:
             parts += _section(name)
     parts.append(PARTS_HEAD)
-    parts.append("| class | what it is | fields |\n| --- | --- | --- |")
-    parts[-1] += "".join(map(_part, sorted(set(results.__all__) - set(backspot.__all__)))) + "\n"
+    held = sorted(set(results.__all__) - set(backspot.__all__))
+    of_jobs = [name for name in held if getattr(results, name).__module__ == job.__name__]
+    for name in held:
+        if name not in of_jobs:
+            parts += _part(name)
+    parts.append("| of a job | what it is | fields |\n| --- | --- | --- |")
+    parts[-1] += "".join(map(_row, of_jobs)) + "\n"
     parts.append(INTEGRATIONS_HEAD)
     for name in INTEGRATIONS:
         parts += _integration(name)
@@ -127,10 +143,7 @@ def _section(name: str) -> Iterator[str]:
         yield _code(_signature(name, value))
         yield from _body(value)
         return
-    if issubclass(value, BaseException):
-        bases = (base.__name__ for base in value.__bases__)
-        yield f"Bases: {', '.join(f'`{base}`' for base in bases)}\n"
-    yield from _body(value)
+    yield from _body(value, example=False)
     members = {
         member: found
         for member, found in vars(value).items()
@@ -144,35 +157,55 @@ def _section(name: str) -> Iterator[str]:
         if isinstance(found, classmethod) or inspect.isfunction(found):
             heading = f"{name}.{member}".replace("__", r"\_\_")
             yield f"#### {heading}\n"
+            if name != "Report" and member in ("save", "load"):
+                yield f"{_markdown(_summary(found))} As [`Report.{member}`](#report{member}).\n"
+                continue
             yield _code(_signature(f"{name}.{member}", getattr(value, member)))
-            yield from _body(found)
+            yield from _body(found, example=False)
 
 
-def _part(name: str) -> str:
-    """Return the line of a table for a class that results hold."""
+def _errors(names: Iterable[str]) -> str:
+    """Return the rows of the table of errors."""
+    found = [(name, getattr(backspot, name)) for name in names]
+    return "\n".join(
+        f"| `{name}` | {', '.join(f'`{base.__name__}`' for base in error.__bases__)} | "
+        f"{_markdown(_summary(error))} |"
+        for name, error in found
+    )
+
+
+def _part(name: str) -> Iterator[str]:
+    """Yield the section of a class that reports and comparisons hold."""
     cls = getattr(results, name)
-    first = inspect.cleandoc(cls.__doc__).partition("\n")[0]
+    yield f"### {name}\n"
+    for title, section in _sections(inspect.cleandoc(cls.__doc__)):
+        if not title:
+            yield f"{_markdown(section)}\n"
+        elif title == "Attributes":
+            yield "\n".join(_entries(section, _types(cls))) + "\n"
+
+
+def _row(name: str) -> str:
+    """Return the line of a table for a class that jobs hold."""
+    cls = getattr(results, name)
     names = ", ".join(f"`{field.name}`" for field in fields(cls))
-    return f"\n| `{name}` | {_markdown(first)} | {names} |"
+    return f"\n| `{name}` | {_markdown(_summary(cls))} | {names} |"
+
+
+def _summary(value: Any) -> str:
+    """Return the first sentence of a docstring."""
+    return inspect.cleandoc(getattr(value, "__func__", value).__doc__ or "").partition("\n")[0]
 
 
 def _integration(name: str) -> Iterator[str]:
     """Yield the section of a class whose package may not be installed, from its source."""
     file, class_name, method = INTEGRATIONS[name]
-    home = Path(backspot.__file__).parent / "integrations"
-    classes = {
-        node.name: node
-        for source in ("_trainer.py", file)
-        for node in ast.parse((home / source).read_text("utf-8")).body
-        if isinstance(node, ast.ClassDef)
-    }
-    found = classes[class_name]
-    bases = (classes[name] for name in map(ast.unparse, found.bases) if name in classes)
+    tree = ast.parse((Path(backspot.__file__).parent / "integrations" / file).read_text("utf-8"))
+    found = next(
+        node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == class_name
+    )
     function = next(
-        node
-        for cls in (found, *bases)
-        for node in cls.body
-        if isinstance(node, ast.FunctionDef) and node.name == method
+        node for node in found.body if isinstance(node, ast.FunctionDef) and node.name == method
     )
     text = ast.get_docstring(function) or ast.get_docstring(found)
     function.body = [ast.Pass()]
@@ -186,7 +219,8 @@ def _integration(name: str) -> Iterator[str]:
 
 def _property(name: str, value: property) -> str:
     kind = _type(inspect.signature(value.fget).return_annotation) if value.fget else ""
-    return f"- `{name}` (`{kind}`): {_markdown(inspect.cleandoc(value.__doc__ or ''))}"
+    shown = "" if kind.removesuffix(" | None") in _PLAIN else f" (`{kind}`)"
+    return f"- `{name}`{shown}: {_markdown(' '.join((value.__doc__ or '').split()))}"
 
 
 def _signature(name: str, function: Any) -> str:
@@ -231,23 +265,22 @@ def _type(annotation: Any) -> str:
     return re.sub(rf"\b({'|'.join(ALIASES)})\b", lambda found: ALIASES[found[0]], text)
 
 
-def _body(value: Any) -> Iterator[str]:
+def _body(value: Any, example: bool = True) -> Iterator[str]:
     function = value.__func__ if isinstance(value, classmethod) else value
     text = inspect.cleandoc(function.__doc__ or "")
     for index, (title, section) in enumerate(_sections(text)):
         if not index:
             yield f"{_markdown(section)}\n"
         elif title == "Example":
-            yield "**Example**\n"
-            yield _code(section, "pycon")
+            if example:
+                yield _code(section, "pycon")
         elif title == "Note":
             yield f"{_markdown(section)}\n"
         elif title == "Returns":
             yield f"**Returns:** {_markdown(section)}\n"
-        else:
+        elif entries := [*_entries(section, _types(value) if title == "Attributes" else {})]:
             yield f"**{_TITLES.get(title, title)}**\n"
-            types = _types(value) if title == "Attributes" else {}
-            yield "\n".join(_entries(section, types)) + "\n"
+            yield "\n".join(entries) + "\n"
 
 
 def _sections(text: str) -> Iterator[tuple[str, str]]:
@@ -263,23 +296,29 @@ def _sections(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _entries(section: str, types: dict[str, str]) -> Iterator[str]:
-    """Yield ``name: meaning`` entries as the items of a list."""
+    """Yield ``name: meaning`` entries as the items of a list; names with one meaning share it."""
+    names: dict[str, list[str]] = {}
     for entry in re.split(r"\n(?=\S)", section):
         name, _, meaning = entry.partition(": ")
-        kind = f" ({types[name]})" if name in types else ""
-        meaning = " ".join(meaning.split())
-        yield f"- `{name}`{kind}: {_markdown(meaning[:1].upper() + meaning[1:])}"
+        meaning = _DEFAULT.sub("", " ".join(meaning.split()))
+        if name == "UsageError" and _INVALID.fullmatch(meaning):
+            continue
+        kind = types.get(name, "")
+        words = re.findall(r"'([^']+)'", kind)
+        if kind in _PLAIN or (words and all(f"``{word}``" in meaning for word in words)):
+            kind = ""
+        kind = f" (`{kind}`)" if kind else ""
+        line = f"{kind}: {_markdown(meaning[:1].upper() + meaning[1:])}"
+        names.setdefault(line, []).append(f"`{name}`")
+    for line, found in names.items():
+        yield f"- {', '.join(found)}{line}"
 
 
 def _types(cls: Any) -> dict[str, str]:
-    """Return type and default of each field of a result, as Markdown."""
+    """Return the types of a result's fields, without whether they can be ``None``."""
     if not is_dataclass(cls):
         return {}
-    found = {}
-    for field in fields(cls):
-        default = "" if field.default is MISSING else f", default `{field.default!r}`"
-        found[field.name] = f"`{_type(field.type)}`{default}"
-    return found
+    return {field.name: _type(field.type).removesuffix(" | None") for field in fields(cls)}
 
 
 def _markdown(text: str) -> str:

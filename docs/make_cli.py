@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
-from backspot.commands import _CODES, VERBS
+from backspot.commands import VERBS
 
 HEAD = """\
 # The command line
@@ -51,14 +51,14 @@ def main() -> None:
 def made() -> str:
     """Return the whole page."""
     parts = [HEAD, " · ".join(f"[`{name}`](#backspot-{name})" for name in VERBS) + "\n"]
+    seen: dict[tuple[str, str], str] = {}
     for name in VERBS:
-        parts += _verb(name)
-    parts += [SHELL, "## Exit codes\n", "| code | meaning |\n| --- | --- |"]
-    parts += [f"| {code} | {meaning} |" for code, meaning in _CODES.items()]
-    return "\n".join(parts) + "\n"
+        parts += _verb(name, seen)
+    return "\n".join([*parts, SHELL])
 
 
-def _verb(name: str) -> Iterator[str]:
+def _verb(name: str, seen: dict[tuple[str, str], str]) -> Iterator[str]:
+    """Yield a verb's section; ``seen`` has the arguments so far, each with its first verb."""
     verb = import_module(f"backspot.commands.{name}")
     parser = argparse.ArgumentParser(prog=f"backspot {name}", add_help=False)
     verb.prepare_parser(parser)
@@ -67,10 +67,18 @@ def _verb(name: str) -> Iterator[str]:
     yield f"{about.strip()}\n"
     yield f"```\n{_dedented(example)}\n```\n"
     yield "| argument | meaning |\n| --- | --- |"
+    known: dict[str, list[str]] = {}
     for action in parser._actions:
-        yield f"| {_spelled(action)} | {_meaning(action)} |"
-    codes = ", ".join(f"{code} ({_CODES[code]})" for code in verb.EXIT_CODES)
-    yield f"\nExit codes of its own: {codes}.\n" if codes else ""
+        argument = _spelled(action), _meaning(action)
+        first = seen.setdefault(argument, name)
+        if first == name:
+            yield f"| {argument[0]} | {argument[1]} |"
+        else:
+            known.setdefault(first, []).append(argument[0])
+    for first, spelled in known.items():
+        yield f"| {', '.join(spelled)} | as for [`{first}`](#backspot-{first}) |"
+    codes = ", ".join(map(str, verb.EXIT_CODES))
+    yield f"\n[Exit codes](for-agents.md#exit-codes) of its own: {codes}.\n" if codes else ""
 
 
 def _spelled(action: argparse.Action) -> str:

@@ -39,25 +39,23 @@ def locate(
     """Rank the modules of a trace by what they cost in the backward.
 
     Args:
-        source: Path of a trace as ``export_chrome_trace`` writes it (``.json`` or ``.json.gz``) or
-            of a folder, whose newest trace is read; ``"-"`` for standard input; an open binary
-            file; or a ``torch.profiler.profile`` that has stopped. Reading a profiler leaves its
-            one export to you.
-        depth: Add every module deeper than this to its ancestor at this depth, as in
-            ``Report.top``. ``None`` (default) keeps every module.
-        progress: Function that is called while a file is read, with the number of bytes read and
-            the size of the file, or ``None`` if the size is unknown. Default: ``None``.
-        jobs: Maximum number of processes used to decode a large uncompressed ``.json``. ``None``
-            (default) chooses by file size and CPU count. Does not affect the result.
-        peak_tflops: What the device can do at best, in 10¹² floating point operations per second,
-            for a trace that was recorded with ``record_shapes=True``. ``None`` (default) takes
-            Backspot's own table for the device.
-        peak_gbps: The bandwidth of its memory, in 10⁹ bytes per second; as ``peak_tflops``.
-        trace: Where to write a labelled copy of the trace (``.json`` or ``.json.gz``). The copy has
-            in addition tracks of nested ``backward: …`` spans below each thread that ran autograd
-            and each GPU stream, and arrows from forward to backward. For a profiler this uses its
-            one export. ``None`` (default) writes nothing.
-        force: Whether to overwrite an existing file at ``trace``. Default: ``False``.
+        source: Path of a trace as ``export_chrome_trace`` writes it, or of a folder, whose newest
+            trace is read; ``"-"`` for standard input; an open binary file; or a
+            ``torch.profiler.profile`` that has stopped, whose one export remains yours.
+        depth: Fold every module deeper than this into its ancestor, as in ``Report.top``. ``None``
+            (default) folds none.
+        progress: Called with the bytes read and the size of the file, or ``None`` if that is
+            unknown. Default ``None``.
+        jobs: Maximum number of processes to decode a large uncompressed ``.json``. ``None``
+            (default) chooses. The result is the same.
+        peak_tflops: What the device can do at best, in 10¹² floating point operations a second, for
+            traces with ``record_shapes=True``. ``None`` (default): from a table.
+        peak_gbps: The bandwidth of its memory, in 10⁹ bytes a second. ``None`` (default): from a
+            table.
+        trace: Where to write a copy of the trace (``.json`` or ``.json.gz``) with tracks of nested
+            ``backward: …`` spans and arrows from forward to backward. For a profiler this uses its
+            one export. ``None`` (default) writes none.
+        force: Whether to overwrite a file at ``trace``. Default false.
 
     Returns:
         The report, with times of a typical step in nanoseconds.
@@ -66,9 +64,9 @@ def locate(
         SourceNotFoundError: If ``source`` is missing or cannot be read.
         NotATraceError: If ``source`` is not a trace, or is too broken to use.
         NoBackwardError: If the trace has no backward pass.
-        OutputExistsError: If ``trace`` exists and ``force`` is false.
-        UsageError: If an argument is invalid, if the profiler is still running, or if ``trace`` is
-            given and the profiler has already been exported.
+        OutputExistsError: If ``trace`` exists, without ``force``.
+        UsageError: If an argument is invalid, the profiler is still running, or ``trace`` is given
+            and the profiler has been exported already.
 
     Example:
         >>> report = backspot.locate("trace.json.gz")

@@ -35,38 +35,26 @@ def compare(
 ) -> Comparison:
     """Compare two reports: the step, its phases, and the backward module by module.
 
-    Modules are matched by path. A module that moved or was renamed is recognised if the match is
-    unambiguous. If a side has no module labels, autograd nodes are compared by name, and no change
-    of a node is claimed, because a report does not have the times of nodes by step.
+    Modules are matched by path, also where they moved or were renamed and the match is unambiguous.
+    They are compared by GPU time, or without it by clock time. A change is claimed (``slower`` or
+    ``faster``) beyond the noise and beyond what all modules have in common; ``docs/json.md`` has
+    the limits. With one step on a side nothing is claimed. Without module labels, autograd nodes
+    are compared by name, and no change of them is claimed.
 
-    All times are those of a typical step (medians). If both reports have device work, modules are
-    compared by GPU time, which hardly depends on how busy the host is. Otherwise they are compared
-    by clock time, with what the other modules did: a change is claimed (``slower`` or ``faster``)
-    if it is beyond the noise, and beyond what all modules have in common. The noise is estimated
-    from how much the modules scatter and how much the steps vary. A module must change by at least
-    2% (GPU time: 5%) and by 0.5% (GPU time: 0.1%) of the backward. With a single step on either
-    side nothing is claimed.
-
-    If all modules changed alike, the cause is the machine or something that concerns everything,
-    and a note says so. What differs between two processes in one module only, such as another
-    algorithm of a convolution, cannot be told apart from a change of the code.
-
-    Two jobs of many ranks (``ranks``) are compared by their typical rank: the median over the
-    ranks of each module's time, forward and backward together, and of the waits. ``ranks`` of the
-    comparison has each rank's own time. All of these are clock times.
+    Two jobs of many ranks are compared by clock time, on their typical rank: the median of each
+    module, forward and backward, and of the waits. ``Comparison.ranks`` has each rank's own time.
 
     Args:
         before: The first report, or the first job.
         after: The second one, of the same kind.
-        names: Names of the two, such as ``("main", "branch")``. Without a name (default), a
-            recording is named by what was read.
+        names: Names of the two, such as ``("main", "branch")``. Default: what was read.
 
     Returns:
         The comparison, with times in milliseconds per step.
 
     Raises:
-        UsageError: If ``before`` or ``after`` is not a report, only one of them is of a job, or
-            ``names`` is not two strings.
+        UsageError: If ``before`` and ``after`` are not two reports or two jobs, or ``names`` is
+            invalid.
 
     Example:
         >>> before = backspot.locate("main.trace.json.gz")

@@ -93,24 +93,21 @@ class BackwardBudget:
         """Record a step, and fail the test if its backward takes more than its budget.
 
         A test that would fail or warn records once more, and fails only if the second recording
-        says the same. Times are GPU times if the step uses a GPU, and clock times otherwise.
-
-        If the noise is larger than ``slower_by``, the budget can neither hold nor fail. The test
-        then passes with a ``TooNoisyWarning`` in pytest's summary, which has the noise and the
-        limit; with ``pytest --backspot-strict`` it fails.
+        says the same. Times are GPU times if the step uses a GPU, and clock times otherwise. If the
+        noise is larger than ``slower_by``, the test passes with a ``TooNoisyWarning``; with
+        ``pytest --backspot-strict`` it fails.
 
         Args:
-            step: one training step, backward included, as for ``profile``.
-            model: the model that it trains, or several by name, as for ``profile``.
-            share: for patterns of module paths, the largest share of the backward, from 0 to 1,
-                that all modules that match may take together, with what is inside them.
+            step: a training step, as for ``profile``.
+            model: the model, or several by name, as for ``profile``.
+            share: for patterns of paths, the largest share of the backward, from 0 to 1, that the
+                modules that match take together, with what is inside them.
             against: what to compare with. A path names a report in JSON, relative to the folder of
-                the test; ``pytest --backspot-update`` writes it. It may come from another machine,
-                so what all modules with the same work have in common is left out: a module fails
-                that got slower in comparison with the others, and the backward if it has more
-                work. A pair of a step and its model is recorded in the same run, so that nothing
-                is left out.
-            slower_by: the largest slowdown against that, as a share: 0.10 (default) is 10%.
+                the test; ``pytest --backspot-update`` writes it. It may come from another machine:
+                a module fails that got slower in comparison with others of the same work, and the
+                backward if it has more work. A pair of a step and its model is recorded in the same
+                run, and compared in full.
+            slower_by: the largest slowdown against that, as a share. Default 0.1.
             data: the source of batches, as for ``profile``.
             steps: how many steps to record. Default 10.
             warmup: how many steps to run before that. Default 3.

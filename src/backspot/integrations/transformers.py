@@ -48,17 +48,16 @@ class BackspotCallback(RecordsSteps, TrainerCallback):  # type: ignore[misc]
     the page to Weights & Biases. Each other rank writes a report of its own. The losses stay the
     same, and nothing remains after the recording.
 
-    ``Trainer`` does not tell its callbacks when the training fails. A recording that is under way
-    then ends with the next training, or when Python exits.
+    ``Trainer`` does not say when a training fails. A recording that is under way then ends with the
+    next training, or when Python exits.
 
     Args:
         warmup: how many steps to wait for first. Default 5.
         steps: how many steps to time without the profiler, and then how many to record. Default 10.
-        every: make another report each time after so many steps. ``None`` (default): one report.
-        depth: the deepest level that is labelled, as in ``instrument``. ``None`` (default): all.
-        compiled: whether to record for which modules compiled code works, as in ``instrument``.
-            Default true.
-        folder: where to write the report. ``None`` (default): the trainer's own folder, as above.
+        every: make another report after each so many steps. ``None`` (default): one report.
+        depth: as in ``instrument``. ``None`` (default): all.
+        compiled: as in ``instrument``. Default true.
+        folder: where to write the report. ``None`` (default): as above.
 
     Raises:
         UsageError: If an argument is invalid.

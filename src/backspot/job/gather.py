@@ -37,25 +37,23 @@ def ranks(
     """Put the traces of a training job's ranks together.
 
     Args:
-        sources: A folder with one trace for each rank, or the paths of the traces. Paths such as
-            ``s3://bucket/traces`` are read by ``fsspec`` (``backspot[remote]``). The summaries that
-            ``cache`` keeps may stand in place of their traces.
-        executor: Where the traces are read: anything with the interface of
-            ``concurrent.futures.Executor``. Its workers need the same paths and the same version of
-            Backspot. ``None`` (default) starts as many processes on this machine as there are
-            processors.
-        cache: A folder that keeps what was read, so that a second call reads only what is new.
+        sources: A folder with one trace for each rank, or the paths of the traces,
+            ``s3://bucket/traces`` too (``backspot[remote]``). Summaries that ``cache`` keeps may
+            replace their traces.
+        executor: Where the traces are read: anything like ``concurrent.futures.Executor``, whose
+            workers see the same paths and have the same version of Backspot. ``None`` (default):
+            processes on this machine.
+        cache: A folder that keeps the summaries, so that a second call reads only what is new.
             ``None`` (default) keeps nothing.
 
     Returns:
-        Which rank is slow, where, and who waits for it. A trace that cannot be used is in
-        ``lost``, and the others are reported.
+        Which rank is slow, where, and who waits for it. Traces that cannot be used are in ``lost``.
 
     Raises:
-        SourceNotFoundError: If a folder has no traces, or fewer than two ranks can be read because
-            a folder or a trace is missing.
-        UsageError: If fewer than two ranks can be read for another reason, two traces are of one
-            rank, or the ranks have recorded no step in common.
+        SourceNotFoundError: If a folder has no traces, or a missing one leaves fewer than two
+            ranks.
+        UsageError: If fewer than two ranks can be read, two traces are of one rank, or no step is
+            common to all.
 
     Example:
         >>> job = backspot.ranks(["ddp.rank0.trace.json.gz", "ddp.rank1.trace.json.gz"])

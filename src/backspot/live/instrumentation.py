@@ -60,12 +60,12 @@ class Instrumentation:
         name: the first part of all its paths; ``""`` for none.
         depth: the deepest level that is labelled; ``None`` for no limit.
         match: the patterns of the paths that are labelled; ``None`` for all paths.
-        hooks: ``"call"`` or ``"module"``; ``"node"``, hooks that stay on the model, where the start
-            of a profiler cannot be noticed.
-        markers: whether backward markers are written.
-        lines: whether the source line of each node is recorded.
-        compiled: whether the modules inside compiled code are recorded.
-        paths: the labelled module paths, parents first; ``""`` is the model without a name.
+        hooks: ``"call"`` or ``"module"``; ``"node"`` where the start of a profiler cannot be
+            noticed.
+        markers: Whether backward labels are written.
+        lines: Whether source lines are recorded.
+        compiled: Whether the modules of compiled code are recorded.
+        paths: The labelled paths, parents first; ``""`` is the model without a name.
         skipped: the paths that could not be labelled, each with the reason.
 
     Example:
@@ -116,11 +116,7 @@ class Instrumentation:
         return self._scope.active
 
     def remove(self) -> None:
-        """Remove the labels; the model is then as before. A second call does nothing.
-
-        This works at any time, also while a profiler records and between a forward and its
-        backward: hooks that are still on the nodes of a graph do nothing from then on.
-        """
+        """Remove the labels, at any time; the model is as before. A second call does nothing."""
         if self._removed:
             return
         # Each part can be repeated: after an interrupt the next call completes the removal.
@@ -227,71 +223,47 @@ def instrument(
 ) -> Instrumentation:
     """Label the forward and the backward of every module of a model in a profiler's trace.
 
-    The labels are ``forward: blocks.3.attn (Attention)`` and
-    ``backward: blocks.3.attn (Attention)``. They are written only while a profiler records. Loss
-    and gradients are bit for bit the same as without labels. ``instrument`` starts no profiler and
-    writes no file: record with ``torch.profiler`` and give the profiler, or its trace, to
+    The labels are ``forward: blocks.3.attn (Attention)`` and ``backward: blocks.3.attn
+    (Attention)``, written only while a profiler records. Loss, gradients and autograd graph stay as
+    they are. Record with ``torch.profiler`` and give the profiler, or its trace, to
     ``backspot.locate``.
 
-    With ``hooks="call"`` nothing is on the model. When a profiler starts, a wrapper replaces
-    ``torch.nn.Module.__call__``; when it stops, PyTorch's own is there again. This costs least,
-    works with ``torch.compile`` and needs no setting. Only modules that the wrapper cannot label
-    have hooks while a profiler records: those with full backward hooks or with a ``__call__`` in
-    their class. A profiler that starts without PyTorch's Python code, such as Kineto's daemon, is
-    not noticed.
+    Nothing is on the model: while a profiler records, a wrapper replaces
+    ``torch.nn.Module.__call__``; modules that it cannot label have hooks then. A profiler that
+    starts without PyTorch's Python code, such as Kineto's daemon, is not noticed.
+    ``hooks="module"``, full backward hooks, is for comparison: it changes the graph, fails on
+    in-place operations, and breaks compiled graphs.
 
-    The autograd graph stays as it is: a backward label is a marker at the moment when
-    autograd begins with nodes of that module. A view of memory that was changed in place gets no
-    marker, as reading its node is not safe; labels ``unmarked: …`` count these views. The report
-    needs no markers, as it uses autograd's own sequence numbers: they are for trace viewers. With
-    ``markers=False`` no node has a hook, and the backward runs exactly as without labels.
-
-    With ``hooks="module"`` the markers come from ``register_full_backward_pre_hook`` and
-    ``register_full_backward_hook``, which is the widely published technique. These hooks wrap the
-    inputs and outputs of each module in nodes of their own. So the graph is different, in-place
-    operations on these tensors fail (``ReLU(inplace=True)``, ``x += shortcut``), outputs in dicts
-    or dataclasses get no marker, and a compiled model's graph breaks. This mode is for comparison.
-
-    With ``lines=True`` the trace also has the line of source that made each node, and the report
-    shows the line beside the node. From torch 2.14 on it is exactly that line, at about 3 µs a node
-    while a profiler records. Before, it is the line that called the module, for modules of
-    PyTorch's own.
-
-    Inside code that ``torch.compile`` generates, the modules are known if the code was compiled
-    while the model was instrumented: call ``instrument`` before the first step, or
-    ``torch.compiler.reset()`` after it. A pass of Inductor notes the modules then; the generated
-    code stays the same. The pass is part of the key of PyTorch's caches, so the first run compiles
-    again, and both caches stay valid. ``compiled=False`` keeps out of compilation.
-
-    A shared module has the first of its paths. Paths leave out the parts that wrappers add
-    (``torch.compile``, data parallelism, activation checkpointing). A ``torch.nn.Identity`` without
-    hooks and without a forward of its own gets no label, as it makes no node and launches nothing.
-    Modules that are added later get none. ``torch.jit.script`` refuses a model with hooks: call
-    ``remove()`` before.
+    Backward labels are markers for trace viewers; the report needs none. A view of memory that was
+    changed in place gets none: labels ``unmarked: …`` count these. A shared module has the first of
+    its paths. A plain ``torch.nn.Identity`` gets no label, and neither do modules that are added
+    later. Paths leave out the parts that wrappers add, such as ``torch.compile``.
+    ``torch.jit.script`` refuses a model with hooks: call ``remove()`` before.
 
     Args:
         model: the model, or any other ``torch.nn.Module``, such as a loss function.
         depth: the deepest level that is labelled; 0 labels the model alone. Modules without a
-            forward, such as ``ModuleList``, do not count as a level: ``model.layers.3`` is at depth
-            2. ``None`` (default) labels every module.
-        match: pattern of the paths to label, with ``name`` in them, or a list of patterns. ``*``
-            matches any part of a name, ``**`` any number of names: ``model.layers.*``, ``**.attn``.
-            The model itself always has a label, and owns the backward of modules without one. With
-            ``depth``, both must hold. ``None`` (default) labels every module.
-        name: the first part of all paths, which distinguishes several instrumented modules.
-            ``""`` (default) adds no part.
+            forward, such as ``ModuleList``, are no level: ``model.layers.3`` is at depth 2.
+            ``None`` (default): all.
+        match: pattern of the paths to label, with ``name`` in them, or a list. ``*`` matches any
+            part of a name, ``**`` any number of names: ``model.layers.*``, ``**.attn``. The model
+            itself always has a label. With ``depth``, both must hold. ``None`` (default): all.
+        name: the first part of all paths, which distinguishes several models. Default ``""``.
         hooks: ``"call"`` (default) or ``"module"``.
-        markers: whether to write backward labels. Default true.
-        lines: whether to record the source line of each node. Default false.
-        compiled: whether to record for which modules compiled code works. Default true.
+        markers: whether to write backward labels; without them no node has a hook. Default true.
+        lines: whether to record the line of source that creates each node, at about 3 µs a node.
+            Before torch 2.14: the line that calls the module, for PyTorch's own. Default false.
+        compiled: whether to record for which modules compiled code works, if ``instrument`` is
+            called before the code is compiled or ``torch.compiler.reset()`` after. The code stays
+            the same; the first run compiles again. Default true.
 
     Returns:
         A handle with ``remove()``, which is also a context manager that calls ``remove()``.
 
     Raises:
-        UsageError: If an argument is invalid, if a pattern of ``match`` matches no module that has
-            a forward, or if another instrumented model has one of the paths.
-        AlreadyInstrumentedError: If the model or a part of it is instrumented already.
+        UsageError: If an argument is invalid, a pattern matches no module with a forward, or
+            another labelled model has one of the paths.
+        AlreadyInstrumentedError: If the model or a part of it is labelled already.
 
     Example:
         >>> import backspot, torch

@@ -53,10 +53,10 @@ class Alarm:
 
     Attributes:
         path: Path of the block.
-        before_ms: Median backward time of the samples before, in milliseconds.
-        now_ms: Median backward time of the last samples, in milliseconds.
+        before_ms: Median backward time before, in milliseconds.
+        now_ms: Median of the last samples, in milliseconds.
         since: The first sampled step that was slower.
-        step: The step in which the alarm was raised.
+        step: The step of the alarm.
 
     Example:
         >>> print(backspot.Alarm("blocks.7", 1.8, 2.9, since=41_000, step=41_400))
@@ -171,17 +171,13 @@ class Monitor:
 
     Between the sampled steps the model has no hook: one hook of PyTorch's own counts the steps of
     its optimizer. A sampled step is timed by CUDA events on a GPU and by the clock on a CPU,
-    without a profiler and without a synchronization; the autograd graph stays as it is. The times
-    are read some steps later. Several passes of a step (gradient accumulation) are added up.
+    without a profiler, a synchronization or a change of the autograd graph. The times are read some
+    steps later; several passes of a step are added up.
 
-    The backward of a block runs from the moment when autograd reaches the block's output to the
-    moment when autograd reaches another block, the nodes outside of all blocks, or the end. On a
-    GPU that is not kept busy the times include waiting for the host, as a step does.
-
-    A model that is compiled as a whole has no blocks that can be timed. Compile its blocks
-    (``block.compile()`` or ``torch.compile(block)``), or monitor it uncompiled. ``depth=0`` times
-    the whole: of ``torch.compile(model)``, if that is the ``model`` here. A block that is replaced
-    is timed from the next sample on.
+    The backward of a block runs until autograd reaches another block, the nodes outside of all
+    blocks, or the end. A model that is compiled as a whole has no blocks: compile its blocks, or
+    use ``depth=0``, which times ``torch.compile(model)`` as one. A block that is replaced is timed
+    from the next sample on.
 
     Args:
         model: the model. It is not kept alive.
@@ -189,10 +185,10 @@ class Monitor:
             children of the model, and the layers of a ``ModuleList``.
         every: one of how many steps is sampled. Default 100.
         keep: how many samples are kept. Default 1000.
-        slower_by: by what share a block's backward must have become slower, in each of the last
-            five samples and beyond what most blocks have in common, for an alarm. ``None`` raises
-            none. Default 0.2.
-        on_sample: called with the step and a dict of times for a logger, with keys such as
+        slower_by: the slowdown of a block's backward that raises an alarm, as a share: in each of
+            the last five samples, and beyond what most blocks have in common. ``None``: no alarm.
+            Default 0.2.
+        on_sample: called with the step and a dict of times for a logger, such as
             ``blocks.7/backward_ms``. Default: none.
         on_alarm: called with each ``Alarm``. ``None`` (default) logs a warning.
 

@@ -61,65 +61,52 @@ def profile(
 ) -> Report:
     """Run a training step a few times under the profiler and find the modules that make it slow.
 
-    The steps are real: they train the model as they would without Backspot, ``warmup + unprofiled +
-    steps`` times, and three times more for ``stacks``, ``memory`` and ``shapes``. The modules are
-    labelled, and ``steps`` of these steps are recorded with ``torch.profiler``, on the host and on
-    each kind of device that is in use. The profiler makes steps slower, so some are timed without
-    it, before and after the recording. Then the labels are removed, and the recording is analysed
-    as ``locate`` does. On a terminal and in a notebook a progress bar is shown on standard error if
-    it takes more than a second.
-
-    The batches, the model and the optimizer are not reset afterwards, and nothing but ``trace`` is
-    written to disk. Only the calling process is profiled, and no worker of a ``DataLoader``. With
-    ``ranks="all"``, in a call on each rank, rank 0 also puts all ranks together.
+    The steps are real: they train the model ``warmup + unprofiled + steps`` times, and three times
+    more for ``stacks``, ``memory`` and ``shapes``. ``steps`` of them are recorded with labels by
+    ``torch.profiler``, on the host and on the devices in use, and analysed as ``locate`` does.
+    Batches, model and optimizer are not reset, and nothing but ``trace`` is written to disk. Only
+    the calling process is profiled, and no worker of a ``DataLoader``.
 
     Args:
         step: one training step, backward included: called as ``step()``, or as ``step(batch)`` with
-            ``data``. What it returns is ignored.
-        model: the module to examine, or several by name, which can include loss functions:
-            ``{"": model, "loss": loss_fn}`` gives paths such as ``blocks.3`` and ``loss``.
-        data: the source of batches, usually a ``DataLoader``; waiting for the next batch is part of
-            the step. If it ends too early it is iterated again. ``None`` (default): ``step`` gets
-            its own.
-        steps: how many steps to record, at least 1. Default 10: a report goes by medians over
-            steps, and with fewer, one step that is held up bends them.
-        warmup: how many steps to run before that, at least 0. Default 3. In the last of them the
-            profiler is prepared but does not record, as its own first moments are slow.
-        unprofiled: how many steps to time without the profiler, at least 0: half of them before the
-            recording, the others after it. Default 10. Their median is the report's
-            ``unprofiled_step_ns``.
-        depth: the deepest level that is labelled, as in ``instrument``. ``None`` (default) labels
-            every module. To choose labels by pattern, or to keep out of compilation, record with
-            ``instrument``.
-        memory: whether to record what is in memory, for ``Report.memory`` and ``Row.memory``: in
-            three steps of their own, so that the times are not affected. Default false.
-        shapes: whether to record the inputs of operators, for ``Row.work``: floating point
-            operations and bytes. In the same steps as ``memory``. Default false.
+            ``data``.
+        model: the module to examine, or several by name, loss functions too: ``{"": model, "loss":
+            loss_fn}`` gives paths such as ``blocks.3`` and ``loss``.
+        data: the source of batches, usually a ``DataLoader``; waiting for a batch is part of the
+            step. It is iterated again if it ends too early.
+        steps: how many steps to record, at least 1. Default 10: with fewer, one step that is held
+            up counts for much.
+        warmup: how many steps to run before that, at least 0. Default 3.
+        unprofiled: how many steps to time without the profiler, half before and half after the
+            recording, for ``unprofiled_step_ns``. Default 10.
+        depth: the deepest level that is labelled, as in ``instrument``. ``None`` (default): all.
+        memory: whether to record what is in memory, for ``Report.memory``, in three steps of their
+            own. Default false.
+        shapes: whether to record the inputs of operators, for ``Row.work``, in the same three
+            steps. Default false.
         stacks: whether to record which lines of Python run and wait, for ``Report.host`` and
-            ``Report.waits``. In the same steps. Default true; false where another profiler uses
-            Python's profiling function, as ``cProfile`` does.
+            ``Report.waits``, in the same three steps; not where another profiler uses Python's
+            profiling function. Default true.
         trace: where to write the recording for a trace viewer (``.json`` or ``.json.gz``), with
             tracks of nested spans ``backward: …``. ``None`` (default) writes none.
         force: whether to overwrite a file at ``trace``. Default false.
         ranks: ``"all"`` sends what each rank recorded to rank 0, by the store of
-            ``torch.distributed``. All ranks must call ``profile``, with the same ``steps``. Rank 0
-            waits for the others, at most two minutes; a rank that has ended or has no recording is
-            named. ``None`` (default): each rank has its own report only.
+            ``torch.distributed``: all ranks must call ``profile`` with the same ``steps``. Rank 0
+            waits two minutes at most, and names ranks without a recording. ``None`` (default): each
+            rank has its own report only.
 
     Returns:
-        The report; times in it are those of a typical step, in nanoseconds. It has a warning for
-        each model that the step never called. With ``ranks="all"``, ``report.job`` on rank 0 says
-        which rank is slow, where, and who waits for it.
+        The report, with a warning for each model that the step never called. With ``ranks="all"``,
+        ``report.job`` on rank 0 says which rank is slow, where, and who waits for it.
 
     Raises:
-        UsageError: If an argument is invalid, if a profiler is running already, if ``data`` ends
-            too early and cannot be iterated again, or if ``ranks="all"`` and this process is not
-            part of a job.
-        AlreadyInstrumentedError: If the model or a part of it is instrumented already.
+        UsageError: If an argument is invalid, a profiler is running already, ``data`` cannot be
+            iterated again, or ``ranks="all"`` outside of a job.
+        AlreadyInstrumentedError: If the model or a part of it is labelled already.
         NoBackwardError: If the step runs no backward.
-        OutputExistsError: If ``trace`` exists and ``force`` is false; before any step runs.
+        OutputExistsError: If ``trace`` exists, without ``force``; before any step runs.
 
-    An exception of ``step`` is passed on. The model has no hooks of Backspot's then.
+    An exception of ``step`` is passed on, after the labels are removed.
 
     Example:
         >>> import backspot, torch

@@ -1,6 +1,6 @@
 """Results as JSON, and reports read back: the format for other programs.
 
-``docs/json.md`` describes it. ``docs/report.schema.json`` is its JSON Schema, made by
+``docs/json.md`` has its rules. ``docs/report.schema.json`` is its JSON Schema, made by
 ``python -m backspot.render.json > docs/report.schema.json``.
 """
 

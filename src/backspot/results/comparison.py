@@ -24,10 +24,10 @@ class Move:
     """One renaming that explains why modules have other paths after than before.
 
     Attributes:
-        before: The part of the path that is gone: ``""`` if everything moved into another module,
-            ``*.qkv`` if the same renaming happened in several places.
-        after: The part of the path that replaces it.
-        modules: Number of modules that moved with it.
+        before: The part of the path that is gone, ``*`` for several places; ``""`` if everything
+            moved into another module.
+        after: The part that replaces it.
+        modules: Number of modules that moved.
     """
 
     before: str
@@ -82,35 +82,31 @@ class Side:
 class Change:
     """Change of one time from one report to another: of the step, a phase, or a module.
 
-    Times ending in ``_ms`` are milliseconds of a typical step. Times
-    ending in ``_ns_by_step`` are integer nanoseconds, one for each step.
+    Times are milliseconds of a typical step.
 
     Attributes:
-        kind: ``step``, ``phase``, ``whole`` (the whole backward), ``module``, ``node`` (an autograd
-            node by name, if modules have no labels) or ``unowned`` (time that no module owns); of
-            jobs, also ``modules`` (all modules, forward and backward) and ``rank``.
-        path: Path of the module after, or before if it is gone; the name of a phase or a node;
-            ``""`` for a root.
-        before_path: Path of the module before. Differs from ``path`` if the module moved; ``None``
-            if it is new.
+        kind: ``step``, ``phase``, ``whole`` (the backward), ``module``, ``node`` (if modules have
+            no labels) or ``unowned`` (no module owns it, or the saved report left it out); of jobs,
+            also ``modules`` (all together) and ``rank``.
+        path: Path after, or before if it is gone; or the name of a phase or a node.
+        before_path: Path before; ``None`` if it is new.
         class_name: Class of the module.
-        before_ms: Clock time before. Of modules, nodes and ``whole``: in the backward.
+        before_ms: Clock time before.
         after_ms: Clock time after.
         change_ms: ``after_ms - before_ms``.
-        percent: The change in percent of ``before_ms``; ``None`` if that is 0.
-        before_gpu_ms: Device time of the backward before; ``None`` if a report has no device work,
-            and for nodes, phases and the step.
-        after_gpu_ms: Device time of the backward after; ``None`` as above.
-        judged_by: Which time the verdict and the interval are about: ``wall``, or ``gpu`` for what
-            is in the backward if both reports have device work.
-        low_ms: Lower end of the change, give or take the noise; ``None`` if no noise is known.
-        high_ms: Upper end of the change, give or take the noise; ``None`` if no noise is known.
-        verdict: ``slower`` and ``faster`` are beyond the noise and beyond what all modules have in
-            common. ``undecided`` is beyond only one of them, or has too few
-            steps. ``moved`` is at another path and neither
-            clearly slower nor faster.
-        before_ns_by_step: Clock times before, one for each step; empty if not known by step.
-        after_ns_by_step: Clock times after, one for each step; empty if not known by step.
+        percent: The change in percent of ``before_ms``, ``None`` if that is 0.
+        before_gpu_ms: Device time of the backward; ``None`` unless both reports have device work,
+            and for the step, phases and nodes.
+        after_gpu_ms: Device time of the backward; ``None`` unless both reports have device work,
+            and for the step, phases and nodes.
+        judged_by: The time that ``verdict``, ``low_ms`` and ``high_ms`` are about.
+        low_ms: Lower end of the change, give or take the noise; ``None`` if that is not known.
+        high_ms: Upper end.
+        verdict: ``slower`` and ``faster`` are beyond the noise and what all modules have in common;
+            ``undecided`` beyond one of the two, or with too few steps; ``moved`` at another path,
+            without a clear change.
+        before_ns_by_step: Clock times in nanoseconds, one for each step; empty if unknown.
+        after_ns_by_step: Clock times in nanoseconds, one for each step; empty if unknown.
 
     Example:
         >>> change = comparison["blocks.2.attn"]
@@ -185,14 +181,13 @@ class Change:
         """Return whether this got slower beyond the noise and by more than a limit.
 
         Args:
-            percent: Percentage of the time before, at least 0, in the time that the verdict is
-                about.
+            percent: At least 0, of the time that the verdict is about.
 
         Returns:
             True if the verdict is ``slower`` and the change is more than ``percent`` percent.
 
         Raises:
-            UsageError: If ``percent`` is not a number of at least 0.
+            UsageError: If ``percent`` is invalid.
 
         Example:
             >>> comparison["blocks.2.attn"].exceeds(10)
@@ -206,15 +201,14 @@ class Change:
         """Return whether a slowdown by more than a limit can neither be claimed nor excluded.
 
         Args:
-            percent: Percentage of the time before, at least 0, in the time that the verdict is
-                about.
+            percent: At least 0, of the time that the verdict is about.
 
         Returns:
             True if the interval of the change reaches beyond the limit, and either the noise or the
             change itself is larger than the limit. False if the change exceeds the limit.
 
         Raises:
-            UsageError: If ``percent`` is not a number of at least 0.
+            UsageError: If ``percent`` is invalid.
 
         Example:
             >>> comparison["blocks.2.attn"].too_noisy_for(10)
@@ -252,19 +246,18 @@ class Comparison(Presented):
 
     Attributes:
         step: Change of the whole step.
-        phases: Changes of the phases of the step, in their order. They sum to the change of the
-            step. Empty if a report has no phases. Of jobs: the typical rank's own time,
-            communication that nothing hides, and waits and transfers, which can overlap with these.
-        whole: Change of the whole backward. Of jobs: of all modules, forward and backward.
-        changes: Changes of the parts of the backward: first those beyond the noise, then the
-            others, the largest first. They sum to the change of the whole. Of jobs: of the modules
-            on the typical rank, forward and backward.
-        by: ``module``, or ``node`` if a side has no module labels.
-        moves: Renamings that explain why modules have other paths.
+        phases: Changes of the phases of the step, which sum to it; empty if a report has none. Of
+            jobs: own time, exposed communication, waits and transfers of the typical rank, which
+            can overlap.
+        whole: Change of the backward; of jobs, of all modules, forward and backward.
+        changes: Changes of the parts of ``whole``, which sum to it: first those beyond the noise,
+            then the largest.
+        by: ``node`` if a side has no module labels.
+        moves: Renamings that explain why paths differ.
         before: The first recording.
         after: The second recording.
         notes: What to know before trusting the numbers.
-        ranks: Of jobs: changes of each rank's own time, in the order of ``changes``.
+        ranks: Of jobs: the change of each rank's own time.
         schema: Version of the JSON form.
 
     Example:
@@ -300,15 +293,14 @@ class Comparison(Presented):
         """Return the change of the module at ``path``.
 
         Args:
-            path: Path of the module after, or before if it is gone.
+            path: Path after, or before if it is gone.
 
         Returns:
             The change, in milliseconds per step.
 
         Raises:
             KeyError: If neither report has such a module.
-            UsageError: If ``path`` is not a string. Iterating over the comparison itself raises
-                this too: the changes are in ``changes``.
+            UsageError: If ``path`` is not a string. Iterating over the comparison raises this too.
 
         Example:
             >>> comparison["blocks.0.attn"].verdict
@@ -330,11 +322,10 @@ class Comparison(Presented):
             percent: Percentage of the time before, at least 0.
 
         Returns:
-            True if the step or the whole backward got slower beyond the noise and by more than
-            ``percent`` percent.
+            True if one of the two is slower beyond the noise and by more than ``percent``.
 
         Raises:
-            UsageError: If ``percent`` is not a number of at least 0.
+            UsageError: If ``percent`` is invalid.
 
         Example:
             >>> comparison.slower_than(5), comparison.slower_than(50)
@@ -348,20 +339,17 @@ class Comparison(Presented):
         printer.text(str(self))
 
     def save(self, path: str | os.PathLike[str], *, force: bool = False) -> Path:
-        """Write the comparison in the format that the suffix of ``path`` names.
-
-        The formats are ``.md``, ``.txt``, ``.csv`` and ``.json``. The file is written completely or
-        not at all.
+        """Write the comparison as ``.md``, ``.txt``, ``.csv`` or ``.json``, complete or not at all.
 
         Args:
             path: Where to write.
-            force: Whether to overwrite an existing file. Default: ``False``.
+            force: Whether to overwrite a file. Default false.
 
         Returns:
             The path of the file.
 
         Raises:
-            OutputExistsError: If the file exists and ``force`` is false.
+            OutputExistsError: If the file exists, without ``force``.
             UsageError: If the suffix names no format.
 
         Example:

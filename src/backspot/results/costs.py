@@ -25,24 +25,21 @@ from backspot.results.quantities import Count, Measure, Ratio
 class WorkOfModule:
     """The work of one module in a typical step, without the modules inside it.
 
-    ``None`` is unknown: no operator of this kind has a formula, so the work is not nothing.
+    ``None`` is unknown, not nothing.
 
     Attributes:
-        forward_flops: Floating point operations of its forward: those of products of matrices,
-            convolutions and fused attention, by the definitions of ``torch.utils.flop_counter``.
-            What an optimizer computes is no forward.
-        recompute_flops: The same, of forward work that activation checkpointing runs again.
-        flops: The same, of its backward, without ``recompute_flops``.
-        forward_bytes: Bytes that its forward reads and writes at least: each element of an input
-            once, and each element of an output.
-        recompute_bytes: The same, of forward work that runs again.
-        bytes: The same, of its backward.
-        flops_by_type: ``flops`` and ``recompute_flops`` together, by the type of the numbers that
-            are multiplied: ``bf16``, ``fp16``, ``fp32``, ``tf32`` (fp32 on tensor cores), ``fp64``,
-            ``fp8``.
-        forward_flops_by_type: The same, of the forward.
-        unknown_share: Share (0 to 1) of its time in backward in operators that no formula covers:
-            device time, or host time without a device.
+        forward_flops: Floating point operations of the forward: products of matrices, convolutions
+            and fused attention, as ``torch.utils.flop_counter`` defines them.
+        recompute_flops: Those of forward work that runs again.
+        flops: Those of the backward, without ``recompute_flops``.
+        forward_bytes: Bytes that the forward must read and write: each element of an input and of
+            an output once.
+        recompute_bytes: Those of forward work that runs again.
+        bytes: Those of the backward.
+        flops_by_type: ``flops`` and ``recompute_flops`` by type of number: ``bf16``, ``fp16``,
+            ``tf32`` (fp32 on tensor cores), ``fp32``, ``fp64``, ``fp8``.
+        forward_flops_by_type: ``forward_flops`` by type of number.
+        unknown_share: Share (0 to 1) of its backward in operators that no formula covers.
     """
 
     forward_flops: Count | None
@@ -92,10 +89,9 @@ class Hiccup:
     """A recorded step that was held up, and is left out of the typical step.
 
     Attributes:
-        step: Index of the step, from 0, as in ``wall_ns_by_step``.
-        longer_ns: How much longer the step took than such steps do, or what held it up, in
-            nanoseconds.
-        where: Name of the module, row or phase that took at least half of that, or ``""``.
+        step: Index of the step, from 0.
+        longer_ns: How much longer it took, in nanoseconds.
+        where: The module or phase that took at least half of that, or ``""``.
     """
 
     step: Count
@@ -114,18 +110,16 @@ Order = Literal["wall", "gpu", "cpu", "saves", "memory", "headroom"]
 class NodeCost:
     """Cost of one kind of autograd node within one module.
 
-    All times are integer nanoseconds of a typical step.
+    Times are nanoseconds of a typical step.
 
     Attributes:
-        name: Name that autograd gives the node (``GatherBackward0``). ``(recompute)`` is forward
-            work that activation checkpointing or compiled code ran again inside backward.
-            ``(before a graph's replay)`` is time in which the GPU idles until a node replays a
-            captured CUDA graph.
-            ``(all_reduce)`` and the like are collectives, in rows of communication.
-        count: Number of such nodes that run in a typical step.
-        wall_ns: Clock time, divided by the same rule as the report's ``wall_ns``.
-        gpu_ns: Summed durations of the kernels, copies and memsets that the nodes launched.
-        cpu_ns: Time the host spent in the nodes, excluding nodes nested in them.
+        name: Autograd's name (``GatherBackward0``). ``(recompute)`` is forward work that runs
+            again, ``(before a graph's replay)`` idle GPU time before a CUDA graph, ``(all_reduce)``
+            and the like are collectives.
+        count: Number of such nodes.
+        wall_ns: Clock time.
+        gpu_ns: Summed durations of the device work that they launch.
+        cpu_ns: Time of the host in them, without nested nodes.
 
     Example:
         >>> report["patch_drop"].row.nodes[0]
@@ -142,22 +136,23 @@ class NodeCost:
 @public
 @dataclass(frozen=True, slots=True)
 class LineCost:
-    """Cost of the autograd nodes that one line of forward source code made within one module.
+    """Cost of the autograd nodes that one line of forward code created within one module.
 
-    Nodes without a known line are in no ``LineCost``, so lines may sum to less than their row.
-    All times are integer nanoseconds of a typical step.
+    Times are nanoseconds of a typical step. Nodes without a known line are left out, so lines can
+    sum to less than their row.
 
     Attributes:
-        file: File name, relative to its package or to the working folder.
-        line: Line number, from 1.
-        function: Function that contains the line.
-        text: The source line itself, ``""`` if it could not be read.
-        node: Name of the nodes, as in the row's ``nodes``.
-        exact: True if this line made the nodes, false if it called the module that made them.
-        count: Number of such nodes that run in a typical step.
-        wall_ns: Clock time, divided by the same rule as the report's ``wall_ns``.
-        gpu_ns: Summed durations of the kernels, copies and memsets that the nodes launched.
-        cpu_ns: Time the host spent in the nodes, excluding nodes nested in them.
+        file: File, relative to its package or to the working folder.
+        line: Line number.
+        function: The function around it.
+        text: The line itself, ``""`` if it could not be read.
+        node: Name of the nodes, as in ``Row.nodes``.
+        exact: True if the line created the nodes, false if it called the module that did (before
+            torch 2.14).
+        count: Number of such nodes.
+        wall_ns: Clock time.
+        gpu_ns: Summed durations of the device work that they launch.
+        cpu_ns: Time of the host in them, without nested nodes.
     """
 
     file: str
@@ -186,9 +181,8 @@ class KernelCost:
 
     Attributes:
         name: Name in the trace.
-        count: Number of times it runs in a typical step.
-        spent_ns: Summed durations in nanoseconds in a typical step: on the device, or on the host
-            for an operator.
+        count: How often it runs in a typical step.
+        spent_ns: Summed durations in nanoseconds of a typical step.
     """
 
     name: str
@@ -202,11 +196,11 @@ class FusedPart:
     """What a compiled kernel that works for several modules does for one of them.
 
     Attributes:
-        path: Path of the row that pays for this part.
-        share: Part (0 to 1) of the kernel's time that the row pays, estimated: by the bytes that
-            the module's operations in the kernel read and write. All parts sum to 1.
-        recomputes: Whether the part is forward work that the backward runs again.
-        line: ``file:line`` of the forward that made most of the part, ``""`` if not known.
+        path: Path of the row that this part counts for.
+        share: Part (0 to 1) of the kernel's time, estimated by the bytes that the module's
+            operations read and write. The parts sum to 1.
+        recomputes: Whether it is forward work that runs again.
+        line: ``file:line`` of the forward behind most of it, or ``""``.
     """
 
     path: str
@@ -222,10 +216,9 @@ class FusedKernel:
 
     Attributes:
         name: Name in the trace.
-        count: Number of times it runs in a typical step for these modules.
-        spent_ns: Summed durations in nanoseconds in a typical step: on the device, or on the host
-            in a trace without device work.
-        parts: The modules that it works for, the largest share first.
+        count: How often it runs in a typical step.
+        spent_ns: Summed durations in nanoseconds of a typical step.
+        parts: The modules, the largest share first.
     """
 
     name: str
@@ -245,17 +238,14 @@ OTHER_COMMUNICATION = "(communication)"
 class WallKinds:
     """What a row's clock time is spent on. The kinds sum to the row's time exactly.
 
-    All times are integer nanoseconds of a typical step.
+    Times are nanoseconds of a typical step.
 
     Attributes:
-        gpu_ns: A kernel, copy or memset is running.
-        communication_ns: A communication kernel is running, and nothing else.
-        queued_ns: The GPU idles although work is launched: it waits for a dependency, for another
-            stream, or for the launch itself.
-        sync_ns: The GPU idles because the host waited until the GPU ran empty, up to the next
-            launch.
-        host_ns: The GPU idles with nothing queued and waits for the host. All of the time if the
-            trace has no device work.
+        gpu_ns: A kernel, copy or memset runs.
+        communication_ns: Only communication runs.
+        queued_ns: The GPU idles although work is launched.
+        sync_ns: The GPU idles because the host waited until it ran empty.
+        host_ns: The GPU waits for the host; all time if the trace has no device work.
     """
 
     gpu_ns: Count = 0
@@ -273,53 +263,46 @@ class WallKinds:
 class Row:
     """Cost of one module, or of one group of modules, in the backward.
 
-    The rows of a report are a partition: no nanosecond is in two rows. ``total_*`` adds the modules
-    inside. All times ending in ``_ns`` are integer nanoseconds of a typical step: the mean over the
-    steps that count. The times of a group are the sums of its modules' times.
+    The rows of a report are a partition: no nanosecond is in two rows. Times are nanoseconds of a
+    typical step; those of a group are sums.
 
     Attributes:
-        path: Module path, ``""`` for the root. The group's name if rows were grouped. Time that no
-            module owns has a path in parentheses: ``(outside model)``, ``(autograd engine)``, …
+        path: Module path, ``""`` for the root; the name of a group; in parentheses, time that no
+            module owns: ``(outside model)``, ``(autograd engine)``, …
         class_name: Class of the module.
-        root: Path of the outermost instrumented module that contains this one.
+        root: Path of the outermost instrumented module around this one.
         is_module: False for time that no module owns.
-        calls: Forward calls per step, without those that checkpointing ran again. Of a module
-            inside compiled code: calls of the code that has it.
-        wall_ns: Clock time of the backward that this row accounts for.
-        gpu_ns: Summed durations of the device work that the row launched in backward.
-        cpu_ns: Time the host spent executing the row's nodes.
-        forward_ns: Clock time of the module's forward, by the same rule as ``wall_ns``.
-        recompute_ns: Part of ``wall_ns`` that is forward work run again: by checkpointing, or by
-            compiled code that computes a value again in place of keeping it.
-        total_wall_ns: ``wall_ns`` of this module and all modules inside it.
-        total_gpu_ns: ``gpu_ns`` of this module and all modules inside it.
-        total_cpu_ns: ``cpu_ns`` of this module and all modules inside it.
-        total_forward_ns: ``forward_ns`` of this module and all modules inside it.
-        total_recompute_ns: ``recompute_ns`` of this module and all modules inside it.
-        nodes: The module's autograd nodes by name, most wall time first.
-        wall_ns_by_step: Clock time in each recorded step. In each step the rows sum to the
-            report's ``wall_ns_by_step`` exactly.
-        gpu_ns_by_step: Device time in each recorded step.
-        cpu_ns_by_step: Host time in each recorded step.
-        forward_ns_by_step: Clock time of the forward in each recorded step.
-        members: Number of modules in this row, more than 1 only if rows were grouped.
-        split_ns: Part of ``wall_ns`` that is estimated: the row's share of compiled kernels that
-            work for several rows, by the bytes that each reads and writes.
-        kernels: Kernels, copies and memsets that the row's nodes launched, by name, most device
-            time first. In a trace without device work: the operators that the nodes called.
+        calls: Forward calls, without those that checkpointing repeats; in compiled code, calls of
+            that code.
+        wall_ns: Clock time of the backward that this row is responsible for.
+        gpu_ns: Summed durations of the device work that it launched in backward.
+        cpu_ns: Time of the host in its nodes.
+        forward_ns: Clock time of its forward.
+        recompute_ns: Part of ``wall_ns`` that is forward work run again, by checkpointing or
+            compiled code.
+        total_wall_ns: This time with all modules inside.
+        total_gpu_ns: This time with all modules inside.
+        total_cpu_ns: This time with all modules inside.
+        total_forward_ns: This time with all modules inside.
+        total_recompute_ns: This time with all modules inside.
+        nodes: Its autograd nodes by name, most wall time first.
+        wall_ns_by_step: This time in each recorded step.
+        gpu_ns_by_step: This time in each recorded step.
+        cpu_ns_by_step: This time in each recorded step.
+        forward_ns_by_step: This time in each recorded step.
+        members: Number of modules in this row: more than 1 in a group.
+        split_ns: Part of ``wall_ns`` that is estimated: its share of compiled kernels that work for
+            several rows.
+        kernels: Kernels, copies and memsets that its nodes launched, most device time first;
+            without device work, operators.
         wall_on: What ``wall_ns`` is spent on.
-        lines: Lines of forward source code that made the row's nodes, most wall time first. Empty
-            unless the trace was recorded with ``instrument(model, lines=True)``.
-        saves: How much less time a step would take if the backward of this row alone were free,
-            ``None`` where it is not known: if the report could not be replayed, or for a group of
-            modules.
-        total_saves: How much less time a step would take if the backward of this module and of all
-            modules inside it were free. Savings do not add up: work that hides behind two modules
-            shows only if both are free.
-        memory: What the module has in memory, ``None`` unless the trace was recorded with
-            ``profile_memory=True``.
-        work: How much work the module does, ``None`` unless the trace was recorded with
-            ``record_shapes=True``.
+        lines: Lines of the forward that created its nodes, most wall time first; only with
+            ``instrument(model, lines=True)``.
+        saves: How much less a step would take if the backward of this row were free; ``None`` for a
+            group, and if the recording cannot be replayed.
+        total_saves: How much less if all modules inside were free too. Savings do not add up.
+        memory: What it has in memory; only with ``profile_memory=True``.
+        work: How much work it does; only with ``record_shapes=True``.
 
     Example:
         >>> row = report.modules[0]
@@ -396,11 +379,7 @@ class Row:
 
     @property
     def wall_spread_ns(self) -> int:
-        """How much ``wall_ns`` varies: half the width of the middle half of the recorded steps.
-
-        Half of all steps lie between two quartiles, and this is half of their difference, in
-        nanoseconds, rounded down. Quartiles are interpolated linearly. One step has a spread of 0.
-        """
+        """Half of the distance between the quartiles of ``wall_ns_by_step``, in nanoseconds."""
         return half_spread(self.wall_ns_by_step)
 
     @property
@@ -475,15 +454,15 @@ def time_of(cost: _Timed, sort: Sort) -> int:
 class OperatorCost:
     """Cost of one kind of autograd node, over all modules.
 
-    All times are integer nanoseconds of a typical step.
+    Times are nanoseconds of a typical step.
 
     Attributes:
-        name: Name that autograd gives the node.
-        count: Number of such nodes that run in a typical step.
-        wall_ns: Clock time, divided by the same rule as the report's ``wall_ns``.
-        gpu_ns: Summed durations of the device work that the nodes launched.
-        cpu_ns: Time the host spent in the nodes, excluding nodes nested in them.
-        path: Path of the row that pays most of the clock time.
+        name: Autograd's name.
+        count: Number of such nodes.
+        wall_ns: Clock time.
+        gpu_ns: Summed durations of the device work that they launch.
+        cpu_ns: Time of the host in them, without nested nodes.
+        path: The row with most of the clock time.
     """
 
     name: str
@@ -499,21 +478,19 @@ class OperatorCost:
 class Pass:
     """One backward pass.
 
-    ``duration_ns == wall_ns + forward_ns + other_ns``, exactly. All times are integer nanoseconds.
+    ``duration_ns == wall_ns + forward_ns + other_ns``, exactly, in nanoseconds.
 
     Attributes:
-        start_ns: Start, relative to the first event of the trace.
-        duration_ns: From the start of the first node on the host to the later of the end on the
-            host and the end of the last device work that the nodes launched. Time that overlaps an
-            earlier pass counts for the earlier pass.
-        wall_ns: Part that is backward. Over all passes it sums to the rows' ``wall_ns_by_step``.
-        forward_ns: Part in which device work of the forward was still running.
-        other_ns: Part in which other device work was running, such as the optimizer's or a
-            prefetch on another stream.
-        gpu_ns: Summed durations of the device work that the pass launched.
-        cpu_ns: Time the host spent inside the nodes of the pass.
-        nodes: Number of autograd nodes executed, ``AccumulateGrad`` included.
-        step: Index of the step that contains the pass.
+        start_ns: Start, from the first event of the trace.
+        duration_ns: From its first node until host and device are done, without what overlaps an
+            earlier pass.
+        wall_ns: Part that is backward.
+        forward_ns: Part in which the forward still ran on the device.
+        other_ns: Part in which other device work ran, such as the optimizer's.
+        gpu_ns: Summed durations of the device work that it launched.
+        cpu_ns: Time of the host in its nodes.
+        nodes: Number of autograd nodes, ``AccumulateGrad`` included.
+        step: Index of its step.
     """
 
     start_ns: Count
@@ -530,13 +507,11 @@ class Pass:
 @public
 @dataclass(frozen=True, slots=True)
 class DeviceCost:
-    """One device's part of the backward.
-
-    All times are integer nanoseconds of a typical step.
+    """One device's part of the backward, in nanoseconds of a typical step.
 
     Attributes:
-        device: Index of the device.
-        wall_ns: Clock time by row path, computed as if the pass had waited for this device alone.
+        device: Its index.
+        wall_ns: Clock time by row path, as if the pass had waited for this device alone.
         gpu_ns: Device time by row path.
     """
 
@@ -569,21 +544,16 @@ PhaseName = Literal[
 @public
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """One part of the step. The phases of a report sum to its typical step exactly.
-
-    All times are integer nanoseconds of a typical step.
+    """One part of the step, in nanoseconds. The phases sum to the typical step exactly.
 
     Attributes:
-        name: ``data`` (the step waits for its next batch), ``copy`` (host-to-device copies outside
-            the backward that no kernel hides), ``forward``, ``loss``, ``backward``,
-            ``clipping`` (all that is done with the gradients before the optimizer's step: clipping,
-            unscaling, norms), ``optimizer`` (with ``zero_grad``), ``other`` (recorded work that is
-            none of these) or ``idle`` (nothing recorded, neither on the host nor on a device).
-        wall_ns: Clock time. Each moment counts for one phase, by the same rule as the rows'
-            ``wall_ns``.
-        busy_ns: Part of ``wall_ns`` in which any device was running something.
-        wall_ns_by_step: Clock time in each recorded step. In each step the phases sum to the
-            report's ``step_ns_by_step`` exactly.
+        name: ``data`` (waits for a batch), ``copy`` (copies to the device that no kernel hides),
+            ``forward``, ``loss``, ``backward``, ``clipping`` (work on the gradients before the
+            optimizer's step), ``optimizer`` (with ``zero_grad``), ``other`` (recorded, none of
+            these) or ``idle`` (nothing recorded).
+        wall_ns: Clock time.
+        busy_ns: Part in which any device was busy.
+        wall_ns_by_step: Clock time in each recorded step.
 
     Example:
         >>> {phase.name: f"{phase.wall_ns / 1e6:.1f} ms" for phase in report.phases}

@@ -18,13 +18,12 @@ from backspot.results.quantities import Count
 @public
 @dataclass(frozen=True, slots=True)
 class Saving:
-    """How much less time a typical step would take without some work.
+    """How much less a typical step would take without some work, in nanoseconds.
 
-    All times are integer nanoseconds. The range is the error of such predictions: see
-    ``docs/evidence.md``.
+    The range is the error of such predictions: see ``docs/evidence.md``.
 
     Attributes:
-        ns: How much less time the step would take. Work that other work hides saves nothing.
+        ns: The saving. Work that other work hides saves nothing.
         low_ns: Lower end of the range.
         high_ns: Upper end of the range.
     """
@@ -37,16 +36,14 @@ class Saving:
 @public
 @dataclass(frozen=True, slots=True)
 class ReplayedStep:
-    """How long a typical step takes without the profiler's cost, as the replay predicts it.
-
-    All times are integer nanoseconds.
+    """How long a typical step takes without the profiler's cost, by replay, in nanoseconds.
 
     Attributes:
-        ns: The typical step.
-        low_ns: The typical step at the highest likely cost of the profiler.
-        high_ns: The typical step at the lowest likely cost of the profiler.
-        fitted: Whether the profiler's cost was fitted to steps that were timed without the
-            profiler. If not, the cost was measured on another machine, and the range is wider.
+        ns: The step.
+        low_ns: Lower end of the range.
+        high_ns: Upper end of the range.
+        fitted: Whether the profiler's cost was fitted to steps that were timed without it. If not,
+            it is that of another machine, and the range is wider.
     """
 
     ns: Count
@@ -58,13 +55,11 @@ class ReplayedStep:
 @public
 @dataclass(frozen=True, slots=True)
 class WhatIf:
-    """What a typical step would take if some modules were faster, as ``Report.what_if`` returns it.
-
-    All times are integer nanoseconds.
+    """What a typical step would take if some modules were faster, in nanoseconds.
 
     Attributes:
-        step_ns: What the step would take, without the profiler's cost.
-        saves_ns: How much less time the step would take.
+        step_ns: The step, without the profiler's cost.
+        saves_ns: How much less that is.
         low_ns: Lower end of the range of ``saves_ns``.
         high_ns: Upper end of the range of ``saves_ns``.
 
@@ -101,15 +96,12 @@ class Place:
     """A place of a finding: a module, time that no module owns, or a phase of the step.
 
     Attributes:
-        path: Path of the module, as in its row; a name in parentheses for time that no module owns;
-            or a phase of the step, ``(optimizer)`` or ``(data)``; or ``(allocator)`` for memory
-            that no module has.
-        class_name: Class of the module, ``""`` if the place is not a module.
-        count: Number of occurrences in a typical step. The finding says of what: nodes, kernels or
-            calls.
-        wall_ns: Clock time that it takes there, in nanoseconds of a typical step.
-        line: Line of forward source code, ``file:line``, or ``""`` if it is not known.
-        held_bytes: What it has in memory there, ``None`` if the finding is not about memory.
+        path: Path of a row; a phase, ``(optimizer)`` or ``(data)``; or ``(allocator)``.
+        class_name: Class of the module, or ``""``.
+        count: Number of nodes, kernels or calls there.
+        wall_ns: Clock time there, in nanoseconds of a typical step.
+        line: ``file:line`` of the forward, or ``""``.
+        held_bytes: What it has in memory there; ``None`` unless the finding is about memory.
     """
 
     path: str
@@ -131,23 +123,22 @@ class Finding:
     """A cause that makes the step slower than necessary, and what to do about it.
 
     Attributes:
-        rule: The rule that found the cause: the name of its section in ``docs/findings.md``.
+        rule: Name of its section in ``docs/findings.md``.
         title: What is wrong, in a few words.
-        seen: What was seen, with counts and times: one or two sentences.
-        remedy: What to do: one or two sentences.
-        wall_ns: Clock time that the cause takes, in nanoseconds of a typical step, and the sum over
-            its places, at most the whole step. The remedy cannot save more than this.
-        places: Where it happens, most wall time first. Never empty.
-        steps: Number of recorded steps in which the cause takes at least 1% of the step.
-        nodes: Names of the autograd nodes involved, most expensive first.
-        operators: Names of the operators involved (``aten::…``), most expensive first.
-        kernels: Names of the kernels and copies involved, most expensive first.
-        link: URL with more about the remedy, or ``""``.
-        saves: How much less time a step would take if the work of the cause were free: its nodes
-            with the device work that they launch, its device work alone, or its waits, as the
-            section of the rule says; at most ``wall_ns``. ``None`` where that is not known.
-        held_bytes: What the cause has in memory, ``None`` if the finding is about time. A finding
-            about memory has no ``wall_ns``.
+        seen: What was seen, with counts and times.
+        remedy: What to do.
+        wall_ns: Clock time in nanoseconds of a typical step, the sum over its places. The remedy
+            cannot save more.
+        places: Where, most wall time first. Never empty.
+        steps: Number of recorded steps in which it takes at least 1% of the step.
+        nodes: Autograd nodes involved, most expensive first.
+        operators: Operators involved (``aten::…``), most expensive first.
+        kernels: Kernels and copies involved, most expensive first.
+        link: URL with more, or ``""``.
+        saves: How much less a step would take if the work of the cause were free, by replay, at
+            most ``wall_ns``; ``None`` where that is not known.
+        held_bytes: What the cause has in memory; ``None`` if the finding is about time. About
+            memory, ``wall_ns`` is 0.
 
     Example:
         >>> finding = report.findings[1]

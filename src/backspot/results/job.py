@@ -63,20 +63,18 @@ class RankCost:
     Attributes:
         rank: The rank.
         source: Name of its trace.
-        host: Name of its host, ``""`` if it is not known.
+        host: Its host, ``""`` if not known.
         step_ns: Clock time of the step.
-        exposed_ns: Clock time in which it communicates and does nothing else.
-        stalled_ns: The part of ``exposed_ns`` in which a transfer between two ranks is under way,
-            as between the stages of a pipeline.
+        exposed_ns: Clock time in which it only communicates.
+        stalled_ns: Part of ``exposed_ns`` in transfers between two ranks, as in a pipeline.
         wait_ns: Time in collectives before the last rank enters; can overlap with computing.
         transfer_ns: Time in collectives after that.
-        late_ns: How much later than the median of the other ranks it enters collectives, mean of
-            those of a step; negative if it enters earlier.
-        offset_ns: What to add to its clock for the job's; ``None`` if that is not known.
-        drift_ppm: By how much the offset grows, in microseconds for each second.
+        late_ns: How much later than the median of the others it enters collectives, on average.
+        offset_ns: What to add to its clock for the job's; ``None`` if not known.
+        drift_ppm: By how much the offset grows, in microseconds a second.
         uncertainty_ns: Standard deviation of its times on the job's clock.
         step_ns_by_step: Clock time of each step.
-        own_ns_by_step: Clock time of each step without ``exposed_ns``.
+        own_ns_by_step: Each step without ``exposed_ns``.
         wait_ns_by_step: Waits in each step.
         transfer_ns_by_step: Transfers in each step.
     """
@@ -113,13 +111,13 @@ class SlowestRank:
     Attributes:
         step: Number of the step.
         rank: The rank that enters collectives last.
-        late_ns: How much later than the median of the others, mean of the collectives of the step.
+        late_ns: How much later than the median of the others, on average.
         part: In what its module takes longer: ``forward_gpu``, ``backward_host``, …; ``""`` if
-            nothing takes longer than on the other ranks by half of ``late_ns`` or more.
-        path: The module whose time exceeds the median of the other ranks most, or the place outside
-            of modules, in parentheses: ``(between forward and backward)``.
+            nothing explains half of ``late_ns``.
+        path: The module that takes longer there, or a place in parentheses: ``(between forward and
+            backward)``.
         class_name: Its class, ``""`` for a place.
-        longer_ns: By how much it exceeds the median.
+        longer_ns: By how much it exceeds the median of the other ranks.
     """
 
     step: int
@@ -149,19 +147,17 @@ class GroupCost:
     """One process group in a typical step, in nanoseconds.
 
     Attributes:
-        name: The process group, ``""`` if the traces do not say so.
+        name: The process group, ``""`` if not known.
         ranks: Its ranks that have a summary.
-        absent: Its ranks that have none. They may be the last to enter.
-        role: What it is for, as its collectives show, or as its name says where these leave
-            several answers: ``data``, ``sharded`` (FSDP), ``tensor``, ``pipeline``, ``expert``,
-            ``context``, ``expert_or_context``, or ``unknown``.
-        collectives: How many a step has.
-        transfers: How many transfers between two ranks a step has on the typical rank: these are
-            no collectives, and their waits are in ``RankCost.stalled_ns``.
+        absent: Its ranks without one, which may be the last to enter.
+        role: What its collectives show that it is for.
+        collectives: Number of collectives in a step.
+        transfers: Number of transfers between two ranks in a step; their waits are in
+            ``RankCost.stalled_ns``.
         wait_ns: Median of the ranks.
         transfer_ns: Median of the ranks.
         most_waiting: The rank that waits most.
-        most_wait_ns: How long it waits.
+        most_wait_ns: Its wait.
     """
 
     name: str
@@ -185,20 +181,17 @@ class ModuleSpread:
     that. Both are of the forward and the backward together.
 
     Attributes:
-        path: Path of the module; or the place in parentheses: ``(between forward and backward)``.
-            There only the host's time counts, as ``forward_host``, without waits for the batch, the
-            device and collectives.
+        path: Path of the module; or a place in parentheses, of which only the host's time counts.
         class_name: Its class, ``""`` for a place.
-        median_ns: Median of its times on the ranks.
-        worst_ns: Its time on the worst rank.
-        worst_rank: The rank on which it costs most.
-        part: The part in which that rank exceeds the median of the others most.
-        cost_ns: By how much its clock time on the worst rank exceeds the median of its times on the
-            others. The job can lose at most this.
+        median_ns: Median over the ranks.
+        worst_ns: The longest.
+        worst_rank: The rank that takes longest.
+        part: In what that rank exceeds the others most.
+        cost_ns: By how much its clock time there exceeds the median of the others: the most that
+            the job can lose.
         clear: Whether the difference is beyond the noise.
-        ns_by_rank: Its time on each rank, in the order of ``JobReport.ranks``; 0 on a rank that
-            does not have it.
-        ns_by_step: Its time in each step, median of the ranks that have it.
+        ns_by_rank: Its time on each of ``JobReport.ranks``; 0 where it does not exist.
+        ns_by_step: Its time in each step, median of the ranks.
     """
 
     path: str
@@ -245,18 +238,18 @@ class RankLane:
 @public
 @dataclass(frozen=True, slots=True)
 class JobFinding:
-    """A cause that makes the job slower, with times in nanoseconds.
+    """A cause that makes the job slower, with times in nanoseconds of a typical step.
 
     Attributes:
-        rule: The rule that found the cause: its name in ``docs/ranks.md``.
+        rule: Name of its section in ``docs/findings.md``.
         kind: ``host``, ``gpu``, ``data``, ``transfer`` or ``pipeline``: what takes longer.
-        rank: The rank, ``None`` if the cause lies on all ranks.
-        path: The module, ``""`` if the cause lies in none.
+        rank: The rank, ``None`` if the cause is on all.
+        path: The module, ``""`` for none.
         title: What is wrong, in a few words.
         seen: What was seen, with times.
         remedy: What to do.
-        cost_ns: What the job loses at most, in nanoseconds of a typical step.
-        at_least: Whether ``cost_ns`` is what the job loses at least instead.
+        cost_ns: What the job loses at most.
+        at_least: Whether it loses ``cost_ns`` at least instead.
     """
 
     rule: str
@@ -294,7 +287,7 @@ class LostRank:
 class JobReport(Presented):
     """Many ranks of one training job, one answer.
 
-    ``print(job)`` shows it. Times are integer nanoseconds of a typical step.
+    ``print(job)`` shows it. Times are nanoseconds of a typical step.
 
     Attributes:
         ranks: The ranks, ascending.
@@ -304,10 +297,9 @@ class JobReport(Presented):
         slowest: The slowest rank of each step; empty if the clocks cannot be aligned.
         late: The ranks that enter collectives later than the others, beyond the noise.
         groups: Waits by process group.
-        lane_step: Number of the step that ``lanes`` shows, which takes about the typical time.
-        lanes: The ranks in that step, as far as their clocks are aligned.
-        modules: Modules by what their spread over the ranks costs at most, most first. A module of
-            one rank alone is compared with none, and costs 0.
+        lane_step: The step that ``lanes`` shows, which takes about the typical time.
+        lanes: The ranks in that step, on one clock.
+        modules: Modules by what their spread over the ranks costs, most first.
         findings: Causes, most expensive first.
         lost: Traces that could not be used.
         warnings: What to know before trusting the numbers.
@@ -335,19 +327,17 @@ class JobReport(Presented):
     schema: str = SCHEMA
 
     def save(self, path: str | os.PathLike[str], *, force: bool = False) -> Path:
-        """Write the answer in the format that the suffix of ``path`` names.
-
-        The formats are ``.html`` and ``.json``. The file is written completely or not at all.
+        """Write the answer as ``.html`` or ``.json``, completely or not at all.
 
         Args:
             path: Where to write.
-            force: Whether to overwrite an existing file. Default: ``False``.
+            force: Whether to overwrite a file. Default false.
 
         Returns:
             The path of the file.
 
         Raises:
-            OutputExistsError: If the file exists and ``force`` is false.
+            OutputExistsError: If the file exists, without ``force``.
             UsageError: If the suffix names no format.
 
         Example:
@@ -368,7 +358,7 @@ class JobReport(Presented):
 
         Raises:
             SourceNotFoundError: If the file is missing or cannot be read.
-            NotATraceError: If the file is not a job's report, or has another schema.
+            NotATraceError: If it is not a job's report, or has another schema.
             UsageError: If ``path`` is not a path.
 
         Example:

@@ -26,10 +26,9 @@ class Peaks:
 
     Attributes:
         device: Name of the device, as the trace has it.
-        tflops: Peak for each type of number, in 10¹² floating point operations per second:
-            ``bf16``, ``fp16``, ``tf32``, ``fp32``, ``fp64`` and ``fp8``, as far as they are known.
-            ``tf32`` and smaller types are those of tensor cores.
-        gbps: Peak of the memory's bandwidth, in 10⁹ bytes per second.
+        tflops: Peak by type of number, in 10¹² operations a second: ``bf16``, ``fp16``, ``tf32``,
+            ``fp32``, ``fp64``, ``fp8``, as far as known.
+        gbps: Peak of the memory's bandwidth, in 10⁹ bytes a second.
         source: Where the numbers are from.
     """
 
@@ -44,24 +43,18 @@ class Peaks:
 class LimitOfModule:
     """How fast the backward of a module runs on its device, and what that is of the peak.
 
-    Forward work that runs again counts as backward. All numbers are of a typical step, over the
-    device time of the module, without the modules inside it.
+    Over its device time in a typical step, with forward work that runs again. ``None`` is unknown.
 
     Attributes:
-        tflops: Achieved 10¹² floating point operations per second, ``None`` where the operations
-            are not known.
-        gbps: Achieved 10⁹ bytes per second, of those that must be moved at least; ``None`` where
-            these are not known.
-        intensity: Operations per byte, ``None`` where one of them is not known.
-        of_peak: Share of what the device can do at best: the time that the work would take at the
-            peak of its type or of the bandwidth, whichever is longer, over the time that it takes.
-            More than 1 is possible where caches save traffic. ``None`` without peaks, and where no
-            formula covers most of the module's time.
-        bound: ``compute`` or ``memory``, whichever peak would take longer; ``launch`` if the
-            device idles for most of the module's clock time. ``None`` as ``of_peak``.
-        headroom_ns: Device time in nanoseconds that would be saved at the reachable part of the
-            peak: 70% of the operations, 85% of the bandwidth. Work of unknown size counts as it is.
-            ``None`` as ``of_peak``.
+        tflops: Achieved 10¹² operations a second.
+        gbps: Achieved 10⁹ bytes a second, of those that must move.
+        intensity: Operations per byte.
+        of_peak: Time that the work would take at the peak, over the time that it takes. Caches can
+            make it more than 1.
+        bound: The peak that takes longer; ``launch`` if the device idles for most of the clock
+            time.
+        headroom_ns: Device time in nanoseconds that would be saved at 70% of the peak operations
+            and 85% of the bandwidth.
     """
 
     tflops: float | None

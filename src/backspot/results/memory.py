@@ -47,17 +47,15 @@ class MemoryShare:
     """What one owner has in memory at the peak of a device, of one kind.
 
     Attributes:
-        path: Path of the module that allocated the blocks, as in its row; or a name in parentheses:
-            ``(before the recording)``, ``(optimizer)``, ``(outside model)``, …; ``(not accounted
-            for)`` is what the allocator counts although no recorded block explains it.
-        class_name: Class of the module, ``""`` if the owner is not a module.
-        kind: ``before`` (allocated before the recording: parameters, optimizer state, gradients
-            that were kept), ``activation`` (allocated in forward and still live when the backward
-            begins), ``recomputed`` (allocated by forward code that checkpointing runs again),
-            ``gradient`` (allocated in backward and live after it: gradients of parameters),
-            ``backward`` (gradients of activations, and workspace of the backward), ``forward``
-            (freed before the backward begins), ``optimizer`` or ``other``.
-        bytes: Size of the blocks together. Negative only for ``(not accounted for)``.
+        path: Path of the row that allocated it, or ``(before the recording)``, ``(optimizer)``, …;
+            ``(not accounted for)`` is what the allocator counts although no recorded block explains
+            it.
+        class_name: Class of the module, or ``""``.
+        kind: ``before`` (the recording), ``activation`` (allocated in forward, live when the
+            backward begins), ``forward`` (freed before), ``recomputed`` (by checkpointing),
+            ``gradient`` (allocated in backward, live after it), ``backward`` (freed before its
+            end), ``optimizer`` or ``other``.
+        bytes: Size of the blocks. Negative only for ``(not accounted for)``.
         blocks: Number of blocks, 0 where it is not known.
     """
 
@@ -71,17 +69,15 @@ class MemoryShare:
 @public
 @dataclass(frozen=True, slots=True)
 class MemoryTimeline:
-    """A device's memory over the recording, at moments in the order of time.
+    """A device's memory over the recording, at some hundred moments in the order of time.
 
-    At most some hundred moments: the highest of each of many equal parts of the recording, and so
-    the peak. The columns have one entry a moment.
+    The columns have one entry a moment; the peak is one of them.
 
     Attributes:
-        paths: The modules that hold the most at the peak, after ``(before the recording)``. Layers
-            that repeat are one: ``blocks.*.mlp.fc1``.
+        paths: What holds the most at the peak; repeated layers are one: ``blocks.*.mlp.fc1``.
         ns: The moments, in nanoseconds from the first event of the trace.
         allocated_bytes: What the allocator has given out.
-        bytes_by_path: For each of ``paths`` what it has. The rest belongs to all others.
+        bytes_by_path: A column for each of ``paths``.
     """
 
     paths: tuple[str, ...]
@@ -96,22 +92,20 @@ class MemoryOfDevice:
     """The memory of one device over the recording, and what is in it at the peak.
 
     Attributes:
-        device: Index of the device, -1 for the host. PyTorch counts the host's memory only while it
-            records, so the figures of the host are those of the blocks that it allocates during
-            the recording.
-        peak_bytes: The most that the allocator had given out. On CUDA this equals
-            ``torch.cuda.max_memory_allocated()`` over the recording.
+        device: Index of the device, -1 for the host, of which only blocks allocated in the
+            recording count.
+        peak_bytes: The most that the allocator had given out, as
+            ``torch.cuda.max_memory_allocated()`` has it.
         peak_ns: When the peak is reached first, in nanoseconds from the first event of the trace.
-        peak_path: Path of the owner whose allocation reaches the peak.
-        peak_phase: What that owner does: ``forward``, ``backward``, ``optimizer`` or ``other``.
-        peak_step: Index of the step that reaches the peak.
+        peak_path: The owner whose allocation reaches it.
+        peak_phase: In what.
+        peak_step: In which step.
         before_bytes: What was allocated before the recording, 0 for the host.
-        reserved_bytes: The most that the allocator had from the device; 0 on the host.
-        reserved_at_peak_bytes: What the allocator has from the device at the peak.
-        live: What is live at the peak, the largest first. The shares sum to ``peak_bytes`` exactly.
-        least_by_step: The least that is allocated from the start of the last backward pass of each
-            step until that of the next step, so one entry fewer than steps. It grows if tensors are
-            held over steps.
+        reserved_bytes: The most that the allocator had from the device, 0 for the host.
+        reserved_at_peak_bytes: What it has from the device at the peak.
+        live: What is live at the peak, the largest first; sums to ``peak_bytes`` exactly.
+        least_by_step: The least that is allocated between the last backward of a step and that of
+            the next. It grows if tensors are held over steps.
         timeline: The memory over the recording.
     """
 
@@ -150,22 +144,15 @@ class MemoryOfDevice:
 class MemoryOfModule:
     """What a module has in memory: on the devices, or on the host in a trace without devices.
 
-    Bytes of a typical step. ``total_*`` includes the modules inside.
-
     Attributes:
         kept_bytes: What its forward allocates and keeps until the backward begins.
-        at_peak_bytes: What it has at the peak of the device, of all kinds.
-        peak_bytes: The most that it has at one moment of the recording. ``None`` for a group of
-            modules, because their peaks do not add up.
-        total_kept_bytes: ``kept_bytes`` of this module and all modules inside it.
-        total_at_peak_bytes: ``at_peak_bytes`` of this module and all modules inside it.
-        total_peak_bytes: As ``peak_bytes``, of this module and all modules inside it together.
-        checkpoint_frees_bytes: An estimate of what is no longer kept from forward to backward if
-            this module is checkpointed as a whole. Its output stays if the operator that runs next
-            saves it; its input counts against it if nothing else keeps the input. Both are read
-            from neighbouring operators; where these leave it open, the estimate is too large. 0 if
-            checkpointing frees nothing. The price is the module's forward once more:
-            ``total_forward_ns`` of the row.
+        at_peak_bytes: What it has at the peak of the device.
+        peak_bytes: The most that it has at one moment, ``None`` for a group.
+        total_kept_bytes: These bytes with all modules inside.
+        total_at_peak_bytes: These bytes with all modules inside.
+        total_peak_bytes: These bytes with all modules inside.
+        checkpoint_frees_bytes: Estimate of what checkpointing this module frees; the price is
+            ``Row.total_forward_ns``.
     """
 
     kept_bytes: Count

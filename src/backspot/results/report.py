@@ -77,72 +77,57 @@ class Report(Presented, _Predicted):
     """A ranking of modules by what they cost in the backward.
 
     ``print(report)`` shows it, a notebook displays it, ``report[path]`` returns one module with the
-    modules inside it. All times ending in ``_ns`` are integer nanoseconds of a typical step: the
-    mean over the recorded steps but ``hiccups``. So they add up: rows to the backward, a row's
-    nodes to what it took in nodes, phases to the step.
-
-    Two names may surprise: ``operators`` are autograd nodes, also available as ``nodes``, and
-    ``source`` says whose labels named the modules, also available as ``labels``.
+    modules inside it. Times are nanoseconds of a typical step: the mean over the recorded steps but
+    ``hiccups``. They add up exactly: rows to the backward, phases to the step.
 
     Attributes:
-        modules: Rows that partition the backward, most wall time first, rows for time that no
-            module owns included.
-        operators: Autograd nodes by name, over all modules, most wall time first.
-        passes: Backward passes, in the order in which they ran.
-        devices: Cost of each device. Empty if the trace has no device work.
+        modules: Rows that partition the backward, most wall time first, with those for time that no
+            module owns.
+        operators: Autograd nodes by name, most wall time first.
+        passes: Backward passes, in their order.
+        devices: Each device's part; empty without device work.
         step_unit: What counts as one step.
-        step_ns: Clock time of the step: from its mark, or from the end of the step before, until
-            all work that it launched is done. If each backward pass counts as a step: from the
-            start of its forward, or the time of the pass if no forward is recorded.
-        wall_ns: Clock time of the backward. The rows sum to it.
-        gpu_ns: Device time of the backward. The rows sum to it.
-        cpu_ns: Host time in the backward. The rows sum to it.
-        step_ns_by_step: Clock time of each recorded step.
-        wall_ns_by_step: Clock time of the backward in each recorded step.
-        gpu_ns_by_step: Device time of the backward in each recorded step.
-        cpu_ns_by_step: Host time in the backward in each recorded step.
+        step_ns: Clock time of the step, until all work that it launched is done.
+        wall_ns: Clock time of the backward.
+        gpu_ns: Device time of the backward, which can exceed ``wall_ns`` with several streams.
+        cpu_ns: Time of the host in the nodes of the backward.
+        step_ns_by_step: This time in each recorded step.
+        wall_ns_by_step: This time in each recorded step.
+        gpu_ns_by_step: This time in each recorded step.
+        cpu_ns_by_step: This time in each recorded step.
         coverage: Share of the recorded times that modules own.
-        source: Whose labels named the modules: ``backspot``, ``lightning``, ``python`` (the module
-            events of the profiler) or ``none``.
+        source: Whose labels named the modules; ``python`` are the profiler's own module events.
         has_gpu: Whether the trace has device work.
         warnings: What to know before trusting the numbers.
         trace: What was read: a file name, ``the live profile``, …
-        phases: Where the clock time of the steps goes, in the order of a step. The phases sum to
-            ``step_ns`` exactly. Empty if the trace has nothing but backward passes.
-        findings: What makes the step slower than necessary, most expensive first.
-        fused: Kernels of the backward in which ``torch.compile`` fused the work of several modules,
-            most time first. Rows pay for their shares (``Row.split_ns``).
-        unprofiled_step_ns: Clock time of a typical step without profiler and labels, ``None`` where
-            it was not measured: a trace alone does not tell.
-        unprofiled_step_ns_by_step: Clock time of each step that was timed without the profiler.
-        replayed_step: The typical step without the profiler's cost, as a replay of the recording
-            predicts it; all savings are of this step. ``None`` if the recording cannot be replayed.
-        not_replayed: Why the recording cannot be replayed, in one sentence; ``""`` if it can.
-        rules_looked: Number of rules that could judge the trace; 0 for a trace that is cut short.
-        rules_unable: Number of rules that could not, because the trace has no device work.
-        memory: Memory of each device, the one with the highest peak first and the host last. Empty
-            unless the trace was recorded with ``profile_memory=True``.
-        peaks: What the device can do at best, ``None`` unless the trace was recorded with
-            ``record_shapes=True`` on a device that is known.
-        mfu: Model FLOPs utilisation: share (0 to 1) of a step's clock time that its operations
-            would take at the peak of the devices that are used, without forward work that runs
-            again. ``None`` where it is not known.
-        hiccups: Recorded steps that something held up, longest first. The typical step is the mean
-            over the others, ``typical_steps``.
-        noise: Share (0 to 1) of the backward that may belong to other rows than it seems to: by so
-            much the typical steps disagree, where they do the same work. Above 0.1, the ranking
+        phases: Where the time of a step goes, in its order; empty if the trace has only backward
+            passes.
+        findings: Why the step is slow, most expensive first.
+        fused: Kernels in which ``torch.compile`` fused the work of several modules, most time
+            first.
+        unprofiled_step_ns: Clock time of a step without profiler and labels; ``None`` where none
+            was timed.
+        unprofiled_step_ns_by_step: Each of those steps.
+        replayed_step: The step without the profiler's cost, by replay; savings are of this step.
+            ``None`` if the recording cannot be replayed.
+        not_replayed: Why not, in one sentence, or ``""``.
+        rules_looked: Number of rules that looked for findings; 0 for a trace that is cut short.
+        rules_unable: Number of rules that could not, because the trace lacks what they need.
+        memory: Memory of each device, the highest peak first, the host last; only with
+            ``profile_memory=True``.
+        peaks: What the device can do at best; only with ``record_shapes=True`` on a known device.
+        mfu: Model FLOPs utilisation (0 to 1), without forward work that runs again; ``None`` where
+            it is not known.
+        hiccups: Steps that something held up and that do not count, longest first.
+        noise: Share (0 to 1) of the backward that may belong to other rows. Above 0.1, the ranking
             cannot be trusted.
-        recorded: Where and how the trace was recorded, as far as that is known: ``device``,
-            ``time`` (UTC), and of a live profile ``torch`` (its version), ``command``, and how busy
-            the ``host`` was. Two
-            reports can be equal in spite of it.
-        waits: Places where the host waits for a device, in any phase, the longest waits first.
-            Empty if the trace has no device work.
-        without_waits: How much less time a step would take if the host waited in none of them,
-            ``None`` where that is not known.
-        host: Lines of the user's Python, by phase, with what the host does there in a step; those
-            in which devices have nothing to do for longest come first. Empty unless steps were
-            recorded with stacks.
+        recorded: Where and how, as far as known: ``device``, ``time`` (UTC), ``torch``,
+            ``command``, and how busy the ``host`` was. Not compared by ``==``.
+        waits: Places where the host waits for a device, the longest waits first.
+        without_waits: What a step would save if the host waited in none of them, ``None`` if not
+            known.
+        host: Lines of the user's Python, those in which devices idle for longest first; empty
+            unless steps were recorded with stacks.
         schema: Version of the JSON form.
 
     Example:
@@ -203,12 +188,12 @@ class Report(Presented, _Predicted):
 
     @property
     def nodes(self) -> tuple[OperatorCost, ...]:
-        """Autograd nodes by name, over all modules. Another name of ``operators``."""
+        """The same as ``operators``."""
         return self.operators
 
     @property
     def labels(self) -> LabelSource:
-        """Whose labels named the modules. Another name of ``source``."""
+        """The same as ``source``."""
         return self.source
 
     @property
@@ -223,22 +208,22 @@ class Report(Presented, _Predicted):
 
     @property
     def wall_ms(self) -> float:
-        """Clock time of the backward in milliseconds."""
+        """``wall_ns`` in milliseconds."""
         return self.wall_ns / 1e6
 
     @property
     def recorded_wall_ns(self) -> int:
-        """Clock time of the backward in nanoseconds, summed over all recorded steps."""
+        """The sum of ``wall_ns_by_step``."""
         return sum(self.wall_ns_by_step)
 
     @property
     def whole_ns(self) -> int:
-        """Clock time of a typical step in nanoseconds, at least that of the backward."""
+        """``step_ns``, and at least ``wall_ns``."""
         return max(self.step_ns, self.wall_ns)
 
     @property
     def typical_steps(self) -> tuple[int, ...]:
-        """Indices of the recorded steps that a typical step is the mean of: all but ``hiccups``."""
+        """Indices of the recorded steps but ``hiccups``."""
         left_out = {hiccup.step for hiccup in self.hiccups}
         return tuple(step for step in range(len(self.step_ns_by_step)) if step not in left_out)
 
@@ -249,7 +234,7 @@ class Report(Presented, _Predicted):
 
     @property
     def has_work(self) -> bool:
-        """Whether rows have work, because the recording has the shapes of operators' inputs."""
+        """Whether rows have ``work``."""
         return any(row.work is not None for row in self.modules)
 
     @property
@@ -262,12 +247,12 @@ class Report(Presented, _Predicted):
         """Return a row's share of the backward, or the share of the step that it saves.
 
         Args:
-            row: A row of this report, from ``modules`` or ``top()``.
-            sort: Share of which time: ``"wall"`` (default), ``"gpu"`` or ``"cpu"`` of the backward,
-                or ``"saves"`` of the replayed step.
+            row: A row of this report.
+            sort: ``"wall"`` (default), ``"gpu"`` or ``"cpu"`` of the backward, or ``"saves"`` of
+                the replayed step.
 
         Returns:
-            The share, from 0 to 1; 0 if the report has none of that time.
+            From 0 to 1; 0 if the report has none of that time.
 
         Raises:
             UsageError: If ``row`` is not a row or ``sort`` is unknown.
@@ -290,10 +275,10 @@ class Report(Presented, _Predicted):
         """Return how fast the backward of a row runs, and how far it is from the device's limit.
 
         Args:
-            row: A row of this report, from ``modules`` or ``top()``.
+            row: A row of this report.
 
         Returns:
-            The limit; ``None`` if the work of the row is not known, or takes no device time.
+            The limit; ``None`` without known work or device time.
 
         Raises:
             UsageError: If ``row`` is not a row.
@@ -319,28 +304,23 @@ class Report(Presented, _Predicted):
         """Return the ``n`` most expensive rows.
 
         Args:
-            n: Maximum number of rows. ``None`` (default) returns all.
-            depth: Add every module deeper than this to its ancestor at this depth; 0 is the root.
-                Only modules that were called count, so ``model.layers.3`` is at depth 2 if
-                ``layers`` is a ``ModuleList``. ``None`` (default) keeps every module.
-            sort: Time to rank by: ``"wall"`` (default), ``"gpu"`` or ``"cpu"``; or ``"saves"``,
-                how much less time a step would take without the row; ``"memory"``, what the row has
-                in memory at the peak; or ``"headroom"``, the device time that it would save at the
-                reachable part of the peak. Rows for which this is not known come last.
-            by: ``"path"`` (default) returns one row per module; ``"class"`` one row per class;
-                ``"pattern"`` one row per repeated layer: modules of one class whose paths differ
-                only in numbers, ``blocks.*.mlp.fc1``.
-            match: Pattern of the module paths to keep, or a list of patterns. ``*`` matches any
-                part of a name, ``**`` any number of names: ``model.layers.*``, ``**.attn``. Every
-                other module is added to the nearest module around it that matches, or to the root.
-                With ``depth``, both must hold. ``None`` (default) keeps every module.
+            n: How many; ``None`` (default) for all.
+            depth: Fold every module deeper than this into its ancestor; 0 is the root. Modules
+                without calls, such as ``ModuleList``, are no level. ``None`` (default) folds none.
+            sort: ``"wall"`` (default), ``"gpu"``, ``"cpu"``, ``"saves"``, ``"memory"`` (at the
+                peak) or ``"headroom"`` (device time that good kernels would save). Unknown values
+                come last.
+            by: One row per ``"path"`` (default), ``"class"``, or ``"pattern"``: a repeated layer,
+                ``blocks.*.mlp.fc1``.
+            match: Pattern of the paths to keep, or a list. ``*`` matches any part of a name, ``**``
+                any number of names. Other modules are folded into the nearest one around them that
+                matches, or into the root.
 
         Returns:
             The rows, most expensive first.
 
         Raises:
-            UsageError: If ``n`` or ``depth`` is not a whole number of at least 0, if ``sort`` or
-                ``by`` is unknown, or if a pattern of ``match`` matches no module.
+            UsageError: If an argument is invalid, or a pattern matches no module.
 
         Example:
             >>> for row in report.top(2, by="pattern"):
@@ -383,16 +363,14 @@ class Report(Presented, _Predicted):
         """Return the module at ``path`` with the modules inside it.
 
         Args:
-            path: Path of a module; ``""`` or its class for a root without a name; or the name of a
-                row that no module owns.
+            path: Path of a module; ``""`` or its class for the root; or the name of another row.
 
         Returns:
-            The module's row and its children.
+            The row and its children.
 
         Raises:
-            KeyError: If the report has no such module. The message suggests near names.
-            UsageError: If ``path`` is not a string. Iterating over the report itself raises this
-                too: its rows are in ``modules`` and ``top()``.
+            KeyError: If there is no such module; the message suggests near names.
+            UsageError: If ``path`` is not a string. Iterating over the report raises this too.
 
         Example:
             >>> report["blocks.0.attn"].row.total_wall_ns
@@ -411,25 +389,21 @@ class Report(Presented, _Predicted):
     def what_if(self, factors: Mapping[str, float]) -> WhatIf:
         """Return what a step would take if the backward of some modules took less time.
 
-        The recording is replayed without the profiler's cost. The backward of a module is its
-        autograd nodes on the host, and the kernels and copies that they launch; its forward and its
-        part of the optimizer stay as they are. The order of all work stays, so time that other work
-        needs anyway is not saved.
+        The recording is replayed without the profiler's cost: a module's nodes, and the kernels and
+        copies that they launch, get shorter. Forward, optimizer and the order of all work stay.
 
         Args:
-            factors: For each module the part of its time that remains, from 0 (free) to 1 (as it
-                is); 0.5 is a module twice as fast. A key is a path as in ``report[path]``, or a
-                pattern of paths as in ``top(match=...)``. The modules inside it take the same part
-                of their time, unless they have a key of their own. If several keys name one module,
-                the last one counts.
+            factors: The part of its time that remains for each module, from 0 (free) to 1 (as it
+                is). A key is a path or a pattern, as in ``top(match=...)``, and holds for the
+                modules inside it. If several keys name one module, the last one counts.
 
         Returns:
-            The step, and what it saves, with the range of such predictions.
+            The step and what it saves, with a range.
 
         Raises:
-            KeyError: If a key names no module. The message suggests near names.
-            UsageError: If a factor is not a number from 0 to 1, or if the report cannot be
-                replayed: it was read from JSON, or ``not_replayed`` has the reason.
+            KeyError: If a key names no module; the message suggests near names.
+            UsageError: If a factor is invalid, or the report cannot be replayed: it was read from
+                JSON, or ``not_replayed`` says why.
 
         Example:
             >>> report.what_if({"patch_drop": 0.5}).saves_ns
@@ -449,9 +423,9 @@ class Report(Presented, _Predicted):
 
     @property
     def job(self) -> JobReport | None:
-        """The answer for all ranks of the job, on rank 0 after ``profile(..., ranks="all")``.
+        """The answer for all ranks, on rank 0 after ``profile(..., ranks="all")``.
 
-        It is not saved with the report, but has a ``save`` of its own. ``None`` otherwise.
+        It is not saved with the report.
         """
         return getattr(self, "_job", None)
 
@@ -496,26 +470,23 @@ class Report(Presented, _Predicted):
     def save(self, path: str | os.PathLike[str], *, force: bool = False) -> Path:
         """Write the report in the format that the suffix of ``path`` names.
 
-        ``.html`` is a self-contained page; ``.json`` is what ``load`` reads; ``.csv`` and ``.md``
-        are tables; ``.speedscope.json`` is a flame graph. ``.trace.json`` and ``.json.gz`` copy
-        the trace file that the report was made from and add tracks of ``backward: …`` spans.
-        A report of a live profile has no trace file: pass ``trace=`` to ``profile`` or ``locate``
-        to write the copy.
-
-        The file is written completely or not at all.
+        ``.html`` is a self-contained page; ``.json`` is what ``load`` reads; ``.txt``, ``.csv`` and
+        ``.md`` are text and tables; ``.speedscope.json`` is a flame graph. ``.trace.json`` and
+        ``.json.gz`` copy the trace file with tracks of ``backward: …`` spans; of a live profile,
+        ``profile(trace=)`` or ``locate(trace=)`` write that copy. The file is written completely or
+        not at all.
 
         Args:
             path: Where to write.
-            force: Whether to overwrite an existing file. Default: ``False``.
+            force: Whether to overwrite a file. Default false.
 
         Returns:
             The path of the file.
 
         Raises:
-            OutputExistsError: If the file exists and ``force`` is false.
-            UsageError: If the suffix names no format, if ``path`` is the trace that the report was
-                made from, or if a labelled trace is requested and the trace file is missing or has
-                changed.
+            OutputExistsError: If the file exists, without ``force``.
+            UsageError: If the suffix names no format, ``path`` is the trace itself, or the trace to
+                copy is missing or has changed.
 
         Example:
             >>> report.save("report.html")
@@ -529,14 +500,11 @@ class Report(Presented, _Predicted):
     def show(self, *, height: int = 720) -> None:
         """Display the page that ``save("report.html")`` writes, in the output of a notebook's cell.
 
-        The page is a frame of its own, and the notebook keeps it when it is saved: 100 to 900 kB.
-
         Args:
-            height: Height of the frame in pixels. Default: 720.
+            height: Of the frame, in pixels. Default 720.
 
         Raises:
-            UsageError: If this runs in no notebook and no IPython, or if ``height`` is not a whole
-                number of at least 1.
+            UsageError: If this runs in no notebook and no IPython, or ``height`` is invalid.
         """
         presented.forms().show(self, height)
 
@@ -552,7 +520,7 @@ class Report(Presented, _Predicted):
 
         Raises:
             SourceNotFoundError: If the file is missing or cannot be read.
-            NotATraceError: If the file is not a report, contradicts itself, or has another schema.
+            NotATraceError: If it is not a report, contradicts itself, or has another schema.
             UsageError: If ``path`` is not a path.
 
         Example:
@@ -566,8 +534,7 @@ class Report(Presented, _Predicted):
         """Return the rows as a ``pandas.DataFrame``.
 
         Returns:
-            One row per row of ``modules``, the columns of the CSV form, times in nanoseconds of a
-            typical step.
+            The rows of ``modules``, with the columns of the CSV form, in nanoseconds.
 
         Raises:
             MissingDependencyError: If pandas is not installed.
