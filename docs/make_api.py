@@ -98,6 +98,8 @@ _INVALID = re.compile(
     r"If (?:an argument|``\w+``(?: or ``\w+``)?) is (?:invalid|unknown|not a \w+)\."
 )
 """What holds for every function, and stands at the head of the page."""
+_TIMES = "Times are nanoseconds of a typical step."
+"""What the head of the page says of all results."""
 _PLAIN = ("int", "float", "str", "bool", "tuple[int, ...]", "tuple[str, ...]")
 """Types that a field's name and meaning say."""
 
@@ -120,9 +122,10 @@ def made() -> str:
     parts.append(PARTS_HEAD)
     held = sorted(set(results.__all__) - set(backspot.__all__))
     of_jobs = [name for name in held if getattr(results, name).__module__ == job.__name__]
+    seen: dict[str, str] = {}
     for name in held:
         if name not in of_jobs:
-            parts += _part(name)
+            parts += _part(name, seen)
     parts.append("| of a job | what it is | fields |\n| --- | --- | --- |")
     parts[-1] += "".join(map(_row, of_jobs)) + "\n"
     parts.append(INTEGRATIONS_HEAD)
@@ -174,15 +177,23 @@ def _errors(names: Iterable[str]) -> str:
     )
 
 
-def _part(name: str) -> Iterator[str]:
-    """Yield the section of a class that reports and comparisons hold."""
+def _part(name: str, seen: dict[str, str]) -> Iterator[str]:
+    """Yield a class that results hold; ``seen`` has the fields so far, with their first class."""
     cls = getattr(results, name)
     yield f"### {name}\n"
     for title, section in _sections(inspect.cleandoc(cls.__doc__)):
         if not title:
-            yield f"{_markdown(section)}\n"
+            yield f"{_markdown(section.removesuffix(_TIMES).rstrip())}\n"
         elif title == "Attributes":
-            yield "\n".join(_entries(section, _types(cls))) + "\n"
+            entries = [*_entries(section, _types(cls))]
+            firsts = [seen.setdefault(line, name) for line in entries]
+            # Three fields or more that another class explains are named with that class.
+            for first in sorted({one for one in firsts if firsts.count(one) > 2} - {name}):
+                same = [line for line, one in zip(entries, firsts, strict=True) if one == first]
+                names = ", ".join(line[2:].partition(":")[0] for line in same)
+                entries = [line for line in entries if line not in same]
+                entries.append(f"- {names}: as in [`{first}`](#{first.lower()})")
+            yield "\n".join(entries) + "\n"
 
 
 def _row(name: str) -> str:
