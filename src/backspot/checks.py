@@ -8,14 +8,6 @@ from math import inf
 from backspot.errors import UsageError
 from backspot.formatting import quoted
 
-__all__ = [
-    "check_choice",
-    "check_flag",
-    "check_whole",
-    "is_number",
-    "is_whole",
-]
-
 
 def is_whole(value: object, least: int = 0) -> bool:
     """Whether a value is a whole number of at least ``least``; ``True`` is none."""

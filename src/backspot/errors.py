@@ -8,19 +8,6 @@ slower than ``diff --fail-above`` allows, 9 too noisy to tell (with ``--strict``
 
 from __future__ import annotations
 
-__all__ = [
-    "AlreadyInstrumentedError",
-    "BackspotError",
-    "MissingDependencyError",
-    "NoBackwardError",
-    "NotATraceError",
-    "OutputExistsError",
-    "SlowerError",
-    "SourceNotFoundError",
-    "TooNoisyError",
-    "UsageError",
-]
-
 
 class BackspotError(Exception):
     """Base class of every error that Backspot raises on purpose.

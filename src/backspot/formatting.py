@@ -4,20 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-__all__ = [
-    "MINUS",
-    "counted",
-    "decimals_for",
-    "duration",
-    "failures",
-    "labelled",
-    "milliseconds",
-    "percent",
-    "quoted",
-    "size",
-    "visible",
-]
-
 MINUS = "\N{MINUS SIGN}"
 
 

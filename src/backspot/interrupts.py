@@ -19,8 +19,6 @@ from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 from typing import Any
 
-__all__ = ["contained", "heard", "pass_on"]
-
 
 def pass_on(error: BaseException) -> None:
     """Raise the exception of a signal's handler that an error is, or that led to it, if any.

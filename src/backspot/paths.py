@@ -9,8 +9,6 @@ from pathlib import Path
 from backspot.errors import UsageError
 from backspot.formatting import quoted, visible
 
-__all__ = ["check_force", "path_text", "refuse_sources"]
-
 
 def path_text(path: object, what: str) -> str:
     """Return a path as text.

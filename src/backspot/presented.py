@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias, TypeVar
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["LABELLED", "Forms", "Labelling", "Presented", "Result", "forms", "labelling", "public"]
-
 Result: TypeAlias = Any
 """A ``Report``, ``Subtree``, ``Comparison`` or ``JobReport``. Their modules import this one."""
 

@@ -11,8 +11,6 @@ from typing import Any, Literal
 from backspot.formatting import visible
 from backspot.interrupts import contained
 
-__all__ = ["Progress", "is_terminal"]
-
 _PATIENCE = 0.5
 """Seconds that work may take before its progress is shown."""
 

@@ -13,8 +13,6 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import Generic, Literal, TypeVar, get_args
 
-__all__ = ["DEVICES", "Device", "Registry", "Rule"]
-
 Device = Literal["cpu", "cuda", "other"]
 """What a step runs on: ``cuda`` is also what PyTorch calls AMD's GPUs."""
 DEVICES: tuple[Device, ...] = get_args(Device)

@@ -19,15 +19,6 @@ from backspot.trace import Category, Events, names
 from backspot.trace.events import Ints
 from backspot.trace.source_lines import MOST_NODES
 
-__all__ = [
-    "NO_CALLS",
-    "NO_LABELS",
-    "TRANSFORMED",
-    "are_transformed",
-    "warnings_of",
-    "why_no_backward",
-]
-
 _LEAST = 0.25
 """Share of the nodes: a transform replaces some operators, and those do not contain themselves."""
 

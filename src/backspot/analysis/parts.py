@@ -34,8 +34,6 @@ from backspot.results.grouping import fold, ranked_rows
 from backspot.results.limits import share_of_peak
 from backspot.results.report import Report, changed
 
-__all__ = ["PARTS", "ranking"]
-
 Value = TypeVar("Value")
 
 

@@ -15,9 +15,6 @@ from backspot.analysis.attribution.ownership import Ownership
 from backspot.formatting import counted
 from backspot.trace import Events
 
-__all__ = ["find_recorded"]
-
-
 _FIRST = 1_400_000_000_000_000_000  # nanoseconds; PyTorch is younger, and clocks since boot less
 _LONGEST = 200
 _SECRET = re.compile(r"(?i)((?:key|token|secret|password)\S*?[= ])\S+")

@@ -40,8 +40,6 @@ from backspot.results.tracks import Tracks
 from backspot.trace import Events, read_events
 from backspot.trace.events import Ints
 
-__all__ = ["Options", "Part", "Recording"]
-
 
 @dataclass(frozen=True, slots=True)
 class Options:

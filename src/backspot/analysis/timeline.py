@@ -17,24 +17,6 @@ import numpy as np
 
 from backspot.trace.events import Events, Ints, Mask
 
-__all__ = [
-    "EMPTY",
-    "FAR",
-    "NOTHING",
-    "Nesting",
-    "Timeline",
-    "distinct",
-    "enclosing",
-    "first_started",
-    "grouped",
-    "innermost",
-    "layered",
-    "merged",
-    "numbered",
-    "pieces",
-    "take",
-]
-
 NOTHING = -1
 FAR = int(np.iinfo(np.int64).max)
 """Nanoseconds, later than any moment."""

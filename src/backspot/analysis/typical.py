@@ -30,8 +30,6 @@ import numpy as np
 from backspot.results.costs import Hiccup
 from backspot.trace.events import Ints, Mask
 
-__all__ = ["TypicalStep", "every_step", "typical_step"]
-
 _FEWEST = 3
 """Steps from which one of them can be told to be held up; also steps with the same work."""
 _LONGER, _PLACE_LONGER = 0.2, 0.1

@@ -22,8 +22,6 @@ from backspot.results.report import Report
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["RecordsSteps", "Written", "hand_to_each", "plan_of", "say", "to_wandb"]
-
 _WIDE = 100_000
 
 

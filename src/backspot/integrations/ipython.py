@@ -20,8 +20,6 @@ from backspot.live.saving import save
 from backspot.progress import Progress
 from backspot.render.files import check_folder
 
-__all__ = ["CellMagic"]
-
 _CELL = "the training in a cell"
 
 

@@ -13,8 +13,6 @@ from typing import Any
 
 from backspot.errors import MissingDependencyError
 
-__all__ = ["BackspotCallback"]
-
 
 def _package() -> Any:
     """Return Lightning under the name that is in use; both names have classes of their own."""

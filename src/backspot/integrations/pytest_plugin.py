@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from backspot.results.comparison import Change, Comparison
     from backspot.results.report import Report
 
-__all__ = ["BackwardBudget", "TooNoisyWarning", "backward_budget"]
-
 _LARGE = 0.05
 """Share of the backward from which a warning is due if the noise of a module hides a slowdown."""
 _NAMED = 3

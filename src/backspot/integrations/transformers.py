@@ -34,8 +34,6 @@ from backspot.integrations._trainer import (
     to_wandb,
 )
 
-__all__ = ["BackspotCallback"]
-
 _LOGGERS = "transformers.integrations."
 
 

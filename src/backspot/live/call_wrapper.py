@@ -46,8 +46,6 @@ from backspot.live.torch_internals.modules import (
     wraps_in_backward_hooks,
 )
 
-__all__ = ["CallWrapper", "ModuleReference", "call_wrapper"]
-
 # A global is found faster than an attribute of a module.
 _is_dynamo_compiling, _new_range = dynamo.is_dynamo_compiling, profiler.new_range
 _innermost_transform = autograd.innermost_transform

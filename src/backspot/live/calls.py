@@ -25,17 +25,6 @@ from backspot.live.source_lines import Recorder, book, lines_are_exact
 from backspot.live.torch_internals import autograd, profiler
 from backspot.live.torch_internals.modules import is_call
 
-__all__ = [
-    "Call",
-    "Intervals",
-    "Local",
-    "Thread",
-    "calls_that_fail",
-    "current_thread",
-    "local",
-    "wrapper_codes",
-]
-
 _MOST = 1 << 16  # some hundred steps of a large model; the oldest half goes first
 _first = itemgetter(0)
 

@@ -18,8 +18,6 @@ from backspot.live.owner import Owner, Scope
 from backspot.live.torch_internals import dynamo
 from backspot.live.torch_internals.modules import MODULE_CALL, put_before, take_away
 
-__all__ = ["ClassCalls", "passes_to_common", "put_hook"]
-
 _CALL = "__call__"
 
 

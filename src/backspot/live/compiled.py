@@ -32,8 +32,6 @@ from backspot.live.torch_internals.inductor import (
 from backspot.live.torch_internals.modules import children_of
 from backspot.trace.compiled import KEY, Compilation, KnownModule, format_compiled, live_compiled
 
-__all__ = ["CompiledBook", "compiled_book"]
-
 _LEVEL = 2  # of Inductor's provenance tracking: the stack traces by launch site, and no more
 _MOST_MODULES = 1 << 17
 _BEFORE = re.compile(r"^\d+/\d+: ")

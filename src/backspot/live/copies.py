@@ -18,8 +18,6 @@ from backspot.live.hooks import hook_of
 from backspot.live.owner import Scope
 from backspot.live.torch_internals.modules import KEY, without_backward_flag
 
-__all__ = ["end_plain_copies", "keep_copies_plain"]
-
 _classes: dict[Scope, tuple[type, ...]] = {}  # the classes that an instrumentation needs reduced
 _installed: dict[type, Callable[[Any], Any]] = {}
 

@@ -27,17 +27,6 @@ from backspot.live.modules import class_name, unwrap
 from backspot.live.torch_internals.dynamo import is_dynamos
 from backspot.live.torch_internals.modules import children_of, parameters_of
 
-__all__ = [
-    "CallWatch",
-    "held_by_variables",
-    "named",
-    "other_optimizers",
-    "outermost",
-    "profilers",
-    "trained_by",
-    "updated_by",
-]
-
 
 def _living(kind: type) -> list[Any]:
     # Not isinstance: the ``__class__`` of a proxy can be computed.

@@ -32,19 +32,6 @@ from backspot.trace.compiled import CompiledGraph, ModuleRef, Part, Site
 from backspot.trace.names import is_library_call
 from backspot.trace.source_lines import SourceLine
 
-__all__ = [
-    "IN_REDUCTION",
-    "Frame",
-    "SiteTables",
-    "bytes_of",
-    "digest_of_modules",
-    "format_frame",
-    "parse_frame",
-    "place_of",
-    "with_frame",
-    "write_frames",
-]
-
 IN_REDUCTION = '  File "backspot:then", line 0, in reduction\n'
 """In the stack traces of a kernel behind which another one finishes the reduction."""
 _FRAME = re.compile(

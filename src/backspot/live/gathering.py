@@ -30,8 +30,6 @@ from backspot.live.recorder import rank_and_ranks
 from backspot.live.torch_internals.profiler import default_store
 from backspot.results.job import JobReport, LostRank
 
-__all__ = ["Gathering"]
-
 LIMIT_S = 120.0
 """How long rank 0 waits for the summaries of the others, after its own is there."""
 _PIECE = 1 << 22

@@ -20,16 +20,6 @@ from backspot.live.torch_internals.modules import KEY, put_after, take_away
 from backspot.trace.labels import Kind
 from backspot.trace.names import BACKWARD_HOOK_FUNCTION
 
-__all__ = [
-    "BackwardEnd",
-    "BackwardStart",
-    "Enter",
-    "Hook",
-    "Leave",
-    "LeaveAndExplain",
-    "hook_of",
-]
-
 # A global is found faster than an attribute of a module.
 _is_dynamo_compiling, _labelling = dynamo.is_dynamo_compiling, autograd.labelling
 _next_number = autograd.sequence_number

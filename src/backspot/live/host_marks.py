@@ -20,8 +20,6 @@ from backspot.live.source_lines import file_name, user_frame
 from backspot.live.torch_internals import profiler
 from backspot.trace.names import COLLECTION, WAITED_AT
 
-__all__ = ["can_record_stacks", "collections_marked", "waits_marked"]
-
 _OLDEST = 2
 """The generation whose collection looks at all objects; the others take microseconds."""
 _WARNING = "called a synchronizing"

@@ -38,14 +38,6 @@ from backspot.live.torch_internals.modules import (
 from backspot.live.torch_internals.profiler import recording
 from backspot.results.grouping import Patterns, patterns_of
 
-__all__ = [
-    "NO_FUNCTION",
-    "Instrumentation",
-    "check_arguments",
-    "instrument",
-    "put_labels",
-]
-
 NO_FUNCTION = ": functions have no labels, but modules such as nn.CrossEntropyLoss() do"
 """The end of an error message when a function is given instead of a module."""
 

@@ -16,8 +16,6 @@ from backspot.live.calls import Thread
 from backspot.live.owner import Owner
 from backspot.live.torch_internals import autograd, profiler
 
-__all__ = ["mark_inputs", "mark_output", "tensors_in"]
-
 _KEY = "backspot"  # in node.metadata: this node was checked
 _DEPTH = 6  # levels of nested containers that are searched
 _VISITS = 256  # objects that are searched in one call's inputs or outputs

@@ -8,8 +8,6 @@ import torch
 
 from backspot.live.torch_internals.modules import WRAPPED_CHILD, children_of
 
-__all__ = ["class_name", "find_modules", "is_called", "unwrap", "written_class_name"]
-
 
 def unwrap(module: torch.nn.Module) -> torch.nn.Module:
     """Return the module inside its wrappers; a module without wrappers is returned as it is."""

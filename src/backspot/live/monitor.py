@@ -35,8 +35,6 @@ from backspot.live.torch_internals.modules import children_of
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Alarm", "Monitor"]
-
 _KEY = "backspot monitor"  # in node.metadata: this node has a moment
 _OUTSIDE, _END = -1, -2
 _RECENT = 5  # samples that must all be slow for an alarm

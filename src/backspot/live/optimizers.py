@@ -19,8 +19,6 @@ from backspot.live.owner import Scope
 from backspot.live.torch_internals import dynamo, profiler
 from backspot.live.torch_internals.modules import parameters_of
 
-__all__ = ["OptimizerWatch"]
-
 
 class OptimizerWatch:
     """Observes the steps of every optimizer of the process."""

@@ -14,8 +14,6 @@ from backspot.interrupts import pass_on
 from backspot.live.torch_internals import autograd, dynamo, profiler
 from backspot.trace.labels import Kind, Label, format_label
 
-__all__ = ["Owner", "Scope", "marker"]
-
 _is_dynamo_compiling, _recording = dynamo.is_dynamo_compiling, profiler.recording
 _new_range = profiler.new_range
 _MOST_REPEATED = 1024  # labels kept for each module; an RNN cell can be called any number of times

@@ -38,8 +38,6 @@ from backspot.render.labelled_trace import check_labelled
 from backspot.results.report import Report, changed
 from backspot.trace.names import NEXT_BATCH
 
-__all__ = ["profile"]
-
 _FETCH = f"{NEXT_BATCH}backspot.profile.__next__"  # as torch's DataLoader marks it, with a class
 
 

@@ -46,9 +46,6 @@ from backspot.pipeline import locate_export
 from backspot.results.report import Report, changed
 from backspot.trace.profiler import Export
 
-__all__ = ["Models", "Plan", "Recorded", "Recorder", "rank_and_ranks"]
-
-
 _LONGEST_WAIT = 20
 
 _EARLY_STEPS = 2

@@ -31,19 +31,6 @@ from backspot.live.torch_internals.profiler import recording as is_recording
 from backspot.trace.names import PROFILER_STEP
 from backspot.trace.profiler import Export
 
-__all__ = [
-    "DETAIL",
-    "TIMES",
-    "Labelled",
-    "LeftAlone",
-    "Measurement",
-    "Profile",
-    "Profiled",
-    "Stage",
-    "Timed",
-    "in_detail",
-]
-
 TIMES, DETAIL = "times", "detail"
 """The profiles of a recording: the one for times, and the one with stacks, memory or shapes."""
 

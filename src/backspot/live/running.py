@@ -25,8 +25,6 @@ from backspot.live import discovery
 from backspot.live.recorder import Models, Plan, Recorded, Recorder
 from backspot.live.torch_internals import autograd, dynamo
 
-__all__ = ["Cycle", "Observer"]
-
 
 class Cycle:
     """Which optimizer's step ends an iteration.

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from backspot.analysis.recording import Recording
     from backspot.results.report import Report
 
-__all__ = ["Saved", "save"]
-
 
 @dataclass(frozen=True)
 class Saved:

@@ -22,8 +22,6 @@ from backspot.live.source_lines import book
 from backspot.live.torch_internals import profiler
 from backspot.live.torch_internals.lookup import Location
 
-__all__ = ["Holder", "Sessions", "Watch", "sessions"]
-
 
 class Holder(Protocol):
     """An object that holds a range. Variables of Python frames hold it, and never the range.

@@ -34,19 +34,6 @@ from backspot.trace.source_lines import (
     live_tables,
 )
 
-__all__ = [
-    "Book",
-    "ExactRecorder",
-    "Inside",
-    "Recorder",
-    "Store",
-    "book",
-    "describe",
-    "file_name",
-    "lines_are_exact",
-    "user_frame",
-]
-
 _LONGEST = 160
 _INSTALLED = re.compile(r".*[/\\](?:site|dist)-packages[/\\]")
 _CELL = re.compile(r"<ipython-input-(\d+)-|[/\\]ipykernel_\d+[/\\]\d+\.py\Z")

@@ -31,22 +31,6 @@ from backspot.results.costs import PhaseName
 from backspot.trace import Category, Events, names
 from backspot.trace.events import Ints, Mask
 
-__all__ = [
-    "BACKWARD",
-    "CLIPPING",
-    "COPY",
-    "DATA",
-    "FORWARD",
-    "IDLE",
-    "LOSS",
-    "NAMES",
-    "OPTIMIZER",
-    "OTHER",
-    "Activity",
-    "find_activity",
-    "to_device",
-]
-
 NAMES: tuple[PhaseName, ...] = get_args(PhaseName)
 """The phases in the order of a step. The timelines of an activity have their indices as values."""
 DATA, COPY, FORWARD, LOSS, BACKWARD, CLIPPING, OPTIMIZER, OTHER, IDLE = range(len(NAMES))

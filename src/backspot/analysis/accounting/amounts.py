@@ -14,15 +14,6 @@ from backspot.trace import Category, Events
 from backspot.trace.events import Ints, Mask
 from backspot.trace.names import ATEN
 
-__all__ = [
-    "Amounts",
-    "costs_by",
-    "joined",
-    "operators_inside",
-    "summed",
-    "summed_by_step",
-]
-
 
 def operators_inside(events: Events, ownership: Ownership) -> tuple[Ints, Ints]:
     """Return PyTorch's outermost operators in the backward passes.

@@ -21,8 +21,6 @@ from backspot.trace import Category, Events
 from backspot.trace.events import Ints, Mask
 from backspot.trace.names import ATEN
 
-__all__ = ["find_staying"]
-
 
 def _aten(names: str) -> frozenset[str]:
     return frozenset(ATEN + name for name in names.split())

@@ -24,8 +24,6 @@ from backspot.analysis.timeline import (
 )
 from backspot.trace.events import Ints
 
-__all__ = ["Clock", "DeviceClock", "WallKind"]
-
 
 class WallKind(IntEnum):
     """What a moment can be spent on, in the order of the fields of ``WallKinds``."""

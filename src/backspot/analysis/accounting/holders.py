@@ -20,8 +20,6 @@ from backspot.results.costs import FusedKernel, FusedPart
 from backspot.trace import Events
 from backspot.trace.events import Ints, Mask
 
-__all__ = ["Holders", "find_fused"]
-
 # Listed among the nodes, although they are none.
 _RECOMPUTE = "(recompute)"
 _REPLAY = "(before a graph's replay)"

@@ -20,8 +20,6 @@ from backspot.analysis.attribution.ownership import Ownership
 from backspot.analysis.timeline import FAR, NOTHING, Timeline, first_started, grouped, merged, take
 from backspot.trace.events import Ints, Mask
 
-__all__ = ["Ledger", "Spent"]
-
 
 class Spent(NamedTuple):
     """Clock time in intervals that do not overlap; arrays with one entry each, in order of time.

@@ -32,8 +32,6 @@ from backspot.results.memory import (
 from backspot.trace import Events
 from backspot.trace.events import Ints, Mask
 
-__all__ = ["Kinds", "Memory", "find_memory"]
-
 _KINDS: tuple[MemoryKind, ...] = get_args(MemoryKind)
 _MOST = float(1 << 61)
 """Bytes that all blocks of a recording may have together."""

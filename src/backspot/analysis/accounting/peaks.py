@@ -13,8 +13,6 @@ from dataclasses import dataclass
 
 from backspot.results.limits import Peaks
 
-__all__ = ["peaks_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class _Device:

@@ -32,8 +32,6 @@ from backspot.trace import Category, Events
 from backspot.trace import names as trace_names
 from backspot.trace.events import Ints
 
-__all__ = ["PhaseTimes", "choose_steps", "phase_times"]
-
 
 @dataclass(frozen=True, slots=True)
 class PhaseTimes:

@@ -47,8 +47,6 @@ from backspot.results.grouping import (
 from backspot.trace import Events
 from backspot.trace.events import Ints
 
-__all__ = ["BackwardCosts", "account"]
-
 _BACKWARD, _FORWARD_TAIL, _OTHER = range(3)
 """What the clock time of a pass can belong to."""
 _PARTS = 3

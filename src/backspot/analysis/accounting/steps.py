@@ -22,8 +22,6 @@ from backspot.trace import Category, Events
 from backspot.trace.events import Ints, Mask
 from backspot.trace.names import OPTIMIZER_STEP
 
-__all__ = ["StepWindows", "host_steps", "step_windows"]
-
 
 @dataclass(frozen=True, slots=True)
 class StepWindows:

@@ -31,9 +31,6 @@ from backspot.results.costs import WorkOfModule
 from backspot.trace import Category, Events, names
 from backspot.trace.events import Ints, Mask, Signature
 
-__all__ = ["Counted", "count_work", "find_work"]
-
-
 _MOST = float(1 << 61)
 _SAVING = ("aten::detach", "detach", "PythonDispatchMode")
 """What ``torch.utils.checkpoint`` calls for each tensor that it saves, or that it has saved."""

@@ -14,8 +14,6 @@ from backspot.analysis.timeline import NOTHING
 from backspot.trace import names
 from backspot.trace.compiled import Site
 
-__all__ = ["align", "align_kernels", "embed", "follow_directly"]
-
 _REPLAYED = (
     "a CUDA graph was replayed, whose kernels are not those of the code, one by one; "
     'compile without mode="reduce-overhead" to see the same work without graphs'

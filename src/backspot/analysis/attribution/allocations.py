@@ -15,8 +15,6 @@ from backspot.analysis.timeline import NOTHING, enclosing, grouped, take
 from backspot.trace import Category, Events, names
 from backspot.trace.events import Ints, Mask
 
-__all__ = ["Blocks", "find_blocks"]
-
 
 @dataclass(frozen=True, slots=True)
 class Blocks:

@@ -13,8 +13,6 @@ from backspot.analysis.timeline import NOTHING, enclosing, take
 from backspot.trace import Category, Events, names
 from backspot.trace.events import Ints, Mask
 
-__all__ = ["Communication", "find_communication"]
-
 _UNKNOWN = "collective"
 _REDUCING = ("all_reduce", "reduce_scatter", "reduce")
 _GATHERING = ("all_gather",)

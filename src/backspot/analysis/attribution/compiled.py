@@ -40,8 +40,6 @@ from backspot.trace import Category, Events, names
 from backspot.trace.compiled import CompiledGraph, ModuleRef
 from backspot.trace.events import Ints, Mask
 
-__all__ = ["Compiled", "Unmatched", "find_compiled_launches"]
-
 _ROUNDING = 2_000  # nanoseconds by which a rounded clock may move an end
 
 

@@ -22,8 +22,6 @@ from backspot.analysis.timeline import NOTHING, take
 from backspot.trace import Category, Events
 from backspot.trace.events import Ints, Mask
 
-__all__ = ["Cut", "cut"]
-
 Table = TypeVar("Table", Communication, DeviceWork, Join, Spans, Waits)
 
 

@@ -20,8 +20,6 @@ from backspot.analysis.timeline import FAR, NOTHING, distinct, grouped, merged, 
 from backspot.trace import Category, Events, names
 from backspot.trace.events import Ints, Mask
 
-__all__ = ["Join", "find_lines_of_nodes", "join_nodes"]
-
 _NEAR = 2  # numbers that one operator takes: those of CopySlices and of its view
 
 

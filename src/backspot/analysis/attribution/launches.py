@@ -17,20 +17,6 @@ from backspot.analysis.timeline import FAR, NOTHING, distinct, enclosing, groupe
 from backspot.trace import Category, Events, names
 from backspot.trace.events import Ints, Mask
 
-__all__ = [
-    "DeviceWork",
-    "Tier",
-    "Waits",
-    "Windows",
-    "find_device_work",
-    "find_loading",
-    "find_waits",
-    "find_windows",
-    "in_optimizer",
-    "pass_at",
-    "waiting_calls",
-]
-
 _LONG = 1_000_000  # nanoseconds: a launch takes a few thousand
 _FULL = 512  # pieces of work: a launch blocks when about a thousand are queued
 

@@ -41,8 +41,6 @@ from backspot.trace import Events
 from backspot.trace.events import Ints, Mask
 from backspot.trace.source_lines import SourceLine
 
-__all__ = ["Owners", "Ownership", "Special", "attribute"]
-
 
 class Special(IntEnum):
     """The owners of time that belongs to no module.

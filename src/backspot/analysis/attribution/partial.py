@@ -21,8 +21,6 @@ from backspot.trace import Category, Events
 from backspot.trace.events import Ints
 from backspot.trace.names import NEXT_BATCH, OPTIMIZER_STEP, PROFILER_STEP
 
-__all__ = ["is_between_forwards", "only_steps", "without_partial"]
-
 
 def without_partial(events: Events, ownership: Ownership) -> Cut | None:
     """Return the trace without the passes and steps that were recorded in part.

@@ -17,15 +17,6 @@ from backspot.trace import Category, Events
 from backspot.trace.events import Ints, Mask
 from backspot.trace.names import OPTIMIZER, OPTIMIZER_STEP, PROFILER_STEP
 
-__all__ = [
-    "Passes",
-    "Steps",
-    "find_passes",
-    "find_steps",
-    "separators",
-    "top_nodes",
-]
-
 _BETWEEN_PASSES = (PROFILER_STEP, *OPTIMIZER)
 
 

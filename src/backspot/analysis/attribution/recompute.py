@@ -20,8 +20,6 @@ from backspot.analysis.timeline import NOTHING, grouped, merged, take
 from backspot.trace import Category, Events, names
 from backspot.trace.events import Ints, Mask
 
-__all__ = ["NO_CALLER", "find_recomputation"]
-
 NO_CALLER = -2
 """The caller of code that was checkpointed outside of every module."""
 

@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 from backspot.analysis.timeline import NOTHING, numbered, take
 from backspot.trace.events import Ints, Mask
 
-__all__ = ["Share", "Shares", "shares_of"]
-
 _Floats = NDArray[np.float64]
 _WHOLE = 1 << 16  # so fine that rounding is invisible, and no product exceeds 64 bits
 

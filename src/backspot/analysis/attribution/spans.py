@@ -17,8 +17,6 @@ from backspot.trace import Category, Events, names
 from backspot.trace.events import Ints, Mask
 from backspot.trace.labels import Kind, Label
 
-__all__ = ["Module", "Spans", "find_spans", "nest"]
-
 _MOST_PATH = 2_000  # characters of a path that is composed of class names
 _ROUNDING = 2_000  # nanoseconds: old traces are whole microseconds
 

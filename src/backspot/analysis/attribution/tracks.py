@@ -21,8 +21,6 @@ from backspot.trace import Events
 from backspot.trace.events import Ints
 from backspot.trace.labels import Kind, Label, readable_label
 
-__all__ = ["find_tracks"]
-
 
 def find_tracks(events: Events, ownership: Ownership) -> Tracks:
     """Make the tracks of the threads that ran nodes, and of the queues that worked for them."""

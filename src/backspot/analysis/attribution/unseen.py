@@ -23,8 +23,6 @@ from backspot.analysis.timeline import NOTHING, Timeline, first_started, grouped
 from backspot.trace import Category, Events, names
 from backspot.trace.events import Ints, Mask
 
-__all__ = ["Makers", "Making"]
-
 _LEAST_ALIKE = 4  # letters; shorter names are part of many others
 _LONGEST_NAMESPACE = 1000
 

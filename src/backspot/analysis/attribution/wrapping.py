@@ -16,8 +16,6 @@ from backspot.analysis.timeline import FAR, NOTHING, grouped, take
 from backspot.trace import Category, Events, names
 from backspot.trace.events import Ints
 
-__all__ = ["find_wrapped"]
-
 
 def find_wrapped(events: Events, spans: Spans, operators: Ints) -> Ints:
     """Find for each of these operators the module call that it takes the outputs of.

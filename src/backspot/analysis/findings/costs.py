@@ -29,8 +29,6 @@ from backspot.analysis.typical import TypicalStep
 from backspot.results.findings import Place
 from backspot.trace.events import Ints, Mask
 
-__all__ = ["LEAST_SHARE", "Costs", "Placed", "Removable"]
-
 LEAST_SHARE = 0.01
 """A cause that takes less of a step than this is not there in that step."""
 _NAMED = 3  # how many nodes, operators or kernels a finding names

@@ -23,8 +23,6 @@ from backspot.results.report import Report
 from backspot.trace import Category, Events, names
 from backspot.trace.events import Ints, Mask
 
-__all__ = ["Evidence", "Wording"]
-
 
 @dataclass(frozen=True, slots=True)
 class Wording:

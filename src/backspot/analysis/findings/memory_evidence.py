@@ -17,8 +17,6 @@ from backspot.results.memory import ALLOCATOR, MemoryOfDevice
 from backspot.trace import Category, Events
 from backspot.trace.events import Ints, Mask
 
-__all__ = ["LEAST_HELD", "MemoryEvidence"]
-
 LEAST_HELD = 0.05
 """The share of the peak that a finding about memory holds at least."""
 

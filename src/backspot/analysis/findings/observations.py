@@ -11,20 +11,6 @@ from backspot.analysis.timeline import enclosing, first_started, grouped, merged
 from backspot.trace import Category, names
 from backspot.trace.events import Ints, Mask
 
-__all__ = [
-    "accumulating",
-    "compiled",
-    "crowded",
-    "fills",
-    "forward_of",
-    "graph_breaks",
-    "host_operators",
-    "is_indexing",
-    "launching",
-    "sorting",
-    "zeroing",
-]
-
 # Device work -------------------------------------------------------------------------------------
 
 

@@ -12,18 +12,6 @@ from backspot.registry import Registry
 from backspot.registry import Rule as AnyRule
 from backspot.results.findings import Finding, Saving
 
-__all__ = [
-    "Found",
-    "MemoryRule",
-    "Rule",
-    "all_rules",
-    "fallback_rule",
-    "finding",
-    "memory_rule",
-    "rule",
-    "rules_about_memory",
-]
-
 Rule: TypeAlias = AnyRule[Evidence, Finding, Finding | None]
 MemoryRule: TypeAlias = AnyRule[MemoryEvidence, Finding, Finding | None]
 

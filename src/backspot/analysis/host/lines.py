@@ -28,8 +28,6 @@ from backspot.trace import Category, Events, names
 from backspot.trace.events import Ints, Mask
 from backspot.trace.frames import OF_OTHERS, OF_TORCH, Frames, function_of, line_of_call
 
-__all__ = ["HostSite", "HostSites", "find_host_lines", "find_sites"]
-
 _LEFT = 0.1  # of each piece is the program's own, whatever recording it costs
 
 

@@ -21,15 +21,6 @@ from backspot.trace import Category, Events, names
 from backspot.trace.columns import Index
 from backspot.trace.events import Ints, Mask
 
-__all__ = [
-    "HostWaits",
-    "find_host_waits",
-    "lines_as_in",
-    "lines_by_turn",
-    "lines_of_waits",
-    "places_of_waits",
-]
-
 _AHEAD = 50_000
 """Nanoseconds from launch to start with which the host is ahead of the device again."""
 

@@ -14,8 +14,6 @@ from backspot.analysis.timeline import FAR, NOTHING, grouped
 from backspot.trace import Category, Events, names
 from backspot.trace.events import Ints, Mask
 
-__all__ = ["DeviceGraph", "find_device_graph", "recorded_launches"]
-
 _IDLE = 20_000  # nanoseconds: after so long the work before does not delay a launch any more
 _LATE = 5_000  # nanoseconds: work that starts so much later than it could waited for something
 _LATENCY, _GAP = 5_000, 1_000  # nanoseconds, where the trace has no work to measure them on

@@ -15,17 +15,6 @@ from backspot.trace import Category, Events, names
 from backspot.trace.events import Ints, Mask
 from backspot.trace.labels import Kind
 
-__all__ = [
-    "MEASURED",
-    "ZERO",
-    "Floats",
-    "HostLine",
-    "ProfilerCost",
-    "find_host_line",
-    "program_threads",
-    "time_in_parallel",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class ProfilerCost:

@@ -31,8 +31,6 @@ from backspot.results.findings import Finding, ReplayedStep, Saving, WhatIf
 from backspot.results.grouping import parents_of
 from backspot.results.report import Report, changed
 
-__all__ = ["Prediction", "predict", "with_savings"]
-
 _PLACES = 20  # where the host waits, that are replayed without the wait
 _ENOUGH = 6_000  # spans and pieces of device work
 _FEWEST = 3  # steps

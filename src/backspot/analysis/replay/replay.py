@@ -15,8 +15,6 @@ from backspot.formatting import duration
 from backspot.trace import Events
 from backspot.trace.events import Ints
 
-__all__ = ["Replayed", "fit", "host_times", "replay", "steps_at"]
-
 _FACTORS = np.linspace(0.0, 6.0, 13)
 _FINER = np.linspace(-0.5, 0.5, 21)  # around the best of these
 _OF_COSTS = 1.5  # the greatest factor that is put down to the costs alone

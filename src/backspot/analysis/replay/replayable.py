@@ -30,8 +30,6 @@ from backspot.formatting import percent
 from backspot.trace import Events
 from backspot.trace.events import Ints
 
-__all__ = ["Refusal", "Replayable", "Steps", "prepare"]
-
 _PARALLEL = 0.02  # of the recording: threads that run at the same time
 _LOST = 0.1  # of the time of device work: without a launch record
 _EARLY = 0.05  # of the launches: later than the start of their work

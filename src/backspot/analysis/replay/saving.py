@@ -16,17 +16,6 @@ from backspot.analysis.replay.simulation import Variants, simulate
 from backspot.analysis.timeline import grouped, take
 from backspot.trace.events import Ints, Mask
 
-__all__ = [
-    "Change",
-    "Replays",
-    "change_of_paths",
-    "free_owners",
-    "free_spans",
-    "owners_within",
-    "replays",
-    "scaled_owners",
-]
-
 _CELLS = 16_000_000  # numbers in the tables of a simulation: 128 MB
 
 

@@ -17,8 +17,6 @@ from backspot.analysis.replay.host import Floats
 from backspot.analysis.replay.replayable import Replayable
 from backspot.trace.events import Ints, Mask
 
-__all__ = ["Simulated", "Variants", "simulate"]
-
 
 @dataclass(frozen=True, slots=True)
 class Variants:

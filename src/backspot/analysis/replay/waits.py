@@ -12,8 +12,6 @@ from backspot.analysis.timeline import NOTHING, distinct, grouped
 from backspot.trace import Category, Events, names
 from backspot.trace.events import Ints
 
-__all__ = ["HostWait", "find_host_waits"]
-
 _OWN = 5_000  # nanoseconds that a call that waits takes itself
 _RETURN = 3_000  # nanoseconds from the end of work until a call that waits for it returns
 _ROUNDING = 2_000  # nanoseconds between the clocks of host and device

@@ -13,26 +13,6 @@ import torch
 from backspot.live.torch_internals.lookup import find, no, nothing
 from backspot.live.torch_internals.profiler import enabled_here, profiling
 
-__all__ = [
-    "JOINS",
-    "PassedOver",
-    "at_end_of_backward",
-    "exporting",
-    "ignore_torch_function",
-    "in_backward",
-    "innermost_transform",
-    "is_view",
-    "labelling",
-    "node_hooker",
-    "number_of",
-    "pass_over",
-    "pop_node_hook",
-    "push_node_hook",
-    "sequence_number",
-    "torch_function_mode_enabled",
-    "version_of",
-]
-
 # The sequence number of the next node that this thread makes. -1 without it: no marker is written,
 # and the report relies on the sequence numbers in the trace.
 sequence_number: Callable[[], int] = find("_C", "_autograd", "_get_sequence_nr") or (lambda: -1)

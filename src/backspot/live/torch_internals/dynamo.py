@@ -14,21 +14,6 @@ from backspot.interrupts import contained
 from backspot.live.torch_internals.lookup import find, when_loaded
 from backspot.live.torch_internals.modules import WRAPPED_CHILD
 
-__all__ = [
-    "around_compiled_call",
-    "compilations",
-    "compiled_class",
-    "compiled_module",
-    "compiled_modules",
-    "compiles_itself",
-    "guards_check_hooks",
-    "is_dynamo_compiling",
-    "is_dynamos",
-    "keep_from_dynamo",
-    "watch_compilations",
-    "when_dynamo_loads",
-]
-
 # Public, but chosen with care: Dynamo knows this function by identity and folds it to True while it
 # traces. Elsewhere it is a plain ``return False``.
 is_dynamo_compiling: Callable[[], bool] = torch.compiler.is_dynamo_compiling

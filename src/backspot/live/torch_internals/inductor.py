@@ -16,22 +16,6 @@ import torch
 from backspot.interrupts import contained
 from backspot.live.torch_internals.lookup import when_loaded
 
-__all__ = [
-    "REPLACED",
-    "CompiledCode",
-    "InductorSettings",
-    "compiled_code",
-    "complete_sites",
-    "forward_number_of",
-    "graph_for_key",
-    "hint_of",
-    "inductor_settings",
-    "launch_sites_so_far",
-    "module_stack_of",
-    "number_without_forward",
-    "when_inductor_loads",
-]
-
 _INDUCTOR_CONFIG = "torch._inductor.config"
 _SITES = "inductor_provenance_stack_traces_str"
 

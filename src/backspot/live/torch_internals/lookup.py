@@ -8,8 +8,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["Location", "find", "no", "nothing", "when_loaded"]
-
 
 def find(*path: str) -> Any:
     """Return the part of torch at this path, ``None`` if there is none."""

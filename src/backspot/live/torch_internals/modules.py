@@ -12,27 +12,6 @@ import torch
 
 from backspot.live.torch_internals.lookup import Location
 
-__all__ = [
-    "KEY",
-    "MODULE_CALL",
-    "REPLICATE",
-    "WRAPPED_CHILD",
-    "children_of",
-    "forward_hooks_of",
-    "full_backward_flag",
-    "has_hooks",
-    "is_call",
-    "only_chooses",
-    "parameters_of",
-    "put_after",
-    "put_around_backward",
-    "put_before",
-    "take_away",
-    "unset_full_backward_flag",
-    "without_backward_flag",
-    "wraps_in_backward_hooks",
-]
-
 # What a call of any module runs, unless its class has a ``__call__`` of its own.
 MODULE_CALL = Location(torch.nn.Module, "__call__")
 

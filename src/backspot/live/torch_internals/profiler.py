@@ -12,21 +12,6 @@ from torch.profiler import record_function
 
 from backspot.live.torch_internals.lookup import Location, find, no
 
-__all__ = [
-    "PROFILER_PREPARES",
-    "PROFILER_STARTS",
-    "PROFILER_STOPPED",
-    "PROFILER_STOPS",
-    "add_metadata",
-    "default_store",
-    "emit",
-    "enabled_here",
-    "new_range",
-    "privateuse1_name",
-    "profiling",
-    "recording",
-]
-
 # Whether a profiler records on this thread. Where all threads are profiled
 # (``profile_all_threads``) PyTorch answers no on every one of them, so both this and the flag below
 # are needed. Without it only the flag counts.

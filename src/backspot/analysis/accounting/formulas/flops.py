@@ -17,8 +17,6 @@ from math import prod
 
 from backspot.analysis.accounting.formulas import Inputs, Unknown, flops
 
-__all__ = ["matrix_product", "output_sizes"]
-
 
 def matrix_product(first: list[int], second: list[int]) -> int:
     """Return the operations of a product of matrices, or of a batch of such products.
