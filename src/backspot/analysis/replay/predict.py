@@ -57,7 +57,7 @@ class Prediction:
         typical: the steps of the recording that count.
         cost: what the profiler cost.
         fitted: whether the cost was fitted to measured steps.
-        cut: what the recording is of the trace, ``None`` for all of it.
+        cut: what the recording is of the one that was asked for, ``None`` for all of it.
     """
 
     recording: Replayable
@@ -172,9 +172,11 @@ def predict(recording: Recording, real_step_ns: int | None) -> Prediction | Refu
     ownership, typical = recording.ownership, recording.typical
     steps, size = ownership.steps.count, len(ownership.work.start) + len(ownership.spans.start)
     kept = max(_FEWEST, _ENOUGH * steps // max(1, size))
+    cut = None
     if kept < steps and not recording.events.truncated:
         first = (steps - kept) // 2
         recording = recording.steps(first, first + kept - 1)
+        cut = recording.cut
         typical = typical.within(first, kept)
     replayable = prepare(recording)
     if isinstance(replayable, Refusal):
@@ -182,11 +184,11 @@ def predict(recording: Recording, real_step_ns: int | None) -> Prediction | Refu
     if not _holds(replayable):
         return Refusal("The times of the trace contradict one another.")
     if real_step_ns is None:
-        return Prediction(replayable, typical, MEASURED, fitted=False, cut=recording.cut)
+        return Prediction(replayable, typical, MEASURED, fitted=False, cut=cut)
     cost = fit(replayable, real_step_ns, typical=typical)
     if isinstance(cost, Refusal):
         return cost
-    return Prediction(replayable, typical, cost, fitted=True, cut=recording.cut)
+    return Prediction(replayable, typical, cost, fitted=True, cut=cut)
 
 
 def _holds(recording: Replayable) -> bool:

@@ -24,6 +24,7 @@ from backspot.analysis.replay.host import (
     program_threads,
     time_in_parallel,
 )
+from backspot.analysis.replay.schedule import Schedule, find_schedule
 from backspot.analysis.replay.waits import HostWait, find_host_waits
 from backspot.analysis.timeline import NOTHING, grouped, merged, take
 from backspot.formatting import percent
@@ -90,6 +91,7 @@ class Replayable:
         stations: the moments of the host at which something is launched, a wait ends or a step
             begins or ends; sorted and distinct.
         station: for each interval of the line the station that it leads to.
+        schedule: the order in which all this is run through.
     """
 
     events: Events
@@ -102,6 +104,7 @@ class Replayable:
     steps: Steps
     stations: Ints
     station: Ints
+    schedule: Schedule
 
     def host(self, cost: ProfilerCost) -> Floats:
         """Return how long each interval of the host takes at a profiler's cost."""
@@ -149,6 +152,7 @@ def prepare(recording: Recording) -> Replayable | Refusal:
         steps=steps,
         stations=stations,
         station=np.searchsorted(stations, line.edges[1:]),
+        schedule=find_schedule(graph, ownership.work.queue, waits, stations),
     )
 
 
