@@ -26,7 +26,7 @@ from backspot.analysis.replay.host import (
 )
 from backspot.analysis.replay.schedule import Schedule, find_schedule
 from backspot.analysis.replay.waits import HostWait, find_host_waits
-from backspot.analysis.timeline import NOTHING, grouped, merged, take
+from backspot.analysis.timeline import FAR, NOTHING, grouped, merged, take
 from backspot.formatting import percent
 from backspot.trace import Events
 from backspot.trace.events import Ints
@@ -129,10 +129,13 @@ def prepare(recording: Recording) -> Replayable | Refusal:
     graph = find_device_graph(events, ownership, steps.of_work)
     waits = _one_by_one(find_host_waits(events, ownership, graph, threads))
     own = np.full(len(line.edges) - 1, -1.0)
-    for wait in waits:
-        first, last = np.searchsorted(line.edges, [wait.start, wait.end])
-        length = np.diff(line.edges[first : last + 1])
-        own[first:last] = length * (wait.own / (wait.end - wait.start))
+    if waits:
+        times = np.array([(wait.start, wait.end) for wait in waits])
+        first, last = np.searchsorted(line.edges, times.T)
+        which = np.repeat(np.arange(len(waits)), last - first)
+        mine = first[which] + np.arange(len(which)) - (np.cumsum(last - first) - (last - first))[which]
+        share = np.array([wait.own for wait in waits]) / (times[:, 1] - times[:, 0])
+        own[mine] = np.diff(line.edges)[mine] * share[which]
     # Launches and ends of waits are points of the line; those of other threads lie between.
     more = merged(graph.launch, steps.start, steps.end, steps.host_end)
     compiled = ownership.compiled
@@ -174,10 +177,12 @@ def _one_by_one(waits: list[HostWait]) -> list[HostWait]:
 
 def _cut(line: HostLine, own: Floats, times: Ints) -> tuple[HostLine, Floats]:
     """Cut the intervals of a line at more times; what was recorded is shared by length."""
-    edges = merged(line.edges, times)
-    if len(edges) == len(line.edges):
+    at = np.searchsorted(line.edges, times)
+    new = np.append(line.edges, FAR)[at] != times
+    if not new.any():
         return line, own
-    old = np.searchsorted(line.edges, edges[:-1], side="right") - 1
+    edges = np.insert(line.edges, at[new], times[new])
+    old = np.cumsum(np.insert(np.ones(len(line.edges), np.int64), at[new], 0))[:-1] - 1
     inside = (old >= 0) & (old < len(line.span))
     old = np.where(inside, old, NOTHING)
     length = np.diff(edges)

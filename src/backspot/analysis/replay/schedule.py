@@ -43,6 +43,12 @@ class Batch:
     waits: list[tuple[int, int, float, int]]
     follows: list[tuple[int, int, float]]
 
+    @property
+    def waits_within(self) -> bool:
+        """Whether a row after the first one waits for something else than the row before."""
+        rows = (at for at, *_ in (*self.waits, *self.follows))
+        return len(self.full) > 0 or any(at > self.first for at in rows)
+
 
 @dataclass(frozen=True, slots=True)
 class Schedule:

@@ -99,7 +99,8 @@ def simulate(
     for batch in schedule.batches:
         # The host comes to a row after the row before, and no sooner than what it waits for.
         mine = row[batch.first : batch.last]
-        bound = np.full(mine.shape, -np.inf)
+        mine[0] += now
+        bound = np.full(mine.shape if batch.waits_within else (1, columns), -np.inf)
         bound[schedule.row[batch.full] - batch.first] = end[graph.after_end_of[batch.full]]
         for at, cause, lag, event in batch.waits:
             after = end[cause] + lag
@@ -109,8 +110,11 @@ def simulate(
         for at, earlier, interval in batch.follows:
             after = row[earlier] + interval
             np.maximum(bound[at - batch.first], after, out=bound[at - batch.first])
-        mine[0] += now
-        _latest(mine, bound)
+        np.maximum(mine[0], bound[0], out=mine[0])
+        if batch.waits_within:
+            _latest(mine, bound)
+        else:
+            _accumulate(np.add, mine)
         now = mine[-1]
         # Work starts after its launch, and after the work before in its queue.
         end[batch.work] = row[schedule.row[batch.work]] + latency[batch.work]
