@@ -18,6 +18,9 @@ from backspot.trace.events import Ints
 __all__ = ["Batch", "Schedule", "find_schedule"]
 
 
+_MOST = 256  # rows, about: the tables of a batch with many variants fit into a processor's cache
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """Rows that are computed at once.
@@ -111,9 +114,10 @@ def find_schedule(
         needs[row[item]] = max(needs[row[item]], *(row[cause] for cause in causes))
 
     begins = [0]
+    needs[_MOST::_MOST] = np.maximum(needs[_MOST::_MOST], 0)  # each is a place to divide
     some = np.flatnonzero(needs >= 0)
     for here, need in zip(some.tolist(), needs[some].tolist(), strict=True):
-        if need >= begins[-1]:
+        if need >= begins[-1] or here - begins[-1] >= _MOST:
             begins.append(here)
     of_row = np.repeat(np.arange(len(begins)), np.diff([*begins, count]))
     by_queue = np.lexsort((row, queue, of_row[row]))

@@ -111,10 +111,7 @@ def simulate(
             after = row[earlier] + interval
             np.maximum(bound[at - batch.first], after, out=bound[at - batch.first])
         np.maximum(mine[0], bound[0], out=mine[0])
-        if batch.waits_within:
-            _latest(mine, bound)
-        else:
-            _accumulate(np.add, mine)
+        _latest(mine, bound)
         now = mine[-1]
         # Work starts after its launch, and after the work before in its queue.
         end[batch.work] = row[schedule.row[batch.work]] + latency[batch.work]
@@ -125,7 +122,7 @@ def simulate(
             done = end[queue] + takes[queue]
             length = takes[queue] + gap[queue]
             before = graph.before[queue[0]]
-            length[0] = length[0] + end[before] if before >= 0 else done[0]
+            length[0] = np.maximum(length[0] + end[before], done[0]) if before >= 0 else done[0]
             _latest(length, done)
             end[queue] = length
     return Simulated(row.reshape(len(row), *variants), end.reshape(len(end), *variants))
@@ -136,20 +133,20 @@ def _latest(times: Floats, bounds: Floats) -> None:
 
     Args:
         times: the first time, and then lengths.
-        bounds: what no time is earlier than; they are overwritten.
+        bounds: what no time is earlier than; they are overwritten. The first time keeps the first
+            one already, which can be the only one.
     """
-    _accumulate(np.add, times)
-    bounds -= times
-    _accumulate(np.maximum, bounds)
-    times += np.maximum(bounds, 0.0, out=bounds)
-
-
-def _accumulate(function: np.ufunc, rows: Floats) -> None:
-    """Apply a function to each row and the result of the row before, in place."""
-    if rows.shape[1] < _WIDE:
-        function.accumulate(rows, axis=0, out=rows)
+    if times.shape[1] < _WIDE:
+        np.add.accumulate(times, axis=0, out=times)
+        if len(bounds) > 1:
+            bounds -= times
+            np.maximum.accumulate(bounds, axis=0, out=bounds)
+            times += np.maximum(bounds, 0.0, out=bounds)
         return
-    before, *others = rows
-    for row in others:
-        function(before, row, out=row)
-        before = row
+    before, *lengths = times
+    later = iter(bounds[1:])
+    for length in lengths:
+        np.add(before, length, out=length)
+        if (bound := next(later, None)) is not None:
+            np.maximum(length, bound, out=length)
+        before = length
