@@ -8,9 +8,15 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from backspot.analysis.accounting.clock import Clock
 from backspot.analysis.attribution.ownership import Ownership
-from backspot.analysis.timeline import NOTHING, distinct, first_started, grouped, merged
+from backspot.analysis.timeline import (
+    NOTHING,
+    Timeline,
+    distinct,
+    first_started,
+    grouped,
+    merged,
+)
 from backspot.trace import Category, Events, names
 from backspot.trace.events import Ints, Mask
 from backspot.trace.labels import Kind
@@ -146,8 +152,14 @@ def program_threads(events: Events) -> list[int]:
     return distinct(events.thread[index[~exchanges]])
 
 
-def find_host_line(events: Events, ownership: Ownership, threads: list[int]) -> HostLine:
-    """Put the points of all threads of the program into one line."""
+def find_host_line(
+    events: Events, ownership: Ownership, host: Timeline, threads: list[int]
+) -> HostLine:
+    """Put the points of all threads of the program into one line.
+
+    Args:
+        host: what the host executes at each moment, as ``Clock`` has it.
+    """
     index = events.of(
         Category.OPERATOR, Category.ANNOTATION, Category.RUNTIME, Category.MODULE_CALL
     )
@@ -160,7 +172,7 @@ def find_host_line(events: Events, ownership: Ownership, threads: list[int]) -> 
     row = counts * len(edges)
     number = np.bincount(np.concatenate([row + before, row + after]), minlength=5 * len(edges))
     columns = number.reshape(5, -1)[:4, :-1] / 2
-    return HostLine(edges, _spans_of(ownership, edges[:-1]), *columns)
+    return HostLine(edges, _spans_of(ownership, host, edges[:-1]), *columns)
 
 
 def _recorded(events: Events, index: Ints) -> Ints:
@@ -177,9 +189,9 @@ def _recorded(events: Events, index: Ints) -> Ints:
     return np.where((kind == 0) & (label > 0), label, kind)
 
 
-def _spans_of(ownership: Ownership, times: Ints) -> Ints:
+def _spans_of(ownership: Ownership, host: Timeline, times: Ints) -> Ints:
     """Return the span that the host's time after each of these sorted times belongs to."""
-    held = Clock(ownership).host.over(times)
+    held = host.over(times)
     count = len(ownership.spans.start)
     held = np.where(held < count, held, NOTHING)
     of_span, passes = ownership.passes.of_span, ownership.passes

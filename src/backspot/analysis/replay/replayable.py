@@ -125,7 +125,7 @@ def prepare(recording: Recording) -> Replayable | Refusal:
         if reason := refuse(events, ownership, threads):
             return Refusal(reason)
     steps = _steps(ownership, recording.windows)
-    line = find_host_line(events, ownership, threads)
+    line = find_host_line(events, ownership, recording.clock.host, threads)
     graph = find_device_graph(events, ownership, steps.of_work)
     waits = _one_by_one(find_host_waits(events, ownership, graph, threads))
     own = np.full(len(line.edges) - 1, -1.0)
@@ -133,7 +133,9 @@ def prepare(recording: Recording) -> Replayable | Refusal:
         times = np.array([(wait.start, wait.end) for wait in waits])
         first, last = np.searchsorted(line.edges, times.T)
         which = np.repeat(np.arange(len(waits)), last - first)
-        mine = first[which] + np.arange(len(which)) - (np.cumsum(last - first) - (last - first))[which]
+        mine = (
+            first[which] + np.arange(len(which)) - (np.cumsum(last - first) - (last - first))[which]
+        )
         share = np.array([wait.own for wait in waits]) / (times[:, 1] - times[:, 0])
         own[mine] = np.diff(line.edges)[mine] * share[which]
     # Launches and ends of waits are points of the line; those of other threads lie between.
