@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -118,30 +119,31 @@ class HostLine:
     labels: Floats
     markers: Floats
 
-    def lengths(self, cost: ProfilerCost, own: Floats) -> Floats:
-        """Return how long each interval takes without the profiler.
+    def lengths(self, costs: Sequence[ProfilerCost], own: Floats) -> Floats:
+        """Return how long each interval (rows) takes without the profiler, at each cost (columns).
 
         What an interval is too short to give up is taken from the intervals after it.
 
         Args:
-            cost: what each event costs.
+            costs: what each event costs.
             own: for each interval that the host waits in the nanoseconds that it needs itself,
                 -1 for all others.
         """
-        length = np.diff(self.edges).astype(np.float64)
         waits = own >= 0
-        length[waits] = own[waits]
-        added = (
-            self.operators * cost.operator_ns
-            + self.calls * cost.runtime_ns
-            + self.labels * cost.label_ns
-            + self.markers * cost.marker_ns
-        )
+        length = np.where(waits, own, np.diff(self.edges))
         gives = np.where(waits, 0.0, length * (1 - _LEFT))
-        balance = np.cumsum(added - gives)
-        owed = balance - np.minimum(np.minimum.accumulate(balance), 0.0)
-        before = np.append(0.0, owed[:-1])
-        shorter: Floats = (length - (before + added - owed)) / cost.slowdown
+        shorter = np.empty((len(length), len(costs)))
+        for column, cost in enumerate(costs):
+            added = (
+                self.operators * cost.operator_ns
+                + self.calls * cost.runtime_ns
+                + self.labels * cost.label_ns
+                + self.markers * cost.marker_ns
+            )
+            balance = np.cumsum(added - gives)
+            owed = balance - np.minimum(np.minimum.accumulate(balance), 0.0)
+            before = np.append(0.0, owed[:-1])
+            shorter[:, column] = (length - (before + added - owed)) / cost.slowdown
         return shorter
 
 

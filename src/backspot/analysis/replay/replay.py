@@ -46,9 +46,10 @@ def replay(recording: Replayable, cost: ProfilerCost) -> Replayed:
         cost: what the profiler cost; with ``ZERO``, the recorded times come out.
     """
     lengths, work = recording.host(cost), recording.work(cost)
-    simulated = simulate(recording, host_times(recording, lengths[:, None]), work[:, None])
-    steps = np.round(simulated.step_lengths(recording, work[:, None])[:, 0]).astype(np.int64)
-    return Replayed(_moved(recording, lengths, work, simulated), tuple(steps.tolist()), cost)
+    simulated = simulate(recording, host_times(recording, lengths), work)
+    steps = np.round(simulated.step_lengths(recording, work)[:, 0]).astype(np.int64)
+    moved = _moved(recording, lengths[:, 0], work[:, 0], simulated)
+    return Replayed(moved, tuple(steps.tolist()), cost)
 
 
 def fit(
@@ -113,9 +114,8 @@ def _typical_steps(
 
 def steps_at(recording: Replayable, costs: Sequence[ProfilerCost]) -> Floats:
     """Return how long each step (rows) takes at each of these costs (columns), in nanoseconds."""
-    lengths = np.stack([recording.host(one) for one in costs], axis=1)
-    work = np.stack([recording.work(one) for one in costs], axis=1)
-    return simulate(recording, host_times(recording, lengths), work).step_lengths(recording, work)
+    host, work = host_times(recording, recording.host(*costs)), recording.work(*costs)
+    return simulate(recording, host, work).step_lengths(recording, work)
 
 
 def host_times(recording: Replayable, lengths: Floats) -> Floats:

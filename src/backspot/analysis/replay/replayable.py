@@ -106,14 +106,14 @@ class Replayable:
     station: Ints
     schedule: Schedule
 
-    def host(self, cost: ProfilerCost) -> Floats:
-        """Return how long each interval of the host takes at a profiler's cost."""
-        return self.line.lengths(cost, self.own)
+    def host(self, *costs: ProfilerCost) -> Floats:
+        """Return how long each interval of the host (rows) takes at each cost (columns)."""
+        return self.line.lengths(costs, self.own)
 
-    def work(self, cost: ProfilerCost) -> Floats:
-        """Return how long each piece of device work takes at a profiler's cost."""
-        work = self.ownership.work
-        shorter: Floats = (work.end - work.start) - cost.peer_wait * self.graph.wait
+    def work(self, *costs: ProfilerCost) -> Floats:
+        """Return how long each piece of device work (rows) takes at each cost (columns)."""
+        work, shares = self.ownership.work, np.array([one.peer_wait for one in costs])
+        shorter: Floats = (work.end - work.start)[:, None] - shares * self.graph.wait[:, None]
         return shorter
 
 

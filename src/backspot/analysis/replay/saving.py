@@ -208,8 +208,7 @@ def replays(
         The replays at the cost, and where it is uncertain at the least and the greatest likely one.
     """
     costs = cost.range()
-    lengths = np.stack([recording.host(one) for one in costs], axis=1)
-    work = np.stack([recording.work(one) for one in costs], axis=1)
+    lengths, work = recording.host(*costs), recording.work(*costs)
     host = host_times(recording, lengths)
     by_part = _ByPart(recording, lengths)
     steps = np.empty((0, len(costs)))

@@ -7,7 +7,7 @@ and thus fit into one batch; a call that waits for the work launched last begins
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -42,9 +42,9 @@ class Batch:
     work: Ints
     queues: list[Ints]
     full: Ints
-    other: list[int]
-    waits: list[tuple[int, int, float, int]]
-    follows: list[tuple[int, int, float]]
+    other: list[int] = field(default_factory=list)
+    waits: list[tuple[int, int, float, int]] = field(default_factory=list)
+    follows: list[tuple[int, int, float]] = field(default_factory=list)
 
     @property
     def waits_within(self) -> bool:
@@ -123,10 +123,9 @@ def find_schedule(
     by_queue = np.lexsort((row, queue, of_row[row]))
     works = _divided(by_queue, of_row[row[by_queue]], len(begins))
     fulls = _divided(full[np.argsort(row[full])], np.sort(of_row[row[full]]), len(begins))
-    batches = [
-        Batch(begin, end, work, _runs(work, queue), room, [], [], [])
-        for begin, end, work, room in zip(begins, [*begins[1:], count], works, fulls, strict=True)
-    ]
+    queues = [np.split(work, np.flatnonzero(np.diff(queue[work])) + 1) for work in works]
+    ends = [*begins[1:], count]
+    batches = list(map(Batch, begins, ends, works, queues, fulls))
     for item in graph.other:
         batches[of_row[row[item]]].other.append(item)
     for wait in waited:
@@ -139,8 +138,3 @@ def find_schedule(
 def _divided(items: Ints, batch: Ints, count: int) -> list[Ints]:
     """Divide items that are sorted by their batch."""
     return np.split(items, np.searchsorted(batch, np.arange(1, count)))
-
-
-def _runs(work: Ints, queue: Ints) -> list[Ints]:
-    """Divide works that are sorted by their queue."""
-    return np.split(work, np.flatnonzero(np.diff(queue[work])) + 1) if len(work) else []

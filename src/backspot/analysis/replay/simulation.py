@@ -118,7 +118,7 @@ def simulate(
         for item in batch.other:
             for cause, lag in graph.other[item].items():
                 np.maximum(end[item], end[cause] + lag, out=end[item])
-        for queue in batch.queues:
+        for queue in batch.queues if len(batch.work) else ():
             done = end[queue] + takes[queue]
             length = takes[queue] + gap[queue]
             before = graph.before[queue[0]]
