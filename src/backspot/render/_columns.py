@@ -6,7 +6,7 @@ here appears in all of them; for CSV and pandas, add its field to ``FIELDS``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from dataclasses import fields as dataclass_fields
 from typing import Literal, TypeAlias
@@ -37,9 +37,11 @@ __all__ = [
     "node_cells",
     "numbers",
     "operator_columns",
-    "record",
+    "records",
 ]
 
+Value: TypeAlias = str | float | None
+"""An entry of a table for programs."""
 Kind: TypeAlias = Literal[
     "rank",
     "name",
@@ -398,8 +400,13 @@ def fields_of(report: Report) -> tuple[str, ...]:
     return (*FIELDS, *(_OF_MEMORY if report.memory else ()), *work)
 
 
-def record(report: Report, row: Row) -> tuple[str | int | float | bool | None, ...]:
-    """The values of ``fields_of(report)`` for one row."""
+def records(report: Report, rows: Iterable[Row]) -> Iterator[tuple[Value, ...]]:
+    """The values of ``fields_of(report)`` for each row."""
+    has_work = report.has_work
+    return (_record(report, row, has_work=has_work) for row in rows)
+
+
+def _record(report: Report, row: Row, *, has_work: bool) -> tuple[Value, ...]:
     node, line = heaviest(row, "wall"), heaviest_line(row, "wall")
     name, time = (node.name, node.wall_ns) if node else ("", 0)
     values = [getattr(row, field) for field in _OF_ROW]
@@ -409,7 +416,7 @@ def record(report: Report, row: Row) -> tuple[str | int | float | bool | None, .
     values.append(getattr(row.total_saves, "ns", None))
     memory = (getattr(row.memory, field, None) for field in _OF_MEMORY) if report.memory else ()
     found = [*values, report.share(row), name, time, line.place if line else "", *memory]
-    if report.has_work:
+    if has_work:
         found += [getattr(row.work, field, None) for field in (*_OF_WORK, "unknown_share")]
         found += [getattr(report.limit(row), field, None) for field in _OF_LIMIT]
     return tuple(found)
