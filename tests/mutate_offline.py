@@ -337,22 +337,22 @@ MUTATIONS = (
     Mutation(
         "a launch finds room in a full queue",
         "analysis/replay/simulation.py",
-        "            if room[item] >= 0:\n",
-        "            if False:\n",
+        "= end[graph.after_end_of[batch.full]]",
+        "= -np.inf",
         KNOWN,
     ),
     Mutation(
         "work follows the work before it without the recorded gap",
         "analysis/replay/simulation.py",
-        "add(end[before[item]], gap[item], out=later)",
-        "add(end[before[item]], 0.0, out=later)",
+        "length = takes[queue] + gap[queue]",
+        "length = takes[queue]",
         REPLAY,
     ),
     Mutation(
         "a wait that is left out is waited for",
         "analysis/replay/simulation.py",
-        "after = lag if skips is None else np.where(skips, -np.inf, lag)",
-        "after = lag",
+        "after[skips[event]] = -np.inf",
+        "pass",
         KNOWN,
     ),
     Mutation(

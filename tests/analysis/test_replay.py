@@ -84,6 +84,26 @@ def test_changes_at_once_save_as_much_as_each_alone(name):
 
 
 @pytest.mark.parametrize("name", SOME)
+def test_all_work_is_scheduled_once_and_after_the_batches_of_what_it_waits_for(name):
+    recording = recorded(name)
+    graph, schedule = recording.graph, recording.schedule
+    batches = schedule.batches
+    assert [batch.first for batch in batches[1:]] == [batch.last for batch in batches[:-1]]
+    assert (batches[0].first, batches[-1].last) == (0, schedule.last[-1] + 1)
+    works = np.concatenate([batch.work for batch in batches])
+    np.testing.assert_array_equal(np.sort(works), np.arange(len(graph.launch)))
+    for batch in batches:
+        assert set(batch.work) == {work for queue in batch.queues for work in queue}
+        assert (
+            (batch.first <= schedule.row[batch.work]) & (schedule.row[batch.work] < batch.last)
+        ).all()
+        causes = [cause for work in batch.other for cause in graph.other[work]]
+        causes += [cause for _, cause, *_ in batch.waits]
+        assert (schedule.row[np.array(causes, int)] < batch.first).all()
+        assert (schedule.row[graph.after_end_of[batch.full]] < batch.first).all()
+
+
+@pytest.mark.parametrize("name", SOME)
 @pytest.mark.parametrize("factor", slow_except([1.4], [0.4, 1.0, 1.4]))
 def test_costs_are_fitted_to_a_real_step(name, factor):
     recording = recorded(name)

@@ -157,8 +157,8 @@ def test_a_launch_that_finds_the_queue_full_waits_for_room(tmp_path):
     found = program.recording(tmp_path)
     count = len(found.ownership.work.start)
     np.testing.assert_array_equal(found.graph.after_end_of[1_024:], np.arange(count - 1_024))
-    at_once = host_times(found, 0 * found.host(ZERO)[:, None])
-    replayed = simulate(found, at_once, found.work(ZERO)[:, None], every_station=True)
+    at_once = host_times(found, 0 * found.host(ZERO))
+    replayed = simulate(found, at_once, found.work(ZERO))
     launched = replayed.at(found, found.graph.launch)
     assert (launched[1_024:] >= replayed.end[: count - 1_024]).all()
 

@@ -16,7 +16,7 @@ from backspot.analysis.attribution.partial import is_between_forwards
 from backspot.analysis.timeline import grouped, innermost, take
 from backspot.formatting import counted, duration
 from backspot.trace import Category, Events, names
-from backspot.trace.events import Ints
+from backspot.trace.events import Ints, Mask
 from backspot.trace.source_lines import MOST_NODES
 
 _LEAST = 0.25
@@ -29,17 +29,32 @@ def are_transformed(events: Events, join: Join, nodes: Ints) -> bool:
     operator = operator[operator >= 0]
     if not len(operator):
         return False
-    within = np.zeros(len(events.start), bool)
-    index = events.of(Category.OPERATOR)
+    index, least = events.of(Category.OPERATOR), _LEAST * len(nodes)
     asked = np.zeros(len(events.threads), bool)
     asked[events.thread[operator]] = True
-    for _, mine in grouped(events.thread, index[asked[events.thread[index]]]):
+    index = index[asked[events.thread[index]]]
+    if _within_themselves(events, index)[events.name[operator]].sum() < least:
+        return False
+    within = np.zeros(len(events.start), bool)
+    for _, mine in grouped(events.thread, index):
         parent = innermost(events.start[mine], events.end[mine]).parent
         name, outer = events.name[mine], take(parent, parent)
         third = np.flatnonzero((name == take(name, parent)) & (name == take(name, outer)))
         for chain in (third, parent[third], outer[third]):
             within[mine[chain]] = True
-    return bool(within[operator].sum() >= _LEAST * len(nodes))
+    return bool(within[operator].sum() >= least)
+
+
+def _within_themselves(events: Events, index: Ints) -> Mask:
+    """For each distinct name, return whether one of these events starts within another of it."""
+    start, end = events.start[index], events.end[index]
+    kind = events.thread[index] * np.int64(len(events.names)) + events.name[index]
+    order = np.lexsort((-end, start, kind))
+    after, before = order[1:], order[:-1]
+    inside = (kind[after] == kind[before]) & (start[after] < end[before])
+    found = np.zeros(len(events.names), bool)
+    found[events.name[index[after[inside]]]] = True
+    return found
 
 
 NO_LABELS = (

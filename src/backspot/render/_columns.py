@@ -6,7 +6,7 @@ here appears in all of them; for CSV and pandas, add its field to ``FIELDS``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from dataclasses import fields as dataclass_fields
 from typing import Literal, TypeAlias
@@ -28,6 +28,8 @@ from backspot.results.memory import MemoryOfModule
 from backspot.results.report import Report
 from backspot.trace.names import short_node_name
 
+Value: TypeAlias = str | float | None
+"""An entry of a table for programs."""
 Kind: TypeAlias = Literal[
     "rank",
     "name",
@@ -372,8 +374,13 @@ def fields_of(report: Report) -> tuple[str, ...]:
     return (*FIELDS, *(_OF_MEMORY if report.memory else ()), *work)
 
 
-def record(report: Report, row: Row) -> tuple[str | int | float | bool | None, ...]:
-    """The values of ``fields_of(report)`` for one row."""
+def records(report: Report, rows: Iterable[Row]) -> Iterator[tuple[Value, ...]]:
+    """The values of ``fields_of(report)`` for each row."""
+    has_work = report.has_work
+    return (_record(report, row, has_work=has_work) for row in rows)
+
+
+def _record(report: Report, row: Row, *, has_work: bool) -> tuple[Value, ...]:
     node, line = heaviest(row, "wall"), heaviest_line(row, "wall")
     name, time = (node.name, node.wall_ns) if node else ("", 0)
     values = [getattr(row, field) for field in _OF_ROW]
@@ -383,7 +390,7 @@ def record(report: Report, row: Row) -> tuple[str | int | float | bool | None, .
     values.append(getattr(row.total_saves, "ns", None))
     memory = (getattr(row.memory, field, None) for field in _OF_MEMORY) if report.memory else ()
     found = [*values, report.share(row), name, time, line.place if line else "", *memory]
-    if report.has_work:
+    if has_work:
         found += [getattr(row.work, field, None) for field in (*COUNTS_OF_WORK, "unknown_share")]
         found += [getattr(report.limit(row), field, None) for field in _OF_LIMIT]
     return tuple(found)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from backspot.errors import MissingDependencyError
 from backspot.formatting import visible
-from backspot.render._columns import fields_of, record
+from backspot.render._columns import fields_of, records
 from backspot.render._comparison import FIELDS as CHANGE_FIELDS
 from backspot.render.formats import Format
 from backspot.render.view import View
@@ -31,7 +31,7 @@ def to_csv(report: Report, view: View | None = None) -> bytes:
     as escapes.
     """
     rows = report.modules if view is None else view.rows(report)
-    return _csv(fields_of(report), (record(report, row) for row in rows))
+    return _csv(fields_of(report), records(report, rows))
 
 
 def comparison_to_csv(comparison: Comparison, view: View | None = None) -> bytes:
@@ -82,9 +82,9 @@ def to_frame(report: Report) -> pd.DataFrame:
         raise MissingDependencyError(
             "to_pandas() needs pandas: pip install 'backspot[pandas]'"
         ) from error
-    records = [record(report, row) for row in report.modules]
+    found = list(records(report, report.modules))
     fields = fields_of(report)
-    columns = zip(*records, strict=True) if records else [()] * len(fields)
+    columns = zip(*found, strict=True) if found else [()] * len(fields)
     frame: pd.DataFrame = pd.DataFrame(
         {
             name: pd.Series(values, dtype=None if _is_plain(values) else object)

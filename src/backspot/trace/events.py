@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum
@@ -246,7 +247,19 @@ class Events:
 
     def name_mask(self, *prefixes: str) -> Mask:
         """For each distinct name, return whether it starts with one of ``prefixes``."""
-        return self.names_where(lambda name: name.startswith(prefixes))
+        found = np.zeros(len(self.names), bool)
+        order, ordered = self._ordered_names
+        for prefix in prefixes:
+            first = bisect_left(ordered, prefix)
+            last = bisect_left(ordered, True, first, key=lambda name: not name.startswith(prefix))
+            found[order[first:last]] = True
+        return found
+
+    @cached_property
+    def _ordered_names(self) -> tuple[Ints, list[str]]:
+        """The distinct names in their order, so that those with one beginning lie together."""
+        order = sorted(range(len(self.names)), key=self.names.__getitem__)
+        return np.array(order, np.int64), [self.names[at] for at in order]
 
     def names_where(self, holds: Callable[[str], bool]) -> Mask:
         """For each distinct name, return whether a predicate holds."""

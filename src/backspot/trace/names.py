@@ -461,12 +461,22 @@ is_zero_fill = _contains(r"FillFunctor|Memset|zero|Zero|multi_tensor_apply")
 """Whether device work sets memory to zero: ATen's kernels, and memsets."""
 is_layout_conversion = _contains(r"nchwToNhwc|nhwcToNchw|nchw2nhwc|nhwc2nchw|convertTensor_kernel")
 """Whether a kernel of cuDNN converts between channels-first and channels-last."""
-is_without_tensor_cores = _contains(
+_WITHOUT_TENSOR_CORES = re.compile(
     r"_ffma|simt_[sd]?gemm|\b(ampere|volta|maxwell|turing|hopper)_[sd]gemm|gemmSN\w*<(float|double)"
     r"|(dgrad|wgrad)\w*engine<(float|double),|implicit_convolve_[sd]gemm<(float|double)|[sd]gemm_largek"
     r"|winograd\w*<float|cudnn\w*_[sd]gemm_|Cijk_\w*_SB_(?!\w*(XF32|TF32|_MI\d))"
 )
-"""Whether a matrix product or convolution of cuBLAS, cuDNN or Tensile uses plain arithmetic."""
+_IN_PRODUCTS = ("gemm", "_ffma", "engine<", "winograd", "Cijk_")
+"""One of these is in each name that the expression before finds."""
+
+
+def is_without_tensor_cores(name: str) -> bool:
+    """Whether a matrix product or convolution of cuBLAS, cuDNN or Tensile uses plain arithmetic."""
+    # The search is slow, and names of kernels are long.
+    possible = any(part in name for part in _IN_PRODUCTS)
+    return possible and _WITHOUT_TENSOR_CORES.search(name) is not None
+
+
 is_tf32 = _contains(r"tf32|xf32|TF32|XF32|s1688|s161616")
 """Whether a product or convolution of fp32 runs on tensor cores, rounded to tf32 or xf32."""
 is_double = _contains(r"dgemm|<double")

@@ -11,7 +11,8 @@ The files work in this order:
 2. ``devices`` finds what each piece of device work waited for: its launch, the work before it in
    its queue, or work of another queue. ``waits`` finds what the host waited for.
 3. ``replayable`` compiles these into one graph, or refuses with a reason: ``Refusal``.
-4. ``simulation`` runs through the graph once, for many variants of the durations at a time.
+4. ``schedule`` divides the graph into batches, and ``simulation`` runs through these once, for
+   many variants of the durations at a time.
 5. ``replay`` fits the costs to a measured step and returns moved events. ``saving`` replays a
    recording with many changes at a time.
 6. ``predict`` turns these into what reports have: typical savings with their range.

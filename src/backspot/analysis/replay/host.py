@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from backspot.analysis.accounting.clock import Clock
 from backspot.analysis.attribution.ownership import Ownership
-from backspot.analysis.timeline import NOTHING, distinct, first_started, grouped, merged
+from backspot.analysis.timeline import (
+    NOTHING,
+    Timeline,
+    distinct,
+    first_started,
+    grouped,
+    merged,
+)
 from backspot.trace import Category, Events, names
 from backspot.trace.events import Ints, Mask
 from backspot.trace.labels import Kind
@@ -101,30 +108,31 @@ class HostLine:
     labels: Floats
     markers: Floats
 
-    def lengths(self, cost: ProfilerCost, own: Floats) -> Floats:
-        """Return how long each interval takes without the profiler.
+    def lengths(self, costs: Sequence[ProfilerCost], own: Floats) -> Floats:
+        """Return how long each interval (rows) takes without the profiler, at each cost (columns).
 
         What an interval is too short to give up is taken from the intervals after it.
 
         Args:
-            cost: what each event costs.
+            costs: what each event costs.
             own: for each interval that the host waits in the nanoseconds that it needs itself,
                 -1 for all others.
         """
-        length = np.diff(self.edges).astype(np.float64)
         waits = own >= 0
-        length[waits] = own[waits]
-        added = (
-            self.operators * cost.operator_ns
-            + self.calls * cost.runtime_ns
-            + self.labels * cost.label_ns
-            + self.markers * cost.marker_ns
-        )
+        length = np.where(waits, own, np.diff(self.edges))
         gives = np.where(waits, 0.0, length * (1 - _LEFT))
-        balance = np.cumsum(added - gives)
-        owed = balance - np.minimum(np.minimum.accumulate(balance), 0.0)
-        before = np.append(0.0, owed[:-1])
-        shorter: Floats = (length - (before + added - owed)) / cost.slowdown
+        shorter = np.empty((len(length), len(costs)))
+        for column, cost in enumerate(costs):
+            added = (
+                self.operators * cost.operator_ns
+                + self.calls * cost.runtime_ns
+                + self.labels * cost.label_ns
+                + self.markers * cost.marker_ns
+            )
+            balance = np.cumsum(added - gives)
+            owed = balance - np.minimum(np.minimum.accumulate(balance), 0.0)
+            before = np.append(0.0, owed[:-1])
+            shorter[:, column] = (length - (before + added - owed)) / cost.slowdown
         return shorter
 
 
@@ -135,8 +143,14 @@ def program_threads(events: Events) -> list[int]:
     return distinct(events.thread[index[~exchanges]])
 
 
-def find_host_line(events: Events, ownership: Ownership, threads: list[int]) -> HostLine:
-    """Put the points of all threads of the program into one line."""
+def find_host_line(
+    events: Events, ownership: Ownership, host: Timeline, threads: list[int]
+) -> HostLine:
+    """Put the points of all threads of the program into one line.
+
+    Args:
+        host: what the host executes at each moment, as ``Clock`` has it.
+    """
     index = events.of(
         Category.OPERATOR, Category.ANNOTATION, Category.RUNTIME, Category.MODULE_CALL
     )
@@ -146,13 +160,10 @@ def find_host_line(events: Events, ownership: Ownership, threads: list[int]) -> 
     counts = _recorded(events, index)
     before = np.maximum(np.searchsorted(edges, start) - 1, 0)
     after = np.searchsorted(edges, end)
-    columns = []
-    for kind in range(4):
-        mine = counts == kind
-        column = np.bincount(before[mine], minlength=len(edges)).astype(np.float64)
-        column += np.bincount(after[mine], minlength=len(edges))
-        columns.append(column[:-1] / 2)
-    return HostLine(edges, _spans_of(ownership, edges[:-1]), *columns)
+    row = counts * len(edges)
+    number = np.bincount(np.concatenate([row + before, row + after]), minlength=5 * len(edges))
+    columns = number.reshape(5, -1)[:4, :-1] / 2
+    return HostLine(edges, _spans_of(ownership, host, edges[:-1]), *columns)
 
 
 def _recorded(events: Events, index: Ints) -> Ints:
@@ -169,9 +180,9 @@ def _recorded(events: Events, index: Ints) -> Ints:
     return np.where((kind == 0) & (label > 0), label, kind)
 
 
-def _spans_of(ownership: Ownership, times: Ints) -> Ints:
+def _spans_of(ownership: Ownership, host: Timeline, times: Ints) -> Ints:
     """Return the span that the host's time after each of these sorted times belongs to."""
-    held = Clock(ownership).host.over(times)
+    held = host.over(times)
     count = len(ownership.spans.start)
     held = np.where(held < count, held, NOTHING)
     of_span, passes = ownership.passes.of_span, ownership.passes

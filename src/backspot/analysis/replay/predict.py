@@ -57,7 +57,7 @@ class Prediction:
         typical: the steps of the recording that count.
         cost: what the profiler cost.
         fitted: whether the cost was fitted to measured steps.
-        cut: what the recording is of the trace, ``None`` for all of it.
+        cut: what the recording is of the one that was asked for, ``None`` for all of it.
     """
 
     recording: Replayable
@@ -193,6 +193,7 @@ def predict(recording: Recording, real_step_ns: int | None) -> Prediction | Refu
     steps, size = ownership.steps.count, len(ownership.work.start) + len(ownership.spans.start)
     cut = None
     kept = max(_FEWEST, _ENOUGH * steps // max(1, size))
+    cut = None
     if kept < steps and not recording.events.truncated:
         first = (steps - kept) // 2
         recording = recording.steps(first, first + kept - 1)

@@ -43,15 +43,11 @@ def replay(recording: Replayable, cost: ProfilerCost) -> Replayed:
     Args:
         cost: what the profiler cost; with ``ZERO``, the recorded times come out.
     """
-    lengths = recording.host(cost)
-    simulated = simulate(
-        recording,
-        host_times(recording, lengths[:, None]),
-        recording.work(cost)[:, None],
-        every_station=True,
-    )
-    steps = np.round(simulated.step_lengths(recording)[:, 0, 0]).astype(np.int64)
-    return Replayed(_moved(recording, lengths, simulated), tuple(steps.tolist()), cost)
+    lengths, work = recording.host(cost), recording.work(cost)
+    simulated = simulate(recording, host_times(recording, lengths), work)
+    steps = np.round(simulated.step_lengths(recording, work)[:, 0]).astype(np.int64)
+    moved = _moved(recording, lengths[:, 0], work[:, 0], simulated)
+    return Replayed(moved, tuple(steps.tolist()), cost)
 
 
 def fit(
@@ -116,11 +112,8 @@ def _typical_steps(
 
 def steps_at(recording: Replayable, costs: Sequence[ProfilerCost]) -> Floats:
     """Return how long each step (rows) takes at each of these costs (columns), in nanoseconds."""
-    hosts = [host_times(recording, recording.host(one)[:, None]) for one in costs]
-    works = [recording.work(one)[:, None] for one in costs]
-    simulated = simulate(recording, np.hstack(hosts), np.hstack(works))
-    steps: Floats = simulated.step_lengths(recording)[:, :, 0]
-    return steps
+    host, work = host_times(recording, recording.host(*costs)), recording.work(*costs)
+    return simulate(recording, host, work).step_lengths(recording, work)
 
 
 def host_times(recording: Replayable, lengths: Floats) -> Floats:
@@ -135,7 +128,7 @@ def host_times(recording: Replayable, lengths: Floats) -> Floats:
     return summed
 
 
-def _moved(recording: Replayable, lengths: Floats, simulated: Simulated) -> Events:
+def _moved(recording: Replayable, lengths: Floats, takes: Floats, simulated: Simulated) -> Events:
     events, work = recording.events, recording.ownership.work
     edges, moved = _moments(recording, lengths, simulated)
     origin = int(recording.line.edges[0])
@@ -146,7 +139,7 @@ def _moved(recording: Replayable, lengths: Floats, simulated: Simulated) -> Even
         return found
 
     start, end = host(events.start), host(events.end)
-    done, takes = simulated.end[:, 0, 0], simulated.work[:, 0, 0]
+    done = simulated.end[:, 0]
     start[work.event] = np.round(done - takes).astype(np.int64) + origin
     end[work.event] = np.round(done).astype(np.int64) + origin
     flows = replace(events.flows, backward_time=host(events.flows.backward_time))
@@ -162,7 +155,7 @@ def _moments(recording: Replayable, lengths: Floats, simulated: Simulated) -> tu
     station = np.searchsorted(recording.stations, edges, side="right") - 1
     total = np.append(0.0, np.cumsum(lengths))
     at_station = total[np.searchsorted(edges, recording.stations)]
-    times = simulated.at(recording, recording.stations)[:, 0, 0]
+    times = simulated.at(recording, recording.stations)[:, 0]
     moved = times[station] + total - at_station[station]
     within = np.zeros(len(edges), bool)
     for wait in recording.waits:

@@ -24,8 +24,9 @@ from backspot.analysis.replay.host import (
     program_threads,
     time_in_parallel,
 )
+from backspot.analysis.replay.schedule import Schedule, find_schedule
 from backspot.analysis.replay.waits import HostWait, find_host_waits
-from backspot.analysis.timeline import NOTHING, grouped, merged, take
+from backspot.analysis.timeline import FAR, NOTHING, grouped, merged, take
 from backspot.formatting import percent
 from backspot.trace import Events
 from backspot.trace.events import Ints
@@ -88,6 +89,7 @@ class Replayable:
         stations: the moments of the host at which something is launched, a wait ends or a step
             begins or ends; sorted and distinct.
         station: for each interval of the line the station that it leads to.
+        schedule: the order in which all this is run through.
     """
 
     events: Events
@@ -100,15 +102,16 @@ class Replayable:
     steps: Steps
     stations: Ints
     station: Ints
+    schedule: Schedule
 
-    def host(self, cost: ProfilerCost) -> Floats:
-        """Return how long each interval of the host takes at a profiler's cost."""
-        return self.line.lengths(cost, self.own)
+    def host(self, *costs: ProfilerCost) -> Floats:
+        """Return how long each interval of the host (rows) takes at each cost (columns)."""
+        return self.line.lengths(costs, self.own)
 
-    def work(self, cost: ProfilerCost) -> Floats:
-        """Return how long each piece of device work takes at a profiler's cost."""
-        work = self.ownership.work
-        shorter: Floats = (work.end - work.start) - cost.peer_wait * self.graph.wait
+    def work(self, *costs: ProfilerCost) -> Floats:
+        """Return how long each piece of device work (rows) takes at each cost (columns)."""
+        work, shares = self.ownership.work, np.array([one.peer_wait for one in costs])
+        shorter: Floats = (work.end - work.start)[:, None] - shares * self.graph.wait[:, None]
         return shorter
 
 
@@ -120,14 +123,19 @@ def prepare(recording: Recording) -> Replayable | Refusal:
         if reason := refuse(events, ownership, threads):
             return Refusal(reason)
     steps = _steps(ownership, recording.windows)
-    line = find_host_line(events, ownership, threads)
+    line = find_host_line(events, ownership, recording.clock.host, threads)
     graph = find_device_graph(events, ownership, steps.of_work)
     waits = _one_by_one(find_host_waits(events, ownership, graph, threads))
     own = np.full(len(line.edges) - 1, -1.0)
-    for wait in waits:
-        first, last = np.searchsorted(line.edges, [wait.start, wait.end])
-        length = np.diff(line.edges[first : last + 1])
-        own[first:last] = length * (wait.own / (wait.end - wait.start))
+    if waits:
+        times = np.array([(wait.start, wait.end) for wait in waits])
+        first, last = np.searchsorted(line.edges, times.T)
+        which = np.repeat(np.arange(len(waits)), last - first)
+        mine = (
+            first[which] + np.arange(len(which)) - (np.cumsum(last - first) - (last - first))[which]
+        )
+        share = np.array([wait.own for wait in waits]) / (times[:, 1] - times[:, 0])
+        own[mine] = np.diff(line.edges)[mine] * share[which]
     # Launches and ends of waits are points of the line; those of other threads lie between.
     more = merged(graph.launch, steps.start, steps.end, steps.host_end)
     compiled = ownership.compiled
@@ -147,6 +155,7 @@ def prepare(recording: Recording) -> Replayable | Refusal:
         steps=steps,
         stations=stations,
         station=np.searchsorted(stations, line.edges[1:]),
+        schedule=find_schedule(graph, ownership.work.queue, waits, stations),
     )
 
 
@@ -168,10 +177,12 @@ def _one_by_one(waits: list[HostWait]) -> list[HostWait]:
 
 def _cut(line: HostLine, own: Floats, times: Ints) -> tuple[HostLine, Floats]:
     """Cut the intervals of a line at more times; what was recorded is shared by length."""
-    edges = merged(line.edges, times)
-    if len(edges) == len(line.edges):
+    at = np.searchsorted(line.edges, times)
+    new = np.append(line.edges, FAR)[at] != times
+    if not new.any():
         return line, own
-    old = np.searchsorted(line.edges, edges[:-1], side="right") - 1
+    edges = np.insert(line.edges, at[new], times[new])
+    old = np.cumsum(np.insert(np.ones(len(line.edges), np.int64), at[new], 0))[:-1] - 1
     inside = (old >= 0) & (old < len(line.span))
     old = np.where(inside, old, NOTHING)
     length = np.diff(edges)

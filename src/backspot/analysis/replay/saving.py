@@ -12,7 +12,7 @@ from backspot.analysis.attribution.shares import Shares
 from backspot.analysis.replay.host import Floats, ProfilerCost
 from backspot.analysis.replay.replay import host_times
 from backspot.analysis.replay.replayable import Replayable
-from backspot.analysis.replay.simulation import Variants, simulate
+from backspot.analysis.replay.simulation import simulate
 from backspot.analysis.timeline import grouped, take
 from backspot.trace.events import Ints, Mask
 
@@ -197,8 +197,7 @@ def replays(
         The replays at the cost, and where it is uncertain at the least and the greatest likely one.
     """
     costs = cost.range()
-    lengths = np.stack([recording.host(one) for one in costs], axis=1)
-    work = np.stack([recording.work(one) for one in costs], axis=1)
+    lengths, work = recording.host(*costs), recording.work(*costs)
     host = host_times(recording, lengths)
     by_part = _ByPart(recording, lengths)
     steps = np.empty((0, len(costs)))
@@ -209,14 +208,13 @@ def replays(
         some = changes[first : first + size]
         of_host = by_part.less([(one.host, one.host_factors) for one in some])
         of_work = _less(*_joined([(one.work, one.work_factors) for one in some]), work)
-        count = len(some) + 1  # the first is without any change
-        variants = Variants(
-            count=count,
-            host=of_host.by_index(count),
-            work=of_work.by_index(count),
-            skipped=_skipped(some, len(costs)),
+        simulated = simulate(
+            recording,
+            of_host.taken_from(host, len(some)),
+            of_work.taken_from(work, len(some)),
+            _skipped(some, len(costs)),
         )
-        taken = simulate(recording, host, work, variants).step_lengths(recording)
+        taken = simulated.step_lengths(recording, work[:, :, None])
         steps = taken[:, :, 0]
         found[:, :, first : first + size] = taken[:, :, :1] - taken[:, :, 1:]
         waited = [recording.events.duration[change.waits].sum() for change in some]
@@ -241,14 +239,16 @@ class _Less:
     column: Ints
     amount: Floats
 
-    def by_index(self, count: int) -> dict[int, Floats]:
-        """Return what each of ``count`` variants takes less, as ``Variants`` has it."""
-        first = np.append(True, self.index[1:] != self.index[:-1])[: len(self.index)]
-        number, costs = int(first.sum()), self.amount.shape[1]
-        rows = np.zeros((number, costs, count))
-        rows[np.cumsum(first) - 1, :, self.column] = self.amount
-        found = rows.reshape(number, costs * count)
-        return dict(zip(self.index[first].tolist(), found, strict=True))
+    def taken_from(self, times: Floats, count: int) -> Floats:
+        """Return the times in each variant: without any change, and then with each change.
+
+        Args:
+            times: nanoseconds of each index (rows), with one column for each cost.
+            count: the number of changes.
+        """
+        found: Floats = np.repeat(times[:, :, None], count + 1, axis=2)
+        found[self.index, :, self.column] -= self.amount
+        return found
 
     def by_column(self, count: int) -> Floats:
         """Return what each change takes less in all (columns), at each cost (rows)."""

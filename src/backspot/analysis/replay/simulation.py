@@ -1,15 +1,13 @@
 """Run through a recording's graph, for many variants of the durations at a time.
 
-The time of each station and of each piece of work is a table with one row for each set of
-durations, such as one cost of the profiler, and one column for each variant of it, so that all of
-them share the cost of the loop. Most durations are the same in all variants: only the stations and
-the work that some variant makes shorter have a row of differences.
+The time of each row of the schedule and of each piece of work is a table with one column for each
+variant, so that all of them share the cost of the loop over the batches.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -17,47 +15,28 @@ from backspot.analysis.replay.host import Floats
 from backspot.analysis.replay.replayable import Replayable
 from backspot.trace.events import Ints, Mask
 
-
-@dataclass(frozen=True, slots=True)
-class Variants:
-    """How variants differ from the durations that they share.
-
-    Attributes:
-        count: how many variants there are.
-        host: for each station that the host comes to earlier in some variant how much less it takes
-            to that station: for each set of durations all variants, in one row of nanoseconds.
-        work: for each piece of work that takes less, the same.
-        skipped: for each call that some variants do not wait in, by its event: in which; a row as
-            in ``host``.
-    """
-
-    count: int = 1
-    host: Mapping[int, Floats] = field(default_factory=dict)
-    work: Mapping[int, Floats] = field(default_factory=dict)
-    skipped: Mapping[int, Mask] = field(default_factory=dict)
+_WIDE = 64  # columns: from here on a loop over rows is faster than NumPy's own along an axis
 
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
     """Replayed times in nanoseconds from the first edge of the host's line.
 
-    The last two axes of all times are the set of durations and the variant.
+    The last axes are those of the variants.
 
     Attributes:
-        station: the time of each station that was asked for.
+        row: when the host comes to the end of each row of the schedule.
         end: when each piece of work ends.
-        work: how long each piece of work takes, as far as all variants share that.
     """
 
-    station: dict[int, Floats]
+    row: Floats
     end: Floats
-    work: Floats
 
     def at(self, recording: Replayable, times: Ints) -> Floats:
         """Return when stations come."""
-        return np.stack(
-            [self.station[at] for at in np.searchsorted(recording.stations, times).tolist()]
-        )
+        stations = np.searchsorted(recording.stations, times)
+        found: Floats = self.row[recording.schedule.last[stations]]
+        return found
 
     def step_ends(self, recording: Replayable) -> Floats:
         """Return when each step ends."""
@@ -70,8 +49,12 @@ class Simulated:
         latest: Floats = np.maximum.accumulate(ends, axis=0)
         return latest
 
-    def step_lengths(self, recording: Replayable) -> Floats:
-        """Return how long each step takes, in nanoseconds."""
+    def step_lengths(self, recording: Replayable, work: Floats) -> Floats:
+        """Return how long each step takes, in nanoseconds.
+
+        Args:
+            work: how long each piece of work takes without a change.
+        """
         steps = recording.steps
         ends = self.step_ends(recording)
         starts = self.at(recording, steps.start)
@@ -80,7 +63,7 @@ class Simulated:
             if steps.follows[step]:
                 starts[step] = ends[step - 1]
             elif opens >= 0:
-                length = self.work[opens] * (not steps.opens_at_end[step])
+                length = work[opens] * (not steps.opens_at_end[step])
                 starts[step] = self.end[opens] - length
             if step:  # a host that runs further ahead begins a step before the last one has ended
                 starts[step] = np.maximum(starts[step], ends[step - 1])
@@ -92,104 +75,76 @@ def simulate(
     recording: Replayable,
     host: Floats,
     work: Floats,
-    variants: Variants | None = None,
-    *,
-    every_station: bool = False,
+    skipped: Mapping[int, Mask] | None = None,
 ) -> Simulated:
     """Replay a recording.
 
     Args:
         host: how long the host takes to each station (rows), without the waits for devices, in
-            nanoseconds, with one column for each set of durations.
+            nanoseconds; the other axes are those of the variants.
         work: how long each piece of work takes; as ``host``.
-        variants: how the variants of each set differ; by default there is one.
-        every_station: return the times of all stations, and not only those of the steps.
+        skipped: for calls in which the host does not wait in some variants, by their events: in
+            which.
     """
-    variants = variants or Variants()
-    graph, steps = recording.graph, recording.steps
-    order, begins = _launches(recording)
-    waits = _waits(recording, variants)
-    wanted = recording.stations if every_station else np.append(steps.start, steps.host_end)
-    follows = _follows(recording)
-    kept = set(np.searchsorted(recording.stations, wanted).tolist())
-    kept.update(earlier for earlier, _ in follows.values())
-    before, room, other = graph.before.tolist(), graph.after_end_of.tolist(), graph.other
-    # With arrays this small, a call of NumPy costs more than its sums. It is cheapest with one axis
-    # and arrays of equal shape, or of none.
-    latency, gap = (list(map(np.array, lags.tolist())) for lags in (graph.latency, graph.gap))
-    lengths = list(np.repeat(host, variants.count, axis=1))
-    takes = list(np.repeat(work, variants.count, axis=1))
-    table = np.empty((len(work), work.shape[1] * variants.count))
-    end = list(table)
-    station: dict[int, Floats] = {}
-    now, later = np.zeros((2, table.shape[1]))
-    maximum, add, subtract = np.maximum, np.add, np.subtract
-    less_host, less_work = variants.host, variants.work
-    for at, length in enumerate(lengths):
-        add(now, length, out=now)
-        if at in less_host:
-            subtract(now, less_host[at], out=now)
-        if at in waits:
-            for cause, after in waits[at]:
-                maximum(now, end[cause] + after, out=now)
-        if at in follows:
-            earlier, interval = follows[at]
-            maximum(now, station[earlier] + interval, out=now)
-        for item in order[begins[at] : begins[at + 1]]:
-            if room[item] >= 0:
-                maximum(now, end[room[item]], out=now)
-            mine = end[item]
-            add(now, latency[item], out=mine)
-            if before[item] >= 0:
-                add(end[before[item]], gap[item], out=later)
-                maximum(mine, later, out=mine)
-            if item in other:
-                for cause, lag in other[item].items():
-                    maximum(mine, end[cause] + lag, out=mine)
-            add(mine, takes[item], out=mine)
-            if item in less_work:
-                subtract(mine, less_work[item], out=mine)
-        if at in kept:
-            station[at] = now.copy()
-    shape = (work.shape[1], variants.count)
-    return Simulated(
-        {at: times.reshape(shape) for at, times in station.items()},
-        table.reshape(-1, *shape),
-        work[:, :, None],
-    )
+    graph, schedule, variants = recording.graph, recording.schedule, host.shape[1:]
+    columns = int(np.prod(variants))
+    takes = work.reshape(len(work), columns)
+    row = np.zeros((int(schedule.last[-1]) + 1, columns))
+    row[schedule.first] = host.reshape(len(host), columns)
+    end = np.empty(takes.shape)
+    latency, gap = graph.latency[:, None], graph.gap[:, None]
+    now, skips = np.zeros(columns), skipped or {}
+    for batch in schedule.batches:
+        # The host comes to a row after the row before, and no sooner than what it waits for.
+        mine = row[batch.first : batch.last]
+        mine[0] += now
+        bound = np.full(mine.shape if batch.waits_within else (1, columns), -np.inf)
+        bound[schedule.row[batch.full] - batch.first] = end[graph.after_end_of[batch.full]]
+        for at, cause, lag, event in batch.waits:
+            after = end[cause] + lag
+            if event in skips:
+                after[skips[event]] = -np.inf
+            np.maximum(bound[at - batch.first], after, out=bound[at - batch.first])
+        for at, earlier, interval in batch.follows:
+            after = row[earlier] + interval
+            np.maximum(bound[at - batch.first], after, out=bound[at - batch.first])
+        np.maximum(mine[0], bound[0], out=mine[0])
+        _latest(mine, bound)
+        now = mine[-1]
+        # Work starts after its launch, and after the work before in its queue.
+        end[batch.work] = row[schedule.row[batch.work]] + latency[batch.work]
+        for item in batch.other:
+            for cause, lag in graph.other[item].items():
+                np.maximum(end[item], end[cause] + lag, out=end[item])
+        for queue in batch.queues if len(batch.work) else ():
+            done = end[queue] + takes[queue]
+            length = takes[queue] + gap[queue]
+            before = graph.before[queue[0]]
+            length[0] = np.maximum(length[0] + end[before], done[0]) if before >= 0 else done[0]
+            _latest(length, done)
+            end[queue] = length
+    return Simulated(row.reshape(len(row), *variants), end.reshape(len(end), *variants))
 
 
-def _waits(
-    recording: Replayable, variants: Variants
-) -> dict[int, list[tuple[int, float | Floats]]]:
-    """Return the works that are waited for at each station, each with the lag after its end."""
-    found: dict[int, list[tuple[int, float | Floats]]] = {}
-    ends = np.searchsorted(recording.stations, [wait.end for wait in recording.waits])
-    for at, wait in zip(ends.tolist(), recording.waits, strict=True):
-        skips = variants.skipped.get(wait.event)
-        for cause, lag in wait.causes:
-            after = lag if skips is None else np.where(skips, -np.inf, lag)
-            found.setdefault(at, []).append((cause, after))
-    return found
+def _latest(times: Floats, bounds: Floats) -> None:
+    """Turn lengths into times, in place: each is the time before and the length, or a later bound.
 
-
-def _follows(recording: Replayable) -> dict[int, tuple[int, float]]:
-    """Return the stations that come at least some nanoseconds after an earlier station."""
-    waits = [wait for wait in recording.waits if wait.follows >= 0]
-    earlier = np.searchsorted(recording.stations, [wait.follows for wait in waits]).tolist()
-    ends = np.searchsorted(recording.stations, [wait.end for wait in waits]).tolist()
-    return {
-        at: (before, float(wait.end - wait.follows))
-        for at, before, wait in zip(ends, earlier, waits, strict=True)
-    }
-
-
-def _launches(recording: Replayable) -> tuple[list[int], list[int]]:
-    """Return the works by the station at which they are launched, and where each station begins.
-
-    Works of one station stay in the order of their starts.
+    Args:
+        times: the first time, and then lengths.
+        bounds: what no time is earlier than; they are overwritten. The first time keeps the first
+            one already, which can be the only one.
     """
-    at: Ints = np.searchsorted(recording.stations, recording.graph.launch)
-    order = np.argsort(at, kind="stable")
-    begins = np.searchsorted(at[order], np.arange(len(recording.stations) + 1))
-    return order.tolist(), begins.tolist()
+    if times.shape[1] < _WIDE:
+        np.add.accumulate(times, axis=0, out=times)
+        if len(bounds) > 1:
+            bounds -= times
+            np.maximum.accumulate(bounds, axis=0, out=bounds)
+            times += np.maximum(bounds, 0.0, out=bounds)
+        return
+    before, *lengths = times
+    later = iter(bounds[1:])
+    for length in lengths:
+        np.add(before, length, out=length)
+        if (bound := next(later, None)) is not None:
+            np.maximum(length, bound, out=length)
+        before = length

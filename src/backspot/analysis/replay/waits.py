@@ -61,13 +61,17 @@ def find_host_waits(
     copies = _own_work(events, ownership, calls, Category.MEMCPY)
     launched = _own_work(events, ownership, calls, Category.KERNEL)
     long = (launched >= 0) & (events.duration[calls] >= _BLOCKED)
+    full = np.full(len(calls), NOTHING)
+    full[long] = finder.of_full_queues(
+        launched[long], events.start[calls[long]], events.end[calls[long]]
+    )
     found = []
     for at in np.flatnonzero(waiting | (copies >= 0) | long).tolist():
         start, end = int(events.start[calls[at]]), int(events.end[calls[at]])
         if copies[at] >= 0:
             causes = finder.of_copy(int(copies[at]), start, end)
         elif long[at]:
-            causes = finder.of_full_queue(int(launched[at]), start, end)
+            causes = [int(full[at])] if full[at] >= 0 else []
         elif of_events[at]:
             causes = finder.of_event(start, end)
         else:
@@ -164,12 +168,16 @@ class _Finder:
         done = int(self._work.end[copy])
         return [copy] if start < done <= end + _ROUNDING else []
 
-    def of_full_queue(self, launched: int, start: int, end: int) -> list[int]:
-        """Return the work whose end made room, if the queue was full."""
-        launches, ends = self._of_device[int(self._work.device[launched])]
-        before = np.searchsorted(launches, start) - np.searchsorted(ends, start, side="right")
-        if before < _FULL:
-            return []
-        last = int(np.searchsorted(self._ended, end, side="right")) - 1
-        item = int(self._by_end[last])
-        return [item] if self._ended[last] > start and self._launch[item] < start else []
+    def of_full_queues(self, launched: Ints, start: Ints, end: Ints) -> Ints:
+        """Return the work whose end made room for each launch, ``NOTHING`` if none did."""
+        found = np.full(len(launched), NOTHING)
+        for device, mine in grouped(self._work.device[launched]):
+            launches, ends = self._of_device[device]
+            queued = np.searchsorted(launches, start[mine])
+            queued -= np.searchsorted(ends, start[mine], side="right")
+            mine = mine[queued >= _FULL]
+            last = np.searchsorted(self._ended, end[mine], side="right") - 1
+            item = self._by_end[last]
+            made = (self._ended[last] > start[mine]) & (self._launch[item] < start[mine])
+            found[mine[made]] = item[made]
+        return found
