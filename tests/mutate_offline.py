@@ -53,8 +53,8 @@ MUTATIONS = (
     Mutation(
         "a collective has elements for bytes",
         "trace/json_events.py",
-        '(of_call.elements or 0) * item_size(of_call.dtype or "")',
-        "(of_call.elements or 0)",
+        '(args.elements or 0) * item_size(args.dtype or "")',
+        "(args.elements or 0)",
         "job/test_summary.py",
     ),
     Mutation(
@@ -279,8 +279,8 @@ MUTATIONS = (
     Mutation(
         "a device is busy before its work starts",
         "analysis/accounting/phases.py",
-        "running = (item >= 0) & (at >= take(work.start, item))",
-        "running = item >= 0",
+        "key = phase + phases * spent.runs",
+        "key = phase + phases * (work >= 0)",
         PHASES,
     ),
     Mutation(

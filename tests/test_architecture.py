@@ -51,7 +51,7 @@ WITH_TORCH = ("live", "integrations", "commands.demo")
 # The size that each room may have, in lines, and the whole package (""). 3,000 lines are for what
 # is to come: waits, a host's lines, trials of advice and their rules.
 BUDGET = {
-    "trace": 3_780,
+    "trace": 3_830,
     "results": 3_400,
     "analysis/attribution": 4_050,
     "analysis/accounting": 4_050,
