@@ -92,12 +92,12 @@ def find_host_waits(
 
 
 def _of_program(events: Events, calls: Ints) -> Ints:
-    """Leave out the synchronization with which the profiler stops: nothing comes after it."""
+    """Leave out the synchronizations with which a recording ends: nothing comes after them."""
     runtime = events.of(Category.RUNTIME)
-    if not len(calls) or events.start[calls[-1]] < events.start[runtime].max():
-        return calls
-    is_whole = names.is_device_synchronization(events.names[events.name[calls[-1]]])
-    return calls[:-1] if is_whole else calls
+    whole = events.names_where(names.is_device_synchronization)
+    others = runtime[~whole[events.name[runtime]]]
+    last = int(events.start[others].max(initial=-1))
+    return calls[~whole[events.name[calls]] | (events.start[calls] <= last)]
 
 
 def _own_waits(events: Events, calls: Ints, thread: Ints, caller: Ints) -> Mask:
