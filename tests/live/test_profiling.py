@@ -383,7 +383,7 @@ model = torch.nn.Linear(2, 2)
 def step():
     time.sleep(0.6)
     model(torch.ones(1, 2)).sum().backward()
-backspot.profile(step, model, steps=2, warmup=1, unprofiled=1)
+backspot.profile(step, model, steps=2, warmup=1, unprofiled=1, stacks=False)
 """
 
 

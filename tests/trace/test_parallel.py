@@ -36,7 +36,7 @@ def plain(name: str, tmp_path: Path) -> Path:
 
 def columns(events: Events) -> dict[str, object]:
     arrays = {f.name: getattr(events, f.name) for f in fields(events)}
-    for name in ("flows", "allocations"):
+    for name in ("flows", "allocations", "frames"):
         part = arrays.pop(name)
         arrays |= {f"{name}.{f.name}": getattr(part, f.name) for f in fields(part)}
     return {

@@ -82,10 +82,9 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         help="record the inputs of operators too, for operations per second, in the same steps",
     )
     parser.add_argument(
-        "--no-stacks",
-        dest="stacks",
-        action="store_false",
-        help="record no lines of Python, which takes three further steps",
+        "--stacks",
+        action="store_true",
+        help="record which lines of Python run and wait too, in the same steps",
     )
     parser.add_argument(
         "--no-compiled",

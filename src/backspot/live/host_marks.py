@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -45,10 +46,13 @@ def collections_marked() -> Iterator[None]:
 
 
 def can_record_stacks() -> bool:
-    """Return whether the profiler may record stacks: Python has one profiling function a thread.
+    """Return whether the profiler may record stacks: on the main thread, and alone.
 
-    Kineto would take the place of ``cProfile``'s or a debugger's, and leave none.
+    Python has one profiling function a thread: Kineto would take the place of ``cProfile``'s, and
+    leave none. On another thread it complains on standard error.
     """
+    if threading.current_thread() is not threading.main_thread():
+        return False
     in_use = getattr(getattr(sys, "monitoring", None), "get_tool", lambda _: None)(2)
     return sys.getprofile() is None and in_use is None
 

@@ -79,7 +79,7 @@ class Plan:
     depth: int | None = None
     memory: bool = False
     shapes: bool = False
-    stacks: bool = True
+    stacks: bool = False
     compiled: bool = True
     waits: bool = True
 

@@ -270,18 +270,28 @@ _OPTIMIZER_FILE = sys.modules["torch.optim.optimizer"].__file__ or ""
 def _after_return(frame: FrameType, action: Callable[[], None]) -> bool:
     """Call a function when a running frame returns.
 
+    While stacks are recorded, Python's profiling function is the profiler's.
+
     Returns:
-        Whether that is possible: not while Python's own profiler is in use.
+        Whether that is possible: not while the script's own profiler and debugger are in use.
     """
-    if sys.getprofile() is not None:
+    watch: Callable[[Any], None]
+    if sys.getprofile() is None:
+        watch = sys.setprofile
+    elif sys.gettrace() is None:
+        watch = sys.settrace
+    else:
         return False
 
-    def on_event(current: FrameType, event: str, _: object) -> None:
+    def on_event(current: FrameType, event: str, _: object) -> Any:
         if event == "return" and current is frame:
-            sys.setprofile(None)
+            watch(None)
             action()
+        return None
 
-    sys.setprofile(on_event)
+    if watch is sys.settrace:
+        frame.f_trace, frame.f_trace_lines = on_event, False
+    watch(on_event)
     return True
 
 

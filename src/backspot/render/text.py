@@ -122,8 +122,8 @@ def render_lines(
     table = lines_of_step(report, most)
     if table is None:
         raise UsageError(
-            "no lines: the steps were recorded without stacks; backspot run and backspot.profile "
-            "record them, and torch.profiler.profile(with_stack=True)"
+            "no lines: the steps were recorded without stacks; backspot run --stacks and "
+            "backspot.profile record them, and torch.profiler.profile(with_stack=True)"
         )
     width, whole = space_for(width)
     lines = [*lay_out(table.columns, width, whole=whole)]

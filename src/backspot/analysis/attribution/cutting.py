@@ -63,7 +63,7 @@ def cut(events: Events, ownership: Ownership, begin: int, end: int) -> Cut:
         of_span=_moved(run, passes.of_span[of_span]),
         start=passes.start[of_pass],
         end=passes.end[of_pass],
-        threads=passes.threads,
+        threads=tuple(thread for thread in passes.threads if thread in nesting),
     )
     number = steps.of_pass[of_pass]
     first, last = int(number.min()), int(number.max())
