@@ -73,5 +73,5 @@ def completed(line):
 
 def test_verbs_options_and_rules_are_completed():
     assert completed("backspot ") >= set(VERBS)
-    assert completed("backspot run --st") == {"--steps"}
+    assert completed("backspot run --ste") == {"--steps"}
     assert completed("backspot explain host-w") == {"host-waits"}

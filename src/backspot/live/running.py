@@ -24,6 +24,7 @@ from backspot.interrupts import pass_on
 from backspot.live import discovery
 from backspot.live.recorder import Models, Plan, Recorded, Recorder
 from backspot.live.torch_internals import autograd, dynamo
+from backspot.live.torch_internals.profiler import recording as is_recording
 
 
 class Cycle:
@@ -278,7 +279,7 @@ def _after_return(frame: FrameType, action: Callable[[], None]) -> bool:
     watch: Callable[[Any], None]
     if sys.getprofile() is None:
         watch = sys.setprofile
-    elif sys.gettrace() is None:
+    elif is_recording() and sys.gettrace() is None:
         watch = sys.settrace
     else:
         return False
