@@ -9,7 +9,6 @@ default: the plain values of the cases), ``summary``, and ``wrong`` (whether a f
 from __future__ import annotations
 
 import argparse
-import fcntl
 import importlib
 import json
 import os
@@ -386,6 +385,8 @@ def turn(*imports: str) -> Iterator[None]:
             __import__(name)
         except ImportError:
             print(f"{name} is not installed")
+    import fcntl  # only POSIX systems have it
+
     with _turns().open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -406,6 +407,8 @@ def profile_in_turn(
     import backspot
 
     left = profile_default("warmup") + steps
+    import fcntl  # only POSIX systems have it
+
     with _turns().open("w") as file:
 
         def counted() -> None:

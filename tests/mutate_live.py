@@ -471,4 +471,5 @@ MUTATIONS = (
 )
 
 if __name__ == "__main__":
-    sys.exit(main(__doc__, MUTATIONS))
+    # Node hooks take over where no start of a profiler is noticed, so they are tried too.
+    sys.exit(main(__doc__, MUTATIONS, "--hooks", "all"))
