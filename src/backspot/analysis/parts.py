@@ -76,18 +76,21 @@ def with_host(report: Report, recording: Recording, _: Options) -> Report:
     """Add where the host waits, and what it does at each line in the steps that have stacks."""
     if recording.events.truncated:
         return report
+    report = changed(report, waits=tuple(recording.places_of_waits[0]))
     stacked = recording.detailed
+    if not len(stacked.events.frames):
+        return report
     lines = find_host_lines(
         stacked.events,
         stacked.ownership,
         stacked.host_sites,
         stacked.clock,
-        stacked.step_line,
+        stacked.ledger.steps,
         stacked.typical,
         stacked.activity if stacked.step_windows else None,
         report.unprofiled_step_ns or report.step_ns,
     )
-    return changed(report, waits=tuple(recording.places_of_waits[0]), host=lines)
+    return changed(report, host=lines)
 
 
 def with_findings(report: Report, recording: Recording, _: Options) -> Report:

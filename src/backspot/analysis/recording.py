@@ -8,8 +8,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TypeAlias
 
-import numpy as np
-
 from backspot.analysis.accounting.activity import Activity, find_activity
 from backspot.analysis.accounting.clock import Clock
 from backspot.analysis.accounting.ledger import Ledger
@@ -31,7 +29,6 @@ from backspot.analysis.host.waits import (
     lines_of_waits,
     places_of_waits,
 )
-from backspot.analysis.timeline import Timeline, first_started
 from backspot.analysis.typical import TypicalStep
 from backspot.errors import NoBackwardError
 from backspot.results.host import Wait
@@ -165,16 +162,10 @@ class Recording:
         return phase_times(self.events, self.ledger, self.activity)
 
     @cached_property
-    def step_line(self) -> Timeline:
-        """The step at each moment; ``NOTHING`` between steps."""
-        start, end = self.windows.start, self.windows.end
-        return first_started(start, end, np.arange(len(start)))
-
-    @cached_property
     def waits(self) -> HostWaits:
         """The calls of the steps in which the host waits for a device."""
         activity = self.activity if self.step_windows else None
-        return find_host_waits(self.events, self.ownership, self.clock, self.step_line, activity)
+        return find_host_waits(self.events, self.ownership, self.clock, self.ledger.steps, activity)
 
     @cached_property
     def places_of_waits(self) -> tuple[list[Wait], list[Ints]]:

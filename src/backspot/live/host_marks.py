@@ -2,7 +2,7 @@
 
 PyTorch can warn at each operator that waits for a GPU (``torch.cuda.set_sync_debug_mode``). The
 warning comes when the operator returns, on the thread and at the line that called it. Waits inside
-a backward are told when the backward returns, so these have no mark.
+a backward come up when the backward returns, so these have no mark.
 """
 
 from __future__ import annotations

@@ -12,14 +12,12 @@ from backspot.render._words import Part
 from backspot.results.host import HostLine, Wait
 from backspot.results.report import Report
 
-__all__ = ["HostTable", "host_tables", "lines_of_step", "waits_told"]
-
 _ROWS = 10
 """How many places and lines a table has."""
 _GAIN = 0.005
 """Share of the step that waits must cost for their removal to be worth a number."""
 _NOTABLE = 10
-"""Waits in a step from which these are told although nothing is gained without them."""
+"""Waits in a step from which the screen says so although nothing is gained without them."""
 
 
 class HostTable(NamedTuple):

@@ -10,7 +10,10 @@ from backspot.results.costs import PhaseName
 from backspot.results.findings import Saving
 from backspot.results.quantities import Count
 
-__all__ = ["HostLine", "Wait"]
+
+def place_of(file: str, line: int, last_line: int) -> str:
+    """Return ``file:line``, or ``file:line-last_line``."""
+    return f"{file}:{line}" + (f"-{last_line}" if last_line > line else "")
 
 
 @public
@@ -105,9 +108,7 @@ class HostLine:
     @property
     def place(self) -> str:
         """``file:line``, or ``file:line-last_line``."""
-        return f"{self.file}:{self.line}" + (
-            f"-{self.last_line}" if self.last_line > self.line else ""
-        )
+        return place_of(self.file, self.line, self.last_line)
 
     def __repr__(self) -> str:
         return f"<HostLine {self.place} {self.function}(): {self.wall_ns / 1e6:.3f} ms per step>"

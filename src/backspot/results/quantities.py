@@ -6,8 +6,6 @@ from typing import Annotated, TypeAlias
 
 import msgspec
 
-__all__ = ["Count", "Measure", "Ratio"]
-
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 """Nanoseconds, bytes or things; so few that NumPy and other programs can hold them."""
 Measure: TypeAlias = Annotated[float, msgspec.Meta(ge=0, lt=1 << 63)]

@@ -2,8 +2,8 @@
 
 With ``with_stack=True`` Kineto writes each call of a function as ``train.py(9): step``, with the
 line that the function begins at, and from PyTorch 2.15 on with the line of the call (``CallFrom``:
-``train.py:31``). Kept are the calls of the user's functions and the calls from them; what PyTorch
-and Python's own library do within these is not.
+``train.py:31``). Texts are kept of the user's functions and lines alone; of the other calls it is
+known when they run, and whether they are PyTorch's.
 """
 
 from __future__ import annotations
@@ -17,16 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backspot.trace.names import MODULE_CALL
-
-__all__ = [
-    "OF_OTHERS",
-    "OF_TORCH",
-    "Frames",
-    "function_of",
-    "is_of_torch",
-    "is_of_user",
-    "line_of_call",
-]
 
 _Ints = NDArray[np.int64]
 OF_OTHERS, OF_TORCH = -1, -2
@@ -71,12 +61,6 @@ class Frames:
     def __len__(self) -> int:
         """How many there are."""
         return len(self.start)
-
-    def where(self, keep: NDArray[np.bool_]) -> Frames:
-        """Return those calls for which ``keep`` is true."""
-        columns = ("start", "duration", "thread", "function", "line")
-        kept = {name: getattr(self, name)[keep] for name in columns}
-        return Frames(**kept, texts=self.texts, calls=self.calls)
 
 
 def function_of(text: str) -> tuple[str, int, str] | None:

@@ -20,12 +20,11 @@ from backspot.analysis.accounting.activity import (
     Activity,
     to_device,
 )
-from backspot.analysis.accounting.amounts import summed_by_step
+from backspot.analysis.accounting.amounts import summed, summed_by_step
 from backspot.analysis.accounting.ledger import Ledger
-from backspot.analysis.accounting.steps import StepWindows, host_steps
-from backspot.analysis.attribution.launches import Windows
+from backspot.analysis.accounting.steps import host_steps
 from backspot.analysis.attribution.ownership import Ownership
-from backspot.analysis.timeline import first_started, numbered, take
+from backspot.analysis.timeline import numbered, take
 from backspot.analysis.typical import TypicalStep, typical_step
 from backspot.results.costs import Phase
 from backspot.trace import Category, Events
@@ -100,39 +99,33 @@ def _of_work(events: Events, ownership: Ownership, activity: Activity) -> Ints:
 
 
 def choose_steps(
-    events: Events,
-    ownership: Ownership,
-    windows: StepWindows | Windows,
-    wall: Ints,
-    phases: PhaseTimes | None,
+    events: Events, ledger: Ledger, wall: Ints, phases: PhaseTimes | None
 ) -> TypicalStep:
     """Choose the steps that count, by their whole time and by that of each owner and phase.
 
     Args:
-        windows: the clock time of its steps, or of its passes where the trace has nothing else.
         wall: the clock time of the backward, with one row an owner and one column a step.
         phases: the clock time of the phases, if the steps have any.
     """
+    ownership, windows = ledger.ownership, ledger.windows
     owners = np.flatnonzero(wall.any(axis=1))
     places, names = [wall[owners]], [ownership.owners.path(one) for one in owners.tolist()]
     if phases is not None:
         outside = np.flatnonzero(phases.wall.any(axis=1) & (np.arange(len(NAMES)) != BACKWARD))
         places.append(phases.wall[outside])
         names += [f"({NAMES[one]})" for one in outside.tolist()]
-    places.append(_collections(events, windows)[None])
+    places.append(_collections(events, ledger)[None])
     names.append("(garbage collector)")
     length = windows.end - windows.start
     return typical_step(length, _work(events, ownership), np.concatenate(places), names)
 
 
-def _collections(events: Events, windows: StepWindows | Windows) -> Ints:
+def _collections(events: Events, ledger: Ledger) -> Ints:
     """Return how long the garbage collector runs in each step, whatever phase it interrupts."""
     marks = events.named(Category.ANNOTATION, trace_names.COLLECTION)
-    line = first_started(windows.start, windows.end, np.arange(len(windows.start)))
-    step = line.at(events.start[marks])
-    found = np.zeros(len(windows.start), np.int64)
-    np.add.at(found, step[step >= 0], events.duration[marks][step >= 0])
-    return found
+    step = ledger.steps.at(events.start[marks])
+    inside = step >= 0
+    return summed(step[inside], events.duration[marks][inside], len(ledger.windows.start))
 
 
 def _work(events: Events, ownership: Ownership) -> Ints:

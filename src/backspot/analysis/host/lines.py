@@ -23,7 +23,7 @@ from backspot.analysis.timeline import (
     take,
 )
 from backspot.analysis.typical import TypicalStep
-from backspot.results.host import HostLine
+from backspot.results.host import HostLine, place_of
 from backspot.trace import Category, Events, names
 from backspot.trace.events import Ints, Mask
 from backspot.trace.frames import OF_OTHERS, OF_TORCH, Frames, function_of, line_of_call
@@ -43,9 +43,7 @@ class HostSite:
     @property
     def text(self) -> str:
         """``file:line``, or ``file:line-last_line``."""
-        return f"{self.file}:{self.line}" + (
-            f"-{self.last_line}" if self.last_line > self.line else ""
-        )
+        return place_of(self.file, self.line, self.last_line)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +90,7 @@ def find_host_lines(
     line, sites = found.line, found.sites
     if not sites:
         return ()
-    working, idle, owner = _working(events), _idle(ownership, clock), _owners(ownership)
+    working, idle, owner = _working(events), _idle(ownership, clock), _owners(ownership, clock)
     phases = _phases(ownership, activity)
     collecting = _during(events, events.named(Category.ANNOTATION, names.COLLECTION))
     lines = (line, working, idle, owner, phases, steps)
@@ -151,9 +149,9 @@ def _outermost(events: Events, operators: Ints) -> Ints:
     return np.concatenate(starts)
 
 
-def _owners(ownership: Ownership) -> Timeline:
+def _owners(ownership: Ownership, clock: Clock) -> Timeline:
     """Return whose node or call the host executes."""
-    line = Clock(ownership).host
+    line = clock.host
     inside = np.where(line.values < len(ownership.spans.start), line.values, NOTHING)
     return Timeline(line.edges, take(ownership.owner, inside))
 
