@@ -114,13 +114,19 @@ QUESTIONS = {
         seconds=520, jobs=2,
     ),
     "planted_ranks": Question(
-        "Is the slow one of two ranks named, with its module, and are their waits true?",
+        "Is the slow rank named, with its module and its price, and are the waits true?",
         "accuracy.planted_ranks", _TWO, "2", "planted_ranks_{device}.json",
     ),
     "planted_transfers": Question(
         "Is what concerns all ranks found: small buckets, late gathers, bubbles of a pipeline?",
         "accuracy.planted_ranks:transfers", "two GPUs, or CPU for pipelines", "1",
         "planted_transfers_{device}.json",
+    ),
+    "published_jobs": Question(
+        "Does the replay of a job reproduce what is published about three jobs of 8 to 128 GPUs?",
+        "accuracy.published_jobs", "pandas, pyarrow, the published traces", "1",
+        "published_jobs.json", "StragglerAnalysis/data",
+        device=False,
     ),
     "same_outputs": Question(
         "Are the outputs on recorded traces, to the byte, what they were before a change? (`-o "

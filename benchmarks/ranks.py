@@ -64,7 +64,7 @@ def training(how: str, device: torch.device, small: bool) -> tuple[nn.Module, Ca
 
 
 @contextmanager
-def member(rank: int, kind: str, folder: str) -> Iterator[torch.device]:
+def member(rank: int, kind: str, folder: str, ranks: int = RANKS) -> Iterator[torch.device]:
     """Be one of the ranks, on a device of its own."""
     warnings.simplefilter("ignore")
     device = torch.device(kind, rank) if kind == "cuda" else torch.device("cpu")
@@ -76,7 +76,7 @@ def member(rank: int, kind: str, folder: str) -> Iterator[torch.device]:
         "nccl" if kind == "cuda" else "gloo",
         init_method=f"file://{folder}/meeting",
         rank=rank,
-        world_size=RANKS,
+        world_size=ranks,
         timeout=timedelta(seconds=90),
         device_id=device if kind == "cuda" else None,
     )
@@ -85,7 +85,7 @@ def member(rank: int, kind: str, folder: str) -> Iterator[torch.device]:
     dist.destroy_process_group()
 
 
-def run_ranks(train: Callable[..., None], device: str, *arguments: Any) -> str:
+def run_ranks(train: Callable[..., None], device: str, *arguments: Any, ranks: int = RANKS) -> str:
     """Run ``train(rank, device, folder, *arguments)`` in a process a rank.
 
     Returns:
@@ -94,12 +94,12 @@ def run_ranks(train: Callable[..., None], device: str, *arguments: Any) -> str:
     Raises:
         CannotRunError: If there are fewer GPUs than ranks, or no ``torch.distributed``.
     """
-    if not dist.is_available() or (device == "cuda" and torch.cuda.device_count() < RANKS):
-        raise CannotRunError("this benchmark needs torch.distributed, and on GPUs two of them")
+    if not dist.is_available() or (device == "cuda" and torch.cuda.device_count() < ranks):
+        raise CannotRunError(f"this benchmark needs torch.distributed, and on GPUs {ranks} of them")
     # One process imports PyTorch for the ranks of all runs.
     get_context("forkserver").set_forkserver_preload(["torch.distributed", "benchmarks.models"])
     with tempfile.TemporaryDirectory() as folder:
         torch.multiprocessing.start_processes(
-            train, (device, folder, *arguments), nprocs=RANKS, start_method="forkserver"
+            train, (device, folder, *arguments), nprocs=ranks, start_method="forkserver"
         )
         return (Path(folder) / "records.json").read_text()

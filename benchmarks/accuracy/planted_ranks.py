@@ -1,9 +1,9 @@
-"""Is the slow one of two ranks named, with its module, and is nothing claimed of even ranks?
+"""Is the slow rank named, with its module and its price, and is nothing claimed of even ranks?
 
     python -m benchmarks planted_ranks
     python -m benchmarks planted_transfers
 
-Two processes train a model with DistributedDataParallel or FSDP2. Something slow is planted on rank
+Processes train a model with DistributedDataParallel or FSDP2. Something slow is planted on rank
 1: in a module on the host, in a module as a kernel, in the loader, or longer sequences. Between the
 plants, the same training runs with nothing planted. On GPUs, the time that rank 0 waits in a
 collective is then compared with CUDA events of each rank's own.
@@ -225,10 +225,12 @@ def _is_transfer_found(name: str, said: list[Found], _: str) -> bool:
 # The run -----------------------------------------------------------------------------------------
 
 
-def _train(rank: int, kind: str, folder: str, names: Sequence[str], small: bool) -> None:
-    """What each of the two processes does; rank 0 writes the records."""
+def _train(
+    rank: int, kind: str, folder: str, names: Sequence[str], small: bool, ranks: int
+) -> None:
+    """What each process does; rank 0 writes the records."""
     done: Found = {}
-    with member(rank, kind, folder) as device:
+    with member(rank, kind, folder, ranks) as device:
         for name in names:
             of_transfer = name in TRANSFERS
             report = (_transfer if of_transfer else _slow_rank)(name, device, rank, small)
@@ -237,13 +239,18 @@ def _train(rank: int, kind: str, folder: str, names: Sequence[str], small: bool)
             if report.job is not None:
                 keys = ("rule", "kind", "rank", "path", "seen")
                 said = [
-                    {**{key: getattr(one, key) for key in keys}, "ns": one.cost_ns}
+                    {
+                        **{key: getattr(one, key) for key in keys},
+                        "ns": one.cost_ns,
+                        "saves_ns": one.saves_ns,
+                    }
                     for one in report.job.findings
                 ]
                 right = (_is_transfer_found if of_transfer else _is_slow_rank_named)(
                     name, said, kind
                 )
                 done[name] = {"right": right, "findings": said, "step_ns": report.job.step_ns}
+                done[name]["replayed_ns"] = report.job.replayed_step_ns
                 done[name] |= {f"first {key}": value for key, value in (said or [{}])[0].items()}
         slow = kind == "cuda" and names[0] in CASES
         waits = [_wait(seconds, device) for seconds in (0.003, 0.010)] if slow else []
@@ -252,15 +259,34 @@ def _train(rank: int, kind: str, folder: str, names: Sequence[str], small: bool)
             (Path(folder) / "records.json").write_text(json.dumps(records))
 
 
-def _answer(run: Run, cases: Mapping[str, Any], small: Sequence[str]) -> Figures:
+def _answer(
+    run: Run, cases: Mapping[str, Any], small: Sequence[str], ranks: int = RANKS
+) -> Figures:
     names = run.choose(cases, small)
     if cases is TRANSFERS and run.device == "cpu":
         names = [name for name in names if name in _ON_CPU]
-    return json.loads(run_ranks(_train, run.device, names, run.small))
+    return json.loads(run_ranks(_train, run.device, names, run.small, ranks, ranks=ranks))
 
 
 def answer(run: Run) -> Figures:
-    return _answer(run, CASES, ("ddp/0-even", "ddp/1-host"))
+    figures = _answer(
+        run, CASES, ("ddp/0-even", "ddp/1-host"), RANKS if run.device == "cuda" else 4
+    )
+    _price(figures["cases"])
+    return figures
+
+
+def _price(cases: dict[str, Found]) -> None:
+    """Put beside what the replay of all ranks says that a plant costs what it really costs."""
+    for name, found in cases.items():
+        how, plant, _ = CASES[name]
+        even = [one["step_ns"] for other, one in cases.items() if CASES[other][:2] == (how, "even")]
+        if plant != "even" and even and (found["findings"] or [{}])[0].get("saves_ns") is not None:
+            step, saves = found["step_ns"], found["findings"][0]["saves_ns"]
+            found["gain_ns"] = round(step - median(even))
+            found["price_error"] = (saves - found["gain_ns"]) / step
+        if found["replayed_ns"]:
+            found["replay_error"] = found["replayed_ns"] / found["step_ns"] - 1
 
 
 def transfers(run: Run) -> Figures:

@@ -16,6 +16,7 @@ The order in which the files work::
     waiting.py      how long each rank waits in each collective, and how long the transfer takes
     scatter.py      the median of the other ranks, and whether a time is longer, beyond the noise
     modules.py      the modules over the ranks, and those that take longer on one of them
+    replay.py       the job's step after a change, with all ranks together
     findings/       what makes the job slow: the rules
     answer.py       all of that for the summaries of a job
     remote.py       traces on other machines, by ``fsspec``

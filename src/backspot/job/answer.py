@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from statistics import fmean, median
 
 import numpy as np
@@ -16,6 +17,7 @@ from backspot.job.align import RankClock, align
 from backspot.job.findings import Evidence, find_all
 from backspot.job.matching import are_mixed, common_steps, match_collectives, members
 from backspot.job.modules import PARTS, Table, find_spreads
+from backspot.job.replay import JobReplay
 from backspot.job.roles import Roles, role_of
 from backspot.job.scatter import Others, is_clear, least
 from backspot.job.summary import Group, Summary
@@ -89,6 +91,11 @@ def answer(summaries: Iterable[Summary], lost: Sequence[LostRank] = ()) -> JobRe
         for rank in ranks
     )
     lane_step = _step_to_show(lengths)
+    replay = None
+    if known and waits and not any(cost.stalled_ns for cost in costs):
+        with suppress(ValueError):
+            replay = JobReplay(ranks, at, waits, certain)
+    replayed = typical.value(replay.steps(())[0]) if replay else None
     return JobReport(
         ranks=costs,
         world_size=world,
@@ -102,9 +109,19 @@ def answer(summaries: Iterable[Summary], lost: Sequence[LostRank] = ()) -> JobRe
         modules=modules,
         findings=find_all(
             Evidence(
-                ranks, at, typical, step_ns, table, claims, costs, waits if known else (), roles
+                ranks,
+                at,
+                typical,
+                step_ns,
+                table,
+                claims,
+                costs,
+                waits if known else (),
+                roles,
+                replay,
             )
         ),
+        replayed_step_ns=replayed,
         lost=tuple(lost),
         warnings=tuple(warnings),
     )

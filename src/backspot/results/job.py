@@ -250,6 +250,8 @@ class JobFinding:
         remedy: What to do.
         cost_ns: What the job loses at most.
         at_least: Whether it loses ``cost_ns`` at least instead.
+        saves_ns: What the job's step would take less without the cause, by replaying all ranks
+            together; ``None`` if that is not known.
     """
 
     rule: str
@@ -261,6 +263,7 @@ class JobFinding:
     remedy: str
     cost_ns: int
     at_least: bool = False
+    saves_ns: int | None = None
 
     @property
     def bound(self) -> str:
@@ -303,6 +306,9 @@ class JobReport(Presented):
         findings: Causes, most expensive first.
         lost: Traces that could not be used.
         warnings: What to know before trusting the numbers.
+        replayed_step_ns: The step as the replay of all ranks has it, which ``saves_ns`` of findings
+            compare with; ``None`` if they are not replayed: a rank or a clock is missing, or ranks
+            transfer to each other, as the stages of a pipeline do.
         schema: Version of the JSON form.
 
     Example:
@@ -324,6 +330,7 @@ class JobReport(Presented):
     lost: tuple[LostRank, ...]
     warnings: tuple[str, ...]
     late: tuple[int, ...] = ()
+    replayed_step_ns: int | None = None
     schema: str = SCHEMA
 
     def save(self, path: str | os.PathLike[str], *, force: bool = False) -> Path:

@@ -17,6 +17,7 @@ import numpy as np
 
 from backspot.analysis.typical import TypicalStep
 from backspot.job.modules import Claim, Table
+from backspot.job.replay import JobReplay
 from backspot.job.roles import Roles
 from backspot.job.scatter import MATTERS
 from backspot.job.summary import Call, Summary
@@ -69,6 +70,7 @@ class Evidence:
         costs: the ranks in a typical step, in the order of ``ranks``.
         waits: waits and transfers by process group; empty if any of them may be missing.
         roles: what each process group is for.
+        replay: all ranks together; ``None`` if they cannot be replayed.
     """
 
     ranks: Mapping[int, Summary]
@@ -80,6 +82,7 @@ class Evidence:
     costs: Sequence[RankCost]
     waits: Sequence[GroupWaits]
     roles: Roles
+    replay: JobReplay | None = None
 
     @property
     def steps(self) -> int:
@@ -170,6 +173,28 @@ def find_all(evidence: Evidence) -> tuple[JobFinding, ...]:
         found += [replace(each, rule=one.name) for each in one.find(evidence, tuple(found))]
     return tuple(
         sorted(
-            found, key=lambda one: (-one.cost_ns, -1 if one.rank is None else one.rank, one.path)
+            _priced(evidence, found),
+            key=lambda one: (-one.cost_ns, -1 if one.rank is None else one.rank, one.path),
         )
     )
+
+
+def _priced(evidence: Evidence, found: Sequence[JobFinding]) -> list[JobFinding]:
+    """Say what the job's step would take less without each cause, where the replay knows."""
+    replay = evidence.replay
+    of = [one for one in found if one.kind == "transfer" or one.rank is not None]
+    if not replay or not of:
+        return list(found)
+    changes = (
+        replay.without_transfers if one.rank is None else replay.sooner(one.rank, one.cost_ns)
+        for one in of
+    )
+    now, *changed = replay.steps(list(changes))
+    saves = {
+        id(one): evidence.typical.value(now - then) for one, then in zip(of, changed, strict=True)
+    }
+    # All transfers are hidden in the replay: one kind of them saves no more than it costs.
+    return [
+        replace(one, saves_ns=max(min(saves[id(one)], one.cost_ns), 0)) if id(one) in saves else one
+        for one in found
+    ]

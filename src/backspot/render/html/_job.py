@@ -22,6 +22,7 @@ from backspot.render.job import (
     nothing_found,
     stalls,
     unexplained,
+    worth,
 )
 from backspot.results.job import (
     ROLES,
@@ -96,7 +97,8 @@ def _findings(findings: Sequence[JobFinding]) -> str:
     items = "".join(
         f'<li><div class="cost"><b>{duration(one.cost_ns)}</b>'
         f'<span class="muted">{one.bound}</span></div><div><h3>{shown(one.title)}</h3>'
-        f'<p>{shown(one.seen)}</p><p class="remedy">{shown(one.remedy)}</p></div></li>'
+        f"<p>{shown(f'{one.seen} {worth(one)}')}</p>"
+        f'<p class="remedy">{shown(one.remedy)}</p></div></li>'
         for one in findings[:_ROWS]
     )
     rest = len(findings) - _ROWS
