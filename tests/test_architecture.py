@@ -59,7 +59,7 @@ BUDGET = {
     "analysis/findings": 3_500,
     "analysis/replay": 2_000,
     "comparison": 1_230,
-    "job": 3_440,
+    "job": 3_690,
     "render": 7_560,
     "live": 7_900,
     "integrations": 1_100,
