@@ -133,6 +133,7 @@ def find_schedule(
         needs[here] = max(needs[here], row[cause])
     for here, earlier, _ in followed:
         needs[here] = max(needs[here], earlier)
+
     begins = [0]
     needs[_MOST::_MOST] = np.maximum(needs[_MOST::_MOST], 0)  # each is a place to divide
     some = np.flatnonzero(needs >= 0)
@@ -140,9 +141,11 @@ def find_schedule(
         if need >= begins[-1] or here - begins[-1] >= _MOST:
             begins.append(here)
     of_row = np.repeat(np.arange(len(begins)), np.diff([*begins, count]))
+
+    rows = row.tolist()
     turns = [0]  # the rows at which works begin that wait for another run of their batch
     for here, need in sorted(
-        (int(row[item]), int(row[list(causes)].max())) for item, causes in graph.other.items()
+        (rows[item], max(rows[cause] for cause in causes)) for item, causes in graph.other.items()
     ):
         if need >= max(turns[-1], begins[of_row[here]]):
             turns.append(here)
@@ -154,15 +157,15 @@ def find_schedule(
     bounds = np.append(np.flatnonzero(np.append(True, ~same))[: len(work)], len(work))
     before = take(place, graph.before[work[bounds[:-1]]])
     runs = list(map(Run, bounds[:-1].tolist(), bounds[1:].tolist(), before.tolist()))
+    places, of_place = place.tolist(), np.repeat(np.arange(len(runs)), np.diff(bounds)).tolist()
     for item, causes in graph.other.items():
-        here = int(place[item])
-        run = runs[int(np.searchsorted(bounds, here, side="right")) - 1]
-        run.other.extend((here, int(place[cause]), lag) for cause, lag in causes.items())
+        here = places[item]
+        runs[of_place[here]].other.extend((here, places[one], lag) for one, lag in causes.items())
     full = full[np.argsort(row[full])]
     divided = np.searchsorted(row[full], begins[1:])
     batches = [
-        Batch(first, last, row[mine] - first, place[graph.after_end_of[mine]])
-        for first, last, mine in zip(
+        Batch(begin, end, row[mine] - begin, place[graph.after_end_of[mine]])
+        for begin, end, mine in zip(
             begins, [*begins[1:], count], np.split(full, divided), strict=True
         )
     ]
