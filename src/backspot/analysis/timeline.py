@@ -236,9 +236,11 @@ def enclosing(
         time: the moments, in nanoseconds.
         start: when each mark begins to hold, if that is later than it starts.
     """
+    found = np.full(len(time), NOTHING, np.int64)
+    if not len(marks):
+        return found
     start = events.start[marks] if start is None else start
     end = events.end[marks]
-    found = np.full(len(time), NOTHING, np.int64)
     asked = dict(grouped(thread))
     for number, mine in grouped(events.thread[marks]):
         here = asked.get(number, mine[:0])
@@ -303,8 +305,13 @@ def take(column: np.ndarray, index: Ints, missing: int = NOTHING) -> np.ndarray:
         column: integers or truth values; it may be empty.
         missing: what is returned for negative indices.
     """
-    extended = np.append(column, missing)
-    found: np.ndarray = extended[np.maximum(index, NOTHING)]  # the last entry is the missing one
+    if len(column) <= len(index):
+        extended = np.append(column, missing)
+        whole: np.ndarray = extended[np.maximum(index, NOTHING)]  # the last is the missing one
+        return whole
+    found = column[np.maximum(index, 0)]  # a long column takes longer to extend than to look at
+    found = found if found.dtype == bool else found.astype(np.int64, copy=False)
+    found[index < 0] = missing
     return found
 
 

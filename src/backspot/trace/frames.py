@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from backspot.trace.names import MODULE_CALL
 
 _Ints = NDArray[np.int64]
-OF_OTHERS, OF_TORCH = -1, -2
-"""``Frames.function`` of what is not the user's."""
+OF_USER, OF_OTHERS, OF_TORCH = 0, -1, -2
+"""Whose a function is; the negative ones are ``Frames.function`` of what is not the user's."""
 _FUNCTION = re.compile(r"(?P<file>.+?)\((?P<line>\d+)\): (?P<function>.*)", re.DOTALL)
 _CALL = re.compile(r"(?P<file>.+):(?P<line>\d+)\Z", re.DOTALL)
 _INSTALLED = re.compile(r".*/(?:site|dist)-packages/")
@@ -76,17 +76,17 @@ def line_of_call(text: str) -> tuple[str, int] | None:
 
 
 @lru_cache(1 << 14)
-def is_of_user(text: str | None) -> bool:
-    """Whether a function or a line is neither PyTorch's nor Python's own."""
-    if text is None or text.startswith("<built-in "):
-        return False
-    found = function_of(text) or line_of_call(text)
-    return found is not None and _is_users_file(found[0])
+def whose(text: str) -> int:
+    """Return whose a function or a line is: ``OF_USER``, ``OF_TORCH`` or ``OF_OTHERS``.
 
-
-def is_of_torch(name: str) -> bool:
-    """Whether this is a function of PyTorch's own Python code, or the call of a module."""
-    return name.startswith(("torch/", MODULE_CALL)) or "-packages/torch/" in name
+    PyTorch's are the functions of its own Python code, and the calls of modules.
+    """
+    if not text.startswith("<built-in "):
+        found = function_of(text) or line_of_call(text)
+        if found is not None and _is_users_file(found[0]):
+            return OF_USER
+    is_torchs = text.startswith(("torch/", MODULE_CALL)) or "-packages/torch/" in text
+    return OF_TORCH if is_torchs else OF_OTHERS
 
 
 @lru_cache(1 << 12)

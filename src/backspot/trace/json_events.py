@@ -13,7 +13,7 @@ import numpy as np
 
 from backspot.trace.columns import BETWEEN_TEXTS, LONGEST_NS, Columns, integers
 from backspot.trace.events import CATEGORIES, Category, Ints, Mask
-from backspot.trace.frames import OF_OTHERS, OF_TORCH, is_of_torch, is_of_user
+from backspot.trace.frames import OF_USER, whose
 from backspot.trace.names import (
     ADDRESS,
     BLOCK_BYTES,
@@ -325,13 +325,14 @@ def _gather_frames(events: list[Event], columns: Columns) -> None:
     possible = _possible(start, duration)
     events = list(compress(events, possible.tolist()))
     texts = columns.frame_texts
+    names = [event.name or "" for event in events]
     function = [
-        texts[name] if is_of_user(name) else OF_TORCH if is_of_torch(name) else OF_OTHERS
-        for name in (event.name or "" for event in events)
+        texts[name] if of == OF_USER else of
+        for name, of in zip(names, map(whose, names), strict=True)
     ]
+    callers = [(event.args or _NO_ARGS).called_from for event in events]
     line = [
-        texts[caller] if is_of_user(caller) else -1
-        for caller in ((event.args or _NO_ARGS).called_from for event in events)
+        -1 if caller is None or whose(caller) != OF_USER else texts[caller] for caller in callers
     ]
     columns.add_frames(
         [(event.pid, event.tid) for event in events],

@@ -25,6 +25,11 @@ def _contains(pattern: str) -> Callable[[str], bool]:
     return lambda name: search(name) is not None
 
 
+def _has(*parts: str) -> Callable[[str], bool]:
+    """Return a predicate: whether one of these is in a name; faster than a pattern in long ones."""
+    return lambda name: any(map(name.__contains__, parts))
+
+
 # The file format: Chrome's trace event JSON, as Kineto's output_json.cpp writes it ---------------
 
 TRACE_EVENTS = b'"traceEvents"'
@@ -455,11 +460,13 @@ def is_sort(name: str) -> bool:
     return "sort" in name.lower()
 
 
-is_fused_optimizer = _contains(r"multi_tensor_apply|[Ff]used|triton_|_foreach")
+is_fused_optimizer = _has("multi_tensor_apply", "fused", "Fused", "triton_", "_foreach")
 """Whether a kernel updates many parameters at once: ATen's foreach and fused, or Triton's."""
-is_zero_fill = _contains(r"FillFunctor|Memset|zero|Zero|multi_tensor_apply")
+is_zero_fill = _has("FillFunctor", "Memset", "zero", "Zero", "multi_tensor_apply")
 """Whether device work sets memory to zero: ATen's kernels, and memsets."""
-is_layout_conversion = _contains(r"nchwToNhwc|nhwcToNchw|nchw2nhwc|nhwc2nchw|convertTensor_kernel")
+is_layout_conversion = _has(
+    "nchwToNhwc", "nhwcToNchw", "nchw2nhwc", "nhwc2nchw", "convertTensor_kernel"
+)
 """Whether a kernel of cuDNN converts between channels-first and channels-last."""
 _WITHOUT_TENSOR_CORES = re.compile(
     r"_ffma|simt_[sd]?gemm|\b(ampere|volta|maxwell|turing|hopper)_[sd]gemm|gemmSN\w*<(float|double)"
@@ -477,7 +484,7 @@ def is_without_tensor_cores(name: str) -> bool:
     return possible and _WITHOUT_TENSOR_CORES.search(name) is not None
 
 
-is_tf32 = _contains(r"tf32|xf32|TF32|XF32|s1688|s161616")
+is_tf32 = _has("tf32", "xf32", "TF32", "XF32", "s1688", "s161616")
 """Whether a product or convolution of fp32 runs on tensor cores, rounded to tf32 or xf32."""
-is_double = _contains(r"dgemm|<double")
+is_double = _has("dgemm", "<double")
 """Whether a kernel of cuBLAS, cuDNN or Tensile computes in fp64."""

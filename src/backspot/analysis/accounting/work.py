@@ -11,7 +11,7 @@ kernels of pointwise work and reductions move is known from their sites; what th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,7 +26,7 @@ from backspot.analysis.accounting.formulas import (
 from backspot.analysis.attribution.compiled import Compiled
 from backspot.analysis.attribution.launches import in_optimizer
 from backspot.analysis.attribution.ownership import Ownership, Special
-from backspot.analysis.timeline import NOTHING, first_started, grouped, take
+from backspot.analysis.timeline import NOTHING, first_started, grouped, numbered, take
 from backspot.results.costs import WorkOfModule
 from backspot.trace import Category, Events, names
 from backspot.trace.events import Ints, Mask, Signature
@@ -58,13 +58,14 @@ def find_work(events: Events, ownership: Ownership) -> tuple[WorkOfModule, ...] 
     """Return the work of each owner; ``None`` if the inputs of operators were not recorded."""
     if not len(events.signatures):
         return None
+    inputs = _InputsOf(events.signatures)
     flops, moved = (
-        count_work(events, formulas) for formulas in (flops_formulas(), bytes_formulas())
+        count_work(events, formulas, inputs) for formulas in (flops_formulas(), bytes_formulas())
     )
     moved = moved.with_more(_generated(events, ownership.compiled))
     by_flops, by_bytes = (_by_owner(events, ownership, one) for one in (flops, moved))
     share = _unknown_share(events, ownership, flops, moved)
-    backward, forward = _by_type(events, ownership, flops)
+    backward, forward = _by_type(events, ownership, flops, inputs)
     return tuple(
         WorkOfModule(*operations, *sizes, *types, unknown)
         for operations, sizes, types, unknown in zip(
@@ -73,12 +74,34 @@ def find_work(events: Events, ownership: Ownership) -> tuple[WorkOfModule, ...] 
     )
 
 
-def count_work(events: Events, formulas: Mapping[str, Formula]) -> Counted:
+class _InputsOf(dict[int, Inputs | None]):
+    """The inputs of each signature, read when first asked for; ``None`` for none that is known."""
+
+    def __init__(self, signatures: Sequence[Signature]) -> None:
+        super().__init__({NOTHING: None})
+        self._signatures = signatures
+
+    def __missing__(self, signature: int) -> Inputs | None:
+        try:
+            found: Inputs | None = Inputs.of(self._signatures[signature])
+        except Unknown:
+            found = None
+        self[signature] = found
+        return found
+
+
+def count_work(
+    events: Events,
+    formulas: Mapping[str, Formula],
+    inputs: Mapping[int, Inputs | None] | None = None,
+) -> Counted:
     """Return the work of the operators of a trace, each piece of work once.
 
     Args:
         formulas: the formula of each operator that has one.
+        inputs: the inputs of each signature; read from the trace where they are left out.
     """
+    inputs = _InputsOf(events.signatures) if inputs is None else inputs
     has_one = events.names_where(formulas.__contains__)
     index = events.chosen(has_one, Category.OPERATOR)
     index = index[~_call_themselves(events, index)]
@@ -90,14 +113,14 @@ def count_work(events: Events, formulas: Mapping[str, Formula]) -> Counted:
     ]
     index = np.sort(np.concatenate([index[:0], *outermost]))
     index = index[_ran(events, index)]
-    pairs, which = np.unique(
-        np.stack([events.name[index], events.signature[index]]), axis=1, return_inverse=True
-    )
+    first, which = _alike(events, index)
     amounts = [
-        _amount(formulas[events.names[name]], events, signature)
-        for name, signature in pairs.T.tolist()
+        _amount(formulas[events.names[name]], inputs[signature])
+        for name, signature in zip(
+            events.name[first].tolist(), events.signature[first].tolist(), strict=True
+        )
     ]
-    amount = np.array(amounts, np.int64)[which.reshape(-1)]
+    amount = np.array(amounts, np.int64)[which]
     if amount.sum(dtype=np.float64) > _MOST:  # no recording: the sums would not fit 64 bits
         amount[:] = NOTHING
     return Counted(index, amount)
@@ -141,21 +164,27 @@ def _ran(events: Events, index: Ints) -> Mask:
             starts = np.sort(events.start[others])
             begin, end = events.start[index[here]], events.end[index[here]]
             called[here] = np.searchsorted(starts, end) - np.searchsorted(starts, begin, "right")
-    _, alike = np.unique(
-        np.stack([events.name[index], events.signature[index]]), axis=1, return_inverse=True
-    )
-    alike = alike.reshape(-1)
-    most = np.zeros(int(alike.max(initial=-1)) + 1, np.int64)
+    first, alike = _alike(events, index)
+    most = np.zeros(len(first), np.int64)
     np.maximum.at(most, alike, called)
     ran: Mask = (called > 0) | (most[alike] <= 0)
     return ran
 
 
-def _amount(formula: Formula, events: Events, signature: int) -> int:
-    if signature < 0:
+def _alike(events: Events, index: Ints) -> tuple[Ints, Ints]:
+    """Return one operator of each name and signature, and for each of these its place there."""
+    name, signature = events.name[index].astype(np.int64), events.signature[index]
+    _, which = numbered(name * (len(events.signatures) + 1) + signature + 1)
+    first = np.empty(int(which.max(initial=-1)) + 1, np.int64)
+    first[which] = index
+    return first, which
+
+
+def _amount(formula: Formula, inputs: Inputs | None) -> int:
+    if inputs is None:
         return NOTHING
     try:
-        amount = formula(Inputs.of(events.signatures[signature]))
+        amount = formula(inputs)
     except (Unknown, TypeError, ValueError, IndexError, ArithmeticError, AttributeError):
         return NOTHING  # the trace may hold anything
     return amount if 0 <= amount < 1 << 53 else NOTHING
@@ -207,12 +236,13 @@ def _by_owner(
 
 
 def _by_type(
-    events: Events, ownership: Ownership, flops: Counted
+    events: Events, ownership: Ownership, flops: Counted, inputs: Mapping[int, Inputs | None]
 ) -> tuple[list[dict[str, int]], list[dict[str, int]]]:
     """Return the operations of each owner by type: of the backward, and of the forward."""
-    types = [_type_of(one) for one in events.signatures]
+    signatures, which = np.unique(events.signature[flops.index], return_inverse=True)
+    types = [_type_of(inputs[one]) for one in signatures.tolist()]
     kinds = sorted({*types, _TF32})
-    kind = np.array([kinds.index(one) for one in types], np.int64)[events.signature[flops.index]]
+    kind = np.array([kinds.index(one) for one in types], np.int64)[which]
     on_tensor_cores = (kind == kinds.index("fp32")) if "fp32" in kinds else kind < 0
     on_tensor_cores &= _launches(events, ownership, flops.index, names.is_tf32)
     kind[on_tensor_cores] = kinds.index(_TF32)
@@ -242,11 +272,9 @@ _TYPES = {
 }
 
 
-def _type_of(signature: Signature) -> str:
+def _type_of(inputs: Inputs | None) -> str:
     """Return the type of the last tensor of two or three: of a factor, not of what is added."""
-    try:
-        inputs = Inputs.of(signature)
-    except Unknown:
+    if inputs is None:
         return "other"
     place = inputs.tensors[1:2] or inputs.tensors[:1]
     return _TYPES.get(inputs.types[place[0]], "other") if place else "other"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +9,7 @@ import numpy as np
 from backspot.analysis.attribution.launches import Tier
 from backspot.analysis.attribution.ownership import Ownership
 from backspot.analysis.replay.host import Floats
-from backspot.analysis.timeline import FAR, NOTHING, grouped
+from backspot.analysis.timeline import FAR, NOTHING, grouped, take
 from backspot.trace import Category, Events, names
 from backspot.trace.events import Ints, Mask
 
@@ -167,28 +166,22 @@ def _add_events(events: Events, ownership: Ownership, graph: DeviceGraph) -> Non
     queues = [mine for _, mine in grouped(work.queue)]
     if not len(calls) or len(queues) < 2:
         return
-    launches = [graph.launch[mine].tolist() for mine in queues]
     of_thread = {
         thread: mine[np.argsort(graph.launch[mine], kind="stable")]
         for thread, mine in grouped(work.thread)
     }
     for thread, mine in grouped(events.thread, calls):
-        launched = of_thread.get(thread)
-        if launched is None:
-            continue
+        launched = of_thread.get(thread, mine[:0])
         times = np.sort(events.start[mine])
         at = np.searchsorted(graph.launch[launched], times)
-        for time, place in zip(times.tolist(), at.tolist(), strict=True):
-            if place == len(launched):
-                continue
-            item = int(launched[place])
-            for queue, starts in zip(queues, launches, strict=True):
-                last = bisect_left(starts, time) - 1
-                if last < 0 or work.queue[item] == work.queue[queue[last]]:
-                    continue
-                lag = int(work.start[item] - work.end[queue[last]])
-                if lag >= 0:
-                    graph.other.setdefault(item, {})[int(queue[last])] = float(min(lag, _GAP))
+        times, item = times[at < len(launched)], launched[at[at < len(launched)]]
+        for queue in queues:
+            cause = take(queue, np.searchsorted(graph.launch[queue], times) - 1)
+            lag = work.start[item] - work.end[cause]
+            kept = (cause >= 0) & (work.queue[item] != work.queue[queue[0]]) & (lag >= 0)
+            columns = (item[kept], cause[kept], np.minimum(lag[kept], _GAP).astype(np.float64))
+            for one, other, after in zip(*(column.tolist() for column in columns), strict=True):
+                graph.other.setdefault(one, {})[other] = after
 
 
 def _add_late_starts(
@@ -209,14 +202,15 @@ def _add_late_starts(
         graph.launch + np.minimum(graph.latency, latency),
         np.where(graph.before >= 0, work.end[graph.before] + np.minimum(graph.gap, usual), 0),
     )
-    for item in np.flatnonzero(work.start - possible > _LATE).tolist():
-        start = int(work.start[item])
-        for place in range(int(np.searchsorted(ended, start, side="right")) - 1, -1, -1):
-            cause = int(ends[place])
-            if ended[place] <= possible[item]:
-                break
-            if work.queue[cause] != work.queue[item] and graph.launch[cause] < graph.launch[item]:
-                graph.other.setdefault(item, {})[cause] = float(start - ended[place])
+    late = np.flatnonzero(work.start - possible > _LATE)
+    first = np.searchsorted(ended, possible[late], side="right")
+    last = np.searchsorted(ended, work.start[late], side="right")
+    queue, launch, order = work.queue.tolist(), graph.launch.tolist(), ends.tolist()
+    for item, begin, end in zip(late.tolist(), first.tolist(), last.tolist(), strict=True):
+        for place in range(end - 1, begin - 1, -1):
+            cause = order[place]
+            if queue[cause] != queue[item] and launch[cause] < launch[item]:
+                graph.other.setdefault(item, {})[cause] = float(work.start[item] - ended[place])
                 graph.latency[item] = min(graph.latency[item], latency)
                 graph.gap[item] = min(graph.gap[item], usual)
                 break

@@ -139,7 +139,7 @@ def _moved(recording: Replayable, lengths: Floats, takes: Floats, simulated: Sim
         return found
 
     start, end = host(events.start), host(events.end)
-    done = simulated.end[:, 0]
+    done = simulated.end[recording.schedule.place, 0]
     start[work.event] = np.round(done - takes).astype(np.int64) + origin
     end[work.event] = np.round(done).astype(np.int64) + origin
     flows = replace(events.flows, backward_time=host(events.flows.backward_time))

@@ -1,8 +1,9 @@
 """The order in which a graph is run through: in batches whose times follow all at once.
 
-In a batch nothing waits for work of the same batch, except for the work before in its queue. So its
-times are running sums and running maxima. Launches into full queues wait for work of long before,
-and thus fit into one batch; a call that waits for the work launched last begins a new one.
+In a batch the host waits for no work of the same batch. So its times are running sums and running
+maxima. Launches into full queues wait for work of long before, and thus fit into one batch; a call
+that waits for the work launched last begins a new one. The work of a batch is done in runs: works
+of one queue that wait for no other queue, unless for an earlier run.
 """
 
 from __future__ import annotations
@@ -13,12 +14,31 @@ import numpy as np
 
 from backspot.analysis.replay.devices import DeviceGraph
 from backspot.analysis.replay.waits import HostWait
+from backspot.analysis.timeline import take
 from backspot.trace.events import Ints
 
-__all__ = ["Batch", "Schedule", "find_schedule"]
+__all__ = ["Batch", "Run", "Schedule", "find_schedule"]
 
 
 _MOST = 256  # rows, about: the tables of a batch with many variants fit into a processor's cache
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Neighbouring works of one queue.
+
+    Attributes:
+        first: the place of its first work.
+        last: the place after its last work.
+        before: the place of the work before in its queue, ``NOTHING`` for none.
+        other: its works that wait for other queues: the place of each, and of the work that it
+            waits for, with the lag after its end in nanoseconds.
+    """
+
+    first: int
+    last: int
+    before: int
+    other: list[tuple[int, int, float]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,21 +48,19 @@ class Batch:
     Attributes:
         first: its first row.
         last: the row after its last one.
-        work: the works that are launched.
-        queues: the same works by their queue, in its order.
-        full: the works among them that wait for room in their queue.
-        other: the works among them that wait for other queues.
-        waits: the rows at which the host waits: each with the work, the lag after its end in
-            nanoseconds, and the call, as an index into ``Events``.
+        full: the rows that wait for room in a queue, counted from the first.
+        room: for each of these the place of the work that has to end before.
+        runs: the works that are launched; their places follow one another.
+        waits: the rows at which the host waits: each with the place of the work, the lag after its
+            end in nanoseconds, and the call, as an index into ``Events``.
         follows: the rows that come at least so many nanoseconds after an earlier row.
     """
 
     first: int
     last: int
-    work: Ints
-    queues: list[Ints]
     full: Ints
-    other: list[int] = field(default_factory=list)
+    room: Ints
+    runs: list[Run] = field(default_factory=list)
     waits: list[tuple[int, int, float, int]] = field(default_factory=list)
     follows: list[tuple[int, int, float]] = field(default_factory=list)
 
@@ -57,17 +75,22 @@ class Batch:
 class Schedule:
     """The rows of a graph, in batches.
 
-    A row is a station, or one of several launches at a station.
+    A row is a station, or one of several launches at a station. The places are those of the works
+    in the order of the runs.
 
     Attributes:
         first: the first row of each station.
         last: the last row of each station.
-        row: the row of each piece of work.
+        work: the work at each place.
+        place: the place of each piece of work.
+        row: the row at which the work at each place is launched.
         batches: all rows.
     """
 
     first: Ints
     last: Ints
+    work: Ints
+    place: Ints
     row: Ints
     batches: list[Batch]
 
@@ -110,8 +133,6 @@ def find_schedule(
         needs[here] = max(needs[here], row[cause])
     for here, earlier, _ in followed:
         needs[here] = max(needs[here], earlier)
-    for item, causes in graph.other.items():
-        needs[row[item]] = max(needs[row[item]], *(row[cause] for cause in causes))
 
     begins = [0]
     needs[_MOST::_MOST] = np.maximum(needs[_MOST::_MOST], 0)  # each is a place to divide
@@ -120,21 +141,38 @@ def find_schedule(
         if need >= begins[-1] or here - begins[-1] >= _MOST:
             begins.append(here)
     of_row = np.repeat(np.arange(len(begins)), np.diff([*begins, count]))
-    by_queue = np.lexsort((row, queue, of_row[row]))
-    works = _divided(by_queue, of_row[row[by_queue]], len(begins))
-    fulls = _divided(full[np.argsort(row[full])], np.sort(of_row[row[full]]), len(begins))
-    queues = [np.split(work, np.flatnonzero(np.diff(queue[work])) + 1) for work in works]
-    ends = [*begins[1:], count]
-    batches = list(map(Batch, begins, ends, works, queues, fulls))
-    for item in graph.other:
-        batches[of_row[row[item]]].other.append(item)
-    for wait in waited:
-        batches[of_row[wait[0]]].waits.append(wait)
+
+    rows = row.tolist()
+    turns = [0]  # the rows at which works begin that wait for another run of their batch
+    for here, need in sorted(
+        (rows[item], max(rows[cause] for cause in causes)) for item, causes in graph.other.items()
+    ):
+        if need >= max(turns[-1], begins[of_row[here]]):
+            turns.append(here)
+    turn = np.searchsorted(np.union1d(begins, turns), row, side="right")
+    work = np.lexsort((row, queue, turn))
+    place = np.empty_like(work)
+    place[work] = np.arange(len(work))
+    same = (np.diff(turn[work]) == 0) & (np.diff(queue[work]) == 0)
+    bounds = np.append(np.flatnonzero(np.append(True, ~same))[: len(work)], len(work))
+    before = take(place, graph.before[work[bounds[:-1]]])
+    runs = list(map(Run, bounds[:-1].tolist(), bounds[1:].tolist(), before.tolist()))
+    places, of_place = place.tolist(), np.repeat(np.arange(len(runs)), np.diff(bounds)).tolist()
+    for item, causes in graph.other.items():
+        here = places[item]
+        runs[of_place[here]].other.extend((here, places[one], lag) for one, lag in causes.items())
+    full = full[np.argsort(row[full])]
+    divided = np.searchsorted(row[full], begins[1:])
+    batches = [
+        Batch(begin, end, row[mine] - begin, place[graph.after_end_of[mine]])
+        for begin, end, mine in zip(
+            begins, [*begins[1:], count], np.split(full, divided), strict=True
+        )
+    ]
+    for run, number in zip(runs, of_row[row[work[bounds[:-1]]]].tolist(), strict=True):
+        batches[number].runs.append(run)
+    for here, cause, lag, event in waited:
+        batches[of_row[here]].waits.append((here, int(place[cause]), lag, event))
     for follow in followed:
         batches[of_row[follow[0]]].follows.append(follow)
-    return Schedule(first, last, row, batches)
-
-
-def _divided(items: Ints, batch: Ints, count: int) -> list[Ints]:
-    """Divide items that are sorted by their batch."""
-    return np.split(items, np.searchsorted(batch, np.arange(1, count)))
+    return Schedule(first, last, work, place, row[work], batches)

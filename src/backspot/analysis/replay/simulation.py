@@ -26,7 +26,7 @@ class Simulated:
 
     Attributes:
         row: when the host comes to the end of each row of the schedule.
-        end: when each piece of work ends.
+        end: when the work at each place of the schedule ends.
     """
 
     row: Floats
@@ -42,8 +42,9 @@ class Simulated:
         """Return when each step ends."""
         steps = recording.steps
         ends = self.at(recording, steps.host_end)
+        of_place = steps.of_work[recording.schedule.work]
         for step in range(len(ends)):
-            mine = np.flatnonzero(steps.of_work == step)
+            mine = np.flatnonzero(of_place == step)
             if len(mine):
                 ends[step] = np.maximum(ends[step], self.end[mine].max(axis=0))
         latest: Floats = np.maximum.accumulate(ends, axis=0)
@@ -64,7 +65,7 @@ class Simulated:
                 starts[step] = ends[step - 1]
             elif opens >= 0:
                 length = work[opens] * (not steps.opens_at_end[step])
-                starts[step] = self.end[opens] - length
+                starts[step] = self.end[recording.schedule.place[opens]] - length
             if step:  # a host that runs further ahead begins a step before the last one has ended
                 starts[step] = np.maximum(starts[step], ends[step - 1])
         lengths: Floats = np.maximum(ends - starts, 0.0)
@@ -88,18 +89,18 @@ def simulate(
     """
     graph, schedule, variants = recording.graph, recording.schedule, host.shape[1:]
     columns = int(np.prod(variants))
-    takes = work.reshape(len(work), columns)
+    takes = work.reshape(len(work), columns)[schedule.work]
     row = np.zeros((int(schedule.last[-1]) + 1, columns))
     row[schedule.first] = host.reshape(len(host), columns)
-    end = np.empty(takes.shape)
-    latency, gap = graph.latency[:, None], graph.gap[:, None]
+    end = takes + graph.gap[schedule.work, None]
+    latency = graph.latency[schedule.work, None]
     now, skips = np.zeros(columns), skipped or {}
     for batch in schedule.batches:
         # The host comes to a row after the row before, and no sooner than what it waits for.
         mine = row[batch.first : batch.last]
         mine[0] += now
         bound = np.full(mine.shape if batch.waits_within else (1, columns), -np.inf)
-        bound[schedule.row[batch.full] - batch.first] = end[graph.after_end_of[batch.full]]
+        bound[batch.full] = end[batch.room]
         for at, cause, lag, event in batch.waits:
             after = end[cause] + lag
             if event in skips:
@@ -111,18 +112,26 @@ def simulate(
         np.maximum(mine[0], bound[0], out=mine[0])
         _latest(mine, bound)
         now = mine[-1]
-        # Work starts after its launch, and after the work before in its queue.
-        end[batch.work] = row[schedule.row[batch.work]] + latency[batch.work]
-        for item in batch.other:
-            for cause, lag in graph.other[item].items():
-                np.maximum(end[item], end[cause] + lag, out=end[item])
-        for queue in batch.queues if len(batch.work) else ():
-            done = end[queue] + takes[queue]
-            length = takes[queue] + gap[queue]
-            before = graph.before[queue[0]]
-            length[0] = np.maximum(length[0] + end[before], done[0]) if before >= 0 else done[0]
-            _latest(length, done)
-            end[queue] = length
+        if not batch.runs:
+            continue
+        # Work starts after its launch, after work of other queues, and after the work before.
+        begin = batch.runs[0].first
+        places = slice(begin, batch.runs[-1].last)
+        done = row[schedule.row[places]]
+        done += latency[places]
+        done += takes[places]
+        for run in batch.runs:
+            for at, cause, lag in run.other:
+                after = end[cause] + lag
+                after += takes[at]
+                np.maximum(done[at - begin], after, out=done[at - begin])
+            ends, bound = end[run.first : run.last], done[run.first - begin : run.last - begin]
+            if run.before >= 0:
+                ends[0] += end[run.before]
+                np.maximum(ends[0], bound[0], out=ends[0])
+            else:
+                ends[0] = bound[0]
+            _latest(ends, bound)
     return Simulated(row.reshape(len(row), *variants), end.reshape(len(end), *variants))
 
 
@@ -134,6 +143,8 @@ def _latest(times: Floats, bounds: Floats) -> None:
         bounds: what no time is earlier than; they are overwritten. The first time keeps the first
             one already, which can be the only one.
     """
+    if len(times) == 1:
+        return
     if times.shape[1] < _WIDE:
         np.add.accumulate(times, axis=0, out=times)
         if len(bounds) > 1:
