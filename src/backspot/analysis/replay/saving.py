@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,6 +16,7 @@ from backspot.analysis.replay.replay import host_times
 from backspot.analysis.replay.replayable import Replayable
 from backspot.analysis.replay.simulation import simulate
 from backspot.analysis.timeline import grouped, take
+from backspot.results.grouping import name_order
 from backspot.trace.events import Ints, Mask
 
 _CELLS = 16_000_000  # numbers in the tables of a simulation: 128 MB
@@ -123,25 +126,33 @@ def change_of_paths(ownership: Ownership, factors: Mapping[str, float]) -> Chang
             0.5 for twice as fast. The modules in it are scaled too, if their own paths are not
             given. The path of an owner that is no module names that owner alone.
     """
+    paths = sorted(factors, key=len)
     owners: dict[int, float] = {}
-    for path in sorted(factors, key=len):
-        owners.update(dict.fromkeys(owners_within(ownership, path), factors[path]))
+    for path, within in owners_within(ownership, paths).items():
+        owners.update(dict.fromkeys(within, factors[path]))
     return scaled_owners(ownership, owners)
 
 
-def owners_within(ownership: Ownership, path: str) -> list[int]:
-    """Return the owner with a path and, for a module, those of all modules in it."""
-    owners = ownership.owners
-    roots = {module.root for _, module in owners.each_module() if module.path == path}
-    return [
-        *(owner for owner in range(len(Special)) if owners.path(owner) == path),
-        *(
-            owner
-            for owner, module in owners.each_module()
-            if module.path == path
-            or (module.root in roots and (path == "" or module.path.startswith(f"{path}.")))
-        ),
-    ]
+def owners_within(ownership: Ownership, paths: Iterable[str]) -> dict[str, list[int]]:
+    """Return for each path the owner with it and, for a module, those of all modules in it."""
+    special = {owner.path: [number] for number, owner in enumerate(Special)}
+    # In this order a module is directly followed by all modules inside it.
+    by_root: dict[str, list[tuple[str, int]]] = defaultdict(list)
+    roots: dict[str, set[str]] = defaultdict(set)
+    for owner, module in ownership.owners.each_module():
+        by_root[module.root].append((name_order(module.path), owner))
+        roots[module.path].add(module.root)
+    for modules in by_root.values():
+        modules.sort()
+    found = {}
+    for path in paths:
+        found[path] = special.get(path, []).copy()
+        for root in roots.get(path, ()):
+            modules, name = by_root[root], name_order(path)
+            first = bisect_left(modules, (name,))
+            last = bisect_left(modules, (f"{name}\1",)) if path else len(modules)
+            found[path] += [owner for _, owner in modules[first:last]]
+    return found
 
 
 def free_spans(
