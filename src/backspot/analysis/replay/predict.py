@@ -33,7 +33,7 @@ from backspot.results.findings import Finding, ReplayedStep, Saving, WhatIf
 from backspot.results.grouping import parents_of
 from backspot.results.report import Report, changed
 
-_AT_ONCE = 20_000_000  # rows of the schedule and works, over all replays of a report
+_MOST_TIMES = 10_000_000  # of stations and works, in all runs without a row or a subtree
 _LEAST_MOST = 100  # rows and subtrees, however large the recording is
 _PLACES = 20  # where the host waits, that are replayed without the wait
 _ENOUGH = 6_000  # spans and pieces of device work
@@ -81,13 +81,12 @@ class Prediction:
 
     @property
     def most(self) -> int:
-        """Without how many rows and subtrees to replay: the time of a replay grows with the steps.
+        """Without how many rows and subtrees to replay.
 
-        Two steps with twice the modules would take four times as long.
+        Both the replays and the time of each grow with the modules. This bounds the product.
         """
-        recording = self.recording
-        size = int(recording.schedule.last[-1]) + 1 + len(recording.graph.gap)
-        return max(_LEAST_MOST, _AT_ONCE // size)
+        times = int(self.recording.schedule.last[-1]) + 1 + len(self.recording.graph.gap)
+        return max(_LEAST_MOST, _MOST_TIMES // times)
 
     @property
     def is_device_bound(self) -> bool:
