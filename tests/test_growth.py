@@ -52,22 +52,6 @@ def modules(count: int, path: Path) -> Path:
     return trace.save(path)
 
 
-def calls(work: Callable[[], object]) -> int:
-    """How many functions Python calls while ``work`` runs, and how many methods of C."""
-    count = 0
-
-    def watch(frame: object, event: str, _: object) -> None:
-        nonlocal count
-        count += event in ("call", "c_call")
-
-    sys.setprofile(watch)
-    try:
-        work()
-    finally:
-        sys.setprofile(None)
-    return count
-
-
 def most_bytes(work: Callable[[], object]) -> int:
     """The most that Python and NumPy hold at once while ``work`` runs."""
     tracemalloc.start()
@@ -133,20 +117,6 @@ def test_a_table_of_many_modules_adds_up_what_repeats_and_fits_on_a_screen(tmp_p
     assert len(text.splitlines()) < 24
     assert "2000 × blocks.* (Block)" in text
     assert "for single modules" in text
-
-
-@pytest.mark.slow
-def test_twice_the_modules_take_at_most_twice_the_work(tmp_path: Path) -> None:
-    def everything(path: Path) -> None:
-        report = backspot.locate(path)
-        str(report)
-        for suffix in ("html", "json", "trace.json"):
-            report.save(tmp_path / f"out.{suffix}", force=True)
-
-    paths = [modules(count, tmp_path / f"{count}.json") for count in (1_500, 3_000)]
-    everything(paths[0])  # what is imported and kept once
-    once, twice = (calls(lambda path=path: everything(path)) for path in paths)
-    assert twice < 2.4 * once
 
 
 @pytest.mark.slow
