@@ -81,12 +81,9 @@ class Prediction:
 
     @property
     def most(self) -> int:
-        """Without how many rows and subtrees to replay.
-
-        Both the replays and the time of each grow with the modules. This bounds the product.
-        """
-        times = int(self.recording.schedule.last[-1]) + 1 + len(self.recording.graph.gap)
-        return max(_LEAST_MOST, _MOST_TIMES // times)
+        """Without how many modules to replay: each time takes as long as there are modules."""
+        size = int(self.recording.schedule.last[-1]) + 1 + len(self.recording.graph.gap)
+        return max(_LEAST_MOST, _MOST_TIMES // size)
 
     @property
     def is_device_bound(self) -> bool:
@@ -139,11 +136,7 @@ def with_savings(report: Report, recording: Recording, _: Options) -> Report:
     }
     causes = [_change_of(finding, prediction) for finding in report.findings]
     waits = _without_waits(recording, prediction) if report.waits else []
-    changes = [
-        *(free[row] for row in rows),
-        *subtrees.values(),
-        *(one for one in causes if one is not None),
-    ]
+    changes = [*map(free.__getitem__, rows), *subtrees.values(), *filter(None, causes)]
     step, savings = prediction.savings([*changes, *waits])
     each = iter(savings)
     of_rows = {row: next(each) for row in rows}
@@ -174,18 +167,9 @@ def with_savings(report: Report, recording: Recording, _: Options) -> Report:
 
 
 def _most_expensive(
-    rows: Sequence[Row],
-    free: Collection[tuple[str, str]],
-    outer: Collection[str],
-    most: int,
+    rows: Sequence[Row], free: Collection[tuple[str, str]], outer: Collection[str], most: int
 ) -> tuple[list[tuple[str, str]], list[str]]:
-    """Choose the rows and the subtrees to replay without, both in the order in which they come.
-
-    Args:
-        free: the path and the class name of each row that has a part in the backward.
-        outer: the paths of modules with others inside.
-        most: how many to choose in all.
-    """
+    """Choose so many of the rows (path and class) and of the subtrees (path), kept in order."""
     own = {(row.path, row.class_name): row.wall_ns for row in rows}
     total = {row.path: row.total_wall_ns for row in rows if row.is_module}
     costs = np.array([*(own.get(row, 0) for row in free), *(total[path] for path in outer)])
@@ -238,7 +222,6 @@ def predict(recording: Recording, real_step_ns: int | None) -> Prediction | Refu
     """
     ownership, typical = recording.ownership, recording.typical
     steps, size = ownership.steps.count, len(ownership.work.start) + len(ownership.spans.start)
-    cut = None
     kept = max(_FEWEST, _ENOUGH * steps // max(1, size))
     cut = None
     if kept < steps and not recording.events.truncated:

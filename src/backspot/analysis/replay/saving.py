@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import numpy as np
 
@@ -16,7 +15,6 @@ from backspot.analysis.replay.replay import host_times
 from backspot.analysis.replay.replayable import Replayable
 from backspot.analysis.replay.simulation import simulate
 from backspot.analysis.timeline import grouped, take
-from backspot.results.grouping import name_order
 from backspot.trace.events import Ints, Mask
 
 _CELLS = 16_000_000  # numbers in the tables of a simulation: 128 MB
@@ -126,32 +124,23 @@ def change_of_paths(ownership: Ownership, factors: Mapping[str, float]) -> Chang
             0.5 for twice as fast. The modules in it are scaled too, if their own paths are not
             given. The path of an owner that is no module names that owner alone.
     """
-    paths = sorted(factors, key=len)
     owners: dict[int, float] = {}
-    for path, within in owners_within(ownership, paths).items():
+    for path, within in owners_within(ownership, sorted(factors, key=len)).items():
         owners.update(dict.fromkeys(within, factors[path]))
     return scaled_owners(ownership, owners)
 
 
 def owners_within(ownership: Ownership, paths: Iterable[str]) -> dict[str, list[int]]:
     """Return for each path the owner with it and, for a module, those of all modules in it."""
-    special = {owner.path: [number] for number, owner in enumerate(Special)}
-    # In this order a module is directly followed by all modules inside it.
-    by_root: dict[str, list[tuple[str, int]]] = defaultdict(list)
-    roots: dict[str, set[str]] = defaultdict(set)
-    for owner, module in ownership.owners.each_module():
-        by_root[module.root].append((name_order(module.path), owner))
-        roots[module.path].add(module.root)
-    for modules in by_root.values():
-        modules.sort()
-    found = {}
-    for path in paths:
-        found[path] = special.get(path, []).copy()
-        for root in roots.get(path, ()):
-            modules, name = by_root[root], name_order(path)
-            first = bisect_left(modules, (name,))
-            last = bisect_left(modules, (f"{name}\1",)) if path else len(modules)
-            found[path] += [owner for _, owner in modules[first:last]]
+    owners = ownership.owners
+    found: dict[str, list[int]] = {path: [] for path in paths}
+    roots = {(module.path, module.root) for _, module in owners.each_module()}
+    for owner in Special:
+        found.get(owner.path, []).append(owner)
+    for number, module in owners.each_module():
+        for path in {"", *accumulate(module.path.split("."), "{}.{}".format)}:
+            if path in found and (path, module.root) in roots:
+                found[path].append(number)
     return found
 
 
