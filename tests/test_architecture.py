@@ -57,7 +57,7 @@ BUDGET = {
     "analysis/accounting": 4_050,
     "analysis/host": 700,
     "analysis/findings": 3_500,
-    "analysis/replay": 2_000,
+    "analysis/replay": 2_040,
     "comparison": 1_230,
     "job": 3_690,
     "render": 7_560,

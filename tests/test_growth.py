@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 import backspot
+from backspot.render.text import render_text
+from backspot.render.view import View
 from support.synthetic import Trace
 
 TICK = 1_000
@@ -30,6 +32,23 @@ def steps(count: int, path: Path) -> Path:
             begin = at + 400 * TICK + 20 * TICK * (10 - module)
             trace.node("MulBackward0", begin, begin + 9 * TICK, seq=10 * step + module)
             trace.kernel(begin + 5 * TICK, begin + 12 * TICK, launch=begin + TICK)
+    return trace.save(path)
+
+
+def modules(count: int, path: Path) -> Path:
+    """One step of so many modules in blocks of ten; the first ones take most time."""
+    trace = Trace()
+    for number in range(count):
+        at = 30 * TICK * number
+        if number % 10 == 0:
+            trace.forward(f"blocks.{number // 10}", "Block", at, at + 299 * TICK)
+        trace.forward(f"blocks.{number // 10}.{number % 10}", "M", at + TICK, at + 9 * TICK)
+        trace.operator("aten::mul", at + 2 * TICK, at + 3 * TICK, seq=number)
+    for number in reversed(range(count)):
+        at = 30 * TICK * (2 * count - number)
+        took = (20 if number < 10 else 5) * TICK
+        trace.node("MulBackward0", at, at + 28 * TICK, seq=number)
+        trace.kernel(at + 5 * TICK, at + 5 * TICK + took, launch=at + TICK)
     return trace.save(path)
 
 
@@ -98,6 +117,21 @@ def test_a_table_of_many_modules_adds_up_what_repeats_and_fits_on_a_screen(tmp_p
     assert len(text.splitlines()) < 24
     assert "2000 × blocks.* (Block)" in text
     assert "for single modules" in text
+
+
+@pytest.mark.slow
+def test_a_model_of_many_modules_is_replayed_without_those_that_take_most(tmp_path: Path) -> None:
+    report = backspot.locate(modules(4_000, tmp_path / "t.json"))
+    rows = {row.path: row for row in report.modules if row.is_module}
+    known = [row.wall_ns for row in rows.values() if row.saves is not None and row.wall_ns]
+    unknown = [row.wall_ns for row in rows.values() if row.saves is None]
+    assert min(known) >= max(unknown) > 0
+    assert rows["blocks.0"].total_saves is not None
+    assert rows["blocks.0.0"].saves is not None
+    first, whole = (render_text(report, View(top=top), full=True) for top in (5, None))
+    said = "only the modules with the most time are replayed"
+    assert said not in " ".join(first.split())
+    assert said in " ".join(whole.split())
 
 
 @pytest.mark.slow

@@ -85,7 +85,7 @@ class _Part(nn.Module):
 
 
 def _owners(ownership: Ownership, paths: Sequence[str]) -> list[int]:
-    return [owner for path in paths for owner in owners_within(ownership, path)]
+    return [owner for owners in owners_within(ownership, paths).values() for owner in owners]
 
 
 def _scaled(

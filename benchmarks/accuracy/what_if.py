@@ -222,7 +222,7 @@ def _spent(recording: Replayable, path: str) -> dict[tuple[str, bool], tuple[Any
     root = path.removeprefix("=")
     owners = [
         owner
-        for owner in owners_within(ownership, root)
+        for owner in owners_within(ownership, [root])[root]
         if not only or ownership.owners.path(owner) == root
     ]
     held = np.diff(recording.line.edges)

@@ -8,7 +8,12 @@ a process of its own, in turns. The peak memory is that above the idle interpret
 imports. What is left out is named with the reason.
 
 Two readings at once that have nothing to do with each other show what two processes can gain on the
-machine. "live profile" records a profile of many events and reads it in place, by Backspot and by
+machine. Traces that others published are read beside the copies: those of ``--foreign``, by default
+the trimmed ones among the test data. For them, CPU seconds are compared: of ``bare``, gzip and one
+decoding into structs, which no reader can do without; of reading, up to the columns; of the whole
+answer; and of HolisticTraceAnalysis, which loads the same file.
+
+"live profile" records a profile of many events and reads it in place, by Backspot and by
 PyTorch's ``key_averages()``, which keeps what it made of the events: only its first call is the
 cost of reading them. Backspot reads them each time, and its first reading is counted too.
 
@@ -32,6 +37,8 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from benchmarks.harness import TEST_DATA, Figures, Run, UsageError, write_results
 from benchmarks.measuring import Budget, available_bytes, spread
 from benchmarks.traces.copies import Copies
@@ -42,6 +49,7 @@ ONE, TWO = "backspot --jobs 1", "backspot --jobs 2"
 APART = "two readings at once"
 """Two processes that have nothing to do with each other: the most that dividing one can gain."""
 RECORDED = TEST_DATA / "h200" / "vit_patch_drop.trace.json.gz"
+FOREIGN = TEST_DATA / "foreign"
 _GIVEN_UP = 150.0
 """Seconds after which a tool's one reading is given up."""
 
@@ -55,7 +63,7 @@ Found = dict[str, Any]
 Reader = Callable[[Path], Callable[[], Found]]
 """Imports what the tool needs, and returns what is timed."""
 
-NEEDS = {"json": 6.0, "orjson": 9.0, "hta": 9.0}
+NEEDS = {"bare": 3.0, "json": 6.0, "orjson": 9.0, "hta": 9.0}
 """Memory that a tool needs, in sizes of the plain file; the others need less than one."""
 
 
@@ -69,15 +77,18 @@ def backspot(path: Path, jobs: int | None = None) -> Callable[[], Found]:
 
     def run() -> Found:
         begin = read = time.perf_counter()
+        spent = used = time.process_time()
 
         def progress(done: int, total: int | None) -> None:
-            nonlocal read
-            read = time.perf_counter()  # the last time is when all of it is in columns
+            nonlocal read, used
+            # The last times are when all of it is in columns.
+            read, used = time.perf_counter(), time.process_time()
 
         report = library.locate(path, jobs=jobs, progress=progress)
         text = str(report)
         return {
             "read_seconds": read - begin,
+            "read_cpu_seconds": used - spent,
             "steps": report.steps,
             "wall_ns": report.wall_ns,
             "rows": {r.path: [r.wall_ns, r.gpu_ns, r.cpu_ns] for r in report.modules},
@@ -118,10 +129,46 @@ def decoder(module: str) -> Reader:
     return reader
 
 
+class _Arguments(msgspec.Struct, gc=False):
+    sequence: int | None = msgspec.field(name="Sequence number", default=None)
+    thread: int | None = msgspec.field(name="Fwd thread id", default=None)
+    correlation: int | None = None
+    device: int | None = None
+
+
+class _Event(msgspec.Struct, gc=False):
+    ph: str = ""
+    cat: str | None = None
+    name: str | None = None
+    pid: int | str | None = None
+    tid: int | str | None = None
+    ts: float | None = None
+    dur: float | None = None
+    id: int | str | None = None
+    args: _Arguments | None = None
+
+
+class _Document(msgspec.Struct, gc=False):
+    events: list[_Event] = msgspec.field(name="traceEvents")
+
+
+def bare(path: Path) -> Callable[[], Found]:
+    """Unpack the file, and decode each event once into a struct of what Backspot reads."""
+    decode = msgspec.json.Decoder(_Document).decode
+
+    def run() -> Found:
+        data = path.read_bytes()
+        text = gzip.decompress(data) if path.suffix == ".gz" else data
+        return {"events": len(decode(text).events)}
+
+    return run
+
+
 TOOLS: dict[str, Reader] = {
     "backspot": backspot,
     "backspot --jobs 1": lambda path: backspot(path, 1),
     "backspot --jobs 2": lambda path: backspot(path, 2),
+    "bare": bare,
     "hta": hta,
     "json": decoder("json"),
     "orjson": decoder("orjson"),
@@ -273,7 +320,8 @@ def _measured(
             print(f"  {trace['path'].name} {tool}: {reading['seconds']:.2f} s, {rate:.0f} MB/s")
     cells = []
     for tool, readings in found.items():
-        cell = {"tool": tool, "megabytes": trace["megabytes"], "gzip": trace["gzip"]}
+        cell = {"tool": tool, "trace": trace["path"].name}
+        cell |= {"megabytes": trace["megabytes"], "gzip": trace["gzip"]}
         cell["skipped"] = "" if readings else left_out.get(tool, "")
         cells.append(cell | (_summary(readings, trace) if readings else {}))
     return cells
@@ -282,7 +330,8 @@ def _measured(
 def _summary(readings: list[Cell], trace: Cell) -> Cell:
     peak = max(reading["peak_kib"] for reading in readings) * 1024
     seconds = spread([reading["seconds"] for reading in readings])
-    both = [key for key in ("read_seconds", "cpu_seconds") if key in readings[0]]
+    timed = ("read_seconds", "read_cpu_seconds", "cpu_seconds")
+    both = [key for key in timed if key in readings[0]]
     return {
         "seconds": seconds,
         "least_seconds": min(reading["seconds"] for reading in readings),
@@ -347,11 +396,49 @@ def _live(run: Run) -> Cell:
     return {"tool": LIVE, "skipped": "", **found}
 
 
+def _given(path: Path) -> Cell:
+    """A trace that is not made of copies."""
+    packed = path.suffix == ".gz"
+    with gzip.open(path) if packed else path.open("rb") as file:
+        size = sum(map(len, iter(lambda: file.read(MB), b"")))
+    return {
+        "path": path,
+        "megabytes": round(size / MB, 1),
+        "gzip": packed,
+        "copies": 0,
+        "plain_bytes": size,
+    }
+
+
+def _ratios(cells: list[Cell]) -> Cell:
+    """What the tools took for one trace of others, in CPU seconds, and the ratios."""
+    of = {cell["tool"]: cell for cell in cells}
+    spent = {tool: cell.get("cpu_seconds") for tool, cell in of.items()}
+    read, whole = of[ONE].get("read_cpu_seconds"), spent[ONE]
+
+    def ratio(some: float | None, other: float | None) -> float | None:
+        return round(some / other, 2) if some and other else None
+
+    return {
+        "trace": cells[0]["trace"],
+        "megabytes": cells[0]["megabytes"],
+        "bare": spent["bare"],
+        "reading": read,
+        "answer": whole,
+        "hta": spent["hta"],
+        "reading / bare": ratio(read, spent["bare"]),
+        "after / reading": ratio(whole - read if whole and read else None, read),
+        "hta / answer": ratio(spent["hta"], whole),
+        "skipped": {tool: cell["skipped"] for tool, cell in of.items() if cell["skipped"]},
+    }
+
+
 def options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--sizes", help="plain sizes in MB (default: 30,300,1200; with --small 1)")
     add("--gzip", help="sizes that are read compressed too (default: 30,300)")
     add("--trace", type=Path, help="read this trace instead")
+    add("--foreign", type=Path, default=FOREIGN, help="a folder of traces that others published")
     add("--tools", help=f"comma-separated (default: all of {', '.join([*TOOLS, APART, LIVE])})")
     add("--repeat", type=int, default=5, help="readings of each at most")
     add("--patience", type=float, default=25.0, help="seconds for those of each")
@@ -379,13 +466,15 @@ def answer(run: Run) -> Figures:
     with nullcontext(run.folder) if run.folder else tempfile.TemporaryDirectory() as folder:
         traces = _make(Path(folder), _numbers(run.sizes, sizes), _numbers(run.gzip, packed))
         if run.trace:
-            size = run.trace.stat().st_size
-            given = {"path": run.trace, "megabytes": size // MB, "plain_bytes": size, "copies": 0}
-            traces = [{**given, "gzip": run.trace.suffix == ".gz"}]
+            traces = [_given(run.trace)]
         expected = _reading(ONE, RECORDED, run)
         for trace in traces:
             cells += _measured(trace, tools, run, budget, expected)
             write_results(run, {"cells": cells})
+    foreign: list[Cell] = []
+    for path in [] if run.small or run.trace else sorted(run.foreign.glob("*.json*")):
+        foreign.append(_ratios(_measured(_given(path), ["bare", ONE, "hta"], run, budget, {})))
+        print(f"  {foreign[-1]}", flush=True)
     keys = ("megabytes", "gzip", "tool", "skipped", "mb_per_second", "peak_of_plain", "exact")
     rows = [
         {**{key: cell.get(key) for key in keys}, "seconds": [*cell.get("seconds", {}).values()]}
@@ -393,4 +482,11 @@ def answer(run: Run) -> Figures:
     ]
     told = [{**trace, "path": trace["path"].name} for trace in traces]
     wrong = not all(cell.get("exact", True) for cell in cells)
-    return {"recorded": RECORDED.name, "traces": told, "cells": cells, "rows": rows, "wrong": wrong}
+    return {
+        "recorded": RECORDED.name,
+        "traces": told,
+        "cells": cells,
+        "rows": rows,
+        "foreign": foreign,
+        "wrong": wrong,
+    }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import signal
@@ -16,7 +15,7 @@ import pytest
 
 from backspot.commands import main
 from backspot.errors import SourceNotFoundError, UsageError
-from backspot.job import worker
+from backspot.job import readers, worker
 from backspot.job.answer import answer
 from backspot.job.gather import ranks
 from support.summaries import RANKS, recorded
@@ -251,7 +250,7 @@ def test_a_trace_that_ends_its_process_costs_no_other_trace(
         "Path.open = opened\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    monkeypatch.setattr(readers, "processors", lambda: 1)
     shutil.copy(folder / "rank0.json.gz", folder / "fatal.json")
     job = ranks([folder / "rank0.json.gz", folder / "fatal.json", folder / "rank1.json.gz"])
     assert [one.rank for one in job.ranks] == [0, 1]

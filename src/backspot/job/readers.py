@@ -18,6 +18,7 @@ from typing import IO, cast
 
 from backspot.errors import SourceNotFoundError
 from backspot.job.worker import Reply, Request, kept_summary, receive, send
+from backspot.trace.parallel import ONE_THREAD, processors
 
 _CODE = "import sys; from backspot.job.worker import main; sys.exit(main())"
 
@@ -29,7 +30,7 @@ def readers() -> Iterator[tuple[Executor, Callable[[str, str | None], bytes]]]:
     There are at most as many processes as processors. The function raises ``SourceNotFoundError``
     if there is no such trace, and ``RuntimeError`` with the reason if it cannot be read.
     """
-    count = os.cpu_count() or 1
+    count = processors()
     free: SimpleQueue[_Reader | None] = SimpleQueue()  # None: a process that is not needed yet
     for _ in range(count):
         free.put(None)
@@ -71,6 +72,7 @@ class _Reader:
             stderr=self._errors,
             env={
                 **os.environ,
+                **ONE_THREAD,
                 "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
                 "PYTHONIOENCODING": "utf-8",
             },

@@ -20,6 +20,7 @@ from backspot.errors import BackspotError, NotATraceError, SourceNotFoundError
 from backspot.job.reduce import summarize
 from backspot.job.remote import copied, is_remote, version
 from backspot.job.summary import SCHEMA, SUFFIX, Summary, from_bytes, from_file, to_bytes
+from backspot.trace.parallel import keep_freed
 
 _Message = TypeVar("_Message", "Request", "Reply")
 _HEAD = 1 << 20
@@ -79,6 +80,7 @@ def receive(pipe: IO[bytes], kind: type[_Message]) -> _Message:
 
 def main() -> int:
     """Read the traces that requests on standard input name, and reply on standard output."""
+    keep_freed()
     replies = sys.stdout.buffer
     sys.stdout = sys.stderr  # what else is printed is no reply
     while True:

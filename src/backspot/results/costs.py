@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import astuple, dataclass
-from operator import add
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from backspot.errors import UsageError
@@ -255,7 +254,13 @@ class WallKinds:
     host_ns: Count = 0
 
     def __add__(self, other: WallKinds) -> WallKinds:
-        return WallKinds(*map(add, astuple(self), astuple(other)))
+        return WallKinds(
+            self.gpu_ns + other.gpu_ns,
+            self.communication_ns + other.communication_ns,
+            self.queued_ns + other.queued_ns,
+            self.sync_ns + other.sync_ns,
+            self.host_ns + other.host_ns,
+        )
 
 
 @public
@@ -299,7 +304,8 @@ class Row:
         lines: Lines of the forward that created its nodes, most wall time first; only with
             ``instrument(model, lines=True)``.
         saves: How much less a step would take if the backward of this row were free; ``None`` for a
-            group, and if the recording cannot be replayed.
+            group, if the recording cannot be replayed, and for the cheaper rows of a model with
+            thousands of modules.
         total_saves: How much less if all modules inside were free too. Savings do not add up.
         memory: What it has in memory; only with ``profile_memory=True``.
         work: How much work it does; only with ``record_shapes=True``.

@@ -33,6 +33,7 @@ from backspot.results.costs import (
 )
 from backspot.results.findings import Finding, Predictor, ReplayedStep, Saving, WhatIf
 from backspot.results.grouping import (
+    Patterns,
     Subtree,
     fold,
     group,
@@ -65,10 +66,11 @@ StepUnit = Literal["profiler step", "optimizer step", "backward pass"]
 class _Predicted:
     """What a report knows besides its data: it is not saved, compared, printed or copied.
 
-    These are no fields, because every field is written as JSON. ``changed`` keeps them.
+    These are no fields, because every field is written as JSON. ``changed`` keeps the predictor and
+    the job; the rankings that were asked for so far are those of one report.
     """
 
-    __slots__ = ("_job", "_predictor")
+    __slots__ = ("_job", "_predictor", "_rankings")
 
 
 @public
@@ -336,11 +338,22 @@ class Report(Presented, _Predicted):
             raise UsageError(f"depth={quoted(depth)}: give a depth of at least 0, or None for all")
         check_choice("sort", sort, get_args(Order))
         check_choice("by", by, get_args(By))
-        rows: Sequence[Row] = self.modules
         patterns = None
         if match is not None:
             patterns = patterns_of(match)
-            patterns.check([row.path for row in rows if row.is_module])
+            patterns.check([row.path for row in self.modules if row.is_module])
+        return self._ranked(depth, sort, by, patterns)[:n]
+
+    def _ranked(
+        self, depth: int | None, sort: Order, by: By, patterns: Patterns | None
+    ) -> tuple[Row, ...]:
+        rankings: dict[object, tuple[Row, ...]] | None = getattr(self, "_rankings", None)
+        if rankings is None:
+            object.__setattr__(self, "_rankings", rankings := {})
+        asked = depth, sort, by, patterns
+        if asked in rankings:
+            return rankings[asked]
+        rows: Sequence[Row] = self.modules
         if depth is not None or patterns is not None:
             rows = fold(rows, depth, patterns.matches if patterns else None)
         if by == "class":
@@ -348,7 +361,8 @@ class Report(Presented, _Predicted):
         elif by == "pattern":
             rows = group(rows, pattern_of(rows))
         ranked = sorted(rows, key=lambda row: (-self._weight(row, sort), -row.wall_ns, row.path))
-        return tuple(ranked[:n])
+        rankings[asked] = tuple(ranked)
+        return rankings[asked]
 
     def _weight(self, row: Row, order: Order) -> int:
         if order == "memory":

@@ -51,7 +51,7 @@ main(path, int(begin), int(end))
 def paying_jobs(size: int, most: int | None) -> int:
     """Return how many processes pay for a plain file, of at most so many."""
     if most is None:
-        return min(_processors(), size // _WORTH_IT, _MOST_JOBS)
+        return min(processors(), size // _WORTH_IT, _MOST_JOBS)
     return min(most, size // _PAYS)
 
 
@@ -112,13 +112,15 @@ def keep_freed() -> None:
 _LARGE = (32 << 20) - (1 << 16)
 
 
+ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+"""Without these, NumPy would start threads in a process, which have nothing to do."""
+
+
 @contextmanager
 def _worker(path: Path, begin: int, end: int) -> Iterator[Callable[[], _Part]]:
     """Start a process that decodes a stretch; yields a function that waits for its part."""
     home = str(Path(__file__).parents[2])
     command = [sys.executable, "-I", "-S", "-c", _CODE, os.fspath(path), str(begin), str(end)]
-    # Without these numpy would start threads that have nothing to do.
-    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
     with (
         tempfile.TemporaryFile() as found,
         subprocess.Popen(  # noqa: S603 - our own code
@@ -126,7 +128,7 @@ def _worker(path: Path, begin: int, end: int) -> Iterator[Callable[[], _Part]]:
             stdin=subprocess.DEVNULL,
             stdout=found,
             stderr=subprocess.DEVNULL,
-            env=environment,
+            env={**os.environ, **ONE_THREAD},
         ) as process,
     ):
 
@@ -201,7 +203,8 @@ def _is_python(executable: str | None) -> bool:
     return name.startswith(("python", "pypy")) and not getattr(sys, "frozen", False)
 
 
-def _processors() -> int:
+def processors() -> int:
+    """How many processors this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

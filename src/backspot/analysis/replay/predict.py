@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
+from itertools import compress, zip_longest
 
 import numpy as np
 
@@ -22,7 +22,9 @@ from backspot.analysis.replay.saving import (
     change_of_paths,
     free_owners,
     free_spans,
+    owners_within,
     replays,
+    scaled_owners,
 )
 from backspot.analysis.timeline import grouped
 from backspot.analysis.typical import TypicalStep
@@ -31,6 +33,8 @@ from backspot.results.findings import Finding, ReplayedStep, Saving, WhatIf
 from backspot.results.grouping import parents_of
 from backspot.results.report import Report, changed
 
+_MOST_TIMES = 10_000_000  # of stations and works, in all runs without a row or a subtree
+_LEAST_MOST = 100  # rows and subtrees, however large the recording is
 _PLACES = 20  # where the host waits, that are replayed without the wait
 _ENOUGH = 6_000  # spans and pieces of device work
 _FEWEST = 3  # steps
@@ -76,6 +80,12 @@ class Prediction:
         return free_spans(self.recording.ownership, spans, pieces, waits=waits)
 
     @property
+    def most(self) -> int:
+        """Without how many modules to replay: each time takes as long as there are modules."""
+        size = int(self.recording.schedule.last[-1]) + 1 + len(self.recording.graph.gap)
+        return max(_LEAST_MOST, _MOST_TIMES // size)
+
+    @property
     def is_device_bound(self) -> bool:
         """Whether devices run something for nearly all of the recorded steps."""
         work, steps = self.recording.ownership.work, self.recording.steps
@@ -106,7 +116,11 @@ class Prediction:
 
 
 def with_savings(report: Report, recording: Recording, _: Options) -> Report:
-    """Add what the step would save without each row, each subtree and the work of each finding."""
+    """Add what the step would save without each row, each subtree and the work of each finding.
+
+    In a model that is too large to replay without each of its modules, this is done for the rows
+    and subtrees with the most clock time.
+    """
     prediction = predict(recording, report.unprofiled_step_ns)
     if isinstance(prediction, Refusal):
         findings = tuple(_with_saving(finding, None) for finding in report.findings)
@@ -115,13 +129,17 @@ def with_savings(report: Report, recording: Recording, _: Options) -> Report:
     free = {replayed.owners.named(owner): one for owner, one in free_owners(replayed).items()}
     parents = parents_of(row for row in report.modules if row.is_module)
     outer = dict.fromkeys(parent for parent in parents.values() if parent is not None)
-    subtrees = {path: change_of_paths(replayed, {path: 0.0}) for path in outer}
+    rows, paths = _most_expensive(report.modules, free, outer, prediction.most)
+    subtrees = {
+        path: scaled_owners(replayed, dict.fromkeys(owners, 0.0))
+        for path, owners in owners_within(replayed, paths).items()
+    }
     causes = [_change_of(finding, prediction) for finding in report.findings]
     waits = _without_waits(recording, prediction) if report.waits else []
-    changes = [*free.values(), *subtrees.values(), *(one for one in causes if one is not None)]
+    changes = [*map(free.__getitem__, rows), *subtrees.values(), *filter(None, causes)]
     step, savings = prediction.savings([*changes, *waits])
     each = iter(savings)
-    of_rows = {key: next(each) for key in free}
+    of_rows = {row: next(each) for row in rows}
     of_subtrees = {path: next(each) for path in subtrees}
     of_findings = [None if one is None else next(each) for one in causes]
 
@@ -130,9 +148,10 @@ def with_savings(report: Report, recording: Recording, _: Options) -> Report:
     def saves(row: Row) -> Row:
         if not row.is_module and row.path == Special.ENGINE.path:
             return row  # replays give the engine's time to the nodes before
-        own = of_rows.get((row.path, row.class_name), _NOTHING)
-        total = of_subtrees.get(row.path, own) if row.is_module else own
-        return replace(row, saves=own, total_saves=total)
+        key = row.path, row.class_name
+        own = of_rows.get(key, None if key in free else _NOTHING)
+        inside = row.is_module and row.path in outer
+        return replace(row, saves=own, total_saves=of_subtrees.get(row.path) if inside else own)
 
     return changed(
         report,
@@ -145,6 +164,18 @@ def with_savings(report: Report, recording: Recording, _: Options) -> Report:
         ),
         without_waits=of_waits[0] if of_waits else None,
     )
+
+
+def _most_expensive(
+    rows: Sequence[Row], free: Collection[tuple[str, str]], outer: Collection[str], most: int
+) -> tuple[list[tuple[str, str]], list[str]]:
+    """Choose so many of the rows (path and class) and of the subtrees (path), kept in order."""
+    own = {(row.path, row.class_name): row.wall_ns for row in rows}
+    total = {row.path: row.total_wall_ns for row in rows if row.is_module}
+    costs = np.array([*(own.get(row, 0) for row in free), *(total[path] for path in outer)])
+    chosen = np.zeros(len(costs), bool)
+    chosen[np.argsort(-costs, kind="stable")[:most]] = True
+    return list(compress(free, chosen)), list(compress(outer, chosen[len(free) :]))
 
 
 def _without_waits(recording: Recording, prediction: Prediction) -> list[Change]:
@@ -191,7 +222,6 @@ def predict(recording: Recording, real_step_ns: int | None) -> Prediction | Refu
     """
     ownership, typical = recording.ownership, recording.typical
     steps, size = ownership.steps.count, len(ownership.work.start) + len(ownership.spans.start)
-    cut = None
     kept = max(_FEWEST, _ENOUGH * steps // max(1, size))
     cut = None
     if kept < steps and not recording.events.truncated:

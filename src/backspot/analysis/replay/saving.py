@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import numpy as np
 
@@ -124,24 +125,23 @@ def change_of_paths(ownership: Ownership, factors: Mapping[str, float]) -> Chang
             given. The path of an owner that is no module names that owner alone.
     """
     owners: dict[int, float] = {}
-    for path in sorted(factors, key=len):
-        owners.update(dict.fromkeys(owners_within(ownership, path), factors[path]))
+    for path, within in owners_within(ownership, sorted(factors, key=len)).items():
+        owners.update(dict.fromkeys(within, factors[path]))
     return scaled_owners(ownership, owners)
 
 
-def owners_within(ownership: Ownership, path: str) -> list[int]:
-    """Return the owner with a path and, for a module, those of all modules in it."""
+def owners_within(ownership: Ownership, paths: Iterable[str]) -> dict[str, list[int]]:
+    """Return for each path the owner with it and, for a module, those of all modules in it."""
     owners = ownership.owners
-    roots = {module.root for _, module in owners.each_module() if module.path == path}
-    return [
-        *(owner for owner in range(len(Special)) if owners.path(owner) == path),
-        *(
-            owner
-            for owner, module in owners.each_module()
-            if module.path == path
-            or (module.root in roots and (path == "" or module.path.startswith(f"{path}.")))
-        ),
-    ]
+    found: dict[str, list[int]] = {path: [] for path in paths}
+    roots = {(module.path, module.root) for _, module in owners.each_module()}
+    for owner in Special:
+        found.get(owner.path, []).append(owner)
+    for number, module in owners.each_module():
+        for path in {"", *accumulate(module.path.split("."), "{}.{}".format)}:
+            if path in found and (path, module.root) in roots:
+                found[path].append(number)
+    return found
 
 
 def free_spans(
