@@ -29,8 +29,17 @@ _CLEARLY_LESS = 0.9
 _PLURAL = {"step": "steps", "pass": "passes"}
 _PHASE_PLACES = {
     "(data)": "the loading of data",
+    "(host)": "host code before the first operator",
     "(optimizer)": "the optimizer",
     "(clipping)": "gradient clipping",
+    "(forward)": "the forward",
+    "(metrics)": "metrics",
+    "(scaler)": "the gradient scaler",
+    "(zero_grad)": "zero_grad",
+    "(averaging)": "the average of the weights",
+    "(evaluation)": "the forward without gradients",
+    "(saving)": "saving a checkpoint",
+    "(trainer)": "the trainer and its callbacks",
     "(loss)": "the loss",
     "(other)": "work outside the model",
     "(idle)": "Python between operators",

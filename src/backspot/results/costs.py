@@ -537,7 +537,23 @@ class Coverage:
 
 
 PhaseName = Literal[
-    "data", "copy", "forward", "loss", "backward", "clipping", "optimizer", "other", "idle"
+    "data",
+    "host",
+    "copy",
+    "forward",
+    "loss",
+    "metrics",
+    "backward",
+    "scaler",
+    "clipping",
+    "optimizer",
+    "zero_grad",
+    "averaging",
+    "evaluation",
+    "saving",
+    "trainer",
+    "other",
+    "idle",
 ]
 
 
@@ -547,10 +563,14 @@ class Phase:
     """One part of the step, in nanoseconds. The phases sum to the typical step exactly.
 
     Attributes:
-        name: ``data`` (waits for a batch), ``copy`` (copies to the device that no kernel hides),
-            ``forward``, ``loss``, ``backward``, ``clipping`` (work on the gradients before the
-            optimizer's step), ``optimizer`` (with ``zero_grad``), ``other`` (recorded, none of
-            these) or ``idle`` (nothing recorded).
+        name: ``data`` (a loader fetches a batch), ``host`` (the host before the first operator,
+            without a loader's marks), ``copy`` (copies to the device that no kernel hides),
+            ``forward``, ``loss``, ``metrics`` (values that the host reads outside of modules, and
+            what computes them), ``backward``, ``scaler`` (a gradient scaler unscales and updates),
+            ``clipping`` (work on the gradients before the optimizer's step), ``optimizer``,
+            ``zero_grad``, ``averaging`` (an average of the weights), ``evaluation`` (the model runs
+            without gradients), ``saving`` (a checkpoint), ``trainer`` (Lightning's own work and its
+            callbacks), ``other`` (recorded, none of these) or ``idle`` (nothing recorded).
         wall_ns: Clock time.
         busy_ns: Part in which any device was busy.
         wall_ns_by_step: Clock time in each recorded step.

@@ -14,6 +14,7 @@ from backspot.analysis.accounting.activity import (
     BACKWARD,
     COPY,
     DATA,
+    HOST,
     IDLE,
     NAMES,
     OTHER,
@@ -90,7 +91,7 @@ def _of_work(events: Events, ownership: Ownership, activity: Activity) -> Ints:
     work = ownership.work
     phase = activity.of_launches(work.thread, work.launch)
     # Work that is launched while a batch is fetched is other work, and no waiting for data.
-    phase[(phase < 0) | (phase == DATA) | (work.launch < 0)] = OTHER
+    phase[(phase < 0) | np.isin(phase, (DATA, HOST)) | (work.launch < 0)] = OTHER
     phase[to_device(events, work.name)] = COPY
     of_node = take(ownership.passes.of_span, work.span) >= 0
     of_engine = (work.span < 0) & (work.run >= 0) & (work.launch >= 0)

@@ -108,8 +108,8 @@ def small_batch(evidence: Evidence) -> Finding | None:
         return None
     is_compiled = 2 * costs.of_host(mine & compiled(evidence)) >= launch_bound
     # A larger batch does not load faster, so waiting for data is not counted.
-    data = evidence.phase("data")
-    waited = data.wall_ns - data.busy_ns if data else 0
+    before = [evidence.phase("data"), evidence.phase("host")]
+    waited = sum(phase.wall_ns - phase.busy_ns for phase in before if phase)
     recorded = np.maximum(launch_bound, costs.step_ns - costs.busy_ns - waited)
     idle = np.maximum(0, recorded - (evidence.step_ns - evidence.real_step_ns))
     path, class_name = _root(evidence)
@@ -344,17 +344,16 @@ their processors (measured: 0.1 to 1 ms of loading became 3.5 to 5.5 ms with a w
 def waiting_for_data(evidence: Evidence) -> Finding | None:
     """Find the data phase of the step.
 
-    Without the marks of a loader, the phase is time of the host in which nothing is recorded. On a
-    GPU, a copy follows, which may be that of a batch. Without a GPU, nothing shows what the time is
-    spent on. With several workers, the step may wait for one of them in every second step, say, and
+    Without the marks of a loader, it looks at the host before the first operator, where nothing is
+    recorded. On a GPU, a copy follows, which may be that of a batch. Without a GPU, nothing shows
+    what the time is spent on. With several workers, the step may wait for one of them in every second step, say, and
     find the batches of the others ready.
     """
-    phase = evidence.phase("data")
-    if phase is None:
-        return None
     fetches = evidence.events.names_where(names.is_fetch_mark)
     marked = len(evidence.events.chosen(fetches, Category.ANNOTATION)) > 0
-    if not marked and not evidence.report.has_gpu:
+    name = "data" if marked else "host"
+    phase = evidence.phase(name)
+    if phase is None or not (marked or evidence.report.has_gpu):
         return None
     say, costs = evidence.wording, evidence.costs
     waits = np.array(phase.wall_ns_by_step)
@@ -385,7 +384,7 @@ def waiting_for_data(evidence: Evidence) -> Finding | None:
         )
         remedy = _DATA_LOOK
     return finding(
-        costs.place("(data)", waits, evidence.report.steps),
+        costs.place(f"({name})", waits, evidence.report.steps),
         title=title,
         seen=seen,
         remedy=remedy,

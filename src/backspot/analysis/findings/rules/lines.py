@@ -21,7 +21,19 @@ _LEAST_NS = 200_000
 """Nanoseconds of a step that are worth a change."""
 _MUCH = 0.1
 """The same, for a function that calls few others: what it does may be needed."""
-_AROUND = ("other", "idle", "loss", "clipping")
+_AROUND = (
+    *(
+        "other",
+        "idle",
+        "loss",
+        "metrics",
+        "clipping",
+        "averaging",
+        "evaluation",
+        "trainer",
+        "saving",
+    ),
+)
 _ERROR = 0.04
 """Share of the step by which times of lines may be off, as those of a replay."""
 _MANY = 20
@@ -94,7 +106,7 @@ def code_around_model(evidence: Evidence) -> Finding | None:
     others = (
         (one, min(one.operators_ns, one.idle_ns))
         for one in around
-        if one.phase in ("other", "idle") and (one.file, one.function) not in known
+        if one.phase not in ("loss", "clipping") and (one.file, one.function) not in known
     )
     much = _MUCH * evidence.real_step_ns
     long = [(line, cost) for line, cost in _functions(evidence, others) if cost >= much]
