@@ -15,6 +15,7 @@ import numpy as np
 from backspot.analysis.accounting.holders import find_fused
 from backspot.analysis.accounting.memory import find_memory
 from backspot.analysis.accounting.peaks import peaks_of
+from backspot.analysis.accounting.unrecorded import recorded_events, without_recording
 from backspot.analysis.accounting.work import find_work
 from backspot.analysis.attribution.ownership import Ownership
 from backspot.analysis.caveats import warnings_of
@@ -93,6 +94,19 @@ def with_host(report: Report, recording: Recording, _: Options) -> Report:
     return changed(report, host=lines)
 
 
+def with_real_times(report: Report, recording: Recording, _: Options) -> Report:
+    """Add how long phases and rows take in a step that is not recorded, where such were timed."""
+    if report.unprofiled_step_ns is None or not report.phases:
+        return report
+    counts = recorded_events(
+        recording.events, recording.ledger, recording.activity, recording.typical
+    )
+    phases, rows = without_recording(
+        report.phases, report.modules, report.unprofiled_step_ns, counts
+    )
+    return changed(report, phases=tuple(phases), modules=tuple(rows))
+
+
 def with_findings(report: Report, recording: Recording, _: Options) -> Report:
     """Add what makes the step slower than necessary."""
     events = recording.events
@@ -156,6 +170,14 @@ def folded(report: Report, _: Recording, options: Options) -> Report:
     return changed(report, modules=ranked_rows(fold(report.modules, options.depth)))
 
 
-PARTS: tuple[Part, ...] = (with_host, with_findings, with_savings, with_memory, with_limits, folded)
+PARTS: tuple[Part, ...] = (
+    with_host,
+    with_real_times,
+    with_findings,
+    with_savings,
+    with_memory,
+    with_limits,
+    folded,
+)
 """What each report gets. Limits are those of the step that savings replay; what is asked of the
 rows as a whole comes last."""

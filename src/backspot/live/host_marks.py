@@ -52,7 +52,7 @@ def saves_marked() -> Iterator[None]:
     save = torch.save
 
     @functools.wraps(save)
-    def marked(*args: Any, **options: Any) -> None:
+    def marked(*args: Any, **options: Any) -> Any:
         if not profiler.recording():
             return save(*args, **options)
         with profiler.new_range(SAVING):

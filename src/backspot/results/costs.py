@@ -303,6 +303,7 @@ class Row:
         total_saves: How much less if all modules inside were free too. Savings do not add up.
         memory: What it has in memory; only with ``profile_memory=True``.
         work: How much work it does; only with ``record_shapes=True``.
+        unprofiled_ns: ``wall_ns`` in a step without the profiler, as ``Phase.unprofiled_ns``.
 
     Example:
         >>> row = report.modules[0]
@@ -341,6 +342,7 @@ class Row:
     total_saves: Saving | None = None
     memory: MemoryOfModule | None = None
     work: WorkOfModule | None = None
+    unprofiled_ns: Count | None = None
 
     @property
     def is_exchange(self) -> bool:
@@ -574,6 +576,9 @@ class Phase:
         wall_ns: Clock time.
         busy_ns: Part in which any device was busy.
         wall_ns_by_step: Clock time in each recorded step.
+        unprofiled_ns: Clock time in a step without the profiler: its part of
+            ``Report.unprofiled_step_ns``; ``None`` where none was timed. This is what people are
+            shown: see ``docs/concepts.md``.
 
     Example:
         >>> {phase.name: f"{phase.wall_ns / 1e6:.1f} ms" for phase in report.phases}
@@ -585,6 +590,7 @@ class Phase:
     wall_ns: Count
     busy_ns: Count
     wall_ns_by_step: tuple[Count, ...]
+    unprofiled_ns: Count | None = None
 
     def __repr__(self) -> str:
         return f"<Phase {self.name}: wall {self.wall_ns / 1e6:.3f} ms per step>"

@@ -563,12 +563,13 @@ def _before(context: _Context) -> Timeline:
     only a copy shows that a batch has arrived.
     """
     sections, work, events = context.sections, context.o.work, context.events
-    if len(context.marks[DATA]) or not len(sections.begin):
+    if not len(sections.begin):
         return EMPTY
     steps = events.start[events.named(Category.ANNOTATION, names.PROFILER_STEP)]
     # What is known to go on after the step before.
-    known_ends = [context.between[one].edges for one in (AVERAGING, SAVING, EVALUATION)]
-    marks = np.append(NOTHING, np.sort(np.concatenate([steps, *known_ends])))
+    ends = [context.between[one].edges for one in (AVERAGING, SAVING, EVALUATION)]
+    ends += [events.end[context.marks[one]] for one in (DATA, SAVING)]
+    marks = np.append(NOTHING, np.sort(np.concatenate([steps, *ends])))
     begin = np.maximum(sections.begin, 0)
     known = sections.forward < FAR
     if len(work.start):

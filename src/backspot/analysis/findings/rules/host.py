@@ -346,8 +346,8 @@ def waiting_for_data(evidence: Evidence) -> Finding | None:
 
     Without the marks of a loader, it looks at the host before the first operator, where nothing is
     recorded. On a GPU, a copy follows, which may be that of a batch. Without a GPU, nothing shows
-    what the time is spent on. With several workers, the step may wait for one of them in every second step, say, and
-    find the batches of the others ready.
+    what the time is spent on. With several workers, the step may wait for one of them in every
+    second step, say, and find the batches of the others ready.
     """
     fetches = evidence.events.names_where(names.is_fetch_mark)
     marked = len(evidence.events.chosen(fetches, Category.ANNOTATION)) > 0

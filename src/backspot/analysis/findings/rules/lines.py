@@ -10,9 +10,10 @@ import numpy as np
 from backspot.analysis.findings.costs import Placed
 from backspot.analysis.findings.evidence import Evidence
 from backspot.analysis.findings.registry import finding, rule
-from backspot.formatting import counted
+from backspot.formatting import counted, duration
 from backspot.results.findings import Finding, Place, Saving
 from backspot.results.host import HostLine
+from backspot.results.unprofiled import STEP
 from backspot.trace import Category, names
 
 _LEAST = 0.05
@@ -54,7 +55,7 @@ def python_code(evidence: Evidence) -> Finding | None:
         _placed(evidence, found),
         title="Python code holds up the step",
         seen=(
-            f"{_named(first)} runs Python for {evidence.wording.ms(found[0][1])} of each step, "
+            f"{_named(first)} runs Python for {duration(found[0][1])} of each step, "
             f"in which {_nothing_else(evidence)}.{also}"
         ),
         remedy=(
@@ -118,7 +119,7 @@ def code_around_model(evidence: Evidence) -> Finding | None:
         _placed(evidence, found),
         title="Code around the model takes long",
         seen=(
-            f"{_named(first)} takes {evidence.wording.ms(cost)} of each step, outside of the "
+            f"{_named(first)} takes {duration(cost)} of each step, outside of the "
             f"model, its backward and the optimizer: {counted(first.operators, 'operator')}."
         ),
         remedy=(
@@ -159,19 +160,13 @@ def _placed(evidence: Evidence, found: list[tuple[HostLine, int]]) -> Placed:
 
     Lines have the times of a step that is not recorded, and findings those of a recorded one.
     """
-    longer = evidence.step_ns / max(1, evidence.real_step_ns)
-    places = tuple(
-        Place(
-            line.path if line.class_name else f"({line.phase})",
-            line.class_name,
-            max(1, line.calls),
-            round(cost * longer),
-            line.place,
-        )
-        for line, cost in found
-    )
+    parts, places = evidence.real_parts or {STEP: 1.0}, []
+    for line, cost in found:
+        path = line.path if line.class_name else f"({line.phase})"
+        recorded = round(cost / (parts.get(path) or parts[STEP]))
+        places.append(Place(path, line.class_name, max(1, line.calls), recorded, line.place))
     cost = min(sum(place.wall_ns for place in places), evidence.step_ns)
-    return Placed(places, cost, evidence.report.steps)
+    return Placed(tuple(places), cost, evidence.report.steps)
 
 
 def _saving(evidence: Evidence, found: list[tuple[HostLine, int]]) -> Saving:
