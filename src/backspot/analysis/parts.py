@@ -15,6 +15,7 @@ import numpy as np
 from backspot.analysis.accounting.holders import find_fused
 from backspot.analysis.accounting.memory import find_memory
 from backspot.analysis.accounting.peaks import peaks_of
+from backspot.analysis.accounting.phases import phases_of_work
 from backspot.analysis.accounting.unrecorded import recorded_events, without_recording
 from backspot.analysis.accounting.work import find_work
 from backspot.analysis.attribution.ownership import Ownership
@@ -26,6 +27,7 @@ from backspot.analysis.findings import (
     find_in_memory,
     rules_about_memory,
 )
+from backspot.analysis.host.launches import find_launches
 from backspot.analysis.host.lines import find_host_lines
 from backspot.analysis.recorded import find_recorded
 from backspot.analysis.recording import Options, Part, Recording
@@ -74,10 +76,14 @@ def ranking(recording: Recording, options: Options) -> Report:
 
 
 def with_host(report: Report, recording: Recording, _: Options) -> Report:
-    """Add where the host waits, and what it does at each line in the steps that have stacks."""
+    """Add where the host waits, what it launches, and its lines in the steps that have stacks."""
     if recording.events.truncated:
         return report
     report = changed(report, waits=tuple(recording.places_of_waits[0]))
+    if report.phases and report.has_gpu:
+        phase = phases_of_work(recording.events, recording.ownership, recording.activity)
+        parts = recording.ownership, phase, recording.ledger.steps, recording.typical
+        report = changed(report, launches=find_launches(*parts))
     stacked = recording.detailed
     if not len(stacked.events.frames):
         return report

@@ -47,7 +47,7 @@ from backspot.results.costs import (
 )
 from backspot.results.findings import Finding, Place, ReplayedStep, Saving, WhatIf
 from backspot.results.grouping import Subtree
-from backspot.results.host import HostLine, Wait
+from backspot.results.host import HostLine, Launches, Wait
 from backspot.results.job import (
     GroupCost,
     JobFinding,
@@ -76,6 +76,7 @@ __all__ = [
     "JobFinding",
     "JobReport",
     "KernelCost",
+    "Launches",
     "LimitOfModule",
     "LineCost",
     "LostRank",

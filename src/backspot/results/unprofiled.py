@@ -86,6 +86,10 @@ def in_real_time(report: Report) -> Report:
             )
             for one in report.phases
         ),
+        launches=tuple(
+            replace(one, idle_ns=int(one.idle_ns * parts.get(f"({one.phase})", parts[STEP])))
+            for one in report.launches
+        ),
         findings=tuple(real_cost(one, parts) for one in report.findings),
         step_ns=report.unprofiled_step_ns,
         wall_ns=backward,

@@ -67,7 +67,7 @@ def phase_times(events: Events, ledger: Ledger, activity: Activity) -> PhaseTime
     until the pass ends.
     """
     ownership, passes = ledger.ownership, ledger.ownership.windows
-    of_work = _of_work(events, ownership, activity)
+    of_work = phases_of_work(events, ownership, activity)
     phases, steps = len(NAMES), len(ledger.windows.start)
     found = np.zeros((2 * phases, steps), np.int64)  # while no device runs, then while one does
     for device, spent in ledger.by_device.items():
@@ -86,7 +86,7 @@ def phase_times(events: Events, ledger: Ledger, activity: Activity) -> PhaseTime
     return PhaseTimes(found[:phases] + found[phases:], found[phases:])
 
 
-def _of_work(events: Events, ownership: Ownership, activity: Activity) -> Ints:
+def phases_of_work(events: Events, ownership: Ownership, activity: Activity) -> Ints:
     """Return the phase of each piece of device work."""
     work = ownership.work
     phase = activity.of_launches(work.thread, work.launch)

@@ -8,9 +8,10 @@ import numpy as np
 
 from backspot.analysis.accounting.activity import NAMES
 from backspot.analysis.attribution.launches import Tier
-from backspot.analysis.findings.costs import LEAST_SHARE
+from backspot.analysis.findings.costs import LEAST_SHARE, Placed
 from backspot.analysis.findings.evidence import Evidence
 from backspot.analysis.findings.observations import (
+    LEAST_LAUNCHING,
     compiled,
     graph_breaks,
     host_operators,
@@ -19,7 +20,8 @@ from backspot.analysis.findings.observations import (
 from backspot.analysis.findings.registry import finding, rule
 from backspot.analysis.timeline import NOTHING, first_started, numbered, pieces
 from backspot.formatting import percent
-from backspot.results.findings import Finding
+from backspot.results.findings import Finding, Place
+from backspot.results.host import Launches
 from backspot.trace import Category, names
 from backspot.trace.events import Ints, Mask
 
@@ -37,17 +39,23 @@ _COMPILED = (
 )
 
 
+_FUSED = "Let one kernel update many parameters: fused=True or foreach=True of the optimizer."
+_COMPILE = "https://docs.pytorch.org/docs/stable/generated/torch.compile.html"
+_LAUNCHING_PHASES = {"forward", "loss", "clipping", "optimizer", "averaging", "evaluation"}
+
+
 @rule("launch-bound", devices=("cuda",))
 def launch_bound(evidence: Evidence) -> Finding | None:
     """Find the nodes that the host executes while the GPU is idle.
 
-    Time in which the host waits or computes by itself belongs to other rules.
+    Time in which the host waits or computes by itself belongs to other rules. Where the backward is
+    not launch-bound, another phase may be: the worst one counts.
     """
     costs, say = evidence.costs, evidence.wording
     mine = launching(evidence)
     cost = costs.of_host(mine)
     if not cost:
-        return None
+        return _launch_bound_elsewhere(evidence)
     kernels = int(evidence.backward.sum())
     length = int(costs.device_ns[evidence.backward].sum())
     replaying = mine & evidence.spans_of_work(evidence.work.replays & evidence.backward)
@@ -66,8 +74,41 @@ def launch_bound(evidence: Evidence) -> Finding | None:
             f"average. {_without_profiler(evidence)}"
         ),
         remedy=remedy,
-        link="https://docs.pytorch.org/docs/stable/generated/torch.compile.html",
+        link=_COMPILE,
         nodes=costs.top_nodes(mine),
+    )
+
+
+def _launch_bound_elsewhere(evidence: Evidence) -> Finding | None:
+    """Find the phase, but for the backward, in which most launches come too late for the GPU."""
+    report, say = evidence.report, evidence.wording
+    if evidence.costs.busy_ns > (1 - LEAST_LAUNCHING) * evidence.real_step_ns:
+        return None
+    launches: dict[str, list[Launches]] = {}
+    for one in report.launches:
+        launches.setdefault(one.phase, []).append(one)
+    idle = {name: sum(one.idle_ns for one in some) for name, some in launches.items()}
+    name = max(idle.keys() & _LAUNCHING_PHASES, key=lambda name: idle[name], default="")
+    phase = evidence.phase(name)
+    # It must matter as much as the same share of the backward does.
+    if phase is None or idle[name] < LEAST_LAUNCHING * max(phase.wall_ns, report.wall_ns):
+        return None
+    number, late = (sum(getattr(one, what) for one in launches[name]) for what in ("count", "late"))
+    places = tuple(
+        Place(one.path if one.class_name else f"({name})", one.class_name, one.count, one.idle_ns)
+        for one in launches[name]
+        if one.idle_ns
+    )
+    return finding(
+        Placed(places, idle[name], report.steps),
+        title="The GPU waits for the host to launch kernels",
+        seen=(
+            f"For {percent(idle[name] / phase.wall_ns)} of the {name}, {say.ms(idle[name])}, the "
+            f"GPU has nothing queued while the host launches: it waits for {late:,} of {number:,} "
+            f"kernels and copies per {report.per}. {_without_profiler(evidence)}"
+        ),
+        remedy=_LAUNCHED if name != "optimizer" else _FUSED,
+        link=_COMPILE,
     )
 
 
