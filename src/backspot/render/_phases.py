@@ -168,9 +168,9 @@ def _meaning(report: Report, phase: PhaseName) -> tuple[str, str]:
 
 def _of_profiler(report: Report) -> str:
     """How much of the idle time of a CPU may be the profiler's own, if that is known."""
-    real = report.unprofiled_step_ns or (report.replayed_step and report.replayed_step.ns)
     idle = sum(phase.wall_ns for phase in report.phases if phase.name == "idle")
-    least = min(idle, report.step_ns - real) if real else 0
+    real = report.replayed_step.ns if report.replayed_step else report.step_ns
+    least = min(idle, report.step_ns - real)
     if least < _NOTABLE * idle:
         return ""
     return f"; up to {duration(least)} of it may be the profiler's own"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import astuple, replace
 from typing import Any, TypeVar
 
 from backspot.results.costs import Row, WallKinds
@@ -14,29 +14,25 @@ from backspot.results.report import Report, changed
 
 Cost = TypeVar("Cost", bound=Any)
 STEP = "(step)"
+"""The key of the whole step in ``real_parts``."""
 
 
 def real_parts(report: Report) -> dict[str, float]:
     """Return how long each place takes in a real step, as a part of its recorded time.
 
-    A place is the path of a row, a phase as ``(loss)``, or the whole ``STEP``. Empty where no real
-    step was timed.
+    A place is the path of a row, a phase as ``(loss)``, or ``STEP``, which holds for all others.
+    Empty where no real step was timed.
     """
-    if report.unprofiled_step_ns is None or not _has_real_times(report):
+    if report.unprofiled_step_ns is None or not report.phases or not report.step_ns:
         return {}
-    return {
-        STEP: report.unprofiled_step_ns / max(1, report.step_ns),
-        **{f"({one.name})": _part(one) for one in report.phases},
-        **{row.path: _part(row) for row in report.modules if row.wall_ns},
-    }
+    whole = report.unprofiled_step_ns / report.step_ns
 
+    def part(one: Any) -> float:
+        known = one.wall_ns and one.unprofiled_ns is not None
+        return float(one.unprofiled_ns / one.wall_ns) if known else whole
 
-def _has_real_times(report: Report) -> bool:
-    return any(one.unprofiled_ns is not None for one in report.phases)
-
-
-def _part(one: Any) -> float:
-    return float((one.unprofiled_ns or 0) / one.wall_ns) if one.wall_ns else 1.0
+    phases = {f"({one.name})": part(one) for one in report.phases}
+    return {STEP: whole, **phases, **{row.path: part(row) for row in report.modules}}
 
 
 def real_cost(finding: Finding, parts: Mapping[str, float]) -> Finding:
@@ -60,82 +56,72 @@ def in_real_time(report: Report) -> Report:
     if not parts:
         return report
     forward = parts.get("(forward)", parts[STEP])
-    rows = ranked_rows(
-        add_totals([_real_row(row, _part(row), forward, report.has_gpu) for row in report.modules])
-    )
+    real = [_real_row(row, parts[row.path], forward, report.has_gpu) for row in report.modules]
+    rows = ranked_rows(add_totals(real))
+    wall = sum(row.wall_ns for row in rows)
     was, now = Counter[str](), Counter[str]()
     for into, some in ((was, report.modules), (now, rows)):
         for row in some:
             into.update({node.name: node.wall_ns for node in row.nodes})
-    backward = sum(row.wall_ns for row in rows)
-    part = backward / max(1, report.wall_ns)
-    return changed(
-        report,
-        modules=rows,
-        operators=tuple(
-            _scaled(one, now[one.name] / was[one.name] if was[one.name] else part)
-            for one in report.operators
+    fields = _times(report, wall / max(1, report.wall_ns)) | {
+        "modules": rows,
+        "operators": tuple(
+            _scaled(one, now[one.name] / max(1, was[one.name])) for one in report.operators
         ),
-        phases=tuple(
-            replace(
-                one,
-                wall_ns=one.unprofiled_ns or 0,
-                busy_ns=min(one.busy_ns, one.unprofiled_ns or 0),
-                wall_ns_by_step=_each(one.wall_ns_by_step, _part(one)),
-                unprofiled_ns=None,
-            )
+        "phases": tuple(
+            replace(_scaled(one, parts[f"({one.name})"]), unprofiled_ns=None)
             for one in report.phases
         ),
-        launches=tuple(
+        "launches": tuple(
             replace(one, idle_ns=int(one.idle_ns * parts.get(f"({one.phase})", parts[STEP])))
             for one in report.launches
         ),
-        findings=tuple(real_cost(one, parts) for one in report.findings),
-        step_ns=report.unprofiled_step_ns,
-        wall_ns=backward,
-        cpu_ns=sum(row.cpu_ns for row in rows),
-        step_ns_by_step=_each(report.step_ns_by_step, parts[STEP]),
-        wall_ns_by_step=_each(report.wall_ns_by_step, part),
-        cpu_ns_by_step=_each(report.cpu_ns_by_step, part),
-    )
+        "findings": tuple(real_cost(one, parts) for one in report.findings),
+        "step_ns": report.unprofiled_step_ns,
+        "step_ns_by_step": _each(report.step_ns_by_step, parts[STEP]),
+        "wall_ns": wall,
+    }
+    return changed(report, **fields)
 
 
 def _real_row(row: Row, part: float, forward: float, has_gpu: bool) -> Row:
-    on = row.wall_on
-    wall = int(row.unprofiled_ns or 0)
+    wall, on = round(row.wall_ns * part), row.wall_on
     device = on.gpu_ns + on.communication_ns + on.queued_ns
-    host = on.sync_ns + on.host_ns
-    of_device = min(1.0, wall / device) if device else 1.0
-    of_host = max(0.0, wall - device * of_device) / host if host else 0.0
+    of_device = min(1.0, wall / max(1, device))
+    of_host = max(0.0, wall - device * of_device) / max(1, on.sync_ns + on.host_ns)
+    shares = (of_device, of_device, of_device, of_host, of_host)
+    spent = 1.0 if has_gpu else part
     return replace(
-        row,
+        _scaled(row, part),
         wall_ns=wall,
-        cpu_ns=int(row.cpu_ns * part),
         forward_ns=int(row.forward_ns * forward),
-        recompute_ns=int(row.recompute_ns * part),
-        split_ns=int(row.split_ns * part),
+        forward_ns_by_step=_each(row.forward_ns_by_step, forward),
         nodes=tuple(_scaled(one, part) for one in row.nodes),
         lines=tuple(_scaled(one, part) for one in row.lines),
-        kernels=row.kernels
-        if has_gpu
-        else tuple(replace(one, spent_ns=int(one.spent_ns * part)) for one in row.kernels),
-        wall_on=WallKinds(
-            int(on.gpu_ns * of_device),
-            int(on.communication_ns * of_device),
-            int(on.queued_ns * of_device),
-            int(on.sync_ns * of_host),
-            int(on.host_ns * of_host),
-        ),
-        wall_ns_by_step=_each(row.wall_ns_by_step, part),
-        cpu_ns_by_step=_each(row.cpu_ns_by_step, part),
-        forward_ns_by_step=_each(row.forward_ns_by_step, forward),
+        kernels=tuple(replace(one, spent_ns=int(one.spent_ns * spent)) for one in row.kernels),
+        wall_on=WallKinds(*(int(ns * of) for ns, of in zip(astuple(on), shares, strict=True))),
         unprofiled_ns=None,
     )
 
 
+_TIMES = ("wall_ns", "cpu_ns", "recompute_ns", "split_ns")
+
+
+def _times(one: Any, part: float) -> dict[str, Any]:
+    """The clock time of a cost and the host's, scaled; ``busy_ns`` is a device's."""
+    found: dict[str, Any] = {
+        name: int(getattr(one, name) * part) for name in _TIMES if hasattr(one, name)
+    }
+    for name in ("wall_ns_by_step", "cpu_ns_by_step"):
+        if hasattr(one, name):
+            found[name] = _each(getattr(one, name), part)
+    if hasattr(one, "busy_ns"):
+        found["busy_ns"] = min(one.busy_ns, found["wall_ns"])
+    return found
+
+
 def _scaled(one: Cost, part: float) -> Cost:
-    """The cost of a node or of a line, scaled."""
-    scaled: Cost = replace(one, wall_ns=int(one.wall_ns * part), cpu_ns=int(one.cpu_ns * part))
+    scaled: Cost = replace(one, **_times(one, part))
     return scaled
 
 

@@ -40,13 +40,10 @@ def find_launches(
     for into, amount in zip(sums, (np.ones_like(idle), late, np.where(late, idle, 0)), strict=True):
         np.add.at(into, (place, step[inside]), amount[inside])
     counts, times = typical.count(sums[:2]), typical.mean(sums[2])
-    found = [
-        Launches(
-            NAMES[code // len(ownership.owners)],
-            *ownership.owners.named(code % len(ownership.owners)),
-            *counts[:, which].tolist(),
-            int(times[which]),
-        )
-        for which, code in enumerate(known.tolist())
-    ]
+    found = []
+    for which, code in enumerate(known.tolist()):
+        of_phase, of_owner = divmod(code, len(ownership.owners))
+        count, late_ones = counts[:, which].tolist()
+        named = NAMES[of_phase], *ownership.owners.named(of_owner)
+        found.append(Launches(*named, count=count, late=late_ones, idle_ns=int(times[which])))
     return tuple(sorted(found, key=lambda one: (-one.idle_ns, -one.count, one.phase, one.path)))
