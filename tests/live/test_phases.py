@@ -7,6 +7,7 @@ import io
 import time
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, schedule
@@ -92,6 +93,7 @@ class SlowFile(io.BytesIO):
         return super().write(data)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_what_a_loop_does_around_the_model_has_the_name_of_what_it_does() -> None:
     """Each part pauses within what shows it, so that its phase must own the pause."""
     model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(4)))
