@@ -56,11 +56,13 @@ def step(trace: Trace, at: int = 0, *, marked: bool = True, loader: bool = True)
 
 STEP = {
     "data": 8,
+    "host": 9,
     "forward": 20,
     "loss": 2,
+    "metrics": 2,
     "backward": 10,
     "clipping": 3,
-    "optimizer": 1 + 10,
-    "other": 2,
-    "idle": 44,
+    "optimizer": 10,
+    "zero_grad": 1,
+    "idle": 35,
 }

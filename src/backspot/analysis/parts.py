@@ -15,6 +15,8 @@ import numpy as np
 from backspot.analysis.accounting.holders import find_fused
 from backspot.analysis.accounting.memory import find_memory
 from backspot.analysis.accounting.peaks import peaks_of
+from backspot.analysis.accounting.phases import phases_of_work
+from backspot.analysis.accounting.unrecorded import recorded_events, without_recording
 from backspot.analysis.accounting.work import find_work
 from backspot.analysis.attribution.ownership import Ownership
 from backspot.analysis.caveats import warnings_of
@@ -25,6 +27,7 @@ from backspot.analysis.findings import (
     find_in_memory,
     rules_about_memory,
 )
+from backspot.analysis.host.launches import find_launches
 from backspot.analysis.host.lines import find_host_lines
 from backspot.analysis.recorded import find_recorded
 from backspot.analysis.recording import Options, Part, Recording
@@ -73,10 +76,14 @@ def ranking(recording: Recording, options: Options) -> Report:
 
 
 def with_host(report: Report, recording: Recording, _: Options) -> Report:
-    """Add where the host waits, and what it does at each line in the steps that have stacks."""
+    """Add where the host waits, what it launches, and its lines in the steps that have stacks."""
     if recording.events.truncated:
         return report
     report = changed(report, waits=tuple(recording.places_of_waits[0]))
+    if report.phases and report.has_gpu:
+        phase = phases_of_work(recording.events, recording.ownership, recording.activity)
+        parts = recording.ownership, phase, recording.ledger.steps, recording.typical
+        report = changed(report, launches=find_launches(*parts))
     stacked = recording.detailed
     if not len(stacked.events.frames):
         return report
@@ -91,6 +98,19 @@ def with_host(report: Report, recording: Recording, _: Options) -> Report:
         report.unprofiled_step_ns or report.step_ns,
     )
     return changed(report, host=lines)
+
+
+def with_real_times(report: Report, recording: Recording, _: Options) -> Report:
+    """Add how long phases and rows take in a step that is not recorded, where such were timed."""
+    if report.unprofiled_step_ns is None or not report.phases:
+        return report
+    counts = recorded_events(
+        recording.events, recording.ledger, recording.activity, recording.typical
+    )
+    phases, rows = without_recording(
+        report.phases, report.modules, report.unprofiled_step_ns, counts
+    )
+    return changed(report, phases=tuple(phases), modules=tuple(rows))
 
 
 def with_findings(report: Report, recording: Recording, _: Options) -> Report:
@@ -156,6 +176,14 @@ def folded(report: Report, _: Recording, options: Options) -> Report:
     return changed(report, modules=ranked_rows(fold(report.modules, options.depth)))
 
 
-PARTS: tuple[Part, ...] = (with_host, with_findings, with_savings, with_memory, with_limits, folded)
+PARTS: tuple[Part, ...] = (
+    with_host,
+    with_real_times,
+    with_findings,
+    with_savings,
+    with_memory,
+    with_limits,
+    folded,
+)
 """What each report gets. Limits are those of the step that savings replay; what is asked of the
 rows as a whole comes last."""

@@ -1,4 +1,4 @@
-"""Marks of what holds up the host: Python's garbage collector, and the lines that wait for a GPU.
+"""Marks of what holds up the host: the garbage collector, checkpoints, lines that wait for a GPU.
 
 PyTorch can warn at each operator that waits for a GPU (``torch.cuda.set_sync_debug_mode``). The
 warning comes when the operator returns, on the thread and at the line that called it. Waits inside
@@ -7,6 +7,7 @@ a backward come up when the backward returns, so these have no mark.
 
 from __future__ import annotations
 
+import functools
 import gc
 import sys
 import threading
@@ -19,7 +20,7 @@ import torch
 
 from backspot.live.source_lines import file_name, user_frame
 from backspot.live.torch_internals import profiler
-from backspot.trace.names import COLLECTION, WAITED_AT
+from backspot.trace.names import COLLECTION, SAVING, WAITED_AT
 
 _OLDEST = 2
 """The generation whose collection looks at all objects; the others take microseconds."""
@@ -43,6 +44,26 @@ def collections_marked() -> Iterator[None]:
         yield
     finally:
         gc.callbacks.remove(mark)
+
+
+@contextmanager
+def saves_marked() -> Iterator[None]:
+    """Mark each call of ``torch.save`` inside the block."""
+    save = torch.save
+
+    @functools.wraps(save)
+    def marked(*args: Any, **options: Any) -> Any:
+        if not profiler.recording():
+            return save(*args, **options)
+        with profiler.new_range(SAVING):
+            return save(*args, **options)
+
+    torch.save = marked
+    try:
+        yield
+    finally:
+        if torch.save is marked:  # not what the program has put in its place
+            torch.save = save
 
 
 def can_record_stacks() -> bool:

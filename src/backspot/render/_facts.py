@@ -48,8 +48,7 @@ def setting(report: Report) -> list[str]:
         unit += f" ({counted(len(report.passes), 'pass', 'passes')})"
     whole = report.step_ns
     if report.unprofiled_step_ns is not None:
-        recorded = f"; {duration(whole)} while recorded" if report.per == "step" else ""
-        facts.insert(0, f"a step takes {duration(report.unprofiled_step_ns)}{recorded}")
+        facts.insert(0, f"a step takes {duration(report.unprofiled_step_ns)}")
     elif report.per == "step" and whole > 1.001 * report.wall_ns:
         unit += f" of {duration(whole)} while recorded{_replayed(report)}"
     facts.append(unit)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from backspot.formatting import counted, duration, percent, size
 from backspot.render._answer import answered
-from backspot.render._phases import longer_phase, longest_phase
+from backspot.render._phases import PHASES, longer_phase, longest_phase
 from backspot.render._words import Part, said
 from backspot.render.view import DEFAULT_VIEW, View
 from backspot.results.costs import Row
@@ -28,9 +28,9 @@ _CLEARLY_LESS = 0.9
 
 _PLURAL = {"step": "steps", "pass": "passes"}
 _PHASE_PLACES = {
+    **{f"({name})": text for name, text in PHASES.items()},
     "(data)": "the loading of data",
     "(optimizer)": "the optimizer",
-    "(clipping)": "gradient clipping",
     "(loss)": "the loss",
     "(other)": "work outside the model",
     "(idle)": "Python between operators",

@@ -46,7 +46,8 @@ def waits_told(report: Report) -> str:
 
 def host_tables(report: Report) -> list[HostTable]:
     """The tables of waits and of lines, as far as there are any."""
-    return [table for table in (_waits(report), lines_of_step(report, _ROWS)) if table is not None]
+    tables = _waits(report), lines_of_step(report, _ROWS), _launches(report)
+    return [table for table in tables if table is not None]
 
 
 def _waits(report: Report) -> HostTable | None:
@@ -67,6 +68,30 @@ def _waits(report: Report) -> HostTable | None:
             Column("count", "waits", numbers(f"{one.count:,}" for one in waits)),
             Column("time", "wait ms", numbers(ms(one.wall_ns) for one in waits)),
             Column("saves", "saves ms", saves),
+        ],
+    )
+
+
+def _launches(report: Report) -> HostTable | None:
+    """What each phase launches, in the order of a step, and the module that idles most there."""
+    phases = [one.name for one in report.phases]
+    by_phase = [[one for one in report.launches if one.phase == name] for name in phases]
+    by_phase = [some for some in by_phase if any(one.count for one in some)]
+    if not any(one.late for some in by_phase for one in some):
+        return None
+    idle = [sum(one.idle_ns for one in some) for some in by_phase]
+    ms = milliseconds_of(max(idle))
+    most = _words(labelled(some[0].path, some[0].class_name) for some in by_phase)
+    return HostTable(
+        "Launches",
+        f"Kernels, copies and memsets per {report.per}. late: the GPU has nothing left when the "
+        "host launches them, and waits.",
+        [
+            Column("class", "phase", _words(PHASES[some[0].phase] for some in by_phase), left=True),
+            Column("count", "launched", numbers(f"{sum(o.count for o in s):,}" for s in by_phase)),
+            Column("count", "late", numbers(f"{sum(o.late for o in s):,}" for s in by_phase)),
+            Column("time", "GPU waits ms", numbers(map(ms, idle))),
+            Column("line", "mostly for", most, least=20, left=True, cut_start=True),
         ],
     )
 

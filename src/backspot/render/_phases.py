@@ -15,12 +15,20 @@ _NOTABLE = 0.1
 
 PHASES: dict[PhaseName, str] = {
     "data": "waiting for data",
+    "host": "host code before the first operator",
     "copy": "copies to the GPU",
     "forward": "forward",
     "loss": "loss",
+    "metrics": "metrics",
     "backward": "backward",
+    "scaler": "gradient scaler",
     "clipping": "gradient clipping",
     "optimizer": "optimizer",
+    "zero_grad": "zero_grad",
+    "averaging": "average of the weights",
+    "evaluation": "forward without gradients",
+    "saving": "saving a checkpoint",
+    "trainer": "trainer and callbacks",
     "other": "other work",
     "idle": "idle",
 }
@@ -30,10 +38,18 @@ _ON_A_CPU: dict[PhaseName, str] = {"copy": "copies of the batch", "idle": "idle 
 
 _TAKES: dict[PhaseName, str] = {
     "data": "Waiting for data takes",
+    "host": "Host code before the first operator takes",
     "copy": "Copying the batch takes",
     "loss": "The loss takes",
+    "metrics": "Reading metrics takes",
+    "scaler": "The gradient scaler takes",
     "clipping": "Clipping the gradients takes",
     "optimizer": "The optimizer takes",
+    "zero_grad": "zero_grad takes",
+    "averaging": "Averaging the weights takes",
+    "evaluation": "The forward without gradients takes",
+    "saving": "Saving checkpoints takes",
+    "trainer": "The trainer, with its callbacks, takes",
     "other": "Work outside the model takes",
     "idle": "Idle time takes",
 }
@@ -44,13 +60,25 @@ _MEANINGS: dict[PhaseName, tuple[str, str]] = {
         "the time until the model has its next batch",
         "what the host does in this time, such as loading data without worker processes",
     ),
+    "host": (
+        "Python before the model has its batch, with no operator and no loader's mark in it",
+        "the lines of this time, which backspot run --stacks shows: it may be loading of data",
+    ),
     "copy": (
         "copies from the host to the GPU while no kernel runs",
         "pinned memory with non_blocking=True, and at the size of the batch",
     ),
     "loss": (
         "work after the model's forward and before the backward",
-        "the loss function and at what else runs there, such as metrics",
+        "the loss function and at what else runs there",
+    ),
+    "metrics": (
+        "values that the host reads outside of the model, and what computes them",
+        "whether they can stay on the device, and be read in fewer steps",
+    ),
+    "scaler": (
+        "the gradient scaler looks at all gradients, and the host reads whether they are finite",
+        "whether bfloat16 does, which needs no scaler",
     ),
     "clipping": (
         "what is done with the gradients between the backward and the optimizer's step",
@@ -58,8 +86,25 @@ _MEANINGS: dict[PhaseName, tuple[str, str]] = {
         "reads their norms one by one",
     ),
     "optimizer": (
-        "updates of the parameters, with zero_grad",
+        "updates of the parameters",
         "whether the optimizer runs with fused=True or foreach=True",
+    ),
+    "zero_grad": (
+        "gradients are dropped, or set to zero",
+        "whether set_to_none=True, the default, is in use",
+    ),
+    "averaging": (
+        "an average of the weights is brought up to date",
+        "whether one operator does it for all parameters (torch._foreach_lerp_), or fewer steps",
+    ),
+    "evaluation": (
+        "the model runs without gradients inside the step",
+        "whether each step needs it",
+    ),
+    "saving": ("a checkpoint is copied and written", "saving in fewer steps, or in a thread"),
+    "trainer": (
+        "Lightning's own work, callbacks and hooks",
+        "the callbacks and what is logged in each step",
     ),
     "other": (
         "recorded work that belongs to no other phase",
@@ -123,9 +168,9 @@ def _meaning(report: Report, phase: PhaseName) -> tuple[str, str]:
 
 def _of_profiler(report: Report) -> str:
     """How much of the idle time of a CPU may be the profiler's own, if that is known."""
-    real = report.unprofiled_step_ns or (report.replayed_step and report.replayed_step.ns)
     idle = sum(phase.wall_ns for phase in report.phases if phase.name == "idle")
-    least = min(idle, report.step_ns - real) if real else 0
+    real = report.replayed_step.ns if report.replayed_step else report.step_ns
+    least = min(idle, report.step_ns - real)
     if least < _NOTABLE * idle:
         return ""
     return f"; up to {duration(least)} of it may be the profiler's own"

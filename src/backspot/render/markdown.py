@@ -19,6 +19,7 @@ from backspot.render.formats import Format
 from backspot.render.view import View, only_nodes, operators_by, select
 from backspot.results.comparison import Comparison
 from backspot.results.report import Report
+from backspot.results.unprofiled import in_real_time
 
 _TOP = 30
 _FINDINGS = 5
@@ -30,6 +31,7 @@ def to_markdown(report: Report, view: View | None = None) -> bytes:
 
     No name can leave its cell, start a tag or a link, or mention a user.
     """
+    report = in_real_time(report)
     view = view or View(top=_TOP)
     chosen = select(report, view)
     facts = "; ".join([*setting(report), units(report)])

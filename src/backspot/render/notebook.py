@@ -35,6 +35,7 @@ from backspot.render.html._fragments import (
 from backspot.render.view import only_nodes, select
 from backspot.results.comparison import Change, Comparison
 from backspot.results.report import Report
+from backspot.results.unprofiled import in_real_time
 
 _ROWS = 10
 _FINDINGS = 3
@@ -42,6 +43,7 @@ _FINDINGS = 3
 
 def report_html(report: Report) -> str:
     """A report for a cell of a notebook: the answer, the first rows, and what to do."""
+    report = in_real_time(report)
     parts = [
         f'<p class="said">{sentence(answer(report))}</p>',
         line_of_answer(report),

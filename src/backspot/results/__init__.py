@@ -11,7 +11,8 @@ typical step: the mean over the recorded steps but those that something held up.
   lines and work; passes, devices and phases; steps that something held up.
 - ``findings.py``: ``Finding``, a cause with its places and its remedy; what a step would save.
 - ``quantities.py``: the numbers that all of these can hold.
-- ``host.py``: where the host waits for a device, and which lines of Python it runs.
+- ``host.py``: where the host waits for a device, what it launches, which lines it runs.
+- ``unprofiled.py``: a report in the time of real steps, which is what people read.
 - ``memory.py``: what is in memory: the peak of each device, and what each module keeps.
 - ``limits.py``: how far modules are from what the device can do.
 - ``job.py``: ``JobReport``, many ranks of one job.
@@ -47,7 +48,7 @@ from backspot.results.costs import (
 )
 from backspot.results.findings import Finding, Place, ReplayedStep, Saving, WhatIf
 from backspot.results.grouping import Subtree
-from backspot.results.host import HostLine, Wait
+from backspot.results.host import HostLine, Launches, Wait
 from backspot.results.job import (
     GroupCost,
     JobFinding,
@@ -76,6 +77,7 @@ __all__ = [
     "JobFinding",
     "JobReport",
     "KernelCost",
+    "Launches",
     "LimitOfModule",
     "LineCost",
     "LostRank",

@@ -309,6 +309,7 @@ class Row:
         total_saves: How much less if all modules inside were free too. Savings do not add up.
         memory: What it has in memory; only with ``profile_memory=True``.
         work: How much work it does; only with ``record_shapes=True``.
+        unprofiled_ns: ``wall_ns`` in a step without the profiler, as ``Phase.unprofiled_ns``.
 
     Example:
         >>> row = report.modules[0]
@@ -347,6 +348,7 @@ class Row:
     total_saves: Saving | None = None
     memory: MemoryOfModule | None = None
     work: WorkOfModule | None = None
+    unprofiled_ns: Count | None = None
 
     @property
     def is_exchange(self) -> bool:
@@ -543,7 +545,23 @@ class Coverage:
 
 
 PhaseName = Literal[
-    "data", "copy", "forward", "loss", "backward", "clipping", "optimizer", "other", "idle"
+    "data",
+    "host",
+    "copy",
+    "forward",
+    "loss",
+    "metrics",
+    "backward",
+    "scaler",
+    "clipping",
+    "optimizer",
+    "zero_grad",
+    "averaging",
+    "evaluation",
+    "saving",
+    "trainer",
+    "other",
+    "idle",
 ]
 
 
@@ -553,13 +571,20 @@ class Phase:
     """One part of the step, in nanoseconds. The phases sum to the typical step exactly.
 
     Attributes:
-        name: ``data`` (waits for a batch), ``copy`` (copies to the device that no kernel hides),
-            ``forward``, ``loss``, ``backward``, ``clipping`` (work on the gradients before the
-            optimizer's step), ``optimizer`` (with ``zero_grad``), ``other`` (recorded, none of
-            these) or ``idle`` (nothing recorded).
+        name: ``data`` (a loader fetches a batch), ``host`` (the host before the first operator,
+            without a loader's marks), ``copy`` (copies to the device that no kernel hides),
+            ``forward``, ``loss``, ``metrics`` (values that the host reads outside of modules, and
+            what computes them), ``backward``, ``scaler`` (a gradient scaler unscales and updates),
+            ``clipping`` (work on the gradients before the optimizer's step), ``optimizer``,
+            ``zero_grad``, ``averaging`` (an average of the weights), ``evaluation`` (the model runs
+            without gradients), ``saving`` (a checkpoint), ``trainer`` (Lightning's own work and its
+            callbacks), ``other`` (recorded, none of these) or ``idle`` (nothing recorded).
         wall_ns: Clock time.
         busy_ns: Part in which any device was busy.
         wall_ns_by_step: Clock time in each recorded step.
+        unprofiled_ns: Clock time in a step without the profiler: its part of
+            ``Report.unprofiled_step_ns``; ``None`` where none was timed. This is what people are
+            shown: see ``docs/concepts.md``.
 
     Example:
         >>> {phase.name: f"{phase.wall_ns / 1e6:.1f} ms" for phase in report.phases}
@@ -571,6 +596,7 @@ class Phase:
     wall_ns: Count
     busy_ns: Count
     wall_ns_by_step: tuple[Count, ...]
+    unprofiled_ns: Count | None = None
 
     def __repr__(self) -> str:
         return f"<Phase {self.name}: wall {self.wall_ns / 1e6:.3f} ms per step>"

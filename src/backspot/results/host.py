@@ -57,6 +57,29 @@ class Wait:
 
 @public
 @dataclass(frozen=True, slots=True)
+class Launches:
+    """What one module launches in one phase of the step: kernels, copies and memsets.
+
+    Attributes:
+        phase: Phase of the step.
+        path: Path of the module, or a name in parentheses.
+        class_name: Class of the module, ``""`` if there is none.
+        count: Number of kernels, copies and memsets in a typical step.
+        late: Number of them that the device waits for: it has nothing left when the host launches.
+        idle_ns: Clock time in nanoseconds for which the device waits so, at most 0.2 ms each time:
+            a longer wait is for something else.
+    """
+
+    phase: PhaseName
+    path: str
+    class_name: str
+    count: Count
+    late: Count
+    idle_ns: Count
+
+
+@public
+@dataclass(frozen=True, slots=True)
 class HostLine:
     """What the host does in a step at one place of the user's Python code.
 

@@ -43,7 +43,7 @@ from backspot.results.grouping import (
     patterns_of,
     subtree_of,
 )
-from backspot.results.host import HostLine, Wait
+from backspot.results.host import HostLine, Launches, Wait
 from backspot.results.job import JobReport
 from backspot.results.limits import LimitOfModule, Peaks, limit_of
 from backspot.results.memory import MemoryOfDevice
@@ -130,6 +130,8 @@ class Report(Presented, _Predicted):
             known.
         host: Lines of the user's Python, those in which devices idle for longest first; empty
             unless steps were recorded with stacks.
+        launches: What each module launches in each phase, most idle time first; empty without
+            device work and phases.
         schema: Version of the JSON form.
 
     Example:
@@ -180,6 +182,7 @@ class Report(Presented, _Predicted):
     waits: tuple[Wait, ...] = ()
     without_waits: Saving | None = None
     host: tuple[HostLine, ...] = ()
+    launches: tuple[Launches, ...] = ()
     schema: str = SCHEMA
 
     def __repr__(self) -> str:

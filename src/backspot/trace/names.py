@@ -194,8 +194,16 @@ def gathered_module(name: str) -> str | None:
 
 is_clipping_mark = _begins(rf"{_ACTION}configure_gradient_clipping$")
 """Whether Lightning marks with this that gradients are clipped."""
+is_zero_grad_mark = _begins(rf"Optimizer\.zero_grad#|{_ACTION}zero_grad$")
+"""Whether PyTorch or Lightning marks with this that gradients are set to zero or dropped."""
 is_optimizer_mark = _begins(rf"Optimizer[.#]|{_ACTION}zero_grad$")
-"""Whether PyTorch or Lightning marks the work of an optimizer with this."""
+"""Whether PyTorch or Lightning marks the work of an optimizer with this, ``zero_grad`` included."""
+SAVING = "torch.save"
+"""The live half, around each call of this function."""
+is_saving_mark = _begins(rf"{SAVING}$|{_ACTION}save_checkpoint$")
+"""Whether the live half or Lightning marks with this that a checkpoint is saved."""
+is_trainer_mark = _begins(_ACTION)
+"""Whether Lightning's trainer marks its own work, a callback or a hook with this."""
 
 
 # Generated code: torch/_inductor -----------------------------------------------------------------
@@ -386,6 +394,14 @@ SYNC_BATCH_NORM = "SyncBatchNorm"
 """The class of the module that exchanges the statistics of its batches: ``torch.nn``."""
 is_gradient_operator = _begins(r"aten::(_foreach_|_fused_(adam|sgd|adagrad)|_amp_|zero_$)")
 """Whether this operator clips, unscales, zeroes or applies all gradients at once."""
+is_scaling = _begins(r"aten::_amp_")
+"""Whether this operator unscales all gradients at once, or updates the scale."""
+is_zeroing = _begins(r"aten::(_foreach_)?zero_$")
+"""Whether this operator sets a tensor, or all of a list, to zero."""
+is_averaging = _begins(r"aten::(_foreach_)?(lerp|mul|add|sub|copy)_$")
+"""Whether this operator changes a tensor in place, as the average of weights needs."""
+is_reading = _begins(r"aten::(item|_local_scalar_dense|is_nonzero)$")
+"""Whether this operator returns the value of a tensor to Python."""
 is_norm = _begins(r"aten::(linalg_vector_)?norm$")
 """Whether this operator computes a norm, as clipping does for each gradient."""
 is_pin_memory = _begins(r"aten::_?pin_memory$")

@@ -12,7 +12,8 @@ are exact: each nanosecond of a window belongs to one owner, and each of a step 
    sum up clock time: rows, phases, findings and the summaries of ranks.
 5. ``activity`` classifies the host's time into phases such as data loading and forward.
 6. ``phases`` sums up the ledger by phase, and chooses the steps that a typical step is the mean of.
-7. ``rows`` sums it up by owner, node and source line; ``amounts`` has these sums, and the operators
+7. ``unrecorded`` has how long phases and rows take in a step that is not recorded.
+8. ``rows`` sums it up by owner, node and source line; ``amounts`` has these sums, and the operators
    that show on a CPU what kernels show on a GPU.
 
 ``memory`` counts bytes in place of time: what is live at the peak, and what each module keeps.

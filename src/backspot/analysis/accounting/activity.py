@@ -1,9 +1,14 @@
-"""Classify the host's time into data loading, copies, forward, loss, clipping and optimizer.
+"""Classify the host's time into the phases of a step, such as data, forward, loss and optimizer.
 
 Marks decide where there are any: module labels, and the annotations of PyTorch's optimizers and
 DataLoader and of Lightning's actions. Without a mark, the position decides: between the model's
 calls, the backward passes and the optimizer's steps. Without labels either, what comes before a
 pass is the forward if the pass runs nodes that it made, and no phase at all otherwise.
+
+What has no mark is known by what it does, where it does it: changes in place of as many tensors as
+parameters have gradients, behind an optimizer's step, are an average of the weights; values that
+the host reads outside of all modules are metrics; calls of a model that make no node, while others
+of the same model do, are its evaluation.
 """
 
 from __future__ import annotations
@@ -33,15 +38,25 @@ from backspot.trace.events import Ints, Mask
 
 NAMES: tuple[PhaseName, ...] = get_args(PhaseName)
 """The phases in the order of a step. The timelines of an activity have their indices as values."""
-DATA, COPY, FORWARD, LOSS, BACKWARD, CLIPPING, OPTIMIZER, OTHER, IDLE = range(len(NAMES))
+(DATA, HOST, COPY, FORWARD, LOSS, METRICS, BACKWARD, SCALER, CLIPPING, OPTIMIZER, ZERO_GRAD) = (
+    range(11)
+)
+(AVERAGING, EVALUATION, SAVING, TRAINER, OTHER, IDLE) = range(11, len(NAMES))
 
+_OF_VALUE = 20
+"""Operators that compute one value, at most: who reads the result of more runs a model."""
+_MANY = 0.5
+"""Share of the parameters that an average of the weights, or a copy of them, has to change."""
 _PYTHON = 1_000_000  # nanoseconds: any loop spends less than this in Python between two steps
 _MARKS: dict[int, Callable[[str], bool]] = {
     DATA: names.is_fetch_mark,
     COPY: names.is_copy_mark,
     CLIPPING: names.is_clipping_mark,
+    ZERO_GRAD: names.is_zero_grad_mark,
     OPTIMIZER: names.is_optimizer_mark,
     FORWARD: names.is_forward_mark,
+    SAVING: names.is_saving_mark,
+    TRAINER: names.is_trainer_mark,
 }
 _NO_EVENTS = np.empty(0, np.int64)
 
@@ -108,9 +123,10 @@ def find_activity(events: Events, ownership: Ownership) -> Activity:
         for thread in context.threads
     }
     behind = [_marked(FORWARD)(context, thread) for thread in context.threads]
-    beside = layered(*context.between.values(), *behind)
+    beside = layered(*reversed(context.between.values()), *behind)
     program = [own[thread] for thread in context.program if thread in own]
-    return Activity(layered(*program, beside, _waiting(context)), own, beside)
+    trainer = [_marked(TRAINER)(context, thread) for thread in context.threads]
+    return Activity(layered(*program, beside, *trainer, _before(context)), own, beside)
 
 
 class _Context:
@@ -144,7 +160,7 @@ class _Context:
         return steps[np.argsort(events.start[steps], kind="stable")]
 
     @cached_property
-    def _outer_calls(self) -> tuple[Ints, Ints]:
+    def _outer_calls(self) -> tuple[Ints, Ints, Ints]:
         spans = self.o.spans
         outer = np.flatnonzero((spans.module >= 0) & (self.passes.of_span < 0) & (spans.parent < 0))
         named = [
@@ -153,7 +169,29 @@ class _Context:
         ]
         loss = np.array([*named, False], bool)[spans.module[outer]]
         # If all are named like losses, they are the model.
-        return (outer[~loss], outer[loss]) if not loss.all() else (outer, outer[:0])
+        calls, losses = (outer[~loss], outer[loss]) if not loss.all() else (outer, outer[:0])
+        alone = self._without_nodes(calls)
+        return calls[~alone], losses, calls[alone]
+
+    def _without_nodes(self, calls: Ints) -> Mask:
+        """Whether each call runs without gradients, while another of the same module has some."""
+        events, spans = self.events, self.o.spans
+        made, ran = np.zeros(len(calls), np.int64), np.zeros(len(calls), np.int64)
+        operators = events.of(Category.OPERATOR)
+        by_thread = dict(
+            grouped(events.thread, operators[~events.is_label[events.name[operators]]])
+        )
+        for thread, here in grouped(spans.thread[calls]):
+            mine = by_thread.get(thread, _NO_EVENTS)
+            for into, some in ((ran, mine), (made, mine[events.sequence[mine] >= 0])):
+                starts = np.sort(events.start[some])
+                first, last = (
+                    np.searchsorted(starts, at[calls[here]]) for at in (spans.start, spans.end)
+                )
+                into[here] = last - first
+        trains = np.isin(spans.module[calls], spans.module[calls[made > 0]])
+        found: Mask = (ran > 0) & (made == 0) & trains
+        return found
 
     @property
     def calls(self) -> Ints:
@@ -166,6 +204,11 @@ class _Context:
         return self._outer_calls[1]
 
     @property
+    def evaluations(self) -> Ints:
+        """The outermost calls of models without gradients, where others have some; spans."""
+        return self._outer_calls[2]
+
+    @property
     def labelled(self) -> bool:
         """Whether labels show where the model is called."""
         return len(self.calls) > 0
@@ -174,8 +217,8 @@ class _Context:
     def called(self) -> dict[int, Timeline]:
         """The calls of models and losses on each thread."""
         spans = self.o.spans
-        called = np.concatenate([self.calls, self.losses])
-        phase = np.repeat([FORWARD, LOSS], [len(self.calls), len(self.losses)])
+        called = np.concatenate(self._outer_calls)
+        phase = np.repeat([FORWARD, LOSS, EVALUATION], [*map(len, self._outer_calls)])
         return {
             thread: first_started(spans.start[called[here]], spans.end[called[here]], phase[here])
             for thread, here in grouped(spans.thread[called])
@@ -269,7 +312,7 @@ class _Context:
             for top, _ in self.tops.values()
         ]
         index = np.concatenate([_NO_EVENTS, *made])
-        for phase in (DATA, COPY, CLIPPING, OPTIMIZER):
+        for phase in (DATA, COPY, CLIPPING, ZERO_GRAD, OPTIMIZER):
             thread, start = events.thread[index], events.start[index]
             index = index[enclosing(events, self.marks[phase], thread, start) < 0]
         # The last of them ends with the start of the pass, because the engine is called first.
@@ -329,11 +372,24 @@ class _Context:
         return {
             FORWARD: _constant(sections.forward[several], sections.done[several], FORWARD),
             LOSS: _constant(*loss, LOSS),
-            CLIPPING: _constant(*self._clipping(), CLIPPING),
+            SCALER: _constant(*self._before_updates(self.scaling), SCALER),
+            CLIPPING: _constant(*self._before_updates(self.clipping), CLIPPING),
+            **self._on_parameters,
+            EVALUATION: _constant(*self._evaluating(), EVALUATION),
         }
 
-    def _clipping(self) -> tuple[Ints, Ints]:
-        """From the first operator on all gradients after a pass to the optimizer's step."""
+    @cached_property
+    def scaling(self) -> Mask:
+        """For each name whether it is that of a gradient scaler's operator."""
+        return self.events.names_where(names.is_scaling)
+
+    @cached_property
+    def clipping(self) -> Mask:
+        """For each name whether it is that of an operator that begins to clip gradients."""
+        return (self.on_gradients & ~self.scaling) | self.events.names_where(names.is_norm)
+
+    def _before_updates(self, named: Mask) -> tuple[Ints, Ints]:
+        """From the first operator of these names after a pass to the optimizer's step."""
         events, passes = self.events, self.passes
         step = events.start[self.updates]
         last = np.searchsorted(passes.start, step, side="left") - 1
@@ -341,8 +397,57 @@ class _Context:
         ended = np.maximum.accumulate(passes.end)[last]
         calls = np.sort(self.o.spans.start[self.calls])
         none = np.searchsorted(calls, ended, side="left") == np.searchsorted(calls, step)
-        clips = self.on_gradients | events.names_where(names.is_norm)
-        return self._working(ended[none], step[none], clips)
+        return self._working(ended[none], step[none], named)
+
+    @cached_property
+    def _on_parameters(self) -> dict[int, Timeline]:
+        """What goes over all parameters after a pass: an average of the weights, or a copy of them.
+
+        An average comes after the optimizer's step. Where no step is marked, it is the step.
+        """
+        events, passes, spans = self.events, self.passes, self.o.spans
+        ends = np.sort(np.concatenate([passes.end, events.end[self.updates]]))
+        begun = spans.start[self.calls], events.start[self.updates], self.sections.forward
+        calls = np.sort(np.concatenate(begun))
+        stop = np.append(calls, FAR)[np.searchsorted(calls, ends)]
+        stop = np.minimum(stop, np.append(ends[1:], FAR)) if len(ends) else stop
+        stepped = np.isin(ends, events.end[self.updates])
+        node = np.array([*map(names.is_accumulate_grad, spans.node_names), False], bool)
+        gradients = np.count_nonzero(node[spans.node] & (passes.of_span >= 0))
+        least = max(2, _MANY * gradients / max(1, len(passes.start)))
+        index = np.concatenate([_NO_EVENTS, *(top for top, _ in self.tops.values())])
+        index = index[np.argsort(events.start[index], kind="stable")]
+        averages = events.names_where(names.is_averaging)[events.name[index]]
+        read = events.name_mask(names.TO_HOST)[self.o.work.name]
+        saves = np.zeros(len(index), bool)
+        for thread, launches in grouped(self.o.work.thread, np.flatnonzero(read)):
+            if thread in self.tops:
+                saves |= np.isin(index, self.tops[thread][1].at(self.o.work.launch[launches]))
+        at_once = events.name_mask(names.FOREACH)[events.name[index]]
+        found: dict[int, Timeline] = {}
+        for phase, chosen, after in (
+            (AVERAGING, averages & ~saves, stepped),
+            (OPTIMIZER, averages & ~saves, ~stepped & (not len(self.updates))),
+            (SAVING, saves, stepped),
+        ):
+            mine, weight = index[chosen], np.where(at_once[chosen], least, 1)
+            first, last = (np.searchsorted(events.start[mine], at) for at in (ends, stop))
+            number = np.diff(np.append(0, np.cumsum(weight))[np.stack([first, last])], axis=0)[0]
+            kept = after & (last > first) & (number >= least)
+            start, end = events.start[mine], np.maximum.accumulate(events.end[mine])
+            found[phase] = _constant(start[first[kept]], end[last[kept] - 1], phase)
+        return found
+
+    def _evaluating(self) -> tuple[Ints, Ints]:
+        """From the first to the last call without gradients, where no other call lies between."""
+        spans, alone = self.o.spans, self.evaluations
+        alone = alone[np.argsort(spans.start[alone], kind="stable")]
+        others = np.sort(np.concatenate([spans.start[self.calls], self.passes.start]))
+        group = np.searchsorted(others, spans.start[alone])
+        first = np.flatnonzero(np.diff(group, prepend=-1))
+        last = np.append(first[1:], len(alone))[: len(first)] - 1
+        end = np.maximum.accumulate(spans.end[alone])[last]
+        return spans.start[alone][first], end
 
     def _working(self, after: Ints, before: Ints, named: Mask | None = None) -> tuple[Ints, Ints]:
         """Between two times each: from the first operator to the end of the last.
@@ -405,37 +510,67 @@ def _operators(context: _Context, thread: int) -> Timeline:
     if len(context.updates):  # then what the optimizer does is marked, and this may be an average
         applied = applied & ~events.name_mask(names.FOREACH)
     phase[applied[name]] = OPTIMIZER
+    phase[events.names_where(names.is_zeroing)[name]] = ZERO_GRAD
     for number, times in context.between.items():
         phase[times.at(start) >= 0] = number
+    phase[context.scaling[name]] = SCALER
+    phase[_reading(context, thread, phase)] = METRICS
     launching = line.at(context.copies_of.get(thread, _NO_EVENTS))
     phase[context.pins[name] | np.isin(top, launching)] = COPY
     context.phase_of[top] = phase
     return Timeline(line.edges, context.phase_of[line.values])
 
 
+def _reading(context: _Context, thread: int, phase: Ints) -> Mask:
+    """Whether each of a thread's operators reads a value for the host, or computes such a value.
+
+    These are the operators directly before one that reads, as far back as none makes a node.
+    """
+    events, (top, line) = context.events, context.tops[thread]
+    reads = events.names_where(names.is_reading)[events.name[top]]
+    made = context.o.join.operator[context.o.join.operator >= 0]
+    made = events.start[made[events.thread[made] == thread]]
+    free = np.isin(phase, (LOSS, OTHER)) & ~np.isin(top, line.at(made))
+    spans = np.sort(context.o.spans.start)
+    # A run ends behind an operator that reads, where another phase begins, or a module's call.
+    run = np.cumsum(np.diff(np.searchsorted(spans, events.start[top]), prepend=0) > 0)
+    run += np.cumsum(~free) + np.cumsum(np.append(0, np.diff(phase)) != 0)
+    last = np.full(int(run.max(initial=0)) + 1, NOTHING)
+    place = np.flatnonzero(reads & free)
+    np.maximum.at(last, run[place], place)
+    place = np.arange(len(top))
+    found: Mask = free & (place <= last[run]) & (place > last[run] - _OF_VALUE)
+    return found
+
+
 _LAYERS: tuple[_Layer, ...] = (
     _marked(DATA),
     _called,
     _marked(COPY),
+    _marked(SAVING),
     _marked(CLIPPING),
+    _marked(ZERO_GRAD),
     _optimizing,
     _operators,
 )
 """What decides the phase on a thread, the surest first."""
 
 
-def _waiting(context: _Context) -> Timeline:
-    """Waiting for data, without a loader's marks: nothing runs until the batch is copied or used.
+def _before(context: _Context) -> Timeline:
+    """The host before the first operator: nothing runs until the batch is copied or used.
 
-    If the trace has device work, only a copy shows that a batch has arrived.
+    It may load data, which nothing shows without a loader's marks. If the trace has device work,
+    only a copy shows that a batch has arrived.
     """
     sections, work, events = context.sections, context.o.work, context.events
-    if len(context.marks[DATA]) or not len(sections.begin):
+    if not len(sections.begin):
         return EMPTY
     steps = events.start[events.named(Category.ANNOTATION, names.PROFILER_STEP)]
-    marks = np.append(NOTHING, np.sort(steps))
-    at = np.searchsorted(marks, sections.backward, side="right") - 1
-    begin = np.maximum(np.maximum(sections.begin, marks[at]), 0)
+    # What is known to go on after the step before.
+    ends = [context.between[one].edges for one in (AVERAGING, SAVING, EVALUATION)]
+    ends += [events.end[context.marks[one]] for one in (DATA, SAVING)]
+    marks = np.append(NOTHING, np.sort(np.concatenate([steps, *ends])))
+    begin = np.maximum(sections.begin, 0)
     known = sections.forward < FAR
     if len(work.start):
         copied = to_device(events, work.name) & (work.span < 0) & (work.launch >= 0)
@@ -445,8 +580,9 @@ def _waiting(context: _Context) -> Timeline:
         step = context.o.steps.of_pass
         known &= np.append(NOTHING, step[:-1]) != step
         end = sections.forward
+    begin = np.maximum(begin, marks[np.searchsorted(marks, end, side="right") - 1])
     known &= end > begin + _PYTHON
-    return _constant(begin[known], end[known], DATA)
+    return _constant(begin[known], end[known], HOST)
 
 
 def _constant(start: Ints, end: Ints, value: int) -> Timeline:

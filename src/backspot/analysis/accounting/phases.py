@@ -14,6 +14,7 @@ from backspot.analysis.accounting.activity import (
     BACKWARD,
     COPY,
     DATA,
+    HOST,
     IDLE,
     NAMES,
     OTHER,
@@ -66,7 +67,7 @@ def phase_times(events: Events, ledger: Ledger, activity: Activity) -> PhaseTime
     until the pass ends.
     """
     ownership, passes = ledger.ownership, ledger.ownership.windows
-    of_work = _of_work(events, ownership, activity)
+    of_work = phases_of_work(events, ownership, activity)
     phases, steps = len(NAMES), len(ledger.windows.start)
     found = np.zeros((2 * phases, steps), np.int64)  # while no device runs, then while one does
     for device, spent in ledger.by_device.items():
@@ -85,12 +86,12 @@ def phase_times(events: Events, ledger: Ledger, activity: Activity) -> PhaseTime
     return PhaseTimes(found[:phases] + found[phases:], found[phases:])
 
 
-def _of_work(events: Events, ownership: Ownership, activity: Activity) -> Ints:
+def phases_of_work(events: Events, ownership: Ownership, activity: Activity) -> Ints:
     """Return the phase of each piece of device work."""
     work = ownership.work
     phase = activity.of_launches(work.thread, work.launch)
     # Work that is launched while a batch is fetched is other work, and no waiting for data.
-    phase[(phase < 0) | (phase == DATA) | (work.launch < 0)] = OTHER
+    phase[(phase < 0) | np.isin(phase, (DATA, HOST)) | (work.launch < 0)] = OTHER
     phase[to_device(events, work.name)] = COPY
     of_node = take(ownership.passes.of_span, work.span) >= 0
     of_engine = (work.span < 0) & (work.run >= 0) & (work.launch >= 0)

@@ -29,6 +29,7 @@ from backspot.analysis.findings.memory_evidence import MemoryEvidence
 from backspot.analysis.findings.registry import Found, all_rules, rules_about_memory
 from backspot.results.costs import Row, line_of
 from backspot.results.findings import Finding, Place
+from backspot.results.unprofiled import real_cost
 
 __all__ = [
     "LEAST_SHARE",
@@ -78,10 +79,21 @@ def find_all(evidence: Evidence) -> Judged:
     rows = {row.path: row for row in evidence.report.modules}
     ranked = sorted(found, key=lambda one: (-one.wall_ns, one.rule))
     return Judged(
-        tuple(_with_lines(finding, rows) for finding in ranked),
+        tuple(_with_lines(_in_words(finding, evidence), rows) for finding in ranked),
         len(able),
         sum(rule not in able and "cuda" in rule.devices for rule in all_rules()),
     )
+
+
+def _in_words(finding: Finding, evidence: Evidence) -> Finding:
+    """Return the finding with the times of its sentences as people are shown them."""
+    parts, part, step_ns = evidence.real_parts, 1.0, evidence.step_ns
+    if parts and finding.wall_ns:
+        part = real_cost(finding, parts).wall_ns / finding.wall_ns
+        step_ns = evidence.real_step_ns
+    say = evidence.wording.in_words
+    seen, remedy = (say(text, part, step_ns) for text in (finding.seen, finding.remedy))
+    return replace(finding, seen=seen, remedy=remedy)
 
 
 def find_in_memory(evidence: MemoryEvidence) -> tuple[Finding, ...]:

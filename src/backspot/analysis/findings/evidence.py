@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,13 +21,19 @@ from backspot.formatting import counted, duration, percent
 from backspot.registry import Device
 from backspot.results.costs import Phase
 from backspot.results.report import Report
+from backspot.results.unprofiled import real_parts
 from backspot.trace import Category, Events, names
 from backspot.trace.events import Ints, Mask
+
+_MARK = "\0"  # in no name of a trace that is shown
+_MARKED = re.compile(f"{_MARK}(ms|share) ([^{_MARK}]*){_MARK}")
 
 
 @dataclass(frozen=True, slots=True)
 class Wording:
     """Texts for the sentences of findings.
+
+    A time stands as a mark in them, until it is known which part of it a real step has.
 
     Attributes:
         steps: how many steps were recorded.
@@ -37,12 +44,26 @@ class Wording:
     step_ns: int
 
     def ms(self, ns: float) -> str:
-        """Return a time of a typical step: ``5.2 ms``."""
-        return duration(ns)
+        """Return a recorded time of a typical step: ``5.2 ms``."""
+        return f"{_MARK}ms {ns}{_MARK}"
 
     def share(self, ns: float) -> str:
-        """Return a time as a share of the typical step: ``4.2%``."""
-        return percent(ns / self.step_ns) if self.step_ns else "0%"
+        """Return a recorded time as a share of the typical step: ``4.2%``."""
+        return f"{_MARK}share {ns}{_MARK}"
+
+    def in_words(self, text: str, part: float, step_ns: int) -> str:
+        """Return a text with its times in words.
+
+        Args:
+            part: how long what the text is about takes in a real step, of its recorded time.
+            step_ns: how long that step takes.
+        """
+
+        def word(found: re.Match[str]) -> str:
+            ns = float(found[2]) * part
+            return duration(ns) if found[1] == "ms" else percent(ns / step_ns if step_ns else 0.0)
+
+        return _MARKED.sub(word, text)
 
     def per_step(self, count: int, thing: str, things: str = "") -> str:
         """Return a count over all steps: ``12 kernels per step``, ``1 wait in 5 steps``.
@@ -143,6 +164,11 @@ class Evidence:
         The profiler slows the host and not the device. Whether a device idles is judged by this.
         """
         return self.report.unprofiled_step_ns or self.step_ns
+
+    @cached_property
+    def real_parts(self) -> dict[str, float]:
+        """How long each place takes in a real step, as a part of its recorded time."""
+        return real_parts(self.report)
 
     @cached_property
     def costs(self) -> Costs:

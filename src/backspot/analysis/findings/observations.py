@@ -131,7 +131,7 @@ def _indexing(evidence: Evidence) -> Mask:
 # The host ----------------------------------------------------------------------------------------
 
 _LONG = 200_000  # nanoseconds: launching a kernel does not take an operator this long
-_LEAST_LAUNCHING = 0.15
+LEAST_LAUNCHING = 0.15
 """A backward is launch-bound when the GPU is idle for launches in this share of its time."""
 
 
@@ -172,11 +172,11 @@ def launching(evidence: Evidence) -> Mask:
         A mask without any span where the backward is not launch-bound.
     """
     none = np.zeros(len(evidence.spans.start), bool)
-    least, of_host = _LEAST_LAUNCHING * evidence.report.wall_ns, evidence.costs.of_host
+    least, of_host = LEAST_LAUNCHING * evidence.report.wall_ns, evidence.costs.of_host
     mine = evidence.in_pass & ~evidence.spans_with(evidence.ownership.waits.span)
     if not evidence.report.has_gpu or not least or of_host(mine) < least:
         return none
-    if evidence.costs.busy_ns > (1 - _LEAST_LAUNCHING) * evidence.real_step_ns:
+    if evidence.costs.busy_ns > (1 - LEAST_LAUNCHING) * evidence.real_step_ns:
         return none
     mine &= ~evidence.spans_around(host_operators(evidence))
     return mine if of_host(mine) >= least else none

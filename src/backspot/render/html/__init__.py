@@ -50,6 +50,7 @@ from backspot.render.html._plots import plots
 from backspot.render.view import only_nodes, select
 from backspot.results.job import JobReport
 from backspot.results.report import Report
+from backspot.results.unprofiled import in_real_time
 
 __all__ = ["FORMATS", "asset", "to_html"]
 
@@ -61,6 +62,7 @@ _OPERATORS = 200
 
 def to_html(report: Report) -> bytes:
     """The report as a page in UTF-8."""
+    report = in_real_time(report)
     plain = only_nodes(report)
     said, drawn = answer(report), plots(report)
     first, rest = _divided(said)

@@ -13,7 +13,7 @@ from backspot.analysis.findings.evidence import Evidence
 from backspot.analysis.findings.observations import accumulating, forward_of, is_indexing
 from backspot.analysis.findings.registry import fallback_rule, finding, rule
 from backspot.analysis.timeline import FAR, NOTHING, grouped, numbered, take
-from backspot.formatting import counted, duration, percent
+from backspot.formatting import counted, percent
 from backspot.results.findings import Finding
 from backspot.trace import Category, Events, names
 from backspot.trace.events import Ints, Mask
@@ -275,8 +275,8 @@ def backward_ratio(evidence: Evidence, found: Sequence[Finding]) -> Finding | No
         costs.places_by_step(np.where(odd[:, None], wall, 0)),
         title="A backward takes many times its forward",
         seen=(
-            f"{label}: the forward takes {duration(forward[worst, median])} and the backward "
-            f"{duration(backward[worst, median])}, which is {ratio[median]:.0f} times as long; "
+            f"{label}: the forward takes {say.ms(forward[worst, median])} and the backward "
+            f"{say.ms(backward[worst, median])}, which is {ratio[median]:.0f} times as long; "
             f"twice is usual. The backward takes more than {_RATIO_HIGH:.0f} times its forward "
             f"{say.in_steps(int(often[worst]))}. Most of it is {', '.join(heaviest)}."
         ),

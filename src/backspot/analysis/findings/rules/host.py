@@ -8,9 +8,10 @@ import numpy as np
 
 from backspot.analysis.accounting.activity import NAMES
 from backspot.analysis.attribution.launches import Tier
-from backspot.analysis.findings.costs import LEAST_SHARE
+from backspot.analysis.findings.costs import LEAST_SHARE, Placed
 from backspot.analysis.findings.evidence import Evidence
 from backspot.analysis.findings.observations import (
+    LEAST_LAUNCHING,
     compiled,
     graph_breaks,
     host_operators,
@@ -19,7 +20,8 @@ from backspot.analysis.findings.observations import (
 from backspot.analysis.findings.registry import finding, rule
 from backspot.analysis.timeline import NOTHING, first_started, numbered, pieces
 from backspot.formatting import percent
-from backspot.results.findings import Finding
+from backspot.results.findings import Finding, Place
+from backspot.results.host import Launches
 from backspot.trace import Category, names
 from backspot.trace.events import Ints, Mask
 
@@ -37,17 +39,23 @@ _COMPILED = (
 )
 
 
+_FUSED = "Let one kernel update many parameters: fused=True or foreach=True of the optimizer."
+_COMPILE = "https://docs.pytorch.org/docs/stable/generated/torch.compile.html"
+_LAUNCHING_PHASES = {"forward", "loss", "clipping", "optimizer", "averaging", "evaluation"}
+
+
 @rule("launch-bound", devices=("cuda",))
 def launch_bound(evidence: Evidence) -> Finding | None:
     """Find the nodes that the host executes while the GPU is idle.
 
-    Time in which the host waits or computes by itself belongs to other rules.
+    Time in which the host waits or computes by itself belongs to other rules. Where the backward is
+    not launch-bound, another phase may be: the worst one counts.
     """
     costs, say = evidence.costs, evidence.wording
     mine = launching(evidence)
     cost = costs.of_host(mine)
     if not cost:
-        return None
+        return _launch_bound_elsewhere(evidence)
     kernels = int(evidence.backward.sum())
     length = int(costs.device_ns[evidence.backward].sum())
     replaying = mine & evidence.spans_of_work(evidence.work.replays & evidence.backward)
@@ -66,8 +74,41 @@ def launch_bound(evidence: Evidence) -> Finding | None:
             f"average. {_without_profiler(evidence)}"
         ),
         remedy=remedy,
-        link="https://docs.pytorch.org/docs/stable/generated/torch.compile.html",
+        link=_COMPILE,
         nodes=costs.top_nodes(mine),
+    )
+
+
+def _launch_bound_elsewhere(evidence: Evidence) -> Finding | None:
+    """Find the phase, but for the backward, in which most launches come too late for the GPU."""
+    report, say = evidence.report, evidence.wording
+    if evidence.costs.busy_ns > (1 - LEAST_LAUNCHING) * evidence.real_step_ns:
+        return None
+    launches: dict[str, list[Launches]] = {}
+    for one in report.launches:
+        launches.setdefault(one.phase, []).append(one)
+    idle = {name: sum(one.idle_ns for one in some) for name, some in launches.items()}
+    name = max(idle.keys() & _LAUNCHING_PHASES, key=lambda name: idle[name], default="")
+    phase = evidence.phase(name)
+    # It must matter as much as the same share of the backward does.
+    if phase is None or idle[name] < LEAST_LAUNCHING * max(phase.wall_ns, report.wall_ns):
+        return None
+    number, late = (sum(getattr(one, what) for one in launches[name]) for what in ("count", "late"))
+    places = tuple(
+        Place(one.path if one.class_name else f"({name})", one.class_name, one.count, one.idle_ns)
+        for one in launches[name]
+        if one.idle_ns
+    )
+    return finding(
+        Placed(places, idle[name], report.steps),
+        title="The GPU waits for the host to launch kernels",
+        seen=(
+            f"For {percent(idle[name] / phase.wall_ns)} of the {name}, {say.ms(idle[name])}, the "
+            f"GPU has nothing queued while the host launches: it waits for {late:,} of {number:,} "
+            f"kernels and copies per {report.per}. {_without_profiler(evidence)}"
+        ),
+        remedy=_LAUNCHED if name != "optimizer" else _FUSED,
+        link=_COMPILE,
     )
 
 
@@ -108,8 +149,8 @@ def small_batch(evidence: Evidence) -> Finding | None:
         return None
     is_compiled = 2 * costs.of_host(mine & compiled(evidence)) >= launch_bound
     # A larger batch does not load faster, so waiting for data is not counted.
-    data = evidence.phase("data")
-    waited = data.wall_ns - data.busy_ns if data else 0
+    before = [evidence.phase("data"), evidence.phase("host")]
+    waited = sum(phase.wall_ns - phase.busy_ns for phase in before if phase)
     recorded = np.maximum(launch_bound, costs.step_ns - costs.busy_ns - waited)
     idle = np.maximum(0, recorded - (evidence.step_ns - evidence.real_step_ns))
     path, class_name = _root(evidence)
@@ -344,17 +385,16 @@ their processors (measured: 0.1 to 1 ms of loading became 3.5 to 5.5 ms with a w
 def waiting_for_data(evidence: Evidence) -> Finding | None:
     """Find the data phase of the step.
 
-    Without the marks of a loader, the phase is time of the host in which nothing is recorded. On a
-    GPU, a copy follows, which may be that of a batch. Without a GPU, nothing shows what the time is
-    spent on. With several workers, the step may wait for one of them in every second step, say, and
-    find the batches of the others ready.
+    Without the marks of a loader, it looks at the host before the first operator, where nothing is
+    recorded. On a GPU, a copy follows, which may be that of a batch. Without a GPU, nothing shows
+    what the time is spent on. With several workers, the step may wait for one of them in every
+    second step, say, and find the batches of the others ready.
     """
-    phase = evidence.phase("data")
-    if phase is None:
-        return None
     fetches = evidence.events.names_where(names.is_fetch_mark)
     marked = len(evidence.events.chosen(fetches, Category.ANNOTATION)) > 0
-    if not marked and not evidence.report.has_gpu:
+    name = "data" if marked else "host"
+    phase = evidence.phase(name)
+    if phase is None or not (marked or evidence.report.has_gpu):
         return None
     say, costs = evidence.wording, evidence.costs
     waits = np.array(phase.wall_ns_by_step)
@@ -385,7 +425,7 @@ def waiting_for_data(evidence: Evidence) -> Finding | None:
         )
         remedy = _DATA_LOOK
     return finding(
-        costs.place("(data)", waits, evidence.report.steps),
+        costs.place(f"({name})", waits, evidence.report.steps),
         title=title,
         seen=seen,
         remedy=remedy,

@@ -10,9 +10,10 @@ import numpy as np
 from backspot.analysis.findings.costs import Placed
 from backspot.analysis.findings.evidence import Evidence
 from backspot.analysis.findings.registry import finding, rule
-from backspot.formatting import counted
+from backspot.formatting import counted, duration
 from backspot.results.findings import Finding, Place, Saving
 from backspot.results.host import HostLine
+from backspot.results.unprofiled import STEP
 from backspot.trace import Category, names
 
 _LEAST = 0.05
@@ -21,7 +22,19 @@ _LEAST_NS = 200_000
 """Nanoseconds of a step that are worth a change."""
 _MUCH = 0.1
 """The same, for a function that calls few others: what it does may be needed."""
-_AROUND = ("other", "idle", "loss", "clipping")
+_AROUND = (
+    *(
+        "other",
+        "idle",
+        "loss",
+        "metrics",
+        "clipping",
+        "averaging",
+        "evaluation",
+        "trainer",
+        "saving",
+    ),
+)
 _ERROR = 0.04
 """Share of the step by which times of lines may be off, as those of a replay."""
 _MANY = 20
@@ -42,7 +55,7 @@ def python_code(evidence: Evidence) -> Finding | None:
         _placed(evidence, found),
         title="Python code holds up the step",
         seen=(
-            f"{_named(first)} runs Python for {evidence.wording.ms(found[0][1])} of each step, "
+            f"{_named(first)} runs Python for {duration(found[0][1])} of each step, "
             f"in which {_nothing_else(evidence)}.{also}"
         ),
         remedy=(
@@ -94,7 +107,7 @@ def code_around_model(evidence: Evidence) -> Finding | None:
     others = (
         (one, min(one.operators_ns, one.idle_ns))
         for one in around
-        if one.phase in ("other", "idle") and (one.file, one.function) not in known
+        if one.phase not in ("loss", "clipping") and (one.file, one.function) not in known
     )
     much = _MUCH * evidence.real_step_ns
     long = [(line, cost) for line, cost in _functions(evidence, others) if cost >= much]
@@ -106,7 +119,7 @@ def code_around_model(evidence: Evidence) -> Finding | None:
         _placed(evidence, found),
         title="Code around the model takes long",
         seen=(
-            f"{_named(first)} takes {evidence.wording.ms(cost)} of each step, outside of the "
+            f"{_named(first)} takes {duration(cost)} of each step, outside of the "
             f"model, its backward and the optimizer: {counted(first.operators, 'operator')}."
         ),
         remedy=(
@@ -147,19 +160,13 @@ def _placed(evidence: Evidence, found: list[tuple[HostLine, int]]) -> Placed:
 
     Lines have the times of a step that is not recorded, and findings those of a recorded one.
     """
-    longer = evidence.step_ns / max(1, evidence.real_step_ns)
-    places = tuple(
-        Place(
-            line.path if line.class_name else f"({line.phase})",
-            line.class_name,
-            max(1, line.calls),
-            round(cost * longer),
-            line.place,
-        )
-        for line, cost in found
-    )
+    parts, places = evidence.real_parts or {STEP: 1.0}, []
+    for line, cost in found:
+        path = line.path if line.class_name else f"({line.phase})"
+        recorded = round(cost / (parts.get(path) or parts[STEP]))
+        places.append(Place(path, line.class_name, max(1, line.calls), recorded, line.place))
     cost = min(sum(place.wall_ns for place in places), evidence.step_ns)
-    return Placed(places, cost, evidence.report.steps)
+    return Placed(tuple(places), cost, evidence.report.steps)
 
 
 def _saving(evidence: Evidence, found: list[tuple[HostLine, int]]) -> Saving:

@@ -1,0 +1,136 @@
+"""How long each phase and each row takes in a step that is not recorded.
+
+Recording an event takes the host time, and a device none. Each event of the host is taken to cost
+the same, but for labels: as much as makes the typical step as long as the steps that were timed
+unrecorded, and not more than recording can cost. What a device works for keeps its length; a phase
+or a module gets shorter by its own events, where no device has work. What is left of the
+difference, as on a machine that was busier meanwhile, is taken from all of the host's time alike.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from backspot.analysis.accounting.activity import BACKWARD, IDLE, NAMES, Activity
+from backspot.analysis.accounting.ledger import Ledger
+from backspot.analysis.attribution.ownership import Special
+from backspot.analysis.timeline import take
+from backspot.analysis.typical import TypicalStep
+from backspot.results.costs import Phase, Row
+from backspot.trace import Category, Events
+from backspot.trace.events import Ints
+
+_Floats = NDArray[np.float64]
+_LEFT = 0.1  # of the host's time, whatever recording it costs
+_LABEL = 7  # times as long as an operator takes to record, as ``replay.host`` has it
+_MOST = 1_800.0  # nanoseconds that recording an operator costs
+
+
+def without_recording(
+    phases: Sequence[Phase],
+    rows: Sequence[Row],
+    step_ns: int,
+    counts: tuple[Ints, Mapping[tuple[str, str], int]],
+) -> tuple[list[Phase], list[Row]]:
+    """Return the phases and the rows with their times in a step that takes so long.
+
+    The phases sum to the step exactly, and so do the rows to the backward.
+
+    Args:
+        step_ns: the typical step without a recording.
+        counts: the events of the host, as ``recorded_events`` has them.
+    """
+    backward = next((one.wall_ns for one in phases if one.name == NAMES[BACKWARD]), 0)
+    others = [one for one in phases if one.name != NAMES[BACKWARD]]
+    whole = backward / max(1, sum(row.wall_ns for row in rows))  # a pass may lie in no step
+    of_phases, of_rows = counts
+    parts = [
+        *(
+            (
+                row.wall_ns * whole,
+                _on_devices(row) * whole,
+                of_rows.get((row.path, row.class_name), 0),
+            )
+            for row in rows
+        ),
+        *((one.wall_ns, one.busy_ns, of_phases[NAMES.index(one.name)]) for one in others),
+    ]
+    wall, busy, count = np.array(parts, np.float64).T
+    ends = np.round(np.cumsum(_shortened(wall, busy, count, step_ns)))
+    real = np.diff(ends, prepend=0).astype(np.int64)
+    of_row, of_phase = np.split(real, [len(rows)])
+    times = {one.name: ns for one, ns in zip(others, of_phase.tolist(), strict=True)}
+    times[NAMES[BACKWARD]] = int(of_row.sum())
+    new = [replace(one, unprofiled_ns=times[one.name]) for one in phases]
+    return new, [
+        replace(row, unprofiled_ns=round(ns / whole) if whole else row.wall_ns)
+        for row, ns in zip(rows, of_row.tolist(), strict=True)
+    ]
+
+
+def _on_devices(row: Row) -> int:
+    return row.wall_on.gpu_ns + row.wall_on.communication_ns + row.wall_on.queued_ns
+
+
+def _shortened(wall: _Floats, busy: _Floats, count: _Floats, whole: float) -> _Floats:
+    """Return times without what recording adds, which sum to ``whole``.
+
+    Args:
+        wall: the recorded times.
+        busy: the part of each that devices take.
+        count: how many events of the host each has.
+    """
+    host = np.maximum(wall - busy, 0)
+    excess = max(0.0, float(wall.sum()) - whole)
+    most = host * (1 - _LEFT)
+    # The cost of one event at which all that is taken off is the excess: linear between corners.
+    corners = np.sort(most[count > 0] / count[count > 0])
+    taken = [float(np.minimum(count * corner, most).sum()) for corner in corners.tolist()]
+    each = min(_MOST, float(np.interp(excess, [0.0, *taken], [0.0, *corners.tolist()])))
+    left = host - np.minimum(count * each, most)
+    fixed = wall - host
+    over = float((fixed + left).sum()) - whole
+    if over > 0 and left.sum():
+        left *= 1 - min(1.0, over / float(left.sum()))
+    found: _Floats = fixed + left
+    return found * (whole / max(1.0, float(found.sum())))
+
+
+def recorded_events(
+    events: Events, ledger: Ledger, activity: Activity, typical: TypicalStep
+) -> tuple[Ints, Mapping[tuple[str, str], int]]:
+    """Count the host's events in a typical step, where no device has work: by phase and by owner.
+
+    A label counts as the operators that take as long to record.
+
+    Returns:
+        The events of each phase, as ``NAMES`` has them, and in the backward those of each row, by
+        the path and the class name.
+    """
+    ownership, spent, steps = ledger.ownership, ledger.whole, len(typical.weight)
+    index = events.of(Category.OPERATOR, Category.RUNTIME, Category.ANNOTATION)
+    at = np.searchsorted(spent.start, events.start[index], side="right") - 1
+    free = (at >= 0) & (spent.step[at] >= 0) & (ledger.holders.work[spent.holder[at]] < 0)
+    index, step = index[free], spent.step[at[free]]
+    start = events.start[index]
+    within = ledger.passes.at(start) >= 0
+    owner = np.maximum(take(ownership.owner, ownership.spans.of(events, index)), Special.OUTSIDE)
+    phase = activity.host.at(start)
+    phase[phase < 0] = IDLE
+    weight = np.where(events.is_label[events.name[index]], _LABEL, 1)
+
+    def counted(key: Ints, chosen: np.ndarray, number: int) -> Ints:
+        flat = np.zeros(number * steps, np.int64)
+        np.add.at(flat, key[chosen] * steps + step[chosen], weight[chosen])
+        return typical.count(flat.reshape(number, steps))
+
+    of_owners = counted(owner, within, len(ownership.owners)).tolist()
+    of_rows: Counter[tuple[str, str]] = Counter()
+    for one, count in enumerate(of_owners):
+        of_rows[ownership.owners.named(one)] += count
+    return counted(phase, ~within, len(NAMES)), of_rows

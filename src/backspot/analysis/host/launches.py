@@ -1,0 +1,49 @@
+"""Launches of device work by phase and module, and those that the device waits for."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from backspot.analysis.accounting.activity import NAMES
+from backspot.analysis.attribution.ownership import Ownership, Special
+from backspot.analysis.timeline import NOTHING, Timeline, grouped
+from backspot.analysis.typical import TypicalStep
+from backspot.results.host import Launches
+from backspot.trace.events import Ints
+
+_LAUNCHING = 200_000  # nanoseconds: what keeps a device waiting for longer is no launching
+
+
+def find_launches(
+    ownership: Ownership, phase: Ints, steps: Timeline, typical: TypicalStep
+) -> tuple[Launches, ...]:
+    """Count the device work that each module launches in each phase; what idles longest is first.
+
+    Args:
+        phase: the phase of each piece of device work, an index into ``activity.NAMES``.
+        steps: the step at each moment.
+        typical: the steps that count.
+    """
+    work = ownership.work
+    before = np.full(len(work.start), NOTHING)
+    for _, mine in grouped(work.device):
+        mine = mine[np.argsort(work.start[mine], kind="stable")]
+        before[mine] = np.append(NOTHING, np.maximum.accumulate(work.end[mine])[:-1])
+    idle = work.start - before
+    late = (before >= 0) & (work.launch >= before) & (idle <= _LAUNCHING)
+    step = steps.at(work.launch)
+    inside = (step >= 0) & (work.launch >= 0)
+    owner = np.maximum(ownership.work_owner, Special.OUTSIDE)
+    key = (phase * len(ownership.owners) + owner)[inside]
+    known, place = np.unique(key, return_inverse=True)
+    sums = np.zeros((3, len(known), len(typical.weight)), np.int64)
+    for into, amount in zip(sums, (np.ones_like(idle), late, np.where(late, idle, 0)), strict=True):
+        np.add.at(into, (place, step[inside]), amount[inside])
+    counts, times = typical.count(sums[:2]), typical.mean(sums[2])
+    found = []
+    for which, code in enumerate(known.tolist()):
+        of_phase, of_owner = divmod(code, len(ownership.owners))
+        count, late_ones = counts[:, which].tolist()
+        named = NAMES[of_phase], *ownership.owners.named(of_owner)
+        found.append(Launches(*named, count=count, late=late_ones, idle_ns=int(times[which])))
+    return tuple(sorted(found, key=lambda one: (-one.idle_ns, -one.count, one.phase, one.path)))

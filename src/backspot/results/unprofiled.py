@@ -1,0 +1,129 @@
+"""A report in the time of real steps, as people read it where steps were timed unrecorded."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import astuple, replace
+from typing import Any, TypeVar
+
+from backspot.results.costs import Row, WallKinds
+from backspot.results.findings import Finding
+from backspot.results.grouping import add_totals, ranked_rows
+from backspot.results.report import Report, changed
+
+Cost = TypeVar("Cost", bound=Any)
+STEP = "(step)"
+"""The key of the whole step in ``real_parts``."""
+
+
+def real_parts(report: Report) -> dict[str, float]:
+    """Return how long each place takes in a real step, as a part of its recorded time.
+
+    A place is the path of a row, a phase as ``(loss)``, or ``STEP``, which holds for all others.
+    Empty where no real step was timed.
+    """
+    if report.unprofiled_step_ns is None or not report.phases or not report.step_ns:
+        return {}
+    whole = report.unprofiled_step_ns / report.step_ns
+
+    def part(one: Any) -> float:
+        known = one.wall_ns and one.unprofiled_ns is not None
+        return float(one.unprofiled_ns / one.wall_ns) if known else whole
+
+    phases = {f"({one.name})": part(one) for one in report.phases}
+    return {STEP: whole, **phases, **{row.path: part(row) for row in report.modules}}
+
+
+def real_cost(finding: Finding, parts: Mapping[str, float]) -> Finding:
+    """Return a finding with the times that it has in a real step."""
+    places = tuple(
+        replace(one, wall_ns=int(one.wall_ns * parts.get(one.path, parts[STEP])))
+        for one in finding.places
+    )
+    recorded = sum(one.wall_ns for one in finding.places)
+    part = sum(one.wall_ns for one in places) / recorded if recorded else parts[STEP]
+    return replace(finding, places=places, wall_ns=int(finding.wall_ns * part))
+
+
+def in_real_time(report: Report) -> Report:
+    """Return the report with all times as parts of a real step, for people to read.
+
+    Work of devices keeps its length. What is known of a row by node, by line and by step is scaled
+    as the row is. Where no real step was timed, the report is as it is: recorded.
+    """
+    parts = real_parts(report)
+    if not parts:
+        return report
+    forward = parts.get("(forward)", parts[STEP])
+    real = [_real_row(row, parts[row.path], forward, report.has_gpu) for row in report.modules]
+    rows = ranked_rows(add_totals(real))
+    wall = sum(row.wall_ns for row in rows)
+    was, now = Counter[str](), Counter[str]()
+    for into, some in ((was, report.modules), (now, rows)):
+        for row in some:
+            into.update({node.name: node.wall_ns for node in row.nodes})
+    fields = _times(report, wall / max(1, report.wall_ns)) | {
+        "modules": rows,
+        "operators": tuple(
+            _scaled(one, now[one.name] / max(1, was[one.name])) for one in report.operators
+        ),
+        "phases": tuple(
+            replace(_scaled(one, parts[f"({one.name})"]), unprofiled_ns=None)
+            for one in report.phases
+        ),
+        "launches": tuple(
+            replace(one, idle_ns=int(one.idle_ns * parts.get(f"({one.phase})", parts[STEP])))
+            for one in report.launches
+        ),
+        "findings": tuple(real_cost(one, parts) for one in report.findings),
+        "step_ns": report.unprofiled_step_ns,
+        "step_ns_by_step": _each(report.step_ns_by_step, parts[STEP]),
+        "wall_ns": wall,
+    }
+    return changed(report, **fields)
+
+
+def _real_row(row: Row, part: float, forward: float, has_gpu: bool) -> Row:
+    wall, on = round(row.wall_ns * part), row.wall_on
+    device = on.gpu_ns + on.communication_ns + on.queued_ns
+    of_device = min(1.0, wall / max(1, device))
+    of_host = max(0.0, wall - device * of_device) / max(1, on.sync_ns + on.host_ns)
+    shares = (of_device, of_device, of_device, of_host, of_host)
+    spent = 1.0 if has_gpu else part
+    return replace(
+        _scaled(row, part),
+        wall_ns=wall,
+        forward_ns=int(row.forward_ns * forward),
+        forward_ns_by_step=_each(row.forward_ns_by_step, forward),
+        nodes=tuple(_scaled(one, part) for one in row.nodes),
+        lines=tuple(_scaled(one, part) for one in row.lines),
+        kernels=tuple(replace(one, spent_ns=int(one.spent_ns * spent)) for one in row.kernels),
+        wall_on=WallKinds(*(int(ns * of) for ns, of in zip(astuple(on), shares, strict=True))),
+        unprofiled_ns=None,
+    )
+
+
+_TIMES = ("wall_ns", "cpu_ns", "recompute_ns", "split_ns")
+
+
+def _times(one: Any, part: float) -> dict[str, Any]:
+    """The clock time of a cost and the host's, scaled; ``busy_ns`` is a device's."""
+    found: dict[str, Any] = {
+        name: int(getattr(one, name) * part) for name in _TIMES if hasattr(one, name)
+    }
+    for name in ("wall_ns_by_step", "cpu_ns_by_step"):
+        if hasattr(one, name):
+            found[name] = _each(getattr(one, name), part)
+    if hasattr(one, "busy_ns"):
+        found["busy_ns"] = min(one.busy_ns, found["wall_ns"])
+    return found
+
+
+def _scaled(one: Cost, part: float) -> Cost:
+    scaled: Cost = replace(one, **_times(one, part))
+    return scaled
+
+
+def _each(by_step: tuple[int, ...], part: float) -> tuple[int, ...]:
+    return tuple(int(ns * part) for ns in by_step)
