@@ -133,9 +133,7 @@ def hot_lines(work: Work, size: int) -> tuple[set[int], dict[str, int]]:
     def trace(frame: FrameType, event: str, _: Any) -> Any:
         if frame.f_code.co_filename != file:
             return None
-        if event == "line":
-            counts[frame.f_code, frame.f_lineno] += 1
-        elif frame.f_code.co_name in ("<genexpr>", "<listcomp>", "<lambda>"):
+        if event == "line" or frame.f_code.co_name in ("<genexpr>", "<listcomp>", "<lambda>"):
             counts[frame.f_code, frame.f_lineno] += 1
         return trace
 

@@ -151,9 +151,7 @@ def _packed(context: Context) -> tuple[nn.Module, Step]:
             x, lengths.cpu(), batch_first=True, enforce_sorted=False
         )
         out, _ = inner(packed)
-        padded, _ = nn.utils.rnn.pad_packed_sequence(
-            out, batch_first=True, total_length=x.shape[1]
-        )
+        padded, _ = nn.utils.rnn.pad_packed_sequence(out, batch_first=True, total_length=x.shape[1])
         return x + padded
 
     training = Training(context, Around(lstm, run))

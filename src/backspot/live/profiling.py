@@ -20,6 +20,7 @@ from backspot.live.instrumentation import NO_FUNCTION, Instrumentation, check_ar
 from backspot.live.modules import class_name, unwrap
 from backspot.live.recording import (
     DETAIL,
+    MOST_CALLS,
     TIMES,
     Labelled,
     LeftAlone,
@@ -38,6 +39,10 @@ from backspot.render.labelled_trace import check_labelled
 from backspot.results.report import Report, changed
 from backspot.trace.names import NEXT_BATCH
 
+_TOO_MANY = (
+    "A step calls {:,} Python functions, of which PyTorch cannot record all stacks: the lines of "
+    "Python are not known."
+)
 _FETCH = f"{NEXT_BATCH}backspot.profile.__next__"  # as torch's DataLoader marks it, with a class
 
 
@@ -84,8 +89,7 @@ def profile(
             steps. Default false.
         stacks: whether to record which lines of Python run and wait, for ``Report.host`` and
             ``Report.waits``, in the same three steps; not where another profiler uses Python's
-            profiling function. Of steps that call more than 60,000 functions fewer are recorded,
-            and none beyond 200,000. Default true.
+            profiling function, or a step calls more than 600,000 functions. Default true.
         trace: where to write the recording for a trace viewer (``.json`` or ``.json.gz``), with
             tracks of nested spans ``backward: …``. ``None`` (default) writes none.
         force: whether to overwrite a file at ``trace``. Default false.
@@ -156,6 +160,8 @@ def profile(
     transformed = autograd.PassedOver.calls > passed_over
 
     def with_unused(report: Report, _: Recording, __: Options) -> Report:
+        if stacks and taken.calls > MOST_CALLS:
+            report = changed(report, warnings=(*report.warnings, _TOO_MANY.format(taken.calls)))
         return _with_unused(report, models, taken.labelled, transformed=transformed)
 
     with ExitStack() as stack:

@@ -42,9 +42,9 @@ TIMES, DETAIL = "times", "detail"
 STEPS_IN_DETAIL = 3
 """How many steps are recorded with memory: what grows from step to step shows in three."""
 
-_MOST_CALLS = 200_000
-"""How many calls of functions are recorded with stacks: each takes PyTorch some 20 µs at the end,
-and kilobytes. Of steps with more calls, fewer are recorded, and none where one has too many."""
+_MANY_CALLS, MOST_CALLS = 200_000, 600_000
+"""How many calls of functions are recorded with stacks, in several steps and in one: each takes
+PyTorch some 20 µs and a kilobyte at the end."""
 
 
 @dataclass
@@ -282,10 +282,11 @@ class Profiled:
     def _within_limits(self, taken: Measurement) -> tuple[int, bool]:
         """Return how many steps to record, and whether with stacks."""
         stacks = self.stacks and can_record_stacks()
-        fits = _MOST_CALLS // max(1, taken.calls) if stacks else self.recorded
-        if fits >= self.recorded or (fits and not self.memory):
-            return min(fits, self.recorded), stacks
-        return (self.recorded if self.memory or self.shapes else 0), False
+        if stacks and taken.calls > MOST_CALLS:
+            return (self.recorded if self.memory or self.shapes else 0), False
+        if not stacks or self.memory:  # what grows from step to step shows in all of them
+            return self.recorded, stacks
+        return min(self.recorded, max(1, _MANY_CALLS // max(1, taken.calls))), stacks
 
     def _recorded(self, taken: Measurement, profile: Profile, count: int) -> Iterator[None]:
         models = taken.models.values()

@@ -248,9 +248,25 @@ def _of_thread(
 
 
 def _working(events: Events) -> Timeline:
-    """Return when an operator or a call of a device's runtime runs on any thread."""
+    """Return when an operator or a call of a device's runtime runs on any thread.
+
+    A hook that runs within an operator of autograd's is Python, until it calls an operator itself.
+    """
     index = events.of(Category.OPERATOR, Category.RUNTIME)
-    return _during(events, index[~events.is_label[events.name[index]]])
+    index = index[~events.is_label[events.name[index]]]
+    frames, starts, ends = events.frames, [], []
+    of_frames = dict(grouped(frames.thread))
+    for thread, mine in grouped(events.thread, index):
+        calls = of_frames.get(thread, frames.thread[:0])
+        line = innermost(
+            np.concatenate([events.start[mine], frames.start[calls]]),
+            np.concatenate([events.end[mine], frames.start[calls] + frames.duration[calls]]),
+        ).timeline
+        runs = (line.values[:-1] >= 0) & (line.values[:-1] < len(mine))
+        starts.append(line.edges[:-1][runs])
+        ends.append(line.edges[1:][runs])
+    start, end = (np.concatenate([index[:0], *some]) for some in (starts, ends))
+    return first_started(start, end, np.zeros(len(start), np.int64))
 
 
 def _during(events: Events, index: Ints) -> Timeline:
