@@ -405,8 +405,16 @@ def profile_in_turn(
     next. The arguments are those of ``backspot.profile``.
     """
     import backspot
+    from backspot.live.recording import STEPS_IN_DETAIL
 
-    left = profile_default("warmup") + steps
+    said = {"steps": steps, **options}
+
+    def value(argument: str) -> int:
+        return int(said.get(argument, profile_default(argument)))
+
+    left = value("warmup") + value("unprofiled") + steps
+    if any(map(value, ("memory", "shapes", "stacks"))):
+        left += STEPS_IN_DETAIL
     import fcntl  # only POSIX systems have it
 
     with _turns().open("w") as file:

@@ -61,6 +61,18 @@ QUESTIONS = {
         "--trials 104 --jobs 2",
         cases=False, seconds=500, jobs=1, load=True,
     ),
+    "planted_python": Question(
+        "Does it name the right line? Python loops are planted at random into the step, and their "
+        "time is compared",
+        "accuracy.planted_python", "timm, transformers; GPU or CPU", "6",
+        "planted_python_{device}.json",
+        cases=False, seconds=1200, jobs=1,
+    ),
+    "waits_truth": Question(
+        "Are the waits for a GPU those that PyTorch itself warns of, by line and count?",
+        "accuracy.waits_truth", "GPU; transformers, lightning", "3", "waits_truth.json",
+        seconds=220, jobs=2,
+    ),
     "gpu_truth": Question(
         "Are its numbers true? Against a second count of kernels, and CUDA events",
         "accuracy.gpu_truth", _ALL, "9", "gpu_truth.json",

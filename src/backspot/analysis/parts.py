@@ -29,6 +29,7 @@ from backspot.analysis.findings import (
 )
 from backspot.analysis.host.launches import find_launches
 from backspot.analysis.host.lines import find_host_lines
+from backspot.analysis.host.real_time import real_time
 from backspot.analysis.recorded import find_recorded
 from backspot.analysis.recording import Options, Part, Recording
 from backspot.analysis.replay.predict import with_savings
@@ -95,7 +96,11 @@ def with_host(report: Report, recording: Recording, _: Options) -> Report:
         stacked.ledger.steps,
         stacked.typical,
         stacked.activity if stacked.step_windows else None,
-        report.unprofiled_step_ns or report.step_ns,
+        real_time(
+            stacked.host_steps,
+            recording.host_steps if stacked is not recording else None,
+            report.unprofiled_step_ns or report.step_ns,
+        ),
     )
     return changed(report, host=lines)
 

@@ -21,6 +21,7 @@ from backspot.analysis.attribution.partial import only_steps, without_partial
 from backspot.analysis.attribution.tracks import find_tracks
 from backspot.analysis.caveats import why_no_backward
 from backspot.analysis.host.lines import HostSites, find_sites
+from backspot.analysis.host.real_time import HostSteps
 from backspot.analysis.host.waits import (
     HostWaits,
     find_host_waits,
@@ -186,6 +187,13 @@ class Recording:
     def host_sites(self) -> HostSites:
         """Which line of the user's Python the host runs at each moment; of a trace with stacks."""
         return find_sites(self.events, self.ownership)
+
+    @property
+    def host_steps(self) -> HostSteps:
+        """The steps as the host has them: as marked, else as on the clock."""
+        marks, windows = self.ownership.steps, self.windows
+        marked = marks if len(marks.start) == len(windows.start) else windows
+        return HostSteps(self.events, marked.start, marked.end, self.typical.chosen)
 
     @cached_property
     def costs(self) -> BackwardCosts:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import itertools
 import sys
 import threading
 import warnings
@@ -76,6 +77,25 @@ def can_record_stacks() -> bool:
         return False
     in_use = getattr(getattr(sys, "monitoring", None), "get_tool", lambda _: None)(2)
     return sys.getprofile() is None and in_use is None
+
+
+@contextmanager
+def calls_counted() -> Iterator[Iterator[int]]:
+    """Count the calls and returns of functions inside the block, on this thread.
+
+    Yields what gives the number next.
+    """
+    counter = itertools.count()
+
+    def count(*_: object) -> None:
+        next(counter)
+
+    sys.setprofile(count)
+    try:
+        yield counter
+    finally:
+        if sys.getprofile() is count:
+            sys.setprofile(None)
 
 
 @contextmanager

@@ -1,4 +1,6 @@
-"""Which parameters no optimizer updates: their gradients are computed for nothing.
+"""Which parameters no optimizer updates, and optimizers with needless groups of parameters.
+
+Gradients of parameters that no optimizer updates are computed for nothing.
 
 A trace does not say which parameters an optimizer holds. So after each recorded optimizer step, a
 module gets a label if a parameter of its own has a gradient and belongs to no optimizer that took a
@@ -18,6 +20,10 @@ from backspot.interrupts import pass_on
 from backspot.live.owner import Scope
 from backspot.live.torch_internals import dynamo, profiler
 from backspot.live.torch_internals.modules import parameters_of
+from backspot.trace.names import OPTIMIZER_GROUPS
+
+_MANY_GROUPS = 10
+"""Groups of parameters from which it is looked at whether they could be fewer."""
 
 
 class OptimizerWatch:
@@ -47,6 +53,7 @@ class OptimizerWatch:
             self._known.add(optimizer)
             if profiler.recording():
                 self._label_unused(optimizer)
+                _mark_groups(optimizer)
         except Exception as error:
             pass_on(error)  # a label is never worth a failed step
 
@@ -68,6 +75,31 @@ class OptimizerWatch:
             for owner, module in scope.live_modules():
                 if _is_unused(module, held, mine):
                     profiler.emit(owner.unused)
+
+
+def _mark_groups(optimizer: torch.optim.Optimizer) -> None:
+    """Mark how many groups an optimizer has, and how many different settings; not if few."""
+    groups = optimizer.param_groups
+    if len(groups) < _MANY_GROUPS:
+        return
+    settings = {
+        tuple((key, _setting(value)) for key, value in sorted(group.items()) if key != "params")
+        for group in groups
+    }
+    if len(settings) < len(groups):
+        profiler.emit(f"{OPTIMIZER_GROUPS}{len(groups)} for {len(settings)}")
+
+
+def _setting(value: object) -> object:
+    """Return what two groups can have in common: a number or a few; of tensors, which one it is.
+
+    To read a tensor would wait for the device. A text is a name, which changes nothing.
+    """
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_setting, value))
+    if isinstance(value, str):
+        return ""
+    return value if isinstance(value, (int, float, type(None))) else id(value)
 
 
 def _is_unused(module: torch.nn.Module, held: set[int], mine: set[int]) -> bool:

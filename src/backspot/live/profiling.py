@@ -20,6 +20,7 @@ from backspot.live.instrumentation import NO_FUNCTION, Instrumentation, check_ar
 from backspot.live.modules import class_name, unwrap
 from backspot.live.recording import (
     DETAIL,
+    MOST_CALLS,
     TIMES,
     Labelled,
     LeftAlone,
@@ -38,6 +39,10 @@ from backspot.render.labelled_trace import check_labelled
 from backspot.results.report import Report, changed
 from backspot.trace.names import NEXT_BATCH
 
+_TOO_MANY = (
+    "A step calls {:,} Python functions, of which PyTorch cannot record all stacks: the lines of "
+    "Python are not known."
+)
 _FETCH = f"{NEXT_BATCH}backspot.profile.__next__"  # as torch's DataLoader marks it, with a class
 
 
@@ -84,7 +89,7 @@ def profile(
             steps. Default false.
         stacks: whether to record which lines of Python run and wait, for ``Report.host`` and
             ``Report.waits``, in the same three steps; not where another profiler uses Python's
-            profiling function. Default true.
+            profiling function, or a step calls more than 600,000 functions. Default true.
         trace: where to write the recording for a trace viewer (``.json`` or ``.json.gz``), with
             tracks of nested spans ``backward: …``. ``None`` (default) writes none.
         force: whether to overwrite a file at ``trace``. Default false.
@@ -136,7 +141,7 @@ def profile(
     before = unprofiled // 2 if warmup > 1 else 0
     stages: tuple[Stage, ...] = (
         Labelled(lambda: models, depth),
-        LeftAlone(max(warmup - 1, 0)),
+        LeftAlone(max(warmup - 1, 0), counted=stacks),
         Timed(before),
         Profiled(TIMES, steps, prepared=min(warmup, 1)),
         Timed(unprofiled - before),
@@ -155,6 +160,8 @@ def profile(
     transformed = autograd.PassedOver.calls > passed_over
 
     def with_unused(report: Report, _: Recording, __: Options) -> Report:
+        if stacks and taken.calls > MOST_CALLS:
+            report = changed(report, warnings=(*report.warnings, _TOO_MANY.format(taken.calls)))
         return _with_unused(report, models, taken.labelled, transformed=transformed)
 
     with ExitStack() as stack:

@@ -23,6 +23,7 @@ from torch.profiler import ProfilerActivity, supported_activities
 from backspot.errors import UsageError
 from backspot.interrupts import contained
 from backspot.live.host_marks import (
+    calls_counted,
     can_record_stacks,
     collections_marked,
     saves_marked,
@@ -41,6 +42,10 @@ TIMES, DETAIL = "times", "detail"
 
 STEPS_IN_DETAIL = 3
 """How many steps are recorded with memory: what grows from step to step shows in three."""
+
+_MANY_CALLS, MOST_CALLS = 200_000, 600_000
+"""How many calls of functions are recorded with stacks, in several steps and in one: each takes
+PyTorch some 20 µs and a kilobyte at the end."""
 
 
 @dataclass
@@ -62,6 +67,7 @@ class Measurement:
     Attributes:
         labelled: the instrumentations by name, without models that others have labelled.
         times_ns: the times of the timed steps, in nanoseconds.
+        calls: how many functions a step calls, 0 where they were not counted.
         range: the range of the step that is recorded. No variable of a frame holds it, as an
             exception that is kept would keep it until a later session.
     """
@@ -76,6 +82,7 @@ class Measurement:
         self.models: Mapping[str, torch.nn.Module] = {}
         self.labelled: dict[str, Instrumentation] = {}
         self.times_ns: list[int] = []
+        self.calls = 0
         self.profiles: dict[str, Profile] = {}
         self.step_ended = step_ended
         self.labels = ExitStack()
@@ -122,14 +129,24 @@ class Stage(Protocol):
 
 @dataclass(frozen=True)
 class LeftAlone:
-    """Steps that nothing is done to."""
+    """Steps that nothing is done to.
+
+    Attributes:
+        counted: whether to count the calls of functions in the last step, for ``calls``.
+    """
 
     count: int
+    counted: bool = False
 
     def steps(self, taken: Measurement) -> Iterator[None]:
         """Do nothing."""
-        for _ in range(self.count):
-            yield
+        for left in range(self.count, 0, -1):
+            if self.counted and left == 1 and can_record_stacks():
+                with calls_counted() as counter:
+                    yield
+                taken.calls = next(counter) // 2  # a call, and its return
+            else:
+                yield
             taken.step_ended()
 
 
@@ -237,7 +254,9 @@ class Profiled:
         for earlier in taken.profiles.values():  # Kineto keeps the newest alone
             if not isinstance(earlier.profiler, Export):
                 earlier.profiler = Export(earlier.profiler)
-        stacks = self.stacks and can_record_stacks()
+        recorded, stacks = self._within_limits(taken)
+        if not recorded:
+            return
         profiler = torch.profiler.profile(
             activities=activities(models),
             profile_memory=self.memory,
@@ -258,14 +277,23 @@ class Profiled:
                 saves_marked(),
                 waits_marked() if stacks else nullcontext(),
             ):
-                yield from self._recorded(taken, profile)
+                yield from self._recorded(taken, profile, recorded)
         finally:
             taken.range = None  # freed here, where nothing records
 
-    def _recorded(self, taken: Measurement, profile: Profile) -> Iterator[None]:
+    def _within_limits(self, taken: Measurement) -> tuple[int, bool]:
+        """Return how many steps to record, and whether with stacks."""
+        stacks = self.stacks and can_record_stacks()
+        if stacks and taken.calls > MOST_CALLS:
+            return (self.recorded if self.memory or self.shapes else 0), False
+        if not stacks or self.memory:  # what grows from step to step shows in all of them
+            return self.recorded, stacks
+        return min(self.recorded, max(1, _MANY_CALLS // max(1, taken.calls))), stacks
+
+    def _recorded(self, taken: Measurement, profile: Profile, count: int) -> Iterator[None]:
         models = taken.models.values()
         try:
-            for number in range(self.recorded):
+            for number in range(count):
                 # Without ``with``: a step that is cut short has no end in the trace.
                 taken.range = new_range(f"{PROFILER_STEP}{number}")
                 taken.range.__enter__()
@@ -284,7 +312,8 @@ def in_detail(*, memory: bool, shapes: bool, stacks: bool, prepared: int) -> tup
     """Return the stages after those for times, in which recording more makes steps slower."""
     if not (memory or shapes or stacks):
         return ()
-    return (Profiled(DETAIL, STEPS_IN_DETAIL, prepared, memory, shapes, stacks),)
+    before = (LeftAlone(prepared, counted=stacks),) if prepared else ()
+    return (*before, Profiled(DETAIL, STEPS_IN_DETAIL, 0, memory, shapes, stacks))
 
 
 # Devices and profilers ----------------------------------------------------------------------------

@@ -11,7 +11,14 @@ import numpy as np
 from backspot.trace.compiled import CompiledTable
 from backspot.trace.events import Allocations, Category, Events, Flows, Ints, Signature
 from backspot.trace.frames import OF_OTHERS, OF_TORCH, Frames
-from backspot.trace.names import COLLECTION, NEXT_BATCH, PROFILER_STEP, SAVING, WAITED_AT
+from backspot.trace.names import (
+    COLLECTION,
+    NEXT_BATCH,
+    OPTIMIZER_GROUPS,
+    PROFILER_STEP,
+    SAVING,
+    WAITED_AT,
+)
 from backspot.trace.source_lines import LineTable
 from backspot.trace.unknown_categories import UnknownCategories
 
@@ -23,7 +30,7 @@ counts an event a few times fits 64 bits."""
 _MOST_NUMBER = 1 << 62
 BETWEEN_TEXTS = b"\0"
 """Joins the texts of a ``Signature``; no JSON has this byte."""
-_MARKS = (PROFILER_STEP, NEXT_BATCH, COLLECTION, SAVING, WAITED_AT)
+_MARKS = (PROFILER_STEP, NEXT_BATCH, COLLECTION, SAVING, WAITED_AT, OPTIMIZER_GROUPS)
 _TOGETHER = 1 << 17
 """Rows per chunk: keeping many small arrays would fragment the heap."""
 # Columns with few distinct values take fewer bytes.

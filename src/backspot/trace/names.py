@@ -139,6 +139,8 @@ COLLECTION = "garbage collection"
 """A full collection of Python's garbage collector."""
 WAITED_AT = "waited for the device at "
 """Behind a wait of the host: the line that waits, ``train.py:31``."""
+OPTIMIZER_GROUPS = "groups of the optimizer: "
+"""In the step of an optimizer: its groups of parameters and their settings, ``461 for 28``."""
 
 # Annotations: what calls ``record_function`` -----------------------------------------------------
 

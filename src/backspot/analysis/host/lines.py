@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from backspot.analysis.accounting.activity import BACKWARD, IDLE, NAMES, OTHER, Activity
 from backspot.analysis.accounting.clock import Clock
@@ -27,8 +28,6 @@ from backspot.results.host import HostLine, place_of
 from backspot.trace import Category, Events, names
 from backspot.trace.events import Ints, Mask
 from backspot.trace.frames import OF_OTHERS, OF_TORCH, Frames, function_of, line_of_call
-
-_LEFT = 0.1  # of each piece is the program's own, whatever recording it costs
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +74,7 @@ def find_host_lines(
     steps: Timeline,
     typical: TypicalStep,
     activity: Activity | None,
-    step_ns: int,
+    real: tuple[Ints, NDArray[np.float64]],
 ) -> tuple[HostLine, ...]:
     """Deal out the host's time of the steps to lines, those first that hold up the step longest.
 
@@ -85,7 +84,7 @@ def find_host_lines(
         steps: the step at each moment.
         typical: the steps that count.
         activity: the phases; without it, all is other work.
-        step_ns: how long a typical step takes without stacks.
+        real: moments, and the real time at each of them, as ``real_time`` has it.
     """
     line, sites = found.line, found.sites
     if not sites:
@@ -95,10 +94,9 @@ def find_host_lines(
     collecting = _during(events, events.named(Category.ANNOTATION, names.COLLECTION))
     lines = (line, working, idle, owner, phases, steps)
     edges = merged(collecting.edges, *(one.edges for one in lines))
-    at, length = edges[:-1], np.diff(edges)
+    at, length = edges[:-1], np.diff(np.interp(edges, *real))
     site, busy, free, held, phase, step = (one.over(edges)[:-1] for one in lines)
     inside = (site >= 0) & (step >= 0) & (collecting.over(edges)[:-1] < 0)
-    left = _without_recording(events, edges, step, typical, step_ns)
     phase[phase < 0] = IDLE if activity else OTHER
     number, of_torch = np.divmod(site, 2)  # odd within PyTorch
     on_device = len(ownership.work.start) > 0
@@ -107,10 +105,10 @@ def find_host_lines(
     amounts = (
         _in_pieces(at, found.calls),
         _in_pieces(at, _outermost(events, operator)),
-        length * left,
-        length * left * ((of_torch == 0) & (busy < 0)),
-        length * left * ((of_torch == 1) & (busy < 0)),
-        length * left * ((free >= 0) | (not on_device)),
+        length,
+        length * ((of_torch == 0) & (busy < 0)),
+        length * ((of_torch == 1) & (busy < 0)),
+        length * ((free >= 0) | (not on_device)),
     )
     key = number * len(NAMES) + phase
     known, group = numbered(key[inside])
@@ -250,9 +248,25 @@ def _of_thread(
 
 
 def _working(events: Events) -> Timeline:
-    """Return when an operator or a call of a device's runtime runs on any thread."""
+    """Return when an operator or a call of a device's runtime runs on any thread.
+
+    A hook that runs within an operator of autograd's is Python, until it calls an operator itself.
+    """
     index = events.of(Category.OPERATOR, Category.RUNTIME)
-    return _during(events, index[~events.is_label[events.name[index]]])
+    index = index[~events.is_label[events.name[index]]]
+    frames, starts, ends = events.frames, [], []
+    of_frames = dict(grouped(frames.thread))
+    for thread, mine in grouped(events.thread, index):
+        calls = of_frames.get(thread, frames.thread[:0])
+        line = innermost(
+            np.concatenate([events.start[mine], frames.start[calls]]),
+            np.concatenate([events.end[mine], frames.start[calls] + frames.duration[calls]]),
+        ).timeline
+        runs = (line.values[:-1] >= 0) & (line.values[:-1] < len(mine))
+        starts.append(line.edges[:-1][runs])
+        ends.append(line.edges[1:][runs])
+    start, end = (np.concatenate([index[:0], *some]) for some in (starts, ends))
+    return first_started(start, end, np.zeros(len(start), np.int64))
 
 
 def _during(events: Events, index: Ints) -> Timeline:
@@ -266,27 +280,3 @@ def _idle(ownership: Ownership, clock: Clock) -> Timeline:
     line = clock.whole
     free: Mask = line.values < len(ownership.spans.start)
     return Timeline(line.edges, np.where(free, 0, NOTHING))
-
-
-def _without_recording(
-    events: Events, edges: Ints, step: Ints, typical: TypicalStep, step_ns: int
-) -> np.ndarray:
-    """Return which share of each piece is left without what recording its events adds.
-
-    Each event is taken to cost the same: as much as makes the typical step as long as it is without
-    stacks. Where a device decides how long a step takes, that is nothing.
-    """
-    host = events.of(Category.OPERATOR, Category.RUNTIME, Category.ANNOTATION)
-    starts = np.sort(np.concatenate([events.frames.calls, events.start[host]]))
-    length = np.diff(edges).astype(np.float64)
-    count = np.diff(np.searchsorted(starts, edges))
-    inside = step >= 0
-    whole = np.bincount(step[inside], length[inside], minlength=len(typical.weight))
-    number = np.bincount(step[inside], count[inside], minlength=len(typical.weight))
-    more = typical.value(whole.astype(np.int64)) - step_ns
-    cost = max(0.0, more / max(1, typical.value(number.astype(np.int64))))
-    taken = np.minimum(count * cost, length * (1 - _LEFT))
-    left: np.ndarray = 1 - taken / np.maximum(length, 1)
-    # What is still too long was slowed by something else, and everything alike.
-    kept = np.bincount(step[inside], (length * left)[inside], minlength=len(typical.weight))
-    return left * min(1.0, step_ns / max(1, typical.value(kept.astype(np.int64))))

@@ -11,7 +11,7 @@ from backspot.analysis.findings.observations import accumulating, fills, zeroing
 from backspot.analysis.findings.registry import finding, rule
 from backspot.analysis.timeline import NOTHING, distinct, enclosing, first_started, merged, pieces
 from backspot.formatting import counted
-from backspot.results.findings import Finding
+from backspot.results.findings import Finding, Saving
 from backspot.trace import Category, names
 from backspot.trace.events import Ints, Mask
 from backspot.trace.labels import Kind
@@ -132,8 +132,81 @@ _OPTIMIZER_LINK = "https://docs.pytorch.org/docs/stable/optim.html"
 
 @rule("optimizer-kernels", devices=("cpu", "cuda"))
 def optimizer_kernels(evidence: Evidence) -> Finding | None:
-    """Find optimizer steps that launch many small kernels, or that are not fused on a CPU."""
+    """Find optimizer steps of many small kernels or groups, or that are not fused on a CPU."""
+    found = _optimizer_of_groups(evidence)
+    if found is not None:
+        return found
     return _optimizer_on_cpu(evidence) if evidence.device == "cpu" else _optimizer_on_gpu(evidence)
+
+
+_GROUPS_LEAST = 0.02
+"""Share of the step from which the host's time for groups is worth a change."""
+_GROUPS_ERROR = 0.03
+"""Share of the step by which the time of groups may be off."""
+
+
+def _optimizer_of_groups(evidence: Evidence) -> Finding | None:
+    """Find optimizers that have several groups of parameters for the same settings.
+
+    The host does the same for each group, whether it has one tensor or hundreds. The live half
+    marks how many groups there are, and how many are necessary.
+    """
+    costs, say, events = evidence.costs, evidence.wording, evidence.events
+    counted_at = events.named(Category.ANNOTATION, names.OPTIMIZER_GROUPS)
+    steps = events.named(Category.ANNOTATION, names.OPTIMIZER_STEP)
+    marks = enclosing(events, steps, events.thread[counted_at], events.start[counted_at])
+    counted_at, marks = counted_at[marks >= 0], marks[marks >= 0]
+    if not len(marks):
+        return None
+    said = [
+        events.names[name].removeprefix(names.OPTIMIZER_GROUPS) for name in events.name[counted_at]
+    ]
+    groups, needed = np.array([one.split(" for ") for one in said], np.int64).T
+    begin = evidence.ownership.passes.after(events.start[marks], events.end[marks])
+    held = _held_by_host(evidence, marks, begin) * (1 - needed / groups)
+    by_step = costs.times_by_step(begin, held.astype(np.int64))
+    if not costs.holds_in_most_steps(by_step, _GROUPS_LEAST):
+        return None
+    cost = costs.place("(optimizer)", by_step, int(groups.sum()))
+    most = int(groups.argmax())
+    real = round(cost.wall_ns * min(1.0, evidence.real_step_ns / max(1, evidence.step_ns)))
+    error = round(_GROUPS_ERROR * evidence.real_step_ns)
+    return finding(
+        cost,
+        title="The optimizer has more groups of parameters than settings",
+        seen=(
+            f"{_class_of(events.names[events.name[marks[most]]])} updates "
+            f"{counted(int(groups[most]), 'group')} one after the other, with "
+            f"{counted(int(needed[most]), 'different setting')}: {say.ms(cost.wall_ns)} of the "
+            f"host, {say.share(cost.wall_ns)} of the step, for those that could be one."
+        ),
+        remedy=(
+            "Put all parameters with equal settings (lr, weight_decay, betas, …) into one group. "
+            "foreach=True and fused=True work on the parameters of one group at a time."
+        ),
+        link=_OPTIMIZER_LINK,
+        saves=Saving(real, max(0, real - error), real + error),
+    )
+
+
+def _held_by_host(evidence: Evidence, marks: Ints, begin: Ints) -> Ints:
+    """Return how long the host holds up the step in each of these, from ``begin`` on.
+
+    On a device: while it has no work. Else: while no operator runs.
+    """
+    events, end = evidence.events, evidence.events.end[marks]
+    order = np.arange(len(marks))
+    if evidence.report.has_gpu:
+        number, free, length = pieces(evidence.costs.idle, first_started(begin, end, order))
+        number, length = number[free >= 0], length[free >= 0]
+        return np.bincount(number, length, minlength=len(marks)).astype(np.int64)
+    operators = events.named(Category.OPERATOR, names.ATEN)
+    running = first_started(
+        events.start[operators], events.end[operators], np.zeros_like(operators)
+    )
+    number, busy, length = pieces(running, first_started(begin, end, order))
+    number, length = number[busy >= 0], length[busy >= 0]
+    return end - begin - np.bincount(number, length, minlength=len(marks)).astype(np.int64)
 
 
 def _optimizer_on_cpu(evidence: Evidence) -> Finding | None:

@@ -1,0 +1,152 @@
+"""How long the host's parts of a step really take, where stacks were recorded.
+
+Recording stacks costs time at each call of a function, and Python itself runs slower meanwhile. So
+each gap between two neighbouring starts and ends of operators gets the time that the same gap has
+in the steps without stacks. From that, what recording operators adds is taken off: each costs the
+same, as much as makes a step as long as it is without a profiler.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from backspot.analysis.timeline import NOTHING
+from backspot.trace import Category, Events
+from backspot.trace.events import Ints, Mask
+
+_Floats: TypeAlias = NDArray[np.float64]
+
+_OPERATOR, _LABEL, _CALL = 1.0, 7.0, 0.2
+"""What recording an operator or a call of the runtime, a label, and a function's call costs,
+relative to an operator."""
+_MOST = 1_800.0  # nanoseconds that an operator may cost; beyond that, all was slowed alike
+_LEFT = 0.1  # of each gap is the program's own, whatever recording it costs
+
+
+@dataclass(frozen=True, slots=True)
+class HostSteps:
+    """The steps of a recording, as the host has them.
+
+    Attributes:
+        events: the trace.
+        start: when each step starts, in nanoseconds.
+        end: when it ends.
+        chosen: whether it counts for a typical step.
+    """
+
+    events: Events
+    start: Ints
+    end: Ints
+    chosen: Mask
+
+
+def real_time(stacked: HostSteps, plain: HostSteps | None, step_ns: int) -> tuple[Ints, _Floats]:
+    """Return moments of the recording with stacks, and the real time at each of them.
+
+    Args:
+        stacked: the steps with stacks.
+        plain: other steps of the same training without stacks, if there are any.
+        step_ns: how long a typical step takes without a profiler.
+
+    Returns:
+        Sorted times, and nanoseconds that pass as these do. Between two moments, real time passes
+        evenly.
+    """
+    base = plain or stacked
+    names = {name: at for at, name in enumerate(stacked.events.names)}
+    known = [_gaps(base, step, names) for step in np.flatnonzero(base.chosen).tolist()]
+    times, lengths = [], []
+    for step in range(len(stacked.start)):
+        mine = _gaps(stacked, step, names)
+        same = [one for one in known if np.array_equal(one.key, mine.key)]
+        others = same if plain else [mine]
+        begin, end = len(mine.key), 0
+        if not others:
+            others = known[:1]
+            begin, end = _alike(mine.key, others[0].key)
+        folded = [one.only(begin, end) for one in others]
+        length = np.mean([np.diff(one.time) for one in folded], axis=0)
+        cost = np.mean([one.cost for one in folded], axis=0)
+        times.append(mine.only(begin, end).time)
+        lengths.append(np.append(_without(length, cost, step_ns), 0.0))
+    # Between steps, time passes as it was recorded.
+    for before, length, after in zip(times, lengths, times[1:], strict=False):
+        length[-1] = after[0] - before[-1]
+    at = np.concatenate(times) if times else np.zeros(1, np.int64)
+    passed = np.cumsum(np.append(0.0, np.concatenate(lengths)))[:-1] if times else np.zeros(1)
+    return at, passed
+
+
+@dataclass(frozen=True, slots=True)
+class _Gaps:
+    """The gaps of one step between starts and ends of operators.
+
+    Attributes:
+        time: the step's start, the starts and ends in order, and the step's end.
+        key: what starts or ends at each of the times between; twice the name, plus 1 for an end.
+        cost: what recording adds to each gap, relative to an operator.
+    """
+
+    time: Ints
+    key: Ints
+    cost: _Floats
+
+    def only(self, begin: int, end: int) -> _Gaps:
+        """Return the gaps with the first ``begin`` and the last ``end`` times between alone."""
+        kept = np.delete(np.arange(len(self.time)), np.arange(begin, len(self.key) - end) + 1)
+        summed = np.append(0.0, np.cumsum(self.cost))
+        return _Gaps(self.time[kept], self.key, np.diff(summed[kept]))
+
+
+def _gaps(steps: HostSteps, step: int, names: dict[str, int]) -> _Gaps:
+    events, start, end = steps.events, int(steps.start[step]), int(steps.end[step])
+
+    def within(index: Ints) -> Ints:
+        return index[(events.start[index] >= start) & (events.start[index] < end)]
+
+    mine = within(events.of(Category.OPERATOR))
+    number = np.array([names.get(name, NOTHING) for name in events.names], np.int64)
+    name, weight = number[events.name[mine]], np.where(_labels(events, mine), _LABEL, _OPERATOR)
+    at = np.concatenate([events.start[mine], np.minimum(events.end[mine], end)])
+    key = np.concatenate([2 * name, 2 * name + 1])
+    order = np.lexsort((np.append(mine, mine), at))
+    half = np.append(weight, weight)[order] / 2
+    ends = key[order] % 2
+    time = np.concatenate([[start], at[order], [end]])
+    cost = np.append(half * (1 - ends), 0.0) + np.append(0.0, half * ends)
+    calls = within(events.of(Category.RUNTIME))
+    for starts, each in ((events.start[calls], _OPERATOR), (events.frames.calls, _CALL)):
+        place = np.searchsorted(time, starts, side="right") - 1
+        inside = (place >= 0) & (place < len(cost)) & (starts < end)
+        cost += each * np.bincount(place[inside], minlength=len(cost))
+    return _Gaps(time, key[order], cost)
+
+
+def _labels(events: Events, index: Ints) -> Mask:
+    labels: Mask = events.is_label[events.name[index]]
+    return labels
+
+
+def _alike(one: Ints, other: Ints) -> tuple[int, int]:
+    """Return how many entries are equal at the beginning, and how many at the end of the rest."""
+    most = min(len(one), len(other))
+    differs = np.flatnonzero(one[:most] != other[:most])
+    begin = int(differs[0]) if len(differs) else most
+    differs = np.flatnonzero(one[::-1][: most - begin] != other[::-1][: most - begin])
+    return begin, int(differs[0]) if len(differs) else most - begin
+
+
+def _without(length: _Floats, cost: _Floats, step_ns: int) -> _Floats:
+    """Return the gaps of a step without what recording adds."""
+    low, high = 0.0, _MOST
+    for _ in range(30):
+        middle = (low + high) / 2
+        left = np.maximum(length - middle * cost, _LEFT * length)
+        low, high = (middle, high) if left.sum() > step_ns else (low, middle)
+    left = np.maximum(length - low * cost, _LEFT * length)
+    shorter: _Floats = left * min(1.0, step_ns / max(1.0, float(left.sum())))
+    return shorter
