@@ -379,6 +379,13 @@ FOREACH = "aten::_foreach_"
 """Operators on all tensors of a list."""
 SYNC_BATCH_NORM = "SyncBatchNorm"
 """The class of the module that exchanges the statistics of its batches: ``torch.nn``."""
+is_view = _begins(
+    r"aten::(_?(unsafe_)?(view|reshape)(_as)?|slice|select|narrow|transpose|t|permute|unsqueeze|squeeze|expand"
+    r"(_as)?|unbind|split(_with_sizes)?|chunk|detach|alias|as_strided|movedim|flatten|unflatten)$"
+)
+"""Whether this operator only looks at memory in another way, as far as its name says."""
+is_repeat = _begins(r"aten::(repeat|tile|repeat_interleave)$")
+"""Whether this operator copies a tensor several times."""
 is_gradient_operator = _begins(r"aten::(_foreach_|_fused_(adam|sgd|adagrad)|_amp_|zero_$)")
 """Whether this operator clips, unscales, zeroes or applies all gradients at once."""
 is_norm = _begins(r"aten::(linalg_vector_)?norm$")
