@@ -451,6 +451,19 @@ INDEXING_BACKWARD = "indexing_backward_kernel"
 """Part of the name of the kernels that add gradients into rows: ATen's ``Indexing.cu``."""
 
 
+DEPTHWISE_2D, DEPTHWISE_3D = "conv_depthwise2d", "conv_depthwise3d"
+"""Parts of the names of the kernels of depthwise convolutions: ATen's ``DepthwiseConv*d.cu``."""
+is_half_atomic = _contains(
+    r"(ReduceAdd|upsample\w*backward|grid_sampler\w*backward|indexFunc).*(Half|BFloat16)"
+    r"|(Half|BFloat16).*ReduceAdd"
+)
+"""Whether a kernel of ATen adds atomically in half precision."""
+is_vector_product = _contains(r"\b(gemv|gemmk1|gemmSN|dot_kernel)")
+"""Whether a kernel of cuBLAS multiplies by a vector, or by a matrix of a few rows."""
+is_pairwise_distance = _contains(r"\b[cp]dist_(backward_)?kernel")
+"""Whether a kernel computes the distances of pairs of points: ATen's ``DistanceKernel.cu``."""
+
+
 def is_communication(name: str) -> bool:
     """Whether a kernel communicates between ranks: NCCL, RCCL, MSCCL++, NVSHMEM or oneCCL."""
     lower = name.lower()

@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 
+from backspot.analysis.findings.costs import LEAST_SHARE
 from backspot.analysis.findings.evidence import Evidence
 from backspot.analysis.findings.observations import both_ways, forward_operators
 from backspot.analysis.findings.registry import finding, rule
@@ -130,7 +131,7 @@ _LETTERS = {
     "Cat": "K",
     **dict.fromkeys(("Sigmoid", "Silu", "Gelu", "Relu", "Exp", "Log", "Clamp", "Where"), "f"),
     **dict.fromkeys(("Cos", "Sin", "Reciprocal", "Abs", "Softplus", "Stack", "Sum"), "f"),
-    **{"ToCopy": "c"},
+    "ToCopy": "c",
     **dict.fromkeys(("MaskedFill", "Lerp", "Addcmul", "Maximum", "Minimum"), "f"),
     **dict.fromkeys(("View", "UnsafeView", "Transpose", "Permute", "Expand", "Unsqueeze"), "_"),
     **dict.fromkeys(("Squeeze", "Slice", "Select", "Split", "Unbind", "Alias"), "_"),
@@ -238,8 +239,6 @@ def _chains(evidence: Evidence) -> tuple[Mask, dict[tuple[str, str], Mask]]:
 
 # Copies ------------------------------------------------------------------------------------------
 
-_REPEAT_LEAST = 0.03
-
 
 @rule("repeated-tensor", devices=("cpu", "cuda"))
 def repeated_tensor(evidence: Evidence) -> Finding | None:
@@ -249,7 +248,7 @@ def repeated_tensor(evidence: Evidence) -> Finding | None:
     index, _ = forward_operators(evidence)
     repeats = evidence.events.names_where(names.is_repeat)
     operators = index[repeats[evidence.events.name[index]]]
-    placed = both_ways(evidence, nodes, operators, _REPEAT_LEAST)
+    placed = both_ways(evidence, nodes, operators, LEAST_SHARE)
     return finding(
         placed,
         title="Tensors are copied many times by repeat",

@@ -9,7 +9,15 @@ from backspot.analysis.attribution.ownership import Special
 from backspot.analysis.findings.evidence import Evidence
 from backspot.analysis.findings.observations import accumulating, fills, zeroing
 from backspot.analysis.findings.registry import finding, rule
-from backspot.analysis.timeline import NOTHING, distinct, enclosing, first_started, merged, pieces
+from backspot.analysis.timeline import (
+    NOTHING,
+    distinct,
+    enclosing,
+    first_started,
+    merged,
+    pieces,
+    take,
+)
 from backspot.formatting import counted
 from backspot.results.findings import Finding
 from backspot.trace import Category, names
@@ -362,3 +370,42 @@ def _then(evidence: Evidence, added: int) -> str:
     if not added:
         return ""
     return f" Backward then adds to the zeros for {evidence.wording.ms(added)}."
+
+
+_SECOND_LEAST = 0.1
+
+
+@rule("second-backward")
+def second_backward(evidence: Evidence) -> Finding | None:
+    """Find passes with ``create_graph=True``, and the nodes of later passes that go through them.
+
+    Checkpointing makes nodes in a pass, too, but from calls of modules that run again.
+    """
+    costs, say, spans = evidence.costs, evidence.wording, evidence.spans
+    operator = evidence.ownership.join.operator
+    made = np.flatnonzero((operator >= 0) & evidence.in_pass & spans.is_node)
+    within = spans.of(evidence.events, operator[made])
+    inner = take(evidence.in_pass & spans.is_node, within, False)
+    made, within = made[inner], within[inner]
+    passes = evidence.ownership.passes.of_span
+    kept = np.isin(passes, distinct(passes[within])) & evidence.in_pass
+    kept[made] = True
+    if not costs.holds_in_most_steps(costs.of_spans_by_step(kept), _SECOND_LEAST):
+        return None
+    placed = costs.places_of_spans(kept)
+    return finding(
+        placed,
+        title="The step differentiates through a backward",
+        seen=(
+            f"A backward with create_graph=True, and {say.per_step(len(made), 'node')} of the next "
+            f"one that go through it, take {say.ms(placed.wall_ns)}: this double backward is what "
+            "a gradient penalty costs."
+        ),
+        remedy=(
+            "If it is a penalty or another regularizer, compute it in every eighth or sixteenth "
+            "step with that weight, or on a part of the batch. If the training is about these "
+            "gradients themselves, such as forces, it cannot be left out."
+        ),
+        link="https://docs.pytorch.org/docs/stable/generated/torch.autograd.grad.html",
+        nodes=costs.top_nodes(kept),
+    )
