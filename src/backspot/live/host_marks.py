@@ -1,4 +1,4 @@
-"""Marks of what holds up the host: Python's garbage collector, and the lines that wait for a GPU.
+"""Marks of what a trace has not by itself: the garbage collector, waiting lines, unread gradients.
 
 PyTorch can warn at each operator that waits for a GPU (``torch.cuda.set_sync_debug_mode``). The
 warning comes when the operator returns, on the thread and at the line that called it. Waits inside
@@ -11,15 +11,17 @@ import gc
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import wraps
 from typing import Any
 
 import torch
 
 from backspot.live.source_lines import file_name, user_frame
 from backspot.live.torch_internals import profiler
-from backspot.trace.names import COLLECTION, WAITED_AT
+from backspot.live.torch_internals.autograd import FUNCTION_RUNS
+from backspot.trace.names import COLLECTION, UNREAD, WAITED_AT
 
 _OLDEST = 2
 """The generation whose collection looks at all objects; the others take microseconds."""
@@ -55,6 +57,35 @@ def can_record_stacks() -> bool:
         return False
     in_use = getattr(getattr(sys, "monitoring", None), "get_tool", lambda _: None)(2)
     return sys.getprofile() is None and in_use is None
+
+
+@contextmanager
+def unread_marked() -> Iterator[None]:
+    """Mark each backward of a Function that returns gradients for inputs that need none.
+
+    The engine throws them away. Nodes of PyTorch's own do not compute them.
+    """
+    with ExitStack() as stack:
+        for place in FUNCTION_RUNS:
+            if place.exists():
+                run = place.get()
+                place.set(_marking(run))
+                stack.callback(place.set, run)
+        yield
+
+
+def _marking(run: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(run)
+    def marked(node: Any, *gradients: Any) -> Any:
+        found = run(node, *gradients)
+        given = found if isinstance(found, tuple) else (found,)
+        needs = zip(given, node.needs_input_grad, strict=False)  # of odd results the engine tells
+        wanted = [need for one, need in needs if one is not None]
+        if not all(wanted):
+            profiler.emit(f"{UNREAD}{wanted.count(False)} of {len(wanted)}")
+        return found
+
+    return marked
 
 
 @contextmanager

@@ -22,7 +22,12 @@ from torch.profiler import ProfilerActivity, supported_activities
 
 from backspot.errors import UsageError
 from backspot.interrupts import contained
-from backspot.live.host_marks import can_record_stacks, collections_marked, waits_marked
+from backspot.live.host_marks import (
+    can_record_stacks,
+    collections_marked,
+    unread_marked,
+    waits_marked,
+)
 from backspot.live.instrumentation import Instrumentation, put_labels
 from backspot.live.sessions import Watch
 from backspot.live.torch_internals.lookup import nothing
@@ -250,6 +255,7 @@ class Profiled:
                 _recording(profiler),
                 taken.giving_way(),
                 collections_marked(),
+                unread_marked(),
                 waits_marked() if stacks else nullcontext(),
             ):
                 yield from self._recorded(taken, profile)

@@ -132,6 +132,8 @@ is_python_frame = _begins(r".*\.py\(\d+\): |<built-in ")
 
 COLLECTION = "garbage collection"
 """A full collection of Python's garbage collector."""
+UNREAD = "gradients that nobody reads: "
+"""In the backward of a Function that returns such gradients: how many, of how many, ``1 of 2``."""
 WAITED_AT = "waited for the device at "
 """Behind a wait of the host: the line that waits, ``train.py:31``."""
 

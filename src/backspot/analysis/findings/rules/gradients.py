@@ -372,6 +372,51 @@ def _then(evidence: Evidence, added: int) -> str:
     return f" Backward then adds to the zeros for {evidence.wording.ms(added)}."
 
 
+@rule("unread-gradient")
+def unread_gradient(evidence: Evidence) -> Finding | None:
+    """Find Functions whose backward returns gradients for inputs that need none.
+
+    The live half marks them. Which of the work was for them is not known, so that all gradients of
+    a node count alike.
+    """
+    costs, say, events, spans = evidence.costs, evidence.wording, evidence.events, evidence.spans
+    marks = events.chosen(events.name_mask(names.UNREAD), Category.OPERATOR, Category.ANNOTATION)
+    span = spans.of(events, marks)
+    marks, span = marks[span >= 0], span[span >= 0]
+    if not len(marks):
+        return None
+    parts = np.array([_part(events.names[name]) for name in events.name[marks]])
+    owner, owners = evidence.ownership.owner, len(evidence.ownership.owners)
+    by_step = np.zeros((owners, len(costs.step_ns)), np.int64)
+    for part in np.unique(parts).tolist():
+        nodes = evidence.spans_with(span[parts == part])
+        mine = costs.owned_by_step(nodes, evidence.work_of(nodes))
+        by_step += (part * mine).astype(np.int64)
+    placed = costs.places_by_step(by_step, owner[span])
+    of_user = costs.top_nodes(evidence.spans_with(span))
+    return finding(
+        placed,
+        title="A backward computes gradients that nobody reads",
+        seen=(
+            f"{', '.join(of_user)}: {say.per_step(len(marks), 'backward')} of a Function returns "
+            "gradients for inputs that need none, and autograd throws them away: about "
+            f"{say.ms(placed.wall_ns)}, if all gradients of a node cost the same."
+        ),
+        remedy=(
+            "In the backward of this torch.autograd.Function, compute a gradient only where "
+            "ctx.needs_input_grad[i] is true, and return None for the others."
+        ),
+        link="https://docs.pytorch.org/docs/stable/notes/extending.html",
+        nodes=of_user,
+    )
+
+
+def _part(mark: str) -> float:
+    """Return which part of the gradients of a node nobody reads."""
+    some, _, every = mark.removeprefix(names.UNREAD).partition(" of ")
+    return int(some) / max(1, int(every)) if (some + every).isdecimal() else 0.0
+
+
 _SECOND_LEAST = 0.1
 
 

@@ -17,6 +17,7 @@ from backspot.analysis.findings.observations import (
     is_indexing,
 )
 from backspot.analysis.findings.registry import finding, rule
+from backspot.analysis.timeline import NOTHING, numbered
 from backspot.results.findings import Finding
 from backspot.trace import names
 from backspot.trace.events import Ints, Mask
@@ -35,8 +36,8 @@ _DEPTHWISE_REMEDY = (
 _CONVOLUTION_REMEDY = (
     "cuDNN has no fast gradient for these sizes, or has not looked for it: set "
     "torch.backends.cudnn.benchmark = True, and try this layer in bf16 and with channels_last "
-    "(channels_last_3d). Else run it under torch.backends.cudnn.flags(enabled=False), or with fewer "
-    "groups and with filters in multiples of 8."
+    "(channels_last_3d). Else run it under torch.backends.cudnn.flags(enabled=False), or with "
+    "fewer groups and filters in multiples of 8."
 )
 
 
@@ -58,9 +59,7 @@ def slow_convolution(evidence: Evidence) -> Finding | None:
     if not placed.places:
         return None
     in_depth = 2 * evidence.costs.of_spans(deep) > evidence.costs.of_spans(slow)
-    back, front = (
-        int(spent[slow].sum()) for spent in (backward_of(evidence), forward_of(evidence))
-    )
+    times = backward[slow].max() / max(1, forward[slow].max())
     return finding(
         placed,
         title=(
