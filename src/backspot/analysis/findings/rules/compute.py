@@ -33,6 +33,13 @@ _ALIKE = 4
 """Both products multiply as many numbers. Where one takes this many times the other, the scores are
 no product of queries and keys: additive attention has products with a single column, for example.
 """
+_WIDEST = 256
+"""Channels of a head that fused kernels take; a router's scores come from all channels of a model.
+"""
+_SLIGHT = 10
+"""A softmax reads what a product of up to 256 channels wrote, in a time like the product's. Beside
+one of many times its time, it weighs a few experts.
+"""
 _MATH = "aten::_scaled_dot_product_attention_math"
 _USE_SDPA = (
     "Use torch.nn.functional.scaled_dot_product_attention, which runs attention as one kernel"
@@ -95,7 +102,8 @@ def _chains(evidence: Evidence) -> tuple[Mask, Mask]:
                 found.setdefault(owner, []).append((mine[among], int(mine[at])))
     spent = forward_of(evidence)
     for chains in found.values():
-        if _is_attention(evidence, np.array([chain[[0, -1]] for chain, _ in chains]), spent):
+        ends = np.array([(*chain[[0, -1]], middle) for chain, middle in chains])
+        if _is_attention(evidence, ends, spent):
             for chain, middle in chains:
                 nodes[chain] = softmax[middle] = True
     return nodes, softmax
@@ -114,19 +122,23 @@ def _product(kind: Sequence[str], at: int, way: int, between: Collection[str]) -
     return at if 0 <= at < len(kind) and kind[at] in _PRODUCTS else None
 
 
-def _is_attention(evidence: Evidence, products: Ints, spent: Ints) -> bool:
+def _is_attention(evidence: Evidence, ends: Ints, spent: Ints) -> bool:
     """Whether one product has the scores of queries and keys, and the other the mean of values.
 
     Args:
-        products: the nodes of both, one row for each time that a module computes them.
+        ends: the nodes of both and of the softmax, one row for each time that a module computes
+            them.
         spent: the time of the forward operator of each node.
     """
-    operators = evidence.ownership.join.operator[products[0]]
+    # The least time is that without an interruption.
+    *products, softmax = spent[ends].min(axis=0).tolist()
+    low, high = sorted(products)
+    if _SLIGHT * softmax < low:
+        return False
+    operators = evidence.ownership.join.operator[ends[0, :2]]
     scores, mean = (_shape_of_product(evidence, one) for one in operators.tolist())
     if scores and mean:
-        return min(scores[1:]) >= _LEAST_WIDTH and scores[2] == mean[1]
-    # The least time is that without an interruption.
-    low, high = sorted(spent[products].min(axis=0).tolist())
+        return min(scores[1:]) >= _LEAST_WIDTH and scores[1] <= _WIDEST and scores[2] == mean[1]
     return bool(high <= _ALIKE * low)
 
 

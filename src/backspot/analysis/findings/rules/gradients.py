@@ -223,7 +223,7 @@ def _idle_by_step(evidence: Evidence, begin: Ints, end: Ints) -> Ints:
     return evidence.costs.times_by_step(begin[number[free >= 0]], length[free >= 0])
 
 
-@rule("unused-gradient")
+@rule("unused-gradient", needs=("labels",))
 def unused_gradient(evidence: Evidence) -> Finding | None:
     """Find the nodes that serve only parameters that the live half saw in no optimizer.
 
@@ -372,7 +372,7 @@ def _then(evidence: Evidence, added: int) -> str:
     return f" Backward then adds to the zeros for {evidence.wording.ms(added)}."
 
 
-@rule("unread-gradient")
+@rule("unread-gradient", needs=("labels",))
 def unread_gradient(evidence: Evidence) -> Finding | None:
     """Find Functions whose backward returns gradients for inputs that need none.
 

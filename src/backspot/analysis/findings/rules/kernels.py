@@ -157,7 +157,7 @@ _MANY_BLOCKS = 16_000
 """Thousandths of a block for each multiprocessor: fewer fit on the device at the same time."""
 
 
-@rule("tiny-products", devices=("cuda",))
+@rule("tiny-products", devices=("cuda",), needs=("blocks",))
 def tiny_products(evidence: Evidence) -> Finding | None:
     """Find batched products of matrices that are too small for a kernel for matrices.
 
