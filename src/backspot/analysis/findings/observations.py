@@ -139,6 +139,18 @@ def backward_of(evidence: Evidence) -> Ints:
     return spent
 
 
+def made_by_nodes(evidence: Evidence) -> tuple[Ints, Ints]:
+    """Return the nodes that another node made, with ``create_graph=True``, and these other nodes.
+
+    Checkpointing makes nodes in a pass, too, but from calls of modules that run again.
+    """
+    spans, operator = evidence.spans, evidence.ownership.join.operator
+    made = np.flatnonzero((operator >= 0) & evidence.in_pass & spans.is_node)
+    within = spans.of(evidence.events, operator[made])
+    inner = take(evidence.in_pass & spans.is_node, within, False)
+    return made[inner], within[inner]
+
+
 # The forward -------------------------------------------------------------------------------------
 
 

@@ -7,7 +7,12 @@ import numpy as np
 from backspot.analysis.attribution.launches import Tier, in_optimizer
 from backspot.analysis.attribution.ownership import Special
 from backspot.analysis.findings.evidence import Evidence
-from backspot.analysis.findings.observations import accumulating, fills, zeroing
+from backspot.analysis.findings.observations import (
+    accumulating,
+    fills,
+    made_by_nodes,
+    zeroing,
+)
 from backspot.analysis.findings.registry import finding, rule
 from backspot.analysis.timeline import (
     NOTHING,
@@ -16,7 +21,6 @@ from backspot.analysis.timeline import (
     first_started,
     merged,
     pieces,
-    take,
 )
 from backspot.formatting import counted
 from backspot.results.findings import Finding
@@ -422,16 +426,9 @@ _SECOND_LEAST = 0.1
 
 @rule("second-backward")
 def second_backward(evidence: Evidence) -> Finding | None:
-    """Find passes with ``create_graph=True``, and the nodes of later passes that go through them.
-
-    Checkpointing makes nodes in a pass, too, but from calls of modules that run again.
-    """
-    costs, say, spans = evidence.costs, evidence.wording, evidence.spans
-    operator = evidence.ownership.join.operator
-    made = np.flatnonzero((operator >= 0) & evidence.in_pass & spans.is_node)
-    within = spans.of(evidence.events, operator[made])
-    inner = take(evidence.in_pass & spans.is_node, within, False)
-    made, within = made[inner], within[inner]
+    """Find passes with ``create_graph=True``, and the nodes of later passes through them."""
+    costs, say = evidence.costs, evidence.wording
+    made, within = made_by_nodes(evidence)
     passes = evidence.ownership.passes.of_span
     kept = np.isin(passes, distinct(passes[within])) & evidence.in_pass
     kept[made] = True
