@@ -97,6 +97,7 @@ def _record_case(case: Case, context: Context, path: Path) -> Record:
     import torch
 
     import backspot
+    from backspot.live.host_marks import unread_marked
 
     began = time.monotonic()
     made = case.build(context)
@@ -109,7 +110,8 @@ def _record_case(case: Case, context: Context, path: Path) -> Record:
             made.step()
             synchronize(context.device)
             how = {"steps": 2, "warmup": 1, "settled": 1, "record_shapes": True}
-            record_trace(made.step, context.device, path, **how)
+            with unread_marked():
+                record_trace(made.step, context.device, path, **how)
         finally:
             for handle in handles:
                 handle.remove()

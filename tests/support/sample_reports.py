@@ -144,7 +144,7 @@ def vit_with_call_sites() -> Report:
 
 def vit_on_a_cpu() -> Report:
     """No cause found, and most rules need a GPU."""
-    return report(vit_rows(gpu=False), has_gpu=False, rules_looked=9, rules_unable=14)
+    return report(vit_rows(gpu=False), has_gpu=False, rules=states(9, 14))
 
 
 def even_vit() -> Report:
@@ -266,9 +266,14 @@ def diagnosed() -> Report:
         vit_rows(),
         phases=phases(by_step, busy=100 / 110),
         findings=_found(steps=3),
-        rules_looked=21,
-        rules_unable=2,
+        rules=states(21, 2),
     )
+
+
+def states(looked: int, unable: int = 0) -> dict[str, str]:
+    """What so many rules did that looked, and so many that needed a GPU."""
+    did = ["nothing"] * looked + ["needs a GPU"] * unable
+    return {f"rule-{number}": state for number, state in enumerate(did)}
 
 
 def _found(*, steps: int) -> tuple[Finding, ...]:
@@ -330,7 +335,7 @@ def varied() -> Report:
         rows,
         phases=phases(by_step, held_up=held_up),
         findings=(sorting,),
-        rules_looked=23,
+        rules=states(23),
         hiccups=(Hiccup(6, 64_700_000, "(data)"),),
     )
 
@@ -443,8 +448,7 @@ def reports(draw: st.DrawFn) -> Report:
             }
         ),
         findings=tuple(draw(st.lists(_findings(steps), max_size=3))),
-        rules_looked=draw(st.integers(0, 30)),
-        rules_unable=draw(st.integers(0, 30)),
+        rules=states(draw(st.integers(0, 30)), draw(st.integers(0, 30))),
     )
     return replace(made, step_unit=draw(st.sampled_from(("profiler step", "backward pass"))))
 

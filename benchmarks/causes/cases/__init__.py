@@ -10,6 +10,8 @@ case's function holds what differs from a well-built model; the models are in
 - ``kernels``: casts, layouts, no tensor cores, attention on the math path.
 - ``gradients``: dense table gradients, backwards that cost many forwards.
 - ``parameters``: accumulation, unused gradients, optimizers, recomputation.
+- ``chains``: many operators that should be one, copies, gradients that nobody needs.
+- ``slow_kernels``: operators without a fast kernel on a GPU.
 - ``processor``: what makes steps slow on a processor without a GPU.
 - ``ranks``: two GPUs: communication, and copies between devices.
 - ``controls``: the same models done well.
@@ -19,6 +21,7 @@ from __future__ import annotations
 
 from benchmarks.causes.case import CASES as CASES
 from benchmarks.causes.cases import (  # noqa: F401 - each registers its own
+    chains,
     controls,
     data,
     gradients,
@@ -28,4 +31,5 @@ from benchmarks.causes.cases import (  # noqa: F401 - each registers its own
     parameters,
     processor,
     ranks,
+    slow_kernels,
 )

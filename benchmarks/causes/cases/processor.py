@@ -93,7 +93,7 @@ def _register(
 
 # Functions that are written out -------------------------------------------------------------------
 
-_GELUS: dict[str, tuple[str, _Function]] = {
+_WRITTEN_OUT: dict[str, tuple[str, _Function]] = {
     "gelu_pow": (
         "GELU by tanh with a power.",
         lambda x: 0.5 * x * (1 + torch.tanh(_TANH * (x + 0.044715 * torch.pow(x, 3)))),
@@ -103,23 +103,23 @@ _GELUS: dict[str, tuple[str, _Function]] = {
         lambda x: 0.5 * x * (1 + torch.tanh(x * _TANH * (1 + 0.044715 * x * x))),
     ),
     "gelu_erf": ("GELU by erf.", lambda x: x * 0.5 * (1 + torch.erf(x / math.sqrt(2)))),
+    "scaled_tanh": ("A scaled tanh, as LeCun has it.", lambda x: 1.7159 * torch.tanh(x * 2 / 3)),
     "gelu_erf_scaled": ("GELU by a scaled erf.", lambda x: 0.5 * x * (1 + torch.erf(x * 0.7071))),
 }
-_FUNCTIONS: dict[str, tuple[str, _Function]] = {
+_AS_THEY_ARE: dict[str, tuple[str, _Function]] = {
     "gelu_function": ("GELU as one operator.", functional.gelu),
     "gated_tanh": ("A gate of tanh and sigmoid.", lambda x: torch.tanh(x) * torch.sigmoid(x)),
-    "scaled_tanh": ("A scaled tanh, as LeCun has it.", lambda x: 1.7159 * torch.tanh(x * 2 / 3)),
 }
-for _name, (_about, _function) in _GELUS.items():
+for _name, (_about, _function) in _WRITTEN_OUT.items():
     _register(
-        plant("written-out-function", ("*.1",), gpus=0),
+        plant("pointwise-chain", ("*.1",), gpus=0),
         _name,
         _about,
         lambda context, function=_function: _trained(context, _layers(function, 128), 512, 128),
     )
-for _name, (_about, _function) in _FUNCTIONS.items():
+for _name, (_about, _function) in _AS_THEY_ARE.items():
     _register(
-        control("written-out-function", gpus=0),
+        control("pointwise-chain", gpus=0),
         _name,
         _about,
         lambda context, function=_function: _trained(context, _layers(function, 128), 512, 128),

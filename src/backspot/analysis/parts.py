@@ -21,8 +21,12 @@ from backspot.analysis.accounting.work import find_work
 from backspot.analysis.attribution.ownership import Ownership
 from backspot.analysis.caveats import warnings_of
 from backspot.analysis.findings import (
+    CUT_SHORT,
+    FOUND,
+    NOTHING_FOUND,
     Evidence,
     MemoryEvidence,
+    all_rules,
     find_all,
     find_in_memory,
     rules_about_memory,
@@ -123,15 +127,14 @@ def with_findings(report: Report, recording: Recording, _: Options) -> Report:
     events = recording.events
     if events.truncated:
         # Kineto writes device work last. Without it, every rule would find the host at fault.
-        return report
+        return changed(report, rules=dict.fromkeys((rule.name for rule in all_rules()), CUT_SHORT))
     judged = find_all(
         Evidence(events, recording.ledger, report, recording.typical, recording.waits)
     )
     return changed(
         report,
         findings=judged.findings,
-        rules_looked=judged.looked,
-        rules_unable=judged.unable,
+        rules=judged.states,
     )
 
 
@@ -140,15 +143,17 @@ def with_memory(report: Report, recording: Recording, _: Options) -> Report:
     detailed = recording.detailed
     memory = find_memory(detailed.events, detailed.ownership)
     if memory is None:
-        return report
+        lacks = {rule.name: f"needs {rule.needs[0]}" for rule in rules_about_memory()}
+        return changed(report, rules=report.rules | lacks)
     of = _by_name(detailed.ownership, memory.of_owner)
     rows = tuple(replace(row, memory=of.get((row.path, row.class_name))) for row in report.modules)
     report = changed(report, modules=rows, memory=memory.devices)
     if detailed.events.truncated:
         return report
     held = find_in_memory(MemoryEvidence(detailed.events, detailed.ownership, memory))
-    looked = report.rules_looked + len(rules_about_memory())
-    return changed(report, findings=(*report.findings, *held), rules_looked=looked)
+    states = dict.fromkeys((one.name for one in rules_about_memory()), NOTHING_FOUND)
+    states |= {one.rule: FOUND for one in held}
+    return changed(report, findings=(*report.findings, *held), rules=report.rules | states)
 
 
 def with_limits(report: Report, recording: Recording, options: Options) -> Report:

@@ -1,4 +1,4 @@
-"""Marks of what holds up the host: the garbage collector, checkpoints, lines that wait for a GPU.
+"""Marks of what no trace has by itself: collections, checkpoints, waits, unread gradients.
 
 PyTorch can warn at each operator that waits for a GPU (``torch.cuda.set_sync_debug_mode``). The
 warning comes when the operator returns, on the thread and at the line that called it. Waits inside
@@ -13,15 +13,17 @@ import itertools
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import wraps
 from typing import Any
 
 import torch
 
 from backspot.live.source_lines import file_name, user_frame
 from backspot.live.torch_internals import profiler
-from backspot.trace.names import COLLECTION, SAVING, WAITED_AT
+from backspot.live.torch_internals.autograd import FUNCTION_RUNS
+from backspot.trace.names import COLLECTION, SAVING, UNREAD, WAITED_AT
 
 _OLDEST = 2
 """The generation whose collection looks at all objects; the others take microseconds."""
@@ -96,6 +98,35 @@ def calls_counted() -> Iterator[Iterator[int]]:
     finally:
         if sys.getprofile() is count:
             sys.setprofile(None)
+
+
+@contextmanager
+def unread_marked() -> Iterator[None]:
+    """Mark each backward of a Function that returns gradients for inputs that need none.
+
+    The engine throws them away. Nodes of PyTorch's own do not compute them.
+    """
+    with ExitStack() as stack:
+        for place in FUNCTION_RUNS:
+            if place.exists():
+                run = place.get()
+                place.set(_marking(run))
+                stack.callback(place.set, run)
+        yield
+
+
+def _marking(run: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(run)
+    def marked(node: Any, *gradients: Any) -> Any:
+        found = run(node, *gradients)
+        given = found if isinstance(found, tuple) else (found,)
+        needs = zip(given, node.needs_input_grad, strict=False)  # of odd results the engine tells
+        wanted = [need for one, need in needs if one is not None]
+        if not all(wanted):
+            profiler.emit(f"{UNREAD}{wanted.count(False)} of {len(wanted)}")
+        return found
+
+    return marked
 
 
 @contextmanager

@@ -27,6 +27,7 @@ from backspot.live.host_marks import (
     can_record_stacks,
     collections_marked,
     saves_marked,
+    unread_marked,
     waits_marked,
 )
 from backspot.live.instrumentation import Instrumentation, put_labels
@@ -275,6 +276,7 @@ class Profiled:
                 taken.giving_way(),
                 collections_marked(),
                 saves_marked(),
+                unread_marked(),
                 waits_marked() if stacks else nullcontext(),
             ):
                 yield from self._recorded(taken, profile, recorded)

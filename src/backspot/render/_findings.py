@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -152,15 +153,33 @@ def elsewhere(report: Report) -> list[Part]:
     return said(f"{{}}: {{}}, {share}, more than the backward of any module.", finding.title, time)
 
 
+_LACKING = {
+    "needs stacks": "lines of Python (--stacks)",
+    "needs memory": "the memory (--memory)",
+    "needs labels": "labels of Backspot",
+    "needs blocks": "the blocks of kernels",
+}
+"""What rules need, for people, with the option that records it."""
+
+
 def searched(report: Report) -> str:
     """How many rules looked for causes and how many could not, or ``""`` if that says nothing."""
-    looked, unable = report.rules_looked, report.rules_unable
-    if not looked + unable:
+    looked = sum(state in ("found", "nothing") for state in report.rules.values())
+    lacks = Counter(state for state in report.rules.values() if state.startswith("needs "))
+    if not looked + lacks.total():
         return ""
-    lacks = "events that this trace lacks" if report.has_gpu else "the work of a GPU"
-    need = "needs" if unable == 1 else "need"
+    need = ", ".join(
+        f"{count:,} {'needs' if count == 1 else 'need'} "
+        f"{_LACKING.get(state, state.removeprefix('needs '))}"
+        for state, count in lacks.items()
+    )
     if report.findings:
-        rules = counted(looked + unable, "rule")
-        return f"{unable:,} of {rules} {need} {lacks}." if unable else ""
-    others = f"; {unable:,} more {need} {lacks}" if unable else ""
+        return f"Of {counted(looked + lacks.total(), 'rule')}, {need}." if need else ""
+    others = f"; of others, {need}" if need else ""
     return f"No cause found by {counted(looked, 'rule')}{others}."
+
+
+def asked_for(report: Report) -> str:
+    """What to record for more rules about time to look, ``""`` for nothing."""
+    number = sum(state == "needs stacks" for state in report.rules.values())
+    return f"record with --stacks for {counted(number, 'more rule')}" if number else ""

@@ -21,7 +21,7 @@ from backspot.render._facts import (
     units,
     unknown_savings,
 )
-from backspot.render._findings import HEADING, listed, searched
+from backspot.render._findings import HEADING, asked_for, listed, searched
 from backspot.render._host import HostTable, host_tables, lines_of_step, waits_told
 from backspot.render._memory import (
     checkpointing,
@@ -323,6 +323,8 @@ class _Page:
         if self._found:
             explain = f"backspot explain {visible(self._found[0].rule)}"
             facts.append(unbroken(keep_start(explain, self._width)))
+        if not self._is_memory and (asked := asked_for(report)):
+            facts.append(asked)
         return facts
 
     def _answer(self, look: str = "") -> list[Text]:

@@ -113,8 +113,8 @@ class Report(Presented, _Predicted):
         replayed_step: The step without the profiler's cost, by replay; savings are of this step.
             ``None`` if the recording cannot be replayed.
         not_replayed: Why not, in one sentence, or ``""``.
-        rules_looked: Number of rules that looked for findings; 0 for a trace that is cut short.
-        rules_unable: Number of rules that could not, because the trace lacks what they need.
+        rules: What each rule did that is for this device: ``found``, ``nothing``, or why it could
+            not look: ``needs stacks``, ``needs memory``, ``needs a GPU``, …
         memory: Memory of each device, the highest peak first, the host last; only with
             ``profile_memory=True``.
         peaks: What the device can do at best; only with ``record_shapes=True`` on a known device.
@@ -171,8 +171,7 @@ class Report(Presented, _Predicted):
     unprofiled_step_ns_by_step: tuple[Count, ...] = ()
     replayed_step: ReplayedStep | None = None
     not_replayed: str = ""
-    rules_looked: Count = 0
-    rules_unable: Count = 0
+    rules: dict[str, str] = field(default_factory=dict)
     memory: tuple[MemoryOfDevice, ...] = ()
     peaks: Peaks | None = None
     mfu: Measure | None = None

@@ -137,6 +137,8 @@ is_python_frame = _begins(r".*\.py\(\d+\): |<built-in ")
 
 COLLECTION = "garbage collection"
 """A full collection of Python's garbage collector."""
+UNREAD = "gradients that nobody reads: "
+"""In the backward of a Function that returns such gradients: how many, of how many, ``1 of 2``."""
 WAITED_AT = "waited for the device at "
 """Behind a wait of the host: the line that waits, ``train.py:31``."""
 OPTIMIZER_GROUPS = "groups of the optimizer: "
@@ -394,6 +396,13 @@ FOREACH = "aten::_foreach_"
 """Operators on all tensors of a list."""
 SYNC_BATCH_NORM = "SyncBatchNorm"
 """The class of the module that exchanges the statistics of its batches: ``torch.nn``."""
+is_view = _begins(
+    r"aten::(_?(unsafe_)?(view|reshape)(_as)?|slice|select|narrow|transpose|t|permute|unsqueeze|squeeze|expand"
+    r"(_as)?|unbind|split(_with_sizes)?|chunk|detach|alias|as_strided|movedim|flatten|unflatten)$"
+)
+"""Whether this operator only looks at memory in another way, as far as its name says."""
+is_repeat = _begins(r"aten::(repeat|tile|repeat_interleave)$")
+"""Whether this operator copies a tensor several times."""
 is_gradient_operator = _begins(r"aten::(_foreach_|_fused_(adam|sgd|adagrad)|_amp_|zero_$)")
 """Whether this operator clips, unscales, zeroes or applies all gradients at once."""
 is_scaling = _begins(r"aten::_amp_")
@@ -465,6 +474,19 @@ FILL_FUNCTOR = "FillFunctor"
 """Part of the name of the kernel that fills a tensor: ATen's ``FillKernel.cu``."""
 INDEXING_BACKWARD = "indexing_backward_kernel"
 """Part of the name of the kernels that add gradients into rows: ATen's ``Indexing.cu``."""
+
+
+DEPTHWISE_2D, DEPTHWISE_3D = "conv_depthwise2d", "conv_depthwise3d"
+"""Parts of the names of the kernels of depthwise convolutions: ATen's ``DepthwiseConv*d.cu``."""
+is_half_atomic = _contains(
+    r"(ReduceAdd|upsample\w*backward|grid_sampler\w*backward|indexFunc).*(Half|BFloat16)"
+    r"|(Half|BFloat16).*ReduceAdd"
+)
+"""Whether a kernel of ATen adds atomically in half precision."""
+is_vector_product = _contains(r"\b(gemv|gemmk1|gemmSN|dot_kernel)")
+"""Whether a kernel of cuBLAS multiplies by a vector, or by a matrix of a few rows."""
+is_pairwise_distance = _contains(r"\b[cp]dist_(backward_)?kernel")
+"""Whether a kernel computes the distances of pairs of points: ATen's ``DistanceKernel.cu``."""
 
 
 def is_communication(name: str) -> bool:

@@ -32,7 +32,10 @@ from backspot.results.findings import Finding, Place
 from backspot.results.unprofiled import real_cost
 
 __all__ = [
+    "CUT_SHORT",
+    "FOUND",
     "LEAST_SHARE",
+    "NOTHING_FOUND",
     "Evidence",
     "Found",
     "Judged",
@@ -45,19 +48,21 @@ __all__ = [
 ]
 
 
+FOUND, NOTHING_FOUND, CUT_SHORT = "found", "nothing", "the trace is cut short"
+"""What rules can have done, beside those that need what a trace lacks."""
+
+
 @dataclass(frozen=True, slots=True)
 class Judged:
     """What the rules find.
 
     Attributes:
         findings: the findings, the most expensive first, each with the work of its cause.
-        looked: how many rules could judge the trace.
-        unable: how many could not, because they look at the work of a GPU.
+        states: what each rule did, as ``Report.rules`` has it.
     """
 
     findings: tuple[Finding, ...]
-    looked: int
-    unable: int
+    states: dict[str, str]
 
 
 def find_all(evidence: Evidence) -> Judged:
@@ -67,21 +72,26 @@ def find_all(evidence: Evidence) -> Judged:
     most steps have it, unless the rule is about what is seldom.
     """
     found: list[Finding] = []
-    able = [rule for rule in all_rules() if evidence.device in rule.devices]
-    for rule in able:
+    states: dict[str, str] = {}
+    for rule in all_rules():
+        if lacks := evidence.lacks(rule):
+            if "cuda" in rule.devices:  # what is for a CPU alone has nothing to say about others
+                states[rule.name] = lacks
+            continue
         finding = rule.find(evidence, found)
+        states[rule.name] = NOTHING_FOUND
         if (
             finding is not None
             and finding.wall_ns >= LEAST_SHARE * evidence.step_ns
             and (rule.seldom or 2 * finding.steps > evidence.report.steps)
         ):
             found.append(replace(finding, rule=rule.name))
+            states[rule.name] = FOUND
     rows = {row.path: row for row in evidence.report.modules}
     ranked = sorted(found, key=lambda one: (-one.wall_ns, one.rule))
     return Judged(
         tuple(_with_lines(_in_words(finding, evidence), rows) for finding in ranked),
-        len(able),
-        sum(rule not in able and "cuda" in rule.devices for rule in all_rules()),
+        states,
     )
 
 

@@ -235,6 +235,10 @@ class Costs:
         place, share, part = self._shares.split(spent.holder, spent.length)
         return self._by_step(self._shares.owner[share], spent.step[place], part, self._owners)
 
+    def operators_by_step(self, time: Ints, ns: Ints, owner: Ints) -> Ints:
+        """Sum costs that have a time by owner and step, as ``owned_by_step`` does clock time."""
+        return self._by_step(owner, self._steps.at(time), ns, self._owners)
+
     def running_by_step(self, chosen: Mask) -> Ints:
         """Sum how long device work runs, by owner and step, as ``owned_by_step`` does clock time.
 
@@ -256,7 +260,7 @@ class Costs:
             count: how many things each entry stands for; 1 by default.
         """
         owner = np.maximum(owner, Special.OUTSIDE)
-        by_step = self._by_step(owner, self._steps.at(time), ns, self._owners)
+        by_step = self.operators_by_step(time, ns, owner)
         return self._placed(owner, by_step, count)
 
     def places_by_step(self, by_step: Ints, owner: Ints | None = None) -> Placed:

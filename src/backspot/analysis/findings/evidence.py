@@ -18,8 +18,9 @@ from backspot.analysis.host.waits import HostWaits
 from backspot.analysis.timeline import FAR, NOTHING, enclosing, numbered, take
 from backspot.analysis.typical import TypicalStep
 from backspot.formatting import counted, duration, percent
-from backspot.registry import Device
+from backspot.registry import Device, Rule
 from backspot.results.costs import Phase
+from backspot.results.findings import Finding
 from backspot.results.report import Report
 from backspot.results.unprofiled import real_parts
 from backspot.trace import Category, Events, names
@@ -151,6 +152,17 @@ class Evidence:
             named = (events.names[name] for name in self._work_names[0])
             known = not events.unread and any(map(names.is_cuda_work, named))
         return "cuda" if known else "other"
+
+    def lacks(self, rule: Rule[Evidence, Finding, Finding | None]) -> str:
+        """Return what a rule needs and the trace does not have, ``""`` if the rule can look."""
+        if self.device not in rule.devices:
+            return "needs a GPU" if self.device == "cpu" else "needs CUDA or ROCm"
+        has = {
+            "stacks": len(self.report.host) > 0,
+            "labels": self.report.source == "backspot",
+            "blocks": bool((self.events.size[self.work.event] >= 0).any()),
+        }
+        return next((f"needs {need}" for need in rule.needs if not has[str(need)]), "")
 
     @property
     def step_ns(self) -> int:

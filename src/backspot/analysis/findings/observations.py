@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import numpy as np
 
+from backspot.analysis.findings.costs import Placed
 from backspot.analysis.findings.evidence import Evidence
-from backspot.analysis.timeline import enclosing, first_started, grouped, merged, take
+from backspot.analysis.timeline import NOTHING, enclosing, first_started, grouped, merged, take
 from backspot.trace import Category, names
 from backspot.trace.events import Ints, Mask
 
@@ -126,6 +128,76 @@ def forward_of(evidence: Evidence) -> Ints:
 
 def _indexing(evidence: Evidence) -> Mask:
     return evidence.nodes_named(is_indexing)
+
+
+def backward_of(evidence: Evidence) -> Ints:
+    """Return how long the device work of each node runs."""
+    work = evidence.work
+    launched = np.flatnonzero(work.span >= 0)
+    spent = np.zeros(len(evidence.spans.start), np.int64)
+    np.add.at(spent, work.span[launched], evidence.costs.device_ns[launched])
+    return spent
+
+
+def made_by_nodes(evidence: Evidence) -> tuple[Ints, Ints]:
+    """Return the nodes that another node made, with ``create_graph=True``, and these other nodes.
+
+    Checkpointing makes nodes in a pass, too, but from calls of modules that run again.
+    """
+    spans, operator = evidence.spans, evidence.ownership.join.operator
+    made = np.flatnonzero((operator >= 0) & evidence.in_pass & spans.is_node)
+    within = spans.of(evidence.events, operator[made])
+    inner = take(evidence.in_pass & spans.is_node, within, False)
+    return made[inner], within[inner]
+
+
+# The forward -------------------------------------------------------------------------------------
+
+
+def forward_operators(evidence: Evidence) -> tuple[Ints, Ints]:
+    """Return PyTorch's outermost operators in module calls before the backward.
+
+    Returns:
+        Indices into the events, and the module call that each operator runs in.
+    """
+    events, spans = evidence.events, evidence.spans
+    index = events.named(Category.OPERATOR, names.ATEN)
+    span = spans.of(events, index)
+    index = index[take(~evidence.in_pass & (spans.module >= 0), span, False)]
+    outermost = [index[:0]]
+    for _, mine in grouped(events.thread, index):
+        line = first_started(events.start[mine], events.end[mine], mine)
+        outermost.append(merged(line.values[line.values >= 0]))
+    index = np.sort(np.concatenate(outermost))
+    return index, spans.of(events, index)
+
+
+def both_ways(evidence: Evidence, nodes: Mask, operators: Ints, least: float) -> Placed:
+    """Return the places of nodes, and of operators of the forward.
+
+    Work of devices holds the clock by itself. Without a device, operators cost their own time.
+
+    Args:
+        nodes: which nodes.
+        operators: which operators, as indices into the events; none within another.
+        least: the share of the step that both take in most steps; else there are no places.
+    """
+    events, costs, work = evidence.events, evidence.costs, evidence.work
+    operators = np.unique(operators[operators >= 0])
+    spans = evidence.spans.of(events, operators)
+    owner = np.maximum(take(evidence.ownership.owner, spans, NOTHING), 0)
+    around = enclosing(events, operators, work.thread, work.launch)
+    launched = (around >= 0) & evidence.recorded | evidence.work_of(nodes)
+    by_step = costs.owned_by_step(nodes, launched)
+    if not evidence.report.has_gpu:
+        time, ns = events.start[operators], events.duration[operators]
+        by_step = by_step + costs.operators_by_step(time, ns, owner)
+    if not costs.holds_in_most_steps(by_step.sum(axis=0), least):
+        return Placed((), 0, 0)
+    found = costs.places_by_step(by_step, owner)
+    if not evidence.report.has_gpu:
+        return found
+    return replace(found, removable=costs.removable(nodes, launched))
 
 
 # The host ----------------------------------------------------------------------------------------

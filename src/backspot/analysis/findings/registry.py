@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import TypeAlias
 
 from backspot.analysis.findings.costs import Placed, Removable
@@ -20,7 +21,7 @@ _rules: Registry[Evidence, Finding, Finding | None] = Registry(_HOME)
 _memory_rules: Registry[MemoryEvidence, Finding, Finding | None] = Registry(_HOME)
 rule = _rules.rule
 fallback_rule = _rules.fallback_rule
-memory_rule = _memory_rules.rule
+memory_rule = partial(_memory_rules.rule, needs=("memory",))
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from backspot.live.torch_internals.lookup import find, no, nothing
+from backspot.live.torch_internals.lookup import Location, find, no, nothing
 from backspot.live.torch_internals.profiler import enabled_here, profiling
 
 # The sequence number of the next node that this thread makes. -1 without it: no marker is written,
@@ -40,6 +40,13 @@ def at_end_of_backward(action: Callable[[], None]) -> None:
     """
     torch.autograd.Variable._execution_engine.queue_callback(action)
 
+
+# What the engine calls for the backward of a ``torch.autograd.Function``. Without these it is not
+# seen that such a backward returns gradients that nobody reads.
+FUNCTION_RUNS = tuple(
+    Location(find("autograd", "function", "BackwardCFunction"), name)
+    for name in ("apply", "apply_boxed")
+)
 
 # From torch 2.14 on autograd calls a hook with each node that a thread makes. None before: then the
 # line of a node is the line that called the module.

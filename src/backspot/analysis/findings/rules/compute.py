@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Collection, Sequence
 
 import numpy as np
@@ -33,6 +32,13 @@ _LEAST_WIDTH = 8
 _ALIKE = 4
 """Both products multiply as many numbers. Where one takes this many times the other, the scores are
 no product of queries and keys: additive attention has products with a single column, for example.
+"""
+_WIDEST = 256
+"""Channels of a head that fused kernels take; a router's scores come from all channels of a model.
+"""
+_SLIGHT = 10
+"""A softmax reads what a product of up to 256 channels wrote, in a time like the product's. Beside
+one of many times its time, it weighs a few experts.
 """
 _MATH = "aten::_scaled_dot_product_attention_math"
 _USE_SDPA = (
@@ -96,7 +102,8 @@ def _chains(evidence: Evidence) -> tuple[Mask, Mask]:
                 found.setdefault(owner, []).append((mine[among], int(mine[at])))
     spent = forward_of(evidence)
     for chains in found.values():
-        if _is_attention(evidence, np.array([chain[[0, -1]] for chain, _ in chains]), spent):
+        ends = np.array([(*chain[[0, -1]], middle) for chain, middle in chains])
+        if _is_attention(evidence, ends, spent):
             for chain, middle in chains:
                 nodes[chain] = softmax[middle] = True
     return nodes, softmax
@@ -115,19 +122,23 @@ def _product(kind: Sequence[str], at: int, way: int, between: Collection[str]) -
     return at if 0 <= at < len(kind) and kind[at] in _PRODUCTS else None
 
 
-def _is_attention(evidence: Evidence, products: Ints, spent: Ints) -> bool:
+def _is_attention(evidence: Evidence, ends: Ints, spent: Ints) -> bool:
     """Whether one product has the scores of queries and keys, and the other the mean of values.
 
     Args:
-        products: the nodes of both, one row for each time that a module computes them.
+        ends: the nodes of both and of the softmax, one row for each time that a module computes
+            them.
         spent: the time of the forward operator of each node.
     """
-    operators = evidence.ownership.join.operator[products[0]]
+    # The least time is that without an interruption.
+    *products, softmax = spent[ends].min(axis=0).tolist()
+    low, high = sorted(products)
+    if _SLIGHT * softmax < low:
+        return False
+    operators = evidence.ownership.join.operator[ends[0, :2]]
     scores, mean = (_shape_of_product(evidence, one) for one in operators.tolist())
     if scores and mean:
-        return min(scores[1:]) >= _LEAST_WIDTH and scores[2] == mean[1]
-    # The least time is that without an interruption.
-    low, high = sorted(spent[products].min(axis=0).tolist())
+        return min(scores[1:]) >= _LEAST_WIDTH and scores[1] <= _WIDEST and scores[2] == mean[1]
     return bool(high <= _ALIKE * low)
 
 
@@ -518,50 +529,3 @@ def recompute(evidence: Evidence) -> Finding | None:
         link="https://docs.pytorch.org/docs/stable/checkpoint.html",
         kernels=costs.top_kernels(evidence.work_of(again)),
     )
-
-
-_WRITTEN_OUT_LEAST = 0.03
-_LETTERS = {"Pow": "P", "Mul": "M", "Div": "D", "Add": "A", "Tanh": "T", "Erf": "E"}
-_FUNCTIONS = {
-    'torch.nn.functional.gelu(x, approximate="tanh")': re.compile(r"[PMD]+AMTAM+"),
-    "torch.nn.functional.gelu(x)": re.compile(r"[PMD]+EAM+"),
-}
-"""The nodes of each function in the order of its forward, which is that of their numbers."""
-
-
-@rule("written-out-function", devices=("cpu",))
-def written_out_function(evidence: Evidence) -> Finding | None:
-    """Find the nodes of a GELU that is computed by products, sums and a tanh or an erf."""
-    costs, say = evidence.costs, evidence.wording
-    written = _written_out(evidence)
-    nodes = np.any(list(written.values()), axis=0)
-    if not costs.holds_in_most_steps(costs.of_spans_by_step(nodes), _WRITTEN_OUT_LEAST):
-        return None
-    function = max(written, key=lambda one: costs.of_spans(written[one]))
-    return finding(
-        costs.places_of_spans(nodes),
-        title="GELU is written out as many operators",
-        seen=(
-            f"{say.per_step(int(nodes.sum()), 'node')} of products, sums and tanh or erf take "
-            f"{say.ms(costs.of_spans(nodes))} of the backward. Each of them reads and writes a "
-            "whole tensor, in the forward too."
-        ),
-        remedy=f"Use {function}, which is one operator forward and backward.",
-        link="https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.gelu.html",
-        nodes=costs.top_nodes(nodes),
-    )
-
-
-def _written_out(evidence: Evidence) -> dict[str, Mask]:
-    """Return whether each span is a node of each function."""
-    spans, join = evidence.spans, evidence.ownership.join
-    letters = [_LETTERS.get(name.partition("Backward")[0], ".") for name in spans.node_names]
-    numbered = np.flatnonzero(evidence.in_pass & spans.is_node & (join.sequence >= 0))
-    found = {function: np.zeros(len(spans.start), bool) for function in _FUNCTIONS}
-    for _, mine in grouped(join.builder, numbered):
-        mine = mine[np.argsort(join.sequence[mine], kind="stable")]
-        text = "".join(letters[node] for node in spans.node[mine].tolist())
-        for function, chain in _FUNCTIONS.items():
-            for match in chain.finditer(text):
-                found[function][mine[match.start() : match.end()]] = True
-    return found

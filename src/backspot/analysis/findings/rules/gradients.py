@@ -7,9 +7,21 @@ import numpy as np
 from backspot.analysis.attribution.launches import Tier, in_optimizer
 from backspot.analysis.attribution.ownership import Special
 from backspot.analysis.findings.evidence import Evidence
-from backspot.analysis.findings.observations import accumulating, fills, zeroing
+from backspot.analysis.findings.observations import (
+    accumulating,
+    fills,
+    made_by_nodes,
+    zeroing,
+)
 from backspot.analysis.findings.registry import finding, rule
-from backspot.analysis.timeline import NOTHING, distinct, enclosing, first_started, merged, pieces
+from backspot.analysis.timeline import (
+    NOTHING,
+    distinct,
+    enclosing,
+    first_started,
+    merged,
+    pieces,
+)
 from backspot.formatting import counted
 from backspot.results.findings import Finding, Saving
 from backspot.trace import Category, names
@@ -288,7 +300,7 @@ def _idle_by_step(evidence: Evidence, begin: Ints, end: Ints) -> Ints:
     return evidence.costs.times_by_step(begin[number[free >= 0]], length[free >= 0])
 
 
-@rule("unused-gradient")
+@rule("unused-gradient", needs=("labels",))
 def unused_gradient(evidence: Evidence) -> Finding | None:
     """Find the nodes that serve only parameters that the live half saw in no optimizer.
 
@@ -435,3 +447,80 @@ def _then(evidence: Evidence, added: int) -> str:
     if not added:
         return ""
     return f" Backward then adds to the zeros for {evidence.wording.ms(added)}."
+
+
+@rule("unread-gradient", needs=("labels",))
+def unread_gradient(evidence: Evidence) -> Finding | None:
+    """Find Functions whose backward returns gradients for inputs that need none.
+
+    The live half marks them. Which of the work was for them is not known, so that all gradients of
+    a node count alike.
+    """
+    costs, say, events, spans = evidence.costs, evidence.wording, evidence.events, evidence.spans
+    marks = events.chosen(events.name_mask(names.UNREAD), Category.OPERATOR, Category.ANNOTATION)
+    span = spans.of(events, marks)
+    marks, span = marks[span >= 0], span[span >= 0]
+    if not len(marks):
+        return None
+    parts = np.array([_part(events.names[name]) for name in events.name[marks]])
+    owner, owners = evidence.ownership.owner, len(evidence.ownership.owners)
+    by_step = np.zeros((owners, len(costs.step_ns)), np.int64)
+    for part in np.unique(parts).tolist():
+        nodes = evidence.spans_with(span[parts == part])
+        mine = costs.owned_by_step(nodes, evidence.work_of(nodes))
+        by_step += (part * mine).astype(np.int64)
+    placed = costs.places_by_step(by_step, owner[span])
+    of_user = costs.top_nodes(evidence.spans_with(span))
+    return finding(
+        placed,
+        title="A backward computes gradients that nobody reads",
+        seen=(
+            f"{', '.join(of_user)}: {say.per_step(len(marks), 'backward')} of a Function returns "
+            "gradients for inputs that need none, and autograd throws them away: about "
+            f"{say.ms(placed.wall_ns)}, if all gradients of a node cost the same."
+        ),
+        remedy=(
+            "In the backward of this torch.autograd.Function, compute a gradient only where "
+            "ctx.needs_input_grad[i] is true, and return None for the others."
+        ),
+        link="https://docs.pytorch.org/docs/stable/notes/extending.html",
+        nodes=of_user,
+    )
+
+
+def _part(mark: str) -> float:
+    """Return which part of the gradients of a node nobody reads."""
+    some, _, every = mark.removeprefix(names.UNREAD).partition(" of ")
+    return int(some) / max(1, int(every)) if (some + every).isdecimal() else 0.0
+
+
+_SECOND_LEAST = 0.1
+
+
+@rule("second-backward")
+def second_backward(evidence: Evidence) -> Finding | None:
+    """Find passes with ``create_graph=True``, and the nodes of later passes through them."""
+    costs, say = evidence.costs, evidence.wording
+    made, within = made_by_nodes(evidence)
+    passes = evidence.ownership.passes.of_span
+    kept = np.isin(passes, distinct(passes[within])) & evidence.in_pass
+    kept[made] = True
+    if not costs.holds_in_most_steps(costs.of_spans_by_step(kept), _SECOND_LEAST):
+        return None
+    placed = costs.places_of_spans(kept)
+    return finding(
+        placed,
+        title="The step differentiates through a backward",
+        seen=(
+            f"A backward with create_graph=True, and {say.per_step(len(made), 'node')} of the next "
+            f"one that go through it, take {say.ms(placed.wall_ns)}: this double backward is what "
+            "a gradient penalty costs."
+        ),
+        remedy=(
+            "If it is a penalty or another regularizer, compute it in every eighth or sixteenth "
+            "step with that weight, or on a part of the batch. If the training is about these "
+            "gradients themselves, such as forces, it cannot be left out."
+        ),
+        link="https://docs.pytorch.org/docs/stable/generated/torch.autograd.grad.html",
+        nodes=costs.top_nodes(kept),
+    )

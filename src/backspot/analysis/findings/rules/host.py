@@ -131,7 +131,7 @@ _OTHERWISE = {
 """What saves launches, by whether the backward is compiled already."""
 
 
-@rule("small-batch", devices=("cuda",))
+@rule("small-batch", devices=("cuda",), needs=("blocks",))
 def small_batch(evidence: Evidence) -> Finding | None:
     """Find a launch-bound step with kernels that leave most multiprocessors without a block."""
     costs = evidence.costs

@@ -41,7 +41,7 @@ _MANY = 20
 """Calls in a step from which a function is a loop."""
 
 
-@rule("python-code")
+@rule("python-code", needs=("stacks",))
 def python_code(evidence: Evidence) -> Finding | None:
     """Find functions whose own Python runs while no operator does and every device is idle."""
     found = _functions(
@@ -94,7 +94,7 @@ def collector_pauses(evidence: Evidence) -> Finding | None:
     )
 
 
-@rule("code-around-model")
+@rule("code-around-model", needs=("stacks",))
 def code_around_model(evidence: Evidence) -> Finding | None:
     """Find functions that run operators between model, backward and optimizer."""
     around = [line for line in evidence.report.host if line.phase in _AROUND]

@@ -1,0 +1,283 @@
+"""Rules about many operators that should be one: chains, loops, and copies before a product."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from backspot.analysis.findings.costs import LEAST_SHARE
+from backspot.analysis.findings.evidence import Evidence
+from backspot.analysis.findings.observations import (
+    both_ways,
+    forward_operators,
+    made_by_nodes,
+)
+from backspot.analysis.findings.registry import finding, rule
+from backspot.analysis.timeline import grouped
+from backspot.results.findings import Finding
+from backspot.trace import names
+from backspot.trace.events import Ints, Mask
+
+# Loops -------------------------------------------------------------------------------------------
+
+_TURNS = 32
+"""Turns of a loop in one call of a module, from which it is worth a change."""
+_BODY = 16
+"""Operators between two turns; a module that runs more between them is no loop of small ones."""
+_SMALL = 30_000
+"""Nanoseconds of one operator; launching it, or calling it on a CPU, takes some thousand."""
+_LOOP_LEAST = 0.1
+
+
+@rule("operator-loop", devices=("cpu", "cuda"))
+def operator_loop(evidence: Evidence) -> Finding | None:
+    """Find module calls that run an operator of one name again and again, each for a short time."""
+    costs, say = evidence.costs, evidence.wording
+    calls, turns = _loops(evidence)
+    owner = evidence.ownership.owner
+    looped = np.zeros(len(evidence.ownership.owners), bool)
+    looped[owner[calls]] = True
+    looped[evidence.ownership.owners.is_special] = False
+    mine = looped[owner]
+    if not costs.holds_in_most_steps(costs.of_spans_by_step(mine), _LOOP_LEAST):
+        return None
+    placed = costs.places_of_spans(mine)
+    heaviest = next(
+        np.flatnonzero(owner[calls] == one)
+        for one in owner[calls].tolist()
+        if evidence.ownership.owners.path(one) == placed.places[0].path
+    )
+    most = int(turns[heaviest].max())
+    within = mine & ~evidence.in_pass
+    kernels = int((evidence.work_of(within) & evidence.recorded).sum())
+    launched = f"{say.per_step(kernels, 'kernel')} in its forward. " if kernels else ""
+    waits = bool((within & evidence.spans_with(evidence.ownership.waits.span)).any())
+    return finding(
+        placed,
+        title="A Python loop runs many small operators",
+        seen=(
+            f"One call of {placed.places[0].label} runs the same operators {most:,} times: "
+            f"{launched}Forward and backward take {say.ms(placed.wall_ns)}, most of it to start "
+            "operators rather than to compute."
+        ),
+        remedy=(
+            ("Do not synchronize in the loop. " if waits else "")
+            + "Replace the loop over time steps, parts or tiles by operators on whole tensors, "
+            "with larger tiles, or by the parallel form of the recurrence. If a package has a "
+            "fused kernel for this layer, install it: this may be its slow path. Else compile the "
+            "body of the loop."
+        ),
+        link="https://docs.pytorch.org/docs/stable/generated/torch.compile.html",
+        nodes=costs.top_nodes(mine),
+    )
+
+
+def _loops(evidence: Evidence) -> tuple[Ints, Ints]:
+    """Return the module calls that loop, and how often each does."""
+    events = evidence.events
+    index, span = forward_operators(evidence)
+    works = ~events.names_where(names.is_view)[events.name[index]]
+    index, span = index[works], span[works]
+    # The median: some of the operators of a loop can be held up.
+    short = {
+        int(one): float(np.median(_time_of(evidence, index[mine]))) <= _SMALL
+        for one, mine in grouped(span, np.arange(len(span)))
+        if len(mine) >= _TURNS
+    }
+    keys = span * len(events.names) + events.name[index]
+    pairs, count = np.unique(keys, return_counts=True)
+    which = pairs // len(events.names)
+    calls, turns = [], []
+    for one, mine in grouped(which):
+        most, number = int(count[mine].max()), int(count[mine].sum())
+        if most >= _TURNS and number <= _BODY * most and short.get(int(one), False):
+            calls.append(one)
+            turns.append(most)
+    return np.array(calls, np.int64), np.array(turns, np.int64)
+
+
+def _time_of(evidence: Evidence, index: Ints) -> Ints:
+    """Return how long the work of each operator runs, on the device if it launched any."""
+    events, work = evidence.events, evidence.work
+    if not evidence.report.has_gpu:
+        return events.duration[index]
+    thread = events.thread[index[0]]
+    mine = np.flatnonzero((work.thread == thread) & (work.launch >= 0))
+    mine = mine[np.argsort(work.launch[mine], kind="stable")]
+    total = np.append(0, np.cumsum(evidence.costs.device_ns[mine]))
+    low, high = (
+        np.searchsorted(work.launch[mine], times[index]) for times in (events.start, events.end)
+    )
+    spent: Ints = total[high] - total[low]
+    return spent
+
+
+# Chains ------------------------------------------------------------------------------------------
+
+_CHAIN = 4
+"""Operators of a chain that read and write a whole tensor each; one kernel would do it once."""
+_KINDS = 3
+"""Kinds of operators in a chain: those of one or two kinds may work on different tensors."""
+_CHAIN_LEAST = 0.05
+_IN_CACHE = 100_000
+"""Nanoseconds of a node on a CPU, from which its tensors, of a megabyte, leave the cache of a core.
+Compiled, longer chains took a quarter to a half of their time, shorter ones 65% to 100%."""
+_LETTERS = {
+    "Pow": "P",
+    "Mul": "M",
+    "Div": "D",
+    "Add": "A",
+    "Sub": "S",
+    "Rsub": "S",
+    "Tanh": "T",
+    "Erf": "E",
+    "Neg": "N",
+    "Rsqrt": "R",
+    "Sqrt": "R",
+    "Mean": "m",
+    "Var": "m",
+    "Cat": "K",
+    **dict.fromkeys(("Sigmoid", "Silu", "Gelu", "Relu", "Exp", "Log", "Clamp", "Where"), "f"),
+    **dict.fromkeys(("Cos", "Sin", "Reciprocal", "Abs", "Softplus", "Stack", "Sum"), "f"),
+    "ToCopy": "c",
+    **dict.fromkeys(("MaskedFill", "Lerp", "Addcmul", "Maximum", "Minimum"), "f"),
+    **dict.fromkeys(("View", "UnsafeView", "Transpose", "Permute", "Expand", "Unsqueeze"), "_"),
+    **dict.fromkeys(("Squeeze", "Slice", "Select", "Split", "Unbind", "Alias"), "_"),
+}
+"""What nodes of a chain do: ``_`` only looks at memory, ``c`` casts; no letter ends the chain."""
+_COMPILE = (
+    "torch.compile of this module makes one kernel of them, forward and backward. If there is a "
+    "function for it (torch.nn.functional.{rms_norm, layer_norm, gelu, silu}), call that one."
+)
+_FUNCTIONS = (
+    (
+        "GELU",
+        re.compile(r"[PMD]+AMTAM+"),
+        'Use torch.nn.functional.gelu(x, approximate="tanh"), which is one operator forward and '
+        "backward.",
+    ),
+    (
+        "GELU",
+        re.compile(r"[PMD]+EAM+"),
+        "Use torch.nn.functional.gelu(x), which is one operator forward and backward.",
+    ),
+    (
+        "LayerNorm",
+        re.compile(r"m[_cf]*S[_cf]*(P|M)[_cf]*m[_cfA]*R|[_cf]*m[_cf]*Sm?[_cf]*[mA_cf]*R"),
+        "Use torch.nn.functional.layer_norm, which is one operator forward and backward.",
+    ),
+    ("RMSNorm", re.compile(r"[PM][_cf]*m[_cf]*A?[_cf]*R[_cf]*M"), ""),
+    ("A rotary position embedding", re.compile(r"M[_cf]*N[_cf]*K[_cf]*MA"), ""),
+)
+"""What a chain computes, by its nodes in the order of the forward, and what is better."""
+_RMS_NORM = (
+    "Use torch.nn.functional.rms_norm, which is one kernel forward and backward on a GPU, or "
+    "compile the module."
+)
+
+
+@rule("pointwise-chain", devices=("cpu", "cuda"))
+def pointwise_chain(evidence: Evidence) -> Finding | None:
+    """Find element-wise operators and small reductions that follow each other in one module."""
+    costs, say = evidence.costs, evidence.wording
+    chains, kinds = _chains(evidence)
+    operator = evidence.ownership.join.operator
+    placed = both_ways(evidence, chains, operator[chains], _CHAIN_LEAST)
+    if not placed.places:
+        return None
+    calls, _ = _loops(evidence)  # of a loop, another rule says more
+    chains &= ~np.isin(evidence.ownership.owner, evidence.ownership.owner[calls])
+    placed = both_ways(evidence, chains, operator[chains], _CHAIN_LEAST)
+    spent = {name: costs.of_spans(nodes & chains) for name, nodes in kinds.items()}
+    kind = max(spent, key=lambda one: spent[one], default=None)
+    what, remedy = "", ""
+    if kind is not None and 2 * spent[kind] > costs.of_spans(chains):
+        what, remedy = kind
+    if what == "RMSNorm" and evidence.device == "cuda":
+        remedy = _RMS_NORM
+    length = (evidence.spans.end - evidence.spans.start)[chains]
+    if not remedy and evidence.device == "cpu" and np.median(length) < _IN_CACHE:
+        return None
+    return finding(
+        placed,
+        title=(
+            f"{what} is written out as many operators"
+            if what
+            else "Element-wise operators run one by one"
+        ),
+        seen=(
+            f"{say.per_step(int(chains.sum()), 'node')} of products, sums and the like in a row "
+            f"({', '.join(costs.top_nodes(chains))}), {say.ms(placed.wall_ns)} forward and "
+            "backward. Each of them reads and writes a whole tensor."
+        ),
+        remedy=remedy or _COMPILE,
+        link="https://docs.pytorch.org/docs/stable/generated/torch.compile.html",
+        nodes=costs.top_nodes(chains),
+        kernels=costs.top_kernels(evidence.work_of(chains)),
+    )
+
+
+def _chains(evidence: Evidence) -> tuple[Mask, dict[tuple[str, str], Mask]]:
+    """Return the nodes of chains, and of those that compute a known function.
+
+    A chain is in one module, and its nodes follow each other in the order of the forward.
+    """
+    spans, ownership = evidence.spans, evidence.ownership
+    letters = [_LETTERS.get(name.partition("Backward")[0], ".") for name in spans.node_names]
+    sequence, owner = ownership.join.sequence, ownership.owner
+    written = evidence.in_pass & spans.is_node & (sequence >= 0)
+    written[made_by_nodes(evidence)[0]] = False  # nobody wrote these
+    numbered = np.flatnonzero(written)
+    chains = np.zeros(len(spans.start), bool)
+    known = {(name, remedy): np.zeros(len(chains), bool) for name, _, remedy in _FUNCTIONS}
+    run = evidence.ownership.passes.of_span
+    views = np.array([letter == "_" for letter in letters] + [True])
+    for _, mine in grouped(ownership.join.builder, numbered):
+        mine = mine[np.lexsort((sequence[mine], run[mine]))]
+        parts = np.flatnonzero(np.diff(owner[mine]) | np.diff(run[mine])) + 1
+        for part in np.split(mine, parts):
+            if len(part) < _CHAIN:
+                continue
+            text = "".join(letters[node] for node in spans.node[part].tolist())
+            for chain in re.finditer(r"[^.]+", text):
+                works = re.sub("[_c]", "", chain[0])
+                if len(works) < _CHAIN or len(set(works)) < _KINDS:
+                    continue
+                chains[part[chain.start() : chain.end()]] = True
+                for name, pattern, remedy in _FUNCTIONS:
+                    for match in pattern.finditer(chain[0]):
+                        first, last = (chain.start() + at for at in match.span())
+                        known[name, remedy][part[first:last]] = True
+    return chains & ~views[spans.node], known
+
+
+# Copies ------------------------------------------------------------------------------------------
+
+
+@rule("repeated-tensor", devices=("cpu", "cuda"))
+def repeated_tensor(evidence: Evidence) -> Finding | None:
+    """Find ``repeat`` in modules: copies that the backward sums again."""
+    costs, say = evidence.costs, evidence.wording
+    nodes = evidence.nodes_named(lambda name: name.startswith("Repeat"))
+    index, _ = forward_operators(evidence)
+    repeats = evidence.events.names_where(names.is_repeat)
+    operators = index[repeats[evidence.events.name[index]]]
+    placed = both_ways(evidence, nodes, operators, LEAST_SHARE)
+    return finding(
+        placed,
+        title="Tensors are copied many times by repeat",
+        seen=(
+            f"{say.per_step(len(operators), 'call')} of repeat and the sums of their backward "
+            f"take {say.ms(placed.wall_ns)}. Each call writes every copy to memory, and its "
+            "backward reads all of them."
+        ),
+        remedy=(
+            "Broadcast instead: x[:, None] or expand has no copies, and products and sums take "
+            "it as it is. For heads of attention that share keys and values, "
+            "scaled_dot_product_attention(enable_gqa=True)."
+        ),
+        link="https://docs.pytorch.org/docs/stable/notes/broadcasting.html",
+        nodes=costs.top_nodes(nodes),
+        kernels=costs.top_kernels(evidence.work_of(nodes)),
+    )

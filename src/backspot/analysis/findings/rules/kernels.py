@@ -1,0 +1,219 @@
+"""Rules about operators that PyTorch has no fast kernel for, on a GPU.
+
+What they move and compute is little beside the time that they take: a thread or a block for each
+tiny piece of work, additions that wait for each other, gradients that only a slow algorithm has.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from backspot.analysis.attribution.launches import Tier
+from backspot.analysis.findings.evidence import Evidence
+from backspot.analysis.findings.observations import (
+    backward_of,
+    both_ways,
+    forward_of,
+    is_indexing,
+)
+from backspot.analysis.findings.registry import finding, rule
+from backspot.analysis.timeline import NOTHING, numbered
+from backspot.results.findings import Finding
+from backspot.trace import names
+from backspot.trace.events import Ints, Mask
+
+_LEAST = 0.03
+"""Share of the step. A slow kernel that takes less is not worth another algorithm."""
+
+_SLOW_CONVOLUTION = 6
+"""A convolution has two gradients with as much arithmetic as its forward. With this many times the
+forward's time, both run at a third of its speed. (Healthy networks: up to five times.)"""
+_DEPTHWISE_REMEDY = (
+    "PyTorch's kernel for depthwise convolutions in three dimensions is slow, above all its "
+    "gradients: sum 2-D depthwise convolutions over the frames of the kernel, or use a dense or "
+    "factorized convolution."
+)
+_CONVOLUTION_REMEDY = (
+    "cuDNN has no fast gradient for these sizes, or has not looked for it: set "
+    "torch.backends.cudnn.benchmark = True, and try this layer in bf16 and with channels_last "
+    "(channels_last_3d). Else run it under torch.backends.cudnn.flags(enabled=False), or with "
+    "fewer groups and filters in multiples of 8."
+)
+
+
+@rule("slow-convolution", devices=("cuda",))
+def slow_convolution(evidence: Evidence) -> Finding | None:
+    """Find convolutions whose gradients take far longer than their forward.
+
+    2-D depthwise ones are left out: all kernels for the gradient of their weights are slow.
+    """
+    say = evidence.wording
+    nodes = evidence.nodes_named(lambda name: name.startswith("Convolution"))
+    if not nodes.any():
+        return None
+    deep = _with_kernel(evidence, nodes, names.DEPTHWISE_3D)
+    flat = _with_kernel(evidence, nodes, names.DEPTHWISE_2D)
+    forward, backward = _times(evidence, nodes)
+    slow = nodes & (backward > _SLOW_CONVOLUTION * forward) & (forward > 0) & ~flat | deep
+    placed = both_ways(evidence, slow, evidence.ownership.join.operator[deep], _LEAST)
+    if not placed.places:
+        return None
+    in_depth = 2 * evidence.costs.of_spans(deep) > evidence.costs.of_spans(slow)
+    times = backward[slow].max() / max(1, forward[slow].max())
+    return finding(
+        placed,
+        title=(
+            "A 3-D depthwise convolution runs on a slow kernel"
+            if in_depth
+            else "The gradients of a convolution have no fast kernel"
+        ),
+        seen=(
+            f"{say.per_step(int(slow.sum()), 'convolution')}: {say.ms(placed.wall_ns)}. The "
+            f"gradients take {times:.0f} times the forward; twice is usual."
+        ),
+        remedy=_DEPTHWISE_REMEDY if in_depth else _CONVOLUTION_REMEDY,
+        link="https://docs.pytorch.org/docs/stable/backends.html#torch-backends-cudnn",
+        nodes=evidence.costs.top_nodes(slow),
+        kernels=evidence.costs.top_kernels(evidence.work_of(slow)),
+    )
+
+
+def _with_kernel(evidence: Evidence, nodes: Mask, kernel: str) -> Mask:
+    """Whether each of these nodes launched a kernel of this name."""
+    work = evidence.work_named(lambda name: kernel in name)
+    return nodes & evidence.spans_of_work(work)
+
+
+def _times(evidence: Evidence, nodes: Mask) -> tuple[Ints, Ints]:
+    """Return how long the device works for the forward of these nodes, and for them.
+
+    Each has the times of all nodes of its name and its owner.
+    """
+    key = evidence.ownership.owner * len(evidence.spans.node_names) + evidence.spans.node
+    _, alike = numbered(np.where(nodes, key, NOTHING))
+    sums = np.zeros((2, int(alike.max(initial=0)) + 1), np.int64)
+    for row, spent in enumerate((forward_of(evidence), backward_of(evidence))):
+        np.add.at(sums[row], alike[nodes], spent[nodes])
+    return sums[0][alike], sums[1][alike]
+
+
+_SPREADING = ("Upsample", "GridSampler", "AdaptiveAvgPool", "AdaptiveMaxPool", "RoiAlign")
+"""Nodes whose forward reads an element several times, and which therefore add to it."""
+_CROWDED = 4
+"""Forward and backward of these move as many bytes, and the backward of a sampling grid twice as
+many. With this many times the forward's time, additions wait for each other."""
+
+
+@rule("atomic-additions", devices=("cuda",))
+def atomic_additions(evidence: Evidence) -> Finding | None:
+    """Find interpolation and sampling whose backward adds into few elements, or in half precision.
+
+    Half precision has no atomic addition of its own for single elements: threads try until nobody
+    came between. Indexing is looked at for that alone.
+    """
+    say = evidence.wording
+    half = evidence.work_named(names.is_half_atomic)
+    nodes = evidence.nodes_named(lambda name: name.startswith(_SPREADING))
+    halves = evidence.nodes_named(is_indexing) & evidence.spans_of_work(half)
+    nodes |= halves
+    if not nodes.any():
+        return None
+    forward, backward = _times(evidence, nodes)
+    nodes &= (forward > 0) & (backward > _CROWDED * forward)
+    placed = both_ways(evidence, nodes, np.empty(0, np.int64), _LEAST)
+    if not placed.places:
+        return None
+    times = backward[nodes].max() / max(1, forward[nodes].max())
+    in_half = 2 * evidence.costs.of_spans(nodes & evidence.spans_of_work(half)) > placed.wall_ns
+    return finding(
+        placed,
+        title="Atomic additions of a backward wait for each other",
+        seen=(
+            f"{', '.join(evidence.costs.top_nodes(nodes))}: {say.ms(placed.wall_ns)} in "
+            f"{say.per_step(int(nodes.sum()), 'node')}, {times:.0f} times the forward, which moves "
+            "as many bytes. Many threads add to the same elements"
+            f"{', and in half precision' if in_half else ''}."
+        ),
+        remedy=(
+            "Run this operator in fp32 (disable autocast around it, .float() before it): additions "
+            "in half precision are repeated until no other thread interferes."
+            if in_half
+            else "Interpolate from a few cells by two small products with the matrices of the "
+            "interpolation (one a side), whose backward are products too, or by mode='nearest' or "
+            "expand. For grids and boxes, sample fewer points or a larger map."
+        ),
+        link="https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.interpolate.html",
+        nodes=evidence.costs.top_nodes(nodes),
+        kernels=evidence.costs.top_kernels(evidence.work_of(nodes)),
+    )
+
+
+_BATCHED = ("aten::bmm", "aten::baddbmm")
+_BLOCK = 100
+"""Nanoseconds of one multiprocessor for each block of threads: a GPU starts about one block a
+clock, so that one of a hundred multiprocessors gets one in 60 to 100 ns. A kernel with so short
+blocks spends its time on starting them."""
+_MANY_BLOCKS = 16_000
+"""Thousandths of a block for each multiprocessor: fewer fit on the device at the same time."""
+
+
+@rule("tiny-products", devices=("cuda",), needs=("blocks",))
+def tiny_products(evidence: Evidence) -> Finding | None:
+    """Find batched products of matrices that are too small for a kernel for matrices.
+
+    That is a kernel for vectors, or one that ends its blocks of threads as soon as they start.
+    """
+    costs, say, work = evidence.costs, evidence.wording, evidence.work
+    inside = evidence.launched_in(*_BATCHED)
+    blocks = evidence.events.size[work.event]
+    short = (blocks >= _MANY_BLOCKS) & (1000 * costs.device_ns < _BLOCK * blocks)
+    tiny = (inside >= 0) & (work.tier == Tier.COMPUTE) & evidence.recorded
+    tiny &= short | evidence.work_named(names.is_vector_product)
+    if not costs.holds_in_most_steps(costs.of_work_by_step(tiny), _LEAST):
+        return None
+    return finding(
+        costs.places_of_work(tiny),
+        title="Batched products of tiny matrices",
+        seen=(
+            f"{say.per_step(int(tiny.sum()), 'kernel')} of batched products, "
+            f"{say.ms(costs.of_work(tiny))}, work on matrices so small, or so thin, that their "
+            "bookkeeping costs more than their arithmetic."
+        ),
+        remedy=(
+            "Write small products (2x2, 3x3, matrix times vector) out as element-wise products and "
+            "sums, which torch.compile makes one kernel of; or put the batch into one dimension of "
+            "a single large product."
+        ),
+        link="https://docs.pytorch.org/docs/stable/generated/torch.bmm.html",
+        nodes=costs.top_nodes(evidence.spans_of_work(tiny)),
+        operators=costs.top_operators(
+            evidence.names_of(inside[tiny]), np.maximum(costs.recorded_work_ns[tiny], 1)
+        ),
+        kernels=costs.top_kernels(tiny),
+    )
+
+
+@rule("pairwise-distance", devices=("cuda",))
+def pairwise_distance(evidence: Evidence) -> Finding | None:
+    """Find the kernels of ``cdist`` and ``pdist``, which compute one pair of points at a time.
+
+    With ``p=2`` and many points they are a product of matrices, and run another kernel.
+    """
+    costs, say = evidence.costs, evidence.wording
+    work = evidence.work_named(names.is_pairwise_distance)
+    if not costs.holds_in_most_steps(costs.of_work_by_step(work), _LEAST):
+        return None
+    return finding(
+        costs.places_of_work(work),
+        title="cdist computes one pair of points at a time",
+        seen=(
+            f"{say.per_step(int(work.sum()), 'kernel')} of cdist or pdist, "
+            f"{say.ms(costs.of_work(work))}: a group of threads for each pair, in fp32."
+        ),
+        remedy=(
+            "For points of a few coordinates, broadcast: (a[:, None] - b[None]).abs().sum(-1) for "
+            "p=1. For p=2, cdist(compute_mode='use_mm_for_euclid_dist') is a product of matrices."
+        ),
+        link="https://docs.pytorch.org/docs/stable/generated/torch.cdist.html",
+        kernels=costs.top_kernels(work),
+    )
