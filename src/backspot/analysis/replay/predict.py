@@ -191,7 +191,6 @@ def predict(recording: Recording, real_step_ns: int | None) -> Prediction | Refu
     """
     ownership, typical = recording.ownership, recording.typical
     steps, size = ownership.steps.count, len(ownership.work.start) + len(ownership.spans.start)
-    cut = None
     kept = max(_FEWEST, _ENOUGH * steps // max(1, size))
     cut = None
     if kept < steps and not recording.events.truncated:
