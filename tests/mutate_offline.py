@@ -337,15 +337,15 @@ MUTATIONS = (
     Mutation(
         "a launch finds room in a full queue",
         "analysis/replay/simulation.py",
-        "= end[graph.after_end_of[batch.full]]",
+        "= end[batch.room]",
         "= -np.inf",
         KNOWN,
     ),
     Mutation(
         "work follows the work before it without the recorded gap",
         "analysis/replay/simulation.py",
-        "length = takes[queue] + gap[queue]",
-        "length = takes[queue]",
+        "end = takes + graph.gap[schedule.work, None]",
+        "end = takes.copy()",
         REPLAY,
     ),
     Mutation(

@@ -84,23 +84,29 @@ def test_changes_at_once_save_as_much_as_each_alone(name):
 
 
 @pytest.mark.parametrize("name", SOME)
-def test_all_work_is_scheduled_once_and_after_the_batches_of_what_it_waits_for(name):
+def test_all_work_is_scheduled_once_and_after_what_it_waits_for(name):
     recording = recorded(name)
     graph, schedule = recording.graph, recording.schedule
-    batches = schedule.batches
+    batches, place = schedule.batches, schedule.place
     assert [batch.first for batch in batches[1:]] == [batch.last for batch in batches[:-1]]
     assert (batches[0].first, batches[-1].last) == (0, schedule.last[-1] + 1)
-    works = np.concatenate([batch.work for batch in batches])
-    np.testing.assert_array_equal(np.sort(works), np.arange(len(graph.launch)))
+    np.testing.assert_array_equal(schedule.work[place], np.arange(len(graph.launch)))
+    begun = 0
     for batch in batches:
-        assert set(batch.work) == {work for queue in batch.queues for work in queue}
-        assert (
-            (batch.first <= schedule.row[batch.work]) & (schedule.row[batch.work] < batch.last)
-        ).all()
-        causes = [cause for work in batch.other for cause in graph.other[work]]
-        causes += [cause for _, cause, *_ in batch.waits]
-        assert (schedule.row[np.array(causes, int)] < batch.first).all()
-        assert (schedule.row[graph.after_end_of[batch.full]] < batch.first).all()
+        waited = [cause for _, cause, *_ in batch.waits]
+        assert (np.append(batch.room, waited) < begun).all()
+        for first, last, before in batch.runs:
+            assert first == begun
+            works, rows = schedule.work[first:last], schedule.row[first:last]
+            assert ((batch.first <= rows) & (rows < batch.last)).all()
+            np.testing.assert_array_equal(
+                place[graph.before[works[1:]]], np.arange(first, last - 1)
+            )
+            assert before < first
+            causes = [cause for work in works for cause in graph.other.get(work, ())]
+            assert (place[np.array(causes, int)] < first).all()
+            begun = last
+    assert begun == len(graph.launch)
 
 
 @pytest.mark.parametrize("name", SOME)

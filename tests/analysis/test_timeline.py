@@ -16,6 +16,7 @@ from backspot.analysis.timeline import (
     first_started,
     grouped,
     innermost,
+    is_among,
     layered,
     numbered,
     pieces,
@@ -237,3 +238,9 @@ def test_numbered_values_are_those_that_occur_and_lead_back_to_each(values: list
     found, which = numbered(np.array(values, np.int64))
     assert found.tolist() == sorted(set(values))
     assert found[which].tolist() == values
+
+
+@given(st.lists(st.integers(0, 20)), st.sets(st.integers(0, 20)))
+def test_a_value_is_among_sorted_times_or_not(values: list[int], times: set[int]) -> None:
+    found = is_among(np.array(values, np.int64), np.array(sorted(times), np.int64))
+    assert found.tolist() == [value in times for value in values]

@@ -213,13 +213,13 @@ def first_started(start: Ints, end: Ints, value: Ints) -> Timeline:
     begin = start.copy()
     if len(begin) > 1:
         begin[1:] = np.maximum(start[1:], np.maximum.accumulate(end)[:-1])
-    kept = end > begin
+    kept = np.flatnonzero(end > begin)
     begin, end, value = begin[kept], end[kept], value[kept]
     edges = np.empty(2 * len(begin), np.int64)
     values = np.full(2 * len(begin), NOTHING, np.int64)
     edges[0::2], edges[1::2], values[0::2] = begin, end, value
     # If one span ends as the next begins, the beginning counts.
-    last = np.append(edges[1:] > edges[:-1], True) if len(edges) else np.empty(0, bool)
+    last = np.flatnonzero(np.append(edges[1:] > edges[:-1], True)[: len(edges)])
     return Timeline(edges[last], values[last])
 
 
@@ -321,6 +321,12 @@ def distinct(values: Ints) -> list[int]:
         return []
     runs = np.sort(values[np.append(True, values[1:] != values[:-1])])
     found: list[int] = runs[np.append(True, runs[1:] != runs[:-1])].tolist()
+    return found
+
+
+def is_among(values: Ints, times: Ints) -> Mask:
+    """Whether each value is one of these, which are sorted."""
+    found: Mask = np.append(times, FAR)[np.searchsorted(times, values)] == values
     return found
 
 

@@ -230,10 +230,15 @@ class Events:
         Flows and allocations are no events; they stay.
         """
         values = {one.name: getattr(self, one.name) for one in fields(self)}
+        kept = np.flatnonzero(keep)
         columns: dict[str, Any] = {
-            name: of[keep] for name, of in values.items() if isinstance(of, np.ndarray)
+            name: of[kept] for name, of in values.items() if isinstance(of, np.ndarray)
         }
-        return replace(self, **columns)
+        shorter = replace(self, **columns)
+        shorter.__dict__.update(
+            {name: self.__dict__[name] for name in _OF_NAMES & vars(self).keys()}
+        )
+        return shorter
 
     def named(self, category: Category, *prefixes: str) -> Ints:
         """Return the indices of a category's events with names that start with a prefix."""
@@ -262,5 +267,18 @@ class Events:
         return np.array(order, np.int64), [self.names[at] for at in order]
 
     def names_where(self, holds: Callable[[str], bool]) -> Mask:
-        """For each distinct name, return whether a predicate holds."""
-        return np.fromiter(map(holds, self.names), bool, len(self.names))
+        """For each distinct name, return whether a predicate holds; read only."""
+        if holds not in self._known:
+            found = np.fromiter(map(holds, self.names), bool, len(self.names))
+            found.flags.writeable = False
+            self._known[holds] = found
+        return self._known[holds]
+
+    @cached_property
+    def _known(self) -> dict[Callable[[str], bool], Mask]:
+        """What ``names_where`` has found; several rooms ask the same."""
+        return {}
+
+
+_OF_NAMES = {"labels", "is_label", "_ordered_names", "_known"}
+"""What is computed from ``Events.names`` alone."""

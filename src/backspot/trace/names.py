@@ -491,8 +491,7 @@ is_pairwise_distance = _contains(r"\b[cp]dist_(backward_)?kernel")
 
 def is_communication(name: str) -> bool:
     """Whether a kernel communicates between ranks: NCCL, RCCL, MSCCL++, NVSHMEM or oneCCL."""
-    lower = name.lower()
-    return any(library in lower for library in _COMMUNICATION)
+    return any(map(name.lower().__contains__, _COMMUNICATION))
 
 
 def is_sort(name: str) -> bool:

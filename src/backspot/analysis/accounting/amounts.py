@@ -56,7 +56,8 @@ class Amounts(NamedTuple):
 
     def where(self, chosen: Mask) -> Amounts:
         """Return some of the amounts."""
-        return Amounts(*(column[chosen] for column in self))
+        kept = np.flatnonzero(chosen)
+        return Amounts(*(column[kept] for column in self))
 
     def in_typical_step(self, typical: TypicalStep) -> Amounts:
         """Return what a typical step has of each amount."""

@@ -48,6 +48,7 @@ class Spent(NamedTuple):
 
     def where(self, chosen: Mask | Ints) -> Spent:
         """Return some of the intervals."""
+        chosen = np.flatnonzero(chosen) if chosen.dtype == bool else chosen  # once for all columns
         return Spent(*(column[chosen] for column in self))
 
     def cut(self, times: Ints) -> Spent:

@@ -165,7 +165,7 @@ def find_device_work(
     )
     index, call, launched_by = index[order], call[order], launched_by[order]
     is_communication = events.names_where(names.is_communication)
-    is_communication |= events.name_mask(*names.HOST_COLLECTIVES)
+    is_communication = is_communication | events.name_mask(*names.HOST_COLLECTIVES)
     tier = np.where(
         is_communication[events.name[index]],
         Tier.COMMUNICATION,

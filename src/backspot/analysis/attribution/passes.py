@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from backspot.analysis.attribution.spans import Spans
-from backspot.analysis.timeline import NOTHING, distinct, grouped, merged, numbered, take
+from backspot.analysis.timeline import NOTHING, distinct, grouped, is_among, merged, numbered, take
 from backspot.results.report import StepUnit
 from backspot.trace import Category, Events
 from backspot.trace.events import Ints, Mask
@@ -260,11 +260,13 @@ def _with_callbacks(
     marks = {*distinct(events.thread[events.named(Category.ANNOTATION, *_BETWEEN_PASSES)])}
     for thread, at in grouped(events.thread[operators]):
         times = between.get(thread)
-        mine = operators[at]
-        made = events.start[mine[forward[at]]]
-        if times is None or thread in marks or np.isin(made, times).any():
+        if times is None or thread in marks:
             continue
-        after = mine[np.isin(events.start[mine], times)]
+        mine = operators[at]
+        outside = is_among(events.start[mine], times)
+        if (outside & forward[at]).any():
+            continue
+        after = mine[outside]
         run = np.searchsorted(start, events.start[after], side="right") - 1
         after, run = after[run >= 0], run[run >= 0]
         np.maximum.at(ends, run, events.end[after])

@@ -409,7 +409,7 @@ class Costs:
         return self._by_step(group[spent.holder], spent.step, spent.length, count)
 
     def _by_step(self, group: Ints, step: Ints, length: Ints, count: int) -> Ints:
-        mine = (group >= 0) & (step >= 0)
+        mine = np.flatnonzero((group >= 0) & (step >= 0))
         return summed_by_step(group[mine], step[mine], length[mine], count, len(self.step_ns))
 
 

@@ -46,11 +46,6 @@ class ProfilerCost:
     slowdown: float = 1.0
     uncertainty: float = 0.0
 
-    @property
-    def of_events(self) -> tuple[float, float, float, float]:
-        """Nanoseconds for each operator, call, label and marker."""
-        return self.operator_ns, self.runtime_ns, self.label_ns, self.marker_ns
-
     def scaled(self, factor: float) -> ProfilerCost:
         """Return the cost of each event and of waits for ranks times a factor."""
         return replace(
@@ -126,19 +121,16 @@ class HostLine:
         waits = own >= 0
         length = np.where(waits, own, np.diff(self.edges))
         gives = np.where(waits, 0.0, length * (1 - _LEFT))
-        recorded = (self.operators, self.calls, self.labels, self.markers)
         shorter = np.empty((len(length), len(costs)))
         for column, cost in enumerate(costs):
-            added = np.zeros(len(length))
-            for number, each in zip(recorded, cost.of_events, strict=True):
-                if each and number.any():
-                    added += number * each
+            added = self.operators * cost.operator_ns
+            added += self.calls * cost.runtime_ns
+            added += self.labels * cost.label_ns
+            added += self.markers * cost.marker_ns
             owed = np.cumsum(added - gives)
             owed -= np.minimum(np.minimum.accumulate(owed), 0.0)
             added[1:] += owed[:-1]
-            added -= owed
-            np.subtract(length, added, out=added)
-            np.divide(added, cost.slowdown, out=shorter[:, column])
+            shorter[:, column] = (length - (added - owed)) / cost.slowdown
         return shorter
 
 

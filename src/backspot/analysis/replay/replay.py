@@ -75,7 +75,7 @@ def fit(
     for factors in (_FACTORS, _FINER):
         tried = np.unique(np.maximum(factors + (factor if factors is _FINER else 0.0), 0.0))
         costs = [_scaled(cost, one) for one in tried.tolist()]
-        steps = _typical_steps(recording, typical, costs)
+        steps = steps_at(recording, costs)[typical.chosen].mean(axis=0)
         off = np.abs(steps - real_step_ns)
         fits = np.flatnonzero(off <= off.min() + _EQUAL * real_step_ns)
         best = int(fits[np.argmin(np.abs(tried[fits] - 1.0))])
@@ -100,14 +100,6 @@ def _scaled(cost: ProfilerCost, factor: float) -> ProfilerCost:
         slowdown=cost.slowdown * max(1.0, factor / _OF_COSTS),
         uncertainty=cost.uncertainty / 3,
     )
-
-
-def _typical_steps(
-    recording: Replayable, typical: TypicalStep, costs: list[ProfilerCost]
-) -> Floats:
-    """Return the typical replayed step at each of these costs, in nanoseconds."""
-    steps: Floats = steps_at(recording, costs)[typical.chosen].mean(axis=0)
-    return steps
 
 
 def steps_at(recording: Replayable, costs: Sequence[ProfilerCost]) -> Floats:

@@ -65,7 +65,7 @@ def scaled_owners(
         host_factors=of_host[host],
         work=np.flatnonzero(work),
         work_factors=of_work[work],
-        waits=_waits_in(ownership, (host & (of_host == 0))[: len(of_spans)]),
+        waits=ownership.waits.event[(host & (of_host == 0))[ownership.waits.span]],
     )
 
 
@@ -107,13 +107,6 @@ def _by_owner(shares: Shares, chosen: Mask) -> dict[int, Ints]:
     """Return the shares of the chosen things by their owner."""
     mine = np.flatnonzero(np.repeat(chosen, shares.count))
     return {number: mine[at] for number, at in grouped(shares.owner[mine])}
-
-
-def _waits_in(ownership: Ownership, spans: Mask) -> Ints:
-    """Return the calls that wait for a device in these spans, as indices into ``Events``."""
-    waits = ownership.waits
-    mine: Ints = waits.event[spans[waits.span]]
-    return mine
 
 
 def change_of_paths(ownership: Ownership, factors: Mapping[str, float]) -> Change:

@@ -9,6 +9,7 @@ of one queue that wait for no other queue, unless for an earlier run.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
@@ -17,28 +18,10 @@ from backspot.analysis.replay.waits import HostWait
 from backspot.analysis.timeline import take
 from backspot.trace.events import Ints
 
-__all__ = ["Batch", "Run", "Schedule", "find_schedule"]
+__all__ = ["Batch", "Schedule", "find_schedule"]
 
 
 _MOST = 256  # rows, about: the tables of a batch with many variants fit into a processor's cache
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """Neighbouring works of one queue.
-
-    Attributes:
-        first: the place of its first work.
-        last: the place after its last work.
-        before: the place of the work before in its queue, ``NOTHING`` for none.
-        other: its works that wait for other queues: the place of each, and of the work that it
-            waits for, with the lag after its end in nanoseconds.
-    """
-
-    first: int
-    last: int
-    before: int
-    other: list[tuple[int, int, float]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +33,8 @@ class Batch:
         last: the row after its last one.
         full: the rows that wait for room in a queue, counted from the first.
         room: for each of these the place of the work that has to end before.
-        runs: the works that are launched; their places follow one another.
+        runs: the works that are launched: for each run its first place, the place after its last
+            one, and that of the work before in its queue, ``NOTHING`` for none.
         waits: the rows at which the host waits: each with the place of the work, the lag after its
             end in nanoseconds, and the call, as an index into ``Events``.
         follows: the rows that come at least so many nanoseconds after an earlier row.
@@ -60,7 +44,7 @@ class Batch:
     last: int
     full: Ints
     room: Ints
-    runs: list[Run] = field(default_factory=list)
+    runs: list[tuple[int, int, int]] = field(default_factory=list)
     waits: list[tuple[int, int, float, int]] = field(default_factory=list)
     follows: list[tuple[int, int, float]] = field(default_factory=list)
 
@@ -85,6 +69,8 @@ class Schedule:
         place: the place of each piece of work.
         row: the row at which the work at each place is launched.
         batches: all rows.
+        other: for a run's first place, its works that wait for other queues: the place of each, and
+            of the work that it waits for, with the lag after its end in nanoseconds.
     """
 
     first: Ints
@@ -93,6 +79,7 @@ class Schedule:
     place: Ints
     row: Ints
     batches: list[Batch]
+    other: dict[int, list[tuple[int, int, float]]]
 
 
 def find_schedule(
@@ -129,9 +116,8 @@ def find_schedule(
         for here, wait in zip(at, waits, strict=True)
         if wait.follows >= 0
     ]
-    for here, cause, *_ in waited:
-        needs[here] = max(needs[here], row[cause])
-    for here, earlier, _ in followed:
+    waiting = [(here, row[cause]) for here, cause, *_ in waited]
+    for here, earlier in waiting + [(here, earlier) for here, earlier, _ in followed]:
         needs[here] = max(needs[here], earlier)
 
     begins = [0]
@@ -156,18 +142,17 @@ def find_schedule(
     same = (np.diff(turn[work]) == 0) & (np.diff(queue[work]) == 0)
     bounds = np.append(np.flatnonzero(np.append(True, ~same))[: len(work)], len(work))
     before = take(place, graph.before[work[bounds[:-1]]])
-    runs = list(map(Run, bounds[:-1].tolist(), bounds[1:].tolist(), before.tolist()))
-    places, of_place = place.tolist(), np.repeat(np.arange(len(runs)), np.diff(bounds)).tolist()
+    runs = zip(bounds[:-1].tolist(), bounds[1:].tolist(), before.tolist(), strict=True)
+    places, begin_of = place.tolist(), np.repeat(bounds[:-1], np.diff(bounds)).tolist()
+    other: dict[int, list[tuple[int, int, float]]] = {}
     for item, causes in graph.other.items():
-        here = places[item]
-        runs[of_place[here]].other.extend((here, places[one], lag) for one, lag in causes.items())
+        waits_for = [(places[item], places[cause], lag) for cause, lag in causes.items()]
+        other.setdefault(begin_of[places[item]], []).extend(waits_for)
     full = full[np.argsort(row[full])]
     divided = np.searchsorted(row[full], begins[1:])
     batches = [
-        Batch(begin, end, row[mine] - begin, place[graph.after_end_of[mine]])
-        for begin, end, mine in zip(
-            begins, [*begins[1:], count], np.split(full, divided), strict=True
-        )
+        Batch(*rows_of, row[mine] - rows_of[0], place[graph.after_end_of[mine]])
+        for rows_of, mine in zip(pairwise([*begins, count]), np.split(full, divided), strict=True)
     ]
     for run, number in zip(runs, of_row[row[work[bounds[:-1]]]].tolist(), strict=True):
         batches[number].runs.append(run)
@@ -175,4 +160,4 @@ def find_schedule(
         batches[of_row[here]].waits.append((here, int(place[cause]), lag, event))
     for follow in followed:
         batches[of_row[follow[0]]].follows.append(follow)
-    return Schedule(first, last, work, place, row[work], batches)
+    return Schedule(first, last, work, place, row[work], batches, other)

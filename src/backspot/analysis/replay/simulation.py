@@ -115,19 +115,19 @@ def simulate(
         if not batch.runs:
             continue
         # Work starts after its launch, after work of other queues, and after the work before.
-        begin = batch.runs[0].first
-        places = slice(begin, batch.runs[-1].last)
+        begin = batch.runs[0][0]
+        places = slice(begin, batch.runs[-1][1])
         done = row[schedule.row[places]]
         done += latency[places]
         done += takes[places]
-        for run in batch.runs:
-            for at, cause, lag in run.other:
+        for first, last, before in batch.runs:
+            for at, cause, lag in schedule.other.get(first, ()):
                 after = end[cause] + lag
                 after += takes[at]
                 np.maximum(done[at - begin], after, out=done[at - begin])
-            ends, bound = end[run.first : run.last], done[run.first - begin : run.last - begin]
-            if run.before >= 0:
-                ends[0] += end[run.before]
+            ends, bound = end[first:last], done[first - begin : last - begin]
+            if before >= 0:
+                ends[0] += end[before]
                 np.maximum(ends[0], bound[0], out=ends[0])
             else:
                 ends[0] = bound[0]
