@@ -18,6 +18,7 @@ from backspot.progress import is_terminal
 from backspot.render.markdown import to_markdown
 from backspot.render.text import render_text
 from backspot.results.report import Report
+from backspot.results.unprofiled import in_real_time
 
 if TYPE_CHECKING:
     import torch
@@ -45,9 +46,8 @@ class Written:
     @property
     def scalars(self) -> dict[str, float]:
         """What is worth a curve, in milliseconds per step."""
-        report = self.report
-        step_ns = report.unprofiled_step_ns or report.step_ns
-        found = {"backspot/step_ms": step_ns / 1e6, "backspot/backward_ms": report.wall_ms}
+        report = in_real_time(self.report)
+        found = {"backspot/step_ms": report.step_ns / 1e6, "backspot/backward_ms": report.wall_ms}
         if report.has_gpu:
             found["backspot/backward_gpu_ms"] = report.gpu_ns / 1e6
         return found
@@ -58,7 +58,9 @@ class Written:
         return to_markdown(self.report).decode()
 
 
-def plan_of(warmup: int, steps: int, every: int | None, depth: int | None, compiled: bool) -> Plan:
+def plan_of(
+    warmup: int, steps: int, every: int | None, depth: int | None, compiled: bool, stacks: bool
+) -> Plan:
     """Return the plan that the arguments of a callback ask for.
 
     Raises:
@@ -69,7 +71,8 @@ def plan_of(warmup: int, steps: int, every: int | None, depth: int | None, compi
     check_whole("every", every, 1, "None")
     check_whole("depth", depth, 0, "None")
     check_flag("compiled", compiled)
-    return Plan(warmup=warmup, steps=steps, every=every, depth=depth, compiled=compiled)
+    check_flag("stacks", stacks)
+    return Plan(warmup, steps, every, depth=depth, compiled=compiled, stacks=stacks)
 
 
 class TrainerRecording:
@@ -147,10 +150,11 @@ class RecordsSteps:
         every: int | None = None,
         depth: int | None = None,
         compiled: bool = True,
+        stacks: bool = False,
         folder: str | os.PathLike[str] | None = None,
     ) -> None:
         super().__init__()
-        self._plan = plan_of(warmup, steps, every, depth, compiled)
+        self._plan = plan_of(warmup, steps, every, depth, compiled, stacks)
         self._folder = folder
         self._recording: TrainerRecording | None = None
 

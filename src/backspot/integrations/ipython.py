@@ -55,7 +55,7 @@ class CellMagic:
         try:
             if args.output is not None:
                 check_folder(args.output, "-o")
-            plan = plan_of(args.warmup, args.steps, None, args.depth, args.compiled)
+            plan = plan_of(args.warmup, args.steps, None, args.depth, args.compiled, False)
         except BackspotError as error:
             raise WrongLine(str(error)) from None
         stack = ExitStack()

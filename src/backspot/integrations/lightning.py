@@ -57,6 +57,8 @@ class BackspotCallback(RecordsSteps, _Callback):  # type: ignore[misc]
         every: make another report after each so many steps. ``None`` (default): one report.
         depth: as in ``instrument``. ``None`` (default): all.
         compiled: as in ``instrument``. Default true.
+        stacks: whether to record three steps more with the lines of Python that run, for
+            ``report.host``. Default false.
         folder: where to write the report. ``None`` (default): as above.
 
     Raises:

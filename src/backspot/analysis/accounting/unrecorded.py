@@ -49,21 +49,16 @@ def without_recording(
     others = [one for one in phases if one.name != NAMES[BACKWARD]]
     whole = backward / max(1, sum(row.wall_ns for row in rows))  # a pass may lie in no step
     of_phases, of_rows = counts
-    parts = [
-        *(
-            (
-                row.wall_ns * whole,
-                _on_devices(row) * whole,
-                of_rows.get((row.path, row.class_name), 0),
-            )
-            for row in rows
-        ),
-        *((one.wall_ns, one.busy_ns, of_phases[NAMES.index(one.name)]) for one in others),
-    ]
-    wall, busy, count = np.array(parts, np.float64).T
-    ends = np.round(np.cumsum(_shortened(wall, busy, count, step_ns)))
+    parts: list[tuple[float, float, int]]
+    parts = [(one.wall_ns, one.busy_ns, of_phases[NAMES.index(one.name)]) for one in others]
+    for row in rows:
+        host = (row.wall_on.sync_ns + row.wall_on.host_ns) * whole
+        count = of_rows.get((row.path, row.class_name), 0)
+        parts.append((row.wall_ns * whole, row.wall_ns * whole - host, count))
+    wall, busy, counted = np.array(parts, np.float64).T
+    ends = np.round(np.cumsum(_shortened(wall, busy, counted, step_ns)))
     real = np.diff(ends, prepend=0).astype(np.int64)
-    of_row, of_phase = np.split(real, [len(rows)])
+    of_phase, of_row = np.split(real, [len(others)])
     times = {one.name: ns for one, ns in zip(others, of_phase.tolist(), strict=True)}
     times[NAMES[BACKWARD]] = int(of_row.sum())
     new = [replace(one, unprofiled_ns=times[one.name]) for one in phases]
@@ -71,10 +66,6 @@ def without_recording(
         replace(row, unprofiled_ns=round(ns / whole) if whole else row.wall_ns)
         for row, ns in zip(rows, of_row.tolist(), strict=True)
     ]
-
-
-def _on_devices(row: Row) -> int:
-    return row.wall_on.gpu_ns + row.wall_on.communication_ns + row.wall_on.queued_ns
 
 
 def _shortened(wall: _Floats, busy: _Floats, count: _Floats, whole: float) -> _Floats:

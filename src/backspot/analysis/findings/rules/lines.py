@@ -22,19 +22,7 @@ _LEAST_NS = 200_000
 """Nanoseconds of a step that are worth a change."""
 _MUCH = 0.1
 """The same, for a function that calls few others: what it does may be needed."""
-_AROUND = (
-    *(
-        "other",
-        "idle",
-        "loss",
-        "metrics",
-        "clipping",
-        "averaging",
-        "evaluation",
-        "trainer",
-        "saving",
-    ),
-)
+_AROUND = ("other", "idle", "loss", "metrics", "clipping", "averaging", "trainer", "saving")
 _ERROR = 0.04
 """Share of the step by which times of lines may be off, as those of a replay."""
 _MANY = 20
