@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from statistics import median
 
-from backspot.formatting import duration, percent
+from backspot.formatting import counted, duration, labelled, percent
+from backspot.render._phases import taking
 from backspot.render._words import Part, said
 from backspot.render.view import (
     DEFAULT_VIEW,
@@ -16,15 +16,12 @@ from backspot.render.view import (
     select,
     share_of,
 )
+from backspot.results.answer import Answer, heaviest_row
 from backspot.results.costs import OperatorCost, Row, Sort, time_of
-from backspot.results.grouping import numberless
+from backspot.results.findings import Saving
 from backspot.results.report import Report
 from backspot.trace.names import short_node_name
 
-_DIFFUSE = 0.10
-"""If the first row has a smaller share than this, the answer may be about repeated layers."""
-_STANDS_OUT = 1.5
-"""A layer that takes this many times as long as the median of its like is an answer by itself."""
 _MOSTLY = 0.5
 _PARTLY = 0.25
 """Idle shares of a time: from the second the answer says so, from the first that comes first."""
@@ -44,6 +41,47 @@ _WORDS = {
     "(before a graph's replay)": "GPU idle time before a CUDA graph's replay",
 }
 """Entries among a row's nodes that are not nodes, in words; all others are collectives."""
+
+
+def sentences(report: Report, view: View = DEFAULT_VIEW) -> list[list[Part]]:
+    """What costs most in the step, and then, if that is no module, what it is of the modules.
+
+    Other rankings than by clock time have their own first row alone.
+    """
+    found, modules = report.answer, answer(report, view)
+    if view.sort != "wall" or found.kind == "module":
+        return [modules]
+    first = _first(report, found)
+    return [first, modules] if first else [modules]
+
+
+def _first(report: Report, found: Answer) -> list[Part]:
+    """What costs most in the step where that is no module; nothing if there is no step to say."""
+    step, share, time = report.per, percent(found.share), duration(found.wall_ns)
+    at = said(" in {}", ("name", found.line)) if found.line else []
+    if found.kind == "waits":
+        number = counted(sum(wait.count for wait in report.waits), "wait")
+        most = said(", most of it {}", ("name", found.line)) if found.line else []
+        parts = said(f"Waiting for the GPU costs {{}} of the {step}", share)
+        return [*parts, ("text", f" ({number})"), *most, *_saving(found.saves, "them")]
+    if found.kind == "phase":
+        most = [("text", ", most of it"), *at] if at else []
+        more = ", more than the backward of any module"
+        parts = said(f"{taking(report, found.path)} {{}} of the {step}: {{}}", share, time)
+        return [*parts, *most, ("text", more), *_at_most(found.saves), ("text", ".")]
+    if found.kind == "cause":
+        title = next(one.title for one in report.findings if one.rule == found.rule)
+        parts = said(f"{{}}: {{}}, {{}} of the {step}", ("text", title), time, share)
+        if found.class_name:
+            name = labelled(found.path or found.class_name, found.class_name)
+            at += said(", in {}", ("name", name))
+        elif found.path == "(outside model)":
+            at.append(("text", ", in no module"))
+        return [*parts, *at, *_at_most(found.saves), ("text", ".")]
+    if only_nodes(report) or not found.share:
+        return []
+    none = "Nothing stands out: no module, no cause and nothing around the model takes more than"
+    return said(f"{none} {{}} of the {step}.", share)
 
 
 def answer(report: Report, view: View = DEFAULT_VIEW) -> list[Part]:
@@ -106,54 +144,13 @@ def answered(report: Report, view: View = DEFAULT_VIEW) -> Row | None:
 
     This is a module or some modules, or the communication between ranks that takes more clock time.
     """
-    if only_nodes(report):
-        return None
-    chosen = select(report, replace(view, top=1))
-    first = chosen.shown[0]
-    heaviest_module = _heaviest_module(report, first, view)
-    exchanges = [row for row in chosen.unowned if row.is_exchange and view.sort == "wall"]
-    longest = max(exchanges, key=lambda row: row.wall_ns, default=None)
-    if longest and longest.wall_ns > (heaviest_module.wall_ns if heaviest_module else 0):
-        return longest
-    return heaviest_module
+    return heaviest_row(report, view.sort, view.by, view.depth, view.match)
 
 
 def view_of_answer(report: Report, top: int) -> View:
     """The view whose first row the answer is about: of repeated layers, or of modules."""
     row = answered(report)
     return View(top=top, by="pattern" if row is not None and row.members > 1 else "path")
-
-
-def _heaviest_module(report: Report, first: Row, view: View) -> Row | None:
-    """The first row, or the repeated layers that take more together, ``None`` without any time."""
-    if not time_of(first, view.sort):
-        return None
-    if view.by != "path":
-        return first
-    layers = select(report, replace(view, top=1, by="pattern")).shown[0]
-    if layers.members == 1 or time_of(layers, view.sort) < 2 * time_of(first, view.sort):
-        return first
-    is_little = report.share(first, view.sort) < _DIFFUSE
-    if is_little or _is_around(first, layers) or _is_like_others(report, first, view):
-        return layers
-    return first
-
-
-def _is_around(row: Row, layers: Row) -> bool:
-    """Whether a module contains these layers, so that it takes what they leave over."""
-    return layers.path.startswith(f"{numberless(row.path)}." if row.path else "")
-
-
-def _is_like_others(report: Report, first: Row, view: View) -> bool:
-    """Whether the first row is a repeated layer that takes hardly longer than the others."""
-    kind = numberless(first.path), first.class_name
-    times = [
-        time_of(row, view.sort)
-        for row in select(report, replace(view, top=None)).shown
-        if (numberless(row.path), row.class_name) == kind
-    ]
-    slowest = time_of(first, view.sort)
-    return sum(times) >= 2 * slowest and slowest < _STANDS_OUT * median(times)
 
 
 def _takes(report: Report, row: Row, sort: Sort, whole: str) -> list[Part]:
@@ -211,11 +208,23 @@ def _without(row: Row) -> list[Part]:
     saves, wall = row.saves, row.wall_ns
     if saves is None or saves.low_ns <= wall <= saves.high_ns:
         return []
-    if abs(saves.ns - wall) < _ANOTHER * wall:
+    return _saving(saves, "it") if abs(saves.ns - wall) >= _ANOTHER * wall else []
+
+
+def _saving(saves: Saving | None, what: str) -> list[Part]:
+    """What the step would save, as the end of a sentence; nothing if that is not known."""
+    if saves is None:
         return []
     least, most = duration(saves.low_ns), duration(saves.high_ns)
     less = f"{duration(saves.ns)} less" if saves.ns else "hardly less"
-    return said(f"; without it, a step would take {{}} ({least} to {most})", less)
+    return said(f"; without {what}, a step would take {{}} ({least} to {most})", less)
+
+
+def _at_most(saves: Saving | None) -> list[Part]:
+    """What a remedy can save: that of the work of a cause, if it were free."""
+    if saves is None or not saves.ns:
+        return []
+    return said("; without it, a step would take at most {} less", duration(saves.ns))
 
 
 def _saves(report: Report, row: Row) -> list[Part]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from backspot.formatting import counted, visible
-from backspot.render._answer import answer
+from backspot.render._answer import sentences
 from backspot.render._columns import Column, module_columns, operator_columns
 from backspot.render._comparison import comparison_answer, left_out, sides, tables
 from backspot.render._facts import coverage, notes, remedies, savings, setting, units
@@ -33,9 +33,11 @@ def to_markdown(report: Report, view: View | None = None) -> bytes:
     view = view or View(top=_TOP)
     chosen = select(report, view)
     facts = "; ".join([*setting(report), units(report)])
+    first, *others = sentences(report, replace(view, order=None))
     lines = [
-        f"**{_sentence(answer(report, replace(view, order=None)))}**",
+        f"**{_sentence(first)}**",
         "",
+        *(text for parts in others for text in (_sentence(parts), "")),
         f"{facts[0].upper()}{facts[1:]}.",
         "",
     ]

@@ -7,6 +7,7 @@ typical step: the mean over the recorded steps but those that something held up.
 ``_by_step`` has one entry a recorded step, and ``recorded_*`` are sums over all of them.
 
 - ``report.py``: ``Report``, with the methods that rank, look up, save, load and draw.
+- ``answer.py``: what costs most in the step, wherever it is.
 - ``costs.py``: what a ``Report`` holds: ``Row`` for each module, with its nodes, kernels, source
   lines and work; passes, devices and phases; steps that something held up.
 - ``findings.py``: ``Finding``, a cause with its places and its remedy; what a step would save.
@@ -28,6 +29,7 @@ exactly. *Own* time excludes the modules inside, *total* time includes them. A
 
 from __future__ import annotations
 
+from backspot.results.answer import Answer
 from backspot.results.comparison import Change, Comparison, Move, Side
 from backspot.results.costs import (
     Coverage,
@@ -63,6 +65,7 @@ from backspot.results.memory import MemoryOfDevice, MemoryOfModule, MemoryShare,
 from backspot.results.report import Report
 
 __all__ = [
+    "Answer",
     "Change",
     "Comparison",
     "Coverage",

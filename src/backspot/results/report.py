@@ -18,6 +18,7 @@ from backspot.errors import UsageError
 from backspot.formatting import quoted, visible
 from backspot.paths import path_text
 from backspot.presented import Presented, public
+from backspot.results.answer import Answer, find_answer
 from backspot.results.costs import (
     Coverage,
     DeviceCost,
@@ -236,6 +237,11 @@ class Report(Presented, _Predicted):
     def has_work(self) -> bool:
         """Whether rows have ``work``."""
         return any(row.work is not None for row in self.modules)
+
+    @property
+    def answer(self) -> Answer:
+        """What costs most in the step, wherever it is: the first sentence of every output."""
+        return find_answer(self)
 
     @property
     def utilisation(self) -> float:

@@ -25,7 +25,7 @@ from string import Template
 
 from backspot._version import __version__
 from backspot.formatting import counted, visible
-from backspot.render._answer import answer, view_of_answer
+from backspot.render._answer import sentences, view_of_answer
 from backspot.render._facts import coverage, recording, remedies, savings, setting
 from backspot.render._memory import memory_sentences
 from backspot.render._words import Part
@@ -34,7 +34,6 @@ from backspot.render.html._fragments import (
     asset,
     facts_list,
     findings_list,
-    lead,
     line_of_answer,
     module_table,
     operator_table,
@@ -62,15 +61,14 @@ _OPERATORS = 200
 def to_html(report: Report) -> bytes:
     """The report as a page in UTF-8."""
     plain = only_nodes(report)
-    said, drawn = answer(report), plots(report)
-    first, rest = _divided(said)
+    drawn, (said, *others) = plots(report), sentences(report)
+    first, rest = (said, others[0]) if others else _divided(said)
     table, notes = _operators(report) if plain else _modules(report)
     main = Template(asset("report.html")).substitute(
         recorded=shown(" · ".join([*recording(report), f"Backspot {__version__}"])),
         answer=sentence(first),
         more=f'<p class="more-said">{sentence(rest)}</p>' if rest else "",
         line=line_of_answer(report),
-        lead=lead(report),
         setting=facts_list([*setting(report), *memory_sentences(report)]),
         warnings=warnings_list(remedies(report)),
         phases=phases_bar(report),

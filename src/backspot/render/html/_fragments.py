@@ -23,7 +23,6 @@ from backspot.render._findings import (
     HEADING,
     cost_of,
     cost_of_place,
-    elsewhere,
     listed,
     place_name,
     searched,
@@ -68,12 +67,6 @@ def line_of_answer(report: Report) -> str:
         return ""
     source = f" <code>{shown(line.text.strip())}</code>" if line.text else ""
     return f'<p class="line-of-answer">← <code>{shown(made_by(line))}</code>{source}</p>'
-
-
-def lead(report: Report) -> str:
-    """What takes more than any module and is none, or nothing."""
-    parts = elsewhere(report)
-    return f'<p class="elsewhere">{sentence(parts)}</p>' if parts else ""
 
 
 def facts_list(facts: Sequence[str]) -> str:
