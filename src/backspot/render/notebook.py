@@ -23,6 +23,7 @@ from backspot.render.html import asset, to_html
 from backspot.render.html._fragments import (
     facts_list,
     findings_list,
+    host_section,
     line_of_answer,
     module_table,
     operator_table,
@@ -60,7 +61,8 @@ def report_html(report: Report) -> str:
         rest = f" {more}: see report.show()." if chosen.hidden else ""
         parts.append(f'<p class="muted">{shown(coverage(report) + rest)}</p>')
         parts += [f'<p class="muted">{shown(text)}</p>' for text in savings(report, chosen)]
-    return _whole([*parts, findings_list(report, shown_first=_FINDINGS)])
+    findings = findings_list(report, shown_first=_FINDINGS)
+    return _whole([*parts, findings, host_section(report)])
 
 
 def show_page(report: Report, height: int) -> None:

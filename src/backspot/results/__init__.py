@@ -49,7 +49,7 @@ from backspot.results.costs import (
 )
 from backspot.results.findings import Finding, Place, ReplayedStep, Saving, WhatIf
 from backspot.results.grouping import Subtree
-from backspot.results.host import HostLine, Wait
+from backspot.results.host import HostLine, StepPicture, Wait
 from backspot.results.job import (
     GroupCost,
     JobFinding,
@@ -102,6 +102,7 @@ __all__ = [
     "Saving",
     "Side",
     "SlowestRank",
+    "StepPicture",
     "Subtree",
     "Wait",
     "WallKinds",

@@ -43,7 +43,7 @@ from backspot.results.grouping import (
     patterns_of,
     subtree_of,
 )
-from backspot.results.host import HostLine, Wait
+from backspot.results.host import HostLine, StepPicture, Wait
 from backspot.results.job import JobReport
 from backspot.results.limits import LimitOfModule, Peaks, limit_of
 from backspot.results.memory import MemoryOfDevice
@@ -129,6 +129,7 @@ class Report(Presented, _Predicted):
             known.
         host: Lines of the user's Python, those in which devices idle for longest first; empty
             unless steps were recorded with stacks.
+        picture: One step as a picture; ``None`` where there is neither a device nor a line.
         schema: Version of the JSON form.
 
     Example:
@@ -179,6 +180,7 @@ class Report(Presented, _Predicted):
     waits: tuple[Wait, ...] = ()
     without_waits: Saving | None = None
     host: tuple[HostLine, ...] = ()
+    picture: StepPicture | None = None
     schema: str = SCHEMA
 
     def __repr__(self) -> str:
