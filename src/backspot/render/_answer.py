@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from statistics import median
 
 from backspot.formatting import counted, duration, labelled, percent
 from backspot.render._phases import taking
@@ -16,12 +17,16 @@ from backspot.render.view import (
     select,
     share_of,
 )
-from backspot.results.answer import Answer, heaviest_row
 from backspot.results.costs import OperatorCost, Row, Sort, time_of
-from backspot.results.findings import Saving
+from backspot.results.findings import Answer, Saving
+from backspot.results.grouping import numberless
 from backspot.results.report import Report
 from backspot.trace.names import short_node_name
 
+_DIFFUSE = 0.10
+"""If the first row has a smaller share than this, the answer may be about repeated layers."""
+_STANDS_OUT = 1.5
+"""A layer that takes this many times as long as the median of its like is an answer by itself."""
 _MOSTLY = 0.5
 _PARTLY = 0.25
 """Idle shares of a time: from the second the answer says so, from the first that comes first."""
@@ -144,13 +149,54 @@ def answered(report: Report, view: View = DEFAULT_VIEW) -> Row | None:
 
     This is a module or some modules, or the communication between ranks that takes more clock time.
     """
-    return heaviest_row(report, view.sort, view.by, view.depth, view.match)
+    if only_nodes(report):
+        return None
+    chosen = select(report, replace(view, top=1))
+    first = chosen.shown[0]
+    heaviest_module = _heaviest_module(report, first, view)
+    exchanges = [row for row in chosen.unowned if row.is_exchange and view.sort == "wall"]
+    longest = max(exchanges, key=lambda row: row.wall_ns, default=None)
+    if longest and longest.wall_ns > (heaviest_module.wall_ns if heaviest_module else 0):
+        return longest
+    return heaviest_module
 
 
 def view_of_answer(report: Report, top: int) -> View:
     """The view whose first row the answer is about: of repeated layers, or of modules."""
     row = answered(report)
     return View(top=top, by="pattern" if row is not None and row.members > 1 else "path")
+
+
+def _heaviest_module(report: Report, first: Row, view: View) -> Row | None:
+    """The first row, or the repeated layers that take more together, ``None`` without any time."""
+    if not time_of(first, view.sort):
+        return None
+    if view.by != "path":
+        return first
+    layers = select(report, replace(view, top=1, by="pattern")).shown[0]
+    if layers.members == 1 or time_of(layers, view.sort) < 2 * time_of(first, view.sort):
+        return first
+    is_little = report.share(first, view.sort) < _DIFFUSE
+    if is_little or _is_around(first, layers) or _is_like_others(report, first, view):
+        return layers
+    return first
+
+
+def _is_around(row: Row, layers: Row) -> bool:
+    """Whether a module contains these layers, so that it takes what they leave over."""
+    return layers.path.startswith(f"{numberless(row.path)}." if row.path else "")
+
+
+def _is_like_others(report: Report, first: Row, view: View) -> bool:
+    """Whether the first row is a repeated layer that takes hardly longer than the others."""
+    kind = numberless(first.path), first.class_name
+    times = [
+        time_of(row, view.sort)
+        for row in select(report, replace(view, top=None)).shown
+        if (numberless(row.path), row.class_name) == kind
+    ]
+    slowest = time_of(first, view.sort)
+    return sum(times) >= 2 * slowest and slowest < _STANDS_OUT * median(times)
 
 
 def _takes(report: Report, row: Row, sort: Sort, whole: str) -> list[Part]:

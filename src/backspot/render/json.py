@@ -23,8 +23,8 @@ from backspot.paths import path_text
 from backspot.render._consistency import contradiction
 from backspot.render.formats import Format
 from backspot.render.view import View
-from backspot.results.answer import Answer
 from backspot.results.comparison import Comparison
+from backspot.results.findings import Answer
 from backspot.results.job import SCHEMA as JOB_SCHEMA
 from backspot.results.job import JobReport
 from backspot.results.report import SCHEMA, Report

@@ -7,10 +7,10 @@ typical step: the mean over the recorded steps but those that something held up.
 ``_by_step`` has one entry a recorded step, and ``recorded_*`` are sums over all of them.
 
 - ``report.py``: ``Report``, with the methods that rank, look up, save, load and draw.
-- ``answer.py``: what costs most in the step, wherever it is.
 - ``costs.py``: what a ``Report`` holds: ``Row`` for each module, with its nodes, kernels, source
   lines and work; passes, devices and phases; steps that something held up.
-- ``findings.py``: ``Finding``, a cause with its places and its remedy; what a step would save.
+- ``findings.py``: ``Finding``, a cause with its places and its remedy; what a step would save;
+  ``Answer``, what costs most in it.
 - ``quantities.py``: the numbers that all of these can hold.
 - ``host.py``: where the host waits for a device, and which lines of Python it runs.
 - ``memory.py``: what is in memory: the peak of each device, and what each module keeps.
@@ -29,7 +29,6 @@ exactly. *Own* time excludes the modules inside, *total* time includes them. A
 
 from __future__ import annotations
 
-from backspot.results.answer import Answer
 from backspot.results.comparison import Change, Comparison, Move, Side
 from backspot.results.costs import (
     Coverage,
@@ -47,7 +46,7 @@ from backspot.results.costs import (
     WallKinds,
     WorkOfModule,
 )
-from backspot.results.findings import Finding, Place, ReplayedStep, Saving, WhatIf
+from backspot.results.findings import Answer, Finding, Place, ReplayedStep, Saving, WhatIf
 from backspot.results.grouping import Subtree
 from backspot.results.host import HostLine, StepPicture, Wait
 from backspot.results.job import (

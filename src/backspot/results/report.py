@@ -18,7 +18,6 @@ from backspot.errors import UsageError
 from backspot.formatting import quoted, visible
 from backspot.paths import path_text
 from backspot.presented import Presented, public
-from backspot.results.answer import Answer, find_answer
 from backspot.results.costs import (
     Coverage,
     DeviceCost,
@@ -32,7 +31,7 @@ from backspot.results.costs import (
     Sort,
     time_of,
 )
-from backspot.results.findings import Finding, Predictor, ReplayedStep, Saving, WhatIf
+from backspot.results.findings import Answer, Finding, Predictor, ReplayedStep, Saving, WhatIf
 from backspot.results.grouping import (
     Subtree,
     fold,
@@ -243,7 +242,8 @@ class Report(Presented, _Predicted):
     @property
     def answer(self) -> Answer:
         """What costs most in the step, wherever it is: the first sentence of every output."""
-        return find_answer(self)
+        found: Answer = presented.forms().find_answer(self)
+        return found
 
     @property
     def utilisation(self) -> float:
