@@ -208,7 +208,7 @@ def test_findings_that_count_the_same_time_say_so():
 
 def test_the_page_names_the_line_of_source_below_the_answer():
     words = page_of(vit_with_lines()).words
-    assert "Mostly GatherBackward0 ← timm/layers/patch_dropout.py:45 x = x.gather(1," in words
+    assert "mostly GatherBackward0 ← timm/layers/patch_dropout.py:45 x = x.gather(1," in words
 
 
 def test_a_link_that_is_no_web_address_is_left_out():

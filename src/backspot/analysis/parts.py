@@ -26,14 +26,12 @@ from backspot.analysis.findings import (
     rules_about_memory,
 )
 from backspot.analysis.host.lines import find_host_lines
-from backspot.analysis.host.picture import find_picture
+from backspot.analysis.picture import with_picture
 from backspot.analysis.recorded import find_recorded
 from backspot.analysis.recording import Options, Part, Recording
 from backspot.analysis.replay.predict import with_savings
-from backspot.analysis.timeline import FAR
 from backspot.analysis.typical import typical_step
 from backspot.results.grouping import fold, ranked_rows
-from backspot.results.host import StepPicture
 from backspot.results.limits import share_of_peak
 from backspot.results.report import Report, changed
 
@@ -79,14 +77,9 @@ def with_host(report: Report, recording: Recording, _: Options) -> Report:
     """Add where the host waits, and what it does at each line in the steps that have stacks."""
     if recording.events.truncated:
         return report
+    report = changed(report, waits=tuple(recording.places_of_waits[0]))
     stacked = recording.detailed
-    has_stacks = len(stacked.events.frames) > 0
-    report = changed(
-        report,
-        waits=tuple(recording.places_of_waits[0]),
-        picture=_picture(stacked if has_stacks else recording),
-    )
-    if not has_stacks:
+    if not len(stacked.events.frames):
         return report
     lines = find_host_lines(
         stacked.events,
@@ -99,24 +92,6 @@ def with_host(report: Report, recording: Recording, _: Options) -> Report:
         report.unprofiled_step_ns or report.step_ns,
     )
     return changed(report, host=lines)
-
-
-def _picture(recording: Recording) -> StepPicture | None:
-    """One step of the recording, whose length is the closest to that of the typical step."""
-    windows, typical = recording.windows, recording.typical
-    length = windows.end - windows.start
-    far = np.where(typical.chosen, np.abs(length - typical.value(length)), FAR)
-    step = int(far.argmin())
-    return find_picture(
-        recording.ownership,
-        recording.clock,
-        recording.activity if recording.step_windows else None,
-        recording.host_sites,
-        recording.waits,
-        recording.lines_of_waits,
-        step,
-        (int(windows.start[step]), int(windows.end[step])),
-    )
 
 
 def with_findings(report: Report, recording: Recording, _: Options) -> Report:
@@ -182,6 +157,14 @@ def folded(report: Report, _: Recording, options: Options) -> Report:
     return changed(report, modules=ranked_rows(fold(report.modules, options.depth)))
 
 
-PARTS: tuple[Part, ...] = (with_host, with_findings, with_savings, with_memory, with_limits, folded)
+PARTS: tuple[Part, ...] = (
+    with_host,
+    with_picture,
+    with_findings,
+    with_savings,
+    with_memory,
+    with_limits,
+    folded,
+)
 """What each report gets. Limits are those of the step that savings replay; what is asked of the
 rows as a whole comes last."""

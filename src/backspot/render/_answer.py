@@ -49,44 +49,48 @@ _WORDS = {
 
 
 def sentences(report: Report, view: View = DEFAULT_VIEW) -> list[list[Part]]:
-    """What costs most in the step, and then, if that is no module, what it is of the modules.
+    """What costs most in the step, and then, if that is no module, what does of the modules.
 
     Other rankings than by clock time have their own first row alone.
     """
-    found, modules = report.answer, answer(report, view)
-    if view.sort != "wall" or found.kind == "module":
-        return [modules]
-    first = _first(report, found)
-    return [first, modules] if first else [modules]
+    first = _first(report, report.answer) if view.sort == "wall" else []
+    return [*([first] if first else []), answer(report, view)]
 
 
 def _first(report: Report, found: Answer) -> list[Part]:
-    """What costs most in the step where that is no module; nothing if there is no step to say."""
+    """What costs most in the step; nothing if that is a module, or nothing is known."""
     step, share, time = report.per, percent(found.share), duration(found.wall_ns)
     at = said(" in {}", ("name", found.line)) if found.line else []
     if found.kind == "waits":
-        number = counted(sum(wait.count for wait in report.waits), "wait")
-        most = said(", most of it {}", ("name", found.line)) if found.line else []
-        parts = said(f"Waiting for the GPU costs {{}} of the {step}", share)
-        return [*parts, ("text", f" ({number})"), *most, *_saving(found.saves, "them")]
+        waits = counted(sum(wait.count for wait in report.waits), "wait")
+        parts = said(f"{{}} for the GPU cost {{}} of the {step}", waits, share)
+        return [
+            *parts,
+            *([("text", ", most of it"), *at] if at else []),
+            *_saving(found.saves, "them"),
+            ("text", "."),
+        ]
     if found.kind == "phase":
-        most = [("text", ", most of it"), *at] if at else []
-        more = ", more than the backward of any module"
         parts = said(f"{taking(report, found.path)} {{}} of the {step}: {{}}", share, time)
-        return [*parts, *most, ("text", more), *_at_most(found.saves), ("text", ".")]
-    if found.kind == "cause":
+        parts += [("text", ", most of it"), *at] if at else []
+        parts.append(("text", ", more than the backward of any module"))
+    elif found.kind == "cause":
         title = next(one.title for one in report.findings if one.rule == found.rule)
-        parts = said(f"{{}}: {{}}, {{}} of the {step}", ("text", title), time, share)
+        parts = said(f"{{}}: {{}}, {{}} of the {step}", ("text", title), time, share) + at
         if found.class_name:
             name = labelled(found.path or found.class_name, found.class_name)
-            at += said(", in {}", ("name", name))
+            parts += said(", in {}", ("name", name))
         elif found.path == "(outside model)":
-            at.append(("text", ", in no module"))
-        return [*parts, *at, *_at_most(found.saves), ("text", ".")]
-    if only_nodes(report) or not found.share:
+            parts.append(("text", ", in no module"))
+    elif found.kind == "module" or only_nodes(report) or not found.share:
         return []
-    none = "Nothing stands out: no module, no cause and nothing around the model takes more than"
-    return said(f"{none} {{}} of the {step}.", share)
+    else:
+        none = "Nothing stands out: no module, no cause and nothing around the model takes more"
+        return said(f"{none} than {{}} of the {step}.", share)
+    if found.saves and found.saves.ns:
+        less = duration(found.saves.ns)
+        parts += said("; without it, a step would take at most {} less", less)
+    return [*parts, ("text", ".")]
 
 
 def answer(report: Report, view: View = DEFAULT_VIEW) -> list[Part]:
@@ -254,23 +258,15 @@ def _without(row: Row) -> list[Part]:
     saves, wall = row.saves, row.wall_ns
     if saves is None or saves.low_ns <= wall <= saves.high_ns:
         return []
-    return _saving(saves, "it") if abs(saves.ns - wall) >= _ANOTHER * wall else []
+    return _saving(saves) if abs(saves.ns - wall) >= _ANOTHER * wall else []
 
 
-def _saving(saves: Saving | None, what: str) -> list[Part]:
-    """What the step would save, as the end of a sentence; nothing if that is not known."""
+def _saving(saves: Saving | None, what: str = "it") -> list[Part]:
     if saves is None:
         return []
     least, most = duration(saves.low_ns), duration(saves.high_ns)
     less = f"{duration(saves.ns)} less" if saves.ns else "hardly less"
     return said(f"; without {what}, a step would take {{}} ({least} to {most})", less)
-
-
-def _at_most(saves: Saving | None) -> list[Part]:
-    """What a remedy can save: that of the work of a cause, if it were free."""
-    if saves is None or not saves.ns:
-        return []
-    return said("; without it, a step would take at most {} less", duration(saves.ns))
 
 
 def _saves(report: Report, row: Row) -> list[Part]:

@@ -11,6 +11,8 @@ from backspot.results.report import Report
 
 _STANDS_OUT = 0.1
 """Share of the step from which something stands out."""
+_UNPRICED = 0.3
+"""The same for a cause of which no replay says what it costs."""
 _VAGUE = 0.5
 """What counts of a phase without a known cause, and of a cause all over the step: neither says
 where to look."""
@@ -22,15 +24,13 @@ _NEARLY = 0.75
 
 def costliest(report: Report) -> Answer:
     """Return what costs most in the step of a report."""
-    found = sorted(_candidates(report), key=lambda one: -one[0])
-    if found and found[0][0] >= _STANDS_OUT:
-        return found[0][1]
-    # A cause that no replay prices, in no one place, comes last.
-    rest = [_cause(report, one) for one in report.findings]
-    largest = max(rest, key=lambda one: one.wall_ns, default=None)
-    if largest and largest.share >= _STANDS_OUT:
-        return largest
-    longest = max((one for _, one in found), key=lambda one: one.share, default=None)
+    found = sorted(_candidates(report), key=lambda one: (-one[0], -one[1].share))
+    for counts, answer in found:
+        # A cause in no one place comes last, and one that no replay prices must be large.
+        least = _STANDS_OUT if answer.saves else _UNPRICED
+        if counts >= _STANDS_OUT or (answer.kind == "cause" and answer.share >= least):
+            return answer
+    longest = max((answer for _, answer in found), key=lambda one: one.share, default=None)
     wall_ns, share = (longest.wall_ns, longest.share) if longest else (0, 0.0)
     return Answer("nothing", "", "", "", wall_ns, share, None, "")
 
@@ -51,11 +51,10 @@ def _candidates(report: Report) -> Iterator[tuple[float, Answer]]:
             cause = cause if cause and cause.wall_ns >= _MOSTLY * phase.wall_ns else None
             yield share * (1 if cause else _VAGUE), _phase(report, phase, share, cause)
     for one in report.findings:
-        place = one.places[0]
-        outside = place.path.startswith("(") and not place.class_name
-        if one.wall_ns and (one.saves is not None or outside):
-            found = _cause(report, one)
-            yield found.share * (1 if found.path or found.class_name else _VAGUE), found
+        found, outside = _cause(report, one), one.path.startswith("(")
+        priced = one.saves is not None or (outside and not one.places[0].class_name)
+        counts = 1 if found.path or found.class_name else _VAGUE
+        yield found.share * (counts if priced else 0), found
     saves, replayed = report.without_waits, report.replayed_step
     if saves is not None and replayed is not None and saves.ns and report.waits:
         share = min(1.0, saves.ns / max(1, replayed.ns))

@@ -2,5 +2,5 @@
 
 ``waits`` finds the calls in which the host waits, with the phase, the module and the operator of
 each. ``lines`` deals out the host's time to lines of Python, of steps that were recorded with
-stacks. ``picture`` draws one step of both.
+stacks.
 """

@@ -65,13 +65,12 @@ def to_html(report: Report) -> bytes:
     """The report as a page in UTF-8."""
     plain = only_nodes(report)
     lanes, host = step_lanes(report), host_section(report)
-    drawn, (said, *others) = plots(report), sentences(report)
-    first, rest = (said, others[0]) if others else _divided(said)
+    drawn, (first, *others) = plots(report), sentences(report)
     table, notes = _operators(report) if plain else _modules(report)
     main = Template(asset("report.html")).substitute(
         recorded=shown(" · ".join([*recording(report), f"Backspot {__version__}"])),
         answer=sentence(first),
-        more=f'<p class="more-said">{sentence(rest)}</p>' if rest else "",
+        more="".join(f'<p class="more-said">{sentence(parts)}</p>' for parts in others),
         line=line_of_answer(report),
         setting=facts_list([*setting(report), *memory_sentences(report)]),
         warnings=warnings_list(remedies(report)),
@@ -88,7 +87,7 @@ def to_html(report: Report) -> bytes:
     )
     data = "" if plain else page_data(report)
     return page(
-        _title(said),
+        _title(first),
         report.trace,
         main,
         f"Times are those of a typical {report.per}, in ms: the mean over the recorded ones "
@@ -100,18 +99,6 @@ def to_html(report: Report) -> bytes:
 
 
 FORMATS = (Format(".html", {Report: to_html, JobReport: job_to_html}),)
-
-
-_REST = (", mostly ", ", the largest part in ")
-
-
-def _divided(said: Sequence[Part]) -> tuple[list[Part], list[Part]]:
-    """The answer up to what it says of a node, and the rest as a sentence of its own."""
-    for index, (kind, text) in enumerate(said):
-        if kind == "text" and text.startswith(_REST):
-            rest = text.removeprefix(", ")
-            return list(said[:index]), [("text", rest[0].upper() + rest[1:]), *said[index + 1 :]]
-    return list(said), []
 
 
 def _title(said: Sequence[Part]) -> str:
