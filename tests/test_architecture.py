@@ -60,7 +60,7 @@ BUDGET = {
     "analysis/replay": 2_000,
     "comparison": 1_230,
     "job": 3_440,
-    "render": 7_560,
+    "render": 7_780,
     "live": 7_900,
     "integrations": 1_100,
     "commands": 2_180,

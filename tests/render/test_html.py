@@ -225,3 +225,30 @@ def test_what_the_page_is_made_of_is_installed():
     names = {entry.name for entry in files("backspot.render.html").iterdir()}
     assert {"page.html", "report.html", "explorer.html", "report.css", "job.css"} <= names
     assert {"theme.js", "report.js", "model.js"} <= names
+
+
+def test_the_page_draws_a_step_with_its_waits_and_lists_the_lines_of_the_host():
+    found = locate(DATA / "host" / "clip_each.trace.json.gz")
+    page = page_of(found)
+    assert "One step as it was recorded with stacks, 33.8 ms" in page.words
+    assert "The host waits for the GPU in train.py:62, " in page.words
+    assert "The host waits for the GPU 52 times per step" in page.words
+    assert "train.py:59 clip_each()gradient clipping6.64" in page.words
+    (drawing,) = [more for tag, more in page.elements if tag == "svg" and "height" in more]
+    assert drawing["role"] == "img"
+    assert "29 waits for the GPU" in drawing["aria-label"]
+    waits = [more for tag, more in page.elements if (tag, more.get("class")) == ("line", "wait")]
+    assert len(waits) == len(found.picture.waits)
+    without = page_of(replace(found, picture=None, waits=(), host=())).words
+    assert "as it was recorded with" not in without
+    assert "Lines of the step" not in without
+
+
+def test_lines_and_functions_that_look_like_markup_stand_on_the_page_as_text():
+    found = locate(DATA / "host" / "clip_each.trace.json.gz")
+    evil = "<script>alert(1)</script>"
+    drawn = replace(found.picture, lines=((0, 9_000_000, evil),), waits=((1, 9, 2, 8, evil),))
+    changed = replace(found, picture=drawn, host=(replace(found.host[0], function=evil),))
+    page = page_of(changed)
+    assert page.words.count(evil) >= 4
+    assert b"<script>alert" not in to_html(changed)
