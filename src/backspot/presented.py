@@ -27,6 +27,9 @@ class Forms(Protocol):
     def as_html(self, result: Result, /) -> str:
         """Return HTML for a notebook cell."""
 
+    def find_answer(self, report: Result, /) -> Any:
+        """Return what costs most in the step of a report."""
+
     def show(self, report: Result, height: int, /) -> None:
         """Display the page of a report in the output of a notebook's cell."""
 

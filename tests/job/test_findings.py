@@ -10,7 +10,15 @@ import pytest
 
 from backspot.job.answer import answer
 from backspot.job.findings import all_rules
-from backspot.job.summary import Call, Group, ModuleTimes, OutsideTimes, Summary
+from backspot.job.summary import (
+    COLLECTING,
+    WAITING,
+    Call,
+    Group,
+    ModuleTimes,
+    OutsideTimes,
+    Summary,
+)
 from backspot.results.job import JobFinding
 from support.summaries import many
 
@@ -256,6 +264,49 @@ def test_the_host_of_a_rank_that_is_slow_in_no_module_is_found_with_its_place(
     assert said in finding.seen
     assert finding.cost_ns == pytest.approx(9_000_000, rel=0.05)
     assert job.modules[0].path == "(between forward and backward)"
+
+
+def test_a_late_rank_is_named_with_the_line_that_only_it_runs() -> None:
+    ranks = [
+        msgspec.structs.replace(
+            one,
+            outside=tuple(
+                msgspec.structs.replace(part, line="train.py:8" if part.doing == "" else "")
+                for part in one.outside
+            ),
+        )
+        for one in loops(many(4), "", slow=2)
+    ]
+    (finding,) = answer(ranks).findings
+    place = "in no module, between forward and backward"
+    assert finding.title == f"Rank 2 takes longer in train.py:8, {place}"
+    assert "8.9 ms of the difference are in train.py:8." in finding.seen
+    assert "Python" not in finding.seen
+
+
+@pytest.mark.parametrize(
+    ("place", "line", "said", "remedy"),
+    [
+        (WAITING, "train.py:9", "in train.py:9, waiting for the GPU", "Read values of the GPU"),
+        (COLLECTING, "", "in Python's garbage collector", "gc.freeze()"),
+    ],
+)
+def test_waits_and_pauses_that_make_a_rank_late_are_named(
+    place: str, line: str, said: str, remedy: str
+) -> None:
+    def of(rank: int) -> tuple[OutsideTimes, ...]:
+        longer = (9_000_000, 9_100_000, 9_050_000)
+        mine = (OutsideTimes(place, "aten::item", longer, (0, 0, 0), line),)
+        return (OutsideTimes("(in backward)", "", (1, 1, 1), (0, 0, 0)), *mine * (rank == 2))
+
+    ranks = (
+        msgspec.structs.replace(one, outside=of(rank), groups=())
+        for rank, one in enumerate(many(4))
+    )
+    (finding,) = answer(ranks).findings
+    assert finding.title == f"Rank 2 takes longer {said}"
+    assert remedy in finding.remedy
+    assert finding.cost_ns == pytest.approx(9_050_000, rel=0.02)
 
 
 def test_hosts_that_are_alike_outside_of_modules_are_not_claimed() -> None:

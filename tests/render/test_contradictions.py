@@ -30,6 +30,10 @@ def idle(data):
     return {"name": "idle", "busy_ns": 0, **times}
 
 
+def drawn(wall_ns):
+    return {"wall_ns": wall_ns, "host": [[0, 3, "idle"]], "lines": [], "device": [], "waits": []}
+
+
 FOUND = {
     "rule": "r",
     "title": "",
@@ -41,6 +45,8 @@ FOUND = {
 }
 
 CHANGES = {
+    "a picture of no step": lambda data: data.update(picture=drawn(0)),
+    "a picture longer than its step": lambda data: data.update(picture=drawn(2)),
     "other steps": lambda data: data.update(step_ns_by_step=[]),
     "a step too many": lambda data: first(data)["wall_ns_by_step"].append(0),
     "all rows of other steps": lambda data: [

@@ -171,11 +171,12 @@ class Recording:
     @cached_property
     def places_of_waits(self) -> tuple[list[Wait], list[Ints]]:
         """Where the host waits, and for each place its calls as indices into the events."""
-        lines = self._lines_of_waits
+        lines = self.lines_of_waits
         return places_of_waits(self.events, self.ownership, self.waits, self.typical, lines)
 
     @cached_property
-    def _lines_of_waits(self) -> list[str]:
+    def lines_of_waits(self) -> list[str]:
+        """The line of each of ``waits``, ``""`` where it is not known."""
         stacked = self.detailed
         lines = lines_of_waits(stacked.events, stacked.waits, *stacked.host_sites.texts)
         if stacked is self:

@@ -101,7 +101,7 @@ def answer(summaries: Iterable[Summary], lost: Sequence[LostRank] = ()) -> JobRe
         world_size=world,
         steps=numbers,
         step_ns=step_ns,
-        slowest=_slowest(numbers, late, table),
+        slowest=_slowest(ranks, at, numbers, late, table),
         late=_late_ranks(late, costs, step_ns),
         groups=_group_costs(ranks, at, waits, roles, typical),
         lane_step=numbers[lane_step],
@@ -251,7 +251,11 @@ def _sums(waits: Sequence[GroupWaits], steps: int) -> dict[int, tuple[Ints, Ints
 
 
 def _slowest(
-    numbers: Sequence[int], late: Mapping[int, Sequence[float]], table: Table
+    ranks: Mapping[int, Summary],
+    at: Mapping[int, Sequence[int]],
+    numbers: Sequence[int],
+    late: Mapping[int, Sequence[float]],
+    table: Table,
 ) -> tuple[SlowestRank, ...]:
     found = []
     for step, number in enumerate(numbers):
@@ -273,9 +277,17 @@ def _slowest(
                 path=row.path if most > 0 else "",
                 class_name=row.class_name if most > 0 else "",
                 longer_ns=max(most, 0),
+                line=_line(ranks[rank], row.path, at[rank][step], most),
             )
         )
     return tuple(found)
+
+
+def _line(summary: Summary, place: str, step: int, most: int) -> str:
+    """Return the line with most of a place's time in a step, ``""`` if none has half of it."""
+    longest = {one.host[step]: one.line for one in summary.outside if one.place == place}
+    time = max(longest, default=0)
+    return longest[time] if most and time >= EXPLAINS * most else ""
 
 
 def _late_ranks(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from backspot.analysis.attribution.ownership import Ownership
+from backspot.analysis.host.lines import HostSites
 from backspot.analysis.timeline import distinct, first_started, merged, take
 from backspot.job.summary import OutsideTimes
 from backspot.trace import Category, Events, names
@@ -24,7 +25,8 @@ class Outside:
     ``edges`` has when either changes, sorted and distinct.
     """
 
-    def __init__(self, events: Events, ownership: Ownership) -> None:
+    def __init__(self, events: Events, ownership: Ownership, sites: HostSites) -> None:
+        self._lines, self._texts = sites.texts
         self._events, self._spans = events, ownership.spans
         spans, passes = ownership.spans, ownership.passes
         calls = np.flatnonzero((spans.module >= 0) & (passes.of_span < 0) & (spans.parent < 0))
@@ -40,7 +42,7 @@ class Outside:
             operators = operators[np.isin(events.thread[operators], threads)]
         operators = operators[spans.of(events, operators) < 0]
         self._runs = first_started(events.start[operators], events.end[operators], operators)
-        self.edges: Ints = merged(self._within.edges, self._runs.edges)
+        self.edges: Ints = merged(self._within.edges, self._runs.edges, self._lines.edges)
 
     def times(
         self, at: Ints, length: Ints, step: Ints, span: Ints, hidden: np.ndarray, steps: int
@@ -51,14 +53,19 @@ class Outside:
         """
         if not len(at) or not (self._within.values >= 0).any():
             return ()
-        keys, which = np.unique(
-            np.stack([self._places(at), self._doing(at, span)]), axis=1, return_inverse=True
-        )
+        columns = np.stack([self._places(at), self._doing(at, span), self._lines.at(at)])
+        keys, which = np.unique(columns, axis=1, return_inverse=True)
         by_step = np.zeros((keys.shape[1], 2, steps), np.int64)
         np.add.at(by_step, (which.ravel(), hidden.astype(int), step), length)
         return tuple(
-            OutsideTimes(_named(place), self._text(doing), *map(tuple, times))
-            for (place, doing), times in zip(keys.T.tolist(), by_step.tolist(), strict=True)
+            OutsideTimes(
+                _named(place),
+                self._text(doing),
+                tuple(times[0]),
+                tuple(times[1]),
+                self._texts[line] if line >= 0 else "",
+            )
+            for (place, doing, line), times in zip(keys.T.tolist(), by_step.tolist(), strict=True)
         )
 
     def _places(self, at: Ints) -> Ints:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,12 +16,29 @@ from backspot.analysis.accounting.steps import host_steps
 from backspot.analysis.attribution.launches import DeviceWork, Tier
 from backspot.analysis.attribution.ownership import Ownership
 from backspot.analysis.recording import Recording
-from backspot.analysis.timeline import FAR, NOTHING, Timeline, first_started, merged, take
+from backspot.analysis.timeline import (
+    FAR,
+    NOTHING,
+    Timeline,
+    first_started,
+    layered,
+    merged,
+    pieces,
+    take,
+)
 from backspot.job.collectives import Collectives, find_collectives, groups_of
 from backspot.job.identity import Identity, identify
 from backspot.job.outside import Outside
-from backspot.job.summary import ModuleTimes, OutsideTimes, PhaseTimes, Summary
+from backspot.job.summary import (
+    COLLECTING,
+    WAITING,
+    ModuleTimes,
+    OutsideTimes,
+    PhaseTimes,
+    Summary,
+)
 from backspot.trace import Category, Events, names
+from backspot.trace.columns import Index
 from backspot.trace.events import Ints, Mask
 
 _GPU, _HOST, _HIDDEN = 0, 1, 2
@@ -44,10 +62,12 @@ def reduce_trace(recording: Recording, identity: Identity) -> Summary:
     collectives = find_collectives(events, ownership)
     work = _work_of_host(ownership, clock, collectives.waits)
     launches = _launches(events)
-    outside, data = Outside(events, ownership), _data(activity)
+    outside, data = Outside(events, ownership, recording.host_sites), _data(activity)
     hidden = work.edges[_runs_collective(ownership, clock.whole.over(work.edges))]
     edges = [collectives.waits.edges, transfers.edges, operators.edges, launches.edges, hidden]
-    edges += [outside.edges, data.edges]
+    marks = events.named(Category.ANNOTATION, names.COLLECTION)
+    collecting = first_started(events.start[marks], events.end[marks], marks)
+    edges += [outside.edges, data.edges, collecting.edges]
     line = _line(ledger, collectives, merged(*edges))
     waiting = _waiting(collectives.work, line)
     host = host_steps(events, ownership) or (ownership.windows.start, ownership.windows.end)
@@ -83,7 +103,10 @@ def reduce_trace(recording: Recording, identity: Identity) -> Summary:
             _exposed(collectives.work, line, waiting),
             _launching(collectives.work, line, launches, waiting),
         ),
-        outside=_outside(ledger, outside, line, work, data),
+        outside=(
+            *_outside(ledger, outside, line, work, layered(data, collecting)),
+            *_in_modules_too(recording, collecting),
+        ),
         warnings=events.warnings,
     )
 
@@ -153,23 +176,42 @@ def _data(activity: Activity) -> Timeline:
 
 
 def _outside(
-    ledger: Ledger, outside: Outside, line: _Line, work: Timeline, data: Timeline
+    ledger: Ledger, outside: Outside, line: _Line, work: Timeline, left_out: Timeline
 ) -> tuple[OutsideTimes, ...]:
     """Return what the host does outside of modules, in the steps.
 
     Args:
         outside: where the host is.
+        left_out: when the host waits for its batch, or the garbage collector runs.
     """
     ownership, holders, (spent, _) = ledger.ownership, ledger.holders, line
     on_host = np.where(holders.work < 0, holders.span, _WAITS)
     span = np.where(line.exposed, work.over(spent.start), on_host[spent.holder])
     inside = ownership.owners.is_module[ownership.owner]
-    mine = (span != _WAITS) & ~take(inside, span, False) & (data.over(spent.start) < 0)
+    mine = (span != _WAITS) & ~take(inside, span, False) & (left_out.over(spent.start) < 0)
     mine &= line.exposed | ~spent.runs
     chosen, steps = spent.where(mine), len(ledger.windows.start)
     return outside.times(
         chosen.start, chosen.length, chosen.step, span[mine], line.exposed[mine], steps
     )
+
+
+def _in_modules_too(recording: Recording, collecting: Timeline) -> Iterator[OutsideTimes]:
+    """Yield what waits for a device, by line, and the pauses of the collector cost in each step."""
+    events, waits, steps = recording.events, recording.waits, recording.ledger.steps
+    none = (0,) * len(recording.windows.start)
+    operators = np.where(waits.caller >= 0, waits.caller, waits.event)
+    places = zip(events.name[operators].tolist(), recording.lines_of_waits, strict=True)
+    known = Index()
+    which = np.array([known[place] for place in places], np.int64)
+    idle = summed_by_step(which, waits.step, waits.idle, len(known), len(none))
+    for (name, line), by_step in zip(known, idle.tolist(), strict=True):
+        if any(by_step):
+            yield OutsideTimes(WAITING, events.names[name], tuple(by_step), none, line)
+    step, mark, length = pieces(collecting, steps)
+    paused = summed(step[mark >= 0], length[mark >= 0], len(none))
+    if paused.any():
+        yield OutsideTimes(COLLECTING, "", tuple(paused.tolist()), none)
 
 
 def _runs_collective(ownership: Ownership, holder: Ints) -> Mask:

@@ -24,6 +24,8 @@ from backspot.results.report import StepUnit
 
 SCHEMA = "backspot.rank/4"
 """Version of a saved summary."""
+WAITING, COLLECTING = "(waiting for the GPU)", "(in Python's garbage collector)"
+"""Places that are no part of the training loop."""
 SUFFIX = ".rank"
 """How the name of a file ends that has a summary in the small form."""
 Purpose: TypeAlias = Literal["", "gradients", "parameters", "activations", "attention"]
@@ -88,16 +90,19 @@ class OutsideTimes(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         place: where in the training loop, in parentheses as for an owner that is no module:
-            ``(between forward and backward)``.
+            ``(between forward and backward)``; or, within modules too, ``WAITING`` for idle time of
+            the device after the host waited for it, and ``COLLECTING`` for pauses.
         doing: the operator or the node of autograd; ``""`` for Python alone.
         host: holds up the device, or has no device.
         hidden: as ``ModuleTimes.forward_hidden``.
+        line: the line of Python, ``file:line``; ``""`` without stacks.
     """
 
     place: str
     doing: str
     host: _Times
     hidden: _Times
+    line: str = ""
 
 
 class Call(msgspec.Struct, frozen=True, array_like=True):

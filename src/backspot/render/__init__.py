@@ -8,6 +8,7 @@ In the order in which they build on each other:
 
 - ``view.py``: which rows to show, and the time to rank them by
 - ``_words.py``: what sentences are made of
+- ``_costliest.py``: chooses what costs most in the step
 - ``_phases.py``, ``_answer.py``, ``_findings.py`` and ``_facts.py``: what is said of a report in
   words; ``_comparison.py``: the same for a comparison
 - ``_memory.py``: what memory and the device's limit add to both
@@ -41,6 +42,7 @@ from typing import TYPE_CHECKING, TypeVar
 from backspot.render.files import check_target, writing
 from backspot.render.formats import Renderer, format_for, formats_of
 from backspot.results.comparison import Comparison
+from backspot.results.findings import Answer
 from backspot.results.grouping import Subtree
 from backspot.results.job import JobReport
 from backspot.results.report import Report
@@ -54,6 +56,7 @@ __all__ = [
     "as_frame",
     "as_html",
     "as_text",
+    "find_answer",
     "read",
     "renderer_for",
     "show",
@@ -89,6 +92,13 @@ def as_text(result: Report | Subtree | Comparison | JobReport) -> str:
     from backspot.render.text import render_text
 
     return render_text(result)
+
+
+def find_answer(report: Report) -> Answer:
+    """What costs most in the step of a report."""
+    from backspot.render._costliest import costliest
+
+    return costliest(report)
 
 
 def as_html(result: Report | Comparison | JobReport) -> str:

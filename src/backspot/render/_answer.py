@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from statistics import median
 
-from backspot.formatting import duration, percent
+from backspot.formatting import counted, duration, labelled, percent
+from backspot.render._phases import taking
 from backspot.render._words import Part, said
 from backspot.render.view import (
     DEFAULT_VIEW,
@@ -17,6 +18,7 @@ from backspot.render.view import (
     share_of,
 )
 from backspot.results.costs import OperatorCost, Row, Sort, time_of
+from backspot.results.findings import Answer, Saving
 from backspot.results.grouping import numberless
 from backspot.results.report import Report
 from backspot.trace.names import short_node_name
@@ -44,6 +46,51 @@ _WORDS = {
     "(before a graph's replay)": "GPU idle time before a CUDA graph's replay",
 }
 """Entries among a row's nodes that are not nodes, in words; all others are collectives."""
+
+
+def sentences(report: Report, view: View = DEFAULT_VIEW) -> list[list[Part]]:
+    """What costs most in the step, and then, if that is no module, what does of the modules.
+
+    Other rankings than by clock time have their own first row alone.
+    """
+    first = _first(report, report.answer) if view.sort == "wall" else []
+    return [*([first] if first else []), answer(report, view)]
+
+
+def _first(report: Report, found: Answer) -> list[Part]:
+    """What costs most in the step; nothing if that is a module, or nothing is known."""
+    step, share, time = report.per, percent(found.share), duration(found.wall_ns)
+    at = said(" in {}", ("name", found.line)) if found.line else []
+    if found.kind == "waits":
+        waits = counted(sum(wait.count for wait in report.waits), "wait")
+        parts = said(f"{{}} for the GPU cost {{}} of the {step}", waits, share)
+        return [
+            *parts,
+            *([("text", ", most of it"), *at] if at else []),
+            *_saving(found.saves, "them"),
+            ("text", "."),
+        ]
+    if found.kind == "phase":
+        parts = said(f"{taking(report, found.path)} {{}} of the {step}: {{}}", share, time)
+        parts += [("text", ", most of it"), *at] if at else []
+        parts.append(("text", ", more than the backward of any module"))
+    elif found.kind == "cause":
+        title = next(one.title for one in report.findings if one.rule == found.rule)
+        parts = said(f"{{}}: {{}}, {{}} of the {step}", ("text", title), time, share) + at
+        if found.class_name:
+            name = labelled(found.path or found.class_name, found.class_name)
+            parts += said(", in {}", ("name", name))
+        elif found.path == "(outside model)":
+            parts.append(("text", ", in no module"))
+    elif found.kind == "module" or only_nodes(report) or not found.share:
+        return []
+    else:
+        none = "Nothing stands out: no module, no cause and nothing around the model takes more"
+        return said(f"{none} than {{}} of the {step}.", share)
+    if found.saves and found.saves.ns:
+        less = duration(found.saves.ns)
+        parts += said("; without it, a step would take at most {} less", less)
+    return [*parts, ("text", ".")]
 
 
 def answer(report: Report, view: View = DEFAULT_VIEW) -> list[Part]:
@@ -211,11 +258,15 @@ def _without(row: Row) -> list[Part]:
     saves, wall = row.saves, row.wall_ns
     if saves is None or saves.low_ns <= wall <= saves.high_ns:
         return []
-    if abs(saves.ns - wall) < _ANOTHER * wall:
+    return _saving(saves) if abs(saves.ns - wall) >= _ANOTHER * wall else []
+
+
+def _saving(saves: Saving | None, what: str = "it") -> list[Part]:
+    if saves is None:
         return []
     least, most = duration(saves.low_ns), duration(saves.high_ns)
     less = f"{duration(saves.ns)} less" if saves.ns else "hardly less"
-    return said(f"; without it, a step would take {{}} ({least} to {most})", less)
+    return said(f"; without {what}, a step would take {{}} ({least} to {most})", less)
 
 
 def _saves(report: Report, row: Row) -> list[Part]:

@@ -51,6 +51,7 @@ Kind: TypeAlias = Literal[
     "node time",
     "line",
     "count",
+    "phase",
     "change",
     "verdict",
 ]

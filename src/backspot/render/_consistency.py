@@ -47,6 +47,10 @@ def _contradictions(report: Report) -> Iterator[str]:
     yield from _of_passes(report)
     yield from _of_phases(report)
     yield from _of_memory(report)
+    if (drawn := report.picture) is not None:
+        pieces = [one[:2] for lane in (drawn.host, drawn.lines, drawn.device) for one in lane]
+        if not drawn.wall_ns or any(not at < end <= drawn.wall_ns for at, end in pieces):
+            yield "its picture does not lie in its step"
     for hiccup in report.hiccups:
         yield from _of_step(hiccup.step, report, "a hiccup")
     if len(report.hiccups) >= report.steps:

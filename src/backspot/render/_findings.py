@@ -8,8 +8,7 @@ from dataclasses import replace
 
 from backspot.formatting import counted, duration, percent, size
 from backspot.render._answer import answered
-from backspot.render._phases import PHASES, longer_phase, longest_phase
-from backspot.render._words import Part, said
+from backspot.render._phases import PHASES
 from backspot.render.view import DEFAULT_VIEW, View
 from backspot.results.costs import Row
 from backspot.results.findings import Finding, Place
@@ -19,8 +18,6 @@ HEADING = "Why, and what to do"
 
 _ON_A_SCREEN = 3
 """Of how many findings the one about the answer alone is listed first."""
-_MOSTLY = 0.5
-"""The share of a time from which one cause, or one place, has most of it."""
 _SAME = 0.25
 """The share of the shorter of two times that must be the same, because times of kernels and of the
 clock differ a little."""
@@ -51,11 +48,11 @@ def listed(report: Report, view: View = DEFAULT_VIEW) -> list[Finding]:
     if view.order == "memory":
         return sorted(found, key=lambda one: one.held_bytes is None)
     row = answered(report, replace(view, order=None))
-    phase = longest_phase(report, row) if view.sort == "wall" else None
-    subjects = [f"({phase.name})" if phase else "", row.path if row else ""]
+    subjects = [report.answer.path if view.sort == "wall" else "", row.path if row else ""]
+    rule = report.answer.rule if view.sort == "wall" else ""
     for subject in filter(None, subjects):
         for index, one in enumerate(found[:_ON_A_SCREEN]):
-            if [place.path for place in one.places] == [subject]:
+            if [place.path for place in one.places] == [subject] or one.rule == rule:
                 return [one, *found[:index], *found[index + 1 :]]
     return found
 
@@ -133,24 +130,6 @@ def _counts_forward(finding: Finding, rows: Mapping[str, Row]) -> bool:
     return any(
         place.wall_ns > rows[place.path].wall_ns for place in finding.places if place.path in rows
     )
-
-
-def elsewhere(report: Report) -> list[Part]:
-    """What takes more time than the answer and is no module.
-
-    That is a phase of the step, or a cause that takes most of the backward, all over the modules.
-    Empty if there is no such thing.
-    """
-    row = answered(report)
-    longer = longer_phase(report, row)
-    finding = max(report.findings, key=lambda finding: finding.wall_ns, default=None)
-    least = max(_MOSTLY * report.wall_ns, row.wall_ns if row else 0)
-    if longer or finding is None or finding.wall_ns <= least:
-        return longer
-    if finding.places[0].wall_ns >= _MOSTLY * finding.wall_ns:  # one place has most of it
-        return []
-    time, share = cost_of(report, finding)
-    return said(f"{{}}: {{}}, {share}, more than the backward of any module.", finding.title, time)
 
 
 _LACKING = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from backspot.formatting import counted, duration, labelled
@@ -60,13 +60,12 @@ def _waits(report: Report) -> HostTable | None:
         "Where the host waits for the GPU",
         f"saves: how much less time a {report.per} would take without this wait alone, by replay.",
         [
-            Column("class", "phase", _words(PHASES[one.phase] for one in waits), left=True),
-            Column(
-                "line", "place", _words(map(_place, waits)), least=20, left=True, cut_start=True
-            ),
-            Column("node", "operator", _words(one.operator for one in waits), need=2, left=True),
+            _names("line", map(_place, waits)),
+            *_within(waits),
+            Column("class", "operator", _words(one.operator for one in waits), need=2, left=True),
             Column("count", "waits", numbers(f"{one.count:,}" for one in waits)),
             Column("time", "wait ms", numbers(ms(one.wall_ns) for one in waits)),
+            Column("other time", "GPU idle", numbers(ms(one.idle_ns) for one in waits), need=3),
             Column("saves", "saves ms", saves),
         ],
     )
@@ -109,8 +108,8 @@ def lines_of_step(report: Report, most: int | None) -> HostTable | None:
         + ("GPU idle: no work runs or is queued. " if report.has_gpu else "")
         + "Python: neither an operator nor PyTorch's own Python runs.",
         [
-            Column("line", "line", _words(map(_line, lines)), least=24, left=True, cut_start=True),
-            Column("class", "phase", _words(PHASES[one.phase] for one in lines), left=True),
+            _names("line", map(_line, lines)),
+            *_within(lines),
             Column("time", free, numbers(ms(one.idle_ns) for one in lines)),
             Column("other time", "Python", numbers(ms(one.python_ns) for one in lines), need=1),
             *(
@@ -128,7 +127,21 @@ def _place(wait: Wait) -> str:
 
 
 def _line(line: HostLine) -> str:
-    return f"{line.place} {line.function}()"
+    return f"{line.place} {line.function}" + ("" if line.function.endswith(">") else "()")
+
+
+def _names(head: str, names: Iterable[str]) -> Column:
+    return Column("name", head, _words(names), least=24, left=True, cut_start=True)
+
+
+def _within(of: Sequence[Wait] | Sequence[HostLine]) -> list[Column]:
+    """The phases, and the modules if there are any."""
+    phases: list[Part] = [("text", PHASES[one.phase]) for one in of]
+    found = [Column("phase", "phase", phases, left=True)]
+    modules = [one.path or one.class_name if one.class_name else "" for one in of]
+    if any(modules):
+        found.append(Column("class", "module", _words(modules), need=4, least=10, left=True))
+    return found
 
 
 def _words(texts: Iterable[str]) -> list[Part]:

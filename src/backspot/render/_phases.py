@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from backspot.formatting import duration, percent
-from backspot.render._words import Part, said
-from backspot.results.costs import Phase, PhaseName, Row
+from backspot.results.costs import Phase, PhaseName
 from backspot.results.report import Report
 
 _LONG = 0.2
@@ -180,7 +179,9 @@ def _has_forward(report: Report) -> bool:
     return report.source != "none" or any(phase.name == "forward" for phase in report.phases)
 
 
-def _taking(report: Report, phase: PhaseName) -> str:
+def taking(report: Report, path: str) -> str:
+    """That a phase without modules, ``(data)`` and the like, takes time."""
+    phase = _phase_of(path)
     if phase == "idle" and not report.has_gpu:
         return "Python between operators takes"
     if phase == "other" and not _has_forward(report):
@@ -188,30 +189,14 @@ def _taking(report: Report, phase: PhaseName) -> str:
     return _TAKES[phase]
 
 
-def longer_phase(report: Report, row: Row | None) -> list[Part]:
-    """One sentence if a phase without modules takes much of the step, and more than the answer."""
-    longest = longest_phase(report, row)
-    if longest is None:
-        return []
-    _, time, share = phase_text(report, longest)
-    most = ", more than the backward of any module."
-    return said(
-        f"{_taking(report, longest.name)} {{}} of the {report.per}: {{}}{most}", share, time
-    )
-
-
-def first_look(report: Report, row: Row | None) -> str:
-    """What to look at first in the phase of that sentence, if no finding is about it."""
-    phase = longest_phase(report, row)
+def first_look(report: Report) -> str:
+    """What to look at first in the phase that the answer is about, if no finding is about it."""
+    found = report.answer
     places = {place.path for finding in report.findings for place in finding.places}
-    if phase is None or f"({phase.name})" in places:
+    if found.kind != "phase" or found.path in places:
         return ""
-    return f"Look first at {_meaning(report, phase.name)[1]}."
+    return f"Look first at {_meaning(report, _phase_of(found.path))[1]}."
 
 
-def longest_phase(report: Report, row: Row | None) -> Phase | None:
-    """The longest phase without modules, if it takes much and more than the answer."""
-    phases = [phase for phase in report.phases if phase.name in _TAKES]
-    longest = max(phases, key=lambda phase: phase.wall_ns, default=None)
-    least = max(_LONG * report.step_ns, row.wall_ns if row else 0)
-    return longest if longest is not None and longest.wall_ns > least else None
+def _phase_of(path: str) -> PhaseName:
+    return next(name for name in PHASES if path == f"({name})")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections import Counter
 from collections.abc import Sequence
 from statistics import median
 from typing import Literal
@@ -218,11 +219,21 @@ def unexplained(job: JobReport) -> str:
     for one in sorted(job.ranks, key=lambda one: -one.late_ns):
         costs = sum(found.cost_ns for found in job.findings if found.rank in (one.rank, None))
         if one.rank in job.late and costs < EXPLAINS * one.late_ns:
-            late = duration(one.late_ns)
-            return (
-                f"Rank {one.rank} enters collectives {late} after the others, and nothing "
-                "recorded shows why"
+            late = f"Rank {one.rank} enters collectives {duration(one.late_ns)} after the others"
+            places = Counter(
+                (step.path, step.line)
+                for step in job.slowest
+                if step.rank == one.rank and step.part
             )
+            ((path, line), often), *_ = [*places.most_common(1), (("", ""), 0)]
+            if 2 * often <= len(job.steps):
+                return f"{late}, and nothing recorded shows why"
+            outside = path.startswith("(")
+            where = path.strip("()") if outside else f"in {visible(path) or 'the model'}"
+            if line:
+                where = f"in {visible(line)}, {'in no module, ' if outside else ''}{where}"
+            steps = f"{often} of {counted(len(job.steps), 'step')}"
+            return f"{late}; in {steps} it takes longer {where}, not beyond the noise"
     return ""
 
 

@@ -24,6 +24,7 @@ from backspot.render._consistency import contradiction
 from backspot.render.formats import Format
 from backspot.render.view import View
 from backspot.results.comparison import Comparison
+from backspot.results.findings import Answer
 from backspot.results.job import SCHEMA as JOB_SCHEMA
 from backspot.results.job import JobReport
 from backspot.results.report import SCHEMA, Report
@@ -33,7 +34,7 @@ _SCHEMAS: dict[type, str] = {Report: SCHEMA, JobReport: JOB_SCHEMA}
 _AGAIN = "make it again from the trace"
 # What few traces have is left out where it is empty. A string has no quote without a backslash.
 _UNRECORDED = re.compile(
-    rb',"(?:memory|unprofiled_ns|held_bytes|work|launches|peaks|mfu|recorded)":(?:null|\[\]|\{\})(?=[,}])'
+    rb',"(?:memory|unprofiled_ns|held_bytes|work|launches|peaks|mfu|recorded|picture)":(?:null|\[\]|\{\})(?=[,}])'
 )
 # Characters that a terminal or a page might obey. In JSON they only occur in strings.
 _UNSAFE = re.compile(r"[^\x20-\x7e\n]+")
@@ -73,12 +74,21 @@ FORMATS = (
 
 
 def compact(result: Any) -> bytes:
-    """A result, or what holds results, as JSON in UTF-8 without blanks."""
+    """A result, or what holds results, as JSON in UTF-8 without blanks.
+
+    A report's answer, which its fields say, is written behind them for other programs.
+    """
+    data = _plain(result)
+    if isinstance(result, Report):
+        data = data[:-1] + b',"answer":' + _plain(result.answer) + b"}"
+    return _UNRECORDED.sub(b"", data)
+
+
+def _plain(result: Any) -> bytes:
     try:
-        return _UNRECORDED.sub(b"", msgspec.json.encode(result))
+        return msgspec.json.encode(result)
     except UnicodeEncodeError:  # UTF-8 cannot hold half a surrogate pair; an escape can
-        data = json.dumps(msgspec.to_builtins(result), separators=(",", ":")).encode()
-        return _UNRECORDED.sub(b"", data)
+        return json.dumps(msgspec.to_builtins(result), separators=(",", ":")).encode()
 
 
 def _encoded(result: Report | Comparison | JobReport) -> bytes:
@@ -180,7 +190,12 @@ def _checked(report: Saved, shown: str) -> Saved:
 
 def schema() -> bytes:
     """The JSON Schema of a report; the descriptions are those of the classes."""
-    form: dict[str, Any] = msgspec.json.schema(Report)
+    (form, answer), defs = msgspec.json.schema_components(
+        (Report, Answer), ref_template="#/$defs/{name}"
+    )
+    form = {**form, "$defs": defs}
+    meaning = cleandoc(Report.answer.__doc__ or "")
+    defs["Report"]["properties"]["answer"] = {**answer, "description": meaning}
     for kind, definition in form["$defs"].items():
         summary, fields = _described(getattr(results, kind))
         definition["description"] = summary

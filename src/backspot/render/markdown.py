@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from backspot.formatting import counted, visible
-from backspot.render._answer import answer
+from backspot.render._answer import sentences
 from backspot.render._columns import Column, module_columns, operator_columns
 from backspot.render._comparison import comparison_answer, left_out, sides, tables
 from backspot.render._facts import coverage, notes, remedies, savings, setting, units
 from backspot.render._findings import HEADING, cost_of, listed, place_name, searched, worth
+from backspot.render._host import host_tables, waits_told
 from backspot.render._memory import memory_sentences
 from backspot.render._phases import explained, kept_phases, phase_text
 from backspot.render._words import Part
@@ -35,9 +36,11 @@ def to_markdown(report: Report, view: View | None = None) -> bytes:
     view = view or View(top=_TOP)
     chosen = select(report, view)
     facts = "; ".join([*setting(report), units(report)])
+    first, *others = sentences(report, replace(view, order=None))
     lines = [
-        f"**{_sentence(answer(report, replace(view, order=None)))}**",
+        f"**{_sentence(first)}**",
         "",
+        *(text for parts in others for text in (_sentence(parts), "")),
         f"{facts[0].upper()}{facts[1:]}.",
         "",
     ]
@@ -57,8 +60,16 @@ def to_markdown(report: Report, view: View | None = None) -> bytes:
         lines += _table(module_columns(report, chosen.shown, chosen.unowned, view))
         lines += ["", *map(_text, [coverage(report), *notes(report, chosen, view)])]
         lines += ["", *map(_text, savings(report, chosen))]
-    lines += _findings(report)
-    return _joined(lines)
+    return _joined([*lines, *_findings(report), *_host(report)])
+
+
+def _host(report: Report) -> list[str]:
+    """Where the host waits, and the lines of Python that hold up the step."""
+    told = waits_told(report)
+    lines = ["", _text(f"{told[0].upper()}{told[1:]}.")] if told else []
+    for heading, note, columns in host_tables(report):
+        lines += ["", f"**{heading}**", "", *_table(columns), "", _text(note)]
+    return lines
 
 
 def comparison_to_markdown(comparison: Comparison, view: View | None = None) -> bytes:

@@ -13,7 +13,7 @@ from typing import Any
 from backspot.checks import is_whole
 from backspot.errors import UsageError
 from backspot.formatting import counted, quoted
-from backspot.render._answer import answer, view_of_answer
+from backspot.render._answer import sentences, view_of_answer
 from backspot.render._columns import Column
 from backspot.render._comparison import comparison_answer, recordings, tables
 from backspot.render._facts import coverage, remedies, savings, setting
@@ -23,7 +23,7 @@ from backspot.render.html import asset, to_html
 from backspot.render.html._fragments import (
     facts_list,
     findings_list,
-    lead,
+    host_section,
     line_of_answer,
     module_table,
     operator_table,
@@ -44,10 +44,11 @@ _FINDINGS = 3
 def report_html(report: Report) -> str:
     """A report for a cell of a notebook: the answer, the first rows, and what to do."""
     report = in_real_time(report)
+    first, *others = sentences(report)
     parts = [
-        f'<p class="said">{sentence(answer(report))}</p>',
+        f'<p class="said">{sentence(first)}</p>',
+        *(f"<p>{sentence(parts)}</p>" for parts in others),
         line_of_answer(report),
-        lead(report),
         facts_list([*setting(report), *memory_sentences(report)]),
         warnings_list(remedies(report)),
         phases_bar(report),
@@ -62,7 +63,8 @@ def report_html(report: Report) -> str:
         rest = f" {more}: see report.show()." if chosen.hidden else ""
         parts.append(f'<p class="muted">{shown(coverage(report) + rest)}</p>')
         parts += [f'<p class="muted">{shown(text)}</p>' for text in savings(report, chosen)]
-    return _whole([*parts, findings_list(report, shown_first=_FINDINGS)])
+    findings = findings_list(report, shown_first=_FINDINGS)
+    return _whole([*parts, findings, host_section(report)])
 
 
 def show_page(report: Report, height: int) -> None:

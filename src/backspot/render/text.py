@@ -8,7 +8,7 @@ from itertools import takewhile
 
 from backspot.errors import UsageError
 from backspot.formatting import counted, percent, visible
-from backspot.render._answer import answer, answered
+from backspot.render._answer import answer, answered, sentences
 from backspot.render._columns import Column, module_columns, operator_columns
 from backspot.render._facts import (
     coverage,
@@ -31,7 +31,7 @@ from backspot.render._memory import (
     memory_facts,
     peak_bytes,
 )
-from backspot.render._phases import explained, first_look, kept_phases, longer_phase, phase_text
+from backspot.render._phases import explained, first_look, kept_phases, phase_text
 from backspot.render._terminal import (
     fact_lines,
     keep_start,
@@ -267,7 +267,7 @@ class _Page:
         if report.source in ("backspot", "none"):
             facts.pop()  # as recommended, or said by the answer
         # Without findings, each long phase is explained below.
-        look = first_look(report, self._answered) if report.findings else ""
+        look = first_look(report) if report.findings else ""
         lines = [*self._answer(look), *fact_lines(_packed(facts), width)]
         lines += self._phases(_LEAST_PHASE)
         lines += self._models()
@@ -328,17 +328,16 @@ class _Page:
         return facts
 
     def _answer(self, look: str = "") -> list[Text]:
-        """The answer, and below it the source line that made its node.
+        """The answer, what it is of the modules, and the source line that made their node.
 
         Args:
-            look: what to look at first in a phase that takes more than the answer.
+            look: what to look at first in the phase that the answer is about.
         """
         row, lines = self._answered, []
-        answers = [answer(self._report, replace(self._view, order=None))]
-        if self._view.sort == "wall":
-            longer = longer_phase(self._report, row)
-            answers.insert(0, [*longer, ("text", f" {look}")] if look else longer)
-        for parts in filter(None, answers):
+        answers = sentences(self._report, replace(self._view, order=None))
+        if look:
+            answers[0].append(("text", f" {look}"))
+        for parts in answers:
             lines += self._paragraph(sentence(parts, self._width, whole=self._whole))
         if row is not None:
             lines += line_of_answer(row, self._view.sort, self._width, whole=self._whole)

@@ -9,7 +9,8 @@ typical step: the mean over the recorded steps but those that something held up.
 - ``report.py``: ``Report``, with the methods that rank, look up, save, load and draw.
 - ``costs.py``: what a ``Report`` holds: ``Row`` for each module, with its nodes, kernels, source
   lines and work; passes, devices and phases; steps that something held up.
-- ``findings.py``: ``Finding``, a cause with its places and its remedy; what a step would save.
+- ``findings.py``: ``Finding``, a cause with its places and its remedy; what a step would save;
+  ``Answer``, what costs most in it.
 - ``quantities.py``: the numbers that all of these can hold.
 - ``host.py``: where the host waits for a device, what it launches, which lines it runs.
 - ``unprofiled.py``: a report in the time of real steps, which is what people read.
@@ -46,9 +47,9 @@ from backspot.results.costs import (
     WallKinds,
     WorkOfModule,
 )
-from backspot.results.findings import Finding, Place, ReplayedStep, Saving, WhatIf
+from backspot.results.findings import Answer, Finding, Place, ReplayedStep, Saving, WhatIf
 from backspot.results.grouping import Subtree
-from backspot.results.host import HostLine, Launches, Wait
+from backspot.results.host import HostLine, Launches, StepPicture, Wait
 from backspot.results.job import (
     GroupCost,
     JobFinding,
@@ -64,6 +65,7 @@ from backspot.results.memory import MemoryOfDevice, MemoryOfModule, MemoryShare,
 from backspot.results.report import Report
 
 __all__ = [
+    "Answer",
     "Change",
     "Comparison",
     "Coverage",
@@ -101,6 +103,7 @@ __all__ = [
     "Saving",
     "Side",
     "SlowestRank",
+    "StepPicture",
     "Subtree",
     "Wait",
     "WallKinds",

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from backspot.formatting import duration, labelled, size, visible
 from backspot.presented import public
-from backspot.results.quantities import Count
+from backspot.results.quantities import Count, Ratio
 
 
 @public
@@ -171,3 +171,37 @@ class Finding:
     def path(self) -> str:
         """Path of the place that takes most of the time."""
         return self.places[0].path
+
+
+@public
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What costs most in a typical step, wherever it is.
+
+    Attributes:
+        kind: ``module`` (or repeated layers, or communication of ranks), a ``phase`` without
+            modules, ``waits`` of the host for a device, another ``cause``, or ``nothing`` if
+            nothing stands out.
+        path: Path or pattern of the modules, ``(data)`` and the like for a phase, or the first
+            place of a cause; ``""`` for waits and for nothing.
+        class_name: Class of the modules, or ``""``.
+        line: Line of Python that takes most of it, ``file:line``, or ``""``.
+        wall_ns: Its clock time, in nanoseconds; of waits, what a step would take less. If nothing
+            stands out, that of the longest.
+        share: Its share (0 to 1) of the step.
+        saves: How much less a step would take without it; ``None`` if not known.
+        rule: Rule of the finding about it, or ``""``.
+
+    Example:
+        >>> report.answer.kind, report.answer.path, round(report.answer.share, 2)
+        ('module', 'patch_drop', 0.19)
+    """
+
+    kind: Literal["module", "phase", "waits", "cause", "nothing"]
+    path: str
+    class_name: str
+    line: str
+    wall_ns: Count
+    share: Ratio
+    saves: Saving | None
+    rule: str

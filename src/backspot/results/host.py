@@ -1,4 +1,4 @@
-"""What the host does in a step beside the model: where it waits for a device, by place."""
+"""What the host does in a step beside the model: waits for a device, lines, and their picture."""
 
 from __future__ import annotations
 
@@ -135,3 +135,27 @@ class HostLine:
 
     def __repr__(self) -> str:
         return f"<HostLine {self.place} {self.function}(): {self.wall_ns / 1e6:.3f} ms per step>"
+
+
+@public
+@dataclass(frozen=True, slots=True)
+class StepPicture:
+    """One recorded step of typical length, in coarse pieces that do not overlap.
+
+    Each entry begins with its start and its end, in nanoseconds since the step began. With lines,
+    it is a step with stacks, which takes longer.
+
+    Attributes:
+        wall_ns: Length of the step while it was recorded.
+        host: Start, end, phase that the host is in.
+        lines: Start, end, line of the user's Python, ``file:line``.
+        device: Start, end, phase for which devices work, in which per cent of that time.
+        waits: Of the longest waits: start, end, start and end of the work that the host waits for,
+            and the line, ``""`` if not known.
+    """
+
+    wall_ns: Count
+    host: tuple[tuple[Count, Count, PhaseName], ...]
+    lines: tuple[tuple[Count, Count, str], ...]
+    device: tuple[tuple[Count, Count, PhaseName, Count], ...]
+    waits: tuple[tuple[Count, Count, Count, Count, str], ...]

@@ -118,6 +118,7 @@ class SlowestRank:
             backward)``.
         class_name: Its class, ``""`` for a place.
         longer_ns: By how much it exceeds the median of the other ranks.
+        line: Line of Python that the host is at for most of it, ``""`` if not known.
     """
 
     step: int
@@ -127,6 +128,7 @@ class SlowestRank:
     path: str
     class_name: str
     longer_ns: int
+    line: str = ""
 
     @property
     def label(self) -> str:

@@ -31,7 +31,7 @@ from backspot.results.costs import (
     Sort,
     time_of,
 )
-from backspot.results.findings import Finding, Predictor, ReplayedStep, Saving, WhatIf
+from backspot.results.findings import Answer, Finding, Predictor, ReplayedStep, Saving, WhatIf
 from backspot.results.grouping import (
     Patterns,
     Subtree,
@@ -43,7 +43,7 @@ from backspot.results.grouping import (
     patterns_of,
     subtree_of,
 )
-from backspot.results.host import HostLine, Launches, Wait
+from backspot.results.host import HostLine, Launches, StepPicture, Wait
 from backspot.results.job import JobReport
 from backspot.results.limits import LimitOfModule, Peaks, limit_of
 from backspot.results.memory import MemoryOfDevice
@@ -132,6 +132,7 @@ class Report(Presented, _Predicted):
             unless steps were recorded with stacks.
         launches: What each module launches in each phase, most idle time first; empty without
             device work and phases.
+        picture: One step as a picture; ``None`` where there is neither a device nor a line.
         schema: Version of the JSON form.
 
     Example:
@@ -182,6 +183,7 @@ class Report(Presented, _Predicted):
     without_waits: Saving | None = None
     host: tuple[HostLine, ...] = ()
     launches: tuple[Launches, ...] = ()
+    picture: StepPicture | None = None
     schema: str = SCHEMA
 
     def __repr__(self) -> str:
@@ -240,6 +242,12 @@ class Report(Presented, _Predicted):
     def has_work(self) -> bool:
         """Whether rows have ``work``."""
         return any(row.work is not None for row in self.modules)
+
+    @property
+    def answer(self) -> Answer:
+        """What costs most in the step, wherever it is: the first sentence of every output."""
+        found: Answer = presented.forms().find_answer(self)
+        return found
 
     @property
     def utilisation(self) -> float:

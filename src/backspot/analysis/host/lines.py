@@ -90,7 +90,7 @@ def find_host_lines(
     if not sites:
         return ()
     working, idle, owner = _working(events), _idle(ownership, clock), _owners(ownership, clock)
-    phases = _phases(ownership, activity)
+    phases = phases_of_host(ownership, activity)
     collecting = _during(events, events.named(Category.ANNOTATION, names.COLLECTION))
     lines = (line, working, idle, owner, phases, steps)
     edges = merged(collecting.edges, *(one.edges for one in lines))
@@ -154,7 +154,7 @@ def _owners(ownership: Ownership, clock: Clock) -> Timeline:
     return Timeline(line.edges, take(ownership.owner, inside))
 
 
-def _phases(ownership: Ownership, activity: Activity | None) -> Timeline:
+def phases_of_host(ownership: Ownership, activity: Activity | None) -> Timeline:
     """Return the phase that the host is in."""
     passes = ownership.passes
     backward = first_started(passes.start, passes.end, np.full(len(passes.start), BACKWARD))

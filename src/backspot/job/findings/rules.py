@@ -32,7 +32,7 @@ from backspot.formatting import counted, duration, labelled, percent, visible
 from backspot.job.findings import Evidence, fallback_rule, rule
 from backspot.job.modules import PARTS, Claim
 from backspot.job.scatter import MANY, Others, is_clear, least, middle, reach, shift_of
-from backspot.job.summary import Purpose
+from backspot.job.summary import COLLECTING, WAITING, Purpose
 from backspot.results.job import ROLES, JobFinding, Role
 
 _found = partial(JobFinding, rule="", rank=None, path="")  # ``find_all`` fills in the rule
@@ -278,7 +278,17 @@ def slow_gpu(evidence: Evidence) -> Iterator[JobFinding]:
 
 
 _MOST = 0.5
-"""Share of the difference from which one operator is what takes longer."""
+"""Share of the difference from which one operator, or one line, is what takes longer."""
+_BESIDE = {
+    WAITING: (
+        "Read values of the GPU (.item(), print, .cpu()) in fewer steps, and on all ranks alike."
+    ),
+    COLLECTING: (
+        "Call gc.collect() and then gc.freeze() before the first step, and collect on all ranks in "
+        "the same step."
+    ),
+}
+"""What to do about places that are no part of the training loop."""
 
 
 @rule("slow-loop")
@@ -288,18 +298,26 @@ def slow_loop(evidence: Evidence) -> Iterator[JobFinding]:
         if claim.module.is_module:
             continue
         place, longer = claim.module.path.strip("()"), claim.taken_ns - claim.usual_ns
-        what, most = _longest(evidence, claim)
+        what, most, line = _longest(evidence, claim)
+        beside = _BESIDE.get(claim.module.path, "")
+        where = "" if beside else ", in no module, collective or loader"
         seen = (
             f"It takes {duration(claim.taken_ns)} of a step there, and {duration(claim.usual_ns)} "
-            "on the other ranks, in no module, collective or loader."
+            f"on the other ranks{where}."
         )
-        if most < _MOST * longer:
+        if line and most >= _MOST * longer:
+            seen += f" {duration(most)} of the difference are in {visible(what)}."
+            place = f"in {visible(what)}, {'' if beside else 'in no module, '}{place}"
+        if beside:
+            remedy = beside
+        elif most < _MOST * longer:
             remedy = "Look for what only this rank does there, or for a busy core."
-        elif what:
+        elif what and not line:
             seen += f" {duration(most)} of the difference are in {visible(what)}."
             remedy = "Look for what this rank alone computes there, or computes on more data."
         else:
-            seen += f" {duration(most)} of the difference are Python: no operator runs."
+            if not line:
+                seen += f" {duration(most)} of the difference are Python: no operator runs."
             remedy = (
                 "Look for what only this rank does there: logging, saving, a metric, a wait for a "
                 "file or a lock, or a busy core."
@@ -314,22 +332,23 @@ def slow_loop(evidence: Evidence) -> Iterator[JobFinding]:
         )
 
 
-def _longest(evidence: Evidence, claim: Claim) -> tuple[str, int]:
-    """Return what takes longer there most, and by how much."""
-    times: dict[str, dict[int, int]] = {}
+def _longest(evidence: Evidence, claim: Claim) -> tuple[str, int, bool]:
+    """Return what takes longer there most, a line if that is known, by how much, and whether."""
+    times: dict[tuple[str, bool], dict[int, int]] = {}
     for rank, summary in evidence.ranks.items():
         for one in summary.outside:
             if one.place == claim.module.path:
                 hidden = one.hidden if rank != claim.rank else (0,) * len(one.host)
                 by_step = np.add(one.host, hidden)[list(evidence.at[rank])]
-                times.setdefault(one.doing, {})[rank] = evidence.typical.value(by_step)
+                taken = times.setdefault((one.line or one.doing, bool(one.line)), {})
+                taken[rank] = taken.get(rank, 0) + evidence.typical.value(by_step)
     others = [rank for rank in evidence.ranks if rank != claim.rank]
     longer = {
         what: taken.get(claim.rank, 0) - int(np.median([taken.get(rank, 0) for rank in others]))
         for what, taken in times.items()
     }
     what = max(sorted(longer), key=lambda one: longer[one])
-    return what, longer[what]
+    return what[0], longer[what], what[1]
 
 
 @rule("slow-module")

@@ -4,7 +4,8 @@ A ``Report`` comes in, and the bytes of one HTML file come out, in which everyth
 
 1. ``_fragments.py`` writes the HTML that needs no script: answer, warnings, phases, findings and
    tables. Notebooks use it too.
-2. ``_plots.py`` draws memory over time and the roofline, with ``plots.css``, if they are recorded.
+2. ``_plots.py`` draws memory over time and the roofline, if they are recorded, and ``_step.py`` one
+   step of host and GPU; both with ``plots.css``.
 3. ``_page_data.py`` writes the rows of the report for the script: their JSON, deflated.
 4. ``to_html`` puts all into ``report.html``, with ``explorer.html``, and adds the scripts in the
    order of ``_SCRIPTS``: ``model.js`` (the data as a tree), ``icicle.js`` (the module tree),
@@ -25,7 +26,7 @@ from string import Template
 
 from backspot._version import __version__
 from backspot.formatting import counted, visible
-from backspot.render._answer import answer, view_of_answer
+from backspot.render._answer import sentences, view_of_answer
 from backspot.render._facts import coverage, recording, remedies, savings, setting
 from backspot.render._memory import memory_sentences
 from backspot.render._words import Part
@@ -34,7 +35,7 @@ from backspot.render.html._fragments import (
     asset,
     facts_list,
     findings_list,
-    lead,
+    host_section,
     line_of_answer,
     module_table,
     operator_table,
@@ -47,6 +48,7 @@ from backspot.render.html._fragments import (
 from backspot.render.html._job import job_to_html
 from backspot.render.html._page_data import page_data
 from backspot.render.html._plots import plots
+from backspot.render.html._step import step_lanes
 from backspot.render.view import only_nodes, select
 from backspot.results.job import JobReport
 from backspot.results.report import Report
@@ -64,18 +66,19 @@ def to_html(report: Report) -> bytes:
     """The report as a page in UTF-8."""
     report = in_real_time(report)
     plain = only_nodes(report)
-    said, drawn = answer(report), plots(report)
-    first, rest = _divided(said)
+    lanes, host = step_lanes(report), host_section(report)
+    drawn, (first, *others) = plots(report), sentences(report)
     table, notes = _operators(report) if plain else _modules(report)
     main = Template(asset("report.html")).substitute(
         recorded=shown(" · ".join([*recording(report), f"Backspot {__version__}"])),
         answer=sentence(first),
-        more=f'<p class="more-said">{sentence(rest)}</p>' if rest else "",
+        more="".join(f'<p class="more-said">{sentence(parts)}</p>' for parts in others),
         line=line_of_answer(report),
-        lead=lead(report),
         setting=facts_list([*setting(report), *memory_sentences(report)]),
         warnings=warnings_list(remedies(report)),
         phases=phases_bar(report),
+        step=lanes,
+        host=host,
         findings=findings_list(report, shown_first=_FINDINGS),
         plots=drawn,
         heading="Autograd nodes" if plain else "Modules",
@@ -86,30 +89,18 @@ def to_html(report: Report) -> bytes:
     )
     data = "" if plain else page_data(report)
     return page(
-        _title(said),
+        _title(first),
         report.trace,
         main,
         f"Times are those of a typical {report.per}, in ms: the mean over the recorded ones "
         "that nothing held up.",
-        styles=("plots.css",) if drawn else (),
+        styles=("plots.css",) if drawn or lanes or host else (),
         scripts=_SCRIPTS,
         data=f'<script type="text/plain" id="report">{data}</script>',
     )
 
 
 FORMATS = (Format(".html", {Report: to_html, JobReport: job_to_html}),)
-
-
-_REST = (", mostly ", ", the largest part in ")
-
-
-def _divided(said: Sequence[Part]) -> tuple[list[Part], list[Part]]:
-    """The answer up to what it says of a node, and the rest as a sentence of its own."""
-    for index, (kind, text) in enumerate(said):
-        if kind == "text" and text.startswith(_REST):
-            rest = text.removeprefix(", ")
-            return list(said[:index]), [("text", rest[0].upper() + rest[1:]), *said[index + 1 :]]
-    return list(said), []
 
 
 def _title(said: Sequence[Part]) -> str:

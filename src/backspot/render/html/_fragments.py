@@ -23,13 +23,13 @@ from backspot.render._findings import (
     HEADING,
     cost_of,
     cost_of_place,
-    elsewhere,
     listed,
     place_name,
     searched,
     shares_time_with,
     worth,
 )
+from backspot.render._host import host_tables, waits_told
 from backspot.render._phases import explained, kept_phases, phase_text
 from backspot.render._words import KINDS, Part, made_by
 from backspot.render.view import Selection, View, heaviest_line, operators_by
@@ -68,12 +68,6 @@ def line_of_answer(report: Report) -> str:
         return ""
     source = f" <code>{shown(line.text.strip())}</code>" if line.text else ""
     return f'<p class="line-of-answer">← <code>{shown(made_by(line))}</code>{source}</p>'
-
-
-def lead(report: Report) -> str:
-    """What takes more than any module and is none, or nothing."""
-    parts = elsewhere(report)
-    return f'<p class="elsewhere">{sentence(parts)}</p>' if parts else ""
 
 
 def facts_list(facts: Sequence[str]) -> str:
@@ -181,6 +175,7 @@ _CLASSES = {
     "node": "node",
     "line": "o2",
     "count": "n",
+    "phase": "",
 }
 _CLASS = "n o1"
 """The classes of columns: ``n`` is aligned right; where it is narrow, ``o3`` goes first and ``o1``
@@ -207,6 +202,23 @@ def module_table(report: Report, chosen: Selection, view: View, *, lines: bool =
         else ""
     )
     return f'<table class="ranked">{_head(columns)}<tbody>{"".join(body)}</tbody>{below}</table>'
+
+
+def host_section(report: Report) -> str:
+    """Where the host waits, and the lines of Python that hold up the step; or nothing."""
+    tables = host_tables(report)
+    if not tables:
+        return ""
+    told = waits_told(report)
+    said = f"<p>{shown(told[0].upper() + told[1:])}.</p>" if told else ""
+    parts = []
+    for heading, note, columns in tables:
+        rows = "".join(_rows(columns, (), '<th scope="row"><code>{}</code>'))
+        parts.append(
+            f'<h3>{shown(heading)}</h3><div class="table-box scroll"><table class="ranked">'
+            f'{_head(columns)}<tbody>{rows}</tbody></table></div><p class="muted">{shown(note)}</p>'
+        )
+    return f'<section class="host"><h2>The host</h2>{said}{"".join(parts)}</section>'
 
 
 def operator_table(report: Report, limit: int) -> str:

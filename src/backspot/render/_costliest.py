@@ -1,0 +1,83 @@
+"""What costs most in a step: a module, a phase, waits for a device, or another cause."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from backspot.render._answer import answered
+from backspot.results.costs import Phase
+from backspot.results.findings import Answer, Finding
+from backspot.results.report import Report
+
+_STANDS_OUT = 0.1
+"""Share of the step from which something stands out."""
+_UNPRICED = 0.3
+"""The same for a cause of which no replay says what it costs."""
+_VAGUE = 0.5
+"""What counts of a phase without a known cause, and of a cause all over the step: neither says
+where to look."""
+_MOSTLY = 0.5
+"""Share of a phase from which one line or one cause has most of it."""
+_NEARLY = 0.75
+"""Share from which a cause is of one place, or its saving that of the whole phase."""
+
+
+def costliest(report: Report) -> Answer:
+    """Return what costs most in the step of a report."""
+    found = sorted(_candidates(report), key=lambda one: (-one[0], -one[1].share))
+    for counts, answer in found:
+        # A cause in no one place comes last, and one that no replay prices must be large.
+        least = _STANDS_OUT if answer.saves else _UNPRICED
+        if counts >= _STANDS_OUT or (answer.kind == "cause" and answer.share >= least):
+            return answer
+    longest = max((answer for _, answer in found), key=lambda one: one.share, default=None)
+    wall_ns, share = (longest.wall_ns, longest.share) if longest else (0, 0.0)
+    return Answer("nothing", "", "", "", wall_ns, share, None, "")
+
+
+def _candidates(report: Report) -> Iterator[tuple[float, Answer]]:
+    """Everything that may cost most, each with the share of the step for which it counts."""
+    about = {one.places[0].path: one for one in reversed(report.findings) if len(one.places) == 1}
+    if (row := answered(report)) is not None:
+        share = min(1.0, row.wall_ns / max(1, report.whole_ns))
+        rule = about[row.path].rule if row.path in about else ""
+        at = (row.path, row.class_name, "", row.wall_ns, share, row.saves, rule)
+        yield share, Answer("module", *at)
+    of_phases = max(1, sum(phase.wall_ns for phase in report.phases))
+    for phase in report.phases:
+        if phase.name not in ("forward", "backward"):
+            share = phase.wall_ns / of_phases
+            cause = about.get(f"({phase.name})")
+            cause = cause if cause and cause.wall_ns >= _MOSTLY * phase.wall_ns else None
+            yield share * (1 if cause else _VAGUE), _phase(report, phase, share, cause)
+    for one in report.findings:
+        found, outside = _cause(report, one), one.path.startswith("(")
+        priced = one.saves is not None or (outside and not one.places[0].class_name)
+        counts = 1 if found.path or found.class_name else _VAGUE
+        yield found.share * (counts if priced else 0), found
+    saves, replayed = report.without_waits, report.replayed_step
+    if saves is not None and replayed is not None and saves.ns and report.waits:
+        share = min(1.0, saves.ns / max(1, replayed.ns))
+        wait = max(report.waits, key=lambda one: one.saves.ns if one.saves else 0)
+        yield share, Answer("waits", "", "", wait.line, saves.ns, share, saves, "host-waits")
+
+
+def _cause(report: Report, one: Finding) -> Answer:
+    """A cause, with its place where it has most of its time in one."""
+    place, share = one.places[0], min(1.0, one.wall_ns / max(1, report.whole_ns))
+    concentrated = place.wall_ns >= _NEARLY * one.wall_ns
+    at = (place.path, place.class_name, place.line) if concentrated else ("", "", "")
+    return Answer("cause", *at, one.wall_ns, share, one.saves, one.rule)
+
+
+def _phase(report: Report, phase: Phase, share: float, cause: Finding | None) -> Answer:
+    """A phase with the line that takes most of it, and with what its cause saves."""
+    path, line, saves, rule = f"({phase.name})", "", None, ""
+    if lines := [line for line in report.host if line.phase == phase.name]:
+        most = max(lines, key=lambda one: one.idle_ns)
+        if most.idle_ns >= _MOSTLY * sum(one.idle_ns for one in lines):
+            line = most.place
+    if cause:
+        line, rule = cause.places[0].line or line, cause.rule
+        saves = cause.saves if cause.wall_ns >= _NEARLY * phase.wall_ns else None
+    return Answer("phase", path, "", line, phase.wall_ns, share, saves, rule)

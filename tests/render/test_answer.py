@@ -1,0 +1,161 @@
+"""The first sentence of every output: what costs most in the step, wherever it is."""
+
+import json
+import re
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+
+import backspot
+from backspot.render.html import to_html
+from backspot.render.json import to_json
+from backspot.render.markdown import to_markdown
+from backspot.render.notebook import report_html
+from backspot.render.text import render_text
+from backspot.results.findings import Place, ReplayedStep, Saving
+from backspot.results.host import Wait
+from support import h200
+from support.report_parts import phases, report, row
+from support.sample_reports import SAMPLES, diagnosed, reports
+
+STEP = 100_000_000
+
+
+def step_of(*causes, data=5_000_000, fc=8_000_000):
+    """A step of 100 ms: the wait for data, the backward of ``fc``, and mostly the forward."""
+    times = {"data": data, "forward": STEP - data - fc, "backward": fc}
+    by_step = {name: [ns] * 3 for name, ns in times.items()}
+    return report([row("fc", wall=3 * fc)], phases=phases(by_step), findings=causes)
+
+
+def cause(rule, ms, place, *, saves=True, line="", class_name=""):
+    ns = int(ms * 1e6)
+    priced = Saving(ns, ns, ns) if saves else None
+    places = (Place(place, class_name, 1, ns, line),)
+    made = replace(diagnosed().findings[0], rule=rule, title=f"Of {rule}", wall_ns=ns)
+    return replace(made, places=places, saves=priced)
+
+
+def first_line(made):
+    return render_text(made, width=400).splitlines()[0]
+
+
+def test_a_module_that_takes_most_is_the_answer():
+    made = step_of(fc=40_000_000)
+    assert (made.answer.kind, made.answer.path, made.answer.wall_ns) == ("module", "fc", 40_000_000)
+    assert made.answer.share == pytest.approx(0.4)
+    assert first_line(made).startswith("fc (Linear) takes 100% of the backward: 40.0 ms")
+
+
+def test_a_phase_that_takes_most_is_the_answer_with_what_its_cause_saves():
+    loading = cause("slow-loading", 50, "(data)")
+    made = step_of(loading, data=55_000_000)
+    assert (made.answer.kind, made.answer.path, made.answer.rule) == (
+        "phase",
+        "(data)",
+        "slow-loading",
+    )
+    assert first_line(made) == (
+        "Waiting for data takes 55% of the step: 55.0 ms, more than the backward of any module; "
+        "without it, a step would take at most 50.0 ms less."
+    )
+    small = step_of(replace(loading, wall_ns=30_000_000), data=55_000_000)
+    assert small.answer.saves is None  # the cause is not all of the phase
+
+
+def test_a_line_of_python_is_named_with_its_module():
+    loop = cause("a-loop", 30, "fc", line="train.py:8", class_name="Linear")
+    made = step_of(loop)
+    assert (made.answer.kind, made.answer.line) == ("cause", "train.py:8")
+    said = "Of a-loop: 30.0 ms, 30% of the step in train.py:8, in fc (Linear); without it,"
+    assert first_line(made).startswith(said)
+    outside = step_of(cause("a-loop", 30, "(outside model)", line="train.py:8"))
+    assert "30% of the step in train.py:8, in no module; without it," in first_line(outside)
+
+
+def test_waits_that_cost_most_are_the_answer():
+    saved = Saving(30_000_000, 20_000_000, 35_000_000)
+    line = ("forward", "fc", "Linear", "aten::item", "train.py:9")
+    made = replace(
+        step_of(),
+        waits=(Wait(*line, 51, 40_000_000, 30_000_000, saved),),
+        without_waits=saved,
+        replayed_step=ReplayedStep(90_000_000, 88_000_000, 92_000_000, True),
+    )
+    assert (made.answer.kind, made.answer.line, made.answer.rule) == (
+        "waits",
+        "train.py:9",
+        "host-waits",
+    )
+    assert first_line(made) == (
+        "51 waits for the GPU cost 33% of the step, most of it in train.py:9; without them, a step "
+        "would take 30.0 ms less (20.0 ms to 35.0 ms)."
+    )
+    assert replace(made, without_waits=Saving(0, 0, 9)).answer.kind == "nothing"
+
+
+def test_where_nothing_stands_out_the_answer_says_so():
+    made = step_of()
+    assert made.answer.kind == "nothing"
+    assert first_line(made).startswith("Nothing stands out: no module, no cause and nothing around")
+
+
+def test_a_cause_all_over_the_step_needs_twice_as_much_as_one_place():
+    everywhere = replace(cause("launches", 38, "a"), places=(Place("a", "A", 1, 9_500_000),) * 4)
+    assert step_of(everywhere).answer.rule == "launches"
+    in_one = cause("a-loop", 20, "fc", line="train.py:8", class_name="Linear")
+    assert step_of(everywhere, in_one).answer.rule == "a-loop"
+
+
+def test_a_cause_that_no_replay_prices_is_no_answer_unless_it_is_most_of_the_step():
+    small = cause("batch", 25, "", class_name="Net", saves=False)
+    assert step_of(small).answer.rule != "batch"
+    large = cause("batch", 90, "", class_name="Net", saves=False)
+    made = step_of(large)
+    assert made.answer.rule == "batch"
+    assert "less" not in first_line(made)
+
+
+@pytest.mark.parametrize("name", h200.EACH_WITH_BACKWARD)
+def test_the_answer_promises_no_more_than_the_report(name):
+    made = h200.report_of(name)
+    known = [found.saves for found in made.findings] + [one.saves for one in made.modules]
+    assert made.answer.saves in [None, made.without_waits, *known]
+    assert 0 <= made.answer.share <= 1
+
+
+def words_of(html):
+    return " ".join(re.sub(r"<[^>]+>", "", html).split())
+
+
+@pytest.mark.parametrize("name", ["clip_each", "vit_patch_drop"])
+def test_every_output_begins_with_the_same_sentence(name):
+    folder = "host" if name == "clip_each" else "h200"
+    made = backspot.locate(h200.DATA.parent / folder / f"{name}.trace.json.gz")
+    said = first_line(made)
+    page = to_html(made).decode()
+    assert words_of(page[page.index("<h1>") : page.index("</h1>")]) == said
+    cell = report_html(made)
+    assert words_of(cell[cell.index('<p class="said">') :]).startswith(said)
+    markdown = to_markdown(made).decode().splitlines()[0]
+    plain = re.sub(r"&#(\d+);", lambda found: chr(int(found[1])), markdown)
+    assert plain.replace("`", "").strip("*") == said
+    written = json.loads(to_json(made))["answer"]
+    assert written["line"] in said
+    assert written["share"] == made.answer.share
+
+
+@settings(max_examples=60, deadline=None)
+@given(reports())
+def test_any_report_has_an_answer(made):
+    found = made.answer
+    assert 0 <= found.share <= 1
+    assert found.wall_ns >= 0
+    assert found.rule == "" or found.rule in [one.rule for one in made.findings] + ["host-waits"]
+
+
+@pytest.mark.parametrize("name", sorted(SAMPLES))
+def test_the_answer_is_of_the_rows_and_not_of_their_order(name):
+    made = SAMPLES[name]()
+    assert replace(made, modules=made.modules[::-1]).answer == made.answer
