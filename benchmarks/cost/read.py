@@ -72,8 +72,11 @@ def backspot(path: Path, jobs: int | None = None) -> Callable[[], Found]:
     import rich.table  # noqa: F401 - what printing imports
 
     import backspot as library
+    import backspot.analysis.findings
     import backspot.pipeline
     import backspot.render.text
+
+    backspot.analysis.findings.all_rules()  # imports them
 
     def run() -> Found:
         begin = read = time.perf_counter()

@@ -6,7 +6,7 @@ stages of a ``Measurement``: some are timed, then the models get labels and a pr
 Within a long enough warm-up, two steps are recorded early. They are all that there is of a training
 that ends soon. Otherwise they are dropped.
 
-Then everything is removed, and the report is made while the training waits.
+Then everything is removed, and the recording is delivered while the training waits.
 """
 
 from __future__ import annotations
