@@ -545,25 +545,6 @@ def test_an_optimizer_that_is_made_anew_for_each_step_is_one(write, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.posix
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux copies a process safely")
-@pytest.mark.parametrize("ends", [False, True])
-def test_the_report_of_a_training_that_goes_on_is_made_in_a_copy_of_it(ends, write, tmp_path):
-    note = "lambda event, given: event == 'os.rename' and str(given[1]).endswith('report.json')"
-    script = training(
-        "import os, sys",
-        f"written = {note}",
-        "here = os.getpid()",
-        "note = lambda: open('made', 'w').write(str(os.getpid() == here))",
-        "sys.addaudithook(lambda *event: written(*event) and note())",
-        "train(12)",
-    )
-    observed(*SMALL, *["--exit"] * ends, write(script), cwd=tmp_path)
-    assert (tmp_path / "made").read_text() == str(ends)
-    assert (tmp_path / "backspot" / "report.json").exists()
-
-
-@pytest.mark.slow
-@pytest.mark.posix
 def test_a_recording_that_cannot_be_written_is_one_line_with_the_folder(write, tmp_path):
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))"
     done = observed(*SMALL, write(training(limit, "train(9)")), cwd=tmp_path)
