@@ -268,14 +268,10 @@ class _Observation:
 
         alone = rank_and_ranks()[1] == 1 and not self._args.exit and not self._ends
         if alone and self._aside.is_possible():
-            try:
-                kept = recorded = exported(recorded)
-            except (BackspotError, OSError) as error:
-                complain(f"no report: {error}")
-                return
-            self._recorded = recorded.count
-            with suppress(OSError):  # no further process can be started
-                self._aside.begin(lambda: self._report_aside(kept))
+            with suppress(BackspotError, OSError):
+                recorded = exported(recorded)
+                self._recorded = recorded.count
+                self._aside.begin(lambda: self._report_aside(recorded))
                 return
         self._report(recorded)
 
