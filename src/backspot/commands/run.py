@@ -154,12 +154,10 @@ class _Observation:
         self._folder = _folder(args.output, args.force)
         self._recorded = 0
         self._observer: Observer | None = None
-        self._ends = False
 
     def begin(self) -> None:
         """Start to observe; torch has been imported."""
         try:
-            from backspot.live.aside import Aside
             from backspot.live.recorder import Plan
             from backspot.live.running import Observer
             from backspot.live.saving import save  # noqa: F401 - with all that a delivery needs
@@ -188,7 +186,6 @@ class _Observation:
                 f"--at {args.at}: records from step {plan.first_step} on, as some steps come "
                 "before for timing and preparation; a smaller --steps makes it earlier"
             )
-        self._aside = Aside()
         self._observer = Observer(plan, self._deliver, complain, self._stepped)
         self._observer.begin()
 
@@ -201,8 +198,6 @@ class _Observation:
         if recorder.is_child:
             return
         self._ignore()
-        self._ends = True
-        self._aside.wait()
         before, steps = recorder.reports, recorder.steps
         recorder.end()
         if not _is_first():
@@ -262,26 +257,6 @@ class _Observation:
     # Reports -------------------------------------------------------------------------------------
 
     def _deliver(self, recorded: Recorded) -> None:
-        """Make the report, beside the training if it goes on; ranks exchange theirs meanwhile."""
-        from backspot.live.recorder import rank_and_ranks
-        from backspot.live.saving import exported
-
-        alone = rank_and_ranks()[1] == 1 and not self._args.exit and not self._ends
-        if alone and self._aside.is_possible():
-            with suppress(BackspotError, OSError):
-                recorded = exported(recorded)
-                self._recorded = recorded.count
-                self._aside.begin(lambda: self._report_aside(recorded))
-                return
-        self._report(recorded)
-
-    def _report_aside(self, recorded: Recorded) -> None:
-        try:
-            self._report(recorded)
-        except Exception as error:
-            complain(f"no report: {type(error).__name__}: {error}")
-
-    def _report(self, recorded: Recorded) -> None:
         from backspot.live.saving import save
 
         gathering = _gathering(recorded)

@@ -47,7 +47,12 @@ def save(
     Raises:
         NoBackwardError: If the steps had no backward.
     """
-    kept, used = exported(recorded), False
+    # A profiler can be exported only once; its export can be read again.
+    changed: Any = {"profiler": _export(recorded.profiler)}
+    if recorded.in_detail is not None:
+        changed["in_detail"] = _export(recorded.in_detail)
+    kept = replace(recorded, **changed)
+    used = False
 
     def use_once(path: Path, recording: Recording) -> None:
         nonlocal used
@@ -62,14 +67,6 @@ def save(
     except BackspotError as error:
         problem = str(error)
     return Saved(kept.locate(training, use=use_once), (), problem)
-
-
-def exported(recorded: Recorded) -> Recorded:
-    """Export a recording: a profiler can be exported only once, and its export read again."""
-    changed: Any = {"profiler": _export(recorded.profiler)}
-    if recorded.in_detail is not None:
-        changed["in_detail"] = _export(recorded.in_detail)
-    return replace(recorded, **changed)
 
 
 def _written(
