@@ -9,8 +9,8 @@ written to a file of its own at a random line. The planted work takes 30% of the
 1.8 times what the longest other line takes, so that it is the longest in truth. A hit is a first
 line of ``report.host`` that is one of those that run most often, as Python's own tracing counts
 them (before PyTorch 2.15 stacks know functions alone: then the function that contains it). The time
-of all lines of the file is compared with the share that the work took of the timed steps, and so is
-what the rule ``python-code`` promises: without the work, the step takes so much less.
+of all lines of the file is compared with the share that the work took of the timed steps, and so
+is what the rule ``python-code`` promises: without the work, the step takes so much less.
 """
 
 from __future__ import annotations
@@ -226,9 +226,9 @@ def _examine(job: Job, stage: Stage, run: Run) -> Record:
     # What else keeps the machine busy changes the time of a thread less than that of the clock.
     clock = time.perf_counter_ns if run.device == "cuda" else time.thread_time_ns
 
-    def timed_ns(do: Callable[[], object]) -> int:
+    def timed_ns(do: Callable[..., object], *given: int) -> int:
         begin = clock()
-        do()
+        do(*given)
         return clock() - begin
 
     step_ns = statistics.median(timed_ns(training.step) for _ in range(5))
@@ -239,13 +239,13 @@ def _examine(job: Job, stage: Stage, run: Run) -> Record:
     size, took = 8, 0
     while took < 2_000_000:
         size *= 2
-        took = min(timed_ns(lambda: work(size)) for _ in range(3))
+        took = min(timed_ns(work, size) for _ in range(3))
     size = max(1, round(size * wanted / took / max(1, calls)))
     lines, functions = hot_lines(work, min(size, 50))
     spent, begun = [0], [clock()]
 
     def planted() -> None:
-        spent[-1] += timed_ns(lambda: work(size))
+        spent[-1] += timed_ns(work, size)
 
     def step(batch: object) -> None:
         training.step(batch)
@@ -256,10 +256,9 @@ def _examine(job: Job, stage: Stage, run: Run) -> Record:
     stage("with", record)
     steps, timed, warmup = job["steps"], 6, 3
     report = _profiled(training, steps, timed=timed, step=step)
-    real = [
-        number for number in range(warmup, warmup + timed + steps)
-        if not warmup + timed // 2 <= number < warmup + timed // 2 + steps
-    ]  # fmt: skip
+    # A step is warmed up after the first half of those that are timed.
+    first, second = warmup - 1, warmup + timed // 2 + steps
+    real = [start + number for start in (first, second) for number in range(timed // 2)]
     share = statistics.median(spent[one] / (begun[one + 1] - begun[one]) for one in real)
     real_ms = (report.unprofiled_step_ns or 0) / 1e6
     true_ms = share * real_ms

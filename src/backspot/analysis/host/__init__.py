@@ -2,5 +2,5 @@
 
 ``waits`` finds the calls in which the host waits, with the phase, the module and the operator of
 each. ``lines`` deals out the host's time to lines of Python, of steps that were recorded with
-stacks.
+stacks; ``real_time`` has how long these parts of a step take without stacks and profiler.
 """
