@@ -159,6 +159,12 @@ QUESTIONS = {
         "cost.overhead", "timm, transformers; GPU or CPU", "5", "overhead_{device}.json",
         seconds=240,
     ),
+    "stacks": Question(
+        "What do stacks cost in time, memory and size of the trace, and what does `run` add to a "
+        "whole training?",
+        "cost.stacks", "timm, transformers; GPU or CPU", "4", "stacks_{device}.json",
+        seconds=480, jobs=1,
+    ),
     "overhead_ranks": Question(
         "What do labels cost where ranks wait for each other?",
         "cost.overhead:of_ranks", f"{_TWO}; timm", "2", "overhead_ranks_{device}.json",

@@ -55,7 +55,7 @@ BUDGET = {
     "results": 3_400,
     "analysis/attribution": 4_050,
     "analysis/accounting": 4_050,
-    "analysis/host": 700,
+    "analysis/host": 730,
     "analysis/findings": 3_500,
     "analysis/replay": 2_040,
     "comparison": 1_230,

@@ -116,6 +116,63 @@ def test_further_steps_tell_which_lines_of_python_run(case):
     assert not backspot.profile(step, case.model, steps=2, unprofiled=0, stacks=False).host
 
 
+def test_a_hook_within_the_backward_is_python_that_holds_up_the_step(case):
+    def compute(_):
+        total = 0
+        for number in range(300_000):
+            total += number % 7
+
+    next(case.model.parameters()).register_hook(compute)
+    report = backspot.profile(case.step, case.model, steps=2, warmup=1, unprofiled=2)
+    lines = [one for one in report.host if one.function.endswith("compute")]
+    assert {line.phase for line in lines} == {"backward"}
+    assert sum(one.python_ns for one in lines) > 0.5 * sum(one.python_ns for one in report.host)
+
+
+def test_of_more_calls_than_pytorch_can_record_no_lines_are_known(case, monkeypatch):
+    monkeypatch.setattr("backspot.live.recording.MOST_CALLS", 1_000)
+    monkeypatch.setattr("backspot.live.profiling.MOST_CALLS", 1_000)
+
+    def step():
+        case.step()
+        for _ in range(1_000):
+            len("")
+
+    report = backspot.profile(step, case.model, steps=1, unprofiled=0)
+    assert not report.host
+    assert any("Python functions" in warning for warning in report.warnings)
+    report = backspot.profile(step, case.model, steps=1, unprofiled=0, warmup=1)  # not counted
+    assert report.host
+
+
+@pytest.mark.parametrize(("groups", "settings"), [(60, 2), (60, 60), (2, 2)])
+def test_groups_of_an_optimizer_that_could_be_one_are_found(groups, settings):
+    model = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(30)))
+    parts = [[] for _ in range(groups)]
+    for number, parameter in enumerate(model.parameters()):
+        parts[number % groups].append(parameter)
+    optimizer = torch.optim.AdamW(
+        [
+            {"params": part, "lr": 1e-4 * (1 + number % settings), "name": f"group {number}"}
+            for number, part in enumerate(parts)
+        ],
+        fused=True,
+    )
+
+    def step():
+        optimizer.zero_grad()
+        model(torch.randn(2, 4)).sum().backward()
+        optimizer.step()
+
+    report = backspot.profile(step, model, steps=4, unprofiled=2, stacks=False)
+    found = [one for one in report.findings if one.rule == "optimizer-kernels"]
+    assert [f"{groups} groups" in one.seen for one in found] == [True] * (groups > settings)
+    for one in found:
+        assert "2 different settings" in one.seen
+        assert one.path == "(optimizer)"
+        assert 0 < one.saves.ns < report.step_ns
+
+
 def test_a_profiling_function_of_the_program_stays(case):
     seen = []
 

@@ -50,6 +50,7 @@ class Options:
         live: whether this process recorded the trace.
         warmed_up: whether steps are known to have run before the recording.
         real_steps: how long steps take without the profiler, in nanoseconds.
+        file_name: gives a file of a stack the name that lines have elsewhere; ``None``: it has it.
     """
 
     depth: int | None = None
@@ -58,6 +59,7 @@ class Options:
     live: bool = False
     warmed_up: bool = False
     real_steps: tuple[int, ...] = ()
+    file_name: Callable[[str], str] | None = None
 
 
 @dataclass(frozen=True, eq=False)

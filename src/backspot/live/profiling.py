@@ -30,6 +30,7 @@ from backspot.live.recording import (
     Timed,
     in_detail,
 )
+from backspot.live.source_lines import name_of_frame
 from backspot.live.torch_internals import autograd
 from backspot.live.torch_internals.profiler import new_range
 from backspot.live.torch_internals.profiler import recording as is_recording
@@ -170,7 +171,12 @@ def profile(
         report = locate_export(
             taken.profiles[TIMES].profiler,
             named,
-            Options(live=True, warmed_up=warmup > 0, real_steps=tuple(taken.times_ns)),
+            Options(
+                live=True,
+                warmed_up=warmup > 0,
+                real_steps=tuple(taken.times_ns),
+                file_name=name_of_frame,
+            ),
             in_detail=detail.profiler if detail else None,
             parts=(with_unused,),
             trace=trace,

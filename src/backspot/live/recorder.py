@@ -41,6 +41,7 @@ from backspot.live.recording import (
     Timed,
     in_detail,
 )
+from backspot.live.source_lines import name_of_frame
 from backspot.live.torch_internals.profiler import recording as is_recording
 from backspot.pipeline import locate_export
 from backspot.results.report import Report, changed
@@ -164,7 +165,7 @@ class Recorded:
         return locate_export(
             self.profiler,
             f"{training}, {steps}",
-            Options(live=True, warmed_up=True, real_steps=self.times_ns),
+            Options(live=True, warmed_up=True, real_steps=self.times_ns, file_name=name_of_frame),
             in_detail=self.in_detail,
             parts=(_with_note,) if self.is_early else (),
             trace=trace,

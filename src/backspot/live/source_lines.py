@@ -15,6 +15,7 @@ import sys
 import threading
 from array import array
 from collections.abc import Callable
+from functools import lru_cache
 from types import CodeType, FrameType
 from typing import Any
 
@@ -85,6 +86,25 @@ def file_name(file: str) -> str:
         if file.startswith(lead) and lead != os.sep:
             return file[len(lead) :]
     return file.removeprefix(f".{os.sep}")
+
+
+@lru_cache(1 << 12)
+def name_of_frame(file: str) -> str:
+    """Return the name of a file that PyTorch's stacks have.
+
+    They leave out the folder that it was imported from, the deepest one.
+    """
+    if file.startswith("<") or os.path.isabs(file):  # noqa: PTH117
+        return file_name(file)
+    for folder in sorted(map(os.path.abspath, filter(_is_text, sys.path)), reverse=True):
+        whole = os.path.join(folder, file)  # noqa: PTH118
+        if os.path.exists(whole):  # noqa: PTH110
+            return file_name(whole)
+    return file
+
+
+def _is_text(entry: object) -> bool:
+    return isinstance(entry, str)
 
 
 def _cell_number(file: str) -> int | None:

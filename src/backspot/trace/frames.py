@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import re
 import sys
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import numpy as np
@@ -61,6 +62,12 @@ class Frames:
     def __len__(self) -> int:
         """How many there are."""
         return len(self.start)
+
+    def renamed(self, file_name: Callable[[str], str]) -> Frames:
+        """Return the calls with other names of files."""
+        files = {text: (function_of(text) or line_of_call(text) or ("",))[0] for text in self.texts}
+        texts = (file_name(file) + text.removeprefix(file) for text, file in files.items())
+        return replace(self, texts=tuple(texts))
 
 
 def function_of(text: str) -> tuple[str, int, str] | None:

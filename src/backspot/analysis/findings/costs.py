@@ -22,7 +22,9 @@ from backspot.analysis.attribution.spans import Spans
 from backspot.analysis.timeline import (
     NOTHING,
     Timeline,
+    first_started,
     numbered,
+    pieces,
     take,
 )
 from backspot.analysis.typical import TypicalStep
@@ -111,6 +113,14 @@ class Costs:
         """The clock time of each span: of the host in it, and of the work that it launched."""
         mine = self._holders.span >= 0
         return summed(self._holders.span[mine], self._held[mine], len(self._spans.start))
+
+    def idle_within(self, start: Ints, end: Ints) -> Ints:
+        """Return how long no device has work in each of these intervals, which do not overlap."""
+        windows = first_started(start, end, np.arange(len(start)))
+        number, free, length = pieces(self.idle, windows)
+        held = np.zeros(len(start), np.int64)
+        np.add.at(held, number[free >= 0], length[free >= 0])
+        return held
 
     # In a typical step -----------------------------------------------------------------------
 

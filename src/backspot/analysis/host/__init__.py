@@ -3,5 +3,5 @@
 ``waits`` finds the calls in which the host waits for a device, with the phase, the module and the
 operator of each. ``launches`` counts the device work of each phase and module, and what the device
 waits for. ``lines`` deals out the host's time to lines of Python, of steps that were recorded with
-stacks.
+stacks; ``real_time`` has how long these parts of a step take without stacks and profiler.
 """

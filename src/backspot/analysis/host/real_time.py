@@ -69,8 +69,8 @@ def real_time(stacked: HostSteps, plain: HostSteps | None, step_ns: int) -> tupl
             others = known[:1]
             begin, end = _alike(mine.key, others[0].key)
         folded = [one.only(begin, end) for one in others]
-        length = np.mean([np.diff(one.time) for one in folded], axis=0)
-        cost = np.mean([one.cost for one in folded], axis=0)
+        length = np.median([np.diff(one.time) for one in folded], axis=0)
+        cost = np.median([one.cost for one in folded], axis=0)
         times.append(mine.only(begin, end).time)
         lengths.append(np.append(_without(length, cost, step_ns), 0.0))
     # Between steps, time passes as it was recorded.

@@ -207,16 +207,13 @@ def _held_by_host(evidence: Evidence, marks: Ints, begin: Ints) -> Ints:
     On a device: while it has no work. Else: while no operator runs.
     """
     events, end = evidence.events, evidence.events.end[marks]
-    order = np.arange(len(marks))
     if evidence.report.has_gpu:
-        number, free, length = pieces(evidence.costs.idle, first_started(begin, end, order))
-        number, length = number[free >= 0], length[free >= 0]
-        return np.bincount(number, length, minlength=len(marks)).astype(np.int64)
+        return evidence.costs.idle_within(begin, end)
     operators = events.named(Category.OPERATOR, names.ATEN)
     running = first_started(
         events.start[operators], events.end[operators], np.zeros_like(operators)
     )
-    number, busy, length = pieces(running, first_started(begin, end, order))
+    number, busy, length = pieces(running, first_started(begin, end, np.arange(len(marks))))
     number, length = number[busy >= 0], length[busy >= 0]
     return end - begin - np.bincount(number, length, minlength=len(marks)).astype(np.int64)
 
@@ -295,9 +292,7 @@ def _optimizer_on_gpu(evidence: Evidence) -> Finding | None:
 
 def _idle_by_step(evidence: Evidence, begin: Ints, end: Ints) -> Ints:
     """Return the time inside these intervals in which no device has work, by step."""
-    within = first_started(begin, end, np.arange(len(begin)))
-    number, free, length = pieces(evidence.costs.idle, within)
-    return evidence.costs.times_by_step(begin[number[free >= 0]], length[free >= 0])
+    return evidence.costs.times_by_step(begin, evidence.costs.idle_within(begin, end))
 
 
 @rule("unused-gradient", needs=("labels",))

@@ -18,7 +18,7 @@ from backspot.analysis.findings.observations import (
     launching,
 )
 from backspot.analysis.findings.registry import finding, rule
-from backspot.analysis.timeline import NOTHING, first_started, numbered, pieces
+from backspot.analysis.timeline import NOTHING, numbered
 from backspot.formatting import percent
 from backspot.results.findings import Finding, Place
 from backspot.results.host import Launches
@@ -233,7 +233,7 @@ def cpu_operators(evidence: Evidence) -> Finding | None:
     index = host_operators(evidence)
     span = evidence.spans.of(evidence.events, index)
     index, span = index[span >= 0], span[span >= 0]
-    cost = _while_idle(evidence, index)
+    cost = evidence.costs.idle_within(evidence.events.start[index], evidence.events.end[index])
     kept = (cost > 0) & _in_every_step(evidence, index, span)
     index, span, cost = index[kept], span[kept], cost[kept]
     if not len(index):
@@ -265,17 +265,6 @@ def _in_every_step(evidence: Evidence, index: Ints, span: Ints) -> Mask:
     _, which = numbered(owner * len(evidence.events.names) + evidence.events.name[index])
     often: Mask = np.bincount(which)[which] >= evidence.report.steps
     return often
-
-
-def _while_idle(evidence: Evidence, index: Ints) -> Ints:
-    """Return how long each of these events runs while no device has work."""
-    events = evidence.events
-    held = np.zeros(len(index), np.int64)
-    order = np.arange(len(index))
-    running = first_started(events.start[index], events.end[index], order)
-    number, free, length = pieces(evidence.costs.idle, running)
-    np.add.at(held, number[free >= 0], length[free >= 0])
-    return held
 
 
 _SIZES = (
