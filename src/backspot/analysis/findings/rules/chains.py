@@ -189,6 +189,8 @@ def pointwise_chain(evidence: Evidence) -> Finding | None:
     calls, _ = _loops(evidence)  # of a loop, another rule says more
     chains &= ~np.isin(evidence.ownership.owner, evidence.ownership.owner[calls])
     placed = both_ways(evidence, chains, operator[chains], _CHAIN_LEAST)
+    if not placed.places:
+        return None
     spent = {name: costs.of_spans(nodes & chains) for name, nodes in kinds.items()}
     kind = max(spent, key=lambda one: spent[one], default=None)
     what, remedy = "", ""
