@@ -163,7 +163,7 @@ _parts(
         ),
         "repeat_prototypes": (
             "A sequence that is repeated for each other.",
-            lambda x: x * x[:1].repeat(len(x), 1, 1),
+            lambda x: x * x[:1].repeat(len(x), 1, 1) + x[-1:].repeat(len(x), 1, 1),
         ),
         "repeat_tile": ("A mean that is tiled.", lambda x: x + x[..., :8].tile(1, 1, 16)),
     },

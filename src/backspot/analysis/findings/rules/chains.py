@@ -51,14 +51,14 @@ def operator_loop(evidence: Evidence) -> Finding | None:
     most = int(turns[heaviest].max())
     within = mine & ~evidence.in_pass
     kernels = int((evidence.work_of(within) & evidence.recorded).sum())
-    launched = f"{say.per_step(kernels, 'kernel')} in its forward. " if kernels else ""
+    launched = f"{kernels // evidence.report.steps:,} kernels in its forward of a step. "
     waits = bool((within & evidence.spans_with(evidence.ownership.waits.span)).any())
     return finding(
         placed,
         title="A Python loop runs many small operators",
         seen=(
             f"One call of {placed.places[0].label} runs the same operators {most:,} times: "
-            f"{launched}Forward and backward take {say.ms(placed.wall_ns)}, most of it to start "
+            f"{launched if kernels else ''}Forward and backward take {say.ms(placed.wall_ns)}, most of it to start "
             "operators rather than to compute."
         ),
         remedy=(
