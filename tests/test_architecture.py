@@ -49,22 +49,22 @@ GROUND = {room for floor in FLOORS[:3] for room in floor}
 WITH_TORCH = ("live", "integrations", "commands.demo")
 
 # The size that each room may have, in lines, and the whole package (""). 3,000 lines are for what
-# is to come: waits, a host's lines, trials of advice and their rules.
+# is to come: waits, a host's lines, trials of advice and their rules; rules of published causes.
 BUDGET = {
-    "trace": 3_830,
-    "results": 3_400,
+    "trace": 3_920,
+    "results": 3_750,
     "analysis/attribution": 4_050,
-    "analysis/accounting": 4_050,
-    "analysis/host": 730,
-    "analysis/findings": 3_500,
-    "analysis/replay": 2_040,
+    "analysis/accounting": 4_100,
+    "analysis/host": 800,
+    "analysis/findings": 4_400,
+    "analysis/replay": 2_800,
     "comparison": 1_230,
     "job": 3_800,
     "render": 7_900,
     "live": 7_900,
     "integrations": 1_100,
     "commands": 2_180,
-    "": 47_500,
+    "": 52_800,
 }
 WRITTEN = {".py", ".html", ".js", ".css"}
 MOST_SMALL_FILES = 30

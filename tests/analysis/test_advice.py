@@ -125,6 +125,25 @@ def test_fused_attention_is_not_advised_for_the_additive_attention_of_a_graph(fu
     assert "attention-math" not in found
 
 
+class Routed(nn.Module):
+    """Sixteen experts, of which a batched product with the router's softmax takes the mean."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router, self.experts = (
+            nn.Parameter(torch.randn(*shape) / 20) for shape in ((512, 16), (16, 512))
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = torch.bmm(x, self.router.expand(len(x), -1, -1))
+        return torch.bmm(scores.softmax(-1), self.experts.expand(len(x), -1, -1))
+
+
+def test_fused_attention_is_not_advised_for_scores_of_all_channels_of_a_model():
+    found = found_in(nn.Sequential(Routed(), Routed()), torch.randn(8, 128, 512))
+    assert "attention-math" not in found
+
+
 @pytest.mark.slow
 def test_fused_attention_is_not_advised_for_the_router_of_experts():
     found = found_in(nn.Sequential(Experts(), Experts()), torch.randn(256, 64))

@@ -110,15 +110,16 @@ def _decayed_at_once(x: torch.Tensor) -> torch.Tensor:
     return weight @ x
 
 
-def _by_parts(x: torch.Tensor, parts: int = 64) -> torch.Tensor:
+def _by_parts(x: torch.Tensor, parts: int) -> torch.Tensor:
     return torch.cat([torch.tanh(part) * 0.5 for part in x.chunk(parts, 1)], 1)
 
 
-def _balanced(x: torch.Tensor) -> torch.Tensor:
+def _root(x: torch.Tensor) -> torch.Tensor:
+    square = x.square().mean(-1, keepdim=True) + 1
+    root = square
     for _ in range(40):
-        x = x - x.logsumexp(1, keepdim=True)
-        x = x - x.logsumexp(2, keepdim=True)
-    return x
+        root = 0.5 * (root + square / root)
+    return x / root
 
 
 def _newest(x: torch.Tensor) -> torch.Tensor:
@@ -132,9 +133,9 @@ _parts(
     "operator-loop",
     {
         "loop_decay": ("A recurrence with decay, a time step at a time.", _decayed),
-        "loop_parts": ("A function of elements, part by part.", _by_parts),
+        "loop_root": ("A root by forty rounds of Newton's method.", _root),
         "loop_newest": ("A decayed maximum, a position at a time.", _newest),
-        "loop_tiles": ("The same by more parts.", lambda x: _by_parts(x, 128)),
+        "loop_tiles": ("A function of elements, part by part.", lambda x: _by_parts(x, 128)),
     },
     {
         "loop_decay_at_once": ("The recurrence as one product.", _decayed_at_once),
@@ -160,9 +161,9 @@ _parts(
             "A gate that is repeated over the sequence.",
             lambda x: x * x.mean(1, keepdim=True).repeat(1, x.shape[1], 1),
         ),
-        "repeat_heads": (
-            "Keys that are repeated for each head.",
-            lambda x: x * x[..., :16].repeat_interleave(8, -1),
+        "repeat_prototypes": (
+            "A sequence that is repeated for each other.",
+            lambda x: x * x[:1].repeat(len(x), 1, 1) + x[-1:].repeat(len(x), 1, 1),
         ),
         "repeat_tile": ("A mean that is tiled.", lambda x: x + x[..., :8].tile(1, 1, 16)),
     },

@@ -323,7 +323,7 @@ class _Page:
         if self._found:
             explain = f"backspot explain {visible(self._found[0].rule)}"
             facts.append(unbroken(keep_start(explain, self._width)))
-        if not self._is_memory and (asked := asked_for(report)):
+        elif not self._is_memory and (asked := asked_for(report)):
             facts.append(asked)
         return facts
 

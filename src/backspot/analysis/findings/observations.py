@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -149,6 +150,21 @@ def made_by_nodes(evidence: Evidence) -> tuple[Ints, Ints]:
     within = spans.of(evidence.events, operator[made])
     inner = take(evidence.in_pass & spans.is_node, within, False)
     return made[inner], within[inner]
+
+
+def runs_of_nodes(evidence: Evidence) -> Iterator[Ints]:
+    """Yield the nodes that follow each other in one module, in the order of its forward.
+
+    What the forward did not write, but another node made, is left out.
+    """
+    ownership = evidence.ownership
+    sequence, owner, run = ownership.join.sequence, ownership.owner, ownership.passes.of_span
+    written = evidence.in_pass & evidence.spans.is_node & (sequence >= 0)
+    written[made_by_nodes(evidence)[0]] = False
+    for _, mine in grouped(ownership.join.builder, np.flatnonzero(written)):
+        mine = mine[np.lexsort((sequence[mine], run[mine]))]
+        parts = np.flatnonzero(np.diff(owner[mine]) | np.diff(run[mine])) + 1
+        yield from np.split(mine, parts)
 
 
 # The forward -------------------------------------------------------------------------------------

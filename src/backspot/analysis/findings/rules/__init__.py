@@ -20,7 +20,8 @@ A rule is a pure function that picks spans or device work and says what they cos
    costs with a threshold by ``costs.holds_in_most_steps``, which one interruption cannot pass.
    Findings under 1% of the step are left out anyway, and so is a finding without places.
 3. ``title`` says what goes on, ``seen`` what it costs, and ``remedy`` one thing to do about it that
-   was measured to help. What helps differs: name the ``devices`` that the advice is for.
+   was measured to help. What helps differs: name the ``devices`` that the advice is for, and in
+   ``needs`` what else the rule cannot look without: the report says so then.
 4. Nothing lists the rules: the first report imports every file in this folder and asks the rules
    in the order of their names. A rule that needs the other findings is a ``fallback_rule``.
 5. Tests demand a section in ``docs/findings.md`` and two recordings, as CONTRIBUTING.md says.
@@ -45,5 +46,7 @@ if memory was recorded.
 - ``indexing.py``: lookups, and gradients that are added by index.
 - ``gradients.py``: gradients of parameters, and the optimizer.
 - ``compute.py``: slower kernels than necessary, and work that need not be done.
+- ``chains.py``: many operators that should be one, and copies before a product.
+- ``kernels.py``: operators without a fast kernel on a GPU.
 - ``memory.py``: what is in memory at the peak.
 """

@@ -11,7 +11,7 @@ from backspot.analysis.findings.evidence import Evidence
 from backspot.analysis.findings.observations import (
     both_ways,
     forward_operators,
-    made_by_nodes,
+    runs_of_nodes,
 )
 from backspot.analysis.findings.registry import finding, rule
 from backspot.analysis.timeline import grouped
@@ -51,15 +51,15 @@ def operator_loop(evidence: Evidence) -> Finding | None:
     most = int(turns[heaviest].max())
     within = mine & ~evidence.in_pass
     kernels = int((evidence.work_of(within) & evidence.recorded).sum())
-    launched = f"{say.per_step(kernels, 'kernel')} in its forward. " if kernels else ""
+    launched = f"{kernels // evidence.report.steps:,} kernels in its forward of a step. "
     waits = bool((within & evidence.spans_with(evidence.ownership.waits.span)).any())
     return finding(
         placed,
         title="A Python loop runs many small operators",
         seen=(
             f"One call of {placed.places[0].label} runs the same operators {most:,} times: "
-            f"{launched}Forward and backward take {say.ms(placed.wall_ns)}, most of it to start "
-            "operators rather than to compute."
+            f"{launched if kernels else ''}Forward and backward take {say.ms(placed.wall_ns)}, "
+            "most of it to start operators rather than to compute."
         ),
         remedy=(
             ("Do not synchronize in the loop. " if waits else "")
@@ -189,6 +189,8 @@ def pointwise_chain(evidence: Evidence) -> Finding | None:
     calls, _ = _loops(evidence)  # of a loop, another rule says more
     chains &= ~np.isin(evidence.ownership.owner, evidence.ownership.owner[calls])
     placed = both_ways(evidence, chains, operator[chains], _CHAIN_LEAST)
+    if not placed.places:
+        return None
     spent = {name: costs.of_spans(nodes & chains) for name, nodes in kinds.items()}
     kind = max(spent, key=lambda one: spent[one], default=None)
     what, remedy = "", ""
@@ -223,22 +225,13 @@ def _chains(evidence: Evidence) -> tuple[Mask, dict[tuple[str, str], Mask]]:
 
     A chain is in one module, and its nodes follow each other in the order of the forward.
     """
-    spans, ownership = evidence.spans, evidence.ownership
+    spans = evidence.spans
     letters = [_LETTERS.get(name.partition("Backward")[0], ".") for name in spans.node_names]
-    sequence, owner = ownership.join.sequence, ownership.owner
-    written = evidence.in_pass & spans.is_node & (sequence >= 0)
-    written[made_by_nodes(evidence)[0]] = False  # nobody wrote these
-    numbered = np.flatnonzero(written)
     chains = np.zeros(len(spans.start), bool)
     known = {(name, remedy): np.zeros(len(chains), bool) for name, _, remedy in _FUNCTIONS}
-    run = evidence.ownership.passes.of_span
     views = np.array([letter == "_" for letter in letters] + [True])
-    for _, mine in grouped(ownership.join.builder, numbered):
-        mine = mine[np.lexsort((sequence[mine], run[mine]))]
-        parts = np.flatnonzero(np.diff(owner[mine]) | np.diff(run[mine])) + 1
-        for part in np.split(mine, parts):
-            if len(part) < _CHAIN:
-                continue
+    for part in runs_of_nodes(evidence):
+        if len(part) >= _CHAIN:
             text = "".join(letters[node] for node in spans.node[part].tolist())
             for chain in re.finditer(r"[^.]+", text):
                 works = re.sub("[_c]", "", chain[0])

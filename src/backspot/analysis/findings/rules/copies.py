@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 
 from backspot.analysis.attribution.launches import Tier
+from backspot.analysis.findings.costs import LEAST_SHARE
 from backspot.analysis.findings.evidence import Evidence
-from backspot.analysis.findings.observations import accumulating, sorting
-from backspot.analysis.findings.registry import finding, rule
+from backspot.analysis.findings.observations import (
+    accumulating,
+    both_ways,
+    runs_of_nodes,
+    sorting,
+)
+from backspot.analysis.findings.registry import Found, finding, rule
 from backspot.analysis.timeline import distinct
 from backspot.results.findings import Finding
 from backspot.trace import names
@@ -161,8 +169,51 @@ share of the step copies are as usual."""
 _LEAST_OF_CONVOLUTIONS = 0.03
 
 
-@rule("layout-copies", devices=("cuda",))
+@rule("layout-copies", devices=("cpu", "cuda"))
 def layout_copies(evidence: Evidence) -> Finding | None:
+    """Find copies into another layout: many, or there and back around a single operator."""
+    many = _many_copies(evidence) if evidence.device == "cuda" else None
+    return many or _there_and_back(evidence)
+
+
+_THERE_AND_BACK = re.compile(r"p[pv]*C[pv]*[^pvC][pv]*p[pv]*C")
+_LETTERS = {
+    **dict.fromkeys(("Permute", "Transpose"), "p"),
+    **dict.fromkeys(("View", "UnsafeView", "Unsqueeze", "Squeeze", "Alias"), "v"),
+    "Clone": "C",
+}
+
+
+def _there_and_back(evidence: Evidence) -> Finding | None:
+    """Find permute, contiguous, one operator, permute and contiguous in one module."""
+    say, spans, ownership = evidence.wording, evidence.spans, evidence.ownership
+    letters = [_LETTERS.get(name.partition("Backward")[0], ".") for name in spans.node_names]
+    copies = np.zeros(len(spans.start), bool)
+    for part in runs_of_nodes(evidence):
+        text = "".join(letters[node] for node in spans.node[part].tolist())
+        for match in _THERE_AND_BACK.finditer(text):
+            inside = part[match.start() : match.end()]
+            copies[inside] = [text[at] == "C" for at in range(*match.span())]
+    placed = both_ways(evidence, copies, ownership.join.operator[copies], LEAST_SHARE)
+    return finding(
+        placed,
+        title="Tensors are copied into another memory layout and back",
+        seen=(
+            f"{say.per_step(int(copies.sum()), 'copy', 'copies')} around single operators, and as "
+            f"many in the backward: {say.ms(placed.wall_ns)} in which nothing is computed."
+        ),
+        remedy=(
+            "Stay in one layout: channels_last for the whole model, norms over the last dimension "
+            "and linear layers in place of 1x1 convolutions; or a norm that takes the layout as "
+            "it is, such as GroupNorm(1, …)."
+        ),
+        link="https://docs.pytorch.org/tutorials/intermediate/memory_format_tutorial.html",
+        nodes=evidence.costs.top_nodes(copies),
+        kernels=evidence.costs.top_kernels(evidence.work_of(copies)),
+    )
+
+
+def _many_copies(evidence: Evidence) -> Found | None:
     """Find ``contiguous`` and ``clone`` in nodes, and convolutions that convert their layout.
 
     In compiled code these are generated kernels that do nothing else.

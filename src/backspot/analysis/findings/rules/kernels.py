@@ -149,10 +149,10 @@ def atomic_additions(evidence: Evidence) -> Finding | None:
 
 
 _BATCHED = ("aten::bmm", "aten::baddbmm")
-_BLOCK = 100
+_BLOCK = 150
 """Nanoseconds of one multiprocessor for each block of threads: a GPU starts about one block a
 clock, so that one of a hundred multiprocessors gets one in 60 to 100 ns. A kernel with so short
-blocks spends its time on starting them."""
+blocks spends its time on starting them; reading 5 KB takes as long."""
 _MANY_BLOCKS = 16_000
 """Thousandths of a block for each multiprocessor: fewer fit on the device at the same time."""
 
