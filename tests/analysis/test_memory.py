@@ -158,7 +158,7 @@ def test_a_trace_without_memory_has_none_in_any_form(tmp_path: Path) -> None:
     assert report.memory == ()
     assert report["a"].row.memory is None
     for suffix in (".json", ".csv", ".md"):
-        assert b'memory"' not in report.save(tmp_path / f"r{suffix}").read_bytes()
+        assert b'"memory"' not in report.save(tmp_path / f"r{suffix}").read_bytes()
 
 
 def test_saved_reports_keep_it_and_must_not_contradict_themselves(

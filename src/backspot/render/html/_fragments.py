@@ -261,7 +261,7 @@ def _rows(columns: Sequence[Column], bars: Sequence[str], name: str) -> list[str
         elif kind == "node" and text:
             spent = f"<code>{text}</code> <span>{shown(times[row][1])}</span>"
             text = f'<span class="node-cost">{spent}</span>'
-        elif kind == "line":
+        elif kind == "line" and column.hints:
             text = _line(column.cells[row][1], column.hints[row])
         classes = _CLASSES.get(kind, _CLASS)
         return f'<td class="{classes}">{text}</td>' if classes else f"<td>{text}</td>"
