@@ -364,6 +364,7 @@ def _hugging_face(context: Context) -> tuple[nn.Module, Step]:
     arguments = TrainingArguments(tempfile.mkdtemp(), report_to=[], disable_tqdm=True)
     trainer = Trainer(model, arguments)
     trainer.create_optimizer()
+    trainer.current_gradient_accumulation_steps = 1
     trainer.model_wrapped, trainer.optimizer = trainer.accelerator.prepare(model, trainer.optimizer)
     tokens = torch.randint(200, (4, 32))
 
@@ -378,7 +379,7 @@ def _hugging_face(context: Context) -> tuple[nn.Module, Step]:
 
 
 def _fabric(context: Context) -> tuple[nn.Module, Step]:
-    from lightning.fabric import Fabric
+    from lightning_fabric import Fabric
 
     fabric = Fabric(accelerator="auto", devices=1)
     plain = Text()
