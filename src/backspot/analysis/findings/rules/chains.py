@@ -188,18 +188,20 @@ def pointwise_chain(evidence: Evidence) -> Finding | None:
         return None
     calls, _ = _loops(evidence)  # of a loop, another rule says more
     chains &= ~np.isin(evidence.ownership.owner, evidence.ownership.owner[calls])
-    placed = both_ways(evidence, chains, operator[chains], _CHAIN_LEAST)
-    if not placed.places:
-        return None
     spent = {name: costs.of_spans(nodes & chains) for name, nodes in kinds.items()}
-    kind = max(spent, key=lambda one: spent[one], default=None)
-    what, remedy = "", ""
-    if kind is not None and 2 * spent[kind] > costs.of_spans(chains):
-        what, remedy = kind
+    kind = max(spent, key=lambda one: spent[one])
+    what, remedy, others = "", "", ""
+    if 2 * spent[kind] > (whole := costs.of_spans(chains)):
+        (what, remedy), chains = kind, chains & kinds[kind]
+        if 2 * (whole - spent[kind]) > spent[kind]:
+            others = f" Other chains take {say.ms(whole - spent[kind])} of the backward."
+    placed = both_ways(evidence, chains, operator[chains], _CHAIN_LEAST)
     if what == "RMSNorm" and evidence.device == "cuda":
         remedy = _RMS_NORM
     length = (evidence.spans.end - evidence.spans.start)[chains]
-    if not remedy and evidence.device == "cpu" and np.median(length) < _IN_CACHE:
+    if not placed.places or (
+        not remedy and evidence.device == "cpu" and np.median(length) < _IN_CACHE
+    ):
         return None
     return finding(
         placed,
@@ -211,7 +213,7 @@ def pointwise_chain(evidence: Evidence) -> Finding | None:
         seen=(
             f"{say.per_step(int(chains.sum()), 'node')} of products, sums and the like in a row "
             f"({', '.join(costs.top_nodes(chains))}), {say.ms(placed.wall_ns)} forward and "
-            "backward. Each of them reads and writes a whole tensor."
+            f"backward. Each of them reads and writes a whole tensor.{others}"
         ),
         remedy=remedy or _COMPILE,
         link="https://docs.pytorch.org/docs/stable/generated/torch.compile.html",
@@ -239,9 +241,9 @@ def _chains(evidence: Evidence) -> tuple[Mask, dict[tuple[str, str], Mask]]:
                     continue
                 chains[part[chain.start() : chain.end()]] = True
                 for name, pattern, remedy in _FUNCTIONS:
-                    for match in pattern.finditer(chain[0]):
-                        first, last = (chain.start() + at for at in match.span())
-                        known[name, remedy][part[first:last]] = True
+                    if pattern.search(chain[0]):
+                        known[name, remedy][part[chain.start() : chain.end()]] = True
+                        break
     return chains & ~views[spans.node], known
 
 
