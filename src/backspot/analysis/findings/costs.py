@@ -7,7 +7,7 @@ host (see ``analysis.accounting.clock``). What a rule picks costs the time that 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -42,6 +42,8 @@ class Removable:
         spans: whether the host's time in each span is part of the cause.
         work: whether each piece of device work is part of the cause.
         waits: calls in which the host would not wait for a device, as indices into ``Events``.
+        operators: operators that are part of the cause with all that they launch, as indices into
+            ``Events``.
         with_host: whether the host's part is known. The host also needs time to launch device
             work, but spans can be too coarse to say how much.
     """
@@ -49,6 +51,7 @@ class Removable:
     spans: Mask
     work: Mask
     waits: Ints
+    operators: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     with_host: bool = True
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import zip_longest
+from typing import Any
 
 import numpy as np
 
@@ -13,6 +15,7 @@ from backspot.analysis.attribution.launches import DeviceWork, Tier
 from backspot.analysis.attribution.ownership import Special
 from backspot.analysis.findings import Found, Removable
 from backspot.analysis.recording import Options, Recording
+from backspot.analysis.replay.changes import CHANGES, change_by_names, said
 from backspot.analysis.replay.host import MEASURED, ZERO, Floats, ProfilerCost
 from backspot.analysis.replay.replay import fit, steps_at
 from backspot.analysis.replay.replayable import Refusal, Replayable, prepare
@@ -21,11 +24,12 @@ from backspot.analysis.replay.saving import (
     Replays,
     change_of_paths,
     free_owners,
-    free_spans,
+    owners_within,
     replays,
 )
-from backspot.analysis.timeline import grouped
+from backspot.analysis.timeline import grouped, take
 from backspot.analysis.typical import TypicalStep
+from backspot.errors import UsageError
 from backspot.results.costs import Row
 from backspot.results.findings import Finding, ReplayedStep, Saving, WhatIf
 from backspot.results.grouping import parents_of
@@ -45,10 +49,11 @@ _ERRORS = {True: 0.02, False: 0.04}
 
 
 _NOTHING = Saving(0, 0, 0)
-"""What a module saves that has no part in the backward."""
+"""What a module saves that does nothing."""
+PARTS_OF_SAVINGS = ("forward", "backward", "recompute", "optimizer")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Prediction:
     """A recording without the profiler's cost, ready to be asked what a change would save.
 
@@ -66,14 +71,26 @@ class Prediction:
     fitted: bool
     cut: Cut | None = None
 
-    def change_of(self, work: Removable) -> Change:
-        """Return the change in which some work of the trace is free, as far as it is replayed."""
-        spans, pieces, waits = work.spans, work.work, work.waits
-        if self.cut is not None:
-            spans, pieces = spans[self.cut.spans], pieces[self.cut.work]
-            waits = self.cut.place[waits]
-            waits = waits[waits >= 0]
-        return free_spans(self.recording.ownership, spans, pieces, waits=waits)
+    def within(self, work: Removable) -> Removable:
+        """Return some work of the trace, as far as it is replayed."""
+        if self.cut is None:
+            return work
+        waits, operators = (self.cut.place[index] for index in (work.waits, work.operators))
+        return replace(
+            work,
+            spans=work.spans[self.cut.spans],
+            work=work.work[self.cut.work],
+            waits=waits[waits >= 0],
+            operators=operators[operators >= 0],
+        )
+
+    def change(self, asked: Mapping[str, Any]) -> Change | Refusal:
+        """Return changes together, by the name of each and what is asked of it."""
+        within = {
+            name: self.within(what) if isinstance(what, Removable) else what
+            for name, what in asked.items()
+        }
+        return change_by_names(self.recording, within)
 
     @property
     def is_device_bound(self) -> bool:
@@ -91,14 +108,63 @@ class Prediction:
         errors = [error + float((shared[c.work] * (1 - c.work_factors)).sum()) for c in changes]
         return step, _savings(found, self.typical, error, np.array(errors), step.ns)
 
-    def what_if(self, factors: Mapping[str, float]) -> WhatIf:
-        """Return the step if the backward of these modules takes so much of its time.
+    def what_if(self, asked: Mapping[str, Any]) -> WhatIf:
+        """Return the step with changes, by the name of each and what is asked of it.
 
-        Args:
-            factors: as ``change_of_paths`` takes them.
+        Raises:
+            UsageError: If one of them cannot be predicted, with the reason.
         """
-        step, (saving,) = self.savings([change_of_paths(self.recording.ownership, factors)])
-        return WhatIf(step.ns - saving.ns, saving.ns, saving.low_ns, saving.high_ns)
+        changes = []
+        for what in (asked, *({name: what} for name, what in asked.items())):
+            change = self.change(what)
+            if isinstance(change, Refusal):
+                if what is asked:
+                    raise UsageError(f"what_if() cannot predict {change.reason}")
+                change = changes[0]
+            changes.append(change)
+        step, (saving, *alone) = self.savings(changes)
+        bounds = [CHANGES[name].at_best for name in asked]
+        each = [replace(one, at_best=best) for one, best in zip(alone, bounds, strict=True)]
+        return WhatIf(
+            step.ns - saving.ns,
+            saving.ns,
+            saving.low_ns,
+            saving.high_ns,
+            dict(zip(map(said, asked.items()), each, strict=True)),
+            any(bounds),
+        )
+
+    @cached_property
+    def worth(self) -> Floats:
+        """How long each owner's work takes (rows), by ``PARTS_OF_SAVINGS`` (columns).
+
+        It is the time of the devices if they decide how long the step takes, else of the host.
+        """
+        recording, ownership = self.recording, self.recording.ownership
+        host = np.bincount(
+            recording.part + 1, recording.host(self.cost)[:, 0], recording.forward_outside + 3
+        )[1:]
+        device = recording.work(self.cost)[:, 0]
+        spans, work = len(ownership.spans.start), ownership.work
+        again = ~ownership.spans.is_node & (ownership.passes.of_span >= 0)
+        kind = np.where(again, 2, (ownership.passes.of_span >= 0).astype(np.int64))
+        tables = np.zeros((2, len(ownership.owners), len(PARTS_OF_SAVINGS)))
+        np.add.at(tables[0], (ownership.owner, kind), host[:spans])
+        things = (ownership.launch_shares, host[spans:-2], take(kind, ownership.compiled.span, 0))
+        of_work = np.where(work.run >= 0, take(kind, work.span, 1), 0)
+        for table, (shares, ns, kinds) in zip(
+            tables, (things, (ownership.work_shares, device, of_work)), strict=True
+        ):
+            place = np.repeat(np.arange(len(ns)), shares.count)
+            part = np.where(shares.again, 2, kinds[place])
+            np.add.at(table, (shares.owner, part), ns[place] * shares.fraction)
+        tables[0, Special.OUTSIDE, 0] += host[-2]
+        tables[1, Special.OUTSIDE, 0] += device[recording.outside].sum()
+        update = np.array([host[-1], device[recording.update].sum()])
+        tables[:, :, 3] += recording.of_update * update[:, None]
+        of_device = self.is_device_bound and tables[1].any()
+        found: Floats = tables[int(of_device)]
+        return found
 
     def _step(self, found: Sequence[Replays]) -> ReplayedStep:
         times = [self.typical.value(np.round(one.steps).astype(np.int64)) for one in found]
@@ -106,16 +172,19 @@ class Prediction:
 
 
 def with_savings(report: Report, recording: Recording, _: Options) -> Report:
-    """Add what the step would save without each row, each subtree and the work of each finding."""
+    """Add what the step would save without each row, each subtree and with each remedy."""
     prediction = predict(recording, report.unprofiled_step_ns)
     if isinstance(prediction, Refusal):
         findings = tuple(_with_saving(finding, None) for finding in report.findings)
         return changed(report, findings=findings, not_replayed=prediction.reason)
     replayed = prediction.recording.ownership
-    free = {replayed.owners.named(owner): one for owner, one in free_owners(replayed).items()}
+    free = {
+        replayed.owners.named(owner): one
+        for owner, one in free_owners(prediction.recording).items()
+    }
     parents = parents_of(row for row in report.modules if row.is_module)
     outer = dict.fromkeys(parent for parent in parents.values() if parent is not None)
-    subtrees = {path: change_of_paths(replayed, {path: 0.0}) for path in outer}
+    subtrees = {path: change_of_paths(prediction.recording, {path: 0.0}) for path in outer}
     causes = [_change_of(finding, prediction) for finding in report.findings]
     waits = _without_waits(recording, prediction) if report.waits else []
     changes = [*free.values(), *subtrees.values(), *(one for one in causes if one is not None)]
@@ -126,13 +195,19 @@ def with_savings(report: Report, recording: Recording, _: Options) -> Report:
     of_findings = [None if one is None else next(each) for one in causes]
 
     of_waits = list(each)
+    worth = prediction.worth
+    number = {replayed.owners.named(owner): owner for owner in range(len(worth))}
 
     def saves(row: Row) -> Row:
         if not row.is_module and row.path == Special.ENGINE.path:
             return row  # replays give the engine's time to the nodes before
-        own = of_rows.get((row.path, row.class_name), _NOTHING)
-        total = of_subtrees.get(row.path, own) if row.is_module else own
-        return replace(row, saves=own, total_saves=total)
+        key = row.path, row.class_name
+        own = of_rows.get(key, _NOTHING)
+        own = _told_apart(own, worth[number[key]]) if key in number else own
+        if not (row.is_module and row.path in of_subtrees):
+            return replace(row, saves=own, total_saves=own)
+        inside = worth[owners_within(replayed, row.path)].sum(axis=0)
+        return replace(row, saves=own, total_saves=_told_apart(of_subtrees[row.path], inside))
 
     return changed(
         report,
@@ -147,35 +222,51 @@ def with_savings(report: Report, recording: Recording, _: Options) -> Report:
     )
 
 
+def _told_apart(saving: Saving, worth: Floats) -> Saving:
+    """Return a saving with its parts, in proportion to the time that each part takes."""
+    if not saving.ns or not worth.sum():
+        return saving
+    ends = np.round(np.cumsum(worth) / worth.sum() * saving.ns).astype(np.int64)
+    parts = zip(PARTS_OF_SAVINGS, np.diff(ends, prepend=0).tolist(), strict=True)
+    return replace(saving, parts={name: ns for name, ns in parts if ns})
+
+
 def _without_waits(recording: Recording, prediction: Prediction) -> list[Change]:
     """Return the change without any wait of the host, and those without the first places' waits."""
     places, ownership = recording.places_of_waits[1], recording.ownership
     no_span = np.zeros(len(ownership.spans.start), bool)
     no_work = np.zeros(len(ownership.work.start), bool)
-    return [
-        prediction.change_of(Removable(no_span, no_work, calls))
-        for calls in (np.concatenate(places), *places[:_PLACES])
-    ]
+    found = []
+    for calls in (np.concatenate(places), *places[:_PLACES]):
+        change = prediction.change({"free": Removable(no_span, no_work, calls)})
+        assert isinstance(change, Change)
+        found.append(change)
+    return found
 
 
 def _change_of(finding: Finding, prediction: Prediction) -> Change | None:
-    """Return the change in which a finding's work is free, ``None`` where that is not known."""
-    work = finding.removable if isinstance(finding, Found) else None
-    # Where the step waits for the host, device work alone does not say what a cause costs.
-    if work is None or not (work.with_host or prediction.is_device_bound):
+    """Return the change that a finding's remedy is, ``None`` where that is not known."""
+    if not isinstance(finding, Found):
         return None
-    return prediction.change_of(work)
+    asked, work = finding.change, finding.removable
+    # Where the step waits for the host, device work alone does not say what a cause costs.
+    if not asked and work is not None and (work.with_host or prediction.is_device_bound):
+        asked = {"free": work}
+    change = prediction.change(asked) if asked else None
+    return None if isinstance(change, Refusal) else change
 
 
 def _with_saving(finding: Finding, saves: Saving | None) -> Finding:
-    """Return the finding with its saving, which is at most the clock time that the cause takes."""
+    """Return the finding with its saving, which is at most the clock time of work that is free."""
     if not isinstance(finding, Found):
         return finding
     if finding.saves is not None:  # the rule knows it without a replay
         return finding.with_saves(finding.saves)
-    if saves is not None:
+    if saves is not None and not finding.change:
         most = finding.wall_ns
         saves = Saving(min(saves.ns, most), min(saves.low_ns, most), saves.high_ns)
+    elif saves is not None:
+        saves = replace(saves, at_best=any(CHANGES[name].at_best for name in finding.change))
     return finding.with_saves(saves)
 
 
