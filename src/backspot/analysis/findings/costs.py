@@ -286,7 +286,11 @@ class Costs:
         return Placed((only,), cost, self._steps_with(by_step, LEAST_SHARE))
 
     def removable(
-        self, spans: Mask | None, work: Mask | None, waits: Ints | None = None
+        self,
+        spans: Mask | None,
+        work: Mask | None,
+        waits: Ints | None = None,
+        operators: Ints | None = None,
     ) -> Removable:
         """Return the work of a cause; what is left out is not part of the cause.
 
@@ -298,7 +302,8 @@ class Costs:
         without = calls.event[mine[calls.span]]
         if waits is not None:
             without = np.union1d(without, waits)
-        return Removable(mine, done, without)
+        none = np.empty(0, np.int64)
+        return Removable(mine, done, without, none if operators is None else operators)
 
     def label_of(self, owner: int) -> str:
         """Return how a place of this owner is called."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -34,6 +34,7 @@ from backspot.trace import Category, names
 from backspot.trace.events import Ints, Mask
 
 Maker: TypeAlias = Callable[[Replayable, Any], Change | Refusal]
+Made = TypeVar("Made", bound=Maker)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +54,10 @@ CHANGES: dict[str, Named] = {}
 """The changes by name."""
 
 
-def named(name: str, *, at_best: bool = False) -> Callable[[Maker], Maker]:
+def named(name: str, *, at_best: bool = False) -> Callable[[Made], Made]:
     """Register a maker."""
 
-    def register(maker: Maker) -> Maker:
+    def register(maker: Made) -> Made:
         CHANGES[name] = Named(maker, at_best)
         return maker
 
@@ -131,7 +132,7 @@ def _factors(recording: Replayable, factors: Mapping[str, float]) -> Change:
 
 
 @named("free")
-def _free(recording: Replayable, work: Removable) -> Change:
+def free(recording: Replayable, work: Removable) -> Change:
     """Work is not done at all: nodes, operators with what they launch, device work, waits."""
     change = free_spans(recording, work.spans, work.work, waits=work.waits)
     if not len(work.operators):
@@ -248,11 +249,8 @@ def _chains(order: Ints, chosen: Mask, group: Ints, length: Ints) -> list[tuple[
     """
     kept, groups = chosen[order], group[order]
     breaks = np.flatnonzero(np.append(True, ~(kept[1:] & kept[:-1] & (groups[1:] == groups[:-1]))))
-    found = []
-    for part in np.split(order, breaks[1:]):
-        if len(part) > 1:
-            found.append((part, int(part[np.argmax(length[part])])))
-    return found
+    parts = [part for part in np.split(order, breaks[1:]) if len(part) > 1]
+    return [(part, int(part[np.argmax(length[part])])) for part in parts]
 
 
 def _outermost(recording: Replayable) -> Ints:
@@ -303,7 +301,7 @@ def _optimizer(recording: Replayable, kind: str) -> Change | Refusal:
     if any(short[name].startswith("_fused") for name in distinct(events.name[index])):
         return Refusal("the optimizer is fused already.")
     moved, base = _FUSED[min(said)]
-    count = {name: 0 for name in _TRAFFIC}
+    count = dict.fromkeys(_TRAFFIC, 0)
     for name in events.name[index].tolist():
         if short[name] in count:
             count[short[name]] += 1

@@ -15,7 +15,7 @@ from backspot.analysis.attribution.launches import DeviceWork, Tier
 from backspot.analysis.attribution.ownership import Special
 from backspot.analysis.findings import Found, Removable
 from backspot.analysis.recording import Options, Recording
-from backspot.analysis.replay.changes import CHANGES, change_by_names, said
+from backspot.analysis.replay.changes import CHANGES, change_by_names, free, said
 from backspot.analysis.replay.host import MEASURED, ZERO, Floats, ProfilerCost
 from backspot.analysis.replay.replay import fit, steps_at
 from backspot.analysis.replay.replayable import Refusal, Replayable, prepare
@@ -114,7 +114,7 @@ class Prediction:
         Raises:
             UsageError: If one of them cannot be predicted, with the reason.
         """
-        changes = []
+        changes: list[Change] = []
         for what in (asked, *({name: what} for name, what in asked.items())):
             change = self.change(what)
             if isinstance(change, Refusal):
@@ -178,7 +178,7 @@ def with_savings(report: Report, recording: Recording, _: Options) -> Report:
         findings = tuple(_with_saving(finding, None) for finding in report.findings)
         return changed(report, findings=findings, not_replayed=prediction.reason)
     replayed = prediction.recording.ownership
-    free = {
+    alone = {
         replayed.owners.named(owner): one
         for owner, one in free_owners(prediction.recording).items()
     }
@@ -187,10 +187,10 @@ def with_savings(report: Report, recording: Recording, _: Options) -> Report:
     subtrees = {path: change_of_paths(prediction.recording, {path: 0.0}) for path in outer}
     causes = [_change_of(finding, prediction) for finding in report.findings]
     waits = _without_waits(recording, prediction) if report.waits else []
-    changes = [*free.values(), *subtrees.values(), *(one for one in causes if one is not None)]
+    changes = [*alone.values(), *subtrees.values(), *(one for one in causes if one is not None)]
     step, savings = prediction.savings([*changes, *waits])
     each = iter(savings)
-    of_rows = {key: next(each) for key in free}
+    of_rows = {key: next(each) for key in alone}
     of_subtrees = {path: next(each) for path in subtrees}
     of_findings = [None if one is None else next(each) for one in causes]
 
@@ -236,12 +236,10 @@ def _without_waits(recording: Recording, prediction: Prediction) -> list[Change]
     places, ownership = recording.places_of_waits[1], recording.ownership
     no_span = np.zeros(len(ownership.spans.start), bool)
     no_work = np.zeros(len(ownership.work.start), bool)
-    found = []
-    for calls in (np.concatenate(places), *places[:_PLACES]):
-        change = prediction.change({"free": Removable(no_span, no_work, calls)})
-        assert isinstance(change, Change)
-        found.append(change)
-    return found
+    return [
+        free(prediction.recording, prediction.within(Removable(no_span, no_work, calls)))
+        for calls in (np.concatenate(places), *places[:_PLACES])
+    ]
 
 
 def _change_of(finding: Finding, prediction: Prediction) -> Change | None:

@@ -103,17 +103,15 @@ def free_owners(recording: Replayable) -> dict[int, Change]:
     spans = dict(grouped(ownership.owner))
     launched, worked = _by_owner(ownership.launch_shares), _by_owner(ownership.work_shares)
     calls = dict(grouped(ownership.owner[waits.span]))
-    none = np.empty(0, np.int64)
+    none, nothing = np.empty(0, np.int64), (np.empty(0, np.int64), np.empty(0))
     found = {}
     for number in sorted({*spans, *launched, *worked} - {int(Special.ENGINE)}):
-        launch, part_of_launch = launched.get(number, (none, none))
-        done, part = worked.get(number, (none, none))
+        launch, part_of_launch = launched.get(number, nothing)
+        done, part = worked.get(number, nothing)
         mine, outside = spans.get(number, none), none
         if number == Special.OUTSIDE:
-            outside, done = (
-                np.array([recording.forward_outside]),
-                np.append(done, recording.outside),
-            )
+            outside = np.array([recording.forward_outside])
+            done = np.append(done, recording.outside)
             part = np.append(part, np.ones(len(recording.outside)))
         parts = np.concatenate([mine, launch + count, outside])
         taken = np.concatenate([np.zeros(len(mine)), 1 - part_of_launch, np.zeros(len(outside))])
