@@ -208,8 +208,9 @@ def _fuse(recording: Replayable, chosen: Sequence[str] | Removable) -> Change | 
     any one of the kernels that it replaces.
     """
     ownership, events = recording.ownership, recording.events
+    operators = np.empty(0, np.int64)
     if isinstance(chosen, Removable):
-        spans = chosen.spans
+        spans, operators = chosen.spans, chosen.operators
     else:
         owners = {owner for path in chosen for owner in owners_within(ownership, path)}
         spans = np.isin(ownership.owner, sorted(owners))
@@ -217,7 +218,9 @@ def _fuse(recording: Replayable, chosen: Sequence[str] | Removable) -> Change | 
     host, of_work = _unchanged(recording)
     work = ownership.work
     if (work.device >= 0).any():
-        mine = take(spans, work.span, False) & (work.tier == Tier.COMPUTE) & good[work.name]
+        mine = take(spans, work.span, False)
+        mine |= enclosing(events, operators, work.thread, work.launch) >= 0
+        mine &= (work.tier == Tier.COMPUTE) & good[work.name]
         order = np.lexsort((work.start, work.queue))
         chains = _chains(order, mine, (work.queue << 1) + (work.run >= 0), work.end - work.start)
         for chain, longest in chains:
@@ -227,7 +230,7 @@ def _fuse(recording: Replayable, chosen: Sequence[str] | Removable) -> Change | 
     else:
         index = _outermost(recording)
         span = ownership.spans.of(events, index)
-        mine = take(spans, span, False) & good[events.name[index]]
+        mine = (take(spans, span, False) | np.isin(index, operators)) & good[events.name[index]]
         backward = take(ownership.passes.of_span, span, NOTHING) >= 0
         order = np.lexsort((events.start[index], events.thread[index]))
         group = (events.thread[index].astype(np.int64) << 1) + backward

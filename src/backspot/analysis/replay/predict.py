@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import zip_longest
@@ -175,7 +175,7 @@ def with_savings(report: Report, recording: Recording, _: Options) -> Report:
     """Add what the step would save without each row, each subtree and with each remedy."""
     prediction = predict(recording, report.unprofiled_step_ns)
     if isinstance(prediction, Refusal):
-        findings = tuple(_with_saving(finding, None) for finding in report.findings)
+        findings = tuple(_with_saving(finding, None, ()) for finding in report.findings)
         return changed(report, findings=findings, not_replayed=prediction.reason)
     replayed = prediction.recording.ownership
     alone = {
@@ -186,13 +186,14 @@ def with_savings(report: Report, recording: Recording, _: Options) -> Report:
     outer = dict.fromkeys(parent for parent in parents.values() if parent is not None)
     subtrees = {path: change_of_paths(prediction.recording, {path: 0.0}) for path in outer}
     causes = [_change_of(finding, prediction) for finding in report.findings]
+    remedies, remedy_names = [one for one, _ in causes], [names for _, names in causes]
     waits = _without_waits(recording, prediction) if report.waits else []
-    changes = [*alone.values(), *subtrees.values(), *(one for one in causes if one is not None)]
+    changes = [*alone.values(), *subtrees.values(), *(one for one in remedies if one is not None)]
     step, savings = prediction.savings([*changes, *waits])
     each = iter(savings)
     of_rows = {key: next(each) for key in alone}
     of_subtrees = {path: next(each) for path in subtrees}
-    of_findings = [None if one is None else next(each) for one in causes]
+    of_findings = [None if one is None else next(each) for one in remedies]
 
     of_waits = list(each)
     worth = prediction.worth
@@ -213,7 +214,7 @@ def with_savings(report: Report, recording: Recording, _: Options) -> Report:
         report,
         prediction,
         modules=tuple(map(saves, report.modules)),
-        findings=tuple(map(_with_saving, report.findings, of_findings)),
+        findings=tuple(map(_with_saving, report.findings, of_findings, remedy_names)),
         replayed_step=step,
         waits=tuple(
             replace(wait, saves=saving) for wait, saving in zip_longest(report.waits, of_waits[1:])
@@ -242,29 +243,34 @@ def _without_waits(recording: Recording, prediction: Prediction) -> list[Change]
     ]
 
 
-def _change_of(finding: Finding, prediction: Prediction) -> Change | None:
-    """Return the change that a finding's remedy is, ``None`` where that is not known."""
+def _change_of(finding: Finding, prediction: Prediction) -> tuple[Change | None, Mapping[str, Any]]:
+    """Return the change that a finding's remedy is, and its names; no names for free work.
+
+    There is no change where what the remedy saves is not known.
+    """
     if not isinstance(finding, Found):
-        return None
-    asked, work = finding.change, finding.removable
+        return None, {}
+    change = prediction.change(finding.change) if finding.change else None
+    if isinstance(change, Change):
+        return change, finding.change
     # Where the step waits for the host, device work alone does not say what a cause costs.
-    if not asked and work is not None and (work.with_host or prediction.is_device_bound):
-        asked = {"free": work}
-    change = prediction.change(asked) if asked else None
-    return None if isinstance(change, Refusal) else change
+    work = finding.removable
+    if work is None or not (work.with_host or prediction.is_device_bound):
+        return None, {}
+    return free(prediction.recording, prediction.within(work)), {}
 
 
-def _with_saving(finding: Finding, saves: Saving | None) -> Finding:
+def _with_saving(finding: Finding, saves: Saving | None, names: Iterable[str]) -> Finding:
     """Return the finding with its saving, which is at most the clock time of work that is free."""
     if not isinstance(finding, Found):
         return finding
     if finding.saves is not None:  # the rule knows it without a replay
         return finding.with_saves(finding.saves)
-    if saves is not None and not finding.change:
+    if saves is not None and not names:
         most = finding.wall_ns
         saves = Saving(min(saves.ns, most), min(saves.low_ns, most), saves.high_ns)
     elif saves is not None:
-        saves = replace(saves, at_best=any(CHANGES[name].at_best for name in finding.change))
+        saves = replace(saves, at_best=any(CHANGES[name].at_best for name in names))
     return finding.with_saves(saves)
 
 

@@ -68,7 +68,13 @@ def attention_math(evidence: Evidence) -> Finding | None:
         ),
         nodes=names,
         kernels=costs.top_kernels(evidence.work_of(nodes)),
+        change={"free": evidence.with_forward(nodes & ~_multiplying(evidence))},
     )
+
+
+def _multiplying(evidence: Evidence) -> Mask:
+    """Whether each span is the node of a batched product."""
+    return evidence.nodes_named(lambda name: _kind(name) in _PRODUCTS)
 
 
 def _chains(evidence: Evidence) -> tuple[Mask, Mask]:
@@ -491,6 +497,7 @@ def no_tensor_cores(evidence: Evidence) -> Finding | None:
         ),
         nodes=costs.top_nodes(evidence.spans_of_work(work)),
         kernels=costs.top_kernels(work),
+        change={} if wide else {"dtype": "bf16"},
     )
 
 
@@ -549,6 +556,7 @@ def written_out_function(evidence: Evidence) -> Finding | None:
         remedy=f"Use {function}, which is one operator forward and backward.",
         link="https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.gelu.html",
         nodes=costs.top_nodes(nodes),
+        change={"fuse": evidence.with_forward(nodes)},
     )
 
 

@@ -68,6 +68,7 @@ def launch_bound(evidence: Evidence) -> Finding | None:
         remedy=remedy,
         link="https://docs.pytorch.org/docs/stable/generated/torch.compile.html",
         nodes=costs.top_nodes(mine),
+        change={"graph": True},
     )
 
 
@@ -353,7 +354,8 @@ def waiting_for_data(evidence: Evidence) -> Finding | None:
     if phase is None:
         return None
     fetches = evidence.events.names_where(names.is_fetch_mark)
-    marked = len(evidence.events.chosen(fetches, Category.ANNOTATION)) > 0
+    loading = evidence.events.chosen(fetches, Category.ANNOTATION)
+    marked = len(loading) > 0
     if not marked and not evidence.report.has_gpu:
         return None
     say, costs = evidence.wording, evidence.costs
@@ -390,6 +392,7 @@ def waiting_for_data(evidence: Evidence) -> Finding | None:
         seen=seen,
         remedy=remedy,
         link="https://docs.pytorch.org/docs/stable/data.html#multi-process-data-loading",
+        change={"free": costs.removable(None, None, operators=loading)} if marked else {},
     )
 
 
