@@ -219,9 +219,9 @@ def _without(row: Row) -> list[Part]:
 
 
 def _saves(report: Report, row: Row) -> list[Part]:
-    """How much less time a step would take if the backward of this row were free."""
+    """How much less time a step would take without this row."""
     return said(
-        f"Without the backward of {{}}, a {report.per} would take {{}} less, {{}} of the "
+        f"Without {{}}, a {report.per} would take {{}} less, {{}} of the "
         f"{report.per}; it takes {{}} of the backward",
         ("name", row.label),
         duration(row.saves.ns if row.saves else 0),
