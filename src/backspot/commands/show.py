@@ -99,9 +99,9 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         action="append",
         metavar="CHANGE",
         help="print what a step would take with this change, and no report: 'blocks.*=0.5' (the "
-        "part of its time that a module keeps, forward, backward and update), 'fuse=blocks.*.norm1' "
-        "(its chains as one kernel each), no_waits, graph (all launched at once), optimizer=fused, "
-        "dtype=bf16 or buckets=8 (can be repeated: all of them together)",
+        "part of its time that a module keeps), fuse=MODULE (its chains as one kernel each), "
+        "no_waits, graph (all launched at once), optimizer=fused, dtype=bf16, buckets=8; can be "
+        "repeated for all of them together",
     )
     add_format(parser, "Report")
     parser.add_argument(

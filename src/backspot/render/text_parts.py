@@ -180,7 +180,7 @@ def render_subtree(subtree: Subtree, *, width: int | None = None, color: bool = 
         f"{label}: {duration(whole)} of the backward per step, "
         f"{duration(subtree.row.wall_ns)} of it in the module itself"
     )
-    lines = paragraph(Text(what, "bold"), width, whole=uncut)
+    lines = [*paragraph(Text(what, "bold"), width, whole=uncut)]
     if saves := told_apart(subtree.row.total_saves):
         lines += paragraph(Text(f"Without it, a step would take {saves}."), width, whole=uncut)
     lines += [Text(), *lay_out(columns, width, whole=uncut)]

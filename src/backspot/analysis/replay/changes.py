@@ -84,7 +84,7 @@ def said(asked: tuple[str, Any]) -> str:
     """Return a change as people ask for it."""
     name, what = asked
     if name == "factors":
-        listed = [f"{path or '(root)'}={factor:g}" for path, factor in what.items()]
+        listed = [f"{path or '(root)'}={factor:g}" for path, factor in sorted(what.items())]
         return ", ".join(listed) if len(listed) < 4 else f"{len(listed)} modules"
     if name == "fuse":
         return f"fuse {counted(len(what), 'module')}"

@@ -216,7 +216,14 @@ def replays(
     costs = cost.range()
     lengths, work = recording.host(*costs), recording.work(*costs)
     host = host_times(recording, lengths)
-    updating = _of_update(recording, lengths, work)
+    # What comes before the first step stays: else that step would begin sooner, and end as late.
+    of_steps = recording.steps.of_work >= 0
+    begins = recording.graph.launch[recording.steps.of_work == 0].min(
+        initial=recording.steps.start[0]
+    )
+    changing = np.where(recording.line.edges[:-1, None] >= begins, lengths, 0.0)
+    changing_work = np.where(of_steps[:, None], work, 0.0)
+    updating = _of_update(recording, changing, changing_work)
     steps = np.empty((0, len(costs)))
     found = np.empty((len(recording.steps.start), len(costs), len(changes)))
     shorter = np.empty((len(costs), len(changes)))
@@ -224,9 +231,9 @@ def replays(
     for first in range(0, max(1, len(changes)), size):
         some = changes[first : first + size]
         of_host = _less(
-            *_joined([(c.host, c.host_factors) for c in some]), lengths, recording.station
+            *_joined([(c.host, c.host_factors) for c in some]), changing, recording.station
         )
-        of_work = _less(*_joined([(c.work, c.work_factors) for c in some]), work)
+        of_work = _less(*_joined([(c.work, c.work_factors) for c in some]), changing_work)
         times = of_host.taken_from(host, len(some)), of_work.taken_from(work, len(some))
         taken_off = of_host.by_column(len(some)) + of_work.by_column(len(some))
         for table, (index, amount), part in zip(times, updating, (0, 1), strict=True):
@@ -234,7 +241,7 @@ def replays(
             table[index, :, 1:] -= amount[:, :, None] * gone
             taken_off += amount.sum(axis=0)[:, None] * gone
         simulated = simulate(recording, *times, _skipped(some, len(costs)))
-        taken = simulated.step_lengths(recording, work[:, :, None])
+        taken = simulated.step_lengths(recording, times[1])
         steps = taken[:, :, 0]
         found[:, :, first : first + size] = taken[:, :, :1] - taken[:, :, 1:]
         waited = [recording.events.duration[change.waits].sum() for change in some]
