@@ -187,7 +187,7 @@ def _half(context: Context) -> torch.dtype:
 
 
 def _vit(context: Context, large: bool, **options: Any) -> Case:
-    width, batch = _sizes(context, (1024, 48 if large else 2), (256 if large else 64, 4))
+    width, batch = _sizes(context, (1024, 48 if large else 2), (192 if large else 64, 2))
     model = made(context, lambda: Vit(width, 6, 64, 8)).to(_half(context))
     images = context.randn(batch, 3, 64, 64).to(_half(context))
     removed = ("blocks.1.mlp", "blocks.5.attn", "blocks.4", "blocks.2.norm1", "blocks.2.attn")
@@ -198,7 +198,7 @@ def _vit(context: Context, large: bool, **options: Any) -> Case:
 
 def _gpt(context: Context, large: bool, **options: Any) -> Case:
     width, batch, length, words = _sizes(
-        context, (1024, 8 if large else 1, 1024, 8192), (256 if large else 64, 2, 128, 2048)
+        context, (1024, 8 if large else 1, 1024, 8192), (192 if large else 64, 2, 64, 1024)
     )
     model = made(context, lambda: Gpt(width, 5, length, words)).to(_half(context))
     tokens = context.randint(words, batch, length if large else length // 4)
@@ -208,7 +208,7 @@ def _gpt(context: Context, large: bool, **options: Any) -> Case:
 
 def _resnet(context: Context, large: bool) -> Case:
     depth, batch = 50 if context.device.startswith("cuda") else 18, 128 if large else 4
-    (batch, side) = _sizes(context, (batch, 224), (8 if large else 2, 64))
+    (batch, side) = _sizes(context, (batch, 224), (4 if large else 2, 64))
     model = resnet(context, depth)
     images = context.randn(batch, 3, side, side).contiguous(memory_format=torch.channels_last)
     removed = ("layer1.1", "layer3.1", "layer2.1", "layer4.1")
@@ -286,7 +286,7 @@ def _forward_heavy(context: Context) -> Case:
     width, rows = _sizes(context, (2048, 8192), (256, 256))
     model = _Teaching(width).to(context.device)
     x = context.randn(rows, width).requires_grad_()
-    removed = ("teacher.layers.1", "teacher.layers.3", "student.layers.1", "teacher")
+    removed = ("teacher.layers.1", "teacher.layers.3", "student.layers.1", "teacher.layers.6")
     return _case(model, lambda: _small(model(x)), removed, ("student.layers.2", "teacher.layers.5"))
 
 

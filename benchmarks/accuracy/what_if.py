@@ -301,6 +301,7 @@ def _errors(records: Sequence[Record]) -> dict[str, Any]:
         "changes": len(known),
         "refused": len(records) - len(known),
         "median_error": statistics.median(errors),
+        "error_90": errors[min(len(errors) - 1, int(0.90 * len(errors)))],
         "error_95": errors[min(len(errors) - 1, int(0.95 * len(errors)))],
         "worst_error": errors[-1],
         "in_range": statistics.mean(one["in_range"] for one in known),

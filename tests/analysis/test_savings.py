@@ -57,7 +57,7 @@ def test_a_module_that_hides_behind_communication_saves_little_and_the_report_sa
     report = backspot.locate(program.save(tmp_path))
     row = report["a"].row
     assert row.wall_ns == pytest.approx(5 * MS, rel=0.05)
-    assert row.saves.ns <= row.saves.high_ns < 2 * MS
+    assert row.saves.ns <= row.saves.high_ns < 2.5 * MS
     assert report.top(1, sort="saves")[0].path == "(communication)"
     text = said(report)
     assert "a takes 5.0 ms of the backward, but without it a step would take" in text

@@ -198,14 +198,14 @@ _PRODUCTS = re.compile(
     re.IGNORECASE,
 )
 """Kernels and operators that a generated kernel does not take in."""
+_A_WHILE = 0.1  # of the longest operator of a chain
 
 
 @named("fuse", at_best=True)
 def _fuse(recording: Replayable, chosen: Sequence[str] | Removable) -> Change | Refusal:
-    """Chains of operators run as one kernel, which reads and writes as much as the longest one.
+    """Chains of operators run as one kernel, which takes as long as the usual one among them.
 
-    A kernel that reads each input once and writes each output once moves at least as many bytes as
-    any one of the kernels that it replaces.
+    It reads each input once and writes each output once, as an operator on few tensors does.
     """
     ownership, events = recording.ownership, recording.events
     operators = np.empty(0, np.int64)
@@ -223,8 +223,8 @@ def _fuse(recording: Replayable, chosen: Sequence[str] | Removable) -> Change | 
         mine &= (work.tier == Tier.COMPUTE) & good[work.name]
         order = np.lexsort((work.start, work.queue))
         chains = _chains(order, mine, (work.queue << 1) + (work.run >= 0), work.end - work.start)
-        for chain, longest in chains:
-            of_work[chain[chain != longest]] = 0.0
+        for chain, longest, factor in chains:
+            of_work[chain] = np.where(chain == longest, factor, 0.0)
             (between,) = _between(recording, work.launch[chain[:1]], work.launch[chain[-1:]])
             host[between] = 0.0
     else:
@@ -235,25 +235,31 @@ def _fuse(recording: Replayable, chosen: Sequence[str] | Removable) -> Change | 
         order = np.lexsort((events.start[index], events.thread[index]))
         group = (events.thread[index].astype(np.int64) << 1) + backward
         chains = _chains(order, mine, group, events.duration[index])
-        for chain, longest in chains:
+        for chain, longest, factor in chains:
             first, last, kept = index[chain[:1]], index[chain[-1:]], index[[longest]]
             (between,) = _between(recording, events.start[first], events.end[last])
             (one,) = _between(recording, events.start[kept], events.end[kept])
-            host[between], host[one] = 0.0, 1.0
+            host[between], host[one] = 0.0, factor
     if not chains:
         return Refusal("these modules have no chain of operators that one kernel could do.")
     return _of_factors(host, of_work)
 
 
-def _chains(order: Ints, chosen: Mask, group: Ints, length: Ints) -> list[tuple[Ints, int]]:
+def _chains(order: Ints, chosen: Mask, group: Ints, length: Ints) -> list[tuple[Ints, int, float]]:
     """Return what is chosen one after the other in an order and of one group; at least 2 each.
 
-    Each chain comes with what takes longest in it.
+    Each chain comes with what takes longest in it, and which part of that time is the median of all
+    in it that take a while: views take none.
     """
     kept, groups = chosen[order], group[order]
     breaks = np.flatnonzero(np.append(True, ~(kept[1:] & kept[:-1] & (groups[1:] == groups[:-1]))))
-    parts = [part for part in np.split(order, breaks[1:]) if len(part) > 1]
-    return [(part, int(part[np.argmax(length[part])])) for part in parts]
+    found = []
+    for part in np.split(order, breaks[1:]):
+        if len(part) > 1:
+            longest = int(part[np.argmax(length[part])])
+            some = length[part][length[part] >= _A_WHILE * length[longest]]
+            found.append((part, longest, float(np.median(some)) / max(1, int(length[longest]))))
+    return found
 
 
 def _outermost(recording: Replayable) -> Ints:

@@ -48,6 +48,12 @@ _ERRORS = {True: 0.02, False: 0.04}
 """
 
 
+_ALONE = 1.5
+"""How much larger that is where no real steps were timed."""
+_MEASURED_MORE, _LEAST_ERROR = 1.3, 0.005
+"""How much longer work can take than was recorded, and more than that as a share of the step."""
+
+
 _NOTHING = Saving(0, 0, 0)
 """What a module saves that does nothing."""
 PARTS_OF_SAVINGS = ("forward", "backward", "recompute", "optimizer")
@@ -103,7 +109,7 @@ class Prediction:
         """Return the step without any change, and what it saves with each change alone."""
         found = replays(self.recording, self.cost, changes)
         step = self._step(found)
-        error = _ERRORS[self.is_device_bound] * step.ns
+        error = _ERRORS[self.is_device_bound] * step.ns * (1.0 if self.fitted else _ALONE)
         shared = _time_shared(self.recording.ownership.work)
         errors = [error + float((shared[c.work] * (1 - c.work_factors)).sum()) for c in changes]
         return step, _savings(found, self.typical, error, np.array(errors), step.ns)
@@ -340,8 +346,8 @@ def _savings(
 ) -> list[Saving]:
     """Return what each change saves, with the error of predictions on both sides.
 
-    A change saves at least nothing, and at most the time of all work that it makes shorter, or the
-    whole step.
+    A change saves at least nothing, and hardly more than the time of all work that it makes
+    shorter, or the whole step.
 
     Args:
         typical: the steps that count.
@@ -355,6 +361,7 @@ def _savings(
     most = np.max([one.shorter for one in found], axis=0)
     ns = np.minimum(typical.mean(by_step.T), step_ns)
     low = np.clip(np.round(quartiles.min(axis=(0, 1)) - less), 0, ns).astype(np.int64)
+    most = most * _MEASURED_MORE + _LEAST_ERROR * step_ns
     high = np.minimum(np.round(quartiles.max(axis=(0, 1)) + more), np.round(most))
     high = np.clip(high, ns, step_ns).astype(np.int64)
     return [Saving(*one) for one in zip(ns.tolist(), low.tolist(), high.tolist(), strict=True)]
