@@ -198,7 +198,7 @@ _PRODUCTS = re.compile(
     re.IGNORECASE,
 )
 """Kernels and operators that a generated kernel does not take in."""
-_A_WHILE = 0.1  # of the longest operator of a chain
+_A_WHILE = 0.1  # of the median operator of a chain
 
 
 @named("fuse", at_best=True)
@@ -222,7 +222,8 @@ def _fuse(recording: Replayable, chosen: Sequence[str] | Removable) -> Change | 
         mine |= enclosing(events, operators, work.thread, work.launch) >= 0
         mine &= (work.tier == Tier.COMPUTE) & good[work.name]
         order = np.lexsort((work.start, work.queue))
-        chains = _chains(order, mine, (work.queue << 1) + (work.run >= 0), work.end - work.start)
+        group = _turns(recording, work.queue, work.launch, work.run >= 0)
+        chains = _chains(order, mine, group, work.end - work.start)
         for chain, longest, factor in chains:
             of_work[chain] = np.where(chain == longest, factor, 0.0)
             (between,) = _between(recording, work.launch[chain[:1]], work.launch[chain[-1:]])
@@ -233,7 +234,7 @@ def _fuse(recording: Replayable, chosen: Sequence[str] | Removable) -> Change | 
         mine = (take(spans, span, False) | np.isin(index, operators)) & good[events.name[index]]
         backward = take(ownership.passes.of_span, span, NOTHING) >= 0
         order = np.lexsort((events.start[index], events.thread[index]))
-        group = (events.thread[index].astype(np.int64) << 1) + backward
+        group = _turns(recording, events.thread[index], events.start[index], backward)
         chains = _chains(order, mine, group, events.duration[index])
         for chain, longest, factor in chains:
             first, last, kept = index[chain[:1]], index[chain[-1:]], index[[longest]]
@@ -256,10 +257,18 @@ def _chains(order: Ints, chosen: Mask, group: Ints, length: Ints) -> list[tuple[
     found = []
     for part in np.split(order, breaks[1:]):
         if len(part) > 1:
-            longest = int(part[np.argmax(length[part])])
-            some = length[part][length[part] >= _A_WHILE * length[longest]]
-            found.append((part, longest, float(np.median(some)) / max(1, int(length[longest]))))
+            ns, longest = length[part], int(part[np.argmax(length[part])])
+            usual = np.median(ns[ns >= _A_WHILE * np.median(ns)])
+            found.append((part, longest, float(usual) / max(1, int(length[longest]))))
     return found
+
+
+def _turns(recording: Replayable, line: Ints, time: Ints, backward: Mask) -> Ints:
+    """Number what runs on each thread or queue by the pass that it is in, or that comes next."""
+    passes = recording.ownership.passes
+    before = np.searchsorted(passes.start, time, side="right")
+    turns: Ints = (line.astype(np.int64) * (len(passes.start) + 1) + before) * 2 + backward
+    return turns
 
 
 def _outermost(recording: Replayable) -> Ints:
