@@ -57,13 +57,13 @@ BUDGET = {
     "analysis/accounting": 4_050,
     "analysis/host": 700,
     "analysis/findings": 3_500,
-    "analysis/replay": 2_000,
+    "analysis/replay": 2_580,
     "comparison": 1_230,
     "job": 3_440,
-    "render": 7_560,
+    "render": 7_580,
     "live": 7_900,
     "integrations": 1_100,
-    "commands": 2_180,
+    "commands": 2_200,
     "": 47_500,
 }
 WRITTEN = {".py", ".html", ".js", ".css"}

@@ -209,9 +209,7 @@ def _idle(cost: Row | OperatorCost, sort: Sort) -> int:
 def _without(row: Row) -> list[Part]:
     """What the step would save, if that is clearly another time than the row takes."""
     saves, wall = row.saves, row.wall_ns
-    if saves is None or saves.low_ns <= wall <= saves.high_ns:
-        return []
-    if abs(saves.ns - wall) < _ANOTHER * wall:
+    if saves is None or abs(saves.ns - wall) < _ANOTHER * wall:
         return []
     least, most = duration(saves.low_ns), duration(saves.high_ns)
     less = f"{duration(saves.ns)} less" if saves.ns else "hardly less"

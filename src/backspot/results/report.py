@@ -411,7 +411,7 @@ class Report(Presented, _Predicted):
             graph: Whether the host launches forward, backward and update at once, as a CUDA graph
                 does.
             fuse: Modules, by path or pattern, whose chains of operators run as one kernel each: one
-                that takes as long as the longest of them.
+                that takes as long as the usual one of the chain.
             optimizer: ``"fused"`` for an update that reads and writes all parameters once.
             dtype: The type in which matrix products run that now run in fp32 without tensor cores.
             buckets: In how many equal buckets gradients are exchanged.
@@ -426,8 +426,9 @@ class Report(Presented, _Predicted):
 
         Example:
             >>> report.what_if({"patch_drop": 0.5}).saves_ns
-            1922516
-            >>> print(report.what_if({"blocks.*.attn": 0.0}, optimizer="fused"))
+            2158447
+            >>> print(report.what_if({"blocks.*": 0.5}, graph=True))
+            A step would take 10.3 ms: 16.4 ms less at best (13.5 ms to 19.2 ms), by a replay without the profiler
         """
         for name, flag in (("no_waits", no_waits), ("graph", graph)):
             if not isinstance(flag, bool):
