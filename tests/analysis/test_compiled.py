@@ -504,7 +504,7 @@ def test_costly_kernels_in_a_region_are_found_at_the_modules(kernel, rule):
 def test_a_free_module_frees_its_share_of_a_kernel():
     ownership = attribute(events_of("llama"))
     shares, work = ownership.work_shares, ownership.work
-    changes = free_owners(ownership)
+    changes = free_owners(recorded("llama"))
     freed = np.zeros(len(work.start))
     for change in changes.values():
         freed[change.work] += 1 - change.work_factors
