@@ -75,7 +75,7 @@ def test_two_computations_share_the_gpu_so_one_that_hides_may_save_its_time(tmp_
     report = backspot.locate(beside_a_long_kernel(Program(), "gemm").save(tmp_path))
     saves = report["a"].row.saves
     assert saves.ns < MS
-    assert saves.high_ns == pytest.approx(5 * MS, rel=0.05)
+    assert 4.9 * MS <= saves.high_ns < 7 * MS
     assert "other work takes that time anyway" not in said(report)
 
 
@@ -83,7 +83,8 @@ def test_where_the_gpu_decides_a_module_saves_its_gpu_time_forward_and_backward(
     report = backspot.locate(PATHS["ddp.rank0"])
     for row in report.top(4):
         parts = row.saves.parts
-        assert row.saves.ns == pytest.approx(row.gpu_ns + row.forward_ns, rel=0.05)
+        assert row.saves.ns == pytest.approx(row.gpu_ns + parts["forward"], rel=0.02)
+        assert parts["forward"] <= row.forward_ns
         assert parts["backward"] == pytest.approx(row.gpu_ns, rel=0.05)
         assert sum(parts.values()) == row.saves.ns
 

@@ -361,7 +361,7 @@ def _savings(
     most = np.max([one.shorter for one in found], axis=0)
     ns = np.minimum(typical.mean(by_step.T), step_ns)
     low = np.clip(np.round(quartiles.min(axis=(0, 1)) - less), 0, ns).astype(np.int64)
-    most = most * _MEASURED_MORE + _LEAST_ERROR * step_ns
+    most = most * _MEASURED_MORE + (most > 0) * _LEAST_ERROR * step_ns
     high = np.minimum(np.round(quartiles.max(axis=(0, 1)) + more), np.round(most))
     high = np.clip(high, ns, step_ns).astype(np.int64)
     return [Saving(*one) for one in zip(ns.tolist(), low.tolist(), high.tolist(), strict=True)]
