@@ -387,8 +387,8 @@ MUTATIONS = (
     Mutation(
         "of several changes only the last one counts",
         "analysis/replay/changes.py",
-        "host[change.host] *= change.host_factors",
-        "host[change.host] = change.host_factors",
+        "host[updating] *= 1 - change.update[0]",
+        "host[updating] = 1 - change.update[0]",
         CHANGES,
     ),
     Mutation(
