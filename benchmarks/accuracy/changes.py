@@ -187,9 +187,11 @@ def _half(context: Context) -> torch.dtype:
 
 
 def _vit(context: Context, large: bool, **options: Any) -> Case:
-    width, batch = _sizes(context, (1024, 48 if large else 2), (192 if large else 64, 2))
-    model = made(context, lambda: Vit(width, 6, 64, 8)).to(_half(context))
-    images = context.randn(batch, 3, 64, 64).to(_half(context))
+    width, batch, side = _sizes(
+        context, (1024, 48 if large else 2, 224), (192 if large else 64, 2, 64)
+    )
+    model = made(context, lambda: Vit(width, 6, side, side // 8)).to(_half(context))
+    images = context.randn(batch, 3, side, side).to(_half(context))
     removed = ("blocks.1.mlp", "blocks.5.attn", "blocks.4", "blocks.2.norm1", "blocks.2.attn")
     return _case(
         model, lambda: _small(model(images)), removed, ("blocks.0", "blocks.3.mlp"), **options
@@ -225,11 +227,11 @@ def _resnet(context: Context, large: bool) -> Case:
 
 def _compiled(context: Context) -> Case:
     """A compiled model without some of its parts: each time it is another graph."""
-    (width, batch) = _sizes(context, (1024, 48), (128, 4))
-    model = made(context, lambda: Vit(width, 6, 64, 8)).to(_half(context))
-    images = context.randn(batch, 3, 64, 64).to(_half(context))
-    removed = ("blocks.0.attn", "blocks.1.mlp", "blocks.2", "blocks.3.attn", "blocks.4.mlp")
-    case = _case(model, lambda: _small(run(images)), removed[: context.pick(5, 1)])
+    width, batch, side = _sizes(context, (1024, 64, 224), (128, 4, 64))
+    model = made(context, lambda: Vit(width, 6, side, side // 8)).to(_half(context))
+    images = context.randn(batch, 3, side, side).to(_half(context))
+    removed = ("blocks.1.mlp", "blocks.2", "blocks.4.attn")
+    case = _case(model, lambda: _small(run(images)), removed[: context.pick(3, 1)])
     run = torch.compile(model)
     return case
 

@@ -85,8 +85,8 @@ def _times(steps: Sequence[Callable[[], None]], device: str, small: bool) -> lis
 
     Other programs on a machine move its clock by more than most changes.
     """
-    rounds, inner = (3, 1) if small else (15, 3)
-    seconds = 3.0 * len(steps)
+    rounds, inner = (3, 1) if small else (12, 3)
+    seconds = 1.5 * len(steps) if device != "cpu" else 4.0 * len(steps)
     clock = time.process_time if device == "cpu" else time.perf_counter
     return interleaved(
         steps, device, rounds=rounds, inner=inner, warmup=2, seconds=seconds, clock=clock

@@ -298,9 +298,9 @@ class Row:
         wall_on: What ``wall_ns`` is spent on.
         lines: Lines of the forward that created its nodes, most wall time first; only with
             ``instrument(model, lines=True)``.
-        saves: How much less a step would take without this row: its forward, its backward, what runs
-            again, and its share of the update, as far as that is known; ``None`` for a
-            group, and if the recording cannot be replayed.
+        saves: How much less a step would take without this row: its forward, its backward, what
+            runs again, and its share of the update, as far as that is known; ``None`` for a group,
+            and if the recording cannot be replayed.
         total_saves: How much less without all modules inside, too. Savings do not add up.
         memory: What it has in memory; only with ``profile_memory=True``.
         work: How much work it does; only with ``record_shapes=True``.
