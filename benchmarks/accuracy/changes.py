@@ -178,7 +178,7 @@ def _sizes(context: Context, cuda: Sequence[int], cpu: Sequence[int]) -> list[in
     """The sizes on this device; a quarter of the CPU's in a small run."""
     on_gpu = context.device.startswith("cuda")
     return [
-        context.pick(a if on_gpu else b, max(1, b // 4)) for a, b in zip(cuda, cpu, strict=True)
+        context.pick(a if on_gpu else b, max(2, b // 4)) for a, b in zip(cuda, cpu, strict=True)
     ]
 
 
@@ -192,7 +192,14 @@ def _vit(context: Context, large: bool, **options: Any) -> Case:
     )
     model = made(context, lambda: Vit(width, 6, side, side // 8)).to(_half(context))
     images = context.randn(batch, 3, side, side).to(_half(context))
-    removed = ("blocks.1.mlp", "blocks.5.attn", "blocks.4", "blocks.2.norm1", "blocks.2.attn")
+    removed = (
+        "blocks.1.mlp",
+        "blocks.5.attn",
+        "blocks.4",
+        "blocks.2.norm1",
+        "blocks.2.attn",
+        "blocks.1.norm2",
+    )
     return _case(
         model, lambda: _small(model(images)), removed, ("blocks.0", "blocks.3.mlp"), **options
     )
@@ -240,7 +247,9 @@ def _unet(context: Context) -> Case:
     width, batch, side = _sizes(context, (64, 32, 128), (8, 2, 64))
     model = made(context, lambda: Unet(width))
     images = context.randn(batch, 3, side, side)
-    removed = [f"{path}.{number}" for path in ("up.2", "up.1", "mid") for number in (3, 4)]
+    removed = [
+        f"{path}.{number}" for path in ("up.2", "up.1", "mid", "down.2") for number in (3, 4)
+    ]
     return _case(model, lambda: _small(model(images)), removed, make=_ADAM, fuse=True)
 
 
