@@ -22,10 +22,10 @@ from backspot.analysis.replay.replayable import Refusal, Replayable, prepare
 from backspot.analysis.replay.saving import (
     Change,
     Replays,
-    change_of_paths,
     free_owners,
     owners_within,
     replays,
+    scaled_owners,
 )
 from backspot.analysis.timeline import grouped, take
 from backspot.analysis.typical import TypicalStep
@@ -190,7 +190,11 @@ def with_savings(report: Report, recording: Recording, _: Options) -> Report:
     }
     parents = parents_of(row for row in report.modules if row.is_module)
     outer = dict.fromkeys(parent for parent in parents.values() if parent is not None)
-    subtrees = {path: change_of_paths(prediction.recording, {path: 0.0}) for path in outer}
+    within = {path: owners_within(replayed, path) for path in outer}
+    subtrees = {
+        path: scaled_owners(prediction.recording, dict.fromkeys(owners, 0.0))
+        for path, owners in within.items()
+    }
     causes = [_change_of(finding, prediction) for finding in report.findings]
     remedies, remedy_names = [one for one, _ in causes], [names for _, names in causes]
     waits = _without_waits(recording, prediction) if report.waits else []
@@ -213,7 +217,7 @@ def with_savings(report: Report, recording: Recording, _: Options) -> Report:
         own = _told_apart(own, worth[number[key]]) if key in number else own
         if not (row.is_module and row.path in of_subtrees):
             return replace(row, saves=own, total_saves=own)
-        inside = worth[owners_within(replayed, row.path)].sum(axis=0)
+        inside = worth[within[row.path]].sum(axis=0)
         return replace(row, saves=own, total_saves=_told_apart(of_subtrees[row.path], inside))
 
     return changed(
