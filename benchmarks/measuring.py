@@ -118,14 +118,19 @@ def spread(values: Sequence[float]) -> dict[str, float]:
     return {"median": statistics.median(ordered), "low": low, "high": high, "n": len(ordered)}
 
 
-def milliseconds(step: Callable[[], object], device: str, count: int) -> float:
+def milliseconds(
+    step: Callable[[], object],
+    device: str,
+    count: int,
+    clock: Callable[[], float] = time.perf_counter,
+) -> float:
     """Return what a step takes, from several in a row between two synchronisations."""
     synchronize(device)
-    begin = time.perf_counter()
+    begin = clock()
     for _ in range(count):
         step()
     synchronize(device)
-    return (time.perf_counter() - begin) * 1e3 / count
+    return (clock() - begin) * 1e3 / count
 
 
 def interleaved(
@@ -136,6 +141,7 @@ def interleaved(
     inner: int = 3,
     warmup: int = 3,
     seconds: float = 60.0,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> list[list[float]]:
     """Return milliseconds a step of each of ``steps``, measured in turn (A B B A A B).
 
@@ -151,7 +157,7 @@ def interleaved(
         order = range(len(steps)) if number % 2 == 0 else range(len(steps) - 1, -1, -1)
         for index in order:
             steps[index]()  # the first after a change pays for what the other left in caches
-            times[index].append(milliseconds(steps[index], device, inner))
+            times[index].append(milliseconds(steps[index], device, inner, clock))
         if budget.left <= 0 and number >= 2:
             break
     return times

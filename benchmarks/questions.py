@@ -76,7 +76,7 @@ QUESTIONS = {
     "gpu_truth": Question(
         "Are its numbers true? Against a second count of kernels, and CUDA events",
         "accuracy.gpu_truth", _ALL, "9", "gpu_truth.json",
-        seconds=520, jobs=2,
+        seconds=520, jobs=1,
     ),
     "memory_truth": Question(
         "Are memory, operations and the effect of checkpointing true? Against the allocator and "
@@ -123,7 +123,7 @@ QUESTIONS = {
         "Does a step save what a replay predicts, and what the rows say? Some 45 real changes, of "
         "which 12 are known fixes",
         "accuracy.what_if", "GPU, torchvision, timm", "4", "what_if.json",
-        seconds=520, jobs=2,
+        seconds=520, jobs=1,
     ),
     "planted_ranks": Question(
         "Is the slow rank named, with its module and its price, and are the waits true?",

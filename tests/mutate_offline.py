@@ -21,6 +21,7 @@ LIMITS = "analysis/test_limits.py"
 COMPILED = "analysis/test_compiled.py"
 MEMORY = "analysis/test_memory.py"
 COMMUNICATION = "analysis/test_communication.py"
+CHANGES = "analysis/test_changes.py"
 KNOWN = "analysis/test_replay_known.py"
 REPLAY = "analysis/test_replay.py"
 FINDINGS = "analysis/test_findings.py"
@@ -363,17 +364,38 @@ MUTATIONS = (
         REPLAY,
     ),
     Mutation(
-        "a free backward frees the forward too",
+        "a module is worth the update of the others, too",
+        "analysis/replay/replayable.py",
+        "of_tensors, of_numbers = held / np.maximum(held.sum(axis=1, keepdims=True), 1)",
+        "of_tensors, of_numbers = np.minimum(held, 1)",
+        CHANGES,
+    ),
+    Mutation(
+        "what comes before the first step becomes shorter, too",
         "analysis/replay/saving.py",
-        "work = (of_work != 1) & (forward | (ownership.work.run >= 0))",
-        "work = of_work != 1",
-        f"{REPLAY} {KNOWN}",
+        "changing_work = np.where(of_steps[:, None], work, 0.0)",
+        "changing_work = work",
+        REPLAY,
+    ),
+    Mutation(
+        "chains of several steps run as one kernel",
+        "analysis/replay/changes.py",
+        "(len(passes.start) + 1) + before) * 2 + backward",
+        "(len(passes.start) + 1)) * 2 + backward",
+        CHANGES,
+    ),
+    Mutation(
+        "of several changes only the last one counts",
+        "analysis/replay/changes.py",
+        "host[updating] *= 1 - change.update[0]",
+        "host[updating] = 1 - change.update[0]",
+        CHANGES,
     ),
     Mutation(
         "a module of a kernel saves the others' shares",
         "analysis/replay/saving.py",
-        "work_factors=1 - part,",
-        "work_factors=part,",
+        "(done, 1 - part),",
+        "(done, part),",
         COMPILED,
     ),
     Mutation(

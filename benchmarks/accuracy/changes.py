@@ -1,22 +1,35 @@
 """Real changes for ``what_if.py``: models of which parts can be switched, and what each switch is.
 
-The switches change one model in place, so that before and after can be timed in turn.
+The switches change one model in place, so that before and after can be timed in turn. A part is
+removed, or halved: it then consists of two equal ones, of which one is left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import copy
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
+from torch.nn import functional
 
-from backspot.analysis.attribution.ownership import Ownership
-from backspot.analysis.replay.saving import Change, free_spans, owners_within, scaled_owners
-from benchmarks.models import Context, ResidualMlp, TwoStreams, gpt, resnet, training_step, vit
+from benchmarks.models import (
+    Block,
+    Checkpointed,
+    Context,
+    Gpt,
+    Recommender,
+    ResidualMlp,
+    TwoStreams,
+    Unet,
+    Vit,
+    made,
+    resnet,
+)
 
 
 @dataclass
@@ -25,17 +38,15 @@ class Switch:
 
     Attributes:
         about: in words.
-        paths: gives the subtrees that change.
+        kind: what kind of change.
+        asked: what ``Report.what_if`` is asked for.
         set: makes the change (true) or takes it back.
-        predict: the change as a replay is asked for it.
-        forward: whether the forward of the subtrees changes, too.
     """
 
     about: str
-    paths: Callable[[], tuple[str, ...]]
+    kind: str
+    asked: dict[str, Any]
     set: Callable[[bool], None]
-    predict: Callable[[Ownership], Change]
-    forward: bool = False
 
 
 @dataclass
@@ -47,264 +58,305 @@ class Case:
     switches: list[Switch]
 
 
-def _case(
-    model: nn.Module, inputs: torch.Tensor, switches: list[Switch], called: Any = None, **step: Any
-) -> Case:
-    """A case whose step makes the output of ``called``, by default the model, small."""
-    run = called or model
-    loss = training_step(model, lambda: run(inputs).float().square().mean(), **step)
-    return Case(model, loss, switches)
-
-
 # Switches ----------------------------------------------------------------------------------------
 
 
-class _FreeBackward(torch.autograd.Function):
-    """Runs a module of which the backward hands on the gradient and does nothing else."""
-
-    @staticmethod
-    def forward(_: Any, x: torch.Tensor, module: nn.Module) -> torch.Tensor:
-        return module(x)  # a Function's forward records no graph
-
-    @staticmethod
-    def backward(_: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return gradient, None
-
-
 class _Part(nn.Module):
-    """A part of a model with a free backward, or left out."""
+    """A part of a model that can be left out, or the second of its two equal halves."""
 
-    def __init__(self, inner: nn.Module) -> None:
+    def __init__(self, inner: nn.Module, *, twice: bool = False) -> None:
         super().__init__()
-        self.inner, self.mode = inner, ""
+        self.inner = inner
+        self.second = copy.deepcopy(inner) if twice else None
+        self.less = False
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.mode == "removed":
-            return x
-        return _FreeBackward.apply(x, self.inner) if self.mode == "free" else self.inner(x)
+        if self.second is None:
+            return x if self.less else self.inner(x)
+        x = self.inner(x)
+        return x if self.less else self.second(x)
 
 
-def _owners(ownership: Ownership, paths: Sequence[str]) -> list[int]:
-    return [owner for owners in owners_within(ownership, paths).values() for owner in owners]
-
-
-def _scaled(
-    paths: Callable[[], Sequence[str]], factor: float = 0.0, *, forward: bool = False
-) -> Callable[[Ownership], Change]:
-    return lambda ownership: scaled_owners(
-        ownership, dict.fromkeys(_owners(ownership, paths()), factor), forward=forward
-    )
-
-
-def _part(model: nn.Module, path: str, mode: str) -> Switch:
+def _part(model: nn.Module, path: str, *, twice: bool = False) -> Switch:
     parent, _, name = path.rpartition(".")
-    part = _Part(model.get_submodule(path))
+    part = _Part(model.get_submodule(path), twice=twice)
     setattr(model.get_submodule(parent), name, part)
 
     def switch(on: bool) -> None:
-        part.mode = mode if on else ""
-
-    def paths() -> tuple[str, ...]:  # parts around this one may be switched, too
-        return tuple(path for path, module in model.named_modules() if module is part)
-
-    removed = mode == "removed"
-    about = f"{path} removed" if removed else f"{path}: free backward"
-    return Switch(about, paths, switch, _scaled(paths, forward=removed), removed)
-
-
-def _frozen(model: nn.Module, *paths: str, also: Sequence[nn.Parameter] = ()) -> Switch:
-    """No gradient for the first parts of a model: their whole backward is gone."""
-
-    def parameters() -> Iterator[nn.Parameter]:
-        yield from also
-        for path in paths:
-            yield from model.get_submodule(path).parameters()
-
-    def switch(on: bool) -> None:
-        for parameter in parameters():
-            parameter.requires_grad_(not on)
+        part.less = on
+        for parameter in (part.inner if part.second is None else part.second).parameters():
             parameter.grad = None
 
-    about = f"{paths[-1]} and all before: no gradient"
-    return Switch(about, lambda: paths, switch, _scaled(lambda: paths))
+    kind = "halved" if twice else "removed"
+    return Switch(f"{path} {kind}", kind, {"factors": {path: 0.5 if twice else 0.0}}, switch)
+
+
+_SGD, _ADAM = partial(torch.optim.SGD, lr=1e-4), partial(torch.optim.AdamW, lr=1e-4)
+
+
+@dataclass
+class _Training:
+    """A training step whose optimizer, passes and clipping can be chosen.
+
+    Attributes:
+        passes: how many backward passes come before each update.
+        clip: whether gradients are clipped.
+        fused: whether the optimizer with ``fused=True`` takes the step.
+        reads: whether the loss is read in each step.
+    """
+
+    model: nn.Module
+    loss: Callable[[], torch.Tensor]
+    make: Callable[..., torch.optim.Optimizer] = _SGD
+    passes: int = 1
+    clip: bool = False
+    around: Callable[[], Any] = nullcontext
+    fused: bool = False
+    reads: bool = False
+    _optimizers: dict[bool, torch.optim.Optimizer] = field(default_factory=dict)
+
+    def __call__(self) -> None:
+        if self.fused not in self._optimizers:
+            options = {"fused": True} if self.fused else {}
+            self._optimizers[self.fused] = self.make(self.model.parameters(), **options)
+        optimizer = self._optimizers[self.fused]
+        optimizer.zero_grad(set_to_none=True)
+        for _ in range(self.passes):
+            with self.around():
+                value = self.loss()
+            value.backward()
+            if self.reads:
+                value.item()
+        if self.clip:
+            nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        optimizer.step()
+
+    def fuse(self) -> Switch:
+        return Switch(
+            "a fused optimizer",
+            "optimizer",
+            {"optimizer": "fused"},
+            partial(setattr, self, "fused"),
+        )
+
+    def wait(self) -> Switch:
+        """The step reads its loss until this is switched on."""
+        self.reads = True
+
+        def switch(on: bool) -> None:
+            self.reads = not on
+
+        return Switch("the loss is not read", "no_waits", {"no_waits": True}, switch)
+
+
+def _case(
+    model: nn.Module,
+    loss: Callable[[], torch.Tensor],
+    removed: Sequence[str] = (),
+    halved: Sequence[str] = (),
+    *,
+    fuse: bool = False,
+    wait: bool = False,
+    **options: Any,
+) -> Case:
+    switches = [_part(model, path) for path in removed]
+    switches += [_part(model, path, twice=True) for path in halved]
+    step = _Training(model, loss, **options)
+    switches += [step.fuse()] * fuse
+    switches += [step.wait()] * (wait and next(model.parameters()).is_cuda)
+    return Case(model, step, switches)
+
+
+def _small(value: torch.Tensor) -> torch.Tensor:
+    return value.float().square().mean()
 
 
 # Models ------------------------------------------------------------------------------------------
 
 
-def _images(context: Context, batch: int, side: int) -> torch.Tensor:
-    return context.randn(context.pick(batch, 2), 3, side, side)
-
-
-def _vit(context: Context, large: bool) -> Case:
-    model = vit(context, depth=6)
-    images = _images(context, 48 if large else 2, context.pick(224, 32)).to(torch.bfloat16)
-    last = len(model.blocks) - 1
-    switches = [
-        _part(model, "blocks.1.mlp", "free"),
-        _part(model, f"blocks.{last}.attn", "free"),
-        _part(model, f"blocks.{max(0, last - 1)}", "free"),
-        _part(model, f"blocks.{last}", "removed"),
-        _frozen(model, "patch_embed", "blocks.0", also=(model.pos,)),
+def _sizes(context: Context, cuda: Sequence[int], cpu: Sequence[int]) -> list[int]:
+    """The sizes on this device; a quarter of the CPU's in a small run."""
+    on_gpu = context.device.startswith("cuda")
+    return [
+        context.pick(a if on_gpu else b, max(2, b // 4)) for a, b in zip(cuda, cpu, strict=True)
     ]
-    return _case(model, images, switches)
 
 
-def _tokens(context: Context, batch: int, length: int) -> torch.Tensor:
-    shape = context.pick(batch, 2), context.pick(length, 16)
-    return context.randint(context.pick(8192, 128), *shape)
+def _half(context: Context) -> torch.dtype:
+    return torch.bfloat16 if context.device.startswith("cuda") else torch.float32
 
 
-def _gpt(context: Context, large: bool) -> Case:
-    model = gpt(context, depth=5)
-    last = len(model.h) - 1
-    switches = [
-        _part(model, "h.1.mlp", "free"),
-        _part(model, f"h.{last}.attn", "free"),
-        _part(model, f"h.{max(0, last - 1)}", "removed"),
-        _frozen(model, "wte", "wpe", "h.0"),
-    ]
-    return _case(model, _tokens(context, *((8, 1024) if large else (1, 128))), switches)
+def _vit(context: Context, large: bool, **options: Any) -> Case:
+    width, batch, side = _sizes(
+        context, (1024, 48 if large else 2, 224), (192 if large else 64, 2, 64)
+    )
+    model = made(context, lambda: Vit(width, 6, side, side // 8)).to(_half(context))
+    images = context.randn(batch, 3, side, side).to(_half(context))
+    removed = (
+        "blocks.1.mlp",
+        "blocks.5.attn",
+        "blocks.4",
+        "blocks.2.norm1",
+        "blocks.2.attn",
+        "blocks.1.norm2",
+    )
+    return _case(
+        model, lambda: _small(model(images)), removed, ("blocks.0", "blocks.3.mlp"), **options
+    )
+
+
+def _gpt(context: Context, large: bool, **options: Any) -> Case:
+    width, batch, length, words = _sizes(
+        context, (1024, 8 if large else 1, 1024, 8192), (192 if large else 64, 2, 64, 1024)
+    )
+    model = made(context, lambda: Gpt(width, 5, length, words)).to(_half(context))
+    tokens = context.randint(words, batch, length if large else length // 4)
+    removed = ("h.1.mlp", "h.4.attn", "h.3", "h.0.norm2")
+    return _case(model, lambda: _small(model(tokens)), removed, ("h.2", "h.0.mlp"), **options)
 
 
 def _resnet(context: Context, large: bool) -> Case:
-    model = resnet(context, 18 if context.small else 50)
-    images = _images(context, 128 if large else 4, context.pick(224, 64))
-    switches = [
-        _part(model, "layer1.1", "free"),
-        _part(model, "layer3.1", "free"),
-        _part(model, "layer2.1", "removed"),
-        _frozen(model, "conv1", "bn1", "maxpool", "layer1"),
-    ]
-    images = images.contiguous(memory_format=torch.channels_last)
-    return _case(model, images, switches, around=context.bf16)
+    depth, batch = 50 if context.device.startswith("cuda") else 18, 128 if large else 4
+    (batch, side) = _sizes(context, (batch, 224), (4 if large else 2, 64))
+    model = resnet(context, depth)
+    images = context.randn(batch, 3, side, side).contiguous(memory_format=torch.channels_last)
+    removed = ("layer1.1", "layer3.1", "layer2.1", "layer4.1")
+    on_gpu = context.device.startswith("cuda")
+    return _case(
+        model,
+        lambda: _small(model(images)),
+        removed,
+        around=context.bf16 if on_gpu else nullcontext,
+        make=partial(torch.optim.SGD, lr=1e-4, momentum=0.9),
+        fuse=True,
+    )
 
 
-def _compiled(context: Context, what: str) -> Case:
+def _compiled(context: Context) -> Case:
     """A compiled model without some of its parts: each time it is another graph."""
-    if what == "vit":
-        model, parts = vit(context, depth=6), ("0.attn", "1.mlp", "2", "3.attn", "4.mlp")
-        data = _images(context, 48, context.pick(224, 32)).to(torch.bfloat16)
-    else:
-        model, parts = gpt(context, depth=5), ("0.attn", "1.mlp", "2", "3.attn", "3.mlp")
-        data = _tokens(context, 8, 1024)
-    blocks = "blocks" if what == "vit" else "h"
-    some = parts[: context.pick(5, 1)]
-    switches = [_part(model, f"{blocks}.{path}", "removed") for path in some]
-    return _case(model, data, switches, torch.compile(model))
+    width, batch, side = _sizes(context, (1024, 64, 224), (128, 4, 64))
+    model = made(context, lambda: Vit(width, 6, side, side // 8)).to(_half(context))
+    images = context.randn(batch, 3, side, side).to(_half(context))
+    removed = ("blocks.1.mlp", "blocks.2", "blocks.4.attn")
+    case = _case(model, lambda: _small(run(images)), removed[: context.pick(3, 1)])
+    run = torch.compile(model)
+    return case
 
 
-class _Repeated(torch.autograd.Function):
-    """A backward that multiplies again and again."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, times: int) -> torch.Tensor:
-        ctx.save_for_backward(weight)
-        ctx.times = times
-        return x * 1.0
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        (weight,) = ctx.saved_tensors
-        for _ in range(ctx.times):
-            torch.mm(gradient, weight)
-        return gradient, None, None
+def _unet(context: Context) -> Case:
+    width, batch, side = _sizes(context, (64, 32, 128), (8, 2, 64))
+    model = made(context, lambda: Unet(width))
+    images = context.randn(batch, 3, side, side)
+    removed = [
+        f"{path}.{number}" for path in ("up.2", "up.1", "mid", "down.2") for number in (3, 4)
+    ]
+    return _case(model, lambda: _small(model(images)), removed, make=_ADAM, fuse=True)
 
 
-class Repeating(nn.Module):
-    """A layer of which the backward has ``times`` needless products."""
+def _checkpointed(context: Context) -> Case:
+    width, batch, length = _sizes(context, (1024, 32, 512), (256, 2, 128))
+    blocks = [Checkpointed(Block(width)) for _ in range(6)]
+    model = nn.Sequential(*blocks).to(context.device, _half(context))
+    x = context.randn(batch, length, width).to(_half(context)).requires_grad_()
+    return _case(
+        model, lambda: _small(model(x)), ("1", "4", "2.inner.mlp", "3.inner.attn"), ("0", "5"),
+        wait=True,
+    )  # fmt: skip
 
-    def __init__(self, width: int, times: int) -> None:
+
+def _accumulating(context: Context) -> Case:
+    width, batch, length = _sizes(context, (1024, 8, 512), (256, 2, 64))
+    model = nn.Sequential(*(Block(width) for _ in range(6))).to(context.device, _half(context))
+    x = context.randn(batch, length, width).to(_half(context)).requires_grad_()
+    removed = ("1", "4", "2.mlp", "3.attn")
+    return _case(
+        model, lambda: _small(model(x)), removed, ("0", "5"), passes=4, make=_ADAM, fuse=True
+    )
+
+
+def _trainer(context: Context) -> Case:
+    """What a trainer does in each step: clipping, AdamW, a loss that is read."""
+    return _gpt(context, False, clip=True, make=_ADAM, fuse=True, wait=True)
+
+
+class _Teaching(nn.Module):
+    """A student behind a teacher that is not trained."""
+
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.register_buffer("weight", torch.randn(width, width))
-        self.times = times
+        self.teacher, self.student = ResidualMlp(width, 8), ResidualMlp(width, 4)
+        self.teacher.requires_grad_(False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return _Repeated.apply(x, self.weight, self.times)
+        with torch.no_grad():
+            aim = self.teacher(x)
+        return self.student(x) - aim
 
 
-def _repeated(context: Context, large: bool) -> Case:
-    width, rows = context.pick(2048 if large else 256, 16), context.pick(8192 if large else 32, 4)
-    times = context.pick(16 if large else 200, 8)
-    parts = [ResidualMlp(width, 4), Repeating(width, times), ResidualMlp(width, 4)]
-    model = nn.Sequential(*parts).to(context.device)
-
-    def faster(factor: float) -> Switch:
-        def switch(on: bool) -> None:
-            model[1].times = int(times * factor) if on else times
-
-        about = f"a backward of many products: {1 / factor:g} times as fast"
-        return Switch(about, lambda: ("1",), switch, _scaled(lambda: ("1",), factor))
-
-    return _case(model, context.randn(rows, width), [faster(0.5), faster(0.25)])
+def _forward_heavy(context: Context) -> Case:
+    width, rows = _sizes(context, (2048, 8192), (256, 256))
+    model = _Teaching(width).to(context.device)
+    x = context.randn(rows, width).requires_grad_()
+    removed = ("teacher.layers.1", "teacher.layers.3", "student.layers.1", "teacher.layers.6")
+    return _case(model, lambda: _small(model(x)), removed, ("student.layers.2", "teacher.layers.5"))
 
 
-class _Checked(torch.autograd.Function):
-    """A backward that looks at its gradient, for which the host waits."""
+class _Words(nn.Module):
+    def __init__(self, words: int, width: int) -> None:
+        super().__init__()
+        self.words, self.body = nn.Embedding(words, width), ResidualMlp(width, 3)
+        self.head, self.extra = nn.Linear(width, words, bias=False), ResidualMlp(width, 2)
 
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, looks: bool) -> torch.Tensor:
-        ctx.looks = looks
-        return x * 1.0
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        total = gradient.sum()
-        return gradient * (total.item() * 0.0 + 1.0 if ctx.looks else 1.0), None
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.head(self.extra(self.body(self.words(tokens))))
 
 
-class _Checking(nn.Module):
-    looks = True
+def _loss_heavy(context: Context) -> Case:
+    """A loss over a large vocabulary."""
+    words, width, rows = _sizes(context, (65_536, 1024, 4096), (8192, 128, 128))
+    model = _Words(words, width).to(context.device)
+    tokens = context.randint(words, rows)
+    removed = ("extra", "body.layers.1")
+    return _case(
+        model,
+        lambda: functional.cross_entropy(model(tokens), tokens),
+        removed,
+        ("body.layers.2",),
+        make=_ADAM,
+        fuse=True,
+    )
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return _Checked.apply(x, self.looks)
 
-
-def _sync(context: Context, large: bool) -> Case:
-    width, rows = context.pick(2048 if large else 512, 16), context.pick(4096 if large else 256, 4)
-    model = nn.Sequential()
-    for number in range(3):
-        model.add_module(f"mlp{number}", ResidualMlp(width, 6))
-        model.add_module(f"check{number}", _Checking())
-    model.to(context.device)
-
-    def without(*paths: str) -> Switch:
-        def switch(on: bool) -> None:
-            for path in paths:
-                model.get_submodule(path).looks = not on
-
-        def predict(ownership: Ownership) -> Change:
-            waits = ownership.waits
-            mine = np.isin(ownership.owner[waits.span], _owners(ownership, paths))
-            spans = np.zeros(len(ownership.spans.start), bool)
-            work = np.zeros(len(ownership.work.start), bool)
-            return free_spans(ownership, spans, work, waits=waits.event[mine])
-
-        return Switch(f"{len(paths)} of 3 waits removed", lambda: paths, switch, predict)
-
-    switches = [without("check1"), without("check0", "check1", "check2")]
-    return _case(model, context.randn(rows, width), switches)
+def _tables(context: Context) -> Case:
+    """Large tables under AdamW."""
+    users, items, width, rows = _sizes(context, (50_000, 20_000, 256, 4096), (20_000, 5000, 64, 64))
+    model = Recommender(users, items, width, width).to(context.device)
+    user, history = context.randint(users, rows), context.randint(items, rows, 16)
+    return _case(model, lambda: _small(model(user, history)), ("tower",), make=_ADAM, fuse=True)
 
 
 def _streams(context: Context, large: bool) -> Case:
-    width, rows = context.pick(2048 if large else 256, 16), context.pick(8192 if large else 64, 4)
-    model = TwoStreams(width, context.pick(6, 2), context.device).to(context.device)
-    model.side = ResidualMlp(width, 2).to(context.device)
-    switches = [_part(model, "side", "free"), _part(model, "main", "free")]
-    return _case(model, context.randn(rows, width), switches)
+    width, rows = _sizes(context, (2048 if large else 256, 8192 if large else 64), (256, 128))
+    model = TwoStreams(width, 6, context.device).to(context.device)
+    x = context.randn(rows, width).requires_grad_()
+    removed = ("side", "main.layers.1", "main.layers.3")
+    return _case(model, lambda: _small(model(x)), removed, ("main.layers.4",), wait=True)
 
 
-_MADE = {
-    "vit": _vit, "gpt": _gpt, "resnet": _resnet, "repeated": _repeated, "sync": _sync,
-    "streams": _streams,
-}  # fmt: skip
 CASES: dict[str, Callable[[Context], Case]] = {
-    # Each at two sizes: one waits for the GPU, the other for the host.
+    # Some at two sizes: one waits for the GPU, the other for the host.
     **{
         f"{name}_{size}": partial(make, large=size == "large")
-        for name, make in _MADE.items()
+        for name, make in {"vit": _vit, "gpt": _gpt, "resnet": _resnet, "streams": _streams}.items()
         for size in ("large", "tiny")
     },
-    "compiled_vit": partial(_compiled, what="vit"),
-    "compiled_gpt": partial(_compiled, what="gpt"),
+    "vit_adamw": partial(_vit, large=False, make=_ADAM, fuse=True, wait=True),
+    "compiled": _compiled,
+    "unet": _unet,
+    "checkpointed": _checkpointed,
+    "accumulating": _accumulating,
+    "trainer": _trainer,
+    "forward_heavy": _forward_heavy,
+    "loss_heavy": _loss_heavy,
+    "tables": _tables,
 }

@@ -12,7 +12,7 @@ import pytest
 import backspot
 from backspot import Report
 from backspot.analysis.attribution.alignment import align, embed
-from backspot.analysis.attribution.ownership import attribute
+from backspot.analysis.attribution.ownership import Special, attribute
 from backspot.analysis.attribution.shares import Share, shares_of
 from backspot.analysis.caveats import warnings_of
 from backspot.analysis.recording import Recording
@@ -29,6 +29,7 @@ from backspot.trace.compiled import (
     Part,
     Site,
 )
+from support.replays import recorded
 from support.sums import assert_adds_up
 
 DATA = Path(__file__).parents[1] / "data" / "compiled"
@@ -502,13 +503,13 @@ def test_costly_kernels_in_a_region_are_found_at_the_modules(kernel, rule):
 
 
 def test_a_free_module_frees_its_share_of_a_kernel():
-    ownership = attribute(events_of("llama"))
+    recording = recorded("llama")
+    ownership = recording.ownership
     shares, work = ownership.work_shares, ownership.work
-    changes = free_owners(ownership)
     freed = np.zeros(len(work.start))
-    for change in changes.values():
+    for change in free_owners(recording).values():
         freed[change.work] += 1 - change.work_factors
-    assert freed[work.run >= 0] == pytest.approx(1)
+    assert freed[ownership.work_owner != Special.ENGINE] == pytest.approx(1)
     assert shares.mean(np.full(len(ownership.owners), 0.5)).tolist() == [0.5] * len(work.start)
 
 

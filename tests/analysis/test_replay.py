@@ -49,8 +49,8 @@ def test_without_the_profiler_a_step_takes_no_longer_and_all_owners_stay(name):
 @pytest.mark.parametrize("name", slow_except(SOME, PATHS))
 def test_a_free_module_saves_no_more_than_the_step_and_all_of_them_no_less_than_one(name):
     recording = recorded(name)
-    free = free_owners(recording.ownership)
-    everything = scaled_owners(recording.ownership, dict.fromkeys(free, 0.0))
+    free = free_owners(recording)
+    everything = scaled_owners(recording, dict.fromkeys(free, 0.0))
     changes = [*free.values(), everything]
     sums = saved_by_step(recording, ZERO, changes).sum(axis=0)
     assert (sums >= -1).all()
@@ -63,9 +63,9 @@ def test_a_free_module_saves_no_more_than_the_step_and_all_of_them_no_less_than_
 @pytest.mark.parametrize("name", SOME)
 def test_a_smaller_factor_never_saves_less(name):
     recording = recorded(name)
-    owners = list(free_owners(recording.ownership))
+    owners = list(free_owners(recording))
     factors = (1.0, 0.7, 0.5, 0.2, 0.0)
-    changes = [scaled_owners(recording.ownership, {o: f}) for o in owners for f in factors]
+    changes = [scaled_owners(recording, {o: f}) for o in owners for f in factors]
     sums = saved_by_step(recording, MEASURED, changes).sum(axis=0)
     table = sums.reshape(len(owners), len(factors))
     assert (np.diff(table, axis=1) >= -1).all()
@@ -76,7 +76,7 @@ def test_a_smaller_factor_never_saves_less(name):
 def test_changes_at_once_save_as_much_as_each_alone(name):
     """The table of many variants gives what one variant gives."""
     recording = recorded(name)
-    changes = list(free_owners(recording.ownership).values())
+    changes = list(free_owners(recording).values())
     together = saved_by_step(recording, MEASURED, changes)
     for number, change in enumerate(changes[:3]):
         alone = saved_by_step(recording, MEASURED, [change])
@@ -136,7 +136,7 @@ def test_a_real_step_that_no_cost_explains_is_refused():
 
 def test_uncertain_costs_widen_the_range():
     recording = recorded("launch_bound")
-    change = list(free_owners(recording.ownership).values())[3]
+    change = list(free_owners(recording).values())[3]
     sure, unsure = (
         unfitted(recording, cost).savings([change])[1][0]
         for cost in (replace(MEASURED, uncertainty=0.0), MEASURED)
@@ -147,12 +147,15 @@ def test_uncertain_costs_widen_the_range():
 
 def test_what_if_takes_paths_with_the_modules_in_them():
     found = unfitted(recorded("two_streams"), ZERO)
-    half = found.what_if({"main": 0.5, "side": 0.5}).saves_ns
-    free = found.what_if({"main": 0.0, "side": 0.0}).saves_ns
-    inner = found.what_if({"main": 0.0, "main.layers.0": 1.0, "side": 0.0}).saves_ns
+
+    def saved(**factors):
+        return found.what_if({"factors": factors}).saves_ns
+
+    half, free = saved(main=0.5, side=0.5), saved(main=0.0, side=0.0)
+    inner = saved(**{"main": 0.0, "main.layers.0": 1.0, "side": 0.0})
     assert 0 < half < free
     assert inner <= free
-    assert found.what_if({"main": 1.0}).saves_ns == 0
+    assert saved(main=1.0) == 0
 
 
 # Planted causes, recorded beside the same model without them --------------------------------------
@@ -168,7 +171,7 @@ def test_a_free_cause_saves_what_the_model_without_the_cause_takes_less(
     name, path, plain, tolerance
 ):
     recording = recorded(name)
-    saves = unfitted(recording, MEASURED).what_if({path: 0.0}).saves_ns
+    saves = unfitted(recording, MEASURED).what_if({"factors": {path: 0.0}}).saves_ns
     step = np.median(lengths(recording))
     real = step - np.median(lengths(recorded(plain)))
     assert saves == pytest.approx(real, abs=tolerance * step)

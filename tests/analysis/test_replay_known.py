@@ -19,7 +19,7 @@ from support.replays import BACKWARD, MS, STEPS, US, Program, saved_by_step
 
 def saves(recording: Replayable, **factors: float) -> float:
     """Milliseconds of the second step, which has one before and one after."""
-    change = change_of_paths(recording.ownership, factors)
+    change = change_of_paths(recording, factors)
     return saved_by_step(recording, ZERO, [change])[1, 0] / MS
 
 
@@ -34,7 +34,7 @@ def test_a_module_hidden_behind_another_on_its_own_stream_saves_nothing(tmp_path
         program.trace.kernel(at + 9 * MS, at + 28 * MS, launch=at + 410 * US, stream=7)
         program.call("cudaDeviceSynchronize", at + 500 * US, at + 28 * MS + 5 * US)
     found = program.recording(tmp_path)
-    assert saves(found, b=0.0) == pytest.approx(0, abs=0.12)  # its host time alone
+    assert saves(found, b=0.0) == pytest.approx(0.15, abs=0.02)  # its host time alone
     # Then the work of the other stream holds the step.
     assert saves(found, a=0.0) == pytest.approx(4.0, abs=0.25)
     assert saves(found, a=0.0, b=0.0) == pytest.approx(8.9, abs=0.25)
@@ -51,10 +51,11 @@ def test_in_a_step_that_waits_for_the_host_a_kernel_saves_nothing_and_a_node_sav
     ownership = found.ownership
     none = np.zeros(len(ownership.spans.start), bool)
     work = np.ones(len(ownership.work.start), bool)
-    kernels = saved_by_step(found, ZERO, [free_spans(found.ownership, none, work)])
+    kernels = saved_by_step(found, ZERO, [free_spans(found, none, work)])
     assert kernels[1, 0] == pytest.approx(0, abs=1)
-    assert saves(found, b=0.0) == pytest.approx(8.0, abs=0.01)
-    assert saves(found, a=0.5) == pytest.approx(4.0, abs=0.01)
+    # A call of 50 microseconds in the forward goes with each node.
+    assert saves(found, b=0.0) == pytest.approx(8.05, abs=0.01)
+    assert saves(found, a=0.5) == pytest.approx(4.025, abs=0.01)
 
 
 def b_waits_for_its_kernel(program, step, at):
@@ -73,10 +74,10 @@ def test_the_host_that_waits_for_a_kernel_saves_the_kernel(tmp_path):
     ownership = found.ownership
     none = np.zeros(len(ownership.spans.start), bool)
     long = ownership.work.end - ownership.work.start > 4 * MS
-    kernel = saved_by_step(found, ZERO, [free_spans(found.ownership, none, long)])
+    kernel = saved_by_step(found, ZERO, [free_spans(found, none, long)])
     assert kernel[1, 0] == pytest.approx(4.98 * MS, abs=0.05 * MS)
-    assert saves(found, b=0.0) == pytest.approx(6.0, abs=0.05)
-    assert saves(found, a=0.0) == pytest.approx(8.0, abs=0.05)
+    assert saves(found, b=0.0) == pytest.approx(6.05, abs=0.02)
+    assert saves(found, a=0.0) == pytest.approx(8.05, abs=0.02)
 
 
 def test_a_wait_that_is_left_out_lets_the_host_go_on(tmp_path):
@@ -88,7 +89,7 @@ def test_a_wait_that_is_left_out_lets_the_host_go_on(tmp_path):
     ownership = found.ownership
     none = np.zeros(len(ownership.spans.start), bool)
     nothing = np.zeros(len(ownership.work.start), bool)
-    change = free_spans(ownership, none, nothing, waits=ownership.waits.event)
+    change = free_spans(found, none, nothing, waits=ownership.waits.event)
     assert saved_by_step(found, ZERO, [change])[1, 0] == pytest.approx(4.98 * MS, abs=0.05 * MS)
 
 
@@ -125,8 +126,8 @@ def test_a_step_that_waits_for_workers_with_the_next_batch_saves_nothing(tmp_pat
         program.node(step, "a", at + 4 * MS, at + 7 * MS)
     found = program.recording(tmp_path)
     # The host of each step ends so much sooner, and the next batch comes no sooner.
-    free = change_of_paths(found.ownership, {"a": 0.0})
-    assert saved_by_step(found, ZERO, [free]).sum() == pytest.approx(3 * MS, abs=10 * US)
+    free = change_of_paths(found, {"a": 0.0})
+    assert saved_by_step(found, ZERO, [free]).sum() == pytest.approx(3.05 * MS, abs=10 * US)
 
 
 def test_costs_are_taken_from_the_host_and_not_from_the_kernels(tmp_path):
@@ -170,9 +171,9 @@ def test_a_factor_is_for_what_is_in_a_module_unless_that_has_its_own(tmp_path):
         for number, path in enumerate(program.paths):
             program.node(step, path, at + number * 2 * MS, at + (number + 1) * 2 * MS)
     found = program.recording(tmp_path)
-    assert saves(found, a=0.0) == pytest.approx(4.0, abs=0.01)
-    assert saves(found, **{"a": 0.0, "a.b": 1.0}) == pytest.approx(2.0, abs=0.01)
-    assert saves(found, **{"a.b": 0.0, "a": 0.5}) == pytest.approx(3.0, abs=0.01)
+    assert saves(found, a=0.0) == pytest.approx(4.1, abs=0.01)
+    assert saves(found, **{"a": 0.0, "a.b": 1.0}) == pytest.approx(2.05, abs=0.01)
+    assert saves(found, **{"a.b": 0.0, "a": 0.5}) == pytest.approx(3.075, abs=0.01)
 
 
 def test_threads_that_work_at_once_are_refused(tmp_path):

@@ -57,7 +57,7 @@ def test_a_module_that_hides_behind_communication_saves_little_and_the_report_sa
     report = backspot.locate(program.save(tmp_path))
     row = report["a"].row
     assert row.wall_ns == pytest.approx(5 * MS, rel=0.05)
-    assert row.saves.ns <= row.saves.high_ns < 2 * MS
+    assert row.saves.ns <= row.saves.high_ns < 2.5 * MS
     assert report.top(1, sort="saves")[0].path == "(communication)"
     text = said(report)
     assert "a takes 5.0 ms of the backward, but without it a step would take" in text
@@ -75,16 +75,18 @@ def test_two_computations_share_the_gpu_so_one_that_hides_may_save_its_time(tmp_
     report = backspot.locate(beside_a_long_kernel(Program(), "gemm").save(tmp_path))
     saves = report["a"].row.saves
     assert saves.ns < MS
-    assert saves.high_ns == pytest.approx(5 * MS, rel=0.05)
+    assert 4.9 * MS <= saves.high_ns < 7 * MS
     assert "other work takes that time anyway" not in said(report)
 
 
-def test_where_the_gpu_decides_a_module_saves_its_gpu_time():
+def test_where_the_gpu_decides_a_module_saves_its_gpu_time_forward_and_backward():
     report = backspot.locate(PATHS["ddp.rank0"])
     for row in report.top(4):
-        assert row.saves.ns == pytest.approx(row.gpu_ns, rel=0.02)
-        assert row.saves.low_ns < row.wall_ns < row.saves.high_ns
-    assert "without it, a step would take" not in said(report)
+        parts = row.saves.parts
+        assert row.saves.ns == pytest.approx(row.gpu_ns + parts["forward"], rel=0.02)
+        assert parts["forward"] <= row.forward_ns
+        assert parts["backward"] == pytest.approx(row.gpu_ns, rel=0.05)
+        assert sum(parts.values()) == row.saves.ns
 
 
 def test_where_the_host_decides_a_module_saves_its_host_time(tmp_path):
@@ -142,7 +144,8 @@ def test_what_a_row_saves_is_within_its_range_and_that_of_all_modules_inside_is_
             assert 0 <= row.saves.low_ns <= row.saves.ns <= row.saves.high_ns
             assert row.total_saves.ns >= row.saves.ns - 2
     for finding in report.findings:
-        assert finding.saves is None or 0 <= finding.saves.ns <= finding.wall_ns
+        saves = finding.saves
+        assert saves is None or 0 <= saves.low_ns <= saves.ns <= saves.high_ns
 
 
 @pytest.mark.slow

@@ -156,3 +156,34 @@ def test_a_table_ranks_by_memory_where_that_was_recorded_and_a_file_by_time(tmp_
     assert by_time == render_text(locate(source), View(), width=80, more="--full") + "\n"
     assert "of the memory at the peak" not in by_time
     assert shown("--format", "csv") == shown("--format", "csv", "--sort", "wall")
+
+
+def test_changes_are_asked_for_by_name_and_made_together(trace, capsys):
+    report = locate(trace)
+    first, second = (row.path for row in report.top(2) if row.is_module)
+    changes = ["--what-if", f"{first}=0.5", "--what-if", f"{second}=0"]
+    assert main(["show", str(trace), *changes]) == 0
+    assert capsys.readouterr().out == f"{report.what_if({first: 0.5, second: 0.0})}\n"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("faster", "give MODULE=PART, fuse=MODULE, no_waits, graph"),
+        ("**=half", "give the part of its time that a module keeps"),
+        ("nowhere=0.5", "no module 'nowhere'"),
+        ("buckets=many", "give a number of at least 1"),
+        ("dtype=bf16", "cannot predict dtype"),
+    ],
+)
+def test_a_change_that_cannot_be_made_costs_one_line_and_usages_code(trace, capsys, change, said):
+    assert main(["show", str(trace), "--what-if", change]) == 2
+    out, err = capsys.readouterr()
+    assert not out
+    assert said in err
+    assert err.count("\n") == 1
+
+
+def test_changes_go_with_no_choice_of_rows(trace, capsys):
+    assert main(["show", str(trace), "--what-if", "graph", "--sort", "gpu"]) == 2
+    assert "leave out --sort" in capsys.readouterr().err

@@ -17,6 +17,7 @@ from backspot.errors import (
     OutputExistsError,
     UsageError,
 )
+from backspot.trace import read_events
 from support import preloaded
 from support.hooks import MODES, instrument
 from support.leftovers import hooks_on, left_in_torch
@@ -496,3 +497,23 @@ def test_a_gpu_that_the_step_uses_is_recorded(case):
     assert report.has_gpu
     assert found(report)
     assert not any("launch record" in warning for warning in report.warnings)
+
+
+def test_the_trace_tells_whose_parameters_an_optimizer_updates(tmp_path):
+    """Each parameter once, and none that is frozen or has gradients of a few rows only."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 8)), nn.Linear(8, 4))
+    model.add_module("table", nn.Embedding(50, 8, sparse=True))
+    model[1][0].weight = model[0].weight
+    model[2].weight.requires_grad_(False)
+    optimizer = torch.optim.SGD(model[:3].parameters(), lr=0.1)
+
+    def step():
+        model[:3](torch.randn(4, 8)).sum().backward()
+        optimizer.step()
+
+    path = tmp_path / "trace.json"
+    backspot.profile(step, model, steps=2, unprofiled=0, stacks=False, trace=path)
+    told = read_events(path).compiled.parameters
+    assert {one.path for one in told} == {"0", "1.0", "2"}
+    assert sum(one.tensors for one in told) == 4
+    assert sum(one.numbers for one in told) == 64 + 8 + 8 + 4

@@ -274,6 +274,31 @@ def test_the_source_lines_that_made_the_nodes_are_shown(opened):
 
 
 @pytest.mark.slow
+def test_ticked_fixes_say_what_the_step_takes_between_the_largest_and_all_of_them(opened):
+    of = diagnosed()
+    step, ms = 40_000_000, 1_000_000
+    first, second, *rest = of.findings
+    of = replace(
+        of,
+        replayed_step=ReplayedStep(step, step, step, fitted=True),
+        findings=(
+            replace(first, saves=Saving(8 * ms, 0, 9 * ms)),
+            replace(second, saves=Saving(5 * ms, 0, 9 * ms, at_best=True)),
+            *rest,
+        ),
+    )
+    page = opened(of)
+    boxes, told = page.locator(".fix input"), page.locator("#together")
+    assert told.is_hidden()
+    boxes.nth(0).check()
+    assert "With 1 fix, a step would take 32.0 ms instead of 40.0 ms." in told.inner_text()
+    boxes.nth(1).check()
+    assert "With 2 fixes, a step would take 27.0 ms to 32.0 ms" in told.inner_text()
+    boxes.nth(0).uncheck()
+    assert "With 1 fix, a step would take 35.0 ms to 40.0 ms" in told.inner_text()
+
+
+@pytest.mark.slow
 def test_a_finding_leads_to_its_module(opened):
     page = opened(diagnosed())
     page.get_by_role("button", name="blocks.0.attn (Attention)").click()

@@ -22,6 +22,7 @@ Example:
   backspot show trace.json.gz --top 10 --depth 2
   backspot show runs/ --by pattern --sort gpu
   backspot show trace.json.gz --match 'model.layers.*' --width 120
+  backspot show trace.json.gz --what-if 'blocks.*=0.5' --what-if graph
   backspot show trace.json.gz --format json | jq '.findings[].rule'
   backspot show trace.json.gz -o report.html
   backspot show trace.json.gz -o labelled.json.gz
@@ -33,6 +34,7 @@ import argparse
 import sys
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 from backspot.commands._console import (
     add_format,
@@ -92,6 +94,15 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "memory at the peak; or the device time it would save near the peak (default: wall, or in "
         "a table memory if that was recorded)",
     )
+    parser.add_argument(
+        "--what-if",
+        action="append",
+        metavar="CHANGE",
+        help="print what a step would take with this change, and no report: 'blocks.*=0.5' (the "
+        "part of its time that a module keeps), fuse=MODULE (its chains as one kernel each), "
+        "no_waits, graph (all launched at once), optimizer=fused, dtype=bf16, buckets=8; can be "
+        "repeated for all of them together",
+    )
     add_format(parser, "Report")
     parser.add_argument(
         "-o", "--output", metavar="FILE", help="write this file, and print no report"
@@ -149,8 +160,11 @@ def _show(source: str, args: argparse.Namespace) -> None:
     if is_report(source, "backspot.job"):
         _show_job(source, args)
         return
-    if args.output is not None:
+    if args.output is not None and not args.what_if:
         _write(source, args)
+        return
+    if args.what_if:
+        _show_changes(source, args)
         return
     if args.by == "line":
         _show_lines(source, args)
@@ -187,6 +201,53 @@ def _show_lines(source: str, args: argparse.Namespace) -> None:
     report = read(source, jobs=args.jobs)
     color = use_color(sys.stdout)
     write_text(render_lines(report, args.top or None, width=args.width, color=color))
+
+
+def _show_changes(source: str, args: argparse.Namespace) -> None:
+    """Print the step with changes."""
+    from backspot.commands._source import read
+
+    chosen = ("top", "depth", "match", "by", "sort", "full", "output")
+    given = [f"--{name}" for name in chosen if getattr(args, name) not in (None, False)]
+    if given or args.format != "table":
+        raise UsageError(
+            f"--what-if prints no report: leave out {' and '.join(given) or '--format'}"
+        )
+    asked = _asked(args.what_if)
+    report = read(source, jobs=args.jobs)
+    try:
+        write_text(str(report.what_if(**asked)))
+    except KeyError as error:
+        raise UsageError(f"--what-if: {error.args[0]}") from None
+
+
+def _asked(changes: list[str]) -> dict[str, Any]:
+    """Return changes as ``what_if`` takes them."""
+    asked: dict[str, Any] = {}
+    for change in changes:
+        name, given, value = change.rpartition("=")
+        if change in ("no_waits", "graph"):
+            asked[change] = True
+        elif name == "fuse":
+            asked.setdefault("fuse", []).append(value)
+        elif name in ("optimizer", "dtype"):
+            asked[name] = value
+        elif name == "buckets":
+            asked[name] = int(value) if value.isdecimal() else value
+        elif given:
+            try:
+                asked.setdefault("factors", {})[name] = float(value)
+            except ValueError:
+                raise UsageError(
+                    f"--what-if {visible(change)}: give the part of its time that a module keeps, "
+                    f"such as {visible(name)}=0.5"
+                ) from None
+        else:
+            raise UsageError(
+                f"--what-if {visible(change)}: give MODULE=PART, fuse=MODULE, no_waits, graph, "
+                "optimizer=fused, dtype=bf16 or buckets=8"
+            )
+    return asked
 
 
 def _write(source: str, args: argparse.Namespace) -> None:

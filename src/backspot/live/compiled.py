@@ -10,7 +10,7 @@ compiled graphs in memory become the table that goes into its trace.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -29,8 +29,15 @@ from backspot.live.torch_internals.inductor import (
     inductor_settings,
     when_inductor_loads,
 )
-from backspot.live.torch_internals.modules import children_of
-from backspot.trace.compiled import KEY, Compilation, KnownModule, format_compiled, live_compiled
+from backspot.live.torch_internals.modules import children_of, parameters_of
+from backspot.trace.compiled import (
+    KEY,
+    Compilation,
+    KnownModule,
+    Parameters,
+    format_compiled,
+    live_compiled,
+)
 
 _LEVEL = 2  # of Inductor's provenance tracking: the stack traces by launch site, and no more
 _MOST_MODULES = 1 << 17
@@ -42,7 +49,7 @@ _LONGEST = 200
 # The modules of models ---------------------------------------------------------------------------
 
 
-def _known_modules(scope: Scope) -> Iterator[KnownModule]:
+def _known_modules(scope: Scope) -> Iterator[tuple[KnownModule, torch.nn.Module]]:
     """Yield each module of an instrumented model, with the one that owns its time.
 
     A shared module comes with each of its paths.
@@ -65,12 +72,36 @@ def _known_modules(scope: Scope) -> Iterator[KnownModule]:
         count += 1
         # A ModuleList never runs, so it owns nothing.
         owner = owners.get(id(module), around) if is_called(module) else around
-        yield KnownModule(path, class_name(module), owner)
+        yield KnownModule(path, class_name(module), owner), module
         pending.extend(
             (f"{path}.{name}" if path else name, child, owner, outer | {id(module)})
             for name, child in children_of(module).items()
             if child is not None
         )
+
+
+def _parameters(
+    scope: Scope, modules: list[tuple[KnownModule, torch.nn.Module]], seen: set[int]
+) -> Iterator[Parameters]:
+    """Yield what an optimizer may update, by the module that owns its time.
+
+    Gradients that are sparse are left out: their updates take as long as there are rows in a batch.
+
+    Args:
+        seen: ids of parameters that are counted already.
+    """
+    held: dict[str, list[int]] = {}
+    for known, module in modules:
+        if getattr(module, "sparse", False) is True:
+            continue
+        for parameter in parameters_of(module):
+            if parameter.requires_grad and id(parameter) not in seen:
+                seen.add(id(parameter))
+                held.setdefault(known.owner, []).append(parameter.numel())
+    classes = {owner.path: owner.class_name for owner, _ in scope.live_modules()}
+    for path, numbers in held.items():
+        if path in classes:
+            yield Parameters(path, classes[path], len(numbers), sum(numbers))
 
 
 # The pass ----------------------------------------------------------------------------------------
@@ -186,7 +217,7 @@ class CompiledBook:
         """Put the table into the trace that is being recorded, just before the recording stops.
 
         Returns:
-            The table as text, for ``keep``; ``None`` if there are no compiled graphs.
+            The table as text, for ``keep``; ``None`` if there is nothing to say.
         """
         form, self._waiting = self._waiting or (self._table() if self._scopes else None), None
         if form is not None:
@@ -199,14 +230,18 @@ class CompiledBook:
 
     def _table(self) -> str | None:
         code = compiled_code()
-        if not code:
-            return None
         tables = SiteTables()
         graphs = [tables.graph(one) for one in code]
-        known: Iterable[KnownModule] = ()
+        modules = [(scope, list(_known_modules(scope))) for scope in self._scopes]
+        seen: set[int] = set()
+        parameters = [one for scope, mine in modules for one in _parameters(scope, mine, seen)]
+        if not code and not parameters:
+            return None
+        known: list[KnownModule] = []
         if any(graph.sites for graph in graphs):
-            known = (module for scope in self._scopes for module in _known_modules(scope))
-        return format_compiled(graphs, list(known), list(tables.lines), _compilations())
+            known = [one for _, mine in modules for one, _ in mine]
+        compilations = _compilations() if code else []
+        return format_compiled(graphs, known, list(tables.lines), compilations, parameters)
 
     def _install(self) -> None:
         with contained():  # it can run within an import of the user's

@@ -256,9 +256,9 @@ def _idle(cost: Row | OperatorCost, sort: Sort) -> int:
 def _without(row: Row) -> list[Part]:
     """What the step would save, if that is clearly another time than the row takes."""
     saves, wall = row.saves, row.wall_ns
-    if saves is None or saves.low_ns <= wall <= saves.high_ns:
+    if saves is None or abs(saves.ns - wall) < _ANOTHER * wall:
         return []
-    return _saving(saves) if abs(saves.ns - wall) >= _ANOTHER * wall else []
+    return _saving(saves)
 
 
 def _saving(saves: Saving | None, what: str = "it") -> list[Part]:
@@ -270,9 +270,9 @@ def _saving(saves: Saving | None, what: str = "it") -> list[Part]:
 
 
 def _saves(report: Report, row: Row) -> list[Part]:
-    """How much less time a step would take if the backward of this row were free."""
+    """How much less time a step would take without this row."""
     return said(
-        f"Without the backward of {{}}, a {report.per} would take {{}} less, {{}} of the "
+        f"Without {{}}, a {report.per} would take {{}} less, {{}} of the "
         f"{report.per}; it takes {{}} of the backward",
         ("name", row.label),
         duration(row.saves.ns if row.saves else 0),

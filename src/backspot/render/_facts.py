@@ -8,6 +8,7 @@ from backspot.formatting import counted, duration, percent
 from backspot.render._phases import PHASES
 from backspot.render.view import SCREEN_ROWS, Selection, View
 from backspot.results.costs import time_of
+from backspot.results.findings import Saving
 from backspot.results.grouping import numberless
 from backspot.results.report import Report
 
@@ -153,14 +154,31 @@ def savings(report: Report, chosen: Selection) -> list[str]:
     unknown = unknown_savings(report, chosen)
     if step is None:
         return unknown
+    parts = {name for row in report.modules if row.saves for name in row.saves.parts}
+    updates = any(phase.name == "optimizer" and phase.wall_ns for phase in report.phases)
+    share = (
+        ", its share of the optimizer aside, which the trace does not tell"
+        if updates and "optimizer" not in parts
+        else ""
+    )
     meaning = (
-        f"saves: how much less time a {report.per} would take if that backward were free, by replay"
+        f"saves: how much less time a {report.per} would take without the module{share}, by replay"
     )
     if not step.fitted:
         meaning += " with a cost of the profiler that was measured elsewhere, so roughly"
     if _has_ranks(report):
         meaning += "; other ranks are not replayed"
     return [*hidden_work(report, chosen), f"{meaning}.", *unknown]
+
+
+def told_apart(saves: Saving | None) -> str:
+    """A saving in words, with its range and its parts; nothing where it is not known."""
+    if saves is None:
+        return ""
+    least, most = duration(saves.low_ns), duration(saves.high_ns)
+    parts = ", ".join(f"{duration(ns)} {name}" for name, ns in saves.parts.items())
+    said = f"{duration(saves.ns)} less" if saves.ns else "hardly less"
+    return f"{said} ({least} to {most}){f': {parts}' if parts else ''}"
 
 
 def unknown_savings(report: Report, chosen: Selection) -> list[str]:

@@ -22,7 +22,7 @@ _SAME = 0.25
 """The share of the shorter of two times that must be the same, because times of kernels and of the
 clock differ a little."""
 _CLEARLY_LESS = 0.9
-"""A finding whose cause saves less than this share of its time says so."""
+"""A finding whose remedy saves less than this share of its time, or as much more, says so."""
 
 _PLURAL = {"step": "steps", "pass": "passes"}
 _PHASE_PLACES = {
@@ -69,8 +69,11 @@ def cost_of(report: Report, finding: Finding) -> tuple[str, str]:
     of = f"{finding.steps} of {counted(report.steps, report.per, _PLURAL[report.per])}"
     often = "" if finding.steps == report.steps else f" (in {of})"
     saves = ""
-    if finding.saves is not None and finding.saves.ns < _CLEARLY_LESS * finding.wall_ns:
-        saves = f" ({duration(finding.saves.ns)} less without it)"
+    if finding.saves is not None and not (
+        _CLEARLY_LESS * finding.wall_ns <= finding.saves.ns <= finding.wall_ns / _CLEARLY_LESS
+    ):
+        said = "at best" if finding.saves.at_best else "without it"
+        saves = f" ({duration(finding.saves.ns)} less {said})"
     return duration(finding.wall_ns), f"{share} of the {step}{often}{saves}"
 
 

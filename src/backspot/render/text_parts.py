@@ -9,6 +9,7 @@ from dataclasses import replace
 from backspot.formatting import duration, percent, visible
 from backspot.render._columns import Column, milliseconds_of, node_cells, numbers
 from backspot.render._comparison import comparison_answer, left_out, recordings, tables
+from backspot.render._facts import told_apart
 from backspot.render._findings import cost_of, place_name, worth
 from backspot.render._terminal import (
     fact_lines,
@@ -179,8 +180,10 @@ def render_subtree(subtree: Subtree, *, width: int | None = None, color: bool = 
         f"{label}: {duration(whole)} of the backward per step, "
         f"{duration(subtree.row.wall_ns)} of it in the module itself"
     )
-    lines = [*paragraph(Text(what, "bold"), width, whole=uncut), Text()]
-    lines += lay_out(columns, width, whole=uncut)
+    lines = [*paragraph(Text(what, "bold"), width, whole=uncut)]
+    if saves := told_apart(subtree.row.total_saves):
+        lines += paragraph(Text(f"Without it, a step would take {saves}."), width, whole=uncut)
+    lines += [Text(), *lay_out(columns, width, whole=uncut)]
     return written(lines, width, color=color)
 
 

@@ -303,10 +303,11 @@ class Row:
         wall_on: What ``wall_ns`` is spent on.
         lines: Lines of the forward that created its nodes, most wall time first; only with
             ``instrument(model, lines=True)``.
-        saves: How much less a step would take if the backward of this row were free; ``None`` for a
-            group, if the recording cannot be replayed, and for the cheaper rows of a model with
-            thousands of modules.
-        total_saves: How much less if all modules inside were free too. Savings do not add up.
+        saves: How much less a step would take without this row: its forward, its backward, what
+            runs again, and its share of the update, as far as that is known; ``None`` for a group,
+            if the recording cannot be replayed, and for the cheaper rows of a model with thousands
+            of modules.
+        total_saves: How much less without all modules inside, too. Savings do not add up.
         memory: What it has in memory; only with ``profile_memory=True``.
         work: How much work it does; only with ``record_shapes=True``.
         unprofiled_ns: ``wall_ns`` in a step without the profiler, as ``Phase.unprofiled_ns``.

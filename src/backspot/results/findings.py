@@ -7,8 +7,8 @@ profiler's cost, as a replay of the recording predicts it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
 
 from backspot.formatting import duration, labelled, size, visible
 from backspot.presented import public
@@ -26,11 +26,17 @@ class Saving:
         ns: The saving. Work that other work hides saves nothing.
         low_ns: Lower end of the range.
         high_ns: Upper end of the range.
+        parts: Of a row, which part of ``ns`` is ``forward``, ``backward``, ``recompute`` (forward
+            work that runs again) and ``optimizer`` (its share of clipping and update). They sum to
+            ``ns``, and a part without a saving is left out.
+        at_best: Whether more cannot be saved, but less can.
     """
 
     ns: Count
     low_ns: Count
     high_ns: Count
+    parts: dict[str, Count] = field(default_factory=dict)
+    at_best: bool = False
 
 
 @public
@@ -55,39 +61,67 @@ class ReplayedStep:
 @public
 @dataclass(frozen=True, slots=True)
 class WhatIf:
-    """What a typical step would take if some modules were faster, in nanoseconds.
+    """What a typical step would take with some changes, in nanoseconds.
 
     Attributes:
         step_ns: The step, without the profiler's cost.
         saves_ns: How much less that is.
         low_ns: Lower end of the range of ``saves_ns``.
         high_ns: Upper end of the range of ``saves_ns``.
+        alone: What each of the changes would save without the others.
+        at_best: Whether more cannot be saved, but less can.
 
     Example:
         >>> print(report.what_if({"patch_drop": 0.5}))
-        A step would take 24.7 ms: 1.9 ms less (0.43 ms to 3.4 ms), by a replay without the profiler
+        A step would take 24.5 ms: 2.2 ms less (0.15 ms to 4.2 ms), by a replay without the profiler
     """
 
     step_ns: int
     saves_ns: int
     low_ns: int
     high_ns: int
+    alone: dict[str, Saving] = field(default_factory=dict)
+    at_best: bool = False
 
     def __str__(self) -> str:
-        """Return one sentence."""
-        saves = f"{duration(self.saves_ns)} less" if self.saves_ns > 0 else "hardly less"
+        """Return one sentence and, for several changes, a table of each of them alone."""
         least, most = (duration(max(ns, 0)) for ns in (self.low_ns, self.high_ns))
-        return (
-            f"A step would take {duration(self.step_ns)}: {saves} ({least} to {most}), by a replay "
+        said = f"{_less(self.saves_ns)}{' at best' * self.at_best}"
+        sentence = (
+            f"A step would take {duration(self.step_ns)}: {said} ({least} to {most}), by a replay "
             "without the profiler"
         )
+        if len(self.alone) < 2:
+            return sentence
+        rows = [("change", "alone", "range"), *map(_row, self.alone.items())]
+        rows.append(("together", _less(self.saves_ns), f"{least} to {most}"))
+        name, alone, _ = (max(map(len, column)) for column in zip(*rows, strict=True))
+        table = (f"{a:<{name}}  {b:<{alone}}  {c}".rstrip() for a, b, c in rows)
+        return "\n".join((sentence, *table))
+
+
+def _less(ns: int) -> str:
+    return f"{duration(ns)} less" if ns > 0 else "hardly less"
+
+
+def _row(change: tuple[str, Saving]) -> tuple[str, str, str]:
+    name, saves = change
+    return (
+        visible(name),
+        f"{_less(saves.ns)}{' at best' * saves.at_best}",
+        f"{duration(saves.low_ns)} to {duration(saves.high_ns)}",
+    )
 
 
 class Predictor(Protocol):
     """A recording that can be replayed again and again."""
 
-    def what_if(self, factors: Mapping[str, float]) -> WhatIf:
-        """Return the step if the backward of these modules, by path, takes so much of its time."""
+    def what_if(self, asked: Mapping[str, Any]) -> WhatIf:
+        """Return the step with changes, by the name of each and what is asked of it.
+
+        Raises:
+            UsageError: If one of them cannot be predicted, with the reason.
+        """
 
 
 @public
@@ -127,16 +161,16 @@ class Finding:
         title: What is wrong, in a few words.
         seen: What was seen, with counts and times.
         remedy: What to do.
-        wall_ns: Clock time in nanoseconds of a typical step, the sum over its places. The remedy
-            cannot save more.
+        wall_ns: Clock time in nanoseconds of a typical step, the sum over its places.
         places: Where, most wall time first. Never empty.
         steps: Number of recorded steps in which it takes at least 1% of the step.
         nodes: Autograd nodes involved, most expensive first.
         operators: Operators involved (``aten::…``), most expensive first.
         kernels: Kernels and copies involved, most expensive first.
         link: URL with more, or ``""``.
-        saves: How much less a step would take if the work of the cause were free, by replay, at
-            most ``wall_ns``; ``None`` where that is not known.
+        saves: How much less a step would take with the remedy, by replay: that of a named change
+            as in ``Report.what_if``, or else without the work of the cause, which is at most
+            ``wall_ns``. ``None`` where that is not known.
         held_bytes: What the cause has in memory; ``None`` if the finding is about time. About
             memory, ``wall_ns`` is 0.
 

@@ -1,4 +1,4 @@
-"""The table of compiled graphs: which modules each launch of generated code works for.
+"""The table of compiled graphs and parameters: which modules each launch of generated code is for.
 
 The live half writes one table for each profile into the trace's metadata, under ``KEY``. The
 offline half reads it back. A graph is identified by the key in the event ``## Call CompiledFxGraph
@@ -127,6 +127,22 @@ class Compilation(msgspec.Struct, array_like=True, frozen=True):
     reason: str
 
 
+class Parameters(msgspec.Struct, array_like=True, frozen=True):
+    """The parameters of a labelled module that an optimizer may update.
+
+    Attributes:
+        path: the path, as labels write it.
+        class_name: the module's class.
+        tensors: how many there are.
+        numbers: how many numbers they have in all.
+    """
+
+    path: str
+    class_name: str
+    tensors: int
+    numbers: int
+
+
 @dataclass(frozen=True, slots=True)
 class CompiledTable:
     """The compiled graphs of one profile.
@@ -136,7 +152,8 @@ class CompiledTable:
         modules: the modules of the instrumented models.
         lines: the source lines of parts.
         compilations: the latest ones of the process.
-        recorded: whether the trace has a table.
+        parameters: those of the modules, each parameter once.
+        recorded: whether the trace has a table with graphs.
         broken: whether the trace has a table that cannot be read.
     """
 
@@ -144,6 +161,7 @@ class CompiledTable:
     modules: tuple[KnownModule, ...] = ()
     lines: tuple[SourceLine, ...] = ()
     compilations: tuple[Compilation, ...] = ()
+    parameters: tuple[Parameters, ...] = ()
     recorded: bool = False
     broken: bool = False
 
@@ -158,6 +176,7 @@ class _Content(msgspec.Struct, array_like=True):
     modules: tuple[KnownModule, ...]
     lines: tuple[tuple[str, int, str, str], ...]
     compilations: tuple[Compilation, ...] = ()
+    parameters: tuple[Parameters, ...] = ()
 
 
 def format_compiled(
@@ -165,6 +184,7 @@ def format_compiled(
     modules: Sequence[KnownModule] = (),
     lines: Sequence[SourceLine] = (),
     compilations: Sequence[Compilation] = (),
+    parameters: Sequence[Parameters] = (),
 ) -> str:
     """Return a table as JSON in ASCII without a backslash, for the trace's metadata.
 
@@ -175,6 +195,7 @@ def format_compiled(
         tuple(modules),
         tuple((line.file, line.line, line.function, line.text) for line in lines),
         tuple(compilations),
+        tuple(parameters),
     )
     packed = base64.b64encode(zlib.compress(msgspec.json.encode(content))).decode()
     return msgspec.json.encode(_Form(_VERSION, packed)).decode()
@@ -207,7 +228,14 @@ def _checked(content: _Content) -> CompiledTable:
                     and 0 <= part.weight < 1 << 53
                 ):
                     raise ValueError(site.name)
+    if any(min(one.tensors, one.numbers) < 0 for one in content.parameters):
+        raise ValueError("parameters")
     lines = tuple(SourceLine(*line) for line in content.lines)
     return CompiledTable(
-        content.graphs, content.modules, lines, content.compilations, recorded=True
+        content.graphs,
+        content.modules,
+        lines,
+        content.compilations,
+        content.parameters,
+        recorded=bool(content.graphs),
     )

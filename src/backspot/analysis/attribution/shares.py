@@ -55,6 +55,11 @@ class Shares:
         split[np.repeat(np.arange(len(count)), count)[differs]] = True
         return split
 
+    @property
+    def fraction(self) -> _Floats:
+        """Which part of its thing each share is: 0 to 1."""
+        return self.weight / _WHOLE
+
     @staticmethod
     def part(weight: int) -> float:
         """Return which part of its thing a share of this weight is: 0 to 1."""
@@ -111,8 +116,7 @@ class Shares:
         """Return the mean of a value of the owners of each thing, by their shares."""
         if self._are_whole:
             return factor[self.owner]
-        weight = self.weight / _WHOLE
-        found: _Floats = np.add.reduceat(factor[self.owner] * weight, self.first[:-1])
+        found: _Floats = np.add.reduceat(factor[self.owner] * self.fraction, self.first[:-1])
         return found
 
     def parts(self, share: Ints) -> tuple[Ints, _Floats]:

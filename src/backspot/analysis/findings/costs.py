@@ -7,7 +7,7 @@ host (see ``analysis.accounting.clock``). What a rule picks costs the time that 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -44,6 +44,8 @@ class Removable:
         spans: whether the host's time in each span is part of the cause.
         work: whether each piece of device work is part of the cause.
         waits: calls in which the host would not wait for a device, as indices into ``Events``.
+        operators: operators that are part of the cause with all that they launch, as indices into
+            ``Events``.
         with_host: whether the host's part is known. The host also needs time to launch device
             work, but spans can be too coarse to say how much.
     """
@@ -51,6 +53,7 @@ class Removable:
     spans: Mask
     work: Mask
     waits: Ints
+    operators: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     with_host: bool = True
 
 
@@ -297,7 +300,11 @@ class Costs:
         return Placed((only,), cost, self._steps_with(by_step, LEAST_SHARE))
 
     def removable(
-        self, spans: Mask | None, work: Mask | None, waits: Ints | None = None
+        self,
+        spans: Mask | None,
+        work: Mask | None,
+        waits: Ints | None = None,
+        operators: Ints | None = None,
     ) -> Removable:
         """Return the work of a cause; what is left out is not part of the cause.
 
@@ -309,7 +316,8 @@ class Costs:
         without = calls.event[mine[calls.span]]
         if waits is not None:
             without = np.union1d(without, waits)
-        return Removable(mine, done, without)
+        none = np.empty(0, np.int64)
+        return Removable(mine, done, without, none if operators is None else operators)
 
     def label_of(self, owner: int) -> str:
         """Return how a place of this owner is called."""

@@ -13,7 +13,7 @@ from backspot.analysis.accounting.ledger import Ledger
 from backspot.analysis.attribution.launches import DeviceWork
 from backspot.analysis.attribution.ownership import Ownership
 from backspot.analysis.attribution.spans import Spans
-from backspot.analysis.findings.costs import Costs
+from backspot.analysis.findings.costs import Costs, Removable
 from backspot.analysis.host.waits import HostWaits
 from backspot.analysis.timeline import FAR, NOTHING, enclosing, numbered, take
 from backspot.analysis.typical import TypicalStep
@@ -222,6 +222,13 @@ class Evidence:
         mask = np.zeros(len(self.spans.start), bool)
         mask[span[span >= 0]] = True
         return mask
+
+    def with_forward(self, nodes: Mask) -> Removable:
+        """Return the work of nodes, and of the operators in the forward that made them."""
+        made = self.ownership.join.operator[nodes]
+        return self.costs.removable(
+            nodes, self.work_of(nodes), operators=np.unique(made[made >= 0])
+        )
 
     # Device work -----------------------------------------------------------------------------
 

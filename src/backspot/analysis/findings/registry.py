@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from backspot.analysis.findings.costs import Placed, Removable
 from backspot.analysis.findings.evidence import Evidence
@@ -30,9 +31,12 @@ class Found(Finding):
 
     Attributes:
         removable: the work of the cause, ``None`` where that is not known.
+        change: the remedy as changes by the names of ``analysis.replay.changes``, with what each is
+            asked for; if there is none, the work of the cause is free.
     """
 
     removable: Removable | None = None
+    change: Mapping[str, Any] = field(default_factory=dict)
 
     def with_saves(self, saves: Saving | None) -> Finding:
         """Return the finding as reports have it."""
@@ -61,10 +65,11 @@ def finding(
     operators: tuple[str, ...] = (),
     kernels: tuple[str, ...] = (),
     saves: Saving | None = None,
+    change: Mapping[str, Any] | None = None,
 ) -> Found | None:
     """Return a finding with this cost, or ``None`` where there is no place.
 
-    The other arguments are the fields of ``Finding``. ``find_all`` fills in the name of the rule.
+    The other arguments are the fields of ``Found``. ``find_all`` fills in the name of the rule.
     """
     if not cost.places:
         return None
@@ -82,4 +87,5 @@ def finding(
         link=link,
         saves=saves,
         removable=cost.removable,
+        change=change or {},
     )

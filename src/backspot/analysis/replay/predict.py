@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import compress, zip_longest
+from typing import Any
 
 import numpy as np
 
@@ -13,21 +15,21 @@ from backspot.analysis.attribution.launches import DeviceWork, Tier
 from backspot.analysis.attribution.ownership import Special
 from backspot.analysis.findings import Found, Removable
 from backspot.analysis.recording import Options, Recording
+from backspot.analysis.replay.changes import CHANGES, change_by_names, free, said
 from backspot.analysis.replay.host import MEASURED, ZERO, Floats, ProfilerCost
 from backspot.analysis.replay.replay import fit, steps_at
 from backspot.analysis.replay.replayable import Refusal, Replayable, prepare
 from backspot.analysis.replay.saving import (
     Change,
     Replays,
-    change_of_paths,
     free_owners,
-    free_spans,
     owners_within,
     replays,
     scaled_owners,
 )
-from backspot.analysis.timeline import grouped
+from backspot.analysis.timeline import grouped, take
 from backspot.analysis.typical import TypicalStep
+from backspot.errors import UsageError
 from backspot.results.costs import Row
 from backspot.results.findings import Finding, ReplayedStep, Saving, WhatIf
 from backspot.results.grouping import parents_of
@@ -48,11 +50,18 @@ _ERRORS = {True: 0.02, False: 0.04}
 """
 
 
+_ALONE = 1.5
+"""How much larger that is where no real steps were timed."""
+_MEASURED_MORE, _LEAST_ERROR = 1.3, 0.005
+"""How much longer work can take than was recorded, and more than that as a share of the step."""
+
+
 _NOTHING = Saving(0, 0, 0)
-"""What a module saves that has no part in the backward."""
+"""What a module saves that does nothing."""
+PARTS_OF_SAVINGS = ("forward", "backward", "recompute", "optimizer")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Prediction:
     """A recording without the profiler's cost, ready to be asked what a change would save.
 
@@ -70,14 +79,26 @@ class Prediction:
     fitted: bool
     cut: Cut | None = None
 
-    def change_of(self, work: Removable) -> Change:
-        """Return the change in which some work of the trace is free, as far as it is replayed."""
-        spans, pieces, waits = work.spans, work.work, work.waits
-        if self.cut is not None:
-            spans, pieces = spans[self.cut.spans], pieces[self.cut.work]
-            waits = self.cut.place[waits]
-            waits = waits[waits >= 0]
-        return free_spans(self.recording.ownership, spans, pieces, waits=waits)
+    def within(self, work: Removable) -> Removable:
+        """Return some work of the trace, as far as it is replayed."""
+        if self.cut is None:
+            return work
+        waits, operators = (self.cut.place[index] for index in (work.waits, work.operators))
+        return replace(
+            work,
+            spans=work.spans[self.cut.spans],
+            work=work.work[self.cut.work],
+            waits=waits[waits >= 0],
+            operators=operators[operators >= 0],
+        )
+
+    def change(self, asked: Mapping[str, Any]) -> Change | Refusal:
+        """Return changes together, by the name of each and what is asked of it."""
+        within = {
+            name: self.within(what) if isinstance(what, Removable) else what
+            for name, what in asked.items()
+        }
+        return change_by_names(self.recording, within)
 
     @property
     def most(self) -> int:
@@ -96,19 +117,68 @@ class Prediction:
         """Return the step without any change, and what it saves with each change alone."""
         found = replays(self.recording, self.cost, changes)
         step = self._step(found)
-        error = _ERRORS[self.is_device_bound] * step.ns
+        error = _ERRORS[self.is_device_bound] * step.ns * (1.0 if self.fitted else _ALONE)
         shared = _time_shared(self.recording.ownership.work)
         errors = [error + float((shared[c.work] * (1 - c.work_factors)).sum()) for c in changes]
         return step, _savings(found, self.typical, error, np.array(errors), step.ns)
 
-    def what_if(self, factors: Mapping[str, float]) -> WhatIf:
-        """Return the step if the backward of these modules takes so much of its time.
+    def what_if(self, asked: Mapping[str, Any]) -> WhatIf:
+        """Return the step with changes, by the name of each and what is asked of it.
 
-        Args:
-            factors: as ``change_of_paths`` takes them.
+        Raises:
+            UsageError: If one of them cannot be predicted, with the reason.
         """
-        step, (saving,) = self.savings([change_of_paths(self.recording.ownership, factors)])
-        return WhatIf(step.ns - saving.ns, saving.ns, saving.low_ns, saving.high_ns)
+        changes: list[Change] = []
+        for what in (asked, *({name: what} for name, what in asked.items())):
+            change = self.change(what)
+            if isinstance(change, Refusal):
+                if what is asked:
+                    raise UsageError(f"what_if() cannot predict {change.reason}")
+                change = changes[0]
+            changes.append(change)
+        step, (saving, *alone) = self.savings(changes)
+        bounds = [CHANGES[name].at_best for name in asked]
+        each = [replace(one, at_best=best) for one, best in zip(alone, bounds, strict=True)]
+        return WhatIf(
+            step.ns - saving.ns,
+            saving.ns,
+            saving.low_ns,
+            saving.high_ns,
+            dict(zip(map(said, asked.items()), each, strict=True)),
+            any(bounds),
+        )
+
+    @cached_property
+    def worth(self) -> Floats:
+        """How long each owner's work takes (rows), by ``PARTS_OF_SAVINGS`` (columns).
+
+        It is the time of the devices if they decide how long the step takes, else of the host.
+        """
+        recording, ownership = self.recording, self.recording.ownership
+        host = np.bincount(
+            recording.part + 1, recording.host(self.cost)[:, 0], recording.forward_outside + 3
+        )[1:]
+        device = recording.work(self.cost)[:, 0]
+        spans, work = len(ownership.spans.start), ownership.work
+        again = ~ownership.spans.is_node & (ownership.passes.of_span >= 0)
+        kind = np.where(again, 2, (ownership.passes.of_span >= 0).astype(np.int64))
+        tables = np.zeros((2, len(ownership.owners), len(PARTS_OF_SAVINGS)))
+        np.add.at(tables[0], (ownership.owner, kind), host[:spans])
+        things = (ownership.launch_shares, host[spans:-2], take(kind, ownership.compiled.span, 0))
+        of_work = np.where(work.run >= 0, take(kind, work.span, 1), 0)
+        for table, (shares, ns, kinds) in zip(
+            tables, (things, (ownership.work_shares, device, of_work)), strict=True
+        ):
+            place = np.repeat(np.arange(len(ns)), shares.count)
+            part = np.where(shares.again, 2, kinds[place])
+            np.add.at(table, (shares.owner, part), ns[place] * shares.fraction)
+        tables[0, Special.OUTSIDE, 0] += host[-2]
+        tables[1, Special.OUTSIDE, 0] += device[recording.outside].sum()
+        update = np.array([host[-1], device[recording.update].sum()])
+        tables[:, :, 3] += recording.of_update * update[:, None]
+        of_device = self.is_device_bound and tables[1].any()
+        found: Floats = tables[int(of_device)]
+        return found
 
     def _step(self, found: Sequence[Replays]) -> ReplayedStep:
         times = [self.typical.value(np.round(one.steps).astype(np.int64)) for one in found]
@@ -116,48 +186,62 @@ class Prediction:
 
 
 def with_savings(report: Report, recording: Recording, _: Options) -> Report:
-    """Add what the step would save without each row, each subtree and the work of each finding.
+    """Add what the step would save without each row, each subtree and with each remedy.
 
     In a model that is too large to replay without each of its modules, this is done for the rows
     and subtrees with the most clock time.
     """
     prediction = predict(recording, report.unprofiled_step_ns)
     if isinstance(prediction, Refusal):
-        findings = tuple(_with_saving(finding, None) for finding in report.findings)
+        findings = tuple(_with_saving(finding, None, ()) for finding in report.findings)
         return changed(report, findings=findings, not_replayed=prediction.reason)
     replayed = prediction.recording.ownership
-    free = {replayed.owners.named(owner): one for owner, one in free_owners(replayed).items()}
+    alone = {
+        replayed.owners.named(owner): one
+        for owner, one in free_owners(prediction.recording).items()
+    }
     parents = parents_of(row for row in report.modules if row.is_module)
     outer = dict.fromkeys(parent for parent in parents.values() if parent is not None)
-    rows, paths = _most_expensive(report.modules, free, outer, prediction.most)
+    rows, paths = _most_expensive(report.modules, alone, outer, prediction.most)
+    within = owners_within(replayed, paths)
     subtrees = {
-        path: scaled_owners(replayed, dict.fromkeys(owners, 0.0))
-        for path, owners in owners_within(replayed, paths).items()
+        path: scaled_owners(prediction.recording, dict.fromkeys(owners, 0.0))
+        for path, owners in within.items()
     }
     causes = [_change_of(finding, prediction) for finding in report.findings]
+    remedies, remedy_names = [one for one, _ in causes], [names for _, names in causes]
     waits = _without_waits(recording, prediction) if report.waits else []
-    changes = [*map(free.__getitem__, rows), *subtrees.values(), *filter(None, causes)]
+    made = [one for one in remedies if one is not None]
+    changes = [*map(alone.__getitem__, rows), *subtrees.values(), *made]
     step, savings = prediction.savings([*changes, *waits])
     each = iter(savings)
     of_rows = {row: next(each) for row in rows}
     of_subtrees = {path: next(each) for path in subtrees}
-    of_findings = [None if one is None else next(each) for one in causes]
+    of_findings = [None if one is None else next(each) for one in remedies]
 
     of_waits = list(each)
+    worth = prediction.worth
+    number = {replayed.owners.named(owner): owner for owner in range(len(worth))}
 
     def saves(row: Row) -> Row:
         if not row.is_module and row.path == Special.ENGINE.path:
             return row  # replays give the engine's time to the nodes before
         key = row.path, row.class_name
-        own = of_rows.get(key, None if key in free else _NOTHING)
-        inside = row.is_module and row.path in outer
-        return replace(row, saves=own, total_saves=of_subtrees.get(row.path) if inside else own)
+        own = of_rows.get(key, None if key in alone else _NOTHING)
+        if own is not None and key in number:
+            own = _told_apart(own, worth[number[key]])
+        if not (row.is_module and row.path in outer):
+            return replace(row, saves=own, total_saves=own)
+        total = of_subtrees.get(row.path)
+        if total is not None:
+            total = _told_apart(total, worth[within[row.path]].sum(axis=0))
+        return replace(row, saves=own, total_saves=total)
 
     return changed(
         report,
         prediction,
         modules=tuple(map(saves, report.modules)),
-        findings=tuple(map(_with_saving, report.findings, of_findings)),
+        findings=tuple(map(_with_saving, report.findings, of_findings, remedy_names)),
         replayed_step=step,
         waits=tuple(
             replace(wait, saves=saving) for wait, saving in zip_longest(report.waits, of_waits[1:])
@@ -178,35 +262,54 @@ def _most_expensive(
     return list(compress(free, chosen)), list(compress(outer, chosen[len(free) :]))
 
 
+def _told_apart(saving: Saving, worth: Floats) -> Saving:
+    """Return a saving with its parts, in proportion to the time that each part takes."""
+    if not saving.ns or not worth.sum():
+        return saving
+    ends = np.round(np.cumsum(worth) / worth.sum() * saving.ns).astype(np.int64)
+    parts = zip(PARTS_OF_SAVINGS, np.diff(ends, prepend=0).tolist(), strict=True)
+    return replace(saving, parts={name: ns for name, ns in parts if ns})
+
+
 def _without_waits(recording: Recording, prediction: Prediction) -> list[Change]:
     """Return the change without any wait of the host, and those without the first places' waits."""
     places, ownership = recording.places_of_waits[1], recording.ownership
     no_span = np.zeros(len(ownership.spans.start), bool)
     no_work = np.zeros(len(ownership.work.start), bool)
     return [
-        prediction.change_of(Removable(no_span, no_work, calls))
+        free(prediction.recording, prediction.within(Removable(no_span, no_work, calls)))
         for calls in (np.concatenate(places), *places[:_PLACES])
     ]
 
 
-def _change_of(finding: Finding, prediction: Prediction) -> Change | None:
-    """Return the change in which a finding's work is free, ``None`` where that is not known."""
-    work = finding.removable if isinstance(finding, Found) else None
+def _change_of(finding: Finding, prediction: Prediction) -> tuple[Change | None, Mapping[str, Any]]:
+    """Return the change that a finding's remedy is, and its names; no names for free work.
+
+    There is no change where what the remedy saves is not known.
+    """
+    if not isinstance(finding, Found):
+        return None, {}
+    change = prediction.change(finding.change) if finding.change else None
+    if isinstance(change, Change):
+        return change, finding.change
     # Where the step waits for the host, device work alone does not say what a cause costs.
+    work = finding.removable
     if work is None or not (work.with_host or prediction.is_device_bound):
-        return None
-    return prediction.change_of(work)
+        return None, {}
+    return free(prediction.recording, prediction.within(work)), {}
 
 
-def _with_saving(finding: Finding, saves: Saving | None) -> Finding:
-    """Return the finding with its saving, which is at most the clock time that the cause takes."""
+def _with_saving(finding: Finding, saves: Saving | None, names: Iterable[str]) -> Finding:
+    """Return the finding with its saving, which is at most the clock time of work that is free."""
     if not isinstance(finding, Found):
         return finding
     if finding.saves is not None:  # the rule knows it without a replay
         return finding.with_saves(finding.saves)
-    if saves is not None:
+    if saves is not None and not names:
         most = finding.wall_ns
         saves = Saving(min(saves.ns, most), min(saves.low_ns, most), saves.high_ns)
+    elif saves is not None:
+        saves = replace(saves, at_best=any(CHANGES[name].at_best for name in names))
     return finding.with_saves(saves)
 
 
@@ -275,8 +378,8 @@ def _savings(
 ) -> list[Saving]:
     """Return what each change saves, with the error of predictions on both sides.
 
-    A change saves at least nothing, and at most the time of all work that it makes shorter, or the
-    whole step.
+    A change saves at least nothing, and hardly more than the time of all work that it makes
+    shorter, or the whole step.
 
     Args:
         typical: the steps that count.
@@ -290,6 +393,7 @@ def _savings(
     most = np.max([one.shorter for one in found], axis=0)
     ns = np.minimum(typical.mean(by_step.T), step_ns)
     low = np.clip(np.round(quartiles.min(axis=(0, 1)) - less), 0, ns).astype(np.int64)
+    most = most * _MEASURED_MORE + (most > 0) * _LEAST_ERROR * step_ns
     high = np.minimum(np.round(quartiles.max(axis=(0, 1)) + more), np.round(most))
     high = np.clip(high, ns, step_ns).astype(np.int64)
     return [Saving(*one) for one in zip(ns.tolist(), low.tolist(), high.tolist(), strict=True)]

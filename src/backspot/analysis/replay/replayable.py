@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from backspot.analysis.accounting.activity import CLIPPING, FORWARD, LOSS, OPTIMIZER, Activity
 from backspot.analysis.accounting.steps import StepWindows
 from backspot.analysis.attribution.launches import Windows
 from backspot.analysis.attribution.ownership import Ownership
@@ -28,13 +29,15 @@ from backspot.analysis.replay.schedule import Schedule, find_schedule
 from backspot.analysis.replay.waits import HostWait, find_host_waits
 from backspot.analysis.timeline import FAR, NOTHING, grouped, merged, take
 from backspot.formatting import percent
-from backspot.trace import Events
+from backspot.trace import Category, Events
 from backspot.trace.events import Ints
 
 _PARALLEL = 0.02  # of the recording: threads that run at the same time
 _LOST = 0.1  # of the time of device work: without a launch record
 _EARLY = 0.05  # of the launches: later than the start of their work
 _CLOCKS = 100_000  # nanoseconds between the clocks of host and device
+_FORWARD, _UPDATE = (FORWARD, LOSS), (CLIPPING, OPTIMIZER)  # phases
+_SHORT = 0.1  # quantile: operators that take so long work on hardly any numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +82,16 @@ class Replayable:
         events: the trace.
         ownership: its owners.
         line: the host's intervals.
-        part: what each interval of the line is done for: a span, or behind the spans a launch
-            inside compiled code; ``NOTHING`` for neither.
+        part: what each interval of the line is done for, as an index: the spans, then the launches
+            inside compiled code, then the forward outside of all modules, then the update of the
+            parameters; ``NOTHING`` for none of these.
+        by_part: the intervals sorted by their parts.
+        begins: for each part the first of these intervals that is not of a lower one; one more
+            entry at the end.
+        outside: the device work of the forward outside of all modules.
+        update: the device work that updates the parameters, clipping included.
+        of_update: what part of the update each owner's parameters are (0 to 1): of the host's time
+            in the first row, of the device work in the second. All 0 where it is not known.
         own: for each interval of the line that the host waits in the nanoseconds that it needs
             itself, -1 for all others.
         graph: the constraints on device work.
@@ -96,6 +107,11 @@ class Replayable:
     ownership: Ownership
     line: HostLine
     part: Ints
+    by_part: Ints
+    begins: Ints
+    outside: Ints
+    update: Ints
+    of_update: Floats
     own: Floats
     graph: DeviceGraph
     waits: list[HostWait]
@@ -107,6 +123,18 @@ class Replayable:
     def host(self, *costs: ProfilerCost) -> Floats:
         """Return how long each interval of the host (rows) takes at each cost (columns)."""
         return self.line.lengths(costs, self.own)
+
+    @property
+    def forward_outside(self) -> int:
+        """The part that is the forward outside of all modules; the next one is the update."""
+        return len(self.ownership.spans.start) + len(self.ownership.compiled.event)
+
+    def intervals(self, parts: Ints) -> tuple[Ints, Ints]:
+        """Return the intervals of the host that are done for these parts, and how many each has."""
+        first, end = self.begins[parts], self.begins[parts + 1]
+        number = end - first
+        at = np.repeat(first - (np.cumsum(number) - number), number)
+        return self.by_part[at + np.arange(len(at))], number
 
     def work(self, *costs: ProfilerCost) -> Floats:
         """Return how long each piece of device work (rows) takes at each cost (columns)."""
@@ -144,11 +172,21 @@ def prepare(recording: Recording) -> Replayable | Refusal:
     stations = merged(
         graph.launch, ends, steps.start, steps.end, steps.host_end, line.edges[[0, -1]]
     )
+    activity = recording.activity if recording.step_windows else None
+    part = _parts(ownership, line, activity)
+    by_part = np.argsort(part, kind="stable")
+    parts = len(ownership.spans.start) + len(ownership.compiled.event) + 2
+    outside, update = _work_of(ownership, activity)
     return Replayable(
         events=events,
         ownership=ownership,
         line=line,
-        part=_parts(ownership, line),
+        part=part,
+        by_part=by_part,
+        begins=np.searchsorted(part[by_part], np.arange(parts + 1)),
+        outside=outside,
+        update=update,
+        of_update=_shares_of_update(events, ownership, line, part),
         own=own,
         graph=graph,
         waits=waits,
@@ -159,11 +197,54 @@ def prepare(recording: Recording) -> Replayable | Refusal:
     )
 
 
-def _parts(ownership: Ownership, line: HostLine) -> Ints:
+def _parts(ownership: Ownership, line: HostLine, activity: Activity | None) -> Ints:
     """Return what each interval of the line is done for, as ``Replayable`` has it."""
-    spans = ownership.spans
-    launch = ownership.compiled.at(spans, line.span, line.edges[:-1])
-    return np.where(launch >= 0, launch + len(spans.start), line.span)
+    spans, begins = ownership.spans, line.edges[:-1]
+    count = len(spans.start) + len(ownership.compiled.event)
+    launch = ownership.compiled.at(spans, line.span, begins)
+    part = np.where(launch >= 0, launch + len(spans.start), line.span)
+    if activity is not None:
+        phase = np.where(part < 0, activity.host.at(begins), NOTHING)
+        part[np.isin(phase, _FORWARD)] = count
+        part[np.isin(phase, _UPDATE)] = count + 1
+    return part
+
+
+def _work_of(ownership: Ownership, activity: Activity | None) -> tuple[Ints, Ints]:
+    """Return the device work of the forward outside of all modules, and that of the update."""
+    work = ownership.work
+    if activity is None:
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    free = (work.span < 0) & (work.launch >= 0) & (work.device >= 0)
+    phase = np.where(free, activity.of_launches(work.thread, work.launch), NOTHING)
+    return np.flatnonzero(np.isin(phase, _FORWARD)), np.flatnonzero(np.isin(phase, _UPDATE))
+
+
+def _shares_of_update(events: Events, ownership: Ownership, line: HostLine, part: Ints) -> Floats:
+    """Return what part of the update each owner's parameters are, as ``Replayable`` has it.
+
+    Device work takes as long as there are numbers, and launching it as there are tensors. Where the
+    host computes, each operator takes as long as the short ones for a tensor, and the rest of its
+    time for the numbers.
+    """
+    owners = {ownership.owners.named(owner): owner for owner in range(len(ownership.owners))}
+    held = np.zeros((2, len(owners)))  # tensors and numbers
+    for one in events.compiled.parameters:
+        if (owner := owners.get((one.path, one.class_name))) is not None:
+            held[:, owner] += one.tensors, one.numbers
+    of_tensors, of_numbers = held / np.maximum(held.sum(axis=1, keepdims=True), 1)
+    if len(ownership.work.start):
+        return np.stack([of_tensors, of_numbers])
+    mine = part == len(ownership.spans.start) + len(ownership.compiled.event) + 1
+    whole = float(np.diff(line.edges)[mine].sum())
+    index = events.of(Category.OPERATOR)
+    at = np.minimum(np.searchsorted(line.edges, events.start[index]), len(mine) - 1)
+    computing = index[mine[at] & events.name_mask("aten::")[events.name[index]]]
+    if not len(computing) or not whole:
+        return np.stack([of_numbers, of_numbers])
+    length = events.duration[computing]
+    more = float((length - np.quantile(length, _SHORT)).clip(0).sum()) / whole
+    return np.stack([of_numbers * min(more, 1.0) + of_tensors * max(0.0, 1 - more)] * 2)
 
 
 def _one_by_one(waits: list[HostWait]) -> list[HostWait]:

@@ -25,12 +25,13 @@ class Change:
     """Work that takes another time than it did.
 
     Attributes:
-        host: indices of what the host does, as in ``Replayable.part``: its time for them is scaled,
-            and that of the engine directly after spans.
+        host: indices of intervals of the host's line.
         host_factors: for each what its time is multiplied by, 0 for free.
         work: indices of device work.
         work_factors: for each piece of device work what its time is multiplied by.
         waits: calls in which the host no longer waits for a device, as indices into ``Events``.
+        update: what part of the update of the parameters goes: of the host's time and of the device
+            work.
     """
 
     host: Ints
@@ -38,89 +39,122 @@ class Change:
     work: Ints
     work_factors: Floats
     waits: Ints = field(default_factory=lambda: np.empty(0, np.int64))
+    update: tuple[float, float] = (0.0, 0.0)
 
 
-def scaled_owners(
-    ownership: Ownership, factors: Mapping[int, float], *, forward: bool = False
+def change_of(
+    recording: Replayable,
+    parts: tuple[Ints, Floats],
+    work: tuple[Ints, Floats],
+    waits: Ints | None = None,
+    update: tuple[float, float] = (0.0, 0.0),
 ) -> Change:
-    """Return the change in which the backward of some owners takes another time.
+    """Return a change.
 
-    This scales the nodes of a module, the engine's time after each of these, what runs again in
-    them, and the device work that they launch. A node that is free waits for no device. The
-    module's share of the optimizer is not scaled. A compiled kernel that works for several modules
-    is scaled by their shares, and so is its launch.
+    Args:
+        parts: what the host does, as in ``Replayable.part``, and the factor of each. The engine's
+            time directly after a span is a part of the span.
+        work: device work, and the factor of each piece.
+        waits: as in ``Change``.
+        update: as in ``Change``.
+    """
+    host, number = recording.intervals(parts[0])
+    none = np.empty(0, np.int64)
+    skipped = none if waits is None else waits
+    return Change(host, np.repeat(parts[1], number), *work, skipped, update)
+
+
+def scaled_owners(recording: Replayable, factors: Mapping[int, float]) -> Change:
+    """Return the change in which the work of some owners takes another time.
+
+    This scales the calls of a module, its nodes, the engine's time after each of these, what runs
+    again in them, the device work that they launch, and its share of the update of the parameters.
+    What is free waits for no device. A compiled kernel that works for several modules is scaled by
+    their shares, and so is its launch.
 
     Args:
         factors: for each owner what its time is multiplied by, 0 for free.
-        forward: scale the forward calls of modules, and their device work, too.
     """
+    ownership = recording.ownership
     factor = np.ones(len(ownership.owners))
     factor[list(factors)] = list(factors.values())
     of_spans, of_work = factor[ownership.owner], ownership.work_shares.mean(factor)
-    of_host = np.append(of_spans, ownership.launch_shares.mean(factor))
-    host = (of_host != 1) & (forward | _in_backward(ownership))
-    work = (of_work != 1) & (forward | (ownership.work.run >= 0))
-    return Change(
-        host=np.flatnonzero(host),
-        host_factors=of_host[host],
-        work=np.flatnonzero(work),
-        work_factors=of_work[work],
-        waits=ownership.waits.event[(host & (of_host == 0))[ownership.waits.span]],
+    of_work[recording.outside] = factor[Special.OUTSIDE]
+    of_parts = np.concatenate(
+        [of_spans, ownership.launch_shares.mean(factor), factor[[Special.OUTSIDE]]]
+    )
+    host, work = np.flatnonzero(of_parts != 1), np.flatnonzero(of_work != 1)
+    of_host, of_device = (recording.of_update @ (1 - factor)).tolist()
+    return change_of(
+        recording,
+        (host, of_parts[host]),
+        (work, of_work[work]),
+        _waits_in(ownership, of_spans == 0),
+        (of_host, of_device),
     )
 
 
-def _in_backward(ownership: Ownership) -> Mask:
-    """Return whether the host does each span, and each compiled launch behind them, in a pass."""
-    in_pass: Mask = ownership.passes.of_span >= 0
-    return np.append(in_pass, take(in_pass, ownership.compiled.span, False))
-
-
-def free_owners(ownership: Ownership) -> dict[int, Change]:
-    """Return for each owner with a backward the change in which that backward is free.
+def free_owners(recording: Replayable) -> dict[int, Change]:
+    """Return for each owner with any work the change in which that work is free.
 
     As ``scaled_owners`` for one owner after the other, in one go.
     """
-    waits = ownership.waits
-    in_backward, count = _in_backward(ownership), len(ownership.spans.start)
-    in_pass, of_launches = in_backward[:count], in_backward[count:]
-    spans = dict(grouped(ownership.owner, np.flatnonzero(in_pass)))
-    launched = _by_owner(ownership.launch_shares, of_launches)
-    worked = _by_owner(ownership.work_shares, ownership.work.run >= 0)
-    calls = dict(grouped(ownership.owner[waits.span], np.flatnonzero(in_pass[waits.span])))
-    none = np.empty(0, np.int64)
+    ownership = recording.ownership
+    waits, count = ownership.waits, len(ownership.spans.start)
+    spans = dict(grouped(ownership.owner))
+    launched, worked = _by_owner(ownership.launch_shares), _by_owner(ownership.work_shares)
+    calls = dict(grouped(ownership.owner[waits.span]))
+    none, nothing = np.empty(0, np.int64), (np.empty(0, np.int64), np.empty(0))
     found = {}
-    for number in sorted({*spans, *launched, *worked}):
-        mine = spans.get(number, none)
-        launch, part_of_launch = ownership.launch_shares.parts(launched.get(number, none))
-        done, part = ownership.work_shares.parts(worked.get(number, none))
-        found[number] = Change(
-            host=np.append(mine, launch + count),
-            host_factors=np.append(np.zeros(len(mine)), 1 - part_of_launch),
-            work=done,
-            work_factors=1 - part,
-            waits=waits.event[calls.get(number, none)],
+    for number in sorted({*spans, *launched, *worked} - {int(Special.ENGINE)}):
+        launch, part_of_launch = launched.get(number, nothing)
+        done, part = worked.get(number, nothing)
+        mine, outside = spans.get(number, none), none
+        if number == Special.OUTSIDE:
+            outside = np.array([recording.forward_outside])
+            done = np.append(done, recording.outside)
+            part = np.append(part, np.ones(len(recording.outside)))
+        parts = np.concatenate([mine, launch + count, outside])
+        taken = np.concatenate([np.zeros(len(mine)), 1 - part_of_launch, np.zeros(len(outside))])
+        of_host, of_device = recording.of_update[:, number].tolist()
+        found[number] = change_of(
+            recording,
+            (parts, taken),
+            (done, 1 - part),
+            waits.event[calls.get(number, none)],
+            (of_host, of_device),
         )
     return found
 
 
-def _by_owner(shares: Shares, chosen: Mask) -> dict[int, Ints]:
-    """Return the shares of the chosen things by their owner."""
-    mine = np.flatnonzero(np.repeat(chosen, shares.count))
-    return {number: mine[at] for number, at in grouped(shares.owner[mine])}
+def _by_owner(shares: Shares) -> dict[int, tuple[Ints, Floats]]:
+    """Return what each owner has a share of, and how large its share is."""
+    found = {}
+    for owner, mine in grouped(shares.owner):
+        found[owner] = shares.parts(mine)
+    return found
 
 
-def change_of_paths(ownership: Ownership, factors: Mapping[str, float]) -> Change:
-    """Return the change in which the backward of some modules takes another time.
+def _waits_in(ownership: Ownership, spans: Mask) -> Ints:
+    """Return the calls that wait for a device in these spans, as indices into ``Events``."""
+    waits = ownership.waits
+    mine: Ints = waits.event[spans[waits.span]]
+    return mine
+
+
+def change_of_paths(recording: Replayable, factors: Mapping[str, float]) -> Change:
+    """Return the change in which some modules take another time.
 
     Args:
-        factors: for each module's path what the time of its backward is multiplied by: 0 for free,
-            0.5 for twice as fast. The modules in it are scaled too, if their own paths are not
-            given. The path of an owner that is no module names that owner alone.
+        factors: for each module's path what its time is multiplied by: 0 for free, 0.5 for twice as
+            fast. The modules in it are scaled too, if their own paths are not given. The path of an
+            owner that is no module names that owner alone.
     """
     owners: dict[int, float] = {}
-    for path, within in owners_within(ownership, sorted(factors, key=len)).items():
+    paths = sorted(factors, key=len)
+    for path, within in owners_within(recording.ownership, paths).items():
         owners.update(dict.fromkeys(within, factors[path]))
-    return scaled_owners(ownership, owners)
+    return scaled_owners(recording, owners)
 
 
 def owners_within(ownership: Ownership, paths: Iterable[str]) -> dict[str, list[int]]:
@@ -138,11 +172,7 @@ def owners_within(ownership: Ownership, paths: Iterable[str]) -> dict[str, list[
 
 
 def free_spans(
-    ownership: Ownership,
-    spans: Mask,
-    work: Mask,
-    *,
-    waits: Ints | None = None,
+    recording: Replayable, spans: Mask, work: Mask, *, waits: Ints | None = None
 ) -> Change:
     """Return the change in which these spans and pieces of device work are free.
 
@@ -151,15 +181,10 @@ def free_spans(
         work: for each piece of device work whether it is free.
         waits: calls in which the host no longer waits for a device, as indices into ``Events``.
     """
-    launches = take(spans, ownership.compiled.span, False)
+    launches = take(spans, recording.ownership.compiled.span, False)
     mine, done = np.flatnonzero(np.append(spans, launches)), np.flatnonzero(work)
-    none = np.empty(0, np.int64)
-    return Change(
-        host=mine,
-        host_factors=np.zeros(len(mine)),
-        work=done,
-        work_factors=np.zeros(len(done)),
-        waits=none if waits is None else waits,
+    return change_of(
+        recording, (mine, np.zeros(len(mine))), (done, np.zeros(len(done))), waits=waits
     )
 
 
@@ -192,30 +217,49 @@ def replays(
     costs = cost.range()
     lengths, work = recording.host(*costs), recording.work(*costs)
     host = host_times(recording, lengths)
-    by_part = _ByPart(recording, lengths)
+    # What comes before the first step stays: else that step would begin sooner, and end as late.
+    of_steps = recording.steps.of_work >= 0
+    begins = recording.graph.launch[recording.steps.of_work == 0].min(
+        initial=recording.steps.start[0]
+    )
+    changing = np.where(recording.line.edges[:-1, None] >= begins, lengths, 0.0)
+    changing_work = np.where(of_steps[:, None], work, 0.0)
+    updating = _of_update(recording, changing, changing_work)
     steps = np.empty((0, len(costs)))
     found = np.empty((len(recording.steps.start), len(costs), len(changes)))
     shorter = np.empty((len(costs), len(changes)))
     size = max(1, _CELLS // max(1, 3 * work.size + 2 * host.size))
     for first in range(0, max(1, len(changes)), size):
         some = changes[first : first + size]
-        of_host = by_part.less([(one.host, one.host_factors) for one in some])
-        of_work = _less(*_joined([(one.work, one.work_factors) for one in some]), work)
-        simulated = simulate(
-            recording,
-            of_host.taken_from(host, len(some)),
-            of_work.taken_from(work, len(some)),
-            _skipped(some, len(costs)),
+        of_host = _less(
+            *_joined([(c.host, c.host_factors) for c in some]), changing, recording.station
         )
-        taken = simulated.step_lengths(recording, work[:, :, None])
+        of_work = _less(*_joined([(c.work, c.work_factors) for c in some]), changing_work)
+        times = of_host.taken_from(host, len(some)), of_work.taken_from(work, len(some))
+        taken_off = of_host.by_column(len(some)) + of_work.by_column(len(some))
+        for table, (index, amount), part in zip(times, updating, (0, 1), strict=True):
+            gone = np.array([change.update[part] for change in some])
+            table[index, :, 1:] -= amount[:, :, None] * gone
+            taken_off += amount.sum(axis=0)[:, None] * gone
+        simulated = simulate(recording, *times, _skipped(some, len(costs)))
+        taken = simulated.step_lengths(recording, times[1])
         steps = taken[:, :, 0]
         found[:, :, first : first + size] = taken[:, :, :1] - taken[:, :, 1:]
         waited = [recording.events.duration[change.waits].sum() for change in some]
-        shorter[:, first : first + size] = (
-            of_host.by_column(len(some)) + of_work.by_column(len(some)) + waited
-        )
+        shorter[:, first : first + size] = taken_off + waited
     shorter /= max(1, len(steps))
     return tuple(Replays(steps[:, at], found[:, at], shorter[at]) for at in range(len(costs)))
+
+
+def _of_update(
+    recording: Replayable, lengths: Floats, work: Floats
+) -> tuple[tuple[Ints, Floats], tuple[Ints, Floats]]:
+    """Return how long the host takes for the update before each station, and each piece of work."""
+    mine = recording.intervals(np.array([recording.forward_outside + 1]))[0]
+    of_host = _less(
+        mine, np.zeros(len(mine)), np.ones(len(mine), np.int64), lengths, recording.station
+    )
+    return (of_host.index, of_host.amount), (recording.update, work[recording.update])
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,29 +333,3 @@ def _skipped(changes: Sequence[Change], costs: int) -> dict[int, Mask]:
         for event in change.waits.tolist():
             found.setdefault(event, np.zeros(len(changes) + 1, bool))[column] = True
     return {event: np.tile(skips, costs) for event, skips in found.items()}
-
-
-class _ByPart:
-    """The host's intervals by what they are done for."""
-
-    def __init__(self, recording: Replayable, lengths: Floats) -> None:
-        part = recording.part
-        order = np.argsort(part, kind="stable")
-        self._lengths, self._station = lengths[order], recording.station[order]
-        ownership = recording.ownership
-        count = len(ownership.spans.start) + len(ownership.compiled.event)
-        self._begins = np.searchsorted(part[order], np.arange(count + 1))
-
-    def less(self, changes: Sequence[tuple[Ints, Floats]]) -> _Less:
-        """Return the stations that the host comes to earlier, and by how many nanoseconds.
-
-        Args:
-            changes: for each change what the host does, and what its time is multiplied by.
-        """
-        parts, factors, column = _joined(changes)
-        first = self._begins[parts]
-        number = self._begins[parts + 1] - first
-        rows = np.repeat(first - (np.cumsum(number) - number), number)
-        rows += np.arange(len(rows))
-        of_rows = np.repeat(factors, number), np.repeat(column, number)
-        return _less(rows, *of_rows, self._lengths, self._station)

@@ -54,7 +54,7 @@ class Simulated:
         """Return how long each step takes, in nanoseconds.
 
         Args:
-            work: how long each piece of work takes without a change.
+            work: how long each piece of work takes, as it was simulated.
         """
         steps = recording.steps
         ends = self.step_ends(recording)

@@ -128,9 +128,12 @@ def findings_list(report: Report, *, shown_first: int) -> str:
     if rest:
         summary = f"<summary>{counted(len(rest), 'more finding')}</summary>"
         more = f'<details>{summary}<ol class="found">{"".join(rest)}</ol></details>'
+    step = report.replayed_step
+    priced = [one for one in found if one.saves and one.saves.ns]
+    total = f'<p class="together" id="together" data-ns="{step.ns}" hidden></p>' if step else ""
     return (
         f'<section class="findings"><h2>{HEADING}</h2>'
-        f'<ol class="found">{"".join(first)}</ol>{more}{below}</section>'
+        f'<ol class="found">{"".join(first)}</ol>{more}{total if priced else ""}{below}</section>'
     )
 
 
@@ -151,8 +154,12 @@ def _finding(report: Report, finding: Finding, before: Sequence[Finding]) -> str
     if urlsplit(finding.link).scheme == "https":
         link = f' <a href="{shown(finding.link)}" target="_blank" rel="noreferrer">Read more</a>'
     where = f'<ul class="places" aria-label="Where">{named}</ul>' if named else ""
+    tick = ""
+    if finding.saves is not None and finding.saves.ns:
+        data = f'data-ns="{finding.saves.ns}" data-best="{int(finding.saves.at_best)}"'
+        tick = f'<label class="fix" hidden><input type="checkbox" {data}> fix this</label>'
     return (
-        f'<li><div class="cost"><b>{time}</b><span class="muted">{share}</span></div>'
+        f'<li><div class="cost"><b>{time}</b><span class="muted">{share}</span>{tick}</div>'
         f"<div><h3>{shown(finding.title)}</h3><p>{shown(finding.seen)}</p>"
         f'<p class="remedy">{shown(finding.remedy)}{link}</p>'
         f"{overlap if same else ''}{where}</div></li>"

@@ -67,6 +67,8 @@ function makeDetails(model, box, change, say) {
       make("tbody", {}, ...kinds.map(([key, name]) => line([name, per(row.own[key], decimals),
         whole ? per(row.total[key], decimals) : null])),
       model.saves && (row.isModule || row.saves[0] !== null) ? line(["saves", saved(row.saves[0]), whole ? saved(row.saves[1]) : null]) : null,
+      ...(model.saves ? Object.keys({ ...row.savedBy?.[0], ...row.savedBy?.[1] }).map((part) => line([`of it ${part}`,
+        per(row.savedBy[0][part] || 0, decimals), whole ? per(row.savedBy[1][part] || 0, decimals) : null])) : []),
       row.isModule ? line(["backward ÷ forward", ratio(row.own), whole ? ratio(row.total) : null]) : null,
       row.held ? line(["MB at the peak", megabytes(row.held.at_peak_bytes), whole ? megabytes(row.total.memory) : null]) : null,
       row.held && row.held.kept_bytes ? line(["MB kept for the backward", megabytes(row.held.kept_bytes), whole ? "" : null]) : null,

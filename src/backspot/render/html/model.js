@@ -53,6 +53,7 @@ function readModel(data) {
       limit,
       // How much less time a step would take without the module, and without all modules in it; or null.
       saves: [row.saves, row.total_saves].map((saving) => saving && saving.ns),
+      savedBy: [row.saves, row.total_saves].map((saving) => saving?.parts || {}),
       spread, // the smallest and the largest time of all steps
       steps: row.wall_ns_by_step, // the first ones
       nodes: row.nodes.map((node) => ({

@@ -138,6 +138,27 @@
     }
   }
 
+  // What the step takes with the ticked fixes: some can save the same time, so between the largest
+  // of them alone and all of them added up. A saving at best can be nothing.
+  function fixes() {
+    const boxes = [...document.querySelectorAll(".fix input")];
+    const told = element("together");
+    const draw = () => {
+      const ticked = boxes.filter((box) => box.checked).map((box) => box.dataset);
+      const step = Number(told.dataset.ns);
+      const sum = ticked.reduce((before, one) => before + Number(one.ns), 0);
+      const sure = Math.max(0, ...ticked.filter((one) => one.best === "0").map((one) => Number(one.ns)));
+      const [least, most] = [Math.max(0, step - sum), step - Math.min(step, sure)].map(duration);
+      told.hidden = !ticked.length;
+      told.textContent = `With ${counted(ticked.length, "fix", "fixes")}, a ${model.per} would take ` +
+        `${least === most ? least : `${least} to ${most}`} instead of ${duration(step)}.`;
+    };
+    for (const box of boxes) {
+      box.closest("label").hidden = false;
+      box.addEventListener("change", draw);
+    }
+  }
+
   function folding() {
     const kept = model.rows.filter((row) => row.isModule).length;
     if (kept === model.modules) return;
@@ -151,6 +172,7 @@
   document.documentElement.classList.add("scripted");
   controls();
   places();
+  fixes();
   folding();
   change({});
 })();

@@ -74,7 +74,13 @@ def attention_math(evidence: Evidence) -> Finding | None:
         ),
         nodes=names,
         kernels=costs.top_kernels(evidence.work_of(nodes)),
+        change={"free": evidence.with_forward(nodes & ~_multiplying(evidence))},
     )
+
+
+def _multiplying(evidence: Evidence) -> Mask:
+    """Whether each span is the node of a batched product."""
+    return evidence.nodes_named(lambda name: _kind(name) in _PRODUCTS)
 
 
 def _chains(evidence: Evidence) -> tuple[Mask, Mask]:
@@ -502,6 +508,7 @@ def no_tensor_cores(evidence: Evidence) -> Finding | None:
         ),
         nodes=costs.top_nodes(evidence.spans_of_work(work)),
         kernels=costs.top_kernels(work),
+        change={} if wide else {"dtype": "bf16"},
     )
 
 

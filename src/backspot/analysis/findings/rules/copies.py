@@ -61,6 +61,7 @@ def casts(evidence: Evidence) -> Finding | None:
         link="https://docs.pytorch.org/docs/stable/amp.html#autocast-op-reference",
         nodes=costs.top_nodes(nodes),
         kernels=costs.top_kernels(work),
+        change={"free": evidence.with_forward(nodes)},
     )
 
 

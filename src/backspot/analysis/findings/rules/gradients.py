@@ -244,6 +244,7 @@ def _optimizer_on_cpu(evidence: Evidence) -> Finding | None:
             "needs dense gradients. foreach=True does not help on a CPU."
         ),
         link=_OPTIMIZER_LINK,
+        change={"optimizer": "fused"},
     )
 
 
@@ -286,6 +287,7 @@ def _optimizer_on_gpu(evidence: Evidence) -> Finding | None:
             "fused=True, which runs the whole step in a few kernels."
         ),
         link=_OPTIMIZER_LINK,
+        change={"optimizer": "fused"},
         kernels=costs.top_kernels(single),
     )
 
@@ -392,9 +394,10 @@ def _zero_grad_on_cpu(evidence: Evidence) -> Finding | None:
     if not len(calls):
         return None
     filled = costs.times_by_step(events.start[calls], events.duration[calls])
-    added = np.zeros_like(filled)
+    added, adds = np.zeros_like(filled), np.zeros(len(evidence.spans.start), bool)
     if _one_pass(evidence):
-        added = costs.of_spans_by_step(accumulating(evidence))
+        adds = accumulating(evidence)
+        added = costs.of_spans_by_step(adds)
     return finding(
         costs.place("(optimizer)", filled + added * (filled > 0), len(calls)),
         title=_ZERO_GRAD_TITLE,
@@ -404,6 +407,7 @@ def _zero_grad_on_cpu(evidence: Evidence) -> Finding | None:
         ),
         remedy=_ZERO_GRAD_REMEDY,
         link=_ZERO_GRAD_LINK,
+        change={"free": costs.removable(adds, None, operators=calls)},
     )
 
 

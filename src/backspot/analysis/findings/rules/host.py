@@ -76,6 +76,7 @@ def launch_bound(evidence: Evidence) -> Finding | None:
         remedy=remedy,
         link=_COMPILE,
         nodes=costs.top_nodes(mine),
+        change={"graph": True},
     )
 
 
@@ -380,7 +381,8 @@ def waiting_for_data(evidence: Evidence) -> Finding | None:
     second step, say, and find the batches of the others ready.
     """
     fetches = evidence.events.names_where(names.is_fetch_mark)
-    marked = len(evidence.events.chosen(fetches, Category.ANNOTATION)) > 0
+    loading = evidence.events.chosen(fetches, Category.ANNOTATION)
+    marked = len(loading) > 0
     name = "data" if marked else "host"
     phase = evidence.phase(name)
     if phase is None or not (marked or evidence.report.has_gpu):
@@ -419,6 +421,7 @@ def waiting_for_data(evidence: Evidence) -> Finding | None:
         seen=seen,
         remedy=remedy,
         link="https://docs.pytorch.org/docs/stable/data.html#multi-process-data-loading",
+        change={"free": costs.removable(None, None, operators=loading)} if marked else {},
     )
 
 

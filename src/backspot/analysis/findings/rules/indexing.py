@@ -22,9 +22,9 @@ def dense_embedding_gradient(evidence: Evidence) -> Finding | None:
     cost = costs.of_spans(nodes)
     if not costs.holds_in_most_steps(costs.of_spans_by_step(nodes), _DENSE_LEAST):
         return None
-    names = costs.top_nodes(nodes)
+    names, placed = costs.top_nodes(nodes), costs.places_of_spans(nodes)
     return finding(
-        costs.places_of_spans(nodes),
+        placed,
         title="Embedding backward writes a gradient for the whole table",
         seen=(
             f"{', '.join(names)}: {say.ms(cost)} in {say.per_step(int(nodes.sum()), 'node')}. "
@@ -39,6 +39,7 @@ def dense_embedding_gradient(evidence: Evidence) -> Finding | None:
         link="https://docs.pytorch.org/docs/stable/generated/torch.nn.Embedding.html",
         nodes=names,
         kernels=costs.top_kernels(evidence.work_of(nodes)),
+        change={"free": placed.removable, "update": [place.path for place in placed.places]},
     )
 
 

@@ -1,0 +1,384 @@
+"""Changes by name: what people can do about a step, each as the time that its work would take.
+
+A maker is a function of the recording and of what is asked, under ``@named("…")``. It returns a
+``Change``, or a ``Refusal`` that says why the change cannot be predicted. ``what_if`` asks for
+changes by these names, and findings for their remedies. Several are made together: the factors of
+what several of them change are multiplied.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+
+from backspot.analysis.accounting.peaks import peaks_of
+from backspot.analysis.attribution.launches import Tier
+from backspot.analysis.attribution.ownership import Special
+from backspot.analysis.findings import Removable
+from backspot.analysis.replay.host import Floats
+from backspot.analysis.replay.replayable import Refusal, Replayable
+from backspot.analysis.replay.saving import (
+    Change,
+    change_of,
+    change_of_paths,
+    free_spans,
+    owners_within,
+)
+from backspot.analysis.timeline import NOTHING, distinct, enclosing, grouped, take
+from backspot.formatting import counted
+from backspot.trace import Category, names
+from backspot.trace.events import Ints, Mask
+
+Maker: TypeAlias = Callable[[Replayable, Any], Change | Refusal]
+Made = TypeVar("Made", bound=Maker)
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A change with a name.
+
+    Attributes:
+        make: makes the change.
+        at_best: whether more than this cannot be saved, but less can.
+    """
+
+    make: Maker
+    at_best: bool
+
+
+CHANGES: dict[str, Named] = {}
+"""The changes by name."""
+
+
+def named(name: str, *, at_best: bool = False) -> Callable[[Made], Made]:
+    """Register a maker."""
+
+    def register(maker: Made) -> Made:
+        CHANGES[name] = Named(maker, at_best)
+        return maker
+
+    return register
+
+
+def change_by_names(recording: Replayable, asked: Mapping[str, Any]) -> Change | Refusal:
+    """Return the change that makes all of these changes, each with what it is asked for."""
+    made = []
+    for name, what in asked.items():
+        if name == "graph" and "no_waits" not in asked and (waits := _captured_waits(recording)):
+            return Refusal(
+                f"graph: the host waits for the device {counted(waits, 'time')} within what a "
+                "graph would capture: ask for no_waits too."
+            )
+        change = CHANGES[name].make(recording, what)
+        if isinstance(change, Refusal):
+            return Refusal(f"{name}: {change.reason}")
+        made.append(change)
+    return made[0] if len(made) == 1 else _together(recording, made)
+
+
+def said(asked: tuple[str, Any]) -> str:
+    """Return a change as people ask for it."""
+    name, what = asked
+    if name == "factors":
+        listed = [f"{path or '(root)'}={factor:g}" for path, factor in sorted(what.items())]
+        return ", ".join(listed) if len(listed) < 4 else f"{len(listed)} modules"
+    if name == "fuse":
+        return f"fuse {counted(len(what), 'module')}"
+    return name if what is True else f"{name}={what}"
+
+
+def _together(recording: Replayable, changes: Iterable[Change]) -> Change:
+    host, work = np.ones(len(recording.part)), np.ones(len(recording.ownership.work.start))
+    waits = [np.empty(0, np.int64)]
+    updating = recording.intervals(np.array([recording.forward_outside + 1]))[0]
+    for change in changes:
+        host[change.host] *= change.host_factors
+        work[change.work] *= change.work_factors
+        host[updating] *= 1 - change.update[0]
+        work[recording.update] *= 1 - change.update[1]
+        waits.append(change.waits)
+    return _of_factors(host, work, np.unique(np.concatenate(waits)))
+
+
+def _of_factors(host: Floats, work: Floats, waits: Ints | None = None) -> Change:
+    """Return the change with a factor for each interval of the host and each piece of work."""
+    mine, done = np.flatnonzero(host != 1), np.flatnonzero(work != 1)
+    none = np.empty(0, np.int64)
+    return Change(mine, host[mine], done, work[done], none if waits is None else waits)
+
+
+def _unchanged(recording: Replayable) -> tuple[Floats, Floats]:
+    return np.ones(len(recording.part)), np.ones(len(recording.ownership.work.start))
+
+
+def _between(recording: Replayable, start: Ints, end: Ints) -> list[slice]:
+    """Return the intervals of the host from each of these times to another, without waits."""
+    edges = recording.line.edges
+    first, last = np.searchsorted(edges, start), np.searchsorted(edges, end)
+    return [slice(*ends) for ends in zip(first.tolist(), last.tolist(), strict=True)]
+
+
+# Modules, and work that a finding names ----------------------------------------------------------
+
+
+@named("factors")
+def _factors(recording: Replayable, factors: Mapping[str, float]) -> Change:
+    """Modules take another time: forward, backward, what runs again, and their update."""
+    return change_of_paths(recording, factors)
+
+
+@named("free")
+def free(recording: Replayable, work: Removable) -> Change:
+    """Work is not done at all: nodes, operators with what they launch, device work, waits."""
+    change = free_spans(recording, work.spans, work.work, waits=work.waits)
+    if not len(work.operators):
+        return change
+    host, of_work = _unchanged(recording)
+    events, device = recording.events, recording.ownership.work
+    for interval in _between(recording, events.start[work.operators], events.end[work.operators]):
+        host[interval] = 0.0
+    around = enclosing(events, work.operators, device.thread, device.launch)
+    of_work[around >= 0] = 0.0
+    return _together(recording, [change, _of_factors(host, of_work)])
+
+
+@named("update")
+def _update(recording: Replayable, paths: Sequence[str]) -> Change | Refusal:
+    """The parameters of modules are not updated densely: their share of the update is gone."""
+    owners = {owner for path in paths for owner in owners_within(recording.ownership, path)}
+    of_host, of_device = recording.of_update[:, sorted(owners)].sum(axis=1).tolist()
+    if not of_host + of_device:
+        return Refusal("the trace does not say how many parameters the module has.")
+    none = np.empty(0, np.int64), np.empty(0)
+    return change_of(recording, none, none, update=(of_host, of_device))
+
+
+# Waits and launches ------------------------------------------------------------------------------
+
+
+@named("no_waits")
+def _no_waits(recording: Replayable, _: object) -> Change | Refusal:
+    """The host waits for no device."""
+    waits = np.array([wait.event for wait in recording.waits if wait.causes], np.int64)
+    if not len(waits):
+        return Refusal("the host waits for no device in the recorded steps.")
+    return _of_factors(*_unchanged(recording), waits)
+
+
+@named("graph", at_best=True)
+def _graph(recording: Replayable, _: object) -> Change | Refusal:
+    """The host launches forward, backward and update at once, as a CUDA graph does."""
+    work = recording.ownership.work
+    if not (work.device >= 0).any():
+        return Refusal("the step runs on no GPU, and a graph saves nothing but launches.")
+    if work.replays.any():
+        return Refusal("the step replays graphs already.")
+    host, of_work = _unchanged(recording)
+    host[recording.part >= 0] = 0.0
+    return _of_factors(host, of_work)
+
+
+def _captured_waits(recording: Replayable) -> int:
+    """Return in how many calls the host waits within forward, backward and update."""
+    ends = np.array([wait.end for wait in recording.waits if wait.causes], np.int64)
+    at = np.searchsorted(recording.line.edges, ends) - 1
+    return int((recording.part[at] >= 0).sum()) if len(at) else 0
+
+
+# Chains as one kernel ----------------------------------------------------------------------------
+
+_PRODUCTS = re.compile(
+    r"gemm|cutlass|cublas|wgmma|xmma|conv|wgrad|dgrad|_ffma|winograd|Cijk_|flash|fmha|attention"
+    r"|nvjet|splitK|sort|scan|embedding|index|scatter|gather"
+    r"|aten::(\w*mm|linear|matmul|einsum|lstm|gru|_embedding|nll_loss|cat|stack|copy_|item)",
+    re.IGNORECASE,
+)
+"""Kernels and operators that a generated kernel does not take in."""
+_A_WHILE = 0.1  # of the median operator of a chain
+
+
+@named("fuse", at_best=True)
+def _fuse(recording: Replayable, chosen: Sequence[str] | Removable) -> Change | Refusal:
+    """Chains of operators run as one kernel, which takes as long as the usual one among them.
+
+    It reads each input once and writes each output once, as an operator on few tensors does.
+    """
+    ownership, events = recording.ownership, recording.events
+    operators = np.empty(0, np.int64)
+    if isinstance(chosen, Removable):
+        spans, operators = chosen.spans, chosen.operators
+    else:
+        owners = {owner for path in chosen for owner in owners_within(ownership, path)}
+        spans = np.isin(ownership.owner, sorted(owners))
+    good = ~events.names_where(lambda name: _PRODUCTS.search(name) is not None)
+    host, of_work = _unchanged(recording)
+    work = ownership.work
+    if (work.device >= 0).any():
+        mine = take(spans, work.span, False)
+        mine |= enclosing(events, operators, work.thread, work.launch) >= 0
+        mine &= (work.tier == Tier.COMPUTE) & good[work.name]
+        order = np.lexsort((work.start, work.queue))
+        group = _turns(recording, work.queue, work.launch, work.run >= 0)
+        chains = _chains(order, mine, group, work.end - work.start)
+        for chain, longest, factor in chains:
+            of_work[chain] = np.where(chain == longest, factor, 0.0)
+            (between,) = _between(recording, work.launch[chain[:1]], work.launch[chain[-1:]])
+            host[between] = 0.0
+    else:
+        index = _outermost(recording)
+        span = ownership.spans.of(events, index)
+        mine = (take(spans, span, False) | np.isin(index, operators)) & good[events.name[index]]
+        backward = take(ownership.passes.of_span, span, NOTHING) >= 0
+        order = np.lexsort((events.start[index], events.thread[index]))
+        group = _turns(recording, events.thread[index], events.start[index], backward)
+        chains = _chains(order, mine, group, events.duration[index])
+        for chain, longest, factor in chains:
+            first, last, kept = index[chain[:1]], index[chain[-1:]], index[[longest]]
+            (between,) = _between(recording, events.start[first], events.end[last])
+            (one,) = _between(recording, events.start[kept], events.end[kept])
+            host[between], host[one] = 0.0, factor
+    if not chains:
+        return Refusal("these modules have no chain of operators that one kernel could do.")
+    return _of_factors(host, of_work)
+
+
+def _chains(order: Ints, chosen: Mask, group: Ints, length: Ints) -> list[tuple[Ints, int, float]]:
+    """Return what is chosen one after the other in an order and of one group; at least 2 each.
+
+    Each chain comes with what takes longest in it, and which part of that time is the median of all
+    in it that take a while: views take none.
+    """
+    kept, groups = chosen[order], group[order]
+    breaks = np.flatnonzero(np.append(True, ~(kept[1:] & kept[:-1] & (groups[1:] == groups[:-1]))))
+    found = []
+    for part in np.split(order, breaks[1:]):
+        if len(part) > 1:
+            ns, longest = length[part], int(part[np.argmax(length[part])])
+            usual = np.median(ns[ns >= _A_WHILE * np.median(ns)])
+            found.append((part, longest, float(usual) / max(1, int(length[longest]))))
+    return found
+
+
+def _turns(recording: Replayable, line: Ints, time: Ints, backward: Mask) -> Ints:
+    """Number what runs on each thread or queue by the pass that it is in, or that comes next."""
+    passes = recording.ownership.passes
+    before = np.searchsorted(passes.start, time, side="right")
+    turns: Ints = (line.astype(np.int64) * (len(passes.start) + 1) + before) * 2 + backward
+    return turns
+
+
+def _outermost(recording: Replayable) -> Ints:
+    """Return the operators that no other one calls, by thread and time."""
+    events = recording.events
+    index = events.chosen(events.name_mask(names.ATEN), Category.OPERATOR)
+    found = []
+    for _, mine in grouped(events.thread, index):
+        mine = mine[np.lexsort((-events.end[mine], events.start[mine]))]
+        end = np.maximum.accumulate(events.end[mine])
+        found.append(mine[np.append(True, events.start[mine[1:]] >= end[:-1])[: len(mine)]])
+    return np.concatenate([np.empty(0, np.int64), *found])
+
+
+# The optimizer -----------------------------------------------------------------------------------
+
+_TRAFFIC = {
+    "add": 2, "sub": 2, "mul": 2, "div": 2, "sqrt": 2, "neg": 2, "copy": 2, "maximum": 3,
+    "lerp": 3, "addcmul": 4, "addcdiv": 4,
+}  # fmt: skip
+"""How many tensors as large as the parameter an operator reads and writes; of `add`, `sub` and
+`mul` in an optimizer, one operand is mostly a number."""
+_ADDED = 3  # of these, where an operand is a tensor
+_FUSED = {
+    "Adam": (7, "addcdiv"), "AdamW": (7, "addcdiv"), "Adagrad": (5, "addcdiv"), "SGD": (5, "add"),
+}  # fmt: skip
+"""For each optimizer with ``fused=True`` how many such tensors that reads and writes, and the
+operator that runs once for each parameter otherwise."""
+
+
+@named("optimizer")
+def _optimizer(recording: Replayable, kind: str) -> Change | Refusal:
+    """The optimizer updates all parameters in one operator."""
+    events, work = recording.events, recording.ownership.work
+    marks = events.named(Category.ANNOTATION, names.OPTIMIZER_STEP)
+    said = {
+        events.names[name].removeprefix(names.OPTIMIZER_STEP).partition(".")[0]
+        for name in distinct(events.name[marks])
+    }
+    if kind != "fused":
+        return Refusal(f"only 'fused' can be predicted, not {kind!r}.")
+    if not said or not said <= set(_FUSED):
+        return Refusal(f"{', '.join(sorted(said)) or 'the optimizer'} has no fused form.")
+    index = _outermost(recording)
+    inside = enclosing(events, marks, events.thread[index], events.start[index])
+    index, inside = index[inside >= 0], inside[inside >= 0]
+    short = [re.sub(r"^aten::(_foreach_)?|_$", "", name) for name in events.names]
+    if any(short[name].startswith("_fused") for name in distinct(events.name[index])):
+        return Refusal("the optimizer is fused already.")
+    moved, base = _FUSED[min(said)]
+    count = dict.fromkeys(_TRAFFIC, 0)
+    for name in events.name[index].tolist():
+        if short[name] in count:
+            count[short[name]] += 1
+    if not count[base]:
+        return Refusal("the operators of the optimizer are not recorded.")
+    moves = sum(number * _TRAFFIC[name] for name, number in count.items()) / count[base]
+    factor = min(1.0, moved / moves)
+    host, of_work = _unchanged(recording)
+    length = events.duration[index].astype(np.float64)
+    least = float(np.quantile(length, 0.1))
+    for mark in np.unique(inside).tolist():
+        mine = index[inside == mark]
+        (all_of_it,) = _between(recording, events.start[[mine[0]]], events.end[[mark]])
+        whole = float(np.diff(recording.line.edges)[all_of_it].sum())
+        spent = float((events.duration[mine] - least).clip(0).sum()) if not len(work.start) else 0.0
+        tensors = sum(short[name] == base for name in events.name[mine].tolist())
+        host[all_of_it] = min(1.0, (factor * spent + least * tensors) / max(whole, 1.0))
+    launched = enclosing(events, marks, work.thread, work.launch) >= 0
+    of_work[launched & (work.tier == Tier.COMPUTE)] = factor
+    return _of_factors(host, of_work)
+
+
+# Types of numbers --------------------------------------------------------------------------------
+
+
+@named("dtype", at_best=True)
+def _dtype(recording: Replayable, dtype: str) -> Change | Refusal:
+    """Products that run in fp32 run on tensor cores, at the rate of the device."""
+    events, work = recording.events, recording.ownership.work
+    used = {events.device_names.get(device, "") for device in distinct(work.device)}
+    peaks = peaks_of(used.pop(), None, None) if len(used) == 1 else None
+    if dtype not in ("bf16", "fp16", "tf32"):
+        return Refusal(f"only 'bf16', 'fp16' and 'tf32' can be predicted, not {dtype!r}.")
+    if peaks is None or not peaks.tflops.get(dtype) or not peaks.tflops.get("fp32"):
+        return Refusal("it is not known how fast the device computes in it.")
+    slow = events.names_where(names.is_without_tensor_cores)[work.name]
+    if not slow.any():
+        return Refusal("no matrix product runs in fp32 without tensor cores.")
+    host, of_work = _unchanged(recording)
+    of_work[slow] = min(1.0, peaks.tflops["fp32"] / peaks.tflops[dtype])
+    return _of_factors(host, of_work)
+
+
+# Between ranks -----------------------------------------------------------------------------------
+
+
+@named("buckets", at_best=True)
+def _buckets(recording: Replayable, number: int) -> Change | Refusal:
+    """The gradients are exchanged in so many equal buckets, the last one after the backward."""
+    work, windows = recording.ownership.work, recording.steps
+    mine = recording.ownership.work_owner == Special.GRADIENTS
+    _, of_work = _unchanged(recording)
+    for step in range(len(windows.start)):
+        done = np.flatnonzero(mine & (windows.of_work == step))
+        if len(done) < 2:
+            return Refusal("the recording has fewer than two buckets to divide anew.")
+        length = (work.end - work.start)[done].astype(np.float64)
+        whole = float(length.sum())
+        last = min(whole / number, whole)
+        of_work[done[-1]] = last / max(length[-1], 1.0)
+        of_work[done[:-1]] = (whole - last) / max(float(length[:-1].sum()), 1.0)
+    return _of_factors(_unchanged(recording)[0], of_work)

@@ -1,0 +1,159 @@
+"""Changes by name: what each of them saves, on traces made by hand and on recorded ones."""
+
+from __future__ import annotations
+
+import json
+from itertools import permutations
+
+import pytest
+
+import backspot
+from backspot.trace.compiled import KEY, Parameters, format_compiled
+from support.replays import MS, PATHS, US, Program
+
+PAIRS = (
+    # A recording with a fault, one without it, and the finding that prices the remedy.
+    ("adamw_foreach", "adamw_fused", "optimizer-kernels"),
+    ("casts_gelu_vit", "plain_vit", "casts"),
+    ("fp32_recommender", "plain_recommender", "no-tensor-cores"),
+    ("recompute_tower_recommender", "plain_recommender", "recompute"),
+    ("duplicates_skewed_recommender", "plain_recommender", "duplicate-indices"),
+    ("sorted_detector", "gather_detector", "sorted-indexing"),
+    ("gelu_pow", "gelu_function", "written-out-function"),
+    ("gelu_erf", "gelu_function", "written-out-function"),
+)
+
+
+def update(program: Program, at: int, *tensors: tuple[int, int]) -> None:
+    """An update by AdamW: the operators of each tensor, each of which takes so long."""
+    start = at
+    for length, count in tensors:
+        for _ in range(count):
+            for name in ("mul_", "lerp_", "mul_", "addcmul_", "sqrt", "div_", "add_", "addcdiv_"):
+                program.trace.operator(f"aten::{name}", at, at + length)
+                at += length
+    program.trace.annotation("Optimizer.step#AdamW.step", start, at)
+
+
+def trained(folder, *, shares: bool = True) -> backspot.Report:
+    """Two modules on a CPU; ``b`` has a table, and ``a`` ten small tensors."""
+    program = Program()
+    for step, at in program.steps():
+        program.node(step, "b", at, at + 2 * MS)
+        program.node(step, "a", at + 2 * MS, at + 4 * MS)
+        update(program, at + 5 * MS, (1010 * US, 1), (10 * US, 10))
+    if shares:
+        held = [Parameters("b", "M", 1, 100_000), Parameters("a", "M", 10, 0)]
+        program.trace.metadata[KEY] = json.loads(format_compiled([], parameters=held))
+    return backspot.locate(program.save(folder))
+
+
+def test_a_module_is_worth_its_forward_its_backward_and_its_share_of_the_update(tmp_path):
+    report = trained(tmp_path)
+    table, small = report["b"].row.saves, report["a"].row.saves
+    assert set(table.parts) == {"forward", "backward", "optimizer"}
+    for saves in (table, small):
+        assert sum(saves.parts.values()) == saves.ns
+    # Of the update, eight operators take 1,010 microseconds and eighty take 10.
+    assert table.parts["optimizer"] == pytest.approx(8.08 * MS, rel=0.05)
+    assert small.parts["optimizer"] == pytest.approx(0.8 * MS, rel=0.15)
+    assert " ms optimizer." in " ".join(str(report["b"]).split())
+
+
+def test_without_the_number_of_parameters_the_update_is_left_out_and_said_so(tmp_path):
+    report = trained(tmp_path, shares=False)
+    assert "optimizer" not in report["b"].row.saves.parts
+    report.save(tmp_path / "report.txt")
+    text = " ".join((tmp_path / "report.txt").read_text().split())
+    assert "its share of the optimizer aside, which the trace does not tell" in text
+
+
+def test_a_fused_optimizer_reads_and_writes_each_parameter_once(tmp_path):
+    found = trained(tmp_path).what_if(optimizer="fused")
+    # AdamW one by one moves 20 tensors for each parameter, and fused it moves 7.
+    assert found.saves_ns == pytest.approx(8.88 * MS - 8.0 * MS * 7 / 20, rel=0.1)
+
+
+def test_a_host_that_waits_no_longer_goes_on(tmp_path):
+    program = Program()
+    for step, at in program.steps():
+        program.node(step, "b", at, at + 6 * MS)
+        program.trace.kernel(at + 20 * US, at + 5 * MS, launch=at + 10 * US)
+        program.call("cudaStreamSynchronize", at + 30 * US, at + 5_010 * US)
+        program.node(step, "a", at + 6 * MS, at + 14 * MS)
+    report = backspot.locate(program.save(tmp_path))
+    assert report.what_if(no_waits=True).saves_ns == pytest.approx(5 * MS, rel=0.05)
+    with pytest.raises(backspot.UsageError, match=r"graph: the host waits .* ask for no_waits too"):
+        report.what_if(graph=True)
+    both = report.what_if(graph=True, no_waits=True)
+    assert both.saves_ns > 10 * MS
+    assert both.at_best
+    assert set(both.alone) == {"no_waits", "graph"}
+
+
+def test_chains_of_a_module_take_as_long_as_the_usual_kernel_of_each(tmp_path):
+    program = Program()
+    for step, at in program.steps():
+        program.node(step, "b", at, at + 100 * US)
+        for number in range(5):
+            begin = at + MS + number * 2 * MS
+            name = "sgemm" if number == 3 else "vectorized_elementwise_kernel"
+            program.trace.kernel(begin, begin + 2 * MS, launch=at + (10 + number) * US, name=name)
+        program.call("cudaDeviceSynchronize", at + 500 * US, at + 11 * MS + 5 * US)
+    report = backspot.locate(program.save(tmp_path))
+    # Three kernels before the product become one; the one behind it stays alone.
+    assert report.what_if(fuse=["b"]).saves_ns == pytest.approx(4 * MS, rel=0.02)
+    with pytest.raises(backspot.UsageError, match="fuse: these modules have no chain"):
+        report.what_if(fuse=["a"])
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        ({"no_waits": True}, "no_waits: the host waits for no device in the recorded steps."),
+        ({"graph": True}, "graph: the step runs on no GPU"),
+        ({"dtype": "bf16"}, "dtype: it is not known how fast the device computes in it."),
+        ({"dtype": "int3"}, "dtype: only 'bf16', 'fp16' and 'tf32'"),
+        ({"optimizer": "fast"}, "optimizer: only 'fused' can be predicted, not 'fast'."),
+        ({"buckets": 8}, "buckets: the recording has fewer than two buckets"),
+        ({"buckets": 0}, "give a number of at least 1"),
+        ({"graph": 1}, "give True or False"),
+        ({"fuse": "b"}, "give a list of modules"),
+        ({}, "needs a change"),
+    ],
+)
+def test_a_change_that_cannot_be_predicted_is_refused_with_the_reason(tmp_path, asked, reason):
+    report = trained(tmp_path)
+    with pytest.raises(backspot.UsageError) as refused:
+        report.what_if(**asked)
+    assert reason in str(refused.value)
+
+
+def test_changes_together_save_no_less_than_one_and_no_more_than_all_in_any_order(tmp_path):
+    report = trained(tmp_path)
+    changes = {"factors": {"a": 0.5}, "optimizer": "fused"}
+    alone = [report.what_if(**{name: what}).saves_ns for name, what in changes.items()]
+    found = {report.what_if(**dict(order)).saves_ns for order in permutations(changes.items())}
+    assert len(found) == 1
+    assert max(alone) <= min(found) <= sum(alone)
+    # Of a shorter update, half of the share of a module is less.
+    share = report["a"].row.saves.parts["optimizer"] / (8.88 * MS)
+    assert found.pop() == pytest.approx(sum(alone) - 0.5 * share * alone[1], abs=20 * US)
+
+
+def test_several_changes_print_as_a_sentence_and_a_table(tmp_path):
+    lines = str(trained(tmp_path).what_if({"a": 0.5}, optimizer="fused")).splitlines()
+    assert lines[0].startswith("A step would take ")
+    assert [line.split("  ")[0] for line in lines[1:]] == [
+        "change", "a=0.5", "optimizer=fused", "together"
+    ]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "plain", "rule"), PAIRS)
+def test_a_finding_saves_what_the_model_with_the_remedy_takes_less(name, plain, rule):
+    before, after = backspot.locate(PATHS[name]), backspot.locate(PATHS[plain])
+    step = before.replayed_step.ns
+    gain = step - after.replayed_step.ns
+    (finding,) = (one for one in before.findings if one.rule == rule)
+    assert finding.saves.ns == pytest.approx(gain, abs=max(0.03 * step, 0.25 * gain))
