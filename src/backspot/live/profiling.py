@@ -6,6 +6,7 @@ import itertools
 import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -18,6 +19,8 @@ from backspot.formatting import visible
 from backspot.live.gathering import Gathering
 from backspot.live.instrumentation import NO_FUNCTION, Instrumentation, check_arguments
 from backspot.live.modules import class_name, unwrap
+from backspot.live.optimizers import stepping
+from backspot.live.recorder import rank_and_ranks
 from backspot.live.recording import (
     DETAIL,
     TIMES,
@@ -32,12 +35,22 @@ from backspot.live.recording import (
 from backspot.live.torch_internals import autograd
 from backspot.live.torch_internals.profiler import new_range
 from backspot.live.torch_internals.profiler import recording as is_recording
+from backspot.live.trials.attempts import (
+    Trials,
+    check_trials,
+    needs_step,
+    why_no_step,
+    with_trials,
+)
+from backspot.live.trials.chains import Chains
+from backspot.live.trials.trial import Live
 from backspot.pipeline import locate_export
 from backspot.progress import Progress
 from backspot.render.labelled_trace import check_labelled
 from backspot.results.report import Report, changed
 from backspot.trace.names import NEXT_BATCH
 
+_ALONE = "a step of one rank alone would wait for the others"
 _FETCH = f"{NEXT_BATCH}backspot.profile.__next__"  # as torch's DataLoader marks it, with a class
 
 
@@ -56,6 +69,7 @@ def profile(
     trace: str | os.PathLike[str] | None = None,
     force: bool = False,
     ranks: Literal["all"] | None = None,
+    trials: Trials = "operators",
 ) -> Report:
     """Run a training step a few times under the profiler and find the modules that make it slow.
 
@@ -124,6 +138,7 @@ def profile(
     check_flag("memory", memory)
     check_flag("shapes", shapes)
     check_flag("stacks", stacks)
+    check_trials(trials)
     gathering = _gathering(ranks)
     if trace is not None:
         check_labelled(trace, force=force)
@@ -149,6 +164,7 @@ def profile(
         total = sum(stage.count for stage in stages)
         progress = stack.enter_context(Progress("profiling", "steps", total=total))
         taken = Measurement(stages, step_ended=progress.advance)
+        optimizers = stack.enter_context(stepping())
         for _ in stack.enter_context(closing(taken.steps())):
             take()
     detail = taken.profiles.get(DETAIL)
@@ -170,7 +186,21 @@ def profile(
             force=force,
             use=gathering.leave if gathering else None,
         )
+    live = Live(models, optimizers, loader=data)
+    report = _tried(report, live, trials, take) if rank_and_ranks()[0] == 0 else report
     return _with_job(report, gathering) if gathering and gathering.rank == 0 else report
+
+
+def _tried(report: Report, live: Live, trials: Trials, take: Callable[[], Any]) -> Report:
+    """Return the report with what its findings advise tried; that may need one more step."""
+    if needs_step(report, trials):
+        why = why_no_step(live.models) or _ALONE * (rank_and_ranks()[1] > 1)
+        chains = None
+        if not why:
+            with Chains() as chains:
+                take()
+        live = replace(live, chains=chains, why_no_chains=why)
+    return with_trials(report, live, trials)
 
 
 def _check_arguments(

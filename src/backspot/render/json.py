@@ -33,7 +33,7 @@ _SCHEMAS: dict[type, str] = {Report: SCHEMA, JobReport: JOB_SCHEMA}
 _AGAIN = "make it again from the trace"
 # What few traces have is left out where it is empty. A string has no quote without a backslash.
 _UNRECORDED = re.compile(
-    rb',"(?:memory|held_bytes|work|peaks|mfu|recorded)":(?:null|\[\]|\{\})(?=[,}])'
+    rb',"(?:memory|held_bytes|work|peaks|mfu|recorded|tried)":(?:null|\[\]|\{\})(?=[,}])'
 )
 # Characters that a terminal or a page might obey. In JSON they only occur in strings.
 _UNSAFE = re.compile(r"[^\x20-\x7e\n]+")

@@ -10,6 +10,7 @@ typical step: the mean over the recorded steps but those that something held up.
 - ``costs.py``: what a ``Report`` holds: ``Row`` for each module, with its nodes, kernels, source
   lines and work; passes, devices and phases; steps that something held up.
 - ``findings.py``: ``Finding``, a cause with its places and its remedy; what a step would save.
+- ``trials.py``: ``Tried``, what a trial of a remedy measured.
 - ``quantities.py``: the numbers that all of these can hold.
 - ``host.py``: where the host waits for a device, and which lines of Python it runs.
 - ``memory.py``: what is in memory: the peak of each device, and what each module keeps.

@@ -1,0 +1,155 @@
+"""Tries what the findings of a report advise, within a limit of time, and puts them in order."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import Any, Literal, TypeAlias
+
+import torch
+
+from backspot.errors import UsageError
+from backspot.formatting import quoted
+from backspot.interrupts import pass_on
+from backspot.live.torch_internals.dynamo import compilations
+from backspot.live.trials.measuring import Clock, measure, reason
+from backspot.live.trials.trial import Asked, Entry, Live, Refused, Trial, remedies_of
+from backspot.live.trials.untouched import untouched
+from backspot.results.findings import Finding
+from backspot.results.report import Report, changed
+from backspot.results.trials import Tried
+
+Trials: TypeAlias = Literal["operators", "all", "none"]
+TRIALS: tuple[Trials, ...] = ("operators", "all", "none")
+
+_SECONDS, _SECONDS_IN_ALL = 1.0, 5.0
+_OF_MANY = 0.8
+"""The share of the step in which a device must work, so that the host does not decide its time."""
+
+
+def check_trials(trials: object) -> Trials:
+    """Return what may be tried.
+
+    Raises:
+        UsageError: If it is none of the three words.
+    """
+    for one in TRIALS:
+        if trials == one:
+            return one
+    raise UsageError(f'trials={quoted(trials)}: give "operators", "all" or "none"')
+
+
+def needs_step(report: Report, trials: Trials) -> bool:
+    """Return whether a finding can only be tried with the operators of one more real step."""
+    return any(one.chains for finding in report.findings for one in _entries(finding, trials))
+
+
+def why_no_step(models: Mapping[str, torch.nn.Module]) -> str:
+    """Return why the operators of no step can be seen; ``""`` if they can.
+
+    Compiled code would be compiled once more for such a step, and modules that are not trained
+    would take another way through PyTorch, with results that differ in the last bit.
+    """
+    if compilations():
+        return "the step runs compiled code"
+    fast = torch.nn.MultiheadAttention, torch.nn.TransformerEncoderLayer
+    modules = (module for model in models.values() for module in model.modules())
+    if any(isinstance(module, fast) and not module.training for module in modules):
+        return "a step that is watched leaves the fast path of MultiheadAttention"
+    return ""
+
+
+def with_trials(report: Report, live: Live, trials: Trials) -> Report:
+    """Try what the findings advise, and return the report with what came out.
+
+    Findings whose remedy does not help go last, and a saving that was measured ranks a finding. An
+    error of a trial is its result; one that ends the program is passed on.
+    """
+    until = time.monotonic() + _SECONDS_IN_ALL
+    found = []
+    for finding in report.findings:
+        entries = _entries(finding, trials)
+        left = min(_SECONDS, until - time.monotonic())
+        asked = Asked(finding, report, live)
+        found.append(replace(finding, tried=_attempt(asked, entries, left) if entries else None))
+    return changed(report, findings=in_order(found))
+
+
+def _entries(finding: Finding, trials: Trials) -> list[Entry]:
+    if trials == "none":
+        return []
+    return remedies_of(finding.rule, all_of_them=trials == "all")
+
+
+def _attempt(asked: Asked, entries: list[Entry], seconds: float) -> Tried | None:
+    why = ""
+    for entry in entries:
+        try:
+            if seconds <= 0:
+                raise Refused("the time for trials was up")
+            if entry.chains and asked.live.chains is None:
+                raise Refused(asked.live.why_no_chains)
+            with untouched(asked.live), _own_memory(_device(asked.live)):
+                trial = entry.prepare(asked)
+                if trial is not None:
+                    return _measured(trial, asked, seconds)
+        except Refused as refused:
+            why = str(refused)
+        except Exception as error:
+            pass_on(error)
+            why = reason(error)
+    return Tried("", why_not=why) if why else None
+
+
+def _own_memory(device: torch.device) -> AbstractContextManager[Any]:
+    """Return a context in which memory of a GPU comes from a pool that goes back to the driver.
+
+    The allocator's blocks that the training reuses stay as they are. Before torch 2.5 there are no
+    pools.
+    """
+    pools = getattr(torch.cuda, "MemPool", None)
+    if device.type != "cuda" or pools is None:
+        return nullcontext()
+    pool: AbstractContextManager[Any] = torch.cuda.use_mem_pool(pools(), device)
+    return pool
+
+
+def _measured(trial: Trial, asked: Asked, seconds: float) -> Tried:
+    device = _device(asked.live)
+    return measure(
+        trial, Clock(device, host_decides=_host_decides(asked)), asked.step_ns, seconds
+    )
+
+
+def _host_decides(asked: Asked) -> bool:
+    report = asked.report
+    busy = sum(phase.busy_ns for phase in report.phases)
+    return not report.has_gpu or busy < _OF_MANY * asked.step_ns
+
+
+def _device(live: Live) -> torch.device:
+    tensors = (tensor for model in live.models.values() for tensor in model.parameters())
+    groups = (group["params"] for one in live.optimizers for group in one.param_groups)
+    found = next(tensors, None)
+    if found is None:
+        found = next((params[0] for params in groups if params), None)
+    return found.device if found is not None else torch.device("cpu")
+
+
+def in_order(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Return the findings, those with the largest cost first, and last those that no remedy helps.
+
+    Of a finding that a remedy was measured to help, the saving is its cost.
+    """
+
+    def key(finding: Finding) -> tuple[bool, int]:
+        tried = finding.tried
+        best = tried.best if tried else None
+        cost = best.saves_ns if best else finding.wall_ns
+        return bool(tried and tried.verdict == "does not help"), -cost
+
+    of_time = [one for one in findings if one.held_bytes is None]
+    of_memory = [one for one in findings if one.held_bytes is not None]
+    return (*sorted(of_time, key=key), *of_memory)
