@@ -37,12 +37,11 @@ from backspot.live.torch_internals.profiler import new_range
 from backspot.live.torch_internals.profiler import recording as is_recording
 from backspot.live.trials.attempts import (
     Trials,
+    chains_of,
     check_trials,
     needs_step,
-    why_no_step,
     with_trials,
 )
-from backspot.live.trials.chains import Chains
 from backspot.live.trials.trial import Live
 from backspot.pipeline import locate_export
 from backspot.progress import Progress
@@ -194,12 +193,8 @@ def profile(
 def _tried(report: Report, live: Live, trials: Trials, take: Callable[[], Any]) -> Report:
     """Return the report with what its findings advise tried; that may need one more step."""
     if needs_step(report, trials):
-        why = why_no_step(live.models) or _ALONE * (rank_and_ranks()[1] > 1)
-        chains = None
-        if not why:
-            with Chains() as chains:
-                take()
-        live = replace(live, chains=chains, why_no_chains=why)
+        alone = rank_and_ranks()[1] > 1
+        live = chains_of(take, replace(live, why_no_chains=_ALONE if alone else ""))
     return with_trials(report, live, trials)
 
 

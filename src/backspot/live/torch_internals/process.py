@@ -1,4 +1,4 @@
-"""What PyTorch keeps for the whole process: hooks on all modules and on all optimizers."""
+"""What PyTorch keeps for the process or a thread: hooks on all modules and optimizers, modes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 
 from torch.nn.modules import module as _module
 from torch.optim import optimizer as _optimizer
+
+from backspot.live.torch_internals.lookup import find
 
 # Hooks that run with every module and every optimizer of the process. A trial takes them out, as
 # they would count its steps and see its copies. A dictionary that is missing stays as it is.
@@ -45,3 +47,16 @@ def version_of(tensor: Any) -> int:
 def is_rescheduled(step: Any) -> bool:
     """Return whether an optimizer's ``step`` is PyTorch's own, which a scheduler counts."""
     return hasattr(step, "_wrapped_by_lr_sched")
+
+
+# The modes that see functions of this thread, innermost last. PyTorch takes away the innermost one,
+# whoever leaves. Without these names no mode counts as in use.
+_number_of_modes = find("_C", "_len_torch_function_stack")
+_mode_at = find("_C", "_get_function_stack_at")
+
+
+def innermost_mode() -> Any:
+    """Return the innermost mode that sees functions of this thread, or ``None``."""
+    if _number_of_modes is None or _mode_at is None or not _number_of_modes():
+        return None
+    return _mode_at(_number_of_modes() - 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, Literal, TypeAlias
@@ -14,6 +14,8 @@ from backspot.errors import UsageError
 from backspot.formatting import quoted
 from backspot.interrupts import pass_on
 from backspot.live.torch_internals.dynamo import compilations
+from backspot.live.torch_internals.process import innermost_mode
+from backspot.live.trials.chains import Chains
 from backspot.live.trials.measuring import Clock, measure, reason
 from backspot.live.trials.trial import Asked, Entry, Live, Refused, Trial, remedies_of
 from backspot.live.trials.untouched import untouched
@@ -46,7 +48,7 @@ def needs_step(report: Report, trials: Trials) -> bool:
     return any(one.chains for finding in report.findings for one in _entries(finding, trials))
 
 
-def why_no_step(models: Mapping[str, torch.nn.Module]) -> str:
+def _why_no_step(models: Mapping[str, torch.nn.Module]) -> str:
     """Return why the operators of no step can be seen; ``""`` if they can.
 
     Compiled code would be compiled once more for such a step, and modules that are not trained
@@ -77,6 +79,46 @@ def with_trials(report: Report, live: Live, trials: Trials) -> Report:
     return changed(report, findings=in_order(found))
 
 
+def chains_of(step: Callable[[], object], live: Live) -> Live:
+    """Run a step and add the operators that it runs, unless they cannot be seen."""
+    why = live.why_no_chains or _why_no_step(live.models)
+    if why:
+        return replace(live, why_no_chains=why)
+    chains = Chains()
+    chains.begin()
+    try:
+        step()
+    finally:
+        chains.end()
+    return replace(live, chains=chains)
+
+
+def tried_later(
+    report: Report, live: Live, trials: Trials, then: Callable[[Report], None]
+) -> Callable[[], None] | None:
+    """Hand on the report with what its findings advise tried: at once, or after one more step.
+
+    Returns:
+        What to call when one more step has ended, or the training has; ``None`` if all is done.
+    """
+    if needs_step(report, trials):
+        why = _why_no_step(live.models)
+        why = why or "a mode of the training sees its functions" * (innermost_mode() is not None)
+        if not why:
+            chains = Chains()
+            chains.begin()
+
+            def rest() -> None:
+                chains.end()
+                seen = replace(live, chains=chains if chains.functions else None)
+                then(with_trials(report, seen, trials))
+
+            return rest
+        live = replace(live, why_no_chains=why)
+    then(with_trials(report, live, trials))
+    return None
+
+
 def _entries(finding: Finding, trials: Trials) -> list[Entry]:
     if trials == "none":
         return []
@@ -90,7 +132,7 @@ def _attempt(asked: Asked, entries: list[Entry], seconds: float) -> Tried | None
             if seconds <= 0:
                 raise Refused("the time for trials was up")
             if entry.chains and asked.live.chains is None:
-                raise Refused(asked.live.why_no_chains)
+                raise Refused(asked.live.why_no_chains or "no step came after the recording")
             with untouched(asked.live), _own_memory(_device(asked.live)):
                 trial = entry.prepare(asked)
                 if trial is not None:

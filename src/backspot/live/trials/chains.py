@@ -8,6 +8,7 @@ first of each kind alone, up to half of the memory that is free.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,6 +20,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.weak import WeakIdKeyDictionary, WeakTensorKeyDictionary
 
 from backspot.interrupts import pass_on
+from backspot.live.torch_internals.process import innermost_mode
 from backspot.live.trials.trial import check_plain, free_bytes, size_of, twin
 
 _Function = Callable[..., Any]
@@ -89,17 +91,35 @@ class Chains(TorchFunctionMode):
     """Sees the functions of a step on this thread, while it is entered.
 
     Attributes:
-        found: the complete chains.
+        functions: how many functions were called.
         missed: why chains were seen that are not among them, by kind.
     """
 
     def __init__(self) -> None:
         super().__init__()
+        self.functions = 0
+        self._thread = 0
         self.missed: dict[str, str] = {}
         self._found: dict[object, Chain] = {}
         self._open: Any = WeakTensorKeyDictionary()
         self._tables: Any = WeakIdKeyDictionary()  # how often each table is used, and by what
         self._left: dict[torch.device, int] = {}
+
+    def begin(self) -> None:
+        """See functions until ``end``, on this thread."""
+        self._thread = threading.get_ident()
+        self.__enter__()
+
+    def end(self) -> None:
+        """See no more functions, and forget what is not complete.
+
+        Where another mode was entered since, or on another thread, this one stays there and does
+        nothing: PyTorch would take the other one away.
+        """
+        if threading.get_ident() == self._thread and innermost_mode() is self:
+            self.__exit__(None, None, None)
+        self._thread = 0
+        self._open.clear()
 
     def of(self, *kinds: str) -> list[Chain]:
         """Return the chains of some kinds."""
@@ -115,6 +135,9 @@ class Chains(TorchFunctionMode):
         """Run the function as it is, and note what a chain needs."""
         kwargs = kwargs or {}
         output = func(*args, **kwargs)
+        if not self._thread:
+            return output
+        self.functions += 1
         try:
             if isinstance(output, torch.Tensor):
                 self._see(func, args, kwargs, output)

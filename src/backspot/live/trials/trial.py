@@ -75,14 +75,14 @@ class Live:
         optimizers: those that took a step.
         chains: the operators of one more step, with what they were given; ``None`` if no step was
             watched.
-        why_no_chains: why none was watched.
+        why_no_chains: why none was watched; ``""`` if no step came.
         loader: where the batches come from, if that is known.
     """
 
     models: Mapping[str, torch.nn.Module]
     optimizers: Sequence[torch.optim.Optimizer] = ()
     chains: Chains | None = None
-    why_no_chains: str = "no step came after the recording"
+    why_no_chains: str = ""
     loader: Any = None
 
 

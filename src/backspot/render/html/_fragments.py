@@ -24,10 +24,12 @@ from backspot.render._findings import (
     cost_of,
     cost_of_place,
     elsewhere,
+    has_advice,
     listed,
     place_name,
     searched,
     shares_time_with,
+    trial_of,
     worth,
 )
 from backspot.render._phases import explained, kept_phases, phase_text
@@ -156,13 +158,36 @@ def _finding(report: Report, finding: Finding, before: Sequence[Finding]) -> str
     link = ""
     if urlsplit(finding.link).scheme == "https":
         link = f' <a href="{shown(finding.link)}" target="_blank" rel="noreferrer">Read more</a>'
+    remedy = f'<p class="remedy">{shown(finding.remedy)}{link}</p>' if has_advice(finding) else ""
     where = f'<ul class="places" aria-label="Where">{named}</ul>' if named else ""
     return (
         f'<li><div class="cost"><b>{time}</b><span class="muted">{share}</span></div>'
         f"<div><h3>{shown(finding.title)}</h3><p>{shown(finding.seen)}</p>"
-        f'<p class="remedy">{shown(finding.remedy)}{link}</p>'
+        f"{remedy}{_trial(finding)}"
         f"{overlap if same else ''}{where}</div></li>"
     )
+
+
+def _trial(finding: Finding) -> str:
+    """What a trial measured: its sentence, and a bar for each variant, with its quartiles."""
+    mark, said = trial_of(finding)
+    if finding.tried is None:
+        return ""
+    tried = finding.tried
+    longest = max((one.high_ns for one in tried.variants), default=0)
+    rows = "".join(
+        f'<tr><th scope="row">{shown(one.name)}</th>'
+        f'<td class="n">{duration(one.ns) if one.ns else "–"}</td>'
+        f'<td><svg viewBox="0 0 100 10" preserveAspectRatio="none" aria-hidden="true">'
+        f'<rect y="1" width="{100 * one.ns / longest:.2f}" height="8"/>'
+        f'<path d="M{100 * one.low_ns / longest:.2f} 5H{100 * one.high_ns / longest:.2f}"/></svg>'
+        f"</td><td>{shown(one.verdict or one.note)}</td></tr>"
+        for one in tried.variants
+        if longest
+    )
+    kind = tried.verdict.replace(" ", "-") or "untried"
+    table = f'<table class="variants" aria-label="Tried here">{rows}</table>' if rows else ""
+    return f'<div class="tried {kind}"><p><b>{mark}</b> {shown(said)}</p>{table}</div>'
 
 
 def _line(place: str, text: str) -> str:
