@@ -548,8 +548,7 @@ class Recorder:
         )
 
     def _live(self) -> Live | None:
-        """What trials need; modes of the process, which they set, are those of other threads too.
-        """
+        """What trials need; not beside other threads that train, whose modes they would set."""
         if self.plan.trials == "none" or self._is_early or len(self._counts) != 1:
             return None
         assert self._measurement is not None  # noqa: S101 - for type checkers

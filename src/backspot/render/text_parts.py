@@ -82,6 +82,8 @@ def brief_finding(
         name = visible(found.path or found.places[0].label)
         text.append(" in ", "not bold")
         text.append(name if whole else keep_end(name, min(width - 8, 70)), "not bold cyan")
+    if found.tried is not None and found.tried.verdict in ("helps", "does not help"):
+        text.append(f" (tried here, {found.tried.verdict})", "not bold")
     return [*paragraph(text, width, f"{number}. ", whole=whole)]
 
 

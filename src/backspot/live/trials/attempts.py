@@ -160,9 +160,7 @@ def _own_memory(device: torch.device) -> AbstractContextManager[Any]:
 
 def _measured(trial: Trial, asked: Asked, seconds: float) -> Tried:
     device = _device(asked.live)
-    return measure(
-        trial, Clock(device, host_decides=_host_decides(asked)), asked.step_ns, seconds
-    )
+    return measure(trial, Clock(device, host_decides=_host_decides(asked)), asked.step_ns, seconds)
 
 
 def _host_decides(asked: Asked) -> bool:

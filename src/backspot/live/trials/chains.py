@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
+from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.weak import WeakIdKeyDictionary, WeakTensorKeyDictionary
@@ -32,8 +32,8 @@ _DIVIDED = {torch.div, _T.div, _T.__truediv__, _T.div_, _T.__itruediv__}
 _ADDED = {torch.add, _T.add, _T.__add__, _T.__radd__, _T.add_, _T.__iadd__}
 _FILLED = {torch.masked_fill, _T.masked_fill, _T.masked_fill_}
 _CHOSEN = {torch.where, _T.where}
-_SOFTMAX = {torch.softmax, _T.softmax, F.softmax}
-_DROPOUT = {F.dropout, torch.dropout}
+_SOFTMAX = {torch.softmax, _T.softmax, functional.softmax}
+_DROPOUT = {functional.dropout, torch.dropout}
 _CAST = {_T.to, _T.type_as, _T.float, _T.half, _T.bfloat16}
 _INDEXED = {_T.__getitem__}
 _MOVED = {_T.to, _T.cuda}
@@ -87,7 +87,7 @@ class Chain:
         return replace(self, calls=(*self.calls, call), given={**self.given, **given})
 
 
-class Chains(TorchFunctionMode):
+class Chains(TorchFunctionMode):  # type: ignore[misc] # untyped
     """Sees the functions of a step on this thread, while it is entered.
 
     Attributes:
@@ -129,9 +129,7 @@ class Chains(TorchFunctionMode):
         """Return how often the step has used a table of embeddings in another way."""
         return int(self._tables.get(table, 0))
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the function as it is, and note what a chain needs."""
         kwargs = kwargs or {}
         output = func(*args, **kwargs)
@@ -154,11 +152,11 @@ class Chains(TorchFunctionMode):
                 given = {"q": args[0], "kt": args[1], "scale": 1.0, "masks": (), "scores": out}
                 call = Call(func, args, kwargs)
                 self._open[out] = Chain("attention", (call,), _autocast(out), given)
-        elif func is F.embedding and args[1].requires_grad:
+        elif func is functional.embedding and args[1].requires_grad:
             given = {"index": args[0], "options": args[2:], **kwargs}
             chain = Chain("embedding", (), _autocast(out), given)
             self._keep(chain, out, table=args[1])
-        elif func is F.linear:
+        elif func is functional.linear:
             if args[1] in self._tables or args[1].is_leaf:
                 self._tables[args[1]] = self._tables.get(args[1], 0) + 1
         elif func in _INDEXED:

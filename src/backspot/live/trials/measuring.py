@@ -16,9 +16,10 @@ from dataclasses import dataclass, field
 
 import torch
 
+from backspot.formatting import duration
 from backspot.interrupts import pass_on
-from backspot.results.trials import Tried, Variant, Verdict
 from backspot.live.trials.trial import AS_IT_IS, Piece, Refused, Trial
+from backspot.results.trials import Tried, Variant, Verdict
 
 LEAST_SHARE = 0.01
 """A remedy helps if a step saves this share of its time."""
@@ -151,9 +152,7 @@ def measure(trial: Trial, clock: Clock, step_ns: int, seconds: float) -> Tried:
     return Tried(trial.what, tuple(variants), number)
 
 
-def _started(
-    trial: Trial, clock: Clock, end: int
-) -> tuple[dict[str, _Timed], dict[str, Variant]]:
+def _started(trial: Trial, clock: Clock, end: int) -> tuple[dict[str, _Timed], dict[str, Variant]]:
     """Run each variant for the first times: some fail, and some are so slow that once is enough."""
     order = len(trial.variants)
     running: dict[str, _Timed] = {}
@@ -166,17 +165,20 @@ def _started(
             continue
         try:
             took = one.sample(clock, cold=trial.cold)  # the first call may also compile
-            if name == AS_IT_IS and _LEAST_ROUNDS * order * one.wall_ns > left:
-                raise Refused(
-                    f"one call takes {one.wall_ns / 1e9:.2g} s, and the trial {left / 1e9:.2g} s"
-                )
-            first = running[AS_IT_IS].samples[-1] if name != AS_IT_IS else took
-            if took > _HOPELESS * first and 20 * one.wall_ns > left and not trial.allowed_s:
+            if name == AS_IT_IS:
+                _check_time(one, left, calls=2)
+            elif (
+                took > _HOPELESS * running[AS_IT_IS].samples[-1]
+                and 20 * one.wall_ns > left
+                and not trial.allowed_s
+            ):
                 failed[name] = Variant(name, round(took), verdict="does not help")
                 continue
             took = one.sample(clock, cold=trial.cold)
-            if name == AS_IT_IS and clock.check(took, one.wall_ns):
-                took = one.sample(clock, cold=trial.cold)
+            if name == AS_IT_IS:
+                _check_time(one, end - time.perf_counter_ns(), calls=_LEAST_ROUNDS * order)
+                if clock.check(took, one.wall_ns):
+                    took = one.sample(clock, cold=trial.cold)
         except Refused:
             raise
         except Exception as error:
@@ -188,6 +190,13 @@ def _started(
         one.samples.append(took)
         running[name] = one
     return running, failed
+
+
+def _check_time(one: _Timed, left: int, calls: int) -> None:
+    if calls * one.wall_ns > left:
+        raise Refused(
+            f"one call takes {duration(one.wall_ns)}, too long for the time that a trial may take"
+        )
 
 
 def reason(error: BaseException) -> str:
@@ -207,7 +216,8 @@ def _rounds(
             count = min(math.ceil(_LEAST_SAMPLE / shortest), _MOST_REPEATS)
         one.repeats = [count] * len(one.pieces)
         one.samples.clear()
-    order, shuffle = list(running.values()), random.Random(0)  # the global one is the training's
+    # The global generator is the training's.
+    order, shuffle = list(running.values()), random.Random(0)  # noqa: S311 - no secret
     for number in range(1, _MOST_ROUNDS + 1):
         shuffle.shuffle(order)
         for one in order:
@@ -272,6 +282,6 @@ def _judged(
 
 
 def _hopeless(name: str, took: float, now: float, note: str) -> Variant:
-    saves = round(now - took)
+    ns, saves = round(took), round(now - took)
     once = f"{note}; one call" if note else "one call"
-    return Variant(name, *[round(took)] * 3, saves, saves, saves, "does not help", once)
+    return Variant(name, ns, ns, ns, saves, saves, saves, "does not help", once)

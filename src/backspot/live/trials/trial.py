@@ -177,7 +177,7 @@ def size_of(tensor: torch.Tensor) -> int:
     if not tensor.numel():
         return 0
     reach = sum((n - 1) * s for n, s in zip(tensor.size(), tensor.stride(), strict=True))
-    return (1 + reach) * tensor.element_size()
+    return int((1 + reach) * tensor.element_size())
 
 
 def twin(tensor: torch.Tensor) -> torch.Tensor:
@@ -197,7 +197,7 @@ def twin(tensor: torch.Tensor) -> torch.Tensor:
 def free_bytes(device: torch.device) -> int:
     """Return how much memory the copies of a trial may take: half of what is free, and a limit."""
     if device.type == "cuda":
-        free = torch.cuda.mem_get_info(device)[0]
+        free = int(torch.cuda.mem_get_info(device)[0])
     else:
         free = min(_available(), _left_to_container())
     return min(free // 2, _MOST_BYTES)

@@ -18,7 +18,7 @@ from backspot.live.trials.trial import Live
 Put = Callable[[Any], object]
 
 
-class Touched(RuntimeError):
+class TouchedError(RuntimeError):
     """A trial changed something of the training."""
 
 
@@ -29,8 +29,8 @@ def untouched(live: Live) -> Iterator[None]:
     Hooks on all modules and optimizers of the process do not run inside.
 
     Raises:
-        Touched: If a parameter, a buffer, a gradient, a state, a hook or an option of the training
-            is another one afterwards.
+        TouchedError: If a parameter, a buffer, a gradient, a state, a hook or an option of the
+            training is another one afterwards.
     """
     before = _fingerprint(live)
     generators = [
@@ -51,7 +51,7 @@ def untouched(live: Live) -> Iterator[None]:
             for put, value in undo:
                 stack.callback(put, value)
     if _fingerprint(live) != before:
-        raise Touched("a trial changed the training")
+        raise TouchedError("a trial changed the training")
 
 
 def _random_states(generators: Iterable[torch.Generator]) -> Iterator[tuple[Put, Any]]:
@@ -117,7 +117,7 @@ def _filled(hooks: Any) -> Put:
 
 @contextmanager
 def _signals_later() -> Iterator[None]:
-    """Have signals come after the block: one between two steps of it would leave the rest undone."""
+    """Have signals come after the block: one in the middle would leave the rest undone."""
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
+from torch.nn import functional
 
 from backspot.live.trials.chains import Chain, tensors_of
 from backspot.live.trials.replay import forward_and_backward
@@ -81,7 +81,7 @@ def _ways(chain: Chain) -> dict[str, Piece]:
 
 
 def _as_it_is(chain: Chain, *, dropout: bool) -> Attend:
-    calls = [one for one in chain.calls if dropout or one.function is not F.dropout]
+    calls = [one for one in chain.calls if dropout or one.function is not functional.dropout]
 
     def run() -> torch.Tensor:
         value: Any = chain.given.get("scores")
@@ -101,7 +101,7 @@ def _fused(given: Any, mask: torch.Tensor | None, *, is_causal: bool = False) ->
     q, kt, v = given["q"], given["kt"], given["v"]
 
     def run() -> torch.Tensor:
-        out = F.scaled_dot_product_attention(
+        out = functional.scaled_dot_product_attention(
             _four(q),
             _four(kt.mT),
             _four(v),
@@ -122,8 +122,9 @@ def _of_scores(given: Any) -> Attend:
     k = torch.zeros(*v.shape[:-1], 8, dtype=v.dtype, device=v.device)
 
     def run() -> torch.Tensor:
-        out = F.scaled_dot_product_attention(
-            *(_four(one) for one in (q, k, v)), attn_mask=_four(scores), dropout_p=given["p"]
+        mask, p = _four(scores), given["p"]
+        out = functional.scaled_dot_product_attention(
+            _four(q), _four(k), _four(v), attn_mask=mask, dropout_p=p
         )
         return out.reshape(*scores.shape[:-1], v.shape[-1])
 
@@ -165,4 +166,3 @@ def _is_same(way: Attend, now: Attend) -> bool:
             return True
         far = (found - expected).abs().max() / expected.abs().max().clamp_min(1e-12)
     return bool(far < _SAME)
-

@@ -155,8 +155,7 @@ class Twin:
         return made
 
     def _both_counts(self) -> list[tuple[dict[str, Any], torch.Tensor, torch.Tensor]]:
-        """Return each count of steps on the host and on the device: a fused step wants the latter.
-        """
+        """Return each count of steps on the host and on the device, where a fused one wants it."""
         return [
             (state, count.cpu(), count.to(self._device))
             for state in self._one.state.values()
