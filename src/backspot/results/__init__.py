@@ -62,6 +62,7 @@ from backspot.results.job import (
 from backspot.results.limits import LimitOfModule, Peaks
 from backspot.results.memory import MemoryOfDevice, MemoryOfModule, MemoryShare, MemoryTimeline
 from backspot.results.report import Report
+from backspot.results.trials import Tried, Variant
 
 __all__ = [
     "Change",
@@ -101,6 +102,8 @@ __all__ = [
     "Side",
     "SlowestRank",
     "Subtree",
+    "Tried",
+    "Variant",
     "Wait",
     "WallKinds",
     "WhatIf",

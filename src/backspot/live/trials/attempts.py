@@ -17,7 +17,8 @@ from backspot.live.torch_internals.dynamo import compilations
 from backspot.live.torch_internals.process import innermost_mode
 from backspot.live.trials.chains import Chains
 from backspot.live.trials.measuring import Clock, measure, reason
-from backspot.live.trials.trial import Asked, Entry, Live, Refused, Trial, remedies_of
+from backspot.live.trials.trial import Asked, Entry, Live, Trial, remedies_of
+from backspot.live.trials.twins import Refused
 from backspot.live.trials.untouched import untouched
 from backspot.results.findings import Finding
 from backspot.results.report import Report, changed

@@ -21,7 +21,7 @@ from torch.utils.weak import WeakIdKeyDictionary, WeakTensorKeyDictionary
 
 from backspot.interrupts import pass_on
 from backspot.live.torch_internals.process import innermost_mode
-from backspot.live.trials.trial import check_plain, free_bytes, size_of, twin
+from backspot.live.trials.twins import check_plain, free_bytes, size_of, twin
 
 _Function = Callable[..., Any]
 _T = torch.Tensor

@@ -18,7 +18,8 @@ import torch
 
 from backspot.formatting import duration
 from backspot.interrupts import pass_on
-from backspot.live.trials.trial import AS_IT_IS, Piece, Refused, Trial
+from backspot.live.trials.trial import AS_IT_IS, Piece, Trial
+from backspot.live.trials.twins import Refused
 from backspot.results.trials import Tried, Variant, Verdict
 
 LEAST_SHARE = 0.01

@@ -1,33 +1,22 @@
-"""What a remedy is given, what it returns, and how it copies tensors; and the list of remedies."""
+"""What a remedy is given and what it returns; and the list of the remedies."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
-from pathlib import Path
 from pkgutil import iter_modules
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from backspot.live.trials.chains import Chains
+from backspot.live.trials.twins import Run
 from backspot.results.findings import Finding
 from backspot.results.report import Report
 
-if TYPE_CHECKING:
-    from backspot.live.trials.chains import Chains
-
-Run = Callable[[], object]
 AS_IT_IS = "as it is"
-
-_MOST_BYTES = 1 << 30
-"""What the copies of one trial may take, however much is free."""
-
-
-class Refused(Exception):  # noqa: N818 - it is no error
-    """Why this cannot be tried; a sentence without its end."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +133,7 @@ def remedy(
 
 @cache
 def _imported() -> dict[str, list[Entry]]:
-    package = import_module("backspot.live.trials.remedies")
+    package = import_module("backspot.live.trials")
     for module in iter_modules(package.__path__, f"{package.__name__}."):
         import_module(module.name)
     return _entries
@@ -154,83 +143,3 @@ def remedies_of(rule: str, *, all_of_them: bool) -> list[Entry]:
     """Return what can be tried for a rule, without those that run the user's code first."""
     found = _imported().get(rule, [])
     return [one for one in found if all_of_them or not one.runs_code]
-
-
-# Copies ------------------------------------------------------------------------------------------
-
-
-def check_plain(*tensors: torch.Tensor) -> None:
-    """Refuse tensors of a class of their own, which may belong to other ranks.
-
-    Raises:
-        Refused: If a tensor is of another class, or not strided.
-    """
-    for one in tensors:
-        if type(one) not in (torch.Tensor, torch.nn.Parameter):
-            raise Refused(f"a {type(one).__name__} cannot be copied apart from the training")
-        if one.layout is not torch.strided or one.device.type == "meta":
-            raise Refused("sparse tensors cannot be copied with their layout")
-
-
-def size_of(tensor: torch.Tensor) -> int:
-    """Return the bytes of a copy with the same strides."""
-    if not tensor.numel():
-        return 0
-    reach = sum((n - 1) * s for n, s in zip(tensor.size(), tensor.stride(), strict=True))
-    return int((1 + reach) * tensor.element_size())
-
-
-def twin(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a leaf with the same values, strides and dtype, in memory of its own."""
-    source = tensor.detach()
-    for dim, (size, stride) in enumerate(zip(source.size(), source.stride(), strict=True)):
-        if size > 1 and stride == 0:  # expanded: one of them is all there is
-            source = source.narrow(dim, 0, 1)
-    with torch.no_grad():
-        copy = torch.empty_strided(
-            source.size(), source.stride(), dtype=source.dtype, device=source.device
-        )
-        copy = copy.copy_(source).expand(tensor.size())
-    return copy.detach().requires_grad_(tensor.requires_grad)
-
-
-def free_bytes(device: torch.device) -> int:
-    """Return how much memory the copies of a trial may take: half of what is free, and a limit."""
-    if device.type == "cuda":
-        free = int(torch.cuda.mem_get_info(device)[0])
-    else:
-        free = min(_available(), _left_to_container())
-    return min(free // 2, _MOST_BYTES)
-
-
-def check_fits(tensors: Iterable[torch.Tensor], times: float = 1.0) -> None:
-    """Refuse copies that take more than half of the memory that is free.
-
-    Raises:
-        Refused: with how much it would take.
-    """
-    tensors = list(tensors)
-    if not tensors:
-        return
-    needed = int(times * sum(map(size_of, tensors)))
-    if needed > free_bytes(tensors[0].device):
-        raise Refused(f"copies would take {needed >> 20:,} MiB, and too little memory is free")
-
-
-def _available() -> int:
-    try:
-        pages = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        text = Path("/proc/meminfo").read_text(encoding="ascii")
-    except (OSError, ValueError):
-        return _MOST_BYTES
-    found = [line.split() for line in text.splitlines() if line.startswith("MemAvailable")]
-    return int(found[0][1]) << 10 if found else pages
-
-
-def _left_to_container() -> int:
-    group = Path("/sys/fs/cgroup")
-    try:
-        most = int((group / "memory.max").read_text(encoding="ascii"))
-        return most - int((group / "memory.current").read_text(encoding="ascii"))
-    except (OSError, ValueError):  # no container, or "max"
-        return 1 << 62

@@ -173,20 +173,19 @@ def _trial(finding: Finding) -> str:
     mark, said = trial_of(finding)
     if finding.tried is None:
         return ""
-    tried = finding.tried
-    longest = max((one.high_ns for one in tried.variants), default=0)
+    variants = finding.tried.variants
+    per = max((one.high_ns for one in variants), default=0) / 100
     rows = "".join(
-        f'<tr><th scope="row">{shown(one.name)}</th>'
-        f'<td class="n">{duration(one.ns) if one.ns else "–"}</td>'
-        f'<td><svg viewBox="0 0 100 10" preserveAspectRatio="none" aria-hidden="true">'
-        f'<rect y="1" width="{100 * one.ns / longest:.2f}" height="8"/>'
-        f'<path d="M{100 * one.low_ns / longest:.2f} 5H{100 * one.high_ns / longest:.2f}"/></svg>'
+        f'<tr><th scope="row">{shown(one.name)}</th><td class="n">{duration(one.ns)}</td><td>'
+        '<svg viewBox="0 0 100 10" preserveAspectRatio="none" aria-hidden="true">'
+        f'<rect y="1" width="{one.ns / per:.2f}" height="8" stroke="none"/>'
+        f'<path d="M{one.low_ns / per:.2f} 5H{one.high_ns / per:.2f}"/></svg>'
         f"</td><td>{shown(one.verdict or one.note)}</td></tr>"
-        for one in tried.variants
-        if longest
+        for one in variants
+        if per and one.ns
     )
-    kind = tried.verdict.replace(" ", "-") or "untried"
     table = f'<table class="variants" aria-label="Tried here">{rows}</table>' if rows else ""
+    kind = finding.tried.verdict.replace(" ", "-")
     return f'<div class="tried {kind}"><p><b>{mark}</b> {shown(said)}</p>{table}</div>'
 
 

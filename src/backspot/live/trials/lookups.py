@@ -9,17 +9,14 @@ import torch
 from torch.nn import functional
 
 from backspot.live.trials.chains import Chain
-from backspot.live.trials.replay import forward_and_backward, numbers_like
-from backspot.live.trials.trial import (
-    AS_IT_IS,
-    Asked,
-    Piece,
+from backspot.live.trials.trial import AS_IT_IS, Asked, Piece, Trial, remedy
+from backspot.live.trials.twins import (
     Refused,
     Run,
-    Trial,
     check_fits,
     check_plain,
-    remedy,
+    forward_and_backward,
+    numbers_like,
     twin,
 )
 

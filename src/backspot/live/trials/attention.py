@@ -9,16 +9,8 @@ import torch
 from torch.nn import functional
 
 from backspot.live.trials.chains import Chain, tensors_of
-from backspot.live.trials.replay import forward_and_backward
-from backspot.live.trials.trial import (
-    AS_IT_IS,
-    Asked,
-    Piece,
-    Refused,
-    Trial,
-    check_fits,
-    remedy,
-)
+from backspot.live.trials.trial import AS_IT_IS, Asked, Piece, Trial, remedy
+from backspot.live.trials.twins import Refused, check_fits, forward_and_backward
 
 _MOST_CHAINS = 3
 _SAME = 0.05

@@ -10,18 +10,8 @@ from typing import Any
 import torch
 
 from backspot.live.torch_internals.process import is_rescheduled
-from backspot.live.trials.trial import (
-    AS_IT_IS,
-    Asked,
-    Piece,
-    Refused,
-    Trial,
-    check_plain,
-    free_bytes,
-    remedy,
-    size_of,
-    twin,
-)
+from backspot.live.trials.trial import AS_IT_IS, Asked, Piece, Trial, remedy
+from backspot.live.trials.twins import Refused, check_plain, free_bytes, size_of, twin
 
 _FORMS: dict[str, dict[str, bool]] = {
     "foreach=True": {"foreach": True, "fused": False},
