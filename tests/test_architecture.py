@@ -48,8 +48,8 @@ GROUND = {room for floor in FLOORS[:3] for room in floor}
 # The demo trains a model, and imports torch by name, so that it can say what is not installed.
 WITH_TORCH = ("live", "integrations", "commands.demo")
 
-# The size that each room may have, in lines, and the whole package (""). Trials of advice have 2,000
-# of them, as they measure, guard the training, and copy what they measure.
+# The size that each room may have, in lines, and the whole package (""). Trials of advice
+# have 2,000 of them, as they measure, guard the training, and copy what they measure.
 BUDGET = {
     "trace": 3_830,
     "results": 3_400,

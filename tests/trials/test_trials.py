@@ -140,8 +140,9 @@ def trained(report, *rules, trials="operators", steps=3):
     if not rules:
         training.step()
     else:
-        live = chains_of(training.step, training.live())
-        report = with_trials(asked(report, *rules), live, trials)
+        report = asked(report, *rules)
+        live = chains_of(training.step, training.live(), report, trials)
+        report = with_trials(report, live, trials)
     for _ in range(steps):
         training.step()
     return training, report.findings
@@ -237,7 +238,7 @@ def test_an_interrupt_at_any_moment_changes_nothing(report):
     for delay in range(1, 13):
         training = Training()
         training.step()
-        live = chains_of(training.step, training.live())
+        live = chains_of(training.step, training.live(), report, "operators")
         timer = threading.Timer(delay / 40, _thread.interrupt_main)
         try:
             timer.start()
@@ -318,14 +319,16 @@ def test_copies_that_do_not_fit_are_refused(report, monkeypatch):
     for module in ("twins", "chains", "optimizer"):
         monkeypatch.setattr(f"backspot.live.trials.{module}.free_bytes", lambda _: 100)
     assert "too little memory is free" in why_not(report, training.live())
-    live = chains_of(training.step, training.live())
+    live = chains_of(training.step, training.live(), report, "operators")
     assert "too little is free" in why_not(report, live, "attention-math")
 
 
 def test_compiled_code_is_left_alone(report, monkeypatch):
     monkeypatch.setattr(attempts, "compilations", lambda: [("0/0", "f", "f.py", 1, "")])
     training = Training()
-    live = chains_of(lambda: pytest.fail("a step was watched"), training.live())
+    live = chains_of(
+        lambda: pytest.fail("a step was watched"), training.live(), report, "operators"
+    )
     assert why_not(report, live, "attention-math") == "the step runs compiled code"
 
 
@@ -358,7 +361,7 @@ def test_a_table_that_is_used_twice_stays_dense(report):
         functional.linear(table(torch.tensor([1, 2])), table.weight).sum().backward()
         optimizer.step()
 
-    live = chains_of(step, Live({"": table}, [optimizer]))
+    live = chains_of(step, Live({"": table}, [optimizer]), report, "operators")
     assert "used elsewhere" in why_not(report, live, "dense-embedding-gradient")
 
 
@@ -368,7 +371,7 @@ def test_scores_that_are_no_product_are_tried_as_a_mask(report):
     def step():
         (functional.softmax(weight * 2, dim=-1) @ weight[..., :4]).sum().backward()
 
-    live = chains_of(step, Live({}, []))
+    live = chains_of(step, Live({}, []), report, "operators")
     (found,) = with_trials(asked(report, "attention-math"), live, "operators").findings
     assert found.tried.variants[1].name.endswith("the scores as a mask")
 

@@ -194,7 +194,8 @@ def _tried(report: Report, live: Live, trials: Trials, take: Callable[[], Any]) 
     """Return the report with what its findings advise tried; that may need one more step."""
     if needs_step(report, trials):
         alone = rank_and_ranks()[1] > 1
-        live = chains_of(take, replace(live, why_no_chains=_ALONE if alone else ""))
+        live = replace(live, why_no_chains=_ALONE if alone else "")
+        live = chains_of(take, live, report, trials)
     return with_trials(report, live, trials)
 
 

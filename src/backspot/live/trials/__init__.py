@@ -16,5 +16,6 @@ other way to write it. Nothing lists them: the first trial imports every file in
 
 - ``optimizer.py``: the form of the optimizer, clipping, gradients that are filled with zeros.
 - ``attention.py``: attention in one kernel.
+- ``modules.py``: copies of modules in another format, precision, compiled, or not checkpointed.
 - ``lookups.py``: rows of a table, sparse gradients of embeddings, copies from pinned memory.
 """

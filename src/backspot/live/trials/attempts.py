@@ -80,18 +80,24 @@ def with_trials(report: Report, live: Live, trials: Trials) -> Report:
     return changed(report, findings=in_order(found))
 
 
-def chains_of(step: Callable[[], object], live: Live) -> Live:
+def chains_of(step: Callable[[], object], live: Live, report: Report, trials: Trials) -> Live:
     """Run a step and add the operators that it runs, unless they cannot be seen."""
     why = live.why_no_chains or _why_no_step(live.models)
     if why:
         return replace(live, why_no_chains=why)
-    chains = Chains()
+    chains = Chains(_modules(live, report, trials))
     chains.begin()
     try:
         step()
     finally:
         chains.end()
     return replace(live, chains=chains)
+
+
+def _modules(live: Live, report: Report, trials: Trials) -> list[torch.nn.Module]:
+    """Return the modules that a remedy runs: the models, if there is such a remedy."""
+    wanted = any(one.runs_code for found in report.findings for one in _entries(found, trials))
+    return list(live.models.values()) if wanted else []
 
 
 def tried_later(
@@ -106,7 +112,7 @@ def tried_later(
         why = _why_no_step(live.models)
         why = why or "a mode of the training sees its functions" * (innermost_mode() is not None)
         if not why:
-            chains = Chains()
+            chains = Chains(_modules(live, report, trials))
             chains.begin()
 
             def rest() -> None:
@@ -137,7 +143,10 @@ def _attempt(asked: Asked, entries: list[Entry], seconds: float) -> Tried | None
             with untouched(asked.live), _own_memory(_device(asked.live)):
                 trial = entry.prepare(asked)
                 if trial is not None:
-                    return _measured(trial, asked, seconds)
+                    try:
+                        return _measured(trial, asked, seconds)
+                    finally:
+                        trial.after()
         except Refused as refused:
             why = str(refused)
         except Exception as error:

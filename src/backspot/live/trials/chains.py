@@ -9,7 +9,7 @@ first of each kind alone, up to half of the memory that is free.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -87,17 +87,35 @@ class Chain:
         return replace(self, calls=(*self.calls, call), given={**self.given, **given})
 
 
+@dataclass
+class ModuleCall:
+    """The first call of a module in the step, with copies of what it was given."""
+
+    module: torch.nn.Module
+    args: Any
+    kwargs: Any
+    autocast: tuple[str, bool, torch.dtype]
+    count: int = 1
+
+
 class Chains(TorchFunctionMode):  # type: ignore[misc] # untyped
     """Sees the functions of a step on this thread, while it is entered.
 
+    Args:
+        modules: those whose calls are copied too.
+
     Attributes:
         functions: how many functions were called.
+        calls: the calls of the modules.
         missed: why chains were seen that are not among them, by kind.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, modules: Collection[torch.nn.Module] = ()) -> None:
         super().__init__()
         self.functions = 0
+        self.calls: dict[int, ModuleCall] = {}
+        self._modules = modules
+        self._handles: list[Any] = []
         self._thread = 0
         self.missed: dict[str, str] = {}
         self._found: dict[object, Chain] = {}
@@ -108,6 +126,10 @@ class Chains(TorchFunctionMode):  # type: ignore[misc] # untyped
     def begin(self) -> None:
         """See functions until ``end``, on this thread."""
         self._thread = threading.get_ident()
+        self._handles += [
+            one.register_forward_pre_hook(self._before_call, with_kwargs=True)
+            for one in self._modules
+        ]
         self.__enter__()
 
     def end(self) -> None:
@@ -120,6 +142,8 @@ class Chains(TorchFunctionMode):  # type: ignore[misc] # untyped
             self.__exit__(None, None, None)
         self._thread = 0
         self._open.clear()
+        for handle in self._handles:
+            handle.remove()
 
     def of(self, *kinds: str) -> list[Chain]:
         """Return the chains of some kinds."""
@@ -128,6 +152,27 @@ class Chains(TorchFunctionMode):  # type: ignore[misc] # untyped
     def other_uses(self, table: torch.Tensor) -> int:
         """Return how often the step has used a table of embeddings in another way."""
         return int(self._tables.get(table, 0))
+
+    def _before_call(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
+        if threading.get_ident() != self._thread or not torch.is_grad_enabled():
+            return
+        if id(module) in self.calls:
+            self.calls[id(module)].count += 1
+            return
+        try:
+            given = list(tensors_of((args, kwargs)))
+            check_plain(*given)
+            device = next((one.device for one in (*given, *module.parameters())), None)
+            if device is None or not self._fits(device, sum(map(size_of, given))):
+                return
+            args, kwargs = tree_map(
+                lambda one: twin(one) if isinstance(one, torch.Tensor) else one, (args, kwargs)
+            )
+            kind = device.type
+            mode = kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
+            self.calls[id(module)] = ModuleCall(module, args, kwargs, mode)
+        except Exception as error:
+            pass_on(error)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the function as it is, and note what a chain needs."""

@@ -45,6 +45,7 @@ class Trial:
         known_ns: what the recorded steps take for exactly this; 0 where that is not known.
         notes: what else is different with a variant, by its name.
         allowed_s: how long it may take if more than usual, as where code is compiled.
+        after: what to do at the end.
     """
 
     what: str
@@ -53,6 +54,7 @@ class Trial:
     known_ns: int = 0
     notes: Mapping[str, str] = field(default_factory=dict)
     allowed_s: float = 0.0
+    after: Run = lambda: None
 
 
 @dataclass(frozen=True)
