@@ -228,7 +228,7 @@ def _rounds(
             break
         if number >= _CLEAR_ROUNDS and number % 2:
             said = (
-                verdict_of(saved(running, name, 1.0), step_ns)
+                verdict_of(_saved(running, name, 1.0), step_ns)
                 for name in running
                 if name != AS_IT_IS
             )
@@ -237,24 +237,28 @@ def _rounds(
     return number
 
 
-def saved(running: Mapping[str, _Timed], name: str, scale: float) -> tuple[int, int, int]:
-    """Return the median of the differences in each round, and the interval that holds it at 95%.
+def _saved(running: Mapping[str, _Timed], name: str, scale: float) -> tuple[int, int, int]:
+    now, new = running[AS_IT_IS].samples, running[name].samples
+    return interval([scale * (a - b) for a, b in zip(now, new, strict=True)])
+
+
+def interval(differences: Sequence[float]) -> tuple[int, int, int]:
+    """Return the median of differences, and the interval that holds it at 95%.
 
     The interval is between two of the sorted differences: as many come before it as a coin falls on
-    one side with a probability of 2.5%.
+    one side with a probability of 2.5%. With less than six, it is as wide as numbers go.
     """
-    now, new = running[AS_IT_IS].samples, running[name].samples
-    sorted_by = sorted(scale * (a - b) for a, b in zip(now, new, strict=True))
-    count, tail, outside = len(sorted_by), 0.0, 0
+    ordered = sorted(differences)
+    count, tail, outside = len(ordered), 0.0, 0
     while outside < count // 2:
         tail += math.comb(count, outside) / 2**count
         if tail > 0.025:
             break
         outside += 1
-    if not outside:  # too few rounds for an interval
-        return round(statistics.median(sorted_by)), -(1 << 62), 1 << 62
-    low, high = sorted_by[outside - 1], sorted_by[count - outside]
-    return round(statistics.median(sorted_by)), round(low), round(high)
+    middle = round(statistics.median(ordered))
+    if not outside:
+        return middle, -(1 << 62), 1 << 62
+    return middle, round(ordered[outside - 1]), round(ordered[count - outside])
 
 
 def verdict_of(saves: tuple[int, int, int], step_ns: int) -> Verdict:
@@ -275,7 +279,7 @@ def _judged(
     middle, low, high = (round(one) for one in ends)
     if name == AS_IT_IS:
         return Variant(name, middle, low, high, note=note)
-    saves = saved(running, name, scale)
+    saves = _saved(running, name, scale)
     verdict = verdict_of(saves, step_ns)
     if saves[1] < -(1 << 61):
         saves = saves[0], saves[0], saves[0]

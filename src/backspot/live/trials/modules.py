@@ -142,7 +142,7 @@ def _run(
 
 def _in_channels_last(call: ModuleCall) -> Run:
     def change(module: torch.nn.Module) -> torch.nn.Module:
-        return module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return module.to(memory_format=torch.channels_last)
 
     def arrange(one: torch.Tensor) -> torch.Tensor:
         if one.dim() != 4:
