@@ -18,7 +18,7 @@ from backspot.live.trials import attempts
 from backspot.live.trials.attempts import chains_of, with_trials
 from backspot.live.trials.trial import Live, Piece, Trial
 from backspot.render.text import render_text
-from backspot.results import Finding
+from backspot.results import Finding, Phase
 from backspot.results.findings import Place
 from backspot.results.report import changed
 
@@ -30,7 +30,8 @@ RULES = (
 
 
 def finding(rule, wall_ns=1_000_000):
-    return Finding(rule, rule, "", "Do it.", wall_ns, (Place("(optimizer)", "", 1, wall_ns),), 1)
+    path = "(clipping)" if rule == "clipping" else "(optimizer)"
+    return Finding(rule, rule, "", "Do it.", wall_ns, (Place(path, "", 1, wall_ns),), 1)
 
 
 class Net(nn.Module):
@@ -376,8 +377,17 @@ def test_scores_that_are_no_product_are_tried_as_a_mask(report):
     assert found.tried.variants[1].name.endswith("the scores as a mask")
 
 
-class _Waits:
-    """Pieces of work of known length."""
+@pytest.fixture
+def measured(monkeypatch):
+    """By the CPU time of this thread, in enough rounds for an interval without the ends."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    monkeypatch.setattr("backspot.live.trials.measuring._MOST_ROUNDS", 15)
+    monkeypatch.setattr(attempts, "_SECONDS", 20.0)
+    monkeypatch.setattr(attempts, "_SECONDS_IN_ALL", 60.0)
+
+
+class _Work:
+    """A piece of work of a known length."""
 
     def __init__(self, milliseconds):
         self.seconds = milliseconds / 1e3
@@ -389,13 +399,13 @@ class _Waits:
 
 
 def verdict_of(report, monkeypatch, now, new, rule="optimizer-kernels"):
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)  # the CPU time of this thread counts
-    trial = Trial("work", {"as it is": [Piece(_Waits(now))], "other": [Piece(_Waits(new))]})
+    trial = Trial("work", {"as it is": [Piece(_Work(now))], "other": [Piece(_Work(new))]})
     monkeypatch.setattr(attempts, "remedies_of", lambda *_, **__: [attempts.Entry(lambda _: trial)])
     (found,) = with_trials(asked(report, rule), Live({}, []), "operators").findings
     return found
 
 
+@pytest.mark.usefixtures("measured")
 def test_the_verdict_says_whether_it_helps(report, monkeypatch):
     good = verdict_of(report, monkeypatch, 4, 1)
     assert good.tried.best.name == "other"
@@ -405,10 +415,10 @@ def test_the_verdict_says_whether_it_helps(report, monkeypatch):
     assert "does not help" in str(bad.tried)
 
 
+@pytest.mark.usefixtures("measured")
 def test_findings_that_no_remedy_helps_go_last_and_lose_their_advice(report, monkeypatch):
-    trial = Trial("work", {"as it is": [Piece(_Waits(1))], "other": [Piece(_Waits(4))]})
+    trial = Trial("work", {"as it is": [Piece(_Work(1))], "other": [Piece(_Work(4))]})
     entries = {"clipping": [attempts.Entry(lambda _: trial)]}
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     monkeypatch.setattr(attempts, "remedies_of", lambda rule, **_: entries.get(rule, []))
     found = with_trials(asked(report, "clipping", "launch-bound"), Live({}, []), "operators")
     assert [one.rule for one in found.findings] == ["launch-bound", "clipping"]
@@ -417,6 +427,21 @@ def test_findings_that_no_remedy_helps_go_last_and_lose_their_advice(report, mon
     assert text.count("→ Do it.") == 1
     assert "2. clipping: 1.0 ms" in str(found)
     assert "(tried here, does not help)" in str(found)
+
+
+@pytest.mark.usefixtures("measured")
+def test_a_phase_is_a_finding_where_another_form_of_it_helps(report, monkeypatch):
+    phases = tuple(
+        Phase(name, 2_000_000, 0, (2_000_000,)) for name in ("backward", "optimizer", "clipping")
+    )
+    slow = changed(report, phases=phases, findings=(), unprofiled_step_ns=5_000_000)
+    for new, count in ((1, 2), (6, 0)):
+        trial = Trial("it", {"as it is": [Piece(_Work(4))], "fused=True": [Piece(_Work(new))]})
+        entries = [attempts.Entry(lambda _, trial=trial: trial)]
+        monkeypatch.setattr(attempts, "remedies_of", lambda *_, entries=entries, **__: entries)
+        found = with_trials(slow, Live({}, []), "operators").findings
+        assert len(found) == count
+        assert all(one.remedy == "Pass fused=True." for one in found)
 
 
 def test_nothing_is_tried_where_nothing_may_be(report):

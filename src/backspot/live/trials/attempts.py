@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, Literal, TypeAlias
@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 
 from backspot.errors import UsageError
-from backspot.formatting import quoted
+from backspot.formatting import percent, quoted
 from backspot.interrupts import pass_on
 from backspot.live.torch_internals.dynamo import compilations
 from backspot.live.torch_internals.process import innermost_mode
@@ -20,7 +20,7 @@ from backspot.live.trials.measuring import Clock, measure, reason
 from backspot.live.trials.trial import Asked, Entry, Live, Trial, remedies_of
 from backspot.live.trials.twins import Refused
 from backspot.live.trials.untouched import untouched
-from backspot.results.findings import Finding
+from backspot.results.findings import Finding, Place
 from backspot.results.report import Report, changed
 from backspot.results.trials import Tried
 
@@ -28,6 +28,11 @@ Trials: TypeAlias = Literal["operators", "all", "none"]
 TRIALS: tuple[Trials, ...] = ("operators", "all", "none")
 
 _SECONDS, _SECONDS_IN_ALL = 1.0, 5.0
+_LEAST_PHASE = 0.05
+_TITLES = {
+    "optimizer": "The optimizer is faster in another form",
+    "clipping": "Gradient clipping is faster in another form",
+}
 _OF_MANY = 0.8
 """The share of the step in which a device must work, so that the host does not decide its time."""
 
@@ -62,22 +67,6 @@ def _why_no_step(models: Mapping[str, torch.nn.Module]) -> str:
     if any(isinstance(module, fast) and not module.training for module in modules):
         return "a step that is watched leaves the fast path of MultiheadAttention"
     return ""
-
-
-def with_trials(report: Report, live: Live, trials: Trials) -> Report:
-    """Try what the findings advise, and return the report with what came out.
-
-    Findings whose remedy does not help go last, and a saving that was measured ranks a finding. An
-    error of a trial is its result; one that ends the program is passed on.
-    """
-    until = time.monotonic() + _SECONDS_IN_ALL
-    found = []
-    for finding in report.findings:
-        entries = _entries(finding, trials)
-        left = min(_SECONDS, until - time.monotonic())
-        asked = Asked(finding, report, live)
-        found.append(replace(finding, tried=_attempt(asked, entries, left) if entries else None))
-    return changed(report, findings=in_order(found))
 
 
 def chains_of(step: Callable[[], object], live: Live, report: Report, trials: Trials) -> Live:
@@ -124,6 +113,50 @@ def tried_later(
         live = replace(live, why_no_chains=why)
     then(with_trials(report, live, trials))
     return None
+
+
+def with_trials(report: Report, live: Live, trials: Trials) -> Report:
+    """Try what the findings advise, and return the report with what came out.
+
+    Findings whose remedy does not help go last, and a saving that was measured ranks a finding. A
+    phase of which no finding speaks is tried, too. An error of a trial is its result; one that ends
+    the program is passed on.
+    """
+    until = time.monotonic() + _SECONDS_IN_ALL
+    found = []
+    for finding in (*report.findings, *_of_phases(report)):
+        entries = _entries(finding, trials)
+        if not entries:
+            found.append(finding)
+            continue
+        left = min(_SECONDS, until - time.monotonic())
+        tried = _attempt(Asked(finding, report, live), entries, left)
+        best = tried.best if tried else None
+        if finding.remedy:
+            found.append(replace(finding, tried=tried))
+        elif best:
+            found.append(replace(finding, tried=tried, remedy=f"Pass {best.name}."))
+    return changed(report, findings=in_order(found))
+
+
+def _of_phases(report: Report) -> Iterator[Finding]:
+    """Findings without a remedy, of the phases that another form may make faster.
+
+    No rule can know that. They are findings only if a trial has found such a form.
+    """
+    known = {place.path for finding in report.findings for place in finding.places}
+    for phase in report.phases:
+        title, path = _TITLES.get(phase.name, ""), f"({phase.name})"
+        if title and path not in known and phase.wall_ns >= _LEAST_PHASE * report.whole_ns:
+            yield Finding(
+                rule="optimizer-kernels",
+                title=title,
+                seen=f"{percent(phase.wall_ns / report.whole_ns)} of the step.",
+                remedy="",
+                wall_ns=phase.wall_ns,
+                places=(Place(path, "", 1, phase.wall_ns),),
+                steps=report.steps,
+            )
 
 
 def _entries(finding: Finding, trials: Trials) -> list[Entry]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import random
+import resource
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -53,6 +54,7 @@ class Clock:
         self._by_events = self._is_cuda and not host_decides
         alone = torch.get_num_threads() == 1 and not torch.cuda.is_initialized()
         self._now = time.thread_time_ns if alone else time.perf_counter_ns
+        self._paused = 0  # how often the thread itself has waited
         self._buffer: torch.Tensor | None = None
 
     def cool(self) -> None:
@@ -79,16 +81,20 @@ class Clock:
             self._wait()
             took = 1e6 * begin.elapsed_time(end)
             return took / times, (time.perf_counter_ns() - wall) / (times + 1)
-        start = self._now()
+        start, before = self._now(), _pauses()
         for _ in range(times):
             run()
         self._wait()
         took = self._now() - start
+        self._paused += _pauses() - before
         return took / times, (time.perf_counter_ns() - wall) / times
 
     def check(self, took: float, wall: float) -> bool:
-        """Take the clock of the wall if this thread waited; return whether it was taken."""
-        if self._now is time.thread_time_ns and took < 0.6 * wall:
+        """Take the clock of the wall if this thread waited; return whether it was taken.
+
+        A thread that other processes interrupt does not wait.
+        """
+        if self._now is time.thread_time_ns and took < 0.6 * wall and self._paused:
             self._now = time.perf_counter_ns
             return True
         return False
@@ -96,6 +102,11 @@ class Clock:
     def _wait(self) -> None:
         if self._is_cuda:
             torch.cuda.synchronize(self._device)
+
+
+def _pauses() -> int:
+    """Return how often this thread has given up its core by itself."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
 
 
 @dataclass

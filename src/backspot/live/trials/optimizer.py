@@ -23,7 +23,7 @@ _FORMS: dict[str, dict[str, bool]] = {
 def optimizer(asked: Asked) -> Trial | None:
     """Try the other forms of the optimizers, on copies of parameters, gradients and states."""
     optimizers = _able(asked)
-    if not optimizers:
+    if not optimizers or asked.finding.path == "(clipping)":
         return None
     twins = [Twin(one, free_bytes(_device(one)) // len(optimizers)) for one in optimizers]
     variants = {AS_IT_IS: [one.piece({}) for one in twins]}
@@ -198,9 +198,11 @@ def _gradients(asked: Asked) -> tuple[list[torch.Tensor], float]:
     return [gradient_of(one) for one in chosen], share
 
 
-@remedy("clipping")
+@remedy("optimizer-kernels", "clipping")
 def clipping(asked: Asked) -> Trial | None:
     """Try the norm and the factor of all gradients together."""
+    if asked.finding.path == "(optimizer)":
+        return None
     gradients, share = _gradients(asked)
     held = []
     for gradient in gradients:
