@@ -1,7 +1,10 @@
 """Remedies that are tried beside a training: the training stays as it was, and the verdict fits."""
 
 import copy
+import os
 import random
+import subprocess
+import sys
 import threading
 import time
 from contextlib import nullcontext
@@ -21,6 +24,8 @@ from backspot.render.text import render_text
 from backspot.results import Finding, Phase
 from backspot.results.findings import Place
 from backspot.results.report import changed
+from support import preloaded
+from support.gloo import TRAINING, train
 
 RULES = (
     *("optimizer-kernels", "clipping", "zero-grad-fill", "gradients-kept"),
@@ -465,3 +470,190 @@ def test_profile_tries_what_its_findings_advise():
     found = backspot.profile(step, model, steps=3, unprofiled=4)
     (one,) = [one for one in found.findings if one.rule == "optimizer-kernels"]
     assert {variant.name for variant in one.tried.variants} >= {"as it is", "fused=True"}
+
+
+# What runs code of the user's ---------------------------------------------------------------------
+
+RULES_OF_MODULES = ("layout-copies", "no-tensor-cores", "recompute")
+
+
+@pytest.mark.parametrize("rule", RULES_OF_MODULES)
+def test_a_training_goes_on_bit_for_bit_after_copies_of_its_modules_ran(report, rule):
+    plain, _ = trained(report)
+    tried, (found,) = trained(report, rule, trials="all")
+    assert found.tried.variants, found.tried.why_not
+    assert tried.state() == plain.state()
+
+
+def test_modules_run_only_where_that_is_asked_for(report):
+    _, findings = trained(report, *RULES_OF_MODULES, "waiting-for-data")
+    assert [one.tried for one in findings] == [None] * 4
+
+
+@pytest.mark.slow
+def test_a_training_goes_on_bit_for_bit_after_a_copy_was_compiled(report):
+    plain, _ = trained(report)
+    tried, (found,) = trained(report, "launch-bound", trials="all")
+    assert found.tried.variants[1].name == "torch.compile"
+    assert tried.state() == plain.state()
+
+
+def test_a_module_that_raises_on_a_copy_is_not_tried(report):
+    class Once(nn.Identity):
+        def __deepcopy__(self, memo):
+            raise TypeError("one of a kind")
+
+    training = Training()
+    training.model.once = Once()
+    asked_for = asked(report, "layout-copies")
+    live = chains_of(training.step, training.live(), asked_for, "all")
+    (found,) = with_trials(asked_for, live, "all").findings
+    assert found.tried.why_not == "TypeError: one of a kind"
+
+
+class Slow(torch.utils.data.Dataset):
+    """Takes time for each item, and counts them."""
+
+    def __init__(self, seconds):
+        self.seconds, self.read = seconds, 0
+
+    def __len__(self):
+        return 400
+
+    def __getitem__(self, index):
+        self.read += 1
+        random.random()
+        time.sleep(self.seconds)
+        return torch.rand(4) * index
+
+
+@pytest.mark.slow
+@pytest.mark.posix
+def test_workers_are_tried_in_processes_of_their_own(report):
+    data = Slow(0.005)
+    loader = torch.utils.data.DataLoader(data, batch_size=2, shuffle=True)
+    live = Training().live(loader=loader)
+    before = torch.get_rng_state().tolist(), random.getstate()
+    (found,) = with_trials(asked(report, "waiting-for-data"), live, "all").findings
+    assert [one.name for one in found.tried.variants][:2] == [
+        "as it is, num_workers=0",
+        "num_workers=1",
+    ]
+    assert data.read == 0
+    assert (torch.get_rng_state().tolist(), random.getstate()) == before
+
+
+def test_a_data_set_with_an_open_file_is_refused(report, tmp_path):
+    data = Slow(0)
+    data.file = (tmp_path / "file").open("w")
+    with data.file:
+        live = Training().live(loader=torch.utils.data.DataLoader(data))
+        (found,) = with_trials(asked(report, "waiting-for-data"), live, "all").findings
+    assert found.tried.why_not == "the data set holds an open TextIOWrapper"
+
+
+# Ranks and compiled code --------------------------------------------------------------------------
+
+OF_RANKS = """
+import backspot
+from backspot.live.trials.attempts import chains_of, with_trials
+from backspot.live.trials.trial import Live
+from backspot.results import Finding
+from backspot.results.findings import Place
+from backspot.results.report import changed
+from torch.distributed.fsdp import fully_shard
+
+if sys.argv[1] == "fsdp":
+    mesh = dist.device_mesh.init_device_mesh("cpu", (ranks,))
+    model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(3)))
+    fully_shard(model, mesh=mesh)
+    wrapped, optimizer = model, torch.optim.SGD(model.parameters(), 0.01)
+places = (Place("(optimizer)", "", 1, 10**6),)
+rules = ("optimizer-kernels", "zero-grad-fill", "no-tensor-cores")
+findings = tuple(Finding(rule, rule, "", "Do it.", 10**6, places, 1) for rule in rules)
+plain = nn.Linear(4, 4)
+report = backspot.profile(
+    lambda: plain(torch.ones(2, 4)).sum().backward(), plain, steps=1, warmup=0, trials="none"
+)
+report = changed(report, findings=findings, unprofiled_step_ns=10**7)
+for number in range(6):
+    live = Live({"": wrapped}, [optimizer])
+    if number == 3 and rank == 0 and sys.argv[2] == "tried":
+        live = chains_of(step, live, report, "all")
+        found = with_trials(report, live, "all").findings
+        for one in sorted(found, key=lambda one: rules.index(one.rule)):
+            print("#", one.rule, one.tried.why_not or [v.name for v in one.tried.variants])
+    else:
+        step()
+print([p.double().sum().item() for p in
+       (p.full_tensor() if hasattr(p, "full_tensor") else p for p in model.parameters())])
+dist.barrier()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.posix
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_ranks_train_on_bit_for_bit_while_rank_0_tries(tmp_path, kind):
+    ended = {}
+    for how in ("plain", "tried"):
+        folder = tmp_path / how
+        folder.mkdir()
+        script = folder / "train.py"
+        script.write_text(f"import sys\nsys.argv[1:] = ['{kind}', '{how}']\n{TRAINING}{OF_RANKS}")
+        ended[how] = [out.splitlines() for out, _ in train(script.name, 2, folder)]
+    said = [line for line in ended["tried"][0] if line.startswith("#")]
+    assert [lines[-1] for lines in ended["tried"]] == [lines[-1] for lines in ended["plain"]]
+    assert len(said) == 3
+    assert "talks to other ranks" in said[2]
+    assert ("DTensor" in said[0]) == (kind == "fsdp")
+
+
+COMPILED = """
+import torch
+from torch import nn
+import backspot
+from torch._dynamo.utils import counters
+
+model = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64))
+compiled = torch.compile(model, backend="aot_eager")
+optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+def step():
+    optimizer.zero_grad()
+    compiled(torch.ones(8, 64)).square().mean().backward()
+    optimizer.step()
+
+step()
+found = backspot.profile(step, model, steps=2, trials="none")
+before = counters["stats"]["unique_graphs"]
+from backspot.live.trials.attempts import chains_of, with_trials
+from backspot.live.trials.trial import Live
+from backspot.results import Finding
+from backspot.results.findings import Place
+from backspot.results.report import changed
+
+places = (Place("(optimizer)", "", 1, 10**6),)
+rules = ("optimizer-kernels", "zero-grad-fill", "attention-math", "launch-bound")
+findings = tuple(Finding(rule, rule, "", "Do it.", 10**6, places, 1) for rule in rules)
+report = changed(found, findings=findings)
+live = chains_of(step, Live({"": model}, [optimizer]), report, "all")
+for one in sorted(with_trials(report, live, "all").findings, key=lambda one: rules.index(one.rule)):
+    print(one.tried.why_not or "tried")
+step()
+print(counters["stats"]["unique_graphs"] - before)
+"""
+
+
+@pytest.mark.slow
+def test_compiled_code_is_not_compiled_again_after_trials(tmp_path):
+    done = subprocess.run(
+        [*preloaded.python(), "-c", COMPILED],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=300,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
+        check=False,
+    )
+    refused = "the step runs compiled code"
+    assert done.stdout.splitlines() == ["tried", "tried", refused, refused, "0"], done.stderr

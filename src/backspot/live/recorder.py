@@ -552,7 +552,8 @@ class Recorder:
         if self.plan.trials == "none" or self._is_early or len(self._counts) != 1:
             return None
         assert self._measurement is not None  # noqa: S101 - for type checkers
-        return Live(dict(self._measurement.models), self._search.optimizers())
+        loader = discovery.only_loader()
+        return Live(dict(self._measurement.models), self._search.optimizers(), loader=loader)
 
     def _hand_over(self, recorded: Recorded | None) -> None:
         if recorded is not None:

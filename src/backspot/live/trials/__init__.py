@@ -18,4 +18,5 @@ other way to write it. Nothing lists them: the first trial imports every file in
 - ``attention.py``: attention in one kernel.
 - ``modules.py``: copies of modules in another format, precision, compiled, or not checkpointed.
 - ``lookups.py``: rows of a table, sparse gradients of embeddings, copies from pinned memory.
+- ``loader.py``: the data set in worker processes.
 """

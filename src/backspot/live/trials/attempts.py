@@ -175,6 +175,8 @@ def _attempt(asked: Asked, entries: list[Entry], seconds: float) -> Tried | None
                 raise Refused(asked.live.why_no_chains or "no step came after the recording")
             with untouched(asked.live), _own_memory(_device(asked.live)):
                 trial = entry.prepare(asked)
+                if isinstance(trial, Tried):
+                    return trial
                 if trial is not None:
                     try:
                         return _measured(trial, asked, seconds)

@@ -93,7 +93,13 @@ def _is_sharded(module: torch.nn.Module) -> bool:
 
 def _copied(module: torch.nn.Module) -> torch.nn.Module:
     """Return a copy without the hooks of the user's; those of PyTorch's norms belong to it."""
-    made = copy.deepcopy(module)
+    computed = (  # such as the weight of a legacy norm, which cannot be copied as part of a graph
+        value
+        for part in module.modules()
+        for value in vars(part).values()
+        if isinstance(value, torch.Tensor) and not value.is_leaf
+    )
+    made = copy.deepcopy(module, {id(one): one.detach().clone() for one in computed})
     for part in made.modules():
         for hooks in hooks_of(part):
             for key, hook in list(hooks.items()):

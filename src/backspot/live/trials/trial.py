@@ -15,6 +15,7 @@ from backspot.live.trials.chains import Chains
 from backspot.live.trials.twins import Run
 from backspot.results.findings import Finding
 from backspot.results.report import Report
+from backspot.results.trials import Tried
 
 AS_IT_IS = "as it is"
 
@@ -98,7 +99,7 @@ class Asked:
         return round(min(1.0, share) * self.step_ns)
 
 
-Remedy = Callable[[Asked], Trial | None]
+Remedy = Callable[[Asked], Trial | Tried | None]
 
 
 @dataclass(frozen=True)
@@ -106,8 +107,9 @@ class Entry:
     """A remedy in the list.
 
     Attributes:
-        prepare: return what to measure, or ``None`` if there is nothing to try in this case; it
-            raises ``Refused`` with the reason why it cannot be tried.
+        prepare: return what to measure, or what was measured already, or ``None`` if there is
+            nothing to try in this case; it raises ``Refused`` with the reason why it cannot be
+            tried.
         chains: whether it needs the operators of one more step.
         runs_code: whether it runs code of the user's, on copies.
     """
