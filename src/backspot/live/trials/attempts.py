@@ -179,7 +179,7 @@ def _attempt(asked: Asked, entries: list[Entry], seconds: float) -> Tried | None
                     return trial
                 if trial is not None:
                     try:
-                        return _measured(trial, asked, seconds)
+                        return _measured(trial, asked, seconds, may_wait=entry.runs_code)
                     finally:
                         trial.after()
         except Refused as refused:
@@ -203,9 +203,10 @@ def _own_memory(device: torch.device) -> AbstractContextManager[Any]:
     return pool
 
 
-def _measured(trial: Trial, asked: Asked, seconds: float) -> Tried:
-    device = _device(asked.live)
-    return measure(trial, Clock(device, host_decides=_host_decides(asked)), asked.step_ns, seconds)
+def _measured(trial: Trial, asked: Asked, seconds: float, *, may_wait: bool) -> Tried:
+    host_decides = _host_decides(asked)
+    clock = Clock(_device(asked.live), host_decides=host_decides, may_wait=may_wait)
+    return measure(trial, clock, asked.step_ns, seconds)
 
 
 def _host_decides(asked: Asked) -> bool:

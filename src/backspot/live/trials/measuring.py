@@ -46,14 +46,16 @@ class Clock:
     Args:
         device: where the work runs.
         host_decides: whether the steps of the training wait for the host.
+        may_wait: whether the work can wait for something; PyTorch's operators on one thread do not.
     """
 
-    def __init__(self, device: torch.device, *, host_decides: bool) -> None:
+    def __init__(self, device: torch.device, *, host_decides: bool, may_wait: bool) -> None:
         self._device = device
         self._is_cuda = device.type == "cuda"
         self._by_events = self._is_cuda and not host_decides
         alone = torch.get_num_threads() == 1 and not torch.cuda.is_initialized()
         self._now = time.thread_time_ns if alone else time.perf_counter_ns
+        self._may_wait = may_wait
         self._paused = 0  # how often the thread itself has waited
         self._buffer: torch.Tensor | None = None
 
@@ -94,7 +96,8 @@ class Clock:
 
         A thread that other processes interrupt does not wait.
         """
-        if self._now is time.thread_time_ns and took < 0.6 * wall and self._paused:
+        waited = self._may_wait and self._paused and took < 0.6 * wall
+        if waited and self._now is time.thread_time_ns:
             self._now = time.perf_counter_ns
             return True
         return False
@@ -147,6 +150,7 @@ def measure(trial: Trial, clock: Clock, step_ns: int, seconds: float) -> Tried:
     running, failed = _started(trial, clock, end)
     if AS_IT_IS not in running:
         raise Refused(failed[AS_IT_IS].note)
+    _leave_the_best(running, failed, end - time.perf_counter_ns())
     number = _rounds(running, trial, clock, step_ns, end) if len(running) > 1 else 0
     now = statistics.median(running[AS_IT_IS].samples)
     scale = trial.known_ns / now if trial.known_ns and now else 1.0
@@ -159,7 +163,7 @@ def measure(trial: Trial, clock: Clock, step_ns: int, seconds: float) -> Tried:
         else:
             found = failed[name]
             if found.verdict == "does not help":
-                found = _hopeless(name, found.ns, scale * now, trial.notes.get(name, ""))
+                found = _hopeless(name, scale * found.ns, scale * now, trial.notes.get(name, ""))
         variants.append(found)
     return Tried(trial.what, tuple(variants), number)
 
@@ -182,13 +186,13 @@ def _started(trial: Trial, clock: Clock, end: int) -> tuple[dict[str, _Timed], d
             elif (
                 took > _HOPELESS * running[AS_IT_IS].samples[-1]
                 and 20 * one.wall_ns > left
-                and not trial.allowed_s
+                and not trial.first_is_slow
             ):
                 failed[name] = Variant(name, round(took), verdict="does not help")
                 continue
             took = one.sample(clock, cold=trial.cold)
             if name == AS_IT_IS:
-                _check_time(one, end - time.perf_counter_ns(), calls=_LEAST_ROUNDS * order)
+                _check_time(one, end - time.perf_counter_ns(), calls=2 * _LEAST_ROUNDS)
                 if clock.check(took, one.wall_ns):
                     took = one.sample(clock, cold=trial.cold)
         except Refused:
@@ -202,6 +206,16 @@ def _started(trial: Trial, clock: Clock, end: int) -> tuple[dict[str, _Timed], d
         one.samples.append(took)
         running[name] = one
     return running, failed
+
+
+def _leave_the_best(running: dict[str, _Timed], failed: dict[str, Variant], left: int) -> None:
+    """Where the time is too short for all variants, go on with the one that was fastest so far."""
+    others = [name for name in running if name != AS_IT_IS]
+    others.sort(key=lambda name: running[name].samples[-1])
+    if _LEAST_ROUNDS * sum(one.wall_ns for one in running.values()) > left:
+        for name in others[1:]:
+            del running[name]
+            failed[name] = Variant(name, verdict="undecided", note="no time was left")
 
 
 def _check_time(one: _Timed, left: int, calls: int) -> None:

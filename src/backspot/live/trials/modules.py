@@ -31,7 +31,8 @@ from backspot.live.trials.twins import (
 )
 
 _TALKS = ("DistributedDataParallel", "FullyShardedDataParallel", "DataParallel", "SyncBatchNorm")
-_COMPILES_S = 60.0
+_RUNS_S, _COMPILES_S = 4.0, 60.0
+"""How long such a trial may take: a module is as slow as the step."""
 Way = Callable[[ModuleCall], Run]
 
 
@@ -61,7 +62,7 @@ def compiled(asked: Asked) -> Trial | None:
     if asked.finding.rule == "backward-ratio" and _begins(asked, "Conv", "Index", "Embedding"):
         return None
     trial = _whole(asked, {"torch.compile": _compiled})
-    return replace(trial, allowed_s=_COMPILES_S, after=forget_compilations)
+    return replace(trial, allowed_s=_COMPILES_S, first_is_slow=True, after=forget_compilations)
 
 
 def _begins(asked: Asked, *kinds: str) -> bool:
@@ -84,7 +85,7 @@ def _whole(asked: Asked, ways: dict[str, Way]) -> Trial:
     variants = {AS_IT_IS: [Piece(_run(call), call.count)]}
     variants |= {name: [Piece(way(call), call.count)] for name, way in ways.items()}
     what = f"a copy of {type(call.module).__name__}, forward and backward"
-    return Trial(what, variants)
+    return Trial(what, variants, allowed_s=_RUNS_S)
 
 
 def _is_sharded(module: torch.nn.Module) -> bool:

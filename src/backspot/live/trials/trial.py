@@ -45,7 +45,8 @@ class Trial:
         cold: whether the step runs it with other data in the caches, as an optimizer.
         known_ns: what the recorded steps take for exactly this; 0 where that is not known.
         notes: what else is different with a variant, by its name.
-        allowed_s: how long it may take if more than usual, as where code is compiled.
+        allowed_s: how long it may take, if more than usual.
+        first_is_slow: whether the first call may be much slower, as where code is compiled.
         after: what to do at the end.
     """
 
@@ -55,6 +56,7 @@ class Trial:
     known_ns: int = 0
     notes: Mapping[str, str] = field(default_factory=dict)
     allowed_s: float = 0.0
+    first_is_slow: bool = False
     after: Run = lambda: None
 
 
