@@ -129,7 +129,7 @@ def _tried(rule: str, built: Any, step_ns: int) -> Any:
     )
     found = [one for one in report.findings if one.rule == rule]
     place = Place("(optimizer)", "", 1, 0)
-    finding = found[0] if found else Finding(rule, rule, "", "", 0, (place,), 1)
+    finding = found[0] if found else Finding(rule, rule, "", "Do it.", 0, (place,), 1)
     report = changed(report, findings=(replace(finding),), unprofiled_step_ns=step_ns)
     live = Live({"": built.model}, built.optimizers)
     live = chains_of(built.step, live, report, "all")
@@ -146,7 +146,7 @@ def _in_turn(steps: Mapping[str, Callable[[], None]], context: Any) -> dict[str,
     at_once = 4 if on_gpu else 1
     order, shuffle = list(steps), random.Random(1)
     samples: dict[str, list[float]] = {way: [] for way in steps}
-    until = time.monotonic() + context.pick(7 if on_gpu else 30, 1)
+    until = time.monotonic() + context.pick(4 if on_gpu else 16, 1)
     with suppress(StopIteration):
         for number in range(context.pick(81, 7)):
             if number >= 7 and time.monotonic() > until:

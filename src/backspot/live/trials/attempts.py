@@ -17,9 +17,9 @@ from backspot.live.torch_internals.dynamo import compilations
 from backspot.live.torch_internals.process import innermost_mode
 from backspot.live.trials.chains import Chains
 from backspot.live.trials.measuring import Clock, measure, reason
-from backspot.live.trials.trial import Asked, Entry, Live, Trial, remedies_of
+from backspot.live.trials.trial import Asked, Entry, Live, remedies_of
 from backspot.live.trials.twins import Refused
-from backspot.live.trials.untouched import untouched
+from backspot.live.trials.untouched import TouchedError, untouched
 from backspot.results.findings import Finding, Place
 from backspot.results.report import Report, changed
 from backspot.results.trials import Tried
@@ -166,7 +166,8 @@ def _entries(finding: Finding, trials: Trials) -> list[Entry]:
 
 
 def _attempt(asked: Asked, entries: list[Entry], seconds: float) -> Tried | None:
-    why = ""
+    """Return what the first remedy measured that has something to try, or why there is none."""
+    why: Tried | None = None
     for entry in entries:
         try:
             if seconds <= 0:
@@ -174,20 +175,34 @@ def _attempt(asked: Asked, entries: list[Entry], seconds: float) -> Tried | None
             if entry.chains and asked.live.chains is None:
                 raise Refused(asked.live.why_no_chains or "no step came after the recording")
             with untouched(asked.live), _own_memory(_device(asked.live)):
-                trial = entry.prepare(asked)
-                if isinstance(trial, Tried):
-                    return trial
-                if trial is not None:
-                    try:
-                        return _measured(trial, asked, seconds, may_wait=entry.runs_code)
-                    finally:
-                        trial.after()
-        except Refused as refused:
-            why = str(refused)
-        except Exception as error:
-            pass_on(error)
-            why = reason(error)
-    return Tried("", why_not=why) if why else None
+                tried = _measured(entry, asked, seconds)
+            if tried is not None and not tried.why_not:
+                return tried
+            why = tried or why
+        except (Refused, TouchedError) as refused:
+            why = Tried("", why_not=str(refused))
+    return why
+
+
+def _measured(entry: Entry, asked: Asked, seconds: float) -> Tried | None:
+    """Return what a remedy measured; when this returns, its copies are gone."""
+    after = None
+    try:
+        trial = entry.prepare(asked)
+        if trial is None or isinstance(trial, Tried):
+            return trial
+        after = trial.after
+        host_decides = _host_decides(asked)
+        clock = Clock(_device(asked.live), host_decides=host_decides, may_wait=entry.runs_code)
+        return measure(trial, clock, asked.step_ns, seconds)
+    except Refused as refused:
+        return Tried("", why_not=str(refused))
+    except Exception as error:
+        pass_on(error)
+        return Tried("", why_not=reason(error))
+    finally:
+        if after is not None:
+            after()
 
 
 def _own_memory(device: torch.device) -> AbstractContextManager[Any]:
@@ -201,12 +216,6 @@ def _own_memory(device: torch.device) -> AbstractContextManager[Any]:
         return nullcontext()
     pool: AbstractContextManager[Any] = torch.cuda.use_mem_pool(pools(), device)
     return pool
-
-
-def _measured(trial: Trial, asked: Asked, seconds: float, *, may_wait: bool) -> Tried:
-    host_decides = _host_decides(asked)
-    clock = Clock(_device(asked.live), host_decides=host_decides, may_wait=may_wait)
-    return measure(trial, clock, asked.step_ns, seconds)
 
 
 def _host_decides(asked: Asked) -> bool:

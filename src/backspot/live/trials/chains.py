@@ -242,6 +242,7 @@ class Chains(TorchFunctionMode):  # type: ignore[misc] # untyped
             tuple((tuple(one.shape), one.stride(), one.dtype) for one in leaves),
             tuple(id(one) for one in more.values()),
             tuple(call.function for call in chain.calls),
+            given.get("shape"),
         )
         if key in self._found:
             self._found[key] = replace(self._found[key], count=self._found[key].count + 1)

@@ -12,7 +12,7 @@ import random
 import resource
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -20,7 +20,7 @@ import torch
 from backspot.formatting import duration
 from backspot.interrupts import pass_on
 from backspot.live.trials.trial import AS_IT_IS, Piece, Trial
-from backspot.live.trials.twins import Refused
+from backspot.live.trials.twins import Refused, Run
 from backspot.results.trials import Tried, Variant, Verdict
 
 LEAST_SHARE = 0.01
@@ -56,40 +56,52 @@ class Clock:
         alone = torch.get_num_threads() == 1 and not torch.cuda.is_initialized()
         self._now = time.thread_time_ns if alone else time.perf_counter_ns
         self._may_wait = may_wait
+        self._host_ns: dict[Run, int] = {}
         self._paused = 0  # how often the thread itself has waited
         self._buffer: torch.Tensor | None = None
 
-    def cool(self) -> None:
-        """Put other data into the caches, as the rest of a step does."""
+    def of(self, run: Run, times: int, *, cold: bool) -> tuple[float, float]:
+        """Return what one call takes, and what it takes by the clock of the wall, in nanoseconds.
+
+        Args:
+            cold: put other data into the caches before, as the rest of a step does.
+        """
+        if cold:
+            self._cool()
+        if self._by_events:
+            return self._of_device(run, times)
+        self._wait()
+        wall, start, before = time.perf_counter_ns(), self._now(), _pauses()
+        for _ in range(times):
+            run()
+        self._wait()
+        took, wall = self._now() - start, time.perf_counter_ns() - wall
+        self._paused += _pauses() - before
+        return took / times, wall / times
+
+    def _of_device(self, run: Run, times: int) -> tuple[float, float]:
+        """The device sleeps until the host has launched all, so that it never waits for the host.
+
+        The first call only says how long the host takes.
+        """
+        wall = time.perf_counter_ns()
+        if run in self._host_ns:
+            torch.cuda._sleep(2 * min(times * self._host_ns[run], _MOST_SLEEP))
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        host = time.perf_counter_ns()
+        for _ in range(times):
+            run()
+        self._host_ns[run] = (time.perf_counter_ns() - host) // times
+        end.record()
+        self._wait()
+        return 1e6 * begin.elapsed_time(end) / times, (time.perf_counter_ns() - wall) / times
+
+    def _cool(self) -> None:
         if self._buffer is None:
             size = _CACHES_OF_GPU if self._is_cuda else _CACHES
             self._buffer = torch.zeros(size // 4, dtype=torch.float32, device=self._device)
         self._buffer.add_(1.0)
-
-    def of(self, run: Callable[[], object], times: int) -> tuple[float, float]:
-        """Return what one call takes, and what it takes by the clock of the wall, nanoseconds."""
-        self._wait()
-        wall = time.perf_counter_ns()
-        if self._by_events:
-            run()
-            self._wait()
-            host = time.perf_counter_ns() - wall
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            torch.cuda._sleep(2 * min(times * host, _MOST_SLEEP))
-            begin.record()
-            for _ in range(times):
-                run()
-            end.record()
-            self._wait()
-            took = 1e6 * begin.elapsed_time(end)
-            return took / times, (time.perf_counter_ns() - wall) / (times + 1)
-        start, before = self._now(), _pauses()
-        for _ in range(times):
-            run()
-        self._wait()
-        took = self._now() - start
-        self._paused += _pauses() - before
-        return took / times, (time.perf_counter_ns() - wall) / times
 
     def check(self, took: float, wall: float) -> bool:
         """Take the clock of the wall if this thread waited; return whether it was taken.
@@ -127,9 +139,7 @@ class _Timed:
         for piece, times in zip(self.pieces, self.repeats or [1] * len(self.pieces), strict=True):
             if piece.before is not None:
                 piece.before()
-            if cold:
-                clock.cool()
-            took, wall = clock.of(piece.run, times)
+            took, wall = clock.of(piece.run, times, cold=cold)
             total += piece.calls * took
             walls += wall * times
         self.wall_ns = min(self.wall_ns or walls, walls)
