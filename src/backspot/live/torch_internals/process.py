@@ -1,14 +1,27 @@
-"""What PyTorch keeps for the process or a thread: hooks on all modules and optimizers, modes."""
+"""What PyTorch keeps for the process or a thread: hooks on all modules and optimizers, modes.
+
+And what is private by its place alone: the functions for nested lists and dictionaries.
+"""
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from typing import Any
 
 from torch.nn.modules import module as _module
 from torch.optim import optimizer as _optimizer
+from torch.utils._pytree import tree_flatten, tree_map
 
 from backspot.live.torch_internals.lookup import find
+
+__all__ = [
+    "GLOBAL_HOOKS", "hooks_of", "innermost_mode", "is_rescheduled", "sleep_on_gpu",
+    "tree_flatten", "tree_map", "version_of",
+]  # fmt: skip
+
+# Has the current GPU do nothing for so many cycles, so that the host gets ahead of it. Without it a
+# trial on a GPU also measures the launches.
+sleep_on_gpu: Callable[[int], None] = find("cuda", "_sleep") or (lambda _: None)
 
 # Hooks that run with every module and every optimizer of the process. A trial takes them out, as
 # they would count its steps and see its copies. A dictionary that is missing stays as it is.

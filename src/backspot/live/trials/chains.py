@@ -16,11 +16,10 @@ from typing import Any
 import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.weak import WeakIdKeyDictionary, WeakTensorKeyDictionary
 
 from backspot.interrupts import pass_on
-from backspot.live.torch_internals.process import innermost_mode
+from backspot.live.torch_internals.process import innermost_mode, tree_flatten, tree_map
 from backspot.live.trials.twins import check_plain, free_bytes, size_of, twin
 
 _Function = Callable[..., Any]
@@ -114,7 +113,7 @@ class Chains(TorchFunctionMode):  # type: ignore[misc] # untyped
         super().__init__()
         self.functions = 0
         self.calls: dict[int, ModuleCall] = {}
-        self._modules = modules
+        self._watched = modules
         self._handles: list[Any] = []
         self._thread = 0
         self.missed: dict[str, str] = {}
@@ -128,7 +127,7 @@ class Chains(TorchFunctionMode):  # type: ignore[misc] # untyped
         self._thread = threading.get_ident()
         self._handles += [
             one.register_forward_pre_hook(self._before_call, with_kwargs=True)
-            for one in self._modules
+            for one in self._watched
         ]
         self.__enter__()
 

@@ -19,6 +19,7 @@ import torch
 
 from backspot.formatting import duration
 from backspot.interrupts import pass_on
+from backspot.live.torch_internals.process import sleep_on_gpu
 from backspot.live.trials.trial import AS_IT_IS, Piece, Trial
 from backspot.live.trials.twins import Refused, Run
 from backspot.results.trials import Tried, Variant, Verdict
@@ -86,7 +87,7 @@ class Clock:
         """
         wall = time.perf_counter_ns()
         if run in self._host_ns:
-            torch.cuda._sleep(2 * min(times * self._host_ns[run], _MOST_SLEEP))
+            sleep_on_gpu(2 * min(times * self._host_ns[run], _MOST_SLEEP))
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
         host = time.perf_counter_ns()

@@ -15,10 +15,9 @@ from typing import Any
 
 import torch
 from torch.utils import checkpoint
-from torch.utils._pytree import tree_flatten, tree_map
 
 from backspot.live.torch_internals.dynamo import forget_compilations
-from backspot.live.torch_internals.process import hooks_of
+from backspot.live.torch_internals.process import hooks_of, tree_flatten, tree_map
 from backspot.live.trials.chains import ModuleCall, tensors_of
 from backspot.live.trials.trial import AS_IT_IS, Asked, Piece, Trial, remedy
 from backspot.live.trials.twins import (
