@@ -104,7 +104,7 @@ class Chains(TorchFunctionMode):  # type: ignore[misc] # untyped
         modules: those whose calls are copied too.
 
     Attributes:
-        functions: how many functions were called.
+        functions: how many functions gave a tensor that needs a backward.
         calls: the calls of the modules.
         missed: why chains were seen that are not among them, by kind.
     """
@@ -179,9 +179,9 @@ class Chains(TorchFunctionMode):  # type: ignore[misc] # untyped
         output = func(*args, **kwargs)
         if not self._thread:
             return output
-        self.functions += 1
         try:
             if isinstance(output, torch.Tensor):
+                self.functions += output.requires_grad
                 self._see(func, args, kwargs, output)
         except Exception as error:  # a form that is not known: nothing to try
             pass_on(error)
