@@ -389,15 +389,30 @@ def test_a_table_that_is_used_twice_stays_dense(report):
     assert "used elsewhere" in why_not(report, live, "dense-embedding-gradient")
 
 
-def test_scores_that_are_no_product_are_tried_as_a_mask(report):
-    weight = nn.Parameter(torch.randn(2, 12, 12))
+def attended(report, scores_of):
+    """What the trial of attention with such scores says."""
+    h, v = nn.Parameter(torch.randn(2, 12, 8)), nn.Parameter(torch.randn(2, 12, 4))
 
     def step():
-        (functional.softmax(weight * 2, dim=-1) @ weight[..., :4]).sum().backward()
+        (functional.softmax(scores_of(h), dim=-1) @ v).sum().backward()
 
     live = chains_of(step, Live({}, []), report, "operators")
     (found,) = with_trials(asked(report, "attention-math"), live, "operators").findings
-    assert found.tried.variants[1].name.endswith("the scores as a mask")
+    return found.tried
+
+
+def test_scores_that_are_sums_of_columns_are_tried_as_a_mask(report):
+    column = torch.randn(8, 1)
+    tried = attended(report, lambda h: functional.leaky_relu(h @ column + (h @ column).mT))
+    assert tried.variants[1].name.endswith("the scores as a mask")
+    tried = attended(report, lambda h: h @ column + (h @ column).mT)
+    assert tried.variants[1].name.endswith("the scores as a mask")
+
+
+def test_scores_that_are_made_in_an_unknown_way_are_not_tried(report):
+    """They may be a product of queries and keys all the same."""
+    tried = attended(report, lambda h: (h @ h.mT).view(24, 12).cosh().view(2, 12, 12))
+    assert tried.why_not == "how the scores of a softmax are made was not recognised"
 
 
 @pytest.fixture

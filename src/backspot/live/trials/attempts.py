@@ -214,7 +214,10 @@ def _own_memory(device: torch.device) -> AbstractContextManager[Any]:
     pools = getattr(torch.cuda, "MemPool", None)
     if device.type != "cuda" or pools is None:
         return nullcontext()
-    pool: AbstractContextManager[Any] = torch.cuda.use_mem_pool(pools(), device)
+    try:
+        pool: AbstractContextManager[Any] = torch.cuda.use_mem_pool(pools(), device)
+    except RuntimeError:  # not with each setting of the allocator
+        return nullcontext()
     return pool
 
 

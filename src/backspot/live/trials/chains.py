@@ -119,6 +119,8 @@ class Chains(TorchFunctionMode):  # type: ignore[misc] # untyped
         self.missed: dict[str, str] = {}
         self._found: dict[object, Chain] = {}
         self._open: Any = WeakTensorKeyDictionary()
+        # What comes of products with a single column: sums of such are no product of q and k.
+        self._narrow: Any = WeakTensorKeyDictionary()
         self._tables: Any = WeakIdKeyDictionary()  # how often each table is used, and by what
         self._left: dict[torch.device, int] = {}
 
@@ -188,6 +190,12 @@ class Chains(TorchFunctionMode):  # type: ignore[misc] # untyped
         return output
 
     def _see(self, func: _Function, args: Any, kwargs: Any, out: torch.Tensor) -> None:
+        tensors = [one for one in args if isinstance(one, torch.Tensor)]
+        if func in PRODUCTS or func is functional.linear:
+            if out.dim() >= 2 and out.shape[-1] == 1:
+                self._narrow[out] = True
+        elif func not in _SOFTMAX and any(one in self._narrow for one in tensors):
+            self._narrow[out] = True
         if func in PRODUCTS:
             weights = self._open.get(args[0])
             if weights is not None and "softmax" in weights.given:
@@ -220,7 +228,9 @@ class Chains(TorchFunctionMode):  # type: ignore[misc] # untyped
         tensors = [one for one in args if isinstance(one, torch.Tensor)]
         value = next((one for one in tensors if one in self._open), None)
         if value is None and func in _SOFTMAX and out.dim() >= 3 and out.requires_grad:
-            # The scores are no product that is known.
+            if args[0] not in self._narrow:
+                self.missed["attention"] = "how the scores of a softmax are made was not recognised"
+                return
             self._open[args[0]] = Chain("attention", (), _autocast(out), {"scores": args[0]})
             value = args[0]
         if value is None:
@@ -297,7 +307,7 @@ def _meaning(
     if func in _SOFTMAX:
         dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
         return {"softmax": True, "p": 0.0} if dim in (-1, out.dim() - 1) else None
-    if "q" not in chain.given:
+    if "q" not in chain.given or out.shape != value.shape:
         return None
     other = [one for one in args if one is not value]
     if func in _TIMES | _DIVIDED and isinstance(other[0], (int, float)):
