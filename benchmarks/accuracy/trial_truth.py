@@ -78,7 +78,7 @@ def _measured(job: Job, stage: Stage) -> Record:
     # The trial comes first: it leaves compiled code alone, which another way may have.
     stage("the trial", {})
     built = {AS_IT_IS: pair.build(context, AS_IT_IS)}
-    now = _in_turn({AS_IT_IS: built[AS_IT_IS].step}, context, 7)
+    now = _in_turn({AS_IT_IS: built[AS_IT_IS].step}, context, 21)
     begin = time.perf_counter()
     tried = _tried(pair.rule, built[AS_IT_IS], round(statistics.median(now[AS_IT_IS])))
     seconds = time.perf_counter() - begin

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 import random
-import resource
 import statistics
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import torch
@@ -121,8 +121,12 @@ class Clock:
 
 
 def _pauses() -> int:
-    """Return how often this thread has given up its core by itself."""
-    return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+    """Return how often this thread has given up its core by itself; ever more where unknown."""
+    with suppress(ImportError, AttributeError):  # Windows, macOS
+        import resource
+
+        return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+    return time.perf_counter_ns()
 
 
 @dataclass
