@@ -88,6 +88,12 @@ QUESTIONS = {
         "The same of the peak and what modules keep, on two ranks",
         "accuracy.memory_truth:of_ranks", _TWO, "1", "memory_ranks_{device}.json",
     ),
+    "trial_truth": Question(
+        "Is a trial of a remedy true? What it says a step saves, against real steps with the "
+        "remedy, in turn",
+        "accuracy.trial_truth", "GPU or CPU", "6", "trial_truth_{device}.json",
+        seconds=340, jobs=1,
+    ),
     "limit_truth": Question(
         "Is the device's limit true? Layers of known work against CUDA events, the operations of "
         "all families of timm, and of each module of 4 compiled models",

@@ -48,8 +48,8 @@ GROUND = {room for floor in FLOORS[:3] for room in floor}
 # The demo trains a model, and imports torch by name, so that it can say what is not installed.
 WITH_TORCH = ("live", "integrations", "commands.demo")
 
-# The size that each room may have, in lines, and the whole package (""). 3,000 lines are for what
-# is to come: waits, a host's lines, trials of advice and their rules; rules of published causes.
+# The size that each room may have, in lines, and the whole package (""). Trials of advice
+# have 2,000 of them, as they measure, guard the training, and copy what they measure.
 BUDGET = {
     "trace": 3_920,
     "results": 3_750,
@@ -60,11 +60,11 @@ BUDGET = {
     "analysis/replay": 2_800,
     "comparison": 1_230,
     "job": 3_800,
-    "render": 7_900,
-    "live": 7_900,
-    "integrations": 1_100,
-    "commands": 2_180,
-    "": 52_800,
+    "render": 8_100,
+    "live": 10_200,
+    "integrations": 1_150,
+    "commands": 2_250,
+    "": 53_500,
 }
 WRITTEN = {".py", ".html", ".js", ".css"}
 MOST_SMALL_FILES = 30
@@ -76,7 +76,13 @@ PUBLIC_FUNCTIONS = (
     ("backspot.comparison.compare", "compare"),
     ("backspot.job.gather", "ranks"),
 )
-MOST_PARAMETERS = {"profile": 13, "instrument": 8, "locate": 8, "compare": 3, "ranks": 3}
+MOST_PARAMETERS = {
+    "profile": 14,  # what may be tried is the caller's to decide
+    "instrument": 8,
+    "locate": 8,
+    "compare": 3,
+    "ranks": 3,
+}
 
 
 def name_of(path: Path) -> str:

@@ -21,6 +21,7 @@ WITHOUT_HOOKS = True
 NOT_OF_TORCH = {
     "_current_exceptions": "sys",
     "_current_frames": "sys",
+    "_exit": "os",
     "_getframe": "sys",
     "_filename_map": "IPython's compiler",
 }

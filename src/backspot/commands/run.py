@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from backspot.live.gathering import Gathering
     from backspot.live.recorder import Recorded
     from backspot.live.running import Observer
+    from backspot.live.saving import Saved
     from backspot.results.job import JobReport
     from backspot.results.report import Report
 
@@ -85,6 +86,14 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "--stacks",
         action="store_true",
         help="record which lines of Python run and wait too, in the same steps",
+    )
+    parser.add_argument(
+        "--trials",
+        choices=("operators", "all", "none"),
+        default="operators",
+        help="what may be tried of what the findings advise, on copies, within five seconds in "
+        "which the training stands still: PyTorch's optimizers and operators, all of it with your "
+        "modules and data set, or nothing (default: operators)",
     )
     parser.add_argument(
         "--no-compiled",
@@ -180,6 +189,7 @@ class _Observation:
             stacks=args.stacks,
             compiled=args.compiled,
             waits=args.at is None,
+            trials=args.trials if _is_first() else "none",
         )
         if args.at is not None and args.at < plan.first_step and _is_first():
             complain(
@@ -256,8 +266,9 @@ class _Observation:
 
     # Reports -------------------------------------------------------------------------------------
 
-    def _deliver(self, recorded: Recorded) -> None:
+    def _deliver(self, recorded: Recorded) -> Callable[[], None] | None:
         from backspot.live.saving import save
+        from backspot.live.trials.attempts import tried_later
 
         gathering = _gathering(recorded)
         try:
@@ -268,14 +279,28 @@ class _Observation:
             complain(f"no report: {error}")
             if _is_first():
                 self._answer(recorded, gathering)
-            return
+            return None
         self._recorded = recorded.count
+        if not _is_first():
+            if saved.problem:
+                complain(f"no files: {saved.problem}")
+            return None
+        # What the other ranks wait for comes before what this rank does by itself.
+        answered = self._answer(recorded, gathering)
+        if recorded.live is None:
+            self._show(saved, after_answer=answered)
+            return None
+
+        def show(report: Report) -> None:
+            self._show(saved.again(report, self._folder), after_answer=answered)
+
+        return tried_later(saved.report, recorded.live, self._args.trials, show)
+
+    def _show(self, saved: Saved, *, after_answer: bool) -> None:
+        """Print the report, and where its files are."""
         if saved.problem:
             complain(f"no files: {saved.problem}")
-        if not _is_first():
-            return
-        # What the other ranks wait for comes before what this rank does by itself.
-        if self._answer(recorded, gathering):
+        if after_answer:
             write_error("\nRank 0 by itself:")
         if saved.problem:  # what is printed is all there is
             _print(saved.report, self._args.width, None)

@@ -15,6 +15,7 @@ An instrumentation is set up and removed by:
 - ``recorder.py``: has a training that somebody else runs, such as a script or a trainer, go
   through the same stages. ``running.py`` observes the steps of a script, and ``discovery.py`` finds
   its models. ``saving.py`` writes the report.
+- ``trials/``: tries what the findings of a report advise, beside the training.
 - ``gathering.py``: sends what each rank recorded to rank 0, which answers for all.
 - ``monitor.py``: ``Monitor`` times blocks in some steps of a long run, without a profiler.
 

@@ -123,6 +123,13 @@ def _parameters_of(optimizers: Iterable[torch.optim.Optimizer]) -> set[int]:
     }
 
 
+def only_loader() -> Any:
+    """Return the live ``DataLoader``; ``None`` if there are several, or none."""
+    data: Any = sys.modules.get("torch.utils.data")
+    found = _living(data.DataLoader) if data is not None else []
+    return found[0] if len(found) == 1 else None
+
+
 def profilers() -> list[torch.profiler.profile]:
     """Return the live profilers of the script."""
     return _living(torch.profiler.profile)

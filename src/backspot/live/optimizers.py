@@ -10,7 +10,8 @@ step so far. A module also gets one if all its gradients are gone when its optim
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -118,3 +119,19 @@ def _is_unused(module: torch.nn.Module, held: set[int], mine: set[int]) -> bool:
         return True
     asked = [p for p in parameters if id(p) in mine and p.requires_grad]
     return bool(asked) and all(p.grad is None for p in asked)
+
+
+@contextmanager
+def stepping() -> Iterator[list[torch.optim.Optimizer]]:
+    """Collect the optimizers that take a step inside the block, on any thread."""
+    found: list[torch.optim.Optimizer] = []
+
+    def note(optimizer: torch.optim.Optimizer, *_: object) -> None:
+        if not dynamo.is_dynamo_compiling() and all(one is not optimizer for one in found):
+            found.append(optimizer)
+
+    handle = register_optimizer_step_post_hook(note)
+    try:
+        yield found
+    finally:
+        handle.remove()

@@ -6,6 +6,7 @@ import itertools
 import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -18,6 +19,8 @@ from backspot.formatting import visible
 from backspot.live.gathering import Gathering
 from backspot.live.instrumentation import NO_FUNCTION, Instrumentation, check_arguments
 from backspot.live.modules import class_name, unwrap
+from backspot.live.optimizers import stepping
+from backspot.live.recorder import rank_and_ranks
 from backspot.live.recording import (
     DETAIL,
     MOST_CALLS,
@@ -34,6 +37,14 @@ from backspot.live.source_lines import name_of_frame
 from backspot.live.torch_internals import autograd
 from backspot.live.torch_internals.profiler import new_range
 from backspot.live.torch_internals.profiler import recording as is_recording
+from backspot.live.trials.attempts import (
+    Trials,
+    chains_of,
+    check_trials,
+    needs_step,
+    with_trials,
+)
+from backspot.live.trials.trial import Live
 from backspot.pipeline import locate_export
 from backspot.progress import Progress
 from backspot.render.labelled_trace import check_labelled
@@ -44,6 +55,7 @@ _TOO_MANY = (
     "A step calls {:,} Python functions, of which PyTorch cannot record all stacks: the lines of "
     "Python are not known."
 )
+_ALONE = "a step of one rank alone would wait for the others"
 _FETCH = f"{NEXT_BATCH}backspot.profile.__next__"  # as torch's DataLoader marks it, with a class
 
 
@@ -62,6 +74,7 @@ def profile(
     trace: str | os.PathLike[str] | None = None,
     force: bool = False,
     ranks: Literal["all"] | None = None,
+    trials: Trials = "operators",
 ) -> Report:
     """Run a training step a few times under the profiler and find the modules that make it slow.
 
@@ -130,6 +143,7 @@ def profile(
     check_flag("memory", memory)
     check_flag("shapes", shapes)
     check_flag("stacks", stacks)
+    check_trials(trials)
     gathering = _gathering(ranks)
     if trace is not None:
         check_labelled(trace, force=force)
@@ -155,6 +169,7 @@ def profile(
         total = sum(stage.count for stage in stages)
         progress = stack.enter_context(Progress("profiling", "steps", total=total))
         taken = Measurement(stages, step_ended=progress.advance)
+        optimizers = stack.enter_context(stepping())
         for _ in stack.enter_context(closing(taken.steps())):
             take()
     detail = taken.profiles.get(DETAIL)
@@ -183,7 +198,18 @@ def profile(
             force=force,
             use=gathering.leave if gathering else None,
         )
+    live = Live(models, optimizers, loader=data)
+    report = _tried(report, live, trials, take) if rank_and_ranks()[0] == 0 else report
     return _with_job(report, gathering) if gathering and gathering.rank == 0 else report
+
+
+def _tried(report: Report, live: Live, trials: Trials, take: Callable[[], Any]) -> Report:
+    """Return the report with what its findings advise tried; that may need one more step."""
+    if needs_step(report, trials):
+        alone = rank_and_ranks()[1] > 1
+        live = replace(live, why_no_chains=_ALONE if alone else "")
+        live = chains_of(take, live, report, trials)
+    return with_trials(report, live, trials)
 
 
 def _check_arguments(

@@ -43,6 +43,8 @@ from backspot.live.recording import (
 )
 from backspot.live.source_lines import name_of_frame
 from backspot.live.torch_internals.profiler import recording as is_recording
+from backspot.live.trials.attempts import Trials
+from backspot.live.trials.trial import Live
 from backspot.pipeline import locate_export
 from backspot.results.report import Report, changed
 from backspot.trace.profiler import Export
@@ -71,6 +73,7 @@ class Plan:
         stacks: whether to record some more steps with the lines of Python that run.
         compiled: whether to record for which modules compiled code works, as in ``instrument``.
         waits: whether to wait for longer than ``warmup`` until each optimizer has taken a step.
+        trials: what may be tried of what the findings advise, as in ``profile``.
     """
 
     warmup: int = 5
@@ -83,6 +86,7 @@ class Plan:
     stacks: bool = False
     compiled: bool = True
     waits: bool = True
+    trials: Trials = "none"
 
     @property
     def longest_wait(self) -> int:
@@ -131,6 +135,8 @@ class Recorded:
             was first, and so perhaps on this rank only.
         in_detail: the profiler that recorded stacks, memory or shapes in later steps, if any.
         is_early: whether these are steps of the warm-up, as the training ended soon after.
+        live: what remedies can be tried on; ``None`` if the plan says not to, or several threads
+            train.
     """
 
     profiler: torch.profiler.profile | Export
@@ -141,6 +147,7 @@ class Recorded:
     requested: bool
     in_detail: torch.profiler.profile | None = None
     is_early: bool = False
+    live: Live | None = None
 
     def locate(
         self,
@@ -203,6 +210,10 @@ class Models:
         """Return whether all models that are trained can be found by now."""
         return True
 
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """Return the optimizers that train them."""
+        return []
+
     def begin(self) -> None:
         """Begin to search."""
 
@@ -249,7 +260,8 @@ class Recorder:
     then, and begins again if the training goes on.
 
     Args:
-        deliver: called with each recording, after everything was removed.
+        deliver: called with each recording, after everything was removed. What it returns is called
+            when one more step has ended, or the training has.
         say: called with a sentence if something does not work.
         retire: called when no more steps need to be counted.
 
@@ -261,7 +273,7 @@ class Recorder:
         self,
         plan: Plan,
         models: Models,
-        deliver: Callable[[Recorded], None],
+        deliver: Callable[[Recorded], Callable[[], None] | None],
         say: Callable[[str], None],
         retire: Callable[[], None] = lambda: None,
     ) -> None:
@@ -273,6 +285,7 @@ class Recorder:
         self.plan = plan
         self._search = models
         self._deliver = deliver
+        self._rest: Callable[[], None] | None = None  # of a delivery that waits for a step
         self._say = say
         self._retire = retire
         self._said: list[str] = []
@@ -280,6 +293,7 @@ class Recorder:
         self._early: Recorded | None = None
         self._process = os.getpid()
         self._due: int | None = plan.warmup
+        self._next_due: int | None = None
         self._watches = False
         self._counts: Counter[int] = Counter()
         self._choosing = threading.RLock()
@@ -333,7 +347,7 @@ class Recorder:
         with self._choosing:
             self._counts[thread] += 1
             steps = self._counts[thread]
-            if self._measurement is not None:
+            if self._measurement is not None or self._rest is not None:
                 if self._thread != thread:
                     return False
                 self.steps = steps
@@ -373,7 +387,10 @@ class Recorder:
                 raise
 
     def _go_on(self) -> None:
-        if self._measurement is None:
+        if self._rest is not None:
+            if self._thread == threading.get_ident():
+                self._end_rest()
+        elif self._measurement is None:
             if self._due is not None:
                 self._begin()
         elif self._thread == threading.get_ident():  # else it was chosen since ``count``
@@ -460,8 +477,9 @@ class Recorder:
 
     def _end_of_thread(self) -> None:
         """Remove everything: the thread that is recorded ends, and no other can end its profile."""
-        if self._thread == threading.get_ident() and not self.is_child:
-            self._move(lambda: self._stop(again=True))
+        if self._thread != threading.get_ident() or self.is_child:
+            return
+        self._move(self._end_rest if self._rest else lambda: self._stop(again=True))
 
     def _keep_early(self) -> None:
         """Remove everything, and keep the recording until there is a later one."""
@@ -477,13 +495,22 @@ class Recorder:
         """Remove everything, deliver the recording, and wait for the next one."""
         recorded = self._so_far()
         due, self._due = self._due, None  # for the other threads, until the report is made
+        self._next_due = due
+        thread = self._thread
         try:
             self._stop()
             self._early = None
+            self._thread = thread
             self._hand_over(recorded)
         except BaseException:
             self._due = due
             raise
+        if self._rest is None:
+            self._go_back_to_counting()
+
+    def _go_back_to_counting(self) -> None:
+        due = self._next_due
+        self._thread = 0
         if self.plan.every is None or self.plan.ends:
             if self._due is None:  # else a report was asked for meanwhile
                 self._end_counting()
@@ -518,14 +545,39 @@ class Recorder:
             self._requested,
             read(profiles.get(DETAIL)),
             self._is_early,
+            self._live(),
         )
+
+    def _live(self) -> Live | None:
+        """What trials need; not beside other threads that train, whose modes they would set."""
+        if self.plan.trials == "none" or self._is_early or len(self._counts) != 1:
+            return None
+        assert self._measurement is not None  # noqa: S101 - for type checkers
+        loader = discovery.only_loader()
+        return Live(dict(self._measurement.models), self._search.optimizers(), loader=loader)
 
     def _hand_over(self, recorded: Recorded | None) -> None:
         if recorded is not None:
             with heard():
-                self._deliver(recorded)
-            self.reports += 1
-            self._cut_short = ""
+                self._rest = self._deliver(recorded)
+            if self._rest is None:
+                self._delivered()
+
+    def _end_rest(self) -> None:
+        self._deliver_rest()
+        self._go_back_to_counting()
+
+    def _deliver_rest(self) -> None:
+        """Do what a delivery has left for after one more step."""
+        rest, self._rest = self._rest, None
+        if rest is not None:
+            with heard():
+                rest()
+            self._delivered()
+
+    def _delivered(self) -> None:
+        self.reports += 1
+        self._cut_short = ""
 
     def _stop(self, *, again: bool = False) -> None:
         """Remove all that is under way, and with ``again`` begin again after a later step."""
@@ -546,6 +598,7 @@ class Recorder:
             self._move(self._end)
 
     def _end(self) -> None:
+        self._deliver_rest()
         with contained():
             self._close()
         recorded = self._so_far()
@@ -555,6 +608,7 @@ class Recorder:
         finally:
             self._end_counting()
         self._hand_over(recorded)
+        self._deliver_rest()
         if self._cut_short and not self.reports:
             self._gave_up = True
             self.complain(f"no report: {self._cut_short} came while it was recorded or made")
@@ -594,6 +648,8 @@ class Recorder:
             traceback.print_exception(error)
         with contained():
             self._stop()
+        with contained():
+            self._deliver_rest()
         self._due = self._early = None
         self._gave_up = True
         self._unwatch()

@@ -116,6 +116,10 @@ class _FoundModels(Models):
         """
         return not discovery.other_optimizers(self._optimizers.anywhere())
 
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """Return those that have taken a step in this thread."""
+        return self._optimizers.here()
+
     def begin(self) -> None:
         """Watch which modules are called that no optimizer updates."""
         roots, trained = self._search()
@@ -154,7 +158,7 @@ class Observer:
     """Observes the training of this process and records some of its steps.
 
     Args:
-        deliver: called with each recording, after everything was removed.
+        deliver: as in ``Recorder``.
         say: called with a sentence if something does not work.
         stepped: called with the number of each step, from 1, while steps are counted.
     """
@@ -162,7 +166,7 @@ class Observer:
     def __init__(
         self,
         plan: Plan,
-        deliver: Callable[[Recorded], None],
+        deliver: Callable[[Recorded], Callable[[], None] | None],
         say: Callable[[str], None],
         stepped: Callable[[int], None],
     ) -> None:

@@ -31,6 +31,16 @@ class Saved:
     names: tuple[str, ...]
     problem: str = ""
 
+    def again(self, report: Report, folder: Path) -> Saved:
+        """Write the reports once more, with what was found since; the trace stays."""
+        try:
+            for name in self.names:
+                if not name.endswith(".json.gz"):
+                    report.save(folder / name, force=True)
+        except (BackspotError, OSError) as error:
+            return Saved(report, (), str(error))
+        return replace(self, report=report)
+
 
 def save(
     recorded: Recorded,

@@ -52,9 +52,23 @@ def listed(report: Report, view: View = DEFAULT_VIEW) -> list[Finding]:
     rule = report.answer.rule if view.sort == "wall" else ""
     for subject in filter(None, subjects):
         for index, one in enumerate(found[:_ON_A_SCREEN]):
-            if [place.path for place in one.places] == [subject] or one.rule == rule:
+            about = [place.path for place in one.places] == [subject] or one.rule == rule
+            if about and has_advice(one):
                 return [one, *found[:index], *found[index + 1 :]]
     return found
+
+
+def has_advice(finding: Finding) -> bool:
+    """Whether the remedy is worth saying: not where a trial says that it does not help here."""
+    return finding.tried is None or finding.tried.verdict != "does not help"
+
+
+def trial_of(finding: Finding) -> tuple[str, str]:
+    """The mark and the sentences of a finding's trial; empty without one."""
+    tried = finding.tried
+    if tried is None:
+        return "", ""
+    return {"helps": "✓", "does not help": "✗"}.get(tried.verdict, "·"), str(tried)
 
 
 def cost_of(report: Report, finding: Finding) -> tuple[str, str]:

@@ -11,7 +11,16 @@ from backspot.render._answer import sentences
 from backspot.render._columns import Column, module_columns, operator_columns
 from backspot.render._comparison import comparison_answer, left_out, sides, tables
 from backspot.render._facts import coverage, notes, remedies, savings, setting, units
-from backspot.render._findings import HEADING, cost_of, listed, place_name, searched, worth
+from backspot.render._findings import (
+    HEADING,
+    cost_of,
+    has_advice,
+    listed,
+    place_name,
+    searched,
+    trial_of,
+    worth,
+)
 from backspot.render._host import host_tables, waits_told
 from backspot.render._memory import memory_sentences
 from backspot.render._phases import explained, kept_phases, phase_text
@@ -117,7 +126,9 @@ def _findings(report: Report) -> list[str]:
         where = f" in {where}" if where else ""
         cost = _text(", ".join(cost_of(report, finding)))
         lines.append(f"{number}. **{_text(finding.title)}**: {cost}{where}.")
-        lines.append(f"   {_text(finding.seen)} {_text(finding.remedy)}")
+        remedy = finding.remedy if has_advice(finding) else ""
+        said = [_text(one) for one in (finding.seen, remedy, trial_of(finding)[1]) if one]
+        lines.append(f"   {' '.join(said)}")
     if len(report.findings) > _FINDINGS:
         rest = counted(len(report.findings) - _FINDINGS, "more finding")
         lines += ["", f"{rest}; report.findings lists all."]

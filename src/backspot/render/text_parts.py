@@ -10,7 +10,7 @@ from backspot.formatting import duration, percent, visible
 from backspot.render._columns import Column, milliseconds_of, node_cells, numbers
 from backspot.render._comparison import comparison_answer, left_out, recordings, tables
 from backspot.render._facts import told_apart
-from backspot.render._findings import cost_of, place_name, worth
+from backspot.render._findings import cost_of, has_advice, place_name, trial_of, worth
 from backspot.render._terminal import (
     fact_lines,
     keep_end,
@@ -45,7 +45,7 @@ def finding(
     evidence: int | None = None,
     remedy: int | None = None,
 ) -> list[Text]:
-    """A finding as a paragraph: its cost and place, what was seen, and the remedy.
+    """A finding as a paragraph: its cost and place, what was seen, the remedy, and its trial.
 
     ``evidence`` and ``remedy`` say how many sentences there are at most; ``None`` has all.
     """
@@ -64,8 +64,13 @@ def finding(
     lines = [*paragraph(text, width, f"{number}. ", whole=whole)]
     if seen := _sentences(found.seen, evidence):
         lines += paragraph(Text(seen, "dim"), width, "   ", whole=whole)
-    advice = Text(_sentences(found.remedy, remedy))
-    return [*lines, *paragraph(advice, width, "   → ", whole=whole)]
+    if has_advice(found):
+        advice = Text(_sentences(found.remedy, remedy))
+        lines += paragraph(advice, width, "   → ", whole=whole)
+    mark, tried = trial_of(found)
+    if tried:
+        lines += paragraph(Text(_sentences(tried, remedy)), width, f"   {mark} ", whole=whole)
+    return lines
 
 
 def brief_finding(
@@ -78,6 +83,8 @@ def brief_finding(
         name = visible(found.path or found.places[0].label)
         text.append(" in ", "not bold")
         text.append(name if whole else keep_end(name, min(width - 8, 70)), "not bold cyan")
+    if found.tried is not None and found.tried.verdict in ("helps", "does not help"):
+        text.append(f" (tried here, {found.tried.verdict})", "not bold")
     return [*paragraph(text, width, f"{number}. ", whole=whole)]
 
 

@@ -11,6 +11,7 @@ typical step: the mean over the recorded steps but those that something held up.
   lines and work; passes, devices and phases; steps that something held up.
 - ``findings.py``: ``Finding``, a cause with its places and its remedy; what a step would save;
   ``Answer``, what costs most in it.
+- ``trials.py``: ``Tried``, what a trial of a remedy measured.
 - ``quantities.py``: the numbers that all of these can hold.
 - ``host.py``: where the host waits for a device, what it launches, which lines it runs.
 - ``unprofiled.py``: a report in the time of real steps, which is what people read.
@@ -63,6 +64,7 @@ from backspot.results.job import (
 from backspot.results.limits import LimitOfModule, Peaks
 from backspot.results.memory import MemoryOfDevice, MemoryOfModule, MemoryShare, MemoryTimeline
 from backspot.results.report import Report
+from backspot.results.trials import Tried, Variant
 
 __all__ = [
     "Answer",
@@ -105,6 +107,8 @@ __all__ = [
     "SlowestRank",
     "StepPicture",
     "Subtree",
+    "Tried",
+    "Variant",
     "Wait",
     "WallKinds",
     "WhatIf",

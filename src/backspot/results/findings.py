@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol
 from backspot.formatting import duration, labelled, size, visible
 from backspot.presented import public
 from backspot.results.quantities import Count, Ratio
+from backspot.results.trials import Tried
 
 
 @public
@@ -173,6 +174,8 @@ class Finding:
             ``wall_ns``. ``None`` where that is not known.
         held_bytes: What the cause has in memory; ``None`` if the finding is about time. About
             memory, ``wall_ns`` is 0.
+        tried: What a trial of the remedy measured on the machine that trains; ``None`` where no
+            trial was made.
 
     Example:
         >>> finding = report.findings[1]
@@ -195,6 +198,7 @@ class Finding:
     link: str = ""
     saves: Saving | None = None
     held_bytes: Count | None = None
+    tried: Tried | None = None
 
     def __repr__(self) -> str:
         where = f" in {visible(self.places[0].label)}" if self.places else ""

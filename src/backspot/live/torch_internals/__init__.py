@@ -7,6 +7,7 @@
 - ``modules.py``: how modules are called, their hooks, children and parameters.
 - ``dynamo.py``: the modules that Dynamo compiles. ``inductor.py``: the graphs that it hands on, and
   the code that Inductor generates from these.
+- ``process.py``: hooks on all modules and optimizers, and modes of a thread.
 - ``lookup.py``: finds a part of PyTorch now, or once it is loaded.
 
 The policy of these files:

@@ -177,4 +177,12 @@ def compilations() -> list[tuple[str, str, str, int, str]]:
     ]
 
 
+def forget_compilations() -> None:
+    """Take back what was compiled so far; where a trial compiled copies and nothing else was."""
+    dynamo: Any = sys.modules.get("torch._dynamo")
+    if dynamo is not None:
+        dynamo.reset()
+    getattr(sys.modules.get("torch._dynamo.utils"), "clear_compilation_metrics", lambda: None)()
+
+
 keep_from_dynamo(_CompiledCall.__call__)

@@ -23,10 +23,12 @@ from backspot.render._findings import (
     HEADING,
     cost_of,
     cost_of_place,
+    has_advice,
     listed,
     place_name,
     searched,
     shares_time_with,
+    trial_of,
     worth,
 )
 from backspot.render._host import host_tables, waits_told
@@ -153,6 +155,7 @@ def _finding(report: Report, finding: Finding, before: Sequence[Finding]) -> str
     link = ""
     if urlsplit(finding.link).scheme == "https":
         link = f' <a href="{shown(finding.link)}" target="_blank" rel="noreferrer">Read more</a>'
+    remedy = f'<p class="remedy">{shown(finding.remedy)}{link}</p>' if has_advice(finding) else ""
     where = f'<ul class="places" aria-label="Where">{named}</ul>' if named else ""
     tick = ""
     if finding.saves is not None and finding.saves.ns:
@@ -161,9 +164,30 @@ def _finding(report: Report, finding: Finding, before: Sequence[Finding]) -> str
     return (
         f'<li><div class="cost"><b>{time}</b><span class="muted">{share}</span>{tick}</div>'
         f"<div><h3>{shown(finding.title)}</h3><p>{shown(finding.seen)}</p>"
-        f'<p class="remedy">{shown(finding.remedy)}{link}</p>'
+        f"{remedy}{_trial(finding)}"
         f"{overlap if same else ''}{where}</div></li>"
     )
+
+
+def _trial(finding: Finding) -> str:
+    """What a trial measured: its sentence, and a bar for each variant, with its quartiles."""
+    mark, said = trial_of(finding)
+    if finding.tried is None:
+        return ""
+    variants = finding.tried.variants
+    per = max((one.high_ns for one in variants), default=0) / 100
+    rows = "".join(
+        f'<tr><th scope="row">{shown(one.name)}</th><td class="n">{duration(one.ns)}</td><td>'
+        '<svg viewBox="0 0 100 10" preserveAspectRatio="none" aria-hidden="true">'
+        f'<rect y="1" width="{one.ns / per:.2f}" height="8" stroke="none"/>'
+        f'<path d="M{one.low_ns / per:.2f} 5H{one.high_ns / per:.2f}"/></svg>'
+        f"</td><td>{shown(one.verdict or one.note)}</td></tr>"
+        for one in variants
+        if per and one.ns
+    )
+    table = f'<table class="variants" aria-label="Tried here">{rows}</table>' if rows else ""
+    kind = finding.tried.verdict.replace(" ", "-")
+    return f'<div class="tried {kind}"><p><b>{mark}</b> {shown(said)}</p>{table}</div>'
 
 
 def _line(place: str, text: str) -> str:

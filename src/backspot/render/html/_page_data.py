@@ -13,7 +13,7 @@ from typing import Any
 
 from backspot.formatting import visible
 from backspot.render._answer import answered
-from backspot.render._findings import cost_of, cost_of_place
+from backspot.render._findings import cost_of, cost_of_place, has_advice, trial_of
 from backspot.render._memory import peak_bytes
 from backspot.render._words import KINDS
 from backspot.render.json import compact
@@ -111,7 +111,7 @@ def _finding(report: Report, finding: Finding, place: dict[str, int]) -> dict[st
     return {
         "title": finding.title,
         "cost": cost_of(report, finding)[0],
-        "remedy": finding.remedy,
+        "remedy": finding.remedy if has_advice(finding) else trial_of(finding)[1],
         "places": [
             [place[one.path] if one.class_name else visible(one.path), cost_of_place(one)]
             for one in finding.places

@@ -1,0 +1,75 @@
+"""What PyTorch keeps for the process or a thread: hooks on all modules and optimizers, modes.
+
+And what is private by its place alone: the functions for nested lists and dictionaries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, MutableMapping
+from typing import Any
+
+from torch.nn.modules import module as _module
+from torch.optim import optimizer as _optimizer
+from torch.utils._pytree import tree_flatten, tree_map
+
+from backspot.live.torch_internals.lookup import find
+
+__all__ = [
+    "GLOBAL_HOOKS", "hooks_of", "innermost_mode", "is_rescheduled", "sleep_on_gpu",
+    "tree_flatten", "tree_map", "version_of",
+]  # fmt: skip
+
+# Has the current GPU do nothing for so many cycles, so that the host gets ahead of it. Without it a
+# trial on a GPU also measures the launches.
+sleep_on_gpu: Callable[[int], None] = find("cuda", "_sleep") or (lambda _: None)
+
+# Hooks that run with every module and every optimizer of the process. A trial takes them out, as
+# they would count its steps and see its copies. A dictionary that is missing stays as it is.
+_HOOKS = (
+    *("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks"),
+    *("_global_backward_pre_hooks", "_global_module_registration_hooks"),
+    *("_global_parameter_registration_hooks", "_global_buffer_registration_hooks"),
+)
+_OPTIMIZER_HOOKS = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
+
+GLOBAL_HOOKS: tuple[MutableMapping[Any, Any], ...] = tuple(
+    found
+    for home, names in ((_module, _HOOKS), (_optimizer, _OPTIMIZER_HOOKS))
+    for name in names
+    if isinstance(found := getattr(home, name, None), dict)
+)
+
+_HOOKS_OF_A_MODULE = (
+    *("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"),
+)
+
+
+def hooks_of(module: Any) -> tuple[dict[Any, Any], ...]:
+    """Return the dictionaries of the hooks of one module."""
+    return tuple(vars(module).get(name) or {} for name in _HOOKS_OF_A_MODULE)
+
+
+def version_of(tensor: Any) -> int:
+    """Return how often a tensor was written in place; 0 for one that does not count it."""
+    try:
+        return int(tensor._version)
+    except RuntimeError:  # a tensor of inference mode
+        return 0
+
+
+def is_rescheduled(step: Any) -> bool:
+    """Return whether an optimizer's ``step`` is PyTorch's own, which a scheduler counts."""
+    return hasattr(step, "_wrapped_by_lr_sched")
+
+
+# The modes that see functions of this thread, innermost last. PyTorch takes away the innermost one,
+# whoever leaves. Without these names no mode counts as in use.
+_number_of_modes = find("_C", "_len_torch_function_stack")
+_mode_at = find("_C", "_get_function_stack_at")
+
+
+def innermost_mode() -> Any:
+    """Return the innermost mode that sees functions of this thread, or ``None``."""
+    if _number_of_modes is None or _mode_at is None or not _number_of_modes():
+        return None
+    return _mode_at(_number_of_modes() - 1)

@@ -1,0 +1,253 @@
+"""Tries what the findings of a report advise, within a limit of time, and puts them in order."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import Any, Literal, TypeAlias
+
+import torch
+
+from backspot.errors import UsageError
+from backspot.formatting import percent, quoted
+from backspot.interrupts import pass_on
+from backspot.live.torch_internals.dynamo import compilations
+from backspot.live.torch_internals.process import innermost_mode
+from backspot.live.trials.chains import Chains
+from backspot.live.trials.measuring import Clock, measure, reason
+from backspot.live.trials.trial import Asked, Entry, Live, remedies_of
+from backspot.live.trials.twins import Refused
+from backspot.live.trials.untouched import TouchedError, untouched
+from backspot.results.findings import Finding, Place
+from backspot.results.report import Report, changed
+from backspot.results.trials import Tried
+
+Trials: TypeAlias = Literal["operators", "all", "none"]
+TRIALS: tuple[Trials, ...] = ("operators", "all", "none")
+
+_SECONDS, _SECONDS_IN_ALL = 1.0, 5.0
+_LEAST_PHASE = 0.05
+_TITLES = {
+    "optimizer": "The optimizer is faster in another form",
+    "clipping": "Gradient clipping is faster in another form",
+}
+_OF_MANY = 0.8
+"""The share of the step in which a device must work, so that the host does not decide its time."""
+
+
+def check_trials(trials: object) -> Trials:
+    """Return what may be tried.
+
+    Raises:
+        UsageError: If it is none of the three words.
+    """
+    for one in TRIALS:
+        if trials == one:
+            return one
+    raise UsageError(f'trials={quoted(trials)}: give "operators", "all" or "none"')
+
+
+def needs_step(report: Report, trials: Trials) -> bool:
+    """Return whether a finding can only be tried with the operators of one more real step."""
+    return any(one.chains for finding in report.findings for one in _entries(finding, trials))
+
+
+def _why_no_step(models: Mapping[str, torch.nn.Module]) -> str:
+    """Return why the operators of no step can be seen; ``""`` if they can.
+
+    Compiled code would be compiled once more for such a step, and modules that are not trained
+    would take another way through PyTorch, with results that differ in the last bit.
+    """
+    if compilations():
+        return "the step runs compiled code"
+    fast = torch.nn.MultiheadAttention, torch.nn.TransformerEncoderLayer
+    modules = (module for model in models.values() for module in model.modules())
+    if any(isinstance(module, fast) and not module.training for module in modules):
+        return "a step that is watched leaves the fast path of MultiheadAttention"
+    return ""
+
+
+def chains_of(step: Callable[[], object], live: Live, report: Report, trials: Trials) -> Live:
+    """Run a step and add the operators that it runs, unless they cannot be seen."""
+    why = live.why_no_chains or _why_no_step(live.models)
+    if why:
+        return replace(live, why_no_chains=why)
+    chains = Chains(_modules(live, report, trials))
+    chains.begin()
+    try:
+        step()
+    finally:
+        chains.end()
+    return replace(live, chains=chains)
+
+
+def _modules(live: Live, report: Report, trials: Trials) -> list[torch.nn.Module]:
+    """Return the modules that a remedy runs: the models, if there is such a remedy."""
+    wanted = any(one.runs_code for found in report.findings for one in _entries(found, trials))
+    return list(live.models.values()) if wanted else []
+
+
+def tried_later(
+    report: Report, live: Live, trials: Trials, then: Callable[[Report], None]
+) -> Callable[[], None] | None:
+    """Hand on the report with what its findings advise tried: at once, or after one more step.
+
+    Returns:
+        What to call when one more step has ended, or the training has; ``None`` if all is done.
+    """
+    if needs_step(report, trials):
+        why = _why_no_step(live.models)
+        why = why or "a mode of the training sees its functions" * (innermost_mode() is not None)
+        if not why:
+            chains = Chains(_modules(live, report, trials))
+            chains.begin()
+
+            def rest() -> None:
+                chains.end()
+                seen = replace(live, chains=chains if chains.functions else None)
+                then(with_trials(report, seen, trials))
+
+            return rest
+        live = replace(live, why_no_chains=why)
+    then(with_trials(report, live, trials))
+    return None
+
+
+def with_trials(report: Report, live: Live, trials: Trials) -> Report:
+    """Try what the findings advise, and return the report with what came out.
+
+    Findings whose remedy does not help go last, and a saving that was measured ranks a finding. A
+    phase of which no finding speaks is tried, too. An error of a trial is its result; one that ends
+    the program is passed on.
+    """
+    until = time.monotonic() + _SECONDS_IN_ALL
+    found = []
+    for finding in (*report.findings, *_of_phases(report)):
+        entries = _entries(finding, trials)
+        if not entries:
+            found.append(finding)
+            continue
+        left = min(_SECONDS, until - time.monotonic())
+        tried = _attempt(Asked(finding, report, live), entries, left)
+        best = tried.best if tried else None
+        if finding.remedy:
+            found.append(replace(finding, tried=tried))
+        elif best:
+            found.append(replace(finding, tried=tried, remedy=f"Pass {best.name}."))
+    return changed(report, findings=in_order(found))
+
+
+def _of_phases(report: Report) -> Iterator[Finding]:
+    """Findings without a remedy, of the phases that another form may make faster.
+
+    No rule can know that. They are findings only if a trial has found such a form.
+    """
+    known = {place.path for finding in report.findings for place in finding.places}
+    for phase in report.phases:
+        title, path = _TITLES.get(phase.name, ""), f"({phase.name})"
+        if title and path not in known and phase.wall_ns >= _LEAST_PHASE * report.whole_ns:
+            yield Finding(
+                rule="optimizer-kernels",
+                title=title,
+                seen=f"{percent(phase.wall_ns / report.whole_ns)} of the step.",
+                remedy="",
+                wall_ns=phase.wall_ns,
+                places=(Place(path, "", 1, phase.wall_ns),),
+                steps=report.steps,
+            )
+
+
+def _entries(finding: Finding, trials: Trials) -> list[Entry]:
+    if trials == "none":
+        return []
+    return remedies_of(finding.rule, all_of_them=trials == "all")
+
+
+def _attempt(asked: Asked, entries: list[Entry], seconds: float) -> Tried | None:
+    """Return what the first remedy measured that has something to try, or why there is none."""
+    why: Tried | None = None
+    for entry in entries:
+        try:
+            if seconds <= 0:
+                raise Refused("the time for trials was up")
+            if entry.chains and asked.live.chains is None:
+                raise Refused(asked.live.why_no_chains or "no step came after the recording")
+            with untouched(asked.live), _own_memory(_device(asked.live)):
+                tried = _measured(entry, asked, seconds)
+            if tried is not None and not tried.why_not:
+                return tried
+            why = tried or why
+        except (Refused, TouchedError) as refused:
+            why = Tried("", why_not=str(refused))
+    return why
+
+
+def _measured(entry: Entry, asked: Asked, seconds: float) -> Tried | None:
+    """Return what a remedy measured; when this returns, its copies are gone."""
+    after = None
+    try:
+        trial = entry.prepare(asked)
+        if trial is None or isinstance(trial, Tried):
+            return trial
+        after = trial.after
+        host_decides = _host_decides(asked)
+        clock = Clock(_device(asked.live), host_decides=host_decides, may_wait=entry.runs_code)
+        return measure(trial, clock, asked.step_ns, seconds)
+    except Refused as refused:
+        return Tried("", why_not=str(refused))
+    except Exception as error:
+        pass_on(error)
+        return Tried("", why_not=reason(error))
+    finally:
+        if after is not None:
+            after()
+
+
+def _own_memory(device: torch.device) -> AbstractContextManager[Any]:
+    """Return a context in which memory of a GPU comes from a pool that goes back to the driver.
+
+    The allocator's blocks that the training reuses stay as they are. Before torch 2.5 there are no
+    pools.
+    """
+    pools = getattr(torch.cuda, "MemPool", None)
+    if device.type != "cuda" or pools is None:
+        return nullcontext()
+    try:
+        pool: AbstractContextManager[Any] = torch.cuda.use_mem_pool(pools(), device)
+    except RuntimeError:  # not with each setting of the allocator
+        return nullcontext()
+    return pool
+
+
+def _host_decides(asked: Asked) -> bool:
+    report = asked.report
+    busy = sum(phase.busy_ns for phase in report.phases)
+    return not report.has_gpu or busy < _OF_MANY * asked.step_ns
+
+
+def _device(live: Live) -> torch.device:
+    tensors = (tensor for model in live.models.values() for tensor in model.parameters())
+    groups = (group["params"] for one in live.optimizers for group in one.param_groups)
+    found = next(tensors, None)
+    if found is None:
+        found = next((params[0] for params in groups if params), None)
+    return found.device if found is not None else torch.device("cpu")
+
+
+def in_order(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Return the findings, those with the largest cost first, and last those that no remedy helps.
+
+    Of a finding that a remedy was measured to help, the saving is its cost.
+    """
+
+    def key(finding: Finding) -> tuple[bool, int]:
+        tried = finding.tried
+        best = tried.best if tried else None
+        cost = best.saves_ns if best else finding.wall_ns
+        return bool(tried and tried.verdict == "does not help"), -cost
+
+    of_time = [one for one in findings if one.held_bytes is None]
+    of_memory = [one for one in findings if one.held_bytes is not None]
+    return (*sorted(of_time, key=key), *of_memory)

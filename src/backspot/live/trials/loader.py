@@ -1,0 +1,183 @@
+"""The data set in worker processes: what a step then waits for its batch.
+
+All of it runs in a process that is forked, so what the data set changes in itself is lost with it.
+Open files alone are shared with it, with the position in them.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+import json
+import mmap
+import os
+import random
+import select
+import signal
+import socket
+import statistics
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from types import FunctionType, ModuleType
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from backspot.live.trials.measuring import verdict_of
+from backspot.live.trials.trial import AS_IT_IS, Asked, remedy
+from backspot.live.trials.twins import Refused
+from backspot.results.trials import Tried, Variant
+
+_SECONDS, _LATEST = 4.0, 2.0
+"""How long blocks of batches may take, and how long the last batch may take then."""
+_BATCHES, _FIRST = 10, 3
+"""How many batches of a block count, and how many before do not: they wait for workers to start."""
+_BLOCKS = 3
+_OPEN = (io.IOBase, socket.socket, mmap.mmap)
+_OPEN_ELSEWHERE = ("h5py", "lmdb", "sqlite3", "pyodbc", "psycopg2", "zipfile", "tarfile")
+_MOST_VISITED = 20_000
+
+
+@remedy("waiting-for-data", runs_code=True)
+def workers(asked: Asked) -> Tried | None:
+    """Try other numbers of workers, beside a step that computes as long as the real one."""
+    loader = asked.live.loader
+    _check(loader)
+    data = sum(phase.wall_ns for phase in asked.report.phases if phase.name == "data")
+    computes = max(0, asked.step_ns - round(data / max(1, asked.report.whole_ns) * asked.step_ns))
+    now = int(loader.num_workers)
+    numbers = [now, *(one for one in (1, 2, 4) if one != now and one <= (os.cpu_count() or 1))]
+    found = _in_child(loader, numbers, computes)
+    waits = {number: found.get(str(number), []) for number in numbers}
+    if len(waits[now]) < _BATCHES:
+        raise Refused("the data set is too slow for the time that a trial may take")
+    variants = [_variant(waits[now], f"{AS_IT_IS}, num_workers={now}")]
+    for number in numbers[1:]:
+        name = f"num_workers={number}"
+        variants.append(_variant(waits[number], name, waits[now], asked.step_ns))
+    what = f"{type(loader.dataset).__name__}, beside {computes / 1e6:.1f} ms of computing"
+    return Tried(what, tuple(variants), min(map(len, waits.values())))
+
+
+def _check(loader: Any) -> None:
+    """Refuse what cannot be read without a trace."""
+    if type(loader) is not DataLoader:
+        raise Refused("no DataLoader is known")
+    if isinstance(loader.dataset, IterableDataset):
+        raise Refused("an IterableDataset cannot be read ahead without losing batches")
+    if not hasattr(os, "fork") or loader.batch_sampler is None:
+        raise Refused("the data set cannot be read in another process")
+    if held := _open_in(loader.dataset):
+        raise Refused(f"the data set holds an open {held}")
+
+
+def _open_in(root: object) -> str:
+    """Return the class of something open that an object refers to, or ``""``."""
+    seen: set[int] = set()
+    pending = [root]
+    while pending and len(seen) < _MOST_VISITED:
+        one = pending.pop()
+        if id(one) in seen or isinstance(one, (type, torch.Tensor, ModuleType, FunctionType)):
+            continue
+        seen.add(id(one))
+        home = type(one).__module__.partition(".")[0]
+        if isinstance(one, _OPEN) or home in _OPEN_ELSEWHERE:
+            return type(one).__name__
+        pending += gc.get_referents(one)
+    return ""
+
+
+def _in_child(loader: Any, numbers: Sequence[int], computes: int) -> Mapping[str, list[int]]:
+    """Return the times of the steps of each number of workers, measured in another process."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setsid()  # with the workers, in a group that can be ended
+            os.close(read)
+            torch.set_num_threads(1)
+            found = _steps(loader, numbers, computes)
+            os.write(write, json.dumps(found).encode())
+        except BaseException as error:
+            os.write(write, json.dumps({"error": f"{type(error).__name__}: {error}"}).encode())
+        finally:
+            os._exit(0)
+    try:
+        os.close(write)
+        with open(read, "rb") as pipe:  # noqa: PTH123 - a descriptor
+            ready, _, _ = select.select([pipe], [], [], _SECONDS + _LATEST)
+            said: dict[str, Any] = json.loads(pipe.read() or b"{}") if ready else {}
+    finally:
+        try:
+            os.killpg(child, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    if "error" in said:
+        raise Refused(said["error"])
+    return said
+
+
+def _steps(loader: Any, numbers: Sequence[int], computes: int) -> dict[str, list[int]]:
+    """Go through blocks of batches, of each number in turn, until the time is up."""
+    sampler = copy.deepcopy(loader.batch_sampler, {id(loader.dataset): loader.dataset})
+    indices = list(islice(iter(sampler), _BATCHES + _FIRST))
+    times: dict[str, list[int]] = {str(number): [] for number in numbers}
+    end = time.monotonic() + _SECONDS
+    order = random.Random(0)  # noqa: S311 - no secret
+    for _ in range(_BLOCKS):
+        for number in order.sample(list(numbers), len(numbers)):
+            more: dict[str, Any] = {"prefetch_factor": loader.prefetch_factor or 2}
+            one = DataLoader(
+                loader.dataset,
+                batch_sampler=indices,
+                collate_fn=loader.collate_fn,
+                num_workers=number,
+                worker_init_fn=loader.worker_init_fn,
+                generator=torch.Generator().manual_seed(0),
+                **(more if number else {}),
+            )
+            batches = iter(one)
+            for place in range(len(indices)):
+                begin = time.perf_counter_ns()
+                if next(batches, None) is None:
+                    break
+                _compute(computes)
+                if place >= _FIRST:
+                    times[str(number)].append(time.perf_counter_ns() - begin - computes)
+                if time.monotonic() > end:
+                    return times
+            del batches
+    return times
+
+
+def _compute(ns: int) -> None:
+    """Compute for so long of this thread's own time, which workers may take cores from."""
+    x = torch.ones(64, 64)
+    end = time.thread_time_ns() + ns
+    while time.thread_time_ns() < end:
+        torch.mm(x, x)
+
+
+def _variant(
+    waits: list[int], name: str, now: list[int] | None = None, step_ns: int = 0
+) -> Variant:
+    if len(waits) < _BATCHES:
+        return Variant(name, verdict="undecided", note="no time was left")
+    # Means, as workers deliver in turn.
+    low, _, high = (max(0, round(one)) for one in statistics.quantiles(waits, n=4))
+    mean = max(0, round(statistics.fmean(waits)))
+    if now is None:
+        return Variant(name, mean, low, high)
+    saves = statistics.fmean(now) - statistics.fmean(waits)
+    spread = statistics.variance(now) / len(now) + statistics.variance(waits) / len(waits)
+    ends = saves, saves - 2 * spread**0.5, saves + 2 * spread**0.5
+    middle, least, most = (round(one) for one in ends)
+    verdict = verdict_of((middle, least, most), step_ns)
+    return Variant(name, mean, low, high, middle, least, most, verdict)

@@ -1,0 +1,169 @@
+"""Rows of a table in another way, sparse gradients of embeddings, and copies from pinned memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from backspot.live.trials.chains import Chain
+from backspot.live.trials.trial import AS_IT_IS, Asked, Piece, Trial, remedy
+from backspot.live.trials.twins import (
+    Refused,
+    Run,
+    check_fits,
+    check_plain,
+    forward_and_backward,
+    numbers_like,
+    twin,
+)
+
+_MOST_CHAINS = 3
+_MOST_ONE_HOT = 1 << 26
+"""Numbers in a one-hot matrix: a larger one is no remedy."""
+
+
+def _seen(asked: Asked, kind: str, missing: str) -> list[Chain]:
+    chains = asked.live.chains
+    found = chains.of(kind) if chains else []
+    if not found:
+        raise Refused((chains.missed.get(kind) if chains else None) or missing)
+    return found
+
+
+@remedy("duplicate-indices", "sorted-indexing", chains=True)
+def indexing(asked: Asked) -> Trial | None:
+    """Try other operators for ``table[index]``, with the step's own indices."""
+    found = _seen(asked, "index", "no table[index] with one tensor of indices was recognised")
+    found.sort(key=lambda chain: -chain.count * chain.given["index"].numel())
+    found = found[:_MOST_CHAINS]
+    variants: dict[str, list[Piece]] = {}
+    for chain in found:
+        check_fits([chain.given["table"]], 4)
+        for name, way in _ways_to_index(chain).items():
+            run = forward_and_backward(way, [chain.given["table"]], chain.autocast)
+            variants.setdefault(name, []).append(Piece(run, chain.count))
+    table, index = found[0].given["table"], found[0].given["index"]
+    distinct = int(index.unique().numel())
+    return Trial(
+        f"table[index] of {index.numel():,} positions, {distinct:,} distinct, in a table of "
+        f"{tuple(table.shape)}, forward and backward",
+        {name: pieces for name, pieces in variants.items() if len(pieces) == len(found)},
+    )
+
+
+def _ways_to_index(chain: Chain) -> dict[str, Callable[[], torch.Tensor]]:
+    table, index = chain.given["table"], chain.given["index"]
+    rows, flat = table.shape[0], index.reshape(-1)
+    positive = torch.where(flat < 0, flat + rows, flat)
+    shape = (*index.shape, *table.shape[1:])
+    ways: dict[str, Callable[[], torch.Tensor]] = {
+        AS_IT_IS: lambda: table[index],
+        "index_select": lambda: table.index_select(0, positive).view(shape),
+    }
+    if table.dim() == 2:
+        ways["F.embedding"] = lambda: functional.embedding(positive, table).view(shape)
+        if rows * flat.numel() <= _MOST_ONE_HOT:
+            hot = functional.one_hot(positive, rows).to(table.dtype)
+            ways["a one-hot matrix that is kept"] = lambda: (hot @ table).view(shape)
+            ways["a one-hot matrix"] = lambda: (
+                functional.one_hot(positive, rows).to(table.dtype) @ table
+            ).view(shape)
+    return ways
+
+
+_SPARSE: dict[type, type] = {
+    torch.optim.Adam: torch.optim.SparseAdam,
+    torch.optim.AdamW: torch.optim.SparseAdam,
+    torch.optim.SGD: torch.optim.SGD,
+    torch.optim.Adagrad: torch.optim.Adagrad,
+}
+_KEPT = ("lr", "betas", "eps", "lr_decay", "initial_accumulator_value")
+"""Options that both forms have; a sparse step has no momentum and no decay of weights."""
+
+
+@remedy("dense-embedding-gradient", chains=True)
+def sparse_embedding(asked: Asked) -> Trial | None:
+    """Try ``sparse=True``: the lookup, its backward, and the optimizer's step of this table."""
+    found = _seen(asked, "embedding", "no embedding that is trained was recognised")
+    found.sort(key=lambda chain: -chain.given["table"].numel())
+    chain = found[0]
+    table, index = chain.given["table"], chain.given["index"]
+    check_plain(table)
+    if asked.live.chains is not None and asked.live.chains.other_uses(table):
+        raise Refused("the table is used elsewhere too, so that its gradient stays dense")
+    alike = [one for one in found if one.given["table"] is table]
+    if sum(one.count for one in alike) > 1:
+        raise Refused("the step looks the table up more than once")
+    optimizer, group = _optimizer_of(table, asked)
+    sparse = _SPARSE.get(type(optimizer))
+    if sparse is None:
+        raise Refused(f"{type(optimizer).__name__} has no form for sparse gradients")
+    check_fits([table], 8)
+    dense_options = {key: group[key] for key in group if key not in ("params", "initial_lr")}
+    sparse_options = {key: group[key] for key in _KEPT if key in group}
+    name = f"sparse=True and {sparse.__name__}"
+    variants = {
+        AS_IT_IS: [_step(type(optimizer), dense_options, chain, sparse=False)],
+        name: [_step(sparse, sparse_options, chain, sparse=True)],
+    }
+    lost = [key for key in ("momentum", "weight_decay") if group.get(key)]
+    rows = int(index.unique().numel())
+    return Trial(
+        f"Embedding{tuple(table.shape)}, of which a step uses {rows:,} rows, with its part of "
+        f"{type(optimizer).__name__}.step()",
+        variants,
+        notes={name: f"without {' and '.join(lost)}"} if lost else {},
+    )
+
+
+def _optimizer_of(
+    table: torch.Tensor, asked: Asked
+) -> tuple[torch.optim.Optimizer, dict[str, Any]]:
+    for optimizer in asked.live.optimizers:
+        for group in optimizer.param_groups:
+            if any(one is table for one in group["params"]):
+                return optimizer, group
+    raise Refused("no optimizer that took a step holds the table")
+
+
+def _step(cls: Any, options: dict[str, Any], chain: Chain, *, sparse: bool) -> Piece:
+    table = torch.nn.Parameter(twin(chain.given["table"].detach()))
+    taken = {k: twin(v) if isinstance(v, torch.Tensor) else v for k, v in options.items()}
+    optimizer = cls([{"params": [table], **taken}])
+    padding = chain.given.get("padding_idx") or (chain.given["options"] or (None,))[0]
+    seeds: list[torch.Tensor] = []
+
+    def run() -> None:
+        out = functional.embedding(chain.given["index"], table, padding, sparse=sparse)
+        if not seeds:
+            seeds.append(numbers_like(out))
+        out.backward(seeds[0])
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return Piece(run)
+
+
+@remedy("pageable-copy", chains=True)
+def pinned(asked: Asked) -> Trial | None:
+    """Try copies of the step's sizes from pinned memory, which the host does not wait for."""
+    seen = _seen(asked, "copy", "no copy of a tensor to the GPU was recognised")
+    found = [chain for chain in seen if not chain.given["pinned"]]
+    if not found:
+        return None
+    variants: dict[str, list[Piece]] = {AS_IT_IS: [], "pinned memory, non_blocking=True": []}
+    for chain in found:
+        given = chain.given
+        source = torch.zeros(given["shape"], dtype=given["dtype"])
+        check_fits([source])
+        for pieces, kept in zip(variants.values(), (source, source.pin_memory()), strict=True):
+            pieces.append(Piece(_copy(kept, given["device"]), chain.count))
+    count = sum(chain.count for chain in found)
+    return Trial(f"{count} copies of the step's sizes to the GPU", variants)
+
+
+def _copy(source: torch.Tensor, device: torch.device) -> Run:
+    return lambda: source.to(device, non_blocking=source.is_pinned())

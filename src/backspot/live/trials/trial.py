@@ -1,0 +1,154 @@
+"""What a remedy is given and what it returns; and the list of the remedies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import Any
+
+import torch
+
+from backspot.live.trials.chains import Chains
+from backspot.live.trials.twins import Run
+from backspot.results.findings import Finding
+from backspot.results.report import Report
+from backspot.results.trials import Tried
+
+AS_IT_IS = "as it is"
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some work that is measured.
+
+    Attributes:
+        run: the work.
+        calls: how often a step does it.
+        before: what to do before, outside of what is measured.
+    """
+
+    run: Run
+    calls: float = 1.0
+    before: Run | None = None
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What is to be measured.
+
+    Attributes:
+        what: what that is, in words.
+        variants: the pieces of the code as it is, first, and of each other way to write it.
+        cold: whether the step runs it with other data in the caches, as an optimizer.
+        known_ns: what the recorded steps take for exactly this; 0 where that is not known.
+        notes: what else is different with a variant, by its name.
+        allowed_s: how long it may take, if more than usual.
+        first_is_slow: whether the first call may be much slower, as where code is compiled.
+        after: what to do at the end.
+    """
+
+    what: str
+    variants: Mapping[str, Sequence[Piece]]
+    cold: bool = False
+    known_ns: int = 0
+    notes: Mapping[str, str] = field(default_factory=dict)
+    allowed_s: float = 0.0
+    first_is_slow: bool = False
+    after: Run = lambda: None
+
+
+@dataclass(frozen=True)
+class Live:
+    """What still lives of a training after it was recorded. A remedy copies what it uses.
+
+    Attributes:
+        models: the models by name.
+        optimizers: those that took a step.
+        chains: the operators of one more step, with what they were given; ``None`` if no step was
+            watched.
+        why_no_chains: why none was watched; ``""`` if no step came.
+        loader: where the batches come from, if that is known.
+    """
+
+    models: Mapping[str, torch.nn.Module]
+    optimizers: Sequence[torch.optim.Optimizer] = ()
+    chains: Chains | None = None
+    why_no_chains: str = ""
+    loader: Any = None
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a remedy is a function of."""
+
+    finding: Finding
+    report: Report
+    live: Live
+
+    @property
+    def step_ns(self) -> int:
+        """How long a step takes, as far as that is known.
+
+        Of the steps without and with the profiler, the shorter: the machine was busy in the others,
+        and a share of a step that is too long would make each remedy look small.
+        """
+        return min(self.report.unprofiled_step_ns or self.report.whole_ns, self.report.whole_ns)
+
+    @property
+    def known_ns(self) -> int:
+        """What the finding is about takes in a step without the profiler."""
+        share = self.finding.wall_ns / max(1, self.report.whole_ns)
+        return round(min(1.0, share) * self.step_ns)
+
+
+Remedy = Callable[[Asked], Trial | Tried | None]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A remedy in the list.
+
+    Attributes:
+        prepare: return what to measure, or what was measured already, or ``None`` if there is
+            nothing to try in this case; it raises ``Refused`` with the reason why it cannot be
+            tried.
+        chains: whether it needs the operators of one more step.
+        runs_code: whether it runs code of the user's, on copies.
+    """
+
+    prepare: Remedy
+    chains: bool = False
+    runs_code: bool = False
+
+
+_entries: dict[str, list[Entry]] = {}
+
+
+def remedy(
+    *rules: str, chains: bool = False, runs_code: bool = False
+) -> Callable[[Remedy], Remedy]:
+    """Register the decorated function as what to try for the findings of some rules."""
+
+    def register(prepare: Remedy) -> Remedy:
+        for rule in rules:
+            _entries.setdefault(rule, []).append(Entry(prepare, chains, runs_code))
+        return prepare
+
+    return register
+
+
+@cache
+def _imported() -> dict[str, list[Entry]]:
+    package = import_module("backspot.live.trials")
+    for module in iter_modules(package.__path__, f"{package.__name__}."):
+        import_module(module.name)
+    return _entries
+
+
+def remedies_of(rule: str, *, all_of_them: bool) -> list[Entry]:
+    """Return what can be tried for a rule, without those that run the user's code first."""
+    found = _imported().get(rule, [])
+    return [one for one in found if all_of_them or not one.runs_code]

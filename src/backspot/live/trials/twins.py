@@ -1,0 +1,125 @@
+"""Copies of tensors, within the memory that is free, and what runs on them again and again."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import torch
+
+Run = Callable[[], object]
+
+_MOST_BYTES = 1 << 30
+"""What the copies of one trial may take, however much is free."""
+
+
+class Refused(Exception):  # noqa: N818 - it is no error
+    """Why this cannot be tried; a sentence without its end."""
+
+
+def check_plain(*tensors: torch.Tensor) -> None:
+    """Refuse tensors of a class of their own, which may belong to other ranks.
+
+    Raises:
+        Refused: If a tensor is of another class, or not strided.
+    """
+    for one in tensors:
+        if type(one) not in (torch.Tensor, torch.nn.Parameter):
+            raise Refused(f"a {type(one).__name__} cannot be copied apart from the training")
+        if one.layout is not torch.strided or one.device.type == "meta":
+            raise Refused("sparse tensors cannot be copied with their layout")
+
+
+def size_of(tensor: torch.Tensor) -> int:
+    """Return the bytes of a copy with the same strides."""
+    if not tensor.numel():
+        return 0
+    reach = sum((n - 1) * s for n, s in zip(tensor.size(), tensor.stride(), strict=True))
+    return int((1 + reach) * tensor.element_size())
+
+
+def twin(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a leaf with the same values, strides and dtype, in memory of its own."""
+    source = tensor.detach()
+    for dim, (size, stride) in enumerate(zip(source.size(), source.stride(), strict=True)):
+        if size > 1 and stride == 0:  # expanded: one of them is all there is
+            source = source.narrow(dim, 0, 1)
+    with torch.no_grad():
+        copy = torch.empty_strided(
+            source.size(), source.stride(), dtype=source.dtype, device=source.device
+        )
+        copy = copy.copy_(source).expand(tensor.size())
+    return copy.detach().requires_grad_(tensor.requires_grad)
+
+
+def free_bytes(device: torch.device) -> int:
+    """Return how much memory the copies of a trial may take: half of what is free, and a limit."""
+    if device.type == "cuda":
+        free = int(torch.cuda.mem_get_info(device)[0])
+    else:
+        free = min(_available(), _left_to_container())
+    return min(free // 2, _MOST_BYTES)
+
+
+def check_fits(tensors: Iterable[torch.Tensor], times: float = 1.0) -> None:
+    """Refuse copies that take more than half of the memory that is free.
+
+    Raises:
+        Refused: with how much it would take.
+    """
+    tensors = list(tensors)
+    if not tensors:
+        return
+    needed = int(times * sum(map(size_of, tensors)))
+    if needed > free_bytes(tensors[0].device):
+        raise Refused(f"copies would take {needed >> 20:,} MiB, and too little memory is free")
+
+
+def _available() -> int:
+    try:
+        pages = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        text = Path("/proc/meminfo").read_text(encoding="ascii")
+    except (OSError, ValueError):
+        return _MOST_BYTES
+    found = [line.split() for line in text.splitlines() if line.startswith("MemAvailable")]
+    return int(found[0][1]) << 10 if found else pages
+
+
+def _left_to_container() -> int:
+    group = Path("/sys/fs/cgroup")
+    try:
+        most = int((group / "memory.max").read_text(encoding="ascii"))
+        return most - int((group / "memory.current").read_text(encoding="ascii"))
+    except (OSError, ValueError):  # no container, or "max"
+        return 1 << 62
+
+
+def forward_and_backward(
+    function: Callable[[], torch.Tensor],
+    leaves: Sequence[torch.Tensor],
+    autocast: tuple[str, bool, torch.dtype],
+) -> Run:
+    """Return what runs a function, and the backward to its leaves, under the step's autocast."""
+    kind, on, dtype = autocast
+    seeds: list[torch.Tensor] = []
+
+    def run() -> None:
+        for leaf in leaves:
+            leaf.grad = None
+        with torch.autocast(kind, enabled=on, dtype=dtype):
+            out = function()
+        if not out.requires_grad:
+            return
+        if not seeds:
+            seeds.append(numbers_like(out))
+        out.backward(seeds[0])
+
+    return run
+
+
+def numbers_like(tensor: torch.Tensor) -> torch.Tensor:
+    """Return small random numbers, without the training's generators."""
+    generator = torch.Generator(tensor.device).manual_seed(0)
+    numbers = torch.randn(tensor.shape, generator=generator, device=tensor.device)
+    return (1e-3 * numbers).to(tensor.dtype)

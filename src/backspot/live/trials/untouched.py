@@ -1,0 +1,173 @@
+"""Leaves the training as it was: random numbers, modes and hooks are put back, writes are found."""
+
+from __future__ import annotations
+
+import gc
+import random
+import signal
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+
+from backspot.live.torch_internals.process import GLOBAL_HOOKS, hooks_of, version_of
+from backspot.live.trials.trial import Live
+
+Put = Callable[[Any], object]
+
+
+class TouchedError(RuntimeError):
+    """A trial changed something of the training."""
+
+
+@contextmanager
+def untouched(live: Live) -> Iterator[None]:
+    """Whatever runs inside the block, the training finds what it left.
+
+    Hooks on all modules and optimizers of the process do not run inside.
+
+    Raises:
+        TouchedError: If a parameter, a buffer, a gradient, a state, a hook or an option of the
+            training is another one afterwards.
+    """
+    before = _fingerprint(live)
+    generators = [
+        found
+        for holder in (live.loader, getattr(live.loader, "sampler", None))
+        if isinstance(found := getattr(holder, "generator", None), torch.Generator)
+    ]
+    devices = {device for device, _ in _devices(live)}
+    undo = [*_random_states(generators), *_modes(devices), *_hooks()]
+    try:
+        for hooks in GLOBAL_HOOKS:
+            hooks.clear()
+        gc.disable()
+        with torch.inference_mode(mode=False), torch.enable_grad():
+            yield
+    finally:
+        with _signals_later(), ExitStack() as stack:  # each is put back, whatever another raises
+            for put, value in undo:
+                stack.callback(put, value)
+    if _fingerprint(live) != before:
+        raise TouchedError("a trial changed the training")
+
+
+def _random_states(generators: Iterable[torch.Generator]) -> Iterator[tuple[Put, Any]]:
+    yield random.setstate, random.getstate()
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is not None:
+        yield numpy.random.set_state, numpy.random.get_state()
+    yield torch.set_rng_state, torch.get_rng_state()
+    if torch.cuda.is_initialized():
+        yield torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all()
+    for one in generators:
+        yield one.set_state, one.get_state()
+
+
+def _modes(devices: set[str]) -> Iterator[tuple[Put, Any]]:
+    """Modes of PyTorch and of Python, which are put back only where they differ.
+
+    Dynamo guards several of them: to set one to what it is has the training compiled again.
+    """
+    pairs: list[tuple[Callable[[], Any], Put]] = [
+        (torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
+        (torch.is_grad_enabled, torch.set_grad_enabled),
+        (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+        (torch.get_default_dtype, torch.set_default_dtype),
+        (torch.get_num_threads, torch.set_num_threads),
+        (gc.isenabled, lambda on: gc.enable() if on else gc.disable()),
+    ]
+    for kind in {"cpu", *devices} - {"meta"}:
+        pairs += [
+            (
+                lambda kind=kind: torch.is_autocast_enabled(kind),  # type: ignore[misc]
+                lambda on, kind=kind: torch.set_autocast_enabled(kind, on),  # type: ignore[misc]
+            ),
+            (
+                lambda kind=kind: torch.get_autocast_dtype(kind),  # type: ignore[misc]
+                lambda dtype, kind=kind: torch.set_autocast_dtype(kind, dtype),  # type: ignore[misc]
+            ),
+        ]
+    for get, put in pairs:
+        yield _where_it_differs(get, put), get()
+
+
+def _where_it_differs(get: Callable[[], Any], put: Put) -> Put:
+    def write(value: Any) -> None:
+        if get() != value:
+            put(value)
+
+    return write
+
+
+def _hooks() -> Iterator[tuple[Put, Any]]:
+    for hooks in GLOBAL_HOOKS:
+        yield _filled(hooks), dict(hooks)
+
+
+def _filled(hooks: Any) -> Put:
+    def fill(items: Any) -> None:
+        hooks.clear()
+        hooks.update(items)
+
+    return fill
+
+
+@contextmanager
+def _signals_later() -> Iterator[None]:
+    """Have signals come after the block: one in the middle would leave the rest undone."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    held = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, held)
+
+
+# What must be the same afterwards ---------------------------------------------------------------
+
+
+def _fingerprint(live: Live) -> Sequence[object]:
+    """Return what tells a change; no data is read, as each write in place is counted."""
+    modules = [module for model in live.models.values() for module in model.modules()]
+    return (
+        [_of_tensor(tensor) for _, tensor in _devices(live)],
+        [(module.training, *map(tuple, hooks_of(module))) for module in modules],
+        [
+            [(key, repr(value)) for key, value in group.items() if key != "params"]
+            for optimizer in live.optimizers
+            for group in optimizer.param_groups
+        ],
+        [list(optimizer.state) for optimizer in live.optimizers],
+    )
+
+
+def _of_tensor(tensor: torch.Tensor) -> object:
+    grad = tensor.grad if tensor.is_leaf else None
+    mine = tuple(_state(one) for one in (tensor, grad) if one is not None)
+    return (*mine, tensor.requires_grad)
+
+
+def _state(tensor: torch.Tensor) -> object:
+    plain = type(tensor) in (torch.Tensor, torch.nn.Parameter)
+    where = tensor.data_ptr() if plain and tensor.layout is torch.strided else 0
+    return id(tensor), where, version_of(tensor)
+
+
+def _devices(live: Live) -> list[tuple[str, torch.Tensor]]:
+    """Return the tensors of the training, each with the kind of its device."""
+    found = [
+        tensor
+        for model in live.models.values()
+        for tensor in (*model.parameters(), *model.buffers())
+    ]
+    for optimizer in live.optimizers:
+        found += [one for group in optimizer.param_groups for one in group["params"]]
+        for state in optimizer.state.values():
+            if isinstance(state, dict):
+                found += [one for one in state.values() if isinstance(one, torch.Tensor)]
+    return [(one.device.type, one) for one in found]

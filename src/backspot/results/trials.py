@@ -1,0 +1,104 @@
+"""What a trial of a remedy measured on the machine that trains, as frozen data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from backspot.formatting import duration
+from backspot.presented import public
+from backspot.results.quantities import Count
+
+Verdict: TypeAlias = Literal["", "helps", "does not help", "undecided", "fails"]
+
+
+@public
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One way to compute the same: what it takes in each step, and what a step saves with it.
+
+    All times are nanoseconds of a step.
+
+    Attributes:
+        name: What is written differently, or ``"as it is"``.
+        ns: Median time; 0 if it failed.
+        low_ns: Lower quartile of the times.
+        high_ns: Upper quartile of the times.
+        saves_ns: Median of the differences to the code as it is, measured side by side. Below 0: it
+            takes longer.
+        saves_low_ns: Lower end of the 95% interval of that median.
+        saves_high_ns: Upper end of it.
+        verdict: ``"helps"`` if a step saves at least 1% of its time, and 0.5% with certainty;
+            ``"does not help"`` if it certainly saves less than 1%; else ``"undecided"``.
+            ``"fails"`` if it cannot run here; ``""`` for the code as it is.
+        note: Why it fails, or what is different with it; or ``""``.
+    """
+
+    name: str
+    ns: Count = 0
+    low_ns: Count = 0
+    high_ns: Count = 0
+    saves_ns: int = 0
+    saves_low_ns: int = 0
+    saves_high_ns: int = 0
+    verdict: Verdict = ""
+    note: str = ""
+
+
+@public
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """What happened when the remedy of a finding was tried, beside the training, on copies.
+
+    Attributes:
+        what: What was measured, such as ``AdamW.step() on copies of 52 parameters``.
+        variants: The code as it is, and then each variant. Empty if nothing was tried.
+        rounds: How often each variant was measured.
+        why_not: Why nothing was tried, or ``""``.
+
+    Example:
+        >>> tried = Tried("SGD.step()", (Variant("as it is", 900), Variant("fused=True", 950)))
+        >>> tried.best is None
+        True
+    """
+
+    what: str
+    variants: tuple[Variant, ...] = ()
+    rounds: Count = 0
+    why_not: str = ""
+
+    @property
+    def best(self) -> Variant | None:
+        """The variant that saves most, of those that help; ``None`` if none does."""
+        helping = [one for one in self.variants if one.verdict == "helps"]
+        return max(helping, key=lambda one: one.saves_ns, default=None)
+
+    @property
+    def verdict(self) -> Verdict:
+        """``"helps"`` if one variant does, ``"does not help"`` if none can; ``""`` if not tried."""
+        said = {one.verdict for one in self.variants}
+        order: tuple[Verdict, ...] = ("helps", "undecided", "does not help", "fails")
+        return next((one for one in order if one in said), "")
+
+    def __str__(self) -> str:
+        """Return one sentence, or more for the variants."""
+        if self.why_not or not self.variants:
+            return f"Not tried here: {self.why_not or 'there is no other way to write it'}."
+        now, best = self.variants[0], self.best
+        others = [f"{_of(one)}" for one in self.variants[1:] if one is not best]
+        rest = f" {'; '.join(others)}." if others else ""
+        if best is not None:
+            return (
+                f"Tried here: {duration(now.ns)} → {duration(best.ns)} with {best.name}; a step "
+                f"takes at least {duration(best.saves_ns)} less "
+                f"({duration(max(best.saves_low_ns, 0))} to {duration(best.saves_high_ns)}).{rest}"
+            )
+        said = {"undecided": "undecided", "fails": "no variant runs"}
+        verdict = said.get(self.verdict, "does not help")
+        return f"Tried here, {verdict}: {duration(now.ns)} as it is;{rest}"
+
+
+def _of(one: Variant) -> str:
+    if one.verdict == "fails":
+        return f"{one.name} fails: {one.note}"
+    return f"{duration(one.ns)} with {one.name}" + (f" ({one.note})" if one.note else "")

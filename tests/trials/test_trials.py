@@ -1,0 +1,691 @@
+"""Remedies that are tried beside a training: the training stays as it was, and the verdict fits."""
+
+import copy
+import gc
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from contextlib import nullcontext
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+import backspot
+from backspot.live.trials import attempts
+from backspot.live.trials.attempts import chains_of, with_trials
+from backspot.live.trials.trial import Live, Piece, Trial
+from backspot.render.text import render_text
+from backspot.results import Finding, Phase
+from backspot.results.findings import Place
+from backspot.results.report import changed
+from support import preloaded
+from support.gloo import TRAINING, train
+
+RULES = (
+    *("optimizer-kernels", "clipping", "zero-grad-fill", "gradients-kept"),
+    *("attention-math", "kept-softmax"),
+    *("dense-embedding-gradient", "duplicate-indices", "sorted-indexing"),
+)
+
+
+def finding(rule, wall_ns=1_000_000):
+    path = "(clipping)" if rule == "clipping" else "(optimizer)"
+    return Finding(rule, rule, "", "Do it.", wall_ns, (Place(path, "", 1, wall_ns),), 1)
+
+
+class Net(nn.Module):
+    """Reads random numbers, writes buffers, counts its calls, and attends by hand."""
+
+    def __init__(self, dropout=0.1):
+        super().__init__()
+        self.table = nn.Embedding(300, 16)
+        self.kinds = nn.Parameter(torch.randn(20, 16))
+        self.qkv = nn.Linear(16, 48)
+        self.norm = nn.BatchNorm1d(16)
+        self.head = nn.utils.parametrizations.spectral_norm(nn.Linear(16, 4))
+        self.old = nn.utils.spectral_norm(nn.Linear(16, 16))
+        self.register_buffer("mask", torch.ones(8, 8).tril())
+        self.dropout, self.calls = dropout, 0
+
+    def forward(self, index):
+        self.calls += 1
+        x = self.table(index) + self.kinds[index % 20] * random.random()
+        q, k, v = (
+            part.view(*index.shape, 2, 8).transpose(1, 2) for part in self.qkv(x).split(16, 2)
+        )
+        scores = (q @ k.transpose(-2, -1)) / 8**0.5
+        scores = scores.masked_fill(self.mask == 0, float("-inf"))
+        weights = functional.dropout(scores.softmax(-1), self.dropout, training=True)
+        y = (weights @ v).transpose(1, 2).flatten(2)
+        y = self.norm(self.old(y).transpose(1, 2)).transpose(1, 2)
+        return self.head(y).mean(1)
+
+
+class Training:
+    """A training whose every part can show that something has changed it."""
+
+    def __init__(self, optimizer=torch.optim.AdamW, **options):
+        torch.manual_seed(0)
+        random.seed(0)
+        np.random.seed(0)
+        self.model = Net()
+        kinds = [p for n, p in self.model.named_parameters() if n == "kinds"]
+        rest = [p for n, p in self.model.named_parameters() if n != "kinds"]
+        groups = [{"params": rest}, {"params": kinds, "lr": 0.02}]
+        self.optimizer = optimizer(groups, lr=0.01, **options)
+        self.schedule = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.9)
+        self.mean = copy.deepcopy(self.model)
+        self.hooked = self.stepped = 0
+        self.model.qkv.register_forward_hook(lambda _m, _i, out: out * 1.01)
+        self.losses = []
+
+    def step(self):
+        index = torch.randint(0, 300, (4, 8))
+        self.optimizer.zero_grad()
+        loss = functional.cross_entropy(self.model(index), index[:, 0] % 4)
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.schedule.step()
+        for mine, of_model in zip(self.mean.parameters(), self.model.parameters(), strict=True):
+            mine.data.lerp_(of_model.data, float(np.random.rand()))
+        self.losses.append(loss.item())
+
+    def live(self, **options):
+        return Live({"": self.model}, [self.optimizer], **options)
+
+    def state(self):
+        """Everything, as text that is equal only if each bit is."""
+        return [
+            self.losses,
+            [(name, one.tolist()) for name, one in self.model.state_dict().items()],
+            [(one.tolist()) for one in self.mean.parameters()],
+            repr(self.optimizer.state_dict()),
+            [
+                [value.tolist() for value in state.values() if torch.is_tensor(value)]
+                for state in self.optimizer.state.values()
+            ],
+            self.model.calls,
+            torch.get_rng_state().tolist(),
+            random.getstate(),
+            [
+                part if isinstance(part, (str, int, float)) else part.tolist()
+                for part in np.random.get_state()
+            ],
+            [module.training for module in self.model.modules()],
+            torch.get_num_threads(),
+            torch.is_grad_enabled(),
+        ]
+
+
+@pytest.fixture(scope="module")
+def report():
+    """A report, whose findings each test replaces."""
+    model = nn.Linear(4, 4)
+    return backspot.profile(
+        lambda: model(torch.ones(2, 4)).sum().backward(), model, steps=1, warmup=0, trials="none"
+    )
+
+
+def asked(report, *rules):
+    """The report with a finding of each rule, of a step that takes 5 ms."""
+    findings = tuple(finding(rule) for rule in rules)
+    return changed(report, findings=findings, unprofiled_step_ns=5_000_000)
+
+
+def trained(report, *rules, trials="operators", steps=3):
+    """A training, with trials after its second step; the findings with what came out."""
+    training = Training()
+    training.step()
+    if not rules:
+        training.step()
+    else:
+        report = asked(report, *rules)
+        live = chains_of(training.step, training.live(), report, trials)
+        report = with_trials(report, live, trials)
+    for _ in range(steps):
+        training.step()
+    return training, report.findings
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch):
+    """Trials of few rounds: what they measure matters in few tests."""
+    monkeypatch.setattr("backspot.live.trials.measuring._MOST_ROUNDS", 6)
+    monkeypatch.setattr("backspot.live.trials.measuring._LEAST_SAMPLE", 1)
+    monkeypatch.setattr("backspot.live.trials.measuring._CACHES", 1 << 12)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_training_goes_on_bit_for_bit_after_a_trial(report, rule):
+    plain, _ = trained(report)
+    tried, (found,) = trained(report, rule)
+    assert found.tried.variants, found.tried.why_not
+    assert tried.state() == plain.state()
+
+
+def test_a_training_goes_on_bit_for_bit_after_all_trials_together(report):
+    plain, _ = trained(report)
+    tried, findings = trained(report, *RULES)
+    assert all(one.tried for one in findings)
+    assert tried.state() == plain.state()
+
+
+def test_without_the_guard_a_training_goes_on_differently(report, monkeypatch):
+    """The test above could find a difference."""
+    plain, _ = trained(report)
+    monkeypatch.setattr(attempts, "untouched", lambda _: nullcontext())
+    tried, (found,) = trained(report, "attention-math")
+    assert found.tried.variants
+    assert tried.state() != plain.state()
+
+
+def test_hooks_of_the_process_do_not_see_a_trial_and_are_there_afterwards(report):
+    training, seen = Training(), []
+    handle = register_optimizer_step_post_hook(lambda *_: seen.append(1))
+    try:
+        training.step()
+        with_trials(asked(report, "optimizer-kernels"), training.live(), "operators")
+        assert len(seen) == 1
+        training.step()
+        assert len(seen) == 2
+    finally:
+        handle.remove()
+
+
+@pytest.mark.parametrize("error", [ValueError("boom"), RuntimeError("no memory")])
+def test_an_error_in_a_trial_is_its_result_and_changes_nothing(report, monkeypatch, error):
+    plain, _ = trained(report)
+
+    def raises(*_):
+        torch.rand(3)
+        raise error
+
+    monkeypatch.setattr(attempts, "measure", raises)
+    tried, (found,) = trained(report, "optimizer-kernels")
+    assert str(error) in found.tried.why_not
+    assert tried.state() == plain.state()
+
+
+def test_an_interrupt_in_a_trial_is_passed_on_and_changes_nothing(report, monkeypatch):
+    plain, _ = trained(report)
+    training = Training()
+    training.step()
+    training.step()
+    calls = []
+
+    def interrupted(_self):
+        torch.rand(3)
+        calls.append(1)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("backspot.live.trials.measuring.Clock._cool", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        with_trials(asked(report, "optimizer-kernels"), training.live(), "operators")
+    assert calls
+    for _ in range(3):
+        training.step()
+    assert training.state() == plain.state()
+
+
+@pytest.mark.slow
+@pytest.mark.posix
+def test_an_interrupt_at_any_moment_changes_nothing(report):
+    import _thread
+
+    plain, _ = trained(report)
+    hit = 0
+    for delay in range(1, 13):
+        training = Training()
+        training.step()
+        live = chains_of(training.step, training.live(), report, "operators")
+        timer = threading.Timer(delay / 40, _thread.interrupt_main)
+        try:
+            timer.start()
+            with_trials(asked(report, *RULES), live, "operators")
+            timer.join()
+            time.sleep(0.05)
+        except KeyboardInterrupt:
+            hit += 1
+        for _ in range(3):
+            training.step()
+        assert training.state() == plain.state(), delay
+    assert hit
+
+
+def test_nothing_of_a_trial_is_left(report):
+    def tensors():
+        gc.collect()
+        return sum(issubclass(type(one), torch.Tensor) for one in gc.get_objects())
+
+    training = Training()
+    training.step()
+    asked_for = asked(report, *RULES, *RULES_OF_MODULES)
+    left = []
+    for _ in range(2):
+        live = chains_of(training.step, training.live(), asked_for, "all")
+        assert all(one.tried for one in with_trials(asked_for, live, "all").findings)
+        del live
+        left.append(tensors())
+    assert left[0] == left[1]
+
+
+def test_a_write_into_the_training_is_found(report, monkeypatch):
+    training = Training()
+    training.step()
+
+    def writes(*_):
+        with torch.no_grad():
+            training.model.qkv.bias.add_(1)
+        return Trial("a write", {"as it is": [Piece(lambda: None)]})
+
+    monkeypatch.setattr(attempts, "remedies_of", lambda *_, **__: [attempts.Entry(writes)])
+    (found,) = with_trials(
+        asked(report, "optimizer-kernels"), training.live(), "operators"
+    ).findings
+    assert "changed the training" in found.tried.why_not
+
+
+# What is refused ----------------------------------------------------------------------------------
+
+
+def why_not(report, live, rule="optimizer-kernels"):
+    (found,) = with_trials(asked(report, rule), live, "operators").findings
+    assert not found.tried.variants
+    return found.tried.why_not
+
+
+def test_an_optimizer_of_the_users_is_refused(report):
+    class Mine(torch.optim.SGD):
+        pass
+
+    Mine.__module__ = "mine"
+    training = Training(Mine)
+    training.step()
+    assert why_not(report, training.live()) == "Mine is no optimizer of PyTorch"
+
+
+def test_an_optimizer_whose_step_was_replaced_is_refused(report):
+    training = Training()
+    training.step()
+    training.optimizer.step = lambda: None
+    assert why_not(report, training.live()) == "the step of AdamW was replaced"
+
+
+def test_lbfgs_is_refused(report):
+    model = nn.Linear(4, 4)
+    live = Live({"": model}, [torch.optim.LBFGS(model.parameters())])
+    assert why_not(report, live) == "a step of LBFGS runs the model"
+
+
+def test_a_tensor_of_a_class_of_its_own_is_refused(report):
+    class Sharded(torch.Tensor):
+        pass
+
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer.param_groups[0]["params"] = [
+        model.weight.detach().as_subclass(Sharded).requires_grad_()
+    ]
+    assert "a Sharded cannot be copied" in why_not(report, Live({}, [optimizer]))
+
+
+def test_copies_that_do_not_fit_are_refused(report, monkeypatch):
+    training = Training()
+    training.step()
+    for module in ("twins", "chains", "optimizer"):
+        monkeypatch.setattr(f"backspot.live.trials.{module}.free_bytes", lambda _: 100)
+    assert "too little memory is free" in why_not(report, training.live())
+    live = chains_of(training.step, training.live(), report, "operators")
+    assert "too little is free" in why_not(report, live, "attention-math")
+
+
+def test_compiled_code_is_left_alone(report, monkeypatch):
+    monkeypatch.setattr(attempts, "compilations", lambda: [("0/0", "f", "f.py", 1, "")])
+    training = Training()
+    live = chains_of(
+        lambda: pytest.fail("a step was watched"), training.live(), report, "operators"
+    )
+    assert why_not(report, live, "attention-math") == "the step runs compiled code"
+
+
+def test_a_call_that_takes_long_is_refused(report, monkeypatch):
+    def slow(_):
+        return Trial("a wait", {"as it is": [Piece(lambda: time.sleep(0.3))], "other": []})
+
+    monkeypatch.setattr(attempts, "remedies_of", lambda *_, **__: [attempts.Entry(slow)])
+    begin = time.monotonic()
+    assert "too long" in why_not(report, Training().live())
+    assert time.monotonic() - begin < 30
+
+
+# What it says -------------------------------------------------------------------------------------
+
+
+def test_the_real_operators_are_tried_with_the_step_s_own_mask(report):
+    _, (found,) = trained(report, "attention-math")
+    names = [one.name for one in found.tried.variants]
+    assert names[0] == "as it is"
+    assert "scaled_dot_product_attention(is_causal=True)" in names
+
+
+def test_a_table_that_is_used_twice_stays_dense(report):
+    table = nn.Embedding(50, 8)
+    optimizer = torch.optim.Adam(table.parameters())
+
+    def step():
+        optimizer.zero_grad()
+        functional.linear(table(torch.tensor([1, 2])), table.weight).sum().backward()
+        optimizer.step()
+
+    live = chains_of(step, Live({"": table}, [optimizer]), report, "operators")
+    assert "used elsewhere" in why_not(report, live, "dense-embedding-gradient")
+
+
+def attended(report, scores_of):
+    """What the trial of attention with such scores says."""
+    h, v = nn.Parameter(torch.randn(2, 12, 8)), nn.Parameter(torch.randn(2, 12, 4))
+
+    def step():
+        (functional.softmax(scores_of(h), dim=-1) @ v).sum().backward()
+
+    live = chains_of(step, Live({}, []), report, "operators")
+    (found,) = with_trials(asked(report, "attention-math"), live, "operators").findings
+    return found.tried
+
+
+def test_scores_that_are_sums_of_columns_are_tried_as_a_mask(report):
+    column = torch.randn(8, 1)
+    tried = attended(report, lambda h: functional.leaky_relu(h @ column + (h @ column).mT))
+    assert tried.variants[1].name.endswith("the scores as a mask")
+    tried = attended(report, lambda h: h @ column + (h @ column).mT)
+    assert tried.variants[1].name.endswith("the scores as a mask")
+
+
+def test_scores_that_are_made_in_an_unknown_way_are_not_tried(report):
+    """They may be a product of queries and keys all the same."""
+    tried = attended(report, lambda h: (h @ h.mT).view(24, 12).cosh().view(2, 12, 12))
+    assert tried.why_not == "how the scores of a softmax are made was not recognised"
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """By the CPU time of this thread, in enough rounds for an interval without the ends."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    monkeypatch.setattr("backspot.live.trials.measuring._MOST_ROUNDS", 15)
+    monkeypatch.setattr(attempts, "_SECONDS", 20.0)
+    monkeypatch.setattr(attempts, "_SECONDS_IN_ALL", 60.0)
+
+
+class _Work:
+    """A piece of work of a known length."""
+
+    def __init__(self, milliseconds):
+        self.seconds = milliseconds / 1e3
+
+    def __call__(self):
+        end = time.thread_time() + self.seconds
+        while time.thread_time() < end:
+            pass
+
+
+def verdict_of(report, monkeypatch, now, new, rule="optimizer-kernels"):
+    trial = Trial("work", {"as it is": [Piece(_Work(now))], "other": [Piece(_Work(new))]})
+    monkeypatch.setattr(attempts, "remedies_of", lambda *_, **__: [attempts.Entry(lambda _: trial)])
+    (found,) = with_trials(asked(report, rule), Live({}, []), "operators").findings
+    return found
+
+
+@pytest.mark.usefixtures("measured")
+def test_the_verdict_says_whether_it_helps(report, monkeypatch):
+    good = verdict_of(report, monkeypatch, 4, 1)
+    assert good.tried.best.name == "other"
+    assert " with other; a step takes at least " in str(good.tried)
+    bad = verdict_of(report, monkeypatch, 1, 4)
+    assert bad.tried.verdict == "does not help"
+    assert "does not help" in str(bad.tried)
+
+
+@pytest.mark.usefixtures("measured")
+def test_findings_that_no_remedy_helps_go_last_and_lose_their_advice(report, monkeypatch):
+    trial = Trial("work", {"as it is": [Piece(_Work(1))], "other": [Piece(_Work(4))]})
+    entries = {"clipping": [attempts.Entry(lambda _: trial)]}
+    monkeypatch.setattr(attempts, "remedies_of", lambda rule, **_: entries.get(rule, []))
+    found = with_trials(asked(report, "clipping", "launch-bound"), Live({}, []), "operators")
+    assert [one.rule for one in found.findings] == ["launch-bound", "clipping"]
+    text = render_text(found, full=True)
+    assert "✗ Tried here, does not help" in text
+    assert text.count("→ Do it.") == 1
+    assert "does not help" in str(found)
+
+
+@pytest.mark.usefixtures("measured")
+def test_a_phase_is_a_finding_where_another_form_of_it_helps(report, monkeypatch):
+    phases = tuple(
+        Phase(name, 2_000_000, 0, (2_000_000,)) for name in ("backward", "optimizer", "clipping")
+    )
+    slow = changed(report, phases=phases, findings=(), unprofiled_step_ns=5_000_000)
+    for new, count in ((1, 2), (6, 0)):
+        trial = Trial("it", {"as it is": [Piece(_Work(4))], "fused=True": [Piece(_Work(new))]})
+        entries = [attempts.Entry(lambda _, trial=trial: trial)]
+        monkeypatch.setattr(attempts, "remedies_of", lambda *_, entries=entries, **__: entries)
+        found = with_trials(slow, Live({}, []), "operators").findings
+        assert len(found) == count
+        assert all(one.remedy == "Pass fused=True." for one in found)
+
+
+def test_nothing_is_tried_where_nothing_may_be(report):
+    (found,) = with_trials(asked(report, "optimizer-kernels"), Training().live(), "none").findings
+    assert found.tried is None
+    with pytest.raises(backspot.UsageError, match='"operators", "all" or "none"'):
+        backspot.profile(lambda: None, nn.Linear(1, 1), trials="some")
+
+
+@pytest.mark.slow
+def test_profile_tries_what_its_findings_advise():
+    torch.manual_seed(0)
+    model = nn.Sequential(*[nn.Linear(64, 64) for _ in range(60)])
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step():
+        optimizer.zero_grad()
+        model(torch.randn(4, 64)).square().mean().backward()
+        optimizer.step()
+
+    found = backspot.profile(step, model, steps=3, unprofiled=4)
+    (one,) = [one for one in found.findings if one.rule == "optimizer-kernels"]
+    assert {variant.name for variant in one.tried.variants} >= {"as it is", "fused=True"}
+
+
+# What runs code of the user's ---------------------------------------------------------------------
+
+RULES_OF_MODULES = ("layout-copies", "no-tensor-cores", "recompute")
+
+
+@pytest.mark.parametrize("rule", RULES_OF_MODULES)
+def test_a_training_goes_on_bit_for_bit_after_copies_of_its_modules_ran(report, rule):
+    plain, _ = trained(report)
+    tried, (found,) = trained(report, rule, trials="all")
+    assert found.tried.variants, found.tried.why_not
+    assert tried.state() == plain.state()
+
+
+def test_modules_run_only_where_that_is_asked_for(report):
+    _, findings = trained(report, *RULES_OF_MODULES, "waiting-for-data")
+    assert [one.tried for one in findings] == [None] * 4
+
+
+@pytest.mark.slow
+def test_a_training_goes_on_bit_for_bit_after_a_copy_was_compiled(report):
+    plain, _ = trained(report)
+    tried, (found,) = trained(report, "launch-bound", trials="all")
+    assert found.tried.variants[1].name == "torch.compile"
+    assert tried.state() == plain.state()
+
+
+def test_a_module_that_raises_on_a_copy_is_not_tried(report):
+    class Once(nn.Identity):
+        def __deepcopy__(self, memo):
+            raise TypeError("one of a kind")
+
+    training = Training()
+    training.model.once = Once()
+    asked_for = asked(report, "layout-copies")
+    live = chains_of(training.step, training.live(), asked_for, "all")
+    (found,) = with_trials(asked_for, live, "all").findings
+    assert found.tried.why_not == "TypeError: one of a kind"
+
+
+class Slow(torch.utils.data.Dataset):
+    """Takes time for each item, and counts them."""
+
+    def __init__(self, seconds):
+        self.seconds, self.read = seconds, 0
+
+    def __len__(self):
+        return 400
+
+    def __getitem__(self, index):
+        self.read += 1
+        random.random()
+        time.sleep(self.seconds)
+        return torch.rand(4) * index
+
+
+@pytest.mark.slow
+@pytest.mark.posix
+def test_workers_are_tried_in_processes_of_their_own(report):
+    data = Slow(0.005)
+    loader = torch.utils.data.DataLoader(data, batch_size=2, shuffle=True)
+    live = Training().live(loader=loader)
+    before = torch.get_rng_state().tolist(), random.getstate()
+    (found,) = with_trials(asked(report, "waiting-for-data"), live, "all").findings
+    assert [one.name for one in found.tried.variants][:2] == [
+        "as it is, num_workers=0",
+        "num_workers=1",
+    ]
+    assert data.read == 0
+    assert (torch.get_rng_state().tolist(), random.getstate()) == before
+
+
+def test_a_data_set_with_an_open_file_is_refused(report, tmp_path):
+    data = Slow(0)
+    data.file = (tmp_path / "file").open("w")
+    with data.file:
+        live = Training().live(loader=torch.utils.data.DataLoader(data))
+        (found,) = with_trials(asked(report, "waiting-for-data"), live, "all").findings
+    assert found.tried.why_not == "the data set holds an open TextIOWrapper"
+
+
+# Ranks and compiled code --------------------------------------------------------------------------
+
+OF_RANKS = """
+import backspot
+from backspot.live.trials.attempts import chains_of, with_trials
+from backspot.live.trials.trial import Live
+from backspot.results import Finding
+from backspot.results.findings import Place
+from backspot.results.report import changed
+from torch.distributed.fsdp import fully_shard
+
+if sys.argv[1] == "fsdp":
+    mesh = dist.device_mesh.init_device_mesh("cpu", (ranks,))
+    model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(3)))
+    fully_shard(model, mesh=mesh)
+    wrapped, optimizer = model, torch.optim.SGD(model.parameters(), 0.01)
+places = (Place("(optimizer)", "", 1, 10**6),)
+rules = ("optimizer-kernels", "zero-grad-fill", "no-tensor-cores")
+findings = tuple(Finding(rule, rule, "", "Do it.", 10**6, places, 1) for rule in rules)
+plain = nn.Linear(4, 4)
+report = backspot.profile(
+    lambda: plain(torch.ones(2, 4)).sum().backward(), plain, steps=1, warmup=0, trials="none"
+)
+report = changed(report, findings=findings, unprofiled_step_ns=10**7)
+for number in range(6):
+    live = Live({"": wrapped}, [optimizer])
+    if number == 3 and rank == 0 and sys.argv[2] == "tried":
+        live = chains_of(step, live, report, "all")
+        found = with_trials(report, live, "all").findings
+        for one in sorted(found, key=lambda one: rules.index(one.rule)):
+            print("#", one.rule, one.tried.why_not or [v.name for v in one.tried.variants])
+    else:
+        step()
+print([p.double().sum().item() for p in
+       (p.full_tensor() if hasattr(p, "full_tensor") else p for p in model.parameters())])
+dist.barrier()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.posix
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_ranks_train_on_bit_for_bit_while_rank_0_tries(tmp_path, kind):
+    ended = {}
+    for how in ("plain", "tried"):
+        folder = tmp_path / how
+        folder.mkdir()
+        script = folder / "train.py"
+        script.write_text(f"import sys\nsys.argv[1:] = ['{kind}', '{how}']\n{TRAINING}{OF_RANKS}")
+        ended[how] = [out.splitlines() for out, _ in train(script.name, 2, folder)]
+    said = [line for line in ended["tried"][0] if line.startswith("#")]
+    assert [lines[-1] for lines in ended["tried"]] == [lines[-1] for lines in ended["plain"]]
+    assert len(said) == 3
+    assert "talks to other ranks" in said[2]
+    assert ("DTensor" in said[0]) == (kind == "fsdp")
+
+
+COMPILED = """
+import torch
+from torch import nn
+import backspot
+from torch._dynamo.utils import counters
+
+model = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64))
+compiled = torch.compile(model, backend="aot_eager")
+optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+def step():
+    optimizer.zero_grad()
+    compiled(torch.ones(8, 64)).square().mean().backward()
+    optimizer.step()
+
+step()
+found = backspot.profile(step, model, steps=2, trials="none")
+before = counters["stats"]["unique_graphs"]
+from backspot.live.trials.attempts import chains_of, with_trials
+from backspot.live.trials.trial import Live
+from backspot.results import Finding
+from backspot.results.findings import Place
+from backspot.results.report import changed
+
+places = (Place("(optimizer)", "", 1, 10**6),)
+rules = ("optimizer-kernels", "zero-grad-fill", "attention-math", "launch-bound")
+findings = tuple(Finding(rule, rule, "", "Do it.", 10**6, places, 1) for rule in rules)
+report = changed(found, findings=findings)
+live = chains_of(step, Live({"": model}, [optimizer]), report, "all")
+for one in sorted(with_trials(report, live, "all").findings, key=lambda one: rules.index(one.rule)):
+    print(one.tried.why_not or "tried")
+step()
+print(counters["stats"]["unique_graphs"] - before)
+"""
+
+
+@pytest.mark.slow
+def test_compiled_code_is_not_compiled_again_after_trials(tmp_path):
+    done = subprocess.run(
+        [*preloaded.python(), "-c", COMPILED],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=300,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
+        check=False,
+    )
+    refused = "the step runs compiled code"
+    assert done.stdout.splitlines() == ["tried", "tried", refused, refused, "0"], done.stderr
