@@ -219,6 +219,7 @@ def pointwise_chain(evidence: Evidence) -> Finding | None:
         link="https://docs.pytorch.org/docs/stable/generated/torch.compile.html",
         nodes=costs.top_nodes(chains),
         kernels=costs.top_kernels(evidence.work_of(chains)),
+        change={"fuse": evidence.with_forward(chains)},
     )
 
 
@@ -275,4 +276,5 @@ def repeated_tensor(evidence: Evidence) -> Finding | None:
         link="https://docs.pytorch.org/docs/stable/notes/broadcasting.html",
         nodes=costs.top_nodes(nodes),
         kernels=costs.top_kernels(evidence.work_of(nodes)),
+        change={"free": evidence.with_forward(nodes)},
     )
