@@ -1,0 +1,59 @@
+"""PyTorch's search for anomalies, left on after debugging."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from benchmarks.causes.published import Models, Published, Step
+from benchmarks.causes.published.parts import sized, stepping
+from benchmarks.models import Context, made
+
+CASE = Published(
+    source="stanford-iprl-lab/nerf_shared#10",
+    title="A radiance field trained with torch.autograd's anomaly mode on",
+    cause=("anomaly",),
+    place=("**", "detect_anomaly()"),
+    fix="Turn it off",
+    gain="6 to 9 steps a second (1.5 hours to 36 minutes an epoch in icon-lab/SynDiff#43)",
+)
+
+
+class Field(nn.Module):
+    """Colour and density at a point, from sines and cosines of its coordinates."""
+
+    def __init__(self, width: int, depth: int, bands: int = 10) -> None:
+        super().__init__()
+        self.bands = bands
+        widths = [6 * bands] + [width] * depth
+        pairs = zip(widths, widths[1:], strict=False)
+        self.layers = nn.ModuleList(nn.Linear(inner, outer) for inner, outer in pairs)
+        self.head = nn.Linear(width, 4)
+
+    def forward(self, points: torch.Tensor) -> torch.Tensor:
+        scales = 2.0 ** torch.arange(self.bands, device=points.device)
+        angles = (points[..., None] * scales).flatten(-2)
+        x = torch.cat((angles.sin(), angles.cos()), -1)
+        for layer in self.layers:
+            x = layer(x).relu()
+        return self.head(x)
+
+
+def rendered(values: torch.Tensor) -> torch.Tensor:
+    """Colours of rays from colours and densities at their samples."""
+    opaque = 1 - torch.exp(-values[..., 3].relu() * 0.1)
+    through = torch.cumprod(1 - opaque + 1e-6, -1)
+    return ((opaque * through)[..., None] * values[..., :3].sigmoid()).sum(-2)
+
+
+def build(fixed: bool, context: Context) -> tuple[Step, Models]:
+    rays, samples = sized(context, 4096, 32, 4), sized(context, 64, 32, 4)
+    model = made(context, lambda: Field(sized(context, 256, 128, 16), sized(context, 8, 6, 2)))
+    points, colours = context.randn(rays, samples, 3), context.randn(rays, 3).sigmoid()
+    step = stepping(model, lambda: (rendered(model(points)) - colours).square().mean())
+
+    def watched() -> torch.Tensor:
+        with torch.autograd.set_detect_anomaly(not fixed):
+            return step()
+
+    return watched, {"": model}
