@@ -49,6 +49,7 @@ def _examine(job: Job, stage: Stage, run: Run) -> Record:
             built.append(build(fixed, run.context))
         stage("time", {})
         steps, models = zip(*built, strict=True)
+        losses = [[float(step()) for _ in range(2)] for step in steps]
         inner = 4 if run.device != "cpu" else 1
         rounds = 3 if run.small else 7 if run.device != "cpu" else 11
         times = interleaved(steps, run.device, rounds=rounds, inner=inner, seconds=8)
@@ -59,7 +60,8 @@ def _examine(job: Job, stage: Stage, run: Run) -> Record:
         report = profile_in_turn(step, modules, steps=profile_default("steps"))
         reports.append(judge.said(report))
     verdict = judge.judged(case, *reports, times)
-    return {**verdict, "times": times, "before": reports[0], "after": reports[1]}
+    found = {**verdict, "losses": losses, "times": times}
+    return {**found, "before": reports[0], "after": reports[1]}
 
 
 def answer(run: Run) -> Figures:

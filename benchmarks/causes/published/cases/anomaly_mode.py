@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import nn
 
@@ -26,7 +28,7 @@ class Field(nn.Module):
         super().__init__()
         self.bands = bands
         widths = [6 * bands] + [width] * depth
-        pairs = zip(widths, widths[1:], strict=False)
+        pairs = pairwise(widths)
         self.layers = nn.ModuleList(nn.Linear(inner, outer) for inner, outer in pairs)
         self.head = nn.Linear(width, 4)
 

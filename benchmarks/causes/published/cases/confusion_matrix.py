@@ -42,7 +42,7 @@ def confusion(into: Confusion, found: torch.Tensor, targets: torch.Tensor) -> No
 
 
 def build(fixed: bool, context: Context) -> tuple[Step, Models]:
-    classes, width = sized(context, 1000, 96, 10), sized(context, 1024, 128, 16)
+    classes, width = sized(context, 1000, 192, 10), sized(context, 1024, 128, 16)
     texts, words = sized(context, 2048, 256, 8), sized(context, 256, 32, 4)
 
     def make() -> nn.Sequential:

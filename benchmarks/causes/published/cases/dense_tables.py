@@ -36,7 +36,7 @@ class Towers(nn.Module):
 
 
 def build(fixed: bool, context: Context) -> tuple[Step, Models]:
-    rows, width = sized(context, 6_000_000, 60_000, 40), sized(context, 64, 32, 8)
+    rows, width = sized(context, 6_000_000, 200_000, 40), sized(context, 64, 32, 8)
     batch, hidden = sized(context, 16_384, 128, 8), sized(context, 1024, 128, 8)
     model = made(context, lambda: Towers(rows, width, hidden, fixed))
     tables = [model.users.weight, model.items.weight]

@@ -38,7 +38,7 @@ def discriminator(width: int, depth: int) -> nn.Sequential:
 
 
 def build(fixed: bool, context: Context) -> tuple[Step, Models]:
-    width, batch = sized(context, 256, 24, 4), sized(context, 256, 4, 2)
+    width, batch = sized(context, 256, 48, 4), sized(context, 512, 4, 2)
     maker = made(context, lambda: generator(width))
     critic = made(context, lambda: discriminator(width, 3))
     make, judge = adamw(maker.parameters()), adamw(critic.parameters())

@@ -34,7 +34,7 @@ class Distillation(nn.Module):
 
 
 def build(fixed: bool, context: Context) -> tuple[Step, Models]:
-    words, width = sized(context, 65536, 16384, 96), sized(context, 1024, 128, 32)
+    words, width = sized(context, 65536, 6144, 96), sized(context, 1024, 128, 32)
     length, batch = sized(context, 1024, 128, 8), sized(context, 12, 3, 2)
     depth = sized(context, 4, 2, 1)
     model = made(context, lambda: Gpt(width, depth, length, words)).to(half(context))

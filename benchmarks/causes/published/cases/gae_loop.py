@@ -29,8 +29,8 @@ def returns(rewards: torch.Tensor, fixed: bool) -> torch.Tensor:
 
 
 def build(fixed: bool, context: Context) -> tuple[Step, Models]:
-    width, depth = sized(context, 1024, 64, 32), sized(context, 6, 2, 1)
-    length, batch = sized(context, 2048, 512, 8), sized(context, 4, 1, 2)
+    width, depth = sized(context, 1024, 64, 32), sized(context, 6, 1, 1)
+    length, batch = sized(context, 2048, 1024, 8), sized(context, 4, 1, 2)
     words = sized(context, 8192, 256, 64)
     policy = made(context, lambda: Gpt(width, depth, length, words)).to(half(context))
     tokens, rewards = context.randint(words, batch, length), context.randn(batch, length) / length

@@ -47,7 +47,7 @@ class Network(nn.Module):
 
 
 def build(fixed: bool, context: Context) -> tuple[Step, Models]:
-    nodes, count = sized(context, 100_000, 1500, 20), sized(context, 1_500_000, 12_000, 60)
+    nodes, count = sized(context, 100_000, 4000, 20), sized(context, 1_500_000, 40_000, 60)
     width = sized(context, 256, 64, 8)
     model = made(context, lambda: Network(width, 3, fixed))
     edges = context.randint(nodes, 2, count)

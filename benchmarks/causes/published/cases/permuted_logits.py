@@ -19,7 +19,7 @@ CASE = Published(
 
 
 def build(fixed: bool, context: Context) -> tuple[Step, Models]:
-    words, width = sized(context, 65536, 8192, 64), sized(context, 1024, 128, 32)
+    words, width = sized(context, 65536, 3072, 64), sized(context, 1024, 128, 32)
     length, batch = sized(context, 1024, 128, 8), sized(context, 16, 4, 2)
     depth = sized(context, 4, 2, 1)
     model = made(context, lambda: Gpt(width, depth, length, words)).to(half(context))

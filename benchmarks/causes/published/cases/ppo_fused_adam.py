@@ -38,7 +38,7 @@ class Walkers:
 
 
 def build(fixed: bool, context: Context) -> tuple[Step, Models]:
-    length, count = sized(context, 96, 48, 4), 8
+    length, count = sized(context, 192, 96, 4), 8
 
     def make(outputs: int) -> nn.Sequential:
         inner = [nn.Linear(2, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh()]

@@ -56,7 +56,7 @@ class Listener(nn.Module):
 
 def build(fixed: bool, context: Context) -> tuple[Step, Models]:
     width, depth = sized(context, 768, 64, 32), sized(context, 8, 2, 1)
-    batch, frames = sized(context, 16, 2, 2), sized(context, 500, 60, 12)
+    batch, frames = sized(context, 16, 2, 2), sized(context, 500, 120, 12)
     model = made(context, lambda: Listener(width, depth)).to(half(context))
     speech = context.randn(batch, 1, frames * 320 + 300).to(half(context))
     targets, random = context.randint(32, batch * frames), numpy.random.default_rng(0)

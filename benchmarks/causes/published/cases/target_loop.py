@@ -16,6 +16,7 @@ CASE = Published(
     place=("packed()", "loss"),
     fix="Pack all boxes at once, by offsets from a cumulative sum",
     gain="no times given",
+    device="cuda",
 )
 
 
