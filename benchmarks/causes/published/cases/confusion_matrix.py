@@ -13,7 +13,7 @@ from benchmarks.models import Context, Mlp, made
 CASE = Published(
     source="fastai/fastai#2516",
     title="A metric of each batch as a comparison of classes by classes by predictions",
-    cause=("metric", "confusion", "compar", "no gradient", "outside the model"),
+    cause=("metric", "confusion", "comparison", "no gradient", "outside the model"),
     place=("confusion()", "matrix", "(metrics)", "(other)"),
     fix="Add one at (target, prediction)",
     gain="validation with 10,000 classes 'tremendously slow' before; figures as pictures only",

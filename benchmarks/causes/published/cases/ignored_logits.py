@@ -12,7 +12,7 @@ from benchmarks.models import Block, Context, made
 CASE = Published(
     source="facebookresearch/pytext#957",
     title="Logits of all tokens, of which the loss reads the 15% that were masked",
-    cause=("ignore_index", "ignored", "masked", "vocabulary", "logits"),
+    cause=("ignore", "masked", "logits nobody"),
     place=("head", "loss"),
     fix="Give the head the masked tokens only",
     gain="85% of the logits and their softmax saved; the same in PrimeIntellect-ai/prime-rl#3326",

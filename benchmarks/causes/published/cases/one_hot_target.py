@@ -37,8 +37,8 @@ class SemanticLoss(nn.Module):
 
 
 def build(fixed: bool, context: Context) -> tuple[Step, Models]:
-    side, batch = sized(context, 256, 64, 16), sized(context, 32, 2, 2)
-    model = made(context, lambda: Unet(sized(context, 64, 8, 4)))
+    side, batch = sized(context, 256, 128, 16), sized(context, 32, 2, 2)
+    model = made(context, lambda: Unet(sized(context, 64, 4, 4)))
     model = model.to(memory_format=torch.channels_last)
     criterion = SemanticLoss(16, fixed)
     images, small = context.randn(batch, 3, side, side), side // 4

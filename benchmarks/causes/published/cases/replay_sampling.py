@@ -13,7 +13,7 @@ from benchmarks.models import Context, made
 CASE = Published(
     source="gbionics/amp-rsl-rl#12",
     title="Batches drawn from a replay buffer by NumPy, without replacement",
-    cause=("waiting for data", "numpy", "sampl", "loader", "on the host"),
+    cause=("waiting for data", "numpy", "choice", "sampling", "on the host"),
     place=("(data)", "drawn()"),
     fix="Keep the buffer on the device and draw the rows there",
     gain="85.2 to 1.1 ms for 20,480 samples, 157.8 to 25.9 ms with the insertion",

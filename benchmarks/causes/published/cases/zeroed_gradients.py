@@ -21,8 +21,8 @@ CASE = Published(
 
 
 def build(fixed: bool, context: Context) -> tuple[Step, Models]:
-    side, batch = sized(context, 192, 64, 16), sized(context, 32, 2, 2)
-    model = made(context, lambda: Unet(sized(context, 64, 8, 4)))
+    side, batch = sized(context, 192, 128, 16), sized(context, 32, 2, 2)
+    model = made(context, lambda: Unet(sized(context, 64, 4, 4)))
     model = model.to(memory_format=torch.channels_last)
     images, classes = context.randn(batch, 3, side, side), context.randint(16, batch, side, side)
 
