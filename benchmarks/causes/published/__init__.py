@@ -1,6 +1,6 @@
 """Slow training steps that people published with their fix, rebuilt.
 
-Each file in ``cases`` has one: ``CASE``, what its authors saw, changed and gained, with what an
+Each file in ``cases`` has one: its first line says what was slow; ``CASE``, what its authors saw, changed and gained, with what an
 ideal answer names; and ``build(fixed, context)``, which returns a step, as it was or as it became,
 and the models to instrument. The facts are the authors', the code is ours. A case whose ``nothing``
 is true has a fix that gains next to nothing: nothing may be promised for it. What an ideal answer
@@ -36,7 +36,6 @@ class Published:
 
     Attributes:
         source: the thread, ``owner/repository#number``.
-        title: what was slow.
         cause: phrases, one of which names the cause: all of its words are in a finding's text.
         place: paths of modules (``*`` is one name, ``**`` any number of them), functions
             (``name()``) and rows that are no module (``(optimizer)``).
@@ -49,7 +48,6 @@ class Published:
     """
 
     source: str
-    title: str
     cause: tuple[str, ...]
     place: tuple[str, ...]
     fix: str
@@ -71,3 +69,8 @@ def load(name: str) -> tuple[Published, Build]:
     """Return a case, and what builds it."""
     module: Any = import_module(f"benchmarks.causes.published.cases.{name}")
     return module.CASE, module.build
+
+
+def title(name: str) -> str:
+    """Return what was slow in a case."""
+    return str(import_module(f"benchmarks.causes.published.cases.{name}").__doc__).rstrip(".")

@@ -15,7 +15,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from benchmarks.causes.published import judge, load, names
+from benchmarks.causes.published import judge, load, names, title
 from benchmarks.harness import (
     RESULTS,
     Figures,
@@ -69,7 +69,7 @@ def answer(run: Run) -> Figures:
         about = {name: load(name)[0] for name in names()}
         if run.device == "cpu" and not (run.cases or run.listed):
             about = {name: case for name, case in about.items() if case.device == "any"}
-        return {name: f"{case.title} ({case.source}: {case.gain})" for name, case in about.items()}
+        return {name: f"{title(name)} ({case.source}: {case.gain})" for name, case in about.items()}
 
     if run.cases and run.out is not None and run.out.parent == RESULTS:
         run.out = None  # in part
@@ -83,5 +83,5 @@ def answer(run: Run) -> Figures:
         for name, record in records.items()
     ]
     summary = judge.score(cases, verdicts, run.device)
-    about = {name: asdict(case) for name, case in cases.items()}
+    about = {name: {"title": title(name), **asdict(case)} for name, case in cases.items()}
     return {"summary": summary, "rows": rows, "cases": records, "about": about}

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from benchmarks.causes.published import Step
-from benchmarks.models import Context
+from benchmarks.causes.published import Models as Models
+from benchmarks.causes.published import Published as Published
+from benchmarks.causes.published import Step as Step
+from benchmarks.models import Context, Gpt, made
 
 
 def sized(context: Context, cuda: int, cpu: int, small: int) -> int:
@@ -61,3 +64,38 @@ class TokenLoss(nn.Module):
 
     def forward(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return functional.cross_entropy(logits.flatten(0, -2), targets.flatten())
+
+
+def gpt(
+    context: Context,
+    cuda: tuple[int, int, int, int, int],
+    cpu: tuple[int, int, int, int, int],
+    alter: Callable[[Gpt], object] = lambda _: None,
+) -> tuple[Gpt, torch.Tensor, torch.Tensor]:
+    """Return a language model, tokens, and the tokens that follow them.
+
+    Args:
+        context: where it runs.
+        cuda: width, depth, length of a text, texts and words on a GPU.
+        cpu: the same on a CPU.
+        alter: changes the model before it is moved to the device's number format.
+    """
+    full = cuda if context.device != "cpu" else cpu
+    width, depth, length, batch, words = (32, 2, 8, 2, 64) if context.small else full
+
+    def make() -> Gpt:
+        model = Gpt(width, depth, length, words)
+        alter(model)
+        return model
+
+    tokens, follow = (context.randint(words, batch, length) for _ in range(2))
+    return made(context, make).to(half(context)), tokens, follow
+
+
+def learning(
+    model: nn.Module, tokens: torch.Tensor, follow: torch.Tensor, **options: Any
+) -> tuple[Step, Models]:
+    """Return the step of a language model, with the options of ``stepping``."""
+    criterion = TokenLoss()
+    step = stepping(model, lambda: criterion(model(tokens), follow), **options)
+    return step, {"": model, "loss": criterion}

@@ -1,19 +1,15 @@
-"""PyTorch's search for anomalies, left on after debugging."""
-
-from __future__ import annotations
+"""A radiance field trained with torch.autograd's anomaly mode on."""
 
 from itertools import pairwise
 
 import torch
 from torch import nn
 
-from benchmarks.causes.published import Models, Published, Step
-from benchmarks.causes.published.parts import sized, stepping
+from benchmarks.causes.published.parts import Models, Published, Step, sized, stepping
 from benchmarks.models import Context, made
 
 CASE = Published(
     source="stanford-iprl-lab/nerf_shared#10",
-    title="A radiance field trained with torch.autograd's anomaly mode on",
     cause=("anomaly",),
     place=("**", "detect_anomaly()"),
     fix="Turn it off",

@@ -1,17 +1,13 @@
-"""Attention that returns its weights, which its caller throws away."""
-
-from __future__ import annotations
+"""nn.MultiheadAttention with need_weights, its default, in every layer of a detector."""
 
 import torch
 from torch import nn
 
-from benchmarks.causes.published import Models, Published, Step
-from benchmarks.causes.published.parts import half, sized, stepping
+from benchmarks.causes.published.parts import Models, Published, Step, half, sized, stepping
 from benchmarks.models import Context, Mlp, made
 
 CASE = Published(
     source="lyuwenyu/RT-DETR#678",
-    title="nn.MultiheadAttention with need_weights, its default, in every layer of a detector",
     cause=("need_weights", "scaled_dot_product", "flash", "fused attention", "attention weights"),
     place=("layers.*.attention", "layers.*"),
     fix="need_weights=False, which takes the fused attention",

@@ -1,17 +1,13 @@
-"""Every block of a diffusion transformer checkpointed, though memory is left."""
-
-from __future__ import annotations
+"""Gradient checkpointing of each block, where one in four fits in memory."""
 
 import torch
 from torch import nn
 
-from benchmarks.causes.published import Models, Published, Step
-from benchmarks.causes.published.parts import half, sized, stepping
+from benchmarks.causes.published.parts import Models, Published, Step, half, sized, stepping
 from benchmarks.models import Block, Checkpointed, Context, made
 
 CASE = Published(
     source="huggingface/diffusers#10611",
-    title="Gradient checkpointing of each block, where one in four fits in memory",
     cause=("checkpoint", "recompu", "forward again"),
     place=("blocks.*", "blocks.**"),
     fix="Checkpoint every fourth block",

@@ -1,18 +1,13 @@
-"""A confusion matrix that compares every pair of classes with every prediction."""
-
-from __future__ import annotations
+"""A metric of each batch as a comparison of classes by classes by predictions."""
 
 import torch
 from torch import nn
-from torch.nn import functional
 
-from benchmarks.causes.published import Models, Published, Step
-from benchmarks.causes.published.parts import sized, stepping
+from benchmarks.causes.published.parts import Models, Published, Step, sized, stepping
 from benchmarks.models import Context, Mlp, made
 
 CASE = Published(
     source="fastai/fastai#2516",
-    title="A metric of each batch as a comparison of classes by classes by predictions",
     cause=("metric", "confusion", "comparison", "no gradient", "outside the model"),
     place=("confusion()", "matrix", "(metrics)", "(other)"),
     fix="Add one at (target, prediction)",
@@ -55,7 +50,7 @@ def build(fixed: bool, context: Context) -> tuple[Step, Models]:
 
     def loss() -> torch.Tensor:
         seen[:] = [model(tokens)]
-        return functional.cross_entropy(seen[0], targets)
+        return nn.functional.cross_entropy(seen[0], targets)
 
     step = stepping(model, loss, after=lambda _: matrix(seen[0], targets))
     return step, {"": model, "matrix": matrix}

@@ -1,19 +1,13 @@
-"""A speech recogniser's decoder that calls its recurrent layer for one step at a time."""
-
-from __future__ import annotations
+"""A recurrent decoder unrolled by a Python loop, though its inputs are known (teacher forcing)."""
 
 import torch
 from torch import nn
-from torch.nn import functional
 
-from benchmarks.causes.published import Models, Published, Step
-from benchmarks.causes.published.parts import sized, stepping
+from benchmarks.causes.published.parts import Models, Published, Step, sized, stepping
 from benchmarks.models import Context, made
 
 CASE = Published(
     source="IBM/pytorch-seq2seq#32",
-    title="A recurrent decoder unrolled by a Python loop, though its inputs are known (teacher "
-    "forcing)",
     cause=("loop", "time step", "step by step", "launch", "small kernels", "cudnn"),
     place=("decoder", "decoder.**"),
     fix="Give the layer the whole sequence",
@@ -53,6 +47,6 @@ def build(fixed: bool, context: Context) -> tuple[Step, Models]:
     def loss() -> torch.Tensor:
         _, state = model["encoder"](speech)
         logits = model["decoder"](tokens, tuple(part[-1:].contiguous() for part in state))
-        return functional.cross_entropy(logits.flatten(0, 1), follow.flatten())
+        return nn.functional.cross_entropy(logits.flatten(0, 1), follow.flatten())
 
     return stepping(model, loss), {"": model}

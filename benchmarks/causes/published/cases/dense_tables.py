@@ -1,18 +1,13 @@
-"""Large tables whose gradient and update are dense, though a batch reads few rows."""
-
-from __future__ import annotations
+"""Dense gradients and a dense Adam for tables of 500,000 rows."""
 
 import torch
 from torch import nn
-from torch.nn import functional
 
-from benchmarks.causes.published import Models, Published, Step
-from benchmarks.causes.published.parts import sized
+from benchmarks.causes.published.parts import Models, Published, Step, sized
 from benchmarks.models import Context, Mlp, made
 
 CASE = Published(
     source="pytorch/pytorch#5309",
-    title="Dense gradients and a dense Adam for tables of 500,000 rows",
     cause=("sparse", "dense gradient"),
     place=("users", "items", "(optimizer)"),
     fix="sparse=True and SparseAdam for the tables",
@@ -51,7 +46,7 @@ def build(fixed: bool, context: Context) -> tuple[Step, Models]:
     def step() -> torch.Tensor:
         many.zero_grad()
         few.zero_grad()
-        loss = functional.binary_cross_entropy_with_logits(model(user, item), clicked)
+        loss = nn.functional.binary_cross_entropy_with_logits(model(user, item), clicked)
         loss.backward()
         many.step()
         few.step()

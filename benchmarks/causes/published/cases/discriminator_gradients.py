@@ -1,18 +1,13 @@
-"""A generator's update that also computes the gradients of the discriminator's weights."""
-
-from __future__ import annotations
+"""Gradients of the discriminator's weights in the generator's update, then thrown away."""
 
 import torch
 from torch import nn
-from torch.nn import functional
 
-from benchmarks.causes.published import Models, Published, Step
-from benchmarks.causes.published.parts import adamw, sized
+from benchmarks.causes.published.parts import Models, Published, Step, adamw, sized
 from benchmarks.models import Context, made
 
 CASE = Published(
     source="SKTBrain/DiscoGAN#2",
-    title="Gradients of the discriminator's weights in the generator's update, then thrown away",
     cause=("requires_grad", "nobody reads", "not read", "never read", "unused gradient", "discard"),
     place=("discriminator", "discriminator.**"),
     fix="requires_grad_(False) on the discriminator while the generator is updated",
@@ -50,14 +45,14 @@ def build(fixed: bool, context: Context) -> tuple[Step, Models]:
         make.zero_grad()
         with context.bf16(context.device != "cpu"):
             fake = maker(noise)
-            loss = functional.softplus(-critic(fake)).mean()
+            loss = nn.functional.softplus(-critic(fake)).mean()
         loss.backward()
         make.step()
         critic.requires_grad_(True)
         judge.zero_grad()
         with context.bf16(context.device != "cpu"):
-            wrong = functional.softplus(critic(fake.detach())).mean()
-            worse = wrong + functional.softplus(-critic(real)).mean()
+            wrong = nn.functional.softplus(critic(fake.detach())).mean()
+            worse = wrong + nn.functional.softplus(-critic(real)).mean()
         worse.backward()
         judge.step()
         return (loss + worse).detach()

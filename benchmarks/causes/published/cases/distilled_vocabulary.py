@@ -1,17 +1,13 @@
-"""A distillation over the teacher's best words that normalises over the whole vocabulary first."""
-
-from __future__ import annotations
+"""log_softmax in fp32 over the whole vocabulary, of which 64 columns are then kept."""
 
 import torch
 from torch import nn
 
-from benchmarks.causes.published import Models, Published, Step
-from benchmarks.causes.published.parts import half, sized, stepping
-from benchmarks.models import Context, Gpt, made
+from benchmarks.causes.published.parts import Models, Published, Step, gpt, stepping
+from benchmarks.models import Context
 
 CASE = Published(
     source="NVIDIA-NeMo/RL#3314",
-    title="log_softmax in fp32 over the whole vocabulary, of which 64 columns are then kept",
     cause=("log_softmax", "vocabulary", "logits fp32"),
     place=("loss",),
     fix="Gather the 64 columns of the logits and normalise within them: the rest cancels out",
@@ -34,15 +30,9 @@ class Distillation(nn.Module):
 
 
 def build(fixed: bool, context: Context) -> tuple[Step, Models]:
-    words, width = sized(context, 65536, 6144, 96), sized(context, 1024, 128, 32)
-    length, batch = sized(context, 1024, 128, 8), sized(context, 12, 3, 2)
-    depth = sized(context, 4, 2, 1)
-    model = made(context, lambda: Gpt(width, depth, length, words)).to(half(context))
-    tokens = context.randint(words, batch, length)
-    best = torch.randperm(words)[:64].to(context.device)
-    teacher = context.randn(batch, length, 64).log_softmax(-1)
+    model, tokens, _ = gpt(context, (1024, 4, 1024, 12, 65536), (128, 2, 128, 3, 6144))
+    best = torch.randperm(model.vocabulary)[:64].to(context.device)
+    teacher = context.randn(*tokens.shape, 64).log_softmax(-1)
     criterion = Distillation(best, fixed)
-    return stepping(model, lambda: criterion(model(tokens), teacher)), {
-        "": model,
-        "loss": criterion,
-    }
+    step = stepping(model, lambda: criterion(model(tokens), teacher))
+    return step, {"": model, "loss": criterion}

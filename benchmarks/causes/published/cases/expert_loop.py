@@ -1,17 +1,13 @@
-"""Experts that ask the GPU three times each which tokens are theirs."""
-
-from __future__ import annotations
+"""Three waits for the GPU for each expert of each layer: any, nonzero, a boolean index."""
 
 import torch
 from torch import nn
 
-from benchmarks.causes.published import Models, Published, Step
-from benchmarks.causes.published.parts import TokenLoss, half, sized, stepping
-from benchmarks.models import Context, Gpt, Mlp, made
+from benchmarks.causes.published.parts import Models, Published, Step, gpt, learning
+from benchmarks.models import Context, Gpt, Mlp
 
 CASE = Published(
     source="jingyaogong/minimind#837",
-    title="Three waits for the GPU for each expert of each layer: any, nonzero, a boolean index",
     cause=("synchron", "waits for", "wait for", "nonzero", ".item()"),
     place=("h.*.mlp", "h.*.mlp.**"),
     fix="Sort the tokens by expert and read all counts at once: one wait a layer",
@@ -41,23 +37,15 @@ class Experts(nn.Module):
     def rows(self, chosen: torch.Tensor) -> list[torch.Tensor | None]:
         count = len(self.experts)
         if self.fixed:
-            sizes = torch.nn.functional.one_hot(chosen, count).sum(0).tolist()
+            sizes = nn.functional.one_hot(chosen, count).sum(0).tolist()
             return list(chosen.argsort(stable=True).split(sizes))
         masks = (chosen == expert for expert in range(count))
         return [mask.nonzero().flatten() if mask.any() else None for mask in masks]
 
 
 def build(fixed: bool, context: Context) -> tuple[Step, Models]:
-    width, depth = sized(context, 768, 96, 32), sized(context, 8, 3, 1)
-    length, batch = sized(context, 512, 64, 8), sized(context, 8, 4, 2)
-
-    def make() -> Gpt:
-        model = Gpt(width, depth, length, sized(context, 6400, 512, 64))
+    def alter(model: Gpt) -> None:
         for block in model.h:
-            block.mlp = Experts(width, 8, fixed)
-        return model
+            block.mlp = Experts(model.width, 8, fixed)
 
-    model = made(context, make).to(half(context))
-    tokens, follow = (context.randint(model.vocabulary, batch, length) for _ in range(2))
-    criterion = TokenLoss()
-    return stepping(model, lambda: criterion(model(tokens), follow)), {"": model, "loss": criterion}
+    return learning(*gpt(context, (768, 8, 512, 8, 6400), (96, 3, 64, 4, 512), alter))

@@ -1,16 +1,12 @@
-"""Returns of a rollout that are added up token by token."""
-
-from __future__ import annotations
+"""The recurrence of the returns of REINFORCE as a Python loop over tokens."""
 
 import torch
 
-from benchmarks.causes.published import Models, Published, Step
-from benchmarks.causes.published.parts import half, sized, stepping
-from benchmarks.models import Context, Gpt, made
+from benchmarks.causes.published.parts import Models, Published, Step, gpt, stepping
+from benchmarks.models import Context
 
 CASE = Published(
     source="NVIDIA-NeMo/labs-molt#29",
-    title="The recurrence of the returns of REINFORCE as a Python loop over tokens",
     cause=("loop", "launch", "small kernels", "time step", "cumsum", "per token"),
     place=("returns()",),
     fix="flip, cumsum, flip where nothing is discounted",
@@ -29,11 +25,8 @@ def returns(rewards: torch.Tensor, fixed: bool) -> torch.Tensor:
 
 
 def build(fixed: bool, context: Context) -> tuple[Step, Models]:
-    width, depth = sized(context, 1024, 64, 32), sized(context, 6, 1, 1)
-    length, batch = sized(context, 2048, 1024, 8), sized(context, 4, 1, 2)
-    words = sized(context, 8192, 256, 64)
-    policy = made(context, lambda: Gpt(width, depth, length, words)).to(half(context))
-    tokens, rewards = context.randint(words, batch, length), context.randn(batch, length) / length
+    policy, tokens, _ = gpt(context, (1024, 6, 2048, 4, 8192), (64, 1, 1024, 1, 256))
+    rewards = context.randn(*tokens.shape) / tokens.shape[1]
 
     def loss() -> torch.Tensor:
         with torch.no_grad():

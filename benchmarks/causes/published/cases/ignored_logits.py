@@ -1,17 +1,13 @@
-"""A masked language model that computes logits where its loss ignores them."""
-
-from __future__ import annotations
+"""Logits of all tokens, of which the loss reads the 15% that were masked."""
 
 import torch
 from torch import nn
 
-from benchmarks.causes.published import Models, Published, Step
-from benchmarks.causes.published.parts import half, sized, stepping
+from benchmarks.causes.published.parts import Models, Published, Step, half, sized, stepping
 from benchmarks.models import Block, Context, made
 
 CASE = Published(
     source="facebookresearch/pytext#957",
-    title="Logits of all tokens, of which the loss reads the 15% that were masked",
     cause=("ignore", "masked", "logits nobody"),
     place=("head", "loss"),
     fix="Give the head the masked tokens only",

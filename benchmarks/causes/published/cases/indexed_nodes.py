@@ -1,18 +1,13 @@
-"""Messages of a graph that read their nodes by x[source]."""
-
-from __future__ import annotations
+"""Node features read by x[indices] for each edge of a graph."""
 
 import torch
 from torch import nn
-from torch.nn import functional
 
-from benchmarks.causes.published import Models, Published, Step
-from benchmarks.causes.published.parts import sized, stepping
+from benchmarks.causes.published.parts import Models, Published, Step, sized, stepping
 from benchmarks.models import Context, made
 
 CASE = Published(
     source="dmlc/dgl#3729",
-    title="Node features read by x[indices] for each edge of a graph",
     cause=("index_select", "index_put", "indexing", "sorts", "gather"),
     place=("layers.*",),
     fix="x.index_select(0, indices), whose backward adds without sorting",
@@ -55,5 +50,5 @@ def build(fixed: bool, context: Context) -> tuple[Step, Models]:
         0, edges[1], torch.ones(count, device=context.device)
     )
     x, classes = context.randn(nodes, width), context.randint(40, nodes)
-    loss = lambda: functional.cross_entropy(model(x, edges, degree), classes)  # noqa: E731
+    loss = lambda: nn.functional.cross_entropy(model(x, edges, degree), classes)  # noqa: E731
     return stepping(model, loss), {"": model}

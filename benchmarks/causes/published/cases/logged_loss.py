@@ -1,16 +1,12 @@
-"""A loss that is read for the log at the end of each step, while the next batch could be made."""
-
-from __future__ import annotations
+"""loss.item() in each step, though a line is logged only now and then."""
 
 import torch
 
-from benchmarks.causes.published import Models, Published, Step
-from benchmarks.causes.published.parts import TokenLoss, adamw, half, sized
-from benchmarks.models import Context, Gpt, made
+from benchmarks.causes.published.parts import Models, Published, Step, TokenLoss, gpt, stepping
+from benchmarks.models import Context
 
 CASE = Published(
     source="meta-pytorch/torchtune#522",
-    title="loss.item() in each step, though a line is logged only now and then",
     cause=("synchron", "waits for", "wait for", ".item()"),
     place=("log()",),
     fix="Read the loss only when it is logged",
@@ -31,26 +27,18 @@ def collated(texts: list[list[str]], words: dict[str, int], length: int) -> torc
 
 
 def build(fixed: bool, context: Context) -> tuple[Step, Models]:
-    width, depth = sized(context, 1024, 64, 32), sized(context, 8, 3, 1)
-    length, batch = sized(context, 512, 64, 8), sized(context, 16, 4, 2)
-    words = {f"word{number}": number for number in range(sized(context, 8192, 512, 64))}
-    model = made(context, lambda: Gpt(width, depth, length, len(words))).to(half(context))
-    spelled = [*words]
+    model, tokens, _ = gpt(context, (1024, 8, 512, 16, 8192), (64, 3, 64, 4, 512))
+    words = {f"word{number}": number for number in range(model.vocabulary)}
+    spelled, (batch, length) = [*words], tokens.shape
     texts = [
         [spelled[(7 * number + row) % len(spelled)] for number in range(4 * length)]
         for row in range(batch)
     ]
-    criterion, optimizer = TokenLoss(), adamw(model.parameters())
-    kept: list[float] = []
+    criterion, kept = TokenLoss(), []
 
-    def step() -> torch.Tensor:
+    def loss() -> torch.Tensor:
         tokens = collated(texts, words, length).to(context.device, non_blocking=True)
-        optimizer.zero_grad()
-        loss = criterion(model(tokens[:, :-1]), tokens[:, 1:])
-        loss.backward()
-        optimizer.step()
-        if not fixed:
-            log(loss, kept)
-        return loss.detach()
+        return criterion(model(tokens[:, :-1]), tokens[:, 1:])
 
-    return step, {"": model, "loss": criterion}
+    after = (lambda _: None) if fixed else (lambda value: log(value, kept))
+    return stepping(model, loss, after=after), {"": model, "loss": criterion}

@@ -1,6 +1,4 @@
-"""An optimizer that orthogonalises one small matrix after the other."""
-
-from __future__ import annotations
+"""Newton-Schulz iterations for each of 126 matrices, thousands of tiny kernels a step."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -8,15 +6,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional
 
-from benchmarks.causes.published import Models, Published, Step
-from benchmarks.causes.published.parts import half, sized, stepping
+from benchmarks.causes.published.parts import Models, Published, Step, half, sized, stepping
 from benchmarks.models import Context, Vit, made
 
 CASE = Published(
     source="ultralytics/ultralytics#25288",
-    title="Newton-Schulz iterations for each of 126 matrices, thousands of tiny kernels a step",
     cause=("launch", "foreach", "one by one", "each parameter", "small kernels", "batched"),
     place=("(optimizer)", "orthogonal()"),
     fix="Stack the matrices of one shape and iterate on all of them at once",
@@ -63,5 +58,5 @@ def build(fixed: bool, context: Context) -> tuple[Step, Models]:
     images = context.randn(batch, 3, side, side).to(half(context))
     classes = context.randint(1000, batch)
     optimizer = Muon(model.parameters(), fixed)
-    loss = lambda: functional.cross_entropy(model(images), classes)  # noqa: E731
+    loss = lambda: nn.functional.cross_entropy(model(images), classes)  # noqa: E731
     return stepping(model, loss, optimizer=optimizer), {"": model}

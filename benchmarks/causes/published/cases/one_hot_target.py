@@ -1,18 +1,13 @@
-"""The target of a segmentation loss, made by way of a one-hot tensor of integers."""
-
-from __future__ import annotations
+"""one_hot(...).float() for the target of a semantic loss."""
 
 import torch
 from torch import nn
-from torch.nn import functional
 
-from benchmarks.causes.published import Models, Published, Step
-from benchmarks.causes.published.parts import sized, stepping
+from benchmarks.causes.published.parts import Models, Published, Step, sized, stepping
 from benchmarks.models import Context, Unet, made
 
 CASE = Published(
     source="ultralytics/ultralytics#25244",
-    title="one_hot(...).float() for the target of a semantic loss",
     cause=("one_hot", "one-hot", "int64", "scatter_"),
     place=("loss", "target()"),
     fix="Scatter ones into a tensor of floats",
@@ -28,12 +23,12 @@ class SemanticLoss(nn.Module):
 
     def target(self, masks: torch.Tensor) -> torch.Tensor:
         if not self.fixed:
-            return functional.one_hot(masks, self.classes).permute(0, 3, 1, 2).float()
+            return nn.functional.one_hot(masks, self.classes).permute(0, 3, 1, 2).float()
         found = torch.zeros(len(masks), self.classes, *masks.shape[1:], device=masks.device)
         return found.scatter_(1, masks[:, None], 1.0)
 
     def forward(self, maps: torch.Tensor, masks: torch.Tensor) -> torch.Tensor:
-        return functional.binary_cross_entropy_with_logits(maps.float(), self.target(masks))
+        return nn.functional.binary_cross_entropy_with_logits(maps.float(), self.target(masks))
 
 
 def build(fixed: bool, context: Context) -> tuple[Step, Models]:
@@ -46,7 +41,7 @@ def build(fixed: bool, context: Context) -> tuple[Step, Models]:
 
     def loss() -> torch.Tensor:
         with context.bf16(context.device != "cpu"):
-            maps = functional.avg_pool2d(model(images), 4)
+            maps = nn.functional.avg_pool2d(model(images), 4)
         return criterion(maps, masks)
 
     return stepping(model, loss), {"": model, "loss": criterion}

@@ -1,19 +1,15 @@
-"""Batches that are copied to the GPU from memory that is not pinned."""
-
-from __future__ import annotations
+"""non_blocking copies to the GPU from batches that nobody has pinned."""
 
 from itertools import cycle
 
 import torch
-from torch.nn import functional
+from torch import nn
 
-from benchmarks.causes.published import Models, Published, Step
-from benchmarks.causes.published.parts import half, sized, stepping
+from benchmarks.causes.published.parts import Models, Published, Step, half, sized, stepping
 from benchmarks.models import Context, Vit, made
 
 CASE = Published(
     source="metatensor/metatrain#1273",
-    title="non_blocking copies to the GPU from batches that nobody has pinned",
     cause=("pinned", "pin_memory", "pageable"),
     place=("(data)", "fetched()"),
     fix="pin_memory=True in the loader",
@@ -37,6 +33,6 @@ def build(fixed: bool, context: Context) -> tuple[Step, Models]:
 
     def loss() -> torch.Tensor:
         images = fetched(next(feed), context).to(half(context))
-        return functional.cross_entropy(model(images), classes)
+        return nn.functional.cross_entropy(model(images), classes)
 
     return stepping(model, loss), {"": model}

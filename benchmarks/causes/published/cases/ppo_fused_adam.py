@@ -1,6 +1,4 @@
-"""PPO with Adam's fused kernel, in a run that its environment decides."""
-
-from __future__ import annotations
+"""Adam without fused=True in PPO on a walker."""
 
 import math
 
@@ -8,13 +6,11 @@ import numpy
 import torch
 from torch import nn
 
-from benchmarks.causes.published import Models, Published, Step
-from benchmarks.causes.published.parts import sized
+from benchmarks.causes.published.parts import Models, Published, Step, sized
 from benchmarks.models import Context, made
 
 CASE = Published(
     source="DLR-RM/stable-baselines3#1770",
-    title="Adam without fused=True in PPO on a walker",
     cause=("fused", "foreach"),
     place=("(optimizer)",),
     fix="fused=True",

@@ -1,17 +1,13 @@
-"""The mask of local attention, made again in each layer."""
-
-from __future__ import annotations
+"""GPT-Neo's local mask computed by each layer from the same positions."""
 
 import torch
-from torch.nn import functional
+from torch import nn
 
-from benchmarks.causes.published import Models, Published, Step
-from benchmarks.causes.published.parts import TokenLoss, half, sized, stepping
-from benchmarks.models import Attention, Context, Gpt, made
+from benchmarks.causes.published.parts import Models, Published, Step, TokenLoss, gpt, stepping
+from benchmarks.models import Attention, Context, Gpt
 
 CASE = Published(
     source="huggingface/transformers#11335",
-    title="GPT-Neo's local mask computed by each layer from the same positions",
     cause=("mask again", "same mask", "mask once", "mask repeat"),
     place=("h.*.attn",),
     fix="Compute the mask once for all layers",
@@ -32,26 +28,20 @@ class LocalAttention(Attention):
     def mix(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         length = q.shape[-2]
         mask = local(length, length // 4, q.device) if self.given is None else self.given
-        return functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        return nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
 
 def build(fixed: bool, context: Context) -> tuple[Step, Models]:
-    width, depth = sized(context, 1024, 128, 32), sized(context, 8, 3, 2)
-    length, batch = sized(context, 512, 64, 8), sized(context, 24, 4, 2)
-    words = sized(context, 16384, 512, 64)
-
-    def make() -> Gpt:
-        model = Gpt(width, depth, length, words)
+    def alter(model: Gpt) -> None:
         for block in model.h:
-            block.attn = LocalAttention(width)
-        return model
+            block.attn = LocalAttention(model.width)
 
-    model = made(context, make).to(half(context))
-    tokens, follow = (context.randint(words, batch, length) for _ in range(2))
+    model, tokens, follow = gpt(context, (1024, 8, 512, 24, 16384), (128, 3, 64, 4, 512), alter)
     criterion = TokenLoss()
 
     def loss() -> torch.Tensor:
         if fixed:
+            length = tokens.shape[1]
             mask = local(length, length // 4, tokens.device)
             for block in model.h:
                 block.attn.given = mask

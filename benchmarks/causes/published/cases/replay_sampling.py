@@ -1,18 +1,14 @@
-"""A replay buffer that draws each batch on the host, from all of its rows."""
-
-from __future__ import annotations
+"""Batches drawn from a replay buffer by NumPy, without replacement."""
 
 import numpy
 import torch
 from torch import nn
 
-from benchmarks.causes.published import Models, Published, Step
-from benchmarks.causes.published.parts import sized, stepping
+from benchmarks.causes.published.parts import Models, Published, Step, sized, stepping
 from benchmarks.models import Context, made
 
 CASE = Published(
     source="gbionics/amp-rsl-rl#12",
-    title="Batches drawn from a replay buffer by NumPy, without replacement",
     cause=("waiting for data", "numpy", "choice", "sampling", "on the host"),
     place=("(data)", "drawn()"),
     fix="Keep the buffer on the device and draw the rows there",

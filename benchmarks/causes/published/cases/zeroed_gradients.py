@@ -1,17 +1,13 @@
-"""Gradients that are filled with zeros before each step, in a convolutional net."""
-
-from __future__ import annotations
+"""zero_grad() that fills gradients with zeros."""
 
 import torch
-from torch.nn import functional
+from torch import nn
 
-from benchmarks.causes.published import Models, Published, Step
-from benchmarks.causes.published.parts import sized, stepping
+from benchmarks.causes.published.parts import Models, Published, Step, sized, stepping
 from benchmarks.models import Context, Unet, made
 
 CASE = Published(
     source="Lightning-AI/pytorch-lightning#6534",
-    title="zero_grad() that fills gradients with zeros",
     cause=("zero_grad", "set_to_none"),
     place=("zero_grad()",),
     fix="set_to_none=True",
@@ -28,6 +24,6 @@ def build(fixed: bool, context: Context) -> tuple[Step, Models]:
 
     def loss() -> torch.Tensor:
         with context.bf16(context.device != "cpu"):
-            return functional.cross_entropy(model(images), classes)
+            return nn.functional.cross_entropy(model(images), classes)
 
     return stepping(model, loss, set_to_none=fixed), {"": model}
