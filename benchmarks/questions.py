@@ -154,7 +154,7 @@ QUESTIONS = {
         seconds=480, jobs=2,
     ),
     "published_causes": Question(
-        "Does it name what people published? 23 slow steps that others fixed, rebuilt, before and "
+        "Does it name what people published? 21 slow steps that others fixed, rebuilt, before and "
         "after; of 4 the fix gains nothing",
         "causes.published.main", "GPU or CPU", "5; 10", "published_{device}.json", "--jobs 3",
         seconds=900, jobs=1,

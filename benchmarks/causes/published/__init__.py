@@ -1,11 +1,10 @@
 """Slow training steps that people published with their fix, rebuilt.
 
-Each file in ``cases`` has one: its first line says what was slow; ``CASE``, what its authors saw, changed and gained, with what an
-ideal answer names; and ``build(fixed, context)``, which returns a step, as it was or as it became,
-and the models to instrument. The facts are the authors', the code is ours. A case whose ``nothing``
-is true has a fix that gains next to nothing: nothing may be promised for it. What an ideal answer
-names comes from the published thread alone and was written before any run, by someone who had not
-read the rules.
+Each file in ``cases`` has one: a first line that says what was slow; ``CASE``, what its authors
+changed and gained, with what an ideal answer names; and ``build(fixed, context)``, which returns a
+step, as it was or as it became, and the models to instrument. The facts are the authors', the code
+is ours. What an ideal answer names comes from the published thread alone, and was written before
+any run by someone who had not read the rules.
 
 - ``parts.py``: sizes and a training step for the cases.
 - ``main.py``: runs the cases; ``judge.py``: holds reports against them.

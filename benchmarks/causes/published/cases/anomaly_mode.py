@@ -1,7 +1,5 @@
 """A radiance field trained with torch.autograd's anomaly mode on."""
 
-from itertools import pairwise
-
 import torch
 from torch import nn
 
@@ -17,24 +15,16 @@ CASE = Published(
 )
 
 
-class Field(nn.Module):
+class Field(nn.Sequential):
     """Colour and density at a point, from sines and cosines of its coordinates."""
 
-    def __init__(self, width: int, depth: int, bands: int = 10) -> None:
-        super().__init__()
-        self.bands = bands
-        widths = [6 * bands] + [width] * depth
-        pairs = pairwise(widths)
-        self.layers = nn.ModuleList(nn.Linear(inner, outer) for inner, outer in pairs)
-        self.head = nn.Linear(width, 4)
+    def __init__(self, width: int, depth: int) -> None:
+        inner = [layer for _ in range(depth) for layer in (nn.Linear(width, width), nn.ReLU())]
+        super().__init__(nn.Linear(60, width), *inner, nn.Linear(width, 4))
 
     def forward(self, points: torch.Tensor) -> torch.Tensor:
-        scales = 2.0 ** torch.arange(self.bands, device=points.device)
-        angles = (points[..., None] * scales).flatten(-2)
-        x = torch.cat((angles.sin(), angles.cos()), -1)
-        for layer in self.layers:
-            x = layer(x).relu()
-        return self.head(x)
+        angles = (points[..., None] * 2.0 ** torch.arange(10, device=points.device)).flatten(-2)
+        return super().forward(torch.cat((angles.sin(), angles.cos()), -1))
 
 
 def rendered(values: torch.Tensor) -> torch.Tensor:

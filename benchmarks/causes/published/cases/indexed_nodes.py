@@ -30,21 +30,21 @@ class Convolution(nn.Module):
 
 
 class Network(nn.Module):
-    def __init__(self, width: int, depth: int, fixed: bool) -> None:
+    def __init__(self, width: int, fixed: bool) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(Convolution(width, fixed) for _ in range(depth))
+        self.layers = nn.ModuleList(Convolution(width, fixed) for _ in range(3))
         self.head = nn.Linear(width, 40)
 
-    def forward(self, x: torch.Tensor, edges: torch.Tensor, degree: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, *graph: torch.Tensor) -> torch.Tensor:
         for layer in self.layers:
-            x = layer(x, edges, degree)
+            x = layer(x, *graph)
         return self.head(x)
 
 
 def build(fixed: bool, context: Context) -> tuple[Step, Models]:
     nodes, count = sized(context, 100_000, 4000, 20), sized(context, 1_500_000, 40_000, 60)
     width = sized(context, 256, 64, 8)
-    model = made(context, lambda: Network(width, 3, fixed))
+    model = made(context, lambda: Network(width, fixed))
     edges = context.randint(nodes, 2, count)
     degree = 1 + torch.zeros(nodes, device=context.device).index_add(
         0, edges[1], torch.ones(count, device=context.device)
