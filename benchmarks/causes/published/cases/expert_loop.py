@@ -1,4 +1,4 @@
-"""Three waits for the GPU for each expert of each layer: any, nonzero, a boolean index."""
+"""Waits for the GPU for each expert of each layer, to learn which tokens are its own."""
 
 import torch
 from torch import nn
