@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.causes.published import Published
@@ -40,7 +42,8 @@ def judged(case: Published, before: Said, after: Said, times: Sequence[Sequence[
     """Return the verdict on a case.
 
     A promise is right within 3% of the step or a quarter of the gain, whichever is larger. Where
-    the fix gains nothing, at most 2% of the step may be promised.
+    the fix gains nothing, at most 2% of the step may be promised for this cause at this place.
+    Where it leaves a part of the cause, the promise is not judged.
 
     Args:
         case: what should have been said.
@@ -71,8 +74,16 @@ def judged(case: Published, before: Said, after: Said, times: Sequence[Sequence[
         "right": promised is not None and abs(promised - gain) <= max(0.03 * step, abs(gain) / 4),
         "gone": (left < was if case.partly else not left) if causes else None,
     }
+    if case.partly:
+        verdict["right"] = None
     if case.nothing:
-        verdict |= {"cause": None, "right": (promised or 0) <= 0.02 * step}
+        false = max((found["promised"] for found in causes if found in places), default=0.0)
+        verdict |= {
+            "promised_ms": false,
+            "cause": None,
+            "gone": None,
+            "right": false <= 0.02 * step,
+        }
     return verdict
 
 
@@ -88,11 +99,23 @@ def _names_cause(case: Published, found: Said) -> bool:
 def _names_place(case: Published, found: Said) -> bool:
     if any(_is_at(case.place, place["path"]) for place in found["places"]):
         return True
-    lines = (place.get("line") or "" for place in found["places"])
-    text = " ".join((found["title"], found["seen"], *lines))
-    functions = [place.removesuffix("()") for place in case.place if place.endswith("()")]
-    phases = [place.strip("()") for place in case.place if place.startswith("(")]
-    return any(name in text for name in functions) or any(f"The {p} takes" in text for p in phases)
+    if any(f"{_function(place.get('line') or '')}()" in case.place for place in found["places"]):
+        return True
+    text = f"{found['title']} {found['seen']}"
+    return any(f"The {place.strip('()')} takes" in text for place in case.place if place[0] == "(")
+
+
+def _function(line: str) -> str:
+    """Return the function of a case that holds a line (``path:12`` or ``path:12-14``)."""
+    name, _, numbers = line.rpartition(":")
+    path = Path(__file__).parent / "cases" / Path(name).name
+    number = numbers.partition("-")[0]
+    if not path.is_file() or not number.isdecimal():
+        return ""
+    tree = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    known = [node for node in tree if isinstance(node, ast.FunctionDef)]
+    within = [one for one in known if one.lineno <= int(number) <= (one.end_lineno or 0)]
+    return max(within, key=lambda one: one.lineno).name if within else ""
 
 
 def _is_at(places: Sequence[str], path: str) -> bool:

@@ -12,6 +12,7 @@ CASE = Published(
     place=("layers.*",),
     fix="x.index_select(0, indices), whose backward adds without sorting",
     gain="the backward over 100 times its forward; pytorch/pytorch#15245: steps twice as fast",
+    device="cuda",
 )
 
 
