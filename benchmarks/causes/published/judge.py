@@ -102,7 +102,9 @@ def _names_place(case: Published, found: Said) -> bool:
     if any(f"{_function(place.get('line') or '')}()" in case.place for place in found["places"]):
         return True
     text = f"{found['title']} {found['seen']}"
-    return any(f"The {place.strip('()')} takes" in text for place in case.place if place[0] == "(")
+    phases = (f"The {place.strip('()')} takes" for place in case.place if place[0] == "(")
+    calls = (place[:-1] for place in case.place if place.endswith("()"))  # "collect("
+    return any(name in text for name in (*phases, *calls))
 
 
 def _function(line: str) -> str:
