@@ -11,7 +11,7 @@ CASE = Published(
     cause=("metric", "confusion", "comparison"),
     place=("confusion()", "matrix", "(metrics)", "(other)"),
     fix="Add one at (target, prediction)",
-    gain="validation with 10,000 classes 'tremendously slow' before; figures as pictures only",
+    gain="validation with 10,000 classes 'tremendously slow' before; no figures",
 )
 
 
