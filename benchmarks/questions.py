@@ -159,6 +159,12 @@ QUESTIONS = {
         "causes.main", "GPU to record, torchvision", "8", "causes.json",
         seconds=480, jobs=2,
     ),
+    "published_causes": Question(
+        "Does it name what people published? 21 slow steps that others fixed, rebuilt, before and "
+        "after; of 4 the fix gains nothing",
+        "causes.published.main", "GPU or CPU", "5; 10", "published_{device}.json", "--jobs 3",
+        seconds=900, jobs=1,
+    ),
     # Cost
     "overhead": Question(
         "What does it cost on a training step, and what do memory and shapes?",

@@ -6,6 +6,7 @@ The benchmarks are those of ``benchmarks/questions.py``: a new one is tested wit
 from __future__ import annotations
 
 import json
+import math
 import random
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import pytest
 from backspot import MissingDependencyError
 from benchmarks import harness
 from benchmarks.__main__ import main as answer
+from benchmarks.causes import published
 from benchmarks.measuring import busy
 from benchmarks.questions import QUESTIONS, table
 from benchmarks.robustness import unedited
@@ -373,3 +375,22 @@ def test_a_run_without_workers_does_the_jobs_itself():
 def test_one_job_alone_has_a_time_limit(worker):
     assert do_alone({"name": "a", "does": "hang"}, worker, 1)["end"] == "timeout"
     assert do_alone({"name": "a"}, worker, 20)["end"] == "done"
+
+
+@pytest.mark.parametrize("name", published.names())
+@pytest.mark.filterwarnings("ignore")
+def test_the_fix_of_a_published_case_leaves_its_loss(name, settings):
+    torch = pytest.importorskip("torch")
+    from benchmarks.models import Context
+
+    case, build = published.load(name)
+    losses = []
+    for fixed in (False, True):
+        torch.manual_seed(0)
+        step, models = build(fixed, Context("cpu", small=True))
+        assert models
+        losses.append([float(step()) for _ in range(2)])
+    assert all(map(math.isfinite, losses[0] + losses[1]))
+    if case.same:
+        assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+    assert losses[0][0] != losses[0][1], "it learns"

@@ -9,4 +9,5 @@ there is a reason: the planted cause, or one that the case's ``also`` grants.
   the models in ``benchmarks/models.py``; ``cases``: the causes.
 - ``record.py``: from cases to ``NAME.trace.json.gz``, two trimmed steps.
 - ``judge.py``: from traces to verdicts, and to precision and recall of each rule.
+- ``published``: slow steps that others published with their fix; a question of its own.
 """

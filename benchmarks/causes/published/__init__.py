@@ -1,0 +1,75 @@
+"""Slow training steps that people published with their fix, rebuilt.
+
+Each file in ``cases`` has one: a first line that says what was slow; ``CASE``, what its authors
+changed and gained, with what an ideal answer names; and ``build(fixed, context)``, which returns a
+step, as it was or as it became, and the models to instrument. The facts are the authors', the code
+is ours. What an ideal answer names comes from the published thread alone, and was written before
+any run by someone who had not read the rules.
+
+- ``parts.py``: sizes and a training step for the cases.
+- ``main.py``: runs the cases; ``judge.py``: holds reports against them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+    from benchmarks.models import Context
+
+Step = Callable[[], "torch.Tensor"]
+"""One training step; returns its loss."""
+Models = Mapping[str, "torch.nn.Module"]
+Build = Callable[[bool, "Context"], tuple[Step, Models]]
+
+
+@dataclass(frozen=True)
+class Published:
+    """What is known of a case.
+
+    Attributes:
+        source: the thread, ``owner/repository#number``.
+        cause: phrases, one of which names the cause: all of its words are in a finding's text.
+        place: paths of modules (``*`` is one name, ``**`` any number of them), functions
+            (``name()``) and rows that are no module (``(optimizer)``).
+        fix: what was changed.
+        gain: as published.
+        device: ``cuda`` where its figures mean nothing on a CPU, else ``any``.
+        nothing: whether the fix gains next to nothing.
+        same: whether the loss stays the same.
+        partly: whether the fix leaves a part of the cause.
+    """
+
+    source: str
+    cause: tuple[str, ...]
+    place: tuple[str, ...]
+    fix: str
+    gain: str
+    device: str = "any"
+    nothing: bool = False
+    same: bool = True
+    partly: bool = False
+
+
+def names() -> list[str]:
+    """Return the names of the cases."""
+    from benchmarks.causes.published import cases
+
+    return sorted(found.name for found in iter_modules(cases.__path__))
+
+
+def load(name: str) -> tuple[Published, Build]:
+    """Return a case, and what builds it."""
+    module: Any = import_module(f"benchmarks.causes.published.cases.{name}")
+    return module.CASE, module.build
+
+
+def title(name: str) -> str:
+    """Return what was slow in a case."""
+    return str(import_module(f"benchmarks.causes.published.cases.{name}").__doc__).rstrip(".")

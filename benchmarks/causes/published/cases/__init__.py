@@ -1,0 +1,1 @@
+"""The published cases, one a file."""

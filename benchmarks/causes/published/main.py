@@ -1,0 +1,87 @@
+"""Does it name what people published? Slow training steps rebuilt, before and after their fix.
+
+python -m benchmarks published_causes --device cuda --jobs 3
+python -m benchmarks published_causes --device cpu --cases gae_loop,confusion_matrix
+
+Each case has a process of its own. Its two steps are timed without the profiler, in turn, and then
+profiled by ``backspot.profile`` with its defaults. On a CPU, cases that need a GPU run only if they
+are named.
+"""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+from benchmarks.causes.published import judge, load, names, title
+from benchmarks.harness import (
+    RESULTS,
+    Figures,
+    Run,
+    done,
+    each,
+    profile_in_turn,
+    turn,
+)
+from benchmarks.measuring import interleaved, profile_default
+from benchmarks.workers import Job, Record, Stage
+
+_SMALL = ("gae_loop", "zeroed_gradients")
+_TIMEOUT_S = 120.0
+
+
+def _examine(job: Job, stage: Stage, run: Run) -> Record:
+    """Time and profile a case, slow and fixed."""
+    import torch
+
+    from benchmarks.causes.case import settings
+
+    case, build = load(job["name"])
+    if run.device == "cpu":
+        torch.set_num_threads(1)
+    stage("build", {})
+    with turn("backspot"):
+        built = []
+        for fixed in (False, True):
+            settings()
+            built.append(build(fixed, run.context))
+        stage("time", {})
+        steps, models = zip(*built, strict=True)
+        losses = [[float(step()) for _ in range(2)] for step in steps]
+        inner = 4 if run.device != "cpu" else 1
+        rounds = 3 if run.small else 7 if run.device != "cpu" else 11
+        times = interleaved(steps, run.device, rounds=rounds, inner=inner, seconds=8)
+    reports = []
+    for step, modules in zip(steps, models, strict=True):
+        stage("profile", {"times": times})
+        gc.collect()
+        report = profile_in_turn(step, modules, steps=profile_default("steps"))
+        reports.append(judge.said(report))
+    verdict = judge.judged(case, *reports, times)
+    found = {**verdict, "losses": losses, "times": times}
+    return {**found, "before": reports[0], "after": reports[1]}
+
+
+def answer(run: Run) -> Figures:
+    def known() -> dict[str, Any]:
+        about = {name: load(name)[0] for name in names()}
+        if run.device == "cpu" and not (run.cases or run.listed):
+            about = {name: case for name, case in about.items() if case.device == "any"}
+        return {name: f"{title(name)} ({case.source}: {case.gain})" for name, case in about.items()}
+
+    if run.cases and run.out is not None and run.out.parent == RESULTS:
+        run.out = None  # in part
+    records = each(run, known, partial(_examine, run=run), small=_SMALL, timeout_s=_TIMEOUT_S)
+    cases = {name: load(name)[0] for name in records}
+    verdicts = done(records)
+    shown = ("step_ms", "gain_ms", "place", "cause", "by", "promised_ms", "right", "gone")
+    rows = [
+        {"case": name, "source": cases[name].source}
+        | ({key: record[key] for key in shown} if name in verdicts else {"by": record["end"]})
+        for name, record in records.items()
+    ]
+    summary = judge.score(cases, verdicts, run.device)
+    about = {name: {"title": title(name), **asdict(case)} for name, case in cases.items()}
+    return {"summary": summary, "rows": rows, "cases": records, "about": about}
