@@ -80,6 +80,10 @@ def in_real_time(report: Report) -> Report:
         "step_ns": report.unprofiled_step_ns,
         "step_ns_by_step": _each(report.step_ns_by_step, parts[STEP]),
         "wall_ns": wall,
+        # Rows are scaled each by its own part, so the whole is their sum in each step, too.
+        "wall_ns_by_step": tuple(
+            map(sum, zip(*(row.wall_ns_by_step for row in rows), strict=True))
+        ),
     }
     return changed(report, **fields)
 

@@ -149,7 +149,8 @@ def free(recording: Replayable, work: Removable) -> Change:
 @named("update")
 def _update(recording: Replayable, paths: Sequence[str]) -> Change | Refusal:
     """The parameters of modules are not updated densely: their share of the update is gone."""
-    owners = {owner for path in paths for owner in owners_within(recording.ownership, path)}
+    inside = owners_within(recording.ownership, paths).values()
+    owners = {owner for some in inside for owner in some}
     of_host, of_device = recording.of_update[:, sorted(owners)].sum(axis=1).tolist()
     if not of_host + of_device:
         return Refusal("the trace does not say how many parameters the module has.")
@@ -212,7 +213,8 @@ def _fuse(recording: Replayable, chosen: Sequence[str] | Removable) -> Change | 
     if isinstance(chosen, Removable):
         spans, operators = chosen.spans, chosen.operators
     else:
-        owners = {owner for path in chosen for owner in owners_within(ownership, path)}
+        inside = owners_within(ownership, chosen).values()
+        owners = {owner for some in inside for owner in some}
         spans = np.isin(ownership.owner, sorted(owners))
     good = ~events.names_where(lambda name: _PRODUCTS.search(name) is not None)
     host, of_work = _unchanged(recording)

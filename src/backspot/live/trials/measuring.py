@@ -30,8 +30,12 @@ _LEAST_SAMPLE = 500_000  # nanoseconds: shorter work is repeated within a sample
 _MOST_REPEATS = 200
 _LEAST_ROUNDS, _CLEAR_ROUNDS, _MOST_ROUNDS = 6, 15, 41
 """From six rounds on there is an interval of 95%. After 15, a clear answer ends the trial."""
+_DOUBT_OF_GPU = 0.06
+"""Share of a step by which a remedy must be slower on a GPU to be told off: beside the training, a
+trial of short kernels was up to that much slower than the same kernels within real steps."""
 _HOPELESS = 5
-"""A variant that takes this many times as long in its first call is not run again."""
+"""A variant that takes this many times as long in its first call is not run again, on a CPU: on a
+GPU the first call can look for the fastest kernel."""
 _CACHES = 64 << 20
 _CACHES_OF_GPU = 256 << 20
 _MOST_SLEEP = 20_000_000
@@ -48,6 +52,10 @@ class Clock:
         device: where the work runs.
         host_decides: whether the steps of the training wait for the host.
         may_wait: whether the work can wait for something; PyTorch's operators on one thread do not.
+
+    Attributes:
+        doubt: share of a step by which a slower remedy may be no slower in real steps.
+        first_is_slow: whether the first call of anything says nothing of the others.
     """
 
     def __init__(self, device: torch.device, *, host_decides: bool, may_wait: bool) -> None:
@@ -57,6 +65,8 @@ class Clock:
         alone = torch.get_num_threads() == 1 and not torch.cuda.is_initialized()
         self._now = time.thread_time_ns if alone else time.perf_counter_ns
         self._may_wait = may_wait
+        self.doubt = _DOUBT_OF_GPU if self._is_cuda else 0.0
+        self.first_is_slow = self._is_cuda
         self._host_ns: dict[Run, int] = {}
         self._paused = 0  # how often the thread itself has waited
         self._buffer: torch.Tensor | None = None
@@ -174,7 +184,8 @@ def measure(trial: Trial, clock: Clock, step_ns: int, seconds: float) -> Tried:
     variants = []
     for name in trial.variants:
         if name in running:
-            found = _judged(name, running, scale, step_ns, trial.notes.get(name, ""))
+            note = trial.notes.get(name, "")
+            found = _judged(name, running, scale, (step_ns, clock.doubt), note)
         else:
             found = failed[name]
             if found.verdict == "does not help":
@@ -201,7 +212,7 @@ def _started(trial: Trial, clock: Clock, end: int) -> tuple[dict[str, _Timed], d
             elif (
                 took > _HOPELESS * running[AS_IT_IS].samples[-1]
                 and 20 * one.wall_ns > left
-                and not trial.first_is_slow
+                and not (trial.first_is_slow or clock.first_is_slow)
             ):
                 failed[name] = Variant(name, round(took), verdict="does not help")
                 continue
@@ -268,7 +279,7 @@ def _rounds(
             break
         if number >= _CLEAR_ROUNDS and number % 2:
             said = (
-                verdict_of(_saved(running, name, 1.0), step_ns)
+                verdict_of(_saved(running, name, 1.0), step_ns, clock.doubt)
                 for name in running
                 if name != AS_IT_IS
             )
@@ -301,18 +312,24 @@ def interval(differences: Sequence[float]) -> tuple[int, int, int]:
     return middle, round(ordered[outside - 1]), round(ordered[count - outside])
 
 
-def verdict_of(saves: tuple[int, int, int], step_ns: int) -> Verdict:
-    """Return what a saving means for a step."""
+def verdict_of(saves: tuple[int, int, int], step_ns: int, doubt: float = 0.0) -> Verdict:
+    """Return what a saving means for a step, where a loss up to a share of it may be none."""
     middle, low, high = saves
     least = LEAST_SHARE * step_ns
     if middle >= least and low >= least / 2:
         return "helps"
-    return "does not help" if high < least else "undecided"
+    against = -doubt * step_ns if doubt else least
+    return "does not help" if high < against else "undecided"
 
 
 def _judged(
-    name: str, running: Mapping[str, _Timed], scale: float, step_ns: int, note: str
+    name: str,
+    running: Mapping[str, _Timed],
+    scale: float,
+    step: tuple[int, float],
+    note: str,
 ) -> Variant:
+    """Return what a variant takes and saves; of a step its time and the doubt."""
     times = sorted(scale * one for one in running[name].samples)
     quarter = len(times) // 4
     ends = statistics.median(times), times[quarter], times[-1 - quarter]
@@ -320,7 +337,7 @@ def _judged(
     if name == AS_IT_IS:
         return Variant(name, middle, low, high, note=note)
     saves = _saved(running, name, scale)
-    verdict = verdict_of(saves, step_ns)
+    verdict = verdict_of(saves, *step)
     if saves[1] < -(1 << 61):
         saves = saves[0], saves[0], saves[0]
     return Variant(name, middle, low, high, *saves, verdict, note)
