@@ -16,12 +16,10 @@ from torch.nn import functional  # noqa: E402
 
 import backspot  # noqa: E402
 from backspot import Report  # noqa: E402
-from backspot.analysis.findings import all_rules  # noqa: E402
 from backspot.results.findings import Finding  # noqa: E402
 from support.synthetic import Trace  # noqa: E402
 
 DATA = Path(__file__).parents[1] / "data" / "findings"
-CPU_ONLY = {rule.name for rule in all_rules() if rule.devices == ("cpu",)}
 
 
 def found_in(model: nn.Module, *inputs: Tensor, shapes: bool = True) -> dict[str, Finding]:

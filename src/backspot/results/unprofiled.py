@@ -79,11 +79,13 @@ def in_real_time(report: Report) -> Report:
         "findings": tuple(real_cost(one, parts) for one in report.findings),
         "step_ns": report.unprofiled_step_ns,
         "step_ns_by_step": _each(report.step_ns_by_step, parts[STEP]),
+        # Rows are scaled each by its own part, so the whole is their sum, in each step too.
         "wall_ns": wall,
-        # Rows are scaled each by its own part, so the whole is their sum in each step, too.
-        "wall_ns_by_step": tuple(
-            map(sum, zip(*(row.wall_ns_by_step for row in rows), strict=True))
-        ),
+        "cpu_ns": sum(row.cpu_ns for row in rows),
+        **{
+            name: tuple(map(sum, zip(*(getattr(row, name) for row in rows), strict=True)))
+            for name in ("wall_ns_by_step", "cpu_ns_by_step")
+        },
     }
     return changed(report, **fields)
 
