@@ -56,6 +56,8 @@ _MEASURED_MORE, _LEAST_ERROR = 1.3, 0.005
 """How much longer work can take than was recorded, and more than that as a share of the step."""
 
 
+_GAIN = 0.005
+"""Share of a step below which a saving is none."""
 _NOTHING = Saving(0, 0, 0)
 """What a module saves that does nothing."""
 PARTS_OF_SAVINGS = ("forward", "backward", "recompute", "optimizer")
@@ -241,7 +243,9 @@ def with_savings(report: Report, recording: Recording, _: Options) -> Report:
         report,
         prediction,
         modules=tuple(map(saves, report.modules)),
-        findings=tuple(map(_with_saving, report.findings, of_findings, remedy_names)),
+        findings=_worth_first(
+            map(_with_saving, report.findings, of_findings, remedy_names), step.ns
+        ),
         replayed_step=step,
         waits=tuple(
             replace(wait, saves=saving) for wait, saving in zip_longest(report.waits, of_waits[1:])
@@ -260,6 +264,15 @@ def _most_expensive(
     chosen = np.zeros(len(costs), bool)
     chosen[np.argsort(-costs, kind="stable")[:most]] = True
     return list(compress(free, chosen)), list(compress(outer, chosen[len(free) :]))
+
+
+def _worth_first(findings: Iterable[Finding], step_ns: int) -> tuple[Finding, ...]:
+    """Put the findings of which the remedy saves nothing, as other work hides the cause, last."""
+
+    def saves_nothing(one: Finding) -> bool:
+        return one.saves is not None and one.saves.ns < _GAIN * step_ns
+
+    return tuple(sorted(findings, key=saves_nothing))
 
 
 def _told_apart(saving: Saving, worth: Floats) -> Saving:
