@@ -392,8 +392,8 @@ MUTATIONS = (
     Mutation(
         "profile() takes one step too few",
         "live/profiling.py",
-        "LeftAlone(max(warmup - 1, 0)),",
-        "LeftAlone(max(warmup - 2, 0)),",
+        "LeftAlone(max(warmup - 1, 0), counted=stacks),",
+        "LeftAlone(max(warmup - 2, 0), counted=stacks),",
         f"{PROFILING}::test_one_call_names_the_slow_module",
     ),
     Mutation(

@@ -273,7 +273,7 @@ MUTATIONS = (
     Mutation(
         "what is launched while a batch is fetched waits for data",
         "analysis/accounting/phases.py",
-        "(phase < 0) | (phase == DATA) | (work.launch < 0)",
+        "(phase < 0) | np.isin(phase, (DATA, HOST)) | (work.launch < 0)",
         "(phase < 0) | (work.launch < 0)",
         PHASES,
     ),
@@ -401,15 +401,15 @@ MUTATIONS = (
     Mutation(
         "a factor of a module holds for those whose names begin alike",
         "analysis/replay/saving.py",
-        'module.path.startswith(f"{path}.")',
-        "module.path.startswith(path)",
+        'for path in {"", *accumulate(module.path.split("."), "{}.{}".format)}:',
+        "for path in filter(module.path.startswith, found):",
         KNOWN,
     ),
     Mutation(
         "the factor of the module around counts more than a module's own",
         "analysis/replay/saving.py",
-        "for path in sorted(factors, key=len):",
-        "for path in sorted(factors, key=len, reverse=True):",
+        "paths = sorted(factors, key=len)",
+        "paths = sorted(factors, key=len, reverse=True)",
         KNOWN,
     ),
     Mutation(
@@ -472,7 +472,7 @@ MUTATIONS = (
     Mutation(
         "a busy device waits for its host",
         "analysis/findings/observations.py",
-        "if evidence.costs.busy_ns > (1 - _LEAST_LAUNCHING) * evidence.real_step_ns:",
+        "if evidence.costs.busy_ns > (1 - LEAST_LAUNCHING) * evidence.real_step_ns:",
         "if evidence.costs.busy_ns > evidence.real_step_ns:",
         "analysis/test_rules.py",
     ),

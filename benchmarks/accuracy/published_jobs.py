@@ -173,11 +173,13 @@ def _judge(job: _Job) -> dict[str, float]:
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", type=Path, help="with trace-AR.parquet, mw-AR.json and others")
+    parser.add_argument("folder", type=Path, nargs="?", help="with trace-AR.parquet, mw-AR.json and others")
 
 
 def answer(run: Run) -> Figures:
     cases: dict[str, dict[str, float]] = {}
+    if run.folder is None:
+        raise CannotRunError("published_jobs needs the folder of the published traces")
     for name in run.choose(JOBS, ("ST",)):
         trace = run.folder / f"trace-{name}.parquet"
         if not trace.exists():

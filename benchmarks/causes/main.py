@@ -32,7 +32,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def answer(run: Run) -> Figures | int:
     from benchmarks.causes.cases import CASES
-    from benchmarks.causes.published import PUBLISHED
+    from benchmarks.causes.rebuilt import PUBLISHED
     from benchmarks.causes.record import record
 
     if run.verb == "published":
@@ -58,7 +58,7 @@ def answer(run: Run) -> Figures | int:
 
 def _published(run: Run, names: Sequence[str]) -> Figures:
     """Judge published bottlenecks before and after their fix."""
-    from benchmarks.causes.published import run as run_published
+    from benchmarks.causes.rebuilt import run as run_published
     from benchmarks.measuring import machine
     from benchmarks.models import Context
 

@@ -19,8 +19,8 @@ PAIRS = (
     ("recompute_tower_recommender", "plain_recommender", "recompute"),
     ("duplicates_skewed_recommender", "plain_recommender", "duplicate-indices"),
     ("sorted_detector", "gather_detector", "sorted-indexing"),
-    ("gelu_pow", "gelu_function", "written-out-function"),
-    ("gelu_erf", "gelu_function", "written-out-function"),
+    ("gelu_pow", "gelu_function", "pointwise-chain"),
+    ("gelu_erf", "gelu_function", "pointwise-chain"),
 )
 
 

@@ -145,7 +145,9 @@ def test_every_rule_is_explained_in_the_documentation():
 @pytest.mark.parametrize("name", [*PLANTED, *CLEAN])
 def test_findings_are_whole_and_in_order(name):
     found = report(name).findings
-    assert [f.wall_ns for f in found] == sorted((f.wall_ns for f in found), reverse=True)
+    gains = [f for f in found if f.saves is None or f.saves.ns >= 0.005 * report(name).step_ns]
+    assert [f.wall_ns for f in gains] == sorted((f.wall_ns for f in gains), reverse=True)
+    assert found[: len(gains)] == tuple(gains)  # those without a gain come last
     whole = report(name).whole_ns
     for finding in found:
         assert finding.wall_ns >= LEAST_SHARE * whole

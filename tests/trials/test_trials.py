@@ -246,7 +246,7 @@ def test_an_interrupt_at_any_moment_changes_nothing(report):
         training = Training()
         training.step()
         live = chains_of(training.step, training.live(), report, "operators")
-        timer = threading.Timer(delay / 40, _thread.interrupt_main)
+        timer = threading.Timer(delay / 250, _thread.interrupt_main)
         try:
             timer.start()
             with_trials(asked(report, *RULES), live, "operators")

@@ -60,6 +60,9 @@ def without_partial(events: Events, ownership: Ownership) -> Cut | None:
         return None
     begin = between.begin(first) if first else -1
     end = between.end(last) if last < count - 1 or lone else FAR
+    starts = ownership.passes.start
+    if not ((starts >= begin) & (starts < end)).any():
+        return None
     sentence = _sentence(count, head, tail, first + count - 1 - last, lone)
     found = cut(events, ownership, begin, end)
     said = replace(found.events, warnings=(*events.warnings, sentence))
