@@ -173,7 +173,8 @@ def _judge(job: _Job) -> dict[str, float]:
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", type=Path, nargs="?", help="with trace-AR.parquet, mw-AR.json and others")
+    told = "with trace-AR.parquet, mw-AR.json and others"
+    parser.add_argument("folder", type=Path, nargs="?", help=told)
 
 
 def answer(run: Run) -> Figures:
