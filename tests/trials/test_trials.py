@@ -4,6 +4,7 @@ import copy
 import gc
 import os
 import random
+import signal
 import subprocess
 import sys
 import threading
@@ -242,6 +243,8 @@ def test_an_interrupt_in_a_trial_is_passed_on_and_changes_nothing(report, monkey
 def test_an_interrupt_at_any_moment_changes_nothing(report):
     import _thread
 
+    # A shell that starts the tests in its background has them ignore interrupts.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     plain, _ = trained(report)
     hit = 0
     for delay in range(1, 13):
@@ -259,6 +262,7 @@ def test_an_interrupt_at_any_moment_changes_nothing(report):
         for _ in range(3):
             training.step()
         assert training.state() == plain.state(), delay
+    signal.signal(signal.SIGINT, before)
     assert hit
 
 
