@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,10 +26,12 @@ from backspot.results.costs import Phase, Row
 from backspot.trace import Category, Events
 from backspot.trace.events import Ints
 
-_Floats = NDArray[np.float64]
+Floats: TypeAlias = NDArray[np.float64]
+LABEL = 7
+"""A label takes this many times as long to record as an operator, as ``replay.host`` has it."""
 _LEFT = 0.1  # of the host's time, whatever recording it costs
-_LABEL = 7  # times as long as an operator takes to record, as ``replay.host`` has it
-_MOST = 1_800.0  # nanoseconds that recording an operator costs
+_MOST = 1_800.0  # nanoseconds that recording an operator can cost; beyond, all was slowed alike
+_HALVINGS = 30
 
 
 def without_recording(
@@ -68,7 +71,7 @@ def without_recording(
     ]
 
 
-def _shortened(wall: _Floats, busy: _Floats, count: _Floats, whole: float) -> _Floats:
+def _shortened(wall: Floats, busy: Floats, count: Floats, whole: float) -> Floats:
     """Return times without what recording adds, which sum to ``whole``.
 
     Args:
@@ -77,19 +80,26 @@ def _shortened(wall: _Floats, busy: _Floats, count: _Floats, whole: float) -> _F
         count: how many events of the host each has.
     """
     host = np.maximum(wall - busy, 0)
-    excess = max(0.0, float(wall.sum()) - whole)
-    most = host * (1 - _LEFT)
-    # The cost of one event at which all that is taken off is the excess: linear between corners.
-    corners = np.sort(most[count > 0] / count[count > 0])
-    taken = [float(np.minimum(count * corner, most).sum()) for corner in corners.tolist()]
-    each = min(_MOST, float(np.interp(excess, [0.0, *taken], [0.0, *corners.tolist()])))
-    left = host - np.minimum(count * each, most)
     fixed = wall - host
-    over = float((fixed + left).sum()) - whole
-    if over > 0 and left.sum():
-        left *= 1 - min(1.0, over / float(left.sum()))
-    found: _Floats = fixed + left
+    found: Floats = fixed + unrecorded(host, count, whole - float(fixed.sum()))
     return found * (whole / max(1.0, float(found.sum())))
+
+
+def unrecorded(host: Floats, cost: Floats, whole: float) -> Floats:
+    """Return times of the host without what recording adds, which sum to no more than ``whole``.
+
+    Args:
+        host: the recorded times.
+        cost: what recording adds to each, relative to an operator.
+    """
+    low, high = 0.0, _MOST
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        left = np.maximum(host - middle * cost, _LEFT * host)
+        low, high = (middle, high) if left.sum() > whole else (low, middle)
+    left = np.maximum(host - low * cost, _LEFT * host)
+    shorter: Floats = left * min(1.0, max(0.0, whole) / max(1.0, float(left.sum())))
+    return shorter
 
 
 def recorded_events(
@@ -113,7 +123,7 @@ def recorded_events(
     owner = np.maximum(take(ownership.owner, ownership.spans.of(events, index)), Special.OUTSIDE)
     phase = activity.host.at(start)
     phase[phase < 0] = IDLE
-    weight = np.where(events.is_label[events.name[index]], _LABEL, 1)
+    weight = np.where(events.is_label[events.name[index]], LABEL, 1)
 
     def counted(key: Ints, chosen: np.ndarray, number: int) -> Ints:
         flat = np.zeros(number * steps, np.int64)

@@ -9,22 +9,17 @@ same, as much as makes a step as long as it is without a profiler.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
+from backspot.analysis.accounting.unrecorded import LABEL, Floats, unrecorded
 from backspot.analysis.timeline import NOTHING
 from backspot.trace import Category, Events
 from backspot.trace.events import Ints, Mask
 
-_Floats: TypeAlias = NDArray[np.float64]
-
-_OPERATOR, _LABEL, _CALL = 1.0, 7.0, 0.2
-"""What recording an operator or a call of the runtime, a label, and a function's call costs,
-relative to an operator."""
-_MOST = 1_800.0  # nanoseconds that an operator may cost; beyond that, all was slowed alike
-_LEFT = 0.1  # of each gap is the program's own, whatever recording it costs
+_OPERATOR, _CALL = 1.0, 0.2
+"""What recording an operator or a call of the runtime, and a function's call costs, relative to an
+operator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +39,7 @@ class HostSteps:
     chosen: Mask
 
 
-def real_time(stacked: HostSteps, plain: HostSteps | None, step_ns: int) -> tuple[Ints, _Floats]:
+def real_time(stacked: HostSteps, plain: HostSteps | None, step_ns: int) -> tuple[Ints, Floats]:
     """Return moments of the recording with stacks, and the real time at each of them.
 
     Args:
@@ -72,7 +67,7 @@ def real_time(stacked: HostSteps, plain: HostSteps | None, step_ns: int) -> tupl
         length = np.median([np.diff(one.time) for one in folded], axis=0)
         cost = np.median([one.cost for one in folded], axis=0)
         times.append(mine.only(begin, end).time)
-        lengths.append(np.append(_without(length, cost, step_ns), 0.0))
+        lengths.append(np.append(unrecorded(length, cost, step_ns), 0.0))
     # Between steps, time passes as it was recorded.
     for before, length, after in zip(times, lengths, times[1:], strict=False):
         length[-1] = after[0] - before[-1]
@@ -93,7 +88,7 @@ class _Gaps:
 
     time: Ints
     key: Ints
-    cost: _Floats
+    cost: Floats
 
     def only(self, begin: int, end: int) -> _Gaps:
         """Return the gaps with the first ``begin`` and the last ``end`` times between alone."""
@@ -110,7 +105,7 @@ def _gaps(steps: HostSteps, step: int, names: dict[str, int]) -> _Gaps:
 
     mine = within(events.of(Category.OPERATOR))
     number = np.array([names.get(name, NOTHING) for name in events.names], np.int64)
-    name, weight = number[events.name[mine]], np.where(_labels(events, mine), _LABEL, _OPERATOR)
+    name, weight = number[events.name[mine]], np.where(_labels(events, mine), LABEL, _OPERATOR)
     at = np.concatenate([events.start[mine], np.minimum(events.end[mine], end)])
     key = np.concatenate([2 * name, 2 * name + 1])
     order = np.lexsort((np.append(mine, mine), at))
@@ -138,15 +133,3 @@ def _alike(one: Ints, other: Ints) -> tuple[int, int]:
     begin = int(differs[0]) if len(differs) else most
     differs = np.flatnonzero(one[::-1][: most - begin] != other[::-1][: most - begin])
     return begin, int(differs[0]) if len(differs) else most - begin
-
-
-def _without(length: _Floats, cost: _Floats, step_ns: int) -> _Floats:
-    """Return the gaps of a step without what recording adds."""
-    low, high = 0.0, _MOST
-    for _ in range(30):
-        middle = (low + high) / 2
-        left = np.maximum(length - middle * cost, _LEFT * length)
-        low, high = (middle, high) if left.sum() > step_ns else (low, middle)
-    left = np.maximum(length - low * cost, _LEFT * length)
-    shorter: _Floats = left * min(1.0, step_ns / max(1.0, float(left.sum())))
-    return shorter
