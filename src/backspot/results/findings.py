@@ -243,3 +243,14 @@ class Answer:
     share: Ratio
     saves: Saving | None
     rule: str
+
+
+_GAIN = 0.005
+"""Share of a step below which a saving is none."""
+
+
+def saves_nothing(finding: Finding, step: ReplayedStep | None) -> bool:
+    """Return whether a step would take as long with the remedy, as other work hides the cause."""
+    if finding.saves is None or step is None:
+        return False
+    return finding.saves.ns < _GAIN * step.ns

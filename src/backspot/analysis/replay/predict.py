@@ -31,7 +31,7 @@ from backspot.analysis.timeline import grouped, take
 from backspot.analysis.typical import TypicalStep
 from backspot.errors import UsageError
 from backspot.results.costs import Row
-from backspot.results.findings import Finding, ReplayedStep, Saving, WhatIf
+from backspot.results.findings import Finding, ReplayedStep, Saving, WhatIf, saves_nothing
 from backspot.results.grouping import parents_of
 from backspot.results.report import Report, changed
 
@@ -56,8 +56,6 @@ _MEASURED_MORE, _LEAST_ERROR = 1.3, 0.005
 """How much longer work can take than was recorded, and more than that as a share of the step."""
 
 
-_GAIN = 0.005
-"""Share of a step below which a saving is none."""
 _NOTHING = Saving(0, 0, 0)
 """What a module saves that does nothing."""
 PARTS_OF_SAVINGS = ("forward", "backward", "recompute", "optimizer")
@@ -222,6 +220,7 @@ def with_savings(report: Report, recording: Recording, _: Options) -> Report:
     of_findings = [None if one is None else next(each) for one in remedies]
 
     of_waits = list(each)
+    priced = map(_with_saving, report.findings, of_findings, remedy_names)
     worth = prediction.worth
     number = {replayed.owners.named(owner): owner for owner in range(len(worth))}
 
@@ -243,9 +242,7 @@ def with_savings(report: Report, recording: Recording, _: Options) -> Report:
         report,
         prediction,
         modules=tuple(map(saves, report.modules)),
-        findings=_worth_first(
-            map(_with_saving, report.findings, of_findings, remedy_names), step.ns
-        ),
+        findings=tuple(sorted(priced, key=lambda one: saves_nothing(one, step))),
         replayed_step=step,
         waits=tuple(
             replace(wait, saves=saving) for wait, saving in zip_longest(report.waits, of_waits[1:])
@@ -264,15 +261,6 @@ def _most_expensive(
     chosen = np.zeros(len(costs), bool)
     chosen[np.argsort(-costs, kind="stable")[:most]] = True
     return list(compress(free, chosen)), list(compress(outer, chosen[len(free) :]))
-
-
-def _worth_first(findings: Iterable[Finding], step_ns: int) -> tuple[Finding, ...]:
-    """Put the findings of which the remedy saves nothing, as other work hides the cause, last."""
-
-    def saves_nothing(one: Finding) -> bool:
-        return one.saves is not None and one.saves.ns < _GAIN * step_ns
-
-    return tuple(sorted(findings, key=saves_nothing))
 
 
 def _told_apart(saving: Saving, worth: Floats) -> Saving:

@@ -20,7 +20,7 @@ from backspot.live.trials.measuring import Clock, measure, reason
 from backspot.live.trials.trial import Asked, Entry, Live, remedies_of
 from backspot.live.trials.twins import Refused
 from backspot.live.trials.untouched import TouchedError, untouched
-from backspot.results.findings import Finding, Place
+from backspot.results.findings import Finding, Place, ReplayedStep, saves_nothing
 from backspot.results.report import Report, changed
 from backspot.results.trials import Tried
 
@@ -136,7 +136,7 @@ def with_trials(report: Report, live: Live, trials: Trials) -> Report:
             found.append(replace(finding, tried=tried))
         elif best:
             found.append(replace(finding, tried=tried, remedy=f"Pass {best.name}."))
-    return changed(report, findings=in_order(found))
+    return changed(report, findings=in_order(found, report.replayed_step))
 
 
 def _of_phases(report: Report) -> Iterator[Finding]:
@@ -236,17 +236,20 @@ def _device(live: Live) -> torch.device:
     return found.device if found is not None else torch.device("cpu")
 
 
-def in_order(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+def in_order(findings: Iterable[Finding], step: ReplayedStep | None) -> tuple[Finding, ...]:
     """Return the findings, those with the largest cost first, and last those that no remedy helps.
+
+    Before these come those of which a replay says that the remedy saves nothing.
 
     Of a finding that a remedy was measured to help, the saving is its cost.
     """
 
-    def key(finding: Finding) -> tuple[bool, int]:
+    def key(finding: Finding) -> tuple[bool, bool, int]:
         tried = finding.tried
         best = tried.best if tried else None
         cost = best.saves_ns if best else finding.wall_ns
-        return bool(tried and tried.verdict == "does not help"), -cost
+        unhelpful = bool(tried and tried.verdict == "does not help")
+        return unhelpful, best is None and saves_nothing(finding, step), -cost
 
     of_time = [one for one in findings if one.held_bytes is None]
     of_memory = [one for one in findings if one.held_bytes is not None]
