@@ -377,7 +377,7 @@ def _buckets(recording: Replayable, number: int) -> Change | Refusal:
     for step in range(len(windows.start)):
         done = np.flatnonzero(mine & (windows.of_work == step))
         if len(done) < 2:
-            return Refusal("the recording has fewer than two buckets to divide anew.")
+            return Refusal("the recording has fewer than two buckets to divide in another way.")
         length = (work.end - work.start)[done].astype(np.float64)
         whole = float(length.sum())
         last = min(whole / number, whole)
