@@ -256,3 +256,24 @@ def test_no_step_of_a_damaged_trace_is_replayed_as_longer_than_it_was(tmp_path):
             assert step.high_ns <= 1.05 * max(report.step_ns_by_step)
             assert all(row.saves.high_ns <= step.ns for row in report.modules if row.saves)
     assert replayed
+
+
+@pytest.mark.parametrize("name", ["vit_patch_drop", "launch_bound"])
+def test_repeated_layers_save_what_all_of_them_together_would(reports, name):
+    report = reports[name]
+    rows = [row for row in report.top(by="pattern") if row.members > 1 and row.saves]
+    inside = {row.path.rpartition(".")[0] for row in report.top(by="pattern")}
+    leaves = [row for row in rows if row.path not in inside][:4]
+    assert leaves
+    for row in leaves:
+        together = report.what_if({row.path: 0.0})
+        assert (row.saves.ns, row.saves.high_ns) == (together.saves_ns, together.high_ns)
+        assert sum(row.saves.parts.values()) == row.saves.ns
+
+
+def test_folded_layers_claim_no_saving_of_the_layers_alone(reports):
+    report = reports["vit_patch_drop"]
+    assert report.layers
+    folded = {row.label: row.saves for row in report.top(depth=2, by="pattern") if row.members > 1}
+    assert folded
+    assert not any(folded.values())

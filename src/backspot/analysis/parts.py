@@ -184,7 +184,8 @@ def folded(report: Report, _: Recording, options: Options) -> Report:
     """Add every row that is deeper than the asked depth to the one above it."""
     if options.depth is None:
         return report
-    return changed(report, modules=ranked_rows(fold(report.modules, options.depth)))
+    # A layer of the folded rows has more in it than the one that was replayed without.
+    return changed(report, modules=ranked_rows(fold(report.modules, options.depth)), layers={})
 
 
 PARTS: tuple[Part, ...] = (

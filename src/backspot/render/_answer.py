@@ -258,7 +258,7 @@ def _without(row: Row) -> list[Part]:
     saves, wall = row.saves, row.wall_ns
     if saves is None or abs(saves.ns - wall) < _ANOTHER * wall:
         return []
-    return _saving(saves)
+    return _saving(saves, "them" if row.members > 1 else "it")
 
 
 def _saving(saves: Saving | None, what: str = "it") -> list[Part]:

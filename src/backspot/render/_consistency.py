@@ -62,6 +62,8 @@ def _contradictions(report: Report) -> Iterator[str]:
         if finding.steps > report.steps:
             yield f"{what} holds in {finding.steps} steps, of {report.steps}"
         yield from _of_range(finding.saves, f"what {what} saves")
+    for layers, saving in report.layers.items():
+        yield from _of_range(saving, f"what {_named(layers)} saves")
     keys: dict[str, Iterable[Hashable]] = {
         # A pattern of paths can match modules of several classes, with a row for each.
         "row": ((row.path, row.is_module and row.class_name) for row in report.modules),

@@ -186,7 +186,7 @@ def unknown_savings(report: Report, chosen: Selection) -> list[str]:
     if report.replayed_step is None:
         reason = report.not_replayed
     elif any(row.saves is None and row.members > 1 for row in chosen.shown):
-        reason = "Savings of several modules do not add up; single modules have theirs."
+        reason = "Savings of several modules do not add up, and not all groups are replayed."
     elif any(row.saves is None for row in chosen.shown) and _replays_some(report):
         reason = "In so large a model, only the modules with the most time are replayed without."
     else:

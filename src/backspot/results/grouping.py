@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 from backspot import presented
 from backspot.errors import UsageError
-from backspot.formatting import counted, quoted, visible
+from backspot.formatting import counted, labelled, quoted, visible
 from backspot.presented import public
 from backspot.results.costs import (
     KernelCost,
@@ -85,8 +85,15 @@ def fold(
     return (*folded, *others)
 
 
-def group(rows: Sequence[Row], name_of: Callable[[Row], str]) -> tuple[Row, ...]:
-    """Sum modules of the same class and the same ``name_of``; leave other rows unchanged."""
+def group(
+    rows: Sequence[Row],
+    name_of: Callable[[Row], str],
+    saves: Mapping[str, Saving] | None = None,
+) -> tuple[Row, ...]:
+    """Sum modules of the same class and the same ``name_of``; leave other rows unchanged.
+
+    Savings do not add up: ``saves`` has those of groups, by their labels.
+    """
     groups: dict[tuple[bool, str, str], list[Row]] = defaultdict(list)
     for row in rows:
         name = name_of(row) if row.is_module else row.path
@@ -100,9 +107,19 @@ def group(rows: Sequence[Row], name_of: Callable[[Row], str]) -> tuple[Row, ...]
             class_name=class_name,
             calls=sum(row.calls for row in members),
             members=len(members),
+            saves=(saves or {}).get(labelled(name, class_name)),
         )
         for (_, class_name, name), members in groups.items()
     )
+
+
+def repeated_layers(rows: Iterable[Row]) -> dict[tuple[str, str], list[Row]]:
+    """Return the modules of one class whose paths differ by numbers alone, by pattern and class."""
+    groups: dict[tuple[str, str], list[Row]] = defaultdict(list)
+    for row in rows:
+        if row.is_module:
+            groups[numberless(row.path), row.class_name].append(row)
+    return {key: members for key, members in groups.items() if len(members) > 1}
 
 
 def pattern_of(rows: Sequence[Row]) -> Callable[[Row], str]:
@@ -110,11 +127,11 @@ def pattern_of(rows: Sequence[Row]) -> Callable[[Row], str]:
 
     The modules of a ``Sequential`` have numbers too: only layers of one class share a pattern.
     """
-    count = Counter((numberless(row.path), row.class_name) for row in rows if row.is_module)
+    repeated = repeated_layers(rows)
 
     def name(row: Row) -> str:
         pattern = numberless(row.path)
-        return pattern if count[pattern, row.class_name] > 1 else row.path
+        return pattern if (pattern, row.class_name) in repeated else row.path
 
     return name
 

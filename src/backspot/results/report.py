@@ -113,6 +113,9 @@ class Report(Presented, _Predicted):
         replayed_step: The step without the profiler's cost, by replay; savings are of this step.
             ``None`` if the recording cannot be replayed.
         not_replayed: Why not, in one sentence, or ``""``.
+        layers: What a step saves without all of some repeated layers, by their label, such as
+            ``blocks.*.attn (Attention)``: those with the most wall time. The rows of
+            ``top(by="pattern")`` have it.
         rules: What each rule did that is for this device: ``found``, ``nothing``, or why it could
             not look: ``needs stacks``, ``needs memory``, ``needs a GPU``, …
         memory: Memory of each device, the highest peak first, the host last; only with
@@ -172,6 +175,7 @@ class Report(Presented, _Predicted):
     unprofiled_step_ns_by_step: tuple[Count, ...] = ()
     replayed_step: ReplayedStep | None = None
     not_replayed: str = ""
+    layers: dict[str, Saving] = field(default_factory=dict)
     rules: dict[str, str] = field(default_factory=dict)
     memory: tuple[MemoryOfDevice, ...] = ()
     peaks: Peaks | None = None
@@ -369,7 +373,8 @@ class Report(Presented, _Predicted):
         if by == "class":
             rows = group(rows, lambda row: row.class_name or row.name)
         elif by == "pattern":
-            rows = group(rows, pattern_of(rows))
+            saves = self.layers if rows is self.modules else {}
+            rows = group(rows, pattern_of(rows), saves)
         ranked = sorted(rows, key=lambda row: (-self._weight(row, sort), -row.wall_ns, row.path))
         rankings[asked] = tuple(ranked)
         return rankings[asked]

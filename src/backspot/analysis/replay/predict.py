@@ -30,14 +30,16 @@ from backspot.analysis.replay.saving import (
 from backspot.analysis.timeline import grouped, take
 from backspot.analysis.typical import TypicalStep
 from backspot.errors import UsageError
+from backspot.formatting import labelled
 from backspot.results.costs import Row
 from backspot.results.findings import Finding, ReplayedStep, Saving, WhatIf, saves_nothing
-from backspot.results.grouping import parents_of
+from backspot.results.grouping import parents_of, repeated_layers
 from backspot.results.report import Report, changed
 
 _MOST_TIMES = 10_000_000  # of stations and works, in all runs without a row or a subtree
 _LEAST_MOST = 100  # rows and subtrees, however large the recording is
 _PLACES = 20  # where the host waits, that are replayed without the wait
+_LAYERS = 12  # groups of repeated layers that are replayed without
 _ENOUGH = 6_000  # spans and pieces of device work
 _FEWEST = 3  # steps
 _BUSY = 0.9  # of the step: from here on a device decides how long the step takes
@@ -208,21 +210,30 @@ def with_savings(report: Report, recording: Recording, _: Options) -> Report:
         path: scaled_owners(prediction.recording, dict.fromkeys(owners, 0.0))
         for path, owners in within.items()
     }
+    number = {replayed.owners.named(owner): owner for owner in range(len(replayed.owners))}
+    repeated = _repeated(report.modules, number)
+    layers = [
+        scaled_owners(prediction.recording, dict.fromkeys(owners, 0.0))
+        for owners in repeated.values()
+    ]
     causes = [_change_of(finding, prediction) for finding in report.findings]
     remedies, remedy_names = [one for one, _ in causes], [names for _, names in causes]
     waits = _without_waits(recording, prediction) if report.waits else []
     made = [one for one in remedies if one is not None]
-    changes = [*map(alone.__getitem__, rows), *subtrees.values(), *made]
+    changes = [*map(alone.__getitem__, rows), *subtrees.values(), *layers, *made]
     step, savings = prediction.savings([*changes, *waits])
     each = iter(savings)
     of_rows = {row: next(each) for row in rows}
     of_subtrees = {path: next(each) for path in subtrees}
+    worth = prediction.worth
+    of_layers = {
+        labelled(*key): _told_apart(next(each), worth[owners].sum(axis=0))
+        for key, owners in repeated.items()
+    }
     of_findings = [None if one is None else next(each) for one in remedies]
 
     of_waits = list(each)
     priced = map(_with_saving, report.findings, of_findings, remedy_names)
-    worth = prediction.worth
-    number = {replayed.owners.named(owner): owner for owner in range(len(worth))}
 
     def saves(row: Row) -> Row:
         if not row.is_module and row.path == Special.ENGINE.path:
@@ -244,6 +255,7 @@ def with_savings(report: Report, recording: Recording, _: Options) -> Report:
         modules=tuple(map(saves, report.modules)),
         findings=tuple(sorted(priced, key=lambda one: saves_nothing(one, step))),
         replayed_step=step,
+        layers=of_layers,
         waits=tuple(
             replace(wait, saves=saving) for wait, saving in zip_longest(report.waits, of_waits[1:])
         ),
@@ -261,6 +273,19 @@ def _most_expensive(
     chosen = np.zeros(len(costs), bool)
     chosen[np.argsort(-costs, kind="stable")[:most]] = True
     return list(compress(free, chosen)), list(compress(outer, chosen[len(free) :]))
+
+
+def _repeated(
+    rows: Sequence[Row], number: Mapping[tuple[str, str], int]
+) -> dict[tuple[str, str], list[int]]:
+    """Return the owners of the repeated layers with most clock time, by pattern and class."""
+    layers = repeated_layers(rows)
+    time = {key: sum(row.wall_ns for row in members) for key, members in layers.items()}
+    most = sorted(layers, key=lambda key: -time[key])[:_LAYERS]
+    owners = {
+        key: [number.get((row.path, row.class_name), -1) for row in layers[key]] for key in most
+    }
+    return {key: some for key, some in owners.items() if min(some) >= 0}
 
 
 def _told_apart(saving: Saving, worth: Floats) -> Saving:

@@ -56,11 +56,11 @@ def page_data(report: Report) -> str:
         "peak": peak_bytes(report),
         "limits": report.peaks is not None and report.has_work,
         "groups": {
-            # The limits of modules do not add up to those of their group.
+            # Limits and savings of modules do not add up to those of their group.
             by: [
-                [row.path, row.class_name, limit]
+                [row.path, row.class_name, report.limit(row), row.saves]
                 for row in report.top(by=by)
-                if row.is_module and (limit := report.limit(row))
+                if row.is_module and (row.saves or report.limit(row))
             ]
             for by in _GROUPS
         },

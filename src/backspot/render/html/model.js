@@ -106,9 +106,9 @@ function readModel(data) {
   const [wall, gpu, cpu] = data.whole;
   const sums = { wall, gpu, cpu, memory: data.peak, headroom: whole.total.headroom };
   Object.assign(whole.total, sums);
-  const groupLimits = new Map();
+  const ofGroups = new Map();
   for (const [by, groups] of Object.entries(data.groups)) {
-    for (const [path, cls, limit] of groups) groupLimits.set(keyOf(by, cls, path), limit);
+    for (const [path, cls, limit, saving] of groups) ofGroups.set(keyOf(by, cls, path), { limit, saving });
   }
   return {
     ...data,
@@ -118,7 +118,7 @@ function readModel(data) {
     deepest: rows.reduce((deepest, row) => Math.max(deepest, row.depth), 0),
     around: (row) => (row.id < 0 ? null : rows[row.parent] || whole),
     memory: data.peak > 0,
-    groupLimits,
+    ofGroups,
     groups: new Map(), // the groups that were made, which stay the same
     findings: data.findings.map((finding) => ({ ...finding, places: new Map(finding.places) })),
   };
@@ -166,10 +166,11 @@ function grouped(model, depth, by, key, { name, lines }) {
   if (!model.groups.has(known)) model.groups.set(known, groupOf(name, lines));
   const row = model.groups.get(known);
   const [node, spent] = heaviestOf(row.nodes);
+  const { limit, saving } = (depth >= model.deepest && model.ofGroups.get(key)) || {};
   return {
-    row, isModule: true, cost: row.own, node, spent, saves: null, shown: name,
+    row, isModule: true, cost: row.own, node, spent, saves: saving?.ns ?? null, shown: name,
     cls: row.cls, calls: row.calls, count: lines.length,
-    limit: depth >= model.deepest ? model.groupLimits.get(key) || null : null,
+    limit: limit || null,
   };
 }
 

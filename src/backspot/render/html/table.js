@@ -7,14 +7,14 @@ function makeTable(model, box, change) {
   let limit = AT_ONCE;
   let last = "";
 
-  function columns({ measure, by }) {
+  function columns({ measure, by, depth }) {
     const time = (key, head) => ({ key, head, number: true, value: (line) => line.cost[key] });
     const asked = model.memory || model.limits; // what somebody had recorded in addition
     const limit = (key, head, field, more) => model.limits && ({
       key, head, number: true, limit: true, value: (line) => (line.limit ? line.limit[field] : null), ...more,
     });
-    // A column of dashes gives way to all others, as what a group saves is not known.
-    const known = by === "path" && model.rows.some((row) => row.saves[0] !== null);
+    // A column of dashes gives way to all others.
+    const known = tableLines(model, { by, depth }).some((line) => line.isModule && line.saves !== null);
     const list = [
       { key: "name", head: by === "class" ? "class" : "module", text: true, value: (line) => line.shown },
       by !== "class" && { key: "class", head: "class", text: true, optional: asked ? 4 : 2, value: (line) => line.cls },
