@@ -163,19 +163,19 @@ const numberless = (path) =>
 function grouped(model, depth, by, key, { name, lines }) {
   if (lines.length === 1 && name === lines[0].shown) return { ...lines[0], count: 1 };
   const known = `${depth} ${key}`;
-  if (!model.groups.has(known)) model.groups.set(known, groupOf(name, lines));
+  const { limit, saving } = (depth >= model.deepest && model.ofGroups.get(key)) || {};
+  if (!model.groups.has(known)) model.groups.set(known, groupOf(name, lines, saving));
   const row = model.groups.get(known);
   const [node, spent] = heaviestOf(row.nodes);
-  const { limit, saving } = (depth >= model.deepest && model.ofGroups.get(key)) || {};
   return {
-    row, isModule: true, cost: row.own, node, spent, saves: saving?.ns ?? null, shown: name,
+    row, isModule: true, cost: row.own, node, spent, saves: row.saves[0], shown: name,
     cls: row.cls, calls: row.calls, count: lines.length,
     limit: limit || null,
   };
 }
 
 // A group of modules, as a row whose details can be shown.
-function groupOf(name, lines) {
+function groupOf(name, lines, saving) {
   const cost = zero();
   for (const line of lines) addTo(cost, line.cost);
   const rows = lines.map((line) => line.row);
@@ -190,7 +190,7 @@ function groupOf(name, lines) {
       at_peak_bytes: sum("at_peak_bytes"), kept_bytes: sum("kept_bytes"), checkpoint_frees_bytes: 0,
     } : null,
     limit: null,
-    saves: [null, null], spread: [], steps: [], label: "",
+    saves: [saving?.ns ?? null, null], savedBy: [saving?.parts || {}, {}], spread: [], steps: [], label: "",
     nodes: added(rows, "nodes", (node) => node.name, (a, b) => ({
       ...a, count: a.count + b.count, spent: a.spent.map((value, index) => value + b.spent[index]),
     })).sort((a, b) => b.spent[0] - a.spent[0]),

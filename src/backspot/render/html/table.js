@@ -28,7 +28,7 @@ function makeTable(model, box, change) {
       limit("share of peak", "of peak", "of_peak", { optional: 2 }),
       limit("headroom", "headroom", "headroom_ns", { optional: 4 }),
       { ...time("forward", "forward"), optional: asked ? 5 : 4 },
-      { key: "ratio", head: "bwd ÷ fwd", number: true, optional: asked ? 5 : 3,
+      { key: "ratio", head: "bwd ÷ fwd", number: true, optional: asked ? 5 : by === "path" ? 3 : 4,
         value: (line) => measured(line.cost, "ratio") },
       { key: "calls", head: "calls", number: true, optional: asked ? 5 : 4, value: (line) => line.calls },
       { key: "node", head: "heaviest node", text: true, optional: asked ? 5 : 4, value: (line) => line.node },
