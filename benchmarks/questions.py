@@ -126,9 +126,8 @@ QUESTIONS = {
         seconds=3000, jobs=1, load=True,
     ),
     "what_if": Question(
-        "Does a step save what a replay predicts, and what the rows say? Some 45 real changes, of "
-        "which 12 are known fixes",
-        "accuracy.what_if", "GPU, torchvision, timm", "4", "what_if.json",
+        "Does a step save what a replay predicts? Some 120 real changes of 20 models",
+        "accuracy.what_if", "GPU, torchvision", "4", "what_if.json", "--jobs 3",
         seconds=520, jobs=1,
     ),
     "planted_ranks": Question(

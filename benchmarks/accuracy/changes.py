@@ -21,6 +21,7 @@ from benchmarks.models import (
     Block,
     Checkpointed,
     Context,
+    DiffusionUnet,
     Gpt,
     Recommender,
     ResidualMlp,
@@ -51,11 +52,16 @@ class Switch:
 
 @dataclass
 class Case:
-    """A model, its step and what can be switched."""
+    """A model, its step and what can be switched.
+
+    Attributes:
+        compiled: whether each switch makes another graph to compile.
+    """
 
     model: nn.Module
     step: Callable[[], None]
     switches: list[Switch]
+    compiled: bool = False
 
 
 # Switches ----------------------------------------------------------------------------------------
@@ -91,6 +97,31 @@ def _part(model: nn.Module, path: str, *, twice: bool = False) -> Switch:
     return Switch(f"{path} {kind}", kind, {"factors": {path: 0.5 if twice else 0.0}}, switch)
 
 
+class _Either(nn.Module):
+    """A layer in two forms that compute the same."""
+
+    def __init__(self, one: nn.Module, other: nn.Module) -> None:
+        super().__init__()
+        self.one, self.other, self.less = one, other, False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.other(x) if self.less else self.one(x)
+
+
+def _fused(model: nn.Module, path: str) -> Switch:
+    return Switch(
+        f"{path} fused",
+        "fuse",
+        {"fuse": [path]},
+        partial(setattr, model.get_submodule(path), "less"),
+    )
+
+
+def _tf32(on: bool) -> None:
+    torch.backends.cuda.matmul.allow_tf32 = on
+
+
+_TF32 = Switch("products in TF32", "dtype", {"dtype": "tf32"}, _tf32)
 _SGD, _ADAM = partial(torch.optim.SGD, lr=1e-4), partial(torch.optim.AdamW, lr=1e-4)
 
 
@@ -103,6 +134,7 @@ class _Training:
         clip: whether gradients are clipped.
         fused: whether the optimizer with ``fused=True`` takes the step.
         reads: whether the loss is read in each step.
+        graphed: whether a CUDA graph of the step is replayed.
     """
 
     model: nn.Module
@@ -113,9 +145,27 @@ class _Training:
     around: Callable[[], Any] = nullcontext
     fused: bool = False
     reads: bool = False
+    graphed: bool = False
     _optimizers: dict[bool, torch.optim.Optimizer] = field(default_factory=dict)
+    _graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self) -> None:
+        if not self.graphed:
+            self._step()
+            return
+        if self._graph is None:
+            aside = torch.cuda.Stream()
+            aside.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(aside):
+                for _ in range(3):
+                    self._step()
+            torch.cuda.current_stream().wait_stream(aside)
+            self._graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._graph):
+                self._step()
+        self._graph.replay()
+
+    def _step(self) -> None:
         if self.fused not in self._optimizers:
             options = {"fused": True} if self.fused else {}
             self._optimizers[self.fused] = self.make(self.model.parameters(), **options)
@@ -139,6 +189,9 @@ class _Training:
             partial(setattr, self, "fused"),
         )
 
+    def graph(self) -> Switch:
+        return Switch("a CUDA graph", "graph", {"graph": True}, partial(setattr, self, "graphed"))
+
     def wait(self) -> Switch:
         """The step reads its loss until this is switched on."""
         self.reads = True
@@ -157,13 +210,16 @@ def _case(
     *,
     fuse: bool = False,
     wait: bool = False,
+    graph: bool = False,
+    tf32: bool = False,
     **options: Any,
 ) -> Case:
     switches = [_part(model, path) for path in removed]
     switches += [_part(model, path, twice=True) for path in halved]
     step = _Training(model, loss, **options)
     switches += [step.fuse()] * fuse
-    switches += [step.wait()] * (wait and next(model.parameters()).is_cuda)
+    if next(model.parameters()).is_cuda:
+        switches += [step.wait()] * wait + [step.graph()] * graph + [_TF32] * tf32
     return Case(model, step, switches)
 
 
@@ -201,8 +257,21 @@ def _vit(context: Context, large: bool, **options: Any) -> Case:
         "blocks.1.norm2",
     )
     return _case(
-        model, lambda: _small(model(images)), removed, ("blocks.0", "blocks.3.mlp"), **options
+        model,
+        lambda: _small(model(images)),
+        removed,
+        ("blocks.0", "blocks.3.mlp"),
+        **options,
     )
+
+
+def _graphed(context: Context) -> Case:
+    """Steps that wait for the host, as one graph."""
+    width, batch, side = _sizes(context, (256, 4, 64), (64, 2, 64))
+    model = made(context, lambda: Vit(width, 6, side, side // 8)).to(_half(context))
+    images = context.randn(batch, 3, side, side).to(_half(context))
+    removed = ("blocks.1", "blocks.4.mlp")
+    return _case(model, lambda: _small(model(images)), removed, graph=True)
 
 
 def _gpt(context: Context, large: bool, **options: Any) -> Case:
@@ -239,7 +308,7 @@ def _compiled(context: Context) -> Case:
     images = context.randn(batch, 3, side, side).to(_half(context))
     removed = ("blocks.1.mlp", "blocks.2", "blocks.4.attn")
     case = _case(model, lambda: _small(run(images)), removed[: context.pick(3, 1)])
-    run = torch.compile(model)
+    case.compiled, run = True, torch.compile(model)
     return case
 
 
@@ -298,7 +367,8 @@ def _forward_heavy(context: Context) -> Case:
     model = _Teaching(width).to(context.device)
     x = context.randn(rows, width).requires_grad_()
     removed = ("teacher.layers.1", "teacher.layers.3", "student.layers.1", "teacher.layers.6")
-    return _case(model, lambda: _small(model(x)), removed, ("student.layers.2", "teacher.layers.5"))
+    halved = ("student.layers.2", "teacher.layers.5")
+    return _case(model, lambda: _small(model(x)), removed, halved, tf32=True)
 
 
 class _Words(nn.Module):
@@ -324,6 +394,7 @@ def _loss_heavy(context: Context) -> Case:
         ("body.layers.2",),
         make=_ADAM,
         fuse=True,
+        tf32=True,
     )
 
 
@@ -340,19 +411,78 @@ def _streams(context: Context, large: bool) -> Case:
     model = TwoStreams(width, 6, context.device).to(context.device)
     x = context.randn(rows, width).requires_grad_()
     removed = ("side", "main.layers.1", "main.layers.3")
-    return _case(model, lambda: _small(model(x)), removed, ("main.layers.4",), wait=True)
+    halved = ("main.layers.4",)
+    return _case(model, lambda: _small(model(x)), removed, halved, wait=True, tf32=large)
+
+
+class _Norm(nn.Module):
+    """LayerNorm written out."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        centred = x - x.mean(-1, keepdim=True)
+        return centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + 1e-5)
+
+
+class _Gelu(nn.Module):
+    """GELU written out."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 0.5 * x * (1.0 + torch.tanh(0.7978845608 * (x + 0.044715 * torch.pow(x, 3))))
+
+
+def _written(context: Context, large: bool) -> Case:
+    """Norms and activations that are written out."""
+    width, batch, length = _sizes(
+        context, (1024 if large else 256, 16 if large else 4, 512 if large else 128), (256, 2, 64)
+    )
+    blocks = nn.Sequential(*(Block(width) for _ in range(4)))
+    for block in blocks:
+        block.norm1 = _Either(_Norm(), nn.LayerNorm(width, elementwise_affine=False))
+        block.mlp.act = _Either(_Gelu(), nn.GELU("tanh"))
+    model = blocks.to(context.device, _half(context))
+    x = context.randn(batch, length, width).to(_half(context)).requires_grad_()
+    case = _case(model, lambda: _small(model(x)), ("2.attn", "1.mlp"), ("3",))
+    paths = ("0.norm1", "1.norm1", "0.mlp.act", "2.mlp.act")
+    case.switches += [_fused(model, path) for path in paths]
+    return case
+
+
+def _diffusion(context: Context) -> Case:
+    width, batch, side = _sizes(context, (64, 32, 64), (32, 2, 32))
+    model = made(context, lambda: DiffusionUnet(width))
+    images, when = context.randn(batch, 3, side, side), context.randint(1000, batch)
+    around = context.bf16 if context.device.startswith("cuda") else nullcontext
+    removed = ("attention", "down.0.conv2", "down.2.conv2", "up.1.conv2", "up.2.norm2")
+    return _case(
+        model,
+        lambda: _small(model(images, when)),
+        removed,
+        around=around,
+        make=_ADAM,
+        clip=True,
+        fuse=True,
+        wait=True,
+    )
 
 
 CASES: dict[str, Callable[[Context], Case]] = {
     # Some at two sizes: one waits for the GPU, the other for the host.
     **{
         f"{name}_{size}": partial(make, large=size == "large")
-        for name, make in {"vit": _vit, "gpt": _gpt, "resnet": _resnet, "streams": _streams}.items()
+        for name, make in {
+            "vit": _vit,
+            "gpt": _gpt,
+            "resnet": _resnet,
+            "streams": _streams,
+            "written": _written,
+        }.items()
         for size in ("large", "tiny")
     },
     "vit_adamw": partial(_vit, large=False, make=_ADAM, fuse=True, wait=True),
     "compiled": _compiled,
+    "graphed": _graphed,
     "unet": _unet,
+    "diffusion": _diffusion,
     "checkpointed": _checkpointed,
     "accumulating": _accumulating,
     "trainer": _trainer,

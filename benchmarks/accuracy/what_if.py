@@ -1,83 +1,53 @@
 """Does a step save what ``what_if`` says? Predicts real changes by replay, then makes them.
 
-    python -m benchmarks what_if
+    python -m benchmarks what_if                        # records, times, predicts
+    python -m benchmarks what_if --keep FOLDER          # keeps the recordings
+    python -m benchmarks what_if judge FOLDER           # predicts again, anywhere
 
-For each change of ``changes.py``: ``backspot.profile`` of the model before, and what its report
-says of the change, against the difference of the step times, measured without profiler in turn.
-Both are shares of their own step, as the speed of a machine can change between the two. The same
-again by the trace alone, as on a machine whose steps nobody timed. ``replayed_error`` is that of
-the step that a replay predicts, as published replays state it: with the change, and of the
-unchanged step by the trace alone. One of the models is compiled.
-
-For the known remedies (``--cases remedies``), a second recording says by how much each changed part
-became faster, on the host and on the device, and the replay of the first one says what that saves.
-The wall time of the rows is then that of the changed subtrees and their neighbours, forward and
-backward, before minus after: the saving that a report shows. The summary compares it with the real
-one, in milliseconds where the GPU limits the step, else as shares of the recorded and of the real
-step; ``bounded`` says how often no more was saved than what the changed subtrees cost before.
+For each change of ``changes.py``: what a replay of one recording of the step before says of the
+change, against the difference of the step times, measured without profiler in turn. Both are shares
+of their own step, as the speed of a machine can change between the two. The same again by the trace
+alone, as on a machine whose steps nobody timed. ``replayed_error`` is that of the step that a
+replay predicts, as published replays state it: with the change, and of the unchanged step by the
+trace alone. Where the change is a bound, it is asked whether the bound holds. One of the models is
+compiled.
 
 Not covered is the size of DDP's buckets: that needs several GPUs.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from benchmarks.harness import Figures, Run, each, turn
-from benchmarks.measuring import interleaved, record_trace, spread
+from benchmarks.harness import (
+    Figures,
+    Run,
+    each,
+    judged_again,
+    profile_in_turn,
+    recordings,
+    turn,
+    write_json,
+)
+from benchmarks.measuring import interleaved, spread
 from benchmarks.workers import Job, Record, Stage
 
-if TYPE_CHECKING:
-    from backspot.analysis.replay.host import ProfilerCost
-    from backspot.analysis.replay.replayable import Replayable
-    from backspot.analysis.replay.saving import Change
-
-_REMEDY = "remedy_"
 _MISS = 0.06
-_BUSY = 0.9
+_NOISE = 0.02  # of the step: by so much a change may exceed its bound
 
 
-# Recordings for replays --------------------------------------------------------------------------
+def options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of kept recordings."""
+    judged_again(parser)
 
 
-def read_recording(path: Path) -> Replayable:
-    """Compile a trace for replays.
-
-    Raises:
-        RuntimeError: If it cannot be replayed.
-    """
-    from backspot.analysis.recording import Recording
-    from backspot.analysis.replay.replayable import Refusal, prepare
-
-    recording = prepare(Recording.read(path))
-    if isinstance(recording, Refusal):
-        raise RuntimeError(recording.reason)  # noqa: TRY004 - what the trace is, not a type
-    return recording
-
-
-def cost_of(recording: Replayable, real_step_ns: float) -> tuple[ProfilerCost, str]:
-    """Return the costs fitted to a real step, or the usual ones and why they do not fit."""
-    from backspot.analysis.replay.host import MEASURED
-    from backspot.analysis.replay.replay import fit
-    from backspot.analysis.replay.replayable import Refusal
-
-    cost = fit(recording, real_step_ns)
-    return (MEASURED, cost.reason) if isinstance(cost, Refusal) else (cost, "")
-
-
-def _record(model: Any, step: Callable[[], None], device: str, path: Path, small: bool) -> Any:
-    import backspot
-
-    with backspot.instrument(model):
-        for _ in range(3):  # what is compiled, is compiled here
-            step()
-        record_trace(step, device, path, steps=2 if small else 5, warmup=3, settled=1)
-    return backspot.locate(path), read_recording(path)
+# Record and time ---------------------------------------------------------------------------------
 
 
 def _times(steps: Sequence[Callable[[], None]], device: str, small: bool) -> list[list[float]]:
@@ -85,94 +55,20 @@ def _times(steps: Sequence[Callable[[], None]], device: str, small: bool) -> lis
 
     Other programs on a machine move its clock by more than most changes.
     """
-    rounds, inner = (3, 1) if small else (12, 3)
-    seconds = 1.5 * len(steps) if device != "cpu" else 4.0 * len(steps)
+    rounds, inner = (3, 1) if small else (30, 3)
+    seconds = (1.0 if device != "cpu" else 4.0) * len(steps)
     clock = time.process_time if device == "cpu" else time.perf_counter
     return interleaved(
         steps, device, rounds=rounds, inner=inner, warmup=2, seconds=seconds, clock=clock
     )
 
 
-# Measure and predict -----------------------------------------------------------------------------
-
-
-def _rows_ms(report: Any, paths: Sequence[str], *, forward: bool) -> float:
-    """The wall time of the rows of the subtrees, in milliseconds a step.
-
-    Of ``""`` and of ``=PATH`` that row counts, and not its subtree.
-    """
-    own = {path.removeprefix("=") for path in paths}
-    below = tuple(f"{path}." for path in paths if path and path[0] != "=")
-    mine = [row for row in report.modules if row.path in own or row.path.startswith(below)]
-    return sum(row.wall_ms + forward * row.forward_ns / 1e6 for row in mine)
-
-
-def _judge(
-    about: str,
-    recording: Replayable,
-    report: Any,
-    change: Change,
-    wall_ms: float,
-    before: list[float],
-    after: list[float],
-) -> Record:
-    from backspot.analysis.replay.predict import Prediction
-    from backspot.analysis.typical import every_step
-
-    step = statistics.median(before)
-    real = spread([a - b for a, b in zip(before, after, strict=True)])
-    cost, said = cost_of(recording, step * 1e6)
-    prediction = Prediction(
-        recording, every_step(len(recording.steps.start)), cost, fitted=not said
-    )
-    _, (saving,) = prediction.savings([change])
-    recorded = report.step_ns / 1e6
-    wall = wall_ms / recorded * step
-    low, high = saving.low_ns / 1e6, saving.high_ns / 1e6
-    return {
-        "about": about,
-        "bound": "gpu" if prediction.is_device_bound else "host",
-        "step_ms": step,
-        "recorded_ms": recorded,
-        "operator_ns": cost.operator_ns,
-        "refused": said,
-        "real_ms": real,
-        "saves_ms": saving.ns / 1e6,
-        "saves_range_ms": [low, high],
-        "in_range": low <= real["median"] <= high,
-        "wall_ms": wall,
-        "error": abs(saving.ns / 1e6 - real["median"]) / step,
-        "error_of_wall": abs(wall - real["median"]) / step,
-    }
-
-
-def _said(report: Any, asked: dict[str, Any], real_ms: float, step_ms: float) -> Record:
-    """What a report says of a change, against the real saving; only why not, if it refuses."""
-    import backspot
-
-    try:
-        found = report.what_if(**asked)
-    except backspot.UsageError as error:
-        return {"refused": str(error)}
-    whole = found.step_ns + found.saves_ns
-    saves, low, high = (
-        ns / whole * step_ms for ns in (found.saves_ns, found.low_ns, found.high_ns)
-    )
-    return {
-        "saves_ms": saves,
-        "saves_range_ms": [low, high],
-        "in_range": low <= real_ms <= high,
-        "error": abs(saves - real_ms) / step_ms,
-        "replayed_error": abs((step_ms - saves) / (step_ms - real_ms) - 1),
-        "at_best": found.at_best,
-    }
-
-
-def _switches(name: str, context: Any, folder: Path, stage: Stage) -> list[Record]:
+def _record(name: str, run: Run, folder: Path, stage: Stage) -> None:
+    """Record the step of a case, and time it with and without each of its changes."""
     import backspot
     from benchmarks.accuracy.changes import CASES
 
-    case = CASES[name](context)
+    case = CASES[name](run.context)
     state = [False] * len(case.switches)
 
     def switched(number: int) -> Callable[[], None]:
@@ -186,133 +82,123 @@ def _switches(name: str, context: Any, folder: Path, stage: Stage) -> list[Recor
         return step
 
     steps = [switched(number) for number in range(-1, len(case.switches))]
-    path = folder / "before.json.gz"
-    report = backspot.profile(steps[0], case.model, trace=path, stacks=False)
-    alone = backspot.locate(path)
+    if case.compiled:  # for minutes, while others are timed
+        with backspot.instrument(case.model):
+            steps[0]()
+        for step in steps:
+            step()
+    report = profile_in_turn(
+        steps[0],
+        case.model,
+        steps=run.steps or 10,
+        stacks=False,
+        trials="none",
+        trace=folder / f"{name}.json",
+        force=True,
+    )
     stage("recorded", {"recorded_ms": report.step_ns / 1e6})
-    before, *others = _times(steps, context.device, context.small)
-    step_ms = statistics.median(before)
-    found: list[Record] = []
-    for switch, after in zip(case.switches, others, strict=True):
-        real = spread([a - b for a, b in zip(before, after, strict=True)])
-        about = {
+    with turn():
+        before, *others = _times(steps, run.device, run.small)
+    changes = [
+        {
             "about": switch.about,
             "kind": switch.kind,
-            "bound": "gpu" if report.utilisation >= _BUSY else "host",
-            "step_ms": step_ms,
-            "profiled_apart_ms": (report.unprofiled_step_ns or 0) / 1e6,
-            "real_ms": real,
+            "asked": switch.asked,
+            "real_ms": spread([a - b for a, b in zip(before, after, strict=True)]),
         }
-        said = _said(report, switch.asked, real["median"], step_ms)
-        by_trace = _said(alone, switch.asked, real["median"], step_ms)
-        found.append(about | said | {"alone": by_trace})
-    replayed = alone.replayed_step
-    return [
-        one | {"unchanged_alone_error": abs(replayed.ns / 1e6 / step_ms - 1) if replayed else None}
-        for one in found
+        for switch, after in zip(case.switches, others, strict=True)
     ]
+    facts = {
+        "step_ms": statistics.median(before),
+        "real_step_ns": report.unprofiled_step_ns,
+        "changes": changes,
+    }
+    write_json(folder / f"{name}.real.json", facts)
 
 
-def _remedy(name: str, context: Any, folder: Path) -> list[Record]:
-    import torch
-
-    from benchmarks.accuracy.remedies import REMEDIES
-
-    remedy = REMEDIES[name]
-    sides, records = [], []
-    for after in (False, True):
-        torch.manual_seed(0)
-        sides.append(remedy.build(context, after))
-        path = folder / f"{after}.json"
-        records.append(
-            _record(sides[-1].model, sides[-1].step, context.device, path, context.small)
-        )
-    (report, before), (later, after_it) = records
-    reach = (*remedy.changed, *remedy.neighbours)
-    times = _times([side.step for side in sides], context.device, context.small)
-    rows = [_rows_ms(one, reach, forward=True) for one in (report, later)]
-    change = _as_after(before, after_it, reach)
-    found = _judge(remedy.about, before, report, change, rows[0] - rows[1], *times)
-    real, noise = found["real_ms"], found["real_ms"]["high"] - found["real_ms"]["low"]
-    in_ms = found["bound"] == "gpu"
-    shown = rows[0] - rows[1] if in_ms else found["wall_ms"]
-    most = _rows_ms(report, remedy.changed, forward=True)
-    found["error_of_shown"] = abs(shown / real["median"] - 1) if real["median"] else None
-    found["bounded"] = real["median"] <= most + noise / 2
-    return [found]
+# Predict -----------------------------------------------------------------------------------------
 
 
-def _as_after(before: Replayable, after: Replayable, reach: Sequence[str]) -> Change:
-    """Scale each part by what it takes after the remedy: host and device, forward and backward."""
-    import numpy as np
+def _judge(folder: Path, name: str) -> Record:
+    """Predict the changes of a case from its recording, and compare."""
+    from backspot.analysis.recording import Recording
+    from backspot.analysis.replay.predict import predict
+    from backspot.analysis.replay.replayable import Refusal
 
-    from backspot.analysis.replay.saving import change_of
-
-    ownership = before.ownership
-    spans, work = np.ones(len(ownership.spans.start)), np.ones(len(ownership.work.start))
-    for path in reach:
-        first, second = _spent(before, path), _spent(after, path)
-        for key, (where, taken) in first.items():
-            factor = second[key][1] / taken if taken else 1.0
-            (spans if key[0] == "host" else work)[where] = factor
-    mine, done = np.flatnonzero(spans != 1), np.flatnonzero(work != 1)
-    return change_of(before, (mine, spans[mine]), (done, work[done]))
-
-
-def _spent(recording: Replayable, path: str) -> dict[tuple[str, bool], tuple[Any, float]]:
-    """What a part takes, by host or device and whether in backward: its items, and ns a step."""
-    import numpy as np
-
-    from backspot.analysis.replay.saving import owners_within
-
-    ownership, steps = recording.ownership, len(recording.steps.start)
-    only = path == "" or path.startswith("=")  # that row, and not its subtree
-    root = path.removeprefix("=")
-    owners = [
-        owner
-        for owner in owners_within(ownership, [root])[root]
-        if not only or ownership.owners.path(owner) == root
+    facts = json.loads((folder / f"{name}.real.json").read_text(encoding="utf-8"))
+    recording, step_ms = Recording.read(folder / f"{name}.json"), facts["step_ms"]
+    fitted, alone = (predict(recording, real) for real in (facts["real_step_ns"], None))
+    bound = "host" if isinstance(alone, Refusal) or not alone.is_device_bound else "gpu"
+    unchanged = None
+    if not isinstance(alone, Refusal):
+        unchanged = abs(alone.savings([])[0].ns / 1e6 / step_ms - 1)
+    changes = [
+        {key: one[key] for key in ("about", "kind", "real_ms")}
+        | {"bound": bound, "step_ms": step_ms, "profiled_apart_ms": facts["real_step_ns"] / 1e6}
+        | _said(fitted, one["asked"], one["real_ms"]["median"], step_ms)
+        | {"alone": _said(alone, one["asked"], one["real_ms"]["median"], step_ms)}
+        | {"unchanged_alone_error": unchanged}
+        for one in facts["changes"]
     ]
-    held = np.diff(recording.line.edges)
-    span = recording.line.span
-    host = np.bincount(span[span >= 0], held[span >= 0], minlength=len(ownership.spans.start))
-    device = ownership.work.end - ownership.work.start
-    of_spans, of_work = np.isin(ownership.owner, owners), np.isin(ownership.work_owner, owners)
-    found: dict[tuple[str, bool], tuple[Any, float]] = {}
-    for backward in (False, True):
-        mine = of_spans & ((ownership.passes.of_span >= 0) == backward)
-        done = of_work & ((ownership.work.run >= 0) == backward)
-        found["host", backward] = mine, float(host[mine].sum()) / steps
-        found["device", backward] = done, float(device[done].sum()) / steps
-    return found
+    return {"changes": changes}
 
 
-# The run -----------------------------------------------------------------------------------------
+def _said(prediction: Any, asked: dict[str, Any], real_ms: float, step_ms: float) -> Record:
+    """What a prediction is of a change, against the real saving; only why not, if it refuses."""
+    import backspot
+    from backspot.analysis.replay.predict import Prediction
+
+    if not isinstance(prediction, Prediction):
+        return {"refused": prediction.reason}
+    try:
+        found = prediction.what_if(asked)
+    except backspot.UsageError as error:
+        return {"refused": str(error)}
+    whole = found.step_ns + found.saves_ns
+    saves, low, high = (
+        ns / whole * step_ms for ns in (found.saves_ns, found.low_ns, found.high_ns)
+    )
+    return {
+        "saves_ms": saves,
+        "saves_range_ms": [low, high],
+        "in_range": low <= real_ms <= high,
+        "error": abs(saves - real_ms) / step_ms,
+        "off": (saves - real_ms) / step_ms,
+        "replayed_error": abs((step_ms - saves) / (step_ms - real_ms) - 1),
+        "at_best": found.at_best,
+        "bounded": real_ms <= saves + _NOISE * step_ms,
+    }
+
+
+# The summary -------------------------------------------------------------------------------------
 
 
 def _errors(records: Sequence[Record]) -> dict[str, Any]:
-    """How far the predictions of changes are off; bounds are no predictions."""
-    known = [one for one in records if "saves_ms" in one and not one.get("at_best")]
+    """How far the predictions of changes are off; of bounds, how many hold."""
+    told = [one for one in records if "saves_ms" in one]
+    known, bounds = ([one for one in told if one["at_best"] == best] for best in (False, True))
+    found: dict[str, Any] = {"changes": len(known), "refused": len(records) - len(told)}
+    if bounds:
+        found |= {"bounds": len(bounds), "bounds_hold": sum(one["bounded"] for one in bounds)}
+        found["median_slack"] = statistics.median(one["off"] for one in bounds)
     if not known:
-        return {"changes": 0, "refused": len(records)}
+        return found
     errors = sorted(one["error"] for one in known)
-    replayed = [one["replayed_error"] for one in known if "replayed_error" in one]
-    return {
-        "changes": len(known),
-        "refused": len(records) - len(known),
+    return found | {
         "median_error": statistics.median(errors),
         "error_90": errors[min(len(errors) - 1, int(0.90 * len(errors)))],
         "error_95": errors[min(len(errors) - 1, int(0.95 * len(errors)))],
         "worst_error": errors[-1],
+        "median_off": statistics.median(one["off"] for one in known),
         "in_range": statistics.mean(one["in_range"] for one in known),
-        "replayed_step_error": statistics.mean(replayed) if replayed else None,
+        "replayed_step_error": statistics.mean(one["replayed_error"] for one in known),
     }
 
 
 def _by(records: Iterable[Record], key: str) -> dict[str, list[Record]]:
     found: dict[str, list[Record]] = {}
     for one in records:
-        found.setdefault(one.get(key, "remedy"), []).append(one)
+        found.setdefault(one[key], []).append(one)
     return found
 
 
@@ -322,48 +208,51 @@ def _summary(changes: Sequence[Record]) -> dict[str, Any]:
     summary: dict[str, Any] = {"all": _errors(changes)}
     for key in ("bound", "kind"):
         summary |= {kind: _errors(mine) for kind, mine in _by(changes, key).items()}
-    summary["trace alone"] = _errors([one["alone"] for one in changes if "alone" in one])
-    unchanged = [
-        one["unchanged_alone_error"] for one in changes if one.get("unchanged_alone_error")
-    ]
-    if unchanged:
-        summary["trace alone"]["unchanged_step_error"] = statistics.mean(set(unchanged))
-    shown = [one["error_of_shown"] for one in changes if one.get("error_of_shown") is not None]
-    if shown:
-        summary["remedies"] = {
-            "count": len(shown),
-            "median_error": statistics.median(shown),
-            "worst_error": max(shown),
-            "bounded": sum(one.get("bounded", False) for one in changes),
-        }
-    return summary | {"misses": [one["about"] for one in changes if one.get("error", 0) > _MISS]}
+    summary["trace alone"] = _errors([one["alone"] for one in changes])
+    unchanged = {one["case"]: one["unchanged_alone_error"] for one in changes}
+    known = [error for error in unchanged.values() if error is not None]
+    if known:
+        summary["trace alone"]["unchanged_step_error"] = statistics.mean(known)
+    return summary | {
+        "models": len(unchanged),
+        "misses": [
+            f"{one['case']}: {one['about']}"
+            for one in changes
+            if one.get("error", 0) > _MISS and not one["at_best"]
+        ],
+    }
 
 
 def answer(run: Run) -> Figures:
     def handle(job: Job, stage: Stage) -> Record:
-        with turn("torch", "torch._dynamo", "torchvision", "timm"):
+        folder = Path(job["folder"])
+        if job["record"]:
             import torch
 
             torch.manual_seed(0)
             if run.device == "cpu":
                 torch.set_num_threads(1)
-            with tempfile.TemporaryDirectory() as scratch:
-                if job["name"].startswith(_REMEDY):
-                    name = job["name"].removeprefix(_REMEDY)
-                    return {"changes": _remedy(name, run.context, Path(scratch))}
-                return {"changes": _switches(job["name"], run.context, Path(scratch), stage)}
+            _record(job["name"], run, folder, stage)
+        return _judge(folder, job["name"])
 
     def known() -> dict[str, Any]:
+        if run.verb == "judge" and not run.worker:
+            names = sorted(path.name for path in run.folder.glob("*.real.json"))
+            return dict.fromkeys(name.removesuffix(".real.json") for name in names)
         from benchmarks.accuracy.changes import CASES
-        from benchmarks.accuracy.remedies import REMEDIES
 
-        remedies = {f"{_REMEDY}{name}": remedy.about for name, remedy in REMEDIES.items()}
-        if run.cases == "remedies":
-            run.cases = ",".join(remedies)
-        return CASES | remedies
+        return CASES
 
-    small = ("vit_tiny", "trainer", f"{_REMEDY}attention_fused")
-    cases = each(run, known, handle, small=small)
+    with recordings(run) as (folder, record):
+        cases = each(
+            run,
+            known,
+            handle,
+            small=("vit_tiny", "trainer"),
+            resumes=run.keep is not None,
+            folder=str(folder),
+            record=record,
+        )
     changes = [
         {"case": name} | one for name, case in cases.items() for one in case.get("changes", ())
     ]
