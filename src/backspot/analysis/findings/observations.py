@@ -188,7 +188,9 @@ def forward_operators(evidence: Evidence) -> tuple[Ints, Ints]:
     return index, spans.of(events, index)
 
 
-def both_ways(evidence: Evidence, nodes: Mask, operators: Ints, least: float) -> Placed:
+def both_ways(
+    evidence: Evidence, nodes: Mask, operators: Ints, least: float, others: Mask | None = None
+) -> Placed:
     """Return the places of nodes, and of operators of the forward.
 
     Work of devices holds the clock by itself. Without a device, operators cost their own time.
@@ -197,6 +199,7 @@ def both_ways(evidence: Evidence, nodes: Mask, operators: Ints, least: float) ->
         nodes: which nodes.
         operators: which operators, as indices into the events; none within another.
         least: the share of the step that both take in most steps; else there are no places.
+        others: device work that counts, too.
     """
     events, costs, work = evidence.events, evidence.costs, evidence.work
     operators = np.unique(operators[operators >= 0])
@@ -204,6 +207,8 @@ def both_ways(evidence: Evidence, nodes: Mask, operators: Ints, least: float) ->
     owner = np.maximum(take(evidence.ownership.owner, spans, NOTHING), 0)
     around = enclosing(events, operators, work.thread, work.launch)
     launched = (around >= 0) & evidence.recorded | evidence.work_of(nodes)
+    if others is not None:
+        launched |= others
     by_step = costs.owned_by_step(nodes, launched)
     if not evidence.report.has_gpu:
         time, ns = events.start[operators], events.duration[operators]

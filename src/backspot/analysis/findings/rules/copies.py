@@ -173,20 +173,28 @@ _LEAST_OF_CONVOLUTIONS = 0.03
 @rule("layout-copies", devices=("cpu", "cuda"))
 def layout_copies(evidence: Evidence) -> Finding | None:
     """Find copies into another layout: many, or there and back around a single operator."""
-    many = _many_copies(evidence) if evidence.device == "cuda" else None
-    return many or _there_and_back(evidence)
+    if evidence.device == "cpu":
+        return _there_and_back(evidence, None)
+    work, converts = _copying(evidence)
+    return _there_and_back(evidence, work) or _many_copies(evidence, work, converts)
 
 
-_THERE_AND_BACK = re.compile(r"p[pv]*C[pv]*[^pvC][pv]*p[pv]*C")
+_THERE_AND_BACK = re.compile(r"p[pvc]*C[pvc]*[^pvcC][pvc]*p[pvc]*C")
 _LETTERS = {
     **dict.fromkeys(("Permute", "Transpose"), "p"),
     **dict.fromkeys(("View", "UnsafeView", "Unsqueeze", "Squeeze", "Alias"), "v"),
     "Clone": "C",
+    "ToCopy": "c",
 }
+"""Autocast casts before an operator, and not after it."""
 
 
-def _there_and_back(evidence: Evidence) -> Finding | None:
-    """Find permute, contiguous, one operator, permute and contiguous in one module."""
+def _there_and_back(evidence: Evidence, others: Mask | None) -> Found | None:
+    """Find permute, contiguous, one operator, permute and contiguous in one module.
+
+    Args:
+        others: device work that copies into another layout too; it counts where these do.
+    """
     say, spans, ownership = evidence.wording, evidence.spans, evidence.ownership
     letters = [_LETTERS.get(name.partition("Backward")[0], ".") for name in spans.node_names]
     copies = np.zeros(len(spans.start), bool)
@@ -196,6 +204,8 @@ def _there_and_back(evidence: Evidence) -> Finding | None:
             inside = part[match.start() : match.end()]
             copies[inside] = [text[at] == "C" for at in range(*match.span())]
     placed = both_ways(evidence, copies, ownership.join.operator[copies], LEAST_SHARE)
+    if placed.places and others is not None:
+        placed = both_ways(evidence, copies, ownership.join.operator[copies], LEAST_SHARE, others)
     return finding(
         placed,
         title="Tensors are copied into another memory layout and back",
@@ -214,25 +224,36 @@ def _there_and_back(evidence: Evidence) -> Finding | None:
     )
 
 
-def _many_copies(evidence: Evidence) -> Found | None:
-    """Find ``contiguous`` and ``clone`` in nodes, and convolutions that convert their layout.
+_COPYING = ("aten::contiguous", "aten::clone")
+
+
+def _copying(evidence: Evidence) -> tuple[Mask, Mask]:
+    """Return the work of ``contiguous`` and ``clone`` in nodes, and of convolutions that convert.
 
     In compiled code these are generated kernels that do nothing else.
+
+    Returns:
+        All of it, and that of convolutions.
     """
-    costs, say = evidence.costs, evidence.wording
-    copying = evidence.launched_in("aten::contiguous", "aten::clone")
+    copying = evidence.launched_in(*_COPYING)
     generated = evidence.work_named(names.is_generated_copy)
     converts = evidence.work_named(names.is_layout_conversion)
     # Copies of indices belong to the indexing, those of gradients to their parameters.
     others = accumulating(evidence) | sorting(evidence)
     work = ((copying >= 0) | generated | converts) & evidence.backward & ~evidence.work_of(others)
     converts |= evidence.work_of(evidence.nodes_named(lambda name: "Convolution" in name))
-    converted = costs.of_work(work & converts)
+    return work, work & converts
+
+
+def _many_copies(evidence: Evidence, work: Mask, converts: Mask) -> Found | None:
+    costs, say = evidence.costs, evidence.wording
+    copying = evidence.launched_in(*_COPYING)
+    converted = costs.of_work(converts)
     if not costs.holds_in_most_steps(costs.of_work_by_step(work), _LAYOUT_LEAST):
         least = _LEAST_OF_CONVOLUTIONS
-        if not costs.holds_in_most_steps(costs.of_work_by_step(work & converts), least):
+        if not costs.holds_in_most_steps(costs.of_work_by_step(converts), least):
             return None
-        work &= converts
+        work = converts
     cost = costs.of_work(work)
     if 2 * converted > cost:
         remedy = (

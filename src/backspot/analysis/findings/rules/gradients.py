@@ -47,8 +47,10 @@ def gradient_accumulation(evidence: Evidence) -> Finding | None:
     # Data parallelism copies and communicates in hooks of these nodes. Optimizers may step there.
     work = evidence.work_of(nodes) & (evidence.work.tier != Tier.COMMUNICATION) & evidence.recorded
     work &= ~evidence.work.optimizer
+    operator = evidence.launched_in(*_ACCUMULATION_WORK)
     if not parallel:
-        work &= evidence.launched_in(*_ACCUMULATION_NODE) >= 0
+        # Hooks of users run here, too, and do other things than to add and to copy.
+        work &= (evidence.launched_in(*_ACCUMULATION_NODE) >= 0) & (operator >= 0)
     if evidence.report.has_gpu:
         nodes &= evidence.spans_of_work(work)
         placed, by_step = costs.places_of_work(work), costs.of_work_by_step(work)
@@ -83,7 +85,6 @@ def gradient_accumulation(evidence: Evidence) -> Finding | None:
             "Call zero_grad(set_to_none=True) before each backward. Give parameters that are used "
             "in several places, or through expand or transpose, contiguous storage of their own."
         )
-    operator = evidence.launched_in(*_ACCUMULATION_WORK)[work]
     return finding(
         placed,
         title="Gradients are copied or added at their parameters",
@@ -95,7 +96,7 @@ def gradient_accumulation(evidence: Evidence) -> Finding | None:
         link="https://docs.pytorch.org/docs/stable/notes/autograd.html",
         nodes=costs.top_nodes(nodes),
         operators=costs.top_operators(
-            evidence.names_of(operator), np.maximum(costs.recorded_work_ns[work], 1)
+            evidence.names_of(operator[work]), np.maximum(costs.recorded_work_ns[work], 1)
         ),
         kernels=costs.top_kernels(work),
     )
@@ -135,20 +136,20 @@ def _passes(evidence: Evidence, accumulate: Mask) -> int:
 
 _OPTIMIZER_MANY = 50  # kernels per step
 _OPTIMIZER_SMALL = 30_000  # nanoseconds
-_FUSED_ON_CPU = ("Adam", "AdamW", "Adagrad")
-"""Optimizers that a CPU runs faster with ``fused=True``; SGD has so few operators that it does not
-matter. ``foreach=True`` runs the same operators one after the other there."""
-_OPTIMIZER_LEAST_ON_CPU = 0.05
+_FUSED = ("Adam", "AdamW", "Adagrad")
+"""Optimizers that run faster with ``fused=True``; SGD has so few operators that it does not matter.
+``foreach=True`` runs the same operators one after the other on a CPU."""
+_OPTIMIZER_LEAST = 0.05
 _OPTIMIZER_LINK = "https://docs.pytorch.org/docs/stable/optim.html"
 
 
 @rule("optimizer-kernels", devices=("cpu", "cuda"))
 def optimizer_kernels(evidence: Evidence) -> Finding | None:
-    """Find optimizer steps of many small kernels or groups, or that are not fused on a CPU."""
+    """Find optimizer steps of many small kernels or groups, or that are not fused."""
     found = _optimizer_of_groups(evidence)
-    if found is not None:
-        return found
-    return _optimizer_on_cpu(evidence) if evidence.device == "cpu" else _optimizer_on_gpu(evidence)
+    if found is None and evidence.device == "cuda":
+        found = _optimizer_one_by_one(evidence)
+    return found or _optimizer_unfused(evidence)
 
 
 _GROUPS_LEAST = 0.02
@@ -218,17 +219,22 @@ def _held_by_host(evidence: Evidence, marks: Ints, begin: Ints) -> Ints:
     return end - begin - np.bincount(number, length, minlength=len(marks)).astype(np.int64)
 
 
-def _optimizer_on_cpu(evidence: Evidence) -> Finding | None:
+def _optimizer_unfused(evidence: Evidence) -> Finding | None:
     costs, say, events = evidence.costs, evidence.wording, evidence.events
     marks = events.named(Category.ANNOTATION, names.OPTIMIZER_STEP)
-    marks = marks[[_class_of(events.names[name]) in _FUSED_ON_CPU for name in events.name[marks]]]
+    marks = marks[[_class_of(events.names[name]) in _FUSED for name in events.name[marks]]]
     operators = events.named(Category.OPERATOR, names.ATEN)
     inside = enclosing(events, marks, events.thread[operators], events.start[operators])
     fused = operators[events.name_mask("aten::_fused_")[events.name[operators]]]
     marks = np.setdiff1d(marks, inside[np.isin(operators, fused)])
     begin = evidence.ownership.passes.after(events.start[marks], events.end[marks])
-    by_step = costs.times_by_step(begin, events.end[marks] - begin)
-    if not costs.holds_in_most_steps(by_step, _OPTIMIZER_LEAST_ON_CPU):
+    spent = events.end[marks] - begin
+    by_step = costs.times_by_step(begin, spent)
+    if evidence.device == "cuda":
+        work = enclosing(events, marks, evidence.work.thread, evidence.work.launch) >= 0
+        by_step = costs.of_work_by_step(work & (evidence.work.tier == Tier.COMPUTE))
+        by_step = by_step + costs.times_by_step(begin, costs.idle_within(begin, events.end[marks]))
+    if not costs.holds_in_most_steps(by_step, _OPTIMIZER_LEAST):
         return None
     cost = costs.place("(optimizer)", by_step, len(marks))
     classes = sorted({_class_of(events.names[name]) for name in events.name[marks]})
@@ -241,11 +247,14 @@ def _optimizer_on_cpu(evidence: Evidence) -> Finding | None:
         ),
         remedy=(
             "Pass fused=True to the optimizer, which reads and writes each parameter once, and "
-            "needs dense gradients. foreach=True does not help on a CPU."
+            f"needs dense gradients.{_NO_FOREACH if evidence.device == 'cpu' else ''}"
         ),
         link=_OPTIMIZER_LINK,
         change={"optimizer": "fused"},
     )
+
+
+_NO_FOREACH = " foreach=True does not help on a CPU."
 
 
 def _class_of(mark: str) -> str:
@@ -253,7 +262,7 @@ def _class_of(mark: str) -> str:
     return mark.removeprefix(names.OPTIMIZER_STEP).partition(".")[0]
 
 
-def _optimizer_on_gpu(evidence: Evidence) -> Finding | None:
+def _optimizer_one_by_one(evidence: Evidence) -> Finding | None:
     costs, say, events = evidence.costs, evidence.wording, evidence.events
     inside = evidence.launched_in(f"{names.OPTIMIZER_STEP}*", category=Category.ANNOTATION)
     marks = merged(inside[inside >= 0])

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
+
 from backspot.analysis.findings.evidence import Evidence
-from backspot.analysis.findings.observations import crowded, forward_of, sorting
+from backspot.analysis.findings.observations import (
+    crowded,
+    forward_of,
+    forward_operators,
+    sorting,
+)
 from backspot.analysis.findings.registry import finding, rule
+from backspot.analysis.timeline import enclosing
 from backspot.results.findings import Finding
 from backspot.trace import Category, names
-from backspot.trace.events import Mask
+from backspot.trace.events import Ints, Mask
 
 _DENSE_LEAST = 0.04
 """Every language model has such a gradient; below this share of the step it is as usual."""
@@ -111,6 +121,69 @@ def duplicate_indices(evidence: Evidence) -> Finding | None:
     )
 
 
+_BY_MASK = ("aten::index", "aten::index_put", "aten::_index_put_impl_", "aten::masked_select")
+_MASKS = 4
+"""Indexing by a mask in a step, from which it is a pattern. One or two pick the tokens of a loss,
+say, which saves the work of the others."""
+_MASKS_LEAST = 0.05
+
+
+@rule("masked-indexing", devices=("cuda",))
+def masked_indexing(evidence: Evidence) -> Finding | None:
+    """Find forwards that pick rows by many boolean masks, and their backward."""
+    costs, say, events, owner = (
+        evidence.costs, evidence.wording, evidence.events, evidence.ownership.owner
+    )  # fmt: skip
+    nodes, operators = _by_masks(evidence)
+    if not len(operators):
+        return None
+    start = events.start[operators]
+    idle = costs.idle_within(start, events.end[operators])
+    span = evidence.spans.of(events, operators)
+    launched = enclosing(events, operators, evidence.work.thread, evidence.work.launch) >= 0
+    work = launched & evidence.recorded | evidence.work_of(nodes)
+    by_step = costs.owned_by_step(nodes, work)
+    by_step = by_step + costs.operators_by_step(start, idle, np.maximum(owner[span], 0))
+    if not costs.holds_in_most_steps(by_step.sum(axis=0), _MASKS_LEAST):
+        return None
+    waits = evidence.waits.event
+    inside = enclosing(events, operators, events.thread[waits], events.start[waits]) >= 0
+    removable = costs.removable(nodes, work, waits=waits[inside], operators=operators)
+    placed = replace(costs.places_by_step(by_step, owner[span]), removable=removable)
+    return finding(
+        placed,
+        title="Rows are picked by boolean masks",
+        seen=(
+            f"{say.per_step(len(operators), 'mask')} in the forward, and those of "
+            f"{say.per_step(int(nodes.sum()), 'node')}: {say.ms(placed.wall_ns)}. Each mask is "
+            "turned into indices, for whose number the host waits, in forward and backward."
+        ),
+        remedy=(
+            "Where the masks together pick most rows, compute all rows and choose by "
+            "torch.where(mask[:, None], a, b), which has no indices and no wait. Else sort the "
+            "rows once by what the masks ask for, and split them, as mixtures of experts do."
+        ),
+        link="https://docs.pytorch.org/docs/stable/generated/torch.where.html",
+        nodes=costs.top_nodes(nodes),
+        kernels=costs.top_kernels(work),
+        change={"free": removable},
+    )
+
+
+def _by_masks(evidence: Evidence) -> tuple[Mask, Ints]:
+    """Return nodes that index by a mask, and such operators of the forward, if there are many."""
+    events = evidence.events
+    index, _ = forward_operators(evidence)
+    index = index[events.names_where(lambda name: name.startswith(_BY_MASK))[events.name[index]]]
+    counting = events.named(Category.OPERATOR, "aten::nonzero")
+    around = enclosing(events, index, events.thread[counting], events.start[counting])
+    operators = np.unique(around[around >= 0])
+    if len(operators) < _MASKS * evidence.report.steps:
+        operators = operators[:0]
+    made = np.isin(evidence.ownership.join.operator, operators)
+    return evidence.spans_around(counting) & evidence.in_pass & made, operators
+
+
 _GATHER = (
     "An index that was expanded over the features sorts each element by itself: index whole rows "
     "instead, x[torch.arange(len(x))[:, None], keep]. Without "
@@ -136,7 +209,7 @@ def sorted_indexing(evidence: Evidence) -> Finding | None:
     with deterministic algorithms.
     """
     costs, say = evidence.costs, evidence.wording
-    nodes = sorting(evidence) & ~crowded(evidence)
+    nodes = sorting(evidence) & ~crowded(evidence) & ~_by_masks(evidence)[0]
     if not nodes.any():
         return None
     work = evidence.work_of(nodes)

@@ -30,14 +30,13 @@ _SLOW_CONVOLUTION = 6
 forward's time, both run at a third of its speed. (Healthy networks: up to five times.)"""
 _DEPTHWISE_REMEDY = (
     "PyTorch's kernel for depthwise convolutions in three dimensions is slow, above all its "
-    "gradients: sum 2-D depthwise convolutions over the frames of the kernel, or use a dense or "
-    "factorized convolution."
+    "gradients. Which other form is faster depends on the sizes and the GPU, so time them: 2-D "
+    "depthwise convolutions summed over the frames of the kernel, a dense or a factorized one."
 )
 _CONVOLUTION_REMEDY = (
     "cuDNN has no fast gradient for these sizes, or has not looked for it: set "
-    "torch.backends.cudnn.benchmark = True, and try this layer in bf16 and with channels_last "
-    "(channels_last_3d). Else run it under torch.backends.cudnn.flags(enabled=False), or with "
-    "fewer groups and filters in multiples of 8."
+    "torch.backends.cudnn.benchmark = True, and time this layer in bf16 and with channels_last "
+    "(channels_last_3d), and with fewer groups and filters in multiples of 8."
 )
 
 
