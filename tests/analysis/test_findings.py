@@ -46,7 +46,10 @@ PLANTED = sorted(name for name, case in EXPECTED.items() if case["planted"])
 CLEAN = sorted(name for name, case in EXPECTED.items() if not case["planted"])
 RECORDED = {case["rule"] for case in EXPECTED.values()}
 NAMES = {rule.name for rule in all_rules()}
-TO_BE_RECORDED = {"atomic-additions", "pairwise-distance", "slow-convolution", "tiny-products"}
+TO_BE_RECORDED = {
+    *("atomic-additions", "masked-indexing", "pairwise-distance", "slow-convolution"),
+    "tiny-products",
+}
 """Rules for GPUs whose cases are in ``benchmarks/causes`` and were recorded on none so far."""
 
 

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from benchmarks.causes.case import Built, Context, plant
+from benchmarks.causes.case import Built, Context, built, control, plant
 from benchmarks.causes.training import (
     put,
     train_detector,
@@ -305,3 +305,77 @@ def duplicates_palette_unet(context: Context) -> Built:
 
     model.out = Palette(model.out)
     return train_unet(context, model)
+
+
+# masked-indexing ----------------------------------------------------------------------------
+
+
+class Chosen(nn.Module):
+    """Applies one of several layers to each row: to those that a mask picks, or to all."""
+
+    def __init__(self, width: int, parts: int, *, put: bool = True, all_rows: bool = False) -> None:
+        super().__init__()
+        self.each = nn.ModuleList(nn.Linear(width, width) for _ in range(parts))
+        self.put, self.all_rows = put, all_rows
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = x.flatten(0, -2)
+        kind, total = torch.arange(len(rows), device=x.device) % len(self.each), rows
+        for number, layer in enumerate(self.each):
+            mask = kind == number
+            if self.all_rows:
+                total = torch.where(mask[:, None], layer(rows), total)
+            elif self.put:
+                total = total.index_put((mask,), layer(rows[mask]))
+            else:
+                total = total + layer(rows[mask]).sum(0)
+        return total.view_as(x)
+
+
+_MASKED = {**_WAITS, "host-waits": "the host waits for the number of indices"}
+
+
+def _chosen(context: Context, parts: int, batch: int = 8, **options: Any) -> Built:
+    model = gpt(context)
+    model.extra = Chosen(model.width, parts, **options).to(context.device, torch.bfloat16)
+    return train_gpt(context, model, batch=batch)
+
+
+@plant("masked-indexing", ["extra"], _MASKED)
+def masks_of_experts_gpt(context: Context) -> Built:
+    """Eight layers, each for the tokens that a mask picks."""
+    return _chosen(context, 8)
+
+
+@plant("masked-indexing", ["extra"], _MASKED)
+def masks_of_many_gpt(context: Context) -> Built:
+    """Thirty-two layers, each for the tokens that a mask picks."""
+    return _chosen(context, 32)
+
+
+@plant("masked-indexing", ["extra"], _MASKED)
+def masks_read_gpt(context: Context) -> Built:
+    """Rows that masks pick are read, and not written."""
+    return _chosen(context, 16, put=False)
+
+
+@plant("masked-indexing", ["extra"], _MASKED)
+def masks_of_a_small_batch_gpt(context: Context) -> Built:
+    """Eight layers for few tokens."""
+    return _chosen(context, 8, batch=2)
+
+
+@control("masked-indexing")
+def chosen_rows_gpt(context: Context) -> Built:
+    """All layers for all tokens, of which a mask chooses one."""
+    return _chosen(context, 8, all_rows=True)
+
+
+@control("masked-indexing", {"sorted-indexing": "an index's backward sorts"})
+def one_mask_gpt(context: Context) -> Built:
+    """One mask picks the tokens of the loss."""
+    model, loss = gpt(context), nn.CrossEntropyLoss()
+    length = model.wpe.num_embeddings
+    tokens = context.randint(model.vocabulary, context.pick(8, 2), length)
+    mask = tokens % 8 == 0
+    return built(context, model, lambda: loss(model(tokens)[mask], tokens[mask]), loss=loss)

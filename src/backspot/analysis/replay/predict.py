@@ -13,7 +13,7 @@ import numpy as np
 from backspot.analysis.attribution.cutting import Cut
 from backspot.analysis.attribution.launches import DeviceWork, Tier
 from backspot.analysis.attribution.ownership import Special
-from backspot.analysis.findings import Found, Removable
+from backspot.analysis.findings import NOTHING_FOUND, Found, Removable
 from backspot.analysis.recording import Options, Recording
 from backspot.analysis.replay.changes import CHANGES, change_by_names, free, said
 from backspot.analysis.replay.host import MEASURED, ZERO, Floats, ProfilerCost
@@ -233,7 +233,9 @@ def with_savings(report: Report, recording: Recording, _: Options) -> Report:
     of_findings = [None if one is None else next(each) for one in remedies]
 
     of_waits = list(each)
-    priced = map(_with_saving, report.findings, of_findings, remedy_names)
+    priced = [*map(_with_saving, report.findings, of_findings, remedy_names)]
+    # Of what at best saves nothing there is nothing to say.
+    vain = {one.rule for one in priced if _at_best(one) and saves_nothing(one, step)}
 
     def saves(row: Row) -> Row:
         if not row.is_module and row.path == Special.ENGINE.path:
@@ -253,7 +255,13 @@ def with_savings(report: Report, recording: Recording, _: Options) -> Report:
         report,
         prediction,
         modules=tuple(map(saves, report.modules)),
-        findings=tuple(sorted(priced, key=lambda one: saves_nothing(one, step))),
+        findings=tuple(
+            sorted(
+                (one for one in priced if one.rule not in vain),
+                key=lambda one: saves_nothing(one, step),
+            )
+        ),
+        rules=report.rules | dict.fromkeys(vain, NOTHING_FOUND),
         replayed_step=step,
         layers=of_layers,
         waits=tuple(
@@ -337,6 +345,10 @@ def _with_saving(finding: Finding, saves: Saving | None, names: Iterable[str]) -
     elif saves is not None:
         saves = replace(saves, at_best=any(CHANGES[name].at_best for name in names))
     return finding.with_saves(saves)
+
+
+def _at_best(finding: Finding) -> bool:
+    return finding.saves is not None and finding.saves.at_best
 
 
 def predict(recording: Recording, real_step_ns: int | None) -> Prediction | Refusal:
