@@ -56,7 +56,7 @@ BUDGET = {
     "analysis/attribution": 4_050,
     "analysis/accounting": 4_100,
     "analysis/host": 800,
-    "analysis/findings": 4_400,
+    "analysis/findings": 4_750,
     "analysis/replay": 2_800,
     "comparison": 1_230,
     "job": 3_800,
