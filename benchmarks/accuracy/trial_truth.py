@@ -136,7 +136,8 @@ def _tried(rule: str, built: Any, step_ns: int) -> Any:
     report = changed(report, findings=(replace(finding),), unprofiled_step_ns=step_ns)
     live = Live({"": built.model}, built.optimizers)
     live = chains_of(built.step, live, report, "all")
-    return with_trials(report, live, "all").findings[0].tried
+    found = with_trials(report, live, "all").findings
+    return next(one.tried for one in found if one.rule == rule and one.remedy)
 
 
 def _in_turn(

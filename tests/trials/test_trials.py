@@ -161,7 +161,7 @@ def short(monkeypatch):
     """Trials of few rounds: what they measure matters in few tests."""
     monkeypatch.setattr("backspot.live.trials.measuring._MOST_ROUNDS", 6)
     monkeypatch.setattr("backspot.live.trials.measuring._LEAST_SAMPLE", 1)
-    monkeypatch.setattr("backspot.live.trials.measuring._CACHES", 1 << 12)
+    monkeypatch.setattr("backspot.live.trials.measuring._CACHES", {"cpu": 1 << 12})
 
 
 @pytest.mark.parametrize("rule", RULES)

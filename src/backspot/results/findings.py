@@ -6,7 +6,7 @@ profiler's cost, as a replay of the recording predicts it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -123,6 +123,11 @@ class Predictor(Protocol):
         Raises:
             UsageError: If one of them cannot be predicted, with the reason.
         """
+
+    def with_less(
+        self, paths: Collection[str], less: Sequence[tuple[float, float]]
+    ) -> list[float]:
+        """Return how much less a step takes if host and devices work so much less in places."""
 
 
 @public

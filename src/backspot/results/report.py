@@ -478,7 +478,7 @@ class Report(Presented, _Predicted):
         asked = {name: what for name, what in asked.items() if what}
         if not asked:
             raise UsageError("what_if() needs a change, such as {'layers.0': 0.5} or graph=True")
-        predictor: Predictor | None = getattr(self, "_predictor", None)
+        predictor = predictor_of(self)
         if predictor is None:
             reason = self.not_replayed or (
                 "the report holds no recording, because it was read from JSON or copied: "
@@ -618,6 +618,11 @@ class Report(Presented, _Predicted):
             ('patch_drop', (77, 43))
         """
         return presented.forms().as_frame(self)
+
+
+def predictor_of(report: Report) -> Predictor | None:
+    """Return what replays the report's recording; ``None`` where nothing can."""
+    return getattr(report, "_predictor", None)
 
 
 def changed(

@@ -54,6 +54,7 @@ _ERRORS = {True: 0.02, False: 0.04}
 
 _ALONE = 1.5
 """How much larger that is where no real steps were timed."""
+_UPDATING = {"(optimizer)", "(clipping)"}
 _MEASURED_MORE, _LEAST_ERROR = 1.3, 0.005
 """How much longer work can take than was recorded, and more than that as a share of the step."""
 
@@ -149,6 +150,47 @@ class Prediction:
             dict(zip(map(said, asked.items()), each, strict=True)),
             any(bounds),
         )
+
+    def with_less(
+        self, paths: Collection[str], less: Sequence[tuple[float, float]]
+    ) -> list[float]:
+        """Return how much less a step takes if some places need so much less; below 0, more.
+
+        Args:
+            paths: modules, or phases that update the parameters. Where they do not take so much,
+                the whole step counts.
+            less: for each answer by how much the host and the devices work less in a step; below 0,
+                they work more. All are nanoseconds.
+        """
+        recording, ownership = self.recording, self.recording.ownership
+        count = max(1, len(recording.steps.start))
+        host = recording.host(self.cost)[:, 0]
+        work = np.where(recording.steps.of_work >= 0, recording.work(self.cost)[:, 0], 0.0)
+        of_host, of_work = np.zeros(len(host)), np.zeros(len(work))
+        if not _UPDATING.isdisjoint(paths):
+            of_host[recording.part == recording.forward_outside + 1] = 1.0
+            of_work[recording.update] = 1.0
+        else:
+            mine = np.zeros(len(ownership.owners))
+            mine[[one for some in owners_within(ownership, paths).values() for one in some]] = 1.0
+            parts = [mine[ownership.owner], ownership.launch_shares.mean(mine), np.zeros(3)]
+            of_host, of_work = np.concatenate(parts)[recording.part], ownership.work_shares.mean(mine)
+        takes = float(of_host @ host) / count, float(of_work @ work) / count
+        least = np.abs(np.array(less)).max(axis=0, initial=0.0)
+        if takes[0] < least[0] or takes[1] < least[1]:
+            of_host, of_work = np.ones(len(host)), np.ones(len(work))
+            takes = float(host.sum()) / count, float(work.sum()) / count
+        changes = [
+            Change(
+                np.arange(len(host)),
+                1 - of_host * one[0] / max(takes[0], 1.0),
+                np.arange(len(work)),
+                1 - of_work * one[1] / max(takes[1], 1.0),
+            )
+            for one in less
+        ]
+        saved = replays(recording, self.cost, changes)[0].saved[self.typical.chosen]
+        return [float(one) for one in saved.mean(axis=0)]
 
     @cached_property
     def worth(self) -> Floats:

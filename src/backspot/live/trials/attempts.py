@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, Literal, TypeAlias
@@ -16,12 +16,12 @@ from backspot.interrupts import pass_on
 from backspot.live.torch_internals.dynamo import compilations
 from backspot.live.torch_internals.process import innermost_mode
 from backspot.live.trials.chains import Chains
-from backspot.live.trials.measuring import Clock, measure, reason
+from backspot.live.trials.measuring import Clock, Times, Worth, measure, reason
 from backspot.live.trials.trial import Asked, Entry, Live, remedies_of
 from backspot.live.trials.twins import Refused
 from backspot.live.trials.untouched import TouchedError, untouched
 from backspot.results.findings import Finding, Place, ReplayedStep, saves_nothing
-from backspot.results.report import Report, changed
+from backspot.results.report import Report, changed, predictor_of
 from backspot.results.trials import Tried
 
 Trials: TypeAlias = Literal["operators", "all", "none"]
@@ -192,9 +192,9 @@ def _measured(entry: Entry, asked: Asked, seconds: float) -> Tried | None:
         if trial is None or isinstance(trial, Tried):
             return trial
         after = trial.after
-        host_decides = _host_decides(asked)
-        clock = Clock(_device(asked.live), host_decides=host_decides, may_wait=entry.runs_code)
-        return measure(trial, clock, asked.step_ns, seconds)
+        clock = Clock(_device(asked.live))
+        worth = _worth(asked, whole=entry.runs_code)
+        return measure(trial, clock, asked.step_ns, seconds, worth)
     except Refused as refused:
         return Tried("", why_not=str(refused))
     except Exception as error:
@@ -221,10 +221,26 @@ def _own_memory(device: torch.device) -> AbstractContextManager[Any]:
     return pool
 
 
-def _host_decides(asked: Asked) -> bool:
-    report = asked.report
-    busy = sum(phase.busy_ns for phase in report.phases)
-    return not report.has_gpu or busy < _OF_MANY * asked.step_ns
+def _worth(asked: Asked, *, whole: bool) -> Worth:
+    """Return what tells how much less a step takes with less work: a replay, if there is one.
+
+    Args:
+        whole: whether the work is that of the whole model, not of the finding's places.
+    """
+    predictor = predictor_of(asked.report)
+    busy = sum(phase.busy_ns for phase in asked.report.phases)
+    host_decides = busy < _OF_MANY * asked.step_ns
+
+    def without_replay(saved: Sequence[Times]) -> Sequence[float]:
+        return [
+            asked.step_ns - max(asked.step_ns - host, busy - device) if host_decides else device
+            for host, device in saved
+        ]
+
+    if predictor is None:
+        return without_replay
+    paths = {""} if whole else {place.path for place in asked.finding.places}
+    return lambda saved: predictor.with_less(paths, saved)
 
 
 def _device(live: Live) -> torch.device:

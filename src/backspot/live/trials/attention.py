@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from backspot.live.trials.chains import Chain, tensors_of
+from backspot.live.trials.chains import Chain, View, tensors_of
 from backspot.live.trials.trial import AS_IT_IS, Asked, Piece, Trial, remedy
 from backspot.live.trials.twins import Refused, check_fits, forward_and_backward
 
@@ -24,36 +24,32 @@ Attend = Callable[[], torch.Tensor]
 @remedy("attention-math", "kept-softmax", chains=True)
 def attention(asked: Asked) -> Trial | None:
     """Try ``scaled_dot_product_attention`` on what the largest products of the step were given."""
-    chains = asked.live.chains
-    found = chains.of("attention") if chains else []
-    if not found:
-        why = chains.missed.get("attention") if chains else None
-        raise Refused(why or "no softmax between two products was recognised in the step")
-    found.sort(key=lambda chain: -chain.count * _scores(chain))
+    missing = "no softmax between two products was recognised in the step"
+    found = sorted(asked.seen("attention", missing), key=lambda one: -one.count * _scores(one))
     found = found[:_MOST_CHAINS]
     variants: dict[str, list[Piece]] = {}
     for chain in found:
-        check_fits(tensors_of(dict(chain.given)), 2)
+        check_fits(tensors_of(chain.given), 2)
         for name, piece in _ways(chain).items():
             variants.setdefault(name, []).append(piece)
     whole = {name: pieces for name, pieces in variants.items() if len(pieces) == len(found)}
     if len(whole) == 1:
         raise Refused("its parts are too different for one kernel")
     first = found[0].given
-    shape = tuple(first["q"].shape if "q" in first else first["scores"].shape)
+    shape = tuple(first["q" if "q" in first else "scores"].shape)
     what = f"softmax(q·kᵀ)·v of {shape}" if "q" in first else f"softmax(scores)·v of {shape}"
     return Trial(f"{what}, forward and backward", whole)
 
 
 def _scores(chain: Chain) -> int:
     if "q" not in chain.given:
-        return int(chain.given["scores"].numel())
+        return int(chain.given["scores"].shape.numel())
     return int(chain.given["q"].shape[:-1].numel() * chain.given["kt"].shape[-1])
 
 
 def _ways(chain: Chain) -> dict[str, Piece]:
     given = chain.given
-    leaves = [one for one in tensors_of(dict(given)) if one.requires_grad]
+    leaves = list({id(one): one for one in tensors_of(given)}.values())
     now = _as_it_is(chain, dropout=True)
     ways: dict[str, Attend] = {AS_IT_IS: now}
     if "q" in given:
@@ -67,16 +63,17 @@ def _ways(chain: Chain) -> dict[str, Piece]:
     pieces = {}
     for name, way in ways.items():
         if name == AS_IT_IS or given["p"] or _is_same(way, plain):
-            run = forward_and_backward(way, leaves, chain.autocast)
+            run = forward_and_backward(_laid_out(way, chain), leaves, chain.autocast)
             pieces[name] = Piece(run, chain.count)
     return pieces
 
 
 def _as_it_is(chain: Chain, *, dropout: bool) -> Attend:
     calls = [one for one in chain.calls if dropout or one.function is not functional.dropout]
+    scores = chain.given.get("scores")
 
     def run() -> torch.Tensor:
-        value: Any = chain.given.get("scores")
+        value: Any = scores.made() if scores else None
         for call in calls:
             value = call.again(value)
         result: torch.Tensor = value
@@ -85,48 +82,62 @@ def _as_it_is(chain: Chain, *, dropout: bool) -> Attend:
     return run
 
 
+def _laid_out(way: Attend, chain: Chain) -> Attend:
+    """Return what also lays out the result as the step does: some kernels have done that."""
+
+    def run() -> torch.Tensor:
+        value: Any = way()
+        for call in chain.after:
+            value = call.again(value)
+        result: torch.Tensor = value
+        return result
+
+    return run if chain.after else way
+
+
 def _four(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.reshape(*(1,) * (4 - tensor.dim()), *tensor.shape)
+    return tensor if tensor.dim() == 4 else tensor.reshape(*(1,) * (4 - tensor.dim()), *tensor.shape)
 
 
 def _fused(given: Any, mask: torch.Tensor | None, *, is_causal: bool = False) -> Attend:
-    q, kt, v = given["q"], given["kt"], given["v"]
+    shape = (*given["q"].shape[:-1], given["v"].shape[-1])
 
     def run() -> torch.Tensor:
         out = functional.scaled_dot_product_attention(
-            _four(q),
-            _four(kt.mT),
-            _four(v),
-            attn_mask=mask if mask is None or mask.dim() == 4 else _four(mask),
+            _four(given["q"].made()),
+            _four(given["kt"].made().mT),
+            _four(given["v"].made()),
+            attn_mask=mask if mask is None else _four(mask),
             dropout_p=given["p"],
             is_causal=is_causal,
             scale=given["scale"],
         )
-        return out.reshape(*q.shape[:-1], v.shape[-1])
+        return out if len(shape) == 4 else out.reshape(shape)
 
     return run
 
 
 def _of_scores(given: Any) -> Attend:
-    scores, v = given["scores"], given["v"]
+    shape, v = given["scores"].shape, given["v"].root
     # Queries and keys of zeros, as narrow as kernels take them.
-    q = torch.zeros(*scores.shape[:-1], 8, dtype=v.dtype, device=v.device)
-    k = torch.zeros(*v.shape[:-1], 8, dtype=v.dtype, device=v.device)
+    q = torch.zeros(*shape[:-1], 8, dtype=v.dtype, device=v.device)
+    k = torch.zeros(*given["v"].shape[:-1], 8, dtype=v.dtype, device=v.device)
 
     def run() -> torch.Tensor:
-        mask, p = _four(scores), given["p"]
+        v = given["v"].made()
         out = functional.scaled_dot_product_attention(
-            _four(q), _four(k), _four(v), attn_mask=mask, dropout_p=p
+            _four(q), _four(k), _four(v), attn_mask=_four(given["scores"].made()), dropout_p=given["p"]
         )
-        return out.reshape(*scores.shape[:-1], v.shape[-1])
+        return out.reshape(*shape[:-1], v.shape[-1])
 
     return run
 
 
-def _mask(masks: Sequence[tuple[str, torch.Tensor]]) -> torch.Tensor | None:
+def _mask(masks: Sequence[tuple[str, View]]) -> torch.Tensor | None:
     """Return all masks of the step as one: of truth values where all are."""
     kept, added = None, None
-    for kind, mask in masks:
+    for kind, view in masks:
+        mask = view.made()
         if kind == "add":
             added = mask if added is None else added + mask
         else:

@@ -4,6 +4,9 @@
 by identity: a chain goes on where a function is given the very tensor that the chain has made. What
 is kept until the chain is complete, autograd keeps too. What is kept afterwards are copies, of the
 first of each kind alone, up to half of the memory that is free.
+
+A tensor that is a view is kept as what it is a view of, and as the functions that make it: its
+backward then writes gradients as the step does.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from torch.utils.weak import WeakIdKeyDictionary, WeakTensorKeyDictionary
 
 from backspot.interrupts import pass_on
 from backspot.live.torch_internals.process import innermost_mode, tree_flatten, tree_map
-from backspot.live.trials.twins import check_plain, free_bytes, size_of, twin
+from backspot.live.trials.twins import Autocast, check_plain, free_bytes, size_of, twin
 
 _Function = Callable[..., Any]
 _T = torch.Tensor
@@ -34,7 +37,10 @@ _CHOSEN = {torch.where, _T.where}
 _SOFTMAX = {torch.softmax, _T.softmax, functional.softmax}
 _DROPOUT = {functional.dropout, torch.dropout}
 _CAST = {_T.to, _T.type_as, _T.float, _T.half, _T.bfloat16}
-_INDEXED = {_T.__getitem__}
+_LAID_OUT = {
+    *(_T.view, _T.reshape, _T.transpose, _T.permute, _T.flatten, _T.contiguous, _T.unflatten),
+    *(torch.reshape, torch.transpose, torch.permute, torch.flatten),
+}
 _MOVED = {_T.to, _T.cuda}
 _VERY_LOW = -1e4
 """A mask fills in such a number or a lower one, so that the softmax gives 0."""
@@ -49,18 +55,41 @@ VALUE = _Value()
 
 @dataclass(frozen=True)
 class Call:
-    """A function that was called, with ``VALUE`` in place of what the call before has made."""
+    """A function that was called, with ``VALUE`` in place of what the call before has made.
+
+    Where it returned several tensors, ``item`` is the one that the chain goes on with.
+    """
 
     function: _Function
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
+    item: int | None = None
 
     def again(self, value: Any) -> Any:
-        """Call it with another value."""
-        args, kwargs = tree_map(
-            lambda one: value if one is VALUE else one, (self.args, dict(self.kwargs))
-        )
-        return self.function(*args, **kwargs)
+        """Call it with another value, as directly as the step did."""
+        args = [_put(one, value) for one in self.args]
+        out = self.function(*args, **{key: _put(one, value) for key, one in self.kwargs.items()})
+        return out if self.item is None else out[self.item]
+
+
+@dataclass(frozen=True)
+class View:
+    """A tensor that the step made of another one by views alone, and how."""
+
+    root: torch.Tensor
+    shape: torch.Size
+    calls: tuple[Call, ...] = ()
+
+    def made(self) -> torch.Tensor:
+        """Make it again."""
+        value = self.root
+        for call in self.calls:
+            value = call.again(value)
+        return value
+
+
+def _put(one: Any, value: Any) -> Any:
+    return value if one is VALUE else one.made() if isinstance(one, View) else one
 
 
 @dataclass(frozen=True)
@@ -69,16 +98,18 @@ class Chain:
 
     Attributes:
         kind: ``"attention"``, ``"index"``, ``"embedding"`` or ``"copy"``.
-        calls: the functions in turn; with tensors that are copies once the chain is complete.
-        autocast: the kind of device, whether autocast is on, and its dtype.
-        given: tensors and numbers by what they are for.
+        calls: the functions in turn; with a ``View`` for each tensor once the chain is complete.
+        autocast: that of the step.
+        given: tensors and numbers by what they are for; tensors as in ``calls``.
+        after: what only lays out what the chain has made.
         count: how often a step does that.
     """
 
     kind: str
     calls: tuple[Call, ...]
-    autocast: tuple[str, bool, torch.dtype]
+    autocast: Autocast
     given: Mapping[str, Any] = field(default_factory=dict)
+    after: tuple[Call, ...] = ()
     count: int = 1
 
     def further(self, call: Call, **given: Any) -> Chain:
@@ -93,7 +124,7 @@ class ModuleCall:
     module: torch.nn.Module
     args: Any
     kwargs: Any
-    autocast: tuple[str, bool, torch.dtype]
+    autocast: Autocast
     count: int = 1
 
 
@@ -113,12 +144,12 @@ class Chains(TorchFunctionMode):  # type: ignore[misc] # untyped
         super().__init__()
         self.functions = 0
         self.calls: dict[int, ModuleCall] = {}
-        self._watched = modules
-        self._handles: list[Any] = []
-        self._thread = 0
         self.missed: dict[str, str] = {}
+        self._watched, self._handles, self._thread = modules, list[Any](), 0
         self._found: dict[object, Chain] = {}
         self._open: Any = WeakTensorKeyDictionary()
+        self._views: Any = WeakTensorKeyDictionary()
+        self._ends: Any = WeakTensorKeyDictionary()  # the keys of chains that were found just now
         # What comes of products with a single column: sums of such are no product of q and k.
         self._narrow: Any = WeakTensorKeyDictionary()
         self._tables: Any = WeakIdKeyDictionary()  # how often each table is used, and by what
@@ -142,7 +173,8 @@ class Chains(TorchFunctionMode):  # type: ignore[misc] # untyped
         if threading.get_ident() == self._thread and innermost_mode() is self:
             self.__exit__(None, None, None)
         self._thread = 0
-        self._open.clear()
+        for kept in (self._open, self._views, self._ends):
+            kept.clear()
         for handle in self._handles:
             handle.remove()
 
@@ -169,9 +201,7 @@ class Chains(TorchFunctionMode):  # type: ignore[misc] # untyped
             args, kwargs = tree_map(
                 lambda one: twin(one) if isinstance(one, torch.Tensor) else one, (args, kwargs)
             )
-            kind = device.type
-            mode = kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
-            self.calls[id(module)] = ModuleCall(module, args, kwargs, mode)
+            self.calls[id(module)] = ModuleCall(module, args, kwargs, _autocast(device))
         except Exception as error:
             pass_on(error)
 
@@ -185,9 +215,33 @@ class Chains(TorchFunctionMode):  # type: ignore[misc] # untyped
             if isinstance(output, torch.Tensor):
                 self.functions += output.requires_grad
                 self._see(func, args, kwargs, output)
+                self._note_view(func, args, kwargs, output)
+            elif isinstance(output, tuple):
+                for item, one in enumerate(output):
+                    if isinstance(one, torch.Tensor):
+                        self._note_view(func, args, kwargs, one, item)
         except Exception as error:  # a form that is not known: nothing to try
             pass_on(error)
         return output
+
+    def _note_view(
+        self, func: _Function, args: Any, kwargs: Any, out: torch.Tensor, item: int | None = None
+    ) -> None:
+        """Note how a view is made of what is none; and what lays out the end of a chain."""
+        source = args[0] if args and isinstance(args[0], torch.Tensor) else None
+        if source is None or source is out:
+            return
+        if source in self._ends and func in _LAID_OUT:
+            key = self._ends[source]
+            chain = self._found[key]
+            self._found[key] = replace(
+                chain, after=(*chain.after, _call(func, args, kwargs, source))
+            )
+            self._ends[out] = key
+        elif out._is_view() and not any(isinstance(one, _T) for one in tree_flatten(args[1:])[0]):
+            before = self._views.get(source) or View(source, source.shape)
+            call = replace(_call(func, args, kwargs, source), item=item)
+            self._views[out] = View(before.root, out.shape, (*before.calls, call))
 
     def _see(self, func: _Function, args: Any, kwargs: Any, out: torch.Tensor) -> None:
         tensors = [one for one in args if isinstance(one, torch.Tensor)]
@@ -203,23 +257,23 @@ class Chains(TorchFunctionMode):  # type: ignore[misc] # untyped
             elif out.dim() >= 3 and out.requires_grad:
                 given = {"q": args[0], "kt": args[1], "scale": 1.0, "masks": (), "scores": out}
                 call = Call(func, args, kwargs)
-                self._open[out] = Chain("attention", (call,), _autocast(out), given)
+                self._open[out] = Chain("attention", (call,), _autocast(out.device), given)
         elif func is functional.embedding and args[1].requires_grad:
             given = {"index": args[0], "options": args[2:], **kwargs}
-            chain = Chain("embedding", (), _autocast(out), given)
+            chain = Chain("embedding", (), _autocast(out.device), given)
             self._keep(chain, out, table=args[1])
         elif func is functional.linear:
             if args[1] in self._tables or args[1].is_leaf:
                 self._tables[args[1]] = self._tables.get(args[1], 0) + 1
-        elif func in _INDEXED:
+        elif func is _T.__getitem__ and not out._is_view():
             index = args[1][0] if isinstance(args[1], tuple) and len(args[1]) == 1 else args[1]
             if isinstance(index, torch.Tensor) and index.dtype == torch.long and out.requires_grad:
                 given = {"table": args[0], "index": index}
-                self._keep(Chain("index", (), _autocast(out), given), out)
+                self._keep(Chain("index", (), _autocast(out.device), given), out)
         elif func in _MOVED and out.device.type == "cuda" and args[0].device.type == "cpu":
             given = {"shape": tuple(out.shape), "dtype": out.dtype, "strides": out.stride()}
             given |= {"pinned": args[0].is_pinned(), "device": out.device}
-            self._keep(Chain("copy", (), _autocast(out), given), out)
+            self._keep(Chain("copy", (), _autocast(out.device), given), out)
         else:
             self._go_on(func, args, kwargs, out)
 
@@ -231,7 +285,8 @@ class Chains(TorchFunctionMode):  # type: ignore[misc] # untyped
             if args[0] not in self._narrow:
                 self.missed["attention"] = "how the scores of a softmax are made was not recognised"
                 return
-            self._open[args[0]] = Chain("attention", (), _autocast(out), {"scores": args[0]})
+            given = {"scores": args[0]}
+            self._open[args[0]] = Chain("attention", (), _autocast(out.device), given)
             value = args[0]
         if value is None:
             return
@@ -256,27 +311,28 @@ class Chains(TorchFunctionMode):  # type: ignore[misc] # untyped
         if key in self._found:
             self._found[key] = replace(self._found[key], count=self._found[key].count + 1)
             return
-        copies: dict[int, torch.Tensor] = {}
-        check_plain(*leaves)
+        views = {id(one): self._views.get(one) or View(one, one.shape) for one in leaves}
+        roots = {id(view.root): view.root for view in views.values()}
+        check_plain(*roots.values())
         # A table is copied by its trial: the training has it then, too.
-        needed = sum(size_of(one) for one in leaves)
+        needed = sum(map(size_of, roots.values()))
         if leaves and not self._fits(leaves[0].device, needed):
             self.missed[chain.kind] = f"copies would take {needed >> 20:,} MiB, too little is free"
             return
+        copies = {at: twin(root) for at, root in roots.items()}
 
         def copied(one: Any) -> Any:
             if not isinstance(one, torch.Tensor):
                 return one
-            if id(one) not in copies:
-                copies[id(one)] = twin(one)
-            return copies[id(one)]
+            view = views[id(one)]
+            return replace(view, root=copies[id(view.root)])
 
         calls = tuple(
-            Call(call.function, *tree_map(copied, (call.args, dict(call.kwargs))))
+            replace(call, args=tree_map(copied, call.args), kwargs=tree_map(copied, call.kwargs))
             for call in chain.calls
         )
-        given = tree_map(copied, given) | more
-        self._found[key] = replace(chain, calls=calls, given=given)
+        self._found[key] = replace(chain, calls=calls, given=tree_map(copied, given) | more)
+        self._ends[out] = key
 
     def _fits(self, device: torch.device, needed: int) -> bool:
         left = self._left.setdefault(device, free_bytes(device))
@@ -284,8 +340,8 @@ class Chains(TorchFunctionMode):  # type: ignore[misc] # untyped
         return needed <= left
 
 
-def _autocast(tensor: torch.Tensor) -> tuple[str, bool, torch.dtype]:
-    kind = tensor.device.type
+def _autocast(device: torch.device) -> Autocast:
+    kind = device.type
     return kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
 
 
@@ -340,5 +396,7 @@ def tensors_of(tree: object) -> Iterator[torch.Tensor]:
     for one in tree_flatten(tree)[0]:
         if isinstance(one, torch.Tensor):
             yield one
+        elif isinstance(one, View):
+            yield one.root
         elif isinstance(one, Call):
             yield from tensors_of((one.args, dict(one.kwargs)))

@@ -25,27 +25,20 @@ _MOST_ONE_HOT = 1 << 26
 """Numbers in a one-hot matrix: a larger one is no remedy."""
 
 
-def _seen(asked: Asked, kind: str, missing: str) -> list[Chain]:
-    chains = asked.live.chains
-    found = chains.of(kind) if chains else []
-    if not found:
-        raise Refused((chains.missed.get(kind) if chains else None) or missing)
-    return found
-
-
 @remedy("duplicate-indices", "sorted-indexing", chains=True)
 def indexing(asked: Asked) -> Trial | None:
     """Try other operators for ``table[index]``, with the step's own indices."""
-    found = _seen(asked, "index", "no table[index] with one tensor of indices was recognised")
-    found.sort(key=lambda chain: -chain.count * chain.given["index"].numel())
+    found = asked.seen("index", "no table[index] with one tensor of indices was recognised")
+    found.sort(key=lambda chain: -chain.count * chain.given["index"].shape.numel())
     found = found[:_MOST_CHAINS]
     variants: dict[str, list[Piece]] = {}
     for chain in found:
-        check_fits([chain.given["table"]], 4)
+        table = chain.given["table"].root
+        check_fits([table], 4)
         for name, way in _ways_to_index(chain).items():
-            run = forward_and_backward(way, [chain.given["table"]], chain.autocast)
+            run = forward_and_backward(way, [table], chain.autocast)
             variants.setdefault(name, []).append(Piece(run, chain.count))
-    table, index = found[0].given["table"], found[0].given["index"]
+    table, index = found[0].given["table"], found[0].given["index"].made()
     distinct = int(index.unique().numel())
     return Trial(
         f"table[index] of {index.numel():,} positions, {distinct:,} distinct, in a table of "
@@ -55,21 +48,22 @@ def indexing(asked: Asked) -> Trial | None:
 
 
 def _ways_to_index(chain: Chain) -> dict[str, Callable[[], torch.Tensor]]:
-    table, index = chain.given["table"], chain.given["index"]
-    rows, flat = table.shape[0], index.reshape(-1)
+    view, index = chain.given["table"], chain.given["index"].made()
+    table, (rows, *width) = view.made, view.shape
+    flat = index.reshape(-1)
     positive = torch.where(flat < 0, flat + rows, flat)
-    shape = (*index.shape, *table.shape[1:])
+    shape, dtype = (*index.shape, *width), view.root.dtype
     ways: dict[str, Callable[[], torch.Tensor]] = {
-        AS_IT_IS: lambda: table[index],
-        "index_select": lambda: table.index_select(0, positive).view(shape),
+        AS_IT_IS: lambda: table()[index],
+        "index_select": lambda: table().index_select(0, positive).view(shape),
     }
-    if table.dim() == 2:
-        ways["F.embedding"] = lambda: functional.embedding(positive, table).view(shape)
+    if len(width) == 1:
+        ways["F.embedding"] = lambda: functional.embedding(positive, table()).view(shape)
         if rows * flat.numel() <= _MOST_ONE_HOT:
-            hot = functional.one_hot(positive, rows).to(table.dtype)
-            ways["a one-hot matrix that is kept"] = lambda: (hot @ table).view(shape)
+            hot = functional.one_hot(positive, rows).to(dtype)
+            ways["a one-hot matrix that is kept"] = lambda: (hot @ table()).view(shape)
             ways["a one-hot matrix"] = lambda: (
-                functional.one_hot(positive, rows).to(table.dtype) @ table
+                functional.one_hot(positive, rows).to(dtype) @ table()
             ).view(shape)
     return ways
 
@@ -87,10 +81,10 @@ _KEPT = ("lr", "betas", "eps", "lr_decay", "initial_accumulator_value")
 @remedy("dense-embedding-gradient", chains=True)
 def sparse_embedding(asked: Asked) -> Trial | None:
     """Try ``sparse=True``: the lookup, its backward, and the optimizer's step of this table."""
-    found = _seen(asked, "embedding", "no embedding that is trained was recognised")
+    found = asked.seen("embedding", "no embedding that is trained was recognised")
     found.sort(key=lambda chain: -chain.given["table"].numel())
     chain = found[0]
-    table, index = chain.given["table"], chain.given["index"]
+    table, index = chain.given["table"], chain.given["index"].made()
     check_plain(table)
     if asked.live.chains is not None and asked.live.chains.other_uses(table):
         raise Refused("the table is used elsewhere too, so that its gradient stays dense")
@@ -133,11 +127,12 @@ def _step(cls: Any, options: dict[str, Any], chain: Chain, *, sparse: bool) -> P
     table = torch.nn.Parameter(twin(chain.given["table"].detach()))
     taken = {k: twin(v) if isinstance(v, torch.Tensor) else v for k, v in options.items()}
     optimizer = cls([{"params": [table], **taken}])
+    index = chain.given["index"].made()
     padding = chain.given.get("padding_idx") or (chain.given["options"] or (None,))[0]
     seeds: list[torch.Tensor] = []
 
     def run() -> None:
-        out = functional.embedding(chain.given["index"], table, padding, sparse=sparse)
+        out = functional.embedding(index, table, padding, sparse=sparse)
         if not seeds:
             seeds.append(numbers_like(out))
         out.backward(seeds[0])
@@ -150,7 +145,7 @@ def _step(cls: Any, options: dict[str, Any], chain: Chain, *, sparse: bool) -> P
 @remedy("pageable-copy", chains=True)
 def pinned(asked: Asked) -> Trial | None:
     """Try copies of the step's sizes from pinned memory, which the host does not wait for."""
-    seen = _seen(asked, "copy", "no copy of a tensor to the GPU was recognised")
+    seen = asked.seen("copy", "no copy of a tensor to the GPU was recognised")
     found = [chain for chain in seen if not chain.given["pinned"]]
     if not found:
         return None

@@ -2,7 +2,8 @@
 
 What is compared is measured within moments: in each *round* every variant runs once. A variant that
 is measured after the other one also measures how the machine changed meanwhile: the same code twice
-differs by up to 39% then.
+differs by up to 39% then. The code as it is runs twice in each round: how far these two differ is
+the *noise* of the trial, and a difference within the noise says nothing.
 """
 
 from __future__ import annotations
@@ -11,8 +12,7 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -26,117 +26,82 @@ from backspot.results.trials import Tried, Variant, Verdict
 
 LEAST_SHARE = 0.01
 """A remedy helps if a step saves this share of its time."""
+_AGAIN = "as it is, again"
 _LEAST_SAMPLE = 500_000  # nanoseconds: shorter work is repeated within a sample
 _MOST_REPEATS = 200
 _LEAST_ROUNDS, _CLEAR_ROUNDS, _MOST_ROUNDS = 6, 15, 41
-"""From six rounds on there is an interval of 95%. After 15, a clear answer ends the trial."""
-_DOUBT_OF_GPU = 0.06
-"""Share of a step by which a remedy must be slower on a GPU to be told off: beside the training, a
-trial of short kernels was up to that much slower than the same kernels within real steps."""
+"""From six rounds on there is an interval of 95%. From 15 on, narrow intervals end the trial."""
+_NARROW = 0.005
+_FIRST_CALLS = 3_000_000_000
+"""What first calls on a GPU may take beside the other ones: libraries look for kernels in them."""
 _HOPELESS = 5
-"""A variant that takes this many times as long in its first call is not run again, on a CPU: on a
-GPU the first call can look for the fastest kernel."""
-_CACHES = 64 << 20
-_CACHES_OF_GPU = 256 << 20
-_MOST_SLEEP = 20_000_000
+"""A variant that takes this many times as long in its first call is not run again, on a CPU."""
+_CACHES = {"cpu": 64 << 20, "cuda": 256 << 20}
+_MOST_SLEEP = 20_000_000  # nanoseconds
+
+Times = tuple[float, float]
+"""Nanoseconds of the host, and of the device."""
+Worth = Callable[[Sequence[Times]], Sequence[float]]
+"""What a step saves if host and device need so much less for it; below 0 they need more."""
 
 
 class Clock:
-    """How long some work takes.
+    """How long some work takes the host, and how long the device.
 
     On a CPU with one thread that is the CPU time of the thread, which other processes do not
-    lengthen. On a GPU it is the time of the device alone, measured by events while the host is
-    ahead; or where the host decides how long a step takes, until all of the work has ended.
-
-    Args:
-        device: where the work runs.
-        host_decides: whether the steps of the training wait for the host.
-        may_wait: whether the work can wait for something; PyTorch's operators on one thread do not.
-
-    Attributes:
-        doubt: share of a step by which a slower remedy may be no slower in real steps.
-        first_is_slow: whether the first call of anything says nothing of the others.
+    lengthen. On a GPU the device sleeps until the host has launched all, so that it never waits for
+    the host; where the host waits for the device within the work, all of it is the host's time.
     """
 
-    def __init__(self, device: torch.device, *, host_decides: bool, may_wait: bool) -> None:
-        self._device = device
-        self._is_cuda = device.type == "cuda"
-        self._by_events = self._is_cuda and not host_decides
+    def __init__(self, device: torch.device) -> None:
+        self._device, self.is_cuda = device, device.type == "cuda"
         alone = torch.get_num_threads() == 1 and not torch.cuda.is_initialized()
         self._now = time.thread_time_ns if alone else time.perf_counter_ns
-        self._may_wait = may_wait
-        self.doubt = _DOUBT_OF_GPU if self._is_cuda else 0.0
-        self.first_is_slow = self._is_cuda
-        self._host_ns: dict[Run, int] = {}
-        self._paused = 0  # how often the thread itself has waited
+        self._ahead: dict[Run, int] = {}
+        self.waits = False
         self._buffer: torch.Tensor | None = None
 
-    def of(self, run: Run, times: int, *, cold: bool) -> tuple[float, float]:
-        """Return what one call takes, and what it takes by the clock of the wall, in nanoseconds.
+    def of(self, run: Run, times: int, *, cold: bool) -> Times:
+        """Return what one call takes.
 
         Args:
             cold: put other data into the caches before, as the rest of a step does.
         """
         if cold:
             self._cool()
-        if self._by_events:
-            return self._of_device(run, times)
-        self._wait()
-        wall, start, before = time.perf_counter_ns(), self._now(), _pauses()
+        if self.is_cuda:
+            return self._on_gpu(run, times)
+        start = self._now()
         for _ in range(times):
             run()
-        self._wait()
-        took, wall = self._now() - start, time.perf_counter_ns() - wall
-        self._paused += _pauses() - before
-        return took / times, wall / times
-
-    def _of_device(self, run: Run, times: int) -> tuple[float, float]:
-        """The device sleeps until the host has launched all, so that it never waits for the host.
-
-        The first call only says how long the host takes.
-        """
-        wall = time.perf_counter_ns()
-        if run in self._host_ns:
-            sleep_on_gpu(2 * min(times * self._host_ns[run], _MOST_SLEEP))
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        host = time.perf_counter_ns()
-        for _ in range(times):
-            run()
-        self._host_ns[run] = (time.perf_counter_ns() - host) // times
-        end.record()
-        self._wait()
-        return 1e6 * begin.elapsed_time(end) / times, (time.perf_counter_ns() - wall) / times
+        return (self._now() - start) / times, 0.0
 
     def _cool(self) -> None:
         if self._buffer is None:
-            size = _CACHES_OF_GPU if self._is_cuda else _CACHES
-            self._buffer = torch.zeros(size // 4, dtype=torch.float32, device=self._device)
+            size = _CACHES["cuda" if self.is_cuda else "cpu"]
+            self._buffer = torch.zeros(size // 4, device=self._device, dtype=torch.float32)
         self._buffer.add_(1.0)
 
-    def check(self, took: float, wall: float) -> bool:
-        """Take the clock of the wall if this thread waited; return whether it was taken.
-
-        A thread that other processes interrupt does not wait.
-        """
-        waited = self._may_wait and self._paused and took < 0.6 * wall
-        if waited and self._now is time.thread_time_ns:
-            self._now = time.perf_counter_ns
-            return True
-        return False
-
-    def _wait(self) -> None:
-        if self._is_cuda:
-            torch.cuda.synchronize(self._device)
-
-
-def _pauses() -> int:
-    """Return how often this thread has given up its core by itself; ever more where unknown."""
-    with suppress(ImportError, AttributeError):  # Windows, macOS
-        import resource
-
-        return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
-    return time.perf_counter_ns()
+    def _on_gpu(self, run: Run, times: int) -> Times:
+        torch.cuda.synchronize(self._device)
+        ahead = min(3 * times * self._ahead.get(run, 0) // 2, _MOST_SLEEP)
+        if ahead and not self.waits:
+            sleep_on_gpu(2 * ahead)  # cycles, of at most 2 GHz
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        start = time.perf_counter_ns()
+        for _ in range(times):
+            run()
+        host = time.perf_counter_ns() - start
+        end.record()
+        torch.cuda.synchronize(self._device)
+        whole = time.perf_counter_ns() - start
+        if 0 < ahead < min(host, _MOST_SLEEP):
+            self.waits = True
+        self._ahead[run] = min(self._ahead.get(run, 1 << 62), host // times)
+        if self.waits:
+            return whole / times, 0.0
+        return host / times, 1e6 * begin.elapsed_time(end) / times
 
 
 @dataclass
@@ -144,108 +109,121 @@ class _Timed:
     """A variant that is measured: the repeats of each of its pieces, and its samples."""
 
     pieces: Sequence[Piece]
-    repeats: list[int] = field(default_factory=list)
-    samples: list[float] = field(default_factory=list)
-    wall_ns: float = 0.0
+    repeats: int = 1
+    samples: list[Times] = field(default_factory=list)
+    wall_ns: int = 0
 
-    def sample(self, clock: Clock, *, cold: bool) -> float:
+    def sample(self, clock: Clock, *, cold: bool) -> Times:
         """Return what all pieces take in a step."""
-        total = walls = 0.0
-        for piece, times in zip(self.pieces, self.repeats or [1] * len(self.pieces), strict=True):
+        host = device = 0.0
+        start = time.perf_counter_ns()
+        for piece in self.pieces:
             if piece.before is not None:
                 piece.before()
-            took, wall = clock.of(piece.run, times, cold=cold)
-            total += piece.calls * took
-            walls += wall * times
-        self.wall_ns = min(self.wall_ns or walls, walls)
-        return total
+            took = clock.of(piece.run, self.repeats, cold=cold)
+            host, device = host + piece.calls * took[0], device + piece.calls * took[1]
+        wall = time.perf_counter_ns() - start
+        self.wall_ns = min(self.wall_ns or wall, wall)
+        return host, device
+
+    @property
+    def typical(self) -> Times:
+        """The medians of the samples."""
+        host, device = zip(*self.samples, strict=True)
+        return statistics.median(host), statistics.median(device)
 
 
-def measure(trial: Trial, clock: Clock, step_ns: int, seconds: float) -> Tried:
+def measure(trial: Trial, clock: Clock, step_ns: int, seconds: float, worth: Worth) -> Tried:
     """Run each variant in turn, in an order of its own in each round.
 
     Args:
         step_ns: how long a step takes.
         seconds: how long the trial may take.
+        worth: what a step saves.
 
     Raises:
         Refused: If one call takes too long.
     """
     end = time.perf_counter_ns() + round(1e9 * max(seconds, trial.allowed_s))
-    running, failed = _started(trial, clock, end)
-    if AS_IT_IS not in running:
-        raise Refused(failed[AS_IT_IS].note)
-    _leave_the_best(running, failed, end - time.perf_counter_ns())
-    number = _rounds(running, trial, clock, step_ns, end) if len(running) > 1 else 0
-    now = statistics.median(running[AS_IT_IS].samples)
-    scale = trial.known_ns / now if trial.known_ns and now else 1.0
+    running, left_out, end = _started(trial, clock, end)
+    number = 0
+    if len(running) > 1:
+        running[_AGAIN] = _Timed(trial.variants[AS_IT_IS], running[AS_IT_IS].repeats)
+        number = _rounds(running, trial, clock, step_ns, end)
+    now = running[AS_IT_IS]
+    known = trial.known_ns / max(now.typical[0], 1.0) if not clock.is_cuda else 0.0
     # Where both differ much, the recording is not about exactly this.
-    scale = scale if 0.4 < scale < 2.5 else 1.0
-    variants = []
-    for name in trial.variants:
-        if name in running:
-            note = trial.notes.get(name, "")
-            found = _judged(name, running, scale, (step_ns, clock.doubt), note)
-        else:
-            found = failed[name]
-            if found.verdict == "does not help":
-                found = _hopeless(name, scale * found.ns, scale * now, trial.notes.get(name, ""))
-        variants.append(found)
-    return Tried(trial.what, tuple(variants), number)
+    scale = known if 0.4 < known < 2.5 else 1.0
+    judge = _Judge(now, scale, step_ns, _direct if clock.waits or not clock.is_cuda else worth)
+    if number:
+        judge.look_at(running[_AGAIN])
+    found = [
+        judge.judged(name, running.get(name), left_out.get(name), trial.notes.get(name, ""))
+        for name in trial.variants
+    ]
+    return Tried(trial.what, tuple(found), number)
 
 
-def _started(trial: Trial, clock: Clock, end: int) -> tuple[dict[str, _Timed], dict[str, Variant]]:
+def _direct(saved: Sequence[Times]) -> Sequence[float]:
+    return [host for host, _ in saved]
+
+
+def _started(
+    trial: Trial, clock: Clock, end: int
+) -> tuple[dict[str, _Timed], dict[str, Variant], int]:
     """Run each variant for the first times: some fail, and some are so slow that once is enough."""
-    order = len(trial.variants)
     running: dict[str, _Timed] = {}
-    failed: dict[str, Variant] = {}
+    left_out: dict[str, Variant] = {}
     for name, pieces in trial.variants.items():
-        one = _Timed(pieces)
-        left = end - time.perf_counter_ns()
-        if running and left < order * running[AS_IT_IS].wall_ns:
-            failed[name] = Variant(name, verdict="undecided", note="no time was left")
+        one, begin = _Timed(pieces), time.perf_counter_ns()
+        now = running.get(AS_IT_IS, one)
+        if now is not one and end - begin < len(trial.variants) * now.wall_ns:
+            left_out[name] = Variant(name, verdict="undecided", note="no time was left")
             continue
         try:
-            took = one.sample(clock, cold=trial.cold)  # the first call may also compile
-            if name == AS_IT_IS:
-                _check_time(one, left, calls=2)
+            took = sum(one.sample(clock, cold=trial.cold))
+            if now is one:
+                _check_time(one, end, calls=2)
             elif (
-                took > _HOPELESS * running[AS_IT_IS].samples[-1]
-                and 20 * one.wall_ns > left
-                and not (trial.first_is_slow or clock.first_is_slow)
+                took > _HOPELESS * sum(now.samples[0])
+                and 20 * one.wall_ns > end - begin
+                and not (trial.first_is_slow or clock.is_cuda)
             ):
-                failed[name] = Variant(name, round(took), verdict="does not help")
+                left_out[name] = Variant(name, round(took), verdict="does not help")
                 continue
-            took = one.sample(clock, cold=trial.cold)
-            if name == AS_IT_IS:
-                _check_time(one, end - time.perf_counter_ns(), calls=2 * _LEAST_ROUNDS)
-                if clock.check(took, one.wall_ns):
-                    took = one.sample(clock, cold=trial.cold)
+            if clock.is_cuda:
+                end += min(time.perf_counter_ns() - begin, _FIRST_CALLS // len(trial.variants))
+            for _ in range(2 if clock.is_cuda else 1):  # the host is ahead from the second call on
+                one.samples = [one.sample(clock, cold=trial.cold)]
+            if now is one:
+                _check_time(one, end, calls=2 * _LEAST_ROUNDS)
+            running[name] = one
         except Refused:
             raise
         except Exception as error:
             pass_on(error)
-            failed[name] = Variant(name, verdict="fails", note=reason(error))
-            if name == AS_IT_IS:
-                break
-            continue
-        one.samples.append(took)
-        running[name] = one
-    return running, failed
+            if now is one:
+                raise Refused(reason(error)) from None
+            left_out[name] = Variant(name, verdict="fails", note=reason(error))
+    _leave_the_best(running, left_out, end - time.perf_counter_ns())
+    return running, left_out, end
 
 
-def _leave_the_best(running: dict[str, _Timed], failed: dict[str, Variant], left: int) -> None:
-    """Where the time is too short for all variants, go on with the one that was fastest so far."""
-    others = [name for name in running if name != AS_IT_IS]
-    others.sort(key=lambda name: running[name].samples[-1])
-    if _LEAST_ROUNDS * sum(one.wall_ns for one in running.values()) > left:
-        for name in others[1:]:
-            del running[name]
-            failed[name] = Variant(name, verdict="undecided", note="no time was left")
+def _leave_the_best(
+    running: dict[str, _Timed], left_out: dict[str, Variant], left: int
+) -> None:
+    """Leave out the slowest variants as long as six rounds of all take more time than is left."""
+    while len(running) > 2:
+        cost = running[AS_IT_IS].wall_ns + sum(one.wall_ns for one in running.values())
+        if _LEAST_ROUNDS * cost <= left:
+            break
+        name = max(list(running)[1:], key=lambda name: sum(running[name].samples[-1]))
+        del running[name]
+        left_out[name] = Variant(name, verdict="undecided", note="no time was left")
 
 
-def _check_time(one: _Timed, left: int, calls: int) -> None:
-    if calls * one.wall_ns > left:
+def _check_time(one: _Timed, end: int, calls: int) -> None:
+    if calls * one.wall_ns > end - time.perf_counter_ns():
         raise Refused(
             f"one call takes {duration(one.wall_ns)}, too long for the time that a trial may take"
         )
@@ -261,43 +239,44 @@ def _rounds(
     running: Mapping[str, _Timed], trial: Trial, clock: Clock, step_ns: int, end: int
 ) -> int:
     """Measure, and return how many rounds that were."""
+    shortest = min(one.wall_ns for one in running.values() if one.wall_ns) or 1
     for one in running.values():
-        count = 1
         if not trial.cold:
-            shortest = min(other.wall_ns for other in running.values()) or 1
-            count = min(math.ceil(_LEAST_SAMPLE / shortest), _MOST_REPEATS)
-        one.repeats = [count] * len(one.pieces)
-        one.samples.clear()
+            one.repeats = min(math.ceil(_LEAST_SAMPLE / shortest), _MOST_REPEATS)
+        one.samples, one.wall_ns = [], 0
     # The global generator is the training's.
     order, shuffle = list(running.values()), random.Random(0)  # noqa: S311 - no secret
     for number in range(1, _MOST_ROUNDS + 1):
         shuffle.shuffle(order)
         for one in order:
             one.samples.append(one.sample(clock, cold=trial.cold))
-        cost = sum(one.wall_ns * one.repeats[0] for one in order)
-        if time.perf_counter_ns() + cost > end:
+        if time.perf_counter_ns() + sum(one.wall_ns for one in order) > end:
             break
-        if number >= _CLEAR_ROUNDS and number % 2:
-            said = (
-                verdict_of(_saved(running, name, 1.0), step_ns, clock.doubt)
-                for name in running
-                if name != AS_IT_IS
-            )
-            if "undecided" not in said:
-                break
+        if number >= _CLEAR_ROUNDS and number % 2 and _all_narrow(running, step_ns):
+            break
     return number
 
 
-def _saved(running: Mapping[str, _Timed], name: str, scale: float) -> tuple[int, int, int]:
-    now, new = running[AS_IT_IS].samples, running[name].samples
-    return interval([scale * (a - b) for a, b in zip(now, new, strict=True)])
+def _all_narrow(running: Mapping[str, _Timed], step_ns: int) -> bool:
+    now = running[AS_IT_IS]
+    return all(
+        high - low < _NARROW * step_ns
+        for one in running.values()
+        for _, low, high in _differences(now, one)
+    )
 
 
-def interval(differences: Sequence[float]) -> tuple[int, int, int]:
+def _differences(now: _Timed, new: _Timed) -> list[tuple[float, float, float]]:
+    """Return the intervals of what the host saves, and of what the device saves."""
+    pairs = list(zip(now.samples, new.samples, strict=True))
+    return [interval([a[part] - b[part] for a, b in pairs]) for part in (0, 1)]
+
+
+def interval(differences: Sequence[float]) -> tuple[float, float, float]:
     """Return the median of differences, and the interval that holds it at 95%.
 
     The interval is between two of the sorted differences: as many come before it as a coin falls on
-    one side with a probability of 2.5%. With less than six, it is as wide as numbers go.
+    one side with a probability of 2.5%. With less than six, it has no ends.
     """
     ordered = sorted(differences)
     count, tail, outside = len(ordered), 0.0, 0
@@ -306,44 +285,72 @@ def interval(differences: Sequence[float]) -> tuple[int, int, int]:
         if tail > 0.025:
             break
         outside += 1
-    middle = round(statistics.median(ordered))
+    middle = statistics.median(ordered)
     if not outside:
-        return middle, -(1 << 62), 1 << 62
-    return middle, round(ordered[outside - 1]), round(ordered[count - outside])
+        return middle, -math.inf, math.inf
+    return middle, ordered[outside - 1], ordered[count - outside]
 
 
-def verdict_of(saves: tuple[int, int, int], step_ns: int, doubt: float = 0.0) -> Verdict:
-    """Return what a saving means for a step, where a loss up to a share of it may be none."""
+def verdict_of(saves: Sequence[float], step_ns: float, noise: float = 0.0) -> Verdict:
+    """Return what a saving and its interval mean for a step; less than the noise means nothing."""
     middle, low, high = saves
     least = LEAST_SHARE * step_ns
-    if middle >= least and low >= least / 2:
+    if middle >= least and low > max(least / 2, noise):
         return "helps"
-    against = -doubt * step_ns if doubt else least
-    return "does not help" if high < against else "undecided"
+    return "does not help" if high + noise < least else "undecided"
 
 
-def _judged(
-    name: str,
-    running: Mapping[str, _Timed],
-    scale: float,
-    step: tuple[int, float],
-    note: str,
-) -> Variant:
-    """Return what a variant takes and saves; of a step its time and the doubt."""
-    times = sorted(scale * one for one in running[name].samples)
-    quarter = len(times) // 4
-    ends = statistics.median(times), times[quarter], times[-1 - quarter]
-    middle, low, high = (round(one) for one in ends)
-    if name == AS_IT_IS:
-        return Variant(name, middle, low, high, note=note)
-    saves = _saved(running, name, scale)
-    verdict = verdict_of(saves, *step)
-    if saves[1] < -(1 << 61):
-        saves = saves[0], saves[0], saves[0]
-    return Variant(name, middle, low, high, *saves, verdict, note)
+@dataclass
+class _Judge:
+    """Says what variants save, beside the code as it is.
 
+    Attributes:
+        scale: what measured times are multiplied by.
+        noise: by how much the code as it is differs from itself, in nanoseconds of a step.
+    """
 
-def _hopeless(name: str, took: float, now: float, note: str) -> Variant:
-    ns, saves = round(took), round(now - took)
-    once = f"{note}; one call" if note else "one call"
-    return Variant(name, ns, ns, ns, saves, saves, saves, "does not help", once)
+    now: _Timed
+    scale: float
+    step_ns: int
+    worth: Worth
+    noise: float = 0.0
+
+    def look_at(self, again: _Timed) -> None:
+        """Take the noise from the same code."""
+        ends = [max(-low, high) for _, low, high in _differences(self.now, again)]
+        self.noise = abs(self._saves([(ends[0], ends[1])])[0]) if math.isfinite(ends[0]) else 0.0
+
+    def _saves(self, saved: Sequence[Times]) -> list[float]:
+        return [self.scale * one for one in self.worth(saved)]
+
+    def judged(self, name: str, one: _Timed | None, left_out: Variant | None, note: str) -> Variant:
+        """Return what a variant takes and saves."""
+        if one is None:
+            assert left_out is not None  # noqa: S101 - for type checkers
+            return left_out if left_out.verdict != "does not help" else self._once(left_out, note)
+        if one is self.now:
+            return Variant(name, *self._times(one), note=note)
+        differences = _differences(self.now, one)
+        if math.isfinite(differences[0][1]):
+            saves = sorted(self._saves(list(zip(*differences, strict=True))))
+            low, middle, high = saves
+            verdict = verdict_of((middle, low, high), self.step_ns, self.noise)
+        else:
+            (middle,) = self._saves([(differences[0][0], differences[1][0])])
+            low, high, verdict = middle, middle, "undecided"
+        ends = (round(ns) for ns in (middle, low, high))
+        return Variant(name, *self._times(one), *ends, verdict, note)
+
+    def _times(self, one: _Timed) -> tuple[int, int, int]:
+        """Return the median and quartiles of the time of what takes longer as it is."""
+        now = self.now.typical
+        part = int(now[1] > now[0])
+        times = sorted(self.scale * sample[part] for sample in one.samples)
+        quarter = len(times) // 4
+        return round(statistics.median(times)), round(times[quarter]), round(times[-1 - quarter])
+
+    def _once(self, found: Variant, note: str) -> Variant:
+        now = self._times(self.now)[0]
+        ns = round(self.scale * found.ns)
+        said = f"{note}; one call" if note else "one call"
+        return Variant(found.name, ns, ns, ns, *(now - ns,) * 3, "does not help", said)

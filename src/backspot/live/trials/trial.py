@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from backspot.live.trials.chains import Chains
-from backspot.live.trials.twins import Run
+from backspot.live.trials.chains import Chain, Chains
+from backspot.live.trials.twins import Refused, Run
 from backspot.results.findings import Finding
 from backspot.results.report import Report
 from backspot.results.trials import Tried
@@ -102,6 +102,18 @@ class Asked:
         """What the finding is about takes in a step without the profiler."""
         share = self.finding.wall_ns / max(1, self.report.whole_ns)
         return round(min(1.0, share) * self.step_ns)
+
+    def seen(self, kind: str, missing: str) -> list[Chain]:
+        """Return the chains of a kind.
+
+        Raises:
+            Refused: If there are none, with the reason.
+        """
+        chains = self.live.chains
+        found = chains.of(kind) if chains else []
+        if not found:
+            raise Refused((chains.missed.get(kind) if chains else None) or missing)
+        return found
 
 
 Remedy = Callable[[Asked], Trial | Tried | None]

@@ -9,6 +9,8 @@ from pathlib import Path
 import torch
 
 Run = Callable[[], object]
+Autocast = tuple[str, bool, torch.dtype]
+"""The kind of device, whether autocast is on, and its dtype."""
 
 _MOST_BYTES = 1 << 30
 """What the copies of one trial may take, however much is free."""
@@ -98,22 +100,24 @@ def _left_to_container() -> int:
 def forward_and_backward(
     function: Callable[[], torch.Tensor],
     leaves: Sequence[torch.Tensor],
-    autocast: tuple[str, bool, torch.dtype],
+    autocast: Autocast,
 ) -> Run:
-    """Return what runs a function, and the backward to its leaves, under the step's autocast."""
+    """Return what runs a function, and the backward to its leaves, under the step's autocast.
+
+    Gradients are not accumulated: leaves stand for tensors in the middle of a graph.
+    """
     kind, on, dtype = autocast
+    inputs = [one for one in leaves if one.requires_grad]
     seeds: list[torch.Tensor] = []
 
     def run() -> None:
-        for leaf in leaves:
-            leaf.grad = None
         with torch.autocast(kind, enabled=on, dtype=dtype):
             out = function()
         if not out.requires_grad:
             return
         if not seeds:
             seeds.append(numbers_like(out))
-        out.backward(seeds[0])
+        torch.autograd.grad(out, inputs, seeds[0], allow_unused=True)
 
     return run
 
