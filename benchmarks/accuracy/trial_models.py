@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from itertools import pairwise
+from contextlib import nullcontext
+from dataclasses import dataclass
+from itertools import cycle, pairwise
 from typing import Any
 
 import torch
@@ -54,21 +55,32 @@ class Pair:
     variants: tuple[str, ...]
     build: Callable[[Context, str], Built]
     devices: tuple[str, ...] = ("cpu", "cuda")
-    options: dict[str, Any] = field(default_factory=dict)
 
 
 def _training(
     model: nn.Module,
-    loss: Callable[[], torch.Tensor],
+    given: Callable[[], torch.Tensor] | torch.Tensor,
     optimizer: torch.optim.Optimizer,
     *more: torch.optim.Optimizer,
     clip: bool | None = None,
     none: bool = True,
+    around: Callable[[], Any] = nullcontext,
+    run: Callable[..., torch.Tensor] | None = None,
 ) -> Built:
+    """Return the training of a model on one tensor, or on what a function gives, for small squares.
+
+    Args:
+        around: what the forward runs in.
+        run: what runs the model, if not itself.
+    """
+
     def step() -> None:
         for one in (optimizer, *more):
             one.zero_grad(set_to_none=none)
-        loss().backward()
+        with around():
+            x = given if isinstance(given, torch.Tensor) else given()
+            loss = (run or model)(x).float().square().mean()
+        loss.backward()
         if clip is not None:
             nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=clip)
         for one in (optimizer, *more):
@@ -104,7 +116,7 @@ def _optimized(
         if way == AS_IT_IS and context.device != "cpu":
             form = {"foreach": False}
         optimizer = cls(model.parameters(), lr=1e-4, **options, **form)
-        return _training(model, lambda: model(x).square().mean(), optimizer)
+        return _training(model, x, optimizer)
 
     return build
 
@@ -113,16 +125,14 @@ def _clipped(context: Context, way: str) -> Built:
     model = _perceptron(context, context.pick(128, 16), 24)
     x = context.randn(64, next(model.parameters()).shape[1])
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, **_fast(context))
-    loss = lambda: model(x).square().mean()  # noqa: E731
-    return _training(model, loss, optimizer, clip=way != AS_IT_IS)
+    return _training(model, x, optimizer, clip=way != AS_IT_IS)
 
 
 def _zeroed(context: Context, way: str) -> Built:
     model = _perceptron(context, context.pick(256, 16), 24)
     x = context.randn(64, next(model.parameters()).shape[1])
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, **_fast(context))
-    loss = lambda: model(x).square().mean()  # noqa: E731
-    return _training(model, loss, optimizer, none=way != AS_IT_IS)
+    return _training(model, x, optimizer, none=way != AS_IT_IS)
 
 
 # Attention ---------------------------------------------------------------------------------------
@@ -175,12 +185,7 @@ def _attending(
         model = nn.Sequential(*layers).to(context.device)
         x = context.randn(context.pick(batch[on_gpu], 2), tokens, width)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, **_fast(context))
-
-        def loss() -> torch.Tensor:
-            with context.bf16(bf16):
-                return model(x).float().square().mean()
-
-        return _training(model, loss, optimizer)
+        return _training(model, x, optimizer, around=lambda: context.bf16(bf16))
 
     return build
 
@@ -188,17 +193,17 @@ def _attending(
 class GraphAttention(nn.Module):
     """Attention over the neighbours of a graph, whose scores are sums of two columns."""
 
-    def __init__(self, width: int, heads: int, way: str) -> None:
+    def __init__(self, width: int, heads: int, way: str, near: torch.Tensor) -> None:
         super().__init__()
         self.project = nn.Linear(width, width)
         self.left = nn.Parameter(0.1 * torch.randn(heads, width // heads, 1))
         self.right = nn.Parameter(0.1 * torch.randn(heads, width // heads, 1))
-        self.heads, self.way = heads, way
+        self.heads, self.way, self.near = heads, way, near
 
-    def forward(self, x: torch.Tensor, near: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         h = self.project(x).unflatten(-1, (self.heads, -1)).transpose(0, 1)
         scores = functional.leaky_relu(h @ self.left + (h @ self.right).mT, 0.2)
-        scores = torch.where(near, scores, torch.full_like(scores, -1e9))
+        scores = torch.where(self.near, scores, torch.full_like(scores, -1e9))
         if self.way == SCORES:
             none = torch.zeros(1, *h.shape[:2], 8, device=x.device, dtype=x.dtype)
             y = functional.scaled_dot_product_attention(none, none, h[None], attn_mask=scores[None])
@@ -209,19 +214,11 @@ class GraphAttention(nn.Module):
 def _graph(context: Context, way: str) -> Built:
     torch.manual_seed(0)
     count = context.pick(800 if context.device == "cpu" else 4000, 16)
-    layers = nn.ModuleList(GraphAttention(64, 8, way) for _ in range(2)).to(context.device)
     near = torch.rand(count, count, device=context.device) < 0.01
     near |= torch.eye(count, dtype=torch.bool, device=context.device)
-    x = context.randn(count, 64)
-    optimizer = torch.optim.Adam(layers.parameters(), lr=1e-3, **_fast(context))
-
-    def loss() -> torch.Tensor:
-        y = x
-        for layer in layers:
-            y = layer(y, near)
-        return y.square().mean()
-
-    return _training(layers, loss, optimizer)
+    model = nn.Sequential(*[GraphAttention(64, 8, way, near) for _ in range(2)]).to(context.device)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, **_fast(context))
+    return _training(model, context.randn(count, 64), optimizer)
 
 
 # Tables ------------------------------------------------------------------------------------------
@@ -246,18 +243,13 @@ def _words(rows: tuple[int, int], tokens: tuple[int, int]) -> Callable[[Context,
         sparse, count = way != AS_IT_IS, context.pick(rows[on_gpu], 40)
         model = Words(count, 64, sparse=sparse).to(context.device)
         batches = [context.randint(count, context.pick(tokens[on_gpu], 8)) for _ in range(4)]
-        turn = [0]
+        turn = cycle(batches)
         if sparse:
             first: torch.optim.Optimizer = torch.optim.SparseAdam(model.table.parameters(), lr=1e-3)
             more = [torch.optim.Adam(model.rest.parameters(), lr=1e-3)]
         else:
             first, more = torch.optim.Adam(model.parameters(), lr=1e-3), []
-
-        def loss() -> torch.Tensor:
-            turn[0] += 1
-            return model(batches[turn[0] % 4]).square().mean()
-
-        return _training(model, loss, first, *more)
+        return _training(model, lambda: next(turn), first, *more)
 
     return build
 
@@ -300,7 +292,7 @@ def _looked(rows: int, positions: tuple[int, int], width: int) -> Callable[[Cont
         model = Looked(rows, index, context.pick(width, 8), way).to(context.device)
         x = context.randn(count, model.table.shape[1])
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, **_fast(context))
-        return _training(model, lambda: model(x).square().mean(), optimizer)
+        return _training(model, x, optimizer)
 
     return build
 
@@ -311,11 +303,8 @@ def _copied(context: Context, way: str) -> Built:
     pinned = way == PINNED
     source = batch.pin_memory() if pinned else batch
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, **_fast(context))
-
-    def loss() -> torch.Tensor:
-        return model(source.to(context.device, non_blocking=pinned)).square().mean()
-
-    return _training(model, loss, optimizer)
+    given = lambda: source.to(context.device, non_blocking=pinned)  # noqa: E731
+    return _training(model, given, optimizer)
 
 
 # Modules -----------------------------------------------------------------------------------------
@@ -336,12 +325,7 @@ def _convolving(*, bf16: bool) -> Callable[[Context, str], Built]:
             model = model.to(memory_format=torch.channels_last)
             x = x.contiguous(memory_format=torch.channels_last)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, **_fast(context))
-
-        def loss() -> torch.Tensor:
-            with context.bf16(bf16):
-                return model(x).float().square().mean()
-
-        return _training(model, loss, optimizer)
+        return _training(model, x, optimizer, around=lambda: context.bf16(bf16))
 
     return build
 
@@ -353,16 +337,12 @@ def _multiplying(width: tuple[int, int], rows: tuple[int, int]) -> Callable[[Con
         x = context.randn(context.pick(rows[on_gpu], 8), next(model.parameters()).shape[1])
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, **_fast(context))
 
-        def step() -> None:
+        def around() -> Any:
             # Each step sets it, as the steps of both builds are measured in turn.
             torch.set_float32_matmul_precision("high" if way == TF32 else "highest")
-            optimizer.zero_grad()
-            with context.bf16(way == BF16):
-                loss = model(x).float().square().mean()
-            loss.backward()
-            optimizer.step()
+            return context.bf16(way == BF16)
 
-        return Built(model, [optimizer], step)
+        return _training(model, x, optimizer, around=around)
 
     return build
 
@@ -385,7 +365,7 @@ def _checkpointed(context: Context, way: str) -> Built:
     x = context.randn(context.pick(1024 if context.device == "cpu" else 16384, 8), 512)
     x = x[:, : next(model.parameters()).shape[1]]
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, **_fast(context))
-    return _training(model, lambda: model(x).square().mean(), optimizer)
+    return _training(model, x, optimizer)
 
 
 class Gelu(nn.Module):
@@ -405,7 +385,7 @@ def _compiling(context: Context, way: str) -> Built:
     run: Callable[..., torch.Tensor] = torch.compile(model) if way == COMPILED else model
     x = context.randn(context.pick(512 if context.device == "cpu" else 32768, 8), width)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, **_fast(context))
-    return _training(model, lambda: run(x).square().mean(), optimizer)
+    return _training(model, x, optimizer, run=run)
 
 
 _ADAM, _SGD = torch.optim.AdamW, torch.optim.SGD
@@ -417,6 +397,11 @@ _LOOKUP, _TABLE, _ATTENTION = "duplicate-indices", "dense-embedding-gradient", "
 PAIRS = {
     "adamw_small": Pair(_OPTIMIZER, _FORMS, _optimized(_ADAM, (64, 64), 24)),
     "adamw_large": Pair(_OPTIMIZER, _FORMS, _optimized(_ADAM, (512, 2048), 6)),
+    "copies": Pair("pageable-copy", (PINNED,), _copied, _GPU),
+    "tf32": Pair("no-tensor-cores", (TF32, BF16), _multiplying((256, 4096), (256, 8192))),
+    "tf32_small": Pair("no-tensor-cores", (TF32, BF16), _multiplying((64, 256), (64, 1024))),
+    "channels_last": Pair("layout-copies", (CHANNELS_LAST,), _convolving(bf16=False)),
+    "channels_last_bf16": Pair("layout-copies", (CHANNELS_LAST,), _convolving(bf16=True), _GPU),
     "sgd_small": Pair(_OPTIMIZER, _FORMS, _optimized(_SGD, (64, 64), 24, momentum=0.9)),
     "sgd_large": Pair(_OPTIMIZER, _FORMS, _optimized(_SGD, (512, 2048), 6, momentum=0.9)),
     "clipping": Pair("clipping", ("foreach=True",), _clipped),
@@ -436,11 +421,6 @@ PAIRS = {
     "embedding_many": Pair(_TABLE, _SPARSE, _words((2000, 20_000), (2048, 65_536))),
     "lookup_few_rows": Pair(_LOOKUP, _WAYS, _looked(20, (4096, 65_536), 256)),
     "lookup_many_rows": Pair(_LOOKUP, _WAYS, _looked(2000, (2048, 32_768), 64)),
-    "copies": Pair("pageable-copy", (PINNED,), _copied, _GPU),
-    "tf32": Pair("no-tensor-cores", (TF32, BF16), _multiplying((256, 4096), (256, 8192))),
-    "tf32_small": Pair("no-tensor-cores", (TF32, BF16), _multiplying((64, 256), (64, 1024))),
-    "channels_last": Pair("layout-copies", (CHANNELS_LAST,), _convolving(bf16=False)),
-    "channels_last_bf16": Pair("layout-copies", (CHANNELS_LAST,), _convolving(bf16=True), _GPU),
     "checkpoints": Pair("recompute", (NO_CHECKPOINTS,), _checkpointed),
     "compiled": Pair("written-out-function", (COMPILED,), _compiling),
 }

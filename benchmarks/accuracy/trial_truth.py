@@ -78,7 +78,7 @@ def _measured(job: Job, stage: Stage) -> Record:
     # The trial comes first: it leaves compiled code alone, which another way may have.
     stage("the trial", {})
     built = {AS_IT_IS: pair.build(context, AS_IT_IS)}
-    now = _in_turn({AS_IT_IS: built[AS_IT_IS].step}, context, 21)
+    now = _in_turn({AS_IT_IS: built[AS_IT_IS].step}, context, 9)
     begin = time.perf_counter()
     tried = _tried(pair.rule, built[AS_IT_IS], round(statistics.median(now[AS_IT_IS])))
     seconds = time.perf_counter() - begin
@@ -152,9 +152,9 @@ def _in_turn(
     at_once = 4 if on_gpu else 1
     order, shuffle = list(steps), random.Random(1)
     samples: dict[str, list[float]] = {way: [] for way in steps}
-    until = time.monotonic() + context.pick(4 if on_gpu else 12, 1)
+    until = time.monotonic() + context.pick(2 if on_gpu else 12, 1)
     for number in range(context.pick(rounds, 7)):
-        if number >= 7 and time.monotonic() > until:
+        if number >= 9 and time.monotonic() > until:
             break
         shuffle.shuffle(order)
         for way in order:

@@ -8,7 +8,9 @@ from itertools import permutations
 import pytest
 
 import backspot
+from backspot.results.report import predictor_of
 from backspot.trace.compiled import KEY, Parameters, format_compiled
+from support import h200
 from support.replays import MS, PATHS, US, Program
 
 PAIRS = (
@@ -157,3 +159,19 @@ def test_a_finding_saves_what_the_model_with_the_remedy_takes_less(name, plain, 
     gain = step - after.replayed_step.ns
     (finding,) = (one for one in before.findings if one.rule == rule)
     assert finding.saves.ns == pytest.approx(gain, abs=max(0.03 * step, 0.25 * gain))
+
+
+def test_less_work_of_host_and_devices_saves_what_a_replay_of_both_says():
+    """One step waits for the host, the other one for the device."""
+    for name, path, decides in (("attention_math", "1.attention", 0), ("compiled_whole", "", 1)):
+        report = h200.report_of(name)
+        of_host, of_device = report[path].row.cpu_ns // 2, report[path].row.gpu_ns // 2
+        nothing, host, device, both, more = predictor_of(report).with_less(
+            [path], [(0, 0), (of_host, 0), (0, of_device), (of_host, of_device), (-1e6, -1e6)]
+        )
+        assert nothing == 0
+        assert more < 0
+        assert both == pytest.approx(max(both, host, device))
+        assert both > 0.9 * (host, device)[decides]
+    assert host == 0
+    assert device == pytest.approx(of_device, rel=0.01)

@@ -124,9 +124,7 @@ class Predictor(Protocol):
             UsageError: If one of them cannot be predicted, with the reason.
         """
 
-    def with_less(
-        self, paths: Collection[str], less: Sequence[tuple[float, float]]
-    ) -> list[float]:
+    def with_less(self, paths: Collection[str], less: Sequence[tuple[float, float]]) -> list[float]:
         """Return how much less a step takes if host and devices work so much less in places."""
 
 

@@ -29,8 +29,8 @@ class Variant:
         saves_low_ns: Lower end of the 95% interval of that median.
         saves_high_ns: Upper end of it.
         verdict: ``"helps"`` if a step saves at least 1% of its time, and 0.5% with certainty;
-            ``"does not help"`` if it certainly saves less than 1%, and on a GPU if it certainly
-            takes 6% of the step longer; else ``"undecided"``.
+            ``"does not help"`` if it certainly saves less than 1%; else ``"undecided"``. Both must
+            lie beyond what the code as it is differs from itself in the same trial.
             ``"fails"`` if it cannot run here; ``""`` for the code as it is.
         note: Why it fails, or what is different with it; or ``""``.
     """

@@ -151,9 +151,7 @@ class Prediction:
             any(bounds),
         )
 
-    def with_less(
-        self, paths: Collection[str], less: Sequence[tuple[float, float]]
-    ) -> list[float]:
+    def with_less(self, paths: Collection[str], less: Sequence[tuple[float, float]]) -> list[float]:
         """Return how much less a step takes if some places need so much less; below 0, more.
 
         Args:
@@ -174,7 +172,10 @@ class Prediction:
             mine = np.zeros(len(ownership.owners))
             mine[[one for some in owners_within(ownership, paths).values() for one in some]] = 1.0
             parts = [mine[ownership.owner], ownership.launch_shares.mean(mine), np.zeros(3)]
-            of_host, of_work = np.concatenate(parts)[recording.part], ownership.work_shares.mean(mine)
+            of_host, of_work = (
+                np.concatenate(parts)[recording.part],
+                ownership.work_shares.mean(mine),
+            )
         takes = float(of_host @ host) / count, float(of_work @ work) / count
         least = np.abs(np.array(less)).max(axis=0, initial=0.0)
         if takes[0] < least[0] or takes[1] < least[1]:

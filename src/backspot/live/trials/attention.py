@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch.nn import functional
 
-from backspot.live.trials.chains import Chain, View, tensors_of
+from backspot.live.trials.chains import Chain, View, tensors_of, through
 from backspot.live.trials.trial import AS_IT_IS, Asked, Piece, Trial, remedy
 from backspot.live.trials.twins import Refused, check_fits, forward_and_backward
 
@@ -63,40 +64,22 @@ def _ways(chain: Chain) -> dict[str, Piece]:
     pieces = {}
     for name, way in ways.items():
         if name == AS_IT_IS or given["p"] or _is_same(way, plain):
-            run = forward_and_backward(_laid_out(way, chain), leaves, chain.autocast)
-            pieces[name] = Piece(run, chain.count)
+            # What lays out the result comes along: some kernels have done that.
+            whole = partial(lambda way: through(chain.after, way()), way)
+            pieces[name] = Piece(forward_and_backward(whole, leaves, chain.autocast), chain.count)
     return pieces
 
 
 def _as_it_is(chain: Chain, *, dropout: bool) -> Attend:
     calls = [one for one in chain.calls if dropout or one.function is not functional.dropout]
     scores = chain.given.get("scores")
-
-    def run() -> torch.Tensor:
-        value: Any = scores.made() if scores else None
-        for call in calls:
-            value = call.again(value)
-        result: torch.Tensor = value
-        return result
-
-    return run
-
-
-def _laid_out(way: Attend, chain: Chain) -> Attend:
-    """Return what also lays out the result as the step does: some kernels have done that."""
-
-    def run() -> torch.Tensor:
-        value: Any = way()
-        for call in chain.after:
-            value = call.again(value)
-        result: torch.Tensor = value
-        return result
-
-    return run if chain.after else way
+    return lambda: through(calls, scores.made() if scores else None)
 
 
 def _four(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor if tensor.dim() == 4 else tensor.reshape(*(1,) * (4 - tensor.dim()), *tensor.shape)
+    return (
+        tensor if tensor.dim() == 4 else tensor.reshape(*(1,) * (4 - tensor.dim()), *tensor.shape)
+    )
 
 
 def _fused(given: Any, mask: torch.Tensor | None, *, is_causal: bool = False) -> Attend:
@@ -126,7 +109,11 @@ def _of_scores(given: Any) -> Attend:
     def run() -> torch.Tensor:
         v = given["v"].made()
         out = functional.scaled_dot_product_attention(
-            _four(q), _four(k), _four(v), attn_mask=_four(given["scores"].made()), dropout_p=given["p"]
+            _four(q),
+            _four(k),
+            _four(v),
+            attn_mask=_four(given["scores"].made()),
+            dropout_p=given["p"],
         )
         return out.reshape(*shape[:-1], v.shape[-1])
 

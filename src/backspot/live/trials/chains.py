@@ -12,7 +12,7 @@ backward then writes gradients as the step does.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -82,10 +82,15 @@ class View:
 
     def made(self) -> torch.Tensor:
         """Make it again."""
-        value = self.root
-        for call in self.calls:
-            value = call.again(value)
-        return value
+        return through(self.calls, self.root)
+
+
+def through(calls: Iterable[Call], value: Any) -> torch.Tensor:
+    """Return what calls make of a value, one after the other."""
+    for call in calls:
+        value = call.again(value)
+    made: torch.Tensor = value
+    return made
 
 
 def _put(one: Any, value: Any) -> Any:

@@ -35,7 +35,7 @@ _NARROW = 0.005
 _FIRST_CALLS = 3_000_000_000
 """What first calls on a GPU may take beside the other ones: libraries look for kernels in them."""
 _HOPELESS = 5
-"""A variant that takes this many times as long in its first call is not run again, on a CPU."""
+"""A variant that takes this many times as long, and too long to be run again, does not help."""
 _CACHES = {"cpu": 64 << 20, "cuda": 256 << 20}
 _MOST_SLEEP = 20_000_000  # nanoseconds
 
@@ -181,15 +181,11 @@ def _started(
             left_out[name] = Variant(name, verdict="undecided", note="no time was left")
             continue
         try:
-            took = sum(one.sample(clock, cold=trial.cold))
+            one.samples = [one.sample(clock, cold=trial.cold)]
             if now is one:
                 _check_time(one, end, calls=2)
-            elif (
-                took > _HOPELESS * sum(now.samples[0])
-                and 20 * one.wall_ns > end - begin
-                and not (trial.first_is_slow or clock.is_cuda)
-            ):
-                left_out[name] = Variant(name, round(took), verdict="does not help")
+            elif 4 * one.wall_ns > end - begin and not (trial.first_is_slow or clock.is_cuda):
+                left_out[name] = _too_long(name, one, now)
                 continue
             if clock.is_cuda:
                 end += min(time.perf_counter_ns() - begin, _FIRST_CALLS // len(trial.variants))
@@ -209,17 +205,22 @@ def _started(
     return running, left_out, end
 
 
-def _leave_the_best(
-    running: dict[str, _Timed], left_out: dict[str, Variant], left: int
-) -> None:
+def _leave_the_best(running: dict[str, _Timed], left_out: dict[str, Variant], left: int) -> None:
     """Leave out the slowest variants as long as six rounds of all take more time than is left."""
     while len(running) > 2:
         cost = running[AS_IT_IS].wall_ns + sum(one.wall_ns for one in running.values())
         if _LEAST_ROUNDS * cost <= left:
             break
         name = max(list(running)[1:], key=lambda name: sum(running[name].samples[-1]))
-        del running[name]
-        left_out[name] = Variant(name, verdict="undecided", note="no time was left")
+        left_out[name] = _too_long(name, running.pop(name), running[AS_IT_IS])
+
+
+def _too_long(name: str, one: _Timed, now: _Timed) -> Variant:
+    """Return a variant that cannot be run again, by the calls so far."""
+    took = sum(one.typical)
+    if took < _HOPELESS * sum(now.typical):
+        return Variant(name, verdict="undecided", note="no time was left")
+    return Variant(name, round(took), verdict="does not help", note="one call")
 
 
 def _check_time(one: _Timed, end: int, calls: int) -> None:
@@ -327,7 +328,7 @@ class _Judge:
         """Return what a variant takes and saves."""
         if one is None:
             assert left_out is not None  # noqa: S101 - for type checkers
-            return left_out if left_out.verdict != "does not help" else self._once(left_out, note)
+            return left_out if left_out.verdict != "does not help" else self._once(left_out)
         if one is self.now:
             return Variant(name, *self._times(one), note=note)
         differences = _differences(self.now, one)
@@ -338,8 +339,8 @@ class _Judge:
         else:
             (middle,) = self._saves([(differences[0][0], differences[1][0])])
             low, high, verdict = middle, middle, "undecided"
-        ends = (round(ns) for ns in (middle, low, high))
-        return Variant(name, *self._times(one), *ends, verdict, note)
+        least, most = round(low), round(high)
+        return Variant(name, *self._times(one), round(middle), least, most, verdict, note)
 
     def _times(self, one: _Timed) -> tuple[int, int, int]:
         """Return the median and quartiles of the time of what takes longer as it is."""
@@ -349,8 +350,6 @@ class _Judge:
         quarter = len(times) // 4
         return round(statistics.median(times)), round(times[quarter]), round(times[-1 - quarter])
 
-    def _once(self, found: Variant, note: str) -> Variant:
-        now = self._times(self.now)[0]
-        ns = round(self.scale * found.ns)
-        said = f"{note}; one call" if note else "one call"
-        return Variant(found.name, ns, ns, ns, *(now - ns,) * 3, "does not help", said)
+    def _once(self, found: Variant) -> Variant:
+        ns, now = round(self.scale * found.ns), self._times(self.now)[0]
+        return Variant(found.name, ns, ns, ns, *(now - ns,) * 3, found.verdict, found.note)

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -32,7 +31,6 @@ from backspot.live.trials.twins import (
 _TALKS = ("DistributedDataParallel", "FullyShardedDataParallel", "DataParallel", "SyncBatchNorm")
 _RUNS_S, _COMPILES_S = 4.0, 60.0
 """How long such a trial may take: a module is as slow as the step."""
-Way = Callable[[ModuleCall], Run]
 
 
 @remedy("layout-copies", "backward-ratio", chains=True, runs_code=True)
@@ -40,19 +38,31 @@ def channels_last(asked: Asked) -> Trial | None:
     """Try the memory format in which tensor cores and the newest CPUs convolve."""
     if asked.finding.rule == "backward-ratio" and not _begins(asked, "Conv"):
         return None
-    return _whole(asked, {"channels_last": _in_channels_last})
+    last = {"memory_format": torch.channels_last}
+
+    def arrange(one: torch.Tensor) -> torch.Tensor:
+        arranged = one.detach().clone(**last) if one.dim() == 4 else twin(one)
+        return arranged.requires_grad_(one.requires_grad)
+
+    change = lambda module: module.to(**last)  # noqa: E731
+    return _whole(asked, channels_last={"change": change, "arrange": arrange})
 
 
 @remedy("no-tensor-cores", chains=True, runs_code=True)
 def precision(asked: Asked) -> Trial | None:
     """Try products in TF32, and autocast."""
-    return _whole(asked, {"float32_matmul_precision('high')": _tf32, "autocast, bf16": _bf16})
+    ways: dict[str, Any] = {
+        "float32_matmul_precision('high')": {"around": _tf32},
+        "autocast, bf16": {"bf16": True},
+    }
+    return _whole(asked, **ways)
 
 
 @remedy("recompute", chains=True, runs_code=True)
 def no_checkpoints(asked: Asked) -> Trial | None:
     """Try the model without activation checkpointing, which takes more memory."""
-    return _whole(asked, {"no checkpointing, for more memory": _called_through})
+    ways = {"no checkpointing, for more memory": {"around": _without_checkpoints}}
+    return _whole(asked, **ways)
 
 
 @remedy("launch-bound", "backward-ratio", "written-out-function", chains=True, runs_code=True)
@@ -60,7 +70,7 @@ def compiled(asked: Asked) -> Trial | None:
     """Try ``torch.compile`` of the module that takes most."""
     if asked.finding.rule == "backward-ratio" and _begins(asked, "Conv", "Index", "Embedding"):
         return None
-    trial = _whole(asked, {"torch.compile": _compiled})
+    trial = _whole(asked, **{"torch.compile": {"change": torch.compile}})
     return replace(trial, allowed_s=_COMPILES_S, first_is_slow=True, after=forget_compilations)
 
 
@@ -68,21 +78,20 @@ def _begins(asked: Asked, *kinds: str) -> bool:
     return bool(asked.finding.nodes) and asked.finding.nodes[0].startswith(kinds)
 
 
-def _whole(asked: Asked, ways: dict[str, Way]) -> Trial:
-    """Return a trial on the largest part of the step whose call was seen."""
-    chains = asked.live.chains
-    calls = list(chains.calls.values()) if chains else []
-    if not calls:
+def _whole(asked: Asked, **ways: dict[str, Any]) -> Trial:
+    """Return a trial of the model whose call was seen, with what ``_run`` is given in each way."""
+    calls = asked.live.chains.calls if asked.live.chains else {}
+    call = next(iter(calls.values()), None)
+    if call is None:
         raise Refused("no call of the model was seen in the step")
-    call = calls[0]
     for part in call.module.modules():
         if type(part).__name__ in _TALKS or _is_sharded(part):
             raise Refused(f"{type(part).__name__} talks to other ranks")
     held = [*call.module.parameters(), *call.module.buffers()]
     check_plain(*held)
     check_fits([*held, *tensors_of((call.args, call.kwargs))], 2.0 * (1 + len(ways)))
-    variants = {AS_IT_IS: [Piece(_run(call), call.count)]}
-    variants |= {name: [Piece(way(call), call.count)] for name, way in ways.items()}
+    each = {AS_IT_IS: {}, **ways}
+    variants = {name: [Piece(_run(call, **way), call.count)] for name, way in each.items()}
     what = f"a copy of {type(call.module).__name__}, forward and backward"
     return Trial(what, variants, allowed_s=_RUNS_S)
 
@@ -113,6 +122,7 @@ def _run(
     change: Callable[[torch.nn.Module], Any] = lambda module: module,
     around: Callable[[], AbstractContextManager[Any]] = nullcontext,
     arrange: Callable[[torch.Tensor], torch.Tensor] = twin,
+    bf16: bool = False,
 ) -> Run:
     """Return what runs forward and backward of a copy, on copies of its inputs."""
     module = change(_copied(call.module))
@@ -121,7 +131,7 @@ def _run(
         (call.args, dict(call.kwargs)),
     )
     leaves = [*module.parameters(), *(one for one in tensors_of(given) if one.requires_grad)]
-    kind, on, dtype = call.autocast
+    kind, on, dtype = (call.autocast[0], True, torch.bfloat16) if bf16 else call.autocast
     seeds: list[torch.Tensor] = []
 
     def view(one: Any) -> Any:  # a leaf cannot be written in place, and an input can
@@ -130,7 +140,7 @@ def _run(
     def run() -> None:
         for leaf in leaves:
             leaf.grad = None
-        with around(), torch.autocast(kind, enabled=on, dtype=dtype):
+        with torch.autocast(kind, enabled=on, dtype=dtype), around():
             args, kwargs = tree_map(view, given)
             out = module(*args, **kwargs)
             if not isinstance(out, torch.Tensor) and hasattr(out, "values"):
@@ -146,41 +156,14 @@ def _run(
     return run
 
 
-def _in_channels_last(call: ModuleCall) -> Run:
-    def change(module: torch.nn.Module) -> torch.nn.Module:
-        return module.to(memory_format=torch.channels_last)
-
-    def arrange(one: torch.Tensor) -> torch.Tensor:
-        if one.dim() != 4:
-            return twin(one)
-        arranged = one.detach().clone(memory_format=torch.channels_last)
-        return arranged.requires_grad_(one.requires_grad)
-
-    return _run(call, change, arrange=arrange)
-
-
 @contextmanager
-def _products(level: str) -> Iterator[None]:
+def _tf32() -> Iterator[None]:
     before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(level)
+    torch.set_float32_matmul_precision("high")
     try:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
-
-
-def _tf32(call: ModuleCall) -> Run:
-    return _run(call, around=partial(_products, "high"))
-
-
-def _bf16(call: ModuleCall) -> Run:
-    kind = call.autocast[0]
-    changed = ModuleCall(call.module, call.args, call.kwargs, (kind, True, torch.bfloat16))
-    return _run(changed)
-
-
-def _compiled(call: ModuleCall) -> Run:
-    return _run(call, torch.compile)
 
 
 _OPTIONS = (
@@ -193,7 +176,8 @@ def _through(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return function(*args, **{key: one for key, one in kwargs.items() if key not in _OPTIONS})
 
 
-def _called_through(call: ModuleCall) -> Run:
+@contextmanager
+def _without_checkpoints() -> Iterator[None]:
     """Have ``checkpoint`` call its function, under whatever name a module of Python has it."""
     original = checkpoint.checkpoint
     named = [
@@ -202,15 +186,10 @@ def _called_through(call: ModuleCall) -> Run:
         for name, value in list(getattr(module, "__dict__", {}).items())
         if value is original
     ]
-
-    @contextmanager
-    def without() -> Iterator[None]:
+    for names, name in named:
+        names[name] = _through
+    try:
+        yield
+    finally:
         for names, name in named:
-            names[name] = _through
-        try:
-            yield
-        finally:
-            for names, name in named:
-                names[name] = original
-
-    return _run(call, around=without)
+            names[name] = original
