@@ -28,6 +28,7 @@ docs:  ## Make what the documentation shows, and the site in site/
 	python docs/make_api.py
 	python docs/make_cli.py
 	python docs/make_output.py
+	python docs/make_published.py
 	python docs/make_report.py
 	python docs/make_recording.py
 	python notebooks/execute.py

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import json
 import re
 import shlex
 import shutil
@@ -93,6 +94,17 @@ def test_every_page_can_be_reached_from_the_readme():
 def test_the_reference_of_the_command_line_is_current():
     """``python docs/make_cli.py`` makes it so."""
     assert text_of(DOCS / "cli.md") == generator("make_cli").made()
+
+
+def test_the_page_of_published_bottlenecks_has_every_case_that_ran():
+    """``python docs/make_published.py`` makes it so."""
+    made = generator("make_published")
+    results = json.loads(made.RESULTS.read_text("utf-8"))
+    page = text_of(DOCS / "published.md")
+    assert page == made.made(results)
+    for name, case in results["cases"].items():
+        wanted = results["about"][name]["title"] if case["end"] == "done" else name
+        assert wanted in page, name
 
 
 @pytest.mark.slow

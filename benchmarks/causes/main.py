@@ -3,7 +3,6 @@
 python -m benchmarks causes record -o recorded                  # on a GPU
 python -m benchmarks causes record -o recorded --gpus 2         # those that need two
 python -m benchmarks causes judge recorded                      # anywhere, as often as you like
-python -m benchmarks causes published                           # before and after their fix
 python -m benchmarks causes --small                             # records two cases, judges them
 """
 
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 def options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--gpus", type=int, default=1, help="record the cases that need so many")
-    add("verb", nargs="?", choices=("record", "judge", "published"))
+    add("verb", nargs="?", choices=("record", "judge"))
     add("folder", nargs="?", type=Path, help="judge: the recorded traces")
     add("--no-shapes", action="store_true", help="judge without shapes")
     add("--rule", default="", help="judge only the cases about this rule")
@@ -32,12 +31,8 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def answer(run: Run) -> Figures | int:
     from benchmarks.causes.cases import CASES
-    from benchmarks.causes.rebuilt import PUBLISHED
     from benchmarks.causes.record import record
 
-    if run.verb == "published":
-        about = {name: case.about for name, case in PUBLISHED.items()}
-        return _published(run, run.choose(about, ("norm_in_fp32",)))
     known = {name: _about(case) for name, case in CASES.items()}
     names = run.choose(known, ("small_vit", "plain_vit"))
     if run.verb == "record":
@@ -54,26 +49,6 @@ def answer(run: Run) -> Figures | int:
         code = record(run, CASES, names, Path(folder))
         figures = _judge(run, Path(folder), CASES, names)
         return {**figures, "wrong": figures["wrong"] or code}
-
-
-def _published(run: Run, names: Sequence[str]) -> Figures:
-    """Judge published bottlenecks before and after their fix."""
-    from benchmarks.causes.rebuilt import run as run_published
-    from benchmarks.measuring import machine
-    from benchmarks.models import Context
-
-    rows = run_published(names, Context(run.device, run.small))
-    real = [row for row in rows if not row["nothing"] and (run.device != "cpu" or not row["gpu"])]
-    summary = {
-        "cases": len(real),
-        "named": sum(bool(row["named"]) for row in real),
-        "placed": sum(bool(row["placed"]) for row in real),
-        "gone": sum(bool(row["named"]) and not row["left"] for row in real),
-        "without_gain": sum(row["nothing"] for row in rows),
-        "silent": sum(row["nothing"] and not row["named"] for row in rows),
-    }
-    wrong = [row["case"] for row in rows if row["nothing"] and row["named"]]
-    return {"summary": summary, "rows": rows, "hardware": machine(run.device), "wrong": wrong}
 
 
 def _about(case: Case) -> str:

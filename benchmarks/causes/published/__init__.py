@@ -1,12 +1,14 @@
 """Slow training steps that people published with their fix, rebuilt.
 
-Each file in ``cases`` has one: a first line that says what was slow; ``CASE``, what its authors
-changed and gained, with what an ideal answer names; and ``build(fixed, context)``, which returns a
-step, as it was or as it became, and the models to instrument. The facts are the authors', the code
-is ours. What an ideal answer names comes from the published thread alone, and was written before
-any run by someone who had not read the rules.
+Each file in ``blind`` and ``own`` has one: a first line that says what was slow; ``CASE``, what its
+authors changed and gained, with what an ideal answer names; and ``build(fixed, context)``, which
+returns a step, as it was or as it became, and the models to instrument. The facts are the authors',
+the code is ours. What an ideal answer names comes from the published thread alone, and was written
+before any run: in ``blind`` by someone who had not read the rules, in ``own`` by their author.
+Figures of the two stand apart.
 
 - ``parts.py``: sizes and a training step for the cases.
+- ``page.py``: the page of the documentation.
 - ``main.py``: runs the cases; ``judge.py``: holds reports against them.
 """
 
@@ -15,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
@@ -57,19 +60,24 @@ class Published:
     partly: bool = False
 
 
-def names() -> list[str]:
-    """Return the names of the cases."""
-    from benchmarks.causes.published import cases
-
-    return sorted(found.name for found in iter_modules(cases.__path__))
+def names(folder: str = "") -> list[str]:
+    """Return the names of the cases, or of those in one folder."""
+    folders = [folder] if folder else ["blind", "own"]
+    paths = [str(Path(__file__).parent / one) for one in folders]
+    return sorted(found.name for found in iter_modules(paths))
 
 
 def load(name: str) -> tuple[Published, Build]:
     """Return a case, and what builds it."""
-    module: Any = import_module(f"benchmarks.causes.published.cases.{name}")
+    module = _module(name)
     return module.CASE, module.build
 
 
 def title(name: str) -> str:
     """Return what was slow in a case."""
-    return str(import_module(f"benchmarks.causes.published.cases.{name}").__doc__).rstrip(".")
+    return str(_module(name).__doc__).rstrip(".")
+
+
+def _module(name: str) -> Any:
+    folder = "blind" if name in names("blind") else "own"
+    return import_module(f"benchmarks.causes.published.{folder}.{name}")

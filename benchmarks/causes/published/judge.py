@@ -6,10 +6,11 @@ import ast
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from fnmatch import fnmatchcase
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.causes.published import Published
+from benchmarks.causes.published import Published, names
 
 if TYPE_CHECKING:
     import backspot
@@ -30,12 +31,16 @@ def said(report: backspot.Report) -> Said:
     first = [row.path for row in rows][:_FIRST]
     first += [row.path for row in rows if row.is_module][:_FIRST]
     return {
-        "says": str(report).partition("\n")[0],
+        "says": " ".join(takewhile(_is_answer, str(report).splitlines())),
         "step_ms": report.step_ns / 1e6,
         "rows": list(dict.fromkeys(first)),
         "findings": findings,
         "warnings": list(report.warnings),
     }
+
+
+def _is_answer(line: str) -> bool:
+    return bool(line.strip()) and not line.startswith(("Backward ", "Step"))
 
 
 def judged(case: Published, before: Said, after: Said, times: Sequence[Sequence[float]]) -> Said:
@@ -110,9 +115,9 @@ def _names_place(case: Published, found: Said) -> bool:
 def _function(line: str) -> str:
     """Return the function of a case that holds a line (``path:12`` or ``path:12-14``)."""
     name, _, numbers = line.rpartition(":")
-    path = Path(__file__).parent / "cases" / Path(name).name
+    path = next(Path(__file__).parent.rglob(Path(name).name or "-"), None)
     number = numbers.partition("-")[0]
-    if not path.is_file() or not number.isdecimal():
+    if path is None or not number.isdecimal():
         return ""
     tree = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
     known = [node for node in tree if isinstance(node, ast.FunctionDef)]
@@ -133,15 +138,22 @@ def _fits(pattern: Sequence[str], names: Sequence[str]) -> bool:
 
 
 def score(cases: Mapping[str, Published], verdicts: Mapping[str, Said], device: str) -> Said:
-    """Return how many of the cases that mean something on a device were answered."""
-    meant = {n: v for n, v in verdicts.items() if device != "cpu" or cases[n].device == "any"}
-    nothing = [verdict for name, verdict in meant.items() if cases[name].nothing]
-    real = [verdict for name, verdict in meant.items() if not cases[name].nothing]
+    """Return how many of the cases that mean something on a device were answered.
 
-    def of(what: str) -> str:
-        known = [verdict[what] for verdict in real if verdict[what] is not None]
-        return f"{sum(known)} of {len(known)}"
-
-    found = {what: of(what) for what in ("place", "cause", "right", "gone")}
-    silent = sum(verdict["right"] for verdict in nothing)
-    return {**found, "nothing promised for nothing": f"{silent} of {len(nothing)}"}
+    Those of the author of the rules are counted apart.
+    """
+    found: Said = {}
+    for folder, whose in (("blind", ""), ("own", "own: ")):
+        meant = [
+            (cases[name], verdicts[name])
+            for name in names(folder)
+            if name in verdicts and (device != "cpu" or cases[name].device == "any")
+        ]
+        nothing = [verdict for case, verdict in meant if case.nothing]
+        real = [verdict for case, verdict in meant if not case.nothing]
+        for what in ("place", "cause", "right", "gone"):
+            known = [verdict[what] for verdict in real if verdict[what] is not None]
+            found[whose + what] = f"{sum(known)} of {len(known)}"
+        silent = sum(verdict["right"] for verdict in nothing)
+        found[f"{whose}nothing promised for nothing"] = f"{silent} of {len(nothing)}"
+    return found

@@ -12,7 +12,7 @@ from torch.nn import functional
 from benchmarks.causes.published import Models as Models
 from benchmarks.causes.published import Published as Published
 from benchmarks.causes.published import Step as Step
-from benchmarks.models import Context, Gpt, made
+from benchmarks.models import Context, Gpt, Mlp, made
 
 
 def sized(context: Context, cuda: int, cpu: int, small: int) -> int:
@@ -99,3 +99,26 @@ def learning(
     criterion = TokenLoss()
     step = stepping(model, lambda: criterion(model(tokens), follow), **options)
     return step, {"": model, "loss": criterion}
+
+
+def sizes(context: Context, full: tuple[int, ...], small: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the sizes for a GPU, or those for a CPU and a small run."""
+    return full if context.device != "cpu" and not context.small else small
+
+
+def trained(context: Context, model: nn.Module, *shape: int) -> tuple[Step, Models]:
+    """Return the step that makes the outputs of a model for random inputs small."""
+    model, x = model.to(context.device), context.randn(*shape)
+    sgd = torch.optim.SGD(model.parameters(), lr=1e-3, fused=True)
+    return stepping(model, lambda: model(x).float().square().mean(), optimizer=sgd), {"": model}
+
+
+class Pre(nn.Module):
+    """A norm, a layer of features and what is added to."""
+
+    def __init__(self, norm: nn.Module, width: int) -> None:
+        super().__init__()
+        self.norm, self.mlp = norm, Mlp(width, 2 * width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.mlp(self.norm(x))

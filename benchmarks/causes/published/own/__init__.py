@@ -1,0 +1,1 @@
+"""Cases by the author of the rules, one a file."""

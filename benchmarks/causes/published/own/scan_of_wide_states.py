@@ -1,0 +1,21 @@
+"""A loop whose every turn has much to compute."""
+
+from benchmarks.causes.published.own.scan_by_positions import scan
+from benchmarks.causes.published.parts import Models, Published, Step, sizes
+from benchmarks.models import Context
+
+CASE = Published(
+    source="alxndrTL/mamba.py#57",
+    cause=("operator-loop",),
+    place=("1",),
+    fix="A parallel scan",
+    gain="none on a CPU: 10 s by a parallel scan, 2 s by the loop",
+    nothing=True,
+    same=False,
+)
+
+
+def build(fixed: bool, context: Context) -> tuple[Step, Models]:
+    return scan(
+        context, "doubling" if fixed else "loop", *sizes(context, (512, 64, 16384), (512, 33, 128))
+    )

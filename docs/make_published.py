@@ -1,0 +1,130 @@
+"""Write published.md: bottlenecks that people published, and what Backspot says of them.
+
+Usage: python docs/make_published.py [RESULTS]
+
+The results are those of ``python -m benchmarks published_causes``; by default the stored ones.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results" / "published_cuda.json"
+HEAD = """\
+# Published bottlenecks
+
+Others published what made a training step slow, what they changed and what it gained. We rebuilt \
+{number} such steps from the published facts, ran them before and after the fix on one \
+{device} (torch {torch}), and asked Backspot about the slow one. Misses are in the table.
+
+- **Says**: the rule that answers best of the first three findings, or the first sentence of the \
+report, and where. It is judged by what the author names: *place and cause*, one of them, or \
+*missed*.
+- **Predicted** is what the report of the slow step says that it would save, before the fix. \
+**Gained** is the fix, timed without a profiler, in turns, as a median with half the distance of \
+the quartiles. A fix gains the work of the cause less what takes its place.
+- **After**: whether that finding is gone once the step is fixed.
+
+{summary} What counts as the right place and cause was written down from the published thread \
+before any run.
+
+Made by `python docs/make_published.py` from the figures of `python -m benchmarks \
+published_causes` (commit {commit}); the [results](../benchmarks/results/README.md) have more.
+"""
+BLIND = """
+## By somebody who had not read the rules
+"""
+OWN = """
+## By the author of the rules
+
+These say less: who wrote the rules knew what they look for.
+"""
+TABLE = """
+| what people saw | Backspot says | fix | published | step, ms | predicted | gained | after |
+| --- | --- | --- | --- | ---: | ---: | ---: | --- |
+"""
+
+
+def made(results: Mapping[str, Any]) -> str:
+    """Return the whole page."""
+    done = {name: one for name, one in results["cases"].items() if one["end"] == "done"}
+    about, hardware = results["about"], results["hardware"]
+    parts = [
+        HEAD.format(
+            number=len(done),
+            device=hardware["device"].removeprefix("NVIDIA "),
+            torch=hardware["torch"],
+            summary=_summary(results["summary"]),
+            commit=results["commit"].partition("-")[0],
+        )
+    ]
+    for head, blind in ((BLIND, True), (OWN, False)):
+        mine = [name for name in done if about[name]["blind"] is blind]
+        if mine:
+            parts += [head, TABLE, *(_row(about[name], done[name]) for name in mine)]
+    missing = [name for name in results["cases"] if name not in done]
+    if missing:
+        parts.append(f"\nDid not run: {', '.join(missing)}.\n")
+    return "".join(parts)
+
+
+def _summary(found: Mapping[str, str]) -> str:
+    return (
+        f"Of the cases that somebody wrote who had not read the rules, and whose fix gains "
+        f"something, the place is right in {found['place']}, the cause in "
+        f"{found['cause']}, and the prediction, within the larger of 3% of the step and a "
+        f"quarter of the gain, in {found['right']}. Where the fix gains nothing, nothing is "
+        f"promised in {found['nothing promised for nothing']}."
+    )
+
+
+def _row(about: Mapping[str, Any], found: Mapping[str, Any]) -> str:
+    source = about["source"]
+    repository, _, number = source.partition("#")
+    link = source if "://" in source else f"https://github.com/{repository}/issues/{number}"
+    best = next((one for one in found["before"]["findings"] if one["rule"] == found["by"]), None)
+    if best is None:
+        says = found["before"]["says"]
+    else:
+        place = best["places"][0]
+        line = f" ({Path(place['line']).name})" if place["line"] else ""
+        where = f"`{place['path'] or 'the whole model'}`{line}"
+        says = f"[{best['title']}](findings.md#{best['rule']}), at {where}"
+    promised = found["promised_ms"]
+    cells = (
+        f"{about['title']} ([{repository if number else 'source'}]({link}))",
+        f"{_cell(says)} · *{_verdict(about, found)}*",
+        about["fix"],
+        about["gain"],
+        f"{found['step_ms']:.1f}",
+        "–" if promised is None or best is None else f"{promised:.1f}",
+        f"{found['gain_ms']:.1f} ± {found['gain_spread_ms']:.1f}",
+        {True: "gone", False: "still there", None: ""}[found["gone"]],
+    )
+    return f"| {' | '.join(cells)} |\n"
+
+
+def _verdict(about: Mapping[str, Any], found: Mapping[str, Any]) -> str:
+    if about["nothing"]:
+        return "rightly nothing promised" if found["right"] else "promises what is not there"
+    named = [what for what in ("place", "cause") if found[what]]
+    return " and ".join(named) + (" only" if len(named) == 1 else "") if named else "missed"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("*", "\\*").replace("<", "&lt;")
+
+
+def main() -> None:
+    """Write the page beside this script."""
+    path = Path(sys.argv[1]) if len(sys.argv) > 1 else RESULTS
+    page = made(json.loads(path.read_text(encoding="utf-8")))
+    Path(__file__).with_name("published.md").write_text(page, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
