@@ -8,10 +8,11 @@ from itertools import permutations
 import pytest
 
 import backspot
+from backspot.analysis.replay.host import ZERO
 from backspot.results.report import predictor_of
 from backspot.trace.compiled import KEY, Parameters, format_compiled
 from support import h200
-from support.replays import MS, PATHS, US, Program
+from support.replays import MS, PATHS, US, Program, recording, unfitted
 
 PAIRS = (
     # A recording with a fault, one without it, and the finding that prices the remedy.
@@ -74,6 +75,29 @@ def test_a_fused_optimizer_reads_and_writes_each_parameter_once(tmp_path):
     found = trained(tmp_path).what_if(optimizer="fused")
     # AdamW one by one moves 20 tensors for each parameter, and fused it moves 7.
     assert found.saves_ns == pytest.approx(8.88 * MS - 8.0 * MS * 7 / 20, rel=0.1)
+
+
+def test_a_phase_that_takes_half_the_time_saves_the_other_half(tmp_path):
+    trained(tmp_path)
+    found = unfitted(recording(tmp_path / "trace.json"), ZERO)
+    saves = found.what_if({"phases": {"optimizer": 0.5}}).saves_ns
+    assert saves == pytest.approx(8.88 * MS / 2, rel=0.02)
+    assert found.what_if({"phases": {"averaging": 0.0}}).saves_ns == 0
+
+
+def test_who_reads_no_values_waits_for_none_and_copies_none(tmp_path):
+    program = Program()
+    for step, at in program.steps():
+        program.node(step, "b", at, at + 6 * MS)
+        program.trace.kernel(at + 20 * US, at + 5 * MS, launch=at + 10 * US)
+        program.trace.operator("aten::item", at + 30 * US, at + 5 * MS + 900 * US, thread=2)
+        program.call("cudaStreamSynchronize", at + 40 * US, at + 5_010 * US)
+        program.node(step, "a", at + 6 * MS, at + 14 * MS)
+        program.trace.kernel(at + 14 * MS, at + 15 * MS, launch=at + 14 * MS - US)
+    report = backspot.locate(program.save(tmp_path))
+    (found,) = (one for one in report.findings if one.rule == "host-waits")
+    waits = report.what_if(no_waits=True).saves_ns
+    assert found.saves.ns == pytest.approx(waits + 860 * US, rel=0.05)
 
 
 def test_a_host_that_waits_no_longer_goes_on(tmp_path):

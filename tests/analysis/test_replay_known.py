@@ -12,9 +12,9 @@ from backspot.analysis.recording import Recording
 from backspot.analysis.replay.host import ZERO, ProfilerCost
 from backspot.analysis.replay.replay import host_times, replay
 from backspot.analysis.replay.replayable import Refusal, Replayable, prepare
-from backspot.analysis.replay.saving import change_of_paths, free_spans
+from backspot.analysis.replay.saving import Change, change_of_paths, free_spans
 from backspot.analysis.replay.simulation import simulate
-from support.replays import BACKWARD, MS, STEPS, US, Program, saved_by_step
+from support.replays import BACKWARD, MS, STEPS, US, Program, saved_by_step, unfitted
 
 
 def saves(recording: Replayable, **factors: float) -> float:
@@ -162,6 +162,28 @@ def test_a_launch_that_finds_the_queue_full_waits_for_room(tmp_path):
     replayed = simulate(found, at_once, found.work(ZERO))
     launched, ended = replayed.at(found, found.graph.launch), replayed.end[found.schedule.place]
     assert (launched[1_024:] >= ended[: count - 1_024]).all()
+
+
+def test_without_the_kernels_that_fill_a_queue_launches_wait_no_longer(tmp_path):
+    program = Program()
+    for step, at in program.steps():
+        program.node(step, "b", at, at + 12 * MS)
+        free = 0
+        for number in range(1_400):
+            end = at + (number + 1) * 20 * US
+            launch = max(free, at + number * 2 * US)
+            free = max(launch + 2 * US, end - 1_000 * 20 * US)
+            program.trace.kernel(end - 20 * US, end, launch=launch, launched=free)
+    found = program.recording(tmp_path)
+    held = [wait for wait in found.waits if wait.for_room]
+    assert len(held) == 289 * program.count
+    # Each takes 20 us, of which a launch needs 5. With kernels of no length, none of them waits.
+    work = np.arange(len(found.ownership.work.start))
+    change = Change(work[:0], np.empty(0), work, np.zeros(len(work)))
+    saved = saved_by_step(found, ZERO, [change])
+    assert saved[1, 0] == pytest.approx(289 * 15 * US, rel=0.03)
+    refused = unfitted(found, ZERO).change({"no_waits": True})
+    assert isinstance(refused, Refusal)
 
 
 def test_a_factor_is_for_what_is_in_a_module_unless_that_has_its_own(tmp_path):

@@ -80,20 +80,24 @@ class Trace:
         end: int,
         *,
         launch: int | None,
+        launched: int | None = None,
         launch_thread: int = 2,
         name: str = "kernel",
         cat: str = "kernel",
         device: int = 0,
         stream: int = 7,
     ) -> None:
-        """Device work, and the call that launched it unless ``launch`` is ``None``."""
+        """Device work, and the call that launched it unless ``launch`` is ``None``.
+
+        The call returns when it begins, or at ``launched``.
+        """
         correlation = self._id() + 1000
         if launch is not None:
             self.event(
                 "cuda_runtime",
                 "cudaLaunchKernel",
                 launch,
-                launch,
+                launched or launch,
                 launch_thread,
                 correlation=correlation,
             )

@@ -88,8 +88,8 @@ def _first(report: Report, found: Answer) -> list[Part]:
         none = "Nothing stands out: no module, no cause and nothing around the model takes more"
         return said(f"{none} than {{}} of the {step}.", share)
     if found.saves and found.saves.ns:
-        less = duration(found.saves.ns)
-        parts += said("; without it, a step would take at most {} less", less)
+        less = f"at {'least' if found.saves.at_least else 'most'} {duration(found.saves.ns)}"
+        parts += said("; without it, a step would take {} less", less)
     return [*parts, ("text", ".")]
 
 

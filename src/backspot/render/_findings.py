@@ -86,8 +86,8 @@ def cost_of(report: Report, finding: Finding) -> tuple[str, str]:
     if finding.saves is not None and not (
         _CLEARLY_LESS * finding.wall_ns <= finding.saves.ns <= finding.wall_ns / _CLEARLY_LESS
     ):
-        said = "at best" if finding.saves.at_best else "without it"
-        saves = f" ({duration(finding.saves.ns)} less {said})"
+        less = f"{'at least ' * finding.saves.at_least}{duration(finding.saves.ns)} less"
+        saves = f" ({less} {'at best' if finding.saves.at_best else 'without it'})"
     return duration(finding.wall_ns), f"{share} of the {step}{often}{saves}"
 
 

@@ -31,6 +31,7 @@ class Saving:
             work that runs again) and ``optimizer`` (its share of clipping and update). They sum to
             ``ns``, and a part without a saving is left out.
         at_best: Whether more cannot be saved, but less can.
+        at_least: Whether the remedy makes other work faster too, by what is not known.
     """
 
     ns: Count
@@ -38,6 +39,7 @@ class Saving:
     high_ns: Count
     parts: dict[str, Count] = field(default_factory=dict)
     at_best: bool = False
+    at_least: bool = False
 
 
 @public

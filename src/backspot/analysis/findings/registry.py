@@ -31,11 +31,13 @@ class Found(Finding):
 
     Attributes:
         removable: the work of the cause, ``None`` where that is not known.
+        at_least: whether the remedy makes other work faster too, by what is not known.
         change: the remedy as changes by the names of ``analysis.replay.changes``, with what each is
             asked for; if there is none, the work of the cause is free.
     """
 
     removable: Removable | None = None
+    at_least: bool = False
     change: Mapping[str, Any] = field(default_factory=dict)
 
     def with_saves(self, saves: Saving | None) -> Finding:
@@ -65,6 +67,7 @@ def finding(
     operators: tuple[str, ...] = (),
     kernels: tuple[str, ...] = (),
     saves: Saving | None = None,
+    at_least: bool = False,
     change: Mapping[str, Any] | None = None,
 ) -> Found | None:
     """Return a finding with this cost, or ``None`` where there is no place.
@@ -87,5 +90,6 @@ def finding(
         link=link,
         saves=saves,
         removable=cost.removable,
+        at_least=at_least,
         change=change or {},
     )

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
+from backspot.analysis.accounting.activity import NAMES
 from backspot.analysis.accounting.peaks import peaks_of
 from backspot.analysis.attribution.launches import Tier
 from backspot.analysis.attribution.ownership import Special
@@ -28,6 +29,7 @@ from backspot.analysis.replay.saving import (
     free_spans,
     owners_within,
 )
+from backspot.analysis.replay.waits import HostWait
 from backspot.analysis.timeline import NOTHING, distinct, enclosing, grouped, take
 from backspot.formatting import counted
 from backspot.trace import Category, names
@@ -158,16 +160,39 @@ def _update(recording: Replayable, paths: Sequence[str]) -> Change | Refusal:
     return change_of(recording, none, none, update=(of_host, of_device))
 
 
+@named("phases")
+def _phases(recording: Replayable, factors: Mapping[str, float]) -> Change | Refusal:
+    """Phases take another time: the host's, and that of what is launched in them.
+
+    The host waits for no device in a phase that is free.
+    """
+    if recording.activity is None:
+        return Refusal("the trace does not say where steps begin.")
+    factor = np.array([*(factors.get(name, 1.0) for name in NAMES), 1.0])  # 1 for no phase
+    work, waits = recording.ownership.work, _of_device(recording)
+    host = factor[recording.activity.host.at(recording.line.edges[:-1])]
+    launched = recording.activity.of_launches(work.thread, work.launch)
+    of_work = np.where(launched >= 0, factor[launched], 1.0)
+    start, event = np.array([(wait.start, wait.event) for wait in waits], np.int64).reshape(-1, 2).T
+    free_of = factor[recording.activity.host.at(start)] == 0
+    return _of_factors(host, of_work, event[free_of])
+
+
 # Waits and launches ------------------------------------------------------------------------------
 
 
 @named("no_waits")
 def _no_waits(recording: Replayable, _: object) -> Change | Refusal:
     """The host waits for no device."""
-    waits = np.array([wait.event for wait in recording.waits if wait.causes], np.int64)
+    waits = np.array([wait.event for wait in _of_device(recording)], np.int64)
     if not len(waits):
         return Refusal("the host waits for no device in the recorded steps.")
     return _of_factors(*_unchanged(recording), waits)
+
+
+def _of_device(recording: Replayable) -> list[HostWait]:
+    """Return where the host waits for a device, but for room in a queue."""
+    return [wait for wait in recording.waits if wait.causes and not wait.for_room]
 
 
 @named("graph", at_best=True)
@@ -185,7 +210,7 @@ def _graph(recording: Replayable, _: object) -> Change | Refusal:
 
 def _captured_waits(recording: Replayable) -> int:
     """Return in how many calls the host waits within forward, backward and update."""
-    ends = np.array([wait.end for wait in recording.waits if wait.causes], np.int64)
+    ends = np.array([wait.end for wait in _of_device(recording)], np.int64)
     at = np.searchsorted(recording.line.edges, ends) - 1
     return int((recording.part[at] >= 0).sum()) if len(at) else 0
 

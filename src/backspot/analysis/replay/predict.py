@@ -380,14 +380,13 @@ def _with_saving(finding: Finding, saves: Saving | None, names: Iterable[str]) -
     """Return the finding with its saving, which is at most the clock time of work that is free."""
     if not isinstance(finding, Found):
         return finding
-    if finding.saves is not None:  # the rule knows it without a replay
+    if saves is None:  # the rule may know it without a replay
         return finding.with_saves(finding.saves)
-    if saves is not None and not names:
+    if not names:
         most = finding.wall_ns
         saves = Saving(min(saves.ns, most), min(saves.low_ns, most), saves.high_ns)
-    elif saves is not None:
-        saves = replace(saves, at_best=any(CHANGES[name].at_best for name in names))
-    return finding.with_saves(saves)
+    best = any(CHANGES[name].at_best for name in names)
+    return finding.with_saves(replace(saves, at_best=best, at_least=finding.at_least))
 
 
 def _at_best(finding: Finding) -> bool:

@@ -92,6 +92,7 @@ class Replayable:
         update: the device work that updates the parameters, clipping included.
         of_update: what part of the update each owner's parameters are (0 to 1): of the host's time
             in the first row, of the device work in the second. All 0 where it is not known.
+        activity: the phases of the steps, where they are known.
         own: for each interval of the line that the host waits in the nanoseconds that it needs
             itself, -1 for all others.
         graph: the constraints on device work.
@@ -112,6 +113,7 @@ class Replayable:
     outside: Ints
     update: Ints
     of_update: Floats
+    activity: Activity | None
     own: Floats
     graph: DeviceGraph
     waits: list[HostWait]
@@ -187,6 +189,7 @@ def prepare(recording: Recording) -> Replayable | Refusal:
         outside=outside,
         update=update,
         of_update=_shares_of_update(events, ownership, line, part),
+        activity=activity,
         own=own,
         graph=graph,
         waits=waits,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -19,6 +19,8 @@ _LOADING = 1_000_000  # nanoseconds: a batch that is ready is fetched in less
 _FETCH = 100_000  # nanoseconds that fetching a batch that is ready takes
 _BLOCKED = 100_000  # nanoseconds: a launch takes a few thousand
 _FULL = 256  # pieces of work that wait in a queue when a launch that takes long is held back
+_HELD, _BRIM = 12_000, 990
+"""The same where a queue is full: then each launch waits until one piece of work has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,7 @@ class HostWait:
             until the call returns.
         follows: when an earlier wait ended that this one cannot end sooner after than recorded;
             ``NOTHING`` for none.
+        for_room: whether it is a launch, which waits for room in its queue.
     """
 
     event: int
@@ -42,6 +45,7 @@ class HostWait:
     own: float
     causes: list[tuple[int, float]]
     follows: int = NOTHING
+    for_room: bool = False
 
 
 def find_host_waits(
@@ -60,7 +64,7 @@ def find_host_waits(
     of_events = events.names_where(names.is_event_synchronization)[events.name[calls]]
     copies = _own_work(events, ownership, calls, Category.MEMCPY)
     launched = _own_work(events, ownership, calls, Category.KERNEL)
-    long = (launched >= 0) & (events.duration[calls] >= _BLOCKED)
+    long = (launched >= 0) & (events.duration[calls] >= _HELD)
     full = np.full(len(calls), NOTHING)
     full[long] = finder.of_full_queues(
         launched[long], events.start[calls[long]], events.end[calls[long]]
@@ -77,7 +81,8 @@ def find_host_waits(
         else:
             causes = finder.of_queues(start, end)
         if causes and end > start:
-            found.append(_wait(ownership.work.end, int(calls[at]), start, end, causes))
+            wait = _wait(ownership.work.end, int(calls[at]), start, end, causes)
+            found.append(replace(wait, for_room=bool(long[at])))
     return found + _batches(events, threads)
 
 
@@ -175,7 +180,7 @@ class _Finder:
             launches, ends = self._of_device[device]
             queued = np.searchsorted(launches, start[mine])
             queued -= np.searchsorted(ends, start[mine], side="right")
-            mine = mine[queued >= _FULL]
+            mine = mine[queued >= np.where(end[mine] - start[mine] < _BLOCKED, _BRIM, _FULL)]
             last = np.searchsorted(self._ended, end[mine], side="right") - 1
             item = self._by_end[last]
             made = (self._ended[last] > start[mine]) & (self._launch[item] < start[mine])

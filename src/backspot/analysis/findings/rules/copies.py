@@ -221,6 +221,7 @@ def _there_and_back(evidence: Evidence, others: Mask | None) -> Found | None:
         link="https://docs.pytorch.org/tutorials/intermediate/memory_format_tutorial.html",
         nodes=evidence.costs.top_nodes(copies),
         kernels=evidence.costs.top_kernels(evidence.work_of(copies)),
+        at_least=True,
     )
 
 
@@ -279,6 +280,7 @@ def _many_copies(evidence: Evidence, work: Mask, converts: Mask) -> Found | None
             evidence.names_of(copying[work]), np.maximum(costs.recorded_work_ns[work], 1)
         ),
         kernels=costs.top_kernels(work),
+        at_least=True,
     )
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from backspot.analysis.accounting.activity import NAMES
 from backspot.analysis.attribution.launches import Tier
-from backspot.analysis.findings.costs import LEAST_SHARE, Placed
+from backspot.analysis.findings.costs import LEAST_SHARE, Placed, Removable
 from backspot.analysis.findings.evidence import Evidence
 from backspot.analysis.findings.observations import (
     LEAST_LAUNCHING,
@@ -18,7 +18,8 @@ from backspot.analysis.findings.observations import (
     launching,
 )
 from backspot.analysis.findings.registry import finding, rule
-from backspot.analysis.timeline import NOTHING, numbered
+from backspot.analysis.host.waits import HostWaits
+from backspot.analysis.timeline import NOTHING, enclosing, numbered
 from backspot.formatting import percent
 from backspot.results.findings import Finding, Place
 from backspot.results.host import Launches
@@ -313,7 +314,6 @@ def host_waits(evidence: Evidence) -> Finding | None:
     if not len(waits.event):
         return None
     placed = costs.places_at(waits.owner, waits.start, waits.idle, waits.first.astype(np.int64))
-    placed = replace(placed, removable=costs.removable(None, None, waits=waits.event))
     long, idle = (
         evidence.typical.value(costs.times_by_step(waits.start, ns))
         for ns in (waits.end - waits.start, waits.idle)
@@ -337,6 +337,28 @@ def host_waits(evidence: Evidence) -> Finding | None:
         ),
         nodes=costs.top_nodes(evidence.spans_with(evidence.spans.of(events, waits.event))),
         operators=operators,
+        change={"free": _waiting(evidence, waits)},
+    )
+
+
+def _waiting(evidence: Evidence, waits: HostWaits) -> Removable:
+    """Return the waits, with the operators that read a value, or whose result has any size.
+
+    Of the latter, the nodes of the backward go too: an operator on all rows has neither.
+    """
+    events, made = evidence.events, evidence.ownership.join.operator
+    callers = np.unique(waits.caller[waits.caller >= 0])
+    sized, read = (
+        callers[events.names_where(lambda name: name.startswith(kind))[events.name[callers]]]  # noqa: B023
+        for kind in (_SIZES, _VALUES)
+    )
+    known = np.flatnonzero((made >= 0) & evidence.in_pass & evidence.spans.is_node)
+    operator = made[known]
+    inside = enclosing(events, sized, events.thread[operator], events.start[operator])
+    nodes = np.zeros(len(made), bool)
+    nodes[known[inside >= 0]] = True
+    return evidence.costs.removable(
+        nodes, evidence.work_of(nodes), waits.event, np.concatenate([sized, read])
     )
 
 

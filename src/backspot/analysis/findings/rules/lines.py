@@ -11,6 +11,7 @@ from backspot.analysis.findings.costs import Placed
 from backspot.analysis.findings.evidence import Evidence
 from backspot.analysis.findings.registry import finding, rule
 from backspot.formatting import counted, duration
+from backspot.results.costs import PhaseName
 from backspot.results.findings import Finding, Place, Saving
 from backspot.results.host import HostLine
 from backspot.results.unprofiled import STEP
@@ -126,7 +127,25 @@ def code_around_model(evidence: Evidence) -> Finding | None:
         ),
         link="https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html",
         saves=_saving(evidence, found),
+        change={"phases": left} if (left := _phases_without(evidence, found)) else {},
     )
+
+
+def _phases_without(
+    evidence: Evidence, found: list[tuple[HostLine, int]]
+) -> dict[PhaseName, float]:
+    """Return which part of each phase is left without these functions, in tenths."""
+    gone = {(line.file, line.function) for line, _ in found}
+    spent: dict[PhaseName, int] = {}
+    for line in evidence.report.host:
+        if (line.file, line.function) in gone and line.phase in _AROUND and line.phase != "idle":
+            spent[line.phase] = spent.get(line.phase, 0) + line.wall_ns
+    whole = {one.name: one.unprofiled_ns or one.wall_ns for one in evidence.report.phases}
+    return {
+        name: max(0.0, round(1 - ns / whole[name], 1))
+        for name, ns in spent.items()
+        if whole.get(name)
+    }
 
 
 def _functions(
