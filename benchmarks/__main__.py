@@ -1,9 +1,10 @@
-"""Answer one question: ``python -m benchmarks NAME``; without a name, list them all."""
+"""Answer a question: ``python -m benchmarks NAME``; ``all`` of them; without a name, list them."""
 
 from __future__ import annotations
 
 import sys
 
+from benchmarks import evidence
 from benchmarks.harness import answer
 from benchmarks.questions import QUESTIONS
 
@@ -12,10 +13,13 @@ def main(argv: list[str]) -> int:
     """Run the benchmark that the first argument names."""
     if not argv or argv[0] in ("-h", "--help"):
         print("python -m benchmarks NAME [--help]\n")
+        print(f"{'all':20} All that this machine can answer, in one file of results")
         for name, question in QUESTIONS.items():
             print(f"{name:20} {question.asks}")
         return 0
     name, *rest = argv
+    if name == "all":
+        return evidence.main(rest)
     if name not in QUESTIONS:
         known = ", ".join(QUESTIONS)
         print(f"error: there is no benchmark {name!r}; known: {known}", file=sys.stderr)

@@ -9,6 +9,7 @@ default: the plain values of the cases), ``summary``, and ``wrong`` (whether a f
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
 import json
 import os
@@ -202,16 +203,29 @@ def _finish(run: Run, figures: Figures) -> int:
 # Results -----------------------------------------------------------------------------------------
 
 
+@functools.cache
 def commit() -> str:
-    """Return the commit of this checkout; empty if there is none."""
-    asked = ["git", "describe", "--always", "--dirty", "--exclude=*"]
-    try:
-        done = subprocess.run(
-            asked, cwd=RESULTS, capture_output=True, text=True, timeout=20, check=False
-        )
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return done.stdout.strip()
+    """Return the last commit of the code that is measured, and of the code that measures.
+
+    Documents and results do not count. Empty where there is no checkout; then
+    ``BENCHMARKS_COMMIT`` of the environment says it.
+    """
+    code = [":/src", ":/benchmarks", ":!/benchmarks/results", ":!/benchmarks/*.md"]
+    code += [":!/benchmarks/claims.*"]
+    said = []
+    for asked in (["log", "-1", "--format=%h"], ["status", "--porcelain"]):
+        command = ["git", *asked, "--", *code]
+        try:
+            done = subprocess.run(
+                command, cwd=RESULTS, capture_output=True, text=True, timeout=20, check=False
+            )
+        except (OSError, subprocess.SubprocessError):
+            done = subprocess.CompletedProcess(command, 1, "")
+        said.append(done.stdout.strip() if done.returncode == 0 else "")
+    found, changed = said
+    if not found:
+        return os.environ.get("BENCHMARKS_COMMIT", "")
+    return f"{found}-dirty" if changed else found
 
 
 def write_json(path: Path, document: Any) -> None:

@@ -100,12 +100,6 @@ QUESTIONS = {
         "accuracy.limit_truth", _TIMM, "12", "limit_truth.json",
         seconds=900, jobs=1,
     ),
-    "beside_tracelens": Question(
-        "Are operations and rates of operators those that TraceLens finds in the same traces?",
-        "accuracy.beside_tracelens", "TraceLens (`pip install "
-        "git+https://github.com/AMD-AGI/TraceLens`)", "1", "beside_tracelens.json",
-        device=False,
-    ),
     "compiled_truth": Question(
         "Does it name the right module inside `torch.compile`, leave the code as it is, and what "
         "does it add to a compilation? (`--subset`: 4 minutes)",
@@ -169,12 +163,6 @@ QUESTIONS = {
         "What does it cost on a training step, and what do memory and shapes?",
         "cost.overhead", "timm, transformers; GPU or CPU", "5", "overhead_{device}.json",
         seconds=240,
-    ),
-    "stacks": Question(
-        "What do stacks cost in time, memory and size of the trace, and what does `run` add to a "
-        "whole training?",
-        "cost.stacks", "timm, transformers; GPU or CPU", "4", "stacks_{device}.json",
-        seconds=480, jobs=1,
     ),
     "overhead_ranks": Question(
         "What do labels cost where ranks wait for each other?",

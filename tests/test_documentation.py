@@ -22,6 +22,7 @@ import pytest
 
 import backspot
 from backspot.commands import VERBS, main
+from benchmarks import claims
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -119,14 +120,38 @@ def test_the_output_that_documents_show_is_that_of_today():
 # Claims.
 
 
-def test_the_figures_of_the_readme_are_those_of_the_evidence():
-    evidence = text_of(DOCS / "evidence.md")
-    claims = re.findall(r"^- \*\*.*$", text_of(ROOT / "README.md"), re.MULTILINE)
-    assert len(claims) == 4
-    for claim in claims:
-        figures = re.findall(r"\d[\d,.]* of \d+|\d[\d,.]*%|\d[\d,]{3,}", claim)
-        assert figures or "nanosecond" in claim
-        assert all(figure in evidence for figure in figures), figures
+@pytest.mark.parametrize("page", claims.PAGES, ids=name_of)
+def test_every_claim_is_that_of_the_figures(page):
+    """``python -m benchmarks.claims`` makes it so."""
+    text = text_of(page)
+    assert claims.made(text, claims.read()) == text
+    assert len(re.findall(r"\*\*: ", text)) >= 4
+
+
+@pytest.mark.parametrize("claim", claims.claims(), ids=lambda claim: claim["title"])
+def test_every_number_of_a_claim_is_a_figure(claim):
+    said = claim["result"] + claim.get("short", "")
+    assert claims.without_a_figure(said) == []
+    assert claims.without_a_figure(said.replace("{", "7 in 9 {", 1)) == ["7", "9"]
+
+
+def test_a_claim_without_a_figure_is_an_error():
+    evidence = claims.read()
+    del evidence["cuda"]["questions"]["planted"]["figures"]["Backspot"]["hit"]
+    with pytest.raises(KeyError, match=r"no figure for 'cuda\.planted\.Backspot\.hit'"):
+        claims.made(text_of(ROOT / "README.md"), evidence)
+
+
+def test_what_was_not_measured_at_the_newest_commit_is_called_older():
+    evidence = claims.read()
+    for of in evidence.values():
+        of["commit"] = "newest"
+        for entry in of["questions"].values():
+            entry["commit"] = "newest"
+    page = text_of(DOCS / "evidence.md")
+    assert "older: " not in claims.made(page, evidence)
+    evidence["cuda"]["questions"]["planted"]["commit"] = "another"
+    assert claims.made(page, evidence).count("older: ") == 1
 
 
 def test_the_readme_gives_one_command_for_the_main_job_and_one_for_the_tests():

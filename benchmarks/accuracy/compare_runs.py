@@ -278,8 +278,9 @@ def _judge(folder: Path) -> Figures:
         results.setdefault(case, []).append(record)
     if not results:
         raise UsageError(f"{folder} has no pair of recordings")
-    rows = [{"case": _CASES[case], **_summary(records)} for case, records in results.items()]
-    return {"rows": rows, "pairs": results}
+    summary = {case: _summary(records) for case, records in results.items()}
+    rows = [{"case": _CASES[case], **one} for case, one in summary.items()]
+    return {"rows": rows, "summary": summary, "pairs": results}
 
 
 def _summary(records: Sequence[Record]) -> Record:

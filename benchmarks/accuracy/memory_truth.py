@@ -287,7 +287,31 @@ def answer(run: Run) -> Figures:
         {"model": name, **{k: (case.get(of) or {}).get(k) for of, ks in keys.items() for k in ks}}
         for name, case in cases.items()
     ]
-    return {"cases": cases, "rows": rows, "wrong": any(map(_is_wrong, done(cases).values()))}
+    ended = done(cases)
+    wrong = any(map(_is_wrong, ended.values()))
+    return {"cases": cases, "rows": rows, "summary": _summary([*ended.values()]), "wrong": wrong}
+
+
+def _summary(found: Sequence[Found]) -> Found:
+    """Count what is true, and how far the effects of checkpointing are off."""
+    counted = [one["operations"] for one in found if one["operations"]]
+    split = [one["split"] for one in found if one["split"]]
+    again = [one["checkpointing"] for one in found if one["checkpointing"]]
+    peaks = [one["memory"]["peak"] == one["memory"]["measured"] for one in found]
+    freed = [abs(one["predicted_bytes"] / one["real_bytes"] - 1) for one in again]
+    costs = [abs(one["predicted_ms"] - one["real_ms"]) / one["step_ms"] for one in again]
+    return {
+        "models": len(found),
+        "peak to the byte": sum(peaks),
+        "split": len(split),
+        "split to the byte": sum(not one["apart"] for one in split),
+        "operations": len(counted),
+        "operations equal": sum(one["ours"] == one["counted"] for one in counted),
+        "checkpointed": len(again),
+        "freed bytes, worst error": max(freed, default=None),
+        "cost, median error of the step": statistics.median(costs) if costs else None,
+        "cost, worst error of the step": max(costs, default=None),
+    }
 
 
 def _examine(name: str, run: Run, path: Path) -> Found:
@@ -359,5 +383,6 @@ def of_ranks(run: Run) -> Figures:
         for rank, of_rank in enumerate(records)
         for name, one in of_rank.items()
     ]
-    wrong = not all(_is_true(one) for of_rank in records for one in of_rank.values())
-    return {"ranks": records, "rows": rows, "wrong": wrong}
+    true = [_is_true(one) for of_rank in records for one in of_rank.values()]
+    summary = {"trainings and ranks": len(true), "to the byte": sum(true)}
+    return {"ranks": records, "rows": rows, "summary": summary, "wrong": not all(true)}

@@ -265,7 +265,22 @@ def _answer(
     names = run.choose(cases, small)
     if cases is TRANSFERS and run.device == "cpu":
         names = [name for name in names if name in _ON_CPU]
-    return json.loads(run_ranks(_train, run.device, names, run.small, ranks, ranks=ranks))
+    figures: Figures = json.loads(
+        run_ranks(_train, run.device, names, run.small, ranks, ranks=ranks)
+    )
+    right = {name: found["right"] for name, found in figures["cases"].items()}
+    even = [name for name in right if "even" in name or "default" in name]
+    figures["summary"] = {
+        "plants": len(right) - len(even),
+        "named": sum(right.values()) - sum(right[name] for name in even),
+        "without a plant": len(even),
+        "silent": sum(right[name] for name in even),
+        "waits, worst µs apart": max(
+            (abs(one["real"] - one["found"]) * 1e3 for one in figures["waits"] if one),
+            default=None,
+        ),
+    }
+    return figures
 
 
 def answer(run: Run) -> Figures:

@@ -196,4 +196,5 @@ def answer(run: Run) -> Figures:
             **{f"{key}, published": value for key, value in published.items()},
             "largest difference": max(abs(found[key] - published[key]) for key in found),
         }
-    return {"cases": cases}
+    worst = max(case["largest difference"] for case in cases.values())
+    return {"cases": cases, "summary": {"jobs": len(cases), "largest difference": worst}}

@@ -6,8 +6,7 @@ Each model has random weights, the smallest input that it takes, and a batch of 
 recorded: whether loss and gradients are bit-identical with and without ``instrument`` (and plain
 against plain, for some operators have no deterministic form); whether the graph is the same; the
 report's coverage; how many backward nodes come after a marker that names their owner; tensors that
-have no marker; hooks left after ``remove()``. Every seventh name also takes a step with
-``hooks="module"``.
+have no marker; hooks left after ``remove()``.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ from benchmarks.harness import Figures, Run, each
 from benchmarks.measuring import profiling
 from benchmarks.workers import NO_TIME, Job, Phase, Record, Stage, short
 
-_EVERY = 7  # of which names take a step with full backward hooks too
 _GIANT = re.compile(r"giant|gigantic|enormous|_[157]b_")
 
 
@@ -35,7 +33,7 @@ def examine(job: Job, stage: Stage, device: str) -> Record:
     """Take one model's steps and compare them.
 
     Args:
-        job: ``name``, and whether to try ``module_mode``.
+        job: ``name``.
         stage: takes what begins and what is known so far.
         device: ``cpu`` or ``cuda``.
     """
@@ -102,40 +100,7 @@ def examine(job: Job, stage: Stage, device: str) -> Record:
         **marker_shares(profiler),
         "seconds": round(time.monotonic() - began, 2),
     }
-    del profiler, labelled, labelled_loss
-    if job.get("module_mode"):
-        stage("module", record)
-        record["module_mode"] = _module_mode(model, step, loss, gradients, names, device)
-    record["seconds"] = round(time.monotonic() - began, 2)
     return record
-
-
-def _module_mode(
-    model: Any,
-    step: Any,
-    loss: Any,
-    gradients: Any,
-    names: Counter[str],
-    device: str,
-) -> Record:
-    import torch
-
-    import backspot
-    from benchmarks.accuracy.steps import same_bits
-
-    try:
-        with backspot.instrument(model, hooks="module"), profiling(device):
-            hooked_loss, hooked, hooked_names = step()
-    except Exception as error:
-        if isinstance(error, torch.OutOfMemoryError):
-            raise
-        return {"ok": False, "error": short(error, 160)}
-    return {
-        "ok": True,
-        "same_loss": same_bits([loss], [hooked_loss]),
-        "same_gradients": same_bits(gradients, hooked),
-        "same_graph": names == hooked_names,
-    }
 
 
 def marker_shares(profiler: Any) -> Record:
@@ -199,7 +164,7 @@ OUTSIDE = -3  # no module, and no marker before
 
 def outcome(record: Record) -> str:
     """``measured``, ``left out`` (the plain step can't run), or ``failed``."""
-    if record["end"] == "done" or (record.get("stage") == "module" and "same_graph" in record):
+    if record["end"] == "done":
         return "measured"
     return "left out" if record.get("stage") in ("start", "plain") else "failed"
 
@@ -212,10 +177,6 @@ def _summary(records: Sequence[Record]) -> Record:
     measured = groups["measured"]
     steady = [r for r in measured if r["reproducible_gradients"] and r["reproducible_loss"]]
     same = [r for r in steady if r["same_loss"] and r["same_gradients"]]
-    tried = [r for r in measured if "module_mode" in r or r["end"] == "crash"]
-    failed = [r for r in tried if not r.get("module_mode", {}).get("ok")]
-    errors = (r.get("module_mode", r).get("error", "").split(" Backspot:")[0] for r in failed)
-    passed = [r for r in tried if r not in failed and r in steady]
     summary: Record = {
         "models": len(records),
         "measured": len(measured),
@@ -229,12 +190,6 @@ def _summary(records: Sequence[Record]) -> Record:
         "other_graph": [r["name"] for r in measured if not r["same_graph"]],
         "hooks_left": {r["name"]: r["hooks_left"] for r in measured if r["hooks_left"]},
         "unmarked": {r["name"]: r["unmarked"] for r in measured if r["unmarked"]},
-        "module_mode": {
-            "tried": len(tried),
-            "failed": len(failed),
-            "other_gradients": sum(not r["module_mode"]["same_gradients"] for r in passed),
-            "errors": dict(Counter(error[:110] for error in errors).most_common()),
-        },
     }
     for key in _SHARES:
         values = sorted((r[key], r["name"]) for r in measured if r.get(key) is not None)
@@ -267,7 +222,7 @@ def answer(run: Run) -> Figures:
         import timm
 
         jobs = {
-            name: {"module_mode": number % _EVERY == 0, "turn": number * 7919 % 1009}
+            name: {"turn": number * 7919 % 1009}
             for number, name in enumerate(timm.list_models())
             if fnmatch.fnmatch(name, wanted)
         }

@@ -83,5 +83,13 @@ def answer(run: Run) -> Figures:
     every = run.every or (10 if run.small else 1_000)
     kinds = {hooks or "none": {"hooks": hooks} for hooks in (None, "call")}
     cases = each(run, lambda: kinds, _train, timeout_s=3600, steps=steps, every=every)
-    rows = [dict(zip(_HEAD, row, strict=True)) for c in cases.values() for row in c.get("rows", ())]
-    return {"cases": cases, "rows": rows}
+    tables = [case.get("rows", ()) for case in cases.values()]
+    rows = [dict(zip(_HEAD, row, strict=True)) for table in tables for row in table]
+    summary = {"steps": min((table[-1][0] for table in tables if table), default=0)}
+    for name, table in zip(cases, tables, strict=True):
+        # What the first steps fill stays: growth counts from the second row on.
+        settled = table[1:] or table
+        for place, what in enumerate(_HEAD[2:], 2):
+            more = settled[-1][place] - settled[0][place] if settled else None
+            summary[f"more {what}, {'labelled' if kinds[name]['hooks'] else 'plain'}"] = more
+    return {"cases": cases, "rows": rows, "summary": summary}

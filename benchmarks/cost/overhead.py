@@ -230,7 +230,22 @@ def answer(run: Run) -> Figures:
         for variant in run.variants
     ]  # fmt: skip
     wrong = any("error" in case for case in cases.values())
-    return {"steps": run.steps, "cases": cases, "rows": rows, "wrong": wrong}
+    summary = {mode: _summary([case[mode] for case in cases.values() if mode in case])
+               for mode in _SHARES}  # fmt: skip
+    return {"steps": run.steps, "cases": cases, "rows": rows, "summary": summary, "wrong": wrong}
+
+
+def _summary(modes: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What each variant adds, in percent, over the models."""
+    added: dict[str, list[float]] = {}
+    for mode in modes:
+        for name, found in mode["variants"].items():
+            if found["added_percent"]:
+                added.setdefault(name, []).append(found["added_percent"]["median"])
+    return {
+        name: {"least": min(some), "most": max(some), "models": len(some)}
+        for name, some in added.items()
+    }
 
 
 # Ranks -------------------------------------------------------------------------------------------
@@ -278,4 +293,9 @@ def of_ranks(run: Run) -> Figures:
         for name, variants in cases.items()
         for variant in variants
     ]
-    return {"cases": cases, "rows": rows, "rounds": rounds}
+    summary = {
+        name: {variant: (found["added_percent"] or {}).get("median")
+               for variant, found in variants.items()}
+        for name, variants in cases.items()
+    }  # fmt: skip
+    return {"cases": cases, "rows": rows, "summary": summary, "rounds": rounds}

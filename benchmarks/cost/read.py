@@ -485,8 +485,17 @@ def answer(run: Run) -> Figures:
     ]
     told = [{**trace, "path": trace["path"].name} for trace in traces]
     wrong = not all(cell.get("exact", True) for cell in cells)
+    summary = {
+        f"{cell['tool']}, {cell['megabytes']} MB{', gzip' * cell['gzip']}": {
+            "seconds": cell["seconds"]["median"],
+            **{key: cell[key] for key in ("mb_per_second", "peak_of_plain")},
+        }
+        for cell in cells
+        if cell.get("seconds") and "mb_per_second" in cell
+    }
     return {
         "recorded": RECORDED.name,
+        "summary": summary,
         "traces": told,
         "cells": cells,
         "rows": rows,

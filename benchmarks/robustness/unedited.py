@@ -28,6 +28,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
@@ -419,4 +420,18 @@ def answer(run: Run) -> Figures:
         print(row_of(name, cases[name]), flush=True)
         write_results(run, {"cases": cases})
     rows = [row_of(name, cases[name]) for name in known if name in cases]
-    return {"cases": cases, "rows": rows, "wrong": any(map(is_wrong, cases.values()))}
+    wrong = any(map(is_wrong, cases.values()))
+    return {"cases": cases, "rows": rows, "summary": _summary([*cases.values()]), "wrong": wrong}
+
+
+def _summary(cases: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    judged = [case for case in cases if case["where"]]
+    verdicts = Counter(verdict for case in cases for verdict, _ in case["advice"].values())
+    return {
+        "scripts": len(cases),
+        "same": sum(not case["same"] for case in cases),
+        "judged by the second clock": len(judged),
+        "first place right": sum(min(case["where"]) >= TIE for case in judged),
+        "remedies": verdicts["helps"] + verdicts["hurts"] + verdicts["undecided"],
+        **{verdict: verdicts[verdict] for verdict in ("helps", "hurts", "undecided")},
+    }

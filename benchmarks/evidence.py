@@ -1,0 +1,219 @@
+"""Answer every question that this machine can, and keep the figures in one file.
+
+    python -m benchmarks all [--minutes 10] [--device cpu] [--only NAME,NAME]
+
+Each question of ``PLAN`` runs as its own command, in the order of the plan, for at most ``--turn``
+seconds; what is not through then gets another turn after all others had one. Started again at the
+same commit, it goes on where it stopped. ``results/evidence_<device>.json`` has, for each question,
+the summary, the commit, the seconds that it took, and what did not run and why. Figures of an older
+commit stay, with that commit, until they are measured again. ``claims.py`` makes the claims of the
+documents from this file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+from benchmarks.harness import RESULTS, commit, write_json
+from benchmarks.measuring import Budget, machine
+from benchmarks.questions import QUESTIONS
+from benchmarks.workers import NO_TIME
+
+PLAN = {
+    "cuda": {
+        "planted": "--trials 104 --jobs 2",
+        "timm_sweep": "--jobs 15",
+        "trial_truth": "",
+        "gpu_truth": "",
+        "published_causes": "--jobs 3",
+        "what_if": "",
+        "waits_truth": "--jobs 3",
+        "planted_python": "--jobs 4",
+        "memory_truth": "",
+        "overhead": "",
+        "false_alarms": "--jobs 5",
+        "causes": "record -o {folder}/causes && judge {folder}/causes",
+        "compiled_truth": "--jobs 7",
+        "compare_runs": "--pairs 50 --jobs 4",
+        "limit_truth": "",
+        "planted_ranks": "",
+        "planted_transfers": "",
+        "memory_ranks": "",
+        "overhead_ranks": "",
+    },
+    "cpu": {
+        "planted": "--trials 104 --only backspot",
+        "timm_sweep": "--timeout 30",
+        "leaks": "",
+        "startup": "",
+        "fuzz_reports": "",
+        "fuzz_traces": "--count 20000",
+        "read": "--sizes 30,300 --gzip 30 --patience 10 --repeat 3",
+        "trial_truth": "",
+        "limit_truth": "",
+        "what_if": "",
+        "ranks": "",
+        "overhead": "",
+        "compare_runs": "--pairs 20",
+        "false_alarms": "",
+        "published_causes": "",
+        "published_jobs": "",
+        "unedited": "",
+    },
+}
+"""What answers on which device, the most important first, and the options of a full run."""
+
+_ENDS = {0: "done", 1: "done, with faults", 3: "in part", 4: "cannot run"}
+_OVER = ("done", "done, with faults", "cannot run")
+_FEW = 12
+_GRACE_S = 30  # for a question to write what it has
+
+Entry = dict[str, Any]
+
+
+def path_of(device: str, folder: Path = RESULTS) -> Path:
+    """Return where the evidence of a device is."""
+    return folder / f"evidence_{device}.json"
+
+
+def read_evidence(path: Path) -> Entry:
+    """Return the evidence of a device; empty where there is none yet."""
+    if not path.exists():
+        return {"commit": "", "hardware": {}, "questions": {}}
+    document: Entry = json.loads(path.read_text(encoding="utf-8"))
+    return document
+
+
+def figures_of(document: Entry) -> Entry:
+    """Return what claims may need of a question's results: the summary, and a table of few rows."""
+    figures: Entry = dict(_plain(document.get("summary", {})))
+    cases = document.get("cases", {})
+    rows = document.get("rows") or [{"case": name, **case} for name, case in cases.items()]
+    if len(rows) <= _FEW:
+        for row in rows:
+            name, *values = row.items()
+            plain = {key: _plain(one) for key, one in values if not isinstance(one, (dict, list))}
+            figures.setdefault("rows", {})[str(name[1])] = plain
+    return figures
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(one) for one in value] if len(value) <= 4 else len(value)
+    return float(f"{value:.5g}") if isinstance(value, float) else value
+
+
+def _run(command: Sequence[str], said: IO[str], seconds: float) -> int:
+    """Run a command for so many seconds at most, then end it and what it has started."""
+    process = subprocess.Popen(command, stdout=said, stderr=said, start_new_session=True)
+    try:
+        return process.wait(max(seconds, 1))
+    except subprocess.TimeoutExpired:
+        return 3
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _ask(name: str, device: str, chosen: str, folder: Path, seconds: float) -> Entry:
+    """Answer one question, for so many seconds at most; return what came of it."""
+    question = QUESTIONS[name]
+    out = folder / (question.out or f"{name}.json").format(device=device)
+    more = ["--device", device] * question.device
+    more += ["--seconds", str(round(seconds))] * bool(question.seconds)
+    begin, log = time.monotonic(), folder / f"{name}.log"
+    code, parts = 0, chosen.format(folder=folder).split(" && ")
+    parts[-1] += f" -o {out}"
+    with log.open("w", encoding="utf-8") as said:
+        for part in parts:
+            command = [sys.executable, "-m", "benchmarks", name, *part.split(), *more]
+            if code in (0, 1):
+                code = _run(command, said, seconds + _GRACE_S - (time.monotonic() - begin))
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    entry: Entry = {"end": _ENDS.get(code, f"exit code {code}"), "options": chosen, "cases": []}
+    entry["seconds"] = round(time.monotonic() - begin)
+    if code not in (0, 3):
+        errors = [line for line in lines if line.startswith("error: ")]
+        entry["why"] = (errors or lines or [""])[-1].removeprefix("error: ")[:300]
+    if code not in _ENDS or code == 4:
+        return entry
+    log.unlink()
+    document = read_evidence(out)
+    if document.get("commit") != commit():
+        return {**entry, "end": "in part", "why": "nothing was through when the time was up"}
+    cases = document.get("cases", {})
+    if isinstance(cases, dict) and cases:
+        ends = [isinstance(case, dict) and case.get("end") for case in cases.values()]
+        entry["cases"] = [len(ends) - ends.count(NO_TIME), len(ends)]
+    return {**entry, "date": time.strftime("%Y-%m-%d"), "figures": figures_of(document)}
+
+
+def collect(device: str, minutes: float, turn: float, only: list[str], folder: Path) -> bool:
+    """Run what is not done yet at this commit, and keep what it gives; return whether all is."""
+    path, now, budget = path_of(device, folder), commit(), Budget(60 * minutes)
+    evidence = read_evidence(path if path.exists() else path_of(device))
+    hardware, known = machine(device), evidence["questions"]
+    names = [name for name in PLAN[device] if not only or name in only]
+
+    def is_over(name: str) -> bool:
+        entry = known.get(name, {})
+        return entry.get("commit") == now and entry.get("end") in _OVER
+
+    while left := [name for name in names if not is_over(name)]:
+        for name in left:
+            if budget.left < min(turn, 20):
+                return False
+            print(f"{name}: {budget.left:.0f} s are left", flush=True)
+            found = _ask(name, device, PLAN[device][name], folder, min(turn, budget.left))
+            before = known.get(name, {})
+            if before.get("commit") == now:
+                found["seconds"] += before.get("seconds", 0)
+            elif "figures" not in found and "figures" in before:
+                found = {**before, "not again": found.get("why", found["end"])}
+            found.setdefault("commit", now)
+            known[name] = found
+            evidence |= {"commit": now, "hardware": hardware}
+            write_json(path, evidence)
+            told = f"  {found['end']} {found.get('why', '')} {found.get('figures', '')}"
+            print(f"{told[:600]}", flush=True)
+            if "not again" in found:
+                names = [other for other in names if other != name]
+    return True
+
+
+def main(argv: list[str]) -> int:
+    """Run the command; 3 if time ran out before all questions were through."""
+    parser = argparse.ArgumentParser("python -m benchmarks all", description=__doc__)
+    add = parser.add_argument
+    add("--device", choices=tuple(PLAN), help="default: cuda if there is")
+    add("--minutes", type=float, default=10, help="time of this run (default: 10)")
+    add("--turn", type=float, default=90, help="seconds of a question in a row (default: 90)")
+    add("--only", default="", help="comma-separated questions (default: all of the plan)")
+    add("--folder", type=Path, default=RESULTS, help="where the results go")
+    run = parser.parse_args(argv)
+    if run.device is None:
+        import torch
+
+        run.device = "cuda" if torch.cuda.device_count() else "cpu"
+    if not commit():
+        print("error: no commit is known; BENCHMARKS_COMMIT can say it", file=sys.stderr)
+        return 4
+    run.folder.mkdir(parents=True, exist_ok=True)
+    only = [name for name in run.only.split(",") if name]
+    if unknown := set(only) - set(PLAN[run.device]):
+        print(f"error: not in the plan: {', '.join(sorted(unknown))}", file=sys.stderr)
+        return 2
+    return 0 if collect(run.device, run.minutes, run.turn, only, run.folder) else 3
