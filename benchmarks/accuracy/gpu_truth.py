@@ -9,9 +9,8 @@ nodes in a run without profiler. Absolute where the GPU is the bottleneck, of th
 that module; as shares where the host is, since the profiler slows the host. These are shares of
 what the compared modules take together, because events count the engine's time between two nodes
 as the first one's, and Backspot gives it a row of its own. There the events are measured twice: two
-measurements of one thing differ, too. Beside the recorded wall time stands the one that a replay
-corrects by the profiler's cost, which is fitted to the step without profiler. ``--cases HOST``
-takes the cases that wait for the host, and ResNet-50 at batch 128.
+measurements of one thing differ, too. ``--cases
+HOST`` takes the cases that wait for the host, and ResNet-50 at batch 128.
 """
 
 from __future__ import annotations
@@ -21,15 +20,13 @@ import statistics
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.accuracy.module_clock import Tracker, fold, time_modules
-from benchmarks.accuracy.what_if import cost_of, read_recording
 from benchmarks.harness import Figures, Run, done, each, turn
-from benchmarks.measuring import interleaved, record_trace, spread
+from benchmarks.measuring import record_trace, spread
 from benchmarks.traces.plain import Plain, busy, read_plain
 from benchmarks.traces.trim import read_trace
 from benchmarks.workers import Job, Record, Stage
@@ -127,7 +124,6 @@ def _measure(name: str, run: Run, trace: Path) -> Record:
     }
     if not build.clock:
         return {**result, "clock": "kernels of two streams run at once: no events"}
-    corrected, result["replay"] = _corrected(report, trace, step, device, build.levels)
     steps = 3 if run.small else 15
     tracker = Tracker(build.model)
     gc.collect()
@@ -148,47 +144,12 @@ def _measure(name: str, run: Run, trace: Path) -> Record:
     totals = [statistics.median(found["totals"]) for found in first.values()]
     result["backward_ms"]["events"] = statistics.median(totals)
     absolute = gpu_bound and device != "cpu"
-    result["modules"] = list(_rows(heavy, corrected, first, second, wall, absolute=absolute))
+    result["modules"] = list(_rows(heavy, first, second, wall, absolute=absolute))
     return result
-
-
-def _corrected(
-    report: Any, trace: Path, step: Callable[[], None], device: str, depth: int | None
-) -> tuple[Row, Row]:
-    """The rows without the profiler's cost, by path, and how they were found."""
-    from backspot.analysis.accounting.clock import Clock
-    from backspot.analysis.accounting.ledger import Ledger
-    from backspot.analysis.accounting.rows import account
-    from backspot.analysis.accounting.steps import step_windows
-    from backspot.analysis.attribution.ownership import attribute
-    from backspot.analysis.replay.host import MEASURED
-    from backspot.analysis.replay.replay import replay
-    from backspot.results.grouping import fold as fold_rows
-
-    (times,) = interleaved([step], device, rounds=15, inner=2, seconds=4)
-    real = statistics.median(times)
-    said: Row = {"real_ms": real, "recorded_ms": report.step_ns / 1e6}
-    try:
-        recording = read_recording(trace)
-    except RuntimeError as refusal:
-        return {}, said | {"refused": str(refusal)}
-    cost, refused = cost_of(recording, real * 1e6)
-    replayed = replay(recording, cost)
-    events = replayed.events
-    ownership = attribute(events)
-    clock = Clock(ownership)
-    windows = step_windows(events, ownership, clock) or ownership.windows
-    rows = account(events, Ledger(ownership, clock, windows)).modules
-    rows = rows if depth is None else fold_rows(rows, depth)
-    usual = replay(recording, MEASURED).step_ns
-    said |= {"replayed_ms": statistics.median(replayed.step_ns) / 1e6, "refused": refused}
-    said |= {"unfitted_ms": statistics.median(usual) / 1e6, "cost": asdict(cost)}
-    return {row.path: row for row in rows}, said
 
 
 def _rows(
     heavy: Sequence[Any],
-    corrected: Row,
     first: dict[str, Row],
     second: dict[str, Row],
     wall: float,
@@ -201,17 +162,12 @@ def _rows(
             yield {"path": row.path, "difference": float("inf"), "note": "not seen by events"}
     shares = {row.path: statistics.median(first[row.path]["shares"][row.path]) for row in seen}
     of_events, ours = sum(shares.values()), sum(row.wall_ns for row in seen)
-    theirs = sum(corrected[row.path].wall_ns for row in seen if row.path in corrected)
     for row in seen:
         path = row.path
         times = spread(first[path]["times"][path])
         in_ms = absolute or row.gpu_ns >= _GPU_BOUND * row.wall_ns
         share = shares[path] / of_events
         more: Row = {}
-        if path in corrected:
-            ns = corrected[path].wall_ns
-            real = times["median"] * 1e6 / ns if in_ms else share * theirs / ns
-            more = {"corrected_ms": ns / 1e6, "corrected_difference": 1 / real - 1}
         if path in second and path in second[path]["times"]:
             kind = "times" if in_ms else "shares"
             one, other = (statistics.median(of[path][kind][path]) for of in (first, second))
@@ -242,7 +198,7 @@ def _summary(cases: dict[str, Record]) -> dict[str, Any]:
     found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for case in cases.values():
         for row in case.get("modules", ()):
-            for key in ("difference", "corrected_difference", "events_apart"):
+            for key in ("difference", "events_apart"):
                 if key in row and row["difference"] != float("inf"):
                     found[row["compared"]][key].append(abs(row[key]))
     distribution: dict[str, Any] = {}
@@ -269,8 +225,7 @@ def _row(name: str, case: Record) -> Row:
     row |= {f"backward ms, {key}": value for key, value in case["backward_ms"].items()}
     row |= {"modules": len(off), "above 10%": sum(one > _FAR for one in off)}
     row |= {"median off": statistics.median(off), "most": max(off)} if off else {}
-    replay = case.get("replay", {})
-    return row | {key: replay.get(key) for key in ("real_ms", "recorded_ms", "replayed_ms")}
+    return row
 
 
 def answer(run: Run) -> Figures:

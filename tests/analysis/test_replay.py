@@ -9,11 +9,11 @@ import pytest
 
 from backspot.analysis.recording import Recording
 from backspot.analysis.replay.host import MEASURED, ZERO
-from backspot.analysis.replay.replay import fit, replay
+from backspot.analysis.replay.replay import fit
 from backspot.analysis.replay.replayable import Refusal
 from backspot.analysis.replay.saving import free_owners, scaled_owners
 from support.choice import slow_except
-from support.replays import PATHS, recorded, saved_by_step, unfitted
+from support.replays import PATHS, recorded, replay, saved_by_step, unfitted
 
 SOME = ("two_streams", "sync_in_backward", "fsdp2.rank0", "vit_patch_drop", "plain_recommender")
 

@@ -10,11 +10,11 @@ import pytest
 from backspot.analysis.attribution.ownership import attribute
 from backspot.analysis.recording import Recording
 from backspot.analysis.replay.host import ZERO, ProfilerCost
-from backspot.analysis.replay.replay import host_times, replay
+from backspot.analysis.replay.replay import host_times
 from backspot.analysis.replay.replayable import Refusal, Replayable, prepare
 from backspot.analysis.replay.saving import Change, change_of_paths, free_spans
 from backspot.analysis.replay.simulation import simulate
-from support.replays import BACKWARD, MS, STEPS, US, Program, saved_by_step, unfitted
+from support.replays import BACKWARD, MS, STEPS, US, Program, replay, saved_by_step, unfitted
 
 
 def saves(recording: Replayable, **factors: float) -> float:

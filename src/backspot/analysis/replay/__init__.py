@@ -1,8 +1,7 @@
 """Replay a recorded step without the profiler's cost, or with part of its work taking other time.
 
-In: a ``Recording``. Out: a trace with moved times, on which
-attribution and accounting run as on any other, and what a step saves if modules take less time, or
-with other changes.
+In: a ``Recording``. Out: what a step takes, and what it saves if modules take less time, or with
+other changes.
 
 The files work in this order:
 
@@ -13,8 +12,8 @@ The files work in this order:
 3. ``replayable`` compiles these into one graph, or refuses with a reason: ``Refusal``.
 4. ``schedule`` divides the graph into batches, and ``simulation`` runs through these once, for
    many variants of the durations at a time.
-5. ``replay`` fits the costs to a measured step and returns moved events. ``saving`` replays a
-   recording with many changes at a time. ``changes`` has what can be asked for by name: a module
+5. ``replay`` fits the costs to a measured step. ``saving`` replays a recording with many changes at
+   a time. ``changes`` has what can be asked for by name: a module
    that is faster, no waits, a fused optimizer.
 6. ``predict`` turns these into what reports have: typical savings with their range.
 

@@ -1,53 +1,23 @@
-"""Replay a recording without the profiler's cost."""
+"""The step without the profiler's cost, which is fitted to a real step."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from backspot.analysis.replay.host import MEASURED, Floats, ProfilerCost
 from backspot.analysis.replay.replayable import Refusal, Replayable
-from backspot.analysis.replay.simulation import Simulated, simulate
+from backspot.analysis.replay.simulation import simulate
 from backspot.analysis.typical import TypicalStep, every_step
 from backspot.formatting import duration
-from backspot.trace import Events
-from backspot.trace.events import Ints
 
 _FACTORS = np.linspace(0.0, 6.0, 13)
 _FINER = np.linspace(-0.5, 0.5, 21)  # around the best of these
 _OF_COSTS = 1.5  # the greatest factor that is put down to the costs alone
 _EQUAL = 0.005  # of the step: a difference that is noise of the measured step
 _APART = 0.1  # of the step: the recorded steps are of another kind than the measured one
-
-
-@dataclass(frozen=True, slots=True)
-class Replayed:
-    """A recording as it would have been at another cost of the profiler.
-
-    Attributes:
-        events: the trace with moved times, on which attribution and accounting run as on any.
-        step_ns: how long each step takes, in nanoseconds.
-        cost: what was taken out.
-    """
-
-    events: Events
-    step_ns: tuple[int, ...]
-    cost: ProfilerCost
-
-
-def replay(recording: Replayable, cost: ProfilerCost) -> Replayed:
-    """Replay a recording without what the profiler cost.
-
-    Args:
-        cost: what the profiler cost; with ``ZERO``, the recorded times come out.
-    """
-    lengths, work = recording.host(cost), recording.work(cost)
-    simulated = simulate(recording, host_times(recording, lengths), work)
-    steps = np.round(simulated.step_lengths(recording, work)[:, 0]).astype(np.int64)
-    moved = _moved(recording, lengths[:, 0], work[:, 0], simulated)
-    return Replayed(moved, tuple(steps.tolist()), cost)
 
 
 def fit(
@@ -118,39 +88,3 @@ def host_times(recording: Replayable, lengths: Floats) -> Floats:
     total = np.concatenate([np.zeros((1, lengths.shape[1])), np.cumsum(lengths, axis=0)])
     summed: Floats = np.diff(total[np.append(begins, len(lengths))], axis=0)
     return summed
-
-
-def _moved(recording: Replayable, lengths: Floats, takes: Floats, simulated: Simulated) -> Events:
-    events, work = recording.events, recording.ownership.work
-    edges, moved = _moments(recording, lengths, simulated)
-    origin = int(recording.line.edges[0])
-
-    def host(times: Ints) -> Ints:
-        outside = np.minimum(times - edges[0], 0) + np.maximum(times - edges[-1], 0)
-        found: Ints = np.round(np.interp(times, edges, moved) + outside).astype(np.int64) + origin
-        return found
-
-    start, end = host(events.start), host(events.end)
-    done = simulated.end[recording.schedule.place, 0]
-    start[work.event] = np.round(done - takes).astype(np.int64) + origin
-    end[work.event] = np.round(done).astype(np.int64) + origin
-    flows = replace(events.flows, backward_time=host(events.flows.backward_time))
-    return replace(events, start=start, duration=np.maximum(end - start, 0), flows=flows)
-
-
-def _moments(recording: Replayable, lengths: Floats, simulated: Simulated) -> tuple[Ints, Floats]:
-    """Return the edges of the host's line, and when each comes in the replay.
-
-    Without those within waits: what another thread does meanwhile is spread over the wait.
-    """
-    edges = recording.line.edges
-    station = np.searchsorted(recording.stations, edges, side="right") - 1
-    total = np.append(0.0, np.cumsum(lengths))
-    at_station = total[np.searchsorted(edges, recording.stations)]
-    times = simulated.at(recording, recording.stations)[:, 0]
-    moved = times[station] + total - at_station[station]
-    within = np.zeros(len(edges), bool)
-    for wait in recording.waits:
-        first, last = np.searchsorted(edges, [wait.start, wait.end])
-        within[first + 1 : last] = True
-    return edges[~within], moved[~within]
