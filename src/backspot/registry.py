@@ -85,15 +85,14 @@ class Registry(Generic[Evidence, Finding, Result]):
         return register
 
     def fallback_rule(
-        self, name: str
+        self, name: str, *, devices: Sequence[Device] = DEVICES, needs: Sequence[Need] = ()
     ) -> Callable[
         [Callable[[Evidence, Sequence[Finding]], Result]],
         Callable[[Evidence, Sequence[Finding]], Result],
     ]:
         """Register the decorated function as a rule that is given what the other rules found.
 
-        Args:
-            name: as for ``rule``.
+        The arguments are those of ``rule``.
 
         Raises:
             ValueError: as for ``rule``.
@@ -102,7 +101,7 @@ class Registry(Generic[Evidence, Finding, Result]):
         def register(
             find: Callable[[Evidence, Sequence[Finding]], Result],
         ) -> Callable[[Evidence, Sequence[Finding]], Result]:
-            self._add(Rule(name, find, fallback=True))
+            self._add(Rule(name, find, devices, needs=needs, fallback=True))
             return find
 
         return register

@@ -95,7 +95,8 @@ def test_every_rule_has_a_recording_of_either_kind():
 def test_rules_are_sorted_by_name_with_those_that_need_the_others_last():
     names = [(rule.fallback, rule.name) for rule in all_rules()]
     assert names == sorted(names)
-    assert [rule.name for rule in all_rules() if rule.fallback] == ["backward-ratio"]
+    last = [rule.name for rule in all_rules() if rule.fallback]
+    assert last == ["backward-ratio", "launch-bound", "small-batch"]
 
 
 @pytest.mark.slow
@@ -148,9 +149,13 @@ def test_every_rule_is_explained_in_the_documentation():
 @pytest.mark.parametrize("name", [*PLANTED, *CLEAN])
 def test_findings_are_whole_and_in_order(name):
     found = report(name).findings
-    gains = [f for f in found if f.saves is None or f.saves.ns >= 0.005 * report(name).step_ns]
-    assert [f.wall_ns for f in gains] == sorted((f.wall_ns for f in gains), reverse=True)
-    assert found[: len(gains)] == tuple(gains)  # those without a gain come last
+    replayed = report(name).replayed_step
+    least = 0.005 * replayed.ns if replayed else 0
+    known = [f for f in found if f.saves and f.saves.ns >= least]
+    unknown = [f for f in found if f.saves is None]
+    assert found[: len(known) + len(unknown)] == (*known, *unknown)  # those without a gain are last
+    for gains in ([f.saves.ns for f in known], [f.wall_ns for f in unknown]):
+        assert gains == sorted(gains, reverse=True)
     whole = report(name).whole_ns
     for finding in found:
         assert finding.wall_ns >= LEAST_SHARE * whole

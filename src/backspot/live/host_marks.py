@@ -139,7 +139,7 @@ def waits_marked() -> Iterator[None]:
         # In front of the program's filters, which may turn warnings into errors.
         warnings.filterwarnings("always", message=_WARNING)
         warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype")
-        show = warnings.showwarning
+        show, name = warnings.showwarning, functools.cache(file_name)
 
         def mark(message: Warning | str, *others: Any, **more: Any) -> None:
             if not str(message).startswith(_WARNING):
@@ -149,8 +149,7 @@ def waits_marked() -> Iterator[None]:
             while frame is not None and frame.f_globals.get("__name__") == "warnings":
                 frame = user_frame(frame.f_back)
             if frame is not None:
-                file = file_name(frame.f_code.co_filename)
-                profiler.emit(f"{WAITED_AT}{file}:{frame.f_lineno}")
+                profiler.emit(f"{WAITED_AT}{name(frame.f_code.co_filename)}:{frame.f_lineno}")
 
         warnings.showwarning = mark
         torch.cuda.set_sync_debug_mode("warn")

@@ -14,8 +14,8 @@ _STANDS_OUT = 0.1
 _UNPRICED = 0.3
 """The same for a cause of which no replay says what it costs."""
 _VAGUE = 0.5
-"""What counts of a phase without a known cause, and of a cause all over the step: neither says
-where to look."""
+"""What counts of a phase without a known cause, and of a cause all over the step, as neither says
+where to look; once more of what such a cause saves at best."""
 _MOSTLY = 0.5
 """Share of a phase from which one line or one cause has most of it."""
 _NEARLY = 0.75
@@ -28,7 +28,7 @@ def costliest(report: Report) -> Answer:
     for counts, answer in found:
         # A cause in no one place comes last, and one that no replay prices must be large.
         least = _STANDS_OUT if answer.saves else _UNPRICED
-        if counts >= _STANDS_OUT or (answer.kind == "cause" and answer.share >= least):
+        if counts >= _STANDS_OUT or (answer.kind == "cause" and _gain(report, answer) >= least):
             return answer
     longest = max((answer for _, answer in found), key=lambda one: one.share, default=None)
     wall_ns, share = (longest.wall_ns, longest.share) if longest else (0, 0.0)
@@ -36,13 +36,19 @@ def costliest(report: Report) -> Answer:
 
 
 def _candidates(report: Report) -> Iterator[tuple[float, Answer]]:
-    """Everything that may cost most, each with the share of the step for which it counts."""
+    """Everything that may cost most, each with the share of the step for which it counts.
+
+    Of a cause that is what a step would gain where a replay knows it, else the clock time; of a
+    module the larger of both, as its row has the backward alone.
+    """
+    whole, replayed = max(1, report.whole_ns), report.replayed_step
     about = {one.places[0].path: one for one in reversed(report.findings) if len(one.places) == 1}
     if (row := answered(report)) is not None:
-        share = min(1.0, row.wall_ns / max(1, report.whole_ns))
+        share = min(1.0, row.wall_ns / whole)
         rule = about[row.path].rule if row.path in about else ""
         at = (row.path, row.class_name, "", row.wall_ns, share, row.saves, rule)
-        yield share, Answer("module", *at)
+        module = Answer("module", *at)
+        yield max(share, _gain(report, module)), module
     of_phases = max(1, sum(phase.wall_ns for phase in report.phases))
     for phase in report.phases:
         if phase.name not in ("forward", "backward"):
@@ -53,13 +59,22 @@ def _candidates(report: Report) -> Iterator[tuple[float, Answer]]:
     for one in report.findings:
         found, outside = _cause(report, one), one.path.startswith("(")
         priced = one.saves is not None or (outside and not one.places[0].class_name)
-        counts = 1 if found.path or found.class_name else _VAGUE
-        yield found.share * (counts if priced else 0), found
-    saves, replayed = report.without_waits, report.replayed_step
+        counts = _gain(report, found) if priced else 0.0
+        if not (found.path or found.class_name):
+            counts *= _VAGUE**2 if one.saves and one.saves.at_best else _VAGUE
+        yield counts, found
+    saves = report.without_waits
     if saves is not None and replayed is not None and saves.ns and report.waits:
         share = min(1.0, saves.ns / max(1, replayed.ns))
         wait = max(report.waits, key=lambda one: one.saves.ns if one.saves else 0)
         yield share, Answer("waits", "", "", wait.line, saves.ns, share, saves, "host-waits")
+
+
+def _gain(report: Report, found: Answer) -> float:
+    """The share of the step that would be saved, or that is taken where that is not known."""
+    if found.saves is None or report.replayed_step is None:
+        return found.share
+    return min(1.0, found.saves.ns / max(1, report.replayed_step.ns))
 
 
 def _cause(report: Report, one: Finding) -> Answer:

@@ -104,7 +104,7 @@ class Report(Presented, _Predicted):
         trace: What was read: a file name, ``the live profile``, …
         phases: Where the time of a step goes, in its order; empty if the trace has only backward
             passes.
-        findings: Why the step is slow, most expensive first.
+        findings: Why the step is slow, the largest known gain first (``saves``).
         fused: Kernels in which ``torch.compile`` fused the work of several modules, most time
             first.
         unprofiled_step_ns: Clock time of a step without profiler and labels; ``None`` where none

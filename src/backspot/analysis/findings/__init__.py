@@ -1,8 +1,8 @@
 """Why a step is slow, and what to do about it.
 
-In comes ``Evidence``: a trace with its owners, its clock and its costs. Out come ``Finding``s, the
-most expensive first. ``find_all`` runs every rule, leaves out what costs too little, and adds the
-source line of each place.
+In comes ``Evidence``: a trace with its owners, its clock and its costs. Out come ``Finding``s.
+``find_all`` runs every rule, leaves out what costs too little, and adds the source line of each
+place. ``results.findings.in_order`` says which comes first.
 
 The files, from the bottom up:
 
@@ -28,7 +28,7 @@ from backspot.analysis.findings.evidence import Evidence
 from backspot.analysis.findings.memory_evidence import MemoryEvidence
 from backspot.analysis.findings.registry import Found, all_rules, rules_about_memory
 from backspot.results.costs import Row, line_of
-from backspot.results.findings import Finding, Place
+from backspot.results.findings import Finding, Place, in_order
 from backspot.results.unprofiled import real_cost
 
 __all__ = [
@@ -57,7 +57,7 @@ class Judged:
     """What the rules find.
 
     Attributes:
-        findings: the findings, the most expensive first, each with the work of its cause.
+        findings: the findings in order, each with the work of its cause.
         states: what each rule did, as ``Report.rules`` has it.
     """
 
@@ -88,11 +88,8 @@ def find_all(evidence: Evidence) -> Judged:
             found.append(replace(finding, rule=rule.name))
             states[rule.name] = FOUND
     rows = {row.path: row for row in evidence.report.modules}
-    ranked = sorted(found, key=lambda one: (-one.wall_ns, one.rule))
-    return Judged(
-        tuple(_with_lines(_in_words(finding, evidence), rows) for finding in ranked),
-        states,
-    )
+    said = (_with_lines(_in_words(finding, evidence), rows) for finding in found)
+    return Judged(in_order(said, None), states)
 
 
 def _in_words(finding: Finding, evidence: Evidence) -> Finding:
@@ -113,7 +110,7 @@ def find_in_memory(evidence: MemoryEvidence) -> tuple[Finding, ...]:
         for rule in rules_about_memory()
         if (finding := rule.find(evidence, ())) is not None
     ]
-    return tuple(sorted(found, key=lambda one: (-(one.held_bytes or 0), one.rule)))
+    return in_order(found, None)
 
 
 def _with_lines(finding: Finding, rows: Mapping[str, Row]) -> Finding:

@@ -29,6 +29,8 @@ from backspot.trace import Category, Events, names
 from backspot.trace.events import Ints, Mask
 from backspot.trace.frames import OF_OTHERS, OF_TORCH, Frames, function_of, line_of_call
 
+_COMPREHENSIONS = ("<genexpr>", "<listcomp>", "<setcomp>", "<dictcomp>")
+
 
 @dataclass(frozen=True, slots=True)
 class HostSite:
@@ -78,6 +80,8 @@ def find_host_lines(
 ) -> tuple[HostLine, ...]:
     """Deal out the host's time of the steps to lines, those first that hold up the step longest.
 
+    Lines that run a backward come last: rows say what its nodes take.
+
     Args:
         found: the places of the user's code.
         clock: who holds each moment.
@@ -118,7 +122,8 @@ def find_host_lines(
     counts, times = typical.count(sums[:2]), typical.mean(sums[2:])
     of_owner = np.zeros((len(known), len(ownership.owners)))
     np.add.at(of_owner, (group, np.maximum(held, Special.OUTSIDE)[inside]), amounts[3][inside])
-    host = []
+    running = set((line.at(ownership.passes.start) // 2 * len(NAMES) + BACKWARD).tolist())
+    host: tuple[list[HostLine], list[HostLine]] = ([], [])
     for which, code in enumerate(known.tolist()):
         place, of_phase = sites[code // len(NAMES)], code % len(NAMES)
         wall, python, *others = times[:, which].tolist()
@@ -127,9 +132,10 @@ def find_host_lines(
             module = ownership.owners.named(mostly)
             where = (place.file, place.line, place.last_line, place.function, NAMES[of_phase])
             of_site = (*module, *counts[:, which].tolist(), wall, python, *others)
-            host.append(HostLine(*where, *of_site))
-    host.sort(key=lambda one: (-one.idle_ns, -one.wall_ns, one.file, one.line, one.path))
-    return tuple(host)
+            host[code in running].append(HostLine(*where, *of_site))
+    for some in host:
+        some.sort(key=lambda one: (-one.idle_ns, -one.wall_ns, one.file, one.line, one.path))
+    return (*host[0], *host[1])
 
 
 def _in_pieces(at: Ints, times: Ints) -> Ints:
@@ -173,14 +179,19 @@ def find_sites(events: Events, ownership: Ownership) -> HostSites:
     by_thread = dict(grouped(frames.thread))
     spans = ownership.spans
     of_program = [thread for thread in by_thread if thread in passes or thread in spans.nesting]
-    # The fewer calls a thread makes, the more it is only for a part of the pass.
-    for thread in sorted(of_program, key=lambda one: len(by_thread[one])):
+    for thread in of_program:
         mine, called = _users(frames, by_thread[thread])
         calls.append(frames.start[called])
         nesting = innermost(frames.start[mine], frames.start[mine] + frames.duration[mine])
         lines.append(_of_thread(events, mine, nesting, sites))
-    line = layered(*lines) if lines else EMPTY
+    # A thread that runs Python for a shorter time, as for hooks, does so while another waits.
+    line = layered(*sorted(lines, key=_length)) if lines else EMPTY
     return HostSites(line, tuple(sites), np.concatenate(calls))
+
+
+def _length(line: Timeline) -> int:
+    """Return how long a timeline has a value."""
+    return int(np.diff(line.edges)[line.values[:-1] >= 0].sum())
 
 
 def _users(frames: Frames, mine: Ints) -> tuple[Ints, Ints]:
@@ -208,12 +219,31 @@ def _of_thread(
     of_torch = ((kind == OF_TORCH) | (calls_torch & (kind == OF_OTHERS))).tolist()
     parent = nesting.parent.tolist()
     values = line.values.tolist()
+    within: dict[int, int] = {}  # the lines of comprehensions, and of the calls that run them
+    for frame, number in enumerate(function):
+        text = functions[number] if number >= 0 else None
+        if text is not None and text[2] in _COMPREHENSIONS:
+            within[frame] = text[1]
+            above = parent[frame]
+            while above >= 0 and function[above] < 0:
+                within[above], above = text[1], parent[above]
     found = np.full(len(values), NOTHING)
 
     def enclosing_function(frame: int) -> int:
         while frame >= 0 and function[frame] < 0:
             frame = parent[frame]
         return frame
+
+    def name_of(outer: int) -> str:
+        """The function's name; of a comprehension, that of the function which it is written in."""
+        around, (file, line, name) = outer, functions[function[outer]] or ("", 0, "")
+        while name in _COMPREHENSIONS:
+            around = enclosing_function(parent[around])
+            text = functions[function[around]] if around >= 0 else None
+            if text is None or text[0] != file or text[1] > line:
+                break
+            name = text[2]
+        return name
 
     def line_within(frame: int, outer: int) -> int | None:
         """The line of ``outer`` from which ``frame`` was called, directly or not."""
@@ -222,6 +252,8 @@ def _of_thread(
             if enclosing_function(above) == outer and called[frame] >= 0:
                 place = calls[called[frame]]
                 return place[1] if place else None
+            if above == outer and frame in within:  # stacks before PyTorch 2.15 lack lines of calls
+                return within[frame]
             frame = above
         return None
 
@@ -234,7 +266,7 @@ def _of_thread(
         text = functions[function[outer]]
         if text is None:
             continue
-        file, first, name = text
+        file, first, _ = text
         if frame != outer:  # a call from the function
             begin = end = line_within(frame, outer) or first
         else:
@@ -242,7 +274,7 @@ def _of_thread(
             after = line_within(values[at + 1], outer) if at + 1 < len(values) else None
             begin = before or first
             end = max(begin, after or begin)
-        site = HostSite(file, begin, end, name)
+        site = HostSite(file, begin, end, name_of(outer))
         found[at] = 2 * sites.setdefault(site, len(sites)) + of_torch[frame]
     return Timeline(line.edges, found)
 

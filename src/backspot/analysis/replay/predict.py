@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import compress, zip_longest
+from itertools import compress, repeat, zip_longest
 from typing import Any
 
 import numpy as np
@@ -32,9 +32,10 @@ from backspot.analysis.typical import TypicalStep
 from backspot.errors import UsageError
 from backspot.formatting import labelled
 from backspot.results.costs import Row
-from backspot.results.findings import Finding, ReplayedStep, Saving, WhatIf, saves_nothing
+from backspot.results.findings import Finding, ReplayedStep, Saving, WhatIf, in_order, saves_nothing
 from backspot.results.grouping import parents_of, repeated_layers
 from backspot.results.report import Report, changed
+from backspot.results.unprofiled import STEP, real_cost, real_parts
 
 _MOST_TIMES = 10_000_000  # of stations and works, in all runs without a row or a subtree
 _LEAST_MOST = 100  # rows and subtrees, however large the recording is
@@ -238,7 +239,7 @@ def with_savings(report: Report, recording: Recording, _: Options) -> Report:
     """
     prediction = predict(recording, report.unprofiled_step_ns)
     if isinstance(prediction, Refusal):
-        findings = tuple(_with_saving(finding, None, ()) for finding in report.findings)
+        findings = tuple(_with_saving(finding, None, (), {}) for finding in report.findings)
         return changed(report, findings=findings, not_replayed=prediction.reason)
     replayed = prediction.recording.ownership
     alone = {
@@ -276,7 +277,8 @@ def with_savings(report: Report, recording: Recording, _: Options) -> Report:
     of_findings = [None if one is None else next(each) for one in remedies]
 
     of_waits = list(each)
-    priced = [*map(_with_saving, report.findings, of_findings, remedy_names)]
+    parts = repeat(real_parts(report) or {STEP: 1.0})
+    priced = [*map(_with_saving, report.findings, of_findings, remedy_names, parts)]
     # Of what at best saves nothing there is nothing to say.
     vain = {one.rule for one in priced if _at_best(one) and saves_nothing(one, step)}
 
@@ -298,12 +300,7 @@ def with_savings(report: Report, recording: Recording, _: Options) -> Report:
         report,
         prediction,
         modules=tuple(map(saves, report.modules)),
-        findings=tuple(
-            sorted(
-                (one for one in priced if one.rule not in vain),
-                key=lambda one: saves_nothing(one, step),
-            )
-        ),
+        findings=in_order((one for one in priced if one.rule not in vain), step),
         rules=report.rules | dict.fromkeys(vain, NOTHING_FOUND),
         replayed_step=step,
         layers=of_layers,
@@ -376,16 +373,25 @@ def _change_of(finding: Finding, prediction: Prediction) -> tuple[Change | None,
     return free(prediction.recording, prediction.within(work)), {}
 
 
-def _with_saving(finding: Finding, saves: Saving | None, names: Iterable[str]) -> Finding:
-    """Return the finding with its saving, which is at most the clock time of work that is free."""
+def _with_saving(
+    finding: Finding, saves: Saving | None, names: Iterable[str], parts: Mapping[str, float]
+) -> Finding:
+    """Return the finding with its saving: of free work, and of launches, at most its clock time.
+
+    Args:
+        parts: how long each place takes in a real step, as ``real_parts`` has it.
+    """
     if not isinstance(finding, Found):
         return finding
     if saves is None:  # the rule may know it without a replay
         return finding.with_saves(finding.saves)
-    if not names:
-        most = finding.wall_ns
-        saves = Saving(min(saves.ns, most), min(saves.low_ns, most), saves.high_ns)
+    work, most = finding.removable, finding.wall_ns
     best = any(CHANGES[name].at_best for name in names)
+    if best and not (work and work.work.any()):
+        most = real_cost(finding, parts).wall_ns
+    elif names:
+        most = saves.ns
+    saves = Saving(min(saves.ns, most), min(saves.low_ns, most), saves.high_ns)
     return finding.with_saves(replace(saves, at_best=best, at_least=finding.at_least))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, Literal, TypeAlias
@@ -20,7 +20,7 @@ from backspot.live.trials.measuring import Clock, Times, Worth, measure, reason
 from backspot.live.trials.trial import Asked, Entry, Live, remedies_of
 from backspot.live.trials.twins import Refused
 from backspot.live.trials.untouched import TouchedError, untouched
-from backspot.results.findings import Finding, Place, ReplayedStep, saves_nothing
+from backspot.results.findings import Finding, Place, in_order
 from backspot.results.report import Report, changed, predictor_of
 from backspot.results.trials import Tried
 
@@ -250,23 +250,3 @@ def _device(live: Live) -> torch.device:
     if found is None:
         found = next((params[0] for params in groups if params), None)
     return found.device if found is not None else torch.device("cpu")
-
-
-def in_order(findings: Iterable[Finding], step: ReplayedStep | None) -> tuple[Finding, ...]:
-    """Return the findings, those with the largest cost first, and last those that no remedy helps.
-
-    Before these come those of which a replay says that the remedy saves nothing.
-
-    Of a finding that a remedy was measured to help, the saving is its cost.
-    """
-
-    def key(finding: Finding) -> tuple[bool, bool, int]:
-        tried = finding.tried
-        best = tried.best if tried else None
-        cost = best.saves_ns if best else finding.wall_ns
-        unhelpful = bool(tried and tried.verdict == "does not help")
-        return unhelpful, best is None and saves_nothing(finding, step), -cost
-
-    of_time = [one for one in findings if one.held_bytes is None]
-    of_memory = [one for one in findings if one.held_bytes is not None]
-    return (*sorted(of_time, key=key), *of_memory)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -17,7 +18,7 @@ from backspot.analysis.findings.observations import (
     host_operators,
     launching,
 )
-from backspot.analysis.findings.registry import finding, rule
+from backspot.analysis.findings.registry import Found, fallback_rule, finding, rule
 from backspot.analysis.host.waits import HostWaits
 from backspot.analysis.timeline import NOTHING, enclosing, numbered
 from backspot.formatting import percent
@@ -45,73 +46,91 @@ _COMPILE = "https://docs.pytorch.org/docs/stable/generated/torch.compile.html"
 _LAUNCHING_PHASES = {"forward", "loss", "clipping", "optimizer", "averaging", "evaluation"}
 
 
-@rule("launch-bound", devices=("cuda",))
-def launch_bound(evidence: Evidence) -> Finding | None:
-    """Find the nodes that the host executes while the GPU is idle.
+@fallback_rule("launch-bound", devices=("cuda",))
+def launch_bound(evidence: Evidence, others: Sequence[Finding]) -> Finding | None:
+    """Find the phases in which the GPU is idle for much of the time because of launches.
 
-    Time in which the host waits or computes by itself belongs to other rules. Where the backward is
-    not launch-bound, another phase may be: the worst one counts.
+    Of the backward these are the nodes that the host executes meanwhile, of others what is launched
+    too late. Time in which the host waits or computes by itself belongs to other rules, and so does
+    a phase that another finding is about.
     """
-    costs, say = evidence.costs, evidence.wording
+    costs, say, report = evidence.costs, evidence.wording, evidence.report
     mine = launching(evidence)
     cost = costs.of_host(mine)
-    if not cost:
-        return _launch_bound_elsewhere(evidence)
-    kernels = int(evidence.backward.sum())
-    length = int(costs.device_ns[evidence.backward].sum())
+    late = _late_phases(evidence, {place.path for one in others for place in one.places})
+    idle = {name: sum(one.idle_ns for one in some) for name, some in late.items()}
+    if not cost and not late:
+        return None
+    name = max(idle, key=lambda one: idle[one], default="")
+    if cost >= idle.get(name, 0):
+        kernels = int(evidence.backward.sum())
+        length = int(costs.device_ns[evidence.backward].sum()) / max(kernels, 1) / 1e3
+        seen = (
+            f"For {percent(cost / report.wall_ns)} of the backward, {say.ms(cost)}, the "
+            "GPU has nothing queued while the host executes nodes. The backward has "
+            f"{say.per_step(kernels, 'kernel')} of {length:.1f} µs on average."
+        )
+        more = {one: ns for one, ns in idle.items() if ns}
+    else:
+        number, after = (sum(getattr(one, of) for one in late[name]) for of in ("count", "late"))
+        phase = evidence.phase(name)
+        seen = (
+            f"For {percent(idle[name] / (phase.wall_ns if phase else 1))} of the {name}, "
+            f"{say.ms(idle[name])}, the GPU has nothing queued while the host launches: it waits "
+            f"for {after:,} of {number:,} kernels and copies per {report.per}."
+        )
+        more = {one: ns for one, ns in {"backward": cost, **idle}.items() if ns and one != name}
+    if more:
+        seen += f" Also {', '.join(f'{say.ms(ns)} in the {one}' for one, ns in more.items())}."
     replaying = mine & evidence.spans_of_work(evidence.work.replays & evidence.backward)
-    replayed = 2 * costs.of_host(replaying) >= cost
-    is_compiled = 2 * costs.of_host(mine & compiled(evidence)) >= cost
+    replayed = cost and 2 * costs.of_host(replaying) >= cost
+    is_compiled = cost and 2 * costs.of_host(mine & compiled(evidence)) >= cost
     remedy = _REPLAYED if replayed else _COMPILED if is_compiled else _LAUNCHED
     if (replayed or is_compiled) and (breaks := graph_breaks(evidence)):
         remedy += f" The graphs break at {', '.join(breaks)}."
     return finding(
-        costs.places_of_spans(mine, with_work=False),
+        _with_phases(costs.places_of_spans(mine, with_work=False), late, report.steps),
         title="The GPU waits for the host to launch kernels",
-        seen=(
-            f"For {percent(cost / evidence.report.wall_ns)} of the backward, {say.ms(cost)}, the "
-            "GPU has nothing queued while the host executes nodes. The backward has "
-            f"{say.per_step(kernels, 'kernel')} of {length / max(kernels, 1) / 1e3:.1f} µs on "
-            f"average. {_without_profiler(evidence)}"
-        ),
-        remedy=remedy,
+        seen=f"{seen} {_without_profiler(evidence)}",
+        remedy=_FUSED if not cost and name == "optimizer" else remedy,
         link=_COMPILE,
         nodes=costs.top_nodes(mine),
         change={"graph": True},
     )
 
 
-def _launch_bound_elsewhere(evidence: Evidence) -> Finding | None:
-    """Find the phase, but for the backward, in which most launches come too late for the GPU."""
-    report, say = evidence.report, evidence.wording
+def _late_phases(evidence: Evidence, known: Container[str]) -> dict[str, list[Launches]]:
+    """Return what launches too late in the phases, but for the backward, where that is much.
+
+    Args:
+        known: the places that other findings are about.
+    """
+    report, found = evidence.report, dict[str, list[Launches]]()
     if evidence.costs.busy_ns > (1 - LEAST_LAUNCHING) * evidence.real_step_ns:
-        return None
-    launches: dict[str, list[Launches]] = {}
-    for one in report.launches:
-        launches.setdefault(one.phase, []).append(one)
-    idle = {name: sum(one.idle_ns for one in some) for name, some in launches.items()}
-    name = max(idle.keys() & _LAUNCHING_PHASES, key=lambda name: idle[name], default="")
-    phase = evidence.phase(name)
-    # It must matter as much as the same share of the backward does.
-    if phase is None or idle[name] < LEAST_LAUNCHING * max(phase.wall_ns, report.wall_ns):
-        return None
-    number, late = (sum(getattr(one, what) for one in launches[name]) for what in ("count", "late"))
-    places = tuple(
-        Place(one.path if one.class_name else f"({name})", one.class_name, one.count, one.idle_ns)
-        for one in launches[name]
-        if one.idle_ns
-    )
-    return finding(
-        Placed(places, idle[name], report.steps),
-        title="The GPU waits for the host to launch kernels",
-        seen=(
-            f"For {percent(idle[name] / phase.wall_ns)} of the {name}, {say.ms(idle[name])}, the "
-            f"GPU has nothing queued while the host launches: it waits for {late:,} of {number:,} "
-            f"kernels and copies per {report.per}. {_without_profiler(evidence)}"
-        ),
-        remedy=_LAUNCHED if name != "optimizer" else _FUSED,
-        link=_COMPILE,
-    )
+        return found
+    for phase in report.phases:
+        some = [one for one in report.launches if one.phase == phase.name]
+        # It must matter as much as the same share of the backward does, or of the step.
+        whole = report.wall_ns if phase.name == "forward" else evidence.step_ns
+        least = max(1, LEAST_LAUNCHING * max(phase.wall_ns, whole))
+        launching_phase = phase.name in _LAUNCHING_PHASES and f"({phase.name})" not in known
+        if launching_phase and sum(one.idle_ns for one in some) >= least:
+            found[phase.name] = some
+    return found
+
+
+def _with_phases(placed: Placed, late: dict[str, list[Launches]], steps: int) -> Placed:
+    """Return the places together with those at which phases launch too late."""
+    found = {(place.path, place.class_name): place for place in placed.places}
+    for one in (one for some in late.values() for one in some if one.idle_ns):
+        key = (one.path if one.class_name else f"({one.phase})", one.class_name)
+        before = found.get(key, Place(*key, 0, 0))
+        count, wall_ns = before.count + one.count, before.wall_ns + one.idle_ns
+        found[key] = replace(before, count=count, wall_ns=wall_ns)
+    places = tuple(sorted(found.values(), key=lambda place: (-place.wall_ns, place.path)))
+    wall_ns = sum(place.wall_ns for place in places)
+    known = placed if placed.places else Placed((), 0, steps)  # without, nothing can be removed
+    return replace(known, places=places, wall_ns=wall_ns, steps=max(known.steps, steps))
 
 
 def _without_profiler(evidence: Evidence) -> str:
@@ -133,9 +152,12 @@ _OTHERWISE = {
 """What saves launches, by whether the backward is compiled already."""
 
 
-@rule("small-batch", devices=("cuda",), needs=("blocks",))
-def small_batch(evidence: Evidence) -> Finding | None:
-    """Find a launch-bound step with kernels that leave most multiprocessors without a block."""
+@fallback_rule("small-batch", devices=("cuda",), needs=("blocks",))
+def small_batch(evidence: Evidence, others: Sequence[Finding]) -> Finding | None:
+    """Find a launch-bound step with kernels that leave most multiprocessors without a block.
+
+    It stands for the idle time that no other cause claims, and is silent where others claim most.
+    """
     costs = evidence.costs
     size = evidence.events.size[evidence.work.event]
     known = (evidence.work.tier == Tier.COMPUTE) & (size >= 0)
@@ -155,6 +177,12 @@ def small_batch(evidence: Evidence) -> Finding | None:
     waited = sum(phase.wall_ns - phase.busy_ns for phase in before if phase)
     recorded = np.maximum(launch_bound, costs.step_ns - costs.busy_ns - waited)
     idle = np.maximum(0, recorded - (evidence.step_ns - evidence.real_step_ns))
+    # Launches of small kernels are the same cause, seen from the host.
+    claimed = sum(_idle_claimed(evidence, one) for one in others if one.rule != "launch-bound")
+    left = 1 - claimed / max(1, evidence.typical.value(idle))
+    if left <= 0.5:
+        return None
+    idle = np.round(idle * left).astype(np.int64)
     path, class_name = _root(evidence)
     busy = percent(costs.busy_ns / evidence.real_step_ns)
     return finding(
@@ -170,6 +198,13 @@ def small_batch(evidence: Evidence) -> Finding | None:
         ),
         link="https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html",
     )
+
+
+def _idle_claimed(evidence: Evidence, found: Finding) -> int:
+    """Return how much of the time that a finding claims no device works for its cause."""
+    work = found.removable.work if isinstance(found, Found) and found.removable else None
+    busy = 0 if work is None else evidence.costs.of_device(work)
+    return max(0, found.wall_ns - busy)
 
 
 def _root(evidence: Evidence) -> tuple[str, str]:
