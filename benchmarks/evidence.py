@@ -6,8 +6,8 @@ Each question of ``PLAN`` runs as its own command, in the order of the plan, for
 seconds; what is not through then gets another turn after all others had one. Started again at the
 same commit, it goes on where it stopped. ``results/evidence_<device>.json`` has, for each question,
 the summary, the commit, the seconds that it took, and what did not run and why. Figures of an older
-commit stay, with that commit, until they are measured again. ``claims.py`` makes the claims of the
-documents from this file.
+commit stay, with that commit, until they are measured again; newer results of a question that was
+asked by itself are taken in. ``claims.py`` makes the claims of the documents from this file.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def _run(command: Sequence[str], said: IO[str], seconds: float) -> int:
 def _ask(name: str, device: str, chosen: str, folder: Path, seconds: float) -> Entry:
     """Answer one question, for so many seconds at most; return what came of it."""
     question = QUESTIONS[name]
-    out = folder / (question.out or f"{name}.json").format(device=device)
+    out = _out(name, device, folder)
     more = ["--device", device] * question.device
     more += ["--seconds", str(round(seconds))] * bool(question.seconds)
     begin, log = time.monotonic(), folder / f"{name}.log"
@@ -143,7 +143,7 @@ def _ask(name: str, device: str, chosen: str, folder: Path, seconds: float) -> E
             if code in (0, 1):
                 code = _run(command, said, seconds + _GRACE_S - (time.monotonic() - begin))
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    entry: Entry = {"end": _ENDS.get(code, f"exit code {code}"), "options": chosen, "cases": []}
+    entry: Entry = {"end": _ENDS.get(code, f"exit code {code}"), "options": chosen}
     entry["seconds"] = round(time.monotonic() - begin)
     if code not in (0, 3):
         errors = [line for line in lines if line.startswith("error: ")]
@@ -152,13 +152,35 @@ def _ask(name: str, device: str, chosen: str, folder: Path, seconds: float) -> E
         return entry
     log.unlink()
     document = read_evidence(out)
-    if document.get("commit") != commit():
+    if document["commit"] != commit():
         return {**entry, "end": "in part", "why": "nothing was through when the time was up"}
+    return entry | _answered(document)
+
+
+def _out(name: str, device: str, folder: Path) -> Path:
+    return folder / (QUESTIONS[name].out or f"{name}.json").format(device=device)
+
+
+def _answered(document: Entry) -> Entry:
+    """Return what an entry has of a question's results."""
     cases = document.get("cases", {})
-    if isinstance(cases, dict) and cases:
-        ends = [isinstance(case, dict) and case.get("end") for case in cases.values()]
-        entry["cases"] = [len(ends) - ends.count(NO_TIME), len(ends)]
-    return {**entry, "date": time.strftime("%Y-%m-%d"), "figures": figures_of(document)}
+    ends = [one.get("end") for one in cases.values() if isinstance(one, dict)]
+    counted = [len(ends) - ends.count(NO_TIME), len(ends)] if ends else []
+    date = document.get("hardware", {}).get("date", "")
+    return {"cases": counted, "date": date, "figures": figures_of(document)}
+
+
+def _take_in(known: dict[str, Entry], device: str, folder: Path) -> None:
+    """Take in the results of questions that were answered by themselves, if they are newer."""
+    for name in PLAN[device]:
+        document = read_evidence(_out(name, device, folder))
+        entry, found = known.get(name, {}), document.get("commit", "").removesuffix("-dirty")
+        if not found or document.get("small") or entry.get("commit", "").startswith(found):
+            continue
+        answered = _answered(document)
+        if answered["date"] >= entry.get("date", ""):
+            more = {key: document[key] for key in ("commit", "hardware")}
+            known[name] = {"end": "done", "options": "", **answered, **more}
 
 
 def collect(device: str, minutes: float, turn: float, only: list[str], folder: Path) -> bool:
@@ -166,6 +188,7 @@ def collect(device: str, minutes: float, turn: float, only: list[str], folder: P
     path, now, budget = path_of(device, folder), commit(), Budget(60 * minutes)
     evidence = read_evidence(path if path.exists() else path_of(device))
     hardware, known = machine(device), evidence["questions"]
+    _take_in(known, device, folder)
     names = [name for name in PLAN[device] if not only or name in only]
 
     def is_over(name: str) -> bool:
