@@ -50,16 +50,16 @@ def _candidates(report: Report) -> Iterator[tuple[float, Answer]]:
         module = Answer("module", *at)
         yield max(share, _gain(report, module)), module
     of_phases = max(1, sum(phase.wall_ns for phase in report.phases))
-    of_phase = set()
+    of_phase = set[str]()
     for phase in report.phases:
         if phase.name not in ("forward", "backward"):
             share = phase.wall_ns / of_phases
             cause = about.get(f"({phase.name})")
             cause = cause if cause and cause.wall_ns >= _MOSTLY * phase.wall_ns else None
-            of_phase.add(cause)
+            of_phase.add(cause.rule if cause else "")
             yield share * (1 if cause else _VAGUE), _phase(report, phase, share, cause)
     for one in report.findings:
-        if one in of_phase:
+        if one.rule in of_phase:
             continue
         found, outside = _cause(report, one), one.path.startswith("(")
         priced = one.saves is not None or (outside and not one.places[0].class_name)
@@ -98,6 +98,6 @@ def _phase(report: Report, phase: Phase, share: float, cause: Finding | None) ->
             line = most.place
     if cause:
         line, rule = cause.places[0].line or line, cause.rule
-        most = max(cause.wall_ns, cause.saves.ns if cause.saves else 0)
-        saves = cause.saves if most >= _NEARLY * phase.wall_ns else None
+        known = max(cause.wall_ns, cause.saves.ns if cause.saves else 0)
+        saves = cause.saves if known >= _NEARLY * phase.wall_ns else None
     return Answer("phase", path, "", line, phase.wall_ns, share, saves, rule)
