@@ -61,7 +61,7 @@ BUDGET = {
     "comparison": 1_230,
     "job": 3_800,
     "render": 8_100,
-    "live": 10_200,
+    "live": 10_510,
     "integrations": 1_150,
     "commands": 2_250,
     "": 53_500,

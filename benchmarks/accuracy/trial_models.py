@@ -368,29 +368,82 @@ def _checkpointed(context: Context, way: str) -> Built:
     return _training(model, x, optimizer)
 
 
-class Gelu(nn.Module):
-    """GELU written out."""
+class Written(nn.Module):
+    """A function written out, or called by its name."""
+
+    def __init__(self, kind: str, width: int, *, called: bool) -> None:
+        super().__init__()
+        self.kind, self.called, self.width = kind, called, width
+        self.weight = nn.Parameter(torch.ones(width)) if kind != "gelu" else None
+        self.bias = nn.Parameter(torch.zeros(width)) if kind == "layer_norm" else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        inner = math.sqrt(2 / math.pi) * (x + 0.044715 * torch.pow(x, 3))
-        return 0.5 * x * (1 + torch.tanh(inner))
+        if self.kind == "gelu":
+            if self.called:
+                return functional.gelu(x, approximate="tanh")
+            inner = math.sqrt(2 / math.pi) * (x + 0.044715 * torch.pow(x, 3))
+            return 0.5 * x * (1 + torch.tanh(inner))
+        if self.kind == "rms_norm":
+            if self.called:
+                return functional.rms_norm(x, (self.width,), self.weight, 1e-6)
+            return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))
+        if self.called:
+            return functional.layer_norm(x, (self.width,), self.weight, self.bias, 1e-5)
+        centred = x - x.mean(-1, keepdim=True)
+        variance = centred.pow(2).mean(-1, keepdim=True)
+        return self.weight * centred / torch.sqrt(variance + 1e-5) + self.bias
 
 
-def _compiling(context: Context, way: str) -> Built:
+def _written(kind: str) -> Callable[[Context, str], Built]:
+    def build(context: Context, way: str) -> Built:
+        torch.manual_seed(0)
+        width, called = context.pick(256, 16), way not in (AS_IT_IS, COMPILED)
+        parts = [
+            nn.Sequential(nn.Linear(width, width), Written(kind, width, called=called))
+            for _ in range(4)
+        ]
+        model = nn.Sequential(*parts).to(context.device)
+        run: Callable[..., torch.Tensor] = torch.compile(model) if way == COMPILED else model
+        x = context.randn(context.pick(1024 if context.device == "cpu" else 32768, 8), width)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, **_fast(context))
+        return _training(model, x, optimizer, run=run)
+
+    return build
+
+
+class Turned(nn.Module):
+    """Pairs of numbers that are turned by angles, as products of 2x2 matrices or written out."""
+
+    def __init__(self, length: int, width: int, way: str) -> None:
+        super().__init__()
+        angle = torch.rand(length, width // 2)
+        cos, sin = angle.cos(), angle.sin()
+        table = torch.stack([torch.stack([cos, -sin], -1), torch.stack([sin, cos], -1)], -2)
+        self.register_buffer("table", table)
+        self.way, self.linear = way, nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        pairs = self.linear(x).unflatten(-1, (-1, 2)).unsqueeze(-1)
+        if self.way == AS_IT_IS:
+            return torch.matmul(self.table, pairs).flatten(-3)
+        table = self.table
+        turned = table[..., :1] * pairs[..., :1, :] + table[..., 1:] * pairs[..., 1:, :]
+        return turned.flatten(-3)
+
+
+def _turned(context: Context, way: str) -> Built:
     torch.manual_seed(0)
-    width = context.pick(256, 16)
-    layers = [nn.Sequential(nn.Linear(width, 2 * width), Gelu(), nn.Linear(2 * width, width))]
-    model = nn.Sequential(*layers * 1, *[nn.Sequential(Gelu(), Gelu()) for _ in range(3)])
-    model = model.to(context.device)
-    run: Callable[..., torch.Tensor] = torch.compile(model) if way == COMPILED else model
-    x = context.randn(context.pick(512 if context.device == "cpu" else 32768, 8), width)
+    length, width = context.pick(256 if context.device == "cpu" else 1024, 8), context.pick(128, 8)
+    model = nn.Sequential(*[Turned(length, width, way) for _ in range(3)]).to(context.device)
+    x = context.randn(context.pick(4 if context.device == "cpu" else 32, 2), length, width)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, **_fast(context))
-    return _training(model, x, optimizer, run=run)
+    return _training(model, x, optimizer)
 
 
 _ADAM, _SGD = torch.optim.AdamW, torch.optim.SGD
 _FORMS = ("foreach=True", "fused=True")
 _SPARSE = ("sparse=True and SparseAdam",)
+_CHAIN = "pointwise-chain"
 _GPU, _OPTIMIZER = ("cuda",), "optimizer-kernels"
 _LOOKUP, _TABLE, _ATTENTION = "duplicate-indices", "dense-embedding-gradient", "attention-math"
 
@@ -411,6 +464,10 @@ PAIRS = {
         _ATTENTION, (FUSED, CAUSAL), _attending("causal", (256, 1024), (4, 16))
     ),
     "attention_short": Pair(_ATTENTION, (FUSED, CAUSAL), _attending("causal", (32, 32), (8, 256))),
+    "gelu": Pair(_CHAIN, ('F.gelu(approximate="tanh")',), _written("gelu")),
+    "rms_norm": Pair(_CHAIN, ("F.rms_norm",), _written("rms_norm")),
+    "layer_norm": Pair(_CHAIN, ("F.layer_norm",), _written("layer_norm")),
+    "tiny_products": Pair("tiny-products", ("element-wise products and sums",), _turned),
     "attention_window": Pair(_ATTENTION, (FUSED,), _attending("window", (256, 1024), (4, 16))),
     "attention_bias": Pair(_ATTENTION, (FUSED,), _attending("bias", (128, 512), (4, 16))),
     "attention_bf16": Pair(
@@ -422,5 +479,5 @@ PAIRS = {
     "lookup_few_rows": Pair(_LOOKUP, _WAYS, _looked(20, (4096, 65_536), 256)),
     "lookup_many_rows": Pair(_LOOKUP, _WAYS, _looked(2000, (2048, 32_768), 64)),
     "checkpoints": Pair("recompute", (NO_CHECKPOINTS,), _checkpointed),
-    "compiled": Pair("written-out-function", (COMPILED,), _compiling),
+    "compiled": Pair("launch-bound", (COMPILED,), _written("gelu")),
 }

@@ -426,7 +426,6 @@ def measured(monkeypatch):
     """By the CPU time of this thread, in enough rounds for an interval without the ends."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     monkeypatch.setattr("backspot.live.trials.measuring._MOST_ROUNDS", 15)
-    monkeypatch.setattr(attempts, "_SECONDS", 20.0)
     monkeypatch.setattr(attempts, "_SECONDS_IN_ALL", 60.0)
 
 
@@ -443,7 +442,8 @@ class _Work:
 
 
 def verdict_of(report, monkeypatch, now, new, rule="optimizer-kernels"):
-    trial = Trial("work", {"as it is": [Piece(_Work(now))], "other": [Piece(_Work(new))]})
+    pieces = {"as it is": [Piece(_Work(now))], "other": [Piece(_Work(new))]}
+    trial = Trial("work", pieces, allowed_s=20.0)
     monkeypatch.setattr(attempts, "remedies_of", lambda *_, **__: [attempts.Entry(lambda _: trial)])
     (found,) = with_trials(asked(report, rule), Live({}, []), "operators").findings
     return found
@@ -461,7 +461,8 @@ def test_the_verdict_says_whether_it_helps(report, monkeypatch):
 
 @pytest.mark.usefixtures("measured")
 def test_findings_that_no_remedy_helps_go_last_and_lose_their_advice(report, monkeypatch):
-    trial = Trial("work", {"as it is": [Piece(_Work(1))], "other": [Piece(_Work(4))]})
+    pieces = {"as it is": [Piece(_Work(1))], "other": [Piece(_Work(4))]}
+    trial = Trial("work", pieces, allowed_s=20.0)
     entries = {"clipping": [attempts.Entry(lambda _: trial)]}
     monkeypatch.setattr(attempts, "remedies_of", lambda rule, **_: entries.get(rule, []))
     found = with_trials(asked(report, "clipping", "launch-bound"), Live({}, []), "operators")
@@ -479,7 +480,8 @@ def test_a_phase_is_a_finding_where_another_form_of_it_helps(report, monkeypatch
     )
     slow = changed(report, phases=phases, findings=(), unprofiled_step_ns=5_000_000)
     for new, count in ((1, 2), (6, 0)):
-        trial = Trial("it", {"as it is": [Piece(_Work(4))], "fused=True": [Piece(_Work(new))]})
+        pieces = {"as it is": [Piece(_Work(4))], "fused=True": [Piece(_Work(new))]}
+        trial = Trial("it", pieces, allowed_s=20.0)
         entries = [attempts.Entry(lambda _, trial=trial: trial)]
         monkeypatch.setattr(attempts, "remedies_of", lambda *_, entries=entries, **__: entries)
         found = with_trials(slow, Live({}, []), "operators").findings
@@ -508,6 +510,87 @@ def test_profile_tries_what_its_findings_advise():
     found = backspot.profile(step, model, steps=3, unprofiled=4)
     (one,) = [one for one in found.findings if one.rule == "optimizer-kernels"]
     assert {variant.name for variant in one.tried.variants} >= {"as it is", "fused=True"}
+
+
+class Written(nn.Module):
+    """Norms and an activation, written out."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.rand(16)), nn.Parameter(torch.rand(16))
+        self.linear = nn.Linear(16, 16)
+
+
+class Rms(Written):
+    def forward(self, x):
+        scale = torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + 1e-6)
+        return x + self.linear(self.weight * (x * scale).to(x.dtype))
+
+
+class Centred(Written):
+    def forward(self, x):
+        far = x - x.mean(-1, keepdim=True)
+        spread = (far * far).mean(-1, keepdim=True)
+        return x + self.linear(self.weight * far / torch.sqrt(spread + 1e-5) + self.bias)
+
+
+class Tanh(Written):
+    def forward(self, x):
+        inner = (2 / torch.pi) ** 0.5 * (x + 0.044715 * torch.pow(x, 3))
+        return x + self.linear(0.5 * x * (1 + torch.tanh(inner)))
+
+
+class Erf(Written):
+    def forward(self, x):
+        return x + self.linear(x * 0.5 * (1 + torch.erf(x / 2**0.5)))
+
+
+class Other(Written):
+    def forward(self, x):
+        return x + self.linear(x * 0.4 * (1 + torch.erf(x / 2**0.5)) ** 2)
+
+
+def stepped(report, rule, run, x):
+    """What the trial says of a step that runs this."""
+    live = chains_of(lambda: run(x).square().mean().backward(), Live({}, []), report, "operators")
+    (found,) = with_trials(asked(report, rule), live, "operators").findings
+    return found.tried
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        (Rms, "F.rms_norm"),
+        (Centred, "F.layer_norm"),
+        (Tanh, 'F.gelu(approximate="tanh")'),
+        (Erf, "F.gelu"),
+        (Other, None),
+    ],
+)
+def test_a_chain_is_known_by_what_it_computes(report, kind, name):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 16), kind(), kind())
+    tried = stepped(report, "pointwise-chain", model, torch.randn(3, 16))
+    names = [one.name for one in tried.variants]
+    assert names == (["as it is", name] if name else []), tried.why_not
+
+
+def test_tiny_products_and_distances_are_written_out(report):
+    linear, turn = nn.Linear(8, 8), torch.rand(4, 2, 2)
+
+    def turned(x):
+        return turn @ linear(x).view(-1, 4, 2, 1)
+
+    tried = stepped(report, "tiny-products", turned, torch.randn(5, 8))
+    assert tried.variants[1].name == "element-wise products and sums"
+    for p, count in ((1.0, 2), (2.0, 3)):
+        tried = stepped(
+            report,
+            "pairwise-distance",
+            lambda x, p=p: torch.cdist(linear(x), x, p=p),
+            torch.rand(5, 8),
+        )
+        assert len(tried.variants) == count
 
 
 # What runs code of the user's ---------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -27,7 +28,7 @@ from backspot.results.trials import Tried
 Trials: TypeAlias = Literal["operators", "all", "none"]
 TRIALS: tuple[Trials, ...] = ("operators", "all", "none")
 
-_SECONDS, _SECONDS_IN_ALL = 1.0, 5.0
+_SECONDS_IN_ALL = 5.0
 _LEAST_PHASE = 0.05
 _TITLES = {
     "optimizer": "The optimizer is faster in another form",
@@ -129,8 +130,7 @@ def with_trials(report: Report, live: Live, trials: Trials) -> Report:
         if not entries:
             found.append(finding)
             continue
-        left = min(_SECONDS, until - time.monotonic())
-        tried = _attempt(Asked(finding, report, live), entries, left)
+        tried = _attempt(Asked(finding, report, live), entries, until)
         best = tried.best if tried else None
         if finding.remedy:
             found.append(replace(finding, tried=tried))
@@ -165,17 +165,17 @@ def _entries(finding: Finding, trials: Trials) -> list[Entry]:
     return remedies_of(finding.rule, all_of_them=trials == "all")
 
 
-def _attempt(asked: Asked, entries: list[Entry], seconds: float) -> Tried | None:
+def _attempt(asked: Asked, entries: list[Entry], until: float) -> Tried | None:
     """Return what the first remedy measured that has something to try, or why there is none."""
     why: Tried | None = None
     for entry in entries:
         try:
-            if seconds <= 0:
+            if time.monotonic() > until:
                 raise Refused("the time for trials was up")
             if entry.chains and asked.live.chains is None:
                 raise Refused(asked.live.why_no_chains or "no step came after the recording")
             with untouched(asked.live), _own_memory(_device(asked.live)):
-                tried = _measured(entry, asked, seconds)
+                tried = _measured(entry, asked, until)
             if tried is not None and not tried.why_not:
                 return tried
             why = tried or why
@@ -184,7 +184,7 @@ def _attempt(asked: Asked, entries: list[Entry], seconds: float) -> Tried | None
     return why
 
 
-def _measured(entry: Entry, asked: Asked, seconds: float) -> Tried | None:
+def _measured(entry: Entry, asked: Asked, until: float) -> Tried | None:
     """Return what a remedy measured; when this returns, its copies are gone."""
     after = None
     try:
@@ -194,7 +194,8 @@ def _measured(entry: Entry, asked: Asked, seconds: float) -> Tried | None:
         after = trial.after
         clock = Clock(_device(asked.live))
         worth = _worth(asked, whole=entry.runs_code)
-        return measure(trial, clock, asked.step_ns, seconds, worth)
+        left = math.inf if entry.runs_code else until - time.monotonic()
+        return measure(trial, clock, asked.step_ns, min(trial.allowed_s, left), worth)
     except Refused as refused:
         return Tried("", why_not=str(refused))
     except Exception as error:

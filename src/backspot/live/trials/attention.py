@@ -10,8 +10,8 @@ import torch
 from torch.nn import functional
 
 from backspot.live.trials.chains import Chain, View, tensors_of, through
-from backspot.live.trials.trial import AS_IT_IS, Asked, Piece, Trial, remedy
-from backspot.live.trials.twins import Refused, check_fits, forward_and_backward
+from backspot.live.trials.trial import AS_IT_IS, CHAINS_S, Asked, Piece, Trial, piece_of, remedy
+from backspot.live.trials.twins import Refused, check_fits
 
 _MOST_CHAINS = 3
 _SAME = 0.05
@@ -39,7 +39,7 @@ def attention(asked: Asked) -> Trial | None:
     first = found[0].given
     shape = tuple(first["q" if "q" in first else "scores"].shape)
     what = f"softmax(q·kᵀ)·v of {shape}" if "q" in first else f"softmax(scores)·v of {shape}"
-    return Trial(f"{what}, forward and backward", whole)
+    return Trial(f"{what}, forward and backward", whole, allowed_s=CHAINS_S)
 
 
 def _scores(chain: Chain) -> int:
@@ -66,7 +66,7 @@ def _ways(chain: Chain) -> dict[str, Piece]:
         if name == AS_IT_IS or given["p"] or _is_same(way, plain):
             # What lays out the result comes along: some kernels have done that.
             whole = partial(lambda way: through(chain.after, way()), way)
-            pieces[name] = Piece(forward_and_backward(whole, leaves, chain.autocast), chain.count)
+            pieces[name] = piece_of(chain, whole, leaves)
     return pieces
 
 

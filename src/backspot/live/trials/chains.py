@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
+from weakref import ref
 
 import torch
 from torch.nn import functional
@@ -42,8 +43,22 @@ _LAID_OUT = {
     *(torch.reshape, torch.transpose, torch.permute, torch.flatten),
 }
 _MOVED = {_T.to, _T.cuda}
+_POINTWISE = {
+    *(_TIMES | _DIVIDED | _ADDED | _CAST),
+    *(torch.sub, _T.sub, _T.__sub__, _T.__rsub__, _T.__rtruediv__, _T.__pow__, _T.__neg__),
+    *(
+        getattr(home, name)
+        for home in (torch, _T)
+        for name in ("pow", "square", "sqrt", "rsqrt", "mean", "var", "tanh", "erf", "exp", "log1p")
+    ),
+    *(torch.sigmoid, _T.sigmoid, functional.sigmoid, functional.softplus, functional.tanh),
+}
 _VERY_LOW = -1e4
 """A mask fills in such a number or a lower one, so that the softmax gives 0."""
+_TINY = 4
+"""A product of so few numbers each is rather a sum of element-wise products."""
+_CHAIN, _LONGEST = 3, 24
+"""How many pointwise functions make a chain."""
 
 
 class _Value:
@@ -102,7 +117,7 @@ class Chain:
     """Functions that make one thing.
 
     Attributes:
-        kind: ``"attention"``, ``"index"``, ``"embedding"`` or ``"copy"``.
+        kind: what they make, such as ``"attention"``, ``"index"`` or ``"pointwise"``.
         calls: the functions in turn; with a ``View`` for each tensor once the chain is complete.
         autocast: that of the step.
         given: tensors and numbers by what they are for; tensors as in ``calls``.
@@ -120,6 +135,45 @@ class Chain:
     def further(self, call: Call, **given: Any) -> Chain:
         """Return the chain with one more call."""
         return replace(self, calls=(*self.calls, call), given={**self.given, **given})
+
+
+@dataclass(eq=False)
+class Node:
+    """A tensor of which pointwise functions make others, or that one of them has made.
+
+    Attributes:
+        number: in the order in which they were seen; what a node is made of comes before it.
+        tensor: a weak reference.
+        function: what has made it; ``None`` if that is no pointwise function.
+        parts: what that was given: nodes and numbers.
+        is_weight: whether it is a parameter.
+    """
+
+    number: int
+    tensor: ref[torch.Tensor]
+    function: _Function | None = None
+    parts: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    is_weight: bool = False
+    is_kept: bool = False
+
+    def made(self) -> tuple[list[Node], dict[Node, int]]:
+        """Return the nodes that make it, the last one first, and each tensor that is enough for it.
+
+        With each of these comes how many of the nodes it takes from there.
+        """
+        nodes, enough, edge = list[Node](), dict[Node, int](), {self}
+        while inner := [one for one in edge if one.function is not None]:
+            last = max(inner, key=lambda one: one.number)
+            edge.remove(last)
+            nodes.append(last)
+            parts = (one for one in last.parts if isinstance(one, Node))
+            edge.update(one for one in parts if not one.is_weight)
+            if len(edge) == 1 and len(nodes) >= _CHAIN:
+                enough[next(iter(edge))] = len(nodes)
+            if len(nodes) == _LONGEST:
+                break
+        return nodes, enough
 
 
 @dataclass
@@ -158,6 +212,7 @@ class Chains(TorchFunctionMode):  # type: ignore[misc] # untyped
         # What comes of products with a single column: sums of such are no product of q and k.
         self._narrow: Any = WeakTensorKeyDictionary()
         self._tables: Any = WeakIdKeyDictionary()  # how often each table is used, and by what
+        self._nodes: Any = WeakTensorKeyDictionary()
         self._left: dict[torch.device, int] = {}
 
     def begin(self) -> None:
@@ -178,7 +233,7 @@ class Chains(TorchFunctionMode):  # type: ignore[misc] # untyped
         if threading.get_ident() == self._thread and innermost_mode() is self:
             self.__exit__(None, None, None)
         self._thread = 0
-        for kept in (self._open, self._views, self._ends):
+        for kept in (self._open, self._views, self._ends, self._nodes):
             kept.clear()
         for handle in self._handles:
             handle.remove()
@@ -221,6 +276,7 @@ class Chains(TorchFunctionMode):  # type: ignore[misc] # untyped
                 self.functions += output.requires_grad
                 self._see(func, args, kwargs, output)
                 self._note_view(func, args, kwargs, output)
+                self._note_pointwise(func, args, kwargs, output)
             elif isinstance(output, tuple):
                 for item, one in enumerate(output):
                     if isinstance(one, torch.Tensor):
@@ -248,6 +304,52 @@ class Chains(TorchFunctionMode):  # type: ignore[misc] # untyped
             call = replace(_call(func, args, kwargs, source), item=item)
             self._views[out] = View(before.root, out.shape, (*before.calls, call))
 
+    def _note_pointwise(self, func: _Function, args: Any, kwargs: Any, out: torch.Tensor) -> None:
+        """Note how pointwise functions make a tensor, and keep a chain where it is used."""
+        tensors = [one for one in args if isinstance(one, torch.Tensor)]
+        if func in _CAST and args[0] is out:
+            return
+        if func not in _POINTWISE or any(one is out for one in tensors):
+            for one in tensors:
+                node = self._nodes.pop(one, None)
+                if node is not None and node.function is not None and not node.is_kept:
+                    node.is_kept = True
+                    self._keep_pointwise(node)
+        elif out.requires_grad:
+            parts = tuple(self._node(one) if isinstance(one, torch.Tensor) else one for one in args)
+            self._nodes[out] = Node(self.functions, ref(out), func, parts, kwargs)
+
+    def _node(self, tensor: torch.Tensor) -> Node:
+        if tensor not in self._nodes:
+            weight = isinstance(tensor, torch.nn.Parameter)
+            self._nodes[tensor] = Node(self.functions, ref(tensor), is_weight=weight)
+        found: Node = self._nodes[tensor]
+        return found
+
+    def _keep_pointwise(self, last: Node) -> None:
+        nodes, enough = last.made()
+        made = last.tensor()
+        if not enough or made is None:
+            return
+        functions = tuple(one.function for one in nodes[: next(iter(enough.values()))])
+        key = "pointwise", functions, made.shape, made.dtype
+        if key in self._found:
+            self._found[key] = replace(self._found[key], count=self._found[key].count + 1)
+            return
+        wanted = {
+            *enough,
+            *(p for n in nodes for p in n.parts if isinstance(p, Node) and p.is_weight),
+        }
+        living = {node: one for node in wanted if (one := node.tensor()) is not None}
+        check_plain(*living.values())
+        if self._fits(made.device, sum(map(size_of, living.values()))):
+            given = {
+                "nodes": nodes,
+                "from": {node: count for node, count in enough.items() if node in living},
+                "copies": {node: twin(one).requires_grad_() for node, one in living.items()},
+            }
+            self._found[key] = Chain("pointwise", (), _autocast(made.device), given)
+
     def _see(self, func: _Function, args: Any, kwargs: Any, out: torch.Tensor) -> None:
         tensors = [one for one in args if isinstance(one, torch.Tensor)]
         if func in PRODUCTS or func is functional.linear:
@@ -255,7 +357,12 @@ class Chains(TorchFunctionMode):  # type: ignore[misc] # untyped
                 self._narrow[out] = True
         elif func not in _SOFTMAX and any(one in self._narrow for one in tensors):
             self._narrow[out] = True
-        if func in PRODUCTS:
+        if func in PRODUCTS and args[0].shape[-1] <= _TINY and out.dim() >= 3:
+            self._keep_two("product", func, args, kwargs, out)
+        elif func is torch.cdist:
+            p = kwargs.get("p", args[2] if len(args) > 2 else 2.0)
+            self._keep_two("distance", func, args, kwargs, out, p=p)
+        elif func in PRODUCTS:
             weights = self._open.get(args[0])
             if weights is not None and "softmax" in weights.given:
                 self._keep(weights.further(_call(func, args, kwargs, args[0]), v=args[1]), out)
@@ -338,6 +445,12 @@ class Chains(TorchFunctionMode):  # type: ignore[misc] # untyped
         )
         self._found[key] = replace(chain, calls=calls, given=tree_map(copied, given) | more)
         self._ends[out] = key
+
+    def _keep_two(
+        self, kind: str, func: _Function, args: Any, kwargs: Any, out: torch.Tensor, **more: Any
+    ) -> None:
+        given = {"a": args[0], "b": args[1], **more}
+        self._keep(Chain(kind, (Call(func, args, kwargs),), _autocast(out.device), given), out)
 
     def _fits(self, device: torch.device, needed: int) -> bool:
         left = self._left.setdefault(device, free_bytes(device))

@@ -9,13 +9,12 @@ import torch
 from torch.nn import functional
 
 from backspot.live.trials.chains import Chain
-from backspot.live.trials.trial import AS_IT_IS, Asked, Piece, Trial, remedy
+from backspot.live.trials.trial import AS_IT_IS, CHAINS_S, Asked, Piece, Trial, piece_of, remedy
 from backspot.live.trials.twins import (
     Refused,
     Run,
     check_fits,
     check_plain,
-    forward_and_backward,
     numbers_like,
     twin,
 )
@@ -36,14 +35,14 @@ def indexing(asked: Asked) -> Trial | None:
         table = chain.given["table"].root
         check_fits([table], 4)
         for name, way in _ways_to_index(chain).items():
-            run = forward_and_backward(way, [table], chain.autocast)
-            variants.setdefault(name, []).append(Piece(run, chain.count))
+            variants.setdefault(name, []).append(piece_of(chain, way, [table]))
     table, index = found[0].given["table"], found[0].given["index"].made()
     distinct = int(index.unique().numel())
     return Trial(
         f"table[index] of {index.numel():,} positions, {distinct:,} distinct, in a table of "
         f"{tuple(table.shape)}, forward and backward",
         {name: pieces for name, pieces in variants.items() if len(pieces) == len(found)},
+        allowed_s=CHAINS_S,
     )
 
 

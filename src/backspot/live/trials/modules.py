@@ -65,7 +65,7 @@ def no_checkpoints(asked: Asked) -> Trial | None:
     return _whole(asked, **ways)
 
 
-@remedy("launch-bound", "backward-ratio", "written-out-function", chains=True, runs_code=True)
+@remedy("launch-bound", "backward-ratio", "pointwise-chain", chains=True, runs_code=True)
 def compiled(asked: Asked) -> Trial | None:
     """Try ``torch.compile`` of the module that takes most."""
     if asked.finding.rule == "backward-ratio" and _begins(asked, "Conv", "Index", "Embedding"):

@@ -11,7 +11,7 @@ import torch
 
 from backspot.live.torch_internals.process import is_rescheduled
 from backspot.live.trials.trial import AS_IT_IS, Asked, Piece, Trial, remedy
-from backspot.live.trials.twins import Refused, check_plain, free_bytes, size_of, twin
+from backspot.live.trials.twins import Refused, check_fits, check_plain, free_bytes, size_of, twin
 
 _FORMS: dict[str, dict[str, bool]] = {
     "foreach=True": {"foreach": True, "fused": False},
@@ -82,8 +82,7 @@ def with_gradients(params: Sequence[torch.Tensor], most: int) -> tuple[list[torc
     needed = 4 * sum(map(size_of, used))
     every = -(-needed // max(most, 1))
     chosen = used[:: max(every, 1)]
-    if 4 * sum(map(size_of, chosen)) > 2 * most:
-        raise Refused(f"copies would take {needed >> 20:,} MiB, and too little memory is free")
+    check_fits(chosen, 2)
     return chosen, sum(map(size_of, used)) / max(1, sum(map(size_of, chosen)))
 
 

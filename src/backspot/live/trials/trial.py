@@ -12,12 +12,15 @@ from typing import Any
 import torch
 
 from backspot.live.trials.chains import Chain, Chains
-from backspot.live.trials.twins import Refused, Run
+from backspot.live.trials.twins import Refused, Run, forward_and_backward
 from backspot.results.findings import Finding
 from backspot.results.report import Report
 from backspot.results.trials import Tried
 
 AS_IT_IS = "as it is"
+CHAINS_S = 2.0
+_AT_ONCE = 4
+"""How many forwards of a chain come before the first backward."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,14 @@ class Piece:
     before: Run | None = None
 
 
+def piece_of(
+    chain: Chain, function: Callable[[], torch.Tensor], leaves: Sequence[torch.Tensor]
+) -> Piece:
+    """Return a function in place of a chain, with its backward, as often as the step runs it."""
+    times = min(chain.count, _AT_ONCE)
+    return Piece(forward_and_backward(function, leaves, chain.autocast, times), chain.count / times)
+
+
 @dataclass(frozen=True)
 class Trial:
     """What is to be measured.
@@ -45,7 +56,7 @@ class Trial:
         cold: whether the step runs it with other data in the caches, as an optimizer.
         known_ns: what the recorded steps take for exactly this; 0 where that is not known.
         notes: what else is different with a variant, by its name.
-        allowed_s: how long it may take, if more than usual.
+        allowed_s: how long it may take.
         first_is_slow: whether the first call may be much slower, as where code is compiled.
         after: what to do at the end.
     """
@@ -55,7 +66,7 @@ class Trial:
     cold: bool = False
     known_ns: int = 0
     notes: Mapping[str, str] = field(default_factory=dict)
-    allowed_s: float = 0.0
+    allowed_s: float = 1.0
     first_is_slow: bool = False
     after: Run = lambda: None
 
@@ -162,5 +173,5 @@ def _imported() -> dict[str, list[Entry]]:
 
 def remedies_of(rule: str, *, all_of_them: bool) -> list[Entry]:
     """Return what can be tried for a rule, without those that run the user's code first."""
-    found = _imported().get(rule, [])
+    found = sorted(_imported().get(rule, []), key=lambda one: one.runs_code)
     return [one for one in found if all_of_them or not one.runs_code]

@@ -71,10 +71,13 @@ def check_fits(tensors: Iterable[torch.Tensor], times: float = 1.0) -> None:
         Refused: with how much it would take.
     """
     tensors = list(tensors)
-    if not tensors:
-        return
-    needed = int(times * sum(map(size_of, tensors)))
-    if needed > free_bytes(tensors[0].device):
+    if tensors:
+        check_room(tensors[0].device, int(times * sum(map(size_of, tensors))))
+
+
+def check_room(device: torch.device, needed: int) -> None:
+    """Refuse to take so many bytes where too little is free."""
+    if needed > free_bytes(device):
         raise Refused(f"copies would take {needed >> 20:,} MiB, and too little memory is free")
 
 
@@ -101,10 +104,12 @@ def forward_and_backward(
     function: Callable[[], torch.Tensor],
     leaves: Sequence[torch.Tensor],
     autocast: Autocast,
+    times: int = 1,
 ) -> Run:
-    """Return what runs a function, and the backward to its leaves, under the step's autocast.
+    """Return what runs a function so often, and then each backward to its leaves, in autocast.
 
-    Gradients are not accumulated: leaves stand for tensors in the middle of a graph.
+    Several forwards come before the first backward, as in a step: what they keep is no longer in
+    the caches then. Gradients are not accumulated: leaves stand for tensors within a graph.
     """
     kind, on, dtype = autocast
     inputs = [one for one in leaves if one.requires_grad]
@@ -112,12 +117,13 @@ def forward_and_backward(
 
     def run() -> None:
         with torch.autocast(kind, enabled=on, dtype=dtype):
-            out = function()
-        if not out.requires_grad:
+            outs = [function() for _ in range(times)]
+        if not outs[0].requires_grad:
             return
         if not seeds:
-            seeds.append(numbers_like(out))
-        torch.autograd.grad(out, inputs, seeds[0], allow_unused=True)
+            seeds.append(numbers_like(outs[0]))
+        while outs:
+            torch.autograd.grad(outs.pop(), inputs, seeds[0], allow_unused=True)
 
     return run
 
