@@ -359,7 +359,7 @@ class Chains(TorchFunctionMode):  # type: ignore[misc] # untyped
             self._narrow[out] = True
         if func in PRODUCTS and args[0].shape[-1] <= _TINY and out.dim() >= 3:
             self._keep_two("product", func, args, kwargs, out)
-        elif func is torch.cdist:
+        if func is torch.cdist:
             p = kwargs.get("p", args[2] if len(args) > 2 else 2.0)
             self._keep_two("distance", func, args, kwargs, out, p=p)
         elif func in PRODUCTS:
