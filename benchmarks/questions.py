@@ -121,7 +121,7 @@ QUESTIONS = {
     ),
     "what_if": Question(
         "Does a step save what a replay predicts? Some 120 real changes of 20 models",
-        "accuracy.what_if", "GPU, torchvision", "4", "what_if.json", "--jobs 3",
+        "accuracy.what_if", "GPU, torchvision", "5", "what_if.json",
         seconds=520, jobs=1,
     ),
     "planted_ranks": Question(

@@ -52,16 +52,11 @@ class Switch:
 
 @dataclass
 class Case:
-    """A model, its step and what can be switched.
-
-    Attributes:
-        compiled: whether each switch makes another graph to compile.
-    """
+    """A model, its step and what can be switched."""
 
     model: nn.Module
     step: Callable[[], None]
     switches: list[Switch]
-    compiled: bool = False
 
 
 # Switches ----------------------------------------------------------------------------------------
@@ -160,6 +155,7 @@ class _Training:
                 for _ in range(3):
                     self._step()
             torch.cuda.current_stream().wait_stream(aside)
+            self._optimizers[self.fused].zero_grad(set_to_none=True)
             self._graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self._graph):
                 self._step()
@@ -244,7 +240,7 @@ def _half(context: Context) -> torch.dtype:
 
 def _vit(context: Context, large: bool, **options: Any) -> Case:
     width, batch, side = _sizes(
-        context, (1024, 48 if large else 2, 224), (192 if large else 64, 2, 64)
+        context, (1024, 192 if large else 2, 224), (192 if large else 64, 2, 64)
     )
     model = made(context, lambda: Vit(width, 6, side, side // 8)).to(_half(context))
     images = context.randn(batch, 3, side, side).to(_half(context))
@@ -276,7 +272,7 @@ def _graphed(context: Context) -> Case:
 
 def _gpt(context: Context, large: bool, **options: Any) -> Case:
     width, batch, length, words = _sizes(
-        context, (1024, 8 if large else 1, 1024, 8192), (192 if large else 64, 2, 64, 1024)
+        context, (1024, 24 if large else 1, 1024, 8192), (192 if large else 64, 2, 64, 1024)
     )
     model = made(context, lambda: Gpt(width, 5, length, words)).to(_half(context))
     tokens = context.randint(words, batch, length if large else length // 4)
@@ -285,7 +281,7 @@ def _gpt(context: Context, large: bool, **options: Any) -> Case:
 
 
 def _resnet(context: Context, large: bool) -> Case:
-    depth, batch = 50 if context.device.startswith("cuda") else 18, 128 if large else 4
+    depth, batch = 50 if context.device.startswith("cuda") else 18, 512 if large else 4
     (batch, side) = _sizes(context, (batch, 224), (4 if large else 2, 64))
     model = resnet(context, depth)
     images = context.randn(batch, 3, side, side).contiguous(memory_format=torch.channels_last)
@@ -308,12 +304,12 @@ def _compiled(context: Context) -> Case:
     images = context.randn(batch, 3, side, side).to(_half(context))
     removed = ("blocks.1.mlp", "blocks.2", "blocks.4.attn")
     case = _case(model, lambda: _small(run(images)), removed[: context.pick(3, 1)])
-    case.compiled, run = True, torch.compile(model)
+    run = torch.compile(model)
     return case
 
 
 def _unet(context: Context) -> Case:
-    width, batch, side = _sizes(context, (64, 32, 128), (8, 2, 64))
+    width, batch, side = _sizes(context, (64, 96, 128), (8, 2, 64))
     model = made(context, lambda: Unet(width))
     images = context.randn(batch, 3, side, side)
     removed = [
@@ -323,7 +319,7 @@ def _unet(context: Context) -> Case:
 
 
 def _checkpointed(context: Context) -> Case:
-    width, batch, length = _sizes(context, (1024, 32, 512), (256, 2, 128))
+    width, batch, length = _sizes(context, (1024, 64, 512), (256, 2, 128))
     blocks = [Checkpointed(Block(width)) for _ in range(6)]
     model = nn.Sequential(*blocks).to(context.device, _half(context))
     x = context.randn(batch, length, width).to(_half(context)).requires_grad_()
@@ -433,7 +429,7 @@ class _Gelu(nn.Module):
 def _written(context: Context, large: bool) -> Case:
     """Norms and activations that are written out."""
     width, batch, length = _sizes(
-        context, (1024 if large else 256, 16 if large else 4, 512 if large else 128), (256, 2, 64)
+        context, (1024 if large else 256, 64 if large else 4, 512 if large else 128), (256, 2, 64)
     )
     blocks = nn.Sequential(*(Block(width) for _ in range(4)))
     for block in blocks:
@@ -448,7 +444,7 @@ def _written(context: Context, large: bool) -> Case:
 
 
 def _diffusion(context: Context) -> Case:
-    width, batch, side = _sizes(context, (64, 32, 64), (32, 2, 32))
+    width, batch, side = _sizes(context, (128, 64, 64), (32, 2, 32))
     model = made(context, lambda: DiffusionUnet(width))
     images, when = context.randn(batch, 3, side, side), context.randint(1000, batch)
     around = context.bf16 if context.device.startswith("cuda") else nullcontext
@@ -466,6 +462,10 @@ def _diffusion(context: Context) -> Case:
 
 
 CASES: dict[str, Callable[[Context], Case]] = {
+    "forward_heavy": _forward_heavy,
+    "loss_heavy": _loss_heavy,
+    "tables": _tables,
+    "graphed": _graphed,
     # Some at two sizes: one waits for the GPU, the other for the host.
     **{
         f"{name}_{size}": partial(make, large=size == "large")
@@ -478,15 +478,11 @@ CASES: dict[str, Callable[[Context], Case]] = {
         }.items()
         for size in ("large", "tiny")
     },
-    "vit_adamw": partial(_vit, large=False, make=_ADAM, fuse=True, wait=True),
-    "compiled": _compiled,
-    "graphed": _graphed,
     "unet": _unet,
     "diffusion": _diffusion,
     "checkpointed": _checkpointed,
     "accumulating": _accumulating,
     "trainer": _trainer,
-    "forward_heavy": _forward_heavy,
-    "loss_heavy": _loss_heavy,
-    "tables": _tables,
+    "vit_adamw": partial(_vit, large=False, make=_ADAM, fuse=True, wait=True),
+    "compiled": _compiled,
 }
