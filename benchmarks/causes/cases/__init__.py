@@ -12,6 +12,7 @@ case's function holds what differs from a well-built model; the models are in
 - ``parameters``: accumulation, unused gradients, optimizers, recomputation.
 - ``chains``: many operators that should be one, copies, gradients that nobody needs.
 - ``slow_kernels``: operators without a fast kernel on a GPU.
+- ``layers``: tables made again, layers off their fast kernel, losses of many classes, DDP's search.
 - ``processor``: what makes steps slow on a processor without a GPU.
 - ``ranks``: two GPUs: communication, and copies between devices.
 - ``controls``: the same models done well.
@@ -28,6 +29,7 @@ from benchmarks.causes.cases import (  # noqa: F401 - each registers its own
     host,
     indexing,
     kernels,
+    layers,
     parameters,
     processor,
     ranks,

@@ -1,4 +1,4 @@
-"""Causes that a processor without a GPU has, and the same done well: ``record --gpus 0``."""
+"""Causes that a processor without a GPU has, and the same done well: ``record --device cpu``."""
 
 from __future__ import annotations
 

@@ -160,6 +160,7 @@ NEXT_BATCH_OF_WORKERS = f"{NEXT_BATCH}_MultiProcessingDataLoaderIter"
 """The same, where worker processes load the batches."""
 DDP_FORWARD = "DistributedDataParallel.forward"
 """``torch.nn.parallel.DistributedDataParallel.forward``."""
+DDP_SEARCH = "torch.distributed.ddp.reducer::search_unused_parameters"
 COMPILED_REGION = "Torch-Compiled Region: "
 """``torch._dynamo``, around each compiled graph."""
 COMPILING = ("_compile.compile_inner ", "_compile.<locals>.compile_inner ")

@@ -46,7 +46,7 @@ if memory was recorded.
 - ``indexing.py``: lookups, and gradients that are added by index.
 - ``gradients.py``: gradients of parameters, and the optimizer.
 - ``compute.py``: slower kernels than necessary, and work that need not be done.
-- ``chains.py``: many operators that should be one, and copies before a product.
-- ``kernels.py``: operators without a fast kernel on a GPU.
+- ``chains.py``: many operators that should be one, or none: copies, and the same again.
+- ``kernels.py``: operators without a fast kernel, or that do not run it.
 - ``memory.py``: what is in memory at the peak.
 """

@@ -1,8 +1,9 @@
-"""Rules about many operators that should be one: chains, loops, and copies before a product."""
+"""Rules about many operators that should be one, or none: chains, loops, copies, the same again."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from backspot.analysis.findings.observations import (
     runs_of_nodes,
 )
 from backspot.analysis.findings.registry import finding, rule
-from backspot.analysis.timeline import grouped
+from backspot.analysis.timeline import enclosing, grouped
 from backspot.results.findings import Finding
 from backspot.trace import names
 from backspot.trace.events import Ints, Mask
@@ -277,4 +278,136 @@ def repeated_tensor(evidence: Evidence) -> Finding | None:
         nodes=costs.top_nodes(nodes),
         kernels=costs.top_kernels(evidence.work_of(nodes)),
         change={"free": evidence.with_forward(nodes)},
+    )
+
+
+# The same again ----------------------------------------------------------------------------------
+
+_TABLES = re.compile(
+    r"aten::(arange|linspace|full|ones|zeros|eye|tril|triu|outer|ger|mul|div|true_divide|pow"
+    r"|reciprocal|exp|log|neg|cos|sin|cat|stack|repeat|to|_to_copy|add|sub|rsub|abs|clamp|minimum"
+    r"|maximum|floor_divide|remainder|lt|gt|le|ge|eq|ne|logical_\w+|bitwise_\w+|where|masked_fill"
+    r"|einsum|matmul|contiguous|expand_as|type_as|float|meshgrid|flip|cumsum)_?"
+)
+"""What makes tables and masks: nothing that is random, or that depends on what a layer learns."""
+_MADE = re.compile(r"aten::(arange|linspace|full|ones|zeros|eye|cos)_?")
+_AGAIN = 4
+"""Calls in a step that compute the same."""
+_OPERATORS = 3
+_AGAIN_LEAST = 0.02
+
+
+@rule("repeated-work", devices=("cpu", "cuda"))
+def repeated_work(evidence: Evidence) -> Finding | None:
+    """Find tables and masks that each of several layers computes anew in its forward.
+
+    No gradient flows through them. All but the first of a step are needless.
+    """
+    costs, say, events = evidence.costs, evidence.wording, evidence.events
+    index, span, times = _again(evidence)
+    if not len(index):
+        return None
+    start, work = events.start[index], evidence.work
+    around = enclosing(events, index, work.thread, work.launch)
+    launched = (around >= 0) & evidence.recorded
+    has_gpu = evidence.report.has_gpu
+    ns = costs.idle_within(start, events.end[index]) if has_gpu else events.duration[index]
+    owner = evidence.ownership.owner[span]
+    by_step = costs.operators_by_step(start, ns, owner)
+    by_step = by_step + costs.owned_by_step(np.zeros(len(evidence.spans.start), bool), launched)
+    if not costs.holds_in_most_steps(by_step.sum(axis=0), _AGAIN_LEAST):
+        return None
+    placed = costs.places_by_step(by_step, owner)
+    operators = costs.top_operators(evidence.names_of(index), events.duration[index])
+    return finding(
+        placed,
+        title="Layers compute the same tables again",
+        seen=(
+            f"{times:,} calls of a step make the same tensors, without a gradient "
+            f"({', '.join(operators)}): {say.ms(placed.wall_ns)} for all but the first."
+        ),
+        remedy=(
+            "Compute positions, masks and tables of sines once in a step, before the first layer, "
+            "and pass them on; or keep them in a buffer (register_buffer(…, persistent=False))."
+        ),
+        link=(
+            "https://docs.pytorch.org/docs/stable/generated/"
+            "torch.nn.Module.html#torch.nn.Module.register_buffer"
+        ),
+        operators=operators,
+        kernels=costs.top_kernels(launched),
+        change={"free": costs.removable(None, launched, operators=index)},
+    )
+
+
+def _again(evidence: Evidence) -> tuple[Ints, Ints, int]:
+    """Return operators that did in another call of the step what they do, and their calls.
+
+    Returns:
+        Indices into the events, the module call of each, and how many calls of a step do the same.
+    """
+    events = evidence.events
+    index, span = forward_operators(evidence)
+    made = evidence.ownership.join.operator
+    made = made[made >= 0]
+    learned = enclosing(events, index, events.thread[made], events.start[made])
+    views = events.names_where(names.is_view)
+    works = ~views[events.name[index]]
+    order = np.flatnonzero(works)[np.lexsort((events.start[index[works]], span[works]))]
+    index, span = index[order], span[order]
+    table = events.names_where(lambda name: _TABLES.fullmatch(name) is not None)[events.name[index]]
+    table &= ~np.isin(index, learned)
+    step = evidence.ledger.steps.at(events.start[index])
+    breaks = (np.diff(span) != 0) | ~table[1:] | ~table[:-1]
+    groups: dict[tuple[int, ...], list[Ints]] = {}
+    begins = events.names_where(lambda name: _MADE.fullmatch(name) is not None)[events.name[index]]
+    for part in np.split(np.arange(len(index)), np.flatnonzero(breaks) + 1):
+        if len(part) >= _OPERATORS and begins[part].any():
+            what = (int(step[part[0]]), *events.name[index[part]].tolist())
+            groups.setdefault(what, []).append(part)
+    found = [parts for parts in groups.values() if len(parts) >= _AGAIN]
+    if not found:
+        return index[:0], span[:0], 0
+    kept = np.concatenate([part for parts in found for part in parts[1:]])
+    return index[kept], span[kept], max(map(len, found))
+
+
+# The loss ----------------------------------------------------------------------------------------
+
+_SCORES_LEAST = 0.08
+"""Of 1,000 classes, or of 50,000 words beside a model of many layers, the loss takes less."""
+
+
+@rule("loss-passes", devices=("cpu", "cuda"))
+def loss_passes(evidence: Evidence) -> Finding | None:
+    """Find the cross-entropy of so many classes that reading and writing the scores takes long."""
+    costs, say = evidence.costs, evidence.wording
+    kinds = [name.partition("Backward")[0] for name in evidence.spans.node_names]
+    nodes = np.zeros(len(evidence.spans.start), bool)
+    for part in runs_of_nodes(evidence):
+        kind = [kinds[node] for node in evidence.spans.node[part].tolist()]
+        for at in (at for at, one in enumerate(kind) if one == "LogSoftmax"):
+            first = at
+            while first and kind[first - 1] in ("ToCopy", "View", "UnsafeView"):
+                first -= 1
+            nodes[part[first : at + 1]] = True
+            nodes[part[at + 1 :]] |= np.array(kind[at + 1 :]) == "NllLoss"
+    made = evidence.ownership.join.operator[nodes]
+    placed = both_ways(evidence, nodes, made, _SCORES_LEAST)
+    return finding(
+        replace(placed, removable=None),  # some of the passes stay
+        title="The loss reads and writes its scores many times",
+        seen=(
+            f"{', '.join(costs.top_nodes(nodes))}: {say.ms(placed.wall_ns)} forward and backward, "
+            "each of which reads or writes the scores of all classes, mostly in fp32."
+        ),
+        remedy=(
+            "Compile the loss, with its cast to fp32: torch.compile reads the scores once forward "
+            "and once backward. Leave positions without a label out before the last layer. If "
+            "memory is short, too, fuse the last layer into the loss (a fused or chunked "
+            "cross-entropy)."
+        ),
+        link="https://docs.pytorch.org/docs/stable/generated/torch.compile.html",
+        nodes=costs.top_nodes(nodes),
+        kernels=costs.top_kernels(evidence.work_of(nodes)),
     )

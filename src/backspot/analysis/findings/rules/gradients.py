@@ -21,6 +21,7 @@ from backspot.analysis.timeline import (
     first_started,
     merged,
     pieces,
+    take,
 )
 from backspot.formatting import counted
 from backspot.results.findings import Finding, Saving
@@ -531,4 +532,38 @@ def second_backward(evidence: Evidence) -> Finding | None:
         ),
         link="https://docs.pytorch.org/docs/stable/generated/torch.autograd.grad.html",
         nodes=costs.top_nodes(kept),
+    )
+
+
+@rule("unused-parameter-search", devices=("cpu", "cuda"))
+def unused_parameter_search(evidence: Evidence) -> Finding | None:
+    """Find DistributedDataParallel's walk through the graph for parameters without a gradient."""
+    costs, say, events = evidence.costs, evidence.wording, evidence.events
+    marks = events.named(Category.OPERATOR, names.DDP_SEARCH)
+    calls = events.named(Category.ANNOTATION, names.DDP_FORWARD)
+    around = enclosing(events, calls, events.thread[marks], events.start[marks])
+    marks, around = marks[around >= 0], around[around >= 0]
+    # It begins with a search for tensors in the outputs, and ends with a node of its own.
+    ends = np.sort(events.end[events.named(Category.OPERATOR, names.ATEN)])
+    before = np.append(0, ends)[np.searchsorted(ends, events.start[marks], side="right")]
+    start, end = np.maximum(events.start[around], before), events.end[around]
+    ns = costs.idle_within(start, end) if evidence.report.has_gpu else end - start
+    # Hardly anything is recorded in it, so it takes as long in a step without the profiler.
+    ns = (ns * (evidence.step_ns / max(1, evidence.real_step_ns))).astype(np.int64)
+    span = evidence.spans.of(events, marks)
+    placed = costs.places_at(take(evidence.ownership.owner, span), start, ns)
+    return finding(
+        placed,
+        title="DistributedDataParallel searches for unused parameters",
+        seen=(
+            f"{say.per_step(len(marks), 'search', 'searches')} of the whole graph, "
+            f"{say.ms(placed.wall_ns)}, before the backward starts. The ranks also exchange which "
+            "parameters are used."
+        ),
+        remedy=(
+            "Leave out find_unused_parameters=True: if every parameter takes part in each step, "
+            "nothing else changes, and else the next step raises an error. Where the same "
+            "parameters are unused in every step, static_graph=True searches once."
+        ),
+        link="https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html",
     )

@@ -1,10 +1,12 @@
-"""Rules about operators that PyTorch has no fast kernel for, on a GPU.
+"""Rules about operators that PyTorch has no fast kernel for, or that do not run it.
 
 What they move and compute is little beside the time that they take: a thread or a block for each
 tiny piece of work, additions that wait for each other, gradients that only a slow algorithm has.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 
@@ -14,12 +16,13 @@ from backspot.analysis.findings.observations import (
     backward_of,
     both_ways,
     forward_of,
+    forward_operators,
     is_indexing,
 )
 from backspot.analysis.findings.registry import finding, rule
-from backspot.analysis.timeline import NOTHING, numbered
+from backspot.analysis.timeline import NOTHING, enclosing, numbered
 from backspot.results.findings import Finding
-from backspot.trace import names
+from backspot.trace import Category, names
 from backspot.trace.events import Ints, Mask
 
 _LEAST = 0.03
@@ -215,4 +218,63 @@ def pairwise_distance(evidence: Evidence) -> Finding | None:
         ),
         link="https://docs.pytorch.org/docs/stable/generated/torch.cdist.html",
         kernels=costs.top_kernels(work),
+    )
+
+
+_SLOW_CONVOLUTIONS = (
+    *("aten::_slow_conv2d_forward", "aten::slow_conv_dilated2d", "aten::slow_conv_transpose2d"),
+)
+"""Convolutions by copies and a product; those in three dimensions have nothing else on a CPU."""
+_RECURRENT: dict[str, tuple[str, ...]] = {
+    "cpu": ("aten::lstm",),
+    "cuda": ("aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu"),
+}
+_WHOLE_LAYERS = ("aten::mkldnn_rnn_layer", "aten::_cudnn_rnn", "aten::miopen_rnn")
+"""What a recurrent layer runs for all time steps at once."""
+_SLOW_LEAST = 0.05
+_FAST = {
+    "cpu": (
+        "oneDNN has it for fp32, and for bf16 on processors that compute in it; not for fp16 and "
+        "fp64, for LSTM(proj_size=…), or with torch.backends.mkldnn.enabled = False"
+    ),
+    "cuda": (
+        "cuDNN has it for fp16, bf16, fp32 and fp64, unless torch.backends.cudnn.enabled is False, "
+        "or a tensor has more than 2³¹ elements"
+    ),
+}
+
+
+@rule("slow-path", devices=("cpu", "cuda"))
+def slow_path(evidence: Evidence) -> Finding | None:
+    """Find convolutions and recurrent layers that do not run the library's kernel for them."""
+    costs, say, events = evidence.costs, evidence.wording, evidence.events
+    index, _ = forward_operators(evidence)
+    inner, whole = (
+        events.named(Category.OPERATOR, *some) for some in (_SLOW_CONVOLUTIONS, _WHOLE_LAYERS)
+    )
+    around = enclosing(events, index, events.thread[inner], events.start[inner])
+    cells = index[np.isin(index, events.named(Category.OPERATOR, *_RECURRENT[evidence.device]))]
+    fast = enclosing(events, cells, events.thread[whole], events.start[whole])
+    slow = np.union1d(around[around >= 0], np.setdiff1d(cells, fast))
+    made = evidence.ownership.join.operator
+    known = np.flatnonzero((made >= 0) & evidence.in_pass)
+    inside = enclosing(events, slow, events.thread[made[known]], events.start[made[known]]) >= 0
+    nodes = evidence.spans_with(known[inside])
+    placed = both_ways(evidence, nodes, slow, _SLOW_LEAST)
+    operators = costs.top_operators(evidence.names_of(slow), events.duration[slow])
+    return finding(
+        replace(placed, removable=None),  # the fast kernel takes its time, too
+        title="A layer does not run its fast kernel",
+        seen=(
+            f"{say.per_step(len(slow), 'call')} of {', '.join(operators)} take "
+            f"{say.ms(placed.wall_ns)}, forward and backward, by a general way: copies and "
+            "products, or a loop over time steps."
+        ),
+        remedy=(
+            f"Give the layer what the fast kernel takes: {_FAST[evidence.device]}. A projection "
+            "can be a Linear behind the LSTM."
+        ),
+        link="https://docs.pytorch.org/docs/stable/backends.html",
+        nodes=costs.top_nodes(nodes),
+        operators=operators,
     )
