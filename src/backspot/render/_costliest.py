@@ -98,6 +98,6 @@ def _phase(report: Report, phase: Phase, share: float, cause: Finding | None) ->
             line = most.place
     if cause:
         line, rule = cause.places[0].line or line, cause.rule
-        known = max(cause.wall_ns, cause.saves.ns if cause.saves else 0)
-        saves = cause.saves if known >= _NEARLY * phase.wall_ns else None
+        gone = cause.saves.ns if cause.saves else 0
+        saves = cause.saves if gone >= _NEARLY * phase.wall_ns else None
     return Answer("phase", path, "", line, phase.wall_ns, share, saves, rule)
