@@ -451,7 +451,7 @@ PAIRS = {
     "adamw_small": Pair(_OPTIMIZER, _FORMS, _optimized(_ADAM, (64, 64), 24)),
     "adamw_large": Pair(_OPTIMIZER, _FORMS, _optimized(_ADAM, (512, 2048), 6)),
     "copies": Pair("pageable-copy", (PINNED,), _copied, _GPU),
-    "tf32": Pair("no-tensor-cores", (TF32, BF16), _multiplying((256, 4096), (256, 8192))),
+    "tf32": Pair("no-tensor-cores", (TF32, BF16), _multiplying((256, 2048), (256, 4096))),
     "tf32_small": Pair("no-tensor-cores", (TF32, BF16), _multiplying((64, 256), (64, 1024))),
     "channels_last": Pair("layout-copies", (CHANNELS_LAST,), _convolving(bf16=False)),
     "channels_last_bf16": Pair("layout-copies", (CHANNELS_LAST,), _convolving(bf16=True), _GPU),

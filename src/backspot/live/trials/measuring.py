@@ -12,6 +12,7 @@ import math
 import random
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -32,12 +33,13 @@ _MOST_REPEATS = 200
 _LEAST_ROUNDS, _CLEAR_ROUNDS, _MOST_ROUNDS = 6, 15, 41
 """From six rounds on there is an interval of 95%. From 15 on, narrow intervals end the trial."""
 _NARROW = 0.005
-_FIRST_CALLS = 3_000_000_000
+_FIRST_CALLS = 5_000_000_000
 """What first calls on a GPU may take beside the other ones: libraries look for kernels in them."""
+_LATE = 3
 _HOPELESS = 5
 """A variant that takes this many times as long, and too long to be run again, does not help."""
 _CACHES = {"cpu": 64 << 20, "cuda": 256 << 20}
-_MOST_SLEEP = 20_000_000  # nanoseconds
+_MOST_SLEEP = 60_000_000  # nanoseconds
 
 Times = tuple[float, float]
 """Nanoseconds of the host, and of the device."""
@@ -58,6 +60,7 @@ class Clock:
         alone = torch.get_num_threads() == 1 and not torch.cuda.is_initialized()
         self._now = time.thread_time_ns if alone else time.perf_counter_ns
         self._ahead: dict[Run, int] = {}
+        self._late: Counter[Run] = Counter()
         self.waits = False
         self._buffer: torch.Tensor | None = None
 
@@ -84,8 +87,8 @@ class Clock:
 
     def _on_gpu(self, run: Run, times: int) -> Times:
         torch.cuda.synchronize(self._device)
-        ahead = min(3 * times * self._ahead.get(run, 0) // 2, _MOST_SLEEP)
-        if ahead and not self.waits:
+        ahead = 0 if self.waits else min(2 * times * self._ahead.get(run, 0), _MOST_SLEEP)
+        if ahead:
             sleep_on_gpu(2 * ahead)  # cycles, of at most 2 GHz
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
@@ -95,13 +98,15 @@ class Clock:
         host = time.perf_counter_ns() - start
         end.record()
         torch.cuda.synchronize(self._device)
-        whole = time.perf_counter_ns() - start
-        if 0 < ahead < min(host, _MOST_SLEEP):
-            self.waits = True
-        self._ahead[run] = min(self._ahead.get(run, 1 << 62), host // times)
         if self.waits:
-            return whole / times, 0.0
+            return (time.perf_counter_ns() - start) / times, 0.0
+        self._late[run] += 0 < ahead < host
+        self._ahead[run] = min(self._ahead.get(run, 1 << 62), host // times)
         return host / times, 1e6 * begin.elapsed_time(end) / times
+
+    def settle(self) -> None:
+        """See whether the host waits within the work: then it always waits for the sleep too."""
+        self.waits = any(count >= _LATE for count in self._late.values())
 
 
 @dataclass
@@ -151,7 +156,7 @@ def measure(trial: Trial, clock: Clock, step_ns: int, seconds: float, worth: Wor
         running[_AGAIN] = _Timed(trial.variants[AS_IT_IS], running[AS_IT_IS].repeats)
         number = _rounds(running, trial, clock, step_ns, end)
     now = running[AS_IT_IS]
-    known = trial.known_ns / max(now.typical[0], 1.0) if not clock.is_cuda else 0.0
+    known = trial.known_ns / max(*now.typical, 1.0)
     # Where both differ much, the recording is not about exactly this.
     scale = known if 0.4 < known < 2.5 else 1.0
     judge = _Judge(now, scale, step_ns, _direct if clock.waits or not clock.is_cuda else worth)
@@ -174,6 +179,7 @@ def _started(
     """Run each variant for the first times: some fail, and some are so slow that once is enough."""
     running: dict[str, _Timed] = {}
     left_out: dict[str, Variant] = {}
+    first_calls = _FIRST_CALLS
     for name, pieces in trial.variants.items():
         one, begin = _Timed(pieces), time.perf_counter_ns()
         now = running.get(AS_IT_IS, one)
@@ -188,8 +194,9 @@ def _started(
                 left_out[name] = _too_long(name, one, now)
                 continue
             if clock.is_cuda:
-                end += min(time.perf_counter_ns() - begin, _FIRST_CALLS // len(trial.variants))
-            for _ in range(2 if clock.is_cuda else 1):  # the host is ahead from the second call on
+                more = min(time.perf_counter_ns() - begin, first_calls)
+                end, first_calls = end + more, first_calls - more
+            for _ in range(_LATE if clock.is_cuda else 1):  # the host is ahead from now on
                 one.samples = [one.sample(clock, cold=trial.cold)]
             if now is one:
                 _check_time(one, end, calls=2 * _LEAST_ROUNDS)
@@ -201,6 +208,7 @@ def _started(
             if now is one:
                 raise Refused(reason(error)) from None
             left_out[name] = Variant(name, verdict="fails", note=reason(error))
+    clock.settle()
     _leave_the_best(running, left_out, end - time.perf_counter_ns())
     return running, left_out, end
 

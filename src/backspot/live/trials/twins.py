@@ -12,7 +12,7 @@ Run = Callable[[], object]
 Autocast = tuple[str, bool, torch.dtype]
 """The kind of device, whether autocast is on, and its dtype."""
 
-_MOST_BYTES = 1 << 30
+_MOST_BYTES, _MOST_ON_GPU = 1 << 30, 8 << 30
 """What the copies of one trial may take, however much is free."""
 
 
@@ -58,10 +58,8 @@ def twin(tensor: torch.Tensor) -> torch.Tensor:
 def free_bytes(device: torch.device) -> int:
     """Return how much memory the copies of a trial may take: half of what is free, and a limit."""
     if device.type == "cuda":
-        free = int(torch.cuda.mem_get_info(device)[0])
-    else:
-        free = min(_available(), _left_to_container())
-    return min(free // 2, _MOST_BYTES)
+        return min(int(torch.cuda.mem_get_info(device)[0]) // 2, _MOST_ON_GPU)
+    return min(_available() // 2, _left_to_container() // 2, _MOST_BYTES)
 
 
 def check_fits(tensors: Iterable[torch.Tensor], times: float = 1.0) -> None:
