@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 
 from benchmarks import evidence
@@ -28,4 +29,6 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    # What a benchmark has started ends with it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     sys.exit(main(sys.argv[1:]))
