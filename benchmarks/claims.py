@@ -2,7 +2,7 @@
 
     python -m benchmarks.claims
 
-``claims.toml`` has the words, with a field for each figure: ``{cuda.planted.Backspot.hit}`` is
+``claims.toml`` has the words, with a field for each figure: ``{cuda.planted.hit}`` is
 from the summary of ``planted`` in ``results/evidence_cuda.json``; ``{cuda.planted.trials:,}`` has a
 format as Python's. A claim without a figure is an error. Each claim says on what it was measured,
 and at which commit; what was not measured at the newest commit of its device is called older.

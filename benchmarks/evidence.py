@@ -52,7 +52,7 @@ PLAN = {
         "overhead_ranks": "",
     },
     "cpu": {
-        "planted": "--trials 104 --only backspot",
+        "planted": "--trials 104",
         "timm_sweep": "--timeout 30",
         "leaks": "",
         "startup": "",

@@ -155,20 +155,6 @@ class Checkpointed(nn.Module):
         return checkpoint(self.inner, x, use_reentrant=self.reentrant)
 
 
-class IndexPatchDropout(nn.Module):
-    """Drops half of the patches by indexing; timm's PatchDropout does the same by ``gather``.
-
-    The same random numbers keep the same patches.
-    """
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        prefix, patches = x[:, :1], x[:, 1:]
-        batch, count = patches.shape[:2]
-        order = torch.argsort(torch.randn(batch, count, device=x.device), dim=-1)
-        rows = torch.arange(batch, device=x.device)[:, None]
-        return torch.cat((prefix, patches[rows, order[:, : count // 2]]), dim=1)
-
-
 class Layer(nn.Module):
     """A layer that is a function of its inputs."""
 
@@ -499,17 +485,6 @@ def timm_model(context: Context, name: str, **options: Any) -> nn.Module:
     if context.small and "swin" in name:
         options = {**options, "img_size": 64, "window_size": 2}
     return made(context, lambda: timm.create_model(name, **options))
-
-
-def patch_drop_vit(context: Context, *, depth: int = 12, **options: Any) -> nn.Module:
-    """Timm's ViT-Base that drops half of its patches by ``gather``."""
-    from timm.models.vision_transformer import VisionTransformer
-
-    size: dict[str, int] = {"depth": depth}
-    if context.small:
-        size |= {"img_size": 32, "patch_size": 8, "embed_dim": 48, "num_heads": 3}
-    options = {"patch_drop_rate": 0.5, **size, **options}
-    return made(context, lambda: VisionTransformer(**options))
 
 
 def gpt2(context: Context, *, layers: int, words: int = 32000, length: int = 512) -> nn.Module:

@@ -55,8 +55,8 @@ QUESTIONS = {
         cases=False, seconds=500, jobs=1,
     ),
     "planted": Question(
-        "Does it name the right module? A slow backward is planted at random (`--busy 2 --only "
-        "backspot`: while other processes keep the cores busy)",
+        "Does it name the right module? A slow backward is planted at random (`--busy 2`: while "
+        "other processes keep the cores busy)",
         "accuracy.planted", "timm, transformers; GPU or CPU", "20", "planted_{device}.json",
         "--trials 104 --jobs 2",
         cases=False, seconds=500, jobs=1, load=True,
@@ -181,12 +181,6 @@ QUESTIONS = {
     "ranks": Question(
         "What does it cost to put the ranks of a job together?",
         "cost.ranks", "2 cores", "1", "ranks.json",
-        device=False, cases=False,
-    ),
-    "ranks_from_traces": Question(
-        "The same from the traces, beside HolisticTraceAnalysis",
-        "cost.ranks:from_traces", "2 cores, 6 GB of disk, HolisticTraceAnalysis", "20",
-        "ranks_from_traces.json",
         device=False, cases=False,
     ),
     "leaks": Question(

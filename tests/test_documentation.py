@@ -137,8 +137,8 @@ def test_every_number_of_a_claim_is_a_figure(claim):
 
 def test_a_claim_without_a_figure_is_an_error():
     evidence = claims.read()
-    del evidence["cuda"]["questions"]["planted"]["figures"]["Backspot"]["hit"]
-    with pytest.raises(KeyError, match=r"no figure for 'cuda\.planted\.Backspot\.hit'"):
+    del evidence["cuda"]["questions"]["planted"]["figures"]["hit"]
+    with pytest.raises(KeyError, match=r"no figure for 'cuda\.planted\.hit'"):
         claims.made(text_of(ROOT / "README.md"), evidence)
 
 

@@ -2,7 +2,7 @@
 
     python -m benchmarks planted --device cpu --trials 300 --jobs 12
     python -m benchmarks planted --device cuda --trials 120 --jobs 2
-    python -m benchmarks planted --device cpu --trials 104 --busy 2 --only backspot
+    python -m benchmarks planted --device cpu --trials 104 --busy 2
 
 Each trial draws one call of one module, leaf or container, and runs its output through a node whose
 backward spins (on the host, or on the GPU), made within the module's forward. As many steps are
@@ -12,11 +12,6 @@ node has the name of the node before it, as a slow backward in practice is one o
 The spin takes 30% of the plain backward, and at least 1.5 times what the heaviest other row
 typically takes without it, so that the module is the slowest in truth; the table says in how many
 trials this made it longer. ``--busy`` keeps cores busy with other processes meanwhile.
-
-Two older techniques are compared with Backspot. *Label ranges*: full backward hooks write "before"
-and "after"; the module whose ranges hold the most time, less what is nested in them, comes first
-(on the GPU: the most kernel time launched within them). *Node names*: ``key_averages()`` ranks the
-nodes by name; that names a module only if a single one has nodes of the first name.
 """
 
 from __future__ import annotations
@@ -24,7 +19,6 @@ from __future__ import annotations
 import argparse
 import functools
 import gc
-import itertools
 import random
 import statistics
 import time
@@ -34,12 +28,11 @@ from typing import Any
 
 from benchmarks.harness import Figures, Run, each
 from benchmarks.measuring import profile_default, profiling, synchronize
-from benchmarks.workers import NO_TIME, Job, Phase, Record, Stage, short
+from benchmarks.workers import NO_TIME, Job, Phase, Record, Stage
 
 _SHARE = 0.3
 _OVER_HEAVIEST = 1.5
 _VERDICTS = ("hit", "crash", "wrong", "none")
-_TECHNIQUES = {"backspot": "Backspot", "ranges": "label ranges", "names": "node names"}
 
 
 # One trial ---------------------------------------------------------------------------------------
@@ -121,8 +114,7 @@ def examine(job: Job, stage: Stage, device: str, cycles_per_ms: float) -> Record
     """Plant one bottleneck and rank the modules by each technique.
 
     Args:
-        job: ``architecture``, ``seed``, how many ``steps`` to record, and which technique ``only``
-            (``""``: all).
+        job: ``architecture``, ``seed``, and how many ``steps`` to record.
         stage: takes what begins and what is known so far.
         device: ``cpu`` or ``cuda``.
         cycles_per_ms: of ``torch.cuda._sleep``.
@@ -158,11 +150,6 @@ def examine(job: Job, stage: Stage, device: str, cycles_per_ms: float) -> Record
         ranked = [row for row in report.top() if row.is_module]
         record["backspot"] = _verdict([row.path for row in ranked[:1]], path)
         record["rows"] = [[r.label, round(r.wall_ms, 3)] for r in ranked[:3]]
-        if not job["only"]:
-            stage("ranges", record)
-            record["ranges"] = _ask_ranges(trial, path)
-            stage("names", record)
-            record["names"] = _ask_names(trial, path, report)
     record["seconds"] = round(time.monotonic() - began, 2)
     return record
 
@@ -174,87 +161,6 @@ def _verdict(named: list[str], path: str) -> Record:
     if named[0] == path:
         return {"verdict": "hit"}
     return {"verdict": "wrong", "named": named[0]}
-
-
-def _ask_ranges(trial: Trial, path: str) -> Record:
-    import backspot
-
-    try:
-        with backspot.instrument(trial.model, hooks="module"):
-            profiler = trial.profile()
-    except RuntimeError as error:
-        return {"verdict": "crash", "error": short(error, 120)}
-    ranked = rank_ranges(profiler)
-    return _verdict(ranked[:1], path) | {"labelled": len(ranked)}
-
-
-def _ask_names(trial: Trial, path: str, report: Any) -> Record:
-    from backspot.trace.names import EVALUATE_FUNCTION
-
-    key = "device_time_total" if trial.device == "cuda" else "cpu_time_total"
-    nodes = [e for e in trial.profile().key_averages() if e.key.startswith(EVALUATE_FUNCTION)]
-    name = max(nodes, key=lambda event: getattr(event, key)).key.removeprefix(EVALUATE_FUNCTION)
-    owners = [
-        row.path
-        for row in report.modules
-        if row.is_module and any(node.name == name for node in row.nodes)
-    ]
-    return _verdict(owners, path) | {"node": name}
-
-
-def rank_ranges(profiler: Any) -> list[str]:
-    """Module paths by the time between their labels, less what is nested in it, most first."""
-    import numpy as np
-
-    from backspot.analysis.attribution.ownership import attribute
-    from backspot.trace import Category, read_events
-    from backspot.trace.labels import Kind, parse_label
-
-    events = read_events(profiler)
-    labels = [parse_label(name) for name in events.names]
-    ours = np.array(
-        [label is not None and label.kind in (Kind.BACKWARD, Kind.BACKWARD_END) for label in labels]
-    )
-    index = events.of(Category.OPERATOR, Category.ANNOTATION)
-    index = index[ours[events.name[index]]]
-    index = index[np.argsort(events.start[index], kind="stable")]
-    # Pairs first: a range that never ends is none.
-    begun: dict[tuple[int, str], list[int]] = {}
-    ends: dict[int, int] = {}
-    for event in index.tolist():
-        label = labels[events.name[event]]
-        key = (int(events.thread[event]), label.path)
-        if label.kind is Kind.BACKWARD:
-            begun.setdefault(key, []).append(event)
-        elif begun.get(key):
-            ends[event] = begun[key].pop()
-    begins = set(ends.values())
-    # Then every moment to the range that began last.
-    costs: Counter[str] = Counter()
-    running: list[int] = []
-    borders: list[int] = []
-    owners: list[str | None] = []
-    for event in index.tolist():
-        if event in begins:
-            running.append(event)
-        elif event in ends:
-            running.remove(ends[event])
-            costs[labels[events.name[event]].path] += 0
-        else:
-            continue
-        borders.append(int(events.start[event]))
-        owners.append(labels[events.name[running[-1]]].path if running else None)
-    work = attribute(events).work
-    if len(work.start):
-        at = np.searchsorted(borders, work.launch, side="right") - 1
-        for place, run_of, length in zip(at, work.run, work.end - work.start, strict=True):
-            if place >= 0 and run_of >= 0 and owners[place] is not None:
-                costs[owners[place]] += int(length)
-    else:
-        for place, (begin, end) in enumerate(itertools.pairwise(borders)):
-            if owners[place] is not None:
-                costs[owners[place]] += end - begin
-    return [path for path, _ in costs.most_common()]
 
 
 # Summary -----------------------------------------------------------------------------------------
@@ -269,19 +175,9 @@ def _summary(records: Sequence[Record]) -> Record:
         "enlarged": sum(r.get("enlarged", False) for r in trials),
         "left_out": {r["name"]: r["error"] for r in records if r not in trials},
     }
-    for key, title in _TECHNIQUES.items():
-        # A worker that died within a technique crashed by it.
-        verdicts = Counter(
-            r[key]["verdict"] if key in r else "crash"
-            for r in trials
-            if key in r or r.get("stage") == key
-        )
-        asked = verdicts.total()
-        summary[title] = {
-            "trials": asked,
-            **{v: verdicts[v] for v in _VERDICTS},
-            "hit_rate": round(verdicts["hit"] / asked, 4) if asked else None,
-        }
+    # A worker that died while Backspot looked crashed by it.
+    verdicts = Counter(r.get("backspot", {"verdict": "crash"})["verdict"] for r in trials)
+    summary |= {verdict: verdicts[verdict] for verdict in _VERDICTS}
     summary["misses"] = [
         {k: r.get(k) for k in ("name", "path", "call", "planted_ms", "rows", "stage", "error")}
         for r in trials
@@ -295,7 +191,6 @@ def options(parser: argparse.ArgumentParser) -> None:
     add("--trials", type=int, help="how many (default: 300; with --small 1)")
     add("--first", type=int, default=0, help="number of the first trial")
     add("--steps", type=int, help="steps to record (default: that of profile)")
-    add("--only", choices=("backspot",), default="", help="no other technique")
     add("--timeout", type=float, default=90, help="seconds for one trial")
     add("--host-gib", type=float, default=8, help="memory of a worker at most")
 
@@ -312,7 +207,7 @@ def answer(run: Run) -> Figures:
         for number in range(run.first, run.first + count):
             architecture = names[number % len(names)]
             job = {"architecture": architecture, "seed": number, "steps": steps}
-            jobs[f"{number:04}-{architecture}"] = {**job, "only": run.only}
+            jobs[f"{number:04}-{architecture}"] = job
         return jobs
 
     @functools.cache

@@ -1,17 +1,10 @@
 """What does it cost to put the ranks of a job together? Time and memory against their number.
 
     python -m benchmarks ranks
-    python -m benchmarks ranks_from_traces
 
-``ranks``: summaries of 16 to 1,024 ranks are generated from a recorded rank of two H200s: each rank
-has its own noise, clock and host, and one rank has 10 ms more in one module.
-
-``ranks_from_traces``: a recorded rank of FSDP2 is copied: each rank has a trace of its own with ten
-times the recorded steps, its number and its clock. Backspot reads the folder, and so does
-HolisticTraceAnalysis, where it is installed, to its overlap of communication and computing, in as
-many processes as it starts. A tool that needs more than ``--patience`` seconds is not asked again.
-
-The memory is that of all processes of a tool together, read every 50 ms.
+Summaries of 16 to 1,024 ranks are generated from a recorded rank of two H200s: each rank has its
+own noise, clock and host, and one rank has 10 ms more in one module. The memory is that of all
+processes together, read every 50 ms.
 """
 
 from __future__ import annotations
@@ -20,7 +13,6 @@ import argparse
 import json
 import os
 import random
-import re
 import signal
 import subprocess
 import sys
@@ -28,8 +20,6 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from importlib.util import find_spec
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -38,14 +28,10 @@ import msgspec
 from backspot.job.summary import Summary, from_json, to_bytes
 from benchmarks.cost.startup import environment
 from benchmarks.harness import TEST_DATA, Figures, Run
-from benchmarks.traces.copies import Copies
 
 _SUMMARY = TEST_DATA / "ranks" / "fsdp_even.rank0.json"
-_TRACE = TEST_DATA / "h200" / "fsdp2.rank0.trace.json.gz"
 _SLOW = "model.layers.2.mlp.down_proj"
 _PLANTED_NS = 10_000_000
-_RANK = re.compile(r'"rank":\s*0,\s*"world_size":\s*2')
-_GROUP = re.compile(r'"pg_size":\s*2,\s*"ranks":\s*\[0,\s*1\]')
 _SUMMARIES = """
 import json, sys, time
 from pathlib import Path
@@ -62,26 +48,10 @@ print(json.dumps({
     "findings": len(job.findings), "first": [first.rank, first.path] if first else None,
 }))
 """
-_BACKSPOT = """
-import sys
-import backspot
-print(str(backspot.ranks(sys.argv[1])).splitlines()[1])
-"""
-_HTA = """
-import logging, sys
-from pathlib import Path
-from hta.trace_analysis import TraceAnalysis
-logging.disable(logging.WARNING)
-if __name__ == "__main__":
-    traces = dict(enumerate(map(str, sorted(Path(sys.argv[1]).iterdir()))))
-    analysis = TraceAnalysis(trace_files=traces, trace_dir=sys.argv[1])
-    print(f"{len(analysis.get_comm_comp_overlap(visualize=False))} ranks")
-"""
 
 
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ranks", help="numbers of ranks, comma-separated")
-    parser.add_argument("--copies", type=int, help="copies of the recorded steps (default: 10)")
     parser.add_argument("--patience", type=float, default=240.0, help="seconds for one reading")
 
 
@@ -108,61 +78,6 @@ def answer(run: Run) -> Figures:
         found |= {"summary_kb": sum(sizes) / ranks / 1000, "peak_mb": read["peak_mb"]}
         cases[str(ranks)] = {**found, "named": named}
     return {"cases": cases, "wrong": not all(found["named"] for found in cases.values())}
-
-
-def from_traces(run: Run) -> Figures:
-    """From traces, beside HolisticTraceAnalysis."""
-    tools = {"backspot": _BACKSPOT, "hta": _HTA}
-    if run.small or find_spec("hta") is None:
-        del tools["hta"]
-    rows: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as folder:
-        traces, place = Path(folder) / "traces", Path(folder) / "copied.json"
-        recorded = _Recorded(run.copies or (2 if run.small else 10), place)
-        for ranks in _numbers(run, (2,), (4, 16, 64, 256, 1024)):
-            megabytes = recorded.write(traces, ranks) / 1e6
-            for tool, code in list(tools.items()):
-                found = _read(code, str(traces), run.patience)
-                rows.append({"ranks": ranks, "tool": tool, "megabytes": megabytes, **found})
-                if found["failed"]:
-                    del tools[tool]
-    wrong = any(one["failed"] for one in rows if one["tool"] == "backspot")
-    return {"rows": rows, "events": recorded.events, "wrong": wrong}
-
-
-class _Recorded:
-    """The recorded rank with several copies of its steps, as the trace of any rank.
-
-    Args:
-        copies: how many.
-        place: where the copies are written once.
-    """
-
-    def __init__(self, copies: int, place: Path) -> None:
-        source = Copies(_TRACE)
-        source.write(place, copies)
-        numbers = count(1)
-        text = re.sub(r"ProfilerStep#\d+", "ProfilerStep#@", place.read_text("utf-8"))
-        # Each step has one mark of the host; the device's marks were trimmed away.
-        text = re.sub("#@", lambda _: f"#{next(numbers)}", text)
-        head, key, events = text.partition('"traceEvents"')
-        self._head, self._events = head, key + events
-        self._base = json.loads(text)["baseTimeNanoseconds"]
-        self.events = source.events * copies
-        place.unlink()
-
-    def write(self, folder: Path, ranks: int) -> int:
-        """Write the traces that the folder lacks; return the bytes of all."""
-        folder.mkdir(exist_ok=True)
-        every = json.dumps(list(range(ranks)))
-        size = 0
-        for rank in range(ranks):
-            head = _RANK.sub(f'"rank":{rank},"world_size":{ranks}', self._head)
-            head = _GROUP.sub(f'"pg_size":{ranks},"ranks":{every}', head)
-            head = head.replace(str(self._base), str(self._base + 1_000 * rank))
-            path = folder / f"rank{rank:05}.json"
-            size += path.write_text(head + self._events, encoding="utf-8")
-        return size
 
 
 def _read(code: str, folder: str, seconds: float) -> dict[str, Any]:
