@@ -444,6 +444,9 @@ def waiting_for_data(evidence: Evidence) -> Finding | None:
     phase = evidence.phase(name)
     if phase is None or not (marked or evidence.report.has_gpu):
         return None
+    known = sum(line.wall_ns for line in evidence.report.host if line.phase == name)
+    if not marked and 2 * known >= (phase.unprofiled_ns or phase.wall_ns):
+        return None  # stacks say what the host does, and rules about lines whether it matters
     say, costs = evidence.wording, evidence.costs
     waits = np.array(phase.wall_ns_by_step)
     waits[waits < LEAST_SHARE * costs.step_ns] = 0

@@ -27,15 +27,18 @@ _AROUND = ("other", "idle", "loss", "metrics", "clipping", "averaging", "trainer
 _ERROR = 0.04
 """Share of the step by which times of lines may be off, as those of a replay."""
 _MANY = 20
-"""Calls in a step from which a function is a loop."""
+"""Calls and operators in a step from which a function is a loop."""
 
 
 @rule("python-code", needs=("stacks",))
 def python_code(evidence: Evidence) -> Finding | None:
-    """Find functions whose own Python runs while no operator does and every device is idle."""
-    found = _functions(
-        evidence, ((one, min(one.python_ns, one.idle_ns)) for one in evidence.report.host)
-    )
+    """Find functions whose own Python runs while no operator does and every device is idle.
+
+    Loops over operators around the model belong to ``code-around-model``.
+    """
+    loops = {(line.file, line.function) for line, _ in _loops(evidence)}
+    lines = [one for one in evidence.report.host if (one.file, one.function) not in loops]
+    found = _functions(evidence, ((one, min(one.python_ns, one.idle_ns)) for one in lines))
     if not found:
         return None
     (first, _), *others = found
@@ -93,17 +96,14 @@ def collector_pauses(evidence: Evidence) -> Finding | None:
 @rule("code-around-model", needs=("stacks",))
 def code_around_model(evidence: Evidence) -> Finding | None:
     """Find functions that run operators between model, backward and optimizer."""
-    around = [line for line in evidence.report.host if line.phase in _AROUND]
-    loops = [
-        (line, cost)
-        for line, cost in _functions(evidence, ((one, one.idle_ns) for one in around))
-        if line.calls >= _MANY
-    ]
+    loops = _loops(evidence)
     known = {(line.file, line.function) for line, _ in loops}
     others = (
         (one, min(one.operators_ns, one.idle_ns))
-        for one in around
-        if one.phase not in ("loss", "clipping") and (one.file, one.function) not in known
+        for one in evidence.report.host
+        if one.phase in _AROUND
+        and one.phase not in ("loss", "clipping")
+        and (one.file, one.function) not in known
     )
     much = _MUCH * evidence.real_step_ns
     long = [(line, cost) for line, cost in _functions(evidence, others) if cost >= much]
@@ -122,13 +122,20 @@ def code_around_model(evidence: Evidence) -> Finding | None:
             "Call one operator for all tensors (torch._foreach_…, clip_grad_norm_, "
             "torch.optim.swa_utils.AveragedModel with get_ema_multi_avg_fn) in place of some for "
             "each, or do it in fewer steps."
-            if first.calls >= _MANY
+            if min(first.calls, first.operators) >= _MANY
             else "Do it in fewer steps, or in a compiled function."
         ),
         link="https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html",
         saves=_saving(evidence, found),
         change={"phases": left} if (left := _phases_without(evidence, found)) else {},
     )
+
+
+def _loops(evidence: Evidence) -> list[tuple[HostLine, int]]:
+    """Return the functions that call many operators around the model, as ``_functions`` does."""
+    around = ((line, line.idle_ns) for line in evidence.report.host if line.phase in _AROUND)
+    found = _functions(evidence, around)
+    return [one for one in found if min(one[0].calls, one[0].operators) >= _MANY]
 
 
 def _phases_without(
