@@ -380,7 +380,7 @@ def _optimizer(recording: Replayable, kind: str) -> Change | Refusal:
 
 
 _WITHOUT_CORES = 0.5
-"""Share of the peak that products in fp32 reach without tensor cores. (8192 rows times 2048 by 2048,
+"""Share of the peak that products in fp32 reach without tensor cores. (8192 rows by 2048 by 2048,
 on an H100: TF32 was 14 times as fast, and its peak is 7.4 times as high.)"""
 
 
