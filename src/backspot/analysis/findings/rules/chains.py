@@ -256,10 +256,12 @@ def _chains(evidence: Evidence) -> tuple[Mask, dict[tuple[str, str], Mask]]:
 def repeated_tensor(evidence: Evidence) -> Finding | None:
     """Find ``repeat`` in modules: copies that the backward sums again."""
     costs, say = evidence.costs, evidence.wording
-    nodes = evidence.nodes_named(lambda name: name.startswith("Repeat"))
     index, _ = forward_operators(evidence)
     repeats = evidence.events.names_where(names.is_repeat)
     operators = index[repeats[evidence.events.name[index]]]
+    # Others are inside of an operator, such as those of instance_norm.
+    nodes = evidence.nodes_named(lambda name: name.startswith("Repeat"))
+    nodes &= np.isin(evidence.ownership.join.operator, operators)
     placed = both_ways(evidence, nodes, operators, LEAST_SHARE)
     return finding(
         placed,

@@ -473,6 +473,8 @@ def _roots(parent: Ints) -> Ints:
     return root
 
 
+_PRODUCTS_LEAST = 0.03
+"""Share of the step; a last layer or a loss in fp32 takes less."""
 _FP32 = (
     "Run the forward under torch.autocast('cuda', dtype=torch.bfloat16) (float16 before Ampere). "
     "To stay in fp32, use torch.set_float32_matmul_precision('high') and "
@@ -490,7 +492,7 @@ def no_tensor_cores(evidence: Evidence) -> Finding | None:
     """Find kernels that multiply in fp32 or fp64 without tensor cores, forward and backward."""
     costs, say = evidence.costs, evidence.wording
     work = evidence.work_named(names.is_without_tensor_cores)
-    if not work.any():
+    if not costs.holds_in_most_steps(costs.of_work_by_step(work), _PRODUCTS_LEAST):
         return None
     double = evidence.work_named(names.is_double) & work
     wide = 2 * costs.of_work(double) > costs.of_work(work)

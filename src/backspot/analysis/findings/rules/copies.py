@@ -136,8 +136,8 @@ def host_to_device_volume(evidence: Evidence) -> Finding | None:
             f"{say.copies(size[work])}: {say.ms(costs.of_work(work))} in which nothing else runs."
         ),
         remedy=(
-            "Copy images as uint8, a quarter of the bytes, and cast and normalise them on the GPU. "
-            "Copy the next batch on a stream of its own while the GPU computes this one."
+            "Copy the next batch on a stream of its own while the GPU computes this one. Images can "
+            "travel as uint8, a quarter of the bytes, and be cast and normalised on the GPU."
         ),
         link="https://docs.pytorch.org/tutorials/intermediate/pinmem_nonblock.html",
         kernels=costs.top_kernels(work),
