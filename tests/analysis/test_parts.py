@@ -119,5 +119,14 @@ def test_steps_have_the_owners_that_attribution_finds_in_them_alone(name):
         assert owners(ours, ours.work_owner[here]) == owners(alone, alone.work_owner[here])
 
 
+@pytest.mark.parametrize("name", ["ddp.rank0", "fp32_convnet", "vit_patch_drop"])
+def test_the_host_does_in_a_step_what_it_does_there_in_the_whole_trace(name):
+    recording = Recording.read(PATHS[name])
+    window, part = recording.step_windows, recording.steps(0, 0)
+    times = np.linspace(window.start[0], window.end[0] - 1, 1000).astype(np.int64)
+    phase = part.activity.host.at(times)
+    np.testing.assert_array_equal(phase, recording.activity.host.at(times))
+
+
 def owners(ownership: Ownership, index: Ints) -> list[tuple[str, str]]:
     return [ownership.owners.named(owner) for owner in index.tolist()]

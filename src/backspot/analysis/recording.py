@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TypeAlias
@@ -72,12 +72,14 @@ class Recording:
         detail: the trace of other steps of the same training, recorded with memory or shapes;
             ``None`` for none.
         cut: what this is of another recording, ``None`` if it is no part of one.
+        around: the recording of more steps, from which the activity of the host is known.
     """
 
     events: Events
     ownership: Ownership
     detail: Events | None = None
     cut: Cut | None = None
+    around: Recording | None = None
 
     @classmethod
     def of(cls, events: Events, detail: Events | None = None) -> Recording:
@@ -115,7 +117,9 @@ class Recording:
 
     def steps(self, first: int, last: int) -> Recording:
         """Return the recording as if only these steps had been recorded."""
-        return self._part(only_steps(self.events, self.ownership, first, last))
+        return replace(
+            self._part(only_steps(self.events, self.ownership, first, last)), around=self
+        )
 
     def _part(self, found: Cut) -> Recording:
         return Recording(found.events, found.ownership, self.detail, found)
@@ -155,6 +159,8 @@ class Recording:
     @cached_property
     def activity(self) -> Activity:
         """What the host does at each moment: data, forward, optimizer and so on."""
+        if self.around is not None:
+            return self.around.activity
         return find_activity(self.events, self.ownership)
 
     @cached_property

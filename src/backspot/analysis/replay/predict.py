@@ -16,8 +16,8 @@ from backspot.analysis.attribution.ownership import Special
 from backspot.analysis.findings import NOTHING_FOUND, Found, Removable
 from backspot.analysis.recording import Options, Recording
 from backspot.analysis.replay.changes import CHANGES, change_by_names, free, said
-from backspot.analysis.replay.host import MEASURED, ZERO, Floats, ProfilerCost
-from backspot.analysis.replay.replay import fit, steps_at
+from backspot.analysis.replay.host import Floats, ProfilerCost
+from backspot.analysis.replay.replay import fit, measured
 from backspot.analysis.replay.replayable import Refusal, Replayable, prepare
 from backspot.analysis.replay.saving import (
     Change,
@@ -44,8 +44,6 @@ _LAYERS = 12  # groups of repeated layers that are replayed without
 _ENOUGH = 6_000  # spans and pieces of device work
 _FEWEST = 3  # steps
 _BUSY = 0.9  # of the step: from here on a device decides how long the step takes
-_SAME = 0.001  # of the longest step: by what a replay without any change may miss the recording
-_LONGER = 0.05  # of the longest step: what one step can grow by where the one before ends earlier
 _ERRORS = {True: 0.02, False: 0.04}
 """How far a prediction may be off, as a share of the step: where a device decides, and where not.
 
@@ -421,25 +419,10 @@ def predict(recording: Recording, real_step_ns: int | None) -> Prediction | Refu
     replayable = prepare(recording)
     if isinstance(replayable, Refusal):
         return replayable
-    if not _holds(replayable):
-        return Refusal("The times of the trace contradict one another.")
-    if real_step_ns is None:
-        return Prediction(replayable, typical, MEASURED, fitted=False, cut=cut)
-    cost = fit(replayable, real_step_ns, typical=typical)
+    cost = measured(replayable) if real_step_ns is None else fit(replayable, real_step_ns, typical)
     if isinstance(cost, Refusal):
         return cost
-    return Prediction(replayable, typical, cost, fitted=True, cut=cut)
-
-
-def _holds(recording: Replayable) -> bool:
-    """Return whether the recorded steps come out, and whether none is longer without the costs.
-
-    They do not where events are damaged, so that one comes before another that it waits for.
-    """
-    recorded = (recording.steps.end - recording.steps.start)[:, None]
-    longer = (steps_at(recording, [ZERO, MEASURED]) - recorded) / max(1, int(recorded.max()))
-    same = float(np.abs(longer[:, 0]).max()) <= _SAME
-    return same and float(longer[:, 1].max()) <= _LONGER
+    return Prediction(replayable, typical, cost, fitted=real_step_ns is not None, cut=cut)
 
 
 def _time_shared(work: DeviceWork) -> Floats:

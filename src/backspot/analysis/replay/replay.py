@@ -7,26 +7,26 @@ from dataclasses import replace
 
 import numpy as np
 
-from backspot.analysis.replay.host import MEASURED, Floats, ProfilerCost
+from backspot.analysis.replay.host import MEASURED, ZERO, Floats, ProfilerCost
 from backspot.analysis.replay.replayable import Refusal, Replayable
 from backspot.analysis.replay.simulation import simulate
 from backspot.analysis.typical import TypicalStep, every_step
 from backspot.formatting import duration
 
 _FACTORS = np.linspace(0.0, 6.0, 13)
+_ONE = 2  # the place of 1 among these
 _FINER = np.linspace(-0.5, 0.5, 21)  # around the best of these
 _OF_COSTS = 1.5  # the greatest factor that is put down to the costs alone
 _EQUAL = 0.005  # of the step: a difference that is noise of the measured step
+_SAME = 0.001  # of the longest step: by what a replay without any change may miss the recording
+_LONGER = 0.05  # of the longest step: what one step can grow by where the one before ends earlier
 _APART = 0.1  # of the step: the recorded steps are of another kind than the measured one
 
 
 def fit(
-    recording: Replayable,
-    real_step_ns: float,
-    cost: ProfilerCost = MEASURED,
-    typical: TypicalStep | None = None,
+    recording: Replayable, real_step_ns: float, typical: TypicalStep | None = None
 ) -> ProfilerCost | Refusal:
-    """Scale costs by one factor so that the typical replayed step takes as long as the real step.
+    """Scale the costs by one factor so that the typical replayed step takes as long as the real.
 
     A factor above 1.5 is not the profiler's alone: then the whole host was slower while it was
     recorded, as on a busy machine, and the rest of the factor goes into ``slowdown``. Where many
@@ -37,15 +37,18 @@ def fit(
         typical: the steps that count; ``None`` for all.
 
     Returns:
-        The scaled costs, with a third of their uncertainty; a refusal if no factor from 0 to 6
-        brings the replayed step within 10% of the real one.
+        The scaled costs, with a third of their uncertainty; a refusal if the times contradict one
+        another, or no factor from 0 to 6 brings the replayed step within 10% of the real one.
     """
     factor = 1.0
     typical = typical or every_step(len(recording.steps.start))
     for factors in (_FACTORS, _FINER):
         tried = np.unique(np.maximum(factors + (factor if factors is _FINER else 0.0), 0.0))
-        costs = [_scaled(cost, one) for one in tried.tolist()]
-        steps = steps_at(recording, costs)[typical.chosen].mean(axis=0)
+        costs = [_scaled(MEASURED, one) for one in tried.tolist()]
+        each = steps_at(recording, costs)
+        if factors is _FACTORS and (refusal := _contradiction(recording, each[:, [0, _ONE]])):
+            return refusal
+        steps = each[typical.chosen].mean(axis=0)
         off = np.abs(steps - real_step_ns)
         fits = np.flatnonzero(off <= off.min() + _EQUAL * real_step_ns)
         best = int(fits[np.argmin(np.abs(tried[fits] - 1.0))])
@@ -62,6 +65,26 @@ def fit(
             f"{duration(nearest)} at the nearest. {why}."
         )
     return costs[best]
+
+
+def measured(recording: Replayable) -> ProfilerCost | Refusal:
+    """Return the costs as measured on another machine; a refusal if the times contradict."""
+    return _contradiction(recording, steps_at(recording, [ZERO, MEASURED])) or MEASURED
+
+
+def _contradiction(recording: Replayable, steps: Floats) -> Refusal | None:
+    """Refuse if the recorded steps do not come out, or one is longer without the costs.
+
+    So it is where events are damaged, so that one comes before another that it waits for.
+
+    Args:
+        steps: the steps (rows) with no cost taken out, and with the measured ones.
+    """
+    recorded = (recording.steps.end - recording.steps.start)[:, None]
+    longer = (steps - recorded) / max(1, int(recorded.max()))
+    if np.abs(longer[:, 0]).max() <= _SAME and longer[:, 1].max() <= _LONGER:
+        return None
+    return Refusal("The times of the trace contradict one another.")
 
 
 def _scaled(cost: ProfilerCost, factor: float) -> ProfilerCost:
@@ -84,7 +107,8 @@ def host_times(recording: Replayable, lengths: Floats) -> Floats:
     Args:
         lengths: how long each interval of the host (rows) takes.
     """
-    begins = np.searchsorted(recording.station, np.arange(len(recording.stations)))
-    total = np.concatenate([np.zeros((1, lengths.shape[1])), np.cumsum(lengths, axis=0)])
-    summed: Floats = np.diff(total[np.append(begins, len(lengths))], axis=0)
+    bounds = np.searchsorted(recording.station, np.arange(len(recording.stations) + 1))
+    total = np.zeros((lengths.shape[1], len(lengths) + 1))
+    np.cumsum(lengths.T, axis=1, out=total[:, 1:])
+    summed: Floats = np.diff(total[:, bounds], axis=1).T
     return summed

@@ -222,7 +222,8 @@ def replays(
     begins = recording.graph.launch[recording.steps.of_work == 0].min(
         initial=recording.steps.start[0]
     )
-    changing = np.where(recording.line.edges[:-1, None] >= begins, lengths, 0.0)
+    changing = lengths.copy(order="K")
+    changing[: np.searchsorted(recording.line.edges[:-1], begins)] = 0.0
     changing_work = np.where(of_steps[:, None], work, 0.0)
     updating = _of_update(recording, changing, changing_work)
     steps = np.empty((0, len(costs)))
@@ -264,7 +265,7 @@ def _of_update(
 
 @dataclass(frozen=True, slots=True)
 class _Less:
-    """What some changes make shorter, sorted by index; one entry for each index and change.
+    """What some changes make shorter, by change and index; one entry for each.
 
     Attributes:
         index: the station or the piece of work.
@@ -315,13 +316,13 @@ def _less(
         index: the index of each row of ``amount``; by default its own.
     """
     at = rows if index is None else index[rows]
-    key = at * (int(column.max(initial=0)) + 1) + column
-    order = np.argsort(key, kind="stable")
+    key = column * (int(at.max(initial=0)) + 1) + at
+    order = np.argsort(key, kind="stable")  # fast: the key of each change is sorted in parts
     key = key[order]
     begins = np.flatnonzero(np.append(True, key[1:] != key[:-1]))[: len(key)]
-    less = amount.take(rows[order], axis=0)
-    less *= (1.0 - factors[order])[:, None]
-    summed: Floats = np.add.reduceat(less, begins, axis=0) if len(begins) else less
+    less = amount.T.take(rows[order], axis=1)
+    less *= 1.0 - factors[order]
+    summed: Floats = (np.add.reduceat(less, begins, axis=1) if len(begins) else less).T
     first = order[begins]
     return _Less(at[first], column[first], summed)
 

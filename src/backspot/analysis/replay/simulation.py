@@ -124,14 +124,16 @@ def simulate(
             for at, cause, lag in schedule.other.get(first, ()):
                 after = end[cause] + lag
                 after += takes[at]
-                np.maximum(done[at - begin], after, out=done[at - begin])
-            ends, bound = end[first:last], done[first - begin : last - begin]
+                bound = done[at - begin]
+                np.maximum(bound, after, out=bound)
+            here, bound = end[first], done[first - begin]
             if before >= 0:
-                ends[0] += end[before]
-                np.maximum(ends[0], bound[0], out=ends[0])
+                here += end[before]
+                np.maximum(here, bound, out=here)
             else:
-                ends[0] = bound[0]
-            _latest(ends, bound)
+                here[:] = bound
+            if last - first > 1:
+                _latest(end[first:last], done[first - begin : last - begin])
     return Simulated(row.reshape(len(row), *variants), end.reshape(len(end), *variants))
 
 
