@@ -157,12 +157,16 @@ class Evidence:
         """Return what a rule needs and the trace does not have, ``""`` if the rule can look."""
         if self.device not in rule.devices:
             return "needs a GPU" if self.device == "cpu" else "needs CUDA or ROCm"
-        has = {
+        return next((f"needs {need}" for need in rule.needs if not self._has[str(need)]), "")
+
+    @cached_property
+    def _has(self) -> dict[str, bool]:
+        """Which of the things are in the trace that rules need."""
+        return {
             "stacks": len(self.report.host) > 0,
             "labels": self.report.source == "backspot",
             "blocks": bool((self.events.size[self.work.event] >= 0).any()),
         }
-        return next((f"needs {need}" for need in rule.needs if not has[str(need)]), "")
 
     @property
     def step_ns(self) -> int:
