@@ -91,6 +91,21 @@ EXAMPLES: tuple[tuple[Callable[[str], bool], tuple[str, ...], tuple[str, ...]], 
         ("void multi_tensor_apply_kernel<FusedAdam>", "triton_poi_fused_add_0"),
         ("vectorized_elementwise_kernel",),
     ),
+    (
+        names.is_half_atomic,
+        (
+            "indexFuncLargeIndex<c10::BFloat16, long>",
+            "vectorized_scatter<c10::Half, ReduceAdd>",
+            "upsample_bilinear2d_backward_out_frame<c10::Half>",
+        ),
+        ("indexFuncLargeIndex<float, long>", "upsample_bilinear2d_out_frame<c10::Half>"),
+    ),
+    (
+        names.is_vector_product,
+        ("void gemv2T_kernel_val<float>", "internal::gemmSN_TN_kernel<float>"),
+        ("void gemm<float>", "my_gemv_kernel"),
+    ),
+    (names.is_pairwise_distance, ("cdist_backward_kernel<float>",), ("histogram_dist_kernel",)),
     (names.is_zero_fill, ("FillFunctor<float>", "Memset (Device)"), ("void gemm<float>",)),
     (names.is_layout_conversion, ("nchwToNhwcKernel",), ("void gemm<float>",)),
     (

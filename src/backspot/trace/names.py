@@ -19,10 +19,15 @@ def _begins(pattern: str) -> Callable[[str], bool]:
     return lambda name: match(name) is not None
 
 
-def _contains(pattern: str) -> Callable[[str], bool]:
-    """Return a predicate: whether a pattern is anywhere in a name."""
+def _contains(pattern: str, *parts: str) -> Callable[[str], bool]:
+    """Return a predicate: whether a pattern is anywhere in a name.
+
+    Each name that matches has one of ``parts``, by which most long names are told not to match.
+    """
     search = re.compile(pattern).search
-    return lambda name: search(name) is not None
+    return lambda name: (
+        (not parts or any(map(name.__contains__, parts))) and search(name) is not None
+    )
 
 
 def _has(*parts: str) -> Callable[[str], bool]:
@@ -296,9 +301,9 @@ def is_accumulate_grad(name: str) -> bool:
     return name.endswith(ACCUMULATE_GRAD)
 
 
-is_node = _contains(r"\w+Backward\d*\Z")
+is_node = _contains(r"\w+Backward\d*\Z", "Backward")
 """Whether a node has a name as PyTorch gives it: ``MulBackward0``, ``MyFunctionBackward``."""
-is_generated_node = _contains(r"Backward\d+\Z")
+is_generated_node = _contains(r"Backward\d+\Z", "Backward")
 """Whether ``derivatives.yaml`` generated this node: ``MulBackward0``."""
 
 
@@ -479,14 +484,23 @@ INDEXING_BACKWARD = "indexing_backward_kernel"
 
 DEPTHWISE_2D, DEPTHWISE_3D = "conv_depthwise2d", "conv_depthwise3d"
 """Parts of the names of the kernels of depthwise convolutions: ATen's ``DepthwiseConv*d.cu``."""
-is_half_atomic = _contains(
-    r"(ReduceAdd|upsample\w*backward|grid_sampler\w*backward|indexFunc).*(Half|BFloat16)"
-    r"|(Half|BFloat16).*ReduceAdd"
+_is_half = _has("Half", "BFloat16")
+_adds_atomically = _contains(
+    r"ReduceAdd|(upsample\w*backward|grid_sampler\w*backward|indexFunc).*(Half|BFloat16)",
+    *("ReduceAdd", "backward", "indexFunc"),
 )
-"""Whether a kernel of ATen adds atomically in half precision."""
-is_vector_product = _contains(r"\b(gemv|gemmk1|gemmSN|dot_kernel)")
+
+
+def is_half_atomic(name: str) -> bool:
+    """Whether a kernel of ATen adds atomically in half precision."""
+    return _is_half(name) and _adds_atomically(name)
+
+
+is_vector_product = _contains(
+    r"\b(gemv|gemmk1|gemmSN|dot_kernel)", "gemv", "gemmk1", "gemmSN", "dot_kernel"
+)
 """Whether a kernel of cuBLAS multiplies by a vector, or by a matrix of a few rows."""
-is_pairwise_distance = _contains(r"\b[cp]dist_(backward_)?kernel")
+is_pairwise_distance = _contains(r"\b[cp]dist_(backward_)?kernel", "dist_")
 """Whether a kernel computes the distances of pairs of points: ATen's ``DistanceKernel.cu``."""
 
 

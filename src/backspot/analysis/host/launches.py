@@ -6,7 +6,7 @@ import numpy as np
 
 from backspot.analysis.accounting.activity import NAMES
 from backspot.analysis.attribution.ownership import Ownership, Special
-from backspot.analysis.timeline import NOTHING, Timeline, grouped
+from backspot.analysis.timeline import NOTHING, Timeline, grouped, numbered
 from backspot.analysis.typical import TypicalStep
 from backspot.results.host import Launches
 from backspot.trace.events import Ints
@@ -35,13 +35,14 @@ def find_launches(
     inside = (step >= 0) & (work.launch >= 0)
     owner = np.maximum(ownership.work_owner, Special.OUTSIDE)
     key = (phase * len(ownership.owners) + owner)[inside]
-    known, place = np.unique(key, return_inverse=True)
+    least = int(key.min(initial=0))  # negative where a phase is not known
+    known, place = numbered(key - least)
     sums = np.zeros((3, len(known), len(typical.weight)), np.int64)
     for into, amount in zip(sums, (np.ones_like(idle), late, np.where(late, idle, 0)), strict=True):
         np.add.at(into, (place, step[inside]), amount[inside])
     counts, times = typical.count(sums[:2]), typical.mean(sums[2])
     found = []
-    for which, code in enumerate(known.tolist()):
+    for which, code in enumerate((known + least).tolist()):
         of_phase, of_owner = divmod(code, len(ownership.owners))
         count, late_ones = counts[:, which].tolist()
         named = NAMES[of_phase], *ownership.owners.named(of_owner)
