@@ -36,7 +36,8 @@ class Training:
 
     def __init__(self, context: Context, inner: nn.Module | None = None) -> None:
         self.device = context.device
-        self.model: nn.Module = made(context, lambda: Text(inner))
+        # A layer that the case has made already is moved.
+        self.model: nn.Module = made(context, lambda: Text(inner)).to(context.device)
         self.parameters = list(self.model.parameters())
         self.optimizer = torch.optim.AdamW(self.parameters, 1e-4, fused=True)
         self.tokens = context.randint(WORDS, 8, LENGTH)

@@ -3,9 +3,10 @@
     python -m benchmarks waits_truth --device cuda
 
 ``torch.cuda.set_sync_debug_mode`` warns at each operator that makes the host wait, at its line.
-Each training (``waiting.py``) takes one step with it, and is profiled. Warnings inside a backward
-come when it returns, so there the numbers are compared and not the lines. PyTorch warns not of
-calls that only wait, such as ``torch.cuda.synchronize()``; these are listed.
+Each training (``waiting.py``) takes one step with it, and is profiled. Warnings of a backward's
+nodes come when it returns, so there the numbers are compared and not the lines; those of a hook
+come at its line. PyTorch warns not of calls that only wait, such as ``torch.cuda.synchronize()``;
+these are listed.
 """
 
 from __future__ import annotations
@@ -86,10 +87,10 @@ def _examine(job: Job, stage: Stage, run: Run) -> Record:
     for wait in report.waits:
         if wait.operator.startswith(("cuda", "hip")):
             silent += wait.count
-        elif wait.phase != "backward":
+        elif wait.phase != "backward" or Path(wait.line).name in lines:  # in a hook on its thread
             found[Path(wait.line).name] += wait.count
     of_backward = sum(count for (_, backward), count in truth.items() if backward)
-    seen = sum(one.count for one in report.waits if one.phase == "backward")
+    seen = sum(one.count for one in report.waits) - silent - sum(found.values())
     rule = next((one for one in report.findings if one.rule == "host-waits"), None)
     return {
         "warned": sum(truth.values()),

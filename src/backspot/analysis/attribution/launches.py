@@ -19,6 +19,7 @@ from backspot.trace.events import Ints, Mask
 
 _LONG = 1_000_000  # nanoseconds: a launch takes a few thousand
 _FULL = 512  # pieces of work: a launch blocks when about a thousand are queued
+_STAGED = 1 << 16  # bytes of a copy from pageable memory for which the host does not wait
 
 
 def find_loading(events: Events, work: Ints, call: Ints) -> Mask:
@@ -246,11 +247,16 @@ def find_waits(events: Events, spans: Spans) -> Waits:
 
 
 def waiting_calls(events: Events) -> Ints:
-    """Return the calls in which the host waits for a device, by start: indices into the events."""
+    """Return the calls in which the host waits for a device, by start: indices into the events.
+
+    A small copy from pageable memory is staged, and the call returns at once.
+    """
     calls = events.of(Category.RUNTIME)
     waiting = events.names_where(names.is_synchronization)
     pageable = events.names_where(lambda name: names.PAGEABLE in name)
     copies = events.of(Category.MEMCPY)
+    to_device = events.name_mask(names.CUDA_TO_DEVICE)[events.name[copies]]
+    copies = copies[~(to_device & (events.size[copies] >= 0) & (events.size[copies] <= _STAGED))]
     blocking = events.correlation[copies[pageable[events.name[copies]]]]
     kept = waiting[events.name[calls]] | np.isin(events.correlation[calls], blocking[blocking > 0])
     found: Ints = calls[kept]
