@@ -295,7 +295,7 @@ def _profiled(
 
     return backspot.profile(
         step or training.step, training.model, data=training.data(), steps=steps,
-        warmup=3 if timed else 1, unprofiled=timed, stacks=stacks,
+        warmup=3 if timed else 1, unprofiled=timed, stacks=stacks, trials="none",
     )  # fmt: skip
 
 

@@ -63,3 +63,14 @@ def test_a_comprehension_is_a_line_of_its_function(trace: Trace, tmp_path: Path)
 
     assert {line.function for line in lines} == {"step"}
     assert "train.py:12" in {line.place for line in lines}
+
+
+@pytest.mark.parametrize(("size", "waits"), [(1 << 11, 0), (1 << 24, 1)])
+def test_a_small_copy_from_pageable_memory_is_no_wait(
+    trace: Trace, tmp_path: Path, size: int, waits: int
+) -> None:
+    trace.event("cuda_runtime", "cudaMemcpyAsync", 100, 200, correlation=7)
+    copy = "Memcpy HtoD (Pageable -> Device)"
+    trace.event("gpu_memcpy", copy, 150, 190, 7, device=0, stream=7, correlation=7, bytes=size)
+
+    assert len(locate(trace.save(tmp_path / "trace.json")).waits) == waits
