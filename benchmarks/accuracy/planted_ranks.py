@@ -285,7 +285,7 @@ def _answer(
 
 def answer(run: Run) -> Figures:
     figures = _answer(
-        run, CASES, ("ddp/0-even", "ddp/1-host"), RANKS if run.device == "cuda" else 4
+        run, CASES, ("ddp/0-even", "ddp/1-host"), RANKS if run.small or run.device == "cuda" else 4
     )
     _price(figures["cases"])
     return figures

@@ -153,24 +153,18 @@ LABELS: dict[str, dict[str, Any]] = {
     "call, no markers": {"hooks": "call", "markers": False},
     "call": {"hooks": "call"},
     "node, no markers": {"hooks": "node", "markers": False},
-    "node": {"hooks": "node"},
     "module": {"hooks": "module"},
 }
 _RECORDED = {
     "memory": {"profile_memory": True},
     "shapes": {"record_shapes": True},
-    "memory and shapes": {"profile_memory": True, "record_shapes": True},
 }
 _UNMARKED = _instrumented(hooks="call", markers=False)
 VARIANTS: dict[str, Variant] = {
     PLAIN: Variant(_plain),
     UNPROFILED: Variant(_plain, without_profiler=False, profiled=False),
     **{name: Variant(_instrumented(**options)) for name, options in LABELS.items()},
-    **{
-        f"{name}, depth=2": Variant(_instrumented(depth=2, **options))
-        for name, options in LABELS.items()
-        if options["hooks"] != "module"
-    },
+    "call, no markers, depth=2": Variant(_instrumented(depth=2, **LABELS["call, no markers"])),
     "call, no markers, lines": Variant(_instrumented(hooks="call", markers=False, lines=True)),
     # ``profile(memory=True, shapes=True)`` records these in steps of their own.
     **{
