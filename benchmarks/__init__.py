@@ -1,9 +1,10 @@
 """Measurements of Backspot: is it right, what does it cost, what does it survive?
 
 ``python -m benchmarks`` lists the questions, which are in ``questions.py``; ``python -m benchmarks
-NAME`` answers one. All rooms share ``common.py`` (command line, tables, results, timing,
-profiling), ``workers.py`` (worker processes), ``ranks.py`` (two processes that train together) and
-``models.py`` (the models, each at the size of the run).
+NAME`` answers one, and ``all`` those that this machine can (``evidence.py``). All rooms share
+``harness.py`` (command line, tables, results), ``measuring.py`` (timing, profiling), ``workers.py``
+(worker processes), ``ranks.py`` (two processes that train together) and ``models.py`` (the models,
+each at the size of the run).
 
 Importing this package sets the environment that PyTorch reads at its import, and finds
 ``backspot`` in this repository.

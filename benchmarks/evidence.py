@@ -53,7 +53,7 @@ PLAN = {
     },
     "cpu": {
         "planted": "--trials 104",
-        "timm_sweep": "--timeout 30",
+        "timm_sweep": "--models *tiny* --timeout 60",
         "leaks": "",
         "startup": "",
         "fuzz_reports": "",

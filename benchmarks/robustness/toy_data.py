@@ -79,19 +79,6 @@ def images(path: Path, classes: int, each: int, side: int, suffix: str = ".jpg")
 
 
 @kind
-def masks(path: Path, count: int, side: int) -> None:
-    """Pictures and masks for segmentation, as Pytorch-UNet reads them."""
-    from PIL import Image
-
-    images(path / "imgs", 0, count, side)
-    (path / "masks").mkdir(parents=True)
-    random = np.random.default_rng(0)
-    for number in range(count):
-        mask = random.integers(0, 2, (side, side), dtype=np.uint8)
-        Image.fromarray(mask).save(path / "masks" / f"picture{number}.gif")
-
-
-@kind
 def corpus(path: Path, words: int, distinct: int) -> None:
     """train.txt, valid.txt and test.txt: lines of words."""
     path.mkdir(parents=True, exist_ok=True)
@@ -131,33 +118,6 @@ def cora(path: Path, papers: int, features: int) -> None:
         pairs = {tuple(sorted(pair)) for pair in random.integers(0, papers, (2 * papers, 2))}
         for cited, citing in sorted(pairs):
             file.write(f"{cited} {citing}\n" if cited != citing else "")
-
-
-@kind
-def planetoid(path: Path, papers: int, features: int) -> None:
-    """The eight files of Cora, as PyTorch Geometric downloads them."""
-    from scipy import sparse
-
-    path.mkdir(parents=True, exist_ok=True)
-    random = np.random.default_rng(0)
-    tested, trained = papers // 3, 140
-    known = papers - tested
-    every = sparse.csr_matrix((random.random((papers, features)) < 0.02).astype(np.float32))
-    labels = np.eye(7, dtype=np.int32)[np.arange(papers) % 7]
-    graph = {n: random.integers(0, papers, 4).tolist() for n in range(papers)}
-    parts = {
-        "x": every[:trained],
-        "tx": every[known:],
-        "allx": every[:known],
-        "y": labels[:trained],
-        "ty": labels[known:],
-        "ally": labels[:known],
-        "graph": graph,
-    }
-    for name, content in parts.items():
-        with (path / f"ind.cora.{name}").open("wb") as file:
-            pickle.dump(content, file)
-    (path / "ind.cora.test.index").write_text("\n".join(map(str, range(known, papers))) + "\n")
 
 
 @kind
@@ -269,30 +229,6 @@ def load_dataset(folder, task=None):
 def datasets(path: Path) -> None:
     """A small stand-in for the package ``datasets``, for machines that lack it."""
     path.write_text(_DATASETS, encoding="utf-8")
-
-
-_METRIC = '''"""A stand-in for the hub's metric of the same name: accuracy."""
-import datasets
-import evaluate
-
-
-class Accuracy(evaluate.Metric):
-    def _info(self):
-        value = datasets.Value("int64")
-        features = datasets.Features({"predictions": value, "references": value})
-        return evaluate.MetricInfo(description="", citation="", features=features)
-
-    def _compute(self, predictions, references):
-        right = sum(a == b for a, b in zip(predictions, references))
-        return {"accuracy": right / len(references)}
-'''
-
-
-@kind
-def metric(path: Path) -> None:
-    """A metric in a local folder that ``evaluate.load`` takes for the hub's."""
-    path.mkdir(parents=True)
-    (path / f"{path.name}.py").write_text(_METRIC)
 
 
 @kind
