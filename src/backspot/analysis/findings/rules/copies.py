@@ -136,7 +136,7 @@ def host_to_device_volume(evidence: Evidence) -> Finding | None:
             f"{say.copies(size[work])}: {say.ms(costs.of_work(work))} in which nothing else runs."
         ),
         remedy=(
-            "Copy the next batch on a stream of its own while the GPU computes this one. Images can "
+            "Copy the next batch on a stream of its own while the GPU computes. Images can "
             "travel as uint8, a quarter of the bytes, and be cast and normalised on the GPU."
         ),
         link="https://docs.pytorch.org/tutorials/intermediate/pinmem_nonblock.html",
