@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 import backspot
+from backspot.analysis.recorded import find_recorded
+from backspot.analysis.recording import Recording
+from backspot.trace import read_events
 from support.h200 import path_of, report_of
 from support.synthetic import Trace
 
@@ -57,3 +61,19 @@ def test_the_page_says_it_and_a_saved_report_keeps_it(tmp_path):
     page = report.save(tmp_path / "report.html").read_text("utf-8")
     assert f"NVIDIA H200 · 2026-11-20 22:53 UTC · Backspot {backspot.__version__}" in page
     assert backspot.Report.load(report.save(tmp_path / "r.json")).recorded == report.recorded
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_a_live_report_says_how_much_memory_of_the_gpu_was_needed(on_gpu, monkeypatch):
+    torch = pytest.importorskip("torch")
+    ways = {
+        "is_initialized": on_gpu,
+        "current_device": 0,
+        "get_device_properties": SimpleNamespace(total_memory=80_000_000_000),
+        "max_memory_reserved": 9_500_000_000,
+    }
+    for name, value in ways.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
+    recording = Recording.of(read_events(path_of("vit_patch_drop")))
+    recorded = find_recorded(recording.events, recording.ownership, live=True)
+    assert recorded.get("memory") == ("9.5 of 80.0 GB" if on_gpu else None)

@@ -39,6 +39,7 @@ def find_recorded(events: Events, ownership: Ownership, *, live: bool) -> dict[s
         "torch": str(getattr(torch, "__version__", "")),
         "command": _command() if live else "",
         "host": _host(torch) if torch else "",
+        "memory": _memory(torch) if torch else "",
     }
     return {name: text for name, text in found.items() if text}
 
@@ -48,6 +49,14 @@ def _host(torch: ModuleType) -> str:
     load = f"load {os.getloadavg()[0]:.1f}, " if hasattr(os, "getloadavg") else ""
     threads = counted(int(torch.get_num_threads()), "thread")
     return f"{load}{threads} of PyTorch, {counted(os.cpu_count() or 1, 'CPU')}"
+
+
+def _memory(torch: ModuleType) -> str:
+    """How much of the memory of the current GPU was reserved at most: ``12.3 of 79.6 GB``."""
+    if not torch.cuda.is_initialized():
+        return ""
+    total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+    return f"{torch.cuda.max_memory_reserved() / 1e9:.1f} of {total / 1e9:.1f} GB"
 
 
 def _time(nanoseconds: int) -> str:

@@ -189,7 +189,13 @@ def forward_operators(evidence: Evidence) -> tuple[Ints, Ints]:
 
 
 def both_ways(
-    evidence: Evidence, nodes: Mask, operators: Ints, least: float, others: Mask | None = None
+    evidence: Evidence,
+    nodes: Mask,
+    operators: Ints,
+    least: float,
+    *,
+    others: Mask | None = None,
+    whole: bool = False,
 ) -> Placed:
     """Return the places of nodes, and of operators of the forward.
 
@@ -200,6 +206,7 @@ def both_ways(
         operators: which operators, as indices into the events; none within another.
         least: the share of the step that both take in most steps; else there are no places.
         others: device work that counts, too.
+        whole: whether the operators are not done at all: what a device waits for in them counts.
     """
     events, costs, work = evidence.events, evidence.costs, evidence.work
     operators = np.unique(operators[operators >= 0])
@@ -210,12 +217,18 @@ def both_ways(
     if others is not None:
         launched |= others
     by_step = costs.owned_by_step(nodes, launched)
-    if not evidence.report.has_gpu:
-        time, ns = events.start[operators], events.duration[operators]
-        by_step = by_step + costs.operators_by_step(time, ns, owner)
+    start, ns = events.start[operators], events.duration[operators]
+    if whole and evidence.report.has_gpu:
+        ns = costs.idle_within(start, events.end[operators])
+    if whole or not evidence.report.has_gpu:
+        by_step = by_step + costs.operators_by_step(start, ns, owner)
     if not costs.holds_in_most_steps(by_step.sum(axis=0), least):
         return Placed((), 0, 0)
     found = costs.places_by_step(by_step, owner)
+    if whole:
+        waits = evidence.waits.event
+        waits = waits[enclosing(events, operators, events.thread[waits], events.start[waits]) >= 0]
+        return replace(found, removable=costs.removable(nodes, launched, waits, operators))
     if not evidence.report.has_gpu:
         return found
     return replace(found, removable=costs.removable(nodes, launched))

@@ -306,20 +306,9 @@ def repeated_work(evidence: Evidence) -> Finding | None:
     No gradient flows through them. All but the first of a step are needless.
     """
     costs, say, events = evidence.costs, evidence.wording, evidence.events
-    index, span, times = _again(evidence)
-    if not len(index):
-        return None
-    start, work = events.start[index], evidence.work
-    around = enclosing(events, index, work.thread, work.launch)
-    launched = (around >= 0) & evidence.recorded
-    has_gpu = evidence.report.has_gpu
-    ns = costs.idle_within(start, events.end[index]) if has_gpu else events.duration[index]
-    owner = evidence.ownership.owner[span]
-    by_step = costs.operators_by_step(start, ns, owner)
-    by_step = by_step + costs.owned_by_step(np.zeros(len(evidence.spans.start), bool), launched)
-    if not costs.holds_in_most_steps(by_step.sum(axis=0), _AGAIN_LEAST):
-        return None
-    placed = costs.places_by_step(by_step, owner)
+    index, times = _again(evidence)
+    none = np.zeros(len(evidence.spans.start), bool)
+    placed = both_ways(evidence, none, index, _AGAIN_LEAST, whole=True)
     operators = costs.top_operators(evidence.names_of(index), events.duration[index])
     return finding(
         placed,
@@ -337,17 +326,12 @@ def repeated_work(evidence: Evidence) -> Finding | None:
             "torch.nn.Module.html#torch.nn.Module.register_buffer"
         ),
         operators=operators,
-        kernels=costs.top_kernels(launched),
-        change={"free": costs.removable(None, launched, operators=index)},
+        change={"free": placed.removable},
     )
 
 
-def _again(evidence: Evidence) -> tuple[Ints, Ints, int]:
-    """Return operators that did in another call of the step what they do, and their calls.
-
-    Returns:
-        Indices into the events, the module call of each, and how many calls of a step do the same.
-    """
+def _again(evidence: Evidence) -> tuple[Ints, int]:
+    """Return operators that do what others did in the step before, and how many calls do so."""
     events = evidence.events
     index, span = forward_operators(evidence)
     made = evidence.ownership.join.operator
@@ -369,9 +353,9 @@ def _again(evidence: Evidence) -> tuple[Ints, Ints, int]:
             groups.setdefault(what, []).append(part)
     found = [parts for parts in groups.values() if len(parts) >= _AGAIN]
     if not found:
-        return index[:0], span[:0], 0
+        return index[:0], 0
     kept = np.concatenate([part for parts in found for part in parts[1:]])
-    return index[kept], span[kept], max(map(len, found))
+    return index[kept], max(map(len, found))
 
 
 # The loss ----------------------------------------------------------------------------------------

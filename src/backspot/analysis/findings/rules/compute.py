@@ -514,6 +514,11 @@ def no_tensor_cores(evidence: Evidence) -> Finding | None:
     )
 
 
+_PRICE = "This is the price of the memory that checkpointing saves. If memory is left, checkpoint"
+_MUCH_LEFT = 0.5
+"""Share of the device's memory that no step has reserved so far."""
+
+
 @rule("recompute")
 def recompute(evidence: Evidence) -> Finding | None:
     """Find module calls and operators that a backward pass runs again."""
@@ -523,18 +528,29 @@ def recompute(evidence: Evidence) -> Finding | None:
     if not cost:
         return None
     share = percent(cost / evidence.report.wall_ns if evidence.report.wall_ns else 0.0)
+    memory = evidence.report.recorded.get("memory", "")
+    left = bool(memory) and _share_left(memory) >= _MUCH_LEFT
     return finding(
         costs.places_of_spans(again),
-        title="Activation checkpointing runs the forward again",
+        title=(
+            "Activation checkpointing saves memory that nothing needs"
+            if left
+            else "Activation checkpointing runs the forward again"
+        ),
         seen=(
             f"{evidence.wording.ms(cost)} of the backward, {share}, is forward work that runs a "
-            "second time."
+            f"second time.{f' At most {memory} of memory were reserved.' if left else ''}"
         ),
         remedy=(
-            "This is the price of the memory that checkpointing saves. If memory is left, "
-            "checkpoint fewer blocks, or keep the results of matmuls with "
-            "torch.utils.checkpoint.create_selective_checkpoint_contexts."
+            f"{_PRICE if not left else 'Checkpoint'} fewer blocks, or keep the results of matmuls "
+            "with torch.utils.checkpoint.create_selective_checkpoint_contexts."
         ),
         link="https://docs.pytorch.org/docs/stable/checkpoint.html",
         kernels=costs.top_kernels(evidence.work_of(again)),
     )
+
+
+def _share_left(memory: str) -> float:
+    """Return which share is left of ``12.3 of 79.6 GB``."""
+    used, _, whole = memory.removesuffix(" GB").partition(" of ")
+    return 1 - float(used) / float(whole)

@@ -203,9 +203,10 @@ def _there_and_back(evidence: Evidence, others: Mask | None) -> Found | None:
         for match in _THERE_AND_BACK.finditer(text):
             inside = part[match.start() : match.end()]
             copies[inside] = [text[at] == "C" for at in range(*match.span())]
-    placed = both_ways(evidence, copies, ownership.join.operator[copies], LEAST_SHARE)
+    made = ownership.join.operator[copies]
+    placed = both_ways(evidence, copies, made, LEAST_SHARE)
     if placed.places and others is not None:
-        placed = both_ways(evidence, copies, ownership.join.operator[copies], LEAST_SHARE, others)
+        placed = both_ways(evidence, copies, made, LEAST_SHARE, others=others)
     return finding(
         placed,
         title="Tensors are copied into another memory layout and back",

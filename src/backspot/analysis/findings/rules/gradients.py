@@ -6,6 +6,7 @@ import numpy as np
 
 from backspot.analysis.attribution.launches import Tier, in_optimizer
 from backspot.analysis.attribution.ownership import Special
+from backspot.analysis.findings.costs import Removable
 from backspot.analysis.findings.evidence import Evidence
 from backspot.analysis.findings.observations import (
     accumulating,
@@ -229,12 +230,12 @@ def _optimizer_unfused(evidence: Evidence) -> Finding | None:
     fused = operators[events.name_mask("aten::_fused_")[events.name[operators]]]
     marks = np.setdiff1d(marks, inside[np.isin(operators, fused)])
     begin = evidence.ownership.passes.after(events.start[marks], events.end[marks])
-    spent = events.end[marks] - begin
-    by_step = costs.times_by_step(begin, spent)
     if evidence.device == "cuda":
         work = enclosing(events, marks, evidence.work.thread, evidence.work.launch) >= 0
         by_step = costs.of_work_by_step(work & (evidence.work.tier == Tier.COMPUTE))
-        by_step = by_step + costs.times_by_step(begin, costs.idle_within(begin, events.end[marks]))
+        by_step = by_step + _idle_by_step(evidence, begin, events.end[marks])
+    else:
+        by_step = costs.times_by_step(begin, events.end[marks] - begin)
     if not costs.holds_in_most_steps(by_step, _OPTIMIZER_LEAST):
         return None
     cost = costs.place("(optimizer)", by_step, len(marks))
@@ -381,81 +382,45 @@ def _unused(evidence: Evidence) -> Mask:
     return owners.mask(lambda module: (module.path, module.class_name) in found)
 
 
-_ZERO_GRAD_TITLE = "zero_grad fills gradients with zeros"
-_ZERO_GRAD_REMEDY = (
-    "Use zero_grad(set_to_none=True), the default since PyTorch 2.0. Backward then stores its "
-    "gradients without filling or adding."
-)
-_ZERO_GRAD_LINK = (
-    "https://docs.pytorch.org/docs/stable/generated/torch.optim.Optimizer.zero_grad.html"
-)
-
-
 @rule("zero-grad-fill", devices=("cpu", "cuda"))
 def zero_grad_fill(evidence: Evidence) -> Finding | None:
     """Find ``zero_grad`` that fills; where a step has one pass, adding to the zeros counts too."""
-    return _zero_grad_on_cpu(evidence) if evidence.device == "cpu" else _zero_grad_on_gpu(evidence)
-
-
-def _zero_grad_on_cpu(evidence: Evidence) -> Finding | None:
     costs, say, events = evidence.costs, evidence.wording, evidence.events
-    of_step = evidence.typical.value
-    calls = zeroing(evidence)
-    if not len(calls):
-        return None
-    filled = costs.times_by_step(events.start[calls], events.duration[calls])
-    added, adds = np.zeros_like(filled), np.zeros(len(evidence.spans.start), bool)
-    if _one_pass(evidence):
-        adds = accumulating(evidence)
-        added = costs.of_spans_by_step(adds)
-    return finding(
-        costs.place("(optimizer)", filled + added * (filled > 0), len(calls)),
-        title=_ZERO_GRAD_TITLE,
-        seen=(
-            f"{say.per_step(len(calls), 'call')} of zero_grad, {say.ms(of_step(filled))}."
-            f"{_then(evidence, of_step(added))}"
-        ),
-        remedy=_ZERO_GRAD_REMEDY,
-        link=_ZERO_GRAD_LINK,
-        change={"free": costs.removable(adds, None, operators=calls)},
-    )
-
-
-def _zero_grad_on_gpu(evidence: Evidence) -> Finding | None:
-    costs, say = evidence.costs, evidence.wording
-    work = fills(evidence)
-    if not work.any():
-        return None
-    cost = costs.of_work(work)
-    adds = np.zeros(len(work), bool)
-    if _one_pass(evidence):
+    adds = accumulating(evidence)
+    adds &= len(evidence.report.passes) <= evidence.report.steps
+    kernels: tuple[str, ...] = ()
+    change: dict[str, Removable] = {}
+    if evidence.device == "cpu":
+        calls = zeroing(evidence)
+        number, thing = len(calls), "call"
+        change = {"free": costs.removable(adds, None, operators=calls)}
+        filled = costs.times_by_step(events.start[calls], events.duration[calls])
+        added = costs.of_spans_by_step(adds) * (filled > 0)
+    else:
+        work = fills(evidence)
         # Hooks of these nodes launch the exchange of gradients, which is not an addition.
-        adds = evidence.work_of(accumulating(evidence))
-        adds &= evidence.launched_in("aten::add_", "aten::add") >= 0
-    by_step = costs.of_work_by_step(work) + costs.of_work_by_step(adds)
+        adding = evidence.work_of(adds) & (evidence.launched_in("aten::add_", "aten::add") >= 0)
+        number, thing = int(work.sum()), "kernel"
+        filled, added = costs.of_work_by_step(work), costs.of_work_by_step(adding)
+        kernels = costs.top_kernels(work | adding)
+    if not number:
+        return None
+    spent, later = (evidence.typical.value(one) for one in (filled, added))
+    then = f" Backward then adds to the zeros for {say.ms(later)}." if later else ""
     return finding(
-        costs.place("(optimizer)", by_step, int(work.sum())),
-        title=_ZERO_GRAD_TITLE,
-        seen=(
-            f"{say.per_step(int(work.sum()), 'kernel')} of zero_grad, {say.ms(cost)}."
-            f"{_then(evidence, costs.of_work(adds))}"
+        costs.place("(optimizer)", filled + added, number),
+        title="zero_grad fills gradients with zeros",
+        seen=f"{say.per_step(number, thing)} of zero_grad, {say.ms(spent)}.{then}",
+        remedy=(
+            "Use zero_grad(set_to_none=True), the default since PyTorch 2.0. Backward then stores "
+            "its gradients without filling or adding."
         ),
-        remedy=_ZERO_GRAD_REMEDY,
-        link=_ZERO_GRAD_LINK,
-        kernels=costs.top_kernels(work | adds),
+        link=(
+            "https://docs.pytorch.org/docs/stable/generated/torch.optim.Optimizer.zero_grad.html"
+        ),
+        kernels=kernels,
+        change=change,
     )
-
-
-def _one_pass(evidence: Evidence) -> bool:
-    """Whether no gradients of several passes are added up."""
-    return len(evidence.report.passes) <= evidence.report.steps
-
-
-def _then(evidence: Evidence, added: int) -> str:
-    """Return a sentence about the additions to the zeros."""
-    if not added:
-        return ""
-    return f" Backward then adds to the zeros for {evidence.wording.ms(added)}."
 
 
 @rule("unread-gradient", needs=("labels",))

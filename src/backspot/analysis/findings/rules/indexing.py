@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from backspot.analysis.findings.evidence import Evidence
 from backspot.analysis.findings.observations import (
+    both_ways,
     crowded,
     forward_of,
     forward_operators,
@@ -131,25 +130,9 @@ _MASKS_LEAST = 0.05
 @rule("masked-indexing", devices=("cuda",))
 def masked_indexing(evidence: Evidence) -> Finding | None:
     """Find forwards that pick rows by many boolean masks, and their backward."""
-    costs, say, events, owner = (
-        evidence.costs, evidence.wording, evidence.events, evidence.ownership.owner
-    )  # fmt: skip
+    costs, say = evidence.costs, evidence.wording
     nodes, operators = _by_masks(evidence)
-    if not len(operators):
-        return None
-    start = events.start[operators]
-    idle = costs.idle_within(start, events.end[operators])
-    span = evidence.spans.of(events, operators)
-    launched = enclosing(events, operators, evidence.work.thread, evidence.work.launch) >= 0
-    work = launched & evidence.recorded | evidence.work_of(nodes)
-    by_step = costs.owned_by_step(nodes, work)
-    by_step = by_step + costs.operators_by_step(start, idle, np.maximum(owner[span], 0))
-    if not costs.holds_in_most_steps(by_step.sum(axis=0), _MASKS_LEAST):
-        return None
-    waits = evidence.waits.event
-    inside = enclosing(events, operators, events.thread[waits], events.start[waits]) >= 0
-    removable = costs.removable(nodes, work, waits=waits[inside], operators=operators)
-    placed = replace(costs.places_by_step(by_step, owner[span]), removable=removable)
+    placed = both_ways(evidence, nodes, operators, _MASKS_LEAST, whole=True)
     return finding(
         placed,
         title="Rows are picked by boolean masks",
@@ -165,8 +148,8 @@ def masked_indexing(evidence: Evidence) -> Finding | None:
         ),
         link="https://docs.pytorch.org/docs/stable/generated/torch.where.html",
         nodes=costs.top_nodes(nodes),
-        kernels=costs.top_kernels(work),
-        change={"free": removable},
+        kernels=costs.top_kernels(evidence.work_of(nodes)),
+        change={"free": placed.removable},
     )
 
 
