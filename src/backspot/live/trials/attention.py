@@ -9,17 +9,126 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from backspot.live.trials.chains import Chain, View, tensors_of, through
+from backspot.live.trials.chains import (
+    ADDED,
+    CAST,
+    CHOSEN,
+    DIVIDED,
+    DROPOUT,
+    FILLED,
+    PRODUCTS,
+    SOFTMAX,
+    TIMES,
+    Chain,
+    Chains,
+    Node,
+    seen,
+)
 from backspot.live.trials.trial import AS_IT_IS, CHAINS_S, Asked, Piece, Trial, piece_of, remedy
 from backspot.live.trials.twins import Refused, check_fits
 
 _MOST_CHAINS = 3
 _SAME = 0.05
 """A variant whose result differs by more than this share of the largest number is another one."""
+_VERY_LOW = -1e4
+"""A mask fills in such a number or a lower one, so that the softmax gives 0."""
 _WITH_MASK = "scaled_dot_product_attention"
 _CAUSAL = "scaled_dot_product_attention(is_causal=True)"
 _SCORES = "scaled_dot_product_attention, the scores as a mask"
 Attend = Callable[[], torch.Tensor]
+
+# What the step does ------------------------------------------------------------------------------
+
+
+@seen(*PRODUCTS)
+def _attended(chains: Chains, end: Node) -> None:
+    """Keep softmax(q·kᵀ)·v, or the softmax of scores that are sums of columns."""
+    p, node = 0.0, end.parts[0]
+    while node.function in (DROPOUT | CAST) and node.inner:
+        if node.function in DROPOUT and node.option("training", 2, True):
+            p = float(node.option("p", 1, 0.5))
+        node = node.parts[0]
+    if node.function not in SOFTMAX or len(node.shape) < 3:
+        return
+    if node.option("dim", 1, None) not in (-1, len(node.shape) - 1):
+        return
+    scores = node.parts[0]
+    given = _scored(scores)
+    if given is None and _is_narrow(scores):
+        given = {"scores": scores}
+    if given is None:
+        chains.missed["attention"] = "how the scores of a softmax are made was not recognised"
+    else:
+        chains.keep("attention", end, {**given, "v": end.parts[1], "p": p}, key=tuple(given))
+    node.held = None
+
+
+def _scored(scores: Node) -> dict[str, Any] | None:
+    """Return queries, keys, scale and masks of scores; ``None`` if they are made in another way."""
+    masks: list[tuple[str, Node]] = []
+    scale, node = 1.0, scores
+    while node.function not in PRODUCTS:
+        values = [one for one in node.inner if one.shape == node.shape and one.function]
+        factor = next((one for one in node.parts if isinstance(one, (int, float))), None)
+        if node.function in CHOSEN and len(node.parts) == 3:
+            # torch.where(condition, a, b), and a.where(condition, b)
+            condition, one, two = node.parts
+            if node.function is torch.Tensor.where:
+                condition, one = one, condition
+            value, fill, kind = (two, one, "drop") if _is_low(one) else (one, two, "keep")
+            if not (_is_low(fill) and isinstance(value, Node)):
+                return None
+            masks.append((kind, condition))
+            values = [value]
+        elif node.function in FILLED and _is_low(node.parts[2]):
+            masks.append(("drop", node.parts[1]))
+            values = [node.parts[0]]
+        elif node.function in TIMES | DIVIDED and factor is not None:
+            scale *= float(factor) if node.function in TIMES else 1 / float(factor)
+        elif node.function in ADDED and len(node.inner) == 2 and not node.kwargs:
+            value = next((one for one in values if one.function in _SCORING), None)
+            if value is None:
+                return None
+            masks.append(("add", next(one for one in node.inner if one is not value)))
+            values = [value]
+        elif node.function not in CAST:
+            return None
+        if not values:
+            return None
+        node = values[0]
+    if len(node.shape) < 3 or node.shape[-1] == 1:
+        return None
+    return {"q": node.parts[0], "kt": node.parts[1], "scale": scale, "masks": masks[::-1]}
+
+
+_SCORING = PRODUCTS | TIMES | DIVIDED | ADDED | FILLED | CHOSEN | CAST
+
+
+def _is_low(fill: object) -> bool:
+    if isinstance(fill, Node):  # to read it would have the host wait for a GPU
+        tensor = fill.tensor()
+        if tensor is None or tensor.device.type != "cpu" or not tensor.is_floating_point():
+            return False
+        return float(tensor.detach().max()) <= _VERY_LOW
+    return isinstance(fill, (int, float)) and fill <= _VERY_LOW
+
+
+def _is_narrow(scores: Node) -> bool:
+    """Whether all products that make scores have a single column: they are none of q and k."""
+    pending, narrow = [scores], False
+    while pending:
+        node = pending.pop()
+        if node.function is None or node.function in PRODUCTS:
+            if node.shape[-1:] == (1,) or node.shape[-2:-1] == (1,):
+                narrow = True
+            elif node.function is not None:
+                return False
+        else:
+            pending += node.inner
+    return narrow
+
+
+# What is tried -----------------------------------------------------------------------------------
 
 
 @remedy("attention-math", "kept-softmax", chains=True)
@@ -30,7 +139,7 @@ def attention(asked: Asked) -> Trial | None:
     found = found[:_MOST_CHAINS]
     variants: dict[str, list[Piece]] = {}
     for chain in found:
-        check_fits(tensors_of(chain.given), 2)
+        check_fits(chain.copies.values(), 2)
         for name, piece in _ways(chain).items():
             variants.setdefault(name, []).append(piece)
     whole = {name: pieces for name, pieces in variants.items() if len(pieces) == len(found)}
@@ -43,53 +152,44 @@ def attention(asked: Asked) -> Trial | None:
 
 
 def _scores(chain: Chain) -> int:
-    if "q" not in chain.given:
-        return int(chain.given["scores"].shape.numel())
-    return int(chain.given["q"].shape[:-1].numel() * chain.given["kt"].shape[-1])
+    return int(chain.given["v"].shape[-2] * chain.end.shape[:-1].numel())
 
 
 def _ways(chain: Chain) -> dict[str, Piece]:
-    given = chain.given
-    leaves = list({id(one): one for one in tensors_of(given)}.values())
-    now = _as_it_is(chain, dropout=True)
-    ways: dict[str, Attend] = {AS_IT_IS: now}
+    given, end = chain.given, chain.end
+    ways: dict[str, Attend] = {}
     if "q" in given:
-        mask = _mask(given["masks"])
-        ways[_WITH_MASK] = _fused(given, mask)
+        mask = _mask(chain)
+        ways[_WITH_MASK] = _fused(chain, mask)
         if mask is not None and _is_causal(mask, given):
-            ways[_CAUSAL] = _fused(given, None, is_causal=True)
+            ways[_CAUSAL] = _fused(chain, None, is_causal=True)
     else:
-        ways[_SCORES] = _of_scores(given)
-    plain = _as_it_is(chain, dropout=False)
-    pieces = {}
+        ways[_SCORES] = _of_scores(chain)
+    plain = chain.again(end, without=DROPOUT)
+    # What lays out the result comes along: some kernels have done that.
+    now, lay_out = chain.again(chain.after), chain.again(chain.after, given=[end])
+    pieces = {AS_IT_IS: piece_of(chain, lambda: now()[0])}
     for name, way in ways.items():
-        if name == AS_IT_IS or given["p"] or _is_same(way, plain):
-            # What lays out the result comes along: some kernels have done that.
-            whole = partial(lambda way: through(chain.after, way()), way)
-            pieces[name] = piece_of(chain, whole, leaves)
+        if given["p"] or _is_same(way, lambda: plain()[0]):
+            pieces[name] = piece_of(chain, partial(lambda way: lay_out(way())[0], way))
     return pieces
 
 
-def _as_it_is(chain: Chain, *, dropout: bool) -> Attend:
-    calls = [one for one in chain.calls if dropout or one.function is not functional.dropout]
-    scores = chain.given.get("scores")
-    return lambda: through(calls, scores.made() if scores else None)
-
-
 def _four(tensor: torch.Tensor) -> torch.Tensor:
-    return (
-        tensor if tensor.dim() == 4 else tensor.reshape(*(1,) * (4 - tensor.dim()), *tensor.shape)
-    )
+    missing = 4 - tensor.dim()
+    return tensor.reshape(*(1,) * missing, *tensor.shape) if missing else tensor
 
 
-def _fused(given: Any, mask: torch.Tensor | None, *, is_causal: bool = False) -> Attend:
-    shape = (*given["q"].shape[:-1], given["v"].shape[-1])
+def _fused(chain: Chain, mask: torch.Tensor | None, *, is_causal: bool = False) -> Attend:
+    given, shape = chain.given, chain.end.shape
+    again = chain.again(given["q"], given["kt"], given["v"])
 
     def run() -> torch.Tensor:
+        q, kt, v = again()
         out = functional.scaled_dot_product_attention(
-            _four(given["q"].made()),
-            _four(given["kt"].made().mT),
-            _four(given["v"].made()),
+            _four(q),
+            _four(kt.mT),
+            _four(v),
             attn_mask=mask if mask is None else _four(mask),
             dropout_p=given["p"],
             is_causal=is_causal,
@@ -100,31 +200,27 @@ def _fused(given: Any, mask: torch.Tensor | None, *, is_causal: bool = False) ->
     return run
 
 
-def _of_scores(given: Any) -> Attend:
-    shape, v = given["scores"].shape, given["v"].root
+def _of_scores(chain: Chain) -> Attend:
+    given, again = chain.given, chain.again(chain.given["scores"], chain.given["v"])
+    scores, v = again()
     # Queries and keys of zeros, as narrow as kernels take them.
-    q = torch.zeros(*shape[:-1], 8, dtype=v.dtype, device=v.device)
-    k = torch.zeros(*given["v"].shape[:-1], 8, dtype=v.dtype, device=v.device)
+    q, k = v.new_zeros(*scores.shape[:-1], 8), v.new_zeros(*v.shape[:-1], 8)
 
     def run() -> torch.Tensor:
-        v = given["v"].made()
+        scores, v = again()
         out = functional.scaled_dot_product_attention(
-            _four(q),
-            _four(k),
-            _four(v),
-            attn_mask=_four(given["scores"].made()),
-            dropout_p=given["p"],
+            _four(q), _four(k), _four(v), attn_mask=_four(scores), dropout_p=given["p"]
         )
-        return out.reshape(*shape[:-1], v.shape[-1])
+        return out.reshape(chain.end.shape)
 
     return run
 
 
-def _mask(masks: Sequence[tuple[str, View]]) -> torch.Tensor | None:
+def _mask(chain: Chain) -> torch.Tensor | None:
     """Return all masks of the step as one: of truth values where all are."""
+    masks: Sequence[tuple[str, Node]] = chain.given["masks"]
     kept, added = None, None
-    for kind, view in masks:
-        mask = view.made()
+    for (kind, _), mask in zip(masks, chain.again(*(one for _, one in masks))(), strict=True):
         if kind == "add":
             added = mask if added is None else added + mask
         else:
@@ -140,7 +236,7 @@ def _is_causal(mask: torch.Tensor, given: Any) -> bool:
     size = given["q"].shape[-2]
     if tuple(mask.shape[-2:]) != (size, size) or given["kt"].shape[-1] != size:
         return False
-    allowed = mask if mask.dtype == torch.bool else mask > -1e4
+    allowed = mask if mask.dtype == torch.bool else mask > _VERY_LOW
     if mask.dtype != torch.bool and bool((mask[allowed] != 0).any()):
         return False
     return bool((allowed == torch.ones_like(allowed).tril()).all())

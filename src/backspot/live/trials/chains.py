@@ -1,19 +1,20 @@
 """The operators of one real step that a remedy can replace, with copies of what they were given.
 
-``Chains`` sees the functions that the training calls, and runs them as they are. Tensors are told
-by identity: a chain goes on where a function is given the very tensor that the chain has made. What
-is kept until the chain is complete, autograd keeps too. What is kept afterwards are copies, of the
-first of each kind alone, up to half of the memory that is free.
+``Chains`` sees the functions that the training calls, and runs them as they are. Of those that a
+remedy may need it makes a graph of *nodes*, one for each tensor. A file of a remedy says with
+``@seen`` which functions end a chain of its kind, and keeps it. What is kept are copies, of the
+first chain of each kind alone, up to half of the memory that is free. Until then a node holds no
+tensor alive that its views do not hold.
 
-A tensor that is a view is kept as what it is a view of, and as the functions that make it: its
-backward then writes gradients as the step does.
+A chain begins with what its tensors are views of, so that its backward writes gradients as the step
+does.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 from weakref import ref
 
@@ -24,156 +25,147 @@ from torch.utils.weak import WeakIdKeyDictionary, WeakTensorKeyDictionary
 
 from backspot.interrupts import pass_on
 from backspot.live.torch_internals.process import innermost_mode, tree_flatten, tree_map
-from backspot.live.trials.twins import Autocast, check_plain, free_bytes, size_of, twin
+from backspot.live.trials.twins import Autocast, Refused, check_plain, free_bytes, size_of, twin
 
-_Function = Callable[..., Any]
 _T = torch.Tensor
+Function = Callable[..., Any]
 
-PRODUCTS = {torch.matmul, torch.bmm, _T.matmul, _T.bmm, _T.__matmul__}
-_TIMES = {torch.mul, _T.mul, _T.__mul__, _T.__rmul__, _T.mul_, _T.__imul__}
-_DIVIDED = {torch.div, _T.div, _T.__truediv__, _T.div_, _T.__itruediv__}
-_ADDED = {torch.add, _T.add, _T.__add__, _T.__radd__, _T.add_, _T.__iadd__}
-_FILLED = {torch.masked_fill, _T.masked_fill, _T.masked_fill_}
-_CHOSEN = {torch.where, _T.where}
-_SOFTMAX = {torch.softmax, _T.softmax, functional.softmax}
-_DROPOUT = {functional.dropout, torch.dropout}
-_CAST = {_T.to, _T.type_as, _T.float, _T.half, _T.bfloat16}
-_LAID_OUT = {
-    *(_T.view, _T.reshape, _T.transpose, _T.permute, _T.flatten, _T.contiguous, _T.unflatten),
-    *(torch.reshape, torch.transpose, torch.permute, torch.flatten),
+
+def _named(*names: str, homes: Iterable[Any] = (torch, _T, functional)) -> set[Function]:
+    return {getattr(home, name) for home in homes for name in names if hasattr(home, name)}
+
+
+PRODUCTS = _named("matmul", "bmm", "__matmul__")
+TIMES = _named("mul", "__mul__", "__rmul__", "mul_", "__imul__")
+DIVIDED = _named("div", "__truediv__", "div_", "__itruediv__")
+ADDED = _named("add", "__add__", "__radd__", "add_", "__iadd__")
+FILLED = _named("masked_fill", "masked_fill_")
+CHOSEN = _named("where")
+SOFTMAX = _named("softmax")
+DROPOUT = _named("dropout")
+CAST = _named("to", "type_as", "float", "half", "bfloat16", homes=(_T,))
+POINTWISE = (
+    *(TIMES | DIVIDED | ADDED | CAST),
+    *_named("sub", "__sub__", "__rsub__", "__rtruediv__", "pow", "__pow__", "__neg__", "square"),
+    *_named("sqrt", "rsqrt", "mean", "var", "tanh", "erf", "exp", "log1p", "sigmoid", "softplus"),
+)
+_LAID_OUT = _named("view", "reshape", "transpose", "permute", "flatten", "contiguous", "unflatten")
+_RECORDED = {
+    *(PRODUCTS | FILLED | CHOSEN | SOFTMAX | DROPOUT | _LAID_OUT),
+    *(*POINTWISE, functional.leaky_relu),
 }
-_MOVED = {_T.to, _T.cuda}
-_POINTWISE = {
-    *(_TIMES | _DIVIDED | _ADDED | _CAST),
-    *(torch.sub, _T.sub, _T.__sub__, _T.__rsub__, _T.__rtruediv__, _T.__pow__, _T.__neg__),
-    *(
-        getattr(home, name)
-        for home in (torch, _T)
-        for name in ("pow", "square", "sqrt", "rsqrt", "mean", "var", "tanh", "erf", "exp", "log1p")
-    ),
-    *(torch.sigmoid, _T.sigmoid, functional.sigmoid, functional.softplus, functional.tanh),
-}
-_VERY_LOW = -1e4
-"""A mask fills in such a number or a lower one, so that the softmax gives 0."""
-_TINY = 4
-"""A product of so few numbers each is rather a sum of element-wise products."""
-_CHAIN, _LONGEST = 3, 24
-"""How many pointwise functions make a chain."""
-
-
-class _Value:
-    """Stands for what the function before has returned."""
-
-
-VALUE = _Value()
-
-
-@dataclass(frozen=True)
-class Call:
-    """A function that was called, with ``VALUE`` in place of what the call before has made.
-
-    Where it returned several tensors, ``item`` is the one that the chain goes on with.
-    """
-
-    function: _Function
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-    item: int | None = None
-
-    def again(self, value: Any) -> Any:
-        """Call it with another value, as directly as the step did."""
-        args = [_put(one, value) for one in self.args]
-        out = self.function(*args, **{key: _put(one, value) for key, one in self.kwargs.items()})
-        return out if self.item is None else out[self.item]
-
-
-@dataclass(frozen=True)
-class View:
-    """A tensor that the step made of another one by views alone, and how."""
-
-    root: torch.Tensor
-    shape: torch.Size
-    calls: tuple[Call, ...] = ()
-
-    def made(self) -> torch.Tensor:
-        """Make it again."""
-        return through(self.calls, self.root)
-
-
-def through(calls: Iterable[Call], value: Any) -> torch.Tensor:
-    """Return what calls make of a value, one after the other."""
-    for call in calls:
-        value = call.again(value)
-    made: torch.Tensor = value
-    return made
-
-
-def _put(one: Any, value: Any) -> Any:
-    return value if one is VALUE else one.made() if isinstance(one, View) else one
-
-
-@dataclass(frozen=True)
-class Chain:
-    """Functions that make one thing.
-
-    Attributes:
-        kind: what they make, such as ``"attention"``, ``"index"`` or ``"pointwise"``.
-        calls: the functions in turn; with a ``View`` for each tensor once the chain is complete.
-        autocast: that of the step.
-        given: tensors and numbers by what they are for; tensors as in ``calls``.
-        after: what only lays out what the chain has made.
-        count: how often a step does that.
-    """
-
-    kind: str
-    calls: tuple[Call, ...]
-    autocast: Autocast
-    given: Mapping[str, Any] = field(default_factory=dict)
-    after: tuple[Call, ...] = ()
-    count: int = 1
-
-    def further(self, call: Call, **given: Any) -> Chain:
-        """Return the chain with one more call."""
-        return replace(self, calls=(*self.calls, call), given={**self.given, **given})
+_DEEPEST = 40
+"""What more functions have made is a beginning: else the first node of a step lived as long."""
 
 
 @dataclass(eq=False)
 class Node:
-    """A tensor of which pointwise functions make others, or that one of them has made.
+    """A tensor of the step, and what has made it.
 
     Attributes:
         number: in the order in which they were seen; what a node is made of comes before it.
-        tensor: a weak reference.
-        function: what has made it; ``None`` if that is no pointwise function.
-        parts: what that was given: nodes and numbers.
-        is_weight: whether it is a parameter.
+        tensor: returns it while it lives.
+        held: what a view is a view of, what a softmax was given until that is looked at, and a
+            mask, which may be smaller than what it is added to.
+        function: what has made it; ``None`` if that was not recorded.
+        parts: what that was given: nodes and other values.
+        item: which of several results it is.
+        is_view: whether it is a view of its first part.
+        depth: how many functions in a row have made it.
+        is_used: whether what a chain of pointwise functions has made was used.
     """
 
     number: int
-    tensor: ref[torch.Tensor]
-    function: _Function | None = None
+    tensor: Callable[[], torch.Tensor | None]
+    shape: torch.Size
+    function: Function | None = None
     parts: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
-    is_weight: bool = False
-    is_kept: bool = False
+    item: int | None = None
+    is_view: bool = False
+    depth: int = 0
+    held: torch.Tensor | None = None
+    is_used: bool = False
 
-    def made(self) -> tuple[list[Node], dict[Node, int]]:
-        """Return the nodes that make it, the last one first, and each tensor that is enough for it.
+    @property
+    def root(self) -> Node:
+        """What it is a view of, or itself."""
+        node = self
+        while node.is_view:
+            node = node.parts[0]
+        return node
 
-        With each of these comes how many of the nodes it takes from there.
+    @property
+    def inner(self) -> list[Node]:
+        """The nodes among its parts."""
+        return [one for one in self.parts if isinstance(one, Node)]
+
+    def option(self, name: str, place: int, default: Any) -> Any:
+        """Return what its function was given by name or by place."""
+        given = self.parts[place] if len(self.parts) > place else default
+        return self.kwargs.get(name, given)
+
+
+@dataclass
+class Chain:
+    """Functions that make one thing.
+
+    Attributes:
+        kind: what they make, such as ``"attention"`` or ``"index"``.
+        end: the last node.
+        given: nodes and other values by what they are for.
+        copies: copies of the tensors that the chain begins with.
+        autocast: that of the step.
+        after: the last node that only lays out what the chain has made.
+        count: how often a step does that.
+    """
+
+    kind: str
+    end: Node
+    given: Mapping[str, Any]
+    copies: Mapping[Node, torch.Tensor]
+    autocast: Autocast
+    after: Node
+    count: int = 1
+
+    @property
+    def leaves(self) -> list[torch.Tensor]:
+        """The copies that need gradients."""
+        return [one for one in self.copies.values() if one.requires_grad]
+
+    def again(
+        self, *ends: Node, given: Collection[Node] = (), without: Collection[Function] = ()
+    ) -> Callable[..., list[torch.Tensor]]:
+        """Return what makes some nodes again, as directly as the step did.
+
+        Args:
+            given: nodes that the returned function takes.
+            without: functions that are left out.
         """
-        nodes, enough, edge = list[Node](), dict[Node, int](), {self}
-        while inner := [one for one in edge if one.function is not None]:
-            last = max(inner, key=lambda one: one.number)
-            edge.remove(last)
-            nodes.append(last)
-            parts = (one for one in last.parts if isinstance(one, Node))
-            edge.update(one for one in parts if not one.is_weight)
-            if len(edge) == 1 and len(nodes) >= _CHAIN:
-                enough[next(iter(edge))] = len(nodes)
-            if len(nodes) == _LONGEST:
-                break
-        return nodes, enough
+        known, order = {*self.copies, *given}, dict[Node, None]()
+        pending = [*ends]
+        while pending:
+            node = pending.pop()
+            if node not in known:
+                if node.function is None:
+                    raise Refused("a tensor that the chain begins with was not kept")
+                order[node] = None
+                pending += node.inner
+        calls = [
+            (node, node.function, node.parts, node.kwargs, node.item)
+            for node in sorted(order, key=lambda one: one.number)
+        ]
+
+        def run(*values: torch.Tensor) -> list[torch.Tensor]:
+            made: dict[Any, Any] = {**self.copies, **dict(zip(given, values, strict=True))}
+            for node, function, parts, kwargs, item in calls:
+                args = [made[one] if isinstance(one, Node) else one for one in parts]
+                skips = function in without
+                out = args[0] if skips else function(*args, **kwargs)  # type: ignore[misc]
+                made[node] = out if item is None else out[item]
+            return [made[one] for one in ends]
+
+        return run
 
 
 @dataclass
@@ -187,6 +179,21 @@ class ModuleCall:
     count: int = 1
 
 
+Watcher = Callable[["Chains", Node], None]
+_watchers: dict[Function | None, list[Watcher]] = {}
+
+
+def seen(*functions: Function) -> Callable[[Watcher], Watcher]:
+    """Register what is told of each node that one of these functions, or any, has made."""
+
+    def register(watcher: Watcher) -> Watcher:
+        for function in functions or (None,):
+            _watchers.setdefault(function, []).append(watcher)
+        return watcher
+
+    return register
+
+
 class Chains(TorchFunctionMode):  # type: ignore[misc] # untyped
     """Sees the functions of a step on this thread, while it is entered.
 
@@ -194,9 +201,10 @@ class Chains(TorchFunctionMode):  # type: ignore[misc] # untyped
         modules: those whose calls are copied too.
 
     Attributes:
-        functions: how many functions gave a tensor that needs a backward.
+        functions: how many functions were seen.
         calls: the calls of the modules.
         missed: why chains were seen that are not among them, by kind.
+        uses: how often each table of embeddings is used in another way.
     """
 
     def __init__(self, modules: Collection[torch.nn.Module] = ()) -> None:
@@ -204,15 +212,11 @@ class Chains(TorchFunctionMode):  # type: ignore[misc] # untyped
         self.functions = 0
         self.calls: dict[int, ModuleCall] = {}
         self.missed: dict[str, str] = {}
+        self.uses: Any = WeakIdKeyDictionary()
         self._watched, self._handles, self._thread = modules, list[Any](), 0
         self._found: dict[object, Chain] = {}
-        self._open: Any = WeakTensorKeyDictionary()
-        self._views: Any = WeakTensorKeyDictionary()
-        self._ends: Any = WeakTensorKeyDictionary()  # the keys of chains that were found just now
-        # What comes of products with a single column: sums of such are no product of q and k.
-        self._narrow: Any = WeakTensorKeyDictionary()
-        self._tables: Any = WeakIdKeyDictionary()  # how often each table is used, and by what
         self._nodes: Any = WeakTensorKeyDictionary()
+        self._ends: dict[Node, Chain] = {}
         self._left: dict[torch.device, int] = {}
 
     def begin(self) -> None:
@@ -233,18 +237,14 @@ class Chains(TorchFunctionMode):  # type: ignore[misc] # untyped
         if threading.get_ident() == self._thread and innermost_mode() is self:
             self.__exit__(None, None, None)
         self._thread = 0
-        for kept in (self._open, self._views, self._ends, self._nodes):
-            kept.clear()
+        self._nodes.clear()
+        self._ends.clear()
         for handle in self._handles:
             handle.remove()
 
-    def of(self, *kinds: str) -> list[Chain]:
-        """Return the chains of some kinds."""
-        return [chain for chain in self._found.values() if chain.kind in kinds]
-
-    def other_uses(self, table: torch.Tensor) -> int:
-        """Return how often the step has used a table of embeddings in another way."""
-        return int(self._tables.get(table, 0))
+    def of(self, kind: str) -> list[Chain]:
+        """Return the chains of a kind."""
+        return [chain for chain in self._found.values() if chain.kind == kind]
 
     def _before_call(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
         if threading.get_ident() != self._thread or not torch.is_grad_enabled():
@@ -272,185 +272,79 @@ class Chains(TorchFunctionMode):  # type: ignore[misc] # untyped
         if not self._thread:
             return output
         try:
-            if isinstance(output, torch.Tensor):
-                self.functions += output.requires_grad
-                self._see(func, args, kwargs, output)
-                self._note_view(func, args, kwargs, output)
-                self._note_pointwise(func, args, kwargs, output)
-            elif isinstance(output, tuple):
-                for item, one in enumerate(output):
-                    if isinstance(one, torch.Tensor):
-                        self._note_view(func, args, kwargs, one, item)
+            several = isinstance(output, (tuple, list))
+            for item, one in enumerate(output if several else (output,)):
+                if isinstance(one, torch.Tensor):
+                    self._note(func, args, kwargs, one, item if several else None)
         except Exception as error:  # a form that is not known: nothing to try
             pass_on(error)
         return output
 
-    def _note_view(
-        self, func: _Function, args: Any, kwargs: Any, out: torch.Tensor, item: int | None = None
+    def _note(
+        self, func: Function, args: Any, kwargs: Any, out: torch.Tensor, item: int | None
     ) -> None:
-        """Note how a view is made of what is none; and what lays out the end of a chain."""
-        source = args[0] if args and isinstance(args[0], torch.Tensor) else None
-        if source is None or source is out:
+        self.functions += 1
+        if func in CAST and args[0] is out:
             return
-        if source in self._ends and func in _LAID_OUT:
-            key = self._ends[source]
-            chain = self._found[key]
-            self._found[key] = replace(
-                chain, after=(*chain.after, _call(func, args, kwargs, source))
-            )
-            self._ends[out] = key
-        elif out._is_view() and not any(isinstance(one, _T) for one in tree_flatten(args[1:])[0]):
-            before = self._views.get(source) or View(source, source.shape)
-            call = replace(_call(func, args, kwargs, source), item=item)
-            self._views[out] = View(before.root, out.shape, (*before.calls, call))
-
-    def _note_pointwise(self, func: _Function, args: Any, kwargs: Any, out: torch.Tensor) -> None:
-        """Note how pointwise functions make a tensor, and keep a chain where it is used."""
-        tensors = [one for one in args if isinstance(one, torch.Tensor)]
-        if func in _CAST and args[0] is out:
+        source = args[0] if args else None
+        is_view = (
+            isinstance(source, torch.Tensor)
+            and source is not out
+            and len(list(tensors_of(args))) == 1
+            and out._is_view()
+            and (out._base is source or out._base is source._base)
+        )
+        parts = tuple(self.node(one) if isinstance(one, torch.Tensor) else one for one in args)
+        made = Node(self.functions, ref(out), out.shape, func, parts, kwargs, item, is_view)
+        made.depth = 1 + max((one.depth for one in made.inner), default=0)
+        if is_view or func in SOFTMAX:
+            made.held = source
+        elif func in ADDED:
+            made.held = next((one for one in tensors_of(args) if one.shape != out.shape), None)
+        for watcher in (*_watchers.get(func, ()), *_watchers.get(None, ())):
+            watcher(self, made)
+        if not (is_view or func in _RECORDED) or made.depth > _DEEPEST:
             return
-        if func not in _POINTWISE or any(one is out for one in tensors):
-            for one in tensors:
-                node = self._nodes.pop(one, None)
-                if node is not None and node.function is not None and not node.is_kept:
-                    node.is_kept = True
-                    self._keep_pointwise(node)
-        elif out.requires_grad:
-            parts = tuple(self._node(one) if isinstance(one, torch.Tensor) else one for one in args)
-            self._nodes[out] = Node(self.functions, ref(out), func, parts, kwargs)
+        self._nodes[out] = made
+        chain = self._ends.get(parts[0]) if func in _LAID_OUT else None
+        if chain is not None:
+            chain.after = made
+            self._ends[made] = chain
 
-    def _node(self, tensor: torch.Tensor) -> Node:
-        if tensor not in self._nodes:
-            weight = isinstance(tensor, torch.nn.Parameter)
-            self._nodes[tensor] = Node(self.functions, ref(tensor), is_weight=weight)
-        found: Node = self._nodes[tensor]
+    def node(self, one: torch.Tensor) -> Node:
+        """Return the node of a tensor."""
+        if one not in self._nodes:
+            self._nodes[one] = Node(self.functions, ref(one), one.shape)
+        found: Node = self._nodes[one]
         return found
 
-    def _keep_pointwise(self, last: Node) -> None:
-        nodes, enough = last.made()
-        made = last.tensor()
-        if not enough or made is None:
+    def keep(self, kind: str, end: Node, given: Mapping[str, Any], *, key: object = None) -> None:
+        """Count a complete chain, and copy what the first of its kind begins with.
+
+        Args:
+            kind: what the chain makes.
+            end: its last node.
+            given: nodes and other values.
+            key: what tells it from others of its kind, beside the shapes.
+        """
+        made = end.tensor()
+        roots = [one.root for one in nodes_of(given)]
+        tensors = {one: tensor for one in roots if (tensor := one.tensor()) is not None}
+        if made is None or len(tensors) < len(set(roots)):
             return
-        functions = tuple(one.function for one in nodes[: next(iter(enough.values()))])
-        key = "pointwise", functions, made.shape, made.dtype
-        if key in self._found:
-            self._found[key] = replace(self._found[key], count=self._found[key].count + 1)
+        alike = tuple((one.shape, one.stride(), one.dtype) for one in tensors.values())
+        known = self._found.get(whole := (kind, end.function, end.shape, alike, key))
+        if known is not None:
+            known.count += 1
             return
-        wanted = {
-            *enough,
-            *(p for n in nodes for p in n.parts if isinstance(p, Node) and p.is_weight),
-        }
-        living = {node: one for node in wanted if (one := node.tensor()) is not None}
-        check_plain(*living.values())
-        if self._fits(made.device, sum(map(size_of, living.values()))):
-            given = {
-                "nodes": nodes,
-                "from": {node: count for node, count in enough.items() if node in living},
-                "copies": {node: twin(one).requires_grad_() for node, one in living.items()},
-            }
-            self._found[key] = Chain("pointwise", (), _autocast(made.device), given)
-
-    def _see(self, func: _Function, args: Any, kwargs: Any, out: torch.Tensor) -> None:
-        tensors = [one for one in args if isinstance(one, torch.Tensor)]
-        if func in PRODUCTS or func is functional.linear:
-            if out.dim() >= 2 and out.shape[-1] == 1:
-                self._narrow[out] = True
-        elif func not in _SOFTMAX and any(one in self._narrow for one in tensors):
-            self._narrow[out] = True
-        if func in PRODUCTS and args[0].shape[-1] <= _TINY and out.dim() >= 3:
-            self._keep_two("product", func, args, kwargs, out)
-        if func is torch.cdist:
-            p = kwargs.get("p", args[2] if len(args) > 2 else 2.0)
-            self._keep_two("distance", func, args, kwargs, out, p=p)
-        elif func in PRODUCTS:
-            weights = self._open.get(args[0])
-            if weights is not None and "softmax" in weights.given:
-                self._keep(weights.further(_call(func, args, kwargs, args[0]), v=args[1]), out)
-            elif out.dim() >= 3 and out.requires_grad:
-                given = {"q": args[0], "kt": args[1], "scale": 1.0, "masks": (), "scores": out}
-                call = Call(func, args, kwargs)
-                self._open[out] = Chain("attention", (call,), _autocast(out.device), given)
-        elif func is functional.embedding and args[1].requires_grad:
-            given = {"index": args[0], "options": args[2:], **kwargs}
-            chain = Chain("embedding", (), _autocast(out.device), given)
-            self._keep(chain, out, table=args[1])
-        elif func is functional.linear:
-            if args[1] in self._tables or args[1].is_leaf:
-                self._tables[args[1]] = self._tables.get(args[1], 0) + 1
-        elif func is _T.__getitem__ and not out._is_view():
-            index = args[1][0] if isinstance(args[1], tuple) and len(args[1]) == 1 else args[1]
-            if isinstance(index, torch.Tensor) and index.dtype == torch.long and out.requires_grad:
-                given = {"table": args[0], "index": index}
-                self._keep(Chain("index", (), _autocast(out.device), given), out)
-        elif func in _MOVED and out.device.type == "cuda" and args[0].device.type == "cpu":
-            given = {"shape": tuple(out.shape), "dtype": out.dtype, "strides": out.stride()}
-            given |= {"pinned": args[0].is_pinned(), "device": out.device}
-            self._keep(Chain("copy", (), _autocast(out.device), given), out)
-        else:
-            self._go_on(func, args, kwargs, out)
-
-    def _go_on(self, func: _Function, args: Any, kwargs: Any, out: torch.Tensor) -> None:
-        """Go on with a chain of attention, if one of the arguments is its value."""
-        tensors = [one for one in args if isinstance(one, torch.Tensor)]
-        value = next((one for one in tensors if one in self._open), None)
-        if value is None and func in _SOFTMAX and out.dim() >= 3 and out.requires_grad:
-            if args[0] not in self._narrow:
-                self.missed["attention"] = "how the scores of a softmax are made was not recognised"
-                return
-            given = {"scores": args[0]}
-            self._open[args[0]] = Chain("attention", (), _autocast(out.device), given)
-            value = args[0]
-        if value is None:
+        check_plain(*tensors.values())
+        needed = sum(map(size_of, tensors.values()))
+        if not self._fits(made.device, needed):
+            self.missed[kind] = f"copies would take {needed >> 20:,} MiB, too little is free"
             return
-        chain = self._open[value]
-        said = _meaning(func, args, kwargs, value, out, chain)
-        if said is not None:
-            self._open[out] = chain.further(_call(func, args, kwargs, value), **said)
-
-    def _keep(self, chain: Chain, out: torch.Tensor, **more: Any) -> None:
-        """Count a complete chain, and copy what the first of its kind was given."""
-        given = {key: value for key, value in chain.given.items() if key != "softmax"}
-        if "q" in given:
-            del given["scores"]
-        leaves = [one for one in tree_flatten(given)[0] if isinstance(one, torch.Tensor)]
-        key = (
-            chain.kind,
-            tuple((tuple(one.shape), one.stride(), one.dtype) for one in leaves),
-            tuple(id(one) for one in more.values()),
-            tuple(call.function for call in chain.calls),
-            given.get("shape"),
-        )
-        if key in self._found:
-            self._found[key] = replace(self._found[key], count=self._found[key].count + 1)
-            return
-        views = {id(one): self._views.get(one) or View(one, one.shape) for one in leaves}
-        roots = {id(view.root): view.root for view in views.values()}
-        check_plain(*roots.values())
-        # A table is copied by its trial: the training has it then, too.
-        needed = sum(map(size_of, roots.values()))
-        if leaves and not self._fits(leaves[0].device, needed):
-            self.missed[chain.kind] = f"copies would take {needed >> 20:,} MiB, too little is free"
-            return
-        copies = {at: twin(root) for at, root in roots.items()}
-
-        def copied(one: Any) -> Any:
-            if not isinstance(one, torch.Tensor):
-                return one
-            view = views[id(one)]
-            return replace(view, root=copies[id(view.root)])
-
-        calls = tuple(
-            replace(call, args=tree_map(copied, call.args), kwargs=tree_map(copied, call.kwargs))
-            for call in chain.calls
-        )
-        self._found[key] = replace(chain, calls=calls, given=tree_map(copied, given) | more)
-        self._ends[out] = key
-
-    def _keep_two(
-        self, kind: str, func: _Function, args: Any, kwargs: Any, out: torch.Tensor, **more: Any
-    ) -> None:
-        given = {"a": args[0], "b": args[1], **more}
-        self._keep(Chain(kind, (Call(func, args, kwargs),), _autocast(out.device), given), out)
+        copies = {node: twin(one) for node, one in tensors.items()}
+        chain = Chain(kind, end, given, copies, _autocast(made.device), end)
+        self._found[whole] = self._ends[end] = chain
 
     def _fits(self, device: torch.device, needed: int) -> bool:
         left = self._left.setdefault(device, free_bytes(device))
@@ -463,58 +357,11 @@ def _autocast(device: torch.device) -> Autocast:
     return kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
 
 
-def _call(func: _Function, args: Any, kwargs: Any, value: torch.Tensor) -> Call:
-    args = tuple(VALUE if one is value else one for one in args)
-    return Call(func, args, {k: VALUE if one is value else one for k, one in kwargs.items()})
-
-
-def _meaning(
-    func: _Function, args: Any, kwargs: Any, value: torch.Tensor, out: torch.Tensor, chain: Chain
-) -> dict[str, Any] | None:
-    """Return what a function adds to what is known of a chain; ``None`` if that ends the chain."""
-    if "softmax" in chain.given:
-        if func in _DROPOUT:
-            p = kwargs.get("p", args[1] if len(args) > 1 else 0.5)
-            on = kwargs.get("training", args[2] if len(args) > 2 else True)
-            return {"p": p if on else 0.0}
-        return {} if func in _CAST and out.shape == value.shape else None
-    if func in _SOFTMAX:
-        dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
-        return {"softmax": True, "p": 0.0} if dim in (-1, out.dim() - 1) else None
-    if "q" not in chain.given or out.shape != value.shape:
-        return None
-    other = [one for one in args if one is not value]
-    if func in _TIMES | _DIVIDED and isinstance(other[0], (int, float)):
-        factor = float(other[0])
-        scale = chain.given["scale"] * (factor if func in _TIMES else 1 / factor)
-        return {"scale": scale}
-    masks = chain.given["masks"]
-    if func in _ADDED and isinstance(other[0], torch.Tensor) and not kwargs:
-        return {"masks": (*masks, ("add", other[0]))}
-    if func in _FILLED and args[0] is value and _is_low(args[2]):
-        return {"masks": (*masks, ("drop", args[1]))}
-    if func in _CHOSEN and len(args) == 3:
-        # torch.where(condition, a, b), and a.where(condition, b)
-        condition, one, two = args if func is torch.where else (args[1], args[0], args[2])
-        if one is value and _is_low(two):
-            return {"masks": (*masks, ("keep", condition))}
-        if two is value and _is_low(one):
-            return {"masks": (*masks, ("drop", condition))}
-    return {} if func in _CAST and out.shape == value.shape else None
-
-
-def _is_low(fill: object) -> bool:
-    if isinstance(fill, torch.Tensor):  # to read it would have the host wait for a GPU
-        return fill.device.type == "cpu" and float(fill.max()) <= _VERY_LOW
-    return isinstance(fill, (int, float)) and fill <= _VERY_LOW
+def nodes_of(tree: object) -> list[Node]:
+    """Return the nodes in a tree."""
+    return [one for one in tree_flatten(tree)[0] if isinstance(one, Node)]
 
 
 def tensors_of(tree: object) -> Iterator[torch.Tensor]:
-    """Iterate over the tensors in calls and in what a chain was given."""
-    for one in tree_flatten(tree)[0]:
-        if isinstance(one, torch.Tensor):
-            yield one
-        elif isinstance(one, View):
-            yield one.root
-        elif isinstance(one, Call):
-            yield from tensors_of((one.args, dict(one.kwargs)))
+    """Iterate over the tensors in a tree."""
+    return (one for one in tree_flatten(tree)[0] if isinstance(one, torch.Tensor))

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from backspot.live.trials.chains import Chain
+from backspot.live.trials.chains import Chain, Chains, Node, seen
 from backspot.live.trials.trial import AS_IT_IS, CHAINS_S, Asked, Piece, Trial, piece_of, remedy
 from backspot.live.trials.twins import (
     Refused,
@@ -24,6 +24,17 @@ _MOST_ONE_HOT = 1 << 26
 """Numbers in a one-hot matrix: a larger one is no remedy."""
 
 
+@seen(torch.Tensor.__getitem__)
+def _indexed(chains: Chains, end: Node) -> None:
+    table, index = end.parts
+    if isinstance(index, tuple) and len(index) == 1 and isinstance(index[0], torch.Tensor):
+        index = chains.node(index[0])
+    made, where = end.tensor(), index.tensor() if isinstance(index, Node) else None
+    if made is None or where is None or where.dtype != torch.long or not made.requires_grad:
+        return
+    chains.keep("index", end, {"table": table, "index": index})
+
+
 @remedy("duplicate-indices", "sorted-indexing", chains=True)
 def indexing(asked: Asked) -> Trial | None:
     """Try other operators for ``table[index]``, with the step's own indices."""
@@ -32,26 +43,31 @@ def indexing(asked: Asked) -> Trial | None:
     found = found[:_MOST_CHAINS]
     variants: dict[str, list[Piece]] = {}
     for chain in found:
-        table = chain.given["table"].root
-        check_fits([table], 4)
+        check_fits(chain.copies.values(), 4)
         for name, way in _ways_to_index(chain).items():
-            variants.setdefault(name, []).append(piece_of(chain, way, [table]))
-    table, index = found[0].given["table"], found[0].given["index"].made()
+            variants.setdefault(name, []).append(piece_of(chain, way))
+    first = found[0]
+    (index,) = first.again(first.given["index"])()
     distinct = int(index.unique().numel())
     return Trial(
         f"table[index] of {index.numel():,} positions, {distinct:,} distinct, in a table of "
-        f"{tuple(table.shape)}, forward and backward",
+        f"{tuple(first.given['table'].shape)}, forward and backward",
         {name: pieces for name, pieces in variants.items() if len(pieces) == len(found)},
         allowed_s=CHAINS_S,
     )
 
 
 def _ways_to_index(chain: Chain) -> dict[str, Callable[[], torch.Tensor]]:
-    view, index = chain.given["table"], chain.given["index"].made()
-    table, (rows, *width) = view.made, view.shape
+    (index,) = chain.again(chain.given["index"])()
+    again = chain.again(chain.given["table"])
+
+    def table() -> torch.Tensor:
+        return again()[0]
+
+    rows, *width = chain.given["table"].shape
     flat = index.reshape(-1)
     positive = torch.where(flat < 0, flat + rows, flat)
-    shape, dtype = (*index.shape, *width), view.root.dtype
+    shape, dtype = (*index.shape, *width), table().dtype
     ways: dict[str, Callable[[], torch.Tensor]] = {
         AS_IT_IS: lambda: table()[index],
         "index_select": lambda: table().index_select(0, positive).view(shape),
@@ -77,15 +93,30 @@ _KEPT = ("lr", "betas", "eps", "lr_decay", "initial_accumulator_value")
 """Options that both forms have; a sparse step has no momentum and no decay of weights."""
 
 
+@seen(functional.embedding)
+def _embedded(chains: Chains, end: Node) -> None:
+    index, table = end.parts[0], end.parts[1].tensor()
+    if table is not None and table.requires_grad:
+        given = {"index": index, "table": table, "padding": end.option("padding_idx", 2, None)}
+        chains.keep("embedding", end, given, key=id(table))
+
+
+@seen(functional.linear)
+def _projected(chains: Chains, end: Node) -> None:
+    table = end.parts[1].tensor()
+    if table is not None and table.is_leaf:
+        chains.uses[table] = chains.uses.get(table, 0) + 1
+
+
 @remedy("dense-embedding-gradient", chains=True)
 def sparse_embedding(asked: Asked) -> Trial | None:
     """Try ``sparse=True``: the lookup, its backward, and the optimizer's step of this table."""
     found = asked.seen("embedding", "no embedding that is trained was recognised")
     found.sort(key=lambda chain: -chain.given["table"].numel())
     chain = found[0]
-    table, index = chain.given["table"], chain.given["index"].made()
+    table, (index,) = chain.given["table"], chain.again(chain.given["index"])()
     check_plain(table)
-    if asked.live.chains is not None and asked.live.chains.other_uses(table):
+    if asked.live.chains is not None and table in asked.live.chains.uses:
         raise Refused("the table is used elsewhere too, so that its gradient stays dense")
     alike = [one for one in found if one.given["table"] is table]
     if sum(one.count for one in alike) > 1:
@@ -126,8 +157,7 @@ def _step(cls: Any, options: dict[str, Any], chain: Chain, *, sparse: bool) -> P
     table = torch.nn.Parameter(twin(chain.given["table"].detach()))
     taken = {k: twin(v) if isinstance(v, torch.Tensor) else v for k, v in options.items()}
     optimizer = cls([{"params": [table], **taken}])
-    index = chain.given["index"].made()
-    padding = chain.given.get("padding_idx") or (chain.given["options"] or (None,))[0]
+    (index,), padding = chain.again(chain.given["index"])(), chain.given["padding"]
     seeds: list[torch.Tensor] = []
 
     def run() -> None:
@@ -141,11 +171,19 @@ def _step(cls: Any, options: dict[str, Any], chain: Chain, *, sparse: bool) -> P
     return Piece(run)
 
 
+@seen(torch.Tensor.to, torch.Tensor.cuda)
+def _moved(chains: Chains, end: Node) -> None:
+    source, made = end.parts[0].tensor(), end.tensor()
+    if source is not None and made is not None and (source.is_cpu, made.is_cuda) == (True, True):
+        given = {"shape": made.shape, "dtype": made.dtype, "pinned": source.is_pinned()}
+        chains.keep("copy", end, {**given, "device": made.device}, key=tuple(given.values()))
+
+
 @remedy("pageable-copy", chains=True)
 def pinned(asked: Asked) -> Trial | None:
     """Try copies of the step's sizes from pinned memory, which the host does not wait for."""
-    seen = asked.seen("copy", "no copy of a tensor to the GPU was recognised")
-    found = [chain for chain in seen if not chain.given["pinned"]]
+    copies = asked.seen("copy", "no copy of a tensor to the GPU was recognised")
+    found = [chain for chain in copies if not chain.given["pinned"]]
     if not found:
         return None
     variants: dict[str, list[Piece]] = {AS_IT_IS: [], "pinned memory, non_blocking=True": []}

@@ -6,7 +6,7 @@ meant is given the first rows of the step's own tensor.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import permutations
 from typing import Any
@@ -14,10 +14,13 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from backspot.live.trials.chains import Chain, Node
+from backspot.live.trials.chains import POINTWISE, Chain, Chains, Node, seen
 from backspot.live.trials.trial import AS_IT_IS, CHAINS_S, Asked, Trial, piece_of, remedy
 from backspot.live.trials.twins import Refused
 
+_POINTWISE = {*POINTWISE}
+_CHAIN, _LONGEST = 3, 24
+"""How many pointwise functions make a chain."""
 _ROWS = 4
 _LARGEST_EPS = 1e-2
 _SAME = {torch.float32: 1e-3, torch.float64: 1e-3}
@@ -31,56 +34,80 @@ _FUNCTIONS: dict[str, One] = {
 }
 
 
+@seen()
+def _used(chains: Chains, node: Node) -> None:
+    """Keep chains of which another function uses what they have made."""
+    if node.function in _POINTWISE:
+        return
+    for end in node.inner:
+        if end.function in _POINTWISE and not end.is_used:
+            end.is_used = True
+            nodes, enough = _made(end)
+            if enough:
+                functions = tuple(one.function for one in nodes[: next(iter(enough.values()))])
+                weights = [part for one in nodes for part in one.inner if _is_weight(part)]
+                given = {"from": [*enough], "counts": enough, "weights": weights}
+                given["nodes"] = dict.fromkeys(nodes)  # keys, so that they are not copied
+                chains.keep("pointwise", end, given, key=functions)
+
+
+def _made(end: Node) -> tuple[list[Node], dict[Node, int]]:
+    """Return the nodes that make one, the last one first, and each tensor that is enough for it.
+
+    With each of these comes how many of the nodes it takes from there.
+    """
+    nodes, enough, edge = list[Node](), dict[Node, int](), {end}
+    while inner := [one for one in edge if one.function in _POINTWISE]:
+        last = max(inner, key=lambda one: one.number)
+        edge.remove(last)
+        nodes.append(last)
+        edge.update(one for one in last.inner if not _is_weight(one))
+        if len(edge) == 1 and len(nodes) >= _CHAIN:
+            enough[next(iter(edge))] = len(nodes)
+        if len(nodes) == _LONGEST:
+            break
+    return nodes, {node: count for node, count in enough.items() if node.tensor() is not None}
+
+
+def _is_weight(node: Node) -> bool:
+    return isinstance(node.tensor(), torch.nn.Parameter)
+
+
 @remedy("pointwise-chain", chains=True)
 def one_function(asked: Asked) -> Trial | None:
     """Try the function of PyTorch that computes the same as a chain, for the largest such chain."""
     missing = "no chain of pointwise functions was recognised in the step"
     for chain in sorted(asked.seen("pointwise", missing), key=_work):
-        copies = chain.given["copies"]
-        for start, count in chain.given["from"].items():
-            nodes = chain.given["nodes"][:count]
-            if found := _same(chain, nodes, start):
-                name, function = found
-                ways = {AS_IT_IS: _again(nodes, start, copies), name: function}
-                x, leaves = copies[start], [*copies.values()]
-                variants = {
-                    name: [piece_of(chain, partial(way, x), leaves)] for name, way in ways.items()
-                }
-                what = f"{count} pointwise functions on {tuple(x.shape)}"
-                return Trial(f"{what}, forward and backward", variants, allowed_s=CHAINS_S)
+        for start, count in chain.given["counts"].items():
+            if found := _same(chain, start):
+                return _trial(chain, start, count, *found)
     raise Refused("no function of PyTorch is known that computes the same as its chains")
 
 
+def _trial(chain: Chain, start: Node, count: int, name: str, function: One) -> Trial:
+    again, given = chain.again(chain.end, given=[start]), chain.again(start)
+    variants = {
+        AS_IT_IS: [piece_of(chain, lambda: again(*given())[0])],
+        name: [piece_of(chain, lambda: function(*given()))],
+    }
+    what = f"{count} pointwise functions on {tuple(start.shape)}, forward and backward"
+    return Trial(what, variants, allowed_s=CHAINS_S)
+
+
 def _work(chain: Chain) -> int:
-    start = next(iter(chain.given["from"]))
-    return -chain.count * len(chain.given["nodes"]) * int(chain.given["copies"][start].numel())
+    return -chain.count * len(chain.given["nodes"]) * int(chain.end.shape.numel())
 
 
-def _again(nodes: Sequence[Node], start: Node, copies: Mapping[Node, torch.Tensor]) -> One:
-    """Return what makes the first of the nodes of a tensor in place of ``start``."""
-    order = [(one, one.function, one.parts, one.kwargs) for one in reversed(nodes)]
-
-    def run(x: torch.Tensor) -> torch.Tensor:
-        made: dict[Any, Any] = {**copies, start: x}
-        for node, function, parts, kwargs in order:
-            given = [made[one] if isinstance(one, Node) else one for one in parts]
-            made[node] = function(*given, **kwargs)  # type: ignore[misc]
-        result: torch.Tensor = made[nodes[0]]
-        return result
-
-    return run
-
-
-def _same(chain: Chain, nodes: Sequence[Node], start: Node) -> tuple[str, One] | None:
+def _same(chain: Chain, start: Node) -> tuple[str, One] | None:
     """Return the function that computes the same of the first rows, or comes nearest to it."""
-    copies = {node: one.detach() for node, one in chain.given["copies"].items()}
-    parts = [one for node in nodes for one in node.parts if isinstance(one, Node)]
-    weights = [chain.given["copies"][one] for one in parts if one.is_weight and one in copies]
-    rows = copies[start][:_ROWS]
     with torch.no_grad():
-        expected = _again(nodes, start, copies)(rows)
+        rows = chain.again(start)()[0][:_ROWS]
+        (expected,) = chain.again(chain.end, given=[start])(rows)
         nearest, found = _SAME.get(expected.dtype, 0.02) * float(expected.abs().max()), None
-        for name, function in _meant(nodes, rows.shape[-1], weights, expected.dtype):
+        weights = [chain.copies[one] for one in dict.fromkeys(chain.given["weights"])]
+        for name, function in _meant(
+            [*chain.given["nodes"]], rows.shape[-1], weights, expected.dtype
+        ):
             made = function(rows)
             if made.shape == expected.shape:
                 far = float((made.to(expected.dtype) - expected).abs().max())

@@ -7,11 +7,26 @@ from functools import partial
 
 import torch
 
-from backspot.live.trials.chains import Chain
+from backspot.live.trials.chains import PRODUCTS, Chain, Chains, Node, seen
 from backspot.live.trials.trial import AS_IT_IS, CHAINS_S, Asked, Trial, piece_of, remedy
 from backspot.live.trials.twins import check_fits, check_room
 
+_TINY = 4
+"""A product of so few numbers each is rather a sum of element-wise products."""
 Two = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+@seen(*PRODUCTS)
+def _product(chains: Chains, end: Node) -> None:
+    a, b = end.parts
+    if a.shape[-1] <= _TINY and len(end.shape) > 2 and len(b.shape) > 1:
+        chains.keep("product", end, {"a": a, "b": b})
+
+
+@seen(torch.cdist)
+def _distance(chains: Chains, end: Node) -> None:
+    p = end.option("p", 2, 2.0)
+    chains.keep("distance", end, {"a": end.parts[0], "b": end.parts[1], "p": p}, key=p)
 
 
 @remedy("tiny-products", chains=True)
@@ -56,15 +71,13 @@ def _numbers(chain: Chain) -> int:
 
 
 def _trial(what: str, chain: Chain, ways: dict[str, Two]) -> Trial:
-    a, b, call = chain.given["a"], chain.given["b"], chain.calls[0]
-    leaves = [a.root, b.root]
-    check_fits(leaves, 2)
-    check_room(a.root.device, 3 * a.root.element_size() * _numbers(chain))
-
-    given: dict[str, Two] = {AS_IT_IS: lambda *_: call.again(None), **ways}
-    variants = {
-        name: [piece_of(chain, partial(lambda way: way(a.made(), b.made()), way), leaves)]
-        for name, way in given.items()
-    }
+    a, b = chain.given["a"], chain.given["b"]
+    check_fits(chain.copies.values(), 2)
+    root = chain.copies[a.root]
+    check_room(root.device, 3 * root.element_size() * _numbers(chain))
+    now, given = chain.again(chain.end), chain.again(a, b)
+    variants = {AS_IT_IS: [piece_of(chain, lambda: now()[0])]}
+    for name, way in ways.items():
+        variants[name] = [piece_of(chain, partial(lambda way: way(*given()), way))]
     shapes = f"{tuple(a.shape)} and {tuple(b.shape)}"
     return Trial(f"{what} of {shapes}, forward and backward", variants, allowed_s=CHAINS_S)

@@ -38,12 +38,11 @@ class Piece:
     before: Run | None = None
 
 
-def piece_of(
-    chain: Chain, function: Callable[[], torch.Tensor], leaves: Sequence[torch.Tensor]
-) -> Piece:
+def piece_of(chain: Chain, function: Callable[[], torch.Tensor]) -> Piece:
     """Return a function in place of a chain, with its backward, as often as the step runs it."""
     times = min(chain.count, _AT_ONCE)
-    return Piece(forward_and_backward(function, leaves, chain.autocast, times), chain.count / times)
+    run = forward_and_backward(function, chain.leaves, chain.autocast, times)
+    return Piece(run, chain.count / times)
 
 
 @dataclass(frozen=True)

@@ -110,7 +110,6 @@ def forward_and_backward(
     the caches then. Gradients are not accumulated: leaves stand for tensors within a graph.
     """
     kind, on, dtype = autocast
-    inputs = [one for one in leaves if one.requires_grad]
     seeds: list[torch.Tensor] = []
 
     def run() -> None:
@@ -121,7 +120,7 @@ def forward_and_backward(
         if not seeds:
             seeds.append(numbers_like(outs[0]))
         while outs:
-            torch.autograd.grad(outs.pop(), inputs, seeds[0], allow_unused=True)
+            torch.autograd.grad(outs.pop(), leaves, seeds[0], allow_unused=True)
 
     return run
 
