@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -44,10 +45,9 @@ def check_trials(trials: object) -> Trials:
     Raises:
         UsageError: If it is none of the three words.
     """
-    for one in TRIALS:
-        if trials == one:
-            return one
-    raise UsageError(f'trials={quoted(trials)}: give "operators", "all" or "none"')
+    if trials not in TRIALS:
+        raise UsageError(f'trials={quoted(trials)}: give "operators", "all" or "none"')
+    return trials
 
 
 def needs_step(report: Report, trials: Trials) -> bool:
@@ -55,39 +55,35 @@ def needs_step(report: Report, trials: Trials) -> bool:
     return any(one.chains for finding in report.findings for one in _entries(finding, trials))
 
 
-def _why_no_step(models: Mapping[str, torch.nn.Module]) -> str:
-    """Return why the operators of no step can be seen; ``""`` if they can.
+def _watching(report: Report, live: Live, trials: Trials) -> Chains | str:
+    """Return what sees the operators of a step, or why that must not be.
 
     Compiled code would be compiled once more for such a step, and modules that are not trained
     would take another way through PyTorch, with results that differ in the last bit.
     """
+    if live.why_no_chains:
+        return live.why_no_chains
     if compilations():
         return "the step runs compiled code"
     fast = torch.nn.MultiheadAttention, torch.nn.TransformerEncoderLayer
-    modules = (module for model in models.values() for module in model.modules())
+    modules = (module for model in live.models.values() for module in model.modules())
     if any(isinstance(module, fast) and not module.training for module in modules):
         return "a step that is watched leaves the fast path of MultiheadAttention"
-    return ""
+    runs_code = any(one.runs_code for found in report.findings for one in _entries(found, trials))
+    return Chains([*live.models.values()] if runs_code else [])
 
 
 def chains_of(step: Callable[[], object], live: Live, report: Report, trials: Trials) -> Live:
     """Run a step and add the operators that it runs, unless they cannot be seen."""
-    why = live.why_no_chains or _why_no_step(live.models)
-    if why:
-        return replace(live, why_no_chains=why)
-    chains = Chains(_modules(live, report, trials))
+    chains = _watching(report, live, trials)
+    if isinstance(chains, str):
+        return replace(live, why_no_chains=chains)
     chains.begin()
     try:
         step()
     finally:
         chains.end()
     return replace(live, chains=chains)
-
-
-def _modules(live: Live, report: Report, trials: Trials) -> list[torch.nn.Module]:
-    """Return the modules that a remedy runs: the models, if there is such a remedy."""
-    wanted = any(one.runs_code for found in report.findings for one in _entries(found, trials))
-    return list(live.models.values()) if wanted else []
 
 
 def tried_later(
@@ -99,21 +95,23 @@ def tried_later(
         What to call when one more step has ended, or the training has; ``None`` if all is done.
     """
     if needs_step(report, trials):
-        why = _why_no_step(live.models)
-        why = why or "a mode of the training sees its functions" * (innermost_mode() is not None)
-        if not why:
-            chains = Chains(_modules(live, report, trials))
+        chains = _watching(report, live, trials)
+        if innermost_mode() is not None:
+            chains = "a mode of the training sees its functions"
+        if isinstance(chains, Chains):
             chains.begin()
-
-            def rest() -> None:
-                chains.end()
-                seen = replace(live, chains=chains if chains.functions else None)
-                then(with_trials(report, seen, trials))
-
-            return rest
-        live = replace(live, why_no_chains=why)
+            return partial(_rest, chains, report, live, trials, then)
+        live = replace(live, why_no_chains=chains)
     then(with_trials(report, live, trials))
     return None
+
+
+def _rest(
+    chains: Chains, report: Report, live: Live, trials: Trials, then: Callable[[Report], None]
+) -> None:
+    chains.end()
+    seen = replace(live, chains=chains if chains.functions else None)
+    then(with_trials(report, seen, trials))
 
 
 def with_trials(report: Report, live: Live, trials: Trials) -> Report:

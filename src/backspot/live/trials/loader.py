@@ -55,10 +55,9 @@ def workers(asked: Asked) -> Tried | None:
     waits = {number: found.get(str(number), []) for number in numbers}
     if len(waits[now]) < _BATCHES:
         raise Refused("the data set is too slow for the time that a trial may take")
-    variants = [_variant(waits[now], f"{AS_IT_IS}, num_workers={now}")]
-    for number in numbers[1:]:
-        name = f"num_workers={number}"
-        variants.append(_variant(waits[number], name, waits[now], asked.step_ns))
+    names = {number: f"num_workers={number}" for number in numbers}
+    names[now] = f"{AS_IT_IS}, {names[now]}"
+    variants = [_variant(waits[one], names[one], waits[now], asked.step_ns) for one in numbers]
     what = f"{type(loader.dataset).__name__}, beside {computes / 1e6:.1f} ms of computing"
     return Tried(what, tuple(variants), min(map(len, waits.values())))
 
@@ -165,19 +164,16 @@ def _compute(ns: int) -> None:
         torch.mm(x, x)
 
 
-def _variant(
-    waits: list[int], name: str, now: list[int] | None = None, step_ns: int = 0
-) -> Variant:
+def _variant(waits: list[int], name: str, now: list[int], step_ns: int) -> Variant:
     if len(waits) < _BATCHES:
         return Variant(name, verdict="undecided", note="no time was left")
     # Means, as workers deliver in turn.
     low, _, high = (max(0, round(one)) for one in statistics.quantiles(waits, n=4))
-    mean = max(0, round(statistics.fmean(waits)))
-    if now is None:
-        return Variant(name, mean, low, high)
+    takes = max(0, round(statistics.fmean(waits))), low, high
+    if waits is now:
+        return Variant(name, *takes)
     saves = statistics.fmean(now) - statistics.fmean(waits)
     spread = statistics.variance(now) / len(now) + statistics.variance(waits) / len(waits)
-    ends = saves, saves - 2 * spread**0.5, saves + 2 * spread**0.5
-    middle, least, most = (round(one) for one in ends)
+    middle, least, most = (round(saves + ends * spread**0.5) for ends in (0, -2, 2))
     verdict = verdict_of((middle, least, most), step_ns)
-    return Variant(name, mean, low, high, middle, least, most, verdict)
+    return Variant(name, *takes, middle, least, most, verdict)

@@ -14,7 +14,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -155,22 +155,41 @@ def measure(trial: Trial, clock: Clock, step_ns: int, seconds: float, worth: Wor
     if len(running) > 1:
         running[_AGAIN] = _Timed(trial.variants[AS_IT_IS], running[AS_IT_IS].repeats)
         number = _rounds(running, trial, clock, step_ns, end)
-    now = running[AS_IT_IS]
-    known = trial.known_ns / max(*now.typical, 1.0)
+    known = trial.known_ns / max(*running[AS_IT_IS].typical, 1.0)
     # Where both differ much, the recording is not about exactly this.
     scale = known if 0.4 < known < 2.5 else 1.0
-    judge = _Judge(now, scale, step_ns, _direct if clock.waits or not clock.is_cuda else worth)
-    if number:
-        judge.look_at(running[_AGAIN])
-    found = [
-        judge.judged(name, running.get(name), left_out.get(name), trial.notes.get(name, ""))
-        for name in trial.variants
-    ]
-    return Tried(trial.what, tuple(found), number)
+    direct = clock.waits or not clock.is_cuda
 
+    def saves_of(one: _Timed) -> list[float]:
+        differences = _differences(running[AS_IT_IS], one)
+        ends = list(zip(*differences, strict=True))
+        if not math.isfinite(differences[0][1]):
+            ends = ends[:1]
+        saves = sorted(scale * ns for ns in ([host for host, _ in ends] if direct else worth(ends)))
+        return saves if len(saves) > 1 else [-math.inf, *saves, math.inf]
 
-def _direct(saved: Sequence[Times]) -> Sequence[float]:
-    return [host for host, _ in saved]
+    noise = 0.0
+    if number >= _LEAST_ROUNDS:
+        low, _, high = saves_of(running[_AGAIN])
+        noise = max(-low, high)
+    host, device = running[AS_IT_IS].typical
+
+    def judged(name: str) -> Variant:
+        """What takes longer as it is, host or device, is what a variant is said to take."""
+        times = sorted(scale * one[int(device > host)] for one in running[name].samples)
+        quarter = len(times) // 4
+        takes = round(statistics.median(times)), round(times[quarter]), round(times[-1 - quarter])
+        if name == AS_IT_IS:
+            return Variant(name, *takes)
+        low, middle, high = saves_of(running[name])
+        said = verdict_of((middle, low, high), step_ns, noise)
+        least, most = (round(ns if math.isfinite(ns) else middle) for ns in (low, high))
+        return Variant(name, *takes, round(middle), least, most, said)
+
+    found = (left_out.get(name) or judged(name) for name in trial.variants)
+    notes = trial.notes
+    variants = (replace(one, note=one.note or notes.get(one.name, "")) for one in found)
+    return Tried(trial.what, tuple(variants), number)
 
 
 def _started(
@@ -225,10 +244,10 @@ def _leave_the_best(running: dict[str, _Timed], left_out: dict[str, Variant], le
 
 def _too_long(name: str, one: _Timed, now: _Timed) -> Variant:
     """Return a variant that cannot be run again, by the calls so far."""
-    took = sum(one.typical)
-    if took < _HOPELESS * sum(now.typical):
+    took, as_it_is = round(sum(one.typical)), round(sum(now.typical))
+    if took < _HOPELESS * as_it_is:
         return Variant(name, verdict="undecided", note="no time was left")
-    return Variant(name, round(took), verdict="does not help", note="one call")
+    return Variant(name, *(took,) * 3, *(as_it_is - took,) * 3, "does not help", "one call")
 
 
 def _check_time(one: _Timed, end: int, calls: int) -> None:
@@ -307,57 +326,3 @@ def verdict_of(saves: Sequence[float], step_ns: float, noise: float = 0.0) -> Ve
     if middle >= least and low > max(least / 2, noise):
         return "helps"
     return "does not help" if high + noise < least else "undecided"
-
-
-@dataclass
-class _Judge:
-    """Says what variants save, beside the code as it is.
-
-    Attributes:
-        scale: what measured times are multiplied by.
-        noise: by how much the code as it is differs from itself, in nanoseconds of a step.
-    """
-
-    now: _Timed
-    scale: float
-    step_ns: int
-    worth: Worth
-    noise: float = 0.0
-
-    def look_at(self, again: _Timed) -> None:
-        """Take the noise from the same code."""
-        ends = [max(-low, high) for _, low, high in _differences(self.now, again)]
-        self.noise = abs(self._saves([(ends[0], ends[1])])[0]) if math.isfinite(ends[0]) else 0.0
-
-    def _saves(self, saved: Sequence[Times]) -> list[float]:
-        return [self.scale * one for one in self.worth(saved)]
-
-    def judged(self, name: str, one: _Timed | None, left_out: Variant | None, note: str) -> Variant:
-        """Return what a variant takes and saves."""
-        if one is None:
-            assert left_out is not None  # noqa: S101 - for type checkers
-            return left_out if left_out.verdict != "does not help" else self._once(left_out)
-        if one is self.now:
-            return Variant(name, *self._times(one), note=note)
-        differences = _differences(self.now, one)
-        if math.isfinite(differences[0][1]):
-            saves = sorted(self._saves(list(zip(*differences, strict=True))))
-            low, middle, high = saves
-            verdict = verdict_of((middle, low, high), self.step_ns, self.noise)
-        else:
-            (middle,) = self._saves([(differences[0][0], differences[1][0])])
-            low, high, verdict = middle, middle, "undecided"
-        least, most = round(low), round(high)
-        return Variant(name, *self._times(one), round(middle), least, most, verdict, note)
-
-    def _times(self, one: _Timed) -> tuple[int, int, int]:
-        """Return the median and quartiles of the time of what takes longer as it is."""
-        now = self.now.typical
-        part = int(now[1] > now[0])
-        times = sorted(self.scale * sample[part] for sample in one.samples)
-        quarter = len(times) // 4
-        return round(statistics.median(times)), round(times[quarter]), round(times[-1 - quarter])
-
-    def _once(self, found: Variant) -> Variant:
-        ns, now = round(self.scale * found.ns), self._times(self.now)[0]
-        return Variant(found.name, ns, ns, ns, *(now - ns,) * 3, found.verdict, found.note)

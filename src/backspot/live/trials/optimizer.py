@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,10 +23,14 @@ _FORMS: dict[str, dict[str, bool]] = {
 @remedy("optimizer-kernels")
 def optimizer(asked: Asked) -> Trial | None:
     """Try the other forms of the optimizers, on copies of parameters, gradients and states."""
-    optimizers = _able(asked)
+    optimizers = [one for one in asked.live.optimizers if [*_params(one)]]
+    for one in optimizers:
+        _check(one)
     if not optimizers or asked.finding.path == "(clipping)":
         return None
-    twins = [Twin(one, free_bytes(_device(one)) // len(optimizers)) for one in optimizers]
+    twins = [
+        _Twin(one, free_bytes(next(_params(one)).device) // len(optimizers)) for one in optimizers
+    ]
     variants = {AS_IT_IS: [one.piece({}) for one in twins]}
     for name, form in _FORMS.items():
         if not any(one.is_so(name) for one in twins) and all(one.has(name) for one in twins):
@@ -33,41 +38,27 @@ def optimizer(asked: Asked) -> Trial | None:
     if len(variants) == 1:
         return None
     named = " and ".join(dict.fromkeys(type(one).__name__ for one in optimizers))
-    count = sum(one.count for one in twins)
-    of = f"{count} of {sum(one.whole for one in twins)}" if twins[0].share > 1 else f"{count}"
-    return Trial(
-        f"{named}.step() on copies of {of} parameters",
-        variants,
-        cold=True,
-        known_ns=asked.known_ns,
-    )
+    count, whole = sum(one.count for one in twins), sum(len([*_params(one)]) for one in optimizers)
+    of = f"{count} of {whole}" if twins[0].share > 1 else f"{count}"
+    what = f"{named}.step() on copies of {of} parameters"
+    return Trial(what, variants, cold=True, known_ns=asked.known_ns)
 
 
-def _able(asked: Asked) -> list[torch.optim.Optimizer]:
-    """Return the optimizers that hold parameters.
-
-    Raises:
-        Refused: If one of them is not PyTorch's, or runs the model.
-    """
-    found = [one for one in asked.live.optimizers if _device(one).type != "meta"]
-    for one in found:
-        name = type(one).__name__
-        if not type(one).__module__.startswith("torch.optim"):
-            raise Refused(f"{name} is no optimizer of PyTorch")
-        if isinstance(one, torch.optim.LBFGS):
-            raise Refused("a step of LBFGS runs the model")
-        step = vars(one).get("step")
-        if step is not None and not is_rescheduled(step):
-            raise Refused(f"the step of {name} was replaced")
-    return found
+def _check(one: torch.optim.Optimizer) -> None:
+    name, step = type(one).__name__, vars(one).get("step")
+    if not type(one).__module__.startswith("torch.optim"):
+        raise Refused(f"{name} is no optimizer of PyTorch")
+    if isinstance(one, torch.optim.LBFGS):
+        raise Refused("a step of LBFGS runs the model")
+    if step is not None and not is_rescheduled(step):
+        raise Refused(f"the step of {name} was replaced")
 
 
-def _device(one: torch.optim.Optimizer) -> torch.device:
-    params = [p for group in one.param_groups for p in group["params"]]
-    return params[0].device if params else torch.device("meta")
+def _params(one: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    return (parameter for group in one.param_groups for parameter in group["params"])
 
 
-def with_gradients(params: Sequence[torch.Tensor], most: int) -> tuple[list[torch.Tensor], float]:
+def _with_gradients(params: Sequence[torch.Tensor], most: int) -> tuple[list[torch.Tensor], float]:
     """Return the parameters that have gradients, or an even choice of them; and one of how many.
 
     Where a step ends with ``zero_grad``, all that require a gradient count.
@@ -86,13 +77,13 @@ def with_gradients(params: Sequence[torch.Tensor], most: int) -> tuple[list[torc
     return chosen, sum(map(size_of, used)) / max(1, sum(map(size_of, chosen)))
 
 
-def gradient_of(parameter: torch.Tensor) -> torch.Tensor:
+def _gradient_of(parameter: torch.Tensor) -> torch.Tensor:
     """Return a copy of the gradient; where it is gone, numbers in its place."""
     grad = parameter.grad
     return torch.full_like(parameter, 1e-3).detach() if grad is None else twin(grad)
 
 
-class Twin:
+class _Twin:
     """An optimizer of the same class, with copies of parameters, gradients and state.
 
     One set of copies serves all forms: the options are set before each call.
@@ -102,50 +93,34 @@ class Twin:
 
     Attributes:
         count: how many parameters it has.
-        whole: how many the optimizer of the training has.
-        share: how many times as many bytes that are.
+        share: how many times as many bytes the optimizer of the training has.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, most: int) -> None:
-        params = [p for group in optimizer.param_groups for p in group["params"]]
-        chosen, self.share = with_gradients(params, most)
-        wanted = {id(one) for one in chosen}
-        self.count, self.whole = len(chosen), len(params)
-        self._as_it_is = {
-            key: optimizer.param_groups[0].get(key)
-            for key in ("foreach", "fused")
-            if key in optimizer.param_groups[0]
-        }
-        self._device = chosen[0].device
-        self._one = self._made(optimizer, wanted)
-        self._counts = self._both_counts()
-
-    def _made(self, optimizer: torch.optim.Optimizer, wanted: set[int]) -> torch.optim.Optimizer:
-        groups, states = [], []
+        chosen, self.share = _with_gradients([*_params(optimizer)], most)
+        first = optimizer.param_groups[0]
+        self.count, self._device = len(chosen), chosen[0].device
+        self._as_it_is = {key: first[key] for key in ("foreach", "fused") if key in first}
+        wanted, groups, states = set(map(id, chosen)), [], {}
         for group in optimizer.param_groups:
             mine = []
             for parameter in (p for p in group["params"] if id(p) in wanted):
                 one = torch.nn.Parameter(twin(parameter.detach()))
-                one.grad = gradient_of(parameter)
+                one.grad = _gradient_of(parameter)
                 mine.append(one)
                 # Not load_state_dict: that takes tensors over, and a step writes into them.
-                states.append((one, _copied(optimizer.state.get(parameter, {}))))
+                states[one] = _copied(optimizer.state.get(parameter, {}))
             if mine:
-                options = {k: _copied_value(v) for k, v in group.items() if k != "params"}
-                groups.append({**options, "params": mine})
+                groups.append(
+                    {**_copied({k: v for k, v in group.items() if k != "params"}), "params": mine}
+                )
         cls: Any = type(optimizer)
-        needs_rate = "lr" in inspect.signature(cls.__init__).parameters
-        rate = {"lr": _copied_value(optimizer.param_groups[0]["lr"])} if needs_rate else {}
-        made: torch.optim.Optimizer = cls(groups, **rate)
-        for one, state in states:
-            if state:
-                made.state[one] = state
-        made.step()  # what it has not had so far is made here
-        return made
-
-    def _both_counts(self) -> list[tuple[dict[str, Any], torch.Tensor, torch.Tensor]]:
-        """Return each count of steps on the host and on the device, where a fused one wants it."""
-        return [
+        has_rate = "lr" in inspect.signature(cls.__init__).parameters
+        self._one = cls(groups, **({"lr": _copied(first["lr"])} if has_rate else {}))
+        self._one.state.update({one: state for one, state in states.items() if state})
+        self._one.step()  # what it has not had so far is made here
+        # Each count of steps on the host and on the device, where a fused one wants it.
+        self._counts = [
             (state, count.cpu(), count.to(self._device))
             for state in self._one.state.values()
             if isinstance(count := state.get("step"), torch.Tensor)
@@ -176,11 +151,9 @@ class Twin:
         return Piece(self._one.step, self.share, before)
 
 
-def _copied(state: dict[str, Any]) -> dict[str, Any]:
-    return {key: _copied_value(value) for key, value in state.items()}
-
-
-def _copied_value(value: Any) -> Any:
+def _copied(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _copied(one) for key, one in value.items()}
     if isinstance(value, torch.Tensor):
         check_plain(value)
         return twin(value)
@@ -188,13 +161,11 @@ def _copied_value(value: Any) -> Any:
 
 
 def _gradients(asked: Asked) -> tuple[list[torch.Tensor], float]:
-    params = [
-        p for one in asked.live.optimizers for group in one.param_groups for p in group["params"]
-    ]
+    params = [parameter for one in asked.live.optimizers for parameter in _params(one)]
     if not params:
         raise Refused("no optimizer of PyTorch took a step")
-    chosen, share = with_gradients(params, free_bytes(params[0].device))
-    return [gradient_of(one) for one in chosen], share
+    chosen, share = _with_gradients(params, free_bytes(params[0].device))
+    return [_gradient_of(one) for one in chosen], share
 
 
 @remedy("optimizer-kernels", "clipping")
@@ -203,19 +174,13 @@ def clipping(asked: Asked) -> Trial | None:
     if asked.finding.path == "(optimizer)":
         return None
     gradients, share = _gradients(asked)
-    held = []
-    for gradient in gradients:
-        held.append(torch.nn.Parameter(torch.empty_like(gradient)))
-        held[-1].grad = gradient
-
-    def clipped(foreach: bool) -> Callable[[], object]:
-        # A norm that is never above it: the gradients keep their size from round to round.
-        return lambda: torch.nn.utils.clip_grad_norm_(held, 1e30, foreach=foreach)
-
-    variants = {
-        AS_IT_IS: [Piece(clipped(foreach=False), share)],
-        "foreach=True": [Piece(clipped(foreach=True), share)],
-    }
+    held = [torch.nn.Parameter(torch.empty_like(one)) for one in gradients]
+    for parameter, gradient in zip(held, gradients, strict=True):
+        parameter.grad = gradient
+    # A norm that is never above it: the gradients keep their size from round to round.
+    clip = partial(torch.nn.utils.clip_grad_norm_, held, 1e30)
+    forms = {AS_IT_IS: False, "foreach=True": True}
+    variants = {name: [Piece(partial(clip, foreach=on), share)] for name, on in forms.items()}
     what = f"clip_grad_norm_ on copies of {len(held)} gradients"
     return Trial(what, variants, cold=True, known_ns=asked.known_ns)
 

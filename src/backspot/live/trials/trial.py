@@ -163,14 +163,14 @@ def remedy(
 
 
 @cache
-def _imported() -> dict[str, list[Entry]]:
+def _import_all() -> None:
     package = import_module("backspot.live.trials")
     for module in iter_modules(package.__path__, f"{package.__name__}."):
         import_module(module.name)
-    return _entries
 
 
 def remedies_of(rule: str, *, all_of_them: bool) -> list[Entry]:
-    """Return what can be tried for a rule, without those that run the user's code first."""
-    found = sorted(_imported().get(rule, []), key=lambda one: one.runs_code)
+    """Return what can be tried for a rule, first of all what runs none of the user's code."""
+    _import_all()
+    found = sorted(_entries.get(rule, []), key=lambda one: one.runs_code)
     return [one for one in found if all_of_them or not one.runs_code]

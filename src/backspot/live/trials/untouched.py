@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -39,7 +40,8 @@ def untouched(live: Live) -> Iterator[None]:
         if isinstance(found := getattr(holder, "generator", None), torch.Generator)
     ]
     devices = {device for device, _ in _devices(live)}
-    undo = [*_random_states(generators), *_modes(devices), *_hooks()]
+    undo = [*_random_states(generators), *_modes(devices)]
+    undo += [(_filled(hooks), dict(hooks)) for hooks in GLOBAL_HOOKS]
     try:
         for hooks in GLOBAL_HOOKS:
             hooks.clear()
@@ -91,20 +93,12 @@ def _modes(devices: set[str]) -> Iterator[tuple[Put, Any]]:
             ),
         ]
     for get, put in pairs:
-        yield _where_it_differs(get, put), get()
+        yield partial(_put_back, get, put), get()
 
 
-def _where_it_differs(get: Callable[[], Any], put: Put) -> Put:
-    def write(value: Any) -> None:
-        if get() != value:
-            put(value)
-
-    return write
-
-
-def _hooks() -> Iterator[tuple[Put, Any]]:
-    for hooks in GLOBAL_HOOKS:
-        yield _filled(hooks), dict(hooks)
+def _put_back(get: Callable[[], Any], put: Put, value: Any) -> None:
+    if get() != value:
+        put(value)
 
 
 def _filled(hooks: Any) -> Put:
