@@ -129,7 +129,6 @@ class _Training:
         clip: whether gradients are clipped.
         fused: whether the optimizer with ``fused=True`` takes the step.
         reads: whether the loss is read in each step.
-        graphed: whether a CUDA graph of the step is replayed.
     """
 
     model: nn.Module
@@ -140,28 +139,9 @@ class _Training:
     around: Callable[[], Any] = nullcontext
     fused: bool = False
     reads: bool = False
-    graphed: bool = False
     _optimizers: dict[bool, torch.optim.Optimizer] = field(default_factory=dict)
-    _graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self) -> None:
-        if not self.graphed:
-            self._step()
-            return
-        if self._graph is None:
-            aside = torch.cuda.Stream()
-            aside.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(aside):
-                for _ in range(3):
-                    self._step()
-            torch.cuda.current_stream().wait_stream(aside)
-            self._optimizers[self.fused].zero_grad(set_to_none=True)
-            self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph):
-                self._step()
-        self._graph.replay()
-
-    def _step(self) -> None:
         if self.fused not in self._optimizers:
             options = {"fused": True} if self.fused else {}
             self._optimizers[self.fused] = self.make(self.model.parameters(), **options)
@@ -185,9 +165,6 @@ class _Training:
             partial(setattr, self, "fused"),
         )
 
-    def graph(self) -> Switch:
-        return Switch("a CUDA graph", "graph", {"graph": True}, partial(setattr, self, "graphed"))
-
     def wait(self) -> Switch:
         """The step reads its loss until this is switched on."""
         self.reads = True
@@ -206,7 +183,6 @@ def _case(
     *,
     fuse: bool = False,
     wait: bool = False,
-    graph: bool = False,
     tf32: bool = False,
     **options: Any,
 ) -> Case:
@@ -215,7 +191,7 @@ def _case(
     step = _Training(model, loss, **options)
     switches += [step.fuse()] * fuse
     if next(model.parameters()).is_cuda:
-        switches += [step.wait()] * wait + [step.graph()] * graph + [_TF32] * tf32
+        switches += [step.wait()] * wait + [_TF32] * tf32
     return Case(model, step, switches)
 
 
@@ -259,15 +235,6 @@ def _vit(context: Context, large: bool, **options: Any) -> Case:
         ("blocks.0", "blocks.3.mlp"),
         **options,
     )
-
-
-def _graphed(context: Context) -> Case:
-    """Steps that wait for the host, as one graph."""
-    width, batch, side = _sizes(context, (256, 4, 64), (64, 2, 64))
-    model = made(context, lambda: Vit(width, 6, side, side // 8)).to(_half(context))
-    images = context.randn(batch, 3, side, side).to(_half(context))
-    removed = ("blocks.1", "blocks.4.mlp")
-    return _case(model, lambda: _small(model(images)), removed, graph=True)
 
 
 def _gpt(context: Context, large: bool, **options: Any) -> Case:
@@ -465,7 +432,6 @@ CASES: dict[str, Callable[[Context], Case]] = {
     "forward_heavy": _forward_heavy,
     "loss_heavy": _loss_heavy,
     "tables": _tables,
-    "graphed": _graphed,
     # Some at two sizes: one waits for the GPU, the other for the host.
     **{
         f"{name}_{size}": partial(make, large=size == "large")

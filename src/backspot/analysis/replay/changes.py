@@ -379,11 +379,6 @@ def _optimizer(recording: Replayable, kind: str) -> Change | Refusal:
 # Types of numbers --------------------------------------------------------------------------------
 
 
-_WITHOUT_CORES = 0.5
-"""Share of the peak that products in fp32 reach without tensor cores. (8192 rows by 2048 by 2048,
-on an H100: TF32 was 14 times as fast, and its peak is 7.4 times as high.)"""
-
-
 @named("dtype", at_best=True)
 def _dtype(recording: Replayable, dtype: str) -> Change | Refusal:
     """Products that run in fp32 run on tensor cores, at the rate of the device."""
@@ -398,7 +393,7 @@ def _dtype(recording: Replayable, dtype: str) -> Change | Refusal:
     if not slow.any():
         return Refusal("no matrix product runs in fp32 without tensor cores.")
     host, of_work = _unchanged(recording)
-    of_work[slow] = min(1.0, _WITHOUT_CORES * peaks.tflops["fp32"] / peaks.tflops[dtype])
+    of_work[slow] = min(1.0, peaks.tflops["fp32"] / peaks.tflops[dtype])
     return _of_factors(host, of_work)
 
 

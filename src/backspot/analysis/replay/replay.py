@@ -17,6 +17,7 @@ _FACTORS = np.linspace(0.0, 6.0, 13)
 _ONE = 2  # the place of 1 among these
 _FINER = np.linspace(-0.5, 0.5, 21)  # around the best of these
 _OF_COSTS = 1.5  # the greatest factor that is put down to the costs alone
+_FITTED = 0.1  # of fitted costs, that is uncertain
 _EQUAL = 0.005  # of the step: a difference that is noise of the measured step
 _SAME = 0.001  # of the longest step: by what a replay without any change may miss the recording
 _LONGER = 0.05  # of the longest step: what one step can grow by where the one before ends earlier
@@ -37,7 +38,7 @@ def fit(
         typical: the steps that count; ``None`` for all.
 
     Returns:
-        The scaled costs, with a third of their uncertainty; a refusal if the times contradict one
+        The scaled costs, a tenth of which is uncertain; a refusal if the times contradict one
         another, or no factor from 0 to 6 brings the replayed step within 10% of the real one.
     """
     factor = 1.0
@@ -91,7 +92,7 @@ def _scaled(cost: ProfilerCost, factor: float) -> ProfilerCost:
     return replace(
         cost.scaled(min(factor, _OF_COSTS)),
         slowdown=cost.slowdown * max(1.0, factor / _OF_COSTS),
-        uncertainty=cost.uncertainty / 3,
+        uncertainty=_FITTED,
     )
 
 
