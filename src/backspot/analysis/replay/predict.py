@@ -47,7 +47,7 @@ _BUSY = 0.9  # of the step: from here on a device decides how long the step take
 _ERRORS = {True: 0.02, False: 0.04}
 """How far a prediction may be off, as a share of the step: where a device decides, and where not.
 
-From 48 real changes on an H200 (``benchmarks/accuracy/what_if.py``). On an H100, 117 more were made:
+From 48 real changes on an H200 (``benchmarks/accuracy/what_if.py``). 117 more were made on an H100:
 of the 48 whose real saving is known within 2% of the step, 46 saved what the range says.
 """
 
