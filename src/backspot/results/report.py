@@ -67,10 +67,11 @@ class _Predicted:
     """What a report knows besides its data: it is not saved, compared, printed or copied.
 
     These are no fields, because every field is written as JSON. ``changed`` keeps the predictor and
-    the job; the rankings that were asked for so far are those of one report.
+    the job; the rankings that were asked for so far, and the same in real time, are those of one
+    report.
     """
 
-    __slots__ = ("_job", "_predictor", "_rankings")
+    __slots__ = ("_job", "_predictor", "_rankings", "_real")
 
 
 @public

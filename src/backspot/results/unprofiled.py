@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import astuple, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from backspot.results.costs import Row, WallKinds
@@ -52,6 +52,15 @@ def in_real_time(report: Report) -> Report:
     Work of devices keeps its length. What is known of a row by node, by line and by step is scaled
     as the row is. Where no real step was timed, the report is as it is: recorded.
     """
+    known: Report | None = getattr(report, "_real", None)
+    if known is None:
+        known = _in_real_time(report)
+        if known is not report:
+            object.__setattr__(report, "_real", known)
+    return known
+
+
+def _in_real_time(report: Report) -> Report:
     parts = real_parts(report)
     if not parts:
         return report
@@ -92,10 +101,10 @@ def in_real_time(report: Report) -> Report:
 
 def _real_row(row: Row, part: float, forward: float, has_gpu: bool) -> Row:
     wall, on = round(row.wall_ns * part), row.wall_on
-    device = on.gpu_ns + on.communication_ns + on.queued_ns
+    of_devices, of_hosts = (on.gpu_ns, on.communication_ns, on.queued_ns), (on.sync_ns, on.host_ns)
+    device = sum(of_devices)
     of_device = min(1.0, wall / max(1, device))
-    of_host = max(0.0, wall - device * of_device) / max(1, on.sync_ns + on.host_ns)
-    shares = (of_device, of_device, of_device, of_host, of_host)
+    of_host = max(0.0, wall - device * of_device) / max(1, sum(of_hosts))
     spent = 1.0 if has_gpu else part
     return replace(
         _scaled(row, part),
@@ -105,7 +114,7 @@ def _real_row(row: Row, part: float, forward: float, has_gpu: bool) -> Row:
         nodes=tuple(_scaled(one, part) for one in row.nodes),
         lines=tuple(_scaled(one, part) for one in row.lines),
         kernels=tuple(replace(one, spent_ns=int(one.spent_ns * spent)) for one in row.kernels),
-        wall_on=WallKinds(*(int(ns * of) for ns, of in zip(astuple(on), shares, strict=True))),
+        wall_on=WallKinds(*_each(of_devices, of_device), *_each(of_hosts, of_host)),
         unprofiled_ns=None,
     )
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -282,6 +283,11 @@ class Evidence:
     @cached_property
     def _launched(self) -> dict[tuple[tuple[str, ...], Category], Ints]:
         """What ``launched_in`` has found; rules ask for the same."""
+        return {}
+
+    @cached_property
+    def seen(self) -> dict[Callable[..., Any], Any]:
+        """What functions that look at the evidence have found."""
         return {}
 
     # Events ----------------------------------------------------------------------------------

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import replace
+from functools import wraps
+from typing import TypeVar
 
 import numpy as np
 
@@ -13,6 +15,22 @@ from backspot.analysis.findings.evidence import Evidence
 from backspot.analysis.timeline import NOTHING, enclosing, first_started, grouped, merged, take
 from backspot.trace import Category, names
 from backspot.trace.events import Ints, Mask
+
+Seen = TypeVar("Seen")
+
+
+def _once(look: Callable[[Evidence], Seen]) -> Callable[[Evidence], Seen]:
+    """Make a function look at the same evidence once; what it returns is read only."""
+
+    @wraps(look)
+    def seen(evidence: Evidence) -> Seen:
+        if look not in evidence.seen:
+            evidence.seen[look] = look(evidence)
+        found: Seen = evidence.seen[look]
+        return found
+
+    return seen
+
 
 # Device work -------------------------------------------------------------------------------------
 
@@ -103,6 +121,7 @@ def crowded(evidence: Evidence) -> Mask:
     return slow
 
 
+@_once
 def forward_of(evidence: Evidence) -> Ints:
     """Return the time of the forward operator that made each node; 0 where unknown.
 
@@ -152,8 +171,9 @@ def made_by_nodes(evidence: Evidence) -> tuple[Ints, Ints]:
     return made[inner], within[inner]
 
 
-def runs_of_nodes(evidence: Evidence) -> Iterator[Ints]:
-    """Yield the nodes that follow each other in one module, in the order of its forward.
+@_once
+def runs_of_nodes(evidence: Evidence) -> list[Ints]:
+    """Return the nodes that follow each other in one module, in the order of its forward.
 
     What the forward did not write, but another node made, is left out.
     """
@@ -161,15 +181,18 @@ def runs_of_nodes(evidence: Evidence) -> Iterator[Ints]:
     sequence, owner, run = ownership.join.sequence, ownership.owner, ownership.passes.of_span
     written = evidence.in_pass & evidence.spans.is_node & (sequence >= 0)
     written[made_by_nodes(evidence)[0]] = False
+    found = []
     for _, mine in grouped(ownership.join.builder, np.flatnonzero(written)):
         mine = mine[np.lexsort((sequence[mine], run[mine]))]
         parts = np.flatnonzero(np.diff(owner[mine]) | np.diff(run[mine])) + 1
-        yield from np.split(mine, parts)
+        found += np.split(mine, parts)
+    return found
 
 
 # The forward -------------------------------------------------------------------------------------
 
 
+@_once
 def forward_operators(evidence: Evidence) -> tuple[Ints, Ints]:
     """Return PyTorch's outermost operators in module calls before the backward.
 
@@ -241,6 +264,7 @@ LEAST_LAUNCHING = 0.15
 """A backward is launch-bound when the GPU is idle for launches in this share of its time."""
 
 
+@_once
 def host_operators(evidence: Evidence) -> Ints:
     """Return the outermost operators that take long and never call the driver.
 

@@ -122,35 +122,37 @@ class HostLine:
         waits = own >= 0
         length = np.where(waits, own, np.diff(self.edges))
         gives = np.where(waits, 0.0, length * (1 - _LEFT))
+        counts = self.operators, self.calls, self.labels, self.markers
+        recorded = [(at, count) for at, count in enumerate(counts) if count.any()]
         shorter = np.empty((len(costs), len(length)))
         of_last: tuple[float, ...] = ()
         for left, cost in zip(shorter, costs, strict=True):
             of_each = cost.operator_ns, cost.runtime_ns, cost.label_ns, cost.marker_ns
             if of_each != of_last:  # many a cost differs from the one before by its slowdown alone
-                whole = length - self._taken(of_each, gives) if any(of_each) else length
+                events = [(count, of_each[at]) for at, count in recorded]
+                whole = length - _taken(events, gives) if any(of_each) else length
                 of_last = of_each
             np.divide(whole, cost.slowdown, out=left)
         found: Floats = shorter.T
         return found
 
-    def _taken(self, of_each: tuple[float, ...], gives: Floats) -> Floats:
-        """Return what each interval gives up.
 
-        Args:
-            of_each: what each event costs, by the order of the counts.
-            gives: the most that each interval can give.
-        """
-        taken = np.zeros(len(gives))
-        counts = self.operators, self.calls, self.labels, self.markers
-        for count, cost in zip(counts, of_each, strict=True):
-            if cost and count.any():
-                taken += count * cost
-        owed = np.cumsum(taken - gives)
-        least = np.minimum.accumulate(owed)
-        owed -= np.minimum(least, 0.0, out=least)
-        taken[1:] += owed[:-1]
-        taken -= owed
-        return taken
+def _taken(events: Sequence[tuple[Floats, float]], gives: Floats) -> Floats:
+    """Return what each interval gives up.
+
+    Args:
+        events: how many of a kind were recorded in each interval, and what each of them costs.
+        gives: the most that each interval can give.
+    """
+    taken = np.zeros(len(gives))
+    for count, cost in events:
+        taken += count * cost
+    owed = np.cumsum(taken - gives)
+    least = np.minimum.accumulate(owed)
+    owed -= np.minimum(least, 0.0, out=least)
+    taken[1:] += owed[:-1]
+    taken -= owed
+    return taken
 
 
 def program_threads(events: Events) -> list[int]:

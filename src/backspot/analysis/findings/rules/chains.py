@@ -80,22 +80,20 @@ def _loops(evidence: Evidence) -> tuple[Ints, Ints]:
     index, span = forward_operators(evidence)
     works = ~events.names_where(names.is_view)[events.name[index]]
     index, span = index[works], span[works]
-    # The median: some of the operators of a loop can be held up.
-    short = {
-        int(one): float(np.median(_time_of(evidence, index[mine]))) <= _SMALL
-        for one, mine in grouped(span, np.arange(len(span)))
-        if len(mine) >= _TURNS
-    }
     keys = span * len(events.names) + events.name[index]
     pairs, count = np.unique(keys, return_counts=True)
     which = pairs // len(events.names)
-    calls, turns = [], []
-    for one, mine in grouped(which):
-        most, number = int(count[mine].max()), int(count[mine].sum())
-        if most >= _TURNS and number <= _BODY * most and short.get(int(one), False):
-            calls.append(one)
-            turns.append(most)
-    return np.array(calls, np.int64), np.array(turns, np.int64)
+    begins = np.flatnonzero(np.append(True, which[1:] != which[:-1])[: len(which)])
+    if not len(begins):
+        return span[:0], span[:0]
+    calls, turns = which[begins], np.maximum.reduceat(count, begins)
+    loops = (turns >= _TURNS) & (np.add.reduceat(count, begins) <= _BODY * turns)
+    of_call = dict(grouped(span, np.flatnonzero(np.isin(span, calls[loops]))))
+    for at in np.flatnonzero(loops).tolist():
+        # The median: some of the operators of a loop can be held up.
+        times = _time_of(evidence, index[of_call[int(calls[at])]])
+        loops[at] = float(np.median(times)) <= _SMALL
+    return calls[loops], turns[loops]
 
 
 def _time_of(evidence: Evidence, index: Ints) -> Ints:
@@ -369,6 +367,8 @@ def loss_passes(evidence: Evidence) -> Finding | None:
     """Find the cross-entropy of so many classes that reading and writing the scores takes long."""
     costs, say = evidence.costs, evidence.wording
     kinds = [name.partition("Backward")[0] for name in evidence.spans.node_names]
+    if "LogSoftmax" not in kinds:
+        return None
     nodes = np.zeros(len(evidence.spans.start), bool)
     for part in runs_of_nodes(evidence):
         kind = [kinds[node] for node in evidence.spans.node[part].tolist()]

@@ -505,6 +505,8 @@ def unused_parameter_search(evidence: Evidence) -> Finding | None:
     """Find DistributedDataParallel's walk through the graph for parameters without a gradient."""
     costs, say, events = evidence.costs, evidence.wording, evidence.events
     marks = events.named(Category.OPERATOR, names.DDP_SEARCH)
+    if not len(marks):
+        return None
     calls = events.named(Category.ANNOTATION, names.DDP_FORWARD)
     around = enclosing(events, calls, events.thread[marks], events.start[marks])
     marks, around = marks[around >= 0], around[around >= 0]
