@@ -188,6 +188,12 @@ _register(
 )
 _register(
     control("slow-path", gpus=0),
+    "pointwise_convolution",
+    "1x1 convolutions in fp32, for which PyTorch takes the general way on one thread on purpose.",
+    lambda c: _images(c, nn.Conv2d(16, 16, 1), torch.float32),
+)
+_register(
+    control("slow-path", gpus=0),
     "fast_lstm",
     "An LSTM in fp32.",
     lambda c: _sequences(c, nn.LSTM(16, 64, batch_first=True), torch.float32),

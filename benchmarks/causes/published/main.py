@@ -57,17 +57,27 @@ def _examine(job: Job, stage: Stage, run: Run) -> Record:
         inner, rounds = (3, 5) if run.device != "cpu" else (1, 11)
         rounds = 3 if run.small else rounds
         times = interleaved(steps, run.device, rounds=rounds, inner=inner, warmup=1, seconds=4)
+    _give_back(run)
     reports = []
     # Of the fixed step only what is left matters.
     how = {"steps": profile_default("steps")}, {"steps": 5, "unprofiled": 4}
     for step, modules, options in zip(steps, models, how, strict=True):
         stage("profile", {"times": times})
-        gc.collect()
         report = profile_in_turn(step, modules, warmup=1, trials="none", **options)
         reports.append(judge.said(report))
+        _give_back(run)
     verdict = judge.judged(case, *reports, times)
     found = {**verdict, "losses": losses, "times": times}
     return {**found, "before": reports[0], "after": reports[1]}
+
+
+def _give_back(run: Run) -> None:
+    """Leave the memory of the device to the processes whose turn comes."""
+    import torch
+
+    gc.collect()
+    if run.device != "cpu":
+        torch.cuda.empty_cache()
 
 
 def answer(run: Run) -> Figures:

@@ -1,5 +1,7 @@
 """A selective scan as a Python loop over positions."""
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 
@@ -34,13 +36,15 @@ def scanned(x: torch.Tensor, how: str) -> torch.Tensor:
     return torch.stack(rows, 1)
 
 
-def scan(context: Context, how: str, *sizes: int) -> tuple[Step, Models]:
+def scan(
+    context: Context, how: str, sizes: tuple[int, ...], layers: Callable[[int], nn.Module]
+) -> tuple[Step, Models]:
+    """Return the step of layers around a scan."""
     width = sizes[-1]
-    model = nn.Sequential(nn.Linear(width, width), Layer(lambda x: scanned(x, how)))
-    return trained(context, model.append(Mlp(width, 2 * width)), *sizes)
+    parts = layers(width), Layer(lambda x: scanned(x, how)), layers(width)
+    return trained(context, nn.Sequential(*parts), *sizes)
 
 
 def build(fixed: bool, context: Context) -> tuple[Step, Models]:
-    return scan(
-        context, "product" if fixed else "loop", *sizes(context, (8, 1024, 512), (4, 128, 64))
-    )
+    shape = sizes(context, (8, 1024, 512), (4, 128, 64))
+    return scan(context, "product" if fixed else "loop", shape, lambda n: Mlp(n, 2 * n))

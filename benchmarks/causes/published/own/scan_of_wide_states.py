@@ -1,5 +1,7 @@
 """A loop whose every turn has much to compute."""
 
+from torch import nn
+
 from benchmarks.causes.published.own.scan_by_positions import scan
 from benchmarks.causes.published.parts import Models, Published, Step, sizes
 from benchmarks.models import Context
@@ -16,6 +18,5 @@ CASE = Published(
 
 
 def build(fixed: bool, context: Context) -> tuple[Step, Models]:
-    return scan(
-        context, "doubling" if fixed else "loop", *sizes(context, (512, 64, 16384), (512, 33, 128))
-    )
+    shape = sizes(context, (512, 64, 16384), (512, 33, 128))
+    return scan(context, "doubling" if fixed else "loop", shape, nn.LayerNorm)

@@ -373,10 +373,11 @@ def loss_passes(evidence: Evidence) -> Finding | None:
     for part in runs_of_nodes(evidence):
         kind = [kinds[node] for node in evidence.spans.node[part].tolist()]
         for at in (at for at, one in enumerate(kind) if one == "LogSoftmax"):
-            first = at
-            while first and kind[first - 1] in ("ToCopy", "View", "UnsafeView"):
-                first -= 1
-            nodes[part[first : at + 1]] = True
+            before = at - 1
+            while before >= 0 and kind[before] in ("View", "UnsafeView"):
+                before -= 1
+            nodes[part[at]] = True
+            nodes[part[before]] |= before >= 0 and kind[before] == "ToCopy"
             nodes[part[at + 1 :]] |= np.array(kind[at + 1 :]) == "NllLoss"
     made = evidence.ownership.join.operator[nodes]
     placed = both_ways(evidence, nodes, made, _SCORES_LEAST)

@@ -6,6 +6,7 @@ tiny piece of work, additions that wait for each other, gradients that only a sl
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -225,6 +226,7 @@ _SLOW_CONVOLUTIONS = (
     *("aten::_slow_conv2d_forward", "aten::slow_conv_dilated2d", "aten::slow_conv_transpose2d"),
 )
 """Convolutions by copies and a product; those in three dimensions have nothing else on a CPU."""
+_OTHER_FLOATS = re.compile(r"double|Half")
 _RECURRENT: dict[str, tuple[str, ...]] = {
     "cpu": ("aten::lstm",),
     "cuda": ("aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu"),
@@ -252,6 +254,10 @@ def slow_path(evidence: Evidence) -> Finding | None:
     inner, whole = (
         events.named(Category.OPERATOR, *some) for some in (_SLOW_CONVOLUTIONS, _WHOLE_LAYERS)
     )
+    if evidence.device == "cpu":
+        # In fp32, PyTorch takes this way on purpose for some sizes: 1x1 on one thread, say.
+        wide = [_OTHER_FLOATS.search(one.types) is not None for one in events.signatures]
+        inner = inner[np.array([*wide, False], bool)[events.signature[inner]]]
     around = enclosing(events, index, events.thread[inner], events.start[inner])
     cells = index[np.isin(index, events.named(Category.OPERATOR, *_RECURRENT[evidence.device]))]
     fast = enclosing(events, cells, events.thread[whole], events.start[whole])
