@@ -17,7 +17,7 @@ from backspot.analysis.replay.simulation import simulate
 from backspot.analysis.timeline import grouped, take
 from backspot.trace.events import Ints, Mask
 
-_CELLS = 16_000_000  # numbers in the tables of a simulation: 128 MB
+_CELLS = 8_000_000  # numbers in the tables of a simulation: 64 MB; larger ones are no faster
 
 
 @dataclass(frozen=True, slots=True)
