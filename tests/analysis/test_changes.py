@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import permutations
 
 import pytest
@@ -83,6 +84,14 @@ def test_a_phase_that_takes_half_the_time_saves_the_other_half(tmp_path):
     saves = found.what_if({"phases": {"optimizer": 0.5}}).saves_ns
     assert saves == pytest.approx(8.88 * MS / 2, rel=0.02)
     assert found.what_if({"phases": {"averaging": 0.0}}).saves_ns == 0
+
+
+def test_a_remedy_that_makes_more_work_faster_says_that_it_saves_at_least_so_much():
+    report = backspot.locate(PATHS["layout_windows_vit"])
+    (found,) = (one for one in report.findings if one.rule == "layout-copies")
+    assert found.saves.at_least
+    shown = replace(report, findings=(replace(found, saves=replace(found.saves, ns=1_000_000)),))
+    assert "(at least 1.0 ms less without it)" in " ".join(str(shown).split())
 
 
 def test_who_reads_no_values_waits_for_none_and_copies_none(tmp_path):
