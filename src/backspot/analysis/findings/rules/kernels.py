@@ -259,7 +259,8 @@ def slow_path(evidence: Evidence) -> Finding | None:
         wide = [_OTHER_FLOATS.search(one.types) is not None for one in events.signatures]
         inner = inner[np.array([*wide, False], bool)[events.signature[inner]]]
     around = enclosing(events, index, events.thread[inner], events.start[inner])
-    cells = index[np.isin(index, events.named(Category.OPERATOR, *_RECURRENT[evidence.device]))]
+    layers = events.names_where(_RECURRENT[evidence.device].__contains__)
+    cells = index[layers[events.name[index]]]
     fast = enclosing(events, cells, events.thread[whole], events.start[whole])
     slow = np.union1d(around[around >= 0], np.setdiff1d(cells, fast))
     made = evidence.ownership.join.operator
