@@ -291,10 +291,8 @@ _TABLES = re.compile(
 )
 """What makes tables and masks: nothing that is random, or that depends on what a layer learns."""
 _MADE = re.compile(r"aten::(arange|linspace|full|ones|zeros|eye|cos)_?")
-_AGAIN = 4
-"""Calls in a step that compute the same."""
-_OPERATORS = 3
-_AGAIN_LEAST = 0.02
+_AGAIN, _OPERATORS, _AGAIN_LEAST = 4, 3, 0.02
+"""Calls in a step that compute the same, its operators, and the share of the step."""
 
 
 @rule("repeated-work", devices=("cpu", "cuda"))

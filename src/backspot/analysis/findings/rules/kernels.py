@@ -222,10 +222,8 @@ def pairwise_distance(evidence: Evidence) -> Finding | None:
     )
 
 
-_SLOW_CONVOLUTIONS = (
-    *("aten::_slow_conv2d_forward", "aten::slow_conv_dilated2d", "aten::slow_conv_transpose2d"),
-)
-"""Convolutions by copies and a product; those in three dimensions have nothing else on a CPU."""
+_SLOW_CONVOLUTIONS = ("aten::_slow_conv2d_forward", "aten::slow_conv_dilated2d")
+"""Convolutions by copies and a product; others of that kind have nothing else on a CPU."""
 _OTHER_FLOATS = re.compile(r"double|Half")
 _RECURRENT: dict[str, tuple[str, ...]] = {
     "cpu": ("aten::lstm",),
