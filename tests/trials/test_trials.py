@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from contextlib import nullcontext
 
 import numpy as np
@@ -34,6 +35,7 @@ RULES = (
     *("attention-math", "kept-softmax"),
     *("dense-embedding-gradient", "duplicate-indices", "sorted-indexing"),
 )
+RULES_OF_MODULES = ("layout-copies", "no-tensor-cores", "recompute")
 
 
 def finding(rule, wall_ns=1_000_000):
@@ -141,9 +143,9 @@ def asked(report, *rules):
     return changed(report, findings=findings, unprofiled_step_ns=5_000_000)
 
 
-def trained(report, *rules, trials="operators", steps=3):
+def trained(report, *rules, trials="operators", steps=3, kind=Training):
     """A training, with trials after its second step; the findings with what came out."""
-    training = Training()
+    training = kind()
     training.step()
     if not rules:
         training.step()
@@ -177,6 +179,67 @@ def test_a_training_goes_on_bit_for_bit_after_all_trials_together(report):
     tried, findings = trained(report, *RULES)
     assert all(one.tried for one in findings)
     assert tried.state() == plain.state()
+
+
+class Scaled(Training):
+    """A training in autocast, with scaled and accumulated gradients."""
+
+    def __init__(self):
+        super().__init__()
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8, growth_interval=2)
+
+    def step(self):
+        self.optimizer.zero_grad()
+        for _ in range(2):
+            index = torch.randint(0, 300, (4, 8))
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = functional.cross_entropy(self.model(index).float(), index[:, 0] % 4)
+            self.scaler.scale(loss).backward()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.losses.append(loss.item())
+
+    def state(self):
+        return [*super().state(), self.scaler.state_dict()]
+
+
+def test_a_training_in_autocast_with_scaled_gradients_goes_on_bit_for_bit(report):
+    plain, _ = trained(report, kind=Scaled)
+    tried, findings = trained(report, *RULES, *RULES_OF_MODULES, trials="all", kind=Scaled)
+    assert any(one.tried.variants for one in findings)
+    assert tried.state() == plain.state()
+
+
+def test_a_step_that_raises_is_watched_no_longer(report):
+    def step():
+        raise ValueError("boom")
+
+    with pytest.raises(ValueError, match="boom"):
+        chains_of(step, Training().live(), report, "operators")
+    assert not torch.overrides._get_current_function_mode_stack()
+
+
+def test_a_step_that_is_watched_frees_what_it_frees_otherwise(report):
+    linear, dead = nn.Linear(8, 8), []
+
+    def step():
+        y = linear(torch.ones(2, 8)).view(4, 4)
+        seen = weakref.ref(y)
+        z = (y + 1).tanh() * 2
+        del y
+        dead.append(seen() is None)
+        z.sum().backward()
+
+    step()
+    chains_of(step, Live({}, []), report, "operators")
+    assert dead == [True, True]
+
+
+def test_trials_end_when_the_time_of_all_is_up(report, monkeypatch):
+    monkeypatch.setattr(attempts, "_SECONDS_IN_ALL", -1.0)
+    training = Training()
+    training.step()
+    assert why_not(report, training.live()) == "the time for trials was up"
 
 
 def test_without_the_guard_a_training_goes_on_differently(report, monkeypatch):
@@ -594,8 +657,6 @@ def test_tiny_products_and_distances_are_written_out(report):
 
 
 # What runs code of the user's ---------------------------------------------------------------------
-
-RULES_OF_MODULES = ("layout-copies", "no-tensor-cores", "recompute")
 
 
 @pytest.mark.parametrize("rule", RULES_OF_MODULES)

@@ -86,7 +86,7 @@ class Tried:
         if self.why_not or not self.variants:
             return f"Not tried here: {self.why_not or 'there is no other way to write it'}."
         now, best = self.variants[0], self.best
-        others = [f"{_of(one)}" for one in self.variants[1:] if one is not best]
+        others = [_of(one) for one in self.variants[1:] if one is not best]
         rest = f" {'; '.join(others)}." if others else ""
         if best is not None:
             return (
@@ -102,4 +102,6 @@ class Tried:
 def _of(one: Variant) -> str:
     if one.verdict == "fails":
         return f"{one.name} fails: {one.note}"
+    if not one.ns:
+        return f"{one.name} was not measured ({one.note})"
     return f"{duration(one.ns)} with {one.name}" + (f" ({one.note})" if one.note else "")

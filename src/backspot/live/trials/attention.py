@@ -24,7 +24,7 @@ from backspot.live.trials.chains import (
     Node,
     seen,
 )
-from backspot.live.trials.trial import AS_IT_IS, CHAINS_S, Asked, Piece, Trial, piece_of, remedy
+from backspot.live.trials.trial import AS_IT_IS, CHAINS_S, Asked, Piece, Trial, remedy
 from backspot.live.trials.twins import Refused, check_fits
 
 _MOST_CHAINS = 3
@@ -140,7 +140,7 @@ def attention(asked: Asked) -> Trial | None:
     variants: dict[str, list[Piece]] = {}
     for chain in found:
         check_fits(chain.copies.values(), 2)
-        for name, piece in _ways(chain).items():
+        for name, piece in _ways(asked, chain).items():
             variants.setdefault(name, []).append(piece)
     whole = {name: pieces for name, pieces in variants.items() if len(pieces) == len(found)}
     if len(whole) == 1:
@@ -155,7 +155,7 @@ def _scores(chain: Chain) -> int:
     return int(chain.given["v"].shape[-2] * chain.end.shape[:-1].numel())
 
 
-def _ways(chain: Chain) -> dict[str, Piece]:
+def _ways(asked: Asked, chain: Chain) -> dict[str, Piece]:
     given, end = chain.given, chain.end
     ways: dict[str, Attend] = {}
     if "q" in given:
@@ -168,10 +168,10 @@ def _ways(chain: Chain) -> dict[str, Piece]:
     plain = chain.again(end, without=DROPOUT)
     # What lays out the result comes along: some kernels have done that.
     now, lay_out = chain.again(chain.after), chain.again(chain.after, given=[end])
-    pieces = {AS_IT_IS: piece_of(chain, lambda: now()[0])}
+    pieces = {AS_IT_IS: asked.piece(chain, lambda: now()[0])}
     for name, way in ways.items():
         if given["p"] or _is_same(way, lambda: plain()[0]):
-            pieces[name] = piece_of(chain, partial(lambda way: lay_out(way())[0], way))
+            pieces[name] = asked.piece(chain, partial(lambda way: lay_out(way())[0], way))
     return pieces
 
 

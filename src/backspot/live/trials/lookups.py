@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from backspot.live.trials.chains import Chain, Chains, Node, seen
-from backspot.live.trials.trial import AS_IT_IS, CHAINS_S, Asked, Piece, Trial, piece_of, remedy
+from backspot.live.trials.trial import AS_IT_IS, CHAINS_S, Asked, Piece, Trial, remedy
 from backspot.live.trials.twins import (
     Refused,
     Run,
@@ -45,7 +45,7 @@ def indexing(asked: Asked) -> Trial | None:
     for chain in found:
         check_fits(chain.copies.values(), 4)
         for name, way in _ways_to_index(chain).items():
-            variants.setdefault(name, []).append(piece_of(chain, way))
+            variants.setdefault(name, []).append(asked.piece(chain, way))
     first = found[0]
     (index,) = first.again(first.given["index"])()
     distinct = int(index.unique().numel())

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 
 from backspot.live.torch_internals.process import is_rescheduled
-from backspot.live.trials.trial import AS_IT_IS, Asked, Piece, Trial, remedy
+from backspot.live.trials.trial import AS_IT_IS, CALLS, Asked, Piece, Trial, remedy
 from backspot.live.trials.twins import Refused, check_fits, check_plain, free_bytes, size_of, twin
 
 _FORMS: dict[str, dict[str, bool]] = {
@@ -29,7 +30,8 @@ def optimizer(asked: Asked) -> Trial | None:
     if not optimizers or asked.finding.path == "(clipping)":
         return None
     twins = [
-        _Twin(one, free_bytes(next(_params(one)).device) // len(optimizers)) for one in optimizers
+        _Twin(asked, one, free_bytes(next(_params(one)).device) // len(optimizers))
+        for one in optimizers
     ]
     variants = {AS_IT_IS: [one.piece({}) for one in twins]}
     for name, form in _FORMS.items():
@@ -58,29 +60,44 @@ def _params(one: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
     return (parameter for group in one.param_groups for parameter in group["params"])
 
 
-def _with_gradients(params: Sequence[torch.Tensor], most: int) -> tuple[list[torch.Tensor], float]:
-    """Return the parameters that have gradients, or an even choice of them; and one of how many.
+def _with_gradients(
+    asked: Asked, params: Sequence[torch.Tensor], most: int
+) -> tuple[dict[torch.Tensor, int], float]:
+    """Return the parameters that have gradients, and one of how many bytes these are.
 
-    Where a step ends with ``zero_grad``, all that require a gradient count.
+    Where all take too much memory or too long, it is an even choice of them, and of one that is
+    larger than its share some rows; with each comes how many. Where a step ends with ``zero_grad``,
+    all that require a gradient count.
 
     Raises:
-        Refused: If there are none, or not even one fits into ``most`` bytes.
+        Refused: If there are none, or not even these fit.
     """
     used = [p for p in params if p.grad is not None] or [p for p in params if p.requires_grad]
     check_plain(*used, *(p.grad for p in used if p.grad is not None))
     if not used:
         raise Refused("no parameter has a gradient")
-    needed = 4 * sum(map(size_of, used))
-    every = -(-needed // max(most, 1))
-    chosen = used[:: max(every, 1)]
-    check_fits(chosen, 2)
-    return chosen, sum(map(size_of, used)) / max(1, sum(map(size_of, chosen)))
+    whole = sum(map(size_of, used))
+    every = 1 + max(4 * whole // max(most, 1), CALLS * asked.known_ns // 10**9)
+    rows = {
+        one: math.ceil(len(one) * min(1.0, whole / every / max(1, size_of(one))))
+        if one.dim()
+        else 1
+        for one in used[::every]
+    }
+    parts = [_part(one, one, count) for one, count in rows.items()]
+    check_fits(parts, 2)
+    return rows, whole / max(1, sum(map(size_of, parts)))
 
 
-def _gradient_of(parameter: torch.Tensor) -> torch.Tensor:
+def _part(tensor: torch.Tensor, of: torch.Tensor, rows: int) -> torch.Tensor:
+    """Return the first rows of what is as large as a parameter."""
+    return tensor[:rows] if tensor.dim() and tensor.shape == of.shape else tensor
+
+
+def _gradient_of(parameter: torch.Tensor, rows: int) -> torch.Tensor:
     """Return a copy of the gradient; where it is gone, numbers in its place."""
-    grad = parameter.grad
-    return torch.full_like(parameter, 1e-3).detach() if grad is None else twin(grad)
+    grad = torch.full_like(parameter, 1e-3) if parameter.grad is None else parameter.grad
+    return twin(_part(grad.detach(), parameter, rows))
 
 
 class _Twin:
@@ -96,24 +113,24 @@ class _Twin:
         share: how many times as many bytes the optimizer of the training has.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, most: int) -> None:
-        chosen, self.share = _with_gradients([*_params(optimizer)], most)
+    def __init__(self, asked: Asked, optimizer: torch.optim.Optimizer, most: int) -> None:
+        chosen, self.share = _with_gradients(asked, [*_params(optimizer)], most)
         first = optimizer.param_groups[0]
-        self.count, self._device = len(chosen), chosen[0].device
+        self.count, self._device = len(chosen), next(iter(chosen)).device
         self._as_it_is = {key: first[key] for key in ("foreach", "fused") if key in first}
-        wanted, groups, states = set(map(id, chosen)), [], {}
+        groups, states = [], {}
         for group in optimizer.param_groups:
             mine = []
-            for parameter in (p for p in group["params"] if id(p) in wanted):
-                one = torch.nn.Parameter(twin(parameter.detach()))
-                one.grad = _gradient_of(parameter)
+            for parameter in (p for p in group["params"] if p in chosen):
+                part = partial(_part, of=parameter, rows=chosen[parameter])
+                one = torch.nn.Parameter(twin(part(parameter.detach())))
+                one.grad = _gradient_of(parameter, chosen[parameter])
                 mine.append(one)
                 # Not load_state_dict: that takes tensors over, and a step writes into them.
-                states[one] = _copied(optimizer.state.get(parameter, {}))
+                states[one] = _copied(optimizer.state.get(parameter, {}), part)
             if mine:
-                groups.append(
-                    {**_copied({k: v for k, v in group.items() if k != "params"}), "params": mine}
-                )
+                options = _copied({key: one for key, one in group.items() if key != "params"})
+                groups.append({**options, "params": mine})
         cls: Any = type(optimizer)
         has_rate = "lr" in inspect.signature(cls.__init__).parameters
         self._one = cls(groups, **({"lr": _copied(first["lr"])} if has_rate else {}))
@@ -151,12 +168,12 @@ class _Twin:
         return Piece(self._one.step, self.share, before)
 
 
-def _copied(value: Any) -> Any:
+def _copied(value: Any, part: Callable[[torch.Tensor], torch.Tensor] = lambda one: one) -> Any:
     if isinstance(value, dict):
-        return {key: _copied(one) for key, one in value.items()}
+        return {key: _copied(one, part) for key, one in value.items()}
     if isinstance(value, torch.Tensor):
         check_plain(value)
-        return twin(value)
+        return twin(part(value))
     return copy.deepcopy(value)
 
 
@@ -164,8 +181,8 @@ def _gradients(asked: Asked) -> tuple[list[torch.Tensor], float]:
     params = [parameter for one in asked.live.optimizers for parameter in _params(one)]
     if not params:
         raise Refused("no optimizer of PyTorch took a step")
-    chosen, share = _with_gradients(params, free_bytes(params[0].device))
-    return [_gradient_of(one) for one in chosen], share
+    chosen, share = _with_gradients(asked, params, free_bytes(params[0].device))
+    return [_gradient_of(*one) for one in chosen.items()], share
 
 
 @remedy("optimizer-kernels", "clipping")

@@ -15,7 +15,7 @@ import torch
 from torch.nn import functional
 
 from backspot.live.trials.chains import POINTWISE, Chain, Chains, Node, seen
-from backspot.live.trials.trial import AS_IT_IS, CHAINS_S, Asked, Trial, piece_of, remedy
+from backspot.live.trials.trial import AS_IT_IS, CHAINS_S, Asked, Trial, remedy
 from backspot.live.trials.twins import Refused
 
 _POINTWISE = {*POINTWISE}
@@ -80,15 +80,15 @@ def one_function(asked: Asked) -> Trial | None:
     for chain in sorted(asked.seen("pointwise", missing), key=_work):
         for start, count in chain.given["counts"].items():
             if found := _same(chain, start):
-                return _trial(chain, start, count, *found)
+                return _trial(asked, chain, start, count, *found)
     raise Refused("no function of PyTorch is known that computes the same as its chains")
 
 
-def _trial(chain: Chain, start: Node, count: int, name: str, function: One) -> Trial:
+def _trial(asked: Asked, chain: Chain, start: Node, count: int, name: str, function: One) -> Trial:
     again, given = chain.again(chain.end, given=[start]), chain.again(start)
     variants = {
-        AS_IT_IS: [piece_of(chain, lambda: again(*given())[0])],
-        name: [piece_of(chain, lambda: function(*given()))],
+        AS_IT_IS: [asked.piece(chain, lambda: again(*given())[0])],
+        name: [asked.piece(chain, lambda: function(*given()))],
     }
     what = f"{count} pointwise functions on {tuple(start.shape)}, forward and backward"
     return Trial(what, variants, allowed_s=CHAINS_S)

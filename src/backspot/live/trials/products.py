@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 from backspot.live.trials.chains import PRODUCTS, Chain, Chains, Node, seen
-from backspot.live.trials.trial import AS_IT_IS, CHAINS_S, Asked, Trial, piece_of, remedy
+from backspot.live.trials.trial import AS_IT_IS, CHAINS_S, Asked, Trial, remedy
 from backspot.live.trials.twins import check_fits, check_room
 
 _TINY = 4
@@ -40,7 +40,7 @@ def written_out(asked: Asked) -> Trial | None:
             made = made + a[..., at : at + 1] * b[..., at : at + 1, :]
         return made
 
-    return _trial("a @ b", chain, {"element-wise products and sums": sums})
+    return _trial(asked, "a @ b", chain, {"element-wise products and sums": sums})
 
 
 @remedy("pairwise-distance", chains=True)
@@ -57,7 +57,7 @@ def broadcast(asked: Asked) -> Trial | None:
     if p == 2:
         mode = "use_mm_for_euclid_dist"
         ways[f"compute_mode={mode!r}"] = partial(torch.cdist, compute_mode=mode)
-    return _trial("cdist(a, b)", chain, ways)
+    return _trial(asked, "cdist(a, b)", chain, ways)
 
 
 def _largest(asked: Asked, kind: str, missing: str) -> Chain:
@@ -70,14 +70,14 @@ def _numbers(chain: Chain) -> int:
     return int(a.numel() * b[-2 if chain.kind == "distance" else -1])
 
 
-def _trial(what: str, chain: Chain, ways: dict[str, Two]) -> Trial:
+def _trial(asked: Asked, what: str, chain: Chain, ways: dict[str, Two]) -> Trial:
     a, b = chain.given["a"], chain.given["b"]
     check_fits(chain.copies.values(), 2)
     root = chain.copies[a.root]
     check_room(root.device, 3 * root.element_size() * _numbers(chain))
     now, given = chain.again(chain.end), chain.again(a, b)
-    variants = {AS_IT_IS: [piece_of(chain, lambda: now()[0])]}
+    variants = {AS_IT_IS: [asked.piece(chain, lambda: now()[0])]}
     for name, way in ways.items():
-        variants[name] = [piece_of(chain, partial(lambda way: way(*given()), way))]
+        variants[name] = [asked.piece(chain, partial(lambda way: way(*given()), way))]
     shapes = f"{tuple(a.shape)} and {tuple(b.shape)}"
     return Trial(f"{what} of {shapes}, forward and backward", variants, allowed_s=CHAINS_S)

@@ -19,8 +19,8 @@ from backspot.results.trials import Tried
 
 AS_IT_IS = "as it is"
 CHAINS_S = 2.0
-_AT_ONCE = 4
-"""How many forwards of a chain come before the first backward."""
+_AT_ONCE, CALLS = 4, 24
+"""How many forwards of a chain come before the first backward, and how many calls a trial needs."""
 
 
 @dataclass(frozen=True)
@@ -36,13 +36,6 @@ class Piece:
     run: Run
     calls: float = 1.0
     before: Run | None = None
-
-
-def piece_of(chain: Chain, function: Callable[[], torch.Tensor]) -> Piece:
-    """Return a function in place of a chain, with its backward, as often as the step runs it."""
-    times = min(chain.count, _AT_ONCE)
-    run = forward_and_backward(function, chain.leaves, chain.autocast, times)
-    return Piece(run, chain.count / times)
 
 
 @dataclass(frozen=True)
@@ -112,6 +105,16 @@ class Asked:
         """What the finding is about takes in a step without the profiler."""
         share = self.finding.wall_ns / max(1, self.report.whole_ns)
         return round(min(1.0, share) * self.step_ns)
+
+    def piece(self, chain: Chain, function: Callable[[], torch.Tensor]) -> Piece:
+        """Return a function in place of a chain, with its backward, as often as a step runs it.
+
+        Several forwards come before the first backward, as in a step, where there is time for that.
+        """
+        fitting = int(chain.count * 1e9 * CHAINS_S / CALLS) // max(1, self.known_ns)
+        times = max(1, min(chain.count, _AT_ONCE, fitting))
+        run = forward_and_backward(function, chain.leaves, chain.autocast, times)
+        return Piece(run, chain.count / times)
 
     def seen(self, kind: str, missing: str) -> list[Chain]:
         """Return the chains of a kind.
