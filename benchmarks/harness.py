@@ -186,7 +186,8 @@ def answer(name: str, argv: Sequence[str]) -> int:
 def _finish(run: Run, figures: Figures) -> int:
     cases = figures.get("cases", {})
     records = list(cases.values()) if isinstance(cases, dict) else []
-    print_rows(figures.get("rows") or [{"case": name, **case} for name, case in cases.items()])
+    plain = [{"case": name, **case} for name, case in cases.items()]
+    print_rows(figures.get("rows", plain))
     for key, value in figures.get("summary", {}).items():
         print(f"{key}: {value}")
     if run.out is not None:

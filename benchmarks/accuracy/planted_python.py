@@ -300,7 +300,7 @@ def _profiled(
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--trials", type=int, help="how many (default: 30; with --small 2)")
+    parser.add_argument("--trials", type=int, help="how many (default: 30; with --small 1)")
     parser.add_argument("--first", type=int, default=0, help="number of the first trial")
 
 
@@ -314,7 +314,7 @@ def answer(run: Run) -> Figures:
         # Those of transformers are tiny: a step of the others takes a second on a CPU.
         models = list(SMALL) if run.small else [one for one in NAMES if one.startswith("hf-")]
         jobs = {}
-        for number in range(run.first, run.first + (run.trials or (2 if run.small else 30))):
+        for number in range(run.first, run.first + (run.trials or (1 if run.small else 30))):
             draw = random.Random(number)
             job = {"seed": number, "steps": 3 if run.small else profile_default("steps")}
             job |= {"architecture": draw.choice(models), "kind": draw.choice(KINDS)}

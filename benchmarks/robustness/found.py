@@ -30,6 +30,6 @@ class Found:
         """Return what the results hold."""
         rows = [{"case": number, "of seed": seed, "wrong": wrong} for number, wrong in self.bad]
         seconds, number = self.slowest
-        summary = {"seed": seed, **self.outcomes, "bad": len(rows)}
-        summary["slowest"] = f"{seconds:.2f} s (case {number})"
+        summary = {"seed": seed, "broken": self.outcomes.total(), **self.outcomes}
+        summary |= {"bad": len(rows), "slowest": f"{seconds:.2f} s (case {number})"}
         return {"rows": rows, "summary": summary, "wrong": rows}
