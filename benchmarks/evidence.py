@@ -170,8 +170,18 @@ def _answered(document: Entry) -> Entry:
     return {"cases": counted, "date": date, "figures": figures_of(document)}
 
 
-def _take_in(known: dict[str, Entry], device: str, folder: Path) -> None:
+def _renew(evidence: Entry, commit: str, hardware: Entry) -> None:
+    """Say what the newest figures are of; older ones keep what they were measured on."""
+    if evidence["commit"] != commit:
+        for entry in evidence["questions"].values():
+            if entry.get("commit") != commit:
+                entry.setdefault("hardware", evidence["hardware"])
+    evidence |= {"commit": commit, "hardware": hardware}
+
+
+def _take_in(evidence: Entry, device: str, folder: Path) -> None:
     """Take in the results of questions that were answered by themselves, if they are newer."""
+    known = evidence["questions"]
     for name in PLAN[device]:
         document = read_evidence(_out(name, device, folder))
         entry, found = known.get(name, {}), document.get("commit", "").removesuffix("-dirty")
@@ -181,6 +191,8 @@ def _take_in(known: dict[str, Entry], device: str, folder: Path) -> None:
         if answered["date"] >= entry.get("date", ""):
             more = {key: document[key] for key in ("commit", "hardware")}
             known[name] = {"end": "done", "options": "", **answered, **more}
+            _renew(evidence, **more)
+            write_json(path_of(device, folder), evidence)
 
 
 def collect(device: str, minutes: float, turn: float, only: list[str], folder: Path) -> bool:
@@ -188,7 +200,7 @@ def collect(device: str, minutes: float, turn: float, only: list[str], folder: P
     path, now, budget = path_of(device, folder), commit(), Budget(60 * minutes)
     evidence = read_evidence(path if path.exists() else path_of(device))
     hardware, known = machine(device), evidence["questions"]
-    _take_in(known, device, folder)
+    _take_in(evidence, device, folder)
     names = [name for name in PLAN[device] if not only or name in only]
 
     def is_over(name: str) -> bool:
@@ -208,7 +220,7 @@ def collect(device: str, minutes: float, turn: float, only: list[str], folder: P
                 found = {**before, "not again": found.get("why", found["end"])}
             found.setdefault("commit", now)
             known[name] = found
-            evidence |= {"commit": now, "hardware": hardware}
+            _renew(evidence, now, hardware)
             write_json(path, evidence)
             told = f"  {found['end']} {found.get('why', '')} {found.get('figures', '')}"
             print(f"{told[:600]}", flush=True)
