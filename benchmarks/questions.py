@@ -51,7 +51,7 @@ QUESTIONS = {
     # Accuracy
     "timm_sweep": Question(
         "Does it change any model? Every model of timm, with and without labels",
-        "accuracy.timm_sweep", _TIMM, "5", "timm_sweep.json", "--jobs 15",
+        "accuracy.timm_sweep", _TIMM, "5", "timm_sweep_{device}.json", "--jobs 15",
         cases=False, seconds=500, jobs=1,
     ),
     "planted": Question(
@@ -97,7 +97,7 @@ QUESTIONS = {
     "limit_truth": Question(
         "Is the device's limit true? Layers of known work against CUDA events, the operations of "
         "all families of timm, and of each module of 4 compiled models",
-        "accuracy.limit_truth", _TIMM, "12", "limit_truth.json",
+        "accuracy.limit_truth", _TIMM, "12", "limit_truth_{device}.json",
         seconds=900, jobs=1,
     ),
     "compiled_truth": Question(
@@ -121,7 +121,7 @@ QUESTIONS = {
     ),
     "what_if": Question(
         "Does a step save what a replay predicts? Some 120 real changes of 20 models",
-        "accuracy.what_if", "GPU, torchvision", "5", "what_if.json",
+        "accuracy.what_if", "GPU, torchvision", "5", "what_if_{device}.json",
         seconds=520, jobs=1,
     ),
     "planted_ranks": Question(
@@ -192,7 +192,7 @@ QUESTIONS = {
     "fuzz_traces": Question(
         "Do broken traces give anything but a clean error or exact sums?",
         "robustness.fuzz_traces", "CPU", "10", options="--count 20000",
-        device=False, cases=False, jobs=2,
+        device=False, cases=False, seconds=900, jobs=2,
     ),
     "fuzz_reports": Question(
         "Do broken saved reports give anything but a clean error?",

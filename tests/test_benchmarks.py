@@ -156,6 +156,20 @@ def test_all_questions_are_answered_once_a_commit_and_what_did_not_run_says_why(
     assert answer([*ask, "--only", "no_such"]) == 2
 
 
+def test_newer_results_are_taken_in_and_older_ones_keep_their_hardware(tmp_path):
+    old = {"commit": "old", "end": "done", "date": "2026-01-01", "figures": {"hits": 1}}
+    path = evidence.path_of("cuda", tmp_path)
+    both = {"planted": old, "waits_truth": old}
+    harness.write_json(path, {"commit": "old", "hardware": {"device": "A"}, "questions": both})
+    new = {"commit": "new-dirty", "hardware": {"device": "B", "date": "2026-02-01"}}
+    harness.write_json(tmp_path / "planted_cuda.json", {**new, "summary": {"hits": 2}})
+    assert answer(["all", "--device", "cuda", "--minutes", "0", "--folder", str(tmp_path)]) == 3
+    found = evidence.read_evidence(path)
+    assert (found["commit"], found["hardware"]["device"]) == ("new-dirty", "B")
+    assert found["questions"]["planted"]["figures"] == {"hits": 2}
+    assert found["questions"]["waits_truth"] == {**old, "hardware": {"device": "A"}}
+
+
 @pytest.mark.parametrize("name", ["gpu_truth", "causes", "overhead"])
 def test_a_case_that_does_not_exist_is_one_line(name, capsys):
     assert ask(name, "--small", "--device", "cpu", "--cases", "no_such_case") == 2

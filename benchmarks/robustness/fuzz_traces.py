@@ -26,7 +26,7 @@ from backspot import BackspotError, Report, locate
 from benchmarks.harness import TEST_DATA, Figures, Run, each
 from benchmarks.robustness.found import Found, Outcome
 from benchmarks.robustness.trace_mutations import mutated
-from benchmarks.workers import Job, Phase, Record, Stage
+from benchmarks.workers import NO_TIME, Job, Phase, Record, Stage
 
 _LARGEST = 80_000
 """Bytes of a packed trace to take events of."""
@@ -189,5 +189,6 @@ def answer(run: Run) -> Figures | int:
     found = Found()
     for name, record in each(run, lambda: known, handle, phases=phases, fresh=False).items():
         lost = int(name), "no end", record.get("error", record["end"]), 0.0
-        found.add(tuple(record.get("outcome", lost)))
+        if record["end"] != NO_TIME:
+            found.add(tuple(record.get("outcome", lost)))
     return found.figures(run.seed)
