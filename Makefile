@@ -34,7 +34,5 @@ docs:  ## Make what the documentation shows, and the site in site/
 	python notebooks/execute.py
 	mkdocs build
 
-bench:  ## Run the benchmarks that need no GPU and take minutes
-	python -m benchmarks startup
-	python -m benchmarks read
-	python -m benchmarks overhead --device cpu
+bench:  ## Run the benchmarks that need no GPU, ten minutes of them at a time
+	python -m benchmarks all --device cpu
