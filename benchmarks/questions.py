@@ -147,7 +147,7 @@ QUESTIONS = {
     ),
     # Causes
     "causes": Question(
-        "Does it name the cause? 170 planted causes, 60 controls: `record -o recorded` on a GPU "
+        "Does it name the cause? 170 planted causes, 61 controls: `record -o recorded` on a GPU "
         "(`--gpus 2`: two), then `judge recorded` anywhere",
         "causes.main", "GPU to record, torchvision", "8", "causes.json",
         seconds=480, jobs=2,

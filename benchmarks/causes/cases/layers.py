@@ -134,6 +134,31 @@ _register(
     lambda context: _stack(context, _drawn),
 )
 
+
+class _Refined(nn.Module):
+    """Layers that move points, whose sines are taken anew for each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        points = x[..., 0]
+        for layer in self.layers:
+            rates = 1e4 ** (-torch.arange(0, 32, device=x.device) / 32)
+            angles = points.detach()[..., None] * rates
+            x = x + layer(x + torch.cat((angles.sin(), angles.cos()), -1))
+            points = points + x[..., 0]
+        return x
+
+
+_register(
+    control("repeated-work", gpus=0),
+    "again_refined",
+    "A decoder takes the sines of points that each layer moves.",
+    lambda context: _trained(context, _Refined(), 2, context.pick(384, 32), 64),
+)
+
 # slow-path ----------------------------------------------------------------------------------------
 
 

@@ -292,7 +292,7 @@ _TABLES = re.compile(
 """What makes tables and masks: nothing that is random, or that depends on what a layer learns."""
 _MADE = re.compile(r"aten::(arange|linspace|full|ones|zeros|eye|cos)_?")
 _AGAIN, _OPERATORS, _AGAIN_LEAST = 4, 3, 0.02
-"""Calls in a step that compute the same, its operators, and the share of the step."""
+"""Modules that compute the same in a step, its operators, and the share of the step."""
 
 
 @rule("repeated-work", devices=("cpu", "cuda"))
@@ -335,19 +335,22 @@ def _again(evidence: Evidence) -> tuple[Ints, int]:
     learned = enclosing(events, index, events.thread[made], events.start[made])
     views = events.names_where(names.is_view)
     works = ~views[events.name[index]]
-    order = np.flatnonzero(works)[np.lexsort((events.start[index[works]], span[works]))]
+    index, span = index[works], span[works]
+    order = np.lexsort((events.start[index], span))
     index, span = index[order], span[order]
     table = events.names_where(lambda name: _TABLES.fullmatch(name) is not None)[events.name[index]]
     table &= ~np.isin(index, learned)
     step = evidence.ledger.steps.at(events.start[index])
-    breaks = (np.diff(span) != 0) | ~table[1:] | ~table[:-1]
+    mine = np.flatnonzero(table)
+    breaks = (np.diff(mine) > 1) | (np.diff(span[mine]) != 0)
     groups: dict[tuple[int, ...], list[Ints]] = {}
     begins = events.names_where(lambda name: _MADE.fullmatch(name) is not None)[events.name[index]]
-    for part in np.split(np.arange(len(index)), np.flatnonzero(breaks) + 1):
+    for part in np.split(mine, np.flatnonzero(breaks) + 1):
         if len(part) >= _OPERATORS and begins[part].any():
             what = (int(step[part[0]]), *events.name[index[part]].tolist())
             groups.setdefault(what, []).append(part)
-    found = [parts for parts in groups.values() if len(parts) >= _AGAIN]
+    owner = evidence.ownership.owner[span]  # one module called again gets other inputs
+    found = [parts for parts in groups.values() if len({owner[one[0]] for one in parts}) >= _AGAIN]
     if not found:
         return index[:0], 0
     kept = np.concatenate([part for parts in found for part in parts[1:]])
