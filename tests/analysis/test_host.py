@@ -74,3 +74,21 @@ def test_a_small_copy_from_pageable_memory_is_no_wait(
     trace.event("gpu_memcpy", copy, 150, 190, 7, device=0, stream=7, correlation=7, bytes=size)
 
     assert len(locate(trace.save(tmp_path / "trace.json")).waits) == waits
+
+
+def test_frames_around_the_start_that_never_end_hide_no_lines(tmp_path: Path) -> None:
+    """Where Python reports no returns while the profiler starts, frames stay open in the trace."""
+    made = Trace()
+    made.annotation("ProfilerStep#0", 1_000, 100_000)
+    made.forward("fc", "Linear", 10_000, 20_000)
+    made.operator("aten::mm", 11_000, 19_000, seq=0)
+    made.node("MmBackward0", 40_000, 50_000, seq=0, thread=_MAIN)
+    _frame(made, "train.py(3): train", 0, 100_000)
+    _frame(made, "torch/optim/optimizer.py(533): wrapper", 100, 100_000)
+    _frame(made, "backspot/live/running.py(9): on_event", 200, 100_000)
+    _frame(made, "torch/autograd/profiler.py(422): _start_trace", 300, 100_000)
+    call = {"CallFrom": "train.py:7"}
+    made.event("python_function", "torch/nn/module.py(9): call", 9_000, 21_000, _MAIN, **call)
+    made.event("python_function", "<built-in function len>", 30_000, 31_000, _MAIN, **call)
+
+    assert "train.py:7" in {line.place for line in _lines(made, tmp_path)}

@@ -239,6 +239,17 @@ def test_the_report_is_printed_on_standard_error_and_written(write, tmp_path):
 
 
 @pytest.mark.slow
+def test_with_stacks_the_lines_of_the_step_are_known(write, tmp_path):
+    path = write(training("train(20)"))
+    done = observed("--stacks", *SMALL, path, cwd=tmp_path)
+    report = backspot.Report.load(tmp_path / "backspot" / "report.json")
+    assert "loss.backward()" in {
+        TRAINING.splitlines()[line.line - 1].strip() for line in report.host
+    }
+    assert not any("Python profiler" in line for line in told(done))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("ends", ["train(9)", "train(3)"], ids=["a report", "too few steps"])
 def test_a_script_that_closes_standard_error_trains_on(ends, write, tmp_path):
     closing = "sys.stderr = open('log', 'w'); sys.stderr.close()"

@@ -81,6 +81,14 @@ def can_record_stacks() -> bool:
     return sys.getprofile() is None and in_use is None
 
 
+_counting: list[object] = []
+
+
+def counts_calls() -> bool:
+    """Return whether the profiling function of this thread is the one of ``calls_counted``."""
+    return sys.getprofile() in _counting
+
+
 @contextmanager
 def calls_counted() -> Iterator[Iterator[int]]:
     """Count the calls and returns of functions inside the block, on this thread.
@@ -92,12 +100,14 @@ def calls_counted() -> Iterator[Iterator[int]]:
     def count(*_: object) -> None:
         next(counter)
 
+    _counting.append(count)
     sys.setprofile(count)
     try:
         yield counter
     finally:
         if sys.getprofile() is count:
             sys.setprofile(None)
+        _counting.remove(count)
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from backspot.interrupts import pass_on
 from backspot.live import discovery
+from backspot.live.host_marks import counts_calls
 from backspot.live.recorder import Models, Plan, Recorded, Recorder
 from backspot.live.torch_internals import autograd, dynamo
 from backspot.live.torch_internals.profiler import recording as is_recording
@@ -275,7 +276,7 @@ _OPTIMIZER_FILE = sys.modules["torch.optim.optimizer"].__file__ or ""
 def _after_return(frame: FrameType, action: Callable[[], None]) -> bool:
     """Call a function when a running frame returns.
 
-    While stacks are recorded, Python's profiling function is the profiler's.
+    While stacks are recorded or calls counted, Python's profiling function is not free.
 
     Returns:
         Whether that is possible: not while the script's own profiler and debugger are in use.
@@ -283,7 +284,7 @@ def _after_return(frame: FrameType, action: Callable[[], None]) -> bool:
     watch: Callable[[Any], None]
     if sys.getprofile() is None:
         watch = sys.setprofile
-    elif is_recording() and sys.gettrace() is None:
+    elif (is_recording() or counts_calls()) and sys.gettrace() is None:
         watch = sys.settrace
     else:
         return False

@@ -29,6 +29,7 @@ from backspot.trace import Category, Events, names
 from backspot.trace.events import Ints, Mask
 from backspot.trace.frames import OF_OTHERS, OF_TORCH, Frames, function_of, line_of_call
 
+_AT_ONCE = 1_000  # nanoseconds
 _COMPREHENSIONS = ("<genexpr>", "<listcomp>", "<setcomp>", "<dictcomp>")
 
 
@@ -180,13 +181,30 @@ def find_sites(events: Events, ownership: Ownership) -> HostSites:
     spans = ownership.spans
     of_program = [thread for thread in by_thread if thread in passes or thread in spans.nesting]
     for thread in of_program:
-        mine, called = _users(frames, by_thread[thread])
+        mine, called = _users(frames, _that_return(frames, by_thread[thread]))
         calls.append(frames.start[called])
         nesting = innermost(frames.start[mine], frames.start[mine] + frames.duration[mine])
         lines.append(_of_thread(events, mine, nesting, sites))
     # A thread that runs Python for a shorter time, as for hooks, does so while another waits.
     line = layered(*sorted(lines, key=_length)) if lines else EMPTY
     return HostSites(line, tuple(sites), np.concatenate(calls))
+
+
+def _that_return(frames: Frames, mine: Ints) -> Ints:
+    """Return a thread's calls without those around the profiler's start that seem never to end.
+
+    ``backspot run`` starts it where a function returns, and there Python reports no returns. Calls
+    of the user's functions stay: they go on.
+    """
+    mine = mine[np.lexsort((-frames.duration[mine], frames.start[mine]))]
+    end = frames.start[mine] + frames.duration[mine]
+    open_still = end >= end.max() - _AT_ONCE
+    first = mine[: int(np.argmin(open_still))]  # until the first call that returns
+    of_user = np.flatnonzero(frames.function[first] >= 0)
+    inner = first[of_user[-1] + 1 :] if len(of_user) else first[:0]
+    if OF_TORCH not in frames.function[inner]:
+        return mine
+    return mine[~np.isin(mine, inner)]
 
 
 def _length(line: Timeline) -> int:
