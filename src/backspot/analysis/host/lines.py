@@ -198,13 +198,10 @@ def _that_return(frames: Frames, mine: Ints) -> Ints:
     """
     mine = mine[np.lexsort((-frames.duration[mine], frames.start[mine]))]
     end = frames.start[mine] + frames.duration[mine]
-    open_still = end >= end.max() - _AT_ONCE
-    first = mine[: int(np.argmin(open_still))]  # until the first call that returns
+    first = mine[: int(np.argmin(end >= end.max() - _AT_ONCE))]  # until one returns
     of_user = np.flatnonzero(frames.function[first] >= 0)
     inner = first[of_user[-1] + 1 :] if len(of_user) else first[:0]
-    if OF_TORCH not in frames.function[inner]:
-        return mine
-    return mine[~np.isin(mine, inner)]
+    return mine[~np.isin(mine, inner)] if OF_TORCH in frames.function[inner] else mine
 
 
 def _length(line: Timeline) -> int:

@@ -30,16 +30,6 @@ _MANY = 20
 """Calls and operators in a step from which a function is a loop."""
 
 
-_ELSEWHERE = (
-    "Do it once before the training, in the loader's worker processes, or for whole tensors in "
-    "place of a loop over their elements."
-)
-_SAVE_SELDOM = (
-    "Save in fewer steps, or copy to the host's memory and write in another thread, as "
-    "torch.distributed.checkpoint.async_save does."
-)
-
-
 @rule("python-code", needs=("stacks",))
 def python_code(evidence: Evidence) -> Finding | None:
     """Find functions whose own Python runs while no operator does and every device is idle.
@@ -60,7 +50,12 @@ def python_code(evidence: Evidence) -> Finding | None:
             f"{_named(first)} runs Python for {duration(found[0][1])} of each step, "
             f"in which {_nothing_else(evidence)}.{also}"
         ),
-        remedy=_SAVE_SELDOM if first.phase == "saving" else _ELSEWHERE,
+        remedy=(
+            "Save in fewer steps, or in a thread, as torch.distributed.checkpoint.async_save does."
+            if first.phase == "saving"
+            else "Do it once before the training, in the loader's worker processes, or for whole "
+            "tensors in place of a loop over their elements."
+        ),
         link="https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html",
         saves=_saving(evidence, found),
     )
