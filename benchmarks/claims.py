@@ -107,7 +107,7 @@ def _device(of: Mapping[str, Any], name: str) -> str:
     hardware = of["questions"][name].get("hardware") or of["hardware"]
     if hardware["device"] == "cpu":
         return f"{hardware.get('cpus_used') or hardware.get('cpus', 2)} CPU cores"
-    return str(hardware["device"].removeprefix("NVIDIA "))
+    return str(hardware["device"].removeprefix("NVIDIA ").split()[0])
 
 
 def _is_older(of: Mapping[str, Any], name: str) -> bool:
@@ -117,7 +117,7 @@ def _is_older(of: Mapping[str, Any], name: str) -> bool:
 
 def _measured_in_short(answers: Sequence[_Answer]) -> str:
     """Say in a sentence on what questions were answered, and by which code."""
-    devices = " and ".join(dict.fromkeys(_device(*one) for one in answers))
+    devices = ", ".join(dict.fromkeys(_device(*one) for one in answers))
     commits = dict.fromkeys(of["commit"] for of, name in answers if not _is_older(of, name))
     newest = f" at {', '.join(commits)}" if commits else ""
     older = sum(_is_older(*one) for one in answers)
