@@ -39,8 +39,6 @@ _COMPILED = (
     "The backward is compiled already, and launches its kernels one by one. "
     "mode='reduce-overhead' replays CUDA graphs; fewer graph breaks and a larger batch help, too."
 )
-
-
 _FUSED = "Let one kernel update many parameters: fused=True or foreach=True of the optimizer."
 _COMPILE = "https://docs.pytorch.org/docs/stable/generated/torch.compile.html"
 _LAUNCHING_PHASES = {"forward", "loss", "clipping", "optimizer", "averaging", "evaluation"}
@@ -58,11 +56,14 @@ def launch_bound(evidence: Evidence, others: Sequence[Finding]) -> Finding | Non
     mine = launching(evidence)
     cost = costs.of_host(mine)
     late = _late_phases(evidence, {place.path for one in others for place in one.places})
-    idle = {name: sum(one.idle_ns for one in some) for name, some in late.items()}
-    if not cost and not late:
+    idle = {
+        "backward": cost,
+        **{name: sum(one.idle_ns for one in some) for name, some in late.items()},
+    }
+    name = max(idle, key=lambda one: idle[one])
+    if not idle[name]:
         return None
-    name = max(idle, key=lambda one: idle[one], default="")
-    if cost >= idle.get(name, 0):
+    if name == "backward":
         kernels = int(evidence.backward.sum())
         length = int(costs.device_ns[evidence.backward].sum()) / max(kernels, 1) / 1e3
         seen = (
@@ -70,7 +71,6 @@ def launch_bound(evidence: Evidence, others: Sequence[Finding]) -> Finding | Non
             "GPU has nothing queued while the host executes nodes. The backward has "
             f"{say.per_step(kernels, 'kernel')} of {length:.1f} µs on average."
         )
-        more = {one: ns for one, ns in idle.items() if ns}
     else:
         number, after = (sum(getattr(one, of) for one in late[name]) for of in ("count", "late"))
         phase = evidence.phase(name)
@@ -79,9 +79,8 @@ def launch_bound(evidence: Evidence, others: Sequence[Finding]) -> Finding | Non
             f"{say.ms(idle[name])}, the GPU has nothing queued while the host launches: it waits "
             f"for {after:,} of {number:,} kernels and copies per {report.per}."
         )
-        more = {one: ns for one, ns in {"backward": cost, **idle}.items() if ns and one != name}
-    if more:
-        seen += f" Also {', '.join(f'{say.ms(ns)} in the {one}' for one, ns in more.items())}."
+    more = [f"{say.ms(ns)} in the {one}" for one, ns in idle.items() if ns and one != name]
+    seen += f" Also {', '.join(more)}." if more else ""
     replaying = mine & evidence.spans_of_work(evidence.work.replays & evidence.backward)
     replayed = cost and 2 * costs.of_host(replaying) >= cost
     is_compiled = cost and 2 * costs.of_host(mine & compiled(evidence)) >= cost
@@ -100,11 +99,7 @@ def launch_bound(evidence: Evidence, others: Sequence[Finding]) -> Finding | Non
 
 
 def _late_phases(evidence: Evidence, known: Container[str]) -> dict[str, list[Launches]]:
-    """Return what launches too late in the phases, but for the backward, where that is much.
-
-    Args:
-        known: the places that other findings are about.
-    """
+    """Return what launches too late in phases with many; not in the backward and ``known``."""
     report, found = evidence.report, dict[str, list[Launches]]()
     if evidence.costs.busy_ns > (1 - LEAST_LAUNCHING) * evidence.real_step_ns:
         return found
