@@ -8,13 +8,17 @@ import numpy as np
 import pytest
 
 from backspot.analysis.attribution.ownership import attribute
+from backspot.analysis.findings import Removable
 from backspot.analysis.recording import Recording
+from backspot.analysis.replay.changes import free
 from backspot.analysis.replay.host import ZERO, ProfilerCost
 from backspot.analysis.replay.replay import host_times
 from backspot.analysis.replay.replayable import Refusal, Replayable, prepare
-from backspot.analysis.replay.saving import Change, change_of_paths, free_spans
+from backspot.analysis.replay.saving import Change, change_of_paths
 from backspot.analysis.replay.simulation import simulate
 from support.replays import BACKWARD, MS, STEPS, US, Program, replay, saved_by_step, unfitted
+
+NO_WAITS = np.empty(0, np.int64)
 
 
 def saves(recording: Replayable, **factors: float) -> float:
@@ -51,7 +55,7 @@ def test_in_a_step_that_waits_for_the_host_a_kernel_saves_nothing_and_a_node_sav
     ownership = found.ownership
     none = np.zeros(len(ownership.spans.start), bool)
     work = np.ones(len(ownership.work.start), bool)
-    kernels = saved_by_step(found, ZERO, [free_spans(found, none, work)])
+    kernels = saved_by_step(found, ZERO, [free(found, Removable(none, work, NO_WAITS))])
     assert kernels[1, 0] == pytest.approx(0, abs=1)
     # A call of 50 microseconds in the forward goes with each node.
     assert saves(found, b=0.0) == pytest.approx(8.05, abs=0.01)
@@ -74,7 +78,7 @@ def test_the_host_that_waits_for_a_kernel_saves_the_kernel(tmp_path):
     ownership = found.ownership
     none = np.zeros(len(ownership.spans.start), bool)
     long = ownership.work.end - ownership.work.start > 4 * MS
-    kernel = saved_by_step(found, ZERO, [free_spans(found, none, long)])
+    kernel = saved_by_step(found, ZERO, [free(found, Removable(none, long, NO_WAITS))])
     assert kernel[1, 0] == pytest.approx(4.98 * MS, abs=0.05 * MS)
     assert saves(found, b=0.0) == pytest.approx(6.05, abs=0.02)
     assert saves(found, a=0.0) == pytest.approx(8.05, abs=0.02)
@@ -89,7 +93,7 @@ def test_a_wait_that_is_left_out_lets_the_host_go_on(tmp_path):
     ownership = found.ownership
     none = np.zeros(len(ownership.spans.start), bool)
     nothing = np.zeros(len(ownership.work.start), bool)
-    change = free_spans(found, none, nothing, waits=ownership.waits.event)
+    change = free(found, Removable(none, nothing, ownership.waits.event))
     assert saved_by_step(found, ZERO, [change])[1, 0] == pytest.approx(4.98 * MS, abs=0.05 * MS)
 
 

@@ -26,7 +26,6 @@ from backspot.analysis.replay.saving import (
     Change,
     change_of,
     change_of_paths,
-    free_spans,
     owners_within,
 )
 from backspot.analysis.replay.waits import HostWait
@@ -127,25 +126,24 @@ def _between(recording: Replayable, start: Ints, end: Ints) -> list[slice]:
 # Modules, and work that a finding names ----------------------------------------------------------
 
 
-@named("factors")
-def _factors(recording: Replayable, factors: Mapping[str, float]) -> Change:
-    """Modules take another time: forward, backward, what runs again, and their update."""
-    return change_of_paths(recording, factors)
+named("factors")(change_of_paths)
 
 
 @named("free")
 def free(recording: Replayable, work: Removable) -> Change:
-    """Work is not done at all: nodes, operators with what they launch, device work, waits."""
-    change = free_spans(recording, work.spans, work.work, waits=work.waits)
-    if not len(work.operators):
-        return change
+    """Work is not done at all: spans, operators with what they launch, device work, waits.
+
+    Launches of compiled code in a span go with it.
+    """
     host, of_work = _unchanged(recording)
     events, device = recording.events, recording.ownership.work
+    launches = take(work.spans, recording.ownership.compiled.span, False)
+    host[recording.intervals(np.flatnonzero(np.append(work.spans, launches)))[0]] = 0.0
     for interval in _between(recording, events.start[work.operators], events.end[work.operators]):
         host[interval] = 0.0
     around = enclosing(events, work.operators, device.thread, device.launch)
-    of_work[around >= 0] = 0.0
-    return _together(recording, [change, _of_factors(host, of_work)])
+    of_work[work.work | (around >= 0)] = 0.0
+    return _of_factors(host, of_work, work.waits)
 
 
 @named("update")

@@ -14,7 +14,7 @@ from backspot.analysis.replay.host import Floats, ProfilerCost
 from backspot.analysis.replay.replay import host_times
 from backspot.analysis.replay.replayable import Replayable
 from backspot.analysis.replay.simulation import simulate
-from backspot.analysis.timeline import grouped, take
+from backspot.analysis.timeline import grouped
 from backspot.trace.events import Ints, Mask
 
 _CELLS = 8_000_000  # numbers in the tables of a simulation: 64 MB; larger ones are no faster
@@ -169,23 +169,6 @@ def owners_within(ownership: Ownership, paths: Iterable[str]) -> dict[str, list[
             if path in found and (path, module.root) in roots:
                 found[path].append(number)
     return found
-
-
-def free_spans(
-    recording: Replayable, spans: Mask, work: Mask, *, waits: Ints | None = None
-) -> Change:
-    """Return the change in which these spans and pieces of device work are free.
-
-    Args:
-        spans: for each span whether it is free, with the launches of compiled code in it.
-        work: for each piece of device work whether it is free.
-        waits: calls in which the host no longer waits for a device, as indices into ``Events``.
-    """
-    launches = take(spans, recording.ownership.compiled.span, False)
-    mine, done = np.flatnonzero(np.append(spans, launches)), np.flatnonzero(work)
-    return change_of(
-        recording, (mine, np.zeros(len(mine))), (done, np.zeros(len(done))), waits=waits
-    )
 
 
 @dataclass(frozen=True, slots=True)
