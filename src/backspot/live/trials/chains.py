@@ -15,8 +15,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
-from weakref import ref
+from weakref import WeakSet, ref
 
 import torch
 from torch.nn import functional
@@ -201,7 +202,7 @@ class Chains(TorchFunctionMode):  # type: ignore[misc] # untyped
         modules: those whose calls are copied too.
 
     Attributes:
-        functions: how many functions were seen.
+        functions: how many functions gave a tensor that needs a backward.
         calls: the calls of the modules.
         missed: why chains were seen that are not among them, by kind.
         uses: how often each table of embeddings is used in another way.
@@ -217,6 +218,8 @@ class Chains(TorchFunctionMode):  # type: ignore[misc] # untyped
         self._found: dict[object, Chain] = {}
         self._nodes: Any = WeakTensorKeyDictionary()
         self._ends: dict[Node, Chain] = {}
+        self._numbers = count()
+        self._holding: WeakSet[Node] = WeakSet()
         self._left: dict[torch.device, int] = {}
 
     def begin(self) -> None:
@@ -239,6 +242,8 @@ class Chains(TorchFunctionMode):  # type: ignore[misc] # untyped
         self._thread = 0
         self._nodes.clear()
         self._ends.clear()
+        for node in self._holding:  # what was kept has copies
+            node.held = None
         for handle in self._handles:
             handle.remove()
 
@@ -283,7 +288,7 @@ class Chains(TorchFunctionMode):  # type: ignore[misc] # untyped
     def _note(
         self, func: Function, args: Any, kwargs: Any, out: torch.Tensor, item: int | None
     ) -> None:
-        self.functions += 1
+        self.functions += out.requires_grad
         if func in CAST and args[0] is out:
             return
         source = args[0] if args else None
@@ -295,12 +300,14 @@ class Chains(TorchFunctionMode):  # type: ignore[misc] # untyped
             and (out._base is source or out._base is source._base)
         )
         parts = tuple(self.node(one) if isinstance(one, torch.Tensor) else one for one in args)
-        made = Node(self.functions, ref(out), out.shape, func, parts, kwargs, item, is_view)
+        made = Node(next(self._numbers), ref(out), out.shape, func, parts, kwargs, item, is_view)
         made.depth = 1 + max((one.depth for one in made.inner), default=0)
         if is_view or func in SOFTMAX:
             made.held = source
         elif func in ADDED:
             made.held = next((one for one in tensors_of(args) if one.shape != out.shape), None)
+        if made.held is not None:
+            self._holding.add(made)
         for watcher in (*_watchers.get(func, ()), *_watchers.get(None, ())):
             watcher(self, made)
         if not (is_view or func in _RECORDED) or made.depth > _DEEPEST:
@@ -314,7 +321,7 @@ class Chains(TorchFunctionMode):  # type: ignore[misc] # untyped
     def node(self, one: torch.Tensor) -> Node:
         """Return the node of a tensor."""
         if one not in self._nodes:
-            self._nodes[one] = Node(self.functions, ref(one), one.shape)
+            self._nodes[one] = Node(next(self._numbers), ref(one), one.shape)
         found: Node = self._nodes[one]
         return found
 
