@@ -75,11 +75,11 @@ def test_a_gpu_that_is_busy_without_the_profiler_waits_for_no_host() -> None:
 @pytest.mark.parametrize(
     ("memory", "left"), [("", False), ("60.0 of 80.0", False), ("9.5 of 80.0", True)]
 )
-def test_checkpointing_is_said_to_be_needless_where_memory_is_left(memory: str, left: bool) -> None:
+def test_checkpointing_says_where_memory_is_left(memory: str, left: bool) -> None:
     path = DATA / "findings" / "recompute_tower_recommender.trace.json.gz"
     recording, report = Recording.of(read_events(path)), backspot.locate(path)
     known = replace(report, recorded={"memory": f"{memory} GB"} if memory else {})
     of = recording.events, recording.ledger, known, every_step(known.steps), recording.waits
     (found,) = (one for one in find_all(Evidence(*of)).findings if one.rule == "recompute")
-    assert ("nothing needs" in found.title) is left
+    assert ("while memory is left" in found.title) is left
     assert ("At most 9.5 of 80.0 GB" in found.seen) is left

@@ -333,8 +333,7 @@ def _again(evidence: Evidence) -> tuple[Ints, int]:
     made = evidence.ownership.join.operator
     made = made[made >= 0]
     learned = enclosing(events, index, events.thread[made], events.start[made])
-    views = events.names_where(names.is_view)
-    works = ~views[events.name[index]]
+    works = ~events.names_where(names.is_view)[events.name[index]]
     index, span = index[works], span[works]
     order = np.lexsort((events.start[index], span))
     index, span = index[order], span[order]

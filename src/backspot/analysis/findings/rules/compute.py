@@ -514,9 +514,8 @@ def no_tensor_cores(evidence: Evidence) -> Finding | None:
     )
 
 
-_PRICE = "This is the price of the memory that checkpointing saves. If memory is left, checkpoint"
-_MUCH_LEFT = 0.5
-"""Share of the device's memory that no step has reserved so far."""
+_LITTLE = 0.5
+"""Share of the device's memory; where no more was ever reserved, more can be kept."""
 
 
 @rule("recompute")
@@ -529,28 +528,23 @@ def recompute(evidence: Evidence) -> Finding | None:
         return None
     share = percent(cost / evidence.report.wall_ns if evidence.report.wall_ns else 0.0)
     memory = evidence.report.recorded.get("memory", "")
-    left = bool(memory) and _share_left(memory) >= _MUCH_LEFT
+    used, _, whole = memory.removesuffix(" GB").partition(" of ")
+    left = bool(whole) and float(used) <= _LITTLE * float(whole)
     return finding(
         costs.places_of_spans(again),
         title=(
-            "Activation checkpointing saves memory that nothing needs"
-            if left
-            else "Activation checkpointing runs the forward again"
+            "Activation checkpointing runs the forward again"
+            f"{', while memory is left' if left else ''}"
         ),
         seen=(
             f"{evidence.wording.ms(cost)} of the backward, {share}, is forward work that runs a "
             f"second time.{f' At most {memory} of memory were reserved.' if left else ''}"
         ),
         remedy=(
-            f"{_PRICE if not left else 'Checkpoint'} fewer blocks, or keep the results of matmuls "
-            "with torch.utils.checkpoint.create_selective_checkpoint_contexts."
+            f"{'C' if left else 'If memory is left, c'}heckpoint fewer blocks, or keep the results "
+            "of matmuls with torch.utils.checkpoint.create_selective_checkpoint_contexts. This is "
+            "the price of the memory that checkpointing saves."
         ),
         link="https://docs.pytorch.org/docs/stable/checkpoint.html",
         kernels=costs.top_kernels(evidence.work_of(again)),
     )
-
-
-def _share_left(memory: str) -> float:
-    """Return which share is left of ``12.3 of 79.6 GB``."""
-    used, _, whole = memory.removesuffix(" GB").partition(" of ")
-    return 1 - float(used) / float(whole)

@@ -249,14 +249,11 @@ def _optimizer_unfused(evidence: Evidence) -> Finding | None:
         ),
         remedy=(
             "Pass fused=True to the optimizer, which reads and writes each parameter once, and "
-            f"needs dense gradients.{_NO_FOREACH if evidence.device == 'cpu' else ''}"
+            "needs dense gradients. On a CPU, foreach=True does not help."
         ),
         link=_OPTIMIZER_LINK,
         change={"optimizer": "fused"},
     )
-
-
-_NO_FOREACH = " foreach=True does not help on a CPU."
 
 
 def _class_of(mark: str) -> str:
