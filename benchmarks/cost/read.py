@@ -50,6 +50,7 @@ APART = "two readings at once"
 """Two processes that have nothing to do with each other: the most that dividing one can gain."""
 RECORDED = TEST_DATA / "h200" / "vit_patch_drop.trace.json.gz"
 FOREIGN = TEST_DATA / "foreign"
+_CHILDREN = resource.RUSAGE_CHILDREN
 _GIVEN_UP = 150.0
 """Seconds after which a tool's one reading is given up."""
 
@@ -208,16 +209,17 @@ def examine(job: Job, _: Stage) -> Record:
     sys.addaudithook(
         lambda event, _: started.append(event) if event == "subprocess.Popen" else None
     )
-    idle, spent = peak(), time.process_time()
+    idle, spent, before = peak(), time.process_time(), resource.getrusage(_CHILDREN)
     begin = time.perf_counter()
     found = run()
     seconds = time.perf_counter() - begin
-    own, others = peak() - idle, resource.getrusage(resource.RUSAGE_CHILDREN)
+    own, others = peak() - idle, resource.getrusage(_CHILDREN)
+    used = others.ru_utime + others.ru_stime - before.ru_utime - before.ru_stime
     workers = len(started)
     worker = others.ru_maxrss - worker_idle if workers else 0
     return {
         "seconds": seconds,
-        "cpu_seconds": time.process_time() - spent + others.ru_utime + others.ru_stime,
+        "cpu_seconds": time.process_time() - spent + used,
         "processes": 1 + workers,
         # Of all its processes together, as if each held its most at once.
         "peak_kib": own + workers * worker,

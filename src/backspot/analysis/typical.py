@@ -117,7 +117,7 @@ class TypicalStep:
         share = parts / np.where(whole > 0, whole, 1)
         squares, compared = np.zeros(len(parts)), 0
         work = np.zeros(len(whole), np.int64) if self.work is None else self.work
-        for number in np.unique(work[self.chosen]).tolist():
+        for number in sorted(set(work[self.chosen].tolist())):
             mine = self.chosen & (work == number)
             count = np.count_nonzero(mine)
             if count > 1:

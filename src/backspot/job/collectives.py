@@ -25,6 +25,7 @@ from backspot.analysis.timeline import (
     first_started,
     grouped,
     innermost,
+    merged,
     take,
 )
 from backspot.job.identity import Identity
@@ -63,7 +64,7 @@ class Collectives:
         recorded = dict(grouped(events.thread, events.of(Category.OPERATOR, Category.ANNOTATION)))
         for thread, here in grouped(work.thread[mine]):
             index = recorded[thread]
-            edges = np.unique(np.concatenate([events.start[index], events.end[index]]))
+            edges = merged(events.start[index], events.end[index])
             end = work.end[mine[here]]
             # The operators that launch them are among these, so there is an edge before each end.
             last = edges[np.searchsorted(edges, end, side="left") - 1]

@@ -25,7 +25,7 @@ from backspot.analysis.accounting.amounts import summed, summed_by_step
 from backspot.analysis.accounting.ledger import Ledger
 from backspot.analysis.accounting.steps import host_steps
 from backspot.analysis.attribution.ownership import Ownership
-from backspot.analysis.timeline import numbered, take
+from backspot.analysis.timeline import merged, numbered, take
 from backspot.analysis.typical import TypicalStep, typical_step
 from backspot.results.costs import Phase
 from backspot.trace import Category, Events
@@ -139,7 +139,7 @@ def _work(events: Events, ownership: Ownership) -> Ints:
     ends = ownership.passes.end if host is None else host[1]
     operators = events.of(Category.OPERATOR)
     made = operators[events.sequence[operators] >= 0]
-    threads = np.union1d(spans.thread, events.thread[made])
+    threads = merged(spans.thread, events.thread[made])
     operators = operators[np.isin(events.thread[operators], threads)]
     step = np.searchsorted(ends, events.start[operators], side="right")
     kept = step < steps

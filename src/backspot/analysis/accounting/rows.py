@@ -217,7 +217,8 @@ def _serving(ledger: Ledger, *, by_line: bool) -> Amounts:
     own.append(ownership.line[span] if by_line else served.line)
     columns = np.stack([span, served.owner, served.node, served.line])
     columns = columns[:, (columns != own).any(axis=0)]
-    span, owner, node, line = np.unique(columns, axis=1)
+    # With an index, NumPy sorts. Without one it hashes, and imports numpy.ma.
+    (span, owner, node, line), _ = np.unique(columns, axis=1, return_index=True)
     step = ownership.steps.of_pass[holders.run[span]]
     return Amounts(step, owner, node, line, np.zeros_like(span), span, np.ones_like(span))
 

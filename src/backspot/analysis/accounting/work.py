@@ -26,7 +26,7 @@ from backspot.analysis.accounting.formulas import (
 from backspot.analysis.attribution.compiled import Compiled
 from backspot.analysis.attribution.launches import in_optimizer
 from backspot.analysis.attribution.ownership import Ownership, Special
-from backspot.analysis.timeline import NOTHING, first_started, grouped, numbered, take
+from backspot.analysis.timeline import NOTHING, first_started, grouped, merged, numbered, take
 from backspot.results.costs import WorkOfModule
 from backspot.trace import Category, Events, names
 from backspot.trace.events import Ints, Mask, Signature
@@ -249,7 +249,7 @@ def _by_type(
     found: tuple[list[dict[str, int]], ...] = tuple(
         [{} for _ in range(len(ownership.owners))] for _ in range(2)
     )
-    for number in np.unique(kind).tolist():
+    for number in merged(kind).tolist():
         mine = kind == number
         part = Counted(flops.index[mine], flops.amount[mine])
         for owner, (first, again, back) in enumerate(_by_owner(events, ownership, part)):
@@ -329,7 +329,7 @@ def _unknown_share(
             cover = covers.get(thread)
             if not len(line.edges):
                 continue
-            cut = line if cover is None else line.cut(np.unique(cover.edges))
+            cut = line if cover is None else line.cut(merged(cover.edges))
             span = take(mine, cut.values[:-1])
             length = np.where(take(in_pass, span, False), np.diff(cut.edges), 0)
             owner = take(ownership.owner, span, 0)

@@ -23,6 +23,7 @@ from backspot.analysis.timeline import (
     NOTHING,
     Timeline,
     first_started,
+    merged,
     numbered,
     pieces,
     take,
@@ -315,7 +316,7 @@ class Costs:
         calls = self.ownership.waits
         without = calls.event[mine[calls.span]]
         if waits is not None:
-            without = np.union1d(without, waits)
+            without = merged(without, waits)
         none = np.empty(0, np.int64)
         return Removable(mine, done, without, none if operators is None else operators)
 

@@ -16,7 +16,7 @@ from backspot.analysis.attribution.ownership import Ownership
 from backspot.analysis.attribution.spans import Spans
 from backspot.analysis.findings.costs import Costs, Removable
 from backspot.analysis.host.waits import HostWaits
-from backspot.analysis.timeline import FAR, NOTHING, enclosing, numbered, take
+from backspot.analysis.timeline import FAR, NOTHING, enclosing, merged, numbered, take
 from backspot.analysis.typical import TypicalStep
 from backspot.formatting import counted, duration, percent
 from backspot.registry import Device, Rule
@@ -146,7 +146,7 @@ class Evidence:
         if not self.report.has_gpu:
             elsewhere = events.unread or events.names_where(names.is_of_apples_gpu).any()
             return "other" if elsewhere else "cpu"
-        calls = np.unique(events.name[events.of(Category.RUNTIME)])
+        calls = merged(events.name[events.of(Category.RUNTIME)])
         if len(calls):
             known = any(names.is_runtime_call(events.names[name]) for name in calls)
         else:
@@ -231,9 +231,7 @@ class Evidence:
     def with_forward(self, nodes: Mask) -> Removable:
         """Return the work of nodes, and of the operators in the forward that made them."""
         made = self.ownership.join.operator[nodes]
-        return self.costs.removable(
-            nodes, self.work_of(nodes), operators=np.unique(made[made >= 0])
-        )
+        return self.costs.removable(nodes, self.work_of(nodes), operators=merged(made[made >= 0]))
 
     # Device work -----------------------------------------------------------------------------
 

@@ -53,7 +53,7 @@ def zeroing(evidence: Evidence) -> Ints:
     events = evidence.events
     marks = events.named(Category.ANNOTATION, names.ZERO_GRAD)
     fill = events.named(Category.OPERATOR, "aten::zero_", "aten::_foreach_zero_")
-    found = np.unique(enclosing(events, marks, events.thread[fill], events.start[fill]))
+    found = merged(enclosing(events, marks, events.thread[fill], events.start[fill]))
     return found[found >= 0]
 
 
@@ -232,7 +232,7 @@ def both_ways(
         whole: whether the operators are not done at all: what a device waits for in them counts.
     """
     events, costs, work = evidence.events, evidence.costs, evidence.work
-    operators = np.unique(operators[operators >= 0])
+    operators = merged(operators[operators >= 0])
     spans = evidence.spans.of(events, operators)
     owner = np.maximum(take(evidence.ownership.owner, spans, NOTHING), 0)
     around = enclosing(events, operators, work.thread, work.launch)

@@ -29,7 +29,7 @@ from backspot.analysis.replay.saving import (
     owners_within,
 )
 from backspot.analysis.replay.waits import HostWait
-from backspot.analysis.timeline import NOTHING, distinct, enclosing, grouped, take
+from backspot.analysis.timeline import NOTHING, distinct, enclosing, grouped, merged, take
 from backspot.formatting import counted
 from backspot.trace import Category, names
 from backspot.trace.events import Ints, Mask
@@ -102,7 +102,7 @@ def _together(recording: Replayable, changes: Iterable[Change]) -> Change:
         host[updating] *= 1 - change.update[0]
         work[recording.update] *= 1 - change.update[1]
         waits.append(change.waits)
-    return _of_factors(host, work, np.unique(np.concatenate(waits)))
+    return _of_factors(host, work, merged(*waits))
 
 
 def _of_factors(host: Floats, work: Floats, waits: Ints | None = None) -> Change:
@@ -360,7 +360,7 @@ def _optimizer(recording: Replayable, kind: str) -> Change | Refusal:
     on_host, least = not len(work.start), float(np.quantile(length, 0.1))
     least = least if on_host else min(least, _LAUNCHING)
     known = sum(one.tensors for one in events.compiled.parameters)
-    for mark in np.unique(inside).tolist():
+    for mark in merged(inside).tolist():
         mine = index[inside == mark]
         (all_of_it,) = _between(
             recording, events.start[mine[:1]], events.end[mine].max(keepdims=True)

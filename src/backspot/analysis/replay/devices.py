@@ -9,7 +9,7 @@ import numpy as np
 from backspot.analysis.attribution.launches import Tier
 from backspot.analysis.attribution.ownership import Ownership
 from backspot.analysis.replay.host import Floats
-from backspot.analysis.timeline import FAR, NOTHING, grouped, take
+from backspot.analysis.timeline import FAR, NOTHING, distinct, grouped, take
 from backspot.trace import Category, Events, names
 from backspot.trace.events import Ints, Mask
 
@@ -194,7 +194,7 @@ def _add_late_starts(
     could have started. Its launch and its queue did not hold it back, and get their usual lags.
     """
     work = ownership.work
-    if len(np.unique(work.queue)) < 2:
+    if len(distinct(work.queue)) < 2:
         return
     ends = np.argsort(work.end, kind="stable")
     ended = work.end[ends]

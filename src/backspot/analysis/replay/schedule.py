@@ -15,7 +15,7 @@ import numpy as np
 
 from backspot.analysis.replay.devices import DeviceGraph
 from backspot.analysis.replay.waits import HostWait
-from backspot.analysis.timeline import take
+from backspot.analysis.timeline import merged, take
 from backspot.trace.events import Ints
 
 __all__ = ["Batch", "Schedule", "find_schedule"]
@@ -135,7 +135,7 @@ def find_schedule(
     ):
         if need >= max(turns[-1], begins[of_row[here]]):
             turns.append(here)
-    turn = np.searchsorted(np.union1d(begins, turns), row, side="right")
+    turn = np.searchsorted(merged(np.array(begins), np.array(turns)), row, side="right")
     work = np.lexsort((row, queue, turn))
     place = np.empty_like(work)
     place[work] = np.arange(len(work))

@@ -11,7 +11,7 @@ from backspot.analysis.accounting.amounts import operators_inside
 from backspot.analysis.findings.evidence import Evidence
 from backspot.analysis.findings.observations import accumulating, forward_of, is_indexing
 from backspot.analysis.findings.registry import fallback_rule, finding, rule
-from backspot.analysis.timeline import FAR, NOTHING, grouped, numbered, take
+from backspot.analysis.timeline import FAR, NOTHING, grouped, merged, numbered, take
 from backspot.formatting import counted, percent
 from backspot.results.findings import Finding
 from backspot.trace import Category, Events, names
@@ -455,7 +455,7 @@ def forward_only(evidence: Evidence) -> Finding | None:
 def _followed(evidence: Evidence, calls: Ints) -> Mask:
     """Whether an operator in each of these calls made a node that the backward executes."""
     spans, events, join = evidence.spans, evidence.events, evidence.ownership.join
-    made = np.unique(join.operator[(join.operator >= 0) & evidence.in_pass])
+    made = merged(join.operator[(join.operator >= 0) & evidence.in_pass])
     of_thread = dict(grouped(events.thread, made))
     found = np.zeros(len(calls), bool)
     for thread, mine in grouped(spans.thread[calls]):

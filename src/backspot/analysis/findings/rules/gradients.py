@@ -436,7 +436,7 @@ def unread_gradient(evidence: Evidence) -> Finding | None:
     parts = np.array([_part(events.names[name]) for name in events.name[marks]])
     owner, owners = evidence.ownership.owner, len(evidence.ownership.owners)
     by_step = np.zeros((owners, len(costs.step_ns)), np.int64)
-    for part in np.unique(parts).tolist():
+    for part in merged(parts).tolist():
         nodes = evidence.spans_with(span[parts == part])
         mine = costs.owned_by_step(nodes, evidence.work_of(nodes))
         by_step += (part * mine).astype(np.int64)

@@ -20,7 +20,7 @@ from backspot.analysis.findings.observations import (
 )
 from backspot.analysis.findings.registry import Found, fallback_rule, finding, rule
 from backspot.analysis.host.waits import HostWaits
-from backspot.analysis.timeline import NOTHING, enclosing, numbered
+from backspot.analysis.timeline import NOTHING, enclosing, merged, numbered
 from backspot.formatting import percent
 from backspot.results.findings import Finding, Place
 from backspot.results.host import Launches
@@ -377,7 +377,7 @@ def _waiting(evidence: Evidence, waits: HostWaits) -> Removable:
     Of the latter, the nodes of the backward go too: an operator on all rows has neither.
     """
     events, made = evidence.events, evidence.ownership.join.operator
-    callers = np.unique(waits.caller[waits.caller >= 0])
+    callers = merged(waits.caller[waits.caller >= 0])
     sized, read = (
         callers[events.names_where(lambda name: name.startswith(kind))[events.name[callers]]]  # noqa: B023
         for kind in (_SIZES, _VALUES)

@@ -13,7 +13,7 @@ from backspot.analysis.findings.observations import (
     sorting,
 )
 from backspot.analysis.findings.registry import finding, rule
-from backspot.analysis.timeline import enclosing
+from backspot.analysis.timeline import enclosing, merged
 from backspot.results.findings import Finding
 from backspot.trace import Category, names
 from backspot.trace.events import Ints, Mask
@@ -160,7 +160,7 @@ def _by_masks(evidence: Evidence) -> tuple[Mask, Ints]:
     index = index[events.names_where(lambda name: name.startswith(_BY_MASK))[events.name[index]]]
     counting = events.named(Category.OPERATOR, "aten::nonzero")
     around = enclosing(events, index, events.thread[counting], events.start[counting])
-    operators = np.unique(around[around >= 0])
+    operators = merged(around[around >= 0])
     if len(operators) < _MASKS * evidence.report.steps:
         operators = operators[:0]
     made = np.isin(evidence.ownership.join.operator, operators)

@@ -6,7 +6,7 @@ import numpy as np
 
 from backspot.analysis.findings.memory_evidence import MemoryEvidence
 from backspot.analysis.findings.registry import memory_rule
-from backspot.analysis.timeline import take
+from backspot.analysis.timeline import merged, take
 from backspot.formatting import percent, size
 from backspot.results.findings import Finding
 from backspot.trace import names
@@ -57,12 +57,12 @@ def gradients_kept(evidence: MemoryEvidence) -> Finding | None:
     adds = np.array([names.is_accumulate_grad(name) for name in (*spans.node_names, "")], bool)
     ends = np.where(blocks.went < len(allocations), blocks.went, -1)
     added = evidence.mine & evidence.memory.kinds.backward
-    for thread in np.unique(take(allocations.thread, ends)[added & (ends >= 0)]).tolist():
+    for thread in merged(take(allocations.thread, ends)[added & (ends >= 0)]).tolist():
         here = added & (take(allocations.thread, ends) == thread)
         span = spans.at(thread, take(allocations.time, ends)[here])
         added[here] = take(adds[spans.node], span, False)
     added &= ends >= 0
-    if len(np.unique(evidence.memory.kinds.run[added])) < passes:
+    if len(merged(evidence.memory.kinds.run[added])) < passes:
         return None
     held = int(blocks.size[added].sum()) // passes
     if held < evidence.least:
