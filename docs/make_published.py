@@ -88,7 +88,7 @@ def _row(about: Mapping[str, Any], found: Mapping[str, Any]) -> str:
     link = source if "://" in source else f"https://github.com/{repository}/issues/{number}"
     best = next((one for one in found["before"]["findings"] if one["rule"] == found["by"]), None)
     if best is None:
-        says = found["before"]["says"]
+        says = found["before"]["says"].partition(". ")[0]
     else:
         place = best["places"][0]
         line = f" ({Path(place['line']).name})" if place["line"] else ""

@@ -40,7 +40,7 @@ def said(report: backspot.Report) -> Said:
 
 
 def _is_answer(line: str) -> bool:
-    return bool(line.strip()) and not line.startswith(("Backward ", "Step"))
+    return bool(line.strip()) and not line.startswith((" ", "A step takes", "Backward ", "Step"))
 
 
 def judged(case: Published, before: Said, after: Said, times: Sequence[Sequence[float]]) -> Said:
