@@ -18,7 +18,7 @@ from backspot.interrupts import pass_on
 from backspot.live.torch_internals.dynamo import compilations
 from backspot.live.torch_internals.process import innermost_mode
 from backspot.live.trials.chains import Chains
-from backspot.live.trials.measuring import Clock, Times, Worth, measure, reason
+from backspot.live.trials.measuring import Clock, Times, TooLong, Worth, measure, reason
 from backspot.live.trials.trial import Asked, Entry, Live, remedies_of
 from backspot.live.trials.twins import Refused
 from backspot.live.trials.untouched import TouchedError, untouched
@@ -195,6 +195,8 @@ def _measured(entry: Entry, asked: Asked, until: float) -> Tried | None:
         left = math.inf if entry.runs_code else until - time.monotonic()
         return measure(trial, clock, asked.step_ns, min(trial.allowed_s, left), worth)
     except Refused as refused:
+        if isinstance(refused, TooLong) and entry.chains and asked.at_once > 1:
+            return _measured(entry, replace(asked, at_once=1), until)
         return Tried("", why_not=str(refused))
     except Exception as error:
         pass_on(error)

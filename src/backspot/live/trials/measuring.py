@@ -250,9 +250,13 @@ def _too_long(name: str, one: _Timed, now: _Timed) -> Variant:
     return Variant(name, *(took,) * 3, *(as_it_is - took,) * 3, "does not help", "one call")
 
 
+class TooLong(Refused):
+    """One call takes too long for the time that a trial may take."""
+
+
 def _check_time(one: _Timed, end: int, calls: int) -> None:
     if calls * one.wall_ns > end - time.perf_counter_ns():
-        raise Refused(
+        raise TooLong(
             f"one call takes {duration(one.wall_ns)}, too long for the time that a trial may take"
         )
 

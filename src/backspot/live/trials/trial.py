@@ -19,8 +19,9 @@ from backspot.results.trials import Tried
 
 AS_IT_IS = "as it is"
 CHAINS_S = 2.0
-_AT_ONCE, CALLS = 4, 24
-"""How many forwards of a chain come before the first backward, and how many calls a trial needs."""
+_AT_ONCE = 4
+CALLS = 24
+"""How many calls of the code as it is take as long as a trial may."""
 
 
 @dataclass(frozen=True)
@@ -85,11 +86,16 @@ class Live:
 
 @dataclass(frozen=True)
 class Asked:
-    """What a remedy is a function of."""
+    """What a remedy is a function of.
+
+    Attributes:
+        at_once: how many forwards of a chain may come before the first backward.
+    """
 
     finding: Finding
     report: Report
     live: Live
+    at_once: int = _AT_ONCE
 
     @property
     def step_ns(self) -> int:
@@ -111,8 +117,7 @@ class Asked:
 
         Several forwards come before the first backward, as in a step, where there is time for that.
         """
-        fitting = int(chain.count * 1e9 * CHAINS_S / CALLS) // max(1, self.known_ns)
-        times = max(1, min(chain.count, _AT_ONCE, fitting))
+        times = min(chain.count, self.at_once)
         run = forward_and_backward(function, chain.leaves, chain.autocast, times)
         return Piece(run, chain.count / times)
 
