@@ -75,7 +75,7 @@ def test_two_computations_share_the_gpu_so_one_that_hides_may_save_its_time(tmp_
     report = backspot.locate(beside_a_long_kernel(Program(), "gemm").save(tmp_path))
     saves = report["a"].row.saves
     assert saves.ns < MS
-    assert 4.9 * MS <= saves.high_ns < 7 * MS
+    assert 4.9 * MS <= saves.high_ns < 7.5 * MS
     assert "other work takes that time anyway" not in said(report)
 
 

@@ -44,8 +44,9 @@ _LAYERS = 12  # groups of repeated layers that are replayed without
 _ENOUGH = 6_000  # spans and pieces of device work
 _FEWEST = 3  # steps
 _BUSY = 0.9  # of the step: from here on a device decides how long the step takes
-_ERRORS = {True: 0.02, False: 0.04}
-"""How far a prediction may be off, as a share of the step: where a device decides, and where not.
+_ERRORS = {True: (0.02, 0.005), False: (0.04, 0.02)}
+"""How far a prediction may be off, where a device decides, and where not, as shares of the step: at
+all, and beyond what work takes that is recorded shorter than it is.
 
 From 48 real changes on an H200 (``benchmarks/accuracy/what_if.py``). 117 more were made on an H100:
 of the 48 whose real saving is known within 2% of the step, 46 saved what the range says.
@@ -54,9 +55,9 @@ of the 48 whose real saving is known within 2% of the step, 46 saved what the ra
 
 _ALONE = 1.5
 """How much larger that is where no real steps were timed."""
+_MEASURED_MORE = 1.3  # how much longer work can take than was recorded
 _UPDATING = {"(optimizer)", "(clipping)"}
-_MEASURED_MORE, _LEAST_ERROR = 1.3, 0.005
-"""How much longer work can take than was recorded, and more than that as a share of the step."""
+_MOST_STEPS = [0.1, 0.9]  # from the tenth to the ninetieth of a hundred recorded steps
 
 
 _NOTHING = Saving(0, 0, 0)
@@ -120,10 +121,13 @@ class Prediction:
         """Return the step without any change, and what it saves with each change alone."""
         found = replays(self.recording, self.cost, changes)
         step = self._step(found)
-        error = _ERRORS[self.is_device_bound] * step.ns * (1.0 if self.fitted else _ALONE)
+        share, beyond = _ERRORS[self.is_device_bound]
+        error = share * step.ns * (1.0 if self.fitted else _ALONE)
         shared = _time_shared(self.recording.ownership.work)
         errors = [error + float((shared[c.work] * (1 - c.work_factors)).sum()) for c in changes]
-        return step, _savings(found, self.typical, error, np.array(errors), step.ns)
+        shorter = np.max([one.shorter for one in found], axis=0)
+        most = shorter * _MEASURED_MORE + (shorter > 0) * beyond * step.ns
+        return step, _savings(found, self.typical, error, np.array(errors), most, step.ns)
 
     def what_if(self, asked: Mapping[str, Any]) -> WhatIf:
         """Return the step with changes, by the name of each and what is asked of it.
@@ -444,7 +448,12 @@ def _time_shared(work: DeviceWork) -> Floats:
 
 
 def _savings(
-    found: Sequence[Replays], typical: TypicalStep, less: float, more: Floats, step_ns: int
+    found: Sequence[Replays],
+    typical: TypicalStep,
+    less: float,
+    more: Floats,
+    most: Floats,
+    step_ns: int,
 ) -> list[Saving]:
     """Return what each change saves, with the error of predictions on both sides.
 
@@ -455,15 +464,14 @@ def _savings(
         typical: the steps that count.
         less: by how much a saving can be less, in nanoseconds.
         more: by how much each saving can be more.
+        most: what each of them is at most.
         step_ns: the step without any change.
     """
     by_step = np.maximum(np.round(found[0].saved), 0).astype(np.int64)
     steps = [one.saved[typical.chosen] for one in found]
-    quartiles = np.stack([np.quantile(saved, [0.25, 0.75], axis=0) for saved in steps])
-    most = np.max([one.shorter for one in found], axis=0)
+    ends = np.stack([np.quantile(saved, _MOST_STEPS, axis=0) for saved in steps])
     ns = np.minimum(typical.mean(by_step.T), step_ns)
-    low = np.clip(np.round(quartiles.min(axis=(0, 1)) - less), 0, ns).astype(np.int64)
-    most = most * _MEASURED_MORE + (most > 0) * _LEAST_ERROR * step_ns
-    high = np.minimum(np.round(quartiles.max(axis=(0, 1)) + more), np.round(most))
+    low = np.clip(np.round(ends.min(axis=(0, 1)) - less), 0, ns).astype(np.int64)
+    high = np.minimum(np.round(ends.max(axis=(0, 1)) + more), np.round(most))
     high = np.clip(high, ns, step_ns).astype(np.int64)
     return [Saving(*one) for one in zip(ns.tolist(), low.tolist(), high.tolist(), strict=True)]
