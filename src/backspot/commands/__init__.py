@@ -38,7 +38,7 @@ VERBS = ("run", "demo", "show", "diff", "ranks", "explain")
 """The verbs, in the order of the help; each is a module of this package."""
 
 _ABOUT = """\
-Find the module that makes a PyTorch backward pass slow, why, and what to change.
+Find the module that makes a PyTorch backward slow, why, and what to change.
 
 A trace is a file that torch.profiler exports. Record it inside
 backspot.instrument(model) to get labels, which name the modules.
