@@ -25,11 +25,14 @@ US, MS = 1_000, 1_000_000
 STEPS, STEP = 3, 40 * MS
 FORWARD, BACKWARD = 0, 10 * MS  # of a step
 DATA = Path(__file__).parents[1] / "data"
-WITHOUT_BACKWARD = ("cuda_graph_step", "tracelens_qwen_forward_only")
+NOT_REPLAYED = (
+    *("cuda_graph_step", "tracelens_qwen_forward_only"),  # no backward
+    *("no_search", "search_10x30"),  # ranks exchange gradients by gloo
+)
 PATHS = {
     name: path
     for path in sorted(DATA.glob("*/*.json.gz"))
-    if (name := path.name.partition(".json")[0].removesuffix(".trace")) not in WITHOUT_BACKWARD
+    if (name := path.name.partition(".json")[0].removesuffix(".trace")) not in NOT_REPLAYED
 }
 
 

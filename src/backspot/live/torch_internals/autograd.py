@@ -60,6 +60,12 @@ pop_node_hook: Callable[[], None] = find("_C", "_autograd", "_pop_node_creation_
 version_of: Callable[[torch.Tensor], int] = attrgetter("_version")
 is_view: Callable[[torch.Tensor], bool] = torch.Tensor._is_view
 
+
+def is_view_of(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether a tensor is a view of another one, or both are views of the same."""
+    return is_view(tensor) and (tensor._base is other or tensor._base is other._base)
+
+
 # The classes of nodes that join tensors. Without them what is joined has no marker of its own.
 JOINS: frozenset[type] = frozenset(
     cls

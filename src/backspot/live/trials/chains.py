@@ -25,6 +25,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary, WeakTensorKeyDictionary
 
 from backspot.interrupts import pass_on
+from backspot.live.torch_internals.autograd import is_view_of
 from backspot.live.torch_internals.process import innermost_mode, tree_flatten, tree_map
 from backspot.live.trials.twins import Autocast, Refused, check_plain, free_bytes, size_of, twin
 
@@ -296,8 +297,7 @@ class Chains(TorchFunctionMode):  # type: ignore[misc] # untyped
             isinstance(source, torch.Tensor)
             and source is not out
             and len(list(tensors_of(args))) == 1
-            and out._is_view()
-            and (out._base is source or out._base is source._base)
+            and is_view_of(out, source)
         )
         parts = tuple(self.node(one) if isinstance(one, torch.Tensor) else one for one in args)
         made = Node(next(self._numbers), ref(out), out.shape, func, parts, kwargs, item, is_view)

@@ -24,6 +24,7 @@ from backspot.analysis.timeline import NOTHING, enclosing, merged, numbered
 from backspot.formatting import percent
 from backspot.results.findings import Finding, Place
 from backspot.results.host import Launches
+from backspot.results.unprofiled import STEP
 from backspot.trace import Category, names
 from backspot.trace.events import Ints, Mask
 
@@ -88,7 +89,7 @@ def launch_bound(evidence: Evidence, others: Sequence[Finding]) -> Finding | Non
     if (replayed or is_compiled) and (breaks := graph_breaks(evidence)):
         remedy += f" The graphs break at {', '.join(breaks)}."
     return finding(
-        _with_phases(costs.places_of_spans(mine, with_work=False), late, report.steps),
+        _with_phases(evidence, costs.places_of_spans(mine, with_work=False), late),
         title="The GPU waits for the host to launch kernels",
         seen=f"{seen} {_without_profiler(evidence)}",
         remedy=_FUSED if not cost and name == "optimizer" else remedy,
@@ -114,13 +115,20 @@ def _late_phases(evidence: Evidence, known: Container[str]) -> dict[str, list[La
     return found
 
 
-def _with_phases(placed: Placed, late: dict[str, list[Launches]], steps: int) -> Placed:
-    """Return the places together with those at which phases launch too late."""
+def _with_phases(evidence: Evidence, placed: Placed, late: dict[str, list[Launches]]) -> Placed:
+    """Return the places together with those at which phases launch too late.
+
+    People are shown a module's time as its backward has it in a real step. A phase may be recorded
+    at another ratio to its real time, so its time is brought to that of the module first.
+    """
+    parts, steps = evidence.real_parts or {STEP: 1.0}, evidence.report.steps
     found = {(place.path, place.class_name): place for place in placed.places}
     for one in (one for some in late.values() for one in some if one.idle_ns):
         key = (one.path if one.class_name else f"({one.phase})", one.class_name)
         before = found.get(key, Place(*key, 0, 0))
-        count, wall_ns = before.count + one.count, before.wall_ns + one.idle_ns
+        own = parts.get(key[0]) or parts[STEP]
+        idle = round(one.idle_ns * parts.get(f"({one.phase})", parts[STEP]) / own)
+        count, wall_ns = before.count + one.count, before.wall_ns + idle
         found[key] = replace(before, count=count, wall_ns=wall_ns)
     places = tuple(sorted(found.values(), key=lambda place: (-place.wall_ns, place.path)))
     wall_ns = sum(place.wall_ns for place in places)
