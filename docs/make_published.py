@@ -73,12 +73,13 @@ def made(results: Mapping[str, Any]) -> str:
 
 
 def _summary(found: Mapping[str, str]) -> str:
+    silent = found["nothing promised for nothing"]
+    none = f" Where the fix gains nothing, nothing is promised in {silent}."
     return (
         f"Of the cases that somebody wrote who had not read the rules, and whose fix gains "
         f"something, the place is right in {found['place']}, the cause in "
         f"{found['cause']}, and the prediction, within the larger of 3% of the step and a "
-        f"quarter of the gain, in {found['right']}. Where the fix gains nothing, nothing is "
-        f"promised in {found['nothing promised for nothing']}."
+        f"quarter of the gain, in {found['right']}.{none if silent != '0 of 0' else ''}"
     )
 
 
