@@ -277,3 +277,19 @@ def test_folded_layers_claim_no_saving_of_the_layers_alone(reports):
     folded = {row.label: row.saves for row in report.top(depth=2, by="pattern") if row.members > 1}
     assert folded
     assert not any(folded.values())
+
+
+def test_the_answer_names_a_module_that_costs_most_in_its_forward_alone(tmp_path):
+    program = Program()
+    for step, at in program.steps():
+        program.node(step, "b", at, at + 3 * MS)
+        program.node(step, "a", at + 3 * MS, at + 5 * MS)
+        program.trace.forward("metric", "Accuracy", at + 6 * MS, at + 26 * MS)
+        program.trace.operator("aten::eq", at + 7 * MS, at + 25 * MS)
+    report = backspot.locate(program.save(tmp_path))
+    assert (report.answer.kind, report.answer.path) == ("module", "metric")
+    assert report.answer.saves == report["metric"].row.saves
+    first, second = said(report).split(" b (M) ", 1)
+    assert first.startswith("metric (Accuracy) takes ")
+    assert "most of it in its forward; without it, a step would take 20.0 ms less" in first
+    assert second.startswith("takes 60% of the backward: 3.0 ms")

@@ -82,7 +82,18 @@ def _first(report: Report, found: Answer) -> list[Part]:
             parts += said(", in {}", ("name", name))
         elif found.path == "(outside model)":
             parts.append(("text", ", in no module"))
-    elif found.kind == "module" or only_nodes(report) or not found.share:
+    elif found.kind == "module" and _is_first_row(report, found):
+        return []
+    elif found.kind == "module":
+        name = labelled(found.path or found.class_name, found.class_name)
+        parts = said(f"{{}} takes {{}} of the {step}: {{}}", ("name", name), share, time)
+        return [
+            *parts,
+            ("text", ", most of it in its forward"),
+            *_saving(found.saves),
+            ("text", "."),
+        ]
+    elif only_nodes(report) or not found.share:
         return []
     else:
         none = "Nothing stands out: no module, no cause and nothing around the model takes more"
@@ -91,6 +102,11 @@ def _first(report: Report, found: Answer) -> list[Part]:
         less = f"at {'least' if found.saves.at_least else 'most'} {duration(found.saves.ns)}"
         parts += said("; without it, a step would take {} less", less)
     return [*parts, ("text", ".")]
+
+
+def _is_first_row(report: Report, found: Answer) -> bool:
+    row = answered(report)
+    return row is not None and row.path == found.path
 
 
 def answer(report: Report, view: View = DEFAULT_VIEW) -> list[Part]:

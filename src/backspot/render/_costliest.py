@@ -49,6 +49,8 @@ def _candidates(report: Report) -> Iterator[tuple[float, Answer]]:
         at = (row.path, row.class_name, "", row.wall_ns, share, row.saves, rule)
         module = Answer("module", *at)
         yield max(share, _gain(report, module)), module
+    if (found := _forward_alone(report)) is not None:
+        yield _gain(report, found), found
     of_phases = max(1, sum(phase.wall_ns for phase in report.phases))
     of_phase = set[str]()
     for phase in report.phases:
@@ -72,6 +74,19 @@ def _candidates(report: Report) -> Iterator[tuple[float, Answer]]:
         share = min(1.0, saves.ns / max(1, replayed.ns))
         wait = max(report.waits, key=lambda one: one.saves.ns if one.saves else 0)
         yield share, Answer("waits", "", "", wait.line, saves.ns, share, saves, "host-waits")
+
+
+def _forward_alone(report: Report) -> Answer | None:
+    """The module that a step gains most without, if its forward takes more than its backward.
+
+    Rankings of the backward do not show it: a metric, a frozen encoder, a module without gradients.
+    """
+    first = next((row for row in report.top(1, sort="saves") if row.is_module and row.saves), None)
+    if first is None or first.wall_ns >= first.forward_ns:
+        return None
+    wall_ns = first.wall_ns + first.forward_ns
+    share = min(1.0, wall_ns / max(1, report.whole_ns))
+    return Answer("module", first.path, first.class_name, "", wall_ns, share, first.saves, "")
 
 
 def _gain(report: Report, found: Answer) -> float:
