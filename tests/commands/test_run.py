@@ -20,6 +20,7 @@ from backspot.commands import main  # noqa: E402
 from backspot.live.running import Cycle  # noqa: E402
 
 SMALL = ("--warmup", "1", "--steps", "2")
+VERSION = tuple(map(int, torch.__version__.split(".")[:2]))
 
 TRAINING = """
 import sys
@@ -239,6 +240,7 @@ def test_the_report_is_printed_on_standard_error_and_written(write, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(VERSION < (2, 14), reason="this PyTorch records no lines of calls")
 def test_with_stacks_the_lines_of_the_step_are_known(write, tmp_path):
     path = write(training("train(20)"))
     done = observed("--stacks", *SMALL, path, cwd=tmp_path)
@@ -673,7 +675,6 @@ print("from the caches:", found["inductor"]["fxgraph_cache_hit"])
 print("left:", config.post_grad_custom_post_pass, config.trace.provenance_tracking_level)
 print("left:", [one for one in sys.meta_path if "backspot" in type(one).__module__])
 """
-VERSION = tuple(map(int, torch.__version__.split(".")[:2]))
 with_inductor = pytest.mark.skipif(VERSION < (2, 10), reason="this PyTorch keeps no launch sites")
 
 
