@@ -122,7 +122,7 @@ _register(
 
 
 def _drawn(x: torch.Tensor) -> torch.Tensor:
-    """Noise, which each layer needs anew."""
+    """Noise, which each layer makes again."""
     noise = torch.rand(x.shape[1], x.shape[1], device=x.device)
     return torch.zeros_like(noise).masked_fill(noise < 0.1, -1.0)
 
@@ -136,7 +136,7 @@ _register(
 
 
 class _Refined(nn.Module):
-    """Layers that move points, whose sines are taken anew for each."""
+    """Layers that move points, whose sines are taken again for each."""
 
     def __init__(self) -> None:
         super().__init__()

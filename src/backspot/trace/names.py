@@ -22,7 +22,7 @@ def _begins(pattern: str) -> Callable[[str], bool]:
 def _contains(pattern: str, *parts: str) -> Callable[[str], bool]:
     """Return a predicate: whether a pattern is anywhere in a name.
 
-    Each name that matches has one of ``parts``, by which most long names are told not to match.
+    Each name that matches has one of ``parts``, by which most long names are known not to match.
     """
     search = re.compile(pattern).search
     return lambda name: (

@@ -186,7 +186,7 @@ _watchers: dict[Function | None, list[Watcher]] = {}
 
 
 def seen(*functions: Function) -> Callable[[Watcher], Watcher]:
-    """Register what is told of each node that one of these functions, or any, has made."""
+    """Register what is known of each node that one of these functions, or any, has made."""
 
     def register(watcher: Watcher) -> Watcher:
         for function in functions or (None,):

@@ -1,6 +1,6 @@
 """Chains of pointwise functions, and the one function that computes the same.
 
-What a chain computes is told by its numbers, not by its operators: each function that could be
+What a chain computes is recognised by its numbers, not by its operators: each function that could be
 meant is given the first rows of the step's own tensor.
 """
 

@@ -297,7 +297,7 @@ _AGAIN, _OPERATORS, _AGAIN_LEAST = 4, 3, 0.02
 
 @rule("repeated-work", devices=("cpu", "cuda"))
 def repeated_work(evidence: Evidence) -> Finding | None:
-    """Find tables and masks that each of several layers computes anew in its forward.
+    """Find tables and masks that each of several layers computes again in its forward.
 
     No gradient flows through them. All but the first of a step are needless.
     """
