@@ -1,7 +1,7 @@
 """Chains of pointwise functions, and the one function that computes the same.
 
-What a chain computes is recognised by its numbers, not by its operators: each function that could be
-meant is given the first rows of the step's own tensor.
+What a chain computes is recognised by its numbers, not by its operators: each function that it
+could be is given the first rows of the step's own tensor.
 """
 
 from __future__ import annotations
