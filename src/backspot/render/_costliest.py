@@ -80,13 +80,18 @@ def _forward_alone(report: Report) -> Answer | None:
     """The module that a step gains most without, if its forward takes more than its backward.
 
     Rankings of the backward do not show it: a metric, a frozen encoder, a module without gradients.
+    Where a finding explains it, the finding says more.
     """
-    first = next((row for row in report.top(1, sort="saves") if row.is_module and row.saves), None)
-    if first is None or first.wall_ns >= first.forward_ns:
+    first = next(iter(report.top(1, sort="saves")), None)
+    saves = first.saves if first and first.is_module else None
+    if first is None or saves is None or first.wall_ns >= first.forward_ns:
         return None
-    wall_ns = first.wall_ns + first.forward_ns
-    share = min(1.0, wall_ns / max(1, report.whole_ns))
-    return Answer("module", first.path, first.class_name, "", wall_ns, share, first.saves, "")
+    for one in report.findings:
+        if one.path == first.path and one.saves and one.saves.ns >= _NEARLY * saves.ns:
+            return None
+    wall_ns = min(first.wall_ns + first.forward_ns, report.whole_ns)
+    share = wall_ns / max(1, report.whole_ns)
+    return Answer("module", first.path, first.class_name, "", wall_ns, share, saves, "")
 
 
 def _gain(report: Report, found: Answer) -> float:

@@ -35,15 +35,23 @@ def real_parts(report: Report) -> dict[str, float]:
     return {STEP: whole, **phases, **{row.path: part(row) for row in report.modules}}
 
 
-def real_cost(finding: Finding, parts: Mapping[str, float]) -> Finding:
-    """Return a finding with the times that it has in a real step."""
+def real_cost(finding: Finding, parts: Mapping[str, float], step_ns: int | None = None) -> Finding:
+    """Return a finding with the times that it has in a real step.
+
+    Args:
+        parts: as ``real_parts`` has them.
+        step_ns: the real step, which the finding does not exceed: the parts of rows are those of
+            the backward, so a cause that is in the forward as well can come out too long.
+    """
     places = tuple(
         replace(one, wall_ns=int(one.wall_ns * parts.get(one.path, parts[STEP])))
         for one in finding.places
     )
     recorded = sum(one.wall_ns for one in finding.places)
     part = sum(one.wall_ns for one in places) / recorded if recorded else parts[STEP]
-    return replace(finding, places=places, wall_ns=int(finding.wall_ns * part))
+    wall_ns = int(finding.wall_ns * part)
+    most = wall_ns if step_ns is None else step_ns
+    return replace(finding, places=places, wall_ns=min(wall_ns, most))
 
 
 def in_real_time(report: Report) -> Report:
@@ -85,7 +93,9 @@ def _in_real_time(report: Report) -> Report:
             replace(one, idle_ns=int(one.idle_ns * parts.get(f"({one.phase})", parts[STEP])))
             for one in report.launches
         ),
-        "findings": tuple(real_cost(one, parts) for one in report.findings),
+        "findings": tuple(
+            real_cost(one, parts, report.unprofiled_step_ns) for one in report.findings
+        ),
         "step_ns": report.unprofiled_step_ns,
         "step_ns_by_step": _each(report.step_ns_by_step, parts[STEP]),
         # Rows are scaled each by its own part, so the whole is their sum, in each step too.

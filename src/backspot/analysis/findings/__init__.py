@@ -96,8 +96,8 @@ def _in_words(finding: Finding, evidence: Evidence) -> Finding:
     """Return the finding with the times of its sentences as people are shown them."""
     parts, part, step_ns = evidence.real_parts, 1.0, evidence.step_ns
     if parts and finding.wall_ns:
-        part = real_cost(finding, parts).wall_ns / finding.wall_ns
         step_ns = evidence.real_step_ns
+        part = real_cost(finding, parts, step_ns).wall_ns / finding.wall_ns
     say = evidence.wording.in_words
     seen, remedy = (say(text, part, step_ns) for text in (finding.seen, finding.remedy))
     return replace(finding, seen=seen, remedy=remedy)
