@@ -138,6 +138,8 @@ def test_all_questions_are_answered_once_a_commit_and_what_did_not_run_says_why(
     harness.commit.cache_clear()
     plan = {"startup": "--small", "ranks": "--small", "published_jobs": ""}
     monkeypatch.setattr(evidence, "PLAN", {"cpu": plan})
+    # What the project has answered at this commit is not known here.
+    monkeypatch.setattr(evidence, "path_of", lambda device, _=None: tmp_path / f"{device}.json")
     ask = ["all", "--device", "cpu", "--folder", str(tmp_path), "--minutes", "2"]
     assert answer([*ask, "--only", "startup"]) == 0
     path = evidence.path_of("cpu", tmp_path)
