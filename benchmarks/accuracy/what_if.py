@@ -25,6 +25,7 @@ import argparse
 import json
 import statistics
 import time
+from bisect import bisect
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
@@ -40,12 +41,13 @@ from benchmarks.harness import (
     recordings,
     write_json,
 )
-from benchmarks.measuring import interleaved, spread, usable_cores
+from benchmarks.measuring import Budget, milliseconds, spread, usable_cores
 from benchmarks.workers import Job, Record, Stage
 
 _MISS = 0.06
 _NOISE = 0.02  # of the step: by so much a change may exceed its bound
 _KNOWN = 0.02  # of the step: the standard error of a real saving that is known
+_EACH = 3  # changes, between which the unchanged step is measured
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -56,17 +58,30 @@ def options(parser: argparse.ArgumentParser) -> None:
 # Record and time ---------------------------------------------------------------------------------
 
 
-def _times(steps: Sequence[Callable[[], None]], device: str, small: bool) -> list[list[float]]:
-    """Milliseconds of each step, in turn; without a GPU those of the processor, of one thread.
+def _times(
+    steps: Sequence[Callable[[], None]], device: str, small: bool, seconds: float
+) -> list[tuple[int, float]]:
+    """Time steps in turn: which one, and milliseconds; without a GPU the processor's, one thread's.
 
-    Other programs on a machine move its clock by more than most changes.
+    The first is measured before and after every third of the others, as the speed of a host changes
+    from one second to the next. Other programs on a machine move its clock by more than most
+    changes.
     """
-    rounds, inner = (3, 1) if small else (30, 3)
-    seconds = (0.8 if device != "cpu" else 4.0) * len(steps)
+    rounds, inner = (3, 1) if small else (200, 3)
     clock = time.process_time if device == "cpu" else time.perf_counter
-    return interleaved(
-        steps, device, rounds=rounds, inner=inner, warmup=2, seconds=seconds, clock=clock
-    )
+    for step in steps:
+        milliseconds(step, device, 2)
+    found, budget, others = [], Budget(seconds * len(steps)), range(1, len(steps))
+    for number in range(rounds):
+        order: list[int] = [0]
+        for place, index in enumerate(others if number % 2 == 0 else reversed(others), 1):
+            order += [index, 0] if place % _EACH == 0 else [index]
+        for index in order if order[-1] == 0 else [*order, 0]:
+            steps[index]()  # the first after a change pays for what the other left in caches
+            found.append((index, milliseconds(steps[index], device, inner, clock)))
+        if budget.left <= 0 and number >= 2:
+            break
+    return found
 
 
 def _record(name: str, run: Run, folder: Path, stage: Stage) -> None:
@@ -87,7 +102,8 @@ def _record(name: str, run: Run, folder: Path, stage: Stage) -> None:
 
         return step
 
-    steps = [switched(number) for number in range(-1, len(case.switches))]
+    # Before, with each change, and with a change that does nothing.
+    steps = [switched(number) for number in range(-1, len(case.switches) + 1)]
     report = backspot.profile(
         steps[0],
         case.model,
@@ -98,24 +114,35 @@ def _record(name: str, run: Run, folder: Path, stage: Stage) -> None:
         force=True,
     )
     stage("recorded", {"recorded_ms": report.step_ns / 1e6})
-    before, *others = _times(steps, run.device, run.small)
-    for switch in case.switches:
-        switch.set(False)
-    changes = [
-        {
-            "about": switch.about,
-            "kind": switch.kind,
-            "asked": switch.asked,
-            "real_ms": spread([a - b for a, b in zip(before, after, strict=True)]),
-        }
-        for switch, after in zip(case.switches, others, strict=True)
-    ]
+    times = _times(steps, run.device, run.small, 0.8 if run.device != "cpu" else 4.0)
     facts = {
-        "step_ms": statistics.median(before),
         "real_step_ns": report.unprofiled_step_ns,
-        "changes": changes,
+        "real_steps_ns": report.unprofiled_step_ns_by_step,
+        "changes": [
+            {"about": switch.about, "kind": switch.kind, "asked": switch.asked}
+            for switch in case.switches
+        ],
+        "times": times,
     }
     write_json(folder / f"{name}.real.json", facts)
+
+
+def _real(times: Sequence[tuple[int, float]]) -> tuple[float, list[dict[str, float]]]:
+    """Return milliseconds of the step, and how much less each of the other steps takes.
+
+    Each measurement is a share of the step before and after it, by its place between both.
+    """
+    before = [(at, ms) for at, (index, ms) in enumerate(times) if index == 0]
+    step_ms = statistics.median(ms for _, ms in before)
+    places = [at for at, _ in before]
+    shares: dict[int, list[float]] = {}
+    for at, (index, ms) in enumerate(times):
+        if index:
+            after = bisect(places, at)
+            (first, a), (last, b) = before[after - 1], before[after]
+            usual = a + (b - a) * (at - first) / (last - first)
+            shares.setdefault(index, []).append((1 - ms / usual) * step_ms)
+    return step_ms, [spread(shares[index]) for index in sorted(shares)]
 
 
 # Predict -----------------------------------------------------------------------------------------
@@ -128,21 +155,21 @@ def _judge(folder: Path, name: str) -> Record:
     from backspot.analysis.replay.replayable import Refusal
 
     facts = json.loads((folder / f"{name}.real.json").read_text(encoding="utf-8"))
-    recording, step_ms = Recording.read(folder / f"{name}.json"), facts["step_ms"]
+    recording, (step_ms, real) = Recording.read(folder / f"{name}.json"), _real(facts["times"])
     fitted, alone = (predict(recording, real) for real in (facts["real_step_ns"], None))
     bound = "host" if isinstance(alone, Refusal) or not alone.is_device_bound else "gpu"
     unchanged = None
     if not isinstance(alone, Refusal):
         unchanged = abs(alone.savings([])[0].ns / 1e6 / step_ms - 1)
     changes = [
-        {key: one[key] for key in ("about", "kind", "real_ms")}
+        {"about": one["about"], "kind": one["kind"], "real_ms": spread_of}
         | {"bound": bound, "step_ms": step_ms, "profiled_apart_ms": facts["real_step_ns"] / 1e6}
-        | _said(fitted, one["asked"], one["real_ms"]["median"], step_ms)
-        | {"alone": _said(alone, one["asked"], one["real_ms"]["median"], step_ms)}
+        | _said(fitted, one["asked"], spread_of["median"], step_ms)
+        | {"alone": _said(alone, one["asked"], spread_of["median"], step_ms)}
         | {"unchanged_alone_error": unchanged}
-        for one in facts["changes"]
+        for one, spread_of in zip(facts["changes"], real, strict=False)
     ]
-    return {"changes": changes}
+    return {"changes": changes, "nothing": real[-1]}
 
 
 def _said(prediction: Any, asked: dict[str, Any], real_ms: float, step_ms: float) -> Record:
