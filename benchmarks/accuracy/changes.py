@@ -129,6 +129,7 @@ class _Training:
         clip: whether gradients are clipped.
         fused: whether the optimizer with ``fused=True`` takes the step.
         reads: whether the loss is read in each step.
+        graphed: whether a graph of the step is replayed, which was captured before.
     """
 
     model: nn.Module
@@ -139,9 +140,14 @@ class _Training:
     around: Callable[[], Any] = nullcontext
     fused: bool = False
     reads: bool = False
+    graphed: bool = False
     _optimizers: dict[bool, torch.optim.Optimizer] = field(default_factory=dict)
+    _graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self) -> None:
+        if self.graphed and self._graph is not None:
+            self._graph.replay()
+            return
         if self.fused not in self._optimizers:
             options = {"fused": True} if self.fused else {}
             self._optimizers[self.fused] = self.make(self.model.parameters(), **options)
@@ -165,6 +171,26 @@ class _Training:
             partial(setattr, self, "fused"),
         )
 
+    def graph(self) -> Switch:
+        """Capture the step before anything of it has run on the stream of all others.
+
+        A node that holds gradients belongs to the stream on which it was made.
+        """
+        aside = torch.cuda.Stream()
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):
+            for _ in range(3):
+                self()
+            for optimizer in self._optimizers.values():  # gradients are made within the graph
+                optimizer.zero_grad(set_to_none=True)
+        torch.cuda.current_stream().wait_stream(aside)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=aside, capture_error_mode="relaxed"):
+            self()
+        self._graph = graph
+        return Switch("a CUDA graph", "graph", {"graph": True}, partial(setattr, self, "graphed"))
+
     def wait(self) -> Switch:
         """The step reads its loss until this is switched on."""
         self.reads = True
@@ -184,6 +210,7 @@ def _case(
     fuse: bool = False,
     wait: bool = False,
     tf32: bool = False,
+    graph: bool = False,
     **options: Any,
 ) -> Case:
     switches = [_part(model, path) for path in removed]
@@ -192,6 +219,7 @@ def _case(
     switches += [step.fuse()] * fuse
     if next(model.parameters()).is_cuda:
         switches += [step.wait()] * wait + [_TF32] * tf32
+        switches += [step.graph()] if graph else []
     return Case(model, step, switches)
 
 
@@ -378,6 +406,14 @@ def _streams(context: Context, large: bool) -> Case:
     return _case(model, lambda: _small(model(x)), removed, halved, wait=True, tf32=large)
 
 
+def _graphed(context: Context, model: nn.Module, *size: int) -> Case:
+    """Steps that wait for the host, and can be one graph."""
+    inputs = context.randint(256, *size) if isinstance(model, Gpt) else context.randn(*size)
+    make = partial(torch.optim.SGD, lr=1e-4, momentum=0.9)
+    run = model.to(context.device)
+    return _case(run, lambda: _small(run(inputs)), make=make, clip=True, graph=True)
+
+
 class _Norm(nn.Module):
     """LayerNorm written out."""
 
@@ -451,4 +487,6 @@ CASES: dict[str, Callable[[Context], Case]] = {
     "trainer": _trainer,
     "vit_adamw": partial(_vit, large=False, make=_ADAM, fuse=True, wait=True),
     "compiled": _compiled,
+    "graphed_mlp": lambda context: _graphed(context, ResidualMlp(256, 16), 64, 256),
+    "graphed_gpt": lambda context: _graphed(context, Gpt(256, 4, 64, 256), 4, 64),
 }
