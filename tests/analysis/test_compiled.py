@@ -1,6 +1,5 @@
 """Inside compiled regions: launches matched with the sites of the generated code."""
 
-import dataclasses
 import tempfile
 from fractions import Fraction
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 import backspot
 from backspot import Report
@@ -40,8 +40,8 @@ def events_of(name):
 
 
 def with_table(events, **changes):
-    table = dataclasses.replace(events.compiled, **changes)
-    return dataclasses.replace(events, compiled=table)
+    table = replace(events.compiled, **changes)
+    return replace(events, compiled=table)
 
 
 def with_sites(events, change):
@@ -230,7 +230,7 @@ def test_graphs_with_one_key_are_told_apart_by_direction_and_launches():
     events = events_of("vit")
     graphs = events.compiled.graphs
     renamed = {f"{names.COMPILED_GRAPH}{graph.key} ##" for graph in graphs}
-    same = dataclasses.replace(
+    same = replace(
         events,
         names=[f"{names.COMPILED_GRAPH}None ##" if n in renamed else n for n in events.names],
     )
@@ -252,7 +252,7 @@ def test_graphs_that_were_compiled_before_have_one_owner():
 
 
 def test_without_a_table_the_report_says_how_to_get_one():
-    events = dataclasses.replace(events_of("llama"), compiled=CompiledTable())
+    events = replace(events_of("llama"), compiled=CompiledTable())
     ownership = attribute(events)
     assert not ownership.compiled.unmatched
     (warning,) = (w for w in warnings_of(events, ownership) if "compiled code" in w)
@@ -260,9 +260,7 @@ def test_without_a_table_the_report_says_how_to_get_one():
 
 
 def test_a_broken_table_is_a_warning():
-    events = dataclasses.replace(
-        events_of("vit"), compiled=CompiledTable(recorded=True, broken=True)
-    )
+    events = replace(events_of("vit"), compiled=CompiledTable(recorded=True, broken=True))
     assert any(
         "table of compiled code is broken" in w for w in warnings_of(events, attribute(events))
     )
@@ -495,7 +493,7 @@ def test_a_launch_bound_backward_names_the_lines_at_which_its_graphs_break():
 def test_costly_kernels_in_a_region_are_found_at_the_modules(kernel, rule):
     events = events_of("llama")
     named = [kernel if name.startswith("nvjet_") else name for name in events.names]
-    events = dataclasses.replace(events, names=named)
+    events = replace(events, names=named)
     report = report_of(Recording.of(events))
     (finding,) = (found for found in report.findings if found.rule == rule)
     assert {"lm_head", "model.layers.3.mlp.up_proj"} <= {place.path for place in finding.places}

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from backspot.analysis.attribution.ownership import attribute
 from backspot.analysis.findings import Removable

@@ -6,7 +6,6 @@ import gzip
 import json
 import subprocess
 import sys
-from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -35,10 +34,10 @@ def plain(name: str, tmp_path: Path) -> Path:
 
 
 def columns(events: Events) -> dict[str, object]:
-    arrays = {f.name: getattr(events, f.name) for f in fields(events)}
+    arrays = {name: getattr(events, name) for name in events.__struct_fields__}
     for name in ("flows", "allocations", "frames"):
         part = arrays.pop(name)
-        arrays |= {f"{name}.{f.name}": getattr(part, f.name) for f in fields(part)}
+        arrays |= {f"{name}.{one}": getattr(part, one) for one in part.__struct_fields__}
     return {
         name: value.tolist() if isinstance(value, np.ndarray) else value
         for name, value in arrays.items()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TypeAlias
+
+import msgspec
+from msgspec.structs import replace
 
 from backspot.analysis.accounting.activity import Activity, find_activity
 from backspot.analysis.accounting.clock import Clock
@@ -39,8 +41,7 @@ from backspot.trace import Events, read_events
 from backspot.trace.events import Ints
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
+class Options(msgspec.Struct, frozen=True):
     """What is asked of a report, and what is known beside the trace.
 
     Attributes:
@@ -62,8 +63,7 @@ class Options:
     file_name: Callable[[str], str] | None = None
 
 
-@dataclass(frozen=True, eq=False)
-class Recording:
+class Recording(msgspec.Struct, frozen=True, eq=False, dict=True):
     """A trace with its owners. What follows from these is computed once, when it is asked for.
 
     Attributes:

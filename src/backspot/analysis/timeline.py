@@ -10,9 +10,9 @@ The functions at the end group and look up values in arrays.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import overload
 
+import msgspec
 import numpy as np
 
 from backspot.trace.events import Events, Ints, Mask
@@ -23,8 +23,7 @@ FAR = int(np.iinfo(np.int64).max)
 _FEW = 16  # an array is scanned this many times in less time than it is sorted
 
 
-@dataclass(frozen=True, slots=True)
-class Timeline:
+class Timeline(msgspec.Struct, frozen=True):
     """``values[i]`` holds from ``edges[i]`` until ``edges[i + 1]``; before the first, nothing does.
 
     Attributes:
@@ -71,8 +70,7 @@ EMPTY = Timeline(np.empty(0, np.int64), np.empty(0, np.int64))
 """Nothing, at all times."""
 
 
-@dataclass(frozen=True, slots=True)
-class Nesting:
+class Nesting(msgspec.Struct, frozen=True):
     """The call stack of one thread.
 
     Attributes:

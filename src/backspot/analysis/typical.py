@@ -23,8 +23,8 @@ step out does not change how often its kind of work is done.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from backspot.results.costs import Hiccup
@@ -50,8 +50,7 @@ _NEARLY = 0.8
 """Share of the longest part's excess from which another one is as long."""
 
 
-@dataclass(frozen=True, slots=True)
-class TypicalStep:
+class TypicalStep(msgspec.Struct, frozen=True):
     """The steps that count, and means over them in whole nanoseconds.
 
     Attributes:

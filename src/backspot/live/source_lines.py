@@ -377,7 +377,7 @@ def _tidied(parts: list[Made]) -> Made:
     was used again, or autograd's counter was set back.
     """
     first, count, line = (
-        np.concatenate([getattr(part, name) for part in parts]) for name in Made.__slots__
+        np.concatenate([getattr(part, name) for part in parts]) for name in Made.__struct_fields__
     )
     kept = (line >= 0) & (count > 0)
     first, count, line = first[kept], count[kept], line[kept]

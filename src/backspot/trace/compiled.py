@@ -12,7 +12,6 @@ from __future__ import annotations
 import base64
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -143,8 +142,7 @@ class Parameters(msgspec.Struct, array_like=True, frozen=True):
     numbers: int
 
 
-@dataclass(frozen=True, slots=True)
-class CompiledTable:
+class CompiledTable(msgspec.Struct, frozen=True):
     """The compiled graphs of one profile.
 
     Attributes:

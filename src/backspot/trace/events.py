@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum
 from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from backspot.trace import names
@@ -46,8 +47,7 @@ CATEGORIES: dict[str, Category] = {
 """The category for each of Kineto's names for one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Flows:
+class Flows(msgspec.Struct, frozen=True):
     """Kineto's ``fwdbwd`` arrows, each from a forward operator to a backward node.
 
     All are arrays of equal length. An arrow with one end outside the trace is left out.
@@ -63,8 +63,7 @@ class Flows:
     backward_time: Ints
 
 
-@dataclass(frozen=True, slots=True)
-class Allocations:
+class Allocations(msgspec.Struct, frozen=True):
     """What the allocators reported with ``profile_memory=True``: each block that came or went.
 
     All are arrays of equal length, in the order of time.
@@ -94,11 +93,11 @@ class Allocations:
 
     def where(self, keep: Mask) -> Allocations:
         """Return those for which ``keep`` is true."""
-        return Allocations(*(getattr(self, field.name)[keep] for field in fields(self)))
+        return Allocations(*(getattr(self, name)[keep] for name in self.__struct_fields__))
 
 
 def _no_allocations() -> Allocations:
-    return Allocations(*(np.empty(0, np.int64) for _ in fields(Allocations)))
+    return Allocations(*(np.empty(0, np.int64) for _ in Allocations.__struct_fields__))
 
 
 class Signature(NamedTuple):
@@ -117,8 +116,7 @@ class Signature(NamedTuple):
     values: str
 
 
-@dataclass(frozen=True)
-class Events:
+class Events(msgspec.Struct, frozen=True, dict=True):
     """A trace as columns: arrays of equal length with one entry for each event, in trace order.
 
     ``category``, ``name``, ``thread``, ``group`` and ``signature`` have fewer than 64 bits.
@@ -176,19 +174,19 @@ class Events:
     threads: Sequence[tuple[object, object]]
     groups: Sequence[str]
     flows: Flows
-    logical_threads: dict[int, int] = field(default_factory=dict)
+    logical_threads: dict[int, int] = msgspec.field(default_factory=dict)
     source: str = ""
     warnings: tuple[str, ...] = ()
     origin_ns: int = 0
     truncated: bool = False
     unread: bool = False
-    lines: LineTable = field(default_factory=LineTable)
+    lines: LineTable = msgspec.field(default_factory=LineTable)
     signatures: Sequence[Signature] = ()
-    allocations: Allocations = field(default_factory=_no_allocations)
-    frames: Frames = field(default_factory=Frames)
-    device_names: dict[int, str] = field(default_factory=dict)
+    allocations: Allocations = msgspec.field(default_factory=_no_allocations)
+    frames: Frames = msgspec.field(default_factory=Frames)
+    device_names: dict[int, str] = msgspec.field(default_factory=dict)
     clock_ns: int = 0
-    compiled: CompiledTable = field(default_factory=CompiledTable)
+    compiled: CompiledTable = msgspec.field(default_factory=CompiledTable)
 
     @cached_property
     def end(self) -> Ints:
@@ -229,7 +227,7 @@ class Events:
 
         Flows and allocations are no events; they stay.
         """
-        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        values = {name: getattr(self, name) for name in self.__struct_fields__}
         kept = np.flatnonzero(keep)
         columns: dict[str, Any] = {
             name: of[kept] for name, of in values.items() if isinstance(of, np.ndarray)

@@ -11,10 +11,11 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from backspot.trace.names import MODULE_CALL
@@ -34,8 +35,7 @@ def _none() -> _Ints:
     return np.empty(0, np.int64)
 
 
-@dataclass(frozen=True, slots=True)
-class Frames:
+class Frames(msgspec.Struct, frozen=True):
     """Calls of Python functions; arrays of equal length.
 
     Attributes:
@@ -51,13 +51,13 @@ class Frames:
             takes time.
     """
 
-    start: _Ints = field(default_factory=_none)
-    duration: _Ints = field(default_factory=_none)
-    thread: _Ints = field(default_factory=_none)
-    function: _Ints = field(default_factory=_none)
-    line: _Ints = field(default_factory=_none)
+    start: _Ints = msgspec.field(default_factory=_none)
+    duration: _Ints = msgspec.field(default_factory=_none)
+    thread: _Ints = msgspec.field(default_factory=_none)
+    function: _Ints = msgspec.field(default_factory=_none)
+    line: _Ints = msgspec.field(default_factory=_none)
     texts: tuple[str, ...] = ()
-    calls: _Ints = field(default_factory=_none)
+    calls: _Ints = msgspec.field(default_factory=_none)
 
     def __len__(self) -> int:
         """How many there are."""

@@ -20,9 +20,10 @@ Reading takes both forms.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from enum import Enum
 from urllib.parse import quote, unquote
+
+import msgspec
 
 
 class Kind(str, Enum):
@@ -35,8 +36,7 @@ class Kind(str, Enum):
     UNUSED = "unused gradient"
 
 
-@dataclass(frozen=True)
-class Label:
+class Label(msgspec.Struct, frozen=True):
     """One label.
 
     Attributes:

@@ -11,7 +11,6 @@ import base64
 import json
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote, unquote
 from weakref import WeakKeyDictionary
@@ -40,8 +39,7 @@ _KEPT = " !#$&'()*+,/:;<=>?@[]^`{|}"  # need not be percent-encoded
 _Ints = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
-class SourceLine:
+class SourceLine(msgspec.Struct, frozen=True):
     """A line of the forward, and the nodes that it makes.
 
     Attributes:
@@ -58,8 +56,7 @@ class SourceLine:
     node: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Made:
+class Made(msgspec.Struct, frozen=True):
     """The nodes of one thread, in ranges of sequence numbers; arrays of equal length.
 
     Attributes:
@@ -73,8 +70,7 @@ class Made:
     line: _Ints
 
 
-@dataclass(frozen=True, slots=True)
-class LineTable:
+class LineTable(msgspec.Struct, frozen=True):
     """The source lines of one profile.
 
     Attributes:
@@ -86,7 +82,7 @@ class LineTable:
     """
 
     lines: tuple[SourceLine, ...] = ()
-    threads: dict[int, Made] = field(default_factory=dict)
+    threads: dict[int, Made] = msgspec.field(default_factory=dict)
     exact: bool = True
     complete: bool = True
     broken: bool = False

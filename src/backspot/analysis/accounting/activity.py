@@ -14,10 +14,10 @@ of the same model do, are its evaluation.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cached_property
 from typing import get_args
 
+import msgspec
 import numpy as np
 
 from backspot.analysis.attribution.ownership import Ownership
@@ -67,8 +67,7 @@ def to_device(events: Events, name: Ints) -> Mask:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class Activity:
+class Activity(msgspec.Struct, frozen=True):
     """The phase that the host works for at each moment; ``NOTHING`` where nothing is recorded.
 
     Attributes:
@@ -91,8 +90,7 @@ class Activity:
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Sections:
+class _Sections(msgspec.Struct, frozen=True):
     """What comes before each pass; arrays with one entry a pass.
 
     Attributes:

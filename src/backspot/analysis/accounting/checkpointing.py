@@ -10,8 +10,7 @@ leave it open, nothing counts as staying. An operator counts as if its parameter
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 
 from backspot.analysis.attribution.allocations import Blocks
@@ -53,8 +52,7 @@ _SLACK, _SLACK_OF_LARGE = 512, 1 << 20
 _CLONE, _CAST = ATEN + "clone", ATEN + "_to_copy"
 
 
-@dataclass(frozen=True, slots=True)
-class _Within:
+class _Within(msgspec.Struct, frozen=True):
     """Things of one thread in the order of time, and those of them in an interval."""
 
     index: Ints

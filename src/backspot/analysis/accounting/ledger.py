@@ -6,10 +6,10 @@ to one step, one pass and one holder, so that no sum loses a nanosecond or count
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from backspot.analysis.accounting.clock import Clock, WallKind
@@ -62,8 +62,7 @@ class Spent(NamedTuple):
         return parts._replace(start=start, length=end - start)
 
 
-@dataclass(frozen=True)
-class Ledger:
+class Ledger(msgspec.Struct, frozen=True, dict=True):
     """The clock time of a recording.
 
     Attributes:

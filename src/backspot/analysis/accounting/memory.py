@@ -8,9 +8,9 @@ own figure.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Literal, get_args
 
+import msgspec
 import numpy as np
 
 from backspot.analysis.accounting.checkpointing import find_staying
@@ -41,8 +41,7 @@ _LEAST_PLOTTED = 0.005
 """What has a smaller share of the peak is added to all others in a timeline."""
 
 
-@dataclass(frozen=True, slots=True)
-class Kinds:
+class Kinds(msgspec.Struct, frozen=True):
     """What each block is for. Masks with one entry a block; each block has one of them, or none.
 
     Attributes:
@@ -73,8 +72,7 @@ class Kinds:
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class Memory:
+class Memory(msgspec.Struct, frozen=True):
     """The memory of a trace.
 
     Attributes:

@@ -9,13 +9,13 @@ cards can run above.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+import msgspec
 
 from backspot.results.limits import Peaks
 
 
-@dataclass(frozen=True, slots=True)
-class _Device:
+class _Device(msgspec.Struct, frozen=True):
     """One kind of device.
 
     Attributes:

@@ -6,8 +6,7 @@ host does. So a phase is what the step was waiting for, and not always where the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 
 from backspot.analysis.accounting.activity import (
@@ -33,8 +32,7 @@ from backspot.trace import names as trace_names
 from backspot.trace.events import Ints
 
 
-@dataclass(frozen=True, slots=True)
-class PhaseTimes:
+class PhaseTimes(msgspec.Struct, frozen=True):
     """The clock time of the phases, with one row a phase as in ``NAMES`` and one column a step.
 
     Attributes:

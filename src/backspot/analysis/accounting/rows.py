@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from backspot.analysis.accounting.amounts import (
@@ -52,8 +52,7 @@ _BACKWARD, _FORWARD_TAIL, _OTHER = range(3)
 _PARTS = 3
 
 
-@dataclass(frozen=True, slots=True)
-class BackwardCosts:
+class BackwardCosts(msgspec.Struct, frozen=True):
     """What the backward of a trace costs; each field as in ``Report``, and the steps that count."""
 
     typical: TypicalStep

@@ -10,8 +10,7 @@ host may be far ahead::
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 
 from backspot.analysis.accounting.clock import Clock
@@ -23,8 +22,7 @@ from backspot.trace.events import Ints, Mask
 from backspot.trace.names import OPTIMIZER_STEP
 
 
-@dataclass(frozen=True, slots=True)
-class StepWindows:
+class StepWindows(msgspec.Struct, frozen=True):
     """The clock time of each step; arrays with one entry a step, without overlap.
 
     Attributes:

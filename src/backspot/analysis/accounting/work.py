@@ -12,8 +12,8 @@ kernels of pointwise work and reductions move is known from their sites; what th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from backspot.analysis.accounting.formulas import (
@@ -36,8 +36,7 @@ _SAVING = ("aten::detach", "detach", "PythonDispatchMode")
 """What ``torch.utils.checkpoint`` calls for each tensor that it saves, or that it has saved."""
 
 
-@dataclass(frozen=True, slots=True)
-class Counted:
+class Counted(msgspec.Struct, frozen=True):
     """The outermost operators with a formula.
 
     Attributes:

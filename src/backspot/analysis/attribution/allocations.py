@@ -6,8 +6,7 @@ module's call in forward, an autograd node in backward.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 
 from backspot.analysis.attribution.ownership import Ownership, Special
@@ -16,8 +15,7 @@ from backspot.trace import Category, Events, names
 from backspot.trace.events import Ints, Mask
 
 
-@dataclass(frozen=True, slots=True)
-class Blocks:
+class Blocks(msgspec.Struct, frozen=True):
     """Blocks of memory that were allocated or freed during the recording; one entry a block.
 
     Attributes:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from backspot.analysis.attribution.launches import DeviceWork, Tier
@@ -18,8 +18,7 @@ _REDUCING = ("all_reduce", "reduce_scatter", "reduce")
 _GATHERING = ("all_gather",)
 
 
-@dataclass(frozen=True, slots=True)
-class Communication:
+class Communication(msgspec.Struct, frozen=True):
     """What communication is for; arrays with one entry for each piece of device work.
 
     Attributes:

@@ -19,10 +19,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from backspot.analysis.attribution.alignment import align, align_kernels, follow_directly
@@ -43,8 +43,7 @@ from backspot.trace.events import Ints, Mask
 _ROUNDING = 2_000  # nanoseconds by which a rounded clock may move an end
 
 
-@dataclass(frozen=True, slots=True)
-class Unmatched:
+class Unmatched(msgspec.Struct, frozen=True):
     """Calls of compiled graphs in which launches could not be matched with sites.
 
     Attributes:
@@ -60,8 +59,7 @@ class Unmatched:
     partly: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Compiled:
+class Compiled(msgspec.Struct, frozen=True):
     """What is known inside compiled regions.
 
     Attributes:

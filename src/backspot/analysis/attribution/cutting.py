@@ -6,10 +6,11 @@ before the part begins, of which the whole trace knows more.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from backspot.analysis.attribution.communication import Communication
 from backspot.analysis.attribution.compiled import Compiled
@@ -25,8 +26,7 @@ from backspot.trace.events import Ints, Mask
 Table = TypeVar("Table", Communication, DeviceWork, Join, Spans, Waits)
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
+class Cut(msgspec.Struct, frozen=True):
     """A part of a trace.
 
     Attributes:
@@ -144,11 +144,11 @@ def _where(table: Table, kept: Mask, **places: Ints) -> Table:
         places: for a column of indices where each of what it points to is in the part.
     """
     found: dict[str, Any] = {}
-    for one in fields(table):
-        column = getattr(table, one.name)
+    for name in table.__struct_fields__:
+        column = getattr(table, name)
         if isinstance(column, np.ndarray):
             column = column[kept]
-            found[one.name] = _moved(places[one.name], column) if one.name in places else column
+            found[name] = _moved(places[name], column) if name in places else column
     return replace(table, **found)
 
 

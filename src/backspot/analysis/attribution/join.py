@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from backspot.analysis.attribution.passes import Passes, find_passes
@@ -23,8 +23,7 @@ from backspot.trace.events import Ints, Mask
 _NEAR = 2  # numbers that one operator takes: those of CopySlices and of its view
 
 
-@dataclass(frozen=True, slots=True)
-class Join:
+class Join(msgspec.Struct, frozen=True):
     """Where each span that is a node comes from; arrays with one entry a span.
 
     Attributes:
@@ -55,8 +54,7 @@ _MOST_PAIRS = 10_000
 """Pairs of a logical and a recorded thread that are compared; if there are more, none is."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Operators:
+class _Operators(msgspec.Struct, frozen=True):
     """The forward operators of one thread, sorted by number and then by start."""
 
     index: Ints

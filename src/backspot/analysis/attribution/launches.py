@@ -6,9 +6,9 @@ takes milliseconds. This is warm-up; a steady step has none of it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum
 
+import msgspec
 import numpy as np
 
 from backspot.analysis.attribution.passes import Passes
@@ -62,8 +62,7 @@ class Tier(IntEnum):
     COMMUNICATION = 2
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceWork:
+class DeviceWork(msgspec.Struct, frozen=True):
     """Kernels, copies, memsets and the host's exchanges; arrays with one entry each.
 
     An exchange of the host is a collective that threads of gloo or MPI execute. As a kernel does,
@@ -104,8 +103,7 @@ class DeviceWork:
     event: Ints
 
 
-@dataclass(frozen=True, slots=True)
-class Waits:
+class Waits(msgspec.Struct, frozen=True):
     """Calls in which the host waits for a device, by start; calls outside of all spans left out.
 
     Attributes:
@@ -121,8 +119,7 @@ class Waits:
     event: Ints
 
 
-@dataclass(frozen=True, slots=True)
-class Windows:
+class Windows(msgspec.Struct, frozen=True):
     """The clock time of each pass; arrays with one entry a pass.
 
     Attributes:

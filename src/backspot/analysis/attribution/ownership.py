@@ -8,9 +8,9 @@ between ranks, which belongs to owners of its own: how long it lasts depends on 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 
+import msgspec
 import numpy as np
 
 from backspot.analysis.attribution.communication import Communication, find_communication
@@ -70,8 +70,7 @@ class Special(IntEnum):
         return member
 
 
-@dataclass(frozen=True, slots=True)
-class Owners:
+class Owners(msgspec.Struct, frozen=True):
     """All owners of time: the special ones, then the modules. An owner is an index into these.
 
     Attributes:
@@ -121,8 +120,7 @@ class Owners:
         return np.array([special] * len(Special) + [matches(one) for one in self.modules], bool)
 
 
-@dataclass(frozen=True, slots=True)
-class Ownership:
+class Ownership(msgspec.Struct, frozen=True):
     """A trace with an owner for everything in its backward.
 
     Attributes:

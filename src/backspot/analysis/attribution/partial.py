@@ -8,9 +8,8 @@ had ended before them.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
+from msgspec.structs import replace
 
 from backspot.analysis.attribution.cutting import Cut, cut
 from backspot.analysis.attribution.ownership import Ownership

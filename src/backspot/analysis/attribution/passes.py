@@ -6,8 +6,7 @@ whether the second belongs to another pass.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 
 from backspot.analysis.attribution.spans import Spans
@@ -20,8 +19,7 @@ from backspot.trace.names import OPTIMIZER, OPTIMIZER_STEP, PROFILER_STEP
 _BETWEEN_PASSES = (PROFILER_STEP, *OPTIMIZER)
 
 
-@dataclass(frozen=True, slots=True)
-class Passes:
+class Passes(msgspec.Struct, frozen=True):
     """Backward passes in the order in which they start.
 
     Attributes:
@@ -46,8 +44,7 @@ class Passes:
         return np.where(begun >= start, np.minimum(ended, end), start)
 
 
-@dataclass(frozen=True, slots=True)
-class Steps:
+class Steps(msgspec.Struct, frozen=True):
     """Steps with a backward in them.
 
     Attributes:
@@ -100,8 +97,7 @@ def find_passes(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Boundaries:
+class _Boundaries(msgspec.Struct, frozen=True):
     """What separates the outermost nodes, or roots, of one pass from those of the next.
 
     Arrays with one entry a root, in the order of their starts. The *gap* before a root begins when

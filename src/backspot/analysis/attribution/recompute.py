@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
+from msgspec.structs import replace
 
 from backspot.analysis.attribution.passes import separators, top_nodes
 from backspot.analysis.attribution.spans import Spans, nest

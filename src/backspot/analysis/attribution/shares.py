@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -16,8 +16,7 @@ _Floats = NDArray[np.float64]
 _WHOLE = 1 << 16  # so fine that rounding is invisible, and no product exceeds 64 bits
 
 
-@dataclass(frozen=True, slots=True)
-class Shares:
+class Shares(msgspec.Struct, frozen=True):
     """Who pays for things that can have several owners: the shares of one thing lie side by side.
 
     Attributes:

@@ -7,9 +7,10 @@ name the modules: Backspot's own, Lightning's, or the module events of ``with_st
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from backspot.analysis.timeline import NOTHING, Nesting, grouped, innermost, numbered, take
 from backspot.results.report import LabelSource
@@ -21,8 +22,7 @@ _MOST_PATH = 2_000  # characters of a path that is composed of class names
 _ROUNDING = 2_000  # nanoseconds: old traces are whole microseconds
 
 
-@dataclass(frozen=True, slots=True)
-class Module:
+class Module(msgspec.Struct, frozen=True):
     """A module that labels name, or a compiled region without a label around it.
 
     Attributes:
@@ -38,8 +38,7 @@ class Module:
     is_region: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Spans:
+class Spans(msgspec.Struct, frozen=True, dict=True):
     """Module calls and autograd nodes of all threads; arrays with one entry a span.
 
     A span that is neither is code that checkpointing runs again.
@@ -73,7 +72,6 @@ class Spans:
     nesting: dict[int, tuple[Ints, Nesting]]
     source: LabelSource
     unmarked: tuple[Label, ...]
-    _of: list[np.ndarray] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @property
     def is_node(self) -> Mask:
@@ -89,12 +87,13 @@ class Spans:
 
     def of(self, events: Events, index: Ints) -> Ints:
         """Return the innermost span at the start of each of these host events, on its thread."""
-        if not self._of:
+        of = vars(self).get("_of")
+        if of is None:
             found = np.full(len(events.start), NOTHING, np.int32)
             for thread, mine in grouped(events.thread):
                 found[mine] = self.at(thread, events.start[mine])
-            self._of.append(found)
-        chosen: Ints = self._of[0][index].astype(np.int64)
+            of = vars(self)["_of"] = found
+        chosen: Ints = of[index].astype(np.int64)
         return chosen
 
     def any_starts(self, threads: Ints, after: Ints, before: Ints) -> Mask:

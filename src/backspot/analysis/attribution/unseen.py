@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cached_property
 
+import msgspec
 import numpy as np
 
 from backspot.analysis.attribution.spans import Spans
@@ -27,8 +27,7 @@ _LEAST_ALIKE = 4  # letters; shorter names are part of many others
 _LONGEST_NAMESPACE = 1000
 
 
-@dataclass(frozen=True, slots=True)
-class Making:
+class Making(msgspec.Struct, frozen=True):
     """Nodes that one thread made, and the operators around their making; arrays of equal length.
 
     Attributes:

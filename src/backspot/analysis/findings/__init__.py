@@ -21,7 +21,9 @@ A *fallback rule* runs after the others and is given their findings.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+
+import msgspec
 
 from backspot.analysis.findings.costs import LEAST_SHARE, Removable
 from backspot.analysis.findings.evidence import Evidence
@@ -52,8 +54,7 @@ FOUND, NOTHING_FOUND, CUT_SHORT = "found", "nothing", "the trace is cut short"
 """What rules can have done, beside those that need what a trace lacks."""
 
 
-@dataclass(frozen=True, slots=True)
-class Judged:
+class Judged(msgspec.Struct, frozen=True):
     """What the rules find.
 
     Attributes:

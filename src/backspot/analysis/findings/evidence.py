@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from backspot.analysis.accounting.ledger import Ledger
@@ -31,8 +31,7 @@ _MARK = "\0"  # in no name of a trace that is shown
 _MARKED = re.compile(f"{_MARK}(ms|share) ([^{_MARK}]*){_MARK}")
 
 
-@dataclass(frozen=True, slots=True)
-class Wording:
+class Wording(msgspec.Struct, frozen=True):
     """Texts for the sentences of findings.
 
     A time stands as a mark in them, until it is known which part of it a real step has.
@@ -100,8 +99,7 @@ class Wording:
         return f"{number} of {moved / 1e6:,.{0 if moved >= 1e7 else 1}f} MB{together}"
 
 
-@dataclass(frozen=True)
-class Evidence:
+class Evidence(msgspec.Struct, frozen=True, dict=True):
     """What every rule is a function of.
 
     A mask has one entry for each span (``spans``) or for each piece of device work (``work``).

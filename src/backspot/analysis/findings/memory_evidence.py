@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 
+import msgspec
 import numpy as np
 
 from backspot.analysis.accounting.memory import Memory
@@ -21,8 +21,7 @@ LEAST_HELD = 0.05
 """The share of the peak that a finding about memory holds at least."""
 
 
-@dataclass(frozen=True)
-class MemoryEvidence:
+class MemoryEvidence(msgspec.Struct, frozen=True, dict=True):
     """What every rule about memory is a function of. Masks have one entry a block.
 
     Attributes:

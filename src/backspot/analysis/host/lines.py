@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -33,8 +32,7 @@ _AT_ONCE = 1_000  # nanoseconds
 _COMPREHENSIONS = ("<genexpr>", "<listcomp>", "<setcomp>", "<dictcomp>")
 
 
-@dataclass(frozen=True, slots=True)
-class HostSite:
+class HostSite(msgspec.Struct, frozen=True):
     """A place of the user's code: a line with a call, or what runs between two calls."""
 
     file: str
@@ -48,8 +46,7 @@ class HostSite:
         return place_of(self.file, self.line, self.last_line)
 
 
-@dataclass(frozen=True, slots=True)
-class HostSites:
+class HostSites(msgspec.Struct, frozen=True):
     """Which place of the user's code the host is at.
 
     Attributes:

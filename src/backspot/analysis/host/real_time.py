@@ -8,8 +8,7 @@ same, as much as makes a step as long as it is without a profiler.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 
 from backspot.analysis.accounting.unrecorded import LABEL, Floats, unrecorded
@@ -22,8 +21,7 @@ _OPERATOR, _CALL = 1.0, 0.2
 operator."""
 
 
-@dataclass(frozen=True, slots=True)
-class HostSteps:
+class HostSteps(msgspec.Struct, frozen=True):
     """The steps of a recording, as the host has them.
 
     Attributes:
@@ -76,8 +74,7 @@ def real_time(stacked: HostSteps, plain: HostSteps | None, step_ns: int) -> tupl
     return at, passed
 
 
-@dataclass(frozen=True, slots=True)
-class _Gaps:
+class _Gaps(msgspec.Struct, frozen=True):
     """The gaps of one step between starts and ends of operators.
 
     Attributes:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import TypeAlias
 
+import msgspec
 import numpy as np
 
 from backspot.analysis.accounting.activity import BACKWARD, IDLE, NAMES, OTHER, Activity
@@ -25,8 +25,7 @@ _AHEAD = 50_000
 """Nanoseconds from launch to start with which the host is ahead of the device again."""
 
 
-@dataclass(frozen=True, slots=True)
-class HostWaits:
+class HostWaits(msgspec.Struct, frozen=True):
     """The calls of the steps in which the host waits for a device, by start.
 
     All are arrays with one entry a call.
@@ -57,7 +56,7 @@ class HostWaits:
 
     def where(self, keep: Mask) -> HostWaits:
         """Return those for which ``keep`` is true."""
-        return HostWaits(*(getattr(self, field.name)[keep] for field in fields(self)))
+        return HostWaits(*(getattr(self, name)[keep] for name in self.__struct_fields__))
 
 
 def find_host_waits(

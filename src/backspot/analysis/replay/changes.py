@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
+import msgspec
 import numpy as np
 
 from backspot.analysis.accounting.activity import NAMES
@@ -38,8 +38,7 @@ Maker: TypeAlias = Callable[[Replayable, Any], Change | Refusal]
 Made = TypeVar("Made", bound=Maker)
 
 
-@dataclass(frozen=True, slots=True)
-class Named:
+class Named(msgspec.Struct, frozen=True):
     """A change with a name.
 
     Attributes:

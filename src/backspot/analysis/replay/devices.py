@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 
 from backspot.analysis.attribution.launches import Tier
@@ -20,8 +19,7 @@ _QUEUE = 1024  # launches that fit into a queue before the next launch waits
 _NEVER = -1e18
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceGraph:
+class DeviceGraph(msgspec.Struct, frozen=True):
     """The constraints on the starts of device work; arrays with one entry each.
 
     Work starts at the latest of: its launch and the latency; the end of the work before in its

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from backspot.analysis.attribution.ownership import Ownership
@@ -23,8 +24,7 @@ from backspot.trace.events import Ints, Mask
 from backspot.trace.labels import Kind
 
 
-@dataclass(frozen=True, slots=True)
-class ProfilerCost:
+class ProfilerCost(msgspec.Struct, frozen=True):
     """What the profiler and the labels add to a step.
 
     Attributes:
@@ -83,8 +83,7 @@ _LEFT = 0.1  # of each interval is the program's own, whatever the profiler cost
 _ENGINE = 50_000  # nanoseconds: a longer gap between two nodes is not the engine's alone
 
 
-@dataclass(frozen=True, slots=True)
-class HostLine:
+class HostLine(msgspec.Struct, frozen=True):
     """The intervals between neighbouring points of the program's threads.
 
     One thread of a training program works at a time: the thread that calls ``backward`` waits for

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import compress, repeat, zip_longest
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from backspot.analysis.attribution.cutting import Cut
@@ -65,8 +66,7 @@ _NOTHING = Saving(0, 0, 0)
 PARTS_OF_SAVINGS = ("forward", "backward", "recompute", "optimizer")
 
 
-@dataclass(frozen=True)
-class Prediction:
+class Prediction(msgspec.Struct, frozen=True, dict=True):
     """A recording without the profiler's cost, ready to be asked what a change would save.
 
     Attributes:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from backspot.analysis.accounting.activity import CLIPPING, FORWARD, LOSS, OPTIMIZER, Activity
@@ -40,8 +40,7 @@ _FORWARD, _UPDATE = (FORWARD, LOSS), (CLIPPING, OPTIMIZER)  # phases
 _SHORT = 0.1  # quantile: operators that take so long work on hardly any numbers
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
+class Refusal(msgspec.Struct, frozen=True):
     """A recording that cannot be replayed.
 
     Attributes:
@@ -51,8 +50,7 @@ class Refusal:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Steps:
+class Steps(msgspec.Struct, frozen=True):
     """How each step's window follows from what is replayed; arrays with one entry a step.
 
     Attributes:
@@ -74,8 +72,7 @@ class Steps:
     of_work: Ints
 
 
-@dataclass(frozen=True, slots=True)
-class Replayable:
+class Replayable(msgspec.Struct, frozen=True):
     """A recording, or some steps of one, as a graph of constraints.
 
     Attributes:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import accumulate
 
+import msgspec
 import numpy as np
 
 from backspot.analysis.attribution.ownership import Ownership, Special
@@ -20,8 +20,7 @@ from backspot.trace.events import Ints, Mask
 _CELLS = 8_000_000  # numbers in the tables of a simulation: 64 MB; larger ones are no faster
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(msgspec.Struct, frozen=True):
     """Work that takes another time than it did.
 
     Attributes:
@@ -38,7 +37,7 @@ class Change:
     host_factors: Floats
     work: Ints
     work_factors: Floats
-    waits: Ints = field(default_factory=lambda: np.empty(0, np.int64))
+    waits: Ints = msgspec.field(default_factory=lambda: np.empty(0, np.int64))
     update: tuple[float, float] = (0.0, 0.0)
 
 
@@ -171,8 +170,7 @@ def owners_within(ownership: Ownership, paths: Iterable[str]) -> dict[str, list[
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class Replays:
+class Replays(msgspec.Struct, frozen=True):
     """A recording replayed with many changes at one cost of the profiler; nanoseconds.
 
     Attributes:
@@ -246,8 +244,7 @@ def _of_update(
     return (of_host.index, of_host.amount), (recording.update, work[recording.update])
 
 
-@dataclass(frozen=True, slots=True)
-class _Less:
+class _Less(msgspec.Struct, frozen=True):
     """What some changes make shorter, by change and index; one entry for each.
 
     Attributes:

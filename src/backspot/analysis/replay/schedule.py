@@ -8,9 +8,9 @@ of one queue that wait for no other queue, unless for an earlier run.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from itertools import pairwise
 
+import msgspec
 import numpy as np
 
 from backspot.analysis.replay.devices import DeviceGraph
@@ -24,8 +24,7 @@ __all__ = ["Batch", "Schedule", "find_schedule"]
 _MOST = 256  # rows, about: the tables of a batch with many variants fit into a processor's cache
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(msgspec.Struct, frozen=True):
     """Rows that are computed at once.
 
     Attributes:
@@ -44,9 +43,9 @@ class Batch:
     last: int
     full: Ints
     room: Ints
-    runs: list[tuple[int, int, int]] = field(default_factory=list)
-    waits: list[tuple[int, int, float, int]] = field(default_factory=list)
-    follows: list[tuple[int, int, float]] = field(default_factory=list)
+    runs: list[tuple[int, int, int]] = msgspec.field(default_factory=list)
+    waits: list[tuple[int, int, float, int]] = msgspec.field(default_factory=list)
+    follows: list[tuple[int, int, float]] = msgspec.field(default_factory=list)
 
     @property
     def waits_within(self) -> bool:
@@ -55,8 +54,7 @@ class Batch:
         return len(self.full) > 0 or any(at > self.first for at in rows)
 
 
-@dataclass(frozen=True, slots=True)
-class Schedule:
+class Schedule(msgspec.Struct, frozen=True):
     """The rows of a graph, in batches.
 
     A row is a station, or one of several launches at a station. The places are those of the works

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from backspot.analysis.attribution.ownership import Ownership
 from backspot.analysis.replay.devices import DeviceGraph
@@ -23,8 +23,7 @@ _HELD, _BRIM = 12_000, 990
 """The same where a queue is full: then each launch waits until one piece of work has ended."""
 
 
-@dataclass(frozen=True, slots=True)
-class HostWait:
+class HostWait(msgspec.Struct, frozen=True):
     """A call that returns after device work has ended, or a fetch that waits for a batch.
 
     Attributes:

@@ -27,12 +27,13 @@ from __future__ import annotations
 import ast
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib import import_module
 from math import prod
 from pkgutil import iter_modules
 from typing import Any, TypeAlias
+
+import msgspec
 
 from backspot.trace.events import Signature
 
@@ -86,8 +87,7 @@ class Unknown(Exception):  # noqa: N818 - it is no error of anybody
     """The recorded inputs do not say how much work an operator does."""
 
 
-@dataclass(frozen=True)
-class Inputs:
+class Inputs(msgspec.Struct, frozen=True, dict=True):
     """The inputs of one call of an operator, in the order of its arguments.
 
     Attributes:
