@@ -293,3 +293,10 @@ def test_the_answer_names_a_module_that_costs_most_in_its_forward_alone(tmp_path
     assert first.startswith("metric (Accuracy) takes ")
     assert "most of it in its forward; without it, a step would take 20.0 ms less" in first
     assert second.startswith("takes 60% of the backward: 3.0 ms")
+
+
+def test_a_step_without_a_copy_from_pageable_memory_is_shorter_by_the_copy():
+    # The call stages what it copies, and returns shortly before the device has the last of it.
+    found = {one.rule: one for one in backspot.locate(PATHS["pageable_copies"]).findings}
+    copy = found["pageable-copy"]
+    assert 0.9 * copy.wall_ns <= copy.saves.ns <= copy.wall_ns

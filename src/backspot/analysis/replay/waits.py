@@ -15,6 +15,7 @@ from backspot.trace.events import Ints
 _OWN = 5_000  # nanoseconds that a call that waits takes itself
 _RETURN = 3_000  # nanoseconds from the end of work until a call that waits for it returns
 _ROUNDING = 2_000  # nanoseconds between the clocks of host and device
+_REST = 0.02  # of a copy: what the device may still do of it when the call returns
 _LOADING = 1_000_000  # nanoseconds: a batch that is ready is fetched in less
 _FETCH = 100_000  # nanoseconds that fetching a batch that is ready takes
 _BLOCKED = 100_000  # nanoseconds: a launch takes a few thousand
@@ -168,9 +169,13 @@ class _Finder:
         return []
 
     def of_copy(self, copy: int, start: int, end: int) -> list[int]:
-        """Return the copy that the call itself launched, if the call returned after its end."""
-        done = int(self._work.end[copy])
-        return [copy] if start < done <= end + _ROUNDING else []
+        """Return the copy that the call itself launched, if the call returned near its end.
+
+        From pageable memory, the call hands the last part to the device and returns before the end.
+        """
+        began, done = int(self._work.start[copy]), int(self._work.end[copy])
+        rest = _REST * (done - began) + _ROUNDING
+        return [copy] if start < done <= end + rest else []
 
     def of_full_queues(self, launched: Ints, start: Ints, end: Ints) -> Ints:
         """Return the work whose end made room for each launch, ``NOTHING`` if none did."""
