@@ -122,7 +122,7 @@ QUESTIONS = {
     "what_if": Question(
         "Does a step save what a replay predicts? Some 120 real changes of 20 models",
         "accuracy.what_if", "GPU, torchvision", "5", "what_if_{device}.json",
-        seconds=520, jobs=1,
+        seconds=320, jobs=1,
     ),
     "planted_ranks": Question(
         "Is the slow rank named, with its module and its price, and are the waits true?",

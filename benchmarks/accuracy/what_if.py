@@ -12,26 +12,29 @@ replay predicts, as published replays state it: with the change, and of the unch
 trace alone. Where the change is a bound, it is asked whether the bound holds. One of the models is
 compiled. The predictions come last: what else a host does moves the steps that wait for it.
 
-A step that waits for the host varies from one to the next by more than most changes. So the summary
-is also that of the changes whose real saving is known: its standard error, by the quartiles of the
-differences, is at most 2% of the step (``settled``).
+A step that waits for the host varies from one to the next by more than most changes, so each real
+saving has a standard error (``real_error``, as a share of the step). A change that does nothing
+says whether that is right. ``settled`` are the changes with an error of at most 2%. A range holds
+a real saving strictly (``in_range``), or within twice its error (``near_range``).
 
-Not covered are the size of DDP's buckets, which needs several GPUs, and CUDA graphs.
+Not covered is the size of DDP's buckets, which needs several GPUs.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import statistics
 import time
-from bisect import bisect
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from benchmarks.harness import (
     Figures,
@@ -41,12 +44,13 @@ from benchmarks.harness import (
     recordings,
     write_json,
 )
-from benchmarks.measuring import Budget, milliseconds, spread, usable_cores
+from benchmarks.measuring import Budget, milliseconds, usable_cores
 from benchmarks.workers import Job, Record, Stage
 
 _MISS = 0.06
 _NOISE = 0.02  # of the step: by so much a change may exceed its bound
 _KNOWN = 0.02  # of the step: the standard error of a real saving that is known
+_EXACT = 0.003  # of the step: a standard error with which the rounds end
 _EACH = 3  # changes, between which the unchanged step is measured
 
 
@@ -58,30 +62,40 @@ def options(parser: argparse.ArgumentParser) -> None:
 # Record and time ---------------------------------------------------------------------------------
 
 
-def _times(
-    steps: Sequence[Callable[[], None]], device: str, small: bool, seconds: float
-) -> list[tuple[int, float]]:
-    """Time steps in turn: which one, and milliseconds; without a GPU the processor's, one thread's.
+Round = list[tuple[int, float]]  # which step, and milliseconds of it
 
-    The first is measured before and after every third of the others, as the speed of a host changes
-    from one second to the next. Other programs on a machine move its clock by more than most
-    changes.
+
+def _times(steps: Sequence[Callable[[], None]], run: Run) -> list[Round]:
+    """Time steps in turn, in rounds, until each difference to the first is known, or time is up.
+
+    Without a GPU these are the processor's times, of one thread: other programs on a machine move
+    its clock by more than most changes. The first step comes several times in a round.
     """
-    rounds, inner = (3, 1) if small else (200, 3)
-    clock = time.process_time if device == "cpu" else time.perf_counter
+    on_cpu, small = run.device == "cpu", run.small
+    clock = time.process_time if on_cpu else time.perf_counter
+    order: list[int] = []
+    for place, index in enumerate(range(1, len(steps))):
+        order += [index] if place % _EACH else [0, index]
     for step in steps:
-        milliseconds(step, device, 2)
-    found, budget, others = [], Budget(seconds * len(steps)), range(1, len(steps))
-    for number in range(rounds):
-        order: list[int] = [0]
-        for place, index in enumerate(others if number % 2 == 0 else reversed(others), 1):
-            order += [index, 0] if place % _EACH == 0 else [index]
-        for index in order if order[-1] == 0 else [*order, 0]:
+        milliseconds(step, run.device, 2)
+    gc.collect()
+    gc.freeze()  # a collection of all that was made before can take as long as a step
+    budget = Budget(len(steps) * (4.0 if on_cpu else min(run.seconds, 600) / 300))
+    rounds: list[Round] = []
+    while len(rounds) < 3 or not (small or budget.left <= 0 or _are_known(rounds)):
+        found = []
+        for index in order if len(rounds) % 2 == 0 else reversed(order):
             steps[index]()  # the first after a change pays for what the other left in caches
-            found.append((index, milliseconds(steps[index], device, inner, clock)))
-        if budget.left <= 0 and number >= 2:
-            break
-    return found
+            ms = milliseconds(steps[index], run.device, 1 if small else 3, clock)
+            found.append((index, ms))
+        rounds.append(found)
+    gc.unfreeze()
+    return rounds
+
+
+def _are_known(rounds: Sequence[Round]) -> bool:
+    step_ms, real = _real(rounds)
+    return all(one["error"] <= _EXACT * step_ms for one in real)
 
 
 def _record(name: str, run: Run, folder: Path, stage: Stage) -> None:
@@ -114,7 +128,6 @@ def _record(name: str, run: Run, folder: Path, stage: Stage) -> None:
         force=True,
     )
     stage("recorded", {"recorded_ms": report.step_ns / 1e6})
-    times = _times(steps, run.device, run.small, 0.8 if run.device != "cpu" else 4.0)
     facts = {
         "real_step_ns": report.unprofiled_step_ns,
         "real_steps_ns": report.unprofiled_step_ns_by_step,
@@ -122,27 +135,46 @@ def _record(name: str, run: Run, folder: Path, stage: Stage) -> None:
             {"about": switch.about, "kind": switch.kind, "asked": switch.asked}
             for switch in case.switches
         ],
-        "times": times,
+        "times": _times(steps, run),
     }
     write_json(folder / f"{name}.real.json", facts)
 
 
-def _real(times: Sequence[tuple[int, float]]) -> tuple[float, list[dict[str, float]]]:
-    """Return milliseconds of the step, and how much less each of the other steps takes.
+def _real(rounds: Sequence[Round]) -> tuple[float, list[dict[str, float]]]:
+    """Return milliseconds of the first step, and how much less each of the others takes.
 
-    Each measurement is a share of the step before and after it, by its place between both.
+    A host is slower in one round than in the next by a factor that is the same for all steps: it is
+    fitted together with the steps. Each is a mean without the outer fifths, and comes with its
+    standard ``error``.
     """
-    before = [(at, ms) for at, (index, ms) in enumerate(times) if index == 0]
-    step_ms = statistics.median(ms for _, ms in before)
-    places = [at for at, _ in before]
-    shares: dict[int, list[float]] = {}
-    for at, (index, ms) in enumerate(times):
-        if index:
-            after = bisect(places, at)
-            (first, a), (last, b) = before[after - 1], before[after]
-            usual = a + (b - a) * (at - first) / (last - first)
-            shares.setdefault(index, []).append((1 - ms / usual) * step_ms)
-    return step_ms, [spread(shares[index]) for index in sorted(shares)]
+    index, ms = np.array([one for found in rounds for one in found]).T
+    of_round = np.repeat(np.arange(len(rounds)), [len(found) for found in rounds])
+    steps = [np.flatnonzero(index == one) for one in range(int(index.max()) + 1)]
+    which, left = index.astype(int), np.log(ms)
+    usual = np.zeros(len(steps))
+    for _ in range(20):
+        more = np.array([_middle(left[mine])[0] for mine in steps])
+        left -= more[which]
+        usual += more
+        left -= np.array([_middle(left[of_round == one])[0] for one in range(len(rounds))])[
+            of_round
+        ]
+    fitted = len(left) / max(1, len(left) - len(steps) - len(rounds) + 1)
+    errors = [fitted**0.5 * _middle(left[mine])[1] for mine in steps]
+    before, *after = np.exp(usual).tolist()
+    return before, [
+        {"ms": before - one, "error": one * (error**2 + errors[0] ** 2) ** 0.5, "n": len(mine)}
+        for one, error, mine in zip(after, errors[1:], steps[1:], strict=True)
+    ]
+
+
+def _middle(values: Any) -> tuple[float, float]:
+    """Return the mean without the outer fifths of the values, and its standard error."""
+    ordered, outer = np.sort(values), len(values) // 5
+    inner = ordered[outer : len(ordered) - outer]
+    kept = np.clip(ordered, inner[0], inner[-1])
+    deviation = kept.std(ddof=1) if len(kept) > 1 else 0.0
+    return float(inner.mean()), float(deviation * len(kept) ** 0.5 / len(inner))
 
 
 # Predict -----------------------------------------------------------------------------------------
@@ -162,17 +194,19 @@ def _judge(folder: Path, name: str) -> Record:
     if not isinstance(alone, Refusal):
         unchanged = abs(alone.savings([])[0].ns / 1e6 / step_ms - 1)
     changes = [
-        {"about": one["about"], "kind": one["kind"], "real_ms": spread_of}
+        {"about": one["about"], "kind": one["kind"], "real_ms": found["ms"]}
+        | {"real_error": found["error"] / step_ms, "rounds": found["n"]}
         | {"bound": bound, "step_ms": step_ms, "profiled_apart_ms": facts["real_step_ns"] / 1e6}
-        | _said(fitted, one["asked"], spread_of["median"], step_ms)
-        | {"alone": _said(alone, one["asked"], spread_of["median"], step_ms)}
+        | _said(fitted, one["asked"], found, step_ms)
+        | {"alone": _said(alone, one["asked"], found, step_ms)}
         | {"unchanged_alone_error": unchanged}
-        for one, spread_of in zip(facts["changes"], real, strict=False)
+        for one, found in zip(facts["changes"], real, strict=False)
     ]
-    return {"changes": changes, "nothing": real[-1]}
+    saves, error = (real[-1][key] / step_ms for key in ("ms", "error"))
+    return {"changes": changes, "nothing": {"saves": saves, "real_error": error}}
 
 
-def _said(prediction: Any, asked: dict[str, Any], real_ms: float, step_ms: float) -> Record:
+def _said(prediction: Any, asked: dict[str, Any], real: dict[str, float], step_ms: float) -> Record:
     """What a prediction is of a change, against the real saving; only why not, if it refuses."""
     import backspot
     from backspot.analysis.replay.predict import Prediction
@@ -183,14 +217,15 @@ def _said(prediction: Any, asked: dict[str, Any], real_ms: float, step_ms: float
         found = prediction.what_if(asked)
     except backspot.UsageError as error:
         return {"refused": str(error)}
-    whole = found.step_ns + found.saves_ns
+    whole, real_ms, noise = found.step_ns + found.saves_ns, real["ms"], 2 * real["error"]
     saves, low, high = (
         ns / whole * step_ms for ns in (found.saves_ns, found.low_ns, found.high_ns)
     )
     return {
         "saves_ms": saves,
         "saves_range_ms": [low, high],
-        "in_range": low <= real_ms <= high,
+        "in_range": low <= max(real_ms, 0.0) <= high,  # what is less than nothing is noise
+        "near_range": low <= real_ms + noise and real_ms - noise <= high,
         "error": abs(saves - real_ms) / step_ms,
         "off": (saves - real_ms) / step_ms,
         "replayed_error": abs((step_ms - saves) / (step_ms - real_ms) - 1),
@@ -220,15 +255,9 @@ def _errors(records: Sequence[Record]) -> dict[str, Any]:
         "worst_error": errors[-1],
         "median_off": statistics.median(one["off"] for one in known),
         "in_range": statistics.mean(one["in_range"] for one in known),
+        "near_range": statistics.mean(one["near_range"] for one in known),
         "replayed_step_error": statistics.mean(one["replayed_error"] for one in known),
     }
-
-
-def _is_known(one: Record) -> bool:
-    """Whether the median of the differences is known; a normal distribution's has this error."""
-    real = one["real_ms"]
-    deviation = (real["high"] - real["low"]) / 1.349
-    return bool(1.2533 * deviation / real["n"] ** 0.5 <= _KNOWN * one["step_ms"])
 
 
 def _by(records: Iterable[Record], key: str) -> dict[str, list[Record]]:
@@ -238,13 +267,20 @@ def _by(records: Iterable[Record], key: str) -> dict[str, list[Record]]:
     return found
 
 
-def _summary(changes: Sequence[Record]) -> dict[str, Any]:
+def _summary(changes: Sequence[Record], nothing: Sequence[Record]) -> dict[str, Any]:
     if not changes:
         return {}
     summary: dict[str, Any] = {"all": _errors(changes)}
+    summary["all"]["real_error"] = statistics.median(one["real_error"] for one in changes)
+    summary["nothing changed"] = {
+        "models": len(nothing),
+        "median": statistics.median(abs(one["saves"]) for one in nothing),
+        "worst": max(abs(one["saves"]) for one in nothing),
+        "real_error": statistics.median(one["real_error"] for one in nothing),
+    }
     for key in ("bound", "kind"):
         summary |= {kind: _errors(mine) for kind, mine in _by(changes, key).items()}
-    settled = [one for one in changes if _is_known(one)]
+    settled = [one for one in changes if one["real_error"] <= _KNOWN]
     summary["settled"] = _errors(settled) | {"models": len({one["case"] for one in settled})}
     summary |= {f"settled {bound}": _errors(mine) for bound, mine in _by(settled, "bound").items()}
     summary["settled, trace alone"] = _errors([one["alone"] for one in settled])
@@ -292,9 +328,10 @@ def answer(run: Run) -> Figures:
     changes = [
         {"case": name} | one for name, case in cases.items() for one in case.get("changes", ())
     ]
-    shown = ("case", "about", "bound", "step_ms", "saves_ms", "saves_range_ms", "error", "refused")
-    rows = [
-        {"real_ms": one["real_ms"]["median"], **{key: one.get(key, "") for key in shown}}
-        for one in changes
-    ]
-    return {"cases": cases, "rows": rows, "summary": _summary(changes)}
+    shown = (
+        "case", "about", "bound", "step_ms", "real_ms", "real_error", "saves_ms", "saves_range_ms",
+        "error", "refused",
+    )  # fmt: skip
+    rows = [{key: one.get(key, "") for key in shown} for one in changes]
+    nothing = [case["nothing"] for case in cases.values() if "nothing" in case]
+    return {"cases": cases, "rows": rows, "summary": _summary(changes, nothing)}
