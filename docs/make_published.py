@@ -38,6 +38,12 @@ published_causes` (commit {commit}); the [results](../benchmarks/results/README.
 BLIND = """
 ## By somebody who had not read the rules
 """
+SECOND = """
+## A second set
+
+By somebody who had read neither the rules nor these results, after the rules had learned from the \
+first set.
+"""
 OWN = """
 ## By the author of the rules
 
@@ -62,8 +68,8 @@ def made(results: Mapping[str, Any]) -> str:
             commit=results["commit"].partition("-")[0],
         )
     ]
-    for head, blind in ((BLIND, True), (OWN, False)):
-        mine = [name for name in done if about[name]["blind"] is blind]
+    for head, folder in ((BLIND, "blind"), (SECOND, "blind_second"), (OWN, "own")):
+        mine = [name for name in done if _folder(about[name]) == folder]
         if mine:
             parts += [head, TABLE, *(_row(about[name], done[name]) for name in mine)]
     missing = [name for name in results["cases"] if name not in done]
@@ -72,14 +78,25 @@ def made(results: Mapping[str, Any]) -> str:
     return "".join(parts)
 
 
+def _folder(about: Mapping[str, Any]) -> str:
+    return about.get("of") or ("blind" if about["blind"] else "own")
+
+
 def _summary(found: Mapping[str, str]) -> str:
     silent = found["nothing promised for nothing"]
     none = f" Where the fix gains nothing, nothing is promised in {silent}."
+    second = (
+        f" In a second set, the place is right in {found['second: place']}, the cause in "
+        f"{found['second: cause']}, the prediction in {found['second: right']}, and nothing is "
+        f"promised for nothing in {found['second: nothing promised for nothing']}."
+        if found.get("second: place", "0 of 0") != "0 of 0"
+        else ""
+    )
     return (
         f"Of the cases that somebody wrote who had not read the rules, and whose fix gains "
         f"something, the place is right in {found['place']}, the cause in "
         f"{found['cause']}, and the prediction, within the larger of 3% of the step and a "
-        f"quarter of the gain, in {found['right']}.{none if silent != '0 of 0' else ''}"
+        f"quarter of the gain, in {found['right']}.{none if silent != '0 of 0' else ''}{second}"
     )
 
 

@@ -1,11 +1,11 @@
 """Slow training steps that people published with their fix, rebuilt.
 
-Each file in ``blind`` and ``own`` has one: a first line that says what was slow; ``CASE``, what its
+Each file in a folder has one: a first line that says what was slow; ``CASE``, what its
 authors changed and gained, with what an ideal answer names; and ``build(fixed, context)``, which
 returns a step, as it was or as it became, and the models to instrument. The facts are the authors',
 the code is ours. What an ideal answer names comes from the published thread alone, and was written
-before any run: in ``blind`` by someone who had not read the rules, in ``own`` by their author.
-Figures of the two stand apart.
+before any run: in ``blind`` and ``blind_second`` by someone who had not read the rules, in ``own``
+by their author. Figures of the three stand apart.
 
 - ``parts.py``: sizes and a training step for the cases.
 - ``page.py``: the page of the documentation.
@@ -60,9 +60,12 @@ class Published:
     partly: bool = False
 
 
+FOLDERS = ("blind", "blind_second", "own")
+
+
 def names(folder: str = "") -> list[str]:
     """Return the names of the cases, or of those in one folder."""
-    folders = [folder] if folder else ["blind", "own"]
+    folders = [folder] if folder else FOLDERS
     paths = [str(Path(__file__).parent / one) for one in folders]
     return sorted(found.name for found in iter_modules(paths))
 
@@ -78,6 +81,10 @@ def title(name: str) -> str:
     return str(_module(name).__doc__).rstrip(".")
 
 
+def folder_of(name: str) -> str:
+    """Return the folder of a case."""
+    return next(folder for folder in FOLDERS if name in names(folder))
+
+
 def _module(name: str) -> Any:
-    folder = "blind" if name in names("blind") else "own"
-    return import_module(f"benchmarks.causes.published.{folder}.{name}")
+    return import_module(f"benchmarks.causes.published.{folder_of(name)}.{name}")

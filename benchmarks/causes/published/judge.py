@@ -140,10 +140,10 @@ def _fits(pattern: Sequence[str], names: Sequence[str]) -> bool:
 def score(cases: Mapping[str, Published], verdicts: Mapping[str, Said], device: str) -> Said:
     """Return how many of the cases that mean something on a device were answered.
 
-    Those of the author of the rules are counted apart.
+    Those of the second set, and those of the author of the rules, are counted apart.
     """
     found: Said = {}
-    for folder, whose in (("blind", ""), ("own", "own: ")):
+    for folder, whose in (("blind", ""), ("blind_second", "second: "), ("own", "own: ")):
         meant = [
             (cases[name], verdicts[name])
             for name in names(folder)

@@ -17,7 +17,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from benchmarks.causes.published import judge, load, names, title
+from benchmarks.causes.published import folder_of, judge, load, names, title
 from benchmarks.harness import (
     RESULTS,
     Figures,
@@ -82,7 +82,7 @@ def _give_back(run: Run) -> None:
 
 def answer(run: Run) -> Figures:
     def known() -> dict[str, Any]:
-        about = {name: load(name)[0] for name in [*names("blind"), *names("own")]}
+        about = {name: load(name)[0] for name in names()}
         if run.device == "cpu" and not (run.cases or run.listed):
             about = {name: case for name, case in about.items() if case.device == "any"}
         return {name: f"{title(name)} ({case.source}: {case.gain})" for name, case in about.items()}
@@ -94,13 +94,13 @@ def answer(run: Run) -> Figures:
     verdicts = done(records)
     shown = ("step_ms", "gain_ms", "place", "cause", "by", "promised_ms", "right", "gone")
     rows = [
-        {"case": name, "source": cases[name].source, "blind": name in names("blind")}
+        {"case": name, "source": cases[name].source, "of": folder_of(name)}
         | ({key: record[key] for key in shown} if name in verdicts else {"by": record["end"]})
         for name, record in records.items()
     ]
     summary = judge.score(cases, verdicts, run.device)
     about = {
-        name: {"title": title(name), "blind": name in names("blind"), **asdict(case)}
+        name: {"title": title(name), "of": folder_of(name), **asdict(case)}
         for name, case in cases.items()
     }
     return {"summary": summary, "rows": rows, "cases": records, "about": about}
