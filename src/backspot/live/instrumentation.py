@@ -75,32 +75,70 @@ class Instrumentation:
 
     def __init__(
         self,
-        scope: Scope,
+        model: torch.nn.Module,
         *,
         name: str,
         depth: int | None,
-        match: tuple[str, ...] | None,
+        patterns: Patterns | None,
         hooks: str,
         markers: bool,
         lines: bool,
         compiled: bool,
-        paths: tuple[str, ...],
-        skipped: dict[str, str],
     ) -> None:
         self.name = name
         self.depth = depth
-        self.match = match
+        self.match = None if patterns is None else patterns.texts
         self.hooks = hooks
         self.markers = markers
         self.lines = lines
         self.compiled = compiled
-        self.paths = paths
-        self.skipped = skipped
-        self._scope = scope
+        self.skipped: dict[str, str] = {}
+        _check_plain(model)
+        found = self._find(model, patterns)
+        self.paths = tuple(path for path, _, _ in found)
+        _check_paths(self.paths, model)
+        self._scope = Scope(
+            unwrap(model), frozenset(self.paths), hooks=hooks, markers=markers, lines=lines
+        )
+        owners: dict[int, Owner] = {}
+        for path, module, labelled in found:
+            outer = owners.get(id(labelled))
+            ancestors = outer.ancestors | {outer} if outer else frozenset()
+            owners[id(module)] = Owner(self._scope, path, class_name(module), ancestors)
+        reference = ModuleReference if hooks == "call" else weakref.ref
+        self._scope.modules = [(owners[id(module)], reference(module)) for _, module, _ in found]
         self._removed = False
         self._model_gone: weakref.finalize[..., Any] | None = None
         # Modules with a flag that a full backward hook sets and its removal does not reset.
         self._flagged: list[weakref.ref[torch.nn.Module]] = []
+
+    def _find(
+        self, model: torch.nn.Module, patterns: Patterns | None
+    ) -> list[tuple[str, torch.nn.Module, torch.nn.Module | None]]:
+        """Return the path of each module to label, and the nearest labelled module around it."""
+        found: list[tuple[str, torch.nn.Module, torch.nn.Module | None]] = []
+        # For the modules directly in each module: their level, and that labelled module.
+        inside: dict[int, tuple[int, torch.nn.Module | None]] = {}
+        for inner_path, module, parent in find_modules(model):
+            level, around = inside.get(id(parent), (0, None))
+            level_inside = level + (parent is None or is_called(module))
+            inside[id(module)] = level_inside, around
+            if self.depth is not None and level > self.depth:
+                continue
+            path = _path(self.name, inner_path)
+            if patterns is not None and inner_path and not patterns.matches(path):
+                continue
+            if reason := _refusal(module, self.hooks, self.markers):
+                self.skipped[path] = reason
+            elif not (inner_path and self.hooks != "module" and _passes_on(module)):
+                found.append((path, module, around))
+                inside[id(module)] = level_inside, module
+        if not found:
+            raise UsageError(
+                f"{type(model).__name__} is a scripted module, which takes no hooks: "
+                "instrument the model before scripting it"
+            )
+        return found
 
     @property
     def active(self) -> bool:
@@ -291,13 +329,8 @@ def _checked_patterns(match: object, model: torch.nn.Module, name: str) -> Patte
     if match is None:
         return None
     patterns = patterns_of(match)
-    patterns.check(
-        [
-            _path(name, inner_path)
-            for inner_path, module, _ in find_modules(model)
-            if is_called(module)
-        ]
-    )
+    called = [path for path, module, _ in find_modules(model) if is_called(module)]
+    patterns.check([_path(name, path) for path in called])
     return patterns
 
 
@@ -318,7 +351,7 @@ def put_labels(
     try:
         # At 50,000 modules the garbage collector would take half of the time.
         with _without_collecting():
-            instrumentation = _instrumentation_of(
+            instrumentation = Instrumentation(
                 model,
                 depth=depth,
                 patterns=patterns,
@@ -334,68 +367,6 @@ def put_labels(
         if instrumentation is not None:
             instrumentation.remove()
         raise
-
-
-def _instrumentation_of(
-    model: torch.nn.Module,
-    *,
-    depth: int | None,
-    patterns: Patterns | None,
-    name: str,
-    hooks: str,
-    markers: bool,
-    lines: bool,
-    compiled: bool,
-) -> Instrumentation:
-    _check_plain(model)
-    found: list[tuple[str, torch.nn.Module, torch.nn.Module | None]] = []
-    skipped: dict[str, str] = {}
-    # For the modules directly in each module: their level, and the nearest labelled module around.
-    inside: dict[int, tuple[int, torch.nn.Module | None]] = {}
-    for inner_path, module, parent in find_modules(model):
-        level, around = inside.get(id(parent), (0, None))
-        level_inside = level + (parent is None or is_called(module))
-        inside[id(module)] = level_inside, around
-        if depth is not None and level > depth:
-            continue
-        path = _path(name, inner_path)
-        if patterns is not None and inner_path and not patterns.matches(path):
-            continue
-        reason = _refusal(module, hooks, markers)
-        if reason:
-            skipped[path] = reason
-        elif not (inner_path and hooks != "module" and _passes_on(module)):
-            found.append((path, module, around))
-            inside[id(module)] = level_inside, module
-    if not found:
-        raise UsageError(
-            f"{type(model).__name__} is a scripted module, which takes no hooks: "
-            "instrument the model before scripting it"
-        )
-    paths = tuple(path for path, _, _ in found)
-    _check_paths(paths, model)
-
-    scope = Scope(unwrap(model), frozenset(paths), hooks=hooks, markers=markers, lines=lines)
-    owners: dict[int, Owner] = {}
-    for path, module, labelled in found:
-        outer = owners.get(id(labelled))
-        ancestors = outer.ancestors | {outer} if outer else frozenset()
-        owners[id(module)] = Owner(scope, path, class_name(module), ancestors)
-    instrumentation = Instrumentation(
-        scope,
-        name=name,
-        depth=depth,
-        match=None if patterns is None else patterns.texts,
-        hooks=hooks,
-        markers=markers,
-        lines=lines,
-        compiled=compiled,
-        paths=paths,
-        skipped=skipped,
-    )
-    reference = ModuleReference if hooks == "call" else weakref.ref
-    scope.modules = [(owners[id(module)], reference(module)) for _, module, _ in found]
-    return instrumentation
 
 
 def _path(name: str, inner_path: str) -> str:

@@ -6,7 +6,6 @@ import itertools
 import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, closing
-from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -37,13 +36,7 @@ from backspot.live.source_lines import name_of_frame
 from backspot.live.torch_internals import autograd
 from backspot.live.torch_internals.profiler import new_range
 from backspot.live.torch_internals.profiler import recording as is_recording
-from backspot.live.trials.attempts import (
-    Trials,
-    chains_of,
-    check_trials,
-    needs_step,
-    with_trials,
-)
+from backspot.live.trials.attempts import Trials, chains_of, check_trials, needs_step, with_trials
 from backspot.live.trials.trial import Live
 from backspot.pipeline import locate_export
 from backspot.progress import Progress
@@ -198,18 +191,14 @@ def profile(
             force=force,
             use=gathering.leave if gathering else None,
         )
-    live = Live(models, optimizers, loader=data)
-    report = _tried(report, live, trials, take) if rank_and_ranks()[0] == 0 else report
+    rank, count = rank_and_ranks()
+    if rank == 0:
+        why_not = _ALONE if count > 1 else ""
+        live = Live(models, optimizers, why_no_chains=why_not, loader=data)
+        if needs_step(report, trials):
+            live = chains_of(take, live, report, trials)
+        report = with_trials(report, live, trials)
     return _with_job(report, gathering) if gathering and gathering.rank == 0 else report
-
-
-def _tried(report: Report, live: Live, trials: Trials, take: Callable[[], Any]) -> Report:
-    """Return the report with what its findings advise tried; that may need one more step."""
-    if needs_step(report, trials):
-        alone = rank_and_ranks()[1] > 1
-        live = replace(live, why_no_chains=_ALONE if alone else "")
-        live = chains_of(take, live, report, trials)
-    return with_trials(report, live, trials)
 
 
 def _check_arguments(

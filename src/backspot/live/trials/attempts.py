@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import partial
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -55,35 +54,40 @@ def needs_step(report: Report, trials: Trials) -> bool:
     return any(one.chains for finding in report.findings for one in _entries(finding, trials))
 
 
-def _watching(report: Report, live: Live, trials: Trials) -> Chains | str:
-    """Return what sees the operators of a step, or why that must not be.
+def _watching(report: Report, live: Live, trials: Trials) -> Live:
+    """Begin to see the operators of a step, for the caller to end; or say why that must not be."""
+    if reason := live.why_no_chains or _why_not_watched(live):
+        return replace(live, why_no_chains=reason)
+    runs_code = any(one.runs_code for found in report.findings for one in _entries(found, trials))
+    chains = Chains([*live.models.values()] if runs_code else [])
+    chains.begin()
+    return replace(live, chains=chains)
+
+
+def _why_not_watched(live: Live) -> str:
+    """Return why the operators of a step must not be seen, ``""`` if they may.
 
     Compiled code would be compiled once more for such a step, and modules that are not trained
     would take another way through PyTorch, with results that differ in the last bit.
     """
-    if live.why_no_chains:
-        return live.why_no_chains
     if compilations():
         return "the step runs compiled code"
     fast = torch.nn.MultiheadAttention, torch.nn.TransformerEncoderLayer
     modules = (module for model in live.models.values() for module in model.modules())
     if any(isinstance(module, fast) and not module.training for module in modules):
         return "a step that is watched leaves the fast path of MultiheadAttention"
-    runs_code = any(one.runs_code for found in report.findings for one in _entries(found, trials))
-    return Chains([*live.models.values()] if runs_code else [])
+    return "" if innermost_mode() is None else "a mode of the training sees its functions"
 
 
 def chains_of(step: Callable[[], object], live: Live, report: Report, trials: Trials) -> Live:
     """Run a step and add the operators that it runs, unless they cannot be seen."""
-    chains = _watching(report, live, trials)
-    if isinstance(chains, str):
-        return replace(live, why_no_chains=chains)
-    chains.begin()
-    try:
-        step()
-    finally:
-        chains.end()
-    return replace(live, chains=chains)
+    live = _watching(report, live, trials)
+    if live.chains is not None:
+        try:
+            step()
+        finally:
+            live.chains.end()
+    return live
 
 
 def tried_later(
@@ -94,24 +98,17 @@ def tried_later(
     Returns:
         What to call when one more step has ended, or the training has; ``None`` if all is done.
     """
-    if needs_step(report, trials):
-        chains = _watching(report, live, trials)
-        if innermost_mode() is not None:
-            chains = "a mode of the training sees its functions"
-        if isinstance(chains, Chains):
-            chains.begin()
-            return partial(_rest, chains, report, live, trials, then)
-        live = replace(live, why_no_chains=chains)
-    then(with_trials(report, live, trials))
-    return None
+    watched = _watching(report, live, trials) if needs_step(report, trials) else live
+    chains = watched.chains
+    if chains is None:
+        then(with_trials(report, watched, trials))
+        return None
 
+    def rest() -> None:
+        chains.end()
+        then(with_trials(report, watched, trials))
 
-def _rest(
-    chains: Chains, report: Report, live: Live, trials: Trials, then: Callable[[Report], None]
-) -> None:
-    chains.end()
-    seen = replace(live, chains=chains if chains.functions else None)
-    then(with_trials(report, seen, trials))
+    return rest
 
 
 def with_trials(report: Report, live: Live, trials: Trials) -> Report:
@@ -170,7 +167,7 @@ def _attempt(asked: Asked, entries: list[Entry], until: float) -> Tried | None:
         try:
             if time.monotonic() > until:
                 raise Refused("the time for trials was up")
-            if entry.chains and asked.live.chains is None:
+            if entry.chains and not (asked.live.chains and asked.live.chains.functions):
                 raise Refused(asked.live.why_no_chains or "no step came after the recording")
             with untouched(asked.live), _own_memory(_device(asked.live)):
                 tried = _measured(entry, asked, until)

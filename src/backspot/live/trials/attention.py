@@ -24,10 +24,9 @@ from backspot.live.trials.chains import (
     Node,
     seen,
 )
-from backspot.live.trials.trial import AS_IT_IS, CHAINS_S, Asked, Piece, Trial, remedy
-from backspot.live.trials.twins import Refused, check_fits
+from backspot.live.trials.trial import AS_IT_IS, CHAINS_S, MOST_CHAINS, Asked, Trial, remedy
+from backspot.live.trials.twins import Refused
 
-_MOST_CHAINS = 3
 _SAME = 0.05
 """A variant whose result differs by more than this share of the largest number is another one."""
 _VERY_LOW = -1e4
@@ -135,27 +134,21 @@ def _is_narrow(scores: Node) -> bool:
 def attention(asked: Asked) -> Trial | None:
     """Try ``scaled_dot_product_attention`` on what the largest products of the step were given."""
     missing = "no softmax between two products was recognised in the step"
-    found = sorted(asked.seen("attention", missing), key=lambda one: -one.count * _scores(one))
-    found = found[:_MOST_CHAINS]
-    variants: dict[str, list[Piece]] = {}
-    for chain in found:
-        check_fits(chain.copies.values(), 2)
-        for name, piece in _ways(asked, chain).items():
-            variants.setdefault(name, []).append(piece)
-    whole = {name: pieces for name, pieces in variants.items() if len(pieces) == len(found)}
-    if len(whole) == 1:
+    found = asked.seen("attention", missing, _scores)[:MOST_CHAINS]
+    variants = asked.variants(found, _ways)
+    if len(variants) == 1:
         raise Refused("its parts are too different for one kernel")
     first = found[0].given
     shape = tuple(first["q" if "q" in first else "scores"].shape)
     what = f"softmax(q·kᵀ)·v of {shape}" if "q" in first else f"softmax(scores)·v of {shape}"
-    return Trial(f"{what}, forward and backward", whole, allowed_s=CHAINS_S)
+    return Trial(f"{what}, forward and backward", variants, allowed_s=CHAINS_S)
 
 
 def _scores(chain: Chain) -> int:
     return int(chain.given["v"].shape[-2] * chain.end.shape[:-1].numel())
 
 
-def _ways(asked: Asked, chain: Chain) -> dict[str, Piece]:
+def _ways(chain: Chain) -> dict[str, Attend]:
     given, end = chain.given, chain.end
     ways: dict[str, Attend] = {}
     if "q" in given:
@@ -168,11 +161,11 @@ def _ways(asked: Asked, chain: Chain) -> dict[str, Piece]:
     plain = chain.again(end, without=DROPOUT)
     # What lays out the result comes along: some kernels have done that.
     now, lay_out = chain.again(chain.after), chain.again(chain.after, given=[end])
-    pieces = {AS_IT_IS: asked.piece(chain, lambda: now()[0])}
+    found: dict[str, Attend] = {AS_IT_IS: lambda: now()[0]}
     for name, way in ways.items():
         if given["p"] or _is_same(way, lambda: plain()[0]):
-            pieces[name] = asked.piece(chain, partial(lambda way: lay_out(way())[0], way))
-    return pieces
+            found[name] = partial(lambda way: lay_out(way())[0], way)
+    return found
 
 
 def _four(tensor: torch.Tensor) -> torch.Tensor:

@@ -26,8 +26,16 @@ from torch.utils.weak import WeakIdKeyDictionary, WeakTensorKeyDictionary
 
 from backspot.interrupts import pass_on
 from backspot.live.torch_internals.autograd import is_view_of
-from backspot.live.torch_internals.process import innermost_mode, tree_flatten, tree_map
-from backspot.live.trials.twins import Autocast, Refused, check_plain, free_bytes, size_of, twin
+from backspot.live.torch_internals.process import innermost_mode, tree_flatten
+from backspot.live.trials.twins import (
+    Autocast,
+    Refused,
+    check_plain,
+    copied,
+    free_bytes,
+    size_of,
+    twin,
+)
 
 _T = torch.Tensor
 Function = Callable[..., Any]
@@ -264,9 +272,7 @@ class Chains(TorchFunctionMode):  # type: ignore[misc] # untyped
             device = next((one.device for one in (*given, *module.parameters())), None)
             if device is None or not self._fits(device, sum(map(size_of, given))):
                 return
-            args, kwargs = tree_map(
-                lambda one: twin(one) if isinstance(one, torch.Tensor) else one, (args, kwargs)
-            )
+            args, kwargs = copied((args, kwargs))
             self.calls[id(module)] = ModuleCall(module, args, kwargs, _autocast(device))
         except Exception as error:
             pass_on(error)

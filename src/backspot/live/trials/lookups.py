@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch.nn import functional
 
 from backspot.live.trials.chains import Chain, Chains, Node, seen
-from backspot.live.trials.trial import AS_IT_IS, CHAINS_S, Asked, Piece, Trial, remedy
-from backspot.live.trials.twins import (
-    Refused,
-    Run,
-    check_fits,
-    check_plain,
-    numbers_like,
-    twin,
-)
+from backspot.live.trials.trial import AS_IT_IS, CHAINS_S, MOST_CHAINS, Asked, Piece, Trial, remedy
+from backspot.live.trials.twins import Refused, check_fits, check_plain, copied, numbers_like, twin
 
-_MOST_CHAINS = 3
 _MOST_ONE_HOT = 1 << 26
 """Numbers in a one-hot matrix: a larger one is no remedy."""
 
@@ -38,21 +31,17 @@ def _indexed(chains: Chains, end: Node) -> None:
 @remedy("duplicate-indices", "sorted-indexing", chains=True)
 def indexing(asked: Asked) -> Trial | None:
     """Try other operators for ``table[index]``, with the step's own indices."""
-    found = asked.seen("index", "no table[index] with one tensor of indices was recognised")
-    found.sort(key=lambda chain: -chain.count * chain.given["index"].shape.numel())
-    found = found[:_MOST_CHAINS]
-    variants: dict[str, list[Piece]] = {}
-    for chain in found:
-        check_fits(chain.copies.values(), 4)
-        for name, way in _ways_to_index(chain).items():
-            variants.setdefault(name, []).append(asked.piece(chain, way))
+    missing = "no table[index] with one tensor of indices was recognised"
+    found = asked.seen("index", missing, lambda one: one.given["index"].shape.numel())
+    found = found[:MOST_CHAINS]
+    variants = asked.variants(found, _ways_to_index, room=4)
     first = found[0]
     (index,) = first.again(first.given["index"])()
     distinct = int(index.unique().numel())
     return Trial(
         f"table[index] of {index.numel():,} positions, {distinct:,} distinct, in a table of "
         f"{tuple(first.given['table'].shape)}, forward and backward",
-        {name: pieces for name, pieces in variants.items() if len(pieces) == len(found)},
+        variants,
         allowed_s=CHAINS_S,
     )
 
@@ -111,9 +100,9 @@ def _projected(chains: Chains, end: Node) -> None:
 @remedy("dense-embedding-gradient", chains=True)
 def sparse_embedding(asked: Asked) -> Trial | None:
     """Try ``sparse=True``: the lookup, its backward, and the optimizer's step of this table."""
-    found = asked.seen("embedding", "no embedding that is trained was recognised")
-    found.sort(key=lambda chain: -chain.given["table"].numel())
-    chain = found[0]
+    missing = "no embedding that is trained was recognised"
+    found = asked.seen("embedding", missing, lambda one: one.given["table"].numel())
+    chain = max(found, key=lambda one: one.given["table"].numel())
     table, (index,) = chain.given["table"], chain.again(chain.given["index"])()
     check_plain(table)
     if asked.live.chains is not None and table in asked.live.chains.uses:
@@ -155,8 +144,7 @@ def _optimizer_of(
 
 def _step(cls: Any, options: dict[str, Any], chain: Chain, *, sparse: bool) -> Piece:
     table = torch.nn.Parameter(twin(chain.given["table"].detach()))
-    taken = {k: twin(v) if isinstance(v, torch.Tensor) else v for k, v in options.items()}
-    optimizer = cls([{"params": [table], **taken}])
+    optimizer = cls([{"params": [table], **copied(options)}])
     (index,), padding = chain.again(chain.given["index"])(), chain.given["padding"]
     seeds: list[torch.Tensor] = []
 
@@ -182,7 +170,8 @@ def _moved(chains: Chains, end: Node) -> None:
 @remedy("pageable-copy", chains=True)
 def pinned(asked: Asked) -> Trial | None:
     """Try copies of the step's sizes from pinned memory, which the host does not wait for."""
-    copies = asked.seen("copy", "no copy of a tensor to the GPU was recognised")
+    missing = "no copy of a tensor to the GPU was recognised"
+    copies = asked.seen("copy", missing, lambda one: one.given["shape"].numel())
     found = [chain for chain in copies if not chain.given["pinned"]]
     if not found:
         return None
@@ -192,10 +181,7 @@ def pinned(asked: Asked) -> Trial | None:
         source = torch.zeros(given["shape"], dtype=given["dtype"])
         check_fits([source])
         for pieces, kept in zip(variants.values(), (source, source.pin_memory()), strict=True):
-            pieces.append(Piece(_copy(kept, given["device"]), chain.count))
+            move = partial(kept.to, given["device"], non_blocking=kept.is_pinned())
+            pieces.append(Piece(move, chain.count))
     count = sum(chain.count for chain in found)
     return Trial(f"{count} copies of the step's sizes to the GPU", variants)
-
-
-def _copy(source: torch.Tensor, device: torch.device) -> Run:
-    return lambda: source.to(device, non_blocking=source.is_pinned())

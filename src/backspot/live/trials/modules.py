@@ -24,11 +24,15 @@ from backspot.live.trials.twins import (
     Run,
     check_fits,
     check_plain,
+    copied,
     numbers_like,
     twin,
 )
 
-_TALKS = ("DistributedDataParallel", "FullyShardedDataParallel", "DataParallel", "SyncBatchNorm")
+_TALKS = {
+    *("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "DataParallel"),
+    "SyncBatchNorm",
+}
 _RUNS_S, _COMPILES_S = 4.0, 60.0
 """How long such a trial may take: a module is as slow as the step."""
 
@@ -85,7 +89,7 @@ def _whole(asked: Asked, **ways: dict[str, Any]) -> Trial:
     if call is None:
         raise Refused("no call of the model was seen in the step")
     for part in call.module.modules():
-        if type(part).__name__ in _TALKS or _is_sharded(part):
+        if not _TALKS.isdisjoint(one.__name__ for one in type(part).__mro__):
             raise Refused(f"{type(part).__name__} talks to other ranks")
     held = [*call.module.parameters(), *call.module.buffers()]
     check_plain(*held)
@@ -94,10 +98,6 @@ def _whole(asked: Asked, **ways: dict[str, Any]) -> Trial:
     variants = {name: [Piece(_run(call, **way), call.count)] for name, way in each.items()}
     what = f"a copy of {type(call.module).__name__}, forward and backward"
     return Trial(what, variants, allowed_s=_RUNS_S)
-
-
-def _is_sharded(module: torch.nn.Module) -> bool:
-    return any(cls.__name__ == "FSDPModule" for cls in type(module).__mro__)
 
 
 def _copied(module: torch.nn.Module) -> torch.nn.Module:
@@ -126,10 +126,7 @@ def _run(
 ) -> Run:
     """Return what runs forward and backward of a copy, on copies of its inputs."""
     module = change(_copied(call.module))
-    given = tree_map(
-        lambda one: arrange(one) if isinstance(one, torch.Tensor) else one,
-        (call.args, dict(call.kwargs)),
-    )
+    given = copied((call.args, dict(call.kwargs)), arrange)
     leaves = [*module.parameters(), *(one for one in tensors_of(given) if one.requires_grad)]
     kind, on, dtype = (call.autocast[0], True, torch.bfloat16) if bf16 else call.autocast
     seeds: list[torch.Tensor] = []
@@ -166,10 +163,10 @@ def _tf32() -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-_OPTIONS = (
+_OPTIONS = {
     *("use_reentrant", "context_fn", "determinism_check", "debug", "preserve_rng_state"),
     "early_stop",
-)
+}
 
 
 def _through(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +12,15 @@ import torch
 
 from backspot.live.torch_internals.process import is_rescheduled
 from backspot.live.trials.trial import AS_IT_IS, CALLS, Asked, Piece, Trial, remedy
-from backspot.live.trials.twins import Refused, check_fits, check_plain, free_bytes, size_of, twin
+from backspot.live.trials.twins import (
+    Refused,
+    check_fits,
+    check_plain,
+    copied,
+    free_bytes,
+    size_of,
+    twin,
+)
 
 _FORMS: dict[str, dict[str, bool]] = {
     "foreach=True": {"foreach": True, "fused": False},
@@ -127,7 +134,7 @@ class _Twin:
                 one.grad = _gradient_of(parameter, chosen[parameter])
                 mine.append(one)
                 # Not load_state_dict: that takes tensors over, and a step writes into them.
-                states[one] = _copied(optimizer.state.get(parameter, {}), part)
+                states[one] = _copied(dict(optimizer.state.get(parameter, {})), part)
             if mine:
                 options = _copied({key: one for key, one in group.items() if key != "params"})
                 groups.append({**options, "params": mine})
@@ -169,12 +176,11 @@ class _Twin:
 
 
 def _copied(value: Any, part: Callable[[torch.Tensor], torch.Tensor] = lambda one: one) -> Any:
-    if isinstance(value, dict):
-        return {key: _copied(one, part) for key, one in value.items()}
-    if isinstance(value, torch.Tensor):
-        check_plain(value)
-        return twin(part(value))
-    return copy.deepcopy(value)
+    def copy(tensor: torch.Tensor) -> torch.Tensor:
+        check_plain(tensor)
+        return twin(part(tensor))
+
+    return copied(value, copy)
 
 
 def _gradients(asked: Asked) -> tuple[list[torch.Tensor], float]:

@@ -9,7 +9,7 @@ import torch
 
 from backspot.live.trials.chains import PRODUCTS, Chain, Chains, Node, seen
 from backspot.live.trials.trial import AS_IT_IS, CHAINS_S, Asked, Trial, remedy
-from backspot.live.trials.twins import check_fits, check_room
+from backspot.live.trials.twins import check_room
 
 _TINY = 4
 """A product of so few numbers each is rather a sum of element-wise products."""
@@ -32,7 +32,8 @@ def _distance(chains: Chains, end: Node) -> None:
 @remedy("tiny-products", chains=True)
 def written_out(asked: Asked) -> Trial | None:
     """Try a sum of element-wise products in place of a batched product of tiny matrices."""
-    chain = _largest(asked, "product", "no batched product of tiny matrices was recognised")
+    missing = "no batched product of tiny matrices was recognised"
+    chain = asked.seen("product", missing, _numbers)[0]
 
     def sums(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         made = a[..., :1] * b[..., :1, :]
@@ -46,7 +47,7 @@ def written_out(asked: Asked) -> Trial | None:
 @remedy("pairwise-distance", chains=True)
 def broadcast(asked: Asked) -> Trial | None:
     """Try differences of all points, or for ``p=2`` a product of matrices."""
-    chain = _largest(asked, "distance", "no cdist was recognised in the step")
+    chain = asked.seen("distance", "no cdist was recognised in the step", _numbers)[0]
     p = chain.given["p"]
 
     def differences(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -60,10 +61,6 @@ def broadcast(asked: Asked) -> Trial | None:
     return _trial(asked, "cdist(a, b)", chain, ways)
 
 
-def _largest(asked: Asked, kind: str, missing: str) -> Chain:
-    return max(asked.seen(kind, missing), key=lambda one: one.count * _numbers(one))
-
-
 def _numbers(chain: Chain) -> int:
     """How many numbers all differences, or all products, are."""
     a, b = chain.given["a"].shape, chain.given["b"].shape
@@ -72,12 +69,12 @@ def _numbers(chain: Chain) -> int:
 
 def _trial(asked: Asked, what: str, chain: Chain, ways: dict[str, Two]) -> Trial:
     a, b = chain.given["a"], chain.given["b"]
-    check_fits(chain.copies.values(), 2)
     root = chain.copies[a.root]
     check_room(root.device, 3 * root.element_size() * _numbers(chain))
     now, given = chain.again(chain.end), chain.again(a, b)
-    variants = {AS_IT_IS: [asked.piece(chain, lambda: now()[0])]}
+    runs: dict[str, Callable[[], torch.Tensor]] = {AS_IT_IS: lambda: now()[0]}
     for name, way in ways.items():
-        variants[name] = [asked.piece(chain, partial(lambda way: way(*given()), way))]
+        runs[name] = partial(lambda way: way(*given()), way)
+    variants = asked.variants([chain], lambda _: runs)
     shapes = f"{tuple(a.shape)} and {tuple(b.shape)}"
     return Trial(f"{what} of {shapes}, forward and backward", variants, allowed_s=CHAINS_S)

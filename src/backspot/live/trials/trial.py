@@ -12,13 +12,15 @@ from typing import Any
 import torch
 
 from backspot.live.trials.chains import Chain, Chains
-from backspot.live.trials.twins import Refused, Run, forward_and_backward
+from backspot.live.trials.twins import Refused, Run, check_fits, forward_and_backward
 from backspot.results.findings import Finding
 from backspot.results.report import Report
 from backspot.results.trials import Tried
 
 AS_IT_IS = "as it is"
 CHAINS_S = 2.0
+MOST_CHAINS = 3
+"""How many chains are tried together."""
 _AT_ONCE = 4
 CALLS = 24
 """How many calls of the code as it is take as long as a trial may."""
@@ -121,8 +123,11 @@ class Asked:
         run = forward_and_backward(function, chain.leaves, chain.autocast, times)
         return Piece(run, chain.count / times)
 
-    def seen(self, kind: str, missing: str) -> list[Chain]:
-        """Return the chains of a kind.
+    def seen(self, kind: str, missing: str, size: Callable[[Chain], int]) -> list[Chain]:
+        """Return the chains of a kind, those first that are largest in a step.
+
+        Args:
+            size: how large one of them is.
 
         Raises:
             Refused: If there are none, with the reason.
@@ -131,7 +136,25 @@ class Asked:
         found = chains.of(kind) if chains else []
         if not found:
             raise Refused((chains.missed.get(kind) if chains else None) or missing)
-        return found
+        return sorted(found, key=lambda one: -one.count * size(one))
+
+    def variants(
+        self,
+        chains: Sequence[Chain],
+        ways_of: Callable[[Chain], Mapping[str, Callable[[], torch.Tensor]]],
+        room: float = 2,
+    ) -> dict[str, list[Piece]]:
+        """Return the ways that all of these chains can go, each with its pieces.
+
+        Raises:
+            Refused: If there is no room for so many times their copies.
+        """
+        found: dict[str, list[Piece]] = {}
+        for chain in chains:
+            check_fits(chain.copies.values(), room)
+            for name, way in ways_of(chain).items():
+                found.setdefault(name, []).append(self.piece(chain, way))
+        return {name: pieces for name, pieces in found.items() if len(pieces) == len(chains)}
 
 
 Remedy = Callable[[Asked], Trial | Tried | None]

@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
+
+from backspot.live.torch_internals.process import tree_map
 
 Run = Callable[[], object]
 Autocast = tuple[str, bool, torch.dtype]
@@ -53,6 +56,11 @@ def twin(tensor: torch.Tensor) -> torch.Tensor:
         )
         copy = copy.copy_(source).expand(tensor.size())
     return copy.detach().requires_grad_(tensor.requires_grad)
+
+
+def copied(tree: Any, of: Callable[[torch.Tensor], torch.Tensor] = twin) -> Any:
+    """Return nested lists and dictionaries with copies of their tensors, as ``of`` makes them."""
+    return tree_map(lambda one: of(one) if isinstance(one, torch.Tensor) else one, tree)
 
 
 def free_bytes(device: torch.device) -> int:
