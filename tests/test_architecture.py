@@ -21,7 +21,7 @@ SOURCE = HOME / "src"
 
 # From the ground up. A room imports rooms of lower floors only. "" is the package's root.
 FLOORS = (
-    ("errors", "interrupts", "presented", "_version"),
+    ("errors", "imports", "interrupts", "presented", "_version"),
     ("formatting", "styled"),
     ("checks", "paths", "progress", "registry"),
     ("results", "trace"),

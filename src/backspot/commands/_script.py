@@ -16,7 +16,6 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import ModuleType, TracebackType
-from typing import Any
 
 from backspot.errors import SourceNotFoundError, UsageError
 from backspot.formatting import visible
@@ -146,7 +145,10 @@ def _without_ours(error: BaseException) -> TracebackType | None:
     return kept
 
 
-_AROUND = ("backspot.live.call_wrapper", "backspot.live.class_calls", "backspot.live.running")
+_AROUND = (
+    *("backspot.live.call_wrapper", "backspot.live.class_calls", "backspot.live.running"),
+    "backspot.live.torch_internals.lookup",
+)
 """The files whose functions call the script's."""
 
 
@@ -203,53 +205,3 @@ def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         with suppress(AttributeError, OSError, ValueError):
             stream.flush()
-
-
-def when_imported(name: str, action: Callable[[], None]) -> Callable[[], None]:
-    """Call a function once the script has imported a package such as torch, or now if it was."""
-    if name in sys.modules:
-        action()
-        return lambda: None
-    finder = _Finder(name, action)
-    sys.meta_path.insert(0, finder)
-    return finder.remove
-
-
-class _Finder:
-    """Finds one module as the other finders do, and adds a call to its import."""
-
-    def __init__(self, name: str, action: Callable[[], None]) -> None:
-        self._name = name
-        self._action = action
-
-    def remove(self) -> None:
-        if self in sys.meta_path:
-            sys.meta_path.remove(self)
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if name != self._name:
-            return None
-        # Asking where a module is does not import it: transformers asks before it does.
-        spec = self._found_by_others(name, path, target)
-        loader: Any = spec and spec.loader
-        if "exec_module" in getattr(loader, "__dict__", {"exec_module": None}):
-            return spec
-        run = loader.exec_module
-
-        def run_and_call(module: ModuleType) -> None:
-            del loader.exec_module
-            run(module)
-            if self in sys.meta_path:
-                self.remove()
-                self._action()
-
-        loader.exec_module = run_and_call
-        return spec
-
-    def _found_by_others(self, name: str, path: Any, target: Any) -> Any:
-        for finder in list(sys.meta_path):
-            find = getattr(finder, "find_spec", None)
-            spec = find(name, path, target) if find and finder is not self else None
-            if spec is not None:
-                return spec
-        return None

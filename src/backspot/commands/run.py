@@ -127,7 +127,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Callable[[], int]:
     """Prepare all for the script, and return what runs it and observes its training."""
-    from backspot.commands._script import Script, when_imported
+    from backspot.commands._script import Script
+    from backspot.imports import when_imported
 
     given = args.module or _after_options(args.script)
     if not given:

@@ -24,6 +24,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -37,7 +38,7 @@ from backspot.live.markers import mark_inputs, mark_output
 from backspot.live.owner import Owner, Scope
 from backspot.live.sessions import sessions
 from backspot.live.torch_internals import autograd, dynamo, profiler
-from backspot.live.torch_internals.lookup import Location
+from backspot.live.torch_internals.lookup import Watch
 from backspot.live.torch_internals.modules import (
     MODULE_CALL,
     REPLICATE,
@@ -96,7 +97,7 @@ class CallWrapper:
 
     def __init__(self) -> None:
         self.owners: dict[int, Owner] = {}
-        self._replicate = _Replaced(REPLICATE)
+        self._replicate = Watch(REPLICATE, self._replicating)
         self._hooked: list[Scope] = []  # the instrumentations with modules that have hooks
         self._references: list[ModuleReference] = []  # to replicas
         self._modules_before: set[str] = set()  # the names of the Python modules
@@ -153,13 +154,13 @@ class CallWrapper:
         if self._class_calls is not None:
             self._class_calls.end()
             self._class_calls = None
-            self._replicate.undo()
+            self._replicate.end()
             self._references.clear()
         elif sessions.wraps_calls:
             self._is_inside_another = MODULE_CALL.get() not in (labelled_call, _original)
             if not self._is_inside_another:
                 MODULE_CALL.set(_original)
-            self._replicate.undo()
+            self._replicate.end()
             self._correct_imports()
             self._references.clear()
         sessions.wraps_calls = False
@@ -183,7 +184,7 @@ class CallWrapper:
         self._count += 1
         sessions.wraps_calls = True
         sessions.make_room()
-        self._replicate.do(self._replicating)
+        self._replicate.begin()
         if all(
             passes_to_common(module)
             for scope in sessions.live_scopes()
@@ -194,17 +195,14 @@ class CallWrapper:
             self._class_calls = ClassCalls(labelled_call, labelled_compiled)
         return True
 
-    def _replicating(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def replicate(module: torch.nn.Module) -> Any:
-            replica = original(module)
-            with contained():  # at worst the replica has no label
-                owner = self.owners.get(id(module))
-                if owner is not None:
-                    self._references.append(ModuleReference(replica))
-                    self.owners[id(replica)] = owner
-            return replica
-
-        return replicate
+    def _replicating(self, replicate: partial[Any]) -> Any:
+        replica = replicate()
+        with contained():  # at worst the replica has no label
+            owner = self.owners.get(id(replicate.args[0]))
+            if owner is not None:
+                self._references.append(ModuleReference(replica))
+                self.owners[id(replica)] = owner
+        return replica
 
     def _take_hooks(self, scope: Scope) -> None:
         failing = calls_that_fail()
@@ -219,27 +217,6 @@ class CallWrapper:
             for attribute, value in list(vars(sys.modules.get(name) or sys).items()):
                 if value is labelled_call:
                     setattr(sys.modules[name], attribute, _original)
-
-
-class _Replaced:
-    """An attribute that is replaced, unless other code has replaced it since."""
-
-    def __init__(self, place: Location) -> None:
-        self._place = place
-        self._original: Any = None
-        self._ours: Any = None
-
-    def do(self, replacement: Callable[[Any], Any]) -> None:
-        self.undo()
-        self._original = self._place.get()
-        if self._original is not None:
-            self._ours = replacement(self._original)
-            self._place.set(self._ours)
-
-    def undo(self) -> None:
-        if self._ours is not None and self._place.get() is self._ours:
-            self._place.set(self._original)
-        self._ours = None
 
 
 def _is_wrapped(module: torch.nn.Module, classes: ClassCalls | None) -> bool:

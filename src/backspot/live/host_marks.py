@@ -14,8 +14,8 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from functools import wraps
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ import torch
 from backspot.live.source_lines import file_name, user_frame
 from backspot.live.torch_internals import profiler
 from backspot.live.torch_internals.autograd import FUNCTION_RUNS
+from backspot.live.torch_internals.lookup import Location, Watch
 from backspot.trace.names import COLLECTION, SAVING, UNREAD, WAITED_AT
 
 _OLDEST = 2
@@ -49,24 +50,14 @@ def collections_marked() -> Iterator[None]:
         gc.callbacks.remove(mark)
 
 
-@contextmanager
-def saves_marked() -> Iterator[None]:
+def saves_marked() -> Watch:
     """Mark each call of ``torch.save`` inside the block."""
-    save = torch.save
 
-    @functools.wraps(save)
-    def marked(*args: Any, **options: Any) -> Any:
-        if not profiler.recording():
-            return save(*args, **options)
-        with profiler.new_range(SAVING):
-            return save(*args, **options)
+    def mark(save: Callable[[], Any]) -> Any:
+        with profiler.new_range(SAVING) if profiler.recording() else nullcontext():
+            return save()
 
-    torch.save = marked
-    try:
-        yield
-    finally:
-        if torch.save is marked:  # not what the program has put in its place
-            torch.save = save
+    return Watch(Location(torch, "save"), mark)
 
 
 def can_record_stacks() -> bool:
@@ -118,25 +109,18 @@ def unread_marked() -> Iterator[None]:
     """
     with ExitStack() as stack:
         for place in FUNCTION_RUNS:
-            if place.exists():
-                run = place.get()
-                place.set(_marking(run))
-                stack.callback(place.set, run)
+            stack.enter_context(Watch(place, _marked))
         yield
 
 
-def _marking(run: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(run)
-    def marked(node: Any, *gradients: Any) -> Any:
-        found = run(node, *gradients)
-        given = found if isinstance(found, tuple) else (found,)
-        needs = zip(given, node.needs_input_grad, strict=False)  # of odd results the engine tells
-        wanted = [need for one, need in needs if one is not None]
-        if not all(wanted):
-            profiler.emit(f"{UNREAD}{wanted.count(False)} of {len(wanted)}")
-        return found
-
-    return marked
+def _marked(run: partial[Any]) -> Any:
+    node, found = run.args[0], run()
+    given = found if isinstance(found, tuple) else (found,)
+    needs = zip(given, node.needs_input_grad, strict=False)  # of odd results the engine tells
+    wanted = [need for one, need in needs if one is not None]
+    if not all(wanted):
+        profiler.emit(f"{UNREAD}{wanted.count(False)} of {len(wanted)}")
+    return found
 
 
 @contextmanager

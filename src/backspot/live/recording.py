@@ -31,8 +31,7 @@ from backspot.live.host_marks import (
     waits_marked,
 )
 from backspot.live.instrumentation import Instrumentation, put_labels
-from backspot.live.sessions import Watch
-from backspot.live.torch_internals.lookup import nothing
+from backspot.live.torch_internals.lookup import Watch, nothing
 from backspot.live.torch_internals.profiler import PROFILER_PREPARES, new_range, privateuse1_name
 from backspot.live.torch_internals.profiler import recording as is_recording
 from backspot.trace.names import PROFILER_STEP
@@ -109,12 +108,8 @@ class Measurement:
             give_way()
             return original()
 
-        watch = Watch(PROFILER_PREPARES, prepare)
-        watch.begin()
-        try:
+        with Watch(PROFILER_PREPARES, prepare):
             yield
-        finally:
-            watch.end()
 
 
 class Stage(Protocol):

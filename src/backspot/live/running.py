@@ -7,7 +7,6 @@ iteration. The models are found among the live objects.
 
 from __future__ import annotations
 
-import functools
 import gc
 import sys
 import threading
@@ -25,6 +24,7 @@ from backspot.live import discovery
 from backspot.live.host_marks import counts_calls
 from backspot.live.recorder import Models, Plan, Recorded, Recorder
 from backspot.live.torch_internals import autograd, dynamo
+from backspot.live.torch_internals.lookup import Location, Watch
 from backspot.live.torch_internals.profiler import recording as is_recording
 
 
@@ -181,7 +181,8 @@ class Observer:
         """Whether an optimizer has stepped inside a backward, and none outside."""
         self._steps_outside = False
         self._hook: Any = None
-        self._backward = _Backward(self._after_backward)
+        # For scripts that update parameters themselves.
+        self._backward = Watch(Location(torch.Tensor, "backward"), self._around_backward)
 
     def begin(self) -> None:
         """Start counting. Not while an optimizer takes a step."""
@@ -236,6 +237,12 @@ class Observer:
         except Exception as error:
             pass_on(error)
             recorder.give_up(error)
+
+    def _around_backward(self, backward: Callable[[], Any]) -> Any:
+        result = backward()
+        if self._hook is not None and not self._steps_outside:
+            self._after_backward()
+        return result
 
     def _after_backward(self) -> None:
         if self.recorder.is_child or autograd.in_backward():
@@ -299,37 +306,6 @@ def _after_return(frame: FrameType, action: Callable[[], None]) -> bool:
         frame.f_trace, frame.f_trace_lines = on_event, False
     watch(on_event)
     return True
-
-
-class _Backward:
-    """Counts the calls of ``Tensor.backward``, for scripts that update parameters themselves.
-
-    The method is replaced until the first optimizer step outside of it, or until the counting ends.
-    """
-
-    def __init__(self, after: Callable[[], None]) -> None:
-        self._after = after
-        self._original: Any = None
-        self._replaced: Any = None
-
-    def begin(self) -> None:
-        """Replace the method."""
-        original = torch.Tensor.backward
-
-        @functools.wraps(original)
-        def backward(*args: Any, **kwargs: Any) -> None:
-            original(*args, **kwargs)
-            if self._original is not None:
-                self._after()
-
-        self._original = original
-        self._replaced = torch.Tensor.backward = backward
-
-    def end(self) -> None:
-        """Put the method back, unless other code has replaced it too."""
-        if self._original is not None and torch.Tensor.backward is self._replaced:
-            torch.Tensor.backward = self._original
-        self._original = None
 
 
 dynamo.keep_from_dynamo(Observer._after_step)

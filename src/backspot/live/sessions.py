@@ -11,7 +11,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from typing import Any, Protocol
 
 from backspot.interrupts import contained
@@ -20,7 +19,7 @@ from backspot.live.optimizers import OptimizerWatch
 from backspot.live.owner import Scope
 from backspot.live.source_lines import book
 from backspot.live.torch_internals import profiler
-from backspot.live.torch_internals.lookup import Location
+from backspot.live.torch_internals.lookup import Watch
 
 
 class Holder(Protocol):
@@ -182,42 +181,6 @@ class Sessions:
                 for scope in self.live_scopes():
                     self.when_stopped(scope)
             self.dispose()
-
-
-class Watch:
-    """A function of PyTorch's profiler, wrapped for a while.
-
-    Args:
-        around: called in its place, with the call to make.
-    """
-
-    def __init__(self, place: Location, around: Callable[[Callable[[], Any]], Any]) -> None:
-        self._place = place
-        self._around = around
-        self._original: Any = None
-        self._wrapper: Any = None
-        self._installed = False
-
-    def begin(self) -> None:
-        """Install the wrapper. Both this and ``end`` can be repeated after an interrupt."""
-        current = self._place.get()
-        if current is None or self._installed:
-            return
-        if current is not self._wrapper:
-
-            def wrapper(*args: Any, **kwargs: Any) -> Any:
-                return self._around(partial(current, *args, **kwargs))
-
-            self._original, self._wrapper = current, wrapper
-            self._place.set(wrapper)
-        self._installed = True
-
-    def end(self) -> None:
-        """Remove the wrapper. If other code has wrapped it since, it stays and goes on counting."""
-        if self._place.get() is self._wrapper is not None:
-            self._installed = False
-            self._place.set(self._original)
-            self._original = self._wrapper = None
 
 
 class _StackRoom:

@@ -10,8 +10,9 @@ from weakref import ref
 
 import torch
 
+from backspot.imports import when_imported
 from backspot.interrupts import contained
-from backspot.live.torch_internals.lookup import find, when_loaded
+from backspot.live.torch_internals.lookup import find
 from backspot.live.torch_internals.modules import WRAPPED_CHILD
 
 # Public, but chosen with care: Dynamo knows this function by identity and folds it to True while it
@@ -123,7 +124,7 @@ def when_dynamo_loads(call: Callable[[], None]) -> Callable[[], None]:
     Returns:
         A function that takes this back.
     """
-    return when_loaded("torch._dynamo", call)
+    return when_imported("torch._dynamo", call)
 
 
 # Public: ``torch._dynamo.on_compile_start`` registers with it, but nothing public takes that back.
@@ -148,7 +149,7 @@ def watch_compilations(
             handler().register_start_callback(begins)
             handler().register_end_callback(ended)
 
-    stop_waiting = when_loaded(_CALLBACKS, register)
+    stop_waiting = when_imported(_CALLBACKS, register)
 
     def stop() -> None:
         stop_waiting()

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from backspot.imports import when_imported
 from backspot.interrupts import contained
-from backspot.live.torch_internals.lookup import when_loaded
 
 _INDUCTOR_CONFIG = "torch._inductor.config"
 _SITES = "inductor_provenance_stack_traces_str"
@@ -68,7 +68,7 @@ def when_inductor_loads(call: Callable[[], None]) -> Callable[[], None]:
     Returns:
         A function that takes this back.
     """
-    return when_loaded(_INDUCTOR_CONFIG, call)
+    return when_imported(_INDUCTOR_CONFIG, call)
 
 
 class CompiledCode(NamedTuple):
@@ -189,7 +189,7 @@ def complete_sites(note: str) -> Callable[[], None]:
             with contained():  # it can run within an import of the user's
                 replace(sys.modules[name])
 
-        return when_loaded(name, now)
+        return when_imported(name, now)
 
     def put(holder: Any, name: str, replacement: Callable[..., Any]) -> None:
         original = getattr(holder, name)

@@ -1,9 +1,9 @@
-"""Find parts of PyTorch that may not be there, now or once they are loaded."""
+"""Find parts of PyTorch that may not be there, and replace some for a while."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -49,47 +49,44 @@ class Location:
         setattr(self._holder, self._name, value)
 
 
-class _Watcher:
-    """A finder of modules that finds nothing, but hears of one module being loaded."""
+class Watch:
+    """A function of PyTorch that is wrapped for a while; also as a context manager.
 
-    def __init__(self, watched: str, loaded: Callable[[], None]) -> None:
-        self._watched = watched
-        self._loaded = loaded
+    Args:
+        around: called in its place, with the call to make.
+    """
 
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Wrap the loader of the watched module; ``None`` for all other modules."""
-        if name != self._watched:
-            return None
-        for finder in sys.meta_path:
-            found = getattr(finder, "find_spec", None)
-            spec = found(name, path, target) if found and finder is not self else None
-            if spec is not None:
-                break
-        else:
-            return None
-        loader = spec.loader
-        if loader is None or not hasattr(loader, "exec_module"):
-            return spec
-        execute = loader.exec_module
+    def __init__(self, place: Location, around: Callable[[partial[Any]], Any]) -> None:
+        self._place = place
+        self._around = around
+        self._original: Any = None
+        self._wrapper: Any = None
+        self._installed = False
 
-        def exec_module(module: Any) -> None:
-            execute(module)
-            self._loaded()
+    def begin(self) -> None:
+        """Install the wrapper. Both this and ``end`` can be repeated after an interrupt."""
+        current = self._place.get()
+        if current is None or self._installed:
+            return
+        if current is not self._wrapper:
 
-        loader.exec_module = exec_module
-        return spec
+            @wraps(current)
+            def wrapper(*args: Any, **kwargs: Any) -> Any:
+                return self._around(partial(current, *args, **kwargs))
 
+            self._original, self._wrapper = current, wrapper
+            self._place.set(wrapper)
+        self._installed = True
 
-def when_loaded(name: str, call: Callable[[], None]) -> Callable[[], None]:
-    """Call a function once a module is loaded; return a function that takes this back."""
-    if name in sys.modules:
-        call()
-        return nothing
-    watcher = _Watcher(name, call)
-    sys.meta_path.insert(0, watcher)
+    def end(self) -> None:
+        """Remove the wrapper. If other code has wrapped it since, it stays and goes on counting."""
+        if self._place.get() is self._wrapper is not None:
+            self._installed = False
+            self._place.set(self._original)
+            self._original = self._wrapper = None
 
-    def stop() -> None:
-        if watcher in sys.meta_path:
-            sys.meta_path.remove(watcher)
+    def __enter__(self) -> None:
+        self.begin()
 
-    return stop
+    def __exit__(self, *exception: object) -> None:
+        self.end()

@@ -1,0 +1,62 @@
+"""Hear of a module being imported, without importing it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+
+def when_imported(name: str, action: Callable[[], None]) -> Callable[[], None]:
+    """Call a function once the program has imported a module such as torch, or now if it has.
+
+    Returns:
+        A function that takes this back.
+    """
+    if name in sys.modules:
+        action()
+        return lambda: None
+    finder = _Finder(name, action)
+    sys.meta_path.insert(0, finder)
+    return finder.remove
+
+
+class _Finder:
+    """Finds one module as the other finders do, and adds a call to its import."""
+
+    def __init__(self, name: str, action: Callable[[], None]) -> None:
+        self._name = name
+        self._action = action
+
+    def remove(self) -> None:
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name != self._name:
+            return None
+        # Asking where a module is does not import it: transformers asks before it does.
+        spec = self._found_by_others(name, path, target)
+        loader: Any = spec and spec.loader
+        if "exec_module" in getattr(loader, "__dict__", {"exec_module": None}):
+            return spec
+        run = loader.exec_module
+
+        def run_and_call(module: ModuleType) -> None:
+            del loader.exec_module
+            run(module)
+            if self in sys.meta_path:
+                self.remove()
+                self._action()
+
+        loader.exec_module = run_and_call
+        return spec
+
+    def _found_by_others(self, name: str, path: Any, target: Any) -> Any:
+        for finder in list(sys.meta_path):
+            find = getattr(finder, "find_spec", None)
+            spec = find(name, path, target) if find and finder is not self else None
+            if spec is not None:
+                return spec
+        return None
