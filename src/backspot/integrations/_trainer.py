@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from backspot.checks import check_flag, check_whole
 from backspot.formatting import visible
@@ -19,9 +19,6 @@ from backspot.render.markdown import to_markdown
 from backspot.render.text import render_text
 from backspot.results.report import Report
 from backspot.results.unprofiled import in_real_time
-
-if TYPE_CHECKING:
-    import torch
 
 _WIDE = 100_000
 
@@ -75,70 +72,6 @@ def plan_of(
     return Plan(warmup, steps, every, depth=depth, compiled=compiled, stacks=stacks)
 
 
-class TrainerRecording:
-    """Records some steps of one training.
-
-    Args:
-        plan: when to record.
-        trainer: the name of the trainer, for the report.
-        model: the model that is trained.
-        folder: where to write the report.
-        to_loggers: called with each report on rank zero, to hand it to the loggers.
-    """
-
-    def __init__(
-        self,
-        plan: Plan,
-        trainer: str,
-        model: torch.nn.Module,
-        folder: Path,
-        to_loggers: Callable[[Written], None],
-    ) -> None:
-        self._trainer = trainer
-        self._folder = folder
-        self._to_loggers = to_loggers
-        self._ended = False
-        self._recorder = Recorder(plan, Models({"": model}), self._deliver, self._say)
-        self._recorder.watch()
-
-    def step_ended(self) -> None:
-        """Count a step of the optimizer that has ended."""
-        if not self._recorder.is_child and self._recorder.count():
-            self._recorder.advance()
-
-    def end(self) -> None:
-        """Remove everything, because the training has ended; say so if there is no report."""
-        if self._ended or self._recorder.is_child:
-            return
-        self._ended = True
-        recorder = self._recorder
-        recorder.end()
-        if not recorder.reports and (
-            why := recorder.why_none("the training ended", "warmup={}, steps={}".format)
-        ):
-            self._say(why)
-
-    def _deliver(self, recorded: Recorded) -> None:
-        try:
-            saved = save(recorded, self._trainer, self._folder)
-        except Exception as error:  # no report is worth a failed training
-            pass_on(error)
-            self._say(f"no report: {error}")
-            return
-        if rank_and_ranks()[0] == 0:
-            self._say(render_text(saved.report, width=_WIDE).partition("\n")[0])
-            if saved.problem:
-                self._say(f"no files: {saved.problem}")
-                return
-            paths = tuple(self._folder / name for name in saved.names)
-            self._say(f"the report is in {paths[1]}")
-            self._to_loggers(Written(saved.report, paths))
-
-    def _say(self, sentence: str) -> None:
-        if sentence and rank_and_ranks()[0] == 0:
-            say(sentence)
-
-
 class RecordsSteps:
     """The base of each trainer's callback: its arguments, and the recording of one training."""
 
@@ -156,24 +89,61 @@ class RecordsSteps:
         super().__init__()
         self._plan = plan_of(warmup, steps, every, depth, compiled, stacks)
         self._folder = folder
-        self._recording: TrainerRecording | None = None
+        self._recorder: Recorder | None = None
 
     def _begin(
         self, trainer: str, model: Any, parent: str, to_loggers: Callable[[Written], None]
     ) -> None:
+        """Prepare to record, as a training has begun.
+
+        Args:
+            trainer: the name of the trainer, for the report.
+            parent: the folder in which the report's own is by default.
+            to_loggers: called with each report on rank zero, to hand it to the loggers.
+        """
         folder = Path(parent) / "backspot" if self._folder is None else Path(self._folder)
-        self._recording = TrainerRecording(
-            self._plan, f"training by {trainer}", model, folder.absolute(), to_loggers
-        )
+        folder = folder.absolute()
+
+        def deliver(recorded: Recorded) -> None:
+            try:
+                saved = save(recorded, f"training by {trainer}", folder)
+            except Exception as error:  # no report is worth a failed training
+                pass_on(error)
+                _say_first(f"no report: {error}")
+                return
+            if rank_and_ranks()[0] == 0:
+                say(render_text(saved.report, width=_WIDE).partition("\n")[0])
+                if saved.problem:
+                    say(f"no files: {saved.problem}")
+                    return
+                paths = tuple(folder / name for name in saved.names)
+                say(f"the report is in {paths[1]}")
+                to_loggers(Written(saved.report, paths))
+
+        self._recorder = Recorder(self._plan, Models({"": model}), deliver, _say_first)
+        self._recorder.watch()
 
     def _step_ended(self) -> None:
-        if self._recording is not None:
-            self._recording.step_ended()
+        """Count a step of the optimizer that has ended."""
+        recorder = self._recorder
+        if recorder is not None and not recorder.is_child and recorder.count():
+            recorder.advance()
 
     def _end(self) -> None:
-        recording, self._recording = self._recording, None
-        if recording is not None:
-            recording.end()
+        """Remove everything, because the training has ended; say so if there is no report."""
+        recorder, self._recorder = self._recorder, None
+        if recorder is None or recorder.is_child:
+            return
+        recorder.end()
+        if not recorder.reports and (
+            why := recorder.why_none("the training ended", "warmup={}, steps={}".format)
+        ):
+            _say_first(why)
+
+
+def _say_first(sentence: str) -> None:
+    if rank_and_ranks()[0] == 0:
+        say(sentence)
 
 
 def say(sentence: str) -> None:

@@ -9,7 +9,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
@@ -155,9 +155,11 @@ class BackwardBudget:
                 comparison = None
             found, unknown = [*_over(report, share or {})], []
             if comparison is not None:
-                by_step = other is not None
-                found += _slower(comparison, slower_by, by_step=by_step)
-                unknown = _unknown(comparison, slower_by, by_step=by_step)
+                # The phases of a step do not scale from machine to machine as the modules do.
+                wholes = [comparison.step] if other is not None else []
+                wholes.append(comparison.whole)
+                found += _slower(comparison, wholes, slower_by)
+                unknown = _unknown(comparison, wholes, slower_by)
             return report, comparison, found, unknown
 
         report, comparison, found, unknown = judged()
@@ -210,20 +212,20 @@ class BackwardBudget:
                 pytest.fail(f"--backspot-markdown {self._markdown}: {reason}", pytrace=False)
 
 
-class _Excess:
+class _Excess(NamedTuple):
     """Something that takes more than its budget.
 
-    Args:
+    Attributes:
         key: what it is; the same in each recording.
         sentence: one line about it.
         shown: the numbers behind it.
         change: the change that is too large, ``None`` for a share.
     """
 
-    def __init__(
-        self, key: tuple[str, str], sentence: str, shown: str, change: Change | None = None
-    ) -> None:
-        self.key, self.sentence, self.shown, self.change = key, sentence, shown, change
+    key: tuple[str, str]
+    sentence: str
+    shown: str
+    change: Change | None = None
 
 
 def _over(report: Report, share: Mapping[str, float]) -> Iterator[_Excess]:
@@ -250,35 +252,17 @@ def _compared(before: Report, after: Report, *notes: str) -> Comparison:
     return replace(comparison, notes=(*notes, *comparison.notes))
 
 
-def _wholes(comparison: Comparison, *, by_step: bool) -> list[Change]:
-    """Return the backward, and the whole step if it counts too.
-
-    Args:
-        comparison: the comparison.
-        by_step: whether the whole step counts. Its phases do not scale from machine to machine as
-            the modules do.
-    """
-    return [comparison.step, comparison.whole] if by_step else [comparison.whole]
-
-
-def _slower(comparison: Comparison, slower_by: float, *, by_step: bool) -> Iterator[_Excess]:
-    """Yield what got slower beyond the noise and by too much.
-
-    Args:
-        comparison: the comparison.
-        slower_by: the largest slowdown, as a share.
-        by_step: whether the whole step counts too.
-    """
+def _slower(comparison: Comparison, wholes: list[Change], slower_by: float) -> Iterator[_Excess]:
+    """Yield what got slower beyond the noise and by more than ``slower_by``, a share."""
     modules = [one for one in comparison.changes if one.kind == "module"]
-    for change in (*_wholes(comparison, by_step=by_step), *modules):
+    for change in (*wholes, *modules):
         if change.exceeds(100 * slower_by):
             key = (change.kind, change.path)
             yield _Excess(key, _sentence(change, slower_by), str(comparison), change)
 
 
-def _unknown(comparison: Comparison, slower_by: float, *, by_step: bool) -> list[Change]:
+def _unknown(comparison: Comparison, wholes: list[Change], slower_by: float) -> list[Change]:
     """Return what may have got slower by too much, of what takes much of the backward."""
-    wholes = _wholes(comparison, by_step=by_step)
     whole = comparison.whole
     longest = {
         "wall": max(whole.before_ms, whole.after_ms),
@@ -289,11 +273,10 @@ def _unknown(comparison: Comparison, slower_by: float, *, by_step: bool) -> list
         for one in comparison.changes
         if one.kind == "module" and max(one.judged_ms[:2]) >= _LARGE * longest[one.judged_by]
     ]
-    known = ("new", "gone")
     return [
         one
         for one in (*wholes, *large)
-        if one.verdict not in known and one.too_noisy_for(100 * slower_by)
+        if one.verdict not in ("new", "gone") and one.too_noisy_for(100 * slower_by)
     ]
 
 
