@@ -31,21 +31,21 @@ from benchmarks.workers import NO_TIME
 
 PLAN = {
     "cuda": {
-        "planted": "--trials 104 --jobs 2",
+        "planted": "--trials 104 --jobs 8",
         "timm_sweep": "--jobs 15",
         "trial_truth": "",
-        "gpu_truth": "",
-        "published_causes": "--jobs 3",
-        "what_if": "",
+        "gpu_truth": "--jobs 4",
+        "published_causes": "--jobs 8",
+        "what_if": "--keep {folder}/what_if",
         "waits_truth": "--jobs 3",
         "planted_python": "--jobs 4",
-        "memory_truth": "",
+        "memory_truth": "--jobs 3",
         "overhead": "",
-        "false_alarms": "--jobs 5",
-        "causes": "record -o {folder}/causes && judge {folder}/causes",
-        "compiled_truth": "--jobs 7",
-        "compare_runs": "--pairs 50 --jobs 4",
-        "limit_truth": "",
+        "false_alarms": "--jobs 5 --keep {folder}/false_alarms",
+        "causes": "record -o {folder}/causes --jobs 6 && judge {folder}/causes --jobs 8",
+        "compiled_truth": "--jobs 7 --subset",
+        "compare_runs": "--pairs 20 --jobs 6",
+        "limit_truth": "--jobs 4",
         "planted_ranks": "",
         "planted_transfers": "",
         "memory_ranks": "",
@@ -154,7 +154,7 @@ def _ask(name: str, device: str, chosen: str, folder: Path, seconds: float) -> E
     document = read_evidence(out)
     if document["commit"] != commit():
         return {**entry, "end": "in part", "why": "nothing was through when the time was up"}
-    return entry | _answered(document)
+    return _answered(document) | entry
 
 
 def _out(name: str, device: str, folder: Path) -> Path:
@@ -166,8 +166,11 @@ def _answered(document: Entry) -> Entry:
     cases = document.get("cases", {})
     ends = [one.get("end") for one in cases.values() if isinstance(one, dict)]
     counted = [len(ends) - ends.count(NO_TIME), len(ends)] if ends else []
-    date = document.get("hardware", {}).get("date", "")
-    return {"cases": counted, "date": date, "figures": figures_of(document)}
+    faults = document.get("wrong") or {*ends} - {"done", None}
+    end = "in part" if NO_TIME in ends else "done, with faults" if faults else "done"
+    found = {"end": end, "cases": counted, "date": document.get("hardware", {}).get("date", "")}
+    seconds = {"seconds": document["seconds"]} if "seconds" in document else {}
+    return {**found, **seconds, "figures": figures_of(document)}
 
 
 def _renew(evidence: Entry, commit: str, hardware: Entry) -> None:
@@ -190,7 +193,7 @@ def _take_in(evidence: Entry, device: str, folder: Path) -> None:
         answered = _answered(document)
         if answered["date"] >= entry.get("date", ""):
             more = {key: document[key] for key in ("commit", "hardware")}
-            known[name] = {"end": "done", "options": "", **answered, **more}
+            known[name] = answered | more
             _renew(evidence, **more)
             write_json(path_of(device, folder), evidence)
 

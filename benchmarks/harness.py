@@ -16,6 +16,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 RESULTS = Path(__file__).parent / "results"
 TEST_DATA = Path(__file__).parents[1] / "tests" / "data"
 _OPTIONAL = ("torch", "timm", "torchvision", "transformers", "pandas")
+_BEGAN = time.monotonic()
 
 Figures = dict[str, Any]
 
@@ -242,6 +244,7 @@ def write_results(run: Run, figures: Figures) -> None:
     """Write figures with commit, hardware and versions to where the command line says, if so."""
     if run.out is not None:
         header = {"benchmark": run.question, "commit": commit(), "small": run.small}
+        header["seconds"] = round(time.monotonic() - _BEGAN)
         write_json(run.out, {**header, "hardware": machine(run.device), **figures})
 
 

@@ -58,7 +58,7 @@ QUESTIONS = {
         "Does it name the right module? A slow backward is planted at random (`--busy 2`: while "
         "other processes keep the cores busy)",
         "accuracy.planted", "timm, transformers; GPU or CPU", "20", "planted_{device}.json",
-        "--trials 104 --jobs 2",
+        "--trials 104 --jobs 8",
         cases=False, seconds=500, jobs=1, load=True,
     ),
     "planted_python": Question(

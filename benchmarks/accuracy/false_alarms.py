@@ -99,6 +99,8 @@ def _judge(folder: Path) -> Figures:
     always = Counter(one["rule"] for one in found if one["in"] == one["of"])
     summary = {
         "models": len(recorded),
+        "models with a finding": len({one["model"] for one in found}),
+        "findings": len(found),
         "recordings": sum(len(record["recordings"]) for record in recorded.values()),
         "models by rule": dict(of_rule.most_common()),
         "of these in every recording": dict(always),

@@ -233,6 +233,9 @@ def answer(run: Run) -> Figures:
     counted = [one for one in ended.values() if "ours" in one]
     same = sum(one["ours"] == one["counted"] for one in counted)
     summary = {"models": len(counted), "with the operations that are counted": same}
+    timed = [one["gpu_ms"] for one in ended.values() if "gpu_ms" in one]
+    errors = [abs(ours / real - 1) for ours, real in timed if real]
+    summary |= {"time, worst error": max(errors)} if errors and run.device == "cuda" else {}
     return {"cases": cases, "summary": summary | {"wrong": wrong}, "wrong": wrong}
 
 

@@ -1,7 +1,7 @@
 """Bottlenecks planted at random: does the ranked list name the module that was made slow?
 
     python -m benchmarks planted --device cpu --trials 300 --jobs 12
-    python -m benchmarks planted --device cuda --trials 120 --jobs 2
+    python -m benchmarks planted --device cuda --trials 104 --jobs 8
     python -m benchmarks planted --device cpu --trials 104 --busy 2
 
 Each trial draws one call of one module, leaf or container, and runs its output through a node whose
@@ -24,9 +24,10 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from benchmarks.harness import Figures, Run, each
+from benchmarks.harness import Figures, Run, each, turn
 from benchmarks.measuring import profile_default, profiling, synchronize
 from benchmarks.workers import NO_TIME, Job, Phase, Record, Stage
 
@@ -36,6 +37,11 @@ _VERDICTS = ("hit", "crash", "wrong", "none")
 
 
 # One trial ---------------------------------------------------------------------------------------
+
+
+def _turn(device: str) -> AbstractContextManager[None]:
+    """Have a GPU alone; on a CPU, workers record side by side."""
+    return turn() if device == "cuda" else nullcontext()
 
 
 class Trial:
@@ -80,7 +86,7 @@ class Trial:
         gc.collect()
         gc.disable()
         try:
-            with profiling(self.device) as profiler:
+            with _turn(self.device), profiling(self.device) as profiler:
                 for _ in range(self.steps):
                     self.step()
         finally:
@@ -128,7 +134,8 @@ def examine(job: Job, stage: Stage, device: str, cycles_per_ms: float) -> Record
     trial = Trial(job, device, cycles_per_ms)
     trial.step()
     trial.step()
-    backward_ms = statistics.median(trial.forward_and_time_backward() for _ in range(5)) * 1e3
+    with _turn(device):
+        backward_ms = statistics.median(trial.forward_and_time_backward() for _ in range(5)) * 1e3
     path, call, kind = trial.choose()
     record |= {"path": path, "call": call, "kind": kind, "backward_ms": round(backward_ms, 3)}
     stage("backspot", record)
@@ -222,7 +229,8 @@ def answer(run: Run) -> Figures:
         from benchmarks.accuracy.steps import set_up as prepare
 
         prepare(run.device, 0.9 / max(1, workers))
-        cycles()
+        with _turn(run.device):
+            cycles()
 
     crowds = [run.jobs] + ([1] if run.jobs > 1 else [])
     cases = each(

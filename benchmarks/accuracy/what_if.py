@@ -322,7 +322,7 @@ def answer(run: Run) -> Figures:
                 run, known, handle, small=small, fresh=False, resumes=again, folder=str(folder)
             )
         names = [path.name.partition(".")[0] for path in sorted(folder.glob("*.real.json"))]
-        with ProcessPoolExecutor(min(8, usable_cores()), get_context("spawn")) as pool:
+        with ProcessPoolExecutor(min(16, usable_cores()), get_context("spawn")) as pool:
             for name, found in zip(names, pool.map(partial(_judge, folder), names), strict=True):
                 cases[name] = cases.get(name, {"end": "done"}) | found
     changes = [

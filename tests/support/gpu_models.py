@@ -16,7 +16,6 @@ KEEPS_SITES = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 10)
 """Whether Inductor keeps the launch sites of compiled code."""
 needs_gpu = [
     pytest.mark.gpu,
-    pytest.mark.xdist_group("gpu"),
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 
