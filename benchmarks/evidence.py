@@ -57,7 +57,7 @@ PLAN = {
         "leaks": "",
         "startup": "",
         "fuzz_reports": "",
-        "fuzz_traces": "--count 20000",
+        "fuzz_traces": "--count 2000",
         "read": "--sizes 30,300 --gzip 30 --patience 10 --repeat 3",
         "trial_truth": "",
         "limit_truth": "",

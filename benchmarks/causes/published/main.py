@@ -38,19 +38,22 @@ def _examine(job: Job, stage: Stage, run: Run) -> Record:
     """Time and profile a case, slow and fixed."""
     import torch
 
+    import backspot
     from benchmarks.causes.case import settings
 
     case, build = load(job["name"])
     if run.device == "cpu":
         torch.set_num_threads(1)
-    else:  # the driver starts beside the turns of others
-        torch.zeros(8, 8, device=run.device).mm(torch.zeros(8, 8, device=run.device)).sum().item()
+    else:  # what the first profile of a process takes, beside the turns of others
+        tiny, ones = torch.nn.Linear(8, 8, device=run.device), torch.ones(8, 8, device=run.device)
+        how = {"steps": 1, "warmup": 1, "unprofiled": 0}
+        backspot.profile(lambda: tiny(ones).sum().backward(), tiny, trials="none", **how)
     stage("build", {})
-    with turn("backspot"):
-        built = []
-        for fixed in (False, True):
-            settings()
-            built.append(build(fixed, run.context))
+    built = []
+    for fixed in (False, True):
+        settings()
+        built.append(build(fixed, run.context))
+    with turn():
         stage("time", {})
         steps, models = zip(*built, strict=True)
         losses = [[float(step()) for _ in range(2)] for step in steps]
@@ -60,8 +63,8 @@ def _examine(job: Job, stage: Stage, run: Run) -> Record:
     _give_back(run)
     reports = []
     # Of the fixed step only what is left matters.
-    how = {"steps": profile_default("steps")}, {"steps": 5, "unprofiled": 4}
-    for step, modules, options in zip(steps, models, how, strict=True):
+    both = {"steps": profile_default("steps")}, {"steps": 5, "unprofiled": 4}
+    for step, modules, options in zip(steps, models, both, strict=True):
         stage("profile", {"times": times})
         report = profile_in_turn(step, modules, warmup=1, trials="none", **options)
         reports.append(judge.said(report))
