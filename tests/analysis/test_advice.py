@@ -216,3 +216,12 @@ def test_advice_for_a_cpu_is_not_given_where_an_accelerator_may_do_the_work(tmp_
     report = edited("gelu_pow", tmp_path, {}, more)
     assert not report.has_gpu
     assert ("pointwise-chain" in {one.rule for one in report.findings}) is asked
+
+
+@pytest.mark.parametrize(("name", "says"), [("SGD", "foreach=True"), ("Muon", "torch._foreach_")])
+def test_an_optimizer_is_asked_for_no_option_that_it_does_not_have(tmp_path, name, says):
+    change = {"Optimizer.step#SGD": f"Optimizer.step#{name}"}
+    found = {one.rule: one for one in edited("optimizer_loop_resnet", tmp_path, change).findings}
+    remedy = found["optimizer-kernels"].remedy
+    assert says in remedy
+    assert ("fused=True" in remedy) is (name == "SGD")

@@ -839,3 +839,18 @@ def test_compiled_code_is_not_compiled_again_after_trials(tmp_path):
     )
     refused = "the step runs compiled code"
     assert done.stdout.splitlines() == ["tried", "tried", refused, refused, "0"], done.stderr
+
+
+def test_without_trials_nothing_is_said_that_only_a_trial_can_know():
+    model = nn.ParameterList([nn.Parameter(torch.ones(2)) for _ in range(300)])
+    optimizer = torch.optim.RMSprop(model.parameters(), foreach=False)
+
+    def step():
+        optimizer.zero_grad()
+        torch.stack(list(model)).sum().backward()
+        optimizer.step()
+
+    report = backspot.profile(step, model, steps=2, trials="none")
+    (optimizing,) = (phase for phase in report.phases if phase.name == "optimizer")
+    assert optimizing.wall_ns > 0.05 * report.whole_ns  # from here on trials look at it
+    assert all(finding.remedy for finding in report.findings)

@@ -388,12 +388,10 @@ def _with_saving(
         return finding
     if saves is None:  # the rule may know it without a replay
         return finding.with_saves(finding.saves)
-    work, most = finding.removable, finding.wall_ns
-    best = any(CHANGES[name].at_best for name in names)
-    if best and not (work and work.work.any()):
-        most = real_cost(finding, parts).wall_ns
-    elif names:
-        most = saves.ns
+    work, best = finding.removable, any(CHANGES[name].at_best for name in names)
+    most = saves.ns if names and not best else real_cost(finding, parts).wall_ns
+    if best and work and work.work.any():  # what a device computes takes as long without a profiler
+        most = finding.wall_ns
     saves = Saving(min(saves.ns, most), min(saves.low_ns, most), saves.high_ns)
     return finding.with_saves(replace(saves, at_best=best, at_least=finding.at_least))
 

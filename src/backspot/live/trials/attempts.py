@@ -122,10 +122,7 @@ def with_trials(report: Report, live: Live, trials: Trials) -> Report:
     found = []
     for finding in (*report.findings, *_of_phases(report)):
         entries = _entries(finding, trials)
-        if not entries:
-            found.append(finding)
-            continue
-        tried = _attempt(Asked(finding, report, live), entries, until)
+        tried = _attempt(Asked(finding, report, live), entries, until) if entries else None
         best = tried.best if tried else None
         if finding.remedy:
             found.append(replace(finding, tried=tried))

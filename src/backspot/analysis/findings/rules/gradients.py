@@ -141,6 +141,15 @@ _OPTIMIZER_SMALL = 30_000  # nanoseconds
 _FUSED = ("Adam", "AdamW", "Adagrad")
 """Optimizers that run faster with ``fused=True``; SGD has so few operators that it does not matter.
 ``foreach=True`` runs the same operators one after the other on a CPU."""
+_FOREACH = {*_FUSED, "SGD", "NAdam", "RAdam", "Adamax", "Adadelta", "ASGD", "RMSprop", "Rprop"}
+_AT_ONCE = (
+    "Pass foreach=True to the optimizer, which updates many parameters in one kernel, or "
+    f"fused=True ({', '.join(_FUSED)} and SGD), which runs the whole step in a few kernels."
+)
+_BY_HAND = (
+    "Update many parameters in one kernel: torch._foreach_ functions in place of a loop over "
+    "parameters, one batched product for matrices of one shape, or torch.compile of the update."
+)
 _OPTIMIZER_LEAST = 0.05
 _OPTIMIZER_LINK = "https://docs.pytorch.org/docs/stable/optim.html"
 
@@ -290,10 +299,7 @@ def _optimizer_one_by_one(evidence: Evidence) -> Finding | None:
             f"{median / 1e3:.1f} µs (median), {say.ms(cost.wall_ns)} in all, "
             f"{say.share(cost.wall_ns)} of the step."
         ),
-        remedy=(
-            "Pass foreach=True to the optimizer, which updates many parameters in one kernel, or "
-            "fused=True, which runs the whole step in a few kernels."
-        ),
+        remedy=_AT_ONCE if _FOREACH.issuperset(optimizers) else _BY_HAND,
         link=_OPTIMIZER_LINK,
         change={"optimizer": "fused"},
         kernels=costs.top_kernels(single),
