@@ -15,7 +15,8 @@ compiled. The predictions come last: what else a host does moves the steps that 
 A step that waits for the host varies from one to the next by more than most changes, so each real
 saving has a standard error (``real_error``, as a share of the step). A change that does nothing
 says whether that is right. ``settled`` are the changes with an error of at most 2%. A range holds
-a real saving strictly (``in_range``), or within twice its error (``near_range``).
+a real saving (``in_range``; a measured saving below nothing counts as nothing), strictly, or within
+twice its error (``near_range``).
 
 Not covered is the size of DDP's buckets, which needs several GPUs.
 """
@@ -224,7 +225,8 @@ def _said(prediction: Any, asked: dict[str, Any], real: dict[str, float], step_m
     return {
         "saves_ms": saves,
         "saves_range_ms": [low, high],
-        "in_range": low <= max(real_ms, 0.0) <= high,  # what is less than nothing is noise
+        "in_range": low <= max(real_ms, 0.0) <= high,  # no range goes below nothing
+        "strictly_in_range": low <= real_ms <= high,
         "near_range": low <= real_ms + noise and real_ms - noise <= high,
         "error": abs(saves - real_ms) / step_ms,
         "off": (saves - real_ms) / step_ms,
@@ -255,6 +257,7 @@ def _errors(records: Sequence[Record]) -> dict[str, Any]:
         "worst_error": errors[-1],
         "median_off": statistics.median(one["off"] for one in known),
         "in_range": statistics.mean(one["in_range"] for one in known),
+        "strictly_in_range": statistics.mean(one["strictly_in_range"] for one in known),
         "near_range": statistics.mean(one["near_range"] for one in known),
         "replayed_step_error": statistics.mean(one["replayed_error"] for one in known),
     }

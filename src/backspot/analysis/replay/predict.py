@@ -45,17 +45,13 @@ _LAYERS = 12  # groups of repeated layers that are replayed without
 _ENOUGH = 6_000  # spans and pieces of device work
 _FEWEST = 3  # steps
 _BUSY = 0.9  # of the step: from here on a device decides how long the step takes
-_ERRORS = {True: (0.02, 0.005), False: (0.04, 0.02)}
-"""How far a prediction may be off, where a device decides, and where not, as shares of the step: at
-all, and beyond what work takes that is recorded shorter than it is.
+_ERROR, _OF_SPREAD = 0.01, 0.7
+"""How far a saving may be off: a share of the step, and of the standard deviation of the steps.
 
-From 48 real changes on an H200 (``benchmarks/accuracy/what_if.py``). 117 more were made on an H100:
-of the 48 whose real saving is known within 2% of the step, 46 saved what the range says.
+Steps that wait for a host differ by as much as the host's speed does, and so do savings. Fitted to
+105 real changes on an H100 (``benchmarks/accuracy/what_if.py``), to hold 90% of what was measured.
 """
-
-
-_ALONE = 1.5
-"""How much larger that is where no real steps were timed."""
+_SPREAD = 0.07  # of the step, where fewer than three count: that of most recordings
 _MEASURED_MORE = 1.3  # how much longer work can take than was recorded
 _UPDATING = {"(optimizer)", "(clipping)"}
 _MOST_STEPS = [0.1, 0.9]  # from the tenth to the ninetieth of a hundred recorded steps
@@ -121,12 +117,13 @@ class Prediction(msgspec.Struct, frozen=True, dict=True):
         """Return the step without any change, and what it saves with each change alone."""
         found = replays(self.recording, self.cost, changes)
         step = self._step(found)
-        share, beyond = _ERRORS[self.is_device_bound]
-        error = share * step.ns * (1.0 if self.fitted else _ALONE)
+        steps = found[0].steps[self.typical.chosen]
+        spread = float(steps.std(ddof=1)) if len(steps) > 2 else _SPREAD * step.ns
+        error = _ERROR * step.ns + _OF_SPREAD * spread
         shared = _time_shared(self.recording.ownership.work)
         errors = [error + float((shared[c.work] * (1 - c.work_factors)).sum()) for c in changes]
         shorter = np.max([one.shorter for one in found], axis=0)
-        most = shorter * _MEASURED_MORE + (shorter > 0) * beyond * step.ns
+        most = shorter * _MEASURED_MORE + (shorter > 0) * error
         return step, _savings(found, self.typical, error, np.array(errors), most, step.ns)
 
     def what_if(self, asked: Mapping[str, Any]) -> WhatIf:
