@@ -15,8 +15,7 @@ from typing import Any
 
 import backspot
 from backspot import results
-from backspot.results import comparison as changes
-from backspot.results import costs, job, memory, report
+from backspot.results import comparison as changes, costs, job, memory, report
 from backspot.trace import source
 
 GROUPS = {

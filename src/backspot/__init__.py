@@ -24,58 +24,28 @@ if TYPE_CHECKING:
     from backspot.comparison.compare import compare as compare
     from backspot.errors import (
         AlreadyInstrumentedError as AlreadyInstrumentedError,
-    )
-    from backspot.errors import (
         BackspotError as BackspotError,
-    )
-    from backspot.errors import (
         MissingDependencyError as MissingDependencyError,
-    )
-    from backspot.errors import (
         NoBackwardError as NoBackwardError,
-    )
-    from backspot.errors import (
         NotATraceError as NotATraceError,
-    )
-    from backspot.errors import (
         OutputExistsError as OutputExistsError,
-    )
-    from backspot.errors import (
         SourceNotFoundError as SourceNotFoundError,
-    )
-    from backspot.errors import (
         UsageError as UsageError,
     )
     from backspot.job.gather import ranks as ranks
     from backspot.live import (
         Alarm as Alarm,
-    )
-    from backspot.live import (
         Instrumentation as Instrumentation,
-    )
-    from backspot.live import (
         Monitor as Monitor,
-    )
-    from backspot.live import (
         instrument as instrument,
-    )
-    from backspot.live import (
         profile as profile,
     )
     from backspot.pipeline import locate as locate
     from backspot.results import (
         Comparison as Comparison,
-    )
-    from backspot.results import (
         Finding as Finding,
-    )
-    from backspot.results import (
         JobReport as JobReport,
-    )
-    from backspot.results import (
         Report as Report,
-    )
-    from backspot.results import (
         Row as Row,
     )
     from backspot.trace.source import Source as Source

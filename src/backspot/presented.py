@@ -75,6 +75,9 @@ class Presented:
     def _repr_html_(self) -> str:
         return forms().as_html(self)
 
+    def _pretty(self, printer: Any, cycle: bool) -> None:
+        printer.text(str(self))
+
 
 LABELLED = (".trace.json", ".json.gz")
 """Suffixes of a labelled trace, which is a copy of a trace and not a form of a report."""
@@ -92,4 +95,7 @@ def public(cls: _Class) -> _Class:
 
     cls.__annotations__ = get_annotations(cls, locals={cls.__name__: cls}, eval_str=True)
     cls.__module__ = cls.__module__.rpartition(".")[0]
+    if issubclass(cls, Presented):
+        # Of its own: IPython prefers a class's own __repr__ to the _repr_pretty_ of its base.
+        cls._repr_pretty_ = Presented._pretty  # type: ignore[attr-defined]
     return cls

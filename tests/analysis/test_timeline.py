@@ -3,8 +3,7 @@
 from pathlib import Path
 
 import numpy as np
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 
 from backspot.analysis.timeline import (
     EMPTY,

@@ -10,8 +10,7 @@ from math import exp
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 import backspot
 from backspot import compare, locate

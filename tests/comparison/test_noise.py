@@ -4,8 +4,7 @@ import random
 from math import exp, log
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from backspot.comparison.noise import Limits, Shift, Times, common_shift, interval
 

@@ -7,8 +7,7 @@ import random
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from backspot.errors import UsageError
 from backspot.job.answer import answer

@@ -7,8 +7,7 @@ from functools import cache
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from backspot.job.answer import answer
 from backspot.job.replay import Graph

@@ -7,8 +7,10 @@ torch = pytest.importorskip("torch")
 
 from torch.profiler import ProfilerActivity, profile  # noqa: E402
 
-from support.hooks import default_hooks  # noqa: E402, F401
-from support.hooks import for_each_kind as pytest_generate_tests  # noqa: E402, F401
+from support.hooks import (  # noqa: E402
+    default_hooks,  # noqa: F401
+    for_each_kind as pytest_generate_tests,  # noqa: F401
+)
 
 KINDS = ("forward: ", "backward: ", "backward end: ", "unmarked: ")
 

@@ -9,8 +9,7 @@ import warnings
 import pytest
 import torch
 from torch import nn
-from torch.autograd import profiler as autograd_profiler
-from torch.autograd import profiler_legacy
+from torch.autograd import profiler as autograd_profiler, profiler_legacy
 from torch.profiler import ProfilerActivity, profile
 
 import backspot

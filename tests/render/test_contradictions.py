@@ -10,8 +10,7 @@ from backspot import Report, compare
 from backspot.commands import main
 from backspot.errors import NotATraceError
 from backspot.render.json import to_json
-from support.sample_reports import SAMPLES, reports, row, vit, vit_with_lines
-from support.sample_reports import report as report_of
+from support.sample_reports import SAMPLES, report as report_of, reports, row, vit, vit_with_lines
 
 TOO_MUCH = 1 << 63
 

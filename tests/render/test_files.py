@@ -32,12 +32,12 @@ from support.sample_reports import (
     checkpointed,
     empty,
     odd,
+    report as report_of,
     reports,
     row,
     unlabelled,
     vit,
 )
-from support.sample_reports import report as report_of
 from support.synthetic import Trace
 
 

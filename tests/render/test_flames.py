@@ -9,19 +9,18 @@ import pytest
 from hypothesis import given
 
 from backspot.render import renderer_for
-from support.h200 import EACH_WITH_BACKWARD
-from support.h200 import report_of as recorded
+from support.h200 import EACH_WITH_BACKWARD, report_of as recorded
 from support.sample_reports import (
     ODD_NAMES,
     SAMPLES,
     node,
+    report as report_of,
     reports,
     row,
     vit,
     vit_on_a_cpu,
     vit_with_lines,
 )
-from support.sample_reports import report as report_of
 
 COSTS = {"wall": "wall_ns", "GPU": "gpu_ns", "CPU": "cpu_ns"}
 PROFILE = re.compile(r"(wall|GPU|CPU) time of the backward, per (step|pass)")

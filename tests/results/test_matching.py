@@ -1,8 +1,7 @@
 """Modules chosen by patterns of their paths, and the sums that the choice keeps exact."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from backspot.errors import UsageError
 from backspot.results.grouping import patterns_of

@@ -4,8 +4,7 @@ from dataclasses import FrozenInstanceError, replace
 from statistics import quantiles
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from backspot.errors import UsageError
 from backspot.results.costs import Hiccup, Row

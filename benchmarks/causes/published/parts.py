@@ -9,9 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from benchmarks.causes.published import Models as Models
-from benchmarks.causes.published import Published as Published
-from benchmarks.causes.published import Step as Step
+from benchmarks.causes.published import Models as Models, Published as Published, Step as Step
 from benchmarks.models import Context, Gpt, Mlp, made
 
 

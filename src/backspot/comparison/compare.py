@@ -103,6 +103,7 @@ def compare(
     changes.sort(key=by_size)
     step = _step(before, after, noise)
     whole = of_whole("whole", "", noise.before.wall, noise.after.wall, noise)
+    threads = "" if before.has_gpu else ", on one thread (OMP_NUM_THREADS=1)"
     return Comparison(
         step=step,
         phases=tuple(_phases(before, after, noise)),
@@ -116,7 +117,7 @@ def compare(
             *unlike,
             *noise.common(),
             *_cautions(before, after, by),
-            *_steadier(step, whole, before),
+            *([_TOO_NOISY.format(threads)] if step.is_noisy or whole.is_noisy else []),
         ),
     )
 
@@ -148,6 +149,7 @@ def _other_work(pairs: Sequence[tuple[Row | None, Row | None]]) -> Iterator[str]
 
 
 _UNLIKE = "The two reports share no module: they are of different models."
+_TOO_NOISY = "The steps vary too much to compare: record both on an idle machine{}."
 
 
 # The step ----------------------------------------------------------------------------------------
@@ -276,13 +278,6 @@ def _cautions(before: Report, after: Report, by: str) -> Iterable[str]:
         )
     if before.has_gpu != after.has_gpu:
         yield f"Only the recording {'before' if before.has_gpu else 'after'} has GPU work."
-
-
-def _steadier(step: Change, whole: Change, report: Report) -> Iterator[str]:
-    """Yield what to do where the noise is too large to say that nothing changed."""
-    if step.is_noisy or whole.is_noisy:
-        threads = "" if report.has_gpu else ", on one thread (OMP_NUM_THREADS=1)"
-        yield f"The steps vary too much to compare: record both on an idle machine{threads}."
 
 
 _BY_NODE = (

@@ -16,7 +16,7 @@ from backspot.comparison.judge import Cost, Noise, build, by_size, of_whole, war
 from backspot.comparison.noise import Times
 from backspot.formatting import counted, duration
 from backspot.results.comparison import Change, ChangeKind, Comparison, Side
-from backspot.results.job import JobFinding, JobReport, ModuleSpread, RankCost
+from backspot.results.job import JobReport, ModuleSpread, RankCost
 
 _LEAST = 0.01
 """Share of the step below which a change of a wait, a transfer or a rank is not claimed."""
@@ -116,17 +116,13 @@ def _notes(before: JobReport, after: JobReport, noise: Noise, *, shared: bool) -
             "and transfers differ by that alone."
         )
     yield from noise.common()
-    old, new = ({_cause(one): one for one in job.findings} for job in (before, after))
-    for cause, one in new.items():
-        if cause not in old:
-            yield f"New: {one.title}, {one.bound} {duration(one.cost_ns)} of a step."
-    for cause, one in old.items():
-        if cause not in new:
-            yield f"Gone: {one.title}, {one.bound} {duration(one.cost_ns)} of a step."
+    old, new = (
+        {(one.rule, one.rank, one.path): one for one in job.findings} for job in (before, after)
+    )
+    for what, mine, others in (("New", new, old), ("Gone", old, new)):
+        for cause, one in mine.items():
+            if cause not in others:
+                yield f"{what}: {one.title}, {one.bound} {duration(one.cost_ns)} of a step."
     yield from warnings_of_both(before.warnings, after.warnings)
     if min(len(before.steps), len(after.steps)) < 4:
         yield "Fewer than four steps show only large changes. profile(steps=10) records more."
-
-
-def _cause(finding: JobFinding) -> tuple[str, int | None, str]:
-    return finding.rule, finding.rank, finding.path

@@ -63,7 +63,10 @@ def align(groups: Sequence[Matched], ranks: Sequence[int]) -> dict[int, RankCloc
         return {}
     clocks = {min(ranks): RankClock(0, 0.0, 0, 0.0)}
     useful = sorted(
-        ((group, _synchronous(group)) for group in groups),
+        (
+            (group, np.flatnonzero([call.kind not in ROOTED for call in group.call]))
+            for group in groups
+        ),
         key=lambda pair: (-len(pair[1]), pair[0].name, pair[0].ranks),
     )
     useful = [(group, at) for group, at in useful if len(at)]
@@ -82,10 +85,6 @@ def align(groups: Sequence[Matched], ranks: Sequence[int]) -> dict[int, RankCloc
                     clocks[rank] = _fit(own, job, reference.uncertainty_ns)
                 growing = True
     return clocks
-
-
-def _synchronous(group: Matched) -> Ints:
-    return np.flatnonzero([call.kind not in ROOTED for call in group.call])
 
 
 def _fit(own: Ints, job: Ints, before: float) -> RankClock:

@@ -7,7 +7,6 @@ started the exchange, unless that event is in an operator that computes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -188,8 +187,8 @@ def _of_attention(collectives: Collectives, mine: Ints) -> Mask:
     events, work, spans = collectives.events, collectives.work, collectives.ownership.spans
     operators = events.chosen(events.name_mask(*names.ATTENTION), Category.OPERATOR)
     found = enclosing(events, operators, work.thread[mine], work.launch[mine]) >= 0
-    kinds = _are(collectives.kinds, names.ALL_TO_ALL)
-    exchanges = kinds[collectives.communication.collective[mine]] & (work.run[mine] < 0)
+    all_to_all = np.array([kind == names.ALL_TO_ALL for kind in collectives.kinds], bool)
+    exchanges = all_to_all[collectives.communication.collective[mine]] & (work.run[mine] < 0)
     runs = dict(grouped(spans.of(events, operators)))
     for span, at in grouped(work.span[mine], np.flatnonzero(exchanges)):
         launch = work.launch[mine[at]]
@@ -197,7 +196,3 @@ def _of_attention(collectives: Collectives, mine: Ints) -> Mask:
         if span >= 0 and ((launch.min() < begin) & (begin < launch.max())).any():
             found[at] = True
     return found
-
-
-def _are(kinds: Sequence[str], kind: str) -> Mask:
-    return np.array([one == kind for one in kinds], bool)

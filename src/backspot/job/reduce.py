@@ -100,7 +100,8 @@ def reduce_trace(recording: Recording, identity: Identity) -> Summary:
             collectives,
             identity,
             host,
-            _exposed(collectives.work, line, waiting),
+            # For each piece of device work, how long other work waits while it runs alone.
+            summed(line.exchange[line.exposed], waiting[line.exposed], len(collectives.work.start)),
             _launching(collectives.work, line, launches, waiting),
         ),
         outside=(
@@ -259,11 +260,6 @@ def _waiting(work: DeviceWork, line: _Line) -> Ints:
     found = np.zeros(len(line.exchange), np.int64)
     found[line.exposed] = np.clip(begin + length - queued, 0, length)
     return found
-
-
-def _exposed(work: DeviceWork, line: _Line, waiting: Ints) -> Ints:
-    """Return for each piece of device work how long other work waits while it runs alone."""
-    return summed(line.exchange[line.exposed], waiting[line.exposed], len(work.start))
 
 
 def _launches(events: Events) -> Timeline:

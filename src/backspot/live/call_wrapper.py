@@ -30,8 +30,7 @@ from typing import Any
 import torch
 
 from backspot.interrupts import contained
-from backspot.live.calls import Call, Thread, calls_that_fail, wrapper_codes
-from backspot.live.calls import local as _local
+from backspot.live.calls import Call, Thread, calls_that_fail, local as _local, wrapper_codes
 from backspot.live.class_calls import ClassCalls, passes_to_common, put_hook
 from backspot.live.copies import end_plain_copies, keep_copies_plain
 from backspot.live.markers import mark_inputs, mark_output

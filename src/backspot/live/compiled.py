@@ -148,14 +148,6 @@ def _make_pass(settings: InductorSettings, theirs: Any) -> Any:
     return Frames()
 
 
-def _compilations() -> list[Compilation]:
-    """Return the latest compilations, with the first of the reasons for each."""
-    return [
-        Compilation(region, function, file_name(file), line, _REASON.sub(" ", _first(reasons)))
-        for region, function, file, line, reasons in dynamo.compilations()
-    ]
-
-
 def _first(reasons: str) -> str:
     """Return the first line of what Dynamo says, without the number of the code from before."""
     return _BEFORE.sub("", reasons.strip().partition("\n")[0])[:_LONGEST]
@@ -240,7 +232,10 @@ class CompiledBook:
         known: list[KnownModule] = []
         if any(graph.sites for graph in graphs):
             known = [one for _, mine in modules for one, _ in mine]
-        compilations = _compilations() if code else []
+        compilations = [
+            Compilation(region, function, file_name(file), at, _REASON.sub(" ", _first(reasons)))
+            for region, function, file, at, reasons in (dynamo.compilations() if code else ())
+        ]
         return format_compiled(graphs, known, list(tables.lines), compilations, parameters)
 
     def _install(self) -> None:

@@ -49,16 +49,12 @@ def _install() -> None:
 
 
 def _reduce_hooks(dictionary: OrderedDict[Any, Any]) -> str | tuple[Any, ...]:
-    if KEY not in dictionary or not _is_ours(dictionary[KEY]):
+    ours = dictionary.get(KEY)  # a hook of Backspot, or the flag of one
+    if ours is not True and hook_of(ours) is None:
         return dictionary.__reduce_ex__(4)
     plain = OrderedDict((key, value) for key, value in dictionary.items() if key != KEY)
     vars(plain).update(vars(dictionary))
     return plain.__reduce_ex__(4)
-
-
-def _is_ours(value: object) -> bool:
-    """Return whether this is a hook of Backspot, or the flag of one."""
-    return value is True or hook_of(value) is not None
 
 
 def _reduce_module(module: torch.nn.Module) -> str | tuple[Any, ...]:

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from backspot.live.modules import class_name, unwrap
+from backspot.live.optimizers import ids_updated_by
 from backspot.live.torch_internals.dynamo import is_dynamos
 from backspot.live.torch_internals.modules import children_of, parameters_of
 
@@ -100,27 +101,18 @@ def updated_by(
     optimizers: Iterable[torch.optim.Optimizer], roots: Collection[torch.nn.Module]
 ) -> list[torch.nn.Module]:
     """Return the modules of which one of the optimizers holds a parameter."""
-    updated = _parameters_of(optimizers)
+    updated = ids_updated_by(optimizers)
     return [root for root in roots if not updated.isdisjoint(map(id, root.parameters()))]
 
 
 def other_optimizers(known: Collection[torch.optim.Optimizer]) -> bool:
     """Return whether a live optimizer has a parameter that none of the known ones updates."""
-    updated = _parameters_of(known)
+    updated = ids_updated_by(known)
     return any(
-        not _parameters_of([one]) <= updated
+        not ids_updated_by([one]) <= updated
         for one in _living(torch.optim.Optimizer)
         if hasattr(one, "param_groups")
     )
-
-
-def _parameters_of(optimizers: Iterable[torch.optim.Optimizer]) -> set[int]:
-    return {
-        id(parameter)
-        for optimizer in optimizers
-        for group in optimizer.param_groups
-        for parameter in group["params"]
-    }
 
 
 def only_loader() -> Any:

@@ -11,8 +11,7 @@ import torch
 
 from backspot.interrupts import contained, pass_on
 from backspot.live import calls, markers, source_lines
-from backspot.live.calls import Call, Intervals, calls_that_fail
-from backspot.live.calls import local as _local
+from backspot.live.calls import Call, Intervals, calls_that_fail, local as _local
 from backspot.live.owner import Owner, Scope, marker
 from backspot.live.sessions import Sessions, sessions
 from backspot.live.torch_internals import autograd, dynamo, lookup, modules, profiler

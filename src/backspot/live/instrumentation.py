@@ -308,16 +308,27 @@ def instrument(
     check_choice("hooks", hooks, ("call", "module"))
     for word, value in (("markers", markers), ("lines", lines), ("compiled", compiled)):
         check_flag(word, value)
-    return put_labels(
-        model,
-        depth=depth,
-        patterns=_checked_patterns(match, model, name),
-        name=name,
-        hooks=hooks,
-        markers=markers,
-        lines=lines,
-        compiled=compiled,
-    )
+    patterns = _checked_patterns(match, model, name)
+    instrumentation = None
+    try:
+        # At 50,000 modules the garbage collector would take half of the time.
+        with _without_collecting():
+            instrumentation = Instrumentation(
+                model,
+                name=name,
+                depth=depth,
+                patterns=patterns,
+                hooks="node" if hooks == "call" and not sessions.watches_starts else hooks,
+                markers=markers,
+                lines=lines,
+                compiled=compiled,
+            )
+            instrumentation._begin()
+        return instrumentation  # noqa: TRY300 - an interrupt can come before it
+    except BaseException:  # an interrupt too: all hooks are registered, or none
+        if instrumentation is not None:
+            instrumentation.remove()
+        raise
 
 
 def _checked_patterns(match: object, model: torch.nn.Module, name: str) -> Patterns | None:
@@ -332,41 +343,6 @@ def _checked_patterns(match: object, model: torch.nn.Module, name: str) -> Patte
     called = [path for path, module, _ in find_modules(model) if is_called(module)]
     patterns.check([_path(name, path) for path in called])
     return patterns
-
-
-def put_labels(
-    model: torch.nn.Module,
-    *,
-    depth: int | None,
-    name: str,
-    markers: bool,
-    lines: bool,
-    patterns: Patterns | None = None,
-    hooks: Literal["call", "module"] = "call",
-    compiled: bool = True,
-) -> Instrumentation:
-    """Label a model, as ``instrument`` does with arguments that were checked."""
-    kind: str = "node" if hooks == "call" and not sessions.watches_starts else hooks
-    instrumentation = None
-    try:
-        # At 50,000 modules the garbage collector would take half of the time.
-        with _without_collecting():
-            instrumentation = Instrumentation(
-                model,
-                depth=depth,
-                patterns=patterns,
-                name=name,
-                hooks=kind,
-                markers=markers,
-                lines=lines,
-                compiled=compiled,
-            )
-            instrumentation._begin()
-        return instrumentation  # noqa: TRY300 - an interrupt can come before it
-    except BaseException:  # an interrupt too: all hooks are registered, or none
-        if instrumentation is not None:
-            instrumentation.remove()
-        raise
 
 
 def _path(name: str, inner_path: str) -> str:

@@ -29,6 +29,7 @@ from backspot.errors import MissingDependencyError, UsageError
 from backspot.interrupts import pass_on
 from backspot.live.markers import tensors_in
 from backspot.live.modules import class_name, is_called, unwrap
+from backspot.live.optimizers import ids_updated_by
 from backspot.live.torch_internals import autograd, dynamo
 from backspot.live.torch_internals.modules import children_of
 
@@ -384,9 +385,7 @@ class Monitor:
             model = self._model()
             if model is None:
                 return False
-            own = {id(parameter) for parameter in model.parameters()}
-            groups = optimizer.param_groups
-            if not any(id(parameter) in own for group in groups for parameter in group["params"]):
+            if ids_updated_by([optimizer]).isdisjoint(map(id, model.parameters())):
                 return False
             self._optimizer = weakref.ref(optimizer)
             self._others.clear()

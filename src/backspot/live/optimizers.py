@@ -10,7 +10,7 @@ step so far. A module also gets one if all its gradients are gone when its optim
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,6 +25,16 @@ from backspot.trace.names import OPTIMIZER_GROUPS
 
 _MANY_GROUPS = 10
 """Groups of parameters from which it is looked at whether they could be fewer."""
+
+
+def ids_updated_by(optimizers: Iterable[torch.optim.Optimizer]) -> set[int]:
+    """Return the ``id`` of each parameter that one of some optimizers holds."""
+    return {
+        id(parameter)
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
 
 
 class OptimizerWatch:
@@ -59,13 +69,7 @@ class OptimizerWatch:
             pass_on(error)  # a label is never worth a failed step
 
     def _label_unused(self, stepped: torch.optim.Optimizer) -> None:
-        mine = {id(p) for group in stepped.param_groups for p in group["params"]}
-        held = {
-            id(parameter)
-            for optimizer in self._known
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-        }
+        mine, held = ids_updated_by([stepped]), ids_updated_by(self._known)
         for scope in self._scopes():
             model = scope.model()
             # An optimizer that holds its own copies (in another precision) says nothing. A model

@@ -34,8 +34,7 @@ from backspot.live.recording import (
 )
 from backspot.live.source_lines import name_of_frame
 from backspot.live.torch_internals import autograd
-from backspot.live.torch_internals.profiler import new_range
-from backspot.live.torch_internals.profiler import recording as is_recording
+from backspot.live.torch_internals.profiler import new_range, recording as is_recording
 from backspot.live.trials.attempts import Trials, chains_of, check_trials, needs_step, with_trials
 from backspot.live.trials.trial import Live
 from backspot.pipeline import locate_export

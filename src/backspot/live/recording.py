@@ -30,10 +30,14 @@ from backspot.live.host_marks import (
     unread_marked,
     waits_marked,
 )
-from backspot.live.instrumentation import Instrumentation, put_labels
+from backspot.live.instrumentation import Instrumentation, instrument
 from backspot.live.torch_internals.lookup import Watch, nothing
-from backspot.live.torch_internals.profiler import PROFILER_PREPARES, new_range, privateuse1_name
-from backspot.live.torch_internals.profiler import recording as is_recording
+from backspot.live.torch_internals.profiler import (
+    PROFILER_PREPARES,
+    new_range,
+    privateuse1_name,
+    recording as is_recording,
+)
 from backspot.trace.names import PROFILER_STEP
 from backspot.trace.profiler import Export
 
@@ -212,7 +216,7 @@ class Labelled:
         for name, model in taken.models.items():
             with suppress(UsageError) if self.lenient else nullcontext():
                 taken.labelled[name] = taken.labels.enter_context(
-                    put_labels(
+                    instrument(
                         model,
                         depth=self.depth,
                         name=name,

@@ -81,19 +81,12 @@ class _Stepped:
         """Note a step that this thread has taken."""
         self._found[threading.get_ident(), id(optimizer)] = weakref.ref(optimizer)
 
-    def here(self) -> list[torch.optim.Optimizer]:
-        """Return the optimizers that have taken a step in this thread."""
-        return self._living(threading.get_ident())
-
-    def anywhere(self) -> list[torch.optim.Optimizer]:
-        """Return the optimizers of all threads."""
-        return self._living(None)
-
-    def _living(self, wanted: int | None) -> list[torch.optim.Optimizer]:
+    def living(self, *, anywhere: bool = False) -> list[torch.optim.Optimizer]:
+        """Return the optimizers that have taken a step in this thread, or in any."""
+        here = threading.get_ident()
         # The list of items is made at once, whatever other threads add.
-        found = [
-            ref() for (thread, _), ref in list(self._found.items()) if wanted in (None, thread)
-        ]
+        known = list(self._found.items())
+        found = [ref() for (thread, _), ref in known if anywhere or thread == here]
         return [optimizer for optimizer in found if optimizer is not None]
 
 
@@ -115,16 +108,16 @@ class _FoundModels(Models):
 
         A generator's may wait for several steps of its critic.
         """
-        return not discovery.other_optimizers(self._optimizers.anywhere())
+        return not discovery.other_optimizers(self._optimizers.living(anywhere=True))
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
         """Return those that have taken a step in this thread."""
-        return self._optimizers.here()
+        return self._optimizers.living()
 
     def begin(self) -> None:
         """Watch which modules are called that no optimizer updates."""
         roots, trained = self._search()
-        elsewhere = discovery.updated_by(self._optimizers.anywhere(), roots)
+        elsewhere = discovery.updated_by(self._optimizers.living(anywhere=True), roots)
         updated = {id(root) for root in (*trained, *elsewhere)}
         self._watch = discovery.CallWatch(root for root in roots if id(root) not in updated)
 
@@ -142,10 +135,10 @@ class _FoundModels(Models):
     def _search(self) -> tuple[list[torch.nn.Module], list[torch.nn.Module]]:
         """Return the outermost modules, and those of them that are trained."""
         roots = discovery.outermost()
-        trained = discovery.trained_by(self._optimizers.here(), roots)
+        trained = discovery.trained_by(self._optimizers.living(), roots)
         if not trained and gc.get_freeze_count():
             roots = discovery.outermost(discovery.held_by_variables())
-            trained = discovery.trained_by(self._optimizers.here(), roots)
+            trained = discovery.trained_by(self._optimizers.living(), roots)
         return roots, trained
 
     def end(self) -> None:

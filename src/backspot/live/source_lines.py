@@ -96,15 +96,12 @@ def name_of_frame(file: str) -> str:
     """
     if file.startswith("<") or os.path.isabs(file):  # noqa: PTH117
         return file_name(file)
-    for folder in sorted(map(os.path.abspath, filter(_is_text, sys.path)), reverse=True):
+    folders = (os.path.abspath(entry) for entry in sys.path if isinstance(entry, str))  # noqa: PTH100
+    for folder in sorted(folders, reverse=True):
         whole = os.path.join(folder, file)  # noqa: PTH118
         if os.path.exists(whole):  # noqa: PTH110
             return file_name(whole)
     return file
-
-
-def _is_text(entry: object) -> bool:
-    return isinstance(entry, str)
 
 
 def _cell_number(file: str) -> int | None:

@@ -153,7 +153,14 @@ def _ranked(report: Report, view: View) -> list[Part]:
     if row.is_exchange:
         return _exchanges(report, row, first)
     if sort == "saves":
-        return _saves(report, row)
+        return said(
+            f"Without {{}}, a {report.per} would take {{}} less, {{}} of the "
+            f"{report.per}; it takes {{}} of the backward",
+            ("name", row.label),
+            duration(row.saves.ns if row.saves else 0),
+            percent(report.share(row, "saves")),
+            duration(row.wall_ns),
+        )
     parts = _takes(report, row, sort, whole)
     if row.members > first.members:
         most = percent(report.share(first, sort))
@@ -197,14 +204,11 @@ def _heaviest_module(report: Report, first: Row, view: View) -> Row | None:
     if layers.members == 1 or time_of(layers, view.sort) < 2 * time_of(first, view.sort):
         return first
     is_little = report.share(first, view.sort) < _DIFFUSE
-    if is_little or _is_around(first, layers) or _is_like_others(report, first, view):
+    # A module around the layers takes what they leave over.
+    is_around = layers.path.startswith(f"{numberless(first.path)}." if first.path else "")
+    if is_little or is_around or _is_like_others(report, first, view):
         return layers
     return first
-
-
-def _is_around(row: Row, layers: Row) -> bool:
-    """Whether a module contains these layers, so that it takes what they leave over."""
-    return layers.path.startswith(f"{numberless(row.path)}." if row.path else "")
 
 
 def _is_like_others(report: Report, first: Row, view: View) -> bool:
@@ -283,18 +287,6 @@ def _saving(saves: Saving | None, what: str = "it") -> list[Part]:
     least, most = duration(saves.low_ns), duration(saves.high_ns)
     less = f"{duration(saves.ns)} less" if saves.ns else "hardly less"
     return said(f"; without {what}, a step would take {{}} ({least} to {most})", less)
-
-
-def _saves(report: Report, row: Row) -> list[Part]:
-    """How much less time a step would take without this row."""
-    return said(
-        f"Without {{}}, a {report.per} would take {{}} less, {{}} of the "
-        f"{report.per}; it takes {{}} of the backward",
-        ("name", row.label),
-        duration(row.saves.ns if row.saves else 0),
-        percent(report.share(row, "saves")),
-        duration(row.wall_ns),
-    )
 
 
 def _exchanges(report: Report, row: Row, module: Row) -> list[Part]:

@@ -7,8 +7,7 @@ here appears in all of them; for CSV and pandas, add its field to ``FIELDS``.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from dataclasses import fields as dataclass_fields
+from dataclasses import dataclass, fields as dataclass_fields, replace
 from typing import Literal, TypeAlias
 
 from backspot.formatting import decimals_for, milliseconds, percent

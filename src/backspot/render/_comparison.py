@@ -143,7 +143,7 @@ def _claim(change: Change) -> Iterator[Part]:
         yield from (_named(change), ("text", f" is {change.verdict}, "))
     else:
         yield from (_named(change), ("text", f" got {change.verdict} by "))
-    yield _by(change)
+    yield ("number", duration(abs(change.judged_ms[2]) * 1e6) + _of_gpu(change))
 
 
 def _named(change: Change) -> Part:
@@ -151,10 +151,6 @@ def _named(change: Change) -> Part:
         "node" if change.kind == "node" else "text" if change.kind == "phase" else "name"
     )
     return kind, short_node_name(change.name)
-
-
-def _by(change: Change) -> Part:
-    return ("number", duration(abs(change.judged_ms[2]) * 1e6) + _of_gpu(change))
 
 
 def _of_gpu(change: Change) -> str:
@@ -251,14 +247,9 @@ def _times(rows: Sequence[Change]) -> list[Column]:
             return ""
         return f"±{(change.high_ms - change.low_ms) / 2:.{decimals}f}"
 
-    before = (
-        ms(was) if c.verdict != "new" else "" for c, (was, _, _) in zip(rows, times, strict=True)
-    )
-    after = (
-        ms(now) if c.verdict != "gone" else "" for c, (_, now, _) in zip(rows, times, strict=True)
-    )
-    percents = (c.judged_percent for c in rows)
-    verdicts = (c.verdict for c in rows)
+    before = ("" if one.verdict == "new" else ms(one.judged_ms[0]) for one in rows)
+    after = ("" if one.verdict == "gone" else ms(one.judged_ms[1]) for one in rows)
+    percents = (one.judged_percent for one in rows)
     return [
         Column("other time", "before", numbers(before)),
         Column("other time", "after", numbers(after)),
@@ -270,7 +261,7 @@ def _times(rows: Sequence[Change]) -> list[Column]:
             numbers("" if one is None else _signed_percent(one) for one in percents),
             need=1,
         ),
-        Column("verdict", "", [("text", one) for one in verdicts], least=16, left=True),
+        Column("verdict", "", [("text", one.verdict) for one in rows], least=16, left=True),
     ]
 
 

@@ -187,16 +187,13 @@ def unknown_savings(report: Report, chosen: Selection) -> list[str]:
         reason = report.not_replayed
     elif any(row.saves is None and row.members > 1 for row in chosen.shown):
         reason = "Savings of several modules do not add up, and not all groups are replayed."
-    elif any(row.saves is None for row in chosen.shown) and _replays_some(report):
+    elif any(row.saves is None for row in chosen.shown) and any(
+        row.is_module and row.saves is None for row in report.modules
+    ):
         reason = "In so large a model, only the modules with the most time are replayed without."
     else:
         reason = ""
     return [f"saves –: not known. {reason}"] if reason else []
-
-
-def _replays_some(report: Report) -> bool:
-    """Whether a report that is replayed does not say of each module what it saves."""
-    return any(row.is_module and row.saves is None for row in report.modules)
 
 
 def hidden_work(report: Report, chosen: Selection) -> list[str]:

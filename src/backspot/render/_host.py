@@ -60,7 +60,7 @@ def _waits(report: Report) -> HostTable | None:
         "Where the host waits for the GPU",
         f"saves: how much less time a {report.per} would take without this wait alone, by replay.",
         [
-            _names("line", map(_place, waits)),
+            _names("line", (o.line or labelled(o.path, o.class_name) for o in waits)),
             *_within(waits),
             Column("class", "operator", _words(one.operator for one in waits), need=2, left=True),
             Column("count", "waits", numbers(f"{one.count:,}" for one in waits)),
@@ -120,10 +120,6 @@ def lines_of_step(report: Report, most: int | None) -> HostTable | None:
             Column("calls", "calls", numbers(f"{one.calls:,}" for one in lines), need=3),
         ],
     )
-
-
-def _place(wait: Wait) -> str:
-    return wait.line or labelled(wait.path, wait.class_name)
 
 
 def _line(line: HostLine) -> str:

@@ -71,16 +71,13 @@ class _Page:
             lines += ["", *self._wrapped(said)]
         for warning in job.warnings:
             lines += ["", *self._wrapped(f"! {visible(warning)}")]
-        longest = max(len(job.ranks), len(job.slowest), self._costly())
+        differ = sum(one.cost_ns > 0 for one in job.modules)
+        longest = max(len(job.ranks), len(job.slowest), differ)
         if more and longest > self._top:
             facts = [fact.format(longest) for fact in more]
             facts[0] = f"next: {facts[0]}"
             lines += [line.plain for line in fact_lines(facts, self._width)]
         return lines
-
-    def _costly(self) -> int:
-        """How many modules differ."""
-        return sum(one.cost_ns > 0 for one in self._job.modules)
 
     def _wrapped(self, text: str, indent: str = "") -> list[str]:
         return textwrap.wrap(

@@ -25,8 +25,7 @@ from backspot.render.formats import Format
 from backspot.render.view import View
 from backspot.results.comparison import Comparison
 from backspot.results.findings import Answer
-from backspot.results.job import SCHEMA as JOB_SCHEMA
-from backspot.results.job import JobReport
+from backspot.results.job import SCHEMA as JOB_SCHEMA, JobReport
 from backspot.results.report import SCHEMA, Report
 
 Saved = TypeVar("Saved", Report, JobReport)

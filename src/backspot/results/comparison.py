@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from backspot import presented
 from backspot.checks import is_number
@@ -333,10 +333,6 @@ class Comparison(Presented):
         """
         _check(percent, "slower_than")
         return any(change.exceeds(percent) for change in (self.step, self.whole))
-
-    # Not in Presented: IPython prefers a class's own __repr__ to the _repr_pretty_ of its base.
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        printer.text(str(self))
 
     def save(self, path: str | os.PathLike[str], *, force: bool = False) -> Path:
         """Write the comparison as ``.md``, ``.txt``, ``.csv`` or ``.json``, complete or not at all.

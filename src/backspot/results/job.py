@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from backspot import presented
 from backspot.formatting import counted, labelled
@@ -382,7 +382,3 @@ class JobReport(Presented):
             f"<JobReport of {counted(len(self.ranks), 'rank')} of {self.world_size}, "
             f"{counted(len(self.steps), 'step')}, {counted(len(self.findings), 'finding')}>"
         )
-
-    # As in Report: IPython prefers a class's own __repr__ to the _repr_pretty_ of its base.
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        printer.text(str(self))

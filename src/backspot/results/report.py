@@ -537,10 +537,6 @@ class Report(Presented, _Predicted):
         rows.update(modules)
         return rows
 
-    # Not in Presented: IPython prefers a class's own __repr__ to the _repr_pretty_ of its base.
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        printer.text(str(self))
-
     def save(self, path: str | os.PathLike[str], *, force: bool = False) -> Path:
         """Write the report in the format that the suffix of ``path`` names.
 

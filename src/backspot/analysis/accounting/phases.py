@@ -27,8 +27,7 @@ from backspot.analysis.attribution.ownership import Ownership
 from backspot.analysis.timeline import merged, numbered, take
 from backspot.analysis.typical import TypicalStep, typical_step
 from backspot.results.costs import Phase
-from backspot.trace import Category, Events
-from backspot.trace import names as trace_names
+from backspot.trace import Category, Events, names as trace_names
 from backspot.trace.events import Ints
 
 

@@ -10,8 +10,7 @@ from typing import Any, TypeAlias
 from backspot.analysis.findings.costs import Placed, Removable
 from backspot.analysis.findings.evidence import Evidence
 from backspot.analysis.findings.memory_evidence import MemoryEvidence
-from backspot.registry import Registry
-from backspot.registry import Rule as AnyRule
+from backspot.registry import Registry, Rule as AnyRule
 from backspot.results.findings import Finding, Saving
 
 Rule: TypeAlias = AnyRule[Evidence, Finding, Finding | None]

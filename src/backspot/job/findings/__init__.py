@@ -22,8 +22,7 @@ from backspot.job.roles import Roles
 from backspot.job.scatter import MATTERS
 from backspot.job.summary import Call, Summary
 from backspot.job.waiting import GroupWaits
-from backspot.registry import Registry
-from backspot.registry import Rule as AnyRule
+from backspot.registry import Registry, Rule as AnyRule
 from backspot.results.job import JobFinding, RankCost
 from backspot.trace.events import Ints
 

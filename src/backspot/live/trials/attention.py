@@ -134,7 +134,11 @@ def _is_narrow(scores: Node) -> bool:
 def attention(asked: Asked) -> Trial | None:
     """Try ``scaled_dot_product_attention`` on what the largest products of the step were given."""
     missing = "no softmax between two products was recognised in the step"
-    found = asked.seen("attention", missing, _scores)[:MOST_CHAINS]
+
+    def scores(chain: Chain) -> int:
+        return int(chain.given["v"].shape[-2] * chain.end.shape[:-1].numel())
+
+    found = asked.seen("attention", missing, scores)[:MOST_CHAINS]
     variants = asked.variants(found, _ways)
     if len(variants) == 1:
         raise Refused("its parts are too different for one kernel")
@@ -142,10 +146,6 @@ def attention(asked: Asked) -> Trial | None:
     shape = tuple(first["q" if "q" in first else "scores"].shape)
     what = f"softmax(q·kᵀ)·v of {shape}" if "q" in first else f"softmax(scores)·v of {shape}"
     return Trial(f"{what}, forward and backward", variants, allowed_s=CHAINS_S)
-
-
-def _scores(chain: Chain) -> int:
-    return int(chain.given["v"].shape[-2] * chain.end.shape[:-1].numel())
 
 
 def _ways(chain: Chain) -> dict[str, Attend]:

@@ -35,7 +35,7 @@ from backspot.render._host import host_tables, waits_told
 from backspot.render._phases import explained, kept_phases, phase_text
 from backspot.render._words import KINDS, Part, made_by
 from backspot.render.view import Selection, View, heaviest_line, operators_by
-from backspot.results.costs import OperatorCost, Phase, Row, WallKinds
+from backspot.results.costs import OperatorCost, Row, WallKinds
 from backspot.results.findings import Finding
 from backspot.results.report import Report
 
@@ -100,7 +100,9 @@ def phases_bar(report: Report) -> str:
     )
     legend = "".join(
         f'<li><i class="p-{phase.name}" aria-hidden="true"></i>{name} <b>{time}</b> '
-        f'<span class="muted">{share}{_busy(report, phase)}</span></li>'
+        f'<span class="muted">{share}'
+        + (f", GPU busy {percent(phase.utilisation)}" if report.has_gpu else "")
+        + "</span></li>"
         for phase, (name, time, share) in zip(phases, texts, strict=True)
     )
     unit = "backward pass" if report.per == "pass" else "step"
@@ -111,10 +113,6 @@ def phases_bar(report: Report) -> str:
         f'<div class="bar" role="img" aria-label="{shown(label)}">{bar}</div>'
         f'<ul class="legend">{legend}</ul>{meanings}</section>'
     )
-
-
-def _busy(report: Report, phase: Phase) -> str:
-    return f", GPU busy {percent(phase.utilisation)}" if report.has_gpu else ""
 
 
 def findings_list(report: Report, *, shown_first: int) -> str:
@@ -188,10 +186,6 @@ def _trial(finding: Finding) -> str:
     table = f'<table class="variants" aria-label="Tried here">{rows}</table>' if rows else ""
     kind = finding.tried.verdict.replace(" ", "-")
     return f'<div class="tried {kind}"><p><b>{mark}</b> {shown(said)}</p>{table}</div>'
-
-
-def _line(place: str, text: str) -> str:
-    return f'<code title="{shown(text)}">{shown(place)}</code>' if place else ""
 
 
 _CLASSES = {
@@ -293,7 +287,7 @@ def _rows(columns: Sequence[Column], bars: Sequence[str], name: str) -> list[str
             spent = f"<code>{text}</code> <span>{shown(times[row][1])}</span>"
             text = f'<span class="node-cost">{spent}</span>'
         elif kind == "line" and column.hints:
-            text = _line(column.cells[row][1], column.hints[row])
+            text = text and f'<code title="{shown(column.hints[row])}">{text}</code>'
         classes = _CLASSES.get(kind, _CLASS)
         return f'<td class="{classes}">{text}</td>' if classes else f"<td>{text}</td>"
 

@@ -87,10 +87,6 @@ def _chosen(job: JobReport) -> list[int]:
     return sorted(place[rank] for rank in list(dict.fromkeys(wanted))[:_COLUMNS])
 
 
-def _others(job: JobReport, chosen: Sequence[int]) -> list[int]:
-    return sorted(set(range(len(job.ranks))) - set(chosen))
-
-
 def _findings(findings: Sequence[JobFinding]) -> str:
     if not findings:
         return ""
@@ -189,7 +185,7 @@ def _heat(job: JobReport, chosen: Sequence[int]) -> str:
     modules = [one for one in job.modules if one.cost_ns]
     if not modules:
         return ""
-    others = _others(job, chosen)
+    others = sorted(set(range(len(job.ranks))) - set(chosen))
     most = max(modules[0].cost_ns, round(_DARK * job.step_ns))
     ranks = [str(job.ranks[at].rank) for at in chosen] + (["others"] if others else [])
     heads = [("", "module"), ("o4", "differs in"), ("n", "costs at most"), ("b", _BAR)]
