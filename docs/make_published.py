@@ -26,7 +26,8 @@ report, and where. It is judged by what the author names: *place and cause*, one
 *missed*.
 - **Predicted** is what the report of the slow step says that it would save, before the fix. \
 **Gained** is the fix, timed without a profiler, in turns, as a median with half the distance of \
-the quartiles. A fix gains the work of the cause less what takes its place.
+the quartiles. A fix gains the work of the cause less what takes its place. \
+Where it gains nothing, only a promise for its cause is wrong: other advice may gain.
 - **After**: whether that finding is gone once the step is fixed.
 
 {summary} What counts as the right place and cause was written down from the published thread \
@@ -119,7 +120,7 @@ def _row(about: Mapping[str, Any], found: Mapping[str, Any]) -> str:
         about["fix"],
         about["gain"],
         f"{found['step_ms']:.1f}",
-        "–" if promised is None or best is None else f"{promised:.1f}",
+        "–" if promised is None else f"{promised:.1f}",
         f"{found['gain_ms']:.1f} ± {found['gain_spread_ms']:.1f}",
         {True: "gone", False: "still there", None: ""}[found["gone"]],
     )

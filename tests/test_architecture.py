@@ -49,14 +49,15 @@ GROUND = {room for floor in FLOORS[:3] for room in floor}
 WITH_TORCH = ("live", "integrations", "commands.demo")
 
 # The size that each room may have, in lines, and the whole package (""). Trials of advice
-# have 2,000 of them, as they measure, guard the training, and copy what they measure.
+# have 2,000 of them, as they measure, guard the training, and copy what they measure. The 43rd
+# rule made findings grow.
 BUDGET = {
     "trace": 3_920,
     "results": 3_750,
     "analysis/attribution": 4_050,
     "analysis/accounting": 4_100,
     "analysis/host": 800,
-    "analysis/findings": 4_750,
+    "analysis/findings": 4_790,
     "analysis/replay": 2_800,
     "comparison": 1_230,
     "job": 3_800,

@@ -13,6 +13,7 @@ import backspot
 from backspot.analysis.findings import Evidence, all_rules, find_all, rules_about_memory
 from backspot.analysis.recording import Recording
 from backspot.analysis.typical import every_step
+from backspot.results.findings import Finding, Saving, in_order
 from backspot.trace import read_events
 
 DATA = Path(__file__).parents[1] / "data"
@@ -83,3 +84,46 @@ def test_checkpointing_says_where_memory_is_left(memory: str, left: bool) -> Non
     (found,) = (one for one in find_all(Evidence(*of)).findings if one.rule == "recompute")
     assert ("while memory is left" in found.title) is left
     assert ("At most 9.5 of 80.0 GB" in found.seen) is left
+
+
+def test_a_rule_that_would_need_shapes_for_what_it_sees_says_so(tmp_path) -> None:
+    """A convolution in fp32 takes the same way on purpose, so that its type decides."""
+    for name, state in (("general_fp64", "needs shapes"), ("lstm_layer", "nothing")):
+        text = gzip.decompress((DATA / "findings" / f"{name}.trace.json.gz").read_bytes()).decode()
+        path = tmp_path / f"{name}.json"
+        path.write_text(re.sub(r'"Input (Dims|type|Strides)"', r'"No \1"', text))
+        assert backspot.locate(path).rules["slow-path"] == state
+
+
+def test_waits_within_a_convolution_are_those_of_a_search_for_kernels(tmp_path) -> None:
+    text = gzip.decompress((DATA / "host" / "clip_each.trace.json.gz").read_bytes()).decode()
+    path = tmp_path / "t.json"
+    for caller, searches in (("aten::item", False), ("aten::cudnn_convolution", True)):
+        path.write_text(text.replace('"aten::item"', f'"{caller}"'))
+        (found,) = (one for one in backspot.locate(path).findings if one.rule == "host-waits")
+        assert ("torch.backends.cudnn.benchmark" in found.remedy) is searches
+
+
+def test_a_function_around_the_model_takes_at_least_what_it_saves() -> None:
+    """The host launches in it, and the GPU works for it: both are gone without the function."""
+    report = backspot.locate(DATA / "host" / "clip_each.trace.json.gz")
+    (found,) = (one for one in report.findings if one.rule == "code-around-model")
+    idle = sum(one.idle_ns for one in report.host if one.function == "clip_each")
+    assert found.saves is not None
+    assert idle < found.wall_ns
+    assert found.saves.ns <= found.wall_ns
+
+
+def test_a_bound_all_over_the_step_comes_behind_a_certain_gain_in_one_place() -> None:
+    some = backspot.locate(DATA / "findings" / "trip_gradient_gpt.trace.json.gz")
+    one, step = some.findings[0], some.replayed_step
+
+    def finding(rule: str, ns: int, places: int, *, at_best: bool) -> Finding:
+        where = tuple(replace(one.places[0], wall_ns=one.wall_ns // places) for _ in range(places))
+        saves = Saving(ns, ns, ns, at_best=at_best)
+        return replace(one, rule=rule, places=where, saves=saves, tried=None)
+
+    certain = finding("certain", 10_000_000, 1, at_best=False)
+    for places, first in ((1, "bound"), (8, "certain")):
+        found = in_order([certain, finding("bound", 30_000_000, places, at_best=True)], step)
+        assert found[0].rule == first

@@ -659,6 +659,8 @@ def test_the_screen_asks_for_stacks_where_they_would_let_a_rule_look():
     rules = {"python-code": "needs stacks", "code-around-model": "needs stacks", "casts": "found"}
     made = report([row("fc", wall=9_000)], rules=rules)
     assert "record with --stacks for 2 more rules" in render_text(made, width=200)
+    made = report([row("fc", wall=9_000)], rules={**rules, "slow-path": "needs shapes"})
+    assert "record with --shapes --stacks for 3 more rules" in render_text(made, width=200)
     recorded = report([row("fc", wall=9_000)], rules={"python-code": "nothing"})
     assert "--stacks" not in render_text(recorded, width=200)
 

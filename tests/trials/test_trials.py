@@ -555,6 +555,8 @@ def test_a_phase_is_a_finding_where_another_form_of_it_helps(report, monkeypatch
 def test_nothing_is_tried_where_nothing_may_be(report):
     (found,) = with_trials(asked(report, "optimizer-kernels"), Training().live(), "none").findings
     assert found.tried is None
+    phase = Phase("optimizer", 2_000_000, 0, (2_000_000,))
+    assert not with_trials(changed(report, phases=(phase,)), Training().live(), "none").findings
     with pytest.raises(backspot.UsageError, match='"operators", "all" or "none"'):
         backspot.profile(lambda: None, nn.Linear(1, 1), trials="some")
 

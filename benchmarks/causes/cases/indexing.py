@@ -332,7 +332,13 @@ class Chosen(nn.Module):
         return total.view_as(x)
 
 
-_MASKED = {**_WAITS, "host-waits": "the host waits for the number of indices"}
+_MASKED = {
+    **_WAITS,
+    "host-waits": "the host waits for the number of indices",
+    "small-batch": "each layer has few tokens",
+    "operator-loop": "a layer after the other",
+}
+_SHORT = {"launch-bound": "a small model on a large GPU"}
 
 
 def _chosen(context: Context, parts: int, batch: int = 8, **options: Any) -> Built:
@@ -365,13 +371,13 @@ def masks_of_a_small_batch_gpt(context: Context) -> Built:
     return _chosen(context, 8, batch=2)
 
 
-@control("masked-indexing")
+@control("masked-indexing", _SHORT)
 def chosen_rows_gpt(context: Context) -> Built:
     """All layers for all tokens, of which a mask chooses one."""
     return _chosen(context, 8, all_rows=True)
 
 
-@control("masked-indexing", {"sorted-indexing": "an index's backward sorts"})
+@control("masked-indexing", {**_SHORT, "sorted-indexing": "an index's backward sorts"})
 def one_mask_gpt(context: Context) -> Built:
     """One mask picks the tokens of the loss."""
     model, loss = gpt(context), nn.CrossEntropyLoss()

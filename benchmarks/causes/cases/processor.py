@@ -199,6 +199,68 @@ _register(
     lambda context: _evaluated(context, 2, False, of_itself=False),
 )
 
+# Anomaly mode -------------------------------------------------------------------------------------
+
+
+def _watched(context: Context, model: nn.Module, *shape: int, watch: bool = True) -> Built:
+    made = _trained(context, model, *shape)
+
+    def step() -> None:
+        with torch.autograd.set_detect_anomaly(watch):
+            made.step()
+
+    return Built(made.modules, step)
+
+
+def _looked_through(context: Context) -> Built:
+    """A step with a hook of its own that looks through one gradient."""
+    layer = nn.Linear(256, 256)
+
+    def look(_: nn.Module, __: object, gradients: tuple[torch.Tensor, ...]) -> None:
+        if torch.isnan(gradients[0]).any().item():
+            raise RuntimeError("the gradient is no number")
+
+    layer.register_full_backward_hook(look)
+    return _watched(context, nn.Sequential(_layers(functional.relu), layer), 64, 256, watch=False)
+
+
+for _name, _about, _build in (
+    (
+        "watched_layers",
+        "Layers trained in anomaly mode.",
+        lambda context: _watched(context, _layers(functional.relu), 64, 256),
+    ),
+    (
+        "watched_lstm",
+        "An LSTM trained in anomaly mode.",
+        lambda context: _watched(context, Whole(nn.LSTM(8, 32, batch_first=True), 32), 8, 20, 8),
+    ),
+    (
+        "watched_cells",
+        "An LSTM cell for each time step in anomaly mode.",
+        lambda context: _watched(context, Unrolled(nn.LSTMCell(8, 32), 32), 8, 10, 8),
+    ),
+    (
+        "watched_narrow",
+        "Many narrow layers in anomaly mode.",
+        lambda context: _watched(context, _layers(functional.relu, 32, 12), 16, 32),
+    ),
+):
+    _cells = {"recurrent-cells": "a cell for each time step"}
+    _register(plant("anomaly-mode", None, _cells, gpus=0), _name, _about, _build)
+_register(
+    control("anomaly-mode", gpus=0),
+    "looked_through",
+    "A hook that looks for NaN in the gradient of one layer.",
+    _looked_through,
+)
+_register(
+    control("anomaly-mode", gpus=0),
+    "unwatched_layers",
+    "The same layers without anomaly mode.",
+    lambda context: _watched(context, _layers(functional.relu), 64, 256, watch=False),
+)
+
 # Known causes, as a processor has them ------------------------------------------------------------
 
 

@@ -10,6 +10,11 @@ from benchmarks.causes.case import Built, Context, built, control, plant
 from benchmarks.models import Layer
 
 __all__: list[str] = []
+_OF_FP32 = {
+    "no-tensor-cores": "convolutions in fp32",
+    "layout-copies": "cuDNN turns the channels around",
+}
+_SHORT = {"casts": "autocast", "launch-bound": "a step of a few milliseconds"}
 
 
 def _trained(context: Context, model: nn.Module, *shape: int, half: bool = False) -> Built:
@@ -28,7 +33,7 @@ def _volumes(context: Context, middle: nn.Module, width: int, *, half: bool = Fa
     return _trained(context, model, context.pick(16, 1), 1, side, side, side, half=half)
 
 
-@plant("slow-convolution", ["2"], {"no-tensor-cores": "convolutions in fp32"})
+@plant("slow-convolution", ["2"], _OF_FP32)
 def depthwise_volume(context: Context) -> Built:
     """A depthwise convolution in three dimensions."""
     return _volumes(context, nn.Conv3d(64, 64, 3, padding=1, groups=64), 64)
@@ -40,22 +45,28 @@ def depthwise_volume_half(context: Context) -> Built:
     return _volumes(context, nn.Conv3d(64, 64, 3, padding=1, groups=64), 64, half=True)
 
 
-@plant("slow-convolution", ["2"], {"no-tensor-cores": "convolutions in fp32"})
-def odd_filters_volume(context: Context) -> Built:
-    """Very many tiny filters in three dimensions."""
-    return _volumes(context, nn.Conv3d(16, 511, 2), 16)
+@plant("slow-convolution", ["2"], _OF_FP32)
+def depthwise_volume_wide(context: Context) -> Built:
+    """A depthwise convolution over five places a side."""
+    return _volumes(context, nn.Conv3d(64, 64, 5, padding=2, groups=64), 64)
 
 
-@plant("slow-convolution", ["2"], {"no-tensor-cores": "convolutions in fp32"})
+@plant("slow-convolution", ["0"], _OF_FP32)
+def few_filters_of_one_channel(context: Context) -> Built:
+    """The first convolution of a volume: with 32 filters cuDNN's gradient is slow, not with 64."""
+    return _volumes(context, nn.Conv3d(32, 32, 3, padding=1), 32)
+
+
+@control("slow-convolution", _OF_FP32)
 def grouped_volume(context: Context) -> Built:
-    """A 3-D convolution in many groups of a few channels."""
+    """A 3-D convolution in 16 groups, whose gradients take two to three times the forward."""
     return _volumes(context, nn.Conv3d(64, 64, 3, padding=1, groups=16), 64)
 
 
-@control("slow-convolution", {"no-tensor-cores": "convolutions in fp32"})
-def dense_volume(context: Context) -> Built:
-    """A dense 3-D convolution."""
-    return _volumes(context, nn.Conv3d(32, 32, 3, padding=1), 32)
+@control("slow-convolution", _OF_FP32)
+def odd_filters_volume(context: Context) -> Built:
+    """Very many tiny filters in three dimensions, whose gradients take four times the forward."""
+    return _volumes(context, nn.Conv3d(16, 511, 2), 16)
 
 
 def _maps(context: Context, middle: nn.Module, *, half: bool = False) -> Built:
@@ -76,7 +87,7 @@ def _warped(x: torch.Tensor) -> torch.Tensor:
     return x + functional.grid_sample(x, grid + 0.01, align_corners=False)
 
 
-@plant("atomic-additions", ["2"], {"no-tensor-cores": "convolutions in fp32"})
+@plant("atomic-additions", ["2"], _OF_FP32)
 def interpolated_cells(context: Context) -> Built:
     """Bilinear interpolation from four cells."""
     return _maps(context, Layer(lambda x: _through(2, "bilinear", x)))
@@ -88,19 +99,19 @@ def interpolated_half(context: Context) -> Built:
     return _maps(context, Layer(lambda x: _through(3, "bilinear", x)), half=True)
 
 
-@plant("atomic-additions", ["2"], {"no-tensor-cores": "convolutions in fp32"})
+@plant("atomic-additions", ["2"], _OF_FP32)
 def interpolated_cubic(context: Context) -> Built:
     """Bicubic interpolation from sixteen cells."""
     return _maps(context, Layer(lambda x: _through(4, "bicubic", x)))
 
 
-@plant("atomic-additions", ["2"], {"no-tensor-cores": "convolutions in fp32"})
+@plant("atomic-additions", ["2"], _OF_FP32)
 def sampled_at_one_place(context: Context) -> Built:
     """A grid that samples a map at one place."""
     return _maps(context, Layer(_warped))
 
 
-@control("atomic-additions", {"no-tensor-cores": "convolutions in fp32"})
+@control("atomic-additions", _OF_FP32)
 def doubled_map(context: Context) -> Built:
     """Bilinear interpolation to twice the side."""
     return _maps(context, Layer(lambda x: functional.interpolate(x, scale_factor=2)))
@@ -112,7 +123,7 @@ def _sequences(context: Context, middle: nn.Module) -> Built:
 
 
 def _products(size: int, vector: bool, x: torch.Tensor) -> torch.Tensor:
-    table = torch.eye(size, device=x.device, dtype=x.dtype).expand(x.shape[1], -1, -1, -1)
+    table = torch.eye(size, device=x.device, dtype=x.dtype).expand(x.shape[1], 1, -1, -1)
     parts = x.unflatten(-1, (-1, size))
     if vector:
         return (table @ parts[..., None])[..., 0].flatten(-2)
@@ -143,7 +154,7 @@ def pairs_by_products(context: Context) -> Built:
     return _sequences(context, Layer(lambda x: _products(2, False, x)))
 
 
-@control("tiny-products", {"casts": "autocast"})
+@control("tiny-products", _SHORT)
 def large_products(context: Context) -> Built:
     """Batched products of large matrices."""
     return _sequences(context, Layer(lambda x: x + (x @ x.mT) @ x / 1024))
@@ -168,10 +179,10 @@ for _p, _coordinates in ((1.0, 4), (1.0, 2), (3.0, 4), (float("inf"), 3)):
 
     _build.__name__ = f"distances_{_p:g}_{_coordinates}"
     _build.__doc__ = f"cdist with p={_p:g} of points with {_coordinates} coordinates."
-    plant("pairwise-distance", ["1"], {"casts": "autocast"})(_build)
+    plant("pairwise-distance", ["1"], _SHORT)(_build)
 
 
-@control("pairwise-distance", {"casts": "autocast"})
+@control("pairwise-distance", _SHORT)
 def distances_by_product(context: Context) -> Built:
     """Cdist with p=2, which is a product of matrices."""
     return _sequences(context, _Matcher(2.0, 64))

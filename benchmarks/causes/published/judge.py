@@ -32,6 +32,8 @@ def said(report: backspot.Report) -> Said:
     first += [row.path for row in rows if row.is_module][:_FIRST]
     return {
         "says": " ".join(takewhile(_is_answer, str(report).splitlines())),
+        "answer": report.answer.path,
+        "answer_saves": report.answer.saves.ns / 1e6 if report.answer.saves else None,
         "step_ms": report.step_ns / 1e6,
         "rows": list(dict.fromkeys(first)),
         "findings": findings,
@@ -64,15 +66,17 @@ def judged(case: Published, before: Said, after: Said, times: Sequence[Sequence[
     places = [found for found in first if _names_place(case, found)]
     # Of those that name one of both, the first that names most.
     best = sorted(causes + places, key=lambda found: -(found in causes) - (found in places))
-    promised = best[0]["promised"] if best else None
-    named = {found["rule"] for found in causes}
-    again = [f for f in after["findings"] if f["rule"] in named and _names_cause(case, f)]
-    was, left = (sum(found["promised"] for found in some) for some in (causes, again))
+    answered = _is_at(case.place, before["answer"].replace("*", "0"))
+    promised = best[0]["promised"] if best else before["answer_saves"] if answered else None
+    # A cause comes before a place, so that this is the finding that names the cause.
+    again = [f for f in after["findings"] if best and f["rule"] == best[0]["rule"]]
+    again = [found for found in again if _names_cause(case, found)]
+    was, left = (sum(found["promised"] for found in some) for some in (best[:1], again))
     verdict = {
         "step_ms": step,
         "gain_ms": gain,
         "gain_spread_ms": spread,
-        "place": bool(places) or any(_is_at(case.place, path) for path in before["rows"]),
+        "place": bool(places) or answered or any(_is_at(case.place, p) for p in before["rows"]),
         "cause": bool(causes),
         "by": best[0]["rule"] if best else None,
         "promised_ms": promised,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from backspot.render._answer import answered
 from backspot.results.costs import Phase
-from backspot.results.findings import Answer, Finding
+from backspot.results.findings import ALL_OVER, Answer, Finding, is_concentrated
 from backspot.results.report import Report
 
 _STANDS_OUT = 0.1
@@ -15,11 +15,11 @@ _UNPRICED = 0.3
 """The same for a cause of which no replay says what it costs."""
 _VAGUE = 0.5
 """What counts of a phase without a known cause, and of a cause all over the step, as neither says
-where to look; once more of what such a cause saves at best."""
+where to look."""
 _MOSTLY = 0.5
 """Share of a phase from which one line or one cause has most of it."""
 _NEARLY = 0.75
-"""Share from which a cause is of one place, or its saving that of the whole phase."""
+"""Share from which the saving of a cause is that of the whole phase, or of the module."""
 
 
 def costliest(report: Report) -> Answer:
@@ -66,8 +66,8 @@ def _candidates(report: Report) -> Iterator[tuple[float, Answer]]:
         found, outside = _cause(report, one), one.path.startswith("(")
         priced = one.saves is not None or (outside and not one.places[0].class_name)
         counts = _gain(report, found) if priced else 0.0
-        if not (found.path or found.class_name):
-            counts *= _VAGUE**2 if one.saves and one.saves.at_best else _VAGUE
+        if not is_concentrated(one):
+            counts *= ALL_OVER if one.saves and one.saves.at_best else _VAGUE
         yield counts, found
     saves = report.without_waits
     if saves is not None and replayed is not None and saves.ns and report.waits:
@@ -104,8 +104,7 @@ def _gain(report: Report, found: Answer) -> float:
 def _cause(report: Report, one: Finding) -> Answer:
     """A cause, with its place where it has most of its time in one."""
     place, share = one.places[0], min(1.0, one.wall_ns / max(1, report.whole_ns))
-    concentrated = place.wall_ns >= _NEARLY * one.wall_ns
-    at = (place.path, place.class_name, place.line) if concentrated else ("", "", "")
+    at = (place.path, place.class_name, place.line) if is_concentrated(one) else ("", "", "")
     return Answer("cause", *at, one.wall_ns, share, one.saves, one.rule)
 
 

@@ -151,6 +151,7 @@ def _counts_forward(finding: Finding, rows: Mapping[str, Row]) -> bool:
 
 _LACKING = {
     "needs stacks": "lines of Python (--stacks)",
+    "needs shapes": "the inputs of operators (--shapes)",
     "needs memory": "the memory (--memory)",
     "needs labels": "labels of Backspot",
     "needs blocks": "the blocks of kernels",
@@ -177,5 +178,6 @@ def searched(report: Report) -> str:
 
 def asked_for(report: Report) -> str:
     """What to record for more rules about time to look, ``""`` for nothing."""
-    number = sum(state == "needs stacks" for state in report.rules.values())
-    return f"record with --stacks for {counted(number, 'more rule')}" if number else ""
+    lacks = [s for s in report.rules.values() if s in ("needs stacks", "needs shapes")]
+    options = " ".join(sorted({f"--{state.removeprefix('needs ')}" for state in lacks}))
+    return f"record with {options} for {counted(len(lacks), 'more rule')}" if lacks else ""

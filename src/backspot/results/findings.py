@@ -183,7 +183,7 @@ class Finding:
             trial was made.
 
     Example:
-        >>> finding = report.findings[1]
+        >>> finding = report.findings[0]
         >>> finding.rule, finding.path
         ('sorted-indexing', 'patch_drop')
         >>> print(finding.title)
@@ -257,28 +257,37 @@ _GAIN = 0.005
 
 def saves_nothing(finding: Finding, step: ReplayedStep | None) -> bool:
     """Return whether a step would take as long with the remedy, as other work hides the cause."""
-    if finding.saves is None or step is None:
-        return False
-    return finding.saves.ns < _GAIN * step.ns
+    return bool(finding.saves and step and finding.saves.ns < _GAIN * step.ns)
+
+
+_CONCENTRATED = 0.75  # the share of a cause in its first place, from which it is of this place
+ALL_OVER = 0.25  # what counts of a saving at best by a cause all over the step, as a bound on many
+
+
+def is_concentrated(finding: Finding) -> bool:
+    """Return whether a cause has most of its time in its first place."""
+    return finding.places[0].wall_ns >= _CONCENTRATED * finding.wall_ns
 
 
 def in_order(findings: Iterable[Finding], step: ReplayedStep | None) -> tuple[Finding, ...]:
     """Return the findings in the order in which to act on them: this rule alone orders them.
 
     First come those of which it is known what a step gains, by a trial or else by a replay, the
-    largest gain first. Then those of which it is not known, with the most clock time first: other
-    causes may explain their time. Then those without which a step takes as long, as other work
-    hides them, and those whose remedy a trial tells off. Last come findings about memory, those
-    that hold the most first.
+    largest gain first; of a bound all over the step, a part counts. Then those of which it is not
+    known, with the most clock time first: other causes may explain it. Then those without which a
+    step takes as long, as other work hides them, and those whose remedy a trial tells off. Last
+    come findings about memory, those that hold the most first.
 
     Args:
         step: the step without any change, ``None`` before it was replayed. Then clock time stands
             for the gains that are not known.
     """
 
-    def key(one: Finding) -> tuple[int, int, str]:
+    def key(one: Finding) -> tuple[int, float, str]:
         best = one.tried.best if one.tried else None
-        gain = best.saves_ns if best else one.saves.ns if one.saves else None
+        gain: float | None = best.saves_ns if best else one.saves.ns if one.saves else None
+        if gain and not best and one.saves and one.saves.at_best:
+            gain *= 1.0 if is_concentrated(one) else ALL_OVER
         if one.held_bytes is not None:
             return 4, -one.held_bytes, one.rule
         if one.tried and one.tried.verdict == "does not help":

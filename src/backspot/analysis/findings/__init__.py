@@ -23,12 +23,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-import msgspec
-
 from backspot.analysis.findings.costs import LEAST_SHARE, Removable
 from backspot.analysis.findings.evidence import Evidence
 from backspot.analysis.findings.memory_evidence import MemoryEvidence
-from backspot.analysis.findings.registry import Found, all_rules, rules_about_memory
+from backspot.analysis.findings.registry import (
+    CUT_SHORT,
+    FOUND,
+    NOTHING_FOUND,
+    Found,
+    Judged,
+    all_rules,
+    rules_about_memory,
+)
 from backspot.results.costs import Row, line_of
 from backspot.results.findings import Finding, Place, in_order
 from backspot.results.unprofiled import real_cost
@@ -50,22 +56,6 @@ __all__ = [
 ]
 
 
-FOUND, NOTHING_FOUND, CUT_SHORT = "found", "nothing", "the trace is cut short"
-"""What rules can have done, beside those that need what a trace lacks."""
-
-
-class Judged(msgspec.Struct, frozen=True):
-    """What the rules find.
-
-    Attributes:
-        findings: the findings in order, each with the work of its cause.
-        states: what each rule did, as ``Report.rules`` has it.
-    """
-
-    findings: tuple[Finding, ...]
-    states: dict[str, str]
-
-
 def find_all(evidence: Evidence) -> Judged:
     """Ask every rule that can judge the trace.
 
@@ -80,9 +70,9 @@ def find_all(evidence: Evidence) -> Judged:
                 states[rule.name] = lacks
             continue
         finding = rule.find(evidence, found)
-        states[rule.name] = NOTHING_FOUND
+        states[rule.name] = finding if isinstance(finding, str) else NOTHING_FOUND
         if (
-            finding is not None
+            isinstance(finding, Finding)
             and finding.wall_ns >= LEAST_SHARE * evidence.step_ns
             and (rule.seldom or 2 * finding.steps > evidence.report.steps)
         ):
@@ -95,10 +85,9 @@ def find_all(evidence: Evidence) -> Judged:
 
 def _in_words(finding: Finding, evidence: Evidence) -> Finding:
     """Return the finding with the times of its sentences as people are shown them."""
-    parts, part, step_ns = evidence.real_parts, 1.0, evidence.step_ns
-    if parts and finding.wall_ns:
-        step_ns = evidence.real_step_ns
-        part = real_cost(finding, parts, step_ns).wall_ns / finding.wall_ns
+    part, step_ns = 1.0, evidence.real_step_ns
+    if finding.wall_ns:
+        part = real_cost(finding, evidence.real_parts, step_ns).wall_ns / finding.wall_ns
     say = evidence.wording.in_words
     seen, remedy = (say(text, part, step_ns) for text in (finding.seen, finding.remedy))
     return replace(finding, seen=seen, remedy=remedy)

@@ -320,10 +320,6 @@ class Costs:
         none = np.empty(0, np.int64)
         return Removable(mine, done, without, none if operators is None else operators)
 
-    def label_of(self, owner: int) -> str:
-        """Return how a place of this owner is called."""
-        return Place(*self.ownership.owners.named(owner), 0, 0).label
-
     def _placed(self, owner: Ints, by_step: Ints, count: Ints | None = None) -> Placed:
         """Return the places of these owners, and of owners with a cost; ``NOTHING`` is left out."""
         kept = owner >= 0

@@ -23,7 +23,7 @@ from backspot.registry import Device, Rule
 from backspot.results.costs import Phase
 from backspot.results.findings import Finding
 from backspot.results.report import Report
-from backspot.results.unprofiled import real_parts
+from backspot.results.unprofiled import STEP, real_parts
 from backspot.trace import Category, Events, names
 from backspot.trace.events import Ints, Mask
 
@@ -152,7 +152,7 @@ class Evidence(msgspec.Struct, frozen=True, dict=True):
             known = not events.unread and any(map(names.is_cuda_work, named))
         return "cuda" if known else "other"
 
-    def lacks(self, rule: Rule[Evidence, Finding, Finding | None]) -> str:
+    def lacks(self, rule: Rule[Evidence, Finding, Finding | str | None]) -> str:
         """Return what a rule needs and the trace does not have, ``""`` if the rule can look."""
         if self.device not in rule.devices:
             return "needs a GPU" if self.device == "cpu" else "needs CUDA or ROCm"
@@ -183,7 +183,11 @@ class Evidence(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def real_parts(self) -> dict[str, float]:
         """How long each place takes in a real step, as a part of its recorded time."""
-        return real_parts(self.report)
+        return real_parts(self.report) or {STEP: 1.0}
+
+    def recorded_ns(self, path: str, real_ns: float) -> int:
+        """Return for how long a place was recorded that takes so long in a real step."""
+        return round(real_ns / (self.real_parts.get(path) or self.real_parts[STEP]))
 
     @cached_property
     def costs(self) -> Costs:
@@ -271,19 +275,15 @@ class Evidence(msgspec.Struct, frozen=True, dict=True):
         Returns:
             Indices into the events, of the outermost one; ``NOTHING`` for none.
         """
-        if (operators, category) not in self._launched:
+        if (operators, category) not in self.seen:
             found = self.around(self.work.thread, self.work.launch, *operators, category=category)
-            self._launched[operators, category] = np.where(self.recorded, found, NOTHING)
-        return self._launched[operators, category]
+            self.seen[operators, category] = np.where(self.recorded, found, NOTHING)
+        known: Ints = self.seen[operators, category]
+        return known
 
     @cached_property
-    def _launched(self) -> dict[tuple[tuple[str, ...], Category], Ints]:
-        """What ``launched_in`` has found; rules ask for the same."""
-        return {}
-
-    @cached_property
-    def seen(self) -> dict[Callable[..., Any], Any]:
-        """What functions that look at the evidence have found."""
+    def seen(self) -> dict[Any, Any]:
+        """What was looked for, and found; rules ask for the same."""
         return {}
 
     # Events ----------------------------------------------------------------------------------

@@ -257,6 +257,50 @@ def both_ways(
     return replace(found, removable=costs.removable(nodes, launched))
 
 
+_BY_MASK = ("aten::index", "aten::index_put", "aten::_index_put_impl_", "aten::masked_select")
+_MASKS = 4
+"""Indexing by a mask in a step, from which it is a pattern. One or two pick the tokens of a loss,
+say, which saves the work of the others."""
+_MASKS_LEAST = 0.05
+
+
+@_once
+def by_masks(evidence: Evidence) -> tuple[Mask, Ints, Placed]:
+    """Return nodes that index by a mask, such operators of the forward, and what both cost.
+
+    There are none where they are few, or take little.
+    """
+    events = evidence.events
+    index, _ = forward_operators(evidence)
+    index = index[events.names_where(lambda name: name.startswith(_BY_MASK))[events.name[index]]]
+    counting = events.named(Category.OPERATOR, "aten::nonzero")
+    around = enclosing(events, index, events.thread[counting], events.start[counting])
+    operators = merged(around[around >= 0])
+    if len(operators) < _MASKS * evidence.report.steps:
+        operators = operators[:0]
+    made = np.isin(evidence.ownership.join.operator, operators)
+    nodes = evidence.spans_around(counting) & evidence.in_pass & made
+    placed = both_ways(evidence, nodes, operators, _MASKS_LEAST, whole=True)
+    if not placed.places:
+        nodes, operators = np.zeros_like(nodes), operators[:0]
+    return nodes, operators, placed
+
+
+_CHECK = ("aten::isnan", "aten::_is_any_true", "aten::item")
+"""What the engine runs for each gradient of a node in anomaly mode; the second is its alone."""
+
+
+@_once
+def anomaly_checks(evidence: Evidence) -> Ints:
+    """Return the operators by which the engine looks for NaN in the gradients of each node."""
+    events, spans = evidence.events, evidence.spans
+    index = events.named(Category.OPERATOR, *_CHECK)
+    span = spans.of(events, index)
+    whole = events.name_mask(_CHECK[1])[events.name[index]]
+    checked = evidence.spans_with(span[whole]) & evidence.in_pass & spans.is_node
+    return index[take(checked, span, False)]
+
+
 # The host ----------------------------------------------------------------------------------------
 
 _LONG = 200_000  # nanoseconds: launching a kernel does not take an operator this long

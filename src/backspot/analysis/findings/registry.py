@@ -7,21 +7,38 @@ from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any, TypeAlias
 
+import msgspec
+
 from backspot.analysis.findings.costs import Placed, Removable
 from backspot.analysis.findings.evidence import Evidence
 from backspot.analysis.findings.memory_evidence import MemoryEvidence
 from backspot.registry import Registry, Rule as AnyRule
 from backspot.results.findings import Finding, Saving
 
-Rule: TypeAlias = AnyRule[Evidence, Finding, Finding | None]
+Rule: TypeAlias = AnyRule[Evidence, Finding, Finding | str | None]
 MemoryRule: TypeAlias = AnyRule[MemoryEvidence, Finding, Finding | None]
 
 _HOME = "backspot.analysis.findings.rules"
-_rules: Registry[Evidence, Finding, Finding | None] = Registry(_HOME)
+_rules: Registry[Evidence, Finding, Finding | str | None] = Registry(_HOME)
 _memory_rules: Registry[MemoryEvidence, Finding, Finding | None] = Registry(_HOME)
 rule = _rules.rule
 fallback_rule = _rules.fallback_rule
 memory_rule = partial(_memory_rules.rule, needs=("memory",))
+
+FOUND, NOTHING_FOUND, CUT_SHORT = "found", "nothing", "the trace is cut short"
+"""What rules can have done, beside those that need what a trace lacks."""
+
+
+class Judged(msgspec.Struct, frozen=True):
+    """What the rules find.
+
+    Attributes:
+        findings: the findings in order, each with the work of its cause.
+        states: what each rule did, as ``Report.rules`` has it.
+    """
+
+    findings: tuple[Finding, ...]
+    states: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -56,18 +73,7 @@ def rules_about_memory() -> tuple[MemoryRule, ...]:
 
 
 def finding(
-    cost: Placed,
-    *,
-    title: str,
-    seen: str,
-    remedy: str,
-    link: str,
-    nodes: tuple[str, ...] = (),
-    operators: tuple[str, ...] = (),
-    kernels: tuple[str, ...] = (),
-    saves: Saving | None = None,
-    at_least: bool = False,
-    change: Mapping[str, Any] | None = None,
+    cost: Placed, *, title: str, seen: str, remedy: str, link: str, **more: Any
 ) -> Found | None:
     """Return a finding with this cost, or ``None`` where there is no place.
 
@@ -75,20 +81,5 @@ def finding(
     """
     if not cost.places:
         return None
-    return Found(
-        rule="",
-        title=title,
-        seen=seen,
-        remedy=remedy,
-        wall_ns=cost.wall_ns,
-        places=cost.places,
-        steps=cost.steps,
-        nodes=nodes,
-        operators=operators,
-        kernels=kernels,
-        link=link,
-        saves=saves,
-        removable=cost.removable,
-        at_least=at_least,
-        change=change or {},
-    )
+    known = {"places": cost.places, "steps": cost.steps, "removable": cost.removable, **more}
+    return Found("", title, seen, remedy, cost.wall_ns, link=link, **known)

@@ -385,8 +385,10 @@ def _with_saving(
         return finding
     if saves is None:  # the rule may know it without a replay
         return finding.with_saves(finding.saves)
-    work, best = finding.removable, any(CHANGES[name].at_best for name in names)
-    most = saves.ns if names and not best else real_cost(finding, parts).wall_ns
+    # What is free instead of a change that is refused is a bound, too, if that change is one.
+    work, best = finding.removable, any(CHANGES[name].at_best for name in finding.change)
+    priced = names and not best and "phases" not in names
+    most = saves.ns if priced else real_cost(finding, parts).wall_ns
     if best and work and work.work.any():  # what a device computes takes as long without a profiler
         most = finding.wall_ns
     saves = Saving(min(saves.ns, most), min(saves.low_ns, most), saves.high_ns)

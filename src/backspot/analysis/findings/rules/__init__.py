@@ -21,7 +21,8 @@ A rule is a pure function that picks spans or device work and says what they cos
    Findings under 1% of the step are left out anyway, and so is a finding without places.
 3. ``title`` says what goes on, ``seen`` what it costs, and ``remedy`` one thing to do about it that
    was measured to help. What helps differs: name the ``devices`` that the advice is for, and in
-   ``needs`` what else the rule cannot look without: the report says so then.
+   ``needs`` what else the rule cannot look without: the report says so then. A rule that sees only
+   then that it lacks something returns that in words, ``"needs shapes"``.
 4. Nothing lists the rules: the first report imports every file in this folder and asks the rules
    in the order of their names. A rule that needs the other findings is a ``fallback_rule``.
 5. Tests demand a section in ``docs/findings.md`` and two recordings, as CONTRIBUTING.md says.

@@ -8,12 +8,19 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from backspot.analysis.accounting.amounts import operators_inside
+from backspot.analysis.findings.costs import LEAST_SHARE
 from backspot.analysis.findings.evidence import Evidence
-from backspot.analysis.findings.observations import accumulating, forward_of, is_indexing
+from backspot.analysis.findings.observations import (
+    accumulating,
+    anomaly_checks,
+    both_ways,
+    forward_of,
+    is_indexing,
+)
 from backspot.analysis.findings.registry import fallback_rule, finding, rule
 from backspot.analysis.timeline import FAR, NOTHING, grouped, merged, numbered, take
 from backspot.formatting import counted, percent
-from backspot.results.findings import Finding
+from backspot.results.findings import Finding, Place
 from backspot.trace import Category, Events, names
 from backspot.trace.events import Ints, Mask
 
@@ -59,6 +66,7 @@ def attention_math(evidence: Evidence) -> Finding | None:
     if not softmax.any():
         return None
     names = costs.top_nodes(nodes)
+    products = evidence.nodes_named(lambda name: _kind(name) in _PRODUCTS)
     return finding(
         costs.places_of_spans(nodes),
         title="Attention is not fused into one kernel",
@@ -74,13 +82,8 @@ def attention_math(evidence: Evidence) -> Finding | None:
         ),
         nodes=names,
         kernels=costs.top_kernels(evidence.work_of(nodes)),
-        change={"free": evidence.with_forward(nodes & ~_multiplying(evidence))},
+        change={"free": evidence.with_forward(nodes & ~products)},
     )
-
-
-def _multiplying(evidence: Evidence) -> Mask:
-    """Whether each span is the node of a batched product."""
-    return evidence.nodes_named(lambda name: _kind(name) in _PRODUCTS)
 
 
 def _chains(evidence: Evidence) -> tuple[Mask, Mask]:
@@ -285,7 +288,7 @@ def backward_ratio(evidence: Evidence, found: Sequence[Finding]) -> Finding | No
     nodes = computes & _working_for(evidence, odd)
     of_worst = computes & _working_for(evidence, np.arange(len(odd)) == worst)
     heaviest = costs.top_nodes(of_worst)
-    label = costs.label_of(worst)
+    label = Place(*evidence.ownership.owners.named(worst), 0, 0).label
     ratio = backward[worst] / np.maximum(forward[worst], 1) * (forward[worst] > 0)
     median = int(np.argsort(ratio, kind="stable")[(len(ratio) - 1) // 2])
     return finding(
@@ -401,16 +404,10 @@ def _filled(evidence: Evidence, nodes: Mask) -> float:
         return float(length[fills].sum() / max(1, length[work].sum()))
     events = evidence.events
     fill = events.name_mask("aten::zero_")[events.name]
-    index = _inside(evidence, nodes)
+    index = events.named(Category.OPERATOR, names.ATEN)
+    index = index[take(nodes, evidence.spans.of(events, index), False)]
     spent = events.duration[index[fill[index]]].sum()
     return float(spent / max(1, (evidence.spans.end - evidence.spans.start)[nodes].sum()))
-
-
-def _inside(evidence: Evidence, nodes: Mask) -> Ints:
-    """Return PyTorch's operators in these nodes; events."""
-    index = evidence.events.named(Category.OPERATOR, names.ATEN)
-    found: Ints = index[take(nodes, evidence.spans.of(evidence.events, index), False)]
-    return found
 
 
 _FORWARD_ONLY_LEAST = 0.1
@@ -471,6 +468,38 @@ def _roots(parent: Ints) -> Ints:
     while (above := take(parent, root, NOTHING)).max(initial=NOTHING) >= 0:
         root = np.where(above >= 0, above, root)
     return root
+
+
+@rule("anomaly-mode")
+def anomaly_mode(evidence: Evidence) -> Finding | None:
+    """Find the checks for NaN that autograd's anomaly mode adds to each node of the backward.
+
+    In the forward it keeps the Python stack of each operator that makes a node, within the
+    operator. How long that takes is known of views, which do nothing else.
+    """
+    costs, say, events = evidence.costs, evidence.wording, evidence.events
+    checks, none = anomaly_checks(evidence), np.zeros(len(evidence.spans.start), bool)
+    made = evidence.ownership.join.operator[evidence.in_pass & evidence.spans.is_node]
+    views = made[take(events.names_where(names.is_view), evidence.names_of(made), False)]
+    kept = merged(views) if len(checks) else views[:0]
+    placed = both_ways(evidence, none, np.concatenate([checks, kept]), LEAST_SHARE, whole=True)
+    return finding(
+        placed,
+        title="Autograd's anomaly mode is on",
+        seen=(
+            f"{say.per_step(len(checks) // 3, 'gradient')} are looked through for NaN: "
+            f"{say.ms(placed.wall_ns)}, with {say.per_step(len(kept), 'view')} in the forward, "
+            "whose Python stack is kept. That of other operators is kept, too, and not counted."
+        ),
+        remedy=(
+            "Leave out torch.autograd.set_detect_anomaly(True), detect_anomaly() or a trainer's "
+            "detect_anomaly=True, and turn it on only to look for a NaN."
+        ),
+        link="https://docs.pytorch.org/docs/stable/autograd.html#anomaly-detection",
+        operators=costs.top_operators(evidence.names_of(checks), events.duration[checks]),
+        at_least=True,
+        change={"free": placed.removable},
+    )
 
 
 _PRODUCTS_LEAST = 0.03

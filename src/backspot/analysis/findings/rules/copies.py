@@ -40,8 +40,10 @@ def casts(evidence: Evidence) -> Finding | None:
     costs, say = evidence.costs, evidence.wording
     nodes = evidence.nodes_named(lambda name: name.startswith("ToCopyBackward"))
     of_parameters = evidence.spans_with(evidence.ownership.join.feeder[accumulating(evidence)])
-    # A loss belongs in fp32.
-    nodes &= ~of_parameters & ~_of_loss(evidence)
+    # A loss belongs in fp32, and so may what belongs to no module.
+    owners = evidence.ownership.owners
+    losses = owners.mask(lambda module: module.class_name.endswith("Loss"), special=True)
+    nodes &= ~of_parameters & ~losses[evidence.ownership.owner]
     # The same nodes also copy between devices, which is not a cast.
     work = evidence.work_of(nodes)
     work &= ~evidence.work_named(lambda name: name.startswith(names.MEMCPY))
@@ -63,14 +65,6 @@ def casts(evidence: Evidence) -> Finding | None:
         kernels=costs.top_kernels(work),
         change={"free": evidence.with_forward(nodes)},
     )
-
-
-def _of_loss(evidence: Evidence) -> Mask:
-    """Whether each span belongs to no module, or to a loss."""
-    ownership = evidence.ownership
-    losses = ownership.owners.mask(lambda module: module.class_name.endswith("Loss"), special=True)
-    of_loss: Mask = losses[ownership.owner]
-    return of_loss
 
 
 _DEVICE_LARGE = 1 << 14  # bytes: a smaller copy reads a value rather than moving a tensor

@@ -13,6 +13,8 @@ from backspot.analysis.findings.costs import LEAST_SHARE, Placed, Removable
 from backspot.analysis.findings.evidence import Evidence
 from backspot.analysis.findings.observations import (
     LEAST_LAUNCHING,
+    anomaly_checks,
+    by_masks,
     compiled,
     graph_breaks,
     host_operators,
@@ -20,7 +22,7 @@ from backspot.analysis.findings.observations import (
 )
 from backspot.analysis.findings.registry import Found, fallback_rule, finding, rule
 from backspot.analysis.host.waits import HostWaits
-from backspot.analysis.timeline import NOTHING, enclosing, merged, numbered
+from backspot.analysis.timeline import NOTHING, enclosing, merged, numbered, take
 from backspot.formatting import percent
 from backspot.results.findings import Finding, Place
 from backspot.results.host import Launches
@@ -121,13 +123,13 @@ def _with_phases(evidence: Evidence, placed: Placed, late: dict[str, list[Launch
     People are shown a module's time as its backward has it in a real step. A phase may be recorded
     at another ratio to its real time, so its time is brought to that of the module first.
     """
-    parts, steps = evidence.real_parts or {STEP: 1.0}, evidence.report.steps
+    parts, steps = evidence.real_parts, evidence.report.steps
     found = {(place.path, place.class_name): place for place in placed.places}
     for one in (one for some in late.values() for one in some if one.idle_ns):
         key = (one.path if one.class_name else f"({one.phase})", one.class_name)
         before = found.get(key, Place(*key, 0, 0))
-        own = parts.get(key[0]) or parts[STEP]
-        idle = round(one.idle_ns * parts.get(f"({one.phase})", parts[STEP]) / own)
+        real = one.idle_ns * parts.get(f"({one.phase})", parts[STEP])
+        idle = evidence.recorded_ns(key[0], real)
         count, wall_ns = before.count + one.count, before.wall_ns + idle
         found[key] = replace(before, count=count, wall_ns=wall_ns)
     places = tuple(sorted(found.values(), key=lambda place: (-place.wall_ns, place.path)))
@@ -233,7 +235,8 @@ def recurrent_cells(evidence: Evidence) -> Finding | None:
     """
     spans, costs, say = evidence.spans, evidence.costs, evidence.wording
     cells = evidence.events.named(Category.OPERATOR, "aten::lstm_cell")
-    cells = cells[~_double(evidence, cells)]
+    double = np.array(["double" in one.types for one in evidence.events.signatures] + [False])
+    cells = cells[~double[evidence.events.signature[cells]]]
     span = spans.of(evidence.events, cells)
     owner = evidence.ownership.owner[span[(span >= 0) & ~evidence.in_pass[span]]]
     calls = np.bincount(owner, minlength=len(evidence.ownership.owners))
@@ -256,14 +259,6 @@ def recurrent_cells(evidence: Evidence) -> Finding | None:
         link="https://docs.pytorch.org/docs/stable/generated/torch.nn.LSTM.html",
         nodes=costs.top_nodes(mine),
     )
-
-
-def _double(evidence: Evidence, index: Ints) -> np.ndarray:
-    """Whether each of these operators is known to compute in fp64."""
-    signatures = evidence.events.signatures
-    double = np.array(["double" in one.types for one in signatures] + [False], bool)
-    found: np.ndarray = double[evidence.events.signature[index]]
-    return found
 
 
 @rule("cpu-operators", devices=("cuda",))
@@ -320,7 +315,14 @@ _SIZES = (
 _VALUES = ("aten::item", "aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal")
 """Operators that return a value of the device to Python."""
 _COPIES = ("aten::to", "aten::_to_copy", "aten::copy_", "aten::cpu")
+_SEARCHES = ("aten::conv", "aten::cudnn_conv", "aten::miopen_conv")
+"""Operators that wait for nothing but the kernels that they try."""
 _KEEP = {
+    _SEARCHES: (
+        "With torch.backends.cudnn.benchmark = True, a convolution tries all its kernels whenever "
+        "its inputs have a size that it has not seen: give them a few sizes (pad, or group by "
+        "size), or turn it off."
+    ),
     _VALUES: (
         "Keep values on the GPU: add them up there, and read them with one .item() in some steps, "
         "not with float(), .item(), print or an if in each."
@@ -349,6 +351,14 @@ def host_waits(evidence: Evidence) -> Finding | None:
     to_device = events.correlation[events.named(Category.MEMCPY, names.CUDA_TO_DEVICE)]
     waits = evidence.waits
     waits = waits.where(~np.isin(events.correlation[waits.event], to_device))
+    # Those of boolean masks and of anomaly mode have rules of their own, which say more.
+    nodes, masks, _ = by_masks(evidence)
+    others = np.concatenate([masks, anomaly_checks(evidence)])
+    inside = enclosing(events, others, events.thread[waits.event], waits.start) >= 0
+    inside |= take(nodes, evidence.spans.of(events, waits.event), False)
+    more = int((waits.first & inside).sum())
+    elsewhere = say.per_step(more, "more wait")
+    waits = waits.where(~inside)
     if not len(waits.event):
         return None
     placed = costs.places_at(waits.owner, waits.start, waits.idle, waits.first.astype(np.int64))
@@ -367,6 +377,7 @@ def host_waits(evidence: Evidence) -> Finding | None:
             f"{say.per_step(int(waits.first.sum()), 'wait')} in {', '.join(operators)} "
             f"({', '.join(where)}). The host waits for {say.ms(long)}, and the GPU is then idle "
             f"for {say.ms(idle)}."
+            f"{f' {elsewhere} are of another finding.' if more else ''}"
         ),
         remedy=_without_waits(operators),
         link=(

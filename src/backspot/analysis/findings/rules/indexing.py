@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from backspot.analysis.findings.evidence import Evidence
 from backspot.analysis.findings.observations import (
-    both_ways,
+    by_masks,
     crowded,
     forward_of,
-    forward_operators,
     sorting,
 )
 from backspot.analysis.findings.registry import finding, rule
-from backspot.analysis.timeline import enclosing, merged
 from backspot.results.findings import Finding
 from backspot.trace import Category, names
-from backspot.trace.events import Ints, Mask
+from backspot.trace.events import Mask
 
 _DENSE_LEAST = 0.04
 """Every language model has such a gradient; below this share of the step it is as usual."""
@@ -27,7 +23,9 @@ def dense_embedding_gradient(evidence: Evidence) -> Finding | None:
     """Find embedding nodes, which fill a gradient for every row of the table."""
     costs, say = evidence.costs, evidence.wording
     nodes = evidence.nodes_named(lambda name: name.startswith("Embedding") and "Sparse" not in name)
-    nodes &= ~_sparse(evidence)
+    # The node of a table with sparse=True has the same name.
+    sparse = ("aten::embedding_sparse_backward", "aten::_embedding_bag_sparse_backward")
+    nodes &= ~evidence.spans_around(evidence.events.named(Category.OPERATOR, *sparse))
     cost = costs.of_spans(nodes)
     if not costs.holds_in_most_steps(costs.of_spans_by_step(nodes), _DENSE_LEAST):
         return None
@@ -50,12 +48,6 @@ def dense_embedding_gradient(evidence: Evidence) -> Finding | None:
         kernels=costs.top_kernels(evidence.work_of(nodes)),
         change={"free": placed.removable, "update": [place.path for place in placed.places]},
     )
-
-
-def _sparse(evidence: Evidence) -> Mask:
-    """Whether each span is the node of a table with ``sparse=True``, which has the same name."""
-    sparse = ("aten::embedding_sparse_backward", "aten::_embedding_bag_sparse_backward")
-    return evidence.spans_around(evidence.events.named(Category.OPERATOR, *sparse))
 
 
 _EMPTY = ("aten::empty*", "aten::new_empty*", "aten::resize_", "aten::_efficientzerotensor")
@@ -120,19 +112,11 @@ def duplicate_indices(evidence: Evidence) -> Finding | None:
     )
 
 
-_BY_MASK = ("aten::index", "aten::index_put", "aten::_index_put_impl_", "aten::masked_select")
-_MASKS = 4
-"""Indexing by a mask in a step, from which it is a pattern. One or two pick the tokens of a loss,
-say, which saves the work of the others."""
-_MASKS_LEAST = 0.05
-
-
 @rule("masked-indexing", devices=("cuda",))
 def masked_indexing(evidence: Evidence) -> Finding | None:
     """Find forwards that pick rows by many boolean masks, and their backward."""
     costs, say = evidence.costs, evidence.wording
-    nodes, operators = _by_masks(evidence)
-    placed = both_ways(evidence, nodes, operators, _MASKS_LEAST, whole=True)
+    nodes, operators, placed = by_masks(evidence)
     return finding(
         placed,
         title="Rows are picked by boolean masks",
@@ -151,20 +135,6 @@ def masked_indexing(evidence: Evidence) -> Finding | None:
         kernels=costs.top_kernels(evidence.work_of(nodes)),
         change={"free": placed.removable},
     )
-
-
-def _by_masks(evidence: Evidence) -> tuple[Mask, Ints]:
-    """Return nodes that index by a mask, and such operators of the forward, if there are many."""
-    events = evidence.events
-    index, _ = forward_operators(evidence)
-    index = index[events.names_where(lambda name: name.startswith(_BY_MASK))[events.name[index]]]
-    counting = events.named(Category.OPERATOR, "aten::nonzero")
-    around = enclosing(events, index, events.thread[counting], events.start[counting])
-    operators = merged(around[around >= 0])
-    if len(operators) < _MASKS * evidence.report.steps:
-        operators = operators[:0]
-    made = np.isin(evidence.ownership.join.operator, operators)
-    return evidence.spans_around(counting) & evidence.in_pass & made, operators
 
 
 _GATHER = (
@@ -192,7 +162,7 @@ def sorted_indexing(evidence: Evidence) -> Finding | None:
     with deterministic algorithms.
     """
     costs, say = evidence.costs, evidence.wording
-    nodes = sorting(evidence) & ~crowded(evidence) & ~_by_masks(evidence)[0]
+    nodes = sorting(evidence) & ~crowded(evidence) & ~by_masks(evidence)[0]
     if not nodes.any():
         return None
     work = evidence.work_of(nodes)

@@ -100,8 +100,9 @@ def _times(evidence: Evidence, nodes: Mask) -> tuple[Ints, Ints]:
     return sums[0][alike], sums[1][alike]
 
 
-_SPREADING = ("Upsample", "GridSampler", "AdaptiveAvgPool", "AdaptiveMaxPool", "RoiAlign")
-"""Nodes whose forward reads an element several times, and which therefore add to it."""
+_SPREADING = ("Upsample", "GridSampler", "RoiAlign")
+"""Nodes whose forward can read an element any number of times, and which therefore add to it. Pools
+read it once for each window that it is in, which are few."""
 _CROWDED = 4
 """Forward and backward of these move as many bytes, and the backward of a sampling grid twice as
 many. With this many times the forward's time, additions wait for each other."""
@@ -223,7 +224,9 @@ def pairwise_distance(evidence: Evidence) -> Finding | None:
 
 
 _SLOW_CONVOLUTIONS = ("aten::_slow_conv2d_forward", "aten::slow_conv_dilated2d")
-"""Convolutions by copies and a product; others of that kind have nothing else on a CPU."""
+"""Convolutions by copies and a product."""
+_SLOW_ON_GPU = ("aten::slow_conv_dilated3d", "aten::slow_conv_transpose")
+"""Others of that kind; a CPU has nothing else for them."""
 _OTHER_FLOATS = re.compile(r"double|Half")
 _RECURRENT: dict[str, tuple[str, ...]] = {
     "cpu": ("aten::lstm",),
@@ -245,14 +248,15 @@ _FAST = {
 
 
 @rule("slow-path", devices=("cpu", "cuda"))
-def slow_path(evidence: Evidence) -> Finding | None:
+def slow_path(evidence: Evidence) -> Finding | str | None:
     """Find convolutions and recurrent layers that do not run the library's kernel for them."""
     costs, say, events = evidence.costs, evidence.wording, evidence.events
     index, _ = forward_operators(evidence)
-    inner, whole = (
-        events.named(Category.OPERATOR, *some) for some in (_SLOW_CONVOLUTIONS, _WHOLE_LAYERS)
-    )
-    if evidence.device == "cpu":
+    on_cpu, lacks = evidence.device == "cpu", ""
+    slow_ones = (*_SLOW_CONVOLUTIONS, *(() if on_cpu else _SLOW_ON_GPU))
+    inner, whole = (events.named(Category.OPERATOR, *some) for some in (slow_ones, _WHOLE_LAYERS))
+    if on_cpu:
+        lacks = "needs shapes" if (events.signature[inner] < 0).any() else ""
         # In fp32, PyTorch takes this way on purpose for some sizes: 1x1 on one thread, say.
         wide = [_OTHER_FLOATS.search(one.types) is not None for one in events.signatures]
         inner = inner[np.array([*wide, False], bool)[events.signature[inner]]]
@@ -267,7 +271,7 @@ def slow_path(evidence: Evidence) -> Finding | None:
     nodes = evidence.spans_with(known[inside])
     placed = both_ways(evidence, nodes, slow, _SLOW_LEAST)
     operators = costs.top_operators(evidence.names_of(slow), events.duration[slow])
-    return finding(
+    found = finding(
         replace(placed, removable=None),  # the fast kernel takes its time, too
         title="A layer does not run its fast kernel",
         seen=(
@@ -283,3 +287,4 @@ def slow_path(evidence: Evidence) -> Finding | None:
         nodes=costs.top_nodes(nodes),
         operators=operators,
     )
+    return found or lacks or None

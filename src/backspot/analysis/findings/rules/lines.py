@@ -14,7 +14,6 @@ from backspot.formatting import counted, duration
 from backspot.results.costs import PhaseName
 from backspot.results.findings import Finding, Place, Saving
 from backspot.results.host import HostLine
-from backspot.results.unprofiled import STEP
 from backspot.trace import Category, names
 
 _LEAST = 0.05
@@ -42,13 +41,14 @@ def python_code(evidence: Evidence) -> Finding | None:
     if not found:
         return None
     (first, _), *others = found
+    nothing_else = "the GPU is idle" if evidence.report.has_gpu else "no operator runs"
     also = f" Also {', '.join(_named(one) for one, _ in others[:2])}." if others else ""
     return finding(
         _placed(evidence, found),
         title="Python code holds up the step",
         seen=(
             f"{_named(first)} runs Python for {duration(found[0][1])} of each step, "
-            f"in which {_nothing_else(evidence)}.{also}"
+            f"in which {nothing_else}.{also}"
         ),
         remedy=(
             "Save in fewer steps, or in a thread, as torch.distributed.checkpoint.async_save does."
@@ -110,12 +110,14 @@ def code_around_model(evidence: Evidence) -> Finding | None:
     )
     much = _MUCH * evidence.real_step_ns
     long = [(line, cost) for line, cost in _functions(evidence, others) if cost >= much]
-    found = sorted(loops + long, key=lambda one: -one[1])
+    found = loops + long
     if not found:
         return None
-    (first, cost), *_ = found
+    timed = [(one[0], max(one[1], sum(_spent(evidence, [one]).values()))) for one in found]
+    timed.sort(key=lambda one: -one[1])
+    (first, cost), *_ = timed
     return finding(
-        _placed(evidence, found),
+        _placed(evidence, timed),
         title="Code around the model takes long",
         seen=(
             f"{_named(first)} takes {duration(cost)} of each step, outside of the "
@@ -145,16 +147,26 @@ def _phases_without(
     evidence: Evidence, found: list[tuple[HostLine, int]]
 ) -> dict[PhaseName, float]:
     """Return which part of each phase is left without these functions, in tenths."""
-    gone = {(line.file, line.function) for line, _ in found}
-    spent: dict[PhaseName, int] = {}
-    for line in evidence.report.host:
-        if (line.file, line.function) in gone and line.phase in _AROUND and line.phase != "idle":
-            spent[line.phase] = spent.get(line.phase, 0) + line.wall_ns
-    whole = {one.name: one.unprofiled_ns or one.wall_ns for one in evidence.report.phases}
+    whole, spent = _phase_times(evidence), _spent(evidence, found)
+    return {name: round(1 - ns / whole[name], 1) for name, ns in spent.items() if name != "idle"}
+
+
+def _phase_times(evidence: Evidence) -> dict[PhaseName, int]:
+    times = {one.name: one.unprofiled_ns or one.wall_ns for one in evidence.report.phases}
+    return {name: ns for name, ns in times.items() if ns}
+
+
+def _spent(evidence: Evidence, found: list[tuple[HostLine, int]]) -> dict[PhaseName, int]:
+    """Return the clock time of functions around the model by phase, their work on devices included.
+
+    The host may also wait in them for work of other phases, which is not of this phase.
+    """
+    mine = {(line.file, line.function) for line, _ in found}
+    lines = [one for one in evidence.report.host if (one.file, one.function) in mine]
     return {
-        name: max(0.0, round(1 - ns / whole[name], 1))
-        for name, ns in spent.items()
-        if whole.get(name)
+        name: min(ns, sum(line.wall_ns for line in lines if line.phase == name))
+        for name, ns in _phase_times(evidence).items()
+        if name in _AROUND and any(line.phase == name for line in lines)
     }
 
 
@@ -184,10 +196,10 @@ def _placed(evidence: Evidence, found: list[tuple[HostLine, int]]) -> Placed:
 
     Lines have the times of a step that is not recorded, and findings those of a recorded one.
     """
-    parts, places = evidence.real_parts or {STEP: 1.0}, []
+    places = []
     for line, cost in found:
         path = line.path if line.class_name else f"({line.phase})"
-        recorded = round(cost / (parts.get(path) or parts[STEP]))
+        recorded = evidence.recorded_ns(path, cost)
         places.append(Place(path, line.class_name, max(1, line.calls), recorded, line.place))
     cost = min(sum(place.wall_ns for place in places), evidence.step_ns)
     return Placed(tuple(places), cost, evidence.report.steps)
@@ -202,7 +214,3 @@ def _saving(evidence: Evidence, found: list[tuple[HostLine, int]]) -> Saving:
 
 def _named(line: HostLine) -> str:
     return f"{line.function}() ({line.place})"
-
-
-def _nothing_else(evidence: Evidence) -> str:
-    return "the GPU is idle" if evidence.report.has_gpu else "no operator runs"
