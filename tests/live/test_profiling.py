@@ -190,7 +190,7 @@ def test_a_profiling_function_of_the_program_stays(case):
     assert not report.host
 
 
-def test_real_steps_are_timed_before_and_after_the_recording(case):
+def test_real_steps_are_timed_before_the_recording(case):
     begun = []
 
     def step():
@@ -200,7 +200,7 @@ def test_real_steps_are_timed_before_and_after_the_recording(case):
     report = backspot.profile(step, case.model, steps=2, warmup=2, unprofiled=5, stacks=False)
     # The last warm-up runs under a profiler that is prepared, and does not record yet.
     assert begun.count(True) == 2
-    assert begun[-5:] == [True, True, False, False, False]
+    assert begun[-2:] == [True, True]
     steps = report.unprofiled_step_ns_by_step
     assert len(steps) == 5
     assert min(steps) <= report.unprofiled_step_ns <= max(steps)

@@ -86,8 +86,9 @@ def profile(
         steps: how many steps to record, at least 1. Default 10: with fewer, one step that is held
             up counts for much.
         warmup: how many steps to run before that, at least 0. Default 3.
-        unprofiled: how many steps to time without the profiler, half before and half after the
-            recording, for ``unprofiled_step_ns``. Default 10.
+        unprofiled: how many steps to time without the profiler, for ``unprofiled_step_ns``: before
+            the recording, as the device's profiler slows its process down afterwards too. Default
+            10.
         depth: the deepest level that is labelled, as in ``instrument``. ``None`` (default): all.
         memory: whether to record what is in memory, for ``Report.memory``, in three steps of their
             own. Default false.
@@ -145,7 +146,7 @@ def profile(
     take = _step_with(step, data)
     named = f"the profile of {visible(getattr(step, '__name__', type(step).__name__))}()"
     # Without a step before, the first one to be timed would be a warm-up.
-    before = unprofiled // 2 if warmup > 1 else 0
+    before = unprofiled if warmup > 1 else 0
     stages: tuple[Stage, ...] = (
         Labelled(lambda: models, depth),
         LeftAlone(max(warmup - 1, 0), counted=stacks),
