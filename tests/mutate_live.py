@@ -320,7 +320,7 @@ MUTATIONS = (
     ),
     Mutation(
         "copies bear hooks",
-        "live/copies.py",
+        "live/hooks.py",
         "    return plain.__reduce_ex__(4)\n",
         "    return dictionary.__reduce_ex__(4)\n",
         f"{COPIES}::test_a_copy_is_a_plain_model",

@@ -7,6 +7,7 @@ from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from backspot.commands._console import complain, note, reading
 from backspot.errors import BackspotError, SourceNotFoundError
@@ -19,17 +20,12 @@ from backspot.trace.read import traces_in
 _SNIFFED = 4096
 
 
-def read(
-    source: str,
-    *,
-    depth: int | None = None,
-    jobs: int | None = None,
-    peak_tflops: float | None = None,
-    peak_gbps: float | None = None,
-    trace: str | None = None,
-    force: bool = False,
-) -> Report:
-    """Read a trace with a progress bar, or a saved report; say which trace of a folder was read."""
+def read(source: str, *, depth: int | None = None, **options: Any) -> Report:
+    """Read a trace with a progress bar, or a saved report; say which trace of a folder was read.
+
+    Args:
+        options: other arguments of ``locate``, for a trace.
+    """
     if is_report(source):
         report = Report.load(source)
         return report if depth is None else replace(report, modules=report.top(depth=depth))
@@ -39,16 +35,7 @@ def read(
         keep_freed()
     try:
         with reading(source) as progress:
-            report = locate(
-                source,
-                depth=depth,
-                progress=progress.update,
-                jobs=jobs,
-                peak_tflops=peak_tflops,
-                peak_gbps=peak_gbps,
-                trace=trace,
-                force=force,
-            )
+            report = locate(source, depth=depth, progress=progress.update, **options)
     except OSError as error:
         if isinstance(error, BackspotError):
             raise

@@ -7,7 +7,7 @@ a tensor alive or changes the autograd graph, and after removal nothing is left.
 An instrumentation is set up and removed by:
 
 - ``instrumentation.py``: ``instrument`` and its handle. ``modules.py`` finds the modules under the
-  paths that users know. ``copies.py`` keeps Backspot out of copies of the model.
+  paths that users know. ``hooks.py`` keeps Backspot out of copies of the model.
 - ``recording.py``: the *stages* of a measurement: steps that are left alone, timed without a
   profiler, or recorded by one.
 - ``profiling.py``: ``profile`` runs the steps of its stages, shows ``progress.py`` and calls the

@@ -32,7 +32,7 @@ import torch
 from backspot.interrupts import contained
 from backspot.live.calls import Call, Thread, calls_that_fail, local as _local, wrapper_codes
 from backspot.live.class_calls import ClassCalls, passes_to_common, put_hook
-from backspot.live.copies import end_plain_copies, keep_copies_plain
+from backspot.live.hooks import end_plain_copies, keep_copies_plain
 from backspot.live.markers import mark_inputs, mark_output
 from backspot.live.owner import Owner, Scope
 from backspot.live.sessions import sessions
@@ -252,18 +252,12 @@ def labelled_call(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
     try:
         opened.__enter__()
         if call_wrapper.direct and self._compiled_call_impl is None:
-            result = self._call_impl(*args, **kwargs)
-        else:
-            result = _original(self, *args, **kwargs)
+            return self._call_impl(*args, **kwargs)
+        return _original(self, *args, **kwargs)
+    finally:
         if number != sessions.number:
             sessions.put_aside(Call(owner, opened, 0))
         opened = None  # frees the range, which ends it
-    except BaseException:
-        if number != sessions.number:
-            sessions.put_aside(Call(owner, opened, 0))
-        opened = None
-        raise
-    return result
 
 
 labelled_call.__name__ = "__call__"  # by which pickle finds a bound method

@@ -59,7 +59,9 @@ class Gathering:
         self._has_left = False
 
     def leave(self, path: Path, recording: Recording) -> None:
-        """Leave the summary of this rank's recording for rank 0."""
+        """Leave the summary of this rank's recording for rank 0; a second call does nothing."""
+        if self._has_left:
+            return
         identity = replace(
             identify(path), rank=self.rank, world_size=self._ranks, host=socket.gethostname()
         )

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copyreg
 import sys
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from types import FunctionType, MethodType
 from typing import Any
@@ -15,7 +18,12 @@ from backspot.live.calls import Call, Intervals, calls_that_fail, local as _loca
 from backspot.live.owner import Owner, Scope, marker
 from backspot.live.sessions import Sessions, sessions
 from backspot.live.torch_internals import autograd, dynamo, lookup, modules, profiler
-from backspot.live.torch_internals.modules import KEY, put_after, take_away
+from backspot.live.torch_internals.modules import (
+    KEY,
+    put_after,
+    take_away,
+    without_backward_flag,
+)
 from backspot.trace.labels import Kind
 from backspot.trace.names import BACKWARD_HOOK_FUNCTION
 
@@ -35,7 +43,7 @@ class Hook:
         self.owner = owner
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Copies leave Backspot's hooks out (copies.py). If a class with its own way of copying
+        # Copies leave Backspot's hooks out (below). If a class with its own way of copying
         # copies one all the same, the copy does nothing, and loads where Backspot is not
         # installed: this method of the standard library takes any arguments and returns None.
         return getattr, (nullcontext(), "__exit__")
@@ -194,6 +202,62 @@ def hook_of(registered: object) -> Hook | None:
     bound = type(registered) is MethodType
     hook: object = getattr(registered, "__self__", None) if bound else registered
     return hook if isinstance(hook, Hook) else None
+
+
+# Copies ------------------------------------------------------------------------------------------
+#
+# Copies of an instrumented model are plain models. PyTorch keeps a module's hooks in ordered
+# dictionaries. While a model is instrumented, ``copy`` and ``pickle`` reduce these with a function
+# that leaves Backspot's hooks out. So the class of a module does not matter: lazy, parametrized and
+# sharded modules change theirs.
+
+_classes: dict[Scope, tuple[type, ...]] = {}  # the classes that an instrumentation needs reduced
+_installed: dict[type, Callable[[Any], Any]] = {}
+
+
+def keep_copies_plain(scope: Scope, flagged: Iterable[type]) -> None:
+    """Leave Backspot's hooks out of copies until ``end_plain_copies(scope)``."""
+    _classes[scope] = (OrderedDict, *flagged)
+    _install()
+
+
+def end_plain_copies(scope: Scope) -> None:
+    """Undo ``keep_copies_plain``; a second call does nothing."""
+    _classes.pop(scope, None)
+    _install()
+
+
+def _install() -> None:
+    """Make ``copyreg`` agree with ``_classes``; after an interrupt the next call completes it."""
+    wanted = {cls for classes in _classes.values() for cls in classes}
+    for cls in wanted:
+        reducer = _installed.setdefault(
+            cls, _reduce_hooks if cls is OrderedDict else _reduce_module
+        )
+        copyreg.dispatch_table.setdefault(cls, reducer)  # a class with its own reducer keeps it
+    for cls in _installed.keys() - wanted:
+        if copyreg.dispatch_table.get(cls) is _installed[cls]:
+            del copyreg.dispatch_table[cls]
+        del _installed[cls]
+
+
+def _reduce_hooks(dictionary: OrderedDict[Any, Any]) -> str | tuple[Any, ...]:
+    ours = dictionary.get(KEY)  # a hook of Backspot, or the flag of one
+    if ours is not True and hook_of(ours) is None:
+        return dictionary.__reduce_ex__(4)
+    plain = OrderedDict((key, value) for key, value in dictionary.items() if key != KEY)
+    vars(plain).update(vars(dictionary))
+    return plain.__reduce_ex__(4)
+
+
+def _reduce_module(module: torch.nn.Module) -> str | tuple[Any, ...]:
+    reduced: str | tuple[Any, ...] = module.__reduce_ex__(4)
+    if isinstance(reduced, tuple) and len(reduced) > 2 and isinstance(reduced[2], dict):
+        return (*reduced[:2], without_backward_flag(reduced[2]), *reduced[3:])
+    return reduced
+
+
+# When a profiler stops ---------------------------------------------------------------------------
 
 
 def _withdraw(scope: Scope) -> None:

@@ -15,13 +15,14 @@ from backspot.errors import AlreadyInstrumentedError, UsageError
 from backspot.live.call_wrapper import ModuleReference, call_wrapper
 from backspot.live.calls import calls_that_fail, current_thread
 from backspot.live.compiled import compiled_book
-from backspot.live.copies import end_plain_copies, keep_copies_plain
 from backspot.live.hooks import (
     BackwardEnd,
     BackwardStart,
     Enter,
     Leave,
     LeaveAndExplain,
+    end_plain_copies,
+    keep_copies_plain,
 )
 from backspot.live.modules import class_name, find_modules, is_called, unwrap
 from backspot.live.owner import Owner, Scope

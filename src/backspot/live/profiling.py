@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack, closing
+from contextlib import closing, nullcontext
 from typing import Any, Literal
 
 import torch
@@ -156,15 +156,16 @@ def profile(
         *in_detail(memory=memory, shapes=shapes, stacks=stacks, prepared=0),
     )
     passed_over = autograd.PassedOver.calls
-    with ExitStack() as stack:
-        if gathering:
-            stack.enter_context(gathering)
-        total = sum(stage.count for stage in stages)
-        progress = stack.enter_context(Progress("profiling", "steps", total=total))
+    total = sum(stage.count for stage in stages)
+    with (
+        gathering or nullcontext(),
+        Progress("profiling", "steps", total=total) as progress,
+        stepping() as optimizers,
+    ):
         taken = Measurement(stages, step_ended=progress.advance)
-        optimizers = stack.enter_context(stepping())
-        for _ in stack.enter_context(closing(taken.steps())):
-            take()
+        with closing(taken.steps()) as steps_to_run:
+            for _ in steps_to_run:
+                take()
     detail = taken.profiles.get(DETAIL)
     transformed = autograd.PassedOver.calls > passed_over
 
@@ -173,9 +174,7 @@ def profile(
             report = changed(report, warnings=(*report.warnings, _TOO_MANY.format(taken.calls)))
         return _with_unused(report, models, taken.labelled, transformed=transformed)
 
-    with ExitStack() as stack:
-        if gathering:
-            stack.enter_context(gathering)
+    with gathering or nullcontext():
         report = locate_export(
             taken.profiles[TIMES].profiler,
             named,

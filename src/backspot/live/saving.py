@@ -52,7 +52,7 @@ def save(
 
     Args:
         training: as in ``Recorded.locate``.
-        use: as in ``Recorded.locate``; called once.
+        use: as in ``Recorded.locate``; called again if the files cannot be written.
 
     Raises:
         NoBackwardError: If the steps had no backward.
@@ -62,25 +62,20 @@ def save(
     if recorded.in_detail is not None:
         changed["in_detail"] = _export(recorded.in_detail)
     kept = replace(recorded, **changed)
-    used = False
-
-    def use_once(path: Path, recording: Recording) -> None:
-        nonlocal used
-        if use is not None and not used:
-            use(path, recording)
-            used = True
-
     try:
-        return _written(kept, training, folder, use_once)
+        return _written(kept, training, folder, use)
     except OSError as error:
         problem = f"{error.filename or folder} cannot be written: {error.strerror or error}"
     except BackspotError as error:
         problem = str(error)
-    return Saved(kept.locate(training, use=use_once), (), problem)
+    return Saved(kept.locate(training, use=use), (), problem)
 
 
 def _written(
-    recorded: Recorded, training: str, folder: Path, use: Callable[[Path, Recording], None]
+    recorded: Recorded,
+    training: str,
+    folder: Path,
+    use: Callable[[Path, Recording], None] | None,
 ) -> Saved:
     rank, ranks = rank_and_ranks()
     of_rank = [f"rank{rank}"] if ranks > 1 else []
