@@ -70,15 +70,15 @@ def _forms() -> presented.Forms:
     return render
 
 
-def _labelling() -> presented.Labelling:
-    from backspot import pipeline
+def _save_labelled(*args: Any, **options: Any) -> Any:
+    from backspot.pipeline import save_labelled
 
-    return pipeline
+    return save_labelled(*args, **options)
 
 
 # Results print and save themselves through the renderers, which import the results. Only the root
 # of the package knows both, and it imports the renderers on first use.
-presented.forms, presented.labelling = _forms, _labelling
+presented.forms, presented.save_labelled = _forms, _save_labelled
 
 
 def __getattr__(name: str) -> Any:

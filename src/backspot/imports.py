@@ -1,11 +1,23 @@
-"""Hear of a module being imported, without importing it."""
+"""Import all modules of a package; hear of a module being imported, without importing it."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from importlib import import_module
+from pkgutil import iter_modules
 from types import ModuleType
 from typing import Any
+
+
+def modules_of(package: str) -> list[ModuleType]:
+    """Import the modules of a package, except the private ones, and return them.
+
+    They are listed through the package's own import path, so this works from a source tree, an
+    installed wheel or a zip file.
+    """
+    found = iter_modules(import_module(package).__path__)
+    return [import_module(f"{package}.{one.name}") for one in found if one.name[0] != "_"]
 
 
 def when_imported(name: str, action: Callable[[], None]) -> Callable[[], None]:

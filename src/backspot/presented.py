@@ -1,7 +1,7 @@
 """How results print and save themselves, and where users find their classes.
 
 Renderers import results, so results cannot import renderers. ``backspot/__init__.py`` imports both
-and runs before any other module of the package. It sets ``forms`` and ``labelling``.
+and runs before any other module of the package. It sets ``forms`` and ``save_labelled``.
 """
 
 from __future__ import annotations
@@ -45,23 +45,14 @@ class Forms(Protocol):
         """Return a data frame with one row per module."""
 
 
-class Labelling(Protocol):
-    """The function of ``backspot.pipeline`` that reads a report's trace again."""
-
-    def save_labelled(
-        self, report: Result, path: str | os.PathLike[str], /, *, force: bool = False
-    ) -> Path:
-        """Write a labelled copy of the trace that the report was made from."""
-
-
-def _unwired() -> NoReturn:
+def _unwired(*_: object, **__: object) -> NoReturn:
     raise RuntimeError("import backspot first: it connects results with the code that prints them")
 
 
 forms: Callable[[], Forms] = _unwired
 """Import the renderers and return them."""
-labelling: Callable[[], Labelling] = _unwired
-"""Import the pipeline and return it."""
+save_labelled: Callable[..., Path] = _unwired
+"""Write a labelled copy of the trace that a report was made from: a function of the pipeline."""
 
 
 class Presented:

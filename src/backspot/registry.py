@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from importlib import import_module
-from pkgutil import iter_modules
 from typing import Generic, Literal, TypeVar, get_args
+
+from backspot.imports import modules_of
 
 Device = Literal["cpu", "cuda", "other"]
 """What a step runs on: ``cuda`` is also what PyTorch calls AMD's GPUs."""
@@ -113,12 +113,6 @@ class Registry(Generic[Evidence, Finding, Result]):
 
     @cached_property
     def rules(self) -> tuple[Rule[Evidence, Finding, Result], ...]:
-        """All rules, sorted by name, with the fallback rules last.
-
-        The modules are listed through the package's own import path, so this works from a source
-        tree, an installed wheel or a zip file.
-        """
-        package = import_module(self._package)
-        for module in iter_modules(package.__path__, f"{self._package}."):
-            import_module(module.name)
+        """All rules, sorted by name, with the fallback rules last."""
+        modules_of(self._package)
         return tuple(sorted(self._rules.values(), key=lambda one: (one.fallback, one.name)))

@@ -10,12 +10,10 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib import import_module
-from pathlib import Path
-from pkgutil import iter_modules
 
 from backspot.errors import UsageError
 from backspot.formatting import visible
+from backspot.imports import modules_of
 from backspot.paths import path_text
 
 Renderer = Callable[..., bytes]
@@ -48,8 +46,7 @@ class Format:
 @cache
 def all_formats() -> tuple[Format, ...]:
     """All formats, sorted by suffix."""
-    names = [module.name for module in iter_modules([str(Path(__file__).parent)])]
-    modules = [import_module(f"{__package__}.{name}") for name in names if name[0] != "_"]
+    modules = modules_of("backspot.render")
     found = [one for module in modules for one in getattr(module, "FORMATS", ())]
     return tuple(sorted(found, key=lambda one: one.suffix))
 

@@ -563,7 +563,7 @@ class Report(Presented, _Predicted):
             PosixPath('report.html')
         """
         if path_text(path, "save").lower().endswith(presented.LABELLED):
-            return presented.labelling().save_labelled(self, path, force=force)
+            return presented.save_labelled(self, path, force=force)
 
         return presented.forms().write(self, path, force=force)
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from importlib import import_module
-from pkgutil import iter_modules
 from typing import Any
 
 import torch
 
+from backspot.imports import modules_of
 from backspot.live.trials.chains import Chain, Chains
 from backspot.live.trials.twins import Refused, Run, check_fits, forward_and_backward
 from backspot.results.findings import Finding
@@ -193,15 +191,8 @@ def remedy(
     return register
 
 
-@cache
-def _import_all() -> None:
-    package = import_module("backspot.live.trials")
-    for module in iter_modules(package.__path__, f"{package.__name__}."):
-        import_module(module.name)
-
-
 def remedies_of(rule: str, *, all_of_them: bool) -> list[Entry]:
     """Return what can be tried for a rule, first of all what runs none of the user's code."""
-    _import_all()
+    modules_of("backspot.live.trials")
     found = sorted(_entries.get(rule, []), key=lambda one: one.runs_code)
     return [one for one in found if all_of_them or not one.runs_code]
