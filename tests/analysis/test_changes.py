@@ -86,6 +86,13 @@ def test_a_phase_that_takes_half_the_time_saves_the_other_half(tmp_path):
     assert found.what_if({"phases": {"averaging": 0.0}}).saves_ns == 0
 
 
+def test_a_step_can_do_without_the_time_in_which_its_host_is_idle(tmp_path):
+    phases = {phase.name: phase.wall_ns for phase in trained(tmp_path).phases}
+    found = unfitted(recording(tmp_path / "trace.json"), ZERO)
+    saves = found.what_if({"phases": {"idle": 0.0}}).saves_ns
+    assert saves == pytest.approx(phases["idle"], rel=0.01)
+
+
 def test_a_remedy_that_makes_more_work_faster_says_that_it_saves_at_least_so_much():
     report = backspot.locate(PATHS["layout_windows_vit"])
     (found,) = (one for one in report.findings if one.rule == "layout-copies")

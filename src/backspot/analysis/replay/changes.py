@@ -161,13 +161,17 @@ def _update(recording: Replayable, paths: Sequence[str]) -> Change | Refusal:
 def _phases(recording: Replayable, factors: Mapping[str, float]) -> Change | Refusal:
     """Phases take another time: the host's, and that of what is launched in them.
 
-    The host waits for no device in a phase that is free.
+    The host waits for no device in a phase that is free. It is idle where it is in no phase.
     """
     if recording.activity is None:
         return Refusal("the trace does not say where steps begin.")
-    factor = np.array([*(factors.get(name, 1.0) for name in NAMES), 1.0])  # 1 for no phase
+    factor = np.array([factors.get(name, 1.0) for name in (*NAMES, "idle")])
     work, waits = recording.ownership.work, _of_device(recording)
-    host = factor[recording.activity.host.at(recording.line.edges[:-1])]
+    times, passes = recording.line.edges[:-1], recording.ownership.passes
+    phase = recording.activity.host.at(times)
+    begun = np.searchsorted(passes.start, times, side="right")
+    backward = (phase < 0) & (begun > np.searchsorted(passes.end, times, side="right"))
+    host = factor[np.where(backward, NAMES.index("backward"), phase)]
     launched = recording.activity.of_launches(work.thread, work.launch)
     of_work = np.where(launched >= 0, factor[launched], 1.0)
     start, event = np.array([(wait.start, wait.event) for wait in waits], np.int64).reshape(-1, 2).T

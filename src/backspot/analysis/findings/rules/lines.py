@@ -148,7 +148,7 @@ def _phases_without(
 ) -> dict[PhaseName, float]:
     """Return which part of each phase is left without these functions, in tenths."""
     whole, spent = _phase_times(evidence), _spent(evidence, found)
-    return {name: round(1 - ns / whole[name], 1) for name, ns in spent.items() if name != "idle"}
+    return {name: round(1 - ns / whole[name], 1) for name, ns in spent.items()}
 
 
 def _phase_times(evidence: Evidence) -> dict[PhaseName, int]:
