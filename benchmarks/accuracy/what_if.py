@@ -28,7 +28,7 @@ import gc
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
@@ -66,11 +66,15 @@ def options(parser: argparse.ArgumentParser) -> None:
 Round = list[tuple[int, float]]  # which step, and milliseconds of it
 
 
-def _times(steps: Sequence[Callable[[], None]], run: Run) -> list[Round]:
+def _times(
+    steps: Sequence[Callable[[], None]], run: Run, ahead: Collection[int] = ()
+) -> list[Round]:
     """Time steps in turn, in rounds, until each difference to the first is known, or time is up.
 
-    Without a GPU these are the processor's times, of one thread: other programs on a machine move
-    its clock by more than most changes. The first step comes several times in a round.
+    After three steps the host waits for the device; where it runs ahead more than in the first step
+    (``ahead``), after nine. Without a GPU these are the processor's times, of one thread: other
+    programs on a machine move its clock by more than most changes. The first step comes several
+    times in a round.
     """
     on_cpu, small = run.device == "cpu", run.small
     clock = time.process_time if on_cpu else time.perf_counter
@@ -87,7 +91,8 @@ def _times(steps: Sequence[Callable[[], None]], run: Run) -> list[Round]:
         found = []
         for index in order if len(rounds) % 2 == 0 else reversed(order):
             steps[index]()  # the first after a change pays for what the other left in caches
-            ms = milliseconds(steps[index], run.device, 1 if small else 3, clock)
+            inner = 1 if small else 9 if index in ahead else 3
+            ms = milliseconds(steps[index], run.device, inner, clock)
             found.append((index, ms))
         rounds.append(found)
     gc.unfreeze()
@@ -117,6 +122,7 @@ def _record(name: str, run: Run, folder: Path, stage: Stage) -> None:
 
         return step
 
+    ahead = {at for at, one in enumerate(case.switches, 1) if one.kind == "no_waits"}
     # Before, with each change, and with a change that does nothing.
     steps = [switched(number) for number in range(-1, len(case.switches) + 1)]
     report = backspot.profile(
@@ -136,7 +142,7 @@ def _record(name: str, run: Run, folder: Path, stage: Stage) -> None:
             {"about": switch.about, "kind": switch.kind, "asked": switch.asked}
             for switch in case.switches
         ],
-        "times": _times(steps, run),
+        "times": _times(steps, run, ahead),
     }
     write_json(folder / f"{name}.real.json", facts)
 
