@@ -347,7 +347,8 @@ def launched(kernels: int, gap: int) -> Report:
     step(trace)
     for number in range(kernels):
         start = 20 * TICK + number * (gap + 10_000) + gap
-        operator(trace, "aten::relu", (start - 5_000) / TICK, (start - 1_000) / TICK)
+        name = ("relu", "gelu", "silu", "tanh", "exp", "log", "abs", "neg")[number % 8]
+        operator(trace, f"aten::{name}", (start - 5_000) / TICK, (start - 1_000) / TICK)
         trace.kernel(start, start + 10_000, launch=start - 2_000, launch_thread=HOST)
     trace.kernel(50 * TICK, 60 * TICK, launch=50 * TICK, launch_thread=HOST)
     return report_of(trace)

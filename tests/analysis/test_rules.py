@@ -7,10 +7,11 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import backspot
-from backspot.analysis.findings import Evidence, all_rules, find_all, rules_about_memory
+from backspot.analysis.findings import Evidence, Found, all_rules, find_all, rules_about_memory
 from backspot.analysis.recording import Recording
 from backspot.analysis.typical import every_step
 from backspot.results.findings import Finding, Saving, in_order
@@ -127,3 +128,31 @@ def test_a_bound_all_over_the_step_comes_behind_a_certain_gain_in_one_place() ->
     for places, first in ((1, "bound"), (8, "certain")):
         found = in_order([certain, finding("bound", 30_000_000, places, at_best=True)], step)
         assert found[0].rule == first
+
+
+def test_a_view_is_no_work_of_a_processor(tmp_path) -> None:
+    """One that takes long was held up, or keeps its Python stack in anomaly mode."""
+    name = "cpu_suppression_detector.trace.json.gz"
+    text = gzip.decompress((DATA / "findings" / name).read_bytes()).decode()
+    path = tmp_path / "t.json"
+    for operator, there in (("aten::sort", True), ("aten::view", False)):
+        path.write_text(text.replace('"aten::sort"', f'"{operator}"'))
+        (found,) = (one for one in backspot.locate(path).findings if one.rule == "cpu-operators")
+        assert (operator in found.operators) is there
+
+
+def test_launches_of_another_cause_are_not_found_twice() -> None:
+    path = DATA / "findings" / "launch_cells_recommender.trace.json.gz"
+    recording, report = Recording.of(read_events(path)), backspot.locate(path)
+    evidence = Evidence(
+        recording.events, recording.ledger, report, every_step(report.steps), recording.waits
+    )
+    (rule,) = (one for one in all_rules() if one.name == "launch-bound")
+    ownership = evidence.ownership
+    owners = [ownership.owners.path(owner) for owner in ownership.owner.tolist()]
+    cells = evidence.costs.places_of_spans(np.array([path == "lstm.cell" for path in owners]))
+    loop = Found("a loop", "", "", "", cells.wall_ns, cells.places, 2, removable=cells.removable)
+    alone, beside = rule.find(evidence, []), rule.find(evidence, [loop])
+    assert isinstance(alone, Finding)
+    assert alone.path == "lstm.cell"
+    assert not isinstance(beside, Finding) or "lstm.cell" not in {p.path for p in beside.places}

@@ -321,7 +321,9 @@ def host_operators(evidence: Evidence) -> Ints:
     if not len(calls):
         return calls
     index = np.flatnonzero((events.duration >= _LONG) & (events.category == Category.OPERATOR))
+    # A view computes nothing: a long one was held up, or keeps its stack in anomaly mode.
     skipped = events.is_label | events.name_mask(*names.HOST_MARKS)
+    skipped |= events.names_where(names.is_view)
     index = index[~skipped[events.name[index]]]
     kept = []
     called = dict(grouped(events.thread, calls))

@@ -52,13 +52,22 @@ def launch_bound(evidence: Evidence, others: Sequence[Finding]) -> Finding | Non
     """Find the phases in which the GPU is idle for much of the time because of launches.
 
     Of the backward these are the nodes that the host executes meanwhile, of others what is launched
-    too late. Time in which the host waits or computes by itself belongs to other rules, and so does
-    a phase that another finding is about.
+    too late. Time in which the host waits or computes by itself belongs to other rules, and so do a
+    phase that another finding is about, and the calls and nodes that are its cause.
     """
     costs, say, report = evidence.costs, evidence.wording, evidence.report
-    mine = launching(evidence)
+    claimed = np.zeros(len(evidence.spans.start), bool)
+    for one in others:
+        if isinstance(one, Found) and one.removable and one.removable.with_host:
+            claimed |= one.removable.spans
+    mine = launching(evidence) & ~claimed
     cost = costs.of_host(mine)
-    late = _late_phases(evidence, {place.path for one in others for place in one.places})
+    if cost < LEAST_LAUNCHING * report.wall_ns:
+        mine, cost = mine & False, 0
+    calls = merged(evidence.ownership.owner[claimed & (evidence.spans.module >= 0)])
+    paths = {evidence.ownership.owners.path(owner) for owner in calls.tolist()}
+    phases = {place.path for one in others for place in one.places if place.path[:1] == "("}
+    late = _late_phases(evidence, paths | phases)
     idle = {
         "backward": cost,
         **{name: sum(one.idle_ns for one in some) for name, some in late.items()},
@@ -90,10 +99,14 @@ def launch_bound(evidence: Evidence, others: Sequence[Finding]) -> Finding | Non
     remedy = _REPLAYED if replayed else _COMPILED if is_compiled else _LAUNCHED
     if (replayed or is_compiled) and (breaks := graph_breaks(evidence)):
         remedy += f" The graphs break at {', '.join(breaks)}."
+    busy = percent(costs.busy_ns / (report.unprofiled_step_ns or 1))
+    said = f"Without the profiler, the GPU is busy for {busy} of the step."
+    if not report.unprofiled_step_ns:
+        said = "(The profiler slows the host: without it the share is lower.)"
     return finding(
         _with_phases(evidence, costs.places_of_spans(mine, with_work=False), late),
         title="The GPU waits for the host to launch kernels",
-        seen=f"{seen} {_without_profiler(evidence)}",
+        seen=f"{seen} {said}",
         remedy=_FUSED if not cost and name == "optimizer" else remedy,
         link=_COMPILE,
         nodes=costs.top_nodes(mine),
@@ -107,7 +120,7 @@ def _late_phases(evidence: Evidence, known: Container[str]) -> dict[str, list[La
     if evidence.costs.busy_ns > (1 - LEAST_LAUNCHING) * evidence.real_step_ns:
         return found
     for phase in report.phases:
-        some = [one for one in report.launches if one.phase == phase.name]
+        some = [one for one in report.launches if one.phase == phase.name and one.path not in known]
         # It must matter as much as the same share of the backward does, or of the step.
         whole = report.wall_ns if phase.name == "forward" else evidence.step_ns
         least = max(1, LEAST_LAUNCHING * max(phase.wall_ns, whole))
@@ -136,15 +149,6 @@ def _with_phases(evidence: Evidence, placed: Placed, late: dict[str, list[Launch
     wall_ns = sum(place.wall_ns for place in places)
     known = placed if placed.places else Placed((), 0, steps)  # without, nothing can be removed
     return replace(known, places=places, wall_ns=wall_ns, steps=max(known.steps, steps))
-
-
-def _without_profiler(evidence: Evidence) -> str:
-    """Return what is known about the step without the profiler, which slows the host."""
-    real = evidence.report.unprofiled_step_ns
-    if not real:
-        return "(The profiler slows the host: without it the share is lower.)"
-    busy = percent(evidence.costs.busy_ns / real)
-    return f"Without the profiler, the GPU is busy for {busy} of the step."
 
 
 _FULL = 1000  # Events.size of a kernel with one thread block for each multiprocessor
@@ -188,7 +192,9 @@ def small_batch(evidence: Evidence, others: Sequence[Finding]) -> Finding | None
     if left <= 0.5:
         return None
     idle = np.round(idle * left).astype(np.int64)
-    path, class_name = _root(evidence)
+    rows = [row for row in evidence.report.modules if row.is_module and row.path == row.root]
+    root = max(rows, key=lambda row: row.total_wall_ns, default=None)
+    path, class_name = (root.path, root.class_name) if root else ("(outside model)", "")
     busy = percent(costs.busy_ns / evidence.real_step_ns)
     return finding(
         costs.place(path, idle, evidence.report.steps, class_name),
@@ -210,15 +216,6 @@ def _idle_claimed(evidence: Evidence, found: Finding) -> int:
     work = found.removable.work if isinstance(found, Found) and found.removable else None
     busy = 0 if work is None else evidence.costs.of_device(work)
     return max(0, found.wall_ns - busy)
-
-
-def _root(evidence: Evidence) -> tuple[str, str]:
-    """Return the path and the class of the outermost module that costs most."""
-    rows = [row for row in evidence.report.modules if row.is_module and row.path == row.root]
-    if not rows:
-        return "(outside model)", ""
-    root = max(rows, key=lambda row: row.total_wall_ns)
-    return root.path, root.class_name
 
 
 _CELLS_LEAST = 0.1
