@@ -36,7 +36,6 @@ class Case:
 
 
 CASES = {
-    "mnist": Case("mnist.py", "middle"),
     "mnist-accumulated": Case("mnist.py", "middle", ("--accumulate", "3"), passes=3),
     # A compiled region has one owner: the module that is compiled, here the model.
     "mnist-compiled": Case("mnist.py", "", ("--compile",)),
@@ -68,6 +67,7 @@ def run(case: Case, folder: Path, *start: str) -> subprocess.CompletedProcess[st
             "GLOO_SOCKET_IFNAME": "lo",
             "LOSSES": str(folder / "losses"),
             "HF_HUB_OFFLINE": "1",
+            "PYTHON_EXEC": str(preloaded.executable(folder)),  # of the ranks
             "PYTHONPATH": str(Path(backspot.__file__).parents[1]),
         },
         capture_output=True,
