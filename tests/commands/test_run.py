@@ -208,6 +208,8 @@ def test_a_script_without_torch_runs_and_is_told_why_there_is_no_report(write, t
     assert (done.returncode, done.stdout) == (0, b"hello\n")
     assert told(done) == ["no report: the script did not import torch"]
     assert not (tmp_path / "backspot").exists()
+    done = program("run", write("raise ValueError"), cwd=tmp_path)
+    assert told(done) == ["no report: the script raised ValueError before it imported torch"]
 
 
 # Reports -----------------------------------------------------------------------------------------

@@ -439,6 +439,19 @@ def test_columns_go_before_a_path_that_can_be_read_is_cut():
     assert {"calls", "class", "CPU", "GPU"} < set(heads[1])
 
 
+def test_layers_of_two_classes_with_one_pattern_are_told_apart():
+    classes = ("Conv2d", "LeakyReLU", "Conv2d", "LeakyReLU")
+    rows = [row(f"netD.{at}", name, wall=9_000 - at) for at, name in enumerate(classes)]
+    text = render_text(
+        report([*rows, row("netG", "Linear", wall=8_000)]), View(by="pattern"), width=80
+    )
+    assert re.findall(r"^\d  (\S+(?: \(\w+\))?) ", text, re.M) == [
+        "netD.* (Conv2d)",
+        "netD.* (LeakyReLU)",
+        "netG",
+    ]
+
+
 def test_a_path_beyond_all_measure_does_not_drive_all_other_columns_away():
     long = ".".join(f"level{number}" for number in range(60))
     head = render_text(report([row(long, "Linear", wall=9_000)]), width=120)
@@ -724,6 +737,15 @@ def test_the_first_line_says_that_a_recording_is_too_noisy_to_rank_and_what_help
     text = " ".join(render_text(made, width=80).split())
     assert text.startswith(
         "Too noisy to rank: 27% of the backward may belong to other modules (load 9.4, 2 threads "
-        "of PyTorch, 2 CPUs). Record again on an idle machine, with OMP_NUM_THREADS=1 and --steps 9"
+        "of PyTorch, 2 CPUs). Record again on an idle machine, with OMP_NUM_THREADS=1 and "
+        "--steps 10 (profile(steps=10)). "
     )
     assert "Too noisy" not in render_text(replace(made, noise=0.05), width=80)
+
+
+def test_idle_time_on_a_cpu_names_the_option_that_records_its_lines():
+    idle = phases({"backward": [10**6] * 3, "idle": [9 * 10**6] * 3})
+    made = replace(even_vit(), has_gpu=False, phases=idle, step_ns=10**7)
+    assert "whose lines backspot run --stacks shows" in " ".join(
+        render_text(made, width=80, full=True).split()
+    )

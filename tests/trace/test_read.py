@@ -163,6 +163,7 @@ BROKEN: dict[str, tuple[bytes, type[BackspotError], str]] = {
     "blank": (b"  \n ", NotATraceError, "is empty"),
     "html": (b"<!doctype html><html></html>", NotATraceError, "HTML"),
     "text": (b"hello", NotATraceError, "not JSON"),
+    "object cut short": (b'{"version": 1, "frames": [{"a": 1},', NotATraceError, "is cut short"),
     "another tool's object": (b'{"version": 1, "frames": []}', NotATraceError, "no traceEvents"),
     "another tool's list": (b'[{"a": 1}, {"b": 2}]', NotATraceError, "none that PyTorch"),
     "no events": (b'{"traceEvents": []}', NotATraceError, "without a single event"),

@@ -203,7 +203,8 @@ class _Observation:
     def end(self, error: BaseException | None) -> None:
         """Stop observing; say so if no report was made. ``error`` is what the script raised."""
         if self._observer is None:
-            complain("no report: the script did not import torch")
+            ending = f"{_how_it_ended(error)} before it imported" if error else ""
+            complain(f"no report: {ending or 'the script did not import'} torch")
             return
         recorder = self._observer.recorder
         if recorder.is_child:

@@ -36,8 +36,8 @@ _UNOWNED = 0.25
 """If a larger share than this is owned by no module, the answer says so."""
 _ANOTHER = 0.25
 """The answer gives a saving that differs from the row's time by this share or more."""
-_MORE = 3
-"""A recording that is too noisy needs so many times as many steps."""
+_MORE, _ENOUGH = 3, 10
+"""A recording that is too noisy needs so many times as many steps, and at least as many as this."""
 _LEAST_COLLECTIVE = 0.05
 """Share of a row's communication from which the answer names a collective."""
 
@@ -120,10 +120,11 @@ def _too_noisy(report: Report) -> list[Part]:
         return []
     host = report.recorded.get("host", "")
     threads = "" if report.has_gpu else "OMP_NUM_THREADS=1 and "
+    steps = max(_MORE * report.steps, _ENOUGH)
     return said(
         "Too noisy to rank: {} of the backward may belong to other modules{}. Record again on an "
-        f"idle machine, with {threads}--steps {_MORE * report.steps} "
-        f"(profile(steps={_MORE * report.steps})). In the steadiest steps, ",
+        f"idle machine, with {threads}--steps {steps} (profile(steps={steps})). In the steadiest "
+        "steps, ",
         percent(report.noise),
         ("text", f" ({host})" if host else ""),
     )

@@ -6,6 +6,7 @@ here appears in all of them; for CSV and pandas, add its field to ``FIELDS``.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields as dataclass_fields, replace
 from typing import Literal, TypeAlias
@@ -126,6 +127,8 @@ def module_columns(
     def of_modules(value: Callable[[Row], object]) -> list[Part]:
         return numbers(value(row) if row.is_module else "" for row in rows)
 
+    # Layers of several classes may have one pattern: netD.* (Conv2d) and netD.* (LeakyReLU).
+    alike = Counter(row.name for row in shown)
     columns = [
         Column(
             "rank",
@@ -136,7 +139,12 @@ def module_columns(
         Column(
             "name",
             "class" if view.by == "class" else "module",
-            [("name" if row.is_module else "text", row.name) for row in rows],
+            [
+                ("name", row.label if alike[row.name] > 1 else row.name)
+                if row.is_module
+                else ("text", row.name)
+                for row in rows
+            ],
             least=20,
             left=True,
             cut_start=True,

@@ -151,9 +151,10 @@ def _meaning(report: Report, phase: PhaseName) -> tuple[str, str]:
         return "copies before the forward", "the size of the batch"
     if phase == "idle" and not report.has_gpu:
         meaning = "no operator runs, so this is Python and the program's other work"
+        lines = "" if report.host else ", whose lines backspot run --stacks shows"
         return f"{meaning}{_of_profiler(report)}", (
-            "Python code between operators, loops over small tensors, logging and waiting for "
-            "another process"
+            f"Python code between operators{lines}: loops over small tensors, logging and waiting "
+            "for another process"
         )
     if phase == "optimizer" and not report.has_gpu:  # foreach=True gains nothing there
         return _MEANINGS[phase][0], "fused=True, if the optimizer is Adam, AdamW or Adagrad"

@@ -78,8 +78,9 @@ def find_events(
         text = read(_PIECE)
     if saved:
         raise NotATraceError(f"{source} is {saved}")
+    cut = "" if before.rstrip().endswith(b"}") else "is cut short, and "
     raise NotATraceError(
-        f"{source} is no Kineto trace: it has no traceEvents; "
+        f"{source} is no Kineto trace: it {cut}has no traceEvents; "
         "give a file that export_chrome_trace wrote"
     )
 
