@@ -636,9 +636,9 @@ def test_while_it_waits_there_are_one_hook_of_pytorchs_own_and_who_waits_for_ind
     path = write(training(LEFT, "train(2)", "print(left())"))
     environment = {"PYTHONPATH": os.pathsep.join(sys.path)}
     done = observed("--warmup", "3", path, cwd=tmp_path, env=environment)
-    hook, *waiting = eval(done.stdout.decode().splitlines()[-1], {"_Watcher": "_Watcher"})
+    hook, *waiting = eval(done.stdout.decode().splitlines()[-1])
     assert "_global_optimizer_post_hooks" in hook
-    assert set(waiting) <= {"_Watcher"}
+    assert set(waiting) <= {"_Finder"}
 
 
 # Compiled code -----------------------------------------------------------------------------------
