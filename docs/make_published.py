@@ -97,7 +97,8 @@ def _summary(found: Mapping[str, str]) -> str:
         f"Of the cases that somebody wrote who had not read the rules, and whose fix gains "
         f"something, the place is right in {found['place']}, the cause in "
         f"{found['cause']}, and the prediction, within the larger of 3% of the step and a "
-        f"quarter of the gain, in {found['right']}.{none if silent != '0 of 0' else ''}{second}"
+        f"quarter of the gain, in {found['right']}. After the fix, the finding that named the "
+        f"cause is gone in {found['gone']}.{none if silent != '0 of 0' else ''}{second}"
     )
 
 
