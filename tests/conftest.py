@@ -78,6 +78,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than cores: tests wait for processes that they start."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0)) + 1
+    return (os.cpu_count() or 1) + 1
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(_Grouping())
     if (skipped := config.getoption("--note-skipped")) and not hasattr(config, "workerinput"):
