@@ -26,19 +26,13 @@ _NARROWEST, _WIDEST = 40, 100  # cells
 _IN_A_CHECKOUT = Path(__file__).parents[3] / "docs" / "findings.md"
 
 
-class _Rules:
-    """Completes the names of rules; for argcomplete."""
-
-    def __call__(self, **_: object) -> list[str]:
-        return list(_sections())
-
-
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the argument."""
     rule = parser.add_argument(
         "rule", metavar="RULE", nargs="?", help="the name of a rule (default: list all)"
     )
-    rule.completer = _Rules()  # type: ignore[attr-defined]  # argcomplete looks for it
+    # argcomplete looks for it.
+    rule.completer = lambda **_: list(_sections())  # type: ignore[attr-defined]
 
 
 def run(args: argparse.Namespace) -> int:

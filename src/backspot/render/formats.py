@@ -56,13 +56,13 @@ def formats_of(kind: type) -> tuple[Format, ...]:
     return tuple(one for one in all_formats() if issubclass(kind, tuple(one.renderers)))
 
 
-def format_for(path: str | os.PathLike[str], kind: type, *, what: str = "save") -> Format:
+def format_for(path: str | os.PathLike[str], kind: type) -> Format:
     """The format that a file's name asks for; if two suffixes fit, the longer one.
 
     Raises:
         UsageError: If ``path`` is not a path, or its suffix is not that of such a format.
     """
-    name = path_text(path, what)
+    name = path_text(path, "save")
     known = formats_of(kind)
     fitting = [one for one in known if name.lower().endswith(one.suffix)]
     if not fitting:

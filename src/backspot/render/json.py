@@ -58,10 +58,8 @@ def comparison_to_json(comparison: Comparison, view: View | None = None) -> byte
     return _encoded(comparison)
 
 
-def job_to_json(job: JobReport, view: View | None = None) -> bytes:
-    """The answer for all ranks as JSON in UTF-8, indented; a view limits the modules."""
-    if view is not None:
-        job = replace(job, modules=job.modules[: view.top])
+def job_to_json(job: JobReport) -> bytes:
+    """The answer for all ranks as JSON in UTF-8, indented."""
     return _encoded(job)
 
 

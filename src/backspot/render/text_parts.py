@@ -153,7 +153,7 @@ def _spans(ranks: Sequence[int]) -> str:
 _INDENT = 24
 
 
-def render_subtree(subtree: Subtree, *, width: int | None = None, color: bool = False) -> str:
+def render_subtree(subtree: Subtree, *, width: int | None = None) -> str:
     """A module with the modules inside it, as a tree; shares are of the module's own total."""
     width, uncut = space_for(width)
     placed = [(subtree.row.name, subtree.row), *_placed(subtree)]
@@ -191,7 +191,7 @@ def render_subtree(subtree: Subtree, *, width: int | None = None, color: bool = 
     if saves := told_apart(subtree.row.total_saves):
         lines += paragraph(Text(f"Without it, a step would take {saves}."), width, whole=uncut)
     lines += [Text(), *lay_out(columns, width, whole=uncut)]
-    return written(lines, width, color=color)
+    return written(lines, width, color=False)
 
 
 def _placed(subtree: Subtree) -> Iterator[tuple[str, Row]]:

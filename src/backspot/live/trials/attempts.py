@@ -166,7 +166,7 @@ def _attempt(asked: Asked, entries: list[Entry], until: float) -> Tried | None:
                 raise Refused("the time for trials was up")
             if entry.chains and not (asked.live.chains and asked.live.chains.functions):
                 raise Refused(asked.live.why_no_chains or "no step came after the recording")
-            with untouched(asked.live), _own_memory(_device(asked.live)):
+            with untouched(asked.live), _own_memory(asked.live.device):
                 tried = _measured(entry, asked, until)
             if tried is not None and not tried.why_not:
                 return tried
@@ -184,7 +184,7 @@ def _measured(entry: Entry, asked: Asked, until: float) -> Tried | None:
         if trial is None or isinstance(trial, Tried):
             return trial
         after = trial.after
-        clock = Clock(_device(asked.live))
+        clock = Clock(asked.live.device)
         worth = _worth(asked, whole=entry.runs_code)
         left = math.inf if entry.runs_code else until - time.monotonic()
         return measure(trial, clock, asked.step_ns, min(trial.allowed_s, left), worth)
@@ -236,12 +236,3 @@ def _worth(asked: Asked, *, whole: bool) -> Worth:
         return without_replay
     paths = {""} if whole else {place.path for place in asked.finding.places}
     return lambda saved: predictor.with_less(paths, saved)
-
-
-def _device(live: Live) -> torch.device:
-    tensors = (tensor for model in live.models.values() for tensor in model.parameters())
-    groups = (group["params"] for one in live.optimizers for group in one.param_groups)
-    found = next(tensors, None)
-    if found is None:
-        found = next((params[0] for params in groups if params), None)
-    return found.device if found is not None else torch.device("cpu")

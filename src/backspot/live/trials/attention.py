@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -152,12 +152,23 @@ def _ways(chain: Chain) -> dict[str, Attend]:
     given, end = chain.given, chain.end
     ways: dict[str, Attend] = {}
     if "q" in given:
-        mask = _mask(chain)
-        ways[_WITH_MASK] = _fused(chain, mask)
+        mask, parts = _mask(chain), (given["q"], given["kt"], given["v"])
+
+        def arrange(q: Any, kt: Any, v: Any, **other: Any) -> Mapping[str, Any]:
+            return {"query": q, "key": kt.mT, "value": v, "scale": given["scale"], **other}
+
+        ways[_WITH_MASK] = _fused(chain, parts, partial(arrange, attn_mask=mask))
         if mask is not None and _is_causal(mask, given):
-            ways[_CAUSAL] = _fused(chain, None, is_causal=True)
+            ways[_CAUSAL] = _fused(chain, parts, partial(arrange, is_causal=True))
     else:
-        ways[_SCORES] = _of_scores(chain)
+        scores, v = chain.again(given["scores"], given["v"])()
+        # Queries and keys of zeros, as narrow as kernels take them.
+        q, k = v.new_zeros(*scores.shape[:-1], 8), v.new_zeros(*v.shape[:-1], 8)
+        ways[_SCORES] = _fused(
+            chain,
+            (given["scores"], given["v"]),
+            lambda scores, v: {"query": q, "key": k, "value": v, "attn_mask": scores},
+        )
     plain = chain.again(end, without=DROPOUT)
     # What lays out the result comes along: some kernels have done that.
     now, lay_out = chain.again(chain.after), chain.again(chain.after, given=[end])
@@ -168,43 +179,20 @@ def _ways(chain: Chain) -> dict[str, Attend]:
     return found
 
 
-def _four(tensor: torch.Tensor) -> torch.Tensor:
-    missing = 4 - tensor.dim()
-    return tensor.reshape(*(1,) * missing, *tensor.shape) if missing else tensor
+def _fused(
+    chain: Chain, parts: Sequence[Node], arrange: Callable[..., Mapping[str, Any]]
+) -> Attend:
+    """Return the one kernel on parts of a chain, arranged as its arguments."""
+    again, shape = chain.again(*parts), chain.end.shape
 
-
-def _fused(chain: Chain, mask: torch.Tensor | None, *, is_causal: bool = False) -> Attend:
-    given, shape = chain.given, chain.end.shape
-    again = chain.again(given["q"], given["kt"], given["v"])
+    def four(tensor: Any) -> Any:
+        is_less = isinstance(tensor, torch.Tensor) and tensor.dim() < 4
+        return tensor.reshape(*(1,) * (4 - tensor.dim()), *tensor.shape) if is_less else tensor
 
     def run() -> torch.Tensor:
-        q, kt, v = again()
-        out = functional.scaled_dot_product_attention(
-            _four(q),
-            _four(kt.mT),
-            _four(v),
-            attn_mask=mask if mask is None else _four(mask),
-            dropout_p=given["p"],
-            is_causal=is_causal,
-            scale=given["scale"],
-        )
+        given = {name: four(one) for name, one in arrange(*again()).items()}
+        out = functional.scaled_dot_product_attention(**given, dropout_p=chain.given["p"])
         return out if len(shape) == 4 else out.reshape(shape)
-
-    return run
-
-
-def _of_scores(chain: Chain) -> Attend:
-    given, again = chain.given, chain.again(chain.given["scores"], chain.given["v"])
-    scores, v = again()
-    # Queries and keys of zeros, as narrow as kernels take them.
-    q, k = v.new_zeros(*scores.shape[:-1], 8), v.new_zeros(*v.shape[:-1], 8)
-
-    def run() -> torch.Tensor:
-        scores, v = again()
-        out = functional.scaled_dot_product_attention(
-            _four(q), _four(k), _four(v), attn_mask=_four(scores), dropout_p=given["p"]
-        )
-        return out.reshape(chain.end.shape)
 
     return run
 

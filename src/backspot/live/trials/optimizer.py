@@ -22,10 +22,7 @@ from backspot.live.trials.twins import (
     twin,
 )
 
-_FORMS: dict[str, dict[str, bool]] = {
-    "foreach=True": {"foreach": True, "fused": False},
-    "fused=True": {"foreach": False, "fused": True},
-}
+_FORMS = ("foreach", "fused")
 
 
 @remedy("optimizer-kernels")
@@ -41,9 +38,10 @@ def optimizer(asked: Asked) -> Trial | None:
         for one in optimizers
     ]
     variants = {AS_IT_IS: [one.piece({}) for one in twins]}
-    for name, form in _FORMS.items():
-        if not any(one.is_so(name) for one in twins) and all(one.has(name) for one in twins):
-            variants[name] = [one.piece(form) for one in twins]
+    for form in _FORMS:
+        if all(form in one.options and not one.is_so(form) for one in twins):
+            chosen = {other: other == form for other in _FORMS}
+            variants[f"{form}=True"] = [one.piece(chosen) for one in twins]
     if len(variants) == 1:
         return None
     named = " and ".join(dict.fromkeys(type(one).__name__ for one in optimizers))
@@ -118,13 +116,14 @@ class _Twin:
     Attributes:
         count: how many parameters it has.
         share: how many times as many bytes the optimizer of the training has.
+        options: what it is told of the forms that its class has.
     """
 
     def __init__(self, asked: Asked, optimizer: torch.optim.Optimizer, most: int) -> None:
         chosen, self.share = _with_gradients(asked, [*_params(optimizer)], most)
         first = optimizer.param_groups[0]
         self.count, self._device = len(chosen), next(iter(chosen)).device
-        self._as_it_is = {key: first[key] for key in ("foreach", "fused") if key in first}
+        self.options = {form: first[form] for form in _FORMS if form in first}
         groups, states = [], {}
         for group in optimizer.param_groups:
             mine = []
@@ -150,19 +149,14 @@ class _Twin:
             if isinstance(count := state.get("step"), torch.Tensor)
         ]
 
-    def has(self, name: str) -> bool:
-        """Return whether the class has such a form."""
-        return name.partition("=")[0] in self._as_it_is
-
-    def is_so(self, name: str) -> bool:
+    def is_so(self, form: str) -> bool:
         """Return whether it is of this form already; on a GPU ``foreach`` is the default."""
-        key = name.partition("=")[0]
-        default = self._device.type == "cuda" and set(self._as_it_is.values()) == {None}
-        return bool(self._as_it_is.get(key)) or (key == "foreach" and default)
+        default = self._device.type == "cuda" and set(self.options.values()) == {None}
+        return bool(self.options[form]) or (form == "foreach" and default)
 
     def piece(self, form: dict[str, bool]) -> Piece:
         """Return the step in this form, or as it is."""
-        options = {key: form.get(key, value) for key, value in self._as_it_is.items()}
+        options = {key: form.get(key, value) for key, value in self.options.items()}
 
         def before() -> None:
             for group in self._one.param_groups:

@@ -83,6 +83,25 @@ class Live:
     why_no_chains: str = ""
     loader: Any = None
 
+    def tensors(self) -> list[torch.Tensor]:
+        """Return the parameters and buffers, and what the optimizers hold."""
+        found = [
+            tensor
+            for model in self.models.values()
+            for tensor in (*model.parameters(), *model.buffers())
+        ]
+        for optimizer in self.optimizers:
+            found += [one for group in optimizer.param_groups for one in group["params"]]
+            for state in optimizer.state.values():
+                if isinstance(state, dict):
+                    found += [one for one in state.values() if isinstance(one, torch.Tensor)]
+        return found
+
+    @property
+    def device(self) -> torch.device:
+        """Where the training runs: the device of its first parameter."""
+        return next((one.device for one in self.tensors()), torch.device("cpu"))
+
 
 @dataclass(frozen=True)
 class Asked:

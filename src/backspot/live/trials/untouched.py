@@ -39,7 +39,7 @@ def untouched(live: Live) -> Iterator[None]:
         for holder in (live.loader, getattr(live.loader, "sampler", None))
         if isinstance(found := getattr(holder, "generator", None), torch.Generator)
     ]
-    devices = {device for device, _ in _devices(live)}
+    devices = {one.device.type for one in live.tensors()}
     undo = [*_random_states(generators), *_modes(devices)]
     undo += [(_filled(hooks), dict(hooks)) for hooks in GLOBAL_HOOKS]
     try:
@@ -83,14 +83,11 @@ def _modes(devices: set[str]) -> Iterator[tuple[Put, Any]]:
     ]
     for kind in {"cpu", *devices} - {"meta"}:
         pairs += [
-            (
-                lambda kind=kind: torch.is_autocast_enabled(kind),  # type: ignore[misc]
-                lambda on, kind=kind: torch.set_autocast_enabled(kind, on),  # type: ignore[misc]
-            ),
-            (
-                lambda kind=kind: torch.get_autocast_dtype(kind),  # type: ignore[misc]
-                lambda dtype, kind=kind: torch.set_autocast_dtype(kind, dtype),  # type: ignore[misc]
-            ),
+            (partial(get, kind), partial(put, kind))
+            for get, put in (
+                (torch.is_autocast_enabled, torch.set_autocast_enabled),
+                (torch.get_autocast_dtype, torch.set_autocast_dtype),
+            )
         ]
     for get, put in pairs:
         yield partial(_put_back, get, put), get()
@@ -129,7 +126,7 @@ def _fingerprint(live: Live) -> Sequence[object]:
     """Return what tells a change; no data is read, as each write in place is counted."""
     modules = [module for model in live.models.values() for module in model.modules()]
     return (
-        [_of_tensor(tensor) for _, tensor in _devices(live)],
+        [_of_tensor(tensor) for tensor in live.tensors()],
         [(module.training, *map(tuple, hooks_of(module))) for module in modules],
         [
             [(key, repr(value)) for key, value in group.items() if key != "params"]
@@ -150,18 +147,3 @@ def _state(tensor: torch.Tensor) -> object:
     plain = type(tensor) in (torch.Tensor, torch.nn.Parameter)
     where = tensor.data_ptr() if plain and tensor.layout is torch.strided else 0
     return id(tensor), where, version_of(tensor)
-
-
-def _devices(live: Live) -> list[tuple[str, torch.Tensor]]:
-    """Return the tensors of the training, each with the kind of its device."""
-    found = [
-        tensor
-        for model in live.models.values()
-        for tensor in (*model.parameters(), *model.buffers())
-    ]
-    for optimizer in live.optimizers:
-        found += [one for group in optimizer.param_groups for one in group["params"]]
-        for state in optimizer.state.values():
-            if isinstance(state, dict):
-                found += [one for one in state.values() if isinstance(one, torch.Tensor)]
-    return [(one.device.type, one) for one in found]
