@@ -55,8 +55,6 @@ _SPREAD = 0.07  # of the step, where fewer than three count: that of most record
 _MEASURED_MORE = 1.3  # how much longer work can take than was recorded
 _UPDATING = {"(optimizer)", "(clipping)"}
 _MOST_STEPS = [0.1, 0.9]  # from the tenth to the ninetieth of a hundred recorded steps
-
-
 _NOTHING = Saving(0, 0, 0)
 """What a module saves that does nothing."""
 PARTS_OF_SAVINGS = ("forward", "backward", "recompute", "optimizer")
@@ -275,7 +273,6 @@ def with_savings(report: Report, recording: Recording, _: Options) -> Report:
         for key, owners in repeated.items()
     }
     of_findings = [None if one is None else next(each) for one in remedies]
-
     of_waits = list(each)
     parts = repeat(real_parts(report) or {STEP: 1.0})
     priced = [*map(_with_saving, report.findings, of_findings, remedy_names, parts)]
