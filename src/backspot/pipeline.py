@@ -148,8 +148,8 @@ def locate_export(
     if in_detail is not None:
         with _opened(in_detail) as path:
             more = read_events(path)
-        if options.file_name is not None:
-            more = replace(more, frames=more.frames.renamed(options.file_name))
+        if options.place is not None:
+            more = replace(more, frames=more.frames.renamed(options.place))
     with _opened(profiler) as path:
         recording = Recording.of(replace(read_events(path), source=named), more)
         if use is not None:

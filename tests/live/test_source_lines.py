@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import backspot  # noqa: E402
 from backspot.errors import UsageError  # noqa: E402
+from backspot.live.source_lines import place_of_frame  # noqa: E402
 from support import preloaded  # noqa: E402
 
 # Whatever it holds must come through the profiler whole.
@@ -381,3 +382,25 @@ def test_a_profile_too_long_for_all_of_its_nodes_says_so(monkeypatch):
 def test_what_is_neither_true_nor_false_is_refused(lines):
     with pytest.raises(UsageError, match="give True or False"):
         backspot.instrument(Net(), lines=lines)
+
+
+def test_a_function_that_runs_when_stacks_begin_has_the_line_at_which_it_begins(
+    tmp_path, monkeypatch
+):
+    lines = [
+        "import torch",
+        "",
+        "@torch.no_grad()",
+        "def main():",
+        "    x = 1",
+        "    return x",
+        "y = 2",
+    ]
+    (tmp_path / "begun_already.py").write_text("\n".join(lines))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert place_of_frame("begun_already.py", 5, "main") == ("begun_already.py", 3)
+    assert place_of_frame("begun_already.py", 3, "main") == ("begun_already.py", 3)
+    assert place_of_frame("begun_already.py", 7, "<module>") == ("begun_already.py", 1)
+    assert place_of_frame("begun_already.py", 5, "") == ("begun_already.py", 5)
+    assert place_of_frame("elsewhere.py", 5, "main") == ("elsewhere.py", 5)

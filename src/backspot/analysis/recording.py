@@ -51,7 +51,8 @@ class Options(msgspec.Struct, frozen=True):
         live: whether this process recorded the trace.
         warmed_up: whether steps are known to have run before the recording.
         real_steps: how long steps take without the profiler, in nanoseconds.
-        file_name: gives a file of a stack the name that lines have elsewhere; ``None``: it has it.
+        place: gives a file, line and function of a stack the file's name that lines have elsewhere,
+            and the line at which the function begins; ``None``: they have them.
     """
 
     depth: int | None = None
@@ -60,7 +61,7 @@ class Options(msgspec.Struct, frozen=True):
     live: bool = False
     warmed_up: bool = False
     real_steps: tuple[int, ...] = ()
-    file_name: Callable[[str], str] | None = None
+    place: Callable[[str, int, str], tuple[str, int]] | None = None
 
 
 class Recording(msgspec.Struct, frozen=True, eq=False, dict=True):

@@ -32,7 +32,7 @@ from backspot.live.recording import (
     Timed,
     in_detail,
 )
-from backspot.live.source_lines import name_of_frame
+from backspot.live.source_lines import place_of_frame
 from backspot.live.torch_internals import autograd
 from backspot.live.torch_internals.profiler import new_range, recording as is_recording
 from backspot.live.trials.attempts import Trials, chains_of, check_trials, needs_step, with_trials
@@ -182,7 +182,7 @@ def profile(
                 live=True,
                 warmed_up=warmup > 0,
                 real_steps=tuple(taken.times_ns),
-                file_name=name_of_frame,
+                place=place_of_frame,
             ),
             in_detail=detail.profiler if detail else None,
             parts=(with_unused,),

@@ -41,7 +41,7 @@ from backspot.live.recording import (
     Timed,
     in_detail,
 )
-from backspot.live.source_lines import name_of_frame
+from backspot.live.source_lines import place_of_frame
 from backspot.live.torch_internals.profiler import recording as is_recording
 from backspot.live.trials.attempts import Trials
 from backspot.live.trials.trial import Live
@@ -172,7 +172,7 @@ class Recorded:
         return locate_export(
             self.profiler,
             f"{training}, {steps}",
-            Options(live=True, warmed_up=True, real_steps=self.times_ns, file_name=name_of_frame),
+            Options(live=True, warmed_up=True, real_steps=self.times_ns, place=place_of_frame),
             in_detail=self.in_detail,
             parts=(_with_note,) if self.is_early else (),
             trace=trace,

@@ -8,6 +8,7 @@ would keep every tensor in it alive. Lines and texts are looked up once, when th
 
 from __future__ import annotations
 
+import ast
 import linecache
 import os
 import re
@@ -89,19 +90,39 @@ def file_name(file: str) -> str:
 
 
 @lru_cache(1 << 12)
-def name_of_frame(file: str) -> str:
-    """Return the name of a file that PyTorch's stacks have.
+def place_of_frame(file: str, line: int, function: str) -> tuple[str, int]:
+    """Return the name of a file that PyTorch's stacks have, and the line a function begins at.
 
-    They leave out the folder that it was imported from, the deepest one.
+    They leave out the folder that the file was imported from, the deepest one. Of a function that
+    ran already when they began, such as the training loop's, they have the line of that moment.
     """
+    whole = _whole(file)
+    begins = [at for name, at, last in _functions(whole) if name == function and at <= line <= last]
+    return file_name(whole), max(begins, default=line)
+
+
+def _whole(file: str) -> str:
     if file.startswith("<") or os.path.isabs(file):  # noqa: PTH117
-        return file_name(file)
+        return file
     folders = (os.path.abspath(entry) for entry in sys.path if isinstance(entry, str))  # noqa: PTH100
-    for folder in sorted(folders, reverse=True):
-        whole = os.path.join(folder, file)  # noqa: PTH118
-        if os.path.exists(whole):  # noqa: PTH110
-            return file_name(whole)
-    return file
+    wholes = (os.path.join(folder, file) for folder in sorted(folders, reverse=True))  # noqa: PTH118
+    return next((whole for whole in wholes if os.path.exists(whole)), file)  # noqa: PTH110
+
+
+@lru_cache(64)
+def _functions(file: str) -> tuple[tuple[str, int, int], ...]:
+    """Return the name, first and last line of each function in a file; its own is ``<module>``."""
+    lines = linecache.getlines(file)
+    try:
+        tree = ast.parse("".join(lines))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return ()
+    found = [
+        (one.name, min([one.lineno, *(d.lineno for d in one.decorator_list)]), one.end_lineno or 0)
+        for one in ast.walk(tree)
+        if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef))
+    ]
+    return (("<module>", 1, len(lines)), *found)
 
 
 def _cell_number(file: str) -> int | None:

@@ -63,11 +63,16 @@ class Frames(msgspec.Struct, frozen=True):
         """How many there are."""
         return len(self.start)
 
-    def renamed(self, file_name: Callable[[str], str]) -> Frames:
-        """Return the calls with other names of files."""
-        files = {text: (function_of(text) or line_of_call(text) or ("",))[0] for text in self.texts}
-        texts = (file_name(file) + text.removeprefix(file) for text, file in files.items())
-        return replace(self, texts=tuple(texts))
+    def renamed(self, place: Callable[[str, int, str], tuple[str, int]]) -> Frames:
+        """Return the calls with other files and lines; of a call, the function is ``""``."""
+
+        def text_of(text: str) -> str:
+            if found := function_of(text):
+                return "{}({}): ".format(*place(*found)) + found[2]
+            called = line_of_call(text)
+            return "{}:{}".format(*place(*called, "")) if called else text
+
+        return replace(self, texts=tuple(text_of(text) for text in self.texts))
 
 
 def function_of(text: str) -> tuple[str, int, str] | None:
