@@ -16,6 +16,7 @@ from backspot.analysis.recording import Recording
 from backspot.analysis.typical import every_step
 from backspot.results.findings import Finding, Saving, in_order
 from backspot.trace import read_events
+from support.synthetic import Trace
 
 DATA = Path(__file__).parents[1] / "data"
 PAGE = Path(__file__).parents[2] / "docs" / "findings.md"
@@ -156,3 +157,24 @@ def test_launches_of_another_cause_are_not_found_twice() -> None:
     assert isinstance(alone, Finding)
     assert alone.path == "lstm.cell"
     assert not isinstance(beside, Finding) or "lstm.cell" not in {p.path for p in beside.places}
+
+
+@pytest.mark.parametrize("checked", [True, False])
+def test_waits_of_anomaly_mode_are_found_once(tmp_path, checked: bool) -> None:
+    """A hook that looks for NaN by itself is a wait like others."""
+    us, engine, trace = 1_000, 2, Trace()
+    trace.annotation("ProfilerStep#1", 0, 4_000 * us)
+    trace.forward("layer", "Layer", 10 * us, 100 * us)
+    trace.operator("aten::linear", 20 * us, 90 * us, seq=0)
+    trace.node("AddmmBackward0", 300 * us, 2_000 * us, seq=0)
+    any_true = "aten::_is_any_true" if checked else "aten::any"
+    for name, start, end in (("aten::isnan", 500, 520), (any_true, 520, 540)):
+        trace.operator(name, start * us, end * us, thread=engine)
+        trace.kernel((end + 5) * us, (end + 10) * us, launch=(start + 5) * us)
+    trace.operator("aten::item", 600 * us, 1_900 * us, thread=engine)
+    trace.event("cuda_runtime", "cudaStreamSynchronize", 700 * us, 1_800 * us, engine)
+    trace.kernel(2_200 * us, 3_900 * us, launch=1_950 * us)
+    rules = {one.rule: one for one in backspot.locate(trace.save(tmp_path / "t.json")).findings}
+    assert ("anomaly-mode" in rules, "host-waits" in rules) == (checked, not checked)
+    if checked:
+        assert rules["anomaly-mode"].path == "layer"
