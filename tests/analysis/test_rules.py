@@ -178,3 +178,17 @@ def test_waits_of_anomaly_mode_are_found_once(tmp_path, checked: bool) -> None:
     assert ("anomaly-mode" in rules, "host-waits" in rules) == (checked, not checked)
     if checked:
         assert rules["anomaly-mode"].path == "layer"
+
+
+@pytest.mark.parametrize(
+    ("name", "title", "remedy"),
+    [
+        ("findings/dense_items_recommender", "for the whole table", "sparse=True"),
+        ("h200/embedding_duplicates", "to few rows", "padding_idx"),
+    ],
+)
+def test_a_small_table_is_not_told_to_be_sparse(name: str, title: str, remedy: str) -> None:
+    found = backspot.locate(DATA / f"{name}.trace.json.gz").findings
+    (table,) = (one for one in found if one.rule == "dense-embedding-gradient")
+    assert title in table.title
+    assert remedy in table.remedy

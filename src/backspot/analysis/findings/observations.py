@@ -146,6 +146,23 @@ def forward_of(evidence: Evidence) -> Ints:
     return spent
 
 
+_FILLED = 0.25
+"""A lookup that spends this share on zeros picks few of many rows."""
+
+
+def is_filled(evidence: Evidence, nodes: Mask) -> bool:
+    """Whether these nodes fill memory with zeros for much of their time."""
+    if evidence.report.has_gpu:
+        work, length = evidence.work_of(nodes), evidence.costs.device_ns
+        fills = work & evidence.work_named(names.is_zero_fill)
+        return bool(length[fills].sum() >= _FILLED * max(1, length[work].sum()))
+    events, spans = evidence.events, evidence.spans
+    index = events.named(Category.OPERATOR, "aten::zero_")
+    index = index[take(nodes, spans.of(events, index), False)]
+    whole = max(1, int((spans.end - spans.start)[nodes].sum()))
+    return bool(events.duration[index].sum() >= _FILLED * whole)
+
+
 def _indexing(evidence: Evidence) -> Mask:
     return evidence.nodes_named(is_indexing)
 

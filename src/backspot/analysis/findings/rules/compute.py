@@ -15,6 +15,7 @@ from backspot.analysis.findings.observations import (
     anomaly_checks,
     both_ways,
     forward_of,
+    is_filled,
     is_indexing,
 )
 from backspot.analysis.findings.registry import fallback_rule, finding, rule
@@ -220,8 +221,6 @@ steps. (Measured on healthy MLPs beside two busy processes: in up to 2 of 3 step
 """
 _LOOP = 100
 """Operators of one name in one node: so many come from a loop."""
-_FILLED = 0.25
-"""A lookup that spends this share on zeros picks few of many rows."""
 _COMPILED = (
     "The region is compiled already. TORCH_LOGS=output_code shows the kernels of its backward: "
     "move the operation that makes them slow out of the region, or rewrite it."
@@ -370,7 +369,7 @@ def _ratio_remedy(evidence: Evidence, nodes: Mask, name: str) -> str:
     if name.startswith(_CONVOLUTIONS):
         return _CONVOLUTION_ON_GPU if evidence.device == "cuda" else _CONVOLUTION
     if is_indexing(name):
-        return _TABLE if _filled(evidence, nodes) >= _FILLED else _RATIO_INDEX
+        return _TABLE if is_filled(evidence, nodes) else _RATIO_INDEX
     return _RATIO_OTHER
 
 
@@ -393,21 +392,6 @@ def _of_function(evidence: Evidence, nodes: Mask) -> str:
         f"The backward of this Function calls {events.names[called[most]]} {number:,} times, which "
         "is a Python loop. Replace the loop by operators on whole tensors."
     )
-
-
-def _filled(evidence: Evidence, nodes: Mask) -> float:
-    """Return the share of these nodes' time in which they fill memory with zeros."""
-    if evidence.report.has_gpu:
-        work = evidence.work_of(nodes)
-        length = evidence.costs.device_ns
-        fills = work & evidence.work_named(names.is_zero_fill)
-        return float(length[fills].sum() / max(1, length[work].sum()))
-    events = evidence.events
-    fill = events.name_mask("aten::zero_")[events.name]
-    index = events.named(Category.OPERATOR, names.ATEN)
-    index = index[take(nodes, evidence.spans.of(events, index), False)]
-    spent = events.duration[index[fill[index]]].sum()
-    return float(spent / max(1, (evidence.spans.end - evidence.spans.start)[nodes].sum()))
 
 
 _FORWARD_ONLY_LEAST = 0.1

@@ -242,7 +242,8 @@ def _optimizer_unfused(evidence: Evidence) -> Finding | None:
     if evidence.device == "cuda":
         work = enclosing(events, marks, evidence.work.thread, evidence.work.launch) >= 0
         by_step = costs.of_work_by_step(work & (evidence.work.tier == Tier.COMPUTE))
-        by_step = by_step + _idle_by_step(evidence, begin, events.end[marks])
+        idle = costs.idle_within(begin, events.end[marks])
+        by_step = by_step + costs.times_by_step(begin, idle)
     else:
         by_step = costs.times_by_step(begin, events.end[marks] - begin)
     if not costs.holds_in_most_steps(by_step, _OPTIMIZER_LEAST):
@@ -288,7 +289,8 @@ def _optimizer_one_by_one(evidence: Evidence) -> Finding | None:
     if median > _OPTIMIZER_SMALL:
         return None
     used = np.isin(marks, inside[single])
-    by_step = costs.of_work_by_step(single) + _idle_by_step(evidence, begin[used], end[used])
+    idle = costs.idle_within(begin[used], end[used])
+    by_step = costs.of_work_by_step(single) + costs.times_by_step(begin[used], idle)
     cost = costs.place("(optimizer)", by_step, number)
     optimizers = sorted({_class_of(events.names[name]) for name in events.name[marks[used]]})
     return finding(
@@ -304,11 +306,6 @@ def _optimizer_one_by_one(evidence: Evidence) -> Finding | None:
         change={"optimizer": "fused"},
         kernels=costs.top_kernels(single),
     )
-
-
-def _idle_by_step(evidence: Evidence, begin: Ints, end: Ints) -> Ints:
-    """Return the time inside these intervals in which no device has work, by step."""
-    return evidence.costs.times_by_step(begin, evidence.costs.idle_within(begin, end))
 
 
 @rule("unused-gradient", needs=("labels",))

@@ -7,6 +7,7 @@ from backspot.analysis.findings.observations import (
     by_masks,
     crowded,
     forward_of,
+    is_filled,
     sorting,
 )
 from backspot.analysis.findings.registry import finding, rule
@@ -16,6 +17,22 @@ from backspot.trace.events import Mask
 
 _DENSE_LEAST = 0.04
 """Every language model has such a gradient; below this share of the step it is as usual."""
+
+
+_WHOLE_TABLE = (
+    "Embedding backward writes a gradient for the whole table",
+    "Each node fills a gradient of the table's size with zeros, and then adds to the rows that the "
+    "batch used.",
+    "If each batch uses few rows of a large table, use Embedding(..., sparse=True) with "
+    "torch.optim.SparseAdam.",
+)
+_FEW_ROWS = (
+    "Embedding backward adds many gradients to few rows",
+    "Gradients of equal indices are added one after the other.",
+    "If a few tokens fill the batch, pass padding_idx for padding, or look up each distinct token "
+    "once. A small table is faster as a matmul with one-hot rows.",
+)
+"""Title, what is seen, and remedy."""
 
 
 @rule("dense-embedding-gradient")
@@ -30,19 +47,14 @@ def dense_embedding_gradient(evidence: Evidence) -> Finding | None:
     if not costs.holds_in_most_steps(costs.of_spans_by_step(nodes), _DENSE_LEAST):
         return None
     names, placed = costs.top_nodes(nodes), costs.places_of_spans(nodes)
+    title, why, remedy = _WHOLE_TABLE if is_filled(evidence, nodes) else _FEW_ROWS
     return finding(
         placed,
-        title="Embedding backward writes a gradient for the whole table",
+        title=title,
         seen=(
-            f"{', '.join(names)}: {say.ms(cost)} in {say.per_step(int(nodes.sum()), 'node')}. "
-            "Each node fills a gradient of the table's size with zeros, and then adds to the rows "
-            "that the batch used."
+            f"{', '.join(names)}: {say.ms(cost)} in {say.per_step(int(nodes.sum()), 'node')}. {why}"
         ),
-        remedy=(
-            "If each batch uses few rows of a large table, use Embedding(..., sparse=True) with "
-            "torch.optim.SparseAdam. If a few tokens fill the batch, pass padding_idx for padding, "
-            "or look up each distinct token once."
-        ),
+        remedy=remedy,
         link="https://docs.pytorch.org/docs/stable/generated/torch.nn.Embedding.html",
         nodes=names,
         kernels=costs.top_kernels(evidence.work_of(nodes)),

@@ -54,8 +54,10 @@ def slow_convolution(evidence: Evidence) -> Finding | None:
     nodes = evidence.nodes_named(lambda name: name.startswith("Convolution"))
     if not nodes.any():
         return None
-    deep = _with_kernel(evidence, nodes, names.DEPTHWISE_3D)
-    flat = _with_kernel(evidence, nodes, names.DEPTHWISE_2D)
+    deep, flat = (
+        nodes & evidence.spans_of_work(evidence.work_named(lambda name: kernel in name))  # noqa: B023
+        for kernel in (names.DEPTHWISE_3D, names.DEPTHWISE_2D)
+    )
     forward, backward = _times(evidence, nodes)
     slow = nodes & (backward > _SLOW_CONVOLUTION * forward) & (forward > 0) & ~flat | deep
     placed = both_ways(evidence, slow, evidence.ownership.join.operator[deep], _LEAST)
@@ -79,12 +81,6 @@ def slow_convolution(evidence: Evidence) -> Finding | None:
         nodes=evidence.costs.top_nodes(slow),
         kernels=evidence.costs.top_kernels(evidence.work_of(slow)),
     )
-
-
-def _with_kernel(evidence: Evidence, nodes: Mask, kernel: str) -> Mask:
-    """Whether each of these nodes launched a kernel of this name."""
-    work = evidence.work_named(lambda name: kernel in name)
-    return nodes & evidence.spans_of_work(work)
 
 
 def _times(evidence: Evidence, nodes: Mask) -> tuple[Ints, Ints]:
