@@ -76,7 +76,7 @@ class WhatIf:
 
     Example:
         >>> print(report.what_if({"patch_drop": 0.5}))
-        A step would take 24.5 ms: 2.2 ms less (0 ms to 4.5 ms), by a replay without the profiler
+        A step would take 24.5 ms: 2.2 ms less (0 ms to 4.4 ms), by a replay without the profiler
     """
 
     step_ns: int
