@@ -26,6 +26,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,8 +37,10 @@ from backspot.interrupts import pass_on
 from backspot.progress import is_terminal
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from backspot.live.gathering import Gathering
-    from backspot.live.recorder import Recorded
+    from backspot.live.recorder import Recorded, Rest
     from backspot.live.running import Observer
     from backspot.live.saving import Saved
     from backspot.results.job import JobReport
@@ -268,15 +271,38 @@ class _Observation:
 
     # Reports -------------------------------------------------------------------------------------
 
-    def _deliver(self, recorded: Recorded) -> Callable[[], None] | None:
-        from backspot.live.saving import save
-        from backspot.live.trials.attempts import tried_later
+    def _deliver(self, recorded: Recorded) -> Rest | None:
+        """Make the report: beside the training that goes on, if no rank waits for this one."""
+        from backspot.live.saving import save, save_beside
 
         gathering = _gathering(recorded)
-        try:
+        if gathering is None and not self._args.exit:
+            try:
+                made = save_beside(recorded, self._given[0], self._folder)
+            except (BackspotError, OSError) as error:
+                complain(f"no report: {error}")
+                return None
+            return partial(self._when_made, recorded, made)
+
+        def make() -> Saved:
             with gathering or nullcontext():
                 leave = gathering.leave if gathering else None
-                saved = save(recorded, self._given[0], self._folder, leave)
+                return save(recorded, self._given[0], self._folder, leave)
+
+        return self._made(recorded, gathering, make)
+
+    def _when_made(self, recorded: Recorded, made: Future[Saved], ended: bool) -> Rest | None:
+        if not (ended or made.done()):
+            return partial(self._when_made, recorded, made)
+        return self._made(recorded, None, made.result)
+
+    def _made(
+        self, recorded: Recorded, gathering: Gathering | None, make: Callable[[], Saved]
+    ) -> Rest | None:
+        from backspot.live.trials.attempts import tried_later
+
+        try:
+            saved = make()
         except (BackspotError, OSError) as error:
             complain(f"no report: {error}")
             if _is_first():

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 from weakref import WeakMethod
 
 import torch
@@ -123,6 +123,12 @@ class Plan:
         return (warmup, fits) if fits > 0 else None
 
 
+Rest: TypeAlias = "Callable[[bool], Rest | None]"
+"""What a delivery has left for after one more step; called with whether the training has ended.
+
+What it returns is left for the step after, which it cannot be if the training has ended."""
+
+
 @dataclass(frozen=True)
 class Recorded:
     """A recording that is complete.
@@ -145,7 +151,7 @@ class Recorded:
     times_ns: tuple[int, ...]
     number: int
     requested: bool
-    in_detail: torch.profiler.profile | None = None
+    in_detail: torch.profiler.profile | Export | None = None
     is_early: bool = False
     live: Live | None = None
 
@@ -260,8 +266,7 @@ class Recorder:
     then, and begins again if the training goes on.
 
     Args:
-        deliver: called with each recording, after everything was removed. What it returns is called
-            when one more step has ended, or the training has.
+        deliver: called with each recording, after everything was removed.
         say: called with a sentence if something does not work.
         retire: called when no more steps need to be counted.
 
@@ -273,7 +278,7 @@ class Recorder:
         self,
         plan: Plan,
         models: Models,
-        deliver: Callable[[Recorded], Callable[[], None] | None],
+        deliver: Callable[[Recorded], Rest | None],
         say: Callable[[str], None],
         retire: Callable[[], None] = lambda: None,
     ) -> None:
@@ -285,7 +290,7 @@ class Recorder:
         self.plan = plan
         self._search = models
         self._deliver = deliver
-        self._rest: Callable[[], None] | None = None  # of a delivery that waits for a step
+        self._rest: Rest | None = None
         self._say = say
         self._retire = retire
         self._said: list[str] = []
@@ -389,7 +394,7 @@ class Recorder:
     def _go_on(self) -> None:
         if self._rest is not None:
             if self._thread == threading.get_ident():
-                self._end_rest()
+                self._go_on_with_rest()
         elif self._measurement is None:
             if self._due is not None:
                 self._begin()
@@ -567,12 +572,22 @@ class Recorder:
         self._deliver_rest()
         self._go_back_to_counting()
 
-    def _deliver_rest(self) -> None:
+    def _go_on_with_rest(self) -> None:
+        self._deliver_rest(ended=False)
+        if self._rest is None:
+            self._go_back_to_counting()
+
+    def _deliver_rest(self, *, ended: bool = True) -> None:
         """Do what a delivery has left for after one more step."""
         rest, self._rest = self._rest, None
-        if rest is not None:
-            with heard():
-                rest()
+        if rest is None:
+            return
+        with heard():
+            more = rest(ended)
+            while more is not None and ended:
+                more = more(True)
+        self._rest = more
+        if more is None:
             self._delivered()
 
     def _delivered(self) -> None:

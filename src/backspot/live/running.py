@@ -22,7 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from backspot.interrupts import pass_on
 from backspot.live import discovery
 from backspot.live.host_marks import counts_calls
-from backspot.live.recorder import Models, Plan, Recorded, Recorder
+from backspot.live.recorder import Models, Plan, Recorded, Recorder, Rest
 from backspot.live.torch_internals import autograd, dynamo
 from backspot.live.torch_internals.lookup import Location, Watch
 from backspot.live.torch_internals.profiler import recording as is_recording
@@ -160,7 +160,7 @@ class Observer:
     def __init__(
         self,
         plan: Plan,
-        deliver: Callable[[Recorded], Callable[[], None] | None],
+        deliver: Callable[[Recorded], Rest | None],
         say: Callable[[str], None],
         stepped: Callable[[int], None],
     ) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,6 +44,22 @@ class Saved:
         return replace(self, report=report)
 
 
+def save_beside(recorded: Recorded, training: str, folder: Path) -> Future[Saved]:
+    """Write as ``save`` does, in a thread while the training goes on. The export comes before.
+
+    Raises:
+        UsageError: If the profiler has been exported already.
+    """
+    kept = _kept(recorded)
+    cuda: Any = sys.modules["torch"].cuda
+    beside = ThreadPoolExecutor(1, "backspot")
+    if cuda.is_initialized():  # each thread has a current device of its own
+        beside.submit(cuda.set_device, cuda.current_device())
+    made = beside.submit(save, kept, training, folder)
+    beside.shutdown(wait=False)
+    return made
+
+
 def save(
     recorded: Recorded,
     training: str,
@@ -57,11 +75,7 @@ def save(
     Raises:
         NoBackwardError: If the steps had no backward.
     """
-    # A profiler can be exported only once; its export can be read again.
-    changed: Any = {"profiler": _export(recorded.profiler)}
-    if recorded.in_detail is not None:
-        changed["in_detail"] = _export(recorded.in_detail)
-    kept = replace(recorded, **changed)
+    kept = _kept(recorded)
     try:
         return _written(kept, training, folder, use)
     except OSError as error:
@@ -88,6 +102,14 @@ def _written(
     for name in reports:
         report.save(folder / name, force=True)
     return Saved(report, (trace, *reports))
+
+
+def _kept(recorded: Recorded) -> Recorded:
+    """Return the recording with exports: a profiler can be exported once, by its own thread."""
+    changed: Any = {"profiler": _export(recorded.profiler)}
+    if recorded.in_detail is not None:
+        changed["in_detail"] = _export(recorded.in_detail)
+    return replace(recorded, **changed)
 
 
 def _export(profiler: torch.profiler.profile | Export) -> Export:

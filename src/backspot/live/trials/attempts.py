@@ -92,7 +92,7 @@ def chains_of(step: Callable[[], object], live: Live, report: Report, trials: Tr
 
 def tried_later(
     report: Report, live: Live, trials: Trials, then: Callable[[Report], None]
-) -> Callable[[], None] | None:
+) -> Callable[[bool], None] | None:
     """Hand on the report with what its findings advise tried: at once, or after one more step.
 
     Returns:
@@ -104,7 +104,7 @@ def tried_later(
         then(with_trials(report, watched, trials))
         return None
 
-    def rest() -> None:
+    def rest(_: bool) -> None:
         chains.end()
         then(with_trials(report, watched, trials))
 
