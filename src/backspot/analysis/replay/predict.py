@@ -17,8 +17,8 @@ from backspot.analysis.attribution.ownership import Special
 from backspot.analysis.findings import NOTHING_FOUND, Found, Removable
 from backspot.analysis.recording import Options, Recording
 from backspot.analysis.replay.changes import CHANGES, change_by_names, free, said
-from backspot.analysis.replay.host import Floats, ProfilerCost
-from backspot.analysis.replay.replay import fit, measured
+from backspot.analysis.replay.host import MEASURED, Floats, ProfilerCost
+from backspot.analysis.replay.replay import contradiction, fit
 from backspot.analysis.replay.replayable import Refusal, Replayable, prepare
 from backspot.analysis.replay.saving import (
     Change,
@@ -111,9 +111,15 @@ class Prediction(msgspec.Struct, frozen=True, dict=True):
         busy = int((work.end - work.start)[steps.of_work >= 0].sum())
         return busy >= _BUSY * int((steps.end - steps.start).sum())
 
-    def savings(self, changes: Sequence[Change]) -> tuple[ReplayedStep, list[Saving]]:
-        """Return the step without any change, and what it saves with each change alone."""
+    def savings(self, changes: Sequence[Change]) -> tuple[ReplayedStep, list[Saving]] | Refusal:
+        """Return the step without any change, and what it saves with each change alone.
+
+        It is refused if the times of the trace contradict one another, unless costs were fitted.
+        """
         found = replays(self.recording, self.cost, changes)
+        unchanged = np.stack([found[0].recorded, found[0].steps], axis=1)
+        if not self.fitted and (refusal := contradiction(self.recording, unchanged)):
+            return refusal
         step = self._step(found)
         steps = found[0].steps[self.typical.chosen]
         spread = float(steps.std(ddof=1)) if len(steps) > 2 else _SPREAD * step.ns
@@ -138,7 +144,9 @@ class Prediction(msgspec.Struct, frozen=True, dict=True):
                     raise UsageError(f"what_if() cannot predict {change.reason}")
                 change = changes[0]
             changes.append(change)
-        step, (saving, *alone) = self.savings(changes)
+        found = self.savings(changes)
+        assert not isinstance(found, Refusal)  # noqa: S101 - a report has only what was not refused
+        step, (saving, *alone) = found
         bounds = [CHANGES[name].at_best for name in asked]
         each = [replace(one, at_best=best) for one, best in zip(alone, bounds, strict=True)]
         return WhatIf(
@@ -237,8 +245,7 @@ def with_savings(report: Report, recording: Recording, _: Options) -> Report:
     """
     prediction = predict(recording, report.unprofiled_step_ns)
     if isinstance(prediction, Refusal):
-        findings = tuple(_with_saving(finding, None, (), {}) for finding in report.findings)
-        return changed(report, findings=findings, not_replayed=prediction.reason)
+        return _without_savings(report, prediction)
     replayed = prediction.recording.ownership
     alone = {
         replayed.owners.named(owner): one
@@ -263,7 +270,10 @@ def with_savings(report: Report, recording: Recording, _: Options) -> Report:
     waits = _without_waits(recording, prediction) if report.waits else []
     made = [one for one in remedies if one is not None]
     changes = [*map(alone.__getitem__, rows), *subtrees.values(), *layers, *made]
-    step, savings = prediction.savings([*changes, *waits])
+    found = prediction.savings([*changes, *waits])
+    if isinstance(found, Refusal):
+        return _without_savings(report, found)
+    step, savings = found
     each = iter(savings)
     of_rows = {row: next(each) for row in rows}
     of_subtrees = {path: next(each) for path in subtrees}
@@ -306,6 +316,11 @@ def with_savings(report: Report, recording: Recording, _: Options) -> Report:
         ),
         without_waits=of_waits[0] if of_waits else None,
     )
+
+
+def _without_savings(report: Report, refusal: Refusal) -> Report:
+    findings = tuple(_with_saving(finding, None, (), {}) for finding in report.findings)
+    return changed(report, findings=findings, not_replayed=refusal.reason)
 
 
 def _most_expensive(
@@ -418,7 +433,7 @@ def predict(recording: Recording, real_step_ns: int | None) -> Prediction | Refu
     replayable = prepare(recording)
     if isinstance(replayable, Refusal):
         return replayable
-    cost = measured(replayable) if real_step_ns is None else fit(replayable, real_step_ns, typical)
+    cost = MEASURED if real_step_ns is None else fit(replayable, real_step_ns, typical)
     if isinstance(cost, Refusal):
         return cost
     return Prediction(replayable, typical, cost, fitted=real_step_ns is not None, cut=cut)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec.structs import replace
 
-from backspot.analysis.replay.host import MEASURED, ZERO, Floats, ProfilerCost
+from backspot.analysis.replay.host import MEASURED, Floats, ProfilerCost
 from backspot.analysis.replay.replayable import Refusal, Replayable
 from backspot.analysis.replay.simulation import simulate
 from backspot.analysis.typical import TypicalStep, every_step
@@ -47,7 +47,7 @@ def fit(
         tried = np.unique(np.maximum(factors + (factor if factors is _FINER else 0.0), 0.0))
         costs = [_scaled(MEASURED, one) for one in tried.tolist()]
         each = steps_at(recording, costs)
-        if factors is _FACTORS and (refusal := _contradiction(recording, each[:, [0, _ONE]])):
+        if factors is _FACTORS and (refusal := contradiction(recording, each[:, [0, _ONE]])):
             return refusal
         steps = each[typical.chosen].mean(axis=0)
         off = np.abs(steps - real_step_ns)
@@ -68,12 +68,7 @@ def fit(
     return costs[best]
 
 
-def measured(recording: Replayable) -> ProfilerCost | Refusal:
-    """Return the costs as measured on another machine; a refusal if the times contradict."""
-    return _contradiction(recording, steps_at(recording, [ZERO, MEASURED])) or MEASURED
-
-
-def _contradiction(recording: Replayable, steps: Floats) -> Refusal | None:
+def contradiction(recording: Replayable, steps: Floats) -> Refusal | None:
     """Refuse if the recorded steps do not come out, or one is longer without the costs.
 
     So it is where events are damaged, so that one comes before another that it waits for.

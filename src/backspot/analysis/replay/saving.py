@@ -10,7 +10,7 @@ import numpy as np
 
 from backspot.analysis.attribution.ownership import Ownership, Special
 from backspot.analysis.attribution.shares import Shares
-from backspot.analysis.replay.host import Floats, ProfilerCost
+from backspot.analysis.replay.host import ZERO, Floats, ProfilerCost
 from backspot.analysis.replay.replay import host_times
 from backspot.analysis.replay.replayable import Replayable
 from backspot.analysis.replay.simulation import simulate
@@ -174,11 +174,13 @@ class Replays(msgspec.Struct, frozen=True):
     """A recording replayed with many changes at one cost of the profiler; nanoseconds.
 
     Attributes:
+        recorded: how long each step takes at no cost of the profiler, as it was recorded.
         steps: how long each step takes without any change.
         saved: what each step (rows) saves with each change (columns).
         shorter: for each change the time that it takes from host and devices in an average step.
     """
 
+    recorded: Floats
     steps: Floats
     saved: Floats
     shorter: Floats
@@ -195,7 +197,7 @@ def replays(
     Returns:
         The replays at the cost, and where it is uncertain at the least and the greatest likely one.
     """
-    costs = cost.range()
+    costs = *cost.range(), ZERO  # the last one without any change
     lengths, work = recording.host(*costs), recording.work(*costs)
     host = host_times(recording, lengths)
     # What comes before the first step stays: else that step would begin sooner, and end as late.
@@ -203,13 +205,13 @@ def replays(
     begins = recording.graph.launch[recording.steps.of_work == 0].min(
         initial=recording.steps.start[0]
     )
-    changing = lengths.copy(order="K")
+    changing = lengths[:, :-1].copy(order="K")
     changing[: np.searchsorted(recording.line.edges[:-1], begins)] = 0.0
-    changing_work = np.where(of_steps[:, None], work, 0.0)
+    changing_work = np.where(of_steps[:, None], work[:, :-1], 0.0)
     updating = _of_update(recording, changing, changing_work)
-    steps = np.empty((0, len(costs)))
-    found = np.empty((len(recording.steps.start), len(costs), len(changes)))
-    shorter = np.empty((len(costs), len(changes)))
+    recorded, steps = np.empty(0), np.empty((0, len(costs) - 1))
+    found = np.empty((len(recording.steps.start), len(costs) - 1, len(changes)))
+    shorter = np.empty((len(costs) - 1, len(changes)))
     size = max(1, _CELLS // max(1, 3 * work.size + 2 * host.size))
     for first in range(0, max(1, len(changes)), size):
         some = changes[first : first + size]
@@ -221,16 +223,24 @@ def replays(
         taken_off = of_host.by_column(len(some)) + of_work.by_column(len(some))
         for table, (index, amount), part in zip(times, updating, (0, 1), strict=True):
             gone = np.array([change.update[part] for change in some])
-            table[index, :, 1:] -= amount[:, :, None] * gone
+            _by_cost(table, len(some))[index, :, 1:] -= amount[:, :, None] * gone
             taken_off += amount.sum(axis=0)[:, None] * gone
-        simulated = simulate(recording, *times, _skipped(some, len(costs)))
-        taken = simulated.step_lengths(recording, times[1])
+        simulated = simulate(recording, *times, _skipped(some, len(costs) - 1))
+        lengths = simulated.step_lengths(recording, times[1])
+        recorded, taken = lengths[:, -1], _by_cost(lengths, len(some))
         steps = taken[:, :, 0]
         found[:, :, first : first + size] = taken[:, :, :1] - taken[:, :, 1:]
         waited = [recording.events.duration[change.waits].sum() for change in some]
         shorter[:, first : first + size] = taken_off + waited
     shorter /= max(1, len(steps))
-    return tuple(Replays(steps[:, at], found[:, at], shorter[at]) for at in range(len(costs)))
+    return tuple(
+        Replays(recorded, steps[:, at], found[:, at], shorter[at]) for at in range(len(shorter))
+    )
+
+
+def _by_cost(table: Floats, count: int) -> Floats:
+    """Return a table by cost and variant (the last axes), without its last column."""
+    return table[:, :-1].reshape(len(table), table.shape[1] // (count + 1), count + 1)
 
 
 def _of_update(
@@ -258,14 +268,20 @@ class _Less(msgspec.Struct, frozen=True):
     amount: Floats
 
     def taken_from(self, times: Floats, count: int) -> Floats:
-        """Return the times in each variant: without any change, and then with each change.
+        """Return the times in each variant (columns).
+
+        For each cost but the last, these are without any change and then with each; and the last
+        variant is without any at the last cost.
 
         Args:
             times: nanoseconds of each index (rows), with one column for each cost.
             count: the number of changes.
         """
-        found: Floats = np.repeat(times[:, :, None], count + 1, axis=2)
-        found[self.index, :, self.column] -= self.amount
+        found = np.empty((len(times), (times.shape[1] - 1) * (count + 1) + 1))
+        by_cost = _by_cost(found, count)
+        by_cost[:] = times[:, :-1, None]
+        by_cost[self.index, :, self.column] -= self.amount
+        found[:, -1] = times[:, -1]
         return found
 
     def by_column(self, count: int) -> Floats:
@@ -313,4 +329,4 @@ def _skipped(changes: Sequence[Change], costs: int) -> dict[int, Mask]:
     for column, change in enumerate(changes, 1):
         for event in change.waits.tolist():
             found.setdefault(event, np.zeros(len(changes) + 1, bool))[column] = True
-    return {event: np.tile(skips, costs) for event, skips in found.items()}
+    return {event: np.append(np.tile(skips, costs), False) for event, skips in found.items()}
