@@ -214,6 +214,7 @@ class _Observation:
             return
         self._ignore()
         before, steps = recorder.reports, recorder.steps
+        self._recorded = 0
         recorder.end()
         if not _is_first():
             return
@@ -275,6 +276,7 @@ class _Observation:
         """Make the report: beside the training that goes on, if no rank waits for this one."""
         from backspot.live.saving import save, save_beside
 
+        self._recorded = recorded.count
         gathering = _gathering(recorded)
         if gathering is None and not self._args.exit:
             try:
@@ -308,7 +310,6 @@ class _Observation:
             if _is_first():
                 self._answer(recorded, gathering)
             return None
-        self._recorded = recorded.count
         if not _is_first():
             if saved.problem:
                 complain(f"no files: {saved.problem}")

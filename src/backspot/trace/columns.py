@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any
 
@@ -144,7 +144,7 @@ class Columns:
         for gathered, column in zip(self._flows.values(), columns, strict=True):
             gathered.append(np.array(column, np.int64))
 
-    def add_memory(self, threads: Sequence[tuple[object, object]], *columns: Ints) -> None:
+    def add_memory(self, threads: Iterable[tuple[object, object]], *columns: Ints) -> None:
         """Add blocks of memory that came or went.
 
         Args:
@@ -153,14 +153,14 @@ class Columns:
         """
         self._add_apart(self._memory, threads, columns)
 
-    def add_frames(self, threads: Sequence[tuple[object, object]], *columns: Ints) -> None:
+    def add_frames(self, threads: Iterable[tuple[object, object]], *columns: Ints) -> None:
         """Add calls of Python functions; arguments as for ``add_memory``, with ``FRAMES``."""
         self._add_apart(self._frames, threads, columns)
 
     def _add_apart(
         self,
         into: dict[str, list[Ints]],
-        threads: Sequence[tuple[object, object]],
+        threads: Iterable[tuple[object, object]],
         columns: tuple[Ints, ...],
     ) -> None:
         time, *others = columns
@@ -168,7 +168,7 @@ class Columns:
         for gathered, column in zip(into.values(), added, strict=True):
             gathered.append(column)
 
-    def _threads_apart(self, threads: Sequence[tuple[object, object]]) -> list[int]:
+    def _threads_apart(self, threads: Iterable[tuple[object, object]]) -> list[int]:
         return list(map(self._other_threads.__getitem__, threads))
 
     def __len__(self) -> int:

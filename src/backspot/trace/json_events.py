@@ -174,6 +174,7 @@ class Gatherer:
     def __init__(self, columns: Columns) -> None:
         self.impossible = 0
         self._columns = columns
+        self._places: dict[Any, Any] = {}
         self._empty()
 
     def _empty(self) -> None:
@@ -193,8 +194,8 @@ class Gatherer:
         self._process: list[int | str | None] = []
         self._bytes: list[int | None] = []
         self._blocks: list[float | None] = []
-        # Row, process group and bytes of each call of a collective:
-        self._collectives: list[tuple[int, int, int]] = []
+        # Row, process group and bytes of each call of a collective, in turns:
+        self._collectives: list[int] = []
         self._flows: list[Event] = []
         # Time, thread and what else the allocators' events have:
         self._memory: list[list[Any]] = [[] for _ in range(2 + len(_OF_MEMORY))]
@@ -268,7 +269,8 @@ class Gatherer:
         args = [event.args or _NO_DETAILS for event in events]
         values: list[Iterable[Any]] = [
             [event.ts for event in events],
-            [(event.pid, event.tid) for event in events],
+            # One tuple for each thread: the garbage collector would look at each of them.
+            [self._places.setdefault(one, one) for one in ((e.pid, e.tid) for e in events)],
             *(map(get, args) for get in _OF_MEMORY),
         ]
         for gathered, added in zip(self._memory, values, strict=True):
@@ -279,7 +281,7 @@ class Gatherer:
         if args.group is not None:
             group = self._columns.groups[process_group(args.group, args.group_number or "")]
         moved = (args.elements or 0) * item_size(args.dtype or "")
-        self._collectives.append((row, group, moved if 0 < moved <= _MOST_BYTES else -1))
+        self._collectives += row, group, moved if 0 < moved <= _MOST_BYTES else -1
 
     def flush(self) -> None:
         """Put the values that were picked out into the columns."""
@@ -292,8 +294,8 @@ class Gatherer:
             of_host, of_device = category < _RUNTIME, category > _RUNTIME
             size, group = np.full((2, len(category)), -1, np.int64)
             size[of_device] = _sizes(_floats(self._blocks), integers(self._bytes))
-            for row, of_row, moved in self._collectives:
-                group[row], size[row] = of_row, moved
+            row = self._collectives[::3]
+            group[row], size[row] = self._collectives[1::3], self._collectives[2::3]
             self._columns.add(
                 _nanoseconds(np.concatenate(self._start)),
                 _nanoseconds(np.concatenate(self._duration)),
@@ -335,7 +337,7 @@ def _gather_frames(events: list[Event], columns: Columns) -> None:
         -1 if caller is None or whose(caller) != OF_USER else texts[caller] for caller in callers
     ]
     columns.add_frames(
-        [(event.pid, event.tid) for event in events],
+        ((event.pid, event.tid) for event in events),
         _nanoseconds(start[possible]),
         _nanoseconds(duration[possible]),
         np.array(function, np.int64),
