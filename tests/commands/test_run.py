@@ -621,9 +621,17 @@ def left():
 """
 
 
+WAITING = """
+for _ in range(600):  # the report is made while the training goes on
+    if left():
+        time.sleep(0.05)
+        optimizer.step()
+"""
+
+
 @pytest.mark.slow
 def test_nothing_remains_after_the_report(write, tmp_path):
-    path = write(training(LEFT, "train(9)", "print(left())"))
+    path = write(training(LEFT, "import time", "train(9)", WAITING, "print(left())"))
     environment = {"PYTHONPATH": os.pathsep.join(sys.path)}
     done = observed(*SMALL, path, cwd=tmp_path, env=environment)
     assert done.stdout.decode().splitlines()[-1] == "[]", done.stderr.decode()
@@ -646,6 +654,7 @@ def test_while_it_waits_there_are_one_hook_of_pytorchs_own_and_who_waits_for_ind
 # The code is that of ``live/test_compiled.py``, so that a worker builds its C++ once.
 COMPILED = """
 import sys
+import time
 import torch
 import torch._inductor.config as config
 from torch import nn
@@ -671,6 +680,10 @@ for step in range(9):
     optimizer.step()
     print(loss.item().hex())
     torch._dynamo.config.error_on_recompile = True
+for _ in range(600):  # the report is made while the training goes on
+    if config.post_grad_custom_post_pass:
+        time.sleep(0.05)
+        optimizer.step()
 found = torch._dynamo.utils.counters
 print("from the caches:", found["inductor"]["fxgraph_cache_hit"])
 print("left:", config.post_grad_custom_post_pass, config.trace.provenance_tracking_level)

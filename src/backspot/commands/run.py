@@ -24,6 +24,7 @@ import shlex
 import shutil
 import signal
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from functools import partial
@@ -273,15 +274,20 @@ class _Observation:
     # Reports -------------------------------------------------------------------------------------
 
     def _deliver(self, recorded: Recorded) -> Rest | None:
-        """Make the report: beside the training that goes on, if no rank waits for this one."""
+        """Make the report: in a thread while the training goes on, if nothing waits for it.
+
+        A training that has a thread of its own may end after the interpreter starts no more.
+        """
         from backspot.live.saving import save, save_beside
 
         self._recorded = recorded.count
         gathering = _gathering(recorded)
-        if gathering is None and not self._args.exit:
+        of_main = threading.current_thread() is threading.main_thread()
+        if gathering is None and of_main and not self._args.exit:
             try:
                 made = save_beside(recorded, self._given[0], self._folder)
             except (BackspotError, OSError) as error:
+                self._recorded = 0
                 complain(f"no report: {error}")
                 return None
             return partial(self._when_made, recorded, made)
@@ -293,8 +299,8 @@ class _Observation:
 
         return self._made(recorded, gathering, make)
 
-    def _when_made(self, recorded: Recorded, made: Future[Saved], ended: bool) -> Rest | None:
-        if not (ended or made.done()):
+    def _when_made(self, recorded: Recorded, made: Future[Saved], now: bool) -> Rest | None:
+        if not (now or made.done()):
             return partial(self._when_made, recorded, made)
         return self._made(recorded, None, made.result)
 
@@ -306,6 +312,7 @@ class _Observation:
         try:
             saved = make()
         except (BackspotError, OSError) as error:
+            self._recorded = 0
             complain(f"no report: {error}")
             if _is_first():
                 self._answer(recorded, gathering)

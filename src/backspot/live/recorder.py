@@ -124,9 +124,9 @@ class Plan:
 
 
 Rest: TypeAlias = "Callable[[bool], Rest | None]"
-"""What a delivery has left for after one more step; called with whether the training has ended.
+"""What a delivery has left for after one more step; called with whether it cannot be later.
 
-What it returns is left for the step after, which it cannot be if the training has ended."""
+What it returns is left for the step after, or called at once if it cannot be later."""
 
 
 @dataclass(frozen=True)
@@ -573,18 +573,20 @@ class Recorder:
         self._go_back_to_counting()
 
     def _go_on_with_rest(self) -> None:
-        self._deliver_rest(ended=False)
+        every = self.plan.every
+        is_due = every is not None and self.steps >= (self._next_due or 0) + every
+        self._deliver_rest(now=is_due)
         if self._rest is None:
             self._go_back_to_counting()
 
-    def _deliver_rest(self, *, ended: bool = True) -> None:
+    def _deliver_rest(self, *, now: bool = True) -> None:
         """Do what a delivery has left for after one more step."""
         rest, self._rest = self._rest, None
         if rest is None:
             return
         with heard():
-            more = rest(ended)
-            while more is not None and ended:
+            more = rest(now)
+            while more is not None and now:
                 more = more(True)
         self._rest = more
         if more is None:
