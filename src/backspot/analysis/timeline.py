@@ -9,7 +9,7 @@ The functions at the end group and look up values in arrays.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import overload
 
 import msgspec
@@ -325,6 +325,33 @@ def distinct(values: Ints) -> list[int]:
 def is_among(values: Ints, times: Ints) -> Mask:
     """Whether each value is one of these, which are sorted."""
     found: Mask = np.append(times, FAR)[np.searchsorted(times, values)] == values
+    return found
+
+
+def is_in(values: Ints, wanted: Ints | Sequence[int]) -> Mask:
+    """Whether each value is one of those that are wanted; as ``np.isin``, but by a table."""
+    wanted = np.asarray(wanted, np.int64)
+    if not len(wanted):
+        return np.zeros(len(values), bool)
+    least = int(wanted.min())
+    many = int(wanted.max()) - least + 1
+    if many > 4 * (len(values) + len(wanted)) + 65_536:
+        return np.isin(values, wanted)
+    table = np.zeros(many + 2, bool)
+    table[wanted - (least - 1)] = True
+    found: Mask = table.take(values - (least - 1), mode="clip")  # both ends are of all others
+    return found
+
+
+def quantile(values: np.ndarray, share: float) -> np.ndarray:
+    """Return a quantile along the first axis, as ``np.quantile``, which imports masked arrays."""
+    ordered, at = np.sort(values, axis=0), share * (len(values) - 1)
+    lower = int(at)
+    low, high = ordered[lower], ordered[min(lower + 1, len(values) - 1)]
+    part = at - lower
+    found: np.ndarray = (
+        low + (high - low) * part if part < 0.5 else high - (high - low) * (1 - part)
+    )
     return found
 
 

@@ -30,6 +30,7 @@ from backspot.analysis.timeline import (
     enclosing,
     first_started,
     grouped,
+    is_in,
     layered,
 )
 from backspot.results.costs import PhaseName
@@ -187,7 +188,7 @@ class _Context:
                     np.searchsorted(starts, at[calls[here]]) for at in (spans.start, spans.end)
                 )
                 into[here] = last - first
-        trains = np.isin(spans.module[calls], spans.module[calls[made > 0]])
+        trains = is_in(spans.module[calls], spans.module[calls[made > 0]])
         found: Mask = (ran > 0) & (made == 0) & trains
         return found
 
@@ -409,7 +410,7 @@ class _Context:
         calls = np.sort(np.concatenate(begun))
         stop = np.append(calls, FAR)[np.searchsorted(calls, ends)]
         stop = np.minimum(stop, np.append(ends[1:], FAR)) if len(ends) else stop
-        stepped = np.isin(ends, events.end[self.updates])
+        stepped = is_in(ends, events.end[self.updates])
         node = np.array([*map(names.is_accumulate_grad, spans.node_names), False], bool)
         gradients = np.count_nonzero(node[spans.node] & (passes.of_span >= 0))
         least = max(2, _MANY * gradients / max(1, len(passes.start)))
@@ -420,7 +421,7 @@ class _Context:
         saves = np.zeros(len(index), bool)
         for thread, launches in grouped(self.o.work.thread, np.flatnonzero(read)):
             if thread in self.tops:
-                saves |= np.isin(index, self.tops[thread][1].at(self.o.work.launch[launches]))
+                saves |= is_in(index, self.tops[thread][1].at(self.o.work.launch[launches]))
         at_once = events.name_mask(names.FOREACH)[events.name[index]]
         found: dict[int, Timeline] = {}
         for phase, chosen, after in (
@@ -514,7 +515,7 @@ def _operators(context: _Context, thread: int) -> Timeline:
     phase[context.scaling[name]] = SCALER
     phase[_reading(context, thread, phase)] = METRICS
     launching = line.at(context.copies_of.get(thread, _NO_EVENTS))
-    phase[context.pins[name] | np.isin(top, launching)] = COPY
+    phase[context.pins[name] | is_in(top, launching)] = COPY
     context.phase_of[top] = phase
     return Timeline(line.edges, context.phase_of[line.values])
 
@@ -528,7 +529,7 @@ def _reading(context: _Context, thread: int, phase: Ints) -> Mask:
     reads = events.names_where(names.is_reading)[events.name[top]]
     made = context.o.join.operator[context.o.join.operator >= 0]
     made = events.start[made[events.thread[made] == thread]]
-    free = np.isin(phase, (LOSS, OTHER)) & ~np.isin(top, line.at(made))
+    free = is_in(phase, (LOSS, OTHER)) & ~is_in(top, line.at(made))
     spans = np.sort(context.o.spans.start)
     # A run ends behind an operator that reads, where another phase begins, or a module's call.
     run = np.cumsum(np.diff(np.searchsorted(spans, events.start[top]), prepend=0) > 0)

@@ -16,7 +16,7 @@ import numpy as np
 from backspot.analysis.accounting.checkpointing import find_staying
 from backspot.analysis.attribution.allocations import Blocks, find_blocks
 from backspot.analysis.attribution.ownership import Ownership
-from backspot.analysis.timeline import FAR, NOTHING, distinct, numbered, take
+from backspot.analysis.timeline import FAR, NOTHING, distinct, is_in, numbered, take
 from backspot.results.grouping import numberless, parents_of
 from backspot.results.memory import (
     BEFORE,
@@ -186,7 +186,7 @@ class _Accountant:
     def _of_owners(self, devices: list[MemoryOfDevice]) -> tuple[MemoryOfModule, ...]:
         owners, blocks = len(self.o.owners), self.blocks
         recorded = (blocks.came >= 0) & ~self.kinds.optimizer
-        recorded &= np.isin(blocks.device, [one.device for one in devices])
+        recorded &= is_in(blocks.device, [one.device for one in devices])
         begun = self._first_nodes()
         own_kept, kept, frees = (
             np.zeros((owners, len(self.passes.start)), np.int64) for _ in range(3)

@@ -24,7 +24,7 @@ from backspot.analysis.accounting.amounts import summed, summed_by_step
 from backspot.analysis.accounting.ledger import Ledger
 from backspot.analysis.accounting.steps import host_steps
 from backspot.analysis.attribution.ownership import Ownership
-from backspot.analysis.timeline import merged, numbered, take
+from backspot.analysis.timeline import is_in, merged, numbered, take
 from backspot.analysis.typical import TypicalStep, typical_step
 from backspot.results.costs import Phase
 from backspot.trace import Category, Events, names as trace_names
@@ -88,7 +88,7 @@ def phases_of_work(events: Events, ownership: Ownership, activity: Activity) -> 
     work = ownership.work
     phase = activity.of_launches(work.thread, work.launch)
     # Work that is launched while a batch is fetched is other work, and no waiting for data.
-    phase[(phase < 0) | np.isin(phase, (DATA, HOST)) | (work.launch < 0)] = OTHER
+    phase[(phase < 0) | is_in(phase, (DATA, HOST)) | (work.launch < 0)] = OTHER
     phase[to_device(events, work.name)] = COPY
     of_node = take(ownership.passes.of_span, work.span) >= 0
     of_engine = (work.span < 0) & (work.run >= 0) & (work.launch >= 0)
@@ -137,7 +137,7 @@ def _work(events: Events, ownership: Ownership) -> Ints:
     operators = events.of(Category.OPERATOR)
     made = operators[events.sequence[operators] >= 0]
     threads = merged(spans.thread, events.thread[made])
-    operators = operators[np.isin(events.thread[operators], threads)]
+    operators = operators[is_in(events.thread[operators], threads)]
     step = np.searchsorted(ends, events.start[operators], side="right")
     kept = step < steps
     known, name = numbered(events.name[operators[kept]].astype(np.int64))

@@ -19,7 +19,7 @@ from backspot.analysis.attribution.launches import DeviceWork, Waits, find_windo
 from backspot.analysis.attribution.ownership import Ownership
 from backspot.analysis.attribution.passes import Passes, Steps
 from backspot.analysis.attribution.spans import Spans, nest
-from backspot.analysis.timeline import NOTHING, take
+from backspot.analysis.timeline import NOTHING, is_in, take
 from backspot.trace import Category, Events
 from backspot.trace.events import Ints, Mask
 
@@ -101,7 +101,7 @@ def _kept(events: Events, ownership: Ownership, begin: int, end: int) -> Mask:
     kept[work.event] = (work.end > begin) & (np.where(work.launch >= 0, work.launch, 0) < end)
     running = work.event[(work.end > begin) & (work.launch < begin)]
     calls = events.of(Category.RUNTIME)
-    launched = np.isin(events.correlation[calls], events.correlation[running])
+    launched = is_in(events.correlation[calls], events.correlation[running])
     kept[calls[launched & (events.correlation[calls] > 0)]] = True
     return kept
 

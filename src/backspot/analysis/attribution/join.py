@@ -16,7 +16,16 @@ import numpy as np
 from backspot.analysis.attribution.passes import Passes, find_passes
 from backspot.analysis.attribution.spans import Spans
 from backspot.analysis.attribution.unseen import Makers, Making
-from backspot.analysis.timeline import FAR, NOTHING, distinct, grouped, merged, numbered, take
+from backspot.analysis.timeline import (
+    FAR,
+    NOTHING,
+    distinct,
+    grouped,
+    is_in,
+    merged,
+    numbered,
+    take,
+)
 from backspot.trace import Category, Events, names
 from backspot.trace.events import Ints, Mask
 
@@ -102,7 +111,7 @@ def join_nodes(events: Events, spans: Spans) -> tuple[Join, Passes]:
         operator=operator,
         unseen=unseen,
         captured=spans.is_node & ~executed,
-        ambiguous=np.isin(logical, sorted(ambiguous)) & (logical > 0),
+        ambiguous=is_in(logical, sorted(ambiguous)) & (logical > 0),
         feeder=_feeders(spans, passes.of_span),
     )
     return join, passes
@@ -209,7 +218,7 @@ def _match(
         )
         found[doubtful] = makers.find(thread, making)
     # The forward of a pass was recorded if that of any of its nodes was.
-    recorded = (position >= 0) | np.isin(passes.of_span[nodes], passes.of_span[nodes[exact]])
+    recorded = (position >= 0) | is_in(passes.of_span[nodes], passes.of_span[nodes[exact]])
     return found, suspect & recorded & (found < 0) & (spans.marked[nodes] < 0)
 
 

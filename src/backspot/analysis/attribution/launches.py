@@ -13,7 +13,7 @@ import numpy as np
 
 from backspot.analysis.attribution.passes import Passes
 from backspot.analysis.attribution.spans import Spans
-from backspot.analysis.timeline import FAR, NOTHING, distinct, enclosing, grouped, take
+from backspot.analysis.timeline import FAR, NOTHING, distinct, enclosing, grouped, is_in, take
 from backspot.trace import Category, Events, names
 from backspot.trace.events import Ints, Mask
 
@@ -145,7 +145,7 @@ def find_device_work(
     exchanges, operators = _host_exchanges(events)
     if not all_exchanges:
         of_pass = pass_at(passes, events.start[operators]) >= 0
-        of_pass &= np.isin(events.thread[operators], passes.threads)
+        of_pass &= is_in(events.thread[operators], passes.threads)
         exchanges, operators = exchanges[of_pass], operators[of_pass]
     index = np.concatenate(
         [events.of(Category.KERNEL, Category.MEMCPY, Category.MEMSET), exchanges]
@@ -255,7 +255,7 @@ def waiting_calls(events: Events) -> Ints:
     to_device = events.name_mask(names.CUDA_TO_DEVICE)[events.name[copies]]
     copies = copies[~(to_device & (events.size[copies] >= 0) & (events.size[copies] <= _STAGED))]
     blocking = events.correlation[copies[pageable[events.name[copies]]]]
-    kept = waiting[events.name[calls]] | np.isin(events.correlation[calls], blocking[blocking > 0])
+    kept = waiting[events.name[calls]] | is_in(events.correlation[calls], blocking[blocking > 0])
     found: Ints = calls[kept]
     return found[np.argsort(events.start[found], kind="stable")]
 

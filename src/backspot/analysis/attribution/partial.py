@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from backspot.analysis.attribution.cutting import Cut, cut
 from backspot.analysis.attribution.ownership import Ownership
 from backspot.analysis.attribution.passes import top_nodes
-from backspot.analysis.timeline import FAR, grouped, take
+from backspot.analysis.timeline import FAR, grouped, is_in, take
 from backspot.formatting import counted
 from backspot.trace import Category, Events
 from backspot.trace.events import Ints
@@ -139,10 +139,10 @@ def _lacks_kernels(events: Events, ownership: Ownership, alike: list[int]) -> bo
     calls = events.of(Category.RUNTIME)
     here = (events.start[calls] >= passes.start[-1]) & (events.start[calls] < passes.end[-1])
     calls = calls[here & (events.correlation[calls] > 0)]
-    found = np.isin(events.correlation[calls], events.correlation[work.event])
+    found = is_in(events.correlation[calls], events.correlation[work.event])
     kinds = events.correlation[events.of(Category.RUNTIME)]
-    launching = events.of(Category.RUNTIME)[np.isin(kinds, events.correlation[work.event])]
-    launches = np.isin(events.name[calls], events.name[launching])
+    launching = events.of(Category.RUNTIME)[is_in(kinds, events.correlation[work.event])]
+    launches = is_in(events.name[calls], events.name[launching])
     latest = events.start[calls[found]].max(initial=-1)
     lost = launches & ~found & (events.start[calls] > latest)
     return int(lost.sum()) >= missing

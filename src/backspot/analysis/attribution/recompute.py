@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from backspot.analysis.attribution.passes import separators, top_nodes
 from backspot.analysis.attribution.spans import Spans, nest
-from backspot.analysis.timeline import NOTHING, grouped, merged, take
+from backspot.analysis.timeline import NOTHING, grouped, is_in, merged, take
 from backspot.trace import Category, Events, names
 from backspot.trace.events import Ints, Mask
 
@@ -33,7 +33,7 @@ def find_recomputation(events: Events, spans: Spans) -> Spans:
     if not numbered.any():
         return spans
     recomputing = _recomputing(events, spans, node, numbered)
-    kept = numbered & np.isin(node, recomputing)
+    kept = numbered & is_in(node, recomputing)
     if not kept.any():
         return spans
     start, end = events.start[operators[kept]], events.end[operators[kept]]
@@ -42,7 +42,7 @@ def find_recomputation(events: Events, spans: Spans) -> Spans:
         node[kept].tolist(), zip(start.tolist(), end.tolist(), strict=True), strict=True
     ):
         pieces[at].append((begin, finish, NOTHING))
-    for span in np.flatnonzero(np.isin(spans.parent, recomputing)).tolist():
+    for span in np.flatnonzero(is_in(spans.parent, recomputing)).tolist():
         pieces[int(spans.parent[span])].append((int(spans.start[span]), int(spans.end[span]), span))
     calls_of = _CallsOf(spans)
     again = [
@@ -114,7 +114,7 @@ def _recomputing(events: Events, spans: Spans, node: Ints, numbered: Mask) -> In
     pass that it starts never creates a graph.
     """
     nodes = merged(node)
-    does = np.isin(nodes, node[numbered])
+    does = is_in(nodes, node[numbered])
     is_checkpoint = np.array([names.CHECKPOINT_FUNCTION in name for name in spans.node_names], bool)
     within = take(is_checkpoint, spans.node, False)
     rare = does & (within[nodes] | take(within, spans.parent[nodes], False))

@@ -19,7 +19,15 @@ import msgspec
 import numpy as np
 
 from backspot.analysis.attribution.spans import Spans
-from backspot.analysis.timeline import NOTHING, Timeline, first_started, grouped, numbered, take
+from backspot.analysis.timeline import (
+    NOTHING,
+    Timeline,
+    first_started,
+    grouped,
+    is_in,
+    numbered,
+    take,
+)
 from backspot.trace import Category, Events, names
 from backspot.trace.events import Ints, Mask
 
@@ -135,7 +143,7 @@ class Makers:
         calls = events.of(Category.RUNTIME)
         calls = calls[events.correlation[calls] > 0]
         work = events.of(Category.KERNEL, Category.MEMCPY, Category.MEMSET)
-        launching = np.isin(events.correlation[calls], events.correlation[work])
+        launching = is_in(events.correlation[calls], events.correlation[work])
         return dict(grouped(events.thread, calls[launching]))
 
     # Names ---------------------------------------------------------------------------------------

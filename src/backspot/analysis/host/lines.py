@@ -17,6 +17,7 @@ from backspot.analysis.timeline import (
     first_started,
     grouped,
     innermost,
+    is_in,
     layered,
     merged,
     numbered,
@@ -198,7 +199,7 @@ def _that_return(frames: Frames, mine: Ints) -> Ints:
     first = mine[: int(np.argmin(end >= end.max() - _AT_ONCE))]  # until one returns
     of_user = np.flatnonzero(frames.function[first] >= 0)
     inner = first[of_user[-1] + 1 :] if len(of_user) else first[:0]
-    return mine[~np.isin(mine, inner)] if OF_TORCH in frames.function[inner] else mine
+    return mine[~is_in(mine, inner)] if OF_TORCH in frames.function[inner] else mine
 
 
 def _length(line: Timeline) -> int:

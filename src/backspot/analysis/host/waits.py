@@ -14,7 +14,7 @@ from backspot.analysis.accounting.activity import BACKWARD, IDLE, NAMES, OTHER, 
 from backspot.analysis.accounting.clock import Clock
 from backspot.analysis.attribution.launches import waiting_calls
 from backspot.analysis.attribution.ownership import Ownership, Special
-from backspot.analysis.timeline import FAR, NOTHING, Timeline, enclosing, grouped, take
+from backspot.analysis.timeline import FAR, NOTHING, Timeline, enclosing, grouped, is_in, take
 from backspot.analysis.typical import TypicalStep
 from backspot.results.host import Wait
 from backspot.trace import Category, Events, names
@@ -106,7 +106,7 @@ def _own_waits(events: Events, calls: Ints, thread: Ints, caller: Ints) -> Mask:
     place = np.empty(len(events.start), np.int64)
     place[runtime] = np.arange(len(runtime))
     before = runtime[place[calls] - 1] if len(calls) else calls
-    of_copy = np.isin(before, calls) & (events.correlation[before] > 0)
+    of_copy = is_in(before, calls) & (events.correlation[before] > 0)
     of_copy &= ~events.names_where(names.is_synchronization)[events.name[before]]
     around = np.full(len(events.start), NOTHING)
     around[calls] = caller

@@ -29,7 +29,16 @@ from backspot.analysis.replay.saving import (
     owners_within,
 )
 from backspot.analysis.replay.waits import HostWait
-from backspot.analysis.timeline import NOTHING, distinct, enclosing, grouped, merged, take
+from backspot.analysis.timeline import (
+    NOTHING,
+    distinct,
+    enclosing,
+    grouped,
+    is_in,
+    merged,
+    quantile,
+    take,
+)
 from backspot.formatting import counted
 from backspot.trace import Category, names
 from backspot.trace.events import Ints, Mask
@@ -241,7 +250,7 @@ def _fuse(recording: Replayable, chosen: Sequence[str] | Removable) -> Change | 
     else:
         inside = owners_within(ownership, chosen).values()
         owners = {owner for some in inside for owner in some}
-        spans = np.isin(ownership.owner, sorted(owners))
+        spans = is_in(ownership.owner, sorted(owners))
     good = ~events.names_where(lambda name: _PRODUCTS.search(name) is not None)
     host, of_work = _unchanged(recording)
     work = ownership.work
@@ -259,7 +268,7 @@ def _fuse(recording: Replayable, chosen: Sequence[str] | Removable) -> Change | 
     else:
         index = _outermost(recording)
         span = ownership.spans.of(events, index)
-        mine = (take(spans, span, False) | np.isin(index, operators)) & good[events.name[index]]
+        mine = (take(spans, span, False) | is_in(index, operators)) & good[events.name[index]]
         backward = take(ownership.passes.of_span, span, NOTHING) >= 0
         order = np.lexsort((events.start[index], events.thread[index]))
         group = _turns(recording, events.thread[index], events.start[index], backward)
@@ -360,7 +369,7 @@ def _optimizer(recording: Replayable, kind: str) -> Change | Refusal:
     factor = min(1.0, moved / moves)
     host, of_work = _unchanged(recording)
     length = events.duration[index].astype(np.float64)
-    on_host, least = not len(work.start), float(np.quantile(length, 0.1))
+    on_host, least = not len(work.start), float(quantile(length, 0.1))
     least = least if on_host else min(least, _LAUNCHING)
     known = sum(one.tensors for one in events.compiled.parameters)
     for mark in merged(inside).tolist():

@@ -8,7 +8,7 @@ import numpy as np
 from backspot.analysis.attribution.launches import Tier
 from backspot.analysis.attribution.ownership import Ownership
 from backspot.analysis.replay.host import Floats
-from backspot.analysis.timeline import FAR, NOTHING, distinct, grouped, take
+from backspot.analysis.timeline import FAR, NOTHING, distinct, grouped, quantile, take
 from backspot.trace import Category, Events, names
 from backspot.trace.events import Ints, Mask
 
@@ -113,7 +113,7 @@ def _usual_latency(measured: Floats) -> float:
     """Return the latency of a launch into an idle queue: a low one of those that were measured."""
     if len(measured) < 5:
         return _LATENCY
-    return float(np.clip(np.percentile(measured, 20), 2_000, 20_000))
+    return float(np.clip(quantile(measured, 0.2), 2_000, 20_000))
 
 
 def _room(ownership: Ownership, launch: Ints, known: Mask) -> Ints:

@@ -17,6 +17,7 @@ from backspot.analysis.timeline import (
     distinct,
     first_started,
     grouped,
+    is_in,
     merged,
 )
 from backspot.trace import Category, Events, names
@@ -172,7 +173,7 @@ def find_host_line(
     index = events.of(
         Category.OPERATOR, Category.ANNOTATION, Category.RUNTIME, Category.MODULE_CALL
     )
-    index = index[np.isin(events.thread[index], threads)]
+    index = index[is_in(events.thread[index], threads)]
     start, end = events.start[index], events.end[index]
     edges = merged(start, end)
     counts = _recorded(events, index)

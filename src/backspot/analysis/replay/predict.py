@@ -28,7 +28,7 @@ from backspot.analysis.replay.saving import (
     replays,
     scaled_owners,
 )
-from backspot.analysis.timeline import grouped, take
+from backspot.analysis.timeline import grouped, quantile, take
 from backspot.analysis.typical import TypicalStep
 from backspot.errors import UsageError
 from backspot.formatting import labelled
@@ -478,7 +478,7 @@ def _savings(
     """
     by_step = np.maximum(np.round(found[0].saved), 0).astype(np.int64)
     steps = [one.saved[typical.chosen] for one in found]
-    ends = np.stack([np.quantile(saved, _MOST_STEPS, axis=0) for saved in steps])
+    ends = np.stack([[quantile(saved, share) for share in _MOST_STEPS] for saved in steps])
     ns = np.minimum(typical.mean(by_step.T), step_ns)
     low = np.clip(np.round(ends.min(axis=(0, 1)) - less), 0, ns).astype(np.int64)
     high = np.minimum(np.round(ends.max(axis=(0, 1)) + more), np.round(most))

@@ -27,7 +27,7 @@ from backspot.analysis.replay.host import (
 )
 from backspot.analysis.replay.schedule import Schedule, find_schedule
 from backspot.analysis.replay.waits import HostWait, find_host_waits
-from backspot.analysis.timeline import FAR, NOTHING, grouped, merged, take
+from backspot.analysis.timeline import FAR, NOTHING, grouped, is_in, merged, quantile, take
 from backspot.formatting import percent
 from backspot.trace import Category, Events
 from backspot.trace.events import Ints
@@ -205,8 +205,8 @@ def _parts(ownership: Ownership, line: HostLine, activity: Activity | None) -> I
     part = np.where(launch >= 0, launch + len(spans.start), line.span)
     if activity is not None:
         phase = np.where(part < 0, activity.host.at(begins), NOTHING)
-        part[np.isin(phase, _FORWARD)] = count
-        part[np.isin(phase, _UPDATE)] = count + 1
+        part[is_in(phase, _FORWARD)] = count
+        part[is_in(phase, _UPDATE)] = count + 1
     return part
 
 
@@ -217,7 +217,7 @@ def _work_of(ownership: Ownership, activity: Activity | None) -> tuple[Ints, Int
         return np.empty(0, np.int64), np.empty(0, np.int64)
     free = (work.span < 0) & (work.launch >= 0) & (work.device >= 0)
     phase = np.where(free, activity.of_launches(work.thread, work.launch), NOTHING)
-    return np.flatnonzero(np.isin(phase, _FORWARD)), np.flatnonzero(np.isin(phase, _UPDATE))
+    return np.flatnonzero(is_in(phase, _FORWARD)), np.flatnonzero(is_in(phase, _UPDATE))
 
 
 def _shares_of_update(events: Events, ownership: Ownership, line: HostLine, part: Ints) -> Floats:
@@ -243,7 +243,7 @@ def _shares_of_update(events: Events, ownership: Ownership, line: HostLine, part
     if not len(computing) or not whole:
         return np.stack([of_numbers, of_numbers])
     length = events.duration[computing]
-    more = float((length - np.quantile(length, _SHORT)).clip(0).sum()) / whole
+    more = float((length - quantile(length, _SHORT)).clip(0).sum()) / whole
     return np.stack([of_numbers * min(more, 1.0) + of_tensors * max(0.0, 1 - more)] * 2)
 
 

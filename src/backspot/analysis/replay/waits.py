@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from backspot.analysis.attribution.ownership import Ownership
 from backspot.analysis.replay.devices import DeviceGraph
-from backspot.analysis.timeline import NOTHING, distinct, grouped
+from backspot.analysis.timeline import NOTHING, distinct, grouped, is_in
 from backspot.trace import Category, Events, names
 from backspot.trace.events import Ints
 
@@ -59,7 +59,7 @@ def find_host_waits(
     """
     finder = _Finder(ownership, graph)
     calls = events.of(Category.RUNTIME)
-    calls = calls[np.isin(events.thread[calls], threads)]
+    calls = calls[is_in(events.thread[calls], threads)]
     waiting = events.names_where(names.is_synchronization)[events.name[calls]]
     of_events = events.names_where(names.is_event_synchronization)[events.name[calls]]
     copies = _own_work(events, ownership, calls, Category.MEMCPY)
@@ -93,7 +93,7 @@ def _batches(events: Events, threads: list[int]) -> list[HostWait]:
     batches come in the recorded intervals.
     """
     marks = events.named(Category.ANNOTATION, names.NEXT_BATCH_OF_WORKERS)
-    marks = marks[np.isin(events.thread[marks], threads) & (events.duration[marks] >= _LOADING)]
+    marks = marks[is_in(events.thread[marks], threads) & (events.duration[marks] >= _LOADING)]
     marks = marks[np.argsort(events.start[marks], kind="stable")]
     ends = events.end[marks].tolist()
     return [

@@ -15,7 +15,7 @@ from backspot.analysis.findings.observations import (
     runs_of_nodes,
 )
 from backspot.analysis.findings.registry import finding, rule
-from backspot.analysis.timeline import enclosing, grouped
+from backspot.analysis.timeline import enclosing, grouped, is_in
 from backspot.results.findings import Finding
 from backspot.trace import names
 from backspot.trace.events import Ints, Mask
@@ -88,7 +88,7 @@ def _loops(evidence: Evidence) -> tuple[Ints, Ints]:
         return span[:0], span[:0]
     calls, turns = which[begins], np.maximum.reduceat(count, begins)
     loops = (turns >= _TURNS) & (np.add.reduceat(count, begins) <= _BODY * turns)
-    of_call = dict(grouped(span, np.flatnonzero(np.isin(span, calls[loops]))))
+    of_call = dict(grouped(span, np.flatnonzero(is_in(span, calls[loops]))))
     for at in np.flatnonzero(loops).tolist():
         # The median: some of the operators of a loop can be held up.
         times = _time_of(evidence, index[of_call[int(calls[at])]])
@@ -186,7 +186,7 @@ def pointwise_chain(evidence: Evidence) -> Finding | None:
     if not placed.places:
         return None
     calls, _ = _loops(evidence)  # of a loop, another rule says more
-    chains &= ~np.isin(evidence.ownership.owner, evidence.ownership.owner[calls])
+    chains &= ~is_in(evidence.ownership.owner, evidence.ownership.owner[calls])
     spent = {name: costs.of_spans(nodes & chains) for name, nodes in kinds.items()}
     kind = max(spent, key=lambda one: spent[one])
     what, remedy, others = "", "", ""
@@ -259,7 +259,7 @@ def repeated_tensor(evidence: Evidence) -> Finding | None:
     operators = index[repeats[evidence.events.name[index]]]
     # Others are inside of an operator, such as those of instance_norm.
     nodes = evidence.nodes_named(lambda name: name.startswith("Repeat"))
-    nodes &= np.isin(evidence.ownership.join.operator, operators)
+    nodes &= is_in(evidence.ownership.join.operator, operators)
     placed = both_ways(evidence, nodes, operators, LEAST_SHARE)
     return finding(
         placed,
@@ -338,7 +338,7 @@ def _again(evidence: Evidence) -> tuple[Ints, int]:
     order = np.lexsort((events.start[index], span))
     index, span = index[order], span[order]
     table = events.names_where(lambda name: _TABLES.fullmatch(name) is not None)[events.name[index]]
-    table &= ~np.isin(index, learned)
+    table &= ~is_in(index, learned)
     step = evidence.ledger.steps.at(events.start[index])
     mine = np.flatnonzero(table)
     breaks = (np.diff(mine) > 1) | (np.diff(span[mine]) != 0)

@@ -19,7 +19,7 @@ from backspot.analysis.findings.observations import (
     is_indexing,
 )
 from backspot.analysis.findings.registry import fallback_rule, finding, rule
-from backspot.analysis.timeline import FAR, NOTHING, grouped, merged, numbered, take
+from backspot.analysis.timeline import FAR, NOTHING, grouped, is_in, merged, numbered, take
 from backspot.formatting import counted, percent
 from backspot.results.findings import Finding, Place
 from backspot.trace import Category, Events, names
@@ -408,7 +408,7 @@ def forward_only(evidence: Evidence) -> Finding | None:
     spans, costs, say = evidence.spans, evidence.costs, evidence.wording
     outermost = np.flatnonzero((spans.module >= 0) & (spans.parent < 0) & ~evidence.in_pass)
     followed = _followed(evidence, outermost)
-    trained = np.isin(spans.module[outermost], spans.module[outermost[followed]])
+    trained = is_in(spans.module[outermost], spans.module[outermost[followed]])
     alone = outermost[trained & ~followed]
     inside = np.zeros(len(spans.start), bool)
     inside[alone] = True

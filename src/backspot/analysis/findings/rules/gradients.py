@@ -20,6 +20,7 @@ from backspot.analysis.timeline import (
     distinct,
     enclosing,
     first_started,
+    is_in,
     merged,
     pieces,
     take,
@@ -237,7 +238,7 @@ def _optimizer_unfused(evidence: Evidence) -> Finding | None:
     operators = events.named(Category.OPERATOR, names.ATEN)
     inside = enclosing(events, marks, events.thread[operators], events.start[operators])
     fused = operators[events.name_mask("aten::_fused_")[events.name[operators]]]
-    marks = np.setdiff1d(marks, inside[np.isin(operators, fused)])
+    marks = marks[~is_in(marks, inside[is_in(operators, fused)])]
     begin = evidence.ownership.passes.after(events.start[marks], events.end[marks])
     if evidence.device == "cuda":
         work = enclosing(events, marks, evidence.work.thread, evidence.work.launch) >= 0
@@ -288,7 +289,7 @@ def _optimizer_one_by_one(evidence: Evidence) -> Finding | None:
     median = float(np.median(costs.device_ns[single]))
     if median > _OPTIMIZER_SMALL:
         return None
-    used = np.isin(marks, inside[single])
+    used = is_in(marks, inside[single])
     idle = costs.idle_within(begin[used], end[used])
     by_step = costs.of_work_by_step(single) + costs.times_by_step(begin[used], idle)
     cost = costs.place("(optimizer)", by_step, number)
@@ -477,7 +478,7 @@ def second_backward(evidence: Evidence) -> Finding | None:
     costs, say = evidence.costs, evidence.wording
     made, within = made_by_nodes(evidence)
     passes = evidence.ownership.passes.of_span
-    kept = np.isin(passes, distinct(passes[within])) & evidence.in_pass
+    kept = is_in(passes, distinct(passes[within])) & evidence.in_pass
     kept[made] = True
     if not costs.holds_in_most_steps(costs.of_spans_by_step(kept), _SECOND_LEAST):
         return None

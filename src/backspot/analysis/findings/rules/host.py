@@ -22,7 +22,7 @@ from backspot.analysis.findings.observations import (
 )
 from backspot.analysis.findings.registry import Found, fallback_rule, finding, rule
 from backspot.analysis.host.waits import HostWaits
-from backspot.analysis.timeline import NOTHING, enclosing, merged, numbered, take
+from backspot.analysis.timeline import NOTHING, enclosing, is_in, merged, numbered, take
 from backspot.formatting import percent
 from backspot.results.findings import Finding, Place
 from backspot.results.host import Launches
@@ -347,7 +347,7 @@ def host_waits(evidence: Evidence) -> Finding | None:
     # Copies to the device are found by the rule pageable-copy.
     to_device = events.correlation[events.named(Category.MEMCPY, names.CUDA_TO_DEVICE)]
     waits = evidence.waits
-    waits = waits.where(~np.isin(events.correlation[waits.event], to_device))
+    waits = waits.where(~is_in(events.correlation[waits.event], to_device))
     # Those of boolean masks and of anomaly mode have rules of their own, which say more.
     nodes, masks, _ = by_masks(evidence)
     others = np.concatenate([masks, anomaly_checks(evidence)])

@@ -21,7 +21,7 @@ from backspot.analysis.findings.observations import (
     is_indexing,
 )
 from backspot.analysis.findings.registry import finding, rule
-from backspot.analysis.timeline import NOTHING, enclosing, merged, numbered
+from backspot.analysis.timeline import NOTHING, enclosing, is_in, merged, numbered
 from backspot.results.findings import Finding
 from backspot.trace import Category, names
 from backspot.trace.events import Ints, Mask
@@ -260,7 +260,7 @@ def slow_path(evidence: Evidence) -> Finding | str | None:
     layers = events.names_where(_RECURRENT[evidence.device].__contains__)
     cells = index[layers[events.name[index]]]
     fast = enclosing(events, cells, events.thread[whole], events.start[whole])
-    slow = merged(around[around >= 0], np.setdiff1d(cells, fast, assume_unique=True))
+    slow = merged(around[around >= 0], cells[~is_in(cells, fast)])
     made = evidence.ownership.join.operator
     known = np.flatnonzero((made >= 0) & evidence.in_pass)
     inside = enclosing(events, slow, events.thread[made[known]], events.start[made[known]]) >= 0
