@@ -12,15 +12,7 @@ import numpy as np
 
 from backspot.analysis.findings.costs import Placed
 from backspot.analysis.findings.evidence import Evidence
-from backspot.analysis.timeline import (
-    NOTHING,
-    enclosing,
-    first_started,
-    grouped,
-    is_in,
-    merged,
-    take,
-)
+from backspot.analysis.timeline import NOTHING, enclosing, first_started, grouped, merged, take
 from backspot.trace import Category, names
 from backspot.trace.events import Ints, Mask
 
@@ -303,7 +295,7 @@ def by_masks(evidence: Evidence) -> tuple[Mask, Ints, Placed]:
     operators = merged(around[around >= 0])
     if len(operators) < _MASKS * evidence.report.steps:
         operators = operators[:0]
-    made = is_in(evidence.ownership.join.operator, operators)
+    made = np.isin(evidence.ownership.join.operator, operators)
     nodes = evidence.spans_around(counting) & evidence.in_pass & made
     placed = both_ways(evidence, nodes, operators, _MASKS_LEAST, whole=True)
     if not placed.places:
