@@ -246,8 +246,7 @@ class Evidence(msgspec.Struct, frozen=True, dict=True):
     def recorded(self) -> Mask:
         """Whether each piece of device work runs in the steps, not only before or between them."""
         steps, work = self.ledger.windows, self.work
-        at = np.searchsorted(steps.end, work.start, side="right")
-        begins = np.append(steps.start, FAR)[at]
+        begins = np.append(steps.start, FAR)[np.searchsorted(steps.end, work.start, side="right")]
         kept: Mask = (begins < work.end) | (begins == work.start)
         return kept
 

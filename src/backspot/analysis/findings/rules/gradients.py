@@ -237,8 +237,8 @@ def _optimizer_unfused(evidence: Evidence) -> Finding | None:
     marks = marks[[_class_of(events.names[name]) in _FUSED for name in events.name[marks]]]
     operators = events.named(Category.OPERATOR, names.ATEN)
     inside = enclosing(events, marks, events.thread[operators], events.start[operators])
-    fused = operators[events.name_mask("aten::_fused_")[events.name[operators]]]
-    marks = marks[~is_in(marks, inside[is_in(operators, fused)])]
+    fused = inside[events.name_mask("aten::_fused_")[events.name[operators]]]
+    marks = marks[~is_in(marks, fused)]
     begin = evidence.ownership.passes.after(events.start[marks], events.end[marks])
     if evidence.device == "cuda":
         work = enclosing(events, marks, evidence.work.thread, evidence.work.launch) >= 0
