@@ -223,7 +223,7 @@ class _Observation:
             if why := self._why_none(error):
                 complain(why)
         elif recorder.reports > before and self._recorded:
-            fitting = None if error else recorder.plan.fitting(steps)
+            fitting = None if error or before else recorder.plan.fitting(steps)
             more = fitting and fitting[1] > self._recorded
             how = f"; for more of them: {self._command(*fitting)}" if fitting and more else ""
             complain(
