@@ -49,23 +49,23 @@ GROUND = {room for floor in FLOORS[:3] for room in floor}
 WITH_TORCH = ("live", "integrations", "commands.demo")
 
 # The size that each room may have, in lines, and the whole package (""). Trials of advice
-# have 2,000 of them, as they measure, guard the training, and copy what they measure. The 43rd
+# have 2,700 of them, as they measure, guard the training, and copy what they measure. The 43rd
 # rule made findings grow.
 BUDGET = {
     "trace": 3_920,
-    "results": 3_750,
+    "results": 3_710,
     "analysis/attribution": 4_050,
     "analysis/accounting": 4_100,
     "analysis/host": 800,
     "analysis/findings": 4_790,
     "analysis/replay": 2_800,
-    "comparison": 1_230,
-    "job": 3_800,
-    "render": 8_100,
-    "live": 10_510,
-    "integrations": 1_150,
-    "commands": 2_250,
-    "": 53_500,
+    "comparison": 1_180,
+    "job": 3_780,
+    "render": 8_060,
+    "live": 10_300,
+    "integrations": 850,
+    "commands": 2_170,
+    "": 53_000,
 }
 WRITTEN = {".py", ".html", ".js", ".css"}
 MOST_SMALL_FILES = 32

@@ -134,7 +134,8 @@ def run(args: argparse.Namespace) -> Callable[[], int]:
     from backspot.commands._script import Script
     from backspot.imports import when_imported
 
-    given = args.module or _after_options(args.script)
+    # A ``--`` may end the options before the script.
+    given = args.module or args.script[args.script[:1] == ["--"] :]
     if not given:
         raise UsageError("backspot run: name a script, or a module after -m")
     if args.steps < 1 or args.every == 0:
@@ -152,11 +153,6 @@ def run(args: argparse.Namespace) -> Callable[[], int]:
             complain(f"no report: {error}")
 
     return lambda: script.run(ended)
-
-
-def _after_options(words: list[str]) -> list[str]:
-    """The script and its arguments, without the ``--`` that may end the options before them."""
-    return words[1:] if words[:1] == ["--"] else words
 
 
 class _Observation:
