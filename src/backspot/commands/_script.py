@@ -110,7 +110,9 @@ class Script:
             # Threads and exit functions of the script outlive it, and pickle what is in __main__.
             if not is_program:
                 sys.modules["__main__"] = before
-        _flush()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(AttributeError, OSError, ValueError):
+                stream.flush()
         try:
             _end(partial(ended, error), is_program)
         except BaseException as one:  # a signal has come while the report was made
@@ -199,9 +201,3 @@ def _end(ended: Callable[[], None], is_program: bool) -> None:
         atexit.register(ended)
     else:
         ended()
-
-
-def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(AttributeError, OSError, ValueError):
-            stream.flush()

@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from backspot.live.recorder import Recorded, Rest
     from backspot.live.running import Observer
     from backspot.live.saving import Saved
-    from backspot.results.job import JobReport
     from backspot.results.report import Report
 
 EXIT_CODES = (3, 6, 7)
@@ -355,7 +354,10 @@ class _Observation:
         except (BackspotError, OSError) as error:
             complain(f"no report of all ranks: {error}")
             return False
-        _print_job(job, self._args.width)
+        from backspot.render.job import render_job
+
+        # The page that is written has the rest.
+        write_error(f"\n{render_job(job, width=_width(self._args.width), more=())}\n")
         names = [recorded.file_name("job", suffix) for suffix in ("html", "json")]
         try:
             for name in names:
@@ -403,13 +405,6 @@ def _print(report: Report, width: int | None, more: str | None) -> None:
             f"without the profiler a step takes {duration(report.unprofiled_step_ns)} (median of "
             f"{len(times)}; {duration(min(times))} to {duration(max(times))})"
         )
-
-
-def _print_job(job: JobReport, width: int | None) -> None:
-    """Print the answer for all ranks on standard error; the page that is written has the rest."""
-    from backspot.render.job import render_job
-
-    write_error(f"\n{render_job(job, width=_width(width), more=())}\n")
 
 
 def _width(wanted: int | None) -> int | None:

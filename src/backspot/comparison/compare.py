@@ -101,7 +101,8 @@ def compare(
         changes += _unowned(before, after, noise)
         unlike = tuple(_other_work(pairs)) if shared else (_UNLIKE,)
     changes.sort(key=by_size)
-    step = _step(before, after, noise)
+    was, now = (Times(report.step_ns, report.step_ns_by_step) for report in (before, after))
+    step = of_whole("step", "", was, now, noise)
     whole = of_whole("whole", "", noise.before.wall, noise.after.wall, noise)
     threads = "" if before.has_gpu else ", on one thread (OMP_NUM_THREADS=1)"
     return Comparison(
@@ -153,11 +154,6 @@ _TOO_NOISY = "The steps vary too much to compare: record both on an idle machine
 
 
 # The step ----------------------------------------------------------------------------------------
-
-
-def _step(before: Report, after: Report, noise: Noise) -> Change:
-    was, now = (Times(report.step_ns, report.step_ns_by_step) for report in (before, after))
-    return of_whole("step", "", was, now, noise)
 
 
 def _phases(before: Report, after: Report, noise: Noise) -> Iterator[Change]:

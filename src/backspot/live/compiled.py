@@ -42,7 +42,6 @@ from backspot.trace.compiled import (
 _LEVEL = 2  # of Inductor's provenance tracking: the stack traces by launch site, and no more
 _MOST_MODULES = 1 << 17
 _BEFORE = re.compile(r"^\d+/\d+: ")
-_REASON = re.compile(r"\s+")
 _LONGEST = 200
 
 
@@ -150,7 +149,7 @@ def _make_pass(settings: InductorSettings, theirs: Any) -> Any:
 
 def _first(reasons: str) -> str:
     """Return the first line of what Dynamo says, without the number of the code from before."""
-    return _BEFORE.sub("", reasons.strip().partition("\n")[0])[:_LONGEST]
+    return " ".join(_BEFORE.sub("", reasons.strip().partition("\n")[0])[:_LONGEST].split())
 
 
 class CompiledBook:
@@ -233,7 +232,7 @@ class CompiledBook:
         if any(graph.sites for graph in graphs):
             known = [one for _, mine in modules for one, _ in mine]
         compilations = [
-            Compilation(region, function, file_name(file), at, _REASON.sub(" ", _first(reasons)))
+            Compilation(region, function, file_name(file), at, _first(reasons))
             for region, function, file, at, reasons in (dynamo.compilations() if code else ())
         ]
         return format_compiled(graphs, known, list(tables.lines), compilations, parameters)

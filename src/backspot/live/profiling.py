@@ -197,7 +197,12 @@ def profile(
         if needs_step(report, trials):
             live = chains_of(take, live, report, trials)
         report = with_trials(report, live, trials)
-    return _with_job(report, gathering) if gathering and gathering.rank == 0 else report
+    if not gathering or gathering.rank:
+        return report
+    try:
+        return changed(report, job=gathering.collect())
+    except UsageError as error:
+        return changed(report, warnings=(*report.warnings, f"The ranks have no report: {error}."))
 
 
 def _check_arguments(
@@ -249,13 +254,6 @@ def _gathering(ranks: object) -> Gathering | None:
     if ranks != "all":
         raise UsageError(f'ranks={ranks!r}: give "all", or None')
     return Gathering(f"profile {next(_gatherings)}")
-
-
-def _with_job(report: Report, gathering: Gathering) -> Report:
-    try:
-        return changed(report, job=gathering.collect())
-    except UsageError as error:
-        return changed(report, warnings=(*report.warnings, f"The ranks have no report: {error}."))
 
 
 def _step_with(step: Callable[..., Any], data: Iterable[Any] | None) -> Callable[[], Any]:

@@ -180,7 +180,7 @@ class Recorded:
             f"{training}, {steps}",
             Options(live=True, warmed_up=True, real_steps=self.times_ns, place=place_of_frame),
             in_detail=self.in_detail,
-            parts=(_with_note,) if self.is_early else (),
+            parts=(_of_warm_up,) if self.is_early else (),
             trace=trace,
             force=True,
             use=use,
@@ -231,15 +231,12 @@ class Models:
         """End the search."""
 
 
-_OF_WARM_UP = (
-    "The training ended early, so these are steps of its warm-up: the first steps are slower than "
-    "later ones."
-)
-
-
-def _with_note(report: Report, _: Recording, __: Options) -> Report:
-    """Say first that the steps are those of the warm-up."""
-    return changed(report, warnings=(_OF_WARM_UP, *report.warnings))
+def _of_warm_up(report: Report, _: Recording, __: Options) -> Report:
+    said = (
+        "The training ended early, so these are steps of its warm-up: the first steps are slower "
+        "than later ones."
+    )
+    return changed(report, warnings=(said, *report.warnings))
 
 
 _OTHER_PROFILER = (

@@ -82,8 +82,8 @@ def _first(report: Report, found: Answer) -> list[Part]:
             parts += said(", in {}", ("name", name))
         elif found.path == "(outside model)":
             parts.append(("text", ", in no module"))
-    elif found.kind == "module" and _is_first_row(report, found):
-        return []
+    elif found.kind == "module" and (row := answered(report)) and row.path == found.path:
+        return []  # it is the first row, which the next sentence is about
     elif found.kind == "module":
         name = labelled(found.path or found.class_name, found.class_name)
         parts = said(f"{{}} takes {{}} of the {step}: {{}}", ("name", name), share, time)
@@ -102,11 +102,6 @@ def _first(report: Report, found: Answer) -> list[Part]:
         less = f"at {'least' if found.saves.at_least else 'most'} {duration(found.saves.ns)}"
         parts += said("; without it, a step would take {} less", less)
     return [*parts, ("text", ".")]
-
-
-def _is_first_row(report: Report, found: Answer) -> bool:
-    row = answered(report)
-    return row is not None and row.path == found.path
 
 
 def answer(report: Report, view: View = DEFAULT_VIEW) -> list[Part]:

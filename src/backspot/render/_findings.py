@@ -74,7 +74,8 @@ def trial_of(finding: Finding) -> tuple[str, str]:
 def cost_of(report: Report, finding: Finding) -> tuple[str, str]:
     """A finding's cost per step and its share: ``5.0 ms`` and ``11% of the step``."""
     if finding.held_bytes is not None:
-        share = percent(_of_memory(report, finding.held_bytes))
+        peak = report.memory[0].peak_bytes if report.memory else 0
+        share = percent(finding.held_bytes / peak if peak else 0.0)
         return size(finding.held_bytes), f"{share} of the peak"
     whole = report.whole_ns
     # Where a pass counts as a step, the step has its forward too, if that is recorded.
@@ -89,11 +90,6 @@ def cost_of(report: Report, finding: Finding) -> tuple[str, str]:
         less = f"{'at least ' * finding.saves.at_least}{duration(finding.saves.ns)} less"
         saves = f" ({less} {'at best' if finding.saves.at_best else 'without it'})"
     return duration(finding.wall_ns), f"{share} of the {step}{often}{saves}"
-
-
-def _of_memory(report: Report, held: int) -> float:
-    peak = report.memory[0].peak_bytes if report.memory else 0
-    return held / peak if peak else 0.0
 
 
 def cost_of_place(place: Place) -> str:

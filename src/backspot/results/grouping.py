@@ -418,13 +418,11 @@ class Patterns:
                 known = dict.fromkeys(
                     path if kinds[numberless(path)] == 1 else numberless(path) for path in paths
                 )
-                near = near_names(text, known) or f"; among the modules are {_some(known)}"
+                # The root has no name.
+                some = ", ".join(quoted(name) for name in list(filter(None, known))[:3])
+                others = f"; among the modules are {some or 'none with a name'}"
+                near = near_names(text, known) or others
                 raise UsageError(f"match={quoted(text)} matches no module{near}")
-
-
-def _some(known: Iterable[str]) -> str:
-    """Return the first names for a message; the root has none."""
-    return ", ".join(quoted(name) for name in list(filter(None, known))[:3]) or "none with a name"
 
 
 def is_pattern(text: str) -> bool:

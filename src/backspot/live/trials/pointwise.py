@@ -77,7 +77,11 @@ def _is_weight(node: Node) -> bool:
 def one_function(asked: Asked) -> Trial | None:
     """Try the function of PyTorch that computes the same as a chain, for the largest such chain."""
     missing = "no chain of pointwise functions was recognised in the step"
-    for chain in asked.seen("pointwise", missing, _work):
+
+    def work(chain: Chain) -> int:
+        return len(chain.given["nodes"]) * int(chain.end.shape.numel())
+
+    for chain in asked.seen("pointwise", missing, work):
         for start, count in chain.given["counts"].items():
             if found := _same(chain, start):
                 return _trial(asked, chain, start, count, *found)
@@ -92,10 +96,6 @@ def _trial(asked: Asked, chain: Chain, start: Node, count: int, name: str, funct
     }
     what = f"{count} pointwise functions on {tuple(start.shape)}, forward and backward"
     return Trial(what, variants, allowed_s=CHAINS_S)
-
-
-def _work(chain: Chain) -> int:
-    return len(chain.given["nodes"]) * int(chain.end.shape.numel())
 
 
 def _same(chain: Chain, start: Node) -> tuple[str, One] | None:
