@@ -98,7 +98,7 @@ def is_indexing(name: str) -> bool:
 
 def sorting(evidence: Evidence) -> Mask:
     """Whether each span is the node of an index that sorts on a device."""
-    index = _indexing(evidence)
+    index = evidence.nodes_named(is_indexing)
     if index.any():
         index &= evidence.spans_of_work(evidence.work_named(names.is_sort))
     return index
@@ -107,7 +107,7 @@ def sorting(evidence: Evidence) -> Mask:
 def crowded(evidence: Evidence) -> Mask:
     """Whether each span is the node of an index that duplicate indices slow down."""
     # A slow gather has an expanded index, which has no duplicates.
-    index = _indexing(evidence) & ~evidence.nodes_named(
+    index = evidence.nodes_named(is_indexing) & ~evidence.nodes_named(
         lambda name: name.startswith(("Gather", "Scatter"))
     )
     if not index.any():
@@ -161,10 +161,6 @@ def is_filled(evidence: Evidence, nodes: Mask) -> bool:
     index = index[take(nodes, spans.of(events, index), False)]
     whole = max(1, int((spans.end - spans.start)[nodes].sum()))
     return bool(events.duration[index].sum() >= _FILLED * whole)
-
-
-def _indexing(evidence: Evidence) -> Mask:
-    return evidence.nodes_named(is_indexing)
 
 
 def backward_of(evidence: Evidence) -> Ints:
