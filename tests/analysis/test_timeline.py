@@ -16,9 +16,11 @@ from backspot.analysis.timeline import (
     grouped,
     innermost,
     is_among,
+    is_in,
     layered,
     numbered,
     pieces,
+    quantile,
     take,
 )
 from backspot.trace import Category, read_events
@@ -243,3 +245,18 @@ def test_numbered_values_are_those_that_occur_and_lead_back_to_each(values: list
 def test_a_value_is_among_sorted_times_or_not(values: list[int], times: set[int]) -> None:
     found = is_among(np.array(values, np.int64), np.array(sorted(times), np.int64))
     assert found.tolist() == [value in times for value in values]
+
+
+@given(
+    st.lists(st.integers(-9, 99), max_size=20),
+    st.lists(st.integers(-9, 99) | st.integers(-9, 10**12), max_size=5),
+)
+def test_what_is_among_others_is_what_numpy_says(values, wanted):
+    of, others = np.array(values, np.int64), np.array(wanted, np.int64)
+    assert is_in(of, others).tolist() == np.isin(of, others).tolist()
+
+
+@given(st.lists(st.integers(-(10**12), 10**12), min_size=1), st.floats(0, 1))
+def test_a_quantile_is_what_numpy_says(values, share):
+    of = np.array(values, float)
+    assert quantile(of, share) == np.quantile(of, share)

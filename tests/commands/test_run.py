@@ -465,6 +465,16 @@ def test_a_report_can_be_made_again_and_again(write, tmp_path):
 
 
 @pytest.mark.slow
+def test_the_training_goes_on_while_the_report_is_made(write, tmp_path):
+    each = "for _ in range(9):\n    train(1)\n    seen |= {one.name for one in enumerate()}"
+    last = "print(any(name.startswith('backspot') for name in seen))"
+    path = write(training("from threading import enumerate", "seen = set()", each, last))
+    done = observed(*SMALL, path, cwd=tmp_path)
+    assert done.stdout.decode().splitlines()[-1] == "True"
+    assert (tmp_path / "backspot" / "report.json").exists()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["", "raise ValueError('broken')", "raise KeyboardInterrupt"])
 def test_what_was_recorded_is_reported_when_the_script_ends_early(ending, write, tmp_path):
     path = write(training("train(8)", ending))
