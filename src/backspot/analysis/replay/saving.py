@@ -240,7 +240,7 @@ def replays(
 
 def _by_cost(table: Floats, count: int) -> Floats:
     """Return a table by cost and variant (the last axes), without its last column."""
-    return table[:, :-1].reshape(len(table), table.shape[1] // (count + 1), count + 1)
+    return table[:, :-1].reshape(len(table), (table.shape[1] - 1) // (count + 1), count + 1)
 
 
 def _of_update(
