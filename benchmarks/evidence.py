@@ -169,8 +169,7 @@ def _answered(document: Entry) -> Entry:
     faults = document.get("wrong") or {*ends} - {"done", None}
     end = "in part" if NO_TIME in ends else "done, with faults" if faults else "done"
     found = {"end": end, "cases": counted, "date": document.get("hardware", {}).get("date", "")}
-    seconds = {"seconds": document["seconds"]} if "seconds" in document else {}
-    return {**found, **seconds, "figures": figures_of(document)}
+    return {**found, "seconds": document.get("seconds"), "figures": figures_of(document)}
 
 
 def _renew(evidence: Entry, commit: str, hardware: Entry) -> None:

@@ -81,9 +81,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
     """One more than cores: tests wait for processes that they start."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0)) + 1
-    return (os.cpu_count() or 1) + 1
+    return 1 + (len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1)
 
 
 def pytest_configure(config: pytest.Config) -> None:

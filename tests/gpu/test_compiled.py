@@ -64,11 +64,7 @@ def graphed(model, x):
     return step
 
 
-@pytest.mark.parametrize(
-    ("name", "regional"),
-    [("ViT", False), ("ResNet", False), ("GPT", True)],
-    ids=["ViT-whole", "ResNet-whole", "GPT-regional"],
-)
+@pytest.mark.parametrize(("name", "regional"), [("ViT", False), ("ResNet", False), ("GPT", True)])
 def test_every_launch_has_its_site_and_every_layer_its_time(name, regional):
     make, inputs = MODELS[name]
     model = make().to(DEVICE)
