@@ -120,7 +120,7 @@ QUESTIONS = {
         seconds=3000, jobs=1, load=True,
     ),
     "what_if": Question(
-        "Does a step save what a replay predicts? Some 120 real changes of 20 models",
+        "Does a step save what a replay predicts? Some 130 real changes of 22 models",
         "accuracy.what_if", "GPU, torchvision", "5", "what_if_{device}.json",
         seconds=320, jobs=1,
     ),
@@ -147,7 +147,7 @@ QUESTIONS = {
     ),
     # Causes
     "causes": Question(
-        "Does it name the cause? 170 planted causes, 61 controls: `record -o recorded` on a GPU "
+        "Does it name the cause? 174 planted causes, 64 controls: `record -o recorded` on a GPU "
         "(`--gpus 2`: two), then `judge recorded` anywhere",
         "causes.main", "GPU to record, torchvision", "8", "causes.json",
         seconds=480, jobs=2,
