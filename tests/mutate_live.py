@@ -192,7 +192,7 @@ MUTATIONS = (
     ),
     Mutation(
         "the watch on the profiler does not end",
-        "live/sessions.py",
+        "live/torch_internals/lookup.py",
         "            self._place.set(self._original)\n",
         "            pass\n",
         f"{INSTRUMENTATION}::test_the_watch_on_the_profiler_ends_with_the_last_instrumentation",

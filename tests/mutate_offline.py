@@ -273,7 +273,7 @@ MUTATIONS = (
     Mutation(
         "what is launched while a batch is fetched waits for data",
         "analysis/accounting/phases.py",
-        "(phase < 0) | np.isin(phase, (DATA, HOST)) | (work.launch < 0)",
+        "(phase < 0) | is_in(phase, (DATA, HOST)) | (work.launch < 0)",
         "(phase < 0) | (work.launch < 0)",
         PHASES,
     ),
@@ -373,8 +373,8 @@ MUTATIONS = (
     Mutation(
         "what comes before the first step becomes shorter, too",
         "analysis/replay/saving.py",
-        "changing_work = np.where(of_steps[:, None], work, 0.0)",
-        "changing_work = work",
+        "changing_work = np.where(of_steps[:, None], work[:, :-1], 0.0)",
+        "changing_work = work[:, :-1]",
         REPLAY,
     ),
     Mutation(
@@ -430,8 +430,8 @@ MUTATIONS = (
     Mutation(
         "casts of parameters count as casts of activations",
         "analysis/findings/rules/copies.py",
-        "    nodes &= ~of_parameters & ~_of_loss(evidence)\n",
-        "    nodes &= ~_of_loss(evidence)\n",
+        "    nodes &= ~of_parameters & ~losses[evidence.ownership.owner]\n",
+        "    nodes &= ~losses[evidence.ownership.owner]\n",
         NO_FALSE,
     ),
     Mutation(
@@ -444,7 +444,7 @@ MUTATIONS = (
     Mutation(
         "a sparse table writes a dense gradient",
         "analysis/findings/rules/indexing.py",
-        "    nodes &= ~_sparse(evidence)\n",
+        "    nodes &= ~evidence.spans_around(evidence.events.named(Category.OPERATOR, *sparse))\n",
         "",
         NO_FALSE,
     ),
