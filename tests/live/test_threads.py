@@ -144,3 +144,39 @@ def test_a_sweep_in_threads_has_a_report(tmp_path):
     assert (done.returncode, done.stdout) == (0, b"trained\n"), done.stderr.decode()
     assert (tmp_path / "backspot" / "report.html").exists()
     assert b"torch.profiler itself" not in done.stderr
+
+
+BETWEEN_STEPS = """
+import threading, time, torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+import backspot
+
+register_optimizer_step_post_hook(lambda *_: time.sleep(0.002))  # PyTorch is often among the hooks
+failed, ended = [], threading.Event()
+
+def train():
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    try:
+        while not ended.is_set():
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+            time.sleep(0.002)
+    except RuntimeError as error:
+        failed.append(error)
+
+thread = threading.Thread(target=train)
+thread.start()
+for _ in range(50):
+    with backspot.instrument(torch.nn.Linear(2, 2)):
+        pass
+ended.set()
+thread.join()
+print(failed or "well")
+"""
+
+
+def test_hooks_of_optimizers_come_and_go_while_no_other_thread_goes_through_them(tmp_path):
+    (tmp_path / "train.py").write_text(BETWEEN_STEPS)
+    done = program_of(tmp_path / "train.py")
+    assert (done.returncode, done.stdout) == (0, b"well\n"), done.stderr.decode()

@@ -22,7 +22,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from backspot.checks import check_whole, is_number
 from backspot.errors import MissingDependencyError, UsageError
@@ -32,6 +31,7 @@ from backspot.live.modules import class_name, is_called, unwrap
 from backspot.live.optimizers import ids_updated_by
 from backspot.live.torch_internals import autograd, dynamo
 from backspot.live.torch_internals.modules import children_of
+from backspot.live.torch_internals.process import hook_steps
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -248,15 +248,15 @@ class Monitor:
             owner: autograd.node_hooker(_Hook(self, Monitor._reached, owner).__call__)
             for owner in range(_OUTSIDE, len(self._blocks))
         }
-        self._hook = register_optimizer_step_post_hook(self._after_step)
-        weakref.finalize(model, self._hook.remove).atexit = False
+        self._unhook = hook_steps(self._after_step)
+        weakref.finalize(model, self._unhook).atexit = False
 
     # The user's part -----------------------------------------------------------------------------
 
     def remove(self) -> None:
         """Stop: remove all hooks. The samples stay. A second call does nothing."""
         self._is_removed = True
-        self._hook.remove()
+        self._unhook()
         self._sample = None
         self._take_hooks()
         self.flush()

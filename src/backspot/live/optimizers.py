@@ -12,15 +12,14 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from backspot.interrupts import pass_on
 from backspot.live.owner import Scope
 from backspot.live.torch_internals import dynamo, profiler
 from backspot.live.torch_internals.modules import parameters_of
+from backspot.live.torch_internals.process import hook_steps
 from backspot.trace.names import OPTIMIZER_GROUPS
 
 _MANY_GROUPS = 10
@@ -43,18 +42,18 @@ class OptimizerWatch:
     def __init__(self, scopes: Callable[[], list[Scope]]) -> None:
         self._scopes = scopes
         self._known: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
-        self._handle: Any = None
+        self._unhook: Callable[[], None] | None = None
 
     def start(self) -> None:
         """Start observing."""
-        if self._handle is None:
-            self._handle = register_optimizer_step_post_hook(self._after_step)
+        if self._unhook is None:
+            self._unhook = hook_steps(self._after_step)
 
     def stop(self) -> None:
         """Stop observing, and forget the optimizers."""
-        if self._handle is not None:
-            self._handle.remove()
-            self._handle = None
+        if self._unhook is not None:
+            self._unhook()
+            self._unhook = None
         self._known.clear()
 
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
@@ -134,8 +133,8 @@ def stepping() -> Iterator[list[torch.optim.Optimizer]]:
         if not dynamo.is_dynamo_compiling() and all(one is not optimizer for one in found):
             found.append(optimizer)
 
-    handle = register_optimizer_step_post_hook(note)
+    unhook = hook_steps(note)
     try:
         yield found
     finally:
-        handle.remove()
+        unhook()

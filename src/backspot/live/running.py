@@ -17,7 +17,6 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from backspot.interrupts import pass_on
 from backspot.live import discovery
@@ -25,6 +24,7 @@ from backspot.live.host_marks import counts_calls
 from backspot.live.recorder import Models, Plan, Recorded, Recorder, Rest
 from backspot.live.torch_internals import autograd, dynamo
 from backspot.live.torch_internals.lookup import Location, Watch
+from backspot.live.torch_internals.process import OPTIMIZER_FILE, hook_steps
 from backspot.live.torch_internals.profiler import recording as is_recording
 
 
@@ -173,15 +173,15 @@ class Observer:
         self._steps_inside = False
         """Whether an optimizer has stepped inside a backward, and none outside."""
         self._steps_outside = False
-        self._hook: Any = None
+        self._unhook: Callable[[], None] | None = None
         # For scripts that update parameters themselves.
         self._backward = Watch(Location(torch.Tensor, "backward"), self._around_backward)
 
     def begin(self) -> None:
         """Start counting. Not while an optimizer takes a step."""
-        if self._hook is None:
+        if self._unhook is None:
             self.recorder.watch()
-            self._hook = register_optimizer_step_post_hook(self._after_step)
+            self._unhook = hook_steps(self._after_step)
             if not self._steps_outside:
                 self._backward.begin()
 
@@ -190,10 +190,10 @@ class Observer:
         if self.recorder.is_child:
             return
         self.recorder.request()
-        if self._hook is None:
+        if self._unhook is None:
             outermost = None
             while frame is not None:
-                if frame.f_code.co_filename == _OPTIMIZER_FILE:
+                if frame.f_code.co_filename == OPTIMIZER_FILE:
                     outermost = frame
                 frame = frame.f_back
             # PyTorch may be iterating over the hooks.
@@ -201,9 +201,9 @@ class Observer:
 
     def _end_counting(self) -> None:
         self._backward.end()
-        if self._hook is not None:
-            self._hook.remove()
-            self._hook = None
+        if self._unhook is not None:
+            self._unhook()
+            self._unhook = None
 
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         if dynamo.is_dynamo_compiling():
@@ -233,7 +233,7 @@ class Observer:
 
     def _around_backward(self, backward: Callable[[], Any]) -> Any:
         result = backward()
-        if self._hook is not None and not self._steps_outside:
+        if self._unhook is not None and not self._steps_outside:
             self._after_backward()
         return result
 
@@ -268,9 +268,6 @@ def _updated_by(optimizer: torch.optim.Optimizer) -> Hashable:
     """Return what tells apart the parameters that optimizers update, without a look at each."""
     groups = [group["params"] for group in optimizer.param_groups if group["params"]]
     return tuple((id(group[0]), id(group[-1]), len(group)) for group in groups) or id(optimizer)
-
-
-_OPTIMIZER_FILE = sys.modules["torch.optim.optimizer"].__file__ or ""
 
 
 def _after_return(frame: FrameType, action: Callable[[], None]) -> bool:

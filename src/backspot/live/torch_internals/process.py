@@ -5,7 +5,11 @@ And what is private by its place alone: the functions for nested lists and dicti
 
 from __future__ import annotations
 
+import sys
+import threading
+import time
 from collections.abc import Callable, MutableMapping
+from types import FrameType
 from typing import Any
 
 from torch.nn.modules import module as _module
@@ -39,9 +43,47 @@ GLOBAL_HOOKS: tuple[MutableMapping[Any, Any], ...] = tuple(
     if isinstance(found := getattr(home, name, None), dict)
 )
 
+OPTIMIZER_FILE = _optimizer.__file__
+_PATIENCE_S = 0.2  # for another thread's optimizer to end its step
+
 _HOOKS_OF_A_MODULE = (
     *("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"),
 )
+
+
+def hook_steps(hook: Callable[..., None]) -> Callable[[], None]:
+    """Have a hook called after each step of any optimizer; return what removes it.
+
+    PyTorch goes through these hooks without a lock: a thread that does so while another adds or
+    removes one fails with an error. So both wait until no other thread is in an optimizer.
+    """
+    _wait_for_steps()
+    handle = _optimizer.register_optimizer_step_post_hook(hook)
+
+    def remove() -> None:
+        _wait_for_steps()
+        handle.remove()
+
+    return remove
+
+
+def _wait_for_steps() -> None:
+    until = time.monotonic() + _PATIENCE_S
+    while _others_step() and time.monotonic() < until:
+        time.sleep(0.0002)
+
+
+def _others_step() -> bool:
+    """Return whether a thread other than this one is in an optimizer's step."""
+    frames = sys._current_frames()
+    del frames[threading.get_ident()]
+    return any(map(_is_in_step, frames.values()))
+
+
+def _is_in_step(frame: FrameType | None) -> bool:
+    while frame is not None and frame.f_code.co_filename != OPTIMIZER_FILE:
+        frame = frame.f_back
+    return frame is not None
 
 
 def hooks_of(module: Any) -> tuple[dict[Any, Any], ...]:
