@@ -914,9 +914,9 @@ def test_a_signal_asks_for_a_report_now(write, tmp_path):
 @pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="there is no SIGUSR1")
 def test_a_later_report_that_is_cut_short_does_not_advise_what_was_done(write, tmp_path):
     asked = "import os, signal; os.kill(os.getpid(), signal.SIGUSR1)"
-    path = write(training("train(40)", asked, "train(13)"))
+    path = write(training("train(40)", asked, "train(15)"))
     done = observed("--steps", "10", path, cwd=tmp_path)
-    assert (tmp_path / "backspot" / "report.2.json").exists()
+    assert len([*(tmp_path / "backspot").glob("report*.json")]) == 2
     assert told(done)[-1].startswith("the script ended after ")
     assert "for more of them" not in told(done)[-1]
 

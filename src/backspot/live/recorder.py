@@ -572,7 +572,7 @@ class Recorder:
     def _go_on_with_rest(self) -> None:
         every = self.plan.every
         is_due = every is not None and self.steps + 1 >= (self._next_due or 0) + every
-        self._deliver_rest(now=is_due)
+        self._deliver_rest(now=is_due or self._requested)
         if self._rest is None:
             self._go_back_to_counting()
 
