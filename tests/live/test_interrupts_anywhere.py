@@ -26,6 +26,7 @@ COMMON = """
     import backspot
     import backspot.live
     from backspot.live.sessions import sessions
+    from backspot.live.torch_internals.profiler import new_range
 
     # Where no profiler's start is noticed there are node hooks.
     sessions.watches_starts = sys.argv[2] != "node"
@@ -92,9 +93,21 @@ IN_A_STEP = """
         model(x).sum().backward()
 
 
+    def frames(error):
+        traceback = error and error.__traceback__
+        while traceback is not None:
+            yield traceback.tb_frame
+            traceback = traceback.tb_next
+
+
     def interrupted_step():
         error = interrupted(number, step)
         assert error is not None or number > 40, "nothing of the live half was traced"
+        # It would end with the exception, in a later session. That writes into memory that is free,
+        # and whether the process dies of it is chance.
+        for frame in frames(error):
+            held = [name for name, value in frame.f_locals.items() if type(value) is new_range]
+            assert not held, (number, frame, held)
         kept.append(error)
 
 

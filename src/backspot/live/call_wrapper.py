@@ -5,7 +5,7 @@ PyTorch is as it was, and nothing is ever on the model. A dictionary from the ``
 its owner tells which calls have a label.
 
 Most calls need nothing but a range: their label is the module's first within the outermost call,
-and the trace itself has their sequence numbers. The wrapper opens such a range in its own frame.
+and the trace itself has their sequence numbers. Such a range is in its thread's list until it ends.
 The outermost call, repeated calls and, with markers, all calls go through ``Thread`` as with hooks.
 
 Some modules have node hooks instead, as long as the wrapper is installed. A class with a
@@ -248,16 +248,22 @@ def labelled_call(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
     if thread.brief != number or not thread.calls or owner in thread.counts:
         return _listed_call(self, args, kwargs, thread, owner)
     thread.counts[owner] = 1
-    opened = _new_range(owner.forward)
+    # No local variable holds the range: an exception that is kept would keep it open.
+    ranges = thread.ranges
+    depth = len(ranges)
+    ranges.append(_new_range(owner.forward))
     try:
-        opened.__enter__()
+        ranges[depth].__enter__()
         if call_wrapper.direct and self._compiled_call_impl is None:
             return self._call_impl(*args, **kwargs)
         return _original(self, *args, **kwargs)
     finally:
         if number != sessions.number:
-            sessions.put_aside(Call(owner, opened, 0))
-        opened = None  # frees the range, which ends it
+            sessions.put_ranges_aside(ranges)
+        elif len(ranges) - depth == 1:
+            ranges.pop()  # frees the range, which ends it
+        else:  # also the ranges that an interrupt left in it
+            del ranges[depth:]
 
 
 labelled_call.__name__ = "__call__"  # by which pickle finds a bound method

@@ -103,6 +103,8 @@ class Thread:
     Attributes:
         calls: the labelled calls that have not returned, outermost first, all of them opened in the
             session ``session``.
+        ranges: the ranges of the calls that the wrapper did not list, outermost first, all of them
+            opened in that session too. Always this one list, as the wrapper's frames hold it.
         brief: the session in which the wrapper may open a label without listing the call. -1 where
             intervals or lines need each call.
         seen_id: ``id`` of the last tensor that was checked for a node.
@@ -118,6 +120,7 @@ class Thread:
         "calls",
         "counts",
         "intervals",
+        "ranges",
         "seen_at",
         "seen_id",
         "session",
@@ -126,6 +129,7 @@ class Thread:
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
+        self.ranges: list[Any] = []
         self.counts: dict[Owner, int] = {}
         self.intervals = Intervals()
         self.seen_id = 0
@@ -140,6 +144,7 @@ class Thread:
         # The thread ended within a call; its ranges must not be freed while a profiler records.
         for call in self.calls:
             sessions.put_aside(call)
+        sessions.put_ranges_aside(self.ranges)
 
     def enter(self, call: Call, module: torch.nn.Module) -> int:
         """Begin a recorded module call.
@@ -219,6 +224,8 @@ class Thread:
         while calls[-1] is not call:
             sessions.end(calls[-1], self.session)
             calls.pop()
+        if self.ranges and len(calls) == 1:
+            self._end_ranges()
         if self.session == sessions.number:
             try:
                 call.opened.__exit__(None, None, None)
@@ -250,6 +257,8 @@ class Thread:
             if running[call.module_id] > 0 and call.owner.scope.active:
                 running[call.module_id] -= 1
                 kept.append(call)
+        if not kept:
+            self._end_ranges()
         self._keep(kept)
 
     def drop(self, scope: Scope) -> None:
@@ -258,8 +267,16 @@ class Thread:
 
     def forget(self) -> None:
         """Drop everything: a new session began."""
+        self._end_ranges()
         self._keep([])
         self.intervals.restart()
+
+    def _end_ranges(self) -> None:
+        """End the ranges of calls that were not listed, which an interrupt left behind."""
+        if self.session == sessions.number:
+            self.ranges.clear()  # frees them, the innermost first
+        else:
+            sessions.put_ranges_aside(self.ranges)
 
     def _keep(self, kept: list[Call]) -> None:
         dropped = len(kept) < len(self.calls)

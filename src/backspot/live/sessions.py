@@ -13,6 +13,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Protocol
 
+import msgspec
+
 from backspot.interrupts import contained
 from backspot.live.compiled import compiled_book
 from backspot.live.optimizers import OptimizerWatch
@@ -28,6 +30,12 @@ class Holder(Protocol):
     A traceback keeps the frames of an interrupt alive for as long as the exception is kept. The
     range can still be taken out of the holder.
     """
+
+    opened: Any
+
+
+class _Aside(msgspec.Struct, eq=False, gc=False):
+    """A holder that is made in C: no frame of Python has the range."""
 
     opened: Any
 
@@ -118,6 +126,16 @@ class Sessions:
         """Keep a range until no profiler records."""
         self._aside.append(holder)
         self.dispose()
+
+    def put_ranges_aside(self, ranges: list[Any]) -> None:
+        """Keep the ranges of a list until no profiler records, and empty the list.
+
+        After an interrupt between the two steps a range has two holders, which does no harm.
+        """
+        if ranges:
+            self._aside.extend(map(_Aside, ranges))
+            ranges.clear()
+            self.dispose()
 
     def dispose(self) -> None:
         """Free the ranges that were put aside, unless a profiler records on any thread."""
