@@ -144,7 +144,8 @@ class Thread:
         # The thread ended within a call; its ranges must not be freed while a profiler records.
         for call in self.calls:
             sessions.put_aside(call)
-        sessions.put_ranges_aside(self.ranges)
+        if self.ranges:  # as the interpreter ends, modules go before the last thread's data
+            sessions.put_ranges_aside(self.ranges)
 
     def enter(self, call: Call, module: torch.nn.Module) -> int:
         """Begin a recorded module call.
