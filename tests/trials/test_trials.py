@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import importlib
 import os
 import random
 import signal
@@ -856,3 +857,14 @@ def test_without_trials_nothing_is_said_that_only_a_trial_can_know():
     (optimizing,) = (phase for phase in report.phases if phase.name == "optimizer")
     assert optimizing.wall_ns > 0.05 * report.whole_ns  # from here on trials look at it
     assert all(finding.remedy for finding in report.findings)
+
+
+def test_what_trials_look_for_is_known_once_though_its_module_is_imported_again(report):
+    # As after an interrupt in the middle of the first import.
+    name = "backspot.live.trials.lookups"
+    module = sys.modules.pop(name, None) or importlib.import_module(name)
+    sys.modules.pop(name, None)
+    importlib.import_module(name)
+    sys.modules[name] = module
+    _, (found,) = trained(report, "dense-embedding-gradient")
+    assert found.tried.variants, found.tried.why_not

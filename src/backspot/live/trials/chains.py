@@ -190,7 +190,7 @@ class ModuleCall:
 
 
 Watcher = Callable[["Chains", Node], None]
-_watchers: dict[Function | None, list[Watcher]] = {}
+_watchers: dict[Function | None, dict[str, Watcher]] = {}
 
 
 def seen(*functions: Function) -> Callable[[Watcher], Watcher]:
@@ -198,7 +198,8 @@ def seen(*functions: Function) -> Callable[[Watcher], Watcher]:
 
     def register(watcher: Watcher) -> Watcher:
         for function in functions or (None,):
-            _watchers.setdefault(function, []).append(watcher)
+            # By name: an import that was interrupted is made again.
+            _watchers.setdefault(function, {})[watcher.__qualname__] = watcher
         return watcher
 
     return register
@@ -314,7 +315,7 @@ class Chains(TorchFunctionMode):  # type: ignore[misc] # untyped
             made.held = next((one for one in tensors_of(args) if one.shape != out.shape), None)
         if made.held is not None:
             self._holding.add(made)
-        for watcher in (*_watchers.get(func, ()), *_watchers.get(None, ())):
+        for watcher in (*_watchers.get(func, {}).values(), *_watchers.get(None, {}).values()):
             watcher(self, made)
         if not (is_view or func in _RECORDED) or made.depth > _DEEPEST:
             return

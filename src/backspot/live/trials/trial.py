@@ -194,7 +194,7 @@ class Entry:
     runs_code: bool = False
 
 
-_entries: dict[str, list[Entry]] = {}
+_entries: dict[str, dict[str, Entry]] = {}
 
 
 def remedy(
@@ -204,7 +204,9 @@ def remedy(
 
     def register(prepare: Remedy) -> Remedy:
         for rule in rules:
-            _entries.setdefault(rule, []).append(Entry(prepare, chains, runs_code))
+            # By name: an import that was interrupted is made again.
+            entry = Entry(prepare, chains, runs_code)
+            _entries.setdefault(rule, {})[prepare.__qualname__] = entry
         return prepare
 
     return register
@@ -213,5 +215,5 @@ def remedy(
 def remedies_of(rule: str, *, all_of_them: bool) -> list[Entry]:
     """Return what can be tried for a rule, first of all what runs none of the user's code."""
     modules_of("backspot.live.trials")
-    found = sorted(_entries.get(rule, []), key=lambda one: one.runs_code)
+    found = sorted(_entries.get(rule, {}).values(), key=lambda one: one.runs_code)
     return [one for one in found if all_of_them or not one.runs_code]
