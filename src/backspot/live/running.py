@@ -24,7 +24,7 @@ from backspot.live.host_marks import counts_calls
 from backspot.live.recorder import Models, Plan, Recorded, Recorder, Rest
 from backspot.live.torch_internals import autograd, dynamo
 from backspot.live.torch_internals.lookup import Location, Watch
-from backspot.live.torch_internals.process import OPTIMIZER_FILE, hook_steps
+from backspot.live.torch_internals.process import hook_steps, outermost_step
 from backspot.live.torch_internals.profiler import recording as is_recording
 
 
@@ -191,11 +191,7 @@ class Observer:
             return
         self.recorder.request()
         if self._unhook is None:
-            outermost = None
-            while frame is not None:
-                if frame.f_code.co_filename == OPTIMIZER_FILE:
-                    outermost = frame
-                frame = frame.f_back
+            outermost = outermost_step(frame)
             # PyTorch may be iterating over the hooks.
             _after_return(outermost, self.begin) if outermost else self.begin()
 

@@ -43,7 +43,7 @@ GLOBAL_HOOKS: tuple[MutableMapping[Any, Any], ...] = tuple(
     if isinstance(found := getattr(home, name, None), dict)
 )
 
-OPTIMIZER_FILE = _optimizer.__file__
+_OPTIMIZER_FILE = _optimizer.__file__
 _PATIENCE_S = 0.2  # for another thread's optimizer to end its step
 
 _HOOKS_OF_A_MODULE = (
@@ -77,13 +77,17 @@ def _others_step() -> bool:
     """Return whether a thread other than this one is in an optimizer's step."""
     frames = sys._current_frames()
     del frames[threading.get_ident()]
-    return any(map(_is_in_step, frames.values()))
+    return any(map(outermost_step, frames.values()))
 
 
-def _is_in_step(frame: FrameType | None) -> bool:
-    while frame is not None and frame.f_code.co_filename != OPTIMIZER_FILE:
+def outermost_step(frame: FrameType | None) -> FrameType | None:
+    """Return the outermost frame of PyTorch's optimizers around a frame; ``None`` for none."""
+    found = None
+    while frame is not None:
+        if frame.f_code.co_filename == _OPTIMIZER_FILE:
+            found = frame
         frame = frame.f_back
-    return frame is not None
+    return found
 
 
 def hooks_of(module: Any) -> tuple[dict[Any, Any], ...]:

@@ -116,7 +116,7 @@ class _Twin:
     Attributes:
         count: how many parameters it has.
         share: how many times as many bytes the optimizer of the training has.
-        options: what it is told of the forms that its class has.
+        options: arguments of the class, such as ``fused``, that choose a form.
     """
 
     def __init__(self, asked: Asked, optimizer: torch.optim.Optimizer, most: int) -> None:
