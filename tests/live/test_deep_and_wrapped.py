@@ -1,5 +1,6 @@
 """Models at the edge of the recursion limit, and module calls that somebody has wrapped."""
 
+import gc
 import json
 import subprocess
 import sys
@@ -31,10 +32,18 @@ def deepest(model):
     return good
 
 
+@pytest.fixture
+def limit():
+    """Python's own recursion limit, whatever code that ran before has set."""
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(1000)
+    yield 1000
+    sys.setrecursionlimit(before)
+
+
 @pytest.mark.parametrize("profiled", [False, True])
-def test_a_model_as_deep_as_python_allows_runs_while_instrumented(profiled, record):
+def test_a_model_as_deep_as_python_allows_runs_while_instrumented(profiled, record, limit):
     model = Recursive()
-    limit = sys.getrecursionlimit()
     depth = deepest(model)
 
     def run():
@@ -48,14 +57,21 @@ def test_a_model_as_deep_as_python_allows_runs_while_instrumented(profiled, reco
     assert sys.getrecursionlimit() == limit
 
 
-def test_a_recursion_limit_that_the_user_sets_meanwhile_stays():
-    limit = sys.getrecursionlimit()
-    try:
-        with backspot.instrument(Recursive()):
-            sys.setrecursionlimit(limit + 12345)
-        assert sys.getrecursionlimit() == limit + 12345
-    finally:
-        sys.setrecursionlimit(limit)
+def test_a_limit_that_was_set_after_an_earlier_model_was_gone_has_room_too(limit):
+    backspot.instrument(Recursive())
+    gc.collect()  # the model is gone, and nobody has removed its labels
+    sys.setrecursionlimit(limit - 50)
+    model = Recursive()
+    depth = deepest(model)
+    with backspot.instrument(model):
+        model(torch.ones(1), depth)
+    assert sys.getrecursionlimit() == limit - 50
+
+
+def test_a_recursion_limit_that_the_user_sets_meanwhile_stays(limit):
+    with backspot.instrument(Recursive()):
+        sys.setrecursionlimit(limit + 12345)
+    assert sys.getrecursionlimit() == limit + 12345
 
 
 WRAPPED = """

@@ -214,8 +214,9 @@ class _StackRoom:
         self._given: tuple[int, int] | None = None
 
     def give(self) -> None:
-        if self._given is None:
-            limit = sys.getrecursionlimit()
+        limit = sys.getrecursionlimit()
+        # It differs where other code has set it since, perhaps long after a model that is gone.
+        if self._given is None or limit != self._given[1]:
             # A call takes at least three frames of Python, so two more are at most two thirds.
             self._given = (limit, limit + limit * 2 // 3 + self._HOOKS)
             sys.setrecursionlimit(self._given[1])
