@@ -124,23 +124,29 @@ def _nested(start: Ints, end: Ints, order: Ints) -> Nesting | None:
     begin, finish = start[lasting], end[lasting]
     count = len(lasting)
     place = np.arange(count)
-    depth = place - np.searchsorted(np.sort(finish), begin, side="right")
+    ended = np.sort(finish, kind="stable")  # fast for spans that lie in each other
+    depth = place - np.searchsorted(ended, begin, side="right")
     # The span around is the last one before with a depth of one less.
-    levels = depth * count + place
-    by_level = np.argsort(depth, kind="stable")
-    at = np.searchsorted(levels[by_level], levels - count) - 1
-    around = np.where(depth > 0, by_level[np.maximum(at, 0)], NOTHING)
-    inside = depth > 0
+    by_level = np.argsort(depth.astype(np.uint16) if count < 1 << 16 else depth, kind="stable")
+    levels = (depth * count + place)[by_level]
+    around = np.full(count, NOTHING)
+    around[by_level] = by_level[np.searchsorted(levels, levels - count) - 1]
+    around[depth == 0] = NOTHING
+    inside = np.flatnonzero(depth)
     if (finish[inside] > finish[around[inside]]).any():
         return None
     # At one moment, inner spans end first, then outer ones; then outer spans start, then inner
-    # ones. What happens last decides what holds.
-    times = np.concatenate([finish, begin])
-    happens = np.lexsort((np.concatenate([-1 - depth, place]), times))
-    times = times[happens]
-    last = np.append(times[1:] > times[:-1], True) if count else np.empty(0, bool)
+    # ones. What happens last decides what holds. Before a span ends, it and all that started
+    # before have started, and those of them have ended that are not around it.
+    started = np.searchsorted(begin, finish)
     outer = take(lasting, around)
-    values = np.concatenate([outer, lasting])[happens]
+    times, values = np.empty((2, 2 * count), np.int64)
+    for at, time, value in (
+        (2 * started - 1 - depth, finish, outer),
+        (2 * place - depth, begin, lasting),
+    ):
+        times[at], values[at] = time, value
+    last = np.append(times[1:] > times[:-1], True) if count else np.empty(0, bool)
     timeline = Timeline(times[last], values[last])
     parent = np.full(len(start), NOTHING, np.int64)
     parent[lasting] = outer
