@@ -345,8 +345,8 @@ MUTATIONS = (
     Mutation(
         "work follows the work before it without the recorded gap",
         "analysis/replay/simulation.py",
-        "end = takes + graph.gap[schedule.work, None]",
-        "end = takes.copy()",
+        "np.add(takes, gap[places], out=end[places])",
+        "end[places] = takes",
         REPLAY,
     ),
     Mutation(
@@ -415,7 +415,7 @@ MUTATIONS = (
     Mutation(
         "a call waits for work that was launched after it",
         "analysis/replay/waits.py",
-        'last = int(np.searchsorted(self._launch[queue], start, side="right")) - 1',
+        'last = int(np.searchsorted(launched, start, side="right")) - 1',
         "last = len(queue) - 1",
         f"{KNOWN} {REPLAY}",
     ),

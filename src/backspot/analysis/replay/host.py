@@ -204,17 +204,16 @@ def _spans_of(ownership: Ownership, host: Timeline, times: Ints) -> Ints:
     held = host.over(times)
     count = len(ownership.spans.start)
     held = np.where(held < count, held, NOTHING)
-    of_span, passes = ownership.passes.of_span, ownership.passes
-    known = held >= 0
-    last = np.maximum.accumulate(np.where(known, np.arange(len(held)), -1))
-    before = np.where(last >= 0, held[np.maximum(last, 0)], NOTHING)
-    following = np.searchsorted(passes.end, times, side="right")
-    inside = following < len(passes.end)
-    inside[inside] &= passes.start[following[inside]] <= times[inside]
-    since = times - ownership.spans.end[np.maximum(before, 0)]
-    engine = ~known & inside & (before >= 0) & (since <= _ENGINE)
-    engine[engine] = of_span[before[engine]] >= 0
-    return np.where(engine, before, held)
+    passes = ownership.passes
+    free = np.flatnonzero(held < 0)
+    inside = first_started(passes.start, passes.end, np.arange(len(passes.start)))
+    free = free[inside.over(times[free]) >= 0]
+    last = np.maximum.accumulate(np.where(held >= 0, np.arange(len(held)), NOTHING))[free]
+    free, before = free[last >= 0], held[last[last >= 0]]
+    engine = times[free] - ownership.spans.end[before] <= _ENGINE
+    engine &= passes.of_span[before] >= 0
+    held[free[engine]] = before[engine]
+    return held
 
 
 def time_in_parallel(events: Events, threads: list[int]) -> int:

@@ -27,7 +27,16 @@ from backspot.analysis.replay.host import (
 )
 from backspot.analysis.replay.schedule import Schedule, find_schedule
 from backspot.analysis.replay.waits import HostWait, find_host_waits
-from backspot.analysis.timeline import FAR, NOTHING, grouped, is_in, merged, quantile, take
+from backspot.analysis.timeline import (
+    FAR,
+    NOTHING,
+    Timeline,
+    grouped,
+    is_in,
+    merged,
+    quantile,
+    take,
+)
 from backspot.formatting import percent
 from backspot.trace import Category, Events
 from backspot.trace.events import Ints
@@ -172,6 +181,8 @@ def prepare(recording: Recording) -> Replayable | Refusal:
         graph.launch, ends, steps.start, steps.end, steps.host_end, line.edges[[0, -1]]
     )
     activity = recording.activity if recording.step_windows else None
+    # Of each edge the first station that comes no earlier: both are sorted.
+    after = Timeline(stations + 1, np.arange(1, len(stations) + 1))
     part = _parts(ownership, line, activity)
     by_part = np.argsort(part, kind="stable")
     parts = len(ownership.spans.start) + len(ownership.compiled.event) + 2
@@ -192,7 +203,7 @@ def prepare(recording: Recording) -> Replayable | Refusal:
         waits=waits,
         steps=steps,
         stations=stations,
-        station=np.searchsorted(stations, line.edges[1:]),
+        station=after.over(line.edges[1:]),
         schedule=find_schedule(graph, ownership.work.queue, waits, stations),
     )
 
@@ -204,9 +215,10 @@ def _parts(ownership: Ownership, line: HostLine, activity: Activity | None) -> I
     launch = ownership.compiled.at(spans, line.span, begins)
     part = np.where(launch >= 0, launch + len(spans.start), line.span)
     if activity is not None:
-        phase = np.where(part < 0, activity.host.at(begins), NOTHING)
-        part[is_in(phase, _FORWARD)] = count
-        part[is_in(phase, _UPDATE)] = count + 1
+        free = np.flatnonzero(part < 0)
+        phase = activity.host.over(begins[free])
+        part[free[is_in(phase, _FORWARD)]] = count
+        part[free[is_in(phase, _UPDATE)]] = count + 1
     return part
 
 
@@ -237,10 +249,10 @@ def _shares_of_update(events: Events, ownership: Ownership, line: HostLine, part
         return np.stack([of_tensors, of_numbers])
     mine = part == len(ownership.spans.start) + len(ownership.compiled.event) + 1
     whole = float(np.diff(line.edges)[mine].sum())
-    index = events.of(Category.OPERATOR)
+    index = events.named(Category.OPERATOR, "aten::") if whole else np.empty(0, np.int64)
     at = np.minimum(np.searchsorted(line.edges, events.start[index]), len(mine) - 1)
-    computing = index[mine[at] & events.name_mask("aten::")[events.name[index]]]
-    if not len(computing) or not whole:
+    computing = index[mine[at]]
+    if not len(computing):
         return np.stack([of_numbers, of_numbers])
     length = events.duration[computing]
     more = float((length - quantile(length, _SHORT)).clip(0).sum()) / whole

@@ -88,11 +88,11 @@ def simulate(
     """
     graph, schedule, variants = recording.graph, recording.schedule, host.shape[1:]
     columns = int(np.prod(variants))
-    takes = work.reshape(len(work), columns)[schedule.work]
+    work = work.reshape(len(work), columns)
     row = np.zeros((int(schedule.last[-1]) + 1, columns))
     row[schedule.first] = host.reshape(len(host), columns)
-    end = takes + graph.gap[schedule.work, None]
-    latency = graph.latency[schedule.work, None]
+    end = np.zeros((len(work), columns))
+    gap, latency = graph.gap[schedule.work, None], graph.latency[schedule.work, None]
     now, skips = np.zeros(columns), skipped or {}
     for batch in schedule.batches:
         # The host comes to a row after the row before, and no sooner than what it waits for.
@@ -116,13 +116,15 @@ def simulate(
         # Work starts after its launch, after work of other queues, and after the work before.
         begin = batch.runs[0][0]
         places = slice(begin, batch.runs[-1][1])
+        takes = work[schedule.work[places]]
+        np.add(takes, gap[places], out=end[places])
         done = row[schedule.row[places]]
         done += latency[places]
-        done += takes[places]
+        done += takes
         for first, last, before in batch.runs:
             for at, cause, lag in schedule.other.get(first, ()):
                 after = end[cause] + lag
-                after += takes[at]
+                after += takes[at - begin]
                 bound = done[at - begin]
                 np.maximum(bound, after, out=bound)
             here, bound = end[first], done[first - begin]

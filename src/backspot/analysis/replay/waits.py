@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import msgspec
 import numpy as np
-from msgspec.structs import replace
 
 from backspot.analysis.attribution.ownership import Ownership
 from backspot.analysis.replay.devices import DeviceGraph
@@ -69,20 +68,22 @@ def find_host_waits(
     full[long] = finder.of_full_queues(
         launched[long], events.start[calls[long]], events.end[calls[long]]
     )
+    chosen = np.flatnonzero(waiting | (copies >= 0) | long)
+    columns = (calls, events.start[calls], events.end[calls], copies, long, full, of_events)
     found = []
-    for at in np.flatnonzero(waiting | (copies >= 0) | long).tolist():
-        start, end = int(events.start[calls[at]]), int(events.end[calls[at]])
-        if copies[at] >= 0:
-            causes = finder.of_copy(int(copies[at]), start, end)
-        elif long[at]:
-            causes = [int(full[at])] if full[at] >= 0 else []
-        elif of_events[at]:
+    for event, start, end, copy, held, room, of_event in zip(
+        *(column[chosen].tolist() for column in columns), strict=True
+    ):
+        if copy >= 0:
+            causes = finder.of_copy(copy, start, end)
+        elif held:
+            causes = [room] if room >= 0 else []
+        elif of_event:
             causes = finder.of_event(start, end)
         else:
             causes = finder.of_queues(start, end)
         if causes and end > start:
-            wait = _wait(ownership.work.end, int(calls[at]), start, end, causes)
-            found.append(replace(wait, for_room=bool(long[at])))
+            found.append(_wait(ownership.work.end, event, start, end, causes, held))
     return found + _batches(events, threads)
 
 
@@ -104,7 +105,7 @@ def _batches(events: Events, threads: list[int]) -> list[HostWait]:
     ]
 
 
-def _wait(ended: Ints, event: int, start: int, end: int, causes: list[int]) -> HostWait:
+def _wait(ended: Ints, event: int, start: int, end: int, causes: list[int], held: bool) -> HostWait:
     latest = max(int(ended[cause]) for cause in causes)
     waited = latest > start
     lags = [
@@ -114,7 +115,7 @@ def _wait(ended: Ints, event: int, start: int, end: int, causes: list[int]) -> H
         for cause in causes
     ]
     own = float(min(end - start, _OWN) if waited else end - start)
-    return HostWait(event, start, end, own, lags)
+    return HostWait(event, start, end, own, lags, for_room=held)
 
 
 def _own_work(events: Events, ownership: Ownership, calls: Ints, category: Category) -> Ints:
@@ -140,7 +141,7 @@ class _Finder:
 
     def __init__(self, ownership: Ownership, graph: DeviceGraph) -> None:
         self._work, self._launch = ownership.work, graph.launch
-        self._queues = [mine for _, mine in grouped(ownership.work.queue)]
+        self._queues = [(mine, graph.launch[mine]) for _, mine in grouped(ownership.work.queue)]
         self._by_end = np.argsort(ownership.work.end, kind="stable")
         self._ended = ownership.work.end[self._by_end]
         self._of_device = {}
@@ -152,8 +153,8 @@ class _Finder:
     def of_queues(self, start: int, end: int) -> list[int]:
         """Return the last launch before into each queue that had finished."""
         found = []
-        for queue in self._queues:
-            last = int(np.searchsorted(self._launch[queue], start, side="right")) - 1
+        for queue, launched in self._queues:
+            last = int(np.searchsorted(launched, start, side="right")) - 1
             if last >= 0 and self._work.end[queue[last]] <= end + _ROUNDING:
                 found.append(int(queue[last]))
         return found
