@@ -133,8 +133,11 @@ def run(args: argparse.Namespace) -> Callable[[], int]:
     from backspot.commands._script import Script
     from backspot.imports import when_imported
 
-    # A ``--`` may end the options before the script.
-    given = args.module or args.script[args.script[:1] == ["--"] :]
+    # A ``--`` may end the options before the script; of a module's arguments it is one, and argparse
+    # counts it, with what follows, to the script.
+    given = (
+        [*args.module, *args.script] if args.module else args.script[args.script[:1] == ["--"] :]
+    )
     if not given:
         raise UsageError("backspot run: name a script, or a module after -m")
     if args.steps < 1 or args.every == 0:
@@ -236,8 +239,10 @@ class _Observation:
         if error is not None:
             return f"no report: {ending} before its first step"
         return (
-            "no report: no optimizer took a step in this process. If the script trains in other "
-            "processes, start each of them with Backspot: torchrun ... -m backspot run train.py"
+            "no report: no optimizer took a step in this process, and nothing called backward(). "
+            "If the script trains in other processes, start each of them with Backspot: "
+            "torchrun ... -m backspot run train.py. If it calls torch.autograd.grad alone, use "
+            "backspot.profile(step, model)"
         )
 
     def _command(self, warmup: int, steps: int) -> str:
