@@ -409,10 +409,11 @@ def test_a_slow_backward_of_less_than_a_millisecond_on_a_host_may_be_an_interrup
 
 
 @pytest.mark.parametrize("gpu", [True, False])
-def test_a_backward_that_is_slow_says_in_how_many_steps(tmp_path, gpu):
-    found = ratios(tmp_path, [300, 20, 310, 320, 5000], gpu)["backward-ratio"]
-    assert "the forward takes 1.0 ms and the backward 31.0 ms" in found.seen
-    assert "31 times as long" in found.seen
+def test_a_backward_that_is_slow_says_its_typical_times_and_in_how_many_steps(tmp_path, gpu):
+    found = ratios(tmp_path, [300, 20, 310, 330, 5000], gpu)["backward-ratio"]
+    assert found.wall_ns == pytest.approx(24e6)  # what the table has, without the hiccup
+    assert "the forward takes 1.0 ms and the backward 24.0 ms" in found.seen
+    assert "24 times as long" in found.seen
     assert "more than 10 times its forward in 4 of 5 steps" in found.seen
 
 

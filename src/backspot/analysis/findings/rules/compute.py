@@ -288,14 +288,13 @@ def backward_ratio(evidence: Evidence, found: Sequence[Finding]) -> Finding | No
     of_worst = computes & _working_for(evidence, np.arange(len(odd)) == worst)
     heaviest = costs.top_nodes(of_worst)
     label = Place(*evidence.ownership.owners.named(worst), 0, 0).label
-    ratio = backward[worst] / np.maximum(forward[worst], 1) * (forward[worst] > 0)
-    median = int(np.argsort(ratio, kind="stable")[(len(ratio) - 1) // 2])
+    first, second = (int(evidence.typical.mean(times[worst])) for times in (forward, backward))
     return finding(
         costs.places_by_step(np.where(odd[:, None], wall, 0)),
         title="A backward takes many times its forward",
         seen=(
-            f"{label}: the forward takes {say.ms(forward[worst, median])} and the backward "
-            f"{say.ms(backward[worst, median])}, which is {ratio[median]:.0f} times as long; "
+            f"{label}: the forward takes {say.ms(first)} and the backward {say.ms(second)}, which "
+            f"is {second / max(first, 1):.0f} times as long; "
             f"twice is usual. The backward takes more than {_RATIO_HIGH:.0f} times its forward "
             f"{say.in_steps(int(often[worst]))}. Most of it is {', '.join(heaviest)}."
         ),
