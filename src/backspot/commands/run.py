@@ -133,11 +133,9 @@ def run(args: argparse.Namespace) -> Callable[[], int]:
     from backspot.commands._script import Script
     from backspot.imports import when_imported
 
-    # A ``--`` may end the options before the script; of a module's arguments it is one, and argparse
-    # counts it, with what follows, to the script.
-    given = (
-        [*args.module, *args.script] if args.module else args.script[args.script[:1] == ["--"] :]
-    )
+    # A ``--`` may end the options before the script. After -m, argparse ends the module's arguments
+    # at it, and gives the rest to the script.
+    given = args.module + args.script if args.module else args.script[args.script[:1] == ["--"] :]
     if not given:
         raise UsageError("backspot run: name a script, or a module after -m")
     if args.steps < 1 or args.every == 0:
