@@ -24,6 +24,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary, WeakTensorKeyDictionary
 
+from backspot.imports import modules_of
 from backspot.interrupts import pass_on
 from backspot.live.torch_internals.autograd import is_view_of
 from backspot.live.torch_internals.process import innermost_mode, tree_flatten
@@ -234,6 +235,7 @@ class Chains(TorchFunctionMode):  # type: ignore[misc] # untyped
 
     def begin(self) -> None:
         """See functions until ``end``, on this thread."""
+        modules_of("backspot.live.trials")  # they register what is seen
         self._thread = threading.get_ident()
         self._handles += [
             one.register_forward_pre_hook(self._before_call, with_kwargs=True)
