@@ -190,7 +190,8 @@ def _take_in(evidence: Entry, device: str, folder: Path) -> None:
         if not found or document.get("small") or entry.get("commit", "").startswith(found):
             continue
         answered = _answered(document)
-        if answered["date"] >= entry.get("date", ""):
+        # The date of an old entry can be "before" one.
+        if answered["date"] >= entry.get("date", "").removeprefix("before "):
             more = {key: document[key] for key in ("commit", "hardware")}
             known[name] = answered | more
             _renew(evidence, **more)

@@ -159,7 +159,7 @@ def test_all_questions_are_answered_once_a_commit_and_what_did_not_run_says_why(
 
 
 def test_newer_results_are_taken_in_and_older_ones_keep_their_hardware(tmp_path):
-    old = {"commit": "old", "end": "done", "date": "2026-01-01", "figures": {"hits": 1}}
+    old = {"commit": "old", "end": "done", "date": "before 2026-01-01", "figures": {"hits": 1}}
     path = evidence.path_of("cuda", tmp_path)
     both = {"planted": old, "waits_truth": old}
     harness.write_json(path, {"commit": "old", "hardware": {"device": "A"}, "questions": both})
