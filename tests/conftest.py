@@ -192,8 +192,14 @@ def forget_graphs(
 
 @pytest.fixture(autouse=True)
 def no_hooks_left_behind() -> Iterator[None]:
-    """A test that fails leaves its hooks on, and the next test could not use their paths."""
+    """A test that fails leaves its hooks on, and the next test could not use their paths.
+
+    What watches the optimizers, and room on the stack, stay for a model that is gone, too.
+    """
     yield
     if live := sys.modules.get("backspot.live.sessions"):
+        import backspot
+
         for scope in list(live.sessions.live_scopes()):
             live.sessions.depart(scope)
+        backspot.instrument(sys.modules["torch"].nn.Identity()).remove()

@@ -284,16 +284,16 @@ def test_a_module_that_compiled_blocks_share_has_the_work_of_both():
 @with_inductor
 @pytest.mark.parametrize("options", [{"depth": 1}, {"match": "0"}], ids=["depth", "match"])
 def test_work_below_the_labels_belongs_to_the_module_around_it(options):
-    below = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+    below = Block()  # before 2.14, PyTorch compiles no module of its own
     model = nn.Sequential(nn.Sequential(nn.Linear(8, 8), below))
     below.compile()
     events, ownership = recorded(model, **options)
     assert not ownership.compiled.unmatched
-    assert owners_of_products(launches_of(events, ownership)) == ["0"] * 6
+    assert owners_of_products(launches_of(events, ownership)) == ["0"] * 3
 
 
 @slow
-@with_inductor
+@pytest.mark.skipif(VERSION < (2, 13), reason="this PyTorch does not say what made such a product")
 def test_a_product_that_takes_a_sum_of_gradients_in_keeps_its_module():
     model = nn.ModuleDict({name: nn.Linear(8, 8, bias=False) for name in ("start", "q", "k", "v")})
 

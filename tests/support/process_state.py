@@ -63,9 +63,10 @@ def _of_python(own: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
     yield "gc callbacks", list(gc.callbacks)
     yield "logging", (logging.root.level, list(logging.root.handlers), logging.root.manager.disable)
     yield "loggers", _loggers()
-    # The folder is open while it is listed.
+    # The folder is open while it is listed, and CUDA opens its devices when it is first used.
     opened = [file for file in Path("/proc/self/fd").iterdir() if file.exists()]
-    yield "files", {file.name: os.readlink(file) for file in opened}  # noqa: PTH115
+    files = {file.name: os.readlink(file) for file in opened}  # noqa: PTH115
+    yield "files", {key: to for key, to in files.items() if not to.startswith("/dev/nvidia")}
     hooks = ("excepthook", "unraisablehook", "displayhook", "breakpointhook")
     yield "hooks", [getattr(sys, name) for name in hooks] + [threading.excepthook]
     yield "streams", [getattr(sys, name) for name in ("stdin", "stdout", "stderr", "__stdout__")]
