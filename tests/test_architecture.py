@@ -50,9 +50,9 @@ WITH_TORCH = ("live", "integrations", "commands.demo")
 
 # The size that each room may have, in lines, and the whole package (""). Trials of advice
 # have 2,700 of them, as they measure, guard the training, and copy what they measure. The 43rd
-# rule made findings grow.
+# rule made findings grow, and pipelines the job: its transfers are matched and replayed.
 BUDGET = {
-    "trace": 3_920,
+    "trace": 3_930,
     "results": 3_710,
     "analysis/attribution": 4_050,
     "analysis/accounting": 4_100,
@@ -60,12 +60,12 @@ BUDGET = {
     "analysis/findings": 4_790,
     "analysis/replay": 2_800,
     "comparison": 1_180,
-    "job": 3_780,
+    "job": 4_020,
     "render": 8_060,
     "live": 10_420,
     "integrations": 850,
     "commands": 2_230,
-    "": 53_150,
+    "": 53_350,
 }
 WRITTEN = {".py", ".html", ".js", ".css"}
 MOST_SMALL_FILES = 32

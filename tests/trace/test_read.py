@@ -371,7 +371,7 @@ def test_all_columns_of_some_events_are_kept_together() -> None:
     some = whole.where(keep)
     columns = (
         *("start", "duration", "end", "category", "name", "thread", "sequence", "forward_thread"),
-        *("correlation", "device", "size", "group", "signature"),
+        *("correlation", "device", "size", "group", "peer", "signature"),
     )
     for column in columns:
         assert getattr(some, column).tolist() == getattr(whole, column)[keep].tolist()

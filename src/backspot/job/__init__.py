@@ -13,6 +13,7 @@ The order in which the files work::
     matching.py     the same collective on all ranks
     roles.py        what a process group is for
     align.py        one clock for all ranks
+    transfers.py    the same transfer on its two ranks, and clocks of ranks that only transfer
     waiting.py      how long each rank waits in each collective, and how long the transfer takes
     scatter.py      the median of the other ranks, and whether a time is longer, beyond the noise
     modules.py      the modules over the ranks, and those that take longer on one of them

@@ -21,6 +21,7 @@ from backspot.job.replay import JobReplay
 from backspot.job.roles import Roles, role_of
 from backspot.job.scatter import Others, is_clear, least
 from backspot.job.summary import Group, Summary
+from backspot.job.transfers import aligned_by, match_transfers
 from backspot.job.waiting import GroupWaits, find_waits
 from backspot.results.job import (
     EXPLAINS,
@@ -66,11 +67,7 @@ def answer(summaries: Iterable[Summary], lost: Sequence[LostRank] = ()) -> JobRe
     matching = match_collectives(ranks)
     clocks = align(matching.groups, list(ranks))
     warnings = [*doubts, *matching.problems, *_alignment_problems(ranks, clocks, step_ns)]
-    certain = {
-        rank: clock
-        for rank, clock in clocks.items()
-        if clock.uncertainty_ns <= _UNCERTAIN * step_ns
-    }
+    certain = _certain(clocks, step_ns)
     waits = find_waits(matching.groups, certain)
     late = _lateness(waits, certain, len(numbers))
     sums = _sums(waits, len(numbers))
@@ -92,9 +89,12 @@ def answer(summaries: Iterable[Summary], lost: Sequence[LostRank] = ()) -> JobRe
     )
     lane_step = _step_to_show(lengths)
     replay = None
-    if known and waits and not any(cost.stalled_ns for cost in costs):
-        with suppress(ValueError):
-            replay = JobReplay(ranks, at, waits, certain)
+    transfers = match_transfers(ranks, numbers)
+    if transfers and not missing and not matching.problems:
+        every = _certain(aligned_by(transfers, certain), step_ns)
+        if len(every) == len(ranks) and (waits or transfers.links):
+            with suppress(ValueError):
+                replay = JobReplay(ranks, at, waits, every, transfers)
     replayed = typical.value(replay.steps(())[0]) if replay else None
     return JobReport(
         ranks=costs,
@@ -190,6 +190,11 @@ def _difference(
 
 
 # Who waits for whom ------------------------------------------------------------------------------
+
+
+def _certain(clocks: Mapping[int, RankClock], step_ns: int) -> dict[int, RankClock]:
+    most = _UNCERTAIN * step_ns
+    return {rank: clock for rank, clock in clocks.items() if clock.uncertainty_ns <= most}
 
 
 def _alignment_problems(

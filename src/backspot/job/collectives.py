@@ -7,9 +7,11 @@ started the exchange, unless that event is in an operator that computes.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 
+import msgspec
 import numpy as np
 
 from backspot.analysis.attribution.communication import Communication, find_communication
@@ -126,7 +128,7 @@ def groups_of(
     order = np.argsort(work.launch[mine], kind="stable")
     mine, step = mine[order], step[order]
     group = collectives.communication.group[mine]
-    calls = _calls(collectives, mine)
+    calls = _calls(collectives, mine, identity)
     found = []
     for number in distinct(group):
         at = np.flatnonzero(group == number)
@@ -151,7 +153,7 @@ def groups_of(
     return tuple(found)
 
 
-def _calls(collectives: Collectives, mine: Ints) -> list[Call]:
+def _calls(collectives: Collectives, mine: Ints, identity: Identity) -> list[Call]:
     """Return what these collectives are."""
     events, communication = collectives.events, collectives.communication
     owners = collectives.ownership.owners
@@ -160,6 +162,7 @@ def _calls(collectives: Collectives, mine: Ints) -> list[Call]:
     inside = owners.mask(lambda one: not one.is_region and one.class_name != names.SYNC_BATCH_NORM)
     attends = _of_attention(collectives, mine)
     backward = (collectives.work.run[mine] >= 0).tolist()
+    peers = _peers(collectives, mine, identity)
     found = []
     for index, at in enumerate(mine.tolist()):
         purpose: Purpose = ""
@@ -174,8 +177,58 @@ def _calls(collectives: Collectives, mine: Ints) -> list[Call]:
             purpose = "attention" if attends[index] else "activations"
             module = owners.path(int(owner[index]))
         kind = collectives.kinds[communication.collective[at]]
-        found.append(Call(kind, purpose, module, int(communication.bytes[at]), backward[index]))
+        size = int(communication.bytes[at])
+        found.append(Call(kind, purpose, module, size, backward[index], *peers.get(index, ())))
     return found
+
+
+def _peers(
+    collectives: Collectives, mine: Ints, identity: Identity
+) -> dict[int, tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Return for transfers the ranks that they go to and come from, where the trace says so.
+
+    Operators say so: with NCCL always, with others by their inputs. Those that are launched
+    together come before their launch.
+    """
+    events, work = collectives.events, collectives.work
+    kinds = collectives.communication.collective[mine].tolist()
+    moves = np.flatnonzero([collectives.kinds[kind] == names.POINT_TO_POINT for kind in kinds])
+    if not len(moves):
+        return {}
+    operators = events.chosen(events.name_mask(names.SEND, names.RECEIVE), Category.OPERATOR)
+    calls = events.chosen(events.name_mask(names.COLLECTIVE_CALL), Category.OPERATOR)
+    around = enclosing(events, operators, events.thread[calls], events.start[calls])
+    described = dict(zip(around.tolist(), calls.tolist(), strict=True))
+    # In the order of their launch:
+    launches = {thread: moves[at] for thread, at in grouped(work.thread[mine[moves]])}
+    found: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
+    for operator in operators.tolist():
+        here = launches.get(int(events.thread[operator]), moves[:0])
+        next_one = np.searchsorted(work.launch[mine[here]], events.start[operator])
+        if next_one == len(here):
+            continue
+        at = int(here[next_one])
+        peer = _peer(events, operator, described.get(operator, NOTHING), identity)
+        to, of = found.get(at, ((), ()))
+        sends = events.names[events.name[operator]].startswith(names.SEND)
+        found[at] = ((*to, peer), of) if sends else (to, (*of, peer))
+    return {at: peers for at, peers in found.items() if NOTHING not in peers[0] + peers[1]}
+
+
+def _peer(events: Events, operator: int, call: int, identity: Identity) -> int:
+    """Return the rank that an operator transfers to or from, -1 if it is not known."""
+    if call >= 0 and events.peer[call] >= 0:
+        return int(events.peer[call])
+    if identity.world_size == 2 and identity.rank is not None:
+        return 1 - identity.rank
+    group = events.groups[events.group[call]] if call >= 0 and events.group[call] >= 0 else ""
+    ranks, signature = identity.ranks_of(group), int(events.signature[operator])
+    with suppress(msgspec.DecodeError, ValueError, IndexError):
+        if signature >= 0:
+            inputs = msgspec.json.decode(events.signatures[signature].values, type=list[str])
+            if (place := int(inputs[2])) >= 0:
+                return ranks[place]
+    return NOTHING
 
 
 def _of_attention(collectives: Collectives, mine: Ints) -> Mask:

@@ -9,20 +9,22 @@ and the idea to ask it what stragglers cost, are those of Lin et al., "Understan
 Large Model Training Using What-if Analysis" (OSDI 2025); ``benchmarks`` holds ``Graph`` against the
 results that they publish.
 
-Transfers between two ranks, as between the stages of a pipeline, are not matched over the ranks.
-They count as work of the rank that waits for them, so jobs that have them are not replayed.
+A transfer between two ranks, as between the stages of a pipeline, begins when both have entered.
+A host that started one learns of its end when it waits for it, which can be long after. So of
+equal transfers of hosts, all take as long as the shortest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from backspot.job.align import RankClock
 from backspot.job.scatter import Others
-from backspot.job.summary import Summary
+from backspot.job.summary import Call, Summary
+from backspot.job.transfers import Transfers
 from backspot.job.waiting import GroupWaits
 from backspot.trace.events import Ints
 
@@ -98,6 +100,7 @@ class JobReplay:
         at: for each rank, where its summary has the steps that all ranks have.
         waits: waits and transfers of all process groups, on all ranks.
         clocks: the clock of each rank.
+        transfers: the transfers between two ranks.
 
     Raises:
         ValueError: If the clocks contradict the order of the collectives.
@@ -109,30 +112,37 @@ class JobReplay:
         at: Mapping[int, Sequence[int]],
         waits: Sequence[GroupWaits],
         clocks: Mapping[int, RankClock],
+        transfers: Transfers | None = None,
     ) -> None:
         self._steps = len(next(iter(at.values())))
         tasks = _Tasks()
-        calls = [_Calls(tasks, one, clocks) for one in waits]
+        collectives = [_Calls(tasks, one, clocks) for one in waits]
+        calls: list[_Calls | _Moves] = [*collectives]
+        if transfers and transfers.links:
+            on_host = not any(any(one.forward_gpu) for own in ranks.values() for one in own.modules)
+            calls.append(_Moves(tasks, transfers, clocks, on_host))
         self._lines = {
             rank: _Line(tasks, rank, ranks[rank], at[rank], calls) for rank in sorted(ranks)
         }
         for one in calls:
             one.connect()
-        self._transfers = np.concatenate([one.leave.ravel() for one in calls])
+        none = np.empty(0, np.int64)
+        self._transfers = np.concatenate([none, *[one.leave.ravel() for one in collectives]])
         self._graph = Graph(tasks.count, *tasks.edges())
         self._takes = tasks.takes()
 
-    def _longer(self, rank: int) -> np.ndarray:
-        """Return by how much each task of a rank's line exceeds that of its peers, or 0."""
+    def _longer(self, rank: int) -> np.ndarray | None:
+        """Return by how much each task of a rank's line exceeds its peers', if it has any."""
         own = self._lines[rank]
         lines = [one for one in self._lines.values() if one.sections == own.sections]
+        if len(lines) < 2:
+            return None
         longer = np.zeros(len(self._takes))
-        if len(lines) > 1:
-            sections = np.array([one.by_section(self._takes) for one in lines])
-            mine = sections[lines.index(own)]
-            usual = Others(sections.astype(np.int64)).of(mine.astype(np.int64))
-            share = np.where(mine > usual, 1 - usual / np.maximum(mine, 1), 0.0)
-            longer[own.tasks] = self._takes[own.tasks] * share[own.section]
+        sections = np.array([one.by_section(self._takes) for one in lines])
+        mine = sections[lines.index(own)]
+        usual = Others(sections.astype(np.int64)).of(mine.astype(np.int64))
+        share = np.where(mine > usual, 1 - usual / np.maximum(mine, 1), 0.0)
+        longer[own.tasks] = self._takes[own.tasks] * share[own.section]
         return longer
 
     def steps(self, changes: Sequence[Change]) -> Ints:
@@ -146,18 +156,29 @@ class JobReplay:
         found: Ints = np.rint(np.diff(until, axis=0, prepend=0.0).T).astype(np.int64)
         return found
 
-    def sooner(self, rank: int, by_ns: int) -> Change:
+    def sooner(self, rank: int, by_ns: int) -> Change | None:
         """Take so much from a rank's work in each step, where it works longer than its peers.
 
         What a rank works while a collective hides it is not part of its line. So how much longer a
-        cause makes its work is for the caller to say, and the line says only where.
+        cause makes its work is for the caller to say, and the line says only where. ``None`` of a
+        rank without peers, such as the only one of its stage.
         """
         longer = self._longer(rank)
+        if longer is None:
+            return None
         share = min(1.0, by_ns * self._steps / max(longer.sum(), 1.0))
         return lambda takes: takes - longer * share
 
+    def balanced(self, takes: np.ndarray) -> np.ndarray:
+        """Divide the work of all ranks evenly, as if layers moved between stages in any amounts."""
+        takes = takes.copy()
+        works = [takes[line.tasks].sum() for line in self._lines.values()]
+        for line, work in zip(self._lines.values(), works, strict=True):
+            takes[line.tasks] *= np.mean(works) / max(work, 1.0)
+        return takes
+
     def without_transfers(self, takes: np.ndarray) -> np.ndarray:
-        """Let no transfer take time: all are hidden."""
+        """Let no transfer of a collective take time: all are hidden."""
         takes = takes.copy()
         takes[self._transfers] = 0.0
         return takes
@@ -193,23 +214,35 @@ class _Tasks:
         return np.concatenate(self._takes)
 
 
+class _Part(NamedTuple):
+    """What one rank exchanges, on its own clock: ``entry`` is for its line to fill in."""
+
+    start: Ints
+    end: Ints
+    exposed: Ints
+    leave: Ints
+    entry: Ints
+
+
 class _Calls:
     """The collectives of a process group: one task in which all have entered, and one a rank."""
 
     def __init__(self, tasks: _Tasks, waits: GroupWaits, clocks: Mapping[int, RankClock]) -> None:
-        self.group, self.ranks = waits.group, waits.ranks
+        self._group, self.ranks = waits.group, waits.ranks
         self._tasks = tasks
-        self.rows = {rank: waits.group.ranks.index(rank) for rank in waits.ranks}
-        rows = list(self.rows.values())
+        self._rows = {rank: waits.group.ranks.index(rank) for rank in waits.ranks}
         self._start, self._end = (
-            np.array([clocks[rank].to_job(times[row]) for rank, row in self.rows.items()])
+            np.array([clocks[rank].to_job(times[row]) for rank, row in self._rows.items()])
             for times in (waits.group.start, waits.group.end)
-        )
-        self.exposed = np.minimum(
-            waits.group.exposed[rows], waits.group.end[rows] - waits.group.start[rows]
         )
         self.leave = tasks.add(waits.transfer)
         self.entry = np.full(self.leave.shape, -1)
+
+    def of(self, rank: int) -> _Part:
+        """Return the part of a rank."""
+        group, at, row = self._group, self._rows[rank], self.ranks.index(rank)
+        times = group.start[at], group.end[at], group.exposed[at]
+        return _Part(*times, self.leave[row], self.entry[row])
 
     def connect(self) -> None:
         """Let each rank leave after those that had entered when it left, in the group's order."""
@@ -224,6 +257,58 @@ class _Calls:
                 self._tasks.follow(self.leave[row, column], self.entry[others, column])
             self._tasks.follow(entered, self.entry[row])
             self._tasks.follow(self.leave[row, 1:], self.leave[row, :-1])
+
+
+class _Moves:
+    """The transfers between two ranks: of each rank one task for each."""
+
+    def __init__(
+        self, tasks: _Tasks, moved: Transfers, clocks: Mapping[int, RankClock], on_host: bool
+    ) -> None:
+        self.ranks, self._tasks, self._moved = tuple(moved.of), tasks, moved
+        self._start = {rank: clocks[rank].to_job(own.start) for rank, own in moved.of.items()}
+        self._end = {rank: clocks[rank].to_job(own.end) for rank, own in moved.of.items()}
+        entered = {rank: start.copy() for rank, start in self._start.items()}
+        for rank, at, other, its in self._waits():
+            np.maximum.at(entered[rank], at, self._start[other][its])
+        self._leave, self._entry = dict[int, Ints](), dict[int, Ints]()
+        for rank, own in moved.of.items():
+            takes = np.maximum(self._end[rank] - entered[rank], 0)
+            if on_host:
+                least: dict[Call, int] = {}
+                for call, time in zip(own.call, takes.tolist(), strict=True):
+                    least[call] = min(least.get(call, time), time)
+                takes = np.array([least[call] for call in own.call], np.int64)
+            self._leave[rank] = tasks.add(takes)
+            self._entry[rank] = np.full(len(takes), -1)
+
+    def _waits(self) -> Iterator[tuple[int, Ints, int, Ints]]:
+        """Yield a rank, some of its transfers, and the rank and its transfers that they wait for.
+
+        A receive waits for its send. A send that ends before its receive begins does not wait.
+        """
+        for (sender, receiver), link in self._moved.links.items():
+            sent, received = link.T
+            yield receiver, received, sender, sent
+            waited = self._start[receiver][received] <= self._end[sender][sent]
+            yield sender, sent[waited], receiver, received[waited]
+
+    def of(self, rank: int) -> _Part:
+        """Return the part of a rank."""
+        own = self._moved.of[rank]
+        return _Part(own.start, own.end, own.exposed, self._leave[rank], self._entry[rank])
+
+    def connect(self) -> None:
+        """Let each rank leave after the other has entered, and not before earlier transfers."""
+        for rank, leave in self._leave.items():
+            self._tasks.follow(leave, self._entry[rank])
+        for rank, at, other, its in self._waits():
+            self._tasks.follow(self._leave[rank][at], self._entry[other][its])
+        for pair, link in self._moved.links.items():
+            for rank, at in zip(pair, link.T, strict=True):
+                apart = at[1:] != at[:-1]  # launched together, they are one
+                leave = self._leave[rank]
+                self._tasks.follow(leave[at[1:][apart]], leave[at[:-1][apart]])
 
 
 _LEAVE, _ENTER, _END, _BEGIN = range(4)
@@ -241,19 +326,25 @@ class _Line:
     """
 
     def __init__(
-        self, tasks: _Tasks, rank: int, summary: Summary, at: Sequence[int], calls: Sequence[_Calls]
+        self,
+        tasks: _Tasks,
+        rank: int,
+        summary: Summary,
+        at: Sequence[int],
+        calls: Sequence[_Calls | _Moves],
     ) -> None:
-        mine = [(one, one.ranks.index(rank)) for one in calls if rank in one.ranks]
+        mine = [one.of(rank) for one in calls if rank in one.ranks]
         begin, end = (
             np.array(times, np.int64)[list(at)] + summary.origin_ns
             for times in (summary.begin, summary.end)
         )
         none = np.empty(0, np.int64)
-        enter = np.concatenate([none, *[one.group.start[one.rows[rank]] for one, _ in mine]])
-        leave = np.concatenate([none, *[one.group.end[one.rows[rank]] for one, _ in mine]])
-        exposed = np.concatenate([none, *[one.exposed[row] for one, row in mine]])
-        leaving = np.concatenate([none, *[one.leave[row] for one, row in mine]])
-        of_group = np.repeat(np.arange(len(mine)), [len(one.group.call) for one, _ in mine])
+        enter, leave, exposed, leaving = (
+            np.concatenate([none, *parts])
+            for parts in ([one[field] for one in mine] for field in range(4))
+        )
+        exposed = np.minimum(exposed, leave - enter)
+        of_group = np.repeat(np.arange(len(mine)), [len(one.start) for one in mine])
         waits = np.flatnonzero(exposed > 0)
 
         time = np.concatenate([leave[waits], enter, end, begin])
@@ -279,8 +370,8 @@ class _Line:
         entered = np.flatnonzero(kind == _ENTER)
         entry = np.empty(len(enter), np.int64)
         entry[which[entered]] = self.tasks[entered]
-        for number, (one, row) in enumerate(mine):
-            one.entry[row] = entry[of_group == number]
+        for number, one in enumerate(mine):
+            one.entry[:] = entry[of_group == number]
         cuts = np.flatnonzero((kind == _ENTER) | (kind == _END))
         self.section = np.searchsorted(cuts, np.arange(len(kind)))
         self.sections = tuple(

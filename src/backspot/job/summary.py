@@ -118,6 +118,8 @@ class Call(msgspec.Struct, frozen=True, array_like=True):
             whose call it is launched.
         bytes: what each rank puts in, -1 if the trace does not say so.
         backward: whether a backward pass launches it.
+        to, of: of a transfer, the ranks that it goes to and comes from; both empty if the trace
+            does not say so.
     """
 
     kind: str
@@ -125,6 +127,8 @@ class Call(msgspec.Struct, frozen=True, array_like=True):
     module: str = ""
     bytes: Annotated[int, msgspec.Meta(ge=-1, le=1 << 50)] = -1
     backward: bool = False
+    to: _Numbers = ()
+    of: _Numbers = ()
 
 
 class Group(msgspec.Struct, frozen=True):

@@ -202,7 +202,8 @@ def worth(finding: JobFinding) -> str:
     """Say what the job gains without the cause, by replay; ``""`` if that is not known."""
     if finding.saves_ns is None:
         return ""
-    without = "With all transfers hidden" if finding.kind == "transfer" else "Without that"
+    changed = {"transfer": "With all transfers hidden", "pipeline": "With equal work on all stages"}
+    without = changed.get(finding.kind, "Without that")
     return f"{without}, all ranks replayed, the job's step takes {duration(finding.saves_ns)} less."
 
 

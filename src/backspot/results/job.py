@@ -309,8 +309,8 @@ class JobReport(Presented):
         lost: Traces that could not be used.
         warnings: What to know before trusting the numbers.
         replayed_step_ns: The step as the replay of all ranks has it, which ``saves_ns`` of findings
-            compare with; ``None`` if they are not replayed: a rank or a clock is missing, or ranks
-            transfer to each other, as the stages of a pipeline do.
+            compare with; ``None`` if they are not replayed: a rank or a clock is missing, or
+            between which ranks something is transferred.
         schema: Version of the JSON form.
 
     Example:

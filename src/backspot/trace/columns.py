@@ -39,6 +39,7 @@ _NARROW: dict[str, Any] = {
     "name": np.int32,
     "thread": np.int32,
     "group": np.int32,
+    "peer": np.int32,
     "signature": np.int32,
 }
 
@@ -82,6 +83,7 @@ class Columns:
         "device",
         "size",
         "group",
+        "peer",
         "signature",
     )
     FLOWS = ("identity", "forward", "thread", "time")

@@ -119,7 +119,8 @@ class Signature(NamedTuple):
 class Events(msgspec.Struct, frozen=True, dict=True):
     """A trace as columns: arrays of equal length with one entry for each event, in trace order.
 
-    ``category``, ``name``, ``thread``, ``group`` and ``signature`` have fewer than 64 bits.
+    ``category``, ``name``, ``thread``, ``group``, ``peer`` and ``signature`` have fewer than 64
+    bits.
 
     Attributes:
         start: nanoseconds from the trace's first event.
@@ -136,6 +137,7 @@ class Events(msgspec.Struct, frozen=True, dict=True):
             for a kernel, its thread blocks for each multiprocessor, in thousandths; -1 where the
             trace does not have it.
         group: for the call of a collective, index into ``groups``; -1 for none.
+        peer: for the call of a transfer, the rank to or from which it goes; -1 for none.
         signature: for an operator, index into ``signatures``; -1 for none.
         names: each distinct name once.
         threads: (process, thread) as the trace names them.
@@ -169,6 +171,7 @@ class Events(msgspec.Struct, frozen=True, dict=True):
     device: Ints
     size: Ints
     group: Ints
+    peer: Ints
     signature: Ints
     names: Sequence[str]
     threads: Sequence[tuple[object, object]]

@@ -38,6 +38,8 @@ from backspot.trace.names import (
     MODULE_CALL,
     PROCESS_GROUP,
     PROCESS_GROUP_NUMBER,
+    RECEIVES_FROM,
+    SENDS_TO,
     SEQUENCE_NUMBER,
     TOTAL_ALLOCATED,
     TOTAL_RESERVED,
@@ -59,6 +61,8 @@ class _Args(msgspec.Struct, gc=False, frozen=True):
     group_number: str | None = msgspec.field(name=PROCESS_GROUP_NUMBER, default=None)
     elements: int | None = msgspec.field(name=MESSAGE_ELEMENTS, default=None)
     dtype: str | None = msgspec.field(name=ELEMENT_TYPE, default=None)
+    sends_to: int | None = msgspec.field(name=SENDS_TO, default=None)
+    receives_from: int | None = msgspec.field(name=RECEIVES_FROM, default=None)
     called_from: str | None = msgspec.field(name=CALLED_FROM, default=None)
 
 
@@ -142,6 +146,7 @@ _MOST_DEVICES = 128
 """PyTorch numbers the devices of a process in a signed byte."""
 _MOST_BYTES = 1 << 44
 """Bytes of one copy or collective, 16 TiB: more than any device holds."""
+_MOST_RANKS = 1 << 31
 _MOST_BLOCK = 1 << 44
 """Bytes of one block of memory, as much."""
 
@@ -194,7 +199,7 @@ class Gatherer:
         self._process: list[int | str | None] = []
         self._bytes: list[int | None] = []
         self._blocks: list[float | None] = []
-        # Row, process group and bytes of each call of a collective, in turns:
+        # Row, process group, peer and bytes of each call of a collective, in turns:
         self._collectives: list[int] = []
         self._flows: list[Event] = []
         # Time, thread and what else the allocators' events have:
@@ -281,7 +286,10 @@ class Gatherer:
         if args.group is not None:
             group = self._columns.groups[process_group(args.group, args.group_number or "")]
         moved = (args.elements or 0) * item_size(args.dtype or "")
-        self._collectives += row, group, moved if 0 < moved <= _MOST_BYTES else -1
+        peer = args.receives_from if args.sends_to is None else args.sends_to
+        if peer is None or not 0 <= peer < _MOST_RANKS:
+            peer = -1
+        self._collectives += row, group, peer, moved if 0 < moved <= _MOST_BYTES else -1
 
     def flush(self) -> None:
         """Put the values that were picked out into the columns."""
@@ -292,10 +300,10 @@ class Gatherer:
         if self._codes:
             category = np.array(self._codes, np.int64)
             of_host, of_device = category < _RUNTIME, category > _RUNTIME
-            size, group = np.full((2, len(category)), -1, np.int64)
+            size, group, peer = np.full((3, len(category)), -1, np.int64)
             size[of_device] = _sizes(_floats(self._blocks), integers(self._bytes))
-            row = self._collectives[::3]
-            group[row], size[row] = self._collectives[1::3], self._collectives[2::3]
+            row, *of_calls = (self._collectives[at::4] for at in range(4))
+            group[row], peer[row], size[row] = of_calls
             self._columns.add(
                 _nanoseconds(np.concatenate(self._start)),
                 _nanoseconds(np.concatenate(self._duration)),
@@ -308,6 +316,7 @@ class Gatherer:
                 _placed(of_device, _devices(self._device, self._process)),
                 size,
                 group,
+                peer,
                 _placed(of_host, np.array(self._signature or -1, np.int64)),
             )
         self._empty()

@@ -212,6 +212,7 @@ def _gather(events: Sequence[Any], columns: Columns) -> bool:
         np.where(category <= Category.RUNTIME, -1, np.array(device, np.int64)),
         np.full(len(events), -1, np.int64),
         np.array([_group(event, columns) for event in events], np.int64),
+        np.full(len(events), -1, np.int64),
         _signatures(events, of_operators, columns),
     )
     return bool(of_operators.any())

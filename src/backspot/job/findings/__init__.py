@@ -184,13 +184,19 @@ def _priced(evidence: Evidence, found: Sequence[JobFinding]) -> list[JobFinding]
     of = [one for one in found if one.kind == "transfer" or one.rank is not None]
     if not replay or not of:
         return list(found)
-    changes = (
-        replay.without_transfers if one.rank is None else replay.sooner(one.rank, one.cost_ns)
+    changes = [
+        replay.without_transfers
+        if one.rank is None
+        else replay.balanced
+        if one.kind == "pipeline"
+        else replay.sooner(one.rank, one.cost_ns)
         for one in of
-    )
-    now, *changed = replay.steps(list(changes))
+    ]
+    now, *changed = replay.steps([change for change in changes if change])
+    priced = [one for one, change in zip(of, changes, strict=True) if change]
     saves = {
-        id(one): evidence.typical.value(now - then) for one, then in zip(of, changed, strict=True)
+        id(one): evidence.typical.value(now - then)
+        for one, then in zip(priced, changed, strict=True)
     }
     # All transfers are hidden in the replay: one kind of them saves no more than it costs.
     return [
