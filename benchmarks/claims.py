@@ -117,12 +117,12 @@ def _is_older(of: Mapping[str, Any], name: str) -> bool:
 
 def _measured_in_short(answers: Sequence[_Answer]) -> str:
     """Say in a sentence on what questions were answered, and by which code."""
-    devices = ", ".join(dict.fromkeys(_device(*one) for one in answers))
-    commits = dict.fromkeys(of["commit"] for of, name in answers if not _is_older(of, name))
-    newest = f" at {', '.join(commits)}" if commits else ""
-    older = sum(_is_older(*one) for one in answers)
-    more = f"; {older} of {len(answers)} measurements are of older commits" if older else ""
-    return f"Measured on {devices}{newest}{more}."
+    newest = dict.fromkeys(
+        f"{_device(of, name)} at {of['commit']}" for of, name in answers if not _is_older(of, name)
+    )
+    older = [f"`{name}` on {_device(of, name)}" for of, name in answers if _is_older(of, name)]
+    said = [*newest, *([f"with older code: {', '.join(older)}"] if older else [])]
+    return f"Measured on {'; '.join(said)}."
 
 
 def _measured(of: Mapping[str, Any], name: str) -> str:

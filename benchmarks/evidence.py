@@ -1,6 +1,6 @@
 """Answer every question that this machine can, and keep the figures in one file.
 
-    python -m benchmarks all [--minutes 10] [--device cpu] [--only NAME,NAME]
+    python -m benchmarks all [--minutes 10] [--device cpu] [--only NAME,NAME] [--skip NAME,NAME]
 
 Each question of ``PLAN`` runs as its own command, in the order of the plan, for at most ``--turn``
 seconds; what is not through then gets another turn after all others had one. Started again at the
@@ -8,6 +8,9 @@ same commit, it goes on where it stopped. ``results/evidence_<device>.json`` has
 the summary, the commit, the seconds that it took, and what did not run and why. Figures of an older
 commit stay, with that commit, until they are measured again; newer results of a question that was
 asked by itself are taken in. ``claims.py`` makes the claims of the documents from this file.
+
+On several GPUs, what is timed has the first and a third of the cores to itself, what is counted has
+the second, and what is over by then leaves both to what needs two.
 """
 
 from __future__ import annotations
@@ -73,6 +76,9 @@ PLAN = {
 }
 """What answers on which device, the most important first, and the options of a full run."""
 
+_TIMED = ("planted", "trial_truth", "gpu_truth", "published_causes", "what_if", "overhead")
+_TOGETHER = ("planted_ranks", "planted_transfers", "memory_ranks", "overhead_ranks")
+
 _ENDS = {0: "done", 1: "done, with faults", 3: "in part", 4: "cannot run"}
 _OVER = ("done", "done, with faults", "cannot run")
 _FEW = 12
@@ -92,6 +98,12 @@ def read_evidence(path: Path) -> Entry:
         return {"commit": "", "hardware": {}, "questions": {}}
     document: Entry = json.loads(path.read_text(encoding="utf-8"))
     return document
+
+
+def _known(device: str, folder: Path) -> Entry:
+    """Return the evidence of a folder, to begin with that of the project."""
+    path = path_of(device, folder)
+    return read_evidence(path if path.exists() else path_of(device))
 
 
 def figures_of(document: Entry) -> Entry:
@@ -198,13 +210,26 @@ def _take_in(evidence: Entry, device: str, folder: Path) -> None:
             write_json(path_of(device, folder), evidence)
 
 
-def collect(device: str, minutes: float, turn: float, only: list[str], folder: Path) -> bool:
+def _keep(name: str, found: Entry, device: str, folder: Path) -> None:
+    """Keep what came of a question, beside what another process has kept meanwhile."""
+    import fcntl
+
+    lock = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        evidence = _known(device, folder)
+        evidence["questions"][name] = found
+        _renew(evidence, commit(), machine(device))
+        write_json(path_of(device, folder), evidence)
+    finally:
+        os.close(lock)
+
+
+def collect(device: str, budget: Budget, turn: float, names: Sequence[str], folder: Path) -> bool:
     """Run what is not done yet at this commit, and keep what it gives; return whether all is."""
-    path, now, budget = path_of(device, folder), commit(), Budget(60 * minutes)
-    evidence = read_evidence(path if path.exists() else path_of(device))
-    hardware, known = machine(device), evidence["questions"]
+    now, evidence = commit(), _known(device, folder)
+    known = evidence["questions"]
     _take_in(evidence, device, folder)
-    names = [name for name in PLAN[device] if not only or name in only]
 
     def is_over(name: str) -> bool:
         entry = known.get(name, {})
@@ -223,13 +248,41 @@ def collect(device: str, minutes: float, turn: float, only: list[str], folder: P
                 found = {**before, "not again": found.get("why", found["end"])}
             found.setdefault("commit", now)
             known[name] = found
-            _renew(evidence, now, hardware)
-            write_json(path, evidence)
-            told = f"  {found['end']} {found.get('why', '')} {found.get('figures', '')}"
+            _keep(name, found, device, folder)
+            told = f"  {name}: {found['end']} {found.get('why', '')} {found.get('figures', '')}"
             print(f"{told[:600]}", flush=True)
             if "not again" in found:
                 names = [other for other in names if other != name]
     return True
+
+
+def side_by_side(
+    device: str, budget: Budget, turn: float, names: Sequence[str], folder: Path
+) -> bool:
+    """Answer what is timed on one GPU and what is counted on another, then what needs both."""
+    _take_in(_known(device, folder), device, folder)
+    gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1").split(",")
+    cores = sorted(os.sched_getaffinity(0))
+    quiet = len(cores) // 3
+    timed = [name for name in names if name in _TIMED]
+    counted = [name for name in names if name not in _TIMED + _TOGETHER]
+    command = [sys.executable, "-m", "benchmarks", "all", "--device", device, "--gpus", "1"]
+    command += ["--minutes", str(budget.left / 60), "--turn", str(turn), "--folder", str(folder)]
+    lanes = (timed, cores[:quiet]), (counted, cores[quiet:])
+    running = []
+    try:
+        for gpu, (only, own) in zip(gpus, lanes, strict=False):
+            if only:
+                environment = {**os.environ, "CUDA_VISIBLE_DEVICES": gpu}
+                one = subprocess.Popen([*command, "--only", ",".join(only)], env=environment)
+                running.append(one)
+                os.sched_setaffinity(one.pid, own or cores)
+        ends = [one.wait() for one in running]
+    finally:
+        for one in running:
+            one.terminate()  # and with it what it has started
+    together = [name for name in names if name in _TOGETHER]
+    return not any(ends) and collect(device, budget, turn, together, folder)
 
 
 def main(argv: list[str]) -> int:
@@ -240,18 +293,25 @@ def main(argv: list[str]) -> int:
     add("--minutes", type=float, default=10, help="time of this run (default: 10)")
     add("--turn", type=float, default=90, help="seconds of a question in a row (default: 90)")
     add("--only", default="", help="comma-separated questions (default: all of the plan)")
+    add("--skip", default="", help="comma-separated questions that are left out")
+    add("--gpus", type=int, help="1: nothing side by side (default: all that there are)")
     add("--folder", type=Path, default=RESULTS, help="where the results go")
     run = parser.parse_args(argv)
-    if run.device is None:
+    if run.device != "cpu" and (run.device is None or run.gpus is None):
         import torch
 
-        run.device = "cuda" if torch.cuda.device_count() else "cpu"
+        found = torch.cuda.device_count()
+        run.device = run.device or ("cuda" if found else "cpu")
+        run.gpus = run.gpus or found
     if not commit():
         print("error: no commit is known; BENCHMARKS_COMMIT can say it", file=sys.stderr)
         return 4
     run.folder.mkdir(parents=True, exist_ok=True)
-    only = [name for name in run.only.split(",") if name]
-    if unknown := set(only) - set(PLAN[run.device]):
+    only, skip = (list(filter(None, text.split(","))) for text in (run.only, run.skip))
+    if unknown := {*only, *skip} - set(PLAN[run.device]):
         print(f"error: not in the plan: {', '.join(sorted(unknown))}", file=sys.stderr)
         return 2
-    return 0 if collect(run.device, run.minutes, run.turn, only, run.folder) else 3
+    names = [one for one in PLAN[run.device] if one in (only or [one]) and one not in skip]
+    answer = side_by_side if (run.gpus or 0) > 1 else collect
+    done = answer(run.device, Budget(60 * run.minutes), run.turn, names, run.folder)
+    return 0 if done else 3

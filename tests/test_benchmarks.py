@@ -165,11 +165,21 @@ def test_newer_results_are_taken_in_and_older_ones_keep_their_hardware(tmp_path)
     harness.write_json(path, {"commit": "old", "hardware": {"device": "A"}, "questions": both})
     new = {"commit": "new-dirty", "hardware": {"device": "B", "date": "2026-02-01"}}
     harness.write_json(tmp_path / "planted_cuda.json", {**new, "summary": {"hits": 2}})
-    assert answer(["all", "--device", "cuda", "--minutes", "0", "--folder", str(tmp_path)]) == 3
+    ask = ["all", "--device", "cuda", "--gpus", "1", "--minutes", "0", "--folder", str(tmp_path)]
+    assert answer(ask) == 3
     found = evidence.read_evidence(path)
     assert (found["commit"], found["hardware"]["device"]) == ("new-dirty", "B")
     assert found["questions"]["planted"]["figures"] == {"hits": 2}
     assert found["questions"]["waits_truth"] == {**old, "hardware": {"device": "A"}}
+
+
+def test_on_several_gpus_what_is_timed_and_what_is_counted_are_asked_apart(tmp_path):
+    over = {"commit": harness.commit(), "end": "done"}
+    known = {"commit": "", "hardware": {}, "questions": {"trial_truth": over, "startup": over}}
+    harness.write_json(evidence.path_of("cpu", tmp_path), known)
+    ask = ["all", "--device", "cpu", "--gpus", "2", "--minutes", "0", "--folder", str(tmp_path)]
+    assert answer([*ask, "--only", "trial_truth,startup,ranks", "--skip", "ranks"]) == 0
+    assert answer([*ask, "--only", "trial_truth,ranks"]) == 3
 
 
 @pytest.mark.parametrize("name", ["gpu_truth", "causes", "overhead"])
