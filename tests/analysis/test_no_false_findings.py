@@ -215,6 +215,15 @@ def test_on_a_cpu_a_gradient_that_is_taken_over_is_no_work(tmp_path, operator, i
     assert ("gradient-accumulation" in step.findings(tmp_path)) is is_work
 
 
+def test_on_a_cpu_a_hook_that_also_copies_is_no_copy_of_a_gradient(tmp_path):
+    step = Step()
+    step.training()
+    step.node("torch::autograd::AccumulateGrad", 600, 690)
+    step.trace.operator("aten::mm", 610 * TICK, 670 * TICK, thread=ENGINE)
+    step.trace.operator("aten::copy_", 671 * TICK, 675 * TICK, thread=ENGINE)
+    assert "gradient-accumulation" not in step.findings(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("operator", "in_a_hook", "is_work"),
     [

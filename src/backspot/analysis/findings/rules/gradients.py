@@ -38,6 +38,7 @@ _ACCUMULATION_LEAST_OF_SEVERAL = 0.03
 _ACCUMULATION_NODE = (names.AUTOGRAD_NAMESPACE + names.ACCUMULATE_GRAD, names.ACCUMULATE_GRAD)
 _ACCUMULATION_WORK = ("aten::add_", "aten::add", "aten::clone", "aten::copy_")
 """The operators that add a gradient to an earlier one, or copy one that cannot be taken over."""
+_ACCUMULATION_SHARE = 0.25  # of a node on the host; in others, a hook of the user does the work
 
 
 @rule("gradient-accumulation")
@@ -106,18 +107,22 @@ def gradient_accumulation(evidence: Evidence) -> Finding | None:
 
 
 def _working(evidence: Evidence) -> Mask:
-    """Whether each span runs an operator that adds or copies.
+    """Whether each span is mostly operators that add or copy.
 
     Hooks on the node do not count, nor do optimizers that step in the node.
     """
-    events = evidence.events
+    events, spans = evidence.events, evidence.spans
     index = events.chosen(
         events.names_where(lambda name: name in _ACCUMULATION_WORK), Category.OPERATOR
     )
     itself = evidence.around(events.thread[index], events.start[index], *_ACCUMULATION_NODE)
     start, thread = events.start[index], events.thread[index]
     updates = in_optimizer(events, evidence.ownership.passes, start, thread)
-    return evidence.spans_around(index[(itself >= 0) & ~updates])
+    index = index[(itself >= 0) & ~updates]
+    span = spans.of(events, index)
+    spent = np.bincount(span[span >= 0], events.duration[index][span >= 0], len(spans.start))
+    working: Mask = (spent > 0) & (spent >= _ACCUMULATION_SHARE * (spans.end - spans.start))
+    return working
 
 
 def _passes(evidence: Evidence, accumulate: Mask) -> int:
