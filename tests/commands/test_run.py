@@ -424,6 +424,14 @@ def test_too_few_steps_because_of_such_an_optimizer_are_explained(write, tmp_pat
 
 
 @pytest.mark.slow
+def test_too_few_steps_of_a_critic_and_a_late_generator_are_explained(write, tmp_path):
+    code = training(UNUSED, *["train(3); unused.step()"] * 6)
+    done = observed("--warmup", "5", "--steps", "2", write(code), cwd=tmp_path)
+    (line,) = told(done)
+    assert line.startswith("no report: the script ended after 8 steps, and a report needs 9; use ")
+
+
+@pytest.mark.slow
 def test_models_that_gc_freeze_hides_are_found_by_variables(write, tmp_path):
     code = training(
         "class Trainer: pass",

@@ -645,7 +645,8 @@ class Recorder:
         if self._said:
             return f"no report: {self._said[-1]}"
         least = self.plan.last_early_start and 1 + _BEFORE_EARLY + 1
-        needed = (least or self.plan.first_step) + self._waited
+        # With as many, an optimizer's first step came too late for an early recording.
+        needed = least if self.steps < least else self.plan.first_step + self._waited
         waited = f" ({self._waited} of them for an optimizer that took no step)"
         fitting = self.plan.fitting(self.steps - self._waited)
         return (
