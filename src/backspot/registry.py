@@ -57,6 +57,7 @@ class Registry(Generic[Evidence, Finding, Result]):
     def __init__(self, package: str) -> None:
         self._package = package
         self._rules: dict[str, Rule[Evidence, Finding, Result]] = {}
+        self._names: dict[str, tuple[str, str]] = {}  # of the function of each rule
 
     def rule(
         self,
@@ -75,11 +76,12 @@ class Registry(Generic[Evidence, Finding, Result]):
             needs: without which the rule cannot look.
 
         Raises:
-            ValueError: If a rule of this name exists already.
+            ValueError: If another function is the rule of this name already. The same one may
+                come again, as an import that was interrupted is made again.
         """
 
         def register(find: Callable[[Evidence], Result]) -> Callable[[Evidence], Result]:
-            self._add(Rule(name, lambda evidence, _: find(evidence), devices, seldom, needs))
+            self._add(Rule(name, lambda evidence, _: find(evidence), devices, seldom, needs), find)
             return find
 
         return register
@@ -101,13 +103,14 @@ class Registry(Generic[Evidence, Finding, Result]):
         def register(
             find: Callable[[Evidence, Sequence[Finding]], Result],
         ) -> Callable[[Evidence, Sequence[Finding]], Result]:
-            self._add(Rule(name, find, devices, needs=needs, fallback=True))
+            self._add(Rule(name, find, devices, needs=needs, fallback=True), find)
             return find
 
         return register
 
-    def _add(self, rule: Rule[Evidence, Finding, Result]) -> None:
-        if rule.name in self._rules:
+    def _add(self, rule: Rule[Evidence, Finding, Result], find: Callable[..., Result]) -> None:
+        known = find.__module__, find.__qualname__
+        if self._names.setdefault(rule.name, known) != known:
             raise ValueError(f"{rule.name!r}: a rule of this name exists already")
         self._rules[rule.name] = rule
 

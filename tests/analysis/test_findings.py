@@ -31,6 +31,7 @@ from backspot.analysis.findings import (
 )
 from backspot.analysis.findings.registry import rule
 from backspot.job.findings import all_rules as rules_over_ranks
+from backspot.registry import Registry
 from backspot.results.findings import ALL_OVER, Finding, is_concentrated
 from support.choice import slow_except
 from support.h200 import WITH_BACKWARD, report_of
@@ -121,6 +122,19 @@ def test_a_second_rule_of_a_name_is_an_error():
     assert "casts" in {rule.name for rule in all_rules()}
     with pytest.raises(ValueError, match="a rule of this name exists already"):
         rule("casts")(find)
+
+
+def test_a_rule_is_registered_again_by_an_import_that_is_made_again():
+    def imported() -> Any:
+        def find(evidence: Evidence) -> None: ...
+
+        return find
+
+    registry: Registry[Any, Any, None] = Registry("nowhere")
+    registry.rule("one")(imported())
+    registry.rule("one")(imported())
+    with pytest.raises(ValueError, match="a rule of this name exists already"):
+        registry.rule("one")(test_a_second_rule_of_a_name_is_an_error)
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 import weakref
 from contextlib import nullcontext
 
@@ -668,6 +669,20 @@ def test_a_training_goes_on_bit_for_bit_after_copies_of_its_modules_ran(report, 
     tried, (found,) = trained(report, rule, trials="all")
     assert found.tried.variants, found.tried.why_not
     assert tried.state() == plain.state()
+
+
+def test_no_call_without_checkpoints_counts_a_search_of_all_modules(report, monkeypatch):
+    class Counted(types.ModuleType):
+        searches = 0
+
+        def __getattribute__(self, name):
+            if name == "__dict__":
+                Counted.searches += 1
+            return super().__getattribute__(name)
+
+    monkeypatch.setitem(sys.modules, "counted", Counted("counted"))
+    _, (found,) = trained(report, "recompute", trials="all")
+    assert Counted.searches < found.tried.rounds
 
 
 def test_modules_run_only_where_that_is_asked_for(report):

@@ -73,7 +73,18 @@ def rules_about_memory() -> tuple[MemoryRule, ...]:
 
 
 def finding(
-    cost: Placed, *, title: str, seen: str, remedy: str, link: str, **more: Any
+    cost: Placed,
+    *,
+    title: str,
+    seen: str,
+    remedy: str,
+    link: str,
+    nodes: tuple[str, ...] = (),
+    operators: tuple[str, ...] = (),
+    kernels: tuple[str, ...] = (),
+    saves: Saving | None = None,
+    at_least: bool = False,
+    change: Mapping[str, Any] | None = None,
 ) -> Found | None:
     """Return a finding with this cost, or ``None`` where there is no place.
 
@@ -81,5 +92,20 @@ def finding(
     """
     if not cost.places:
         return None
-    known = {"places": cost.places, "steps": cost.steps, "removable": cost.removable, **more}
-    return Found("", title, seen, remedy, cost.wall_ns, link=link, **known)
+    return Found(
+        rule="",
+        title=title,
+        seen=seen,
+        remedy=remedy,
+        wall_ns=cost.wall_ns,
+        places=cost.places,
+        steps=cost.steps,
+        nodes=nodes,
+        operators=operators,
+        kernels=kernels,
+        link=link,
+        saves=saves,
+        removable=cost.removable,
+        at_least=at_least,
+        change=change or {},
+    )

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -64,9 +65,20 @@ def precision(asked: Asked) -> Trial | None:
 
 @remedy("recompute", chains=True, runs_code=True)
 def no_checkpoints(asked: Asked) -> Trial | None:
-    """Try the model without activation checkpointing, which takes more memory."""
-    ways = {"no checkpointing, for more memory": {"around": _without_checkpoints}}
-    return _whole(asked, **ways)
+    """Try the model without activation checkpointing, which takes more memory.
+
+    ``checkpoint`` calls its function then, under whatever name a module of Python has it.
+    """
+    original = checkpoint.checkpoint
+    # Thousands of modules take milliseconds to search, which no call of a variant may count.
+    named = [
+        (vars(module), name)
+        for module in list(sys.modules.values())
+        for name, value in list(getattr(module, "__dict__", {}).items())
+        if value is original
+    ]
+    around = partial(_set, named, _through, original)
+    return _whole(asked, **{"no checkpointing, for more memory": {"around": around}})
 
 
 @remedy("launch-bound", "backward-ratio", "pointwise-chain", chains=True, runs_code=True)
@@ -174,19 +186,12 @@ def _through(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 @contextmanager
-def _without_checkpoints() -> Iterator[None]:
-    """Have ``checkpoint`` call its function, under whatever name a module of Python has it."""
-    original = checkpoint.checkpoint
-    named = [
-        (vars(module), name)
-        for module in list(sys.modules.values())
-        for name, value in list(getattr(module, "__dict__", {}).items())
-        if value is original
-    ]
+def _set(named: Sequence[tuple[dict[str, Any], str]], value: Any, before: Any) -> Iterator[None]:
+    """Let names of modules have another value for a while."""
     for names, name in named:
-        names[name] = _through
+        names[name] = value
     try:
         yield
     finally:
         for names, name in named:
-            names[name] = original
+            names[name] = before
