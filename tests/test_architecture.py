@@ -53,11 +53,11 @@ WITH_TORCH = ("live", "integrations", "commands.demo")
 # rule made findings grow, and pipelines the job: its transfers are matched and replayed.
 BUDGET = {
     "trace": 3_930,
-    "results": 3_710,
+    "results": 3_720,  # a module of a report in real time
     "analysis/attribution": 4_050,
     "analysis/accounting": 4_100,
     "analysis/host": 800,
-    "analysis/findings": 4_790,
+    "analysis/findings": 4_810,  # the options of a finding have types
     "analysis/replay": 2_800,
     "comparison": 1_180,
     "job": 4_020,
@@ -65,7 +65,7 @@ BUDGET = {
     "live": 10_420,
     "integrations": 850,
     "commands": 2_230,
-    "": 53_380,
+    "": 53_470,
 }
 WRITTEN = {".py", ".html", ".js", ".css"}
 MOST_SMALL_FILES = 32

@@ -2,15 +2,34 @@
 
 import gzip
 import json
+import os
 import shutil
 from pathlib import Path
 
 import pytest
 
 from backspot import locate
+from backspot.analysis.recording import Options, Recording
 from backspot.commands import main
+from backspot.pipeline import report_of
 from backspot.render.text import render_text
 from backspot.render.view import View
+
+
+def test_a_folder_of_a_run_is_shown_as_its_report_says_unless_the_trace_is_newer(
+    trace, tmp_path, capsys
+):
+    timed = report_of(Recording.read(trace), Options(real_steps=(700_000,) * 4))
+    saved = timed.save(tmp_path / "report.json")
+    assert main(["show", str(tmp_path)]) == 0
+    out, err = capsys.readouterr()
+    assert out == render_text(timed, width=80, more="--full") + "\n"
+    assert err == f"backspot: read {saved}, the report of the newest trace in {tmp_path}\n"
+    assert main(["show", str(tmp_path), "--what-if", "stem=0.5"]) == 0
+    assert capsys.readouterr().out == f"{timed.what_if({'stem': 0.5})}\n"
+    os.utime(saved, (1, 1))
+    assert main(["show", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == render_text(locate(trace), width=80, more="--full") + "\n"
 
 
 def test_several_traces_follow_each_other_under_their_names(trace, tmp_path, capsys):

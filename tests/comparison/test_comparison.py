@@ -271,7 +271,7 @@ def test_the_answer_names_first_what_changed_most():
     slow = {**quiet, "blocks.3": [9_000_000] * 12}
     both = compare(recorded(quiet, None, idle), recorded(slow, None, {"idle": [4_000_000] * 12}))
     text = " ".join(str(both).split())
-    assert "; blocks.3 got slower by 8.0 ms; idle got slower by 3.0 ms. Times" in text
+    assert "; blocks.3 got slower by 8.0 ms; idle got slower by 3.0 ms. Recorded times" in text
 
 
 def test_more_calls_of_most_modules_are_not_what_all_modules_have_in_common():

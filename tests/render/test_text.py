@@ -1,6 +1,7 @@
 import re
 from dataclasses import replace
 from functools import cache
+from html import unescape
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,8 @@ from backspot.render.text import render_text
 from backspot.render.text_parts import render_subtree
 from backspot.render.view import View
 from backspot.results.costs import Phase
-from backspot.results.findings import Place
+from backspot.results.findings import Finding, Place, ReplayedStep, Saving
+from backspot.results.trials import Tried, Variant
 from support.report_parts import node, phases, report, row
 from support.sample_reports import ODD_NAMES, SAMPLES, even_vit, odd, reports, unlabelled, vit
 from support.synthetic import Trace
@@ -749,3 +751,42 @@ def test_idle_time_on_a_cpu_names_the_option_that_records_its_lines():
     assert "whose lines backspot run --stacks shows" in " ".join(
         render_text(made, width=80, full=True).split()
     )
+
+
+def found(rule, saves=None, tried=None):
+    places = (Place("(optimizer)", "", 1, 4_000_000),)
+    range_of = None if saves is None else Saving(saves, 0, 2 * saves)
+    return Finding(rule, rule, "", "Do it.", 4_000_000, places, 3, saves=range_of, tried=tried)
+
+
+def shown_with(*findings):
+    step = ReplayedStep(20_000_000, 19_000_000, 21_000_000, True)
+    made = replace(report([row("a", wall=10**7)]), findings=findings, replayed_step=step)
+    return made, " ".join(render_text(made, width=100, full=True).split())
+
+
+def test_what_a_trial_measured_comes_before_what_a_replay_says_and_each_is_said_once():
+    now, fused = Variant("as it is", 4_000_000), Variant("fused=True", 1_000_000, 0, 0, 3_000_000)
+    helps = Tried("it", (now, replace(fused, saves_high_ns=3_000_000, verdict="helps")), 15)
+    _, text = shown_with(found("optimizer-kernels", 1_500_000))
+    assert "(1.5 ms less without it)" in text
+    made, text = shown_with(found("optimizer-kernels", 1_500_000, helps))
+    assert text.count("1.5 ms") == 1
+    assert "less without it" not in text
+    assert "a step takes at least 3.0 ms less (0 ms to 3.0 ms). By replay it would save 1.5" in text
+    assert made.answer.saves == Saving(3_000_000, 0, 3_000_000, at_least=True)
+    _, text = shown_with(found("optimizer-kernels", 2_900_000, helps))
+    assert "By replay" not in text
+    worse = Tried("it", (now, replace(fused, ns=5_000_000, verdict="does not help")), 15)
+    _, text = shown_with(found("optimizer-kernels", 1_500_000, worse))
+    assert "5.0 ms with fused=True. By replay it would save 1.5 ms." in text
+    assert "less without it" not in text
+
+
+def test_two_findings_about_the_same_idle_time_say_so_everywhere():
+    made, text = shown_with(found("launch-bound"), found("small-batch"))
+    said = "Can be partly the same time as “launch-bound”: do not add them up."
+    assert text.count(said) == 1
+    for suffix in ("md", "html"):
+        assert said in unescape(renderer_for(f"report.{suffix}")(made).decode())
+    assert "the same time as" not in shown_with(found("launch-bound"), found("clipping"))[1]

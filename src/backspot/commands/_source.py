@@ -9,25 +9,34 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from backspot.analysis.recording import Options, Recording
 from backspot.commands._console import complain, note, reading
 from backspot.errors import BackspotError, SourceNotFoundError
 from backspot.job.identity import RANK_IN_NAME, identify
-from backspot.pipeline import locate
+from backspot.pipeline import locate, report_of
 from backspot.results.report import Report
+from backspot.trace import read_events
 from backspot.trace.parallel import keep_freed
-from backspot.trace.read import traces_in
+from backspot.trace.read import trace_file, traces_in
 
 _SNIFFED = 4096
 
 
-def read(source: str, *, depth: int | None = None, **options: Any) -> Report:
-    """Read a trace with a progress bar, or a saved report; say which trace of a folder was read.
+def read(source: str, *, depth: int | None = None, replays: bool = False, **options: Any) -> Report:
+    """Read a trace with a progress bar, or a saved report; say which file of a folder was read.
+
+    Beside the newest trace of a folder, its report has more: real times, memory, trials.
 
     Args:
+        replays: whether the report must be able to replay its recording, as no saved one is.
         options: other arguments of ``locate``, for a trace.
     """
-    if is_report(source):
-        report = Report.load(source)
+    beside = source if is_report(source) else _report_beside(source)
+    of_trace = any(options.get(name) is not None for name in ("trace", "peak_tflops", "peak_gbps"))
+    if beside and (beside == source or not (replays or of_trace)):
+        report = Report.load(beside)
+        if beside != source:
+            complain(f"read {beside}, the report of the newest trace in {source}")
         return report if depth is None else replace(report, modules=report.top(depth=depth))
     if source == "-" and sys.stdin is None:
         raise SourceNotFoundError("standard input is closed: there is no trace to read")
@@ -35,6 +44,11 @@ def read(source: str, *, depth: int | None = None, **options: Any) -> Report:
         keep_freed()
     try:
         with reading(source) as progress:
+            if beside and replays:  # as the report, by the steps that were timed for it
+                path, jobs = trace_file(source), options.get("jobs")
+                events = read_events(path, progress=progress.update, jobs=jobs)
+                real = Report.load(beside).unprofiled_step_ns_by_step
+                return report_of(Recording.of(events), Options(depth, real_steps=real))
             report = locate(source, depth=depth, progress=progress.update, **options)
     except OSError as error:
         if isinstance(error, BackspotError):
@@ -44,6 +58,18 @@ def read(source: str, *, depth: int | None = None, **options: Any) -> Report:
     if source != "-" and Path(source).is_dir():
         complain(f"read {report.trace}, the newest trace in {source}")
     return report
+
+
+def _report_beside(source: str) -> str:
+    """The report that ``run`` wrote after the newest trace of a folder; ``""`` if there is none."""
+    if source == "-" or not Path(source).is_dir():
+        return ""
+    with suppress(OSError):  # reading it reports the error
+        trace = trace_file(source)
+        found = trace.with_name(trace.name.replace("trace", "report", 1).removesuffix(".gz"))
+        if is_report(str(found)) and found.stat().st_mtime_ns >= trace.stat().st_mtime_ns:
+            return str(found)
+    return ""
 
 
 def is_report(source: str, family: str = "backspot.report") -> bool:

@@ -122,13 +122,7 @@ class _Case:
     remedy: str
     rounds: int
 
-    def __init__(
-        self,
-        torch: Any,
-        model: Any,
-        fixed: Any,
-        inputs: Any,
-    ) -> None:
+    def __init__(self, torch: Any, model: Any, fixed: Any, inputs: Any) -> None:
         self.torch, self.model, self.inputs = torch, model.train(), inputs
         self.variants = {"before": model.get_submodule(self.slow), "after": fixed.train()}
         self.loss = torch.nn.CrossEntropyLoss()
@@ -279,14 +273,11 @@ def _story(case: _Case, folder: Path, force: bool, console: Console) -> None:
 
 
 def _compare(
-    case: _Case,
-    before: Report,
-    after: Report,
-    times: dict[str, list[float]],
-    console: Console,
+    case: _Case, before: Report, after: Report, times: dict[str, list[float]], console: Console
 ) -> None:
     import statistics  # not needed for the help, which loads this file
 
+    from backspot.results.unprofiled import in_real_time
     from backspot.styled import Table
 
     table = Table(box=None, pad_edge=False)
@@ -294,25 +285,22 @@ def _compare(
         table.add_column(column, justify="left" if column == "ms per step" else "right")
 
     def add(name: str, was: float, now: float) -> None:
-        change = f"{(now - was) / was:+.0%}" if was else ""
-        table.add_row(name, f"{was:.2f}", f"{now:.2f}", change)
+        table.add_row(name, f"{was:.2f}", f"{now:.2f}", f"{(now - was) / was:+.0%}" if was else "")
 
-    rows = before[case.slow].row, after[case.slow].row
-    add(f"{case.slow}, backward wall", *(row.wall_ms for row in rows))
+    was, now = in_real_time(before), in_real_time(after)  # as the report above has them
+    slow, fast = was[case.slow].row, now[case.slow].row
+    add(f"{case.slow}, backward wall", slow.wall_ms, fast.wall_ms)
     if before.has_gpu:
-        add(f"{case.slow}, backward GPU", *(row.gpu_ns / 1e6 for row in rows))
-    add(f"{case.slow}, forward", *(row.forward_ns / 1e6 for row in rows))
-    add("whole backward, profiled", before.wall_ms, after.wall_ms)
+        add(f"{case.slow}, backward GPU", slow.gpu_ns / 1e6, fast.gpu_ns / 1e6)
+    add(f"{case.slow}, forward", slow.forward_ns / 1e6, fast.forward_ns / 1e6)
+    add("whole backward", was.wall_ms, now.wall_ms)
     steps = [statistics.median(found) for found in times.values()]
     add("whole step, without profiler", *steps)
     console.print(table)
-    spread = max(
-        quartiles[2] - quartiles[0]
-        for quartiles in (statistics.quantiles(found, n=4) for found in times.values())
-    )
-    count = len(next(iter(times.values())))
+    quarters = [statistics.quantiles(found, n=4) for found in times.values()]
+    spread = max(last - first for first, _, last in quarters)
     console.print(
-        f"\nTimes are medians. Whole steps were timed in turns, {count} of each, "
+        f"\nWhole steps are medians: they were timed in turns, {case.rounds} of each, "
         f"with {spread:.2f} ms between quartiles."
     )
     if abs(steps[0] - steps[1]) < spread:

@@ -103,7 +103,8 @@ def _read(source: str) -> tuple[Report | JobReport, str]:
     if is_job(source):
         return ranks(source), source
     report = read(source)
-    return report, source if is_report(source) else report.trace
+    is_trace = not is_report(source) and Path(report.trace).is_file()
+    return report, report.trace if is_trace else source
 
 
 def _told_apart(before: str, after: str) -> tuple[str, str]:

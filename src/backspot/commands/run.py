@@ -391,7 +391,6 @@ def _print(report: Report, width: int | None, more: str | None) -> None:
 
     ``more`` is the command for what does not fit on a screen; ``None`` prints everything.
     """
-    from backspot.formatting import duration
     from backspot.render.text import render_text
 
     text = render_text(
@@ -402,12 +401,6 @@ def _print(report: Report, width: int | None, more: str | None) -> None:
         more=more or "",
     )
     write_error(f"\n{text}\n")
-    times = report.unprofiled_step_ns_by_step
-    if report.unprofiled_step_ns is not None:
-        complain(
-            f"without the profiler a step takes {duration(report.unprofiled_step_ns)} (median of "
-            f"{len(times)}; {duration(min(times))} to {duration(max(times))})"
-        )
 
 
 def _width(wanted: int | None) -> int | None:

@@ -1,9 +1,10 @@
 """Print or save what a trace says: the slowest backward modules first, and why.
 
 TRACE is a .json or .json.gz that torch.profiler exported, a folder (its newest
-trace is read), a report or an answer of ranks that was saved as .json, or - for
-standard input. Of several, each follows under its name. If some cannot be read,
-the others are printed and the exit code is the highest.
+trace is read, or the report that run saved with it), a report or an answer of
+ranks that was saved as .json, or - for standard input. Of several, each follows
+under its name. If some cannot be read, the others are printed and the exit code
+is the highest.
 
 Printed is what fits on one screen, and what to ask for next. --full prints
 everything. -o writes everything to a file, and its suffix says as what:
@@ -214,7 +215,7 @@ def _show_changes(source: str, args: argparse.Namespace) -> None:
             f"--what-if prints no report: leave out {' and '.join(given) or '--format'}"
         )
     asked = _asked(args.what_if)
-    report = read(source, jobs=args.jobs)
+    report = read(source, replays=True, jobs=args.jobs)
     try:
         write_text(str(report.what_if(**asked)))
     except KeyError as error:

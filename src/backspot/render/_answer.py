@@ -18,7 +18,7 @@ from backspot.render.view import (
     share_of,
 )
 from backspot.results.costs import OperatorCost, Row, Sort, time_of
-from backspot.results.findings import Answer, Saving
+from backspot.results.findings import Answer, Saving, less
 from backspot.results.grouping import numberless
 from backspot.results.report import Report
 from backspot.trace.names import short_node_name
@@ -99,8 +99,8 @@ def _first(report: Report, found: Answer) -> list[Part]:
         none = "Nothing stands out: no module, no cause and nothing around the model takes more"
         return said(f"{none} than {{}} of the {step}.", share)
     if found.saves and found.saves.ns:
-        less = f"at {'least' if found.saves.at_least else 'most'} {duration(found.saves.ns)}"
-        parts += said("; without it, a step would take {} less", less)
+        bound = f"at {'least' if found.saves.at_least else 'most'} {duration(found.saves.ns)}"
+        parts += said("; without it, a step would take {} less", bound)
     return [*parts, ("text", ".")]
 
 
@@ -281,8 +281,7 @@ def _saving(saves: Saving | None, what: str = "it") -> list[Part]:
     if saves is None:
         return []
     least, most = duration(saves.low_ns), duration(saves.high_ns)
-    less = f"{duration(saves.ns)} less" if saves.ns else "hardly less"
-    return said(f"; without {what}, a step would take {{}} ({least} to {most})", less)
+    return said(f"; without {what}, a step would take {{}} ({least} to {most})", less(saves.ns))
 
 
 def _exchanges(report: Report, row: Row, module: Row) -> list[Part]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 from backspot.errors import UsageError
 from backspot.formatting import MINUS, counted, decimals_for, duration, visible
 from backspot.render._columns import Column, numbers
+from backspot.render._phases import PHASES
 from backspot.render._words import Part, said
 from backspot.results.comparison import Change, Comparison
 from backspot.trace.names import short_node_name
@@ -39,7 +40,7 @@ FIELDS = (
 def recordings(comparison: Comparison) -> list[str]:
     """The unit of the numbers and the two recordings, as a list of facts."""
     recorded = [f"{when}: {visible(name)}, {steps}" for when, name, steps in sides(comparison)]
-    return ["times in ms per step", *recorded]
+    return ["recorded times in ms per step", *recorded]
 
 
 def sides(comparison: Comparison) -> list[tuple[str, str, str]]:
@@ -147,10 +148,15 @@ def _claim(change: Change) -> Iterator[Part]:
 
 
 def _named(change: Change) -> Part:
-    kind: Literal["node", "text", "name"] = (
-        "node" if change.kind == "node" else "text" if change.kind == "phase" else "name"
-    )
-    return kind, short_node_name(change.name)
+    if change.kind == "phase":
+        return "text", _title(change)
+    return "node" if change.kind == "node" else "name", short_node_name(change.name)
+
+
+def _title(change: Change) -> str:
+    """What a row is called; a phase as in a report."""
+    known = [text for name, text in PHASES.items() if (change.kind, change.name) == ("phase", name)]
+    return known[0] if known else change.title
 
 
 def _of_gpu(change: Change) -> str:
@@ -195,7 +201,7 @@ def _ranks(comparison: Comparison) -> Table:
 
 
 def _named_rows(head: str, rows: Sequence[Change]) -> Table:
-    names: list[Part] = [("text", change.title) for change in rows]
+    names: list[Part] = [("text", _title(change)) for change in rows]
     return rows, [Column("name", head, names, least=18, left=True, style="cyan"), *_times(rows)]
 
 

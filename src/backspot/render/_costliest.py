@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from backspot.render._answer import answered
 from backspot.results.costs import Phase
-from backspot.results.findings import ALL_OVER, Answer, Finding, is_concentrated
+from backspot.results.findings import ALL_OVER, Answer, Finding, gain_of, is_concentrated
 from backspot.results.report import Report
 
 _STANDS_OUT = 0.1
@@ -64,10 +64,10 @@ def _candidates(report: Report) -> Iterator[tuple[float, Answer]]:
         if one.rule in of_phase:
             continue
         found, outside = _cause(report, one), one.path.startswith("(")
-        priced = one.saves is not None or (outside and not one.places[0].class_name)
+        priced = found.saves is not None or (outside and not one.places[0].class_name)
         counts = _gain(report, found) if priced else 0.0
         if not is_concentrated(one):
-            counts *= ALL_OVER if one.saves and one.saves.at_best else _VAGUE
+            counts *= ALL_OVER if found.saves and found.saves.at_best else _VAGUE
         yield counts, found
     saves = report.without_waits
     if saves is not None and replayed is not None and saves.ns and report.waits:
@@ -105,7 +105,7 @@ def _cause(report: Report, one: Finding) -> Answer:
     """A cause, with its place where it has most of its time in one."""
     place, share = one.places[0], min(1.0, one.wall_ns / max(1, report.whole_ns))
     at = (place.path, place.class_name, place.line) if is_concentrated(one) else ("", "", "")
-    return Answer("cause", *at, one.wall_ns, share, one.saves, one.rule)
+    return Answer("cause", *at, one.wall_ns, share, gain_of(one), one.rule)
 
 
 def _phase(report: Report, phase: Phase, share: float, cause: Finding | None) -> Answer:
@@ -117,6 +117,6 @@ def _phase(report: Report, phase: Phase, share: float, cause: Finding | None) ->
             line = most.place
     if cause:
         line, rule = cause.places[0].line or line, cause.rule
-        gone = cause.saves.ns if cause.saves else 0
-        saves = cause.saves if gone >= _NEARLY * phase.wall_ns else None
+        gain = gain_of(cause)
+        saves = gain if gain and gain.ns >= _NEARLY * phase.wall_ns else None
     return Answer("phase", path, "", line, phase.wall_ns, share, saves, rule)

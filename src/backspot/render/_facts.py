@@ -8,7 +8,7 @@ from backspot.formatting import counted, duration, percent
 from backspot.render._phases import PHASES
 from backspot.render.view import SCREEN_ROWS, Selection, View
 from backspot.results.costs import time_of
-from backspot.results.findings import Saving
+from backspot.results.findings import Saving, less
 from backspot.results.grouping import numberless
 from backspot.results.report import Report
 
@@ -43,13 +43,15 @@ def setting(report: Report) -> list[str]:
     """What was measured, as a list of facts: the times, the number of steps and the labels."""
     steps = report.steps
     wall = duration(report.wall_ns)
-    facts = [f"backward {wall} per {report.per}{_spread(report)}"]
+    typical = [report.wall_ns_by_step[step] for step in report.typical_steps]
+    facts = [f"backward {wall} per {report.per}{_spread(typical)}"]
     unit = counted(steps, *_UNITS[report.step_unit])
     if len(report.passes) > steps:
         unit += f" ({counted(len(report.passes), 'pass', 'passes')})"
     whole = report.step_ns
     if report.unprofiled_step_ns is not None:
-        facts.insert(0, f"a step takes {duration(report.unprofiled_step_ns)}")
+        real = _spread(report.unprofiled_step_ns_by_step)
+        facts.insert(0, f"a step takes {duration(report.unprofiled_step_ns)}{real}")
     elif report.per == "step" and whole > 1.001 * report.wall_ns:
         unit += f" of {duration(whole)} while recorded{_replayed(report)}"
     facts.append(unit)
@@ -87,8 +89,7 @@ def _has_ranks(report: Report) -> bool:
     return any(row.is_exchange for row in report.modules)
 
 
-def _spread(report: Report) -> str:
-    by_step = [report.wall_ns_by_step[step] for step in report.typical_steps]
+def _spread(by_step: Sequence[int]) -> str:
     if len(by_step) < 2 or max(by_step) <= 1.2 * min(by_step):
         return ""
     return f" ({duration(min(by_step))} to {duration(max(by_step))})"
@@ -175,10 +176,9 @@ def told_apart(saves: Saving | None) -> str:
     """A saving in words, with its range and its parts; nothing where it is not known."""
     if saves is None:
         return ""
-    least, most = duration(saves.low_ns), duration(saves.high_ns)
     parts = ", ".join(f"{duration(ns)} {name}" for name, ns in saves.parts.items())
-    said = f"{duration(saves.ns)} less" if saves.ns else "hardly less"
-    return f"{said} ({least} to {most}){f': {parts}' if parts else ''}"
+    least, most = duration(saves.low_ns), duration(saves.high_ns)
+    return f"{less(saves.ns)} ({least} to {most}){f': {parts}' if parts else ''}"
 
 
 def unknown_savings(report: Report, chosen: Selection) -> list[str]:
@@ -208,10 +208,10 @@ def hidden_work(report: Report, chosen: Selection) -> list[str]:
         if wall < _LEAST_HIDDEN * report.wall_ns or not saves:
             continue
         if saves.high_ns < _HIDDEN * real * wall:
-            less = f"only {duration(saves.ns)} less" if saves.ns else "hardly less"
+            takes = f"would take {'only ' * (saves.ns > 0)}{less(saves.ns)}"
             return [
                 f"{row.name} takes {duration(wall)} of the backward, but without it a "
-                f"{report.per} would take {less}: other work takes that time anyway."
+                f"{report.per} {takes}: other work takes that time anyway."
             ]
     return []
 

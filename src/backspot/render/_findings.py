@@ -11,7 +11,7 @@ from backspot.render._answer import answered
 from backspot.render._phases import PHASES
 from backspot.render.view import DEFAULT_VIEW, View
 from backspot.results.costs import Row
-from backspot.results.findings import Finding, Place
+from backspot.results.findings import Finding, Place, Saving
 from backspot.results.report import Report
 
 HEADING = "Why, and what to do"
@@ -22,7 +22,9 @@ _SAME = 0.25
 """The share of the shorter of two times that must be the same, because times of kernels and of the
 clock differ a little."""
 _CLEARLY_LESS = 0.9
-"""A finding whose remedy saves less than this share of its time, or as much more, says so."""
+"""A saving of less than this share of another time, or of as much more, is said beside it."""
+_SAME_IDLE = {"launch-bound", "small-batch"}
+"""Rules that count the time in which the GPU idles as the host launches little work."""
 
 _PLURAL = {"step": "steps", "pass": "passes"}
 _PHASE_PLACES = {
@@ -68,7 +70,20 @@ def trial_of(finding: Finding) -> tuple[str, str]:
     tried = finding.tried
     if tried is None:
         return "", ""
-    return {"helps": "✓", "does not help": "✗"}.get(tried.verdict, "·"), str(tried)
+    said, saves, best = str(tried), finding.saves, tried.best
+    if _is_measured(finding) and saves and saves.ns and not (best and _alike(saves, best.saves_ns)):
+        said += f" By replay it would save {duration(saves.ns)}{' at best' * saves.at_best}."
+    return {"helps": "✓", "does not help": "✗"}.get(tried.verdict, "·"), said
+
+
+def _is_measured(finding: Finding) -> bool:
+    """Whether a trial has measured what the remedy saves; it is said there alone then."""
+    return finding.tried is not None and finding.tried.verdict in ("helps", "does not help")
+
+
+def _alike(saves: Saving, ns: int) -> bool:
+    """Whether a saving is near another time."""
+    return _CLEARLY_LESS * ns <= saves.ns <= ns / _CLEARLY_LESS
 
 
 def cost_of(report: Report, finding: Finding) -> tuple[str, str]:
@@ -84,9 +99,8 @@ def cost_of(report: Report, finding: Finding) -> tuple[str, str]:
     of = f"{finding.steps} of {counted(report.steps, report.per, _PLURAL[report.per])}"
     often = "" if finding.steps == report.steps else f" (in {of})"
     saves = ""
-    if finding.saves is not None and not (
-        _CLEARLY_LESS * finding.wall_ns <= finding.saves.ns <= finding.wall_ns / _CLEARLY_LESS
-    ):
+    alike = finding.saves is None or _alike(finding.saves, finding.wall_ns)
+    if finding.saves and not alike and not _is_measured(finding):
         less = f"{'at least ' * finding.saves.at_least}{duration(finding.saves.ns)} less"
         saves = f" ({less} {'at best' if finding.saves.at_best else 'without it'})"
     return duration(finding.wall_ns), f"{share} of the {step}{often}{saves}"
@@ -113,16 +127,18 @@ def place_name(place: Place) -> str:
     return _PHASE_PLACES.get(place.path, place.label)
 
 
-def shares_time_with(report: Report, finding: Finding, before: Sequence[Finding]) -> list[Finding]:
-    """The findings listed before this one that may count some of the same time.
+def overlap(report: Report, finding: Finding, before: Sequence[Finding]) -> str:
+    """That findings listed before this one may count some of the same time; ``""`` if none does.
 
-    That is so where both together say of a module more than it takes, and where they name the same
-    kernels in one module.
+    That is so where both together say of a module more than it takes, where they name the same
+    kernels in one module, and of two rules about the same idle time.
     """
     rows = {row.path: row for row in report.modules}
     mine = {place.path: place.wall_ns for place in finding.places if place.wall_ns}
 
-    def overlap(other: Finding) -> bool:
+    def shares(other: Finding) -> bool:
+        if {finding.rule, other.rule} == _SAME_IDLE:
+            return True
         shared = [place for place in other.places if place.wall_ns and place.path in mine]
         if set(finding.kernels) & set(other.kernels):
             return bool(shared)
@@ -135,7 +151,8 @@ def shares_time_with(report: Report, finding: Finding, before: Sequence[Finding]
                     return True
         return False
 
-    return [other for other in before if overlap(other)]
+    same = " and ".join(f"“{other.title}”" for other in before if shares(other))
+    return f"Can be partly the same time as {same}: do not add them up." if same else ""
 
 
 def _counts_forward(finding: Finding, rows: Mapping[str, Row]) -> bool:

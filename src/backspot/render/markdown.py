@@ -16,6 +16,7 @@ from backspot.render._findings import (
     cost_of,
     has_advice,
     listed,
+    overlap,
     place_name,
     searched,
     trial_of,
@@ -91,7 +92,7 @@ def comparison_to_markdown(comparison: Comparison, view: View | None = None) -> 
     lines = [
         f"**{_sentence(comparison_answer(comparison))}**",
         "",
-        f"Times in ms per step; {'; '.join(recorded)}.",
+        f"Recorded times in ms per step; {'; '.join(recorded)}.",
         "",
         *(f"- Warning: {_text(note)}" for note in comparison.notes),
         *([""] if comparison.notes else []),
@@ -116,7 +117,8 @@ def _findings(report: Report) -> list[str]:
     if not report.findings:
         return ["", *told]
     lines = ["", f"**{HEADING}**", ""]
-    for number, finding in enumerate(listed(report)[:_FINDINGS], 1):
+    found = listed(report)
+    for number, finding in enumerate(found[:_FINDINGS], 1):
         places, more = worth(finding, 3)
         named = [
             _code(place_name(place)) + (f", {_code(place.line)}" if place.line else "")
@@ -127,7 +129,8 @@ def _findings(report: Report) -> list[str]:
         cost = _text(", ".join(cost_of(report, finding)))
         lines.append(f"{number}. **{_text(finding.title)}**: {cost}{where}.")
         remedy = finding.remedy if has_advice(finding) else ""
-        said = [_text(one) for one in (finding.seen, remedy, trial_of(finding)[1]) if one]
+        same = overlap(report, finding, found[: number - 1])
+        said = [_text(one) for one in (finding.seen, remedy, trial_of(finding)[1], same) if one]
         lines.append(f"   {' '.join(said)}")
     if len(report.findings) > _FINDINGS:
         rest = counted(len(report.findings) - _FINDINGS, "more finding")

@@ -188,7 +188,8 @@ class _Page:
         if self._found:
             lines += [Text(), Text(HEADING, "bold")]
         for number, found in enumerate(self._found, 1):
-            lines += finding(report, number, found, width, whole=self._whole)
+            before = self._found[: number - 1]
+            lines += finding(report, number, found, width, before=before, whole=self._whole)
         if told := searched(report):
             lines += [Text(), *self._paragraph(Text(told, "dim"))]
         return lines
@@ -291,7 +292,13 @@ class _Page:
         for number, found in enumerate(self._found[:named], 1):
             at = (report, number, found, width)
             if number <= detailed:
-                lines += finding(*at, whole=self._whole, evidence=evidence, remedy=remedy)
+                lines += finding(
+                    *at,
+                    before=self._found[: number - 1],
+                    whole=self._whole,
+                    evidence=evidence,
+                    remedy=remedy,
+                )
             else:
                 lines += brief_finding(*at, whole=self._whole)
         return lines

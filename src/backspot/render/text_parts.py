@@ -10,7 +10,7 @@ from backspot.formatting import duration, percent, visible
 from backspot.render._columns import Column, milliseconds_of, node_cells, numbers
 from backspot.render._comparison import comparison_answer, left_out, recordings, tables
 from backspot.render._facts import told_apart
-from backspot.render._findings import cost_of, has_advice, place_name, trial_of, worth
+from backspot.render._findings import cost_of, has_advice, overlap, place_name, trial_of, worth
 from backspot.render._terminal import (
     fact_lines,
     keep_end,
@@ -29,6 +29,7 @@ from backspot.results.costs import LineCost, Row, Sort
 from backspot.results.findings import Finding
 from backspot.results.grouping import Subtree
 from backspot.results.report import Report
+from backspot.results.unprofiled import subtree_in_real_time
 from backspot.styled import Text, cell_len
 from backspot.trace.names import short_node_name
 
@@ -41,12 +42,14 @@ def finding(
     found: Finding,
     width: int,
     *,
+    before: Sequence[Finding] = (),
     whole: bool = False,
     evidence: int | None = None,
     remedy: int | None = None,
 ) -> list[Text]:
     """A finding as a paragraph: its cost and place, what was seen, the remedy, and its trial.
 
+    Of the findings ``before``, those that may count the same time are named.
     ``evidence`` and ``remedy`` say how many sentences there are at most; ``None`` has all.
     """
     text = Text(visible(found.title), "bold")
@@ -70,6 +73,8 @@ def finding(
     mark, tried = trial_of(found)
     if tried:
         lines += paragraph(Text(_sentences(tried, remedy)), width, f"   {mark} ", whole=whole)
+    if same := overlap(report, found, before):
+        lines += paragraph(Text(visible(same), "dim"), width, "   ", whole=whole)
     return lines
 
 
@@ -154,8 +159,9 @@ _INDENT = 24
 
 
 def render_subtree(subtree: Subtree, *, width: int | None = None) -> str:
-    """A module with the modules inside it, as a tree; shares are of the module's own total."""
+    """A module with the modules inside it, as a tree; shares are of its total with these."""
     width, uncut = space_for(width)
+    subtree = subtree_in_real_time(subtree)
     placed = [(subtree.row.name, subtree.row), *_placed(subtree)]
     rows = [row for _, row in placed]
     whole = subtree.row.total_wall_ns
@@ -183,10 +189,9 @@ def render_subtree(subtree: Subtree, *, width: int | None = None) -> str:
     label = visible(subtree.row.label)
     if not uncut:
         label = keep_end(label, min(width, 80))
-    what = (
-        f"{label}: {duration(whole)} of the backward per step, "
-        f"{duration(subtree.row.wall_ns)} of it in the module itself"
-    )
+    what = f"{label}: {duration(whole)} of the backward per step"
+    if subtree.children:
+        what += f", {duration(subtree.row.wall_ns)} of it in the module itself"
     lines = [*paragraph(Text(what, "bold"), width, whole=uncut)]
     if saves := told_apart(subtree.row.total_saves):
         lines += paragraph(Text(f"Without it, a step would take {saves}."), width, whole=uncut)

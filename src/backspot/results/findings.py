@@ -89,7 +89,7 @@ class WhatIf:
     def __str__(self) -> str:
         """Return one sentence and, for several changes, a table of each of them alone."""
         least, most = (duration(max(ns, 0)) for ns in (self.low_ns, self.high_ns))
-        said = f"{_less(self.saves_ns)}{' at best' * self.at_best}"
+        said = f"{less(self.saves_ns)}{' at best' * self.at_best}"
         sentence = (
             f"A step would take {duration(self.step_ns)}: {said} ({least} to {most}), by a replay "
             "without the profiler"
@@ -97,23 +97,21 @@ class WhatIf:
         if len(self.alone) < 2:
             return sentence
         rows = [("change", "alone", "range"), *map(_row, self.alone.items())]
-        rows.append(("together", _less(self.saves_ns), f"{least} to {most}"))
+        rows.append(("together", less(self.saves_ns), f"{least} to {most}"))
         name, alone, _ = (max(map(len, column)) for column in zip(*rows, strict=True))
         table = (f"{a:<{name}}  {b:<{alone}}  {c}".rstrip() for a, b, c in rows)
         return "\n".join((sentence, *table))
 
 
-def _less(ns: int) -> str:
+def less(ns: float) -> str:
+    """Return in words how much less a step takes."""
     return f"{duration(ns)} less" if ns > 0 else "hardly less"
 
 
 def _row(change: tuple[str, Saving]) -> tuple[str, str, str]:
     name, saves = change
-    return (
-        visible(name),
-        f"{_less(saves.ns)}{' at best' * saves.at_best}",
-        f"{duration(saves.low_ns)} to {duration(saves.high_ns)}",
-    )
+    said = f"{less(saves.ns)}{' at best' * saves.at_best}"
+    return visible(name), said, f"{duration(saves.low_ns)} to {duration(saves.high_ns)}"
 
 
 class Predictor(Protocol):
@@ -229,9 +227,10 @@ class Answer:
             place of a cause; ``""`` for waits and for nothing.
         class_name: Class of the modules, or ``""``.
         line: Line of Python that takes most of it, ``file:line``, or ``""``.
-        wall_ns: Its clock time, in nanoseconds: of a module in the backward, and in the forward too
-            if that takes longer; of waits, what a step would take less. If nothing stands out, that
-            of the longest.
+        wall_ns: Its clock time, in nanoseconds of a real step where such were timed
+            (``unprofiled_step_ns``): of a module in the backward, and in the forward too if that
+            takes longer; of waits, what a step would take less. If nothing stands out, that of the
+            longest.
         share: Its share (0 to 1) of the step.
         saves: How much less a step would take without it; ``None`` if not known.
         rule: Rule of the finding about it, or ``""``.
@@ -264,6 +263,15 @@ _CONCENTRATED = 0.75  # the share of a cause in its first place, from which it i
 ALL_OVER = 0.25  # what counts of a saving at best by a cause all over the step, as a bound on many
 
 
+def gain_of(finding: Finding) -> Saving | None:
+    """Return what a step saves with the remedy: as a trial measured it, or else by a replay."""
+    best = finding.tried.best if finding.tried else None
+    if best is None:
+        return finding.saves
+    low, high = max(best.saves_low_ns, 0), max(best.saves_high_ns, best.saves_ns)
+    return Saving(best.saves_ns, low, high, at_least=True)
+
+
 def is_concentrated(finding: Finding) -> bool:
     """Return whether a cause has most of its time in its first place."""
     return finding.places[0].wall_ns >= _CONCENTRATED * finding.wall_ns
@@ -284,10 +292,9 @@ def in_order(findings: Iterable[Finding], step: ReplayedStep | None) -> tuple[Fi
     """
 
     def key(one: Finding) -> tuple[int, float, str]:
-        best = one.tried.best if one.tried else None
-        gain: float | None = best.saves_ns if best else one.saves.ns if one.saves else None
-        if gain and not best and one.saves and one.saves.at_best:
-            gain *= 1.0 if is_concentrated(one) else ALL_OVER
+        best, saves = one.tried and one.tried.best, gain_of(one)
+        counts = ALL_OVER if saves and saves.at_best and not is_concentrated(one) else 1.0
+        gain = None if saves is None else counts * saves.ns
         if one.held_bytes is not None:
             return 4, -one.held_bytes, one.rule
         if one.tried and one.tried.verdict == "does not help":

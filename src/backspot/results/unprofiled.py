@@ -1,4 +1,4 @@
-"""A report in the time of real steps, as people read it where steps were timed unrecorded."""
+"""Results in the time of real steps, as people read them where steps were timed unrecorded."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from backspot.results.costs import Row, WallKinds
+from backspot.results.costs import Phase, Row, WallKinds
 from backspot.results.findings import Finding
-from backspot.results.grouping import add_totals, ranked_rows
+from backspot.results.grouping import Subtree, add_totals, ranked_rows, subtree_of
 from backspot.results.report import Report, changed
 
 Cost = TypeVar("Cost", bound=Any)
@@ -68,9 +68,22 @@ def in_real_time(report: Report) -> Report:
     return known
 
 
+def subtree_in_real_time(subtree: Subtree) -> Subtree:
+    """Return a module with those inside it as ``in_real_time`` has it."""
+    rows, left = [], [subtree]
+    while left:
+        one = left.pop()
+        left += one.children
+        row, ns = one.row, one.row.unprofiled_ns
+        part = 1.0 if ns is None else ns / max(1, row.wall_ns)
+        rows.append(replace(_scaled(row, part), wall_ns=row.wall_ns if ns is None else ns))
+    real = {row.path: row for row in add_totals(rows)}
+    return subtree_of(real[subtree.row.path], real)
+
+
 def _in_real_time(report: Report) -> Report:
     parts = real_parts(report)
-    if not parts:
+    if {*parts.values()} <= {1.0}:
         return report
     forward = parts.get("(forward)", parts[STEP])
     real = [_real_row(row, parts[row.path], forward, report.has_gpu) for row in report.modules]
@@ -85,10 +98,7 @@ def _in_real_time(report: Report) -> Report:
         "operators": tuple(
             _scaled(one, now[one.name] / max(1, was[one.name])) for one in report.operators
         ),
-        "phases": tuple(
-            replace(_scaled(one, parts[f"({one.name})"]), unprofiled_ns=None)
-            for one in report.phases
-        ),
+        "phases": tuple(_real_phase(one, parts[f"({one.name})"]) for one in report.phases),
         "launches": tuple(
             replace(one, idle_ns=int(one.idle_ns * parts.get(f"({one.phase})", parts[STEP])))
             for one in report.launches
@@ -107,6 +117,12 @@ def _in_real_time(report: Report) -> Report:
         },
     }
     return changed(report, **fields)
+
+
+def _real_phase(phase: Phase, part: float) -> Phase:
+    wall = round(phase.wall_ns * part)  # exactly, as phases sum to the step
+    busy = min(phase.busy_ns, wall)
+    return replace(_scaled(phase, part), wall_ns=wall, busy_ns=busy, unprofiled_ns=None)
 
 
 def _real_row(row: Row, part: float, forward: float, has_gpu: bool) -> Row:
@@ -133,15 +149,13 @@ _TIMES = ("wall_ns", "cpu_ns", "recompute_ns", "split_ns")
 
 
 def _times(one: Any, part: float) -> dict[str, Any]:
-    """The clock time of a cost and the host's, scaled; ``busy_ns`` is a device's."""
+    """The clock time of a cost and the host's, scaled."""
     found: dict[str, Any] = {
         name: int(getattr(one, name) * part) for name in _TIMES if hasattr(one, name)
     }
     for name in ("wall_ns_by_step", "cpu_ns_by_step"):
         if hasattr(one, name):
             found[name] = _each(getattr(one, name), part)
-    if hasattr(one, "busy_ns"):
-        found["busy_ns"] = min(one.busy_ns, found["wall_ns"])
     return found
 
 

@@ -25,9 +25,9 @@ from backspot.render._findings import (
     cost_of_place,
     has_advice,
     listed,
+    overlap,
     place_name,
     searched,
-    shares_time_with,
     trial_of,
     worth,
 )
@@ -36,7 +36,7 @@ from backspot.render._phases import explained, kept_phases, phase_text
 from backspot.render._words import KINDS, Part, made_by
 from backspot.render.view import Selection, View, heaviest_line, operators_by
 from backspot.results.costs import OperatorCost, Row, WallKinds
-from backspot.results.findings import Finding
+from backspot.results.findings import Finding, gain_of
 from backspot.results.report import Report
 
 _TAGS = {"text": "", "name": "code", "node": "code", "number": "b"}
@@ -129,7 +129,7 @@ def findings_list(report: Report, *, shown_first: int) -> str:
         summary = f"<summary>{counted(len(rest), 'more finding')}</summary>"
         more = f'<details>{summary}<ol class="found">{"".join(rest)}</ol></details>'
     step = report.replayed_step
-    priced = [one for one in found if one.saves and one.saves.ns]
+    priced = [one for one in found if (gain := gain_of(one)) and gain.ns]
     total = f'<p class="together" id="together" data-ns="{step.ns}" hidden></p>' if step else ""
     return (
         f'<section class="findings"><h2>{HEADING}</h2>'
@@ -146,24 +146,22 @@ def _finding(report: Report, finding: Finding, before: Sequence[Finding]) -> str
         for place in places
     )
     named += f'<li class="muted">{more}</li>' if more else ""
-    same = " and ".join(
-        f"“{shown(other.title)}”" for other in shares_time_with(report, finding, before)
-    )
-    overlap = f'<p class="muted">Can be partly the same time as {same}: do not add them up.</p>'
+    same = overlap(report, finding, before)
+    same = f'<p class="muted">{shown(same)}</p>' if same else ""
     link = ""
     if urlsplit(finding.link).scheme == "https":
         link = f' <a href="{shown(finding.link)}" target="_blank" rel="noreferrer">Read more</a>'
     remedy = f'<p class="remedy">{shown(finding.remedy)}{link}</p>' if has_advice(finding) else ""
     where = f'<ul class="places" aria-label="Where">{named}</ul>' if named else ""
     tick = ""
-    if finding.saves is not None and finding.saves.ns:
-        data = f'data-ns="{finding.saves.ns}" data-best="{int(finding.saves.at_best)}"'
+    if (gain := gain_of(finding)) and gain.ns:
+        data = f'data-ns="{gain.ns}" data-best="{int(gain.at_best)}"'
         tick = f'<label class="fix" hidden><input type="checkbox" {data}> fix this</label>'
     return (
         f'<li><div class="cost"><b>{time}</b><span class="muted">{share}</span>{tick}</div>'
         f"<div><h3>{shown(finding.title)}</h3><p>{shown(finding.seen)}</p>"
         f"{remedy}{_trial(finding)}"
-        f"{overlap if same else ''}{where}</div></li>"
+        f"{same}{where}</div></li>"
     )
 
 
