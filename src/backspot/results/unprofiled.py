@@ -21,11 +21,13 @@ def real_parts(report: Report) -> dict[str, float]:
     """Return how long each place takes in a real step, as a part of its recorded time.
 
     A place is the path of a row, a phase as ``(loss)``, or ``STEP``, which holds for all others.
-    Empty where no real step was timed.
+    Empty where no real step was timed, and where the times are those of one already.
     """
     if report.unprofiled_step_ns is None or not report.phases or not report.step_ns:
         return {}
     whole = report.unprofiled_step_ns / report.step_ns
+    if whole == 1 and all(one.unprofiled_ns is None for one in report.phases):
+        return {}
 
     def part(one: Any) -> float:
         known = one.wall_ns and one.unprofiled_ns is not None
@@ -83,7 +85,7 @@ def subtree_in_real_time(subtree: Subtree) -> Subtree:
 
 def _in_real_time(report: Report) -> Report:
     parts = real_parts(report)
-    if {*parts.values()} <= {1.0}:
+    if not parts:
         return report
     forward = parts.get("(forward)", parts[STEP])
     real = [_real_row(row, parts[row.path], forward, report.has_gpu) for row in report.modules]
