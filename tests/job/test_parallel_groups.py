@@ -149,7 +149,7 @@ for block in whole:  # and gradients in the same group
 record("unknown", whole)
 waiting = split(blocks(), mesh)
 if rank == 1:
-    waiting[1].mlp.register_forward_pre_hook(lambda *_: time.sleep(0.1))
+    waiting[1].mlp.register_forward_pre_hook(lambda *_: time.sleep(0.3))
 record("late", waiting)
 dist.destroy_process_group()
 """
@@ -174,14 +174,15 @@ def test_each_kind_of_parallelism_of_two_ranks_is_recognised(tmp_path: Path) -> 
         expected = "tensor" if role == "sequence" else role
         assert (role, group.role, group.ranks) == (role, expected, (0, 1))
         assert group.collectives >= 2
-    # One rank reaches the collective of the last module 100 ms after the other.
+    # One rank reaches the collective of the last module 300 ms after the other. On a busy machine
+    # each waits for the other now and then.
     job = _job(tmp_path / "late")
     first, *rest = job.modules
     assert (first.path, first.worst_rank, first.part) == ("1.mlp", 1, "forward_host")
-    assert first.cost_ns > 90_000_000 > 2 * max(one.cost_ns for one in rest)
+    assert first.cost_ns > 150_000_000 > max(one.cost_ns for one in rest)
     assert [one.rank for one in job.slowest] == [1] * len(job.slowest)
     waits = {one.rank: one.wait_ns for one in job.ranks}
-    assert waits[0] > 80_000_000 > waits[1]
+    assert waits[0] > 150_000_000 > waits[1]
 
 
 @pytest.mark.slow

@@ -71,5 +71,5 @@ def test_bubbles_of_a_pipeline_are_found_and_its_stages_are_not_compared(tmp_pat
     assert {one.rule for one in job.findings} == {"pipeline-bubble"}
     layers = {spread.path: spread.cost_ns for spread in job.modules if spread.path[:1].isalpha()}
     assert layers == {f"layer{number}": 0 for number in range(4)}
-    for one in job.ranks:  # while the other stage sleeps twice for 20 ms
-        assert 35_000_000 < one.stalled_ns < one.step_ns
+    for one in job.ranks:  # while the other stage sleeps for 40 ms, and both are delayed
+        assert 20_000_000 < one.stalled_ns < one.step_ns
