@@ -517,3 +517,15 @@ def test_the_trace_tells_whose_parameters_an_optimizer_updates(tmp_path):
     assert {one.path for one in told} == {"0", "1.0", "2"}
     assert sum(one.tensors for one in told) == 4
     assert sum(one.numbers for one in told) == 64 + 8 + 8 + 4
+
+
+@pytest.mark.slow
+def test_an_export_that_lives_to_the_end_warns_of_nothing():
+    code = (
+        "import torch; from backspot.trace.profiler import Export\n"
+        "with torch.profiler.profile() as prof: torch.ones(2).sum()\n"
+        "import warnings; warnings.simplefilter('error'); kept = Export(prof)"
+    )
+    command = [sys.executable, "-c", code]  # with what it does at its end
+    done = subprocess.run(command, capture_output=True, check=True, timeout=60)
+    assert b"ResourceWarning" not in done.stderr

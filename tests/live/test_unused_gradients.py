@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 from torch.profiler import ProfilerActivity, profile
 
 import backspot
@@ -90,3 +91,26 @@ def test_nothing_watches_optimizers_when_nothing_is_instrumented():
     with backspot.instrument(network()):
         assert len(module._global_optimizer_post_hooks) == before + 1
     assert len(module._global_optimizer_post_hooks) == before
+
+
+def test_a_mode_of_the_script_sees_no_look_at_its_gradients():
+    seen: list[object] = []
+
+    class Mode(TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            seen.append(function)
+            return function(*args, **(kwargs or {}))
+
+    model = nn.Linear(8, 8)
+    optimizer = sgd(model)
+
+    def functions() -> list[object]:
+        seen.clear()
+        with Mode():
+            model(torch.ones(2, 8)).sum().backward()
+            optimizer.step()
+        return list(seen)
+
+    plain = functions()
+    with backspot.instrument(model), profile(activities=[ProfilerActivity.CPU]):
+        assert functions() == plain

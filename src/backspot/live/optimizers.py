@@ -17,7 +17,7 @@ import torch
 
 from backspot.interrupts import pass_on
 from backspot.live.owner import Scope
-from backspot.live.torch_internals import dynamo, profiler
+from backspot.live.torch_internals import autograd, dynamo, profiler
 from backspot.live.torch_internals.modules import parameters_of
 from backspot.live.torch_internals.process import hook_steps
 from backspot.trace.names import OPTIMIZER_GROUPS
@@ -62,7 +62,8 @@ class OptimizerWatch:
         try:
             self._known.add(optimizer)
             if profiler.recording():
-                self._label_unused(optimizer)
+                with autograd.ignore_torch_function():  # a mode of the script sees only its own
+                    self._label_unused(optimizer)
                 _mark_groups(optimizer)
         except Exception as error:
             pass_on(error)  # a label is never worth a failed step

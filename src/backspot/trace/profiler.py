@@ -15,7 +15,7 @@ from pathlib import Path
 from shutil import disk_usage
 from tempfile import TemporaryDirectory
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, finalize
 
 import numpy as np
 
@@ -129,8 +129,9 @@ class Export:
     """
 
     def __init__(self, profiler: Any) -> None:
-        self._file = ExitStack()
-        self._path = self._file.enter_context(exported(profiler))
+        file = ExitStack()
+        self._path = file.enter_context(exported(profiler))
+        finalize(self, file.close)  # a folder that goes by itself warns
 
     def __enter__(self) -> Path:
         return self._path
