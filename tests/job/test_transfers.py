@@ -151,3 +151,16 @@ def test_ranks_that_transfer_in_one_direction_have_no_common_clock() -> None:
     moved = match_transfers({0: rank(0, to=(1,)), 1: rank(1, of=(0,))}, (0,))
     assert moved is not None
     assert set(aligned_by(moved, {0: RankClock(0, 0.0, 0, 0.0)})) == {0}
+
+
+def test_transfers_of_devices_take_as_long_as_their_kernels() -> None:
+    first = summarize(RANKS / "parallel" / "pp.rank0.trace.json.gz")
+    (group,) = first.groups
+
+    def back(call: Call) -> Call:
+        return Call(call.kind, to=(0,) * len(call.of), of=(0,) * len(call.to))
+
+    other = changed(first, calls=tuple(map(back, group.calls)))
+    job = answer([first, msgspec.structs.replace(other, source="other", rank=1)])
+    assert max(one.stalled_ns for one in job.ranks) > 0.4 * job.step_ns
+    assert job.replayed_step_ns == pytest.approx(job.step_ns, rel=0.001)
