@@ -160,7 +160,7 @@ def _ran(events: Events, index: Ints) -> Mask:
     for thread, others in grouped(events.thread, on_host):
         here = mine.get(thread)
         if here is not None:
-            starts = np.sort(events.start[others])
+            starts = np.sort(events.start[others], kind="stable")
             begin, end = events.start[index[here]], events.end[index[here]]
             called[here] = np.searchsorted(starts, end) - np.searchsorted(starts, begin, "right")
     first, alike = _alike(events, index)

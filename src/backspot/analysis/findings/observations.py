@@ -341,7 +341,7 @@ def host_operators(evidence: Evidence) -> Ints:
     kept = []
     called = dict(grouped(events.thread, calls))
     for thread, mine in grouped(events.thread, index):
-        times = np.sort(events.start[called.get(thread, mine[:0])])
+        times = np.sort(events.start[called.get(thread, mine[:0])], kind="stable")
         quiet = np.searchsorted(times, events.start[mine]) == np.searchsorted(
             times, events.end[mine]
         )

@@ -224,7 +224,7 @@ def _of_thread(
     calls = [line_of_call(text) for text in frames.texts]
     function, called = frames.function[mine].tolist(), frames.line[mine].tolist()
     # A function of C in which operators run is one of PyTorch's.
-    starts = np.sort(events.start[events.of(Category.OPERATOR)])
+    starts = np.sort(events.start[events.of(Category.OPERATOR)], kind="stable")
     entered = frames.start[mine]
     left = entered + frames.duration[mine]
     calls_torch = np.searchsorted(starts, left) > np.searchsorted(starts, entered)

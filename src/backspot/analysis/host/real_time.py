@@ -49,9 +49,9 @@ def real_time(stacked: HostSteps, plain: HostSteps | None, step_ns: int) -> tupl
         Sorted times, and nanoseconds that pass as these do. Between two moments, real time passes
         evenly.
     """
-    base = plain or stacked
     names = {name: at for at, name in enumerate(stacked.events.names)}
-    known = [_gaps(base, step, names) for step in np.flatnonzero(base.chosen).tolist()]
+    chosen = np.flatnonzero(plain.chosen).tolist() if plain else ()
+    known = [_gaps(plain or stacked, step, names) for step in chosen]
     times, lengths = [], []
     for step in range(len(stacked.start)):
         mine = _gaps(stacked, step, names)

@@ -147,8 +147,8 @@ class _Finder:
         self._of_device = {}
         for device in distinct(ownership.work.device):
             mine = ownership.work.device == device
-            launched, ended = np.sort(graph.launch[mine]), np.sort(ownership.work.end[mine])
-            self._of_device[device] = launched, ended
+            times = graph.launch[mine], self._work.end[mine]
+            self._of_device[device] = tuple(np.sort(one, kind="stable") for one in times)
 
     def of_queues(self, start: int, end: int) -> list[int]:
         """Return the last launch before into each queue that had finished."""
