@@ -285,7 +285,7 @@ MUTATIONS = (
     Mutation(
         "a mode of the user's hears of an operator",
         "live/torch_internals/autograd.py",
-        "    if not _takes_dictionaries or _dispatch_modes():",
+        "    if not _takes_dictionaries or dispatch_modes():",
         "    if not _takes_dictionaries:",
         f"{SAME}::test_a_mode_of_the_user_hears_of_no_operator_of_ours",
     ),

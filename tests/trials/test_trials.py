@@ -20,6 +20,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import backspot
 from backspot.live.trials import attempts
@@ -371,6 +373,35 @@ def why_not(report, live, rule="optimizer-kernels"):
     (found,) = with_trials(asked(report, rule), live, "operators").findings
     assert not found.tried.variants
     return found.tried.why_not
+
+
+@pytest.mark.parametrize("kind", [TorchFunctionMode, TorchDispatchMode])
+def test_a_mode_of_the_training_sees_no_trial(report, kind):
+    class Counting(kind):
+        calls = 0
+
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            self.calls += 1
+            return function(*args, **kwargs or {})
+
+        __torch_dispatch__ = __torch_function__
+
+    training = Training()
+    training.step()
+    live = training.live()
+    with Counting() as mode:
+        assert why_not(report, live) == "a mode of the training sees its functions"
+    assert mode.calls == 0
+
+
+def test_the_default_device_forbids_no_trial(report):
+    training = Training()
+    training.step()
+    with torch.device("cpu"):
+        (found,) = with_trials(
+            asked(report, "optimizer-kernels"), training.live(), "operators"
+        ).findings
+    assert found.tried.variants
 
 
 def test_an_optimizer_of_the_users_is_refused(report):

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from backspot.live.torch_internals.lookup import Location, find, no, nothing
+from backspot.live.torch_internals.process import dispatch_modes
 from backspot.live.torch_internals.profiler import enabled_here, profiling
 
 # The sequence number of the next node that this thread makes. -1 without it: no marker is written,
@@ -80,8 +81,6 @@ JOINS: frozenset[type] = frozenset(
 # makes a dictionary and a handle for each node, in Python, at ten times the cost.
 _takes_dictionaries = hasattr(find("_C", "_FunctionBase"), "_register_hook_dict")
 
-# How many ``__torch_dispatch__`` modes are at work. Without it they see one operator of Backspot.
-_dispatch_modes: Callable[[], int] = find("_C", "_len_torch_dispatch_stack") or (lambda: 0)
 _empty = torch.empty(0, device="cpu")
 
 
@@ -107,7 +106,7 @@ def node_hooker(hook: Callable[..., None]) -> Callable[[torch.autograd.graph.Nod
 
 def _carrier_of(hook: Callable[..., None]) -> torch.Tensor | None:
     """Return a tensor that carries a hook; ``None`` if none can be made here."""
-    if not _takes_dictionaries or _dispatch_modes():  # a mode of the user's would see the tensor
+    if not _takes_dictionaries or dispatch_modes():  # a mode of the user's would see the tensor
         return None
     carrier: Any = _empty.data  # no operator, which the profiler would record
     carrier._backward_hooks = {0: hook}

@@ -14,13 +14,14 @@ from typing import Any
 
 from torch.nn.modules import module as _module
 from torch.optim import optimizer as _optimizer
+from torch.utils._device import DeviceContext
 from torch.utils._pytree import tree_flatten, tree_map
 
 from backspot.live.torch_internals.lookup import find
 
 __all__ = [
-    "GLOBAL_HOOKS", "hooks_of", "innermost_mode", "is_rescheduled", "sleep_on_gpu",
-    "tree_flatten", "tree_map", "version_of",
+    "GLOBAL_HOOKS", "dispatch_modes", "hooks_of", "innermost_mode", "is_observed", "is_rescheduled",
+    "sleep_on_gpu", "tree_flatten", "tree_map", "version_of",
 ]  # fmt: skip
 
 # Has the current GPU do nothing for so many cycles, so that the host gets ahead of it. Without it a
@@ -110,12 +111,20 @@ def is_rescheduled(step: Any) -> bool:
 
 # The modes that see functions of this thread, innermost last. PyTorch takes away the innermost one,
 # whoever leaves. Without these names no mode counts as in use.
-_number_of_modes = find("_C", "_len_torch_function_stack")
-_mode_at = find("_C", "_get_function_stack_at")
+_number_of_modes: Callable[[], int] = find("_C", "_len_torch_function_stack") or (lambda: 0)
+_mode_at: Callable[[int], Any] = find("_C", "_get_function_stack_at") or (lambda _: None)
+
+# How many ``__torch_dispatch__`` modes are at work. Without it they see Backspot's operators too.
+dispatch_modes: Callable[[], int] = find("_C", "_len_torch_dispatch_stack") or (lambda: 0)
 
 
 def innermost_mode() -> Any:
     """Return the innermost mode that sees functions of this thread, or ``None``."""
-    if _number_of_modes is None or _mode_at is None or not _number_of_modes():
-        return None
-    return _mode_at(_number_of_modes() - 1)
+    modes = _number_of_modes()
+    return _mode_at(modes - 1) if modes else None
+
+
+def is_observed() -> bool:
+    """Return whether a mode of this thread sees what runs; the default device's does no harm."""
+    modes = map(_mode_at, range(_number_of_modes()))
+    return dispatch_modes() > 0 or not all(isinstance(mode, DeviceContext) for mode in modes)

@@ -15,7 +15,7 @@ from backspot.errors import UsageError
 from backspot.formatting import percent, quoted
 from backspot.interrupts import pass_on
 from backspot.live.torch_internals.dynamo import compilations
-from backspot.live.torch_internals.process import innermost_mode
+from backspot.live.torch_internals.process import innermost_mode, is_observed
 from backspot.live.trials.chains import Chains
 from backspot.live.trials.measuring import Clock, Times, TooLong, Worth, measure, reason
 from backspot.live.trials.trial import Asked, Entry, Live, remedies_of
@@ -34,6 +34,7 @@ _TITLES = {
     "optimizer": "The optimizer is faster in another form",
     "clipping": "Gradient clipping is faster in another form",
 }
+_MODE = "a mode of the training sees its functions"
 _OF_MANY = 0.8
 """The share of the step in which a device must work, so that the host does not decide its time."""
 
@@ -76,7 +77,7 @@ def _why_not_watched(live: Live) -> str:
     modules = (module for model in live.models.values() for module in model.modules())
     if any(isinstance(module, fast) and not module.training for module in modules):
         return "a step that is watched leaves the fast path of MultiheadAttention"
-    return "" if innermost_mode() is None else "a mode of the training sees its functions"
+    return "" if innermost_mode() is None else _MODE
 
 
 def chains_of(step: Callable[[], object], live: Live, report: Report, trials: Trials) -> Live:
@@ -166,6 +167,8 @@ def _attempt(asked: Asked, entries: list[Entry], until: float) -> Tried | None:
                 raise Refused("the time for trials was up")
             if entry.chains and not (asked.live.chains and asked.live.chains.functions):
                 raise Refused(asked.live.why_no_chains or "no step came after the recording")
+            if is_observed():
+                raise Refused(_MODE)
             with untouched(asked.live), _own_memory(asked.live.device):
                 tried = _measured(entry, asked, until)
             if tried is not None and not tried.why_not:
