@@ -40,7 +40,7 @@ else:
 
 @pytest.mark.slow
 def test_the_slow_rank_is_named_and_so_is_one_that_has_ended(tmp_path: Path) -> None:
-    """Planted: 50 ms in one module of rank 1. Rank 3 ends before it leaves its summary."""
+    """Planted: 150 ms in one module of rank 1. Rank 3 ends before it leaves its summary."""
     (output, _), *_ = train(TRAINING + PROFILED, 4, tmp_path, "-c")
     job = msgspec.json.decode(output, type=backspot.JobReport)
     assert [one.rank for one in job.ranks] == [0, 1, 2]

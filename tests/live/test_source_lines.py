@@ -283,13 +283,15 @@ def test_no_tensor_frame_or_class_outlives_its_step():
 def test_what_is_kept_for_a_profile_goes_with_it():
     from backspot.trace.source_lines import live_tables
 
-    model = Net()
+    model, others = Net(), len(live_tables)  # of profiles that other tests have kept
     with backspot.instrument(model, lines=True), cpu() as profiler:
         step(model)
     assert any(results is profiler.profiler.kineto_results for results in live_tables)
+    of_ours = weakref.ref(profiler.profiler.kineto_results)
     del profiler
     gc.collect()
-    assert len(live_tables) == 0
+    assert of_ours() is None
+    assert len(live_tables) <= others
 
 
 def run_source(source, name):

@@ -29,7 +29,7 @@ dist.init_process_group(
 torch.manual_seed(0)
 model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.ReLU()) for _ in range(5)))
 if rank == 1:
-    model[2][0].register_forward_pre_hook(lambda *_: time.sleep(0.05))
+    model[2][0].register_forward_pre_hook(lambda *_: time.sleep(0.15))
 wrapped = nn.parallel.DistributedDataParallel(model)
 optimizer = torch.optim.SGD(model.parameters(), 0.01)
 def step():
@@ -37,7 +37,7 @@ def step():
     optimizer.step()
     optimizer.zero_grad()
 """
-"""Planted in each process of rank 1: 50 ms in the module ``2.0``."""
+"""Planted in each process of rank 1: 150 ms in the module ``2.0``."""
 
 
 def train(
