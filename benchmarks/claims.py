@@ -106,7 +106,8 @@ _Answer = tuple[Mapping[str, Any], str]
 def _device(of: Mapping[str, Any], name: str) -> str:
     hardware = of["questions"][name].get("hardware") or of["hardware"]
     if hardware["device"] == "cpu":
-        return f"{hardware.get('cpus_used') or hardware.get('cpus', 2)} CPU cores"
+        cores = hardware.get("cpus_used") or hardware.get("cpus", 2)
+        return f"{cores} CPU core{'s' * (cores > 1)}"
     return str(hardware["device"].removeprefix("NVIDIA ").split()[0])
 
 
