@@ -155,8 +155,9 @@ def _named(change: Change) -> Part:
 
 def _title(change: Change) -> str:
     """What a row is called; a phase as in a report."""
-    known = [text for name, text in PHASES.items() if (change.kind, change.name) == ("phase", name)]
-    return known[0] if known else change.title
+    if change.kind != "phase":
+        return change.title
+    return next((text for name, text in PHASES.items() if name == change.name), change.title)
 
 
 def _of_gpu(change: Change) -> str:

@@ -92,7 +92,20 @@ def finding(
     """
     if not cost.places:
         return None
-    about = "", title, seen, remedy, cost.wall_ns, cost.places, cost.steps, nodes, operators
-    more = cost.removable, at_least, change or {}
-    # It is about time, not memory, and nothing has been tried yet.
-    return Found(*about, kernels, link, saves, None, None, *more)
+    return Found(
+        rule="",
+        title=title,
+        seen=seen,
+        remedy=remedy,
+        wall_ns=cost.wall_ns,
+        places=cost.places,
+        steps=cost.steps,
+        nodes=nodes,
+        operators=operators,
+        kernels=kernels,
+        link=link,
+        saves=saves,
+        removable=cost.removable,
+        at_least=at_least,
+        change=change or {},
+    )
