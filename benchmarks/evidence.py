@@ -9,8 +9,9 @@ the summary, the commit, the seconds that it took, and what did not run and why.
 commit stay, with that commit, until they are measured again; newer results of a question that was
 asked by itself are taken in. ``claims.py`` makes the claims of the documents from this file.
 
-On several GPUs, what is timed has the first and a third of the cores to itself, what is counted has
-the second, and what is over by then leaves both to what needs two.
+On several GPUs, what is timed has the first and a third of the cores to itself. On the second, what
+is counted shares the GPU and the other cores; then comes what is timed on any GPU but bears no
+other work on it. At last comes what needs two.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from benchmarks.workers import NO_TIME
 PLAN = {
     "cuda": {
         "planted": "--trials 104 --jobs 8",
-        "timm_sweep": "--jobs 15",
+        "timm_sweep": "--jobs 8",
         "trial_truth": "",
         "gpu_truth": "--jobs 4",
         "published_causes": "--jobs 8",
@@ -46,8 +47,8 @@ PLAN = {
         "overhead": "",
         "false_alarms": "--jobs 5 --keep {folder}/false_alarms",
         "causes": "record -o {folder}/causes --jobs 6 && judge {folder}/causes --jobs 8",
-        "compiled_truth": "--jobs 7 --subset",
-        "compare_runs": "--pairs 20 --jobs 6",
+        "compiled_truth": "--jobs 4 --subset",
+        "compare_runs": "--pairs 20 --jobs 4",
         "limit_truth": "--jobs 4",
         "planted_ranks": "",
         "planted_transfers": "",
@@ -76,8 +77,16 @@ PLAN = {
 }
 """What answers on which device, the most important first, and the options of a full run."""
 
-_TIMED = ("planted", "trial_truth", "gpu_truth", "published_causes", "what_if", "overhead")
-_TOGETHER = ("planted_ranks", "planted_transfers", "memory_ranks", "overhead_ranks")
+_TIMED = ("gpu_truth", "trial_truth", "what_if", "published_causes", "limit_truth", "overhead")
+_COUNTED = (
+    ("timm_sweep",),
+    ("causes",),
+    ("waits_truth", "planted", "planted_python"),
+    ("memory_truth", "compiled_truth"),
+)
+_ALONE = ("false_alarms", "compare_runs")
+_TOGETHER = ("overhead_ranks", "planted_ranks", "planted_transfers", "memory_ranks")
+"""On two GPUs: one after the other, beside each other, without others on the GPU, on both GPUs."""
 
 _ENDS = {0: "done", 1: "done, with faults", 3: "in part", 4: "cannot run"}
 _OVER = ("done", "done, with faults", "cannot run")
@@ -261,22 +270,29 @@ def side_by_side(
 ) -> bool:
     """Answer what is timed on one GPU and what is counted on another, then what needs both."""
     _take_in(_known(device, folder), device, folder)
-    gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1").split(",")
+    gpus = (os.environ.get("CUDA_VISIBLE_DEVICES") or "0,1").split(",")
     cores = sorted(os.sched_getaffinity(0))
     quiet = len(cores) // 3
-    timed = [name for name in names if name in _TIMED]
-    counted = [name for name in names if name not in _TIMED + _TOGETHER]
     command = [sys.executable, "-m", "benchmarks", "all", "--device", device, "--gpus", "1"]
-    command += ["--minutes", str(budget.left / 60), "--turn", str(turn), "--folder", str(folder)]
-    lanes = (timed, cores[:quiet]), (counted, cores[quiet:])
+    command += ["--turn", str(turn), "--folder", str(folder)]
     running = []
+
+    def start(gpu: str, lane: Sequence[str], own: Sequence[int]) -> None:
+        if only := [name for name in names if name in lane]:
+            more = ["--minutes", str(budget.left / 60), "--only", ",".join(only)]
+            environment = {**os.environ, "CUDA_VISIBLE_DEVICES": gpu}
+            running.append(subprocess.Popen([*command, *more], env=environment))
+            os.sched_setaffinity(running[-1].pid, own or cores)
+
     try:
-        for gpu, (only, own) in zip(gpus, lanes, strict=False):
-            if only:
-                environment = {**os.environ, "CUDA_VISIBLE_DEVICES": gpu}
-                one = subprocess.Popen([*command, "--only", ",".join(only)], env=environment)
-                running.append(one)
-                os.sched_setaffinity(one.pid, own or cores)
+        others = {*names}.difference(_TIMED, *_COUNTED, _ALONE, _TOGETHER)
+        for lane in (*_COUNTED, tuple(others)):
+            start(gpus[1], lane, cores[quiet:])
+        counted = [*running]
+        start(gpus[0], _TIMED, cores[:quiet])
+        for one in counted:
+            one.wait()
+        start(gpus[1], _ALONE, cores[quiet:])
         ends = [one.wait() for one in running]
     finally:
         for one in running:

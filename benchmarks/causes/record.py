@@ -12,7 +12,8 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.harness import Run, turn, write_json
+from benchmarks.causes.judge import recorded_facts
+from benchmarks.harness import Run, commit, turn, write_json
 from benchmarks.measuring import (
     Budget,
     machine,
@@ -139,6 +140,10 @@ def record(run: Run, cases: Mapping[str, Case], names: Sequence[str], folder: Pa
     folder.mkdir(parents=True, exist_ok=True)
     budget, began = Budget(run.seconds), time.monotonic()
     results: dict[str, Record] = {}
+    if not run.cases:  # a run that was cut off goes on
+        known = recorded_facts(folder)
+        there = known["cases"] if known.get("commit") == commit() else {}
+        names = [one for one in names if there.get(one, {}).get("status") != "recorded"]
     for ranks, group in _groups(names, cases, run).items():
         records = run_jobs(
             [{"name": name, "folder": str(folder.resolve())} for name in group],
@@ -188,6 +193,6 @@ def _write_facts(folder: Path, results: Mapping[str, Record], device: str) -> No
     for name, found in results.items():
         end = "recorded" if found["end"] == "done" else found["end"]
         facts[name] = {"status": end, **{k: v for k, v in found.items() if k != "end"}}
-    known = folder / "recorded.json"
-    before = json.loads(known.read_text())["cases"] if known.exists() else {}
-    write_json(known, {"hardware": machine(device), "cases": {**before, **facts}})
+    cases = {**recorded_facts(folder)["cases"], **facts}
+    about = {"commit": commit(), "hardware": machine(device)}
+    write_json(folder / "recorded.json", {**about, "cases": cases})
