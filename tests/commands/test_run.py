@@ -485,13 +485,16 @@ def test_the_training_goes_on_while_the_report_is_made(write, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ending", ["", "raise ValueError('broken')", "raise KeyboardInterrupt"])
-def test_what_was_recorded_is_reported_when_the_script_ends_early(ending, write, tmp_path):
-    path = write(training("train(8)", ending))
+@pytest.mark.parametrize("thread", ["", "Thread(target=main_thread().join).start()"])
+def test_what_was_recorded_is_reported_when_the_script_ends_early(thread, ending, write, tmp_path):
+    path = write(training("from threading import *", "train(8)", thread, ending))
+    # Where tabulate is installed, PyTorch makes Python forget that it was interrupted.
+    plain = python(path, start=preloaded.python(), cwd=tmp_path)
     done = observed("--warmup", "1", "--steps", "4", path, cwd=tmp_path)
     report = backspot.Report.load(tmp_path / "backspot" / "report.json")
     assert report.steps == 2
     assert report.trace.endswith("steps 7 to 8")
-    assert done.returncode == (0 if not ending else 1 if "Value" in ending else -2)
+    assert done.returncode == plain.returncode
 
 
 @pytest.mark.slow

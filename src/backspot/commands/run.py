@@ -164,6 +164,7 @@ class _Observation:
         self._folder = _folder(args.output, args.force)
         self._recorded = 0
         self._observer: Observer | None = None
+        self._ended = False
 
     def begin(self) -> None:
         """Start to observe; torch has been imported."""
@@ -212,6 +213,7 @@ class _Observation:
         self._ignore()
         before, steps = recorder.reports, recorder.steps
         self._recorded = 0
+        self._ended = True
         recorder.end()
         if not _is_first():
             return
@@ -274,14 +276,14 @@ class _Observation:
     def _deliver(self, recorded: Recorded) -> Rest | None:
         """Make the report: in a thread while the training goes on, if nothing waits for it.
 
-        A training that has a thread of its own may end after the interpreter starts no more.
+        An interpreter that ends starts no thread: a training in another thread may outlive it.
         """
         from backspot.live.saving import save, save_beside
 
         self._recorded = recorded.count
         gathering = _gathering(recorded)
         of_main = threading.current_thread() is threading.main_thread()
-        if gathering is None and of_main and not self._args.exit:
+        if gathering is None and of_main and not (self._ended or self._args.exit):
             try:
                 made = save_beside(recorded, self._given[0], self._folder)
             except (BackspotError, OSError) as error:
