@@ -59,9 +59,9 @@ def python(*arguments, start=(sys.executable,), **more):
     return subprocess.run([*start, *map(str, arguments)], capture_output=True, check=False, **more)
 
 
-def observed(*arguments, **more):
+def observed(*arguments, trials="none", **more):
     """``backspot run`` in a process that has PyTorch already."""
-    return program("run", *arguments, python=preloaded.python(), **more)
+    return program("run", "--trials", trials, *arguments, python=preloaded.python(), **more)
 
 
 def told(done):
@@ -220,7 +220,7 @@ def test_a_script_without_torch_runs_and_is_told_why_there_is_no_report(write, t
 def test_the_report_is_printed_on_standard_error_and_written(write, tmp_path):
     path = write(training("train(9)"))
     plain = python(path, start=preloaded.python(), cwd=tmp_path)
-    done = observed(*SMALL, path, cwd=tmp_path)
+    done = observed(*SMALL, path, trials="operators", cwd=tmp_path)
     assert done.stdout == plain.stdout
     assert sorted(file.name for file in (tmp_path / "backspot").iterdir()) == [
         "report.html",

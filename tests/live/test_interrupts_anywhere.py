@@ -233,7 +233,7 @@ WHILE_INSTRUMENTING = """
 
 def run(script, *arguments):
     source = textwrap.dedent(COMMON) + textwrap.dedent(script)
-    command = [*preloaded.python(), "-c", source, *arguments]
+    command = [*preloaded.python(), preloaded.WHOLE, "-c", source, *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=900)
 
 

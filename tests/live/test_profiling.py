@@ -449,7 +449,7 @@ backspot.profile(step, model, steps=2, warmup=1, unprofiled=1, stacks=False)
 def test_a_terminal_sees_how_far_it_is_and_a_file_does_not():
     ours, theirs = pty.openpty()
     environment = {**os.environ, "TERM": "xterm"}
-    command = [*preloaded.python(), "-c", LONG]
+    command = [*preloaded.python(), preloaded.WHOLE, "-c", LONG]
     subprocess.run(command, stderr=theirs, env=environment, check=True)
     os.close(theirs)
     told = b""

@@ -7,6 +7,9 @@ environment, folder and streams to a server that has imported torch and used not
 server forks, and the fork goes on like a new interpreter. No module of torch is in its
 ``sys.modules`` until something imports torch: a finder brings them back then. Signals and the exit
 code pass through the client, and a client that is killed takes its process with it.
+
+A fork ends as Python ends, but for what takes longest: PyTorch is not taken apart, object by
+object. ``[*python(), WHOLE, ...]`` does that too, for tests of what could crash there.
 """
 
 from __future__ import annotations
@@ -18,6 +21,8 @@ import sys
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+
+WHOLE = "--whole"
 
 # In the tests ------------------------------------------------------------------------------------
 
@@ -91,10 +96,12 @@ def _ask(address: str, arguments: list[str]) -> None:
 
 def _serve(listening: socket.socket) -> list[str]:
     """Fork for each client; return, in the fork, the arguments for Python."""
+    import atexit
     import gc
     import json
     import select
 
+    atexit.register(_say_no_more)  # first: it runs last
     import msgspec  # noqa: F401 - what Backspot itself needs, and rich
     import torch._dynamo  # noqa: F401 - which the first optimizer imports
     from rich import console, table  # noqa: F401
@@ -179,11 +186,13 @@ class _Kept:
 
 def _go_on_as_python(arguments: list[str]) -> None:
     """Do what the interpreter does with its arguments."""
-    import atexit
     import runpy
     import warnings
 
-    atexit.register(_say_no_more)
+    if arguments[0] == WHOLE:
+        del arguments[0]
+    else:
+        _leave_the_rest()
     sys.meta_path.insert(0, _Kept())
     sys.path[0:1] = [""]
     sys.path[1:1] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
@@ -212,11 +221,31 @@ def _go_on_as_python(arguments: list[str]) -> None:
         exec(code, vars(main))
 
 
+def _leave_the_rest() -> None:
+    """Let this process end before PyTorch's libraries are taken apart, once Python has ended."""
+    import ctypes
+
+    libc = ctypes.CDLL(None)
+    libc.setvbuf(ctypes.c_void_p.in_dll(libc, "stdout"), None, 2, 0)  # nothing is left to flush
+    libc.on_exit(libc._exit, None)
+    _KEPT.extend(
+        name for name in sys.modules if name.partition(".")[0] not in sys.stdlib_module_names
+    )
+
+
+_KEPT: list[str] = []
+"""The modules that stay whole at the end."""
+
+
 def _say_no_more() -> None:
-    """Keep nanobind from listing what ``gc.freeze`` has kept as leaks."""
+    """Keep nanobind from listing what ``gc.freeze`` has kept as leaks; let modules be."""
+    import ctypes
+
     sys.stderr.flush()
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 2)
+    kept = [sys.modules.pop(name, None) for name in _KEPT]
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
 
 
 if __name__ == "__main__":
