@@ -40,7 +40,14 @@ TESTED_ELSEWHERE = {
 
 
 @pytest.fixture
-def settings(monkeypatch):
+def preloaded_python(tmp_path, monkeypatch):
+    """Processes that benchmarks start have PyTorch already."""
+    if sys.platform == "linux":
+        monkeypatch.setattr(sys, "executable", str(preloaded.executable(tmp_path)))
+
+
+@pytest.fixture
+def settings(monkeypatch, preloaded_python):
     """Benchmarks set PyTorch's global settings; the next test must not see them."""
     torch = pytest.importorskip("torch")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
@@ -270,10 +277,8 @@ sys.exit(int(sys.argv[1]))
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch):
+def place(tmp_path, preloaded_python):
     pytest.importorskip("torch")
-    if sys.platform == "linux":
-        monkeypatch.setattr(sys, "executable", str(preloaded.executable(tmp_path)))
     checkout = tmp_path / "checkouts" / "owner" / "name"
     checkout.mkdir(parents=True)
     (checkout / "train.py").write_text(SCRIPT)
