@@ -289,7 +289,9 @@ CRASH = """
 @pytest.mark.parametrize("hooks", MODES)
 def test_the_process_survives_ranges_that_outlive_their_session(hooks, markers):
     script = f"HOOKS, MARKERS = {hooks!r}, {markers}\n{textwrap.dedent(CRASH)}"
-    done = subprocess.run([*preloaded.python(), preloaded.WHOLE, "-c", script], capture_output=True, text=True)
+    done = subprocess.run(
+        [*preloaded.python(), preloaded.WHOLE, "-c", script], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip().endswith("alive")
 

@@ -117,7 +117,10 @@ def test_threads_beside_a_recording_train_on_and_nothing_is_left(way, tmp_path):
 
 def program_of(path):
     return subprocess.run(
-        [*preloaded.python(), preloaded.WHOLE, str(path)], capture_output=True, check=False, timeout=300
+        [*preloaded.python(), preloaded.WHOLE, str(path)],
+        capture_output=True,
+        check=False,
+        timeout=300,
     )
 
 

@@ -236,7 +236,10 @@ print(all(p.grad is not None for p in model.parameters()))
 def test_a_profiler_stopped_within_backward():
     """In a process of its own: PyTorch cannot profile again on this thread afterwards."""
     done = subprocess.run(
-        [*preloaded.python(), preloaded.WHOLE, "-c", STOPPED], capture_output=True, text=True, timeout=120
+        [*preloaded.python(), preloaded.WHOLE, "-c", STOPPED],
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr[-500:]
     assert done.stdout.split() == ["True", "True"]
