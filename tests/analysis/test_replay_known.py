@@ -43,6 +43,31 @@ def test_a_module_hidden_behind_another_on_its_own_stream_saves_nothing(tmp_path
     assert saves(found, a=0.0, b=0.0) == pytest.approx(8.9, abs=0.25)
 
 
+@pytest.mark.parametrize(("blocks", "b", "a"), [(8.0, 6.1, 7.1), (0.5, 0.1, 4.1)])
+def test_kernels_of_two_queues_that_fill_a_device_follow_one_another(tmp_path, blocks, b, a):
+    """Each starts as the last blocks of the one before end. Others stay where they are."""
+    program = Program()
+    for step, at in program.steps():
+        program.node(step, "b", at, at + 100 * US)
+        program.node(step, "a", at + 100 * US, at + 200 * US)
+        kernels = [(0, 4, 8, 10), (3, 8, 7, 110), (7, 12, 8, 20), (11, 16, 7, 120)]
+        for begin, end, stream, launch in kernels:
+            program.trace.kernel(
+                at + begin * MS + 150 * US,
+                at + end * MS + 150 * US,
+                launch=at + launch * US,
+                stream=stream,
+                blocks=blocks,
+            )
+        for small in range(1, 6):  # as in most queues, one directly after the other
+            begin = at + 16 * MS + (150 + 2 * small) * US
+            program.trace.kernel(begin, begin + US, launch=at + (130 + small) * US)
+        program.call("cudaDeviceSynchronize", at + 300 * US, at + 16 * MS + 170 * US)
+    found = program.recording(tmp_path)
+    assert saves(found, b=0.0) == pytest.approx(b, abs=0.3)
+    assert saves(found, a=0.0) == pytest.approx(a, abs=0.3)
+
+
 def test_in_a_step_that_waits_for_the_host_a_kernel_saves_nothing_and_a_node_saves_all(tmp_path):
     program = Program()
     for step, at in program.steps():

@@ -86,8 +86,11 @@ class Trace:
         cat: str = "kernel",
         device: int = 0,
         stream: int = 7,
+        blocks: float | None = None,
     ) -> None:
         """Device work, and the call that launched it unless ``launch`` is ``None``.
+
+        ``blocks`` are those for each multiprocessor.
 
         The call returns when it begins, or at ``launched``.
         """
@@ -105,6 +108,8 @@ class Trace:
             cat, name, start, end, stream, correlation=correlation, device=device, stream=stream
         )
         event["pid"] = device
+        if blocks is not None:
+            event["args"]["blocks per SM"] = blocks
 
     def annotation(self, name: str, start: int, end: int, thread: int = 1) -> None:
         self.event("user_annotation", name, start, end, thread)

@@ -16,6 +16,7 @@ _IDLE = 20_000  # nanoseconds: after so long the work before does not delay a la
 _LATE = 5_000  # nanoseconds: work that starts so much later than it could waited for something
 _LATENCY, _GAP = 5_000, 1_000  # nanoseconds, where the trace has no work to measure them on
 _QUEUE = 1024  # launches that fit into a queue before the next launch waits
+_FILLED = 1_000  # thousandths of a block for each multiprocessor: such a kernel fills the device
 _NEVER = -1e18
 
 
@@ -82,6 +83,7 @@ def find_device_graph(events: Events, ownership: Ownership, step: Ints) -> Devic
         wait=_waits_for_ranks(ownership, step),
     )
     _add_events(events, ownership, graph)
+    _add_shared_units(events, ownership, graph, latency, usual)
     _add_late_starts(ownership, graph, latency, usual)
     return graph
 
@@ -180,6 +182,30 @@ def _add_events(events: Events, ownership: Ownership, graph: DeviceGraph) -> Non
             columns = (item[kept], cause[kept], np.minimum(lag[kept], _GAP).astype(np.float64))
             for one, other, after in zip(*(column.tolist() for column in columns), strict=True):
                 graph.other.setdefault(one, {})[other] = after
+
+
+def _add_shared_units(
+    events: Events, ownership: Ownership, graph: DeviceGraph, latency: float, usual: float
+) -> None:
+    """Let kernels of several queues that fill a device run one after the other.
+
+    A kernel with a block for each multiprocessor leaves no room for another: that one starts when
+    the last blocks of the one before end, and no sooner if that one takes another time.
+    """
+    work = ownership.work
+    fills = (work.tier == Tier.COMPUTE) & (take(events.size, work.event, 0) >= _FILLED)
+    for _, mine in grouped(work.device, np.flatnonzero(fills)):
+        for queue in distinct(work.queue[mine]):
+            others, own = mine[work.queue[mine] != queue], mine[work.queue[mine] == queue]
+            cause = take(others, np.searchsorted(work.start[others], work.start[own]) - 1)
+            lag = work.start[own] - take(work.end, cause, 0)
+            kept = (cause >= 0) & (lag <= _IDLE)
+            columns = (own[kept], cause[kept], np.minimum(lag[kept], _GAP).astype(np.float64))
+            for item, other, after in zip(*(column.tolist() for column in columns), strict=True):
+                graph.other.setdefault(item, {})[other] = after
+            late = own[kept & (lag < 0)]
+            graph.latency[late] = np.minimum(graph.latency[late], latency)
+            graph.gap[late] = np.minimum(graph.gap[late], usual)
 
 
 def _add_late_starts(

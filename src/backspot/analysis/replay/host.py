@@ -30,7 +30,7 @@ class ProfilerCost(msgspec.Struct, frozen=True):
 
     Attributes:
         operator_ns: nanoseconds for each operator and annotation.
-        runtime_ns: nanoseconds for each call of the device's runtime.
+        runtime_ns: nanoseconds for each call of the device's runtime that starts device work.
         label_ns: nanoseconds for each label around a module's call.
         marker_ns: nanoseconds for each marker of a node.
         peer_wait: the share of the waits for other ranks that is due to the profiler, 0 to 1. A
@@ -97,7 +97,7 @@ class HostLine(msgspec.Struct, frozen=True):
             between two nodes belongs to the node before.
         operators: how many operators and annotations were recorded in each interval; half of each
             counts before its start and half after its end.
-        calls: as ``operators``, for calls of the runtime.
+        calls: as ``operators``, for calls of the runtime that start device work.
         labels: as ``operators``, for labels of forward calls.
         markers: as ``operators``, for markers of nodes.
     """
@@ -186,11 +186,17 @@ def find_host_line(
 
 
 def _recorded(events: Events, index: Ints) -> Ints:
-    """Return which cost each event has: 0 operator, 1 call, 2 label, 3 marker, 4 none."""
+    """Return which cost each event has: 0 operator, 1 call, 2 label, 3 marker, 4 none.
+
+    Calls that start no device work follow one another within half a microsecond while they are
+    recorded, too: they have none.
+    """
     kind_of = np.zeros(len(Category), np.int64)
     kind_of[Category.RUNTIME] = 1
     kind_of[Category.MODULE_CALL] = 4
     kind = kind_of[events.category[index]]
+    of_device = events.correlation[events.of(Category.KERNEL, Category.MEMCPY, Category.MEMSET)]
+    kind[(kind == 1) & ~is_in(events.correlation[index], of_device)] = 4
     of_name = np.array(
         [0 if label is None else 2 if label.kind is Kind.FORWARD else 3 for label in events.labels],
         np.int64,

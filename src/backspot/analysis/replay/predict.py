@@ -125,6 +125,7 @@ class Prediction(msgspec.Struct, frozen=True, dict=True):
         spread = float(steps.std(ddof=1)) if len(steps) > 2 else _SPREAD * step.ns
         error = _ERROR * step.ns + _OF_SPREAD * spread
         shared = _time_shared(self.recording.ownership.work)
+        shared /= max(1, len(found[0].steps))
         errors = [error + float((shared[c.work] * (1 - c.work_factors)).sum()) for c in changes]
         shorter = np.max([one.shorter for one in found], axis=0)
         most = shorter * _MEASURED_MORE + (shorter > 0) * error
@@ -442,7 +443,7 @@ def predict(recording: Recording, real_step_ns: int | None) -> Prediction | Refu
 def _time_shared(work: DeviceWork) -> Floats:
     """Return for how long each piece of device work runs beside other computation on its device.
 
-    Both share the device's units, which a replay does not know: without one, the other runs faster.
+    Both share the device's units: without one, the other runs faster by what no replay knows.
     """
     shared = np.zeros(len(work.start))
     for _, mine in grouped(work.device, np.flatnonzero(work.tier == Tier.COMPUTE)):

@@ -15,7 +15,7 @@ import numpy as np
 
 from backspot.analysis.replay.devices import DeviceGraph
 from backspot.analysis.replay.waits import HostWait
-from backspot.analysis.timeline import merged, take
+from backspot.analysis.timeline import grouped, take
 from backspot.trace.events import Ints
 
 __all__ = ["Batch", "Schedule", "find_schedule"]
@@ -100,21 +100,23 @@ def find_schedule(
     count = int(last[-1]) + 1
     needs = np.full(count, -1)  # the last row that each row waits for
 
+    # Work can wait for what the host launches later: it is done when all of that is launched.
+    known = _raised(graph, queue, row, 0)
     full = np.flatnonzero(graph.after_end_of >= 0)
-    needs[row[full]] = row[graph.after_end_of[full]]
+    needs[row[full]] = known[graph.after_end_of[full]]
     at = first[np.searchsorted(stations, [wait.end for wait in waits])].tolist()
     waited = [
         (here, cause, lag, wait.event)
         for here, wait in zip(at, waits, strict=True)
         for cause, lag in wait.causes
-        if row[cause] < here
+        if known[cause] < here
     ]
     followed = [
         (here, int(last[np.searchsorted(stations, wait.follows)]), float(wait.end - wait.follows))
         for here, wait in zip(at, waits, strict=True)
         if wait.follows >= 0
     ]
-    waiting = [(here, row[cause]) for here, cause, *_ in waited]
+    waiting = [(here, known[cause]) for here, cause, *_ in waited]
     for here, earlier in waiting + [(here, earlier) for here, earlier, _ in followed]:
         needs[here] = max(needs[here], earlier)
 
@@ -126,14 +128,8 @@ def find_schedule(
             begins.append(here)
     of_row = np.repeat(np.arange(len(begins)), np.diff([*begins, count]))
 
-    rows = row.tolist()
-    turns = [0]  # the rows at which works begin that wait for another run of their batch
-    for here, need in sorted(
-        (rows[item], max(rows[cause] for cause in causes)) for item, causes in graph.other.items()
-    ):
-        if need >= max(turns[-1], begins[of_row[here]]):
-            turns.append(here)
-    turn = np.searchsorted(merged(np.array(begins), np.array(turns)), row, side="right")
+    batch = of_row[known]
+    turn = _raised(graph, queue, batch * (len(row) + 1), 1)
     work = np.lexsort((row, queue, turn))
     place = np.empty_like(work)
     place[work] = np.arange(len(work))
@@ -152,10 +148,26 @@ def find_schedule(
         Batch(*rows_of, row[mine] - rows_of[0], place[graph.after_end_of[mine]])
         for rows_of, mine in zip(pairwise([*begins, count]), np.split(full, divided), strict=True)
     ]
-    for run, number in zip(runs, of_row[row[work[bounds[:-1]]]].tolist(), strict=True):
+    for run, number in zip(runs, batch[work[bounds[:-1]]].tolist(), strict=True):
         batches[number].runs.append(run)
     for here, cause, lag, event in waited:
         batches[of_row[here]].waits.append((here, int(place[cause]), lag, event))
     for follow in followed:
         batches[of_row[follow[0]]].follows.append(follow)
     return Schedule(first, last, work, place, row[work], batches, other)
+
+
+def _raised(graph: DeviceGraph, queue: Ints, numbers: Ints, more: int) -> Ints:
+    """Return numbers of work that are never lower than these, nor than those before in the queue.
+
+    What waits for other queues has at least the numbers of what it waits for, and ``more``.
+    """
+    found: Ints = numbers.copy()
+    queues, least = queue.tolist(), numbers.tolist()
+    latest = dict.fromkeys(queues, 0)
+    for item in sorted(graph.other):  # work is sorted by its start
+        needed = max(max(least[one], latest[queues[one]]) for one in graph.other[item])
+        latest[queues[item]] = found[item] = max(least[item], latest[queues[item]], needed + more)
+    for _, mine in grouped(queue):
+        found[mine] = np.maximum.accumulate(found[mine])
+    return found
