@@ -13,7 +13,7 @@ from backspot.analysis.replay.host import ZERO
 from backspot.results.report import predictor_of
 from backspot.trace.compiled import KEY, Parameters, format_compiled
 from support import h200
-from support.replays import MS, PATHS, US, Program, recording, unfitted
+from support.replays import BACKWARD, FORWARD, MS, PATHS, US, Program, recording, unfitted
 
 PAIRS = (
     # A recording with a fault, one without it, and the finding that prices the remedy.
@@ -131,6 +131,55 @@ def test_a_host_that_waits_no_longer_goes_on(tmp_path):
     assert both.saves_ns > 10 * MS
     assert both.at_best
     assert set(both.alone) == {"no_waits", "graph"}
+
+
+def test_a_copy_to_pinned_memory_that_has_ended_by_chance_is_no_wait(tmp_path):
+    program = Program()
+    for step, at in program.steps():
+        program.node(step, "b", at, at + 6 * MS)
+        program.trace.kernel(at + 20 * US, at + 2 * MS, launch=at + 10 * US)
+        copied = program.trace.event(
+            "cuda_runtime", "cudaMemcpyAsync", at + 30 * US, at + 2 * MS + 20 * US, 2,
+            correlation=step + 1,
+        )  # fmt: skip
+        program.trace.event(
+            "gpu_memcpy", "Memcpy DtoH (Device -> Pinned)", at + 2 * MS, at + 2 * MS + 10 * US, 7,
+            correlation=copied["args"]["correlation"], device=0, stream=7,
+        )["pid"] = 0  # fmt: skip
+    report = backspot.locate(program.save(tmp_path))
+    with pytest.raises(backspot.UsageError, match="the host waits for no device"):
+        report.what_if(no_waits=True)
+
+
+def masked(folder, *, asked: bool) -> backspot.Finding:
+    """Rows that a forward picks by eight masks, and what asks first whether there are any."""
+    program = Program(paths=("a", "b"))
+    for step, at in program.steps():
+        begin = at - BACKWARD + FORWARD + 100 * US
+        program.trace.forward("heads", "M", begin, begin + 9 * MS)
+        for number in range(8):
+            start = begin + 20 * US + number * MS
+            if asked:
+                program.trace.operator("aten::any", start, start + 40 * US)
+                program.trace.operator("aten::is_nonzero", start + 50 * US, start + 350 * US)
+                program.call("cudaStreamSynchronize", start + 60 * US, start + 340 * US, thread=1)
+            program.trace.operator("aten::index", start + 400 * US, start + 800 * US)
+            program.trace.operator("aten::nonzero", start + 410 * US, start + 700 * US)
+            program.call("cudaStreamSynchronize", start + 420 * US, start + 690 * US, thread=1)
+        program.node(step, "b", at + 10 * MS, at + 11 * MS)
+        program.trace.kernel(at + 10 * MS + 9 * US, at + 11 * MS, launch=at + 10 * MS + 8 * US)
+    report = backspot.locate(program.save(folder))
+    (found,) = (one for one in report.findings if one.rule == "masked-indexing")
+    return found
+
+
+def test_without_masks_nobody_asks_whether_they_pick_anything(tmp_path):
+    for name in ("asked", "not"):
+        (tmp_path / name).mkdir()
+    more = masked(tmp_path / "asked", asked=True).saves.ns
+    assert more == pytest.approx(
+        masked(tmp_path / "not", asked=False).saves.ns + 8 * 340 * US, rel=0.05
+    )
 
 
 def test_chains_of_a_module_take_as_long_as_the_usual_kernel_of_each(tmp_path):

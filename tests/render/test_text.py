@@ -783,6 +783,15 @@ def test_what_a_trial_measured_comes_before_what_a_replay_says_and_each_is_said_
     assert "less without it" not in text
 
 
+def test_a_trial_says_that_its_times_are_cpu_time():
+    now, fused = Variant("as it is", 4_000_000), Variant("fused=True", 1_000_000, verdict="helps")
+    said = str(Tried("it", (now, fused), 15, cpu_time=True))
+    assert "4.0 ms → 1.0 ms of CPU time with fused=True; a step" in said
+    worse = Tried("it", (now, replace(fused, verdict="does not help")), 15, cpu_time=True)
+    assert "4.0 ms of CPU time as it is" in str(worse)
+    assert "CPU time" not in str(replace(worse, cpu_time=False))
+
+
 def test_two_findings_about_the_same_idle_time_say_so_everywhere():
     made, text = shown_with(found("launch-bound"), found("small-batch"))
     said = "Can be partly the same time as “launch-bound”: do not add them up."

@@ -56,6 +56,8 @@ class Tried:
         variants: The code as it is, and then each variant. Empty if nothing was tried.
         rounds: How often each variant was measured.
         why_not: Why nothing was tried, or ``""``.
+        cpu_time: Whether times are CPU time of the one thread that trains, which other processes do
+            not lengthen, as they do the clock time of findings.
 
     Example:
         >>> tried = report.findings[0].tried
@@ -67,6 +69,7 @@ class Tried:
     variants: tuple[Variant, ...] = ()
     rounds: Count = 0
     why_not: str = ""
+    cpu_time: bool = False
 
     @property
     def best(self) -> Variant | None:
@@ -88,15 +91,16 @@ class Tried:
         now, best = self.variants[0], self.best
         others = [_of(one) for one in self.variants[1:] if one is not best]
         rest = f" {'; '.join(others)}." if others else ""
+        of_cpu = " of CPU time" * self.cpu_time
         if best is not None:
             return (
-                f"Tried here: {duration(now.ns)} → {duration(best.ns)} with {best.name}; a step "
-                f"takes at least {duration(best.saves_ns)} less "
+                f"Tried here: {duration(now.ns)} → {duration(best.ns)}{of_cpu} with {best.name}; a "
+                f"step takes at least {duration(best.saves_ns)} less "
                 f"({duration(max(best.saves_low_ns, 0))} to {duration(best.saves_high_ns)}).{rest}"
             )
         said = {"undecided": "undecided", "fails": "no variant runs"}
         verdict = said.get(self.verdict, "does not help")
-        return f"Tried here, {verdict}: {duration(now.ns)} as it is;{rest}"
+        return f"Tried here, {verdict}: {duration(now.ns)}{of_cpu} as it is;{rest}"
 
 
 def _of(one: Variant) -> str:

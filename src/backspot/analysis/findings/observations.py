@@ -275,25 +275,33 @@ _MASKS = 4
 """Indexing by a mask in a step, from which it is a pattern. One or two pick the tokens of a loss,
 say, which saves the work of the others."""
 _MASKS_LEAST = 0.05
+_ASKS = (("aten::is_nonzero", "aten::item"), ("aten::gt", "aten::ne"), ("aten::any", "aten::sum"))
+"""How a program asks whether a mask picks anything, the last first: ``if mask.sum() > 0``."""
 
 
 @_once
 def by_masks(evidence: Evidence) -> tuple[Mask, Ints, Placed]:
     """Return nodes that index by a mask, such operators of the forward, and what both cost.
 
-    There are none where they are few, or take little.
+    The cost includes what asks, directly before, whether the mask picks anything: without an index
+    nobody asks. There are none where they are few, or take little.
     """
     events = evidence.events
-    index, _ = forward_operators(evidence)
-    index = index[events.names_where(lambda name: name.startswith(_BY_MASK))[events.name[index]]]
+    index, span = forward_operators(evidence)
+    order = np.lexsort((events.start[index], span))
+    index, span = index[order], span[order]
+    named = events.names_where(lambda name: name.startswith(_BY_MASK))[events.name[index]]
     counting = events.named(Category.OPERATOR, "aten::nonzero")
-    around = enclosing(events, index, events.thread[counting], events.start[counting])
+    around = enclosing(events, index[named], events.thread[counting], events.start[counting])
     operators = merged(around[around >= 0])
     if len(operators) < _MASKS * evidence.report.steps:
         operators = operators[:0]
     made = np.isin(evidence.ownership.join.operator, operators)
     nodes = evidence.spans_around(counting) & evidence.in_pass & made
-    placed = both_ways(evidence, nodes, operators, _MASKS_LEAST, whole=True)
+    goes, same = np.isin(index, operators), np.diff(span, append=NOTHING) == 0
+    for kind in _ASKS:
+        goes |= np.append(goes[1:], False) & same & events.name_mask(*kind)[events.name[index]]
+    placed = both_ways(evidence, nodes, index[goes], _MASKS_LEAST, whole=True)
     if not placed.places:
         nodes, operators = np.zeros_like(nodes), operators[:0]
     return nodes, operators, placed

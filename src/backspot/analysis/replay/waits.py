@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 import numpy as np
 
 from backspot.analysis.attribution.ownership import Ownership
 from backspot.analysis.replay.devices import DeviceGraph
-from backspot.analysis.timeline import NOTHING, distinct, grouped, is_in
+from backspot.analysis.timeline import NOTHING, distinct, grouped, is_in, take
 from backspot.trace import Category, Events, names
 from backspot.trace.events import Ints
 
+_ASYNC = re.compile("Async")
+_AT_ONCE = re.compile(r"Memcpy \w+ \(\w+ -> Pinned|Memcpy \w+ \((Pinned|Device) -> Device")
+"""A call for such a copy waits for nothing, as CUDA's "API synchronization behavior" says. On a
+slow host, some copies have ended by chance when it returns."""
 _OWN = 5_000  # nanoseconds that a call that waits takes itself
 _RETURN = 3_000  # nanoseconds from the end of work until a call that waits for it returns
 _ROUNDING = 2_000  # nanoseconds between the clocks of host and device
@@ -62,6 +68,9 @@ def find_host_waits(
     waiting = events.names_where(names.is_synchronization)[events.name[calls]]
     of_events = events.names_where(names.is_event_synchronization)[events.name[calls]]
     copies = _own_work(events, ownership, calls, Category.MEMCPY)
+    at_once = events.names_where(_AT_ONCE.search)[events.name[ownership.work.event]]
+    at_once = take(at_once, copies, False) & events.names_where(_ASYNC.search)[events.name[calls]]
+    copies[at_once] = NOTHING
     launched = _own_work(events, ownership, calls, Category.KERNEL)
     long = (launched >= 0) & (events.duration[calls] >= _HELD)
     full = np.full(len(calls), NOTHING)

@@ -57,8 +57,8 @@ class Clock:
 
     def __init__(self, device: torch.device) -> None:
         self._device, self.is_cuda = device, device.type == "cuda"
-        alone = torch.get_num_threads() == 1 and not torch.cuda.is_initialized()
-        self._now = time.thread_time_ns if alone else time.perf_counter_ns
+        self.cpu_time = torch.get_num_threads() == 1 and not torch.cuda.is_initialized()
+        self._now = time.thread_time_ns if self.cpu_time else time.perf_counter_ns
         self._ahead: dict[Run, int] = {}
         self._late: Counter[Run] = Counter()
         self.waits = False
@@ -189,7 +189,7 @@ def measure(trial: Trial, clock: Clock, step_ns: int, seconds: float, worth: Wor
     found = (left_out.get(name) or judged(name) for name in trial.variants)
     notes = trial.notes
     variants = (replace(one, note=one.note or notes.get(one.name, "")) for one in found)
-    return Tried(trial.what, tuple(variants), number)
+    return Tried(trial.what, tuple(variants), number, cpu_time=clock.cpu_time)
 
 
 def _started(

@@ -22,7 +22,7 @@ from backspot.analysis.findings.observations import (
 )
 from backspot.analysis.findings.registry import Found, fallback_rule, finding, rule
 from backspot.analysis.host.waits import HostWaits
-from backspot.analysis.timeline import NOTHING, enclosing, is_in, merged, numbered, take
+from backspot.analysis.timeline import NOTHING, enclosing, is_in, merged, numbered
 from backspot.formatting import percent
 from backspot.results.findings import Finding, Place
 from backspot.results.host import Launches
@@ -349,10 +349,10 @@ def host_waits(evidence: Evidence) -> Finding | None:
     waits = evidence.waits
     waits = waits.where(~is_in(events.correlation[waits.event], to_device))
     # Those of boolean masks and of anomaly mode have rules of their own, which say more.
-    nodes, masks, _ = by_masks(evidence)
-    others = np.concatenate([masks, anomaly_checks(evidence)])
-    inside = enclosing(events, others, events.thread[waits.event], waits.start) >= 0
-    inside |= take(nodes, evidence.spans.of(events, waits.event), False)
+    checks, masked = anomaly_checks(evidence), by_masks(evidence)[2].removable
+    inside = enclosing(events, checks, events.thread[waits.event], waits.start) >= 0
+    if masked is not None:
+        inside |= is_in(waits.event, masked.waits)
     more = int((waits.first & inside).sum())
     elsewhere = say.per_step(more, "more wait")
     waits = waits.where(~inside)
