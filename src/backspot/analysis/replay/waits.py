@@ -13,7 +13,6 @@ from backspot.analysis.timeline import NOTHING, distinct, grouped, is_in, take
 from backspot.trace import Category, Events, names
 from backspot.trace.events import Ints
 
-_ASYNC = re.compile("Async")
 _AT_ONCE = re.compile(r"Memcpy \w+ \(\w+ -> Pinned|Memcpy \w+ \((Pinned|Device) -> Device")
 """A call for such a copy waits for nothing, as CUDA's "API synchronization behavior" says. On a
 slow host, some copies have ended by chance when it returns."""
@@ -68,8 +67,9 @@ def find_host_waits(
     waiting = events.names_where(names.is_synchronization)[events.name[calls]]
     of_events = events.names_where(names.is_event_synchronization)[events.name[calls]]
     copies = _own_work(events, ownership, calls, Category.MEMCPY)
-    at_once = events.names_where(_AT_ONCE.search)[events.name[ownership.work.event]]
-    at_once = take(at_once, copies, False) & events.names_where(_ASYNC.search)[events.name[calls]]
+    at_once = events.names_where(lambda name: _AT_ONCE.match(name) is not None)
+    at_once = take(at_once[events.name[ownership.work.event]], copies, False)
+    at_once &= events.names_where(lambda name: "Async" in name)[events.name[calls]]
     copies[at_once] = NOTHING
     launched = _own_work(events, ownership, calls, Category.KERNEL)
     long = (launched >= 0) & (events.duration[calls] >= _HELD)
