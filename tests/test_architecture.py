@@ -57,7 +57,7 @@ BUDGET = {
     "analysis/attribution": 4_050,
     "analysis/accounting": 4_100,
     "analysis/host": 800,
-    "analysis/findings": 4_820,  # the options of a finding have types
+    "analysis/findings": 4_850,  # a price has all that goes with the cause
     "analysis/replay": 2_800,
     "comparison": 1_180,
     "job": 4_020,
@@ -65,7 +65,7 @@ BUDGET = {
     "live": 10_420,
     "integrations": 850,
     "commands": 2_230,
-    "": 53_560,
+    "": 53_600,
 }
 WRITTEN = {".py", ".html", ".js", ".css"}
 MOST_SMALL_FILES = 32
