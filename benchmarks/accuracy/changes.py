@@ -31,6 +31,7 @@ from benchmarks.models import (
     made,
     resnet,
 )
+from benchmarks.workers import short
 
 
 @dataclass
@@ -172,22 +173,35 @@ class _Training:
         )
 
     def graph(self) -> Switch:
-        """Capture the step before anything of it has run on the stream of all others.
+        """Capture the step as PyTorch's notes on CUDA graphs say.
 
-        A node that holds gradients belongs to the stream on which it was made.
+        A node that holds gradients belongs to the stream on which it was made, so nothing of the
+        step has run on the stream of all others before; nothing reads from the device; and the
+        gradients are made within the graph, in its memory.
+
+        Raises:
+            RuntimeError: If the step cannot be captured, with what failed first. The process is
+                then of no use: PyTorch's allocator still waits for the capture to end.
         """
         aside = torch.cuda.Stream()
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):
             for _ in range(3):
                 self()
-            for optimizer in self._optimizers.values():  # gradients are made within the graph
+            for optimizer in self._optimizers.values():
                 optimizer.zero_grad(set_to_none=True)
         torch.cuda.current_stream().wait_stream(aside)
-        torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=aside, capture_error_mode="relaxed"):
-            self()
+        try:
+            with torch.cuda.graph(graph, stream=aside):
+                self()
+            graph.replay()
+            torch.cuda.synchronize()
+        except Exception as error:
+            first: BaseException = error
+            while first.__context__ is not None:  # the end of a failed capture fails, too
+                first = first.__context__
+            raise RuntimeError(f"CUDA error: the step is not captured: {short(first)}") from error
         self._graph = graph
         return Switch("a CUDA graph", "graph", {"graph": True}, partial(setattr, self, "graphed"))
 

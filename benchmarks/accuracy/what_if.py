@@ -16,7 +16,8 @@ A step that waits for the host varies from one to the next by more than most cha
 saving has a standard error (``real_error``, as a share of the step). A change that does nothing
 says whether that is right. ``settled`` are the changes with an error of at most 2%. A range holds
 a real saving (``in_range``; a measured saving below nothing counts as nothing), strictly, or within
-twice its error (``near_range``).
+twice its error (``near_range``). A model that cannot be measured, such as one whose step cannot be
+captured as a graph, is in ``not done`` with the reason.
 
 Not covered is the size of DDP's buckets, which needs several GPUs.
 """
@@ -52,6 +53,7 @@ _MISS = 0.06
 _NOISE = 0.02  # of the step: by so much a change may exceed its bound
 _KNOWN = 0.02  # of the step: the standard error of a real saving that is known
 _EXACT = 0.003  # of the step: a standard error with which the rounds end
+_GPU_S, _CPU_S = 1.5, 4.0  # for each step: a shorter turn of the evidence does fewer models instead
 _EACH = 3  # changes, between which the unchanged step is measured
 
 
@@ -85,7 +87,7 @@ def _times(
         milliseconds(step, run.device, 2)
     gc.collect()
     gc.freeze()  # a collection of all that was made before can take as long as a step
-    budget = Budget(len(steps) * (4.0 if on_cpu else min(run.seconds, 600) / 300))
+    budget = Budget(len(steps) * (_CPU_S if on_cpu else _GPU_S))
     rounds: list[Round] = []
     while len(rounds) < 3 or not (small or budget.left <= 0 or _are_known(rounds)):
         found = []
@@ -343,4 +345,11 @@ def answer(run: Run) -> Figures:
     )  # fmt: skip
     rows = [{key: one.get(key, "") for key in shown} for one in changes]
     nothing = [case["nothing"] for case in cases.values() if "nothing" in case]
-    return {"cases": cases, "rows": rows, "summary": _summary(changes, nothing)}
+    summary = _summary(changes, nothing)
+    if summary:
+        summary["not done"] = {
+            name: case.get("error", case["end"])
+            for name, case in cases.items()
+            if case["end"] != "done"
+        }
+    return {"cases": cases, "rows": rows, "summary": summary}
