@@ -13,7 +13,7 @@ from backspot.analysis.attribution.compiled import Unmatched
 from backspot.analysis.attribution.join import Join
 from backspot.analysis.attribution.ownership import Ownership, Special
 from backspot.analysis.attribution.partial import is_between_forwards
-from backspot.analysis.timeline import grouped, innermost, take
+from backspot.analysis.timeline import grouped, innermost, median, take
 from backspot.formatting import counted, duration
 from backspot.trace import Category, Events, names
 from backspot.trace.events import Ints, Mask
@@ -255,7 +255,7 @@ def _of_warm_up(events: Events, ownership: Ownership, *, warmed_up: bool) -> lis
     np.add.at(lasting, steps.of_pass, passes.end - passes.start)
     if not warmed_up and len(lasting) >= 3 and lasting[0] > _LONGER * lasting[1:].max() > 0:
         return [
-            f"The first step's backward took {lasting[0] / np.median(lasting[1:]):.1f} times as "
+            f"The first step's backward took {lasting[0] / median(lasting[1:]):.1f} times as "
             "long as the others: warm up before profiling."
         ]
     more = "more steps" if warmed_up else "a few steps"

@@ -10,7 +10,7 @@ The functions at the end group and look up values in arrays.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import overload
+from typing import Any, overload
 
 import msgspec
 import numpy as np
@@ -245,9 +245,10 @@ def enclosing(
         return found
     start = events.start[marks] if start is None else start
     end = events.end[marks]
-    asked = dict(grouped(thread))
-    for number, mine in grouped(events.thread[marks]):
-        here = asked.get(number, mine[:0])
+    of_threads = [*grouped(events.thread[marks])]
+    asked = dict(grouped(thread)) if len(of_threads) > _FEW else {}
+    for number, mine in of_threads:
+        here = asked.get(number, mine[:0]) if asked else np.flatnonzero(thread == number)
         found[here] = first_started(start[mine], end[mine], marks[mine]).at(time[here])
     return found
 
@@ -294,8 +295,7 @@ def merged(*edges: Ints) -> Ints:
     """Return all edges, sorted and distinct; ten times as fast as ``np.unique``, which hashes."""
     merged = np.concatenate([np.empty(0, np.int64), *edges])
     merged.sort(kind="stable")  # fast for arrays that are sorted in parts
-    first: Ints = merged[np.append(True, merged[1:] > merged[:-1])] if len(merged) else merged
-    return first
+    return merged.compress(np.append(True, merged[1:] > merged[:-1])[: len(merged)])
 
 
 @overload
@@ -310,10 +310,10 @@ def take(column: np.ndarray, index: Ints, missing: int = NOTHING) -> np.ndarray:
         missing: what is returned for negative indices.
     """
     if len(column) <= len(index):
-        extended = np.append(column, missing)
-        whole: np.ndarray = extended[np.maximum(index, NOTHING)]  # the last is the missing one
-        return whole
-    found = column[np.maximum(index, 0)]  # a long column takes longer to extend than to look at
+        extended = np.empty(len(column) + 1, bool if column.dtype == bool else np.int64)
+        extended[0], extended[1:] = missing, column
+        return extended.take(index + 1, mode="clip")
+    found = column.take(index, mode="clip")  # a long column takes longer to extend than to look at
     found = found if found.dtype == bool else found.astype(np.int64, copy=False)
     found[index < 0] = missing
     return found
@@ -358,6 +358,15 @@ def quantile(values: np.ndarray, share: float) -> np.ndarray:
     found: np.ndarray = (
         low + (high - low) * part if part < 0.5 else high - (high - low) * (1 - part)
     )
+    return found
+
+
+def median(values: np.ndarray | Sequence[Any], axis: int = 0) -> np.ndarray:
+    """Return the median of what is not NaN, as ``np.nanmedian``, which imports masked arrays."""
+    ordered = np.sort(np.asarray(values, np.float64), axis=axis)
+    known = np.sum(ordered == ordered, axis=axis, keepdims=True)  # NaNs are sorted last
+    lower, upper = (np.take_along_axis(ordered, at, axis) for at in ((known - 1) // 2, known // 2))
+    found: np.ndarray = ((lower + upper) / 2).squeeze(axis)
     return found
 
 

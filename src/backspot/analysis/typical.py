@@ -27,6 +27,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
+from backspot.analysis.timeline import median
 from backspot.results.costs import Hiccup
 from backspot.trace.events import Ints, Mask
 
@@ -167,14 +168,14 @@ def typical_step(
     known = counts[kind] >= _FEWEST
     kinds = [kind == number for number in np.flatnonzero(counts >= _FEWEST).tolist()]
     times = np.concatenate([length[None], places]).astype(float)
-    usual = np.repeat(np.median(times, axis=1, keepdims=True), steps, axis=1)
+    usual = np.repeat(median(times, 1)[:, None], steps, axis=1)
     for mine in kinds:
-        usual[:, mine] = np.median(times[:, mine], axis=1, keepdims=True)
+        usual[:, mine] = median(times[:, mine], 1)[:, None]
     usual *= _common(times[1:], usual)
     excess = times - usual
     expected = np.maximum(usual[0], 1)
     share = excess / expected
-    deviation = _NORMAL * np.median(np.abs(share), axis=1, keepdims=True)
+    deviation = _NORMAL * median(np.abs(share), 1)[:, None]
     least = np.full((len(times), 1), _PLACE_LONGER)
     least[0] = _LONGER
     least = np.maximum(least * np.where(known, 1, _UNLIKE), _DEVIATIONS * deviation)
@@ -206,7 +207,7 @@ def _common(places: np.ndarray, usual: np.ndarray) -> np.ndarray:
     ratios = np.where(counts, places / np.where(counts, usual, 1), np.nan)
     enough = counts.sum(axis=0) >= _FEWEST
     found = np.ones(places.shape[1])
-    found[enough] = np.nanmedian(ratios[:, enough], axis=0)
+    found[enough] = median(ratios[:, enough])
     shared: np.ndarray = np.maximum(found, 1)
     return shared
 

@@ -277,13 +277,16 @@ def sentence(parts: Sequence[Part], width: int, *, whole: bool) -> Text:
 
 def written(lines: Sequence[Text], width: int, *, color: bool) -> str:
     """Lines as a string, whatever the environment says about colours and terminals."""
+    for line in lines:
+        line.rstrip()
+    if not color:  # nothing of a style is left, and Rich takes longer to say so
+        return "\n".join(line.plain for line in lines).rstrip("\n")
     file = io.StringIO()
     console = Console(
         file=file,
         width=width,
-        color_system="standard" if color else None,
-        force_terminal=color,
-        no_color=not color,
+        color_system="standard",
+        force_terminal=True,
         force_jupyter=False,
         force_interactive=False,
         legacy_windows=False,
@@ -293,6 +296,5 @@ def written(lines: Sequence[Text], width: int, *, color: bool) -> str:
         _environ={},
     )
     for line in lines:
-        line.rstrip()
         console.print(line, soft_wrap=True)
     return file.getvalue().rstrip("\n")

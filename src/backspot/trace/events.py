@@ -248,7 +248,7 @@ class Events(msgspec.Struct, frozen=True, dict=True):
     def chosen(self, names: Mask, *categories: Category) -> Ints:
         """Return the indices of the events of these categories with names in a mask."""
         index, name = self._index(categories)
-        found: Ints = index[names[name]] if names.any() else index[:0]
+        found: Ints = index[np.flatnonzero(names.take(name))] if names.any() else index[:0]
         return found
 
     def name_mask(self, *prefixes: str) -> Mask:

@@ -251,7 +251,7 @@ class _Accountant:
             owner = np.concatenate([owner, owner])
             at = np.concatenate([blocks.came[chosen], blocks.went[chosen]])
             change = np.concatenate([blocks.size[chosen], -blocks.size[chosen]])
-            order = np.lexsort((at, owner))
+            order = np.argsort(owner * (len(self.reported) + 1) + at, kind="stable")
             owner = owner[order]
             # Each owner's changes sum to 0, so the next owner begins at 0.
             held = np.cumsum(change[order])
@@ -363,9 +363,10 @@ class _Accountant:
         reported, blocks = self.reported, self.blocks
         time, allocated = reported.time[mine], self.allocated[mine]
         width = max(1, -(-int(time[-1] - time[0] + 1) // _MOMENTS))
-        order = np.lexsort((-allocated, (time - time[0]) // width))
-        part = ((time - time[0]) // width)[order]
-        chosen = np.sort(mine[order[np.append(True, part[1:] != part[:-1])]])
+        begins = np.flatnonzero(np.diff((time - time[0]) // width, prepend=-1))
+        most = np.maximum.reduceat(allocated, begins)
+        most = np.flatnonzero(allocated == np.repeat(most, np.diff(begins, append=len(time))))
+        chosen = mine[most[np.searchsorted(most, begins)]]
         recorded = (blocks.device == device) & (blocks.came >= 0)
         live = np.flatnonzero(recorded & blocks.live_at(at))
         names, of_owner = self._repeated()

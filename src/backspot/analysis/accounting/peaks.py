@@ -19,7 +19,7 @@ class _Device(msgspec.Struct, frozen=True):
     """One kind of device.
 
     Attributes:
-        name: matches the whole name of the device, without the maker.
+        name: what the device is called, without the maker; names that end in ``*`` go on.
         half: peak of bf16 and fp16 on tensor cores, in TFLOP/s.
         tf32: peak of tf32 on tensor cores; 0 for none.
         fp32: peak of plain fp32.
@@ -37,6 +37,10 @@ class _Device(msgspec.Struct, frozen=True):
     gbps: float
     source: str
     has_bf16: bool = True
+
+    def is_called(self, name: str) -> bool:
+        begin = self.name.rstrip("*")
+        return name == begin or (begin != self.name and name.startswith(begin))
 
 
 _VOLTA = "NVIDIA V100 data sheet, 2020"
@@ -67,38 +71,39 @@ def _geforce(name: str, cores: int, gigahertz: float, gbps: float, source: str) 
 
 
 _DEVICES = (
-    _Device(r"V100-(SXM\d|DGXS).*", 125.0, 0, 15.7, 0, 900, _VOLTA, has_bf16=False),
-    _Device(r"V100-PCIE.*", 112.0, 0, 14.0, 0, 900, _VOLTA, has_bf16=False),
-    _Device(r"V100S-PCIE.*", 130.0, 0, 16.4, 0, 1134, _VOLTA, has_bf16=False),
-    _Device(r"T4", 65.0, 0, 8.1, 0, 320, _TURING, has_bf16=False),
-    _Device(r"A100-SXM4-40GB", 312.0, 156.0, 19.5, 0, 1555, _A100),
-    _Device(r"A100-SXM4-80GB", 312.0, 156.0, 19.5, 0, 2039, _A100),
-    _Device(r"A100-PCIE-40GB", 312.0, 156.0, 19.5, 0, 1555, _A100),
-    _Device(r"A100 80GB PCIe", 312.0, 156.0, 19.5, 0, 1935, _A100),
+    _Device("V100-SXM*", 125.0, 0, 15.7, 0, 900, _VOLTA, has_bf16=False),
+    _Device("V100-DGXS*", 125.0, 0, 15.7, 0, 900, _VOLTA, has_bf16=False),
+    _Device("V100-PCIE*", 112.0, 0, 14.0, 0, 900, _VOLTA, has_bf16=False),
+    _Device("V100S-PCIE*", 130.0, 0, 16.4, 0, 1134, _VOLTA, has_bf16=False),
+    _Device("T4", 65.0, 0, 8.1, 0, 320, _TURING, has_bf16=False),
+    _Device("A100-SXM4-40GB", 312.0, 156.0, 19.5, 0, 1555, _A100),
+    _Device("A100-SXM4-80GB", 312.0, 156.0, 19.5, 0, 2039, _A100),
+    _Device("A100-PCIE-40GB", 312.0, 156.0, 19.5, 0, 1555, _A100),
+    _Device("A100 80GB PCIe", 312.0, 156.0, 19.5, 0, 1935, _A100),
     # These variants for other markets have slower links between devices, and the same peaks.
-    _Device(r"A800-SXM4-80GB", 312.0, 156.0, 19.5, 0, 2039, _A100),
-    _Device(r"A800 80GB PCIe", 312.0, 156.0, 19.5, 0, 1935, _A100),
-    _Device(r"A30", 165.0, 82.0, 10.3, 0, 933, _AMPERE),
-    _Device(r"A10", 125.0, 62.5, 31.2, 0, 600, _AMPERE),
+    _Device("A800-SXM4-80GB", 312.0, 156.0, 19.5, 0, 2039, _A100),
+    _Device("A800 80GB PCIe", 312.0, 156.0, 19.5, 0, 1935, _A100),
+    _Device("A30", 165.0, 82.0, 10.3, 0, 933, _AMPERE),
+    _Device("A10", 125.0, 62.5, 31.2, 0, 600, _AMPERE),
     # The tensor cores of this variant do 70 TFLOP/s, not the 125 of the A10.
-    _Device(r"A10G", 70.0, 35.0, 35.0, 0, 600, _AMPERE),
-    _Device(r"A40", 149.7, 74.8, 37.4, 0, 696, _AMPERE),
-    _Device(r"RTX A6000", 154.8, 77.4, 38.7, 0, 768, _AMPERE),
-    _Device(r"L4", 121.0, 60.0, 30.3, 242.5, 300, _ADA),
-    _Device(r"L40", 181.05, 90.5, 90.5, 362.0, 864, _ADA),
-    _Device(r"L40S", 362.05, 183.0, 91.6, 733.0, 864, _ADA),
-    _Device(r"RTX 6000 Ada Generation", 364.2, 182.1, 91.1, 728.5, 960, _ADA),
-    _Device(r"H100 80GB HBM3", 989.4, 494.7, 66.9, 1978.9, 3352, _H100),
-    _Device(r"H100 PCIe", 756.0, 378.0, 51.2, 1513.0, 2039, _H100),
-    _Device(r"H100 NVL", 835.5, 417.5, 60.0, 1670.5, 3938, _H100),
-    _Device(r"H800", 989.4, 494.7, 66.9, 1978.9, 3352, _H100),
-    _Device(r"H20", 148.0, 74.0, 44.0, 296.0, 4000, _H20),
-    _Device(r"GH200 480GB", 989.4, 494.7, 66.9, 1978.9, 4000, _GH200),
-    _Device(r"GH200 144G HBM3e", 989.4, 494.7, 66.9, 1978.9, 4900, _GH200),
-    _Device(r"H200", 989.4, 494.7, 66.9, 1978.9, 4800, _H200),
-    _Device(r"H200 NVL", 835.5, 417.5, 60.0, 1670.5, 4800, _H200),
-    _Device(r"B200", 2250.0, 1100.0, 75.0, 4500.0, 7700, _BLACKWELL),
-    _Device(r"GB200", 2500.0, 1250.0, 80.0, 5000.0, 8000, _BLACKWELL),
+    _Device("A10G", 70.0, 35.0, 35.0, 0, 600, _AMPERE),
+    _Device("A40", 149.7, 74.8, 37.4, 0, 696, _AMPERE),
+    _Device("RTX A6000", 154.8, 77.4, 38.7, 0, 768, _AMPERE),
+    _Device("L4", 121.0, 60.0, 30.3, 242.5, 300, _ADA),
+    _Device("L40", 181.05, 90.5, 90.5, 362.0, 864, _ADA),
+    _Device("L40S", 362.05, 183.0, 91.6, 733.0, 864, _ADA),
+    _Device("RTX 6000 Ada Generation", 364.2, 182.1, 91.1, 728.5, 960, _ADA),
+    _Device("H100 80GB HBM3", 989.4, 494.7, 66.9, 1978.9, 3352, _H100),
+    _Device("H100 PCIe", 756.0, 378.0, 51.2, 1513.0, 2039, _H100),
+    _Device("H100 NVL", 835.5, 417.5, 60.0, 1670.5, 3938, _H100),
+    _Device("H800", 989.4, 494.7, 66.9, 1978.9, 3352, _H100),
+    _Device("H20", 148.0, 74.0, 44.0, 296.0, 4000, _H20),
+    _Device("GH200 480GB", 989.4, 494.7, 66.9, 1978.9, 4000, _GH200),
+    _Device("GH200 144G HBM3e", 989.4, 494.7, 66.9, 1978.9, 4900, _GH200),
+    _Device("H200", 989.4, 494.7, 66.9, 1978.9, 4800, _H200),
+    _Device("H200 NVL", 835.5, 417.5, 60.0, 1670.5, 4800, _H200),
+    _Device("B200", 2250.0, 1100.0, 75.0, 4500.0, 7700, _BLACKWELL),
+    _Device("GB200", 2500.0, 1250.0, 80.0, 5000.0, 8000, _BLACKWELL),
     _geforce("3050", 2560, 1.777, 224, _GEFORCE_30),
     _geforce("3060", 3584, 1.777, 360, _GEFORCE_30),
     _geforce("3060 Ti", 4864, 1.665, 448, _GEFORCE_30),
@@ -127,14 +132,14 @@ _DEVICES = (
     _geforce("5090", 21760, 2.407, 1792, _GEFORCE_50),
     # PyTorch has one device for each of the two dies of an MI250: half of the data sheet. Products
     # of fp32 matrices run on matrix cores, which is twice the vector rate.
-    _Device(r"Instinct MI210", 181.0, 0, 45.3, 0, 1638, _CDNA),
-    _Device(r"Instinct MI250", 181.0, 0, 45.3, 0, 1638, _CDNA),
-    _Device(r"Instinct MI250X.*", 191.5, 0, 47.9, 0, 1638, _CDNA),
-    _Device(r"Instinct MI300X.*", 1307.4, 653.7, 163.4, 2614.9, 5300, _CDNA),
-    _Device(r"Instinct MI300A.*", 980.6, 490.3, 122.6, 1961.2, 5300, _CDNA),
-    _Device(r"Instinct MI325X.*", 1307.4, 653.7, 163.4, 2614.9, 6000, _CDNA),
-    _Device(r"Instinct MI350X.*", 2306.9, 0, 144.2, 4613.7, 8000, _CDNA),
-    _Device(r"Instinct MI355X.*", 2516.6, 0, 157.3, 5033.2, 8000, _CDNA),
+    _Device("Instinct MI210", 181.0, 0, 45.3, 0, 1638, _CDNA),
+    _Device("Instinct MI250", 181.0, 0, 45.3, 0, 1638, _CDNA),
+    _Device("Instinct MI250X*", 191.5, 0, 47.9, 0, 1638, _CDNA),
+    _Device("Instinct MI300X*", 1307.4, 653.7, 163.4, 2614.9, 5300, _CDNA),
+    _Device("Instinct MI300A*", 980.6, 490.3, 122.6, 1961.2, 5300, _CDNA),
+    _Device("Instinct MI325X*", 1307.4, 653.7, 163.4, 2614.9, 6000, _CDNA),
+    _Device("Instinct MI350X*", 2306.9, 0, 144.2, 4613.7, 8000, _CDNA),
+    _Device("Instinct MI355X*", 2516.6, 0, 157.3, 5033.2, 8000, _CDNA),
 )
 _MAKER = re.compile(r"^(NVIDIA |AMD |Tesla )+")
 """Drivers of different years put different words before the same name."""
@@ -151,7 +156,7 @@ def peaks_of(device: str, tflops: float | None = None, gbps: float | None = None
         The peaks; ``None`` for an unknown device, unless both numbers are given.
     """
     name = _MAKER.sub("", device, count=1)
-    known = next((one for one in _DEVICES if re.fullmatch(one.name, name)), None)
+    known = next((one for one in _DEVICES if one.is_called(name)), None)
     if known is None and (tflops is None or gbps is None):
         return None
     of_types: dict[str, float] = {}

@@ -48,7 +48,7 @@ def find_blocks(events: Events, ownership: Ownership) -> Blocks:
     """Match each allocation with the free of the same address that follows."""
     reported = events.allocations
     count = len(reported)
-    order = np.lexsort((np.arange(count), reported.address, reported.device))
+    order = np.lexsort((reported.address, reported.device))
     comes = reported.size[order] > 0
     alike = np.ones(max(count - 1, 0), bool)
     for column in (reported.address[order], reported.device[order]):

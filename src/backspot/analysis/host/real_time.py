@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from backspot.analysis.accounting.unrecorded import LABEL, Floats, unrecorded
-from backspot.analysis.timeline import NOTHING
+from backspot.analysis.timeline import NOTHING, median
 from backspot.trace import Category, Events
 from backspot.trace.events import Ints, Mask
 
@@ -62,8 +62,8 @@ def real_time(stacked: HostSteps, plain: HostSteps | None, step_ns: int) -> tupl
             others = known[:1]
             begin, end = _alike(mine.key, others[0].key)
         folded = [one.only(begin, end) for one in others]
-        length = np.median([np.diff(one.time) for one in folded], axis=0)
-        cost = np.median([one.cost for one in folded], axis=0)
+        length = median([np.diff(one.time) for one in folded])
+        cost = median([one.cost for one in folded])
         times.append(mine.only(begin, end).time)
         lengths.append(np.append(unrecorded(length, cost, step_ns), 0.0))
     # Between steps, time passes as it was recorded.

@@ -35,6 +35,7 @@ from backspot.analysis.timeline import (
     enclosing,
     grouped,
     is_in,
+    median,
     merged,
     quantile,
     take,
@@ -295,7 +296,7 @@ def _chains(order: Ints, chosen: Mask, group: Ints, length: Ints) -> list[tuple[
     for part in np.split(order, breaks[1:]):
         if len(part) > 1:
             ns, longest = length[part], int(part[np.argmax(length[part])])
-            usual = np.median(ns[ns >= _A_WHILE * np.median(ns)])
+            usual = median(ns[ns >= _A_WHILE * median(ns)])
             found.append((part, longest, float(usual) / max(1, int(length[longest]))))
     return found
 

@@ -8,7 +8,7 @@ import numpy as np
 from backspot.analysis.attribution.launches import Tier
 from backspot.analysis.attribution.ownership import Ownership
 from backspot.analysis.replay.host import Floats
-from backspot.analysis.timeline import FAR, NOTHING, distinct, grouped, quantile, take
+from backspot.analysis.timeline import FAR, NOTHING, distinct, grouped, median, quantile, take
 from backspot.trace import Category, Events, names
 from backspot.trace.events import Ints, Mask
 
@@ -67,7 +67,7 @@ def find_device_graph(events: Events, ownership: Ownership, step: Ints) -> Devic
     since_end = np.where(before >= 0, work.start - ended, FAR // 4)
     latency = _usual_latency(since_launch[known & (since_end > _IDLE)])
     queued = (before >= 0) & (~known | (launch + latency <= ended))
-    usual = float(np.median(since_end[queued & known])) if (queued & known).any() else _GAP
+    usual = float(median(since_end[queued & known])) if (queued & known).any() else _GAP
     first = ~known & (before < 0)
     graph = DeviceGraph(
         launch=launch,

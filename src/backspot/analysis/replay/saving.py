@@ -14,7 +14,7 @@ from backspot.analysis.replay.host import ZERO, Floats, ProfilerCost
 from backspot.analysis.replay.replay import host_times
 from backspot.analysis.replay.replayable import Replayable
 from backspot.analysis.replay.simulation import simulate
-from backspot.analysis.timeline import grouped
+from backspot.analysis.timeline import grouped, numbered
 from backspot.trace.events import Ints, Mask
 
 _CELLS = 8_000_000  # numbers in the tables of a simulation: 64 MB; larger ones are no faster
@@ -215,18 +215,17 @@ def replays(
     size = max(1, _CELLS // max(1, 3 * work.size + 2 * host.size))
     for first in range(0, max(1, len(changes)), size):
         some = changes[first : first + size]
-        of_host = _less(
-            *_joined([(c.host, c.host_factors) for c in some]), changing, recording.station
-        )
-        of_work = _less(*_joined([(c.work, c.work_factors) for c in some]), changing_work)
-        times = of_host.taken_from(host, len(some)), of_work.taken_from(work, len(some))
-        taken_off = of_host.by_column(len(some)) + of_work.by_column(len(some))
-        for table, (index, amount), part in zip(times, updating, (0, 1), strict=True):
+        on_host = [(change.host, change.host_factors) for change in some]
+        on_device = [(change.work, change.work_factors) for change in some]
+        of_host, less_of_host = _with_changes(host, on_host, changing, recording.station)
+        of_work, less_of_work = _with_changes(work, on_device, changing_work)
+        taken_off = less_of_host + less_of_work
+        for table, (index, amount), part in zip((of_host, of_work), updating, (0, 1), strict=True):
             gone = np.array([change.update[part] for change in some])
             _by_cost(table, len(some))[index, :, 1:] -= amount[:, :, None] * gone
             taken_off += amount.sum(axis=0)[:, None] * gone
-        simulated = simulate(recording, *times, _skipped(some, len(costs) - 1))
-        lengths = simulated.step_lengths(recording, times[1])
+        simulated = simulate(recording, of_host, of_work, _skipped(some, len(costs) - 1))
+        lengths = simulated.step_lengths(recording, of_work)
         recorded, taken = lengths[:, -1], _by_cost(lengths, len(some))
         steps = taken[:, :, 0]
         found[:, :, first : first + size] = taken[:, :, :1] - taken[:, :, 1:]
@@ -248,47 +247,40 @@ def _of_update(
 ) -> tuple[tuple[Ints, Floats], tuple[Ints, Floats]]:
     """Return how long the host takes for the update before each station, and each piece of work."""
     mine = recording.intervals(np.array([recording.forward_outside + 1]))[0]
-    of_host = _less(
-        mine, np.zeros(len(mine)), np.ones(len(mine), np.int64), lengths, recording.station
-    )
-    return (of_host.index, of_host.amount), (recording.update, work[recording.update])
+    stations, at = numbered(recording.station[mine])
+    of_host = [np.bincount(at, one, len(stations)) for one in lengths[mine].T]
+    return (stations, np.stack(of_host, axis=1)), (recording.update, work[recording.update])
 
 
-class _Less(msgspec.Struct, frozen=True):
-    """What some changes make shorter, by change and index; one entry for each.
+def _with_changes(
+    times: Floats,
+    changes: Sequence[tuple[Ints, Floats]],
+    amount: Floats,
+    index: Ints | None = None,
+) -> tuple[Floats, Floats]:
+    """Return the times in each variant (columns), and what each change takes less in all.
 
-    Attributes:
-        index: the station or the piece of work.
-        column: the variant; that of the first change is 1.
-        amount: nanoseconds, with one column for each cost.
+    For each cost but the last, the times are without any change and then with each; and the last
+    variant is without any at the last cost. The second has a row a cost and a column a change.
+
+    Args:
+        times: nanoseconds of each station or piece of work (rows), with one column for each cost.
+        changes: the rows of ``amount`` that each makes shorter, and what these are multiplied by.
+        amount: nanoseconds, with one column for each cost but the last.
+        index: the row of ``times`` that each row of ``amount`` is a part of; by default its own.
     """
-
-    index: Ints
-    column: Ints
-    amount: Floats
-
-    def taken_from(self, times: Floats, count: int) -> Floats:
-        """Return the times in each variant (columns).
-
-        For each cost but the last, these are without any change and then with each; and the last
-        variant is without any at the last cost.
-
-        Args:
-            times: nanoseconds of each index (rows), with one column for each cost.
-            count: the number of changes.
-        """
-        found = np.empty((len(times), (times.shape[1] - 1) * (count + 1) + 1))
-        by_cost = _by_cost(found, count)
-        by_cost[:] = times[:, :-1, None]
-        by_cost[self.index, :, self.column] -= self.amount
-        found[:, -1] = times[:, -1]
-        return found
-
-    def by_column(self, count: int) -> Floats:
-        """Return what each change takes less in all (columns), at each cost (rows)."""
-        sums = [np.bincount(self.column - 1, one, minlength=count) for one in self.amount.T]
-        found: Floats = np.stack(sums).astype(np.float64)
-        return found
+    rows, factors, column = _joined(changes)
+    key = (rows if index is None else index[rows]) * (len(changes) + 1) + column
+    found = np.empty((len(times), amount.shape[1] * (len(changes) + 1) + 1))
+    found[:, -1] = times[:, -1]
+    by_cost, left = _by_cost(found, len(changes)), 1.0 - factors
+    taken = np.empty((amount.shape[1], len(changes)))
+    for at, one in enumerate(amount.T):
+        less = one.take(rows) * left
+        taken[at] = np.bincount(column, less, len(changes) + 1)[1:]
+        less = np.bincount(key, less, by_cost[:, at].size).reshape(by_cost[:, at].shape)
+        np.subtract(times[:, at, None], less, out=by_cost[:, at])
+    return found, taken
 
 
 def _joined(changes: Sequence[tuple[Ints, Floats]]) -> tuple[Ints, Floats, Ints]:
@@ -297,30 +289,6 @@ def _joined(changes: Sequence[tuple[Ints, Floats]]) -> tuple[Ints, Floats, Ints]
     column = np.repeat(np.arange(1, len(changes) + 1), [len(one) for one, _ in changes])
     index = np.concatenate([empty, *(one for one, _ in changes)])
     return index, np.concatenate([empty, *(factor for _, factor in changes)]), column
-
-
-def _less(
-    rows: Ints, factors: Floats, column: Ints, amount: Floats, index: Ints | None = None
-) -> _Less:
-    """Return what changes make shorter.
-
-    Args:
-        rows: rows of ``amount`` that changes make shorter.
-        factors: what each is multiplied by.
-        column: the variant of each.
-        amount: nanoseconds, with one column for each cost.
-        index: the index of each row of ``amount``; by default its own.
-    """
-    at = rows if index is None else index[rows]
-    key = column * (int(at.max(initial=0)) + 1) + at
-    order = np.argsort(key, kind="stable")  # fast: the key of each change is sorted in parts
-    key = key[order]
-    begins = np.flatnonzero(np.append(True, key[1:] != key[:-1]))[: len(key)]
-    less = amount.T.take(rows[order], axis=1)
-    less *= 1.0 - factors[order]
-    summed: Floats = (np.add.reduceat(less, begins, axis=1) if len(begins) else less).T
-    first = order[begins]
-    return _Less(at[first], column[first], summed)
 
 
 def _skipped(changes: Sequence[Change], costs: int) -> dict[int, Mask]:

@@ -15,7 +15,7 @@ from backspot.analysis.findings.observations import (
     runs_of_nodes,
 )
 from backspot.analysis.findings.registry import finding, rule
-from backspot.analysis.timeline import enclosing, grouped, is_in
+from backspot.analysis.timeline import enclosing, grouped, is_in, median
 from backspot.results.findings import Finding
 from backspot.trace import names
 from backspot.trace.events import Ints, Mask
@@ -92,7 +92,7 @@ def _loops(evidence: Evidence) -> tuple[Ints, Ints]:
     for at in np.flatnonzero(loops).tolist():
         # The median: some of the operators of a loop can be held up.
         times = _time_of(evidence, index[of_call[int(calls[at])]])
-        loops[at] = float(np.median(times)) <= _SMALL
+        loops[at] = float(median(times)) <= _SMALL
     return calls[loops], turns[loops]
 
 
@@ -199,7 +199,7 @@ def pointwise_chain(evidence: Evidence) -> Finding | None:
         remedy = _RMS_NORM
     length = (evidence.spans.end - evidence.spans.start)[chains]
     if not placed.places or (
-        not remedy and evidence.device == "cpu" and np.median(length) < _IN_CACHE
+        not remedy and evidence.device == "cpu" and median(length) < _IN_CACHE
     ):
         return None
     return finding(

@@ -21,6 +21,7 @@ from backspot.analysis.timeline import (
     enclosing,
     first_started,
     is_in,
+    median,
     merged,
     pieces,
     take,
@@ -291,8 +292,8 @@ def _optimizer_one_by_one(evidence: Evidence) -> Finding | None:
     number = int(single.sum())
     if number < _OPTIMIZER_MANY * evidence.report.steps or 2 * number < int(kernels.sum()):
         return None
-    median = float(np.median(costs.device_ns[single]))
-    if median > _OPTIMIZER_SMALL:
+    usual = median(costs.device_ns[single])
+    if usual > _OPTIMIZER_SMALL:
         return None
     used = is_in(marks, inside[single])
     idle = costs.idle_within(begin[used], end[used])
@@ -304,7 +305,7 @@ def _optimizer_one_by_one(evidence: Evidence) -> Finding | None:
         title="The optimizer updates parameters one by one",
         seen=(
             f"{' and '.join(optimizers)}: {say.per_step(number, 'kernel')} of "
-            f"{median / 1e3:.1f} µs (median), {say.ms(cost.wall_ns)} in all, "
+            f"{usual / 1e3:.1f} µs (median), {say.ms(cost.wall_ns)} in all, "
             f"{say.share(cost.wall_ns)} of the step."
         ),
         remedy=_AT_ONCE if _FOREACH.issuperset(optimizers) else _BY_HAND,
