@@ -104,28 +104,31 @@ def find_schedule(
     known = _raised(graph, queue, row, 0)
     full = np.flatnonzero(graph.after_end_of >= 0)
     needs[row[full]] = known[graph.after_end_of[full]]
-    at = first[np.searchsorted(stations, [wait.end for wait in waits])].tolist()
+    returns = first[np.searchsorted(stations, [wait.end for wait in waits])].tolist()
     waited = [
         (here, cause, lag, wait.event)
-        for here, wait in zip(at, waits, strict=True)
+        for here, wait in zip(returns, waits, strict=True)
         for cause, lag in wait.causes
         if known[cause] < here
     ]
     followed = [
         (here, int(last[np.searchsorted(stations, wait.follows)]), float(wait.end - wait.follows))
-        for here, wait in zip(at, waits, strict=True)
+        for here, wait in zip(returns, waits, strict=True)
         if wait.follows >= 0
     ]
     waiting = [(here, known[cause]) for here, cause, *_ in waited]
     for here, earlier in waiting + [(here, earlier) for here, earlier, _ in followed]:
         needs[here] = max(needs[here], earlier)
 
-    begins = [0]
+    begins, at = [0], 0
     needs[_MOST::_MOST] = np.maximum(needs[_MOST::_MOST], 0)  # each is a place to divide
     some = np.flatnonzero(needs >= 0)
-    for here, need in zip(some.tolist(), needs[some].tolist(), strict=True):
-        if need >= begins[-1] or here - begins[-1] >= _MOST:
-            begins.append(here)
+    while at < len(some):  # each time to the first row that waits for this batch, or is far away
+        until = int(np.searchsorted(some, begins[-1] + _MOST))
+        within = np.flatnonzero(needs[some[at:until]] >= begins[-1])
+        at = at + int(within[0]) if len(within) else until
+        begins.extend(some[at : at + 1].tolist())
+        at += 1
     of_row = np.repeat(np.arange(len(begins)), np.diff([*begins, count]))
 
     batch = of_row[known]

@@ -77,14 +77,18 @@ def find_host_waits(
     full[long] = finder.of_full_queues(
         launched[long], events.start[calls[long]], events.end[calls[long]]
     )
-    chosen = np.flatnonzero(waiting | (copies >= 0) | long)
+    # From pageable memory, a call hands the last part to the device and returns before the end.
+    began, done = take(ownership.work.start, copies), take(ownership.work.end, copies)
+    soon = done - events.end[calls] <= _REST * (done - began) + _ROUNDING
+    near = (copies >= 0) & (events.start[calls] < done) & soon
+    chosen = np.flatnonzero(np.where(copies >= 0, near, waiting | long))
     columns = (calls, events.start[calls], events.end[calls], copies, long, full, of_events)
     found = []
     for event, start, end, copy, held, room, of_event in zip(
         *(column[chosen].tolist() for column in columns), strict=True
     ):
         if copy >= 0:
-            causes = finder.of_copy(copy, start, end)
+            causes = [copy]
         elif held:
             causes = [room] if room >= 0 else []
         elif of_event:
@@ -177,15 +181,6 @@ class _Finder:
                 return [item]
             last -= 1
         return []
-
-    def of_copy(self, copy: int, start: int, end: int) -> list[int]:
-        """Return the copy that the call itself launched, if the call returned near its end.
-
-        From pageable memory, the call hands the last part to the device and returns before the end.
-        """
-        began, done = int(self._work.start[copy]), int(self._work.end[copy])
-        rest = _REST * (done - began) + _ROUNDING
-        return [copy] if start < done <= end + rest else []
 
     def of_full_queues(self, launched: Ints, start: Ints, end: Ints) -> Ints:
         """Return the work whose end made room for each launch, ``NOTHING`` if none did."""
