@@ -154,6 +154,9 @@ class _Training:
             self._optimizers[self.fused] = self.make(self.model.parameters(), **options)
         optimizer = self._optimizers[self.fused]
         optimizer.zero_grad(set_to_none=True)
+        self._train(optimizer)
+
+    def _train(self, optimizer: torch.optim.Optimizer) -> None:
         for _ in range(self.passes):
             with self.around():
                 value = self.loss()
@@ -173,11 +176,11 @@ class _Training:
         )
 
     def graph(self) -> Switch:
-        """Capture the step as PyTorch's notes on CUDA graphs say.
+        """Capture the step as PyTorch's notes on CUDA graphs do, and the tests on a GPU.
 
         A node that holds gradients belongs to the stream on which it was made, so nothing of the
         step has run on the stream of all others before; nothing reads from the device; and the
-        gradients are made within the graph, in its memory.
+        gradients, which are gone before, are made within the graph, in its memory.
 
         Raises:
             RuntimeError: If the step cannot be captured, with what failed first. The process is
@@ -188,13 +191,13 @@ class _Training:
         with torch.cuda.stream(aside):
             for _ in range(3):
                 self()
-            for optimizer in self._optimizers.values():
-                optimizer.zero_grad(set_to_none=True)
         torch.cuda.current_stream().wait_stream(aside)
+        optimizer = self._optimizers[self.fused]
+        optimizer.zero_grad(set_to_none=True)
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph, stream=aside):
-                self()
+            with torch.cuda.graph(graph):
+                self._train(optimizer)
             graph.replay()
             torch.cuda.synchronize()
         except Exception as error:
@@ -423,9 +426,14 @@ def _streams(context: Context, large: bool) -> Case:
 def _graphed(context: Context, model: nn.Module, *size: int) -> Case:
     """Steps that wait for the host, and can be one graph."""
     inputs = context.randint(256, *size) if isinstance(model, Gpt) else context.randn(*size)
-    make = partial(torch.optim.SGD, lr=1e-4, momentum=0.9)
     run = model.to(context.device)
-    return _case(run, lambda: _small(run(inputs)), make=make, clip=True, graph=True)
+    return _case(run, lambda: _small(run(inputs)), graph=True)
+
+
+def _chain(width: int, depth: int) -> nn.Module:
+    return nn.Sequential(
+        *(layer for _ in range(depth) for layer in (nn.Linear(width, width), nn.GELU()))
+    )
 
 
 class _Norm(nn.Module):
@@ -500,6 +508,7 @@ CASES: dict[str, Callable[[Context], Case]] = {
     "accumulating": _accumulating,
     "trainer": _trainer,
     "vit_adamw": partial(_vit, large=False, make=_ADAM, fuse=True, wait=True),
+    "graphed_chain": lambda context: _graphed(context, _chain(256, 24), 64, 256),
     "graphed_mlp": lambda context: _graphed(context, ResidualMlp(256, 16), 64, 256),
     "graphed_gpt": lambda context: _graphed(context, Gpt(256, 4, 64, 256), 4, 64),
     "compiled": _compiled,
