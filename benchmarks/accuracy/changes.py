@@ -235,8 +235,10 @@ def _case(
     step = _Training(model, loss, **options)
     switches += [step.fuse()] * fuse
     if next(model.parameters()).is_cuda:
-        switches += [step.wait()] * wait + [_TF32] * tf32
-        switches += [step.graph()] if graph else []
+        if graph:
+            switches += [step.graph()]
+        else:  # the others read their loss after each step, as most trainings do
+            switches += [step.wait()] * wait + [_TF32] * tf32
     return Case(model, step, switches)
 
 
