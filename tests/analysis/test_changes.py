@@ -101,6 +101,26 @@ def test_a_remedy_that_makes_more_work_faster_says_that_it_saves_at_least_so_muc
     assert "(at least 1.0 ms less without it)" in " ".join(str(shown).split())
 
 
+def test_a_remedy_that_does_the_same_in_another_form_says_that_it_saves_at_best_so_much():
+    report = backspot.locate(PATHS["depthwise_volume"])
+    (found,) = (one for one in report.findings if one.rule == "slow-convolution")
+    assert found.saves.at_best
+    assert f"{found.saves.ns / 1e6:.2g} ms less at best" in " ".join(str(report).split())
+
+
+def test_without_repeats_a_step_saves_those_too_through_which_no_gradient_flows(tmp_path):
+    program = Program()
+    for step, at in program.steps():
+        begin = at - BACKWARD + FORWARD + MS
+        program.trace.forward("canvas", "M", begin, begin + 6 * MS)
+        program.trace.operator("aten::repeat", begin + US, begin + 5 * MS)
+        program.node(step, "b", at, at + MS)
+    report = backspot.locate(program.save(tmp_path))
+    (found,) = (one for one in report.findings if one.rule == "repeated-tensor")
+    assert found.saves.ns == pytest.approx(5 * MS, rel=0.05)
+    assert found.saves.at_least
+
+
 def test_who_reads_no_values_waits_for_none_and_copies_none(tmp_path):
     program = Program()
     for step, at in program.steps():

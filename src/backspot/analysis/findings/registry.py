@@ -48,12 +48,14 @@ class Found(Finding):
     Attributes:
         removable: the work of the cause, ``None`` where that is not known.
         at_least: whether the remedy makes other work faster too, by what is not known.
+        at_best: whether the remedy does the same in another form, which takes its time too.
         change: the remedy as changes by the names of ``analysis.replay.changes``, with what each is
             asked for; if there is none, the work of the cause is free.
     """
 
     removable: Removable | None = None
     at_least: bool = False
+    at_best: bool = False
     change: Mapping[str, Any] = field(default_factory=dict)
 
     def with_saves(self, saves: Saving | None) -> Finding:
@@ -84,6 +86,7 @@ def finding(
     kernels: tuple[str, ...] = (),
     saves: Saving | None = None,
     at_least: bool = False,
+    at_best: bool = False,
     change: Mapping[str, Any] | None = None,
 ) -> Found | None:
     """Return a finding with this cost, or ``None`` where there is no place.
@@ -107,5 +110,6 @@ def finding(
         saves=saves,
         removable=cost.removable,
         at_least=at_least,
+        at_best=at_best,
         change=change or {},
     )

@@ -399,7 +399,8 @@ def _with_saving(
     if saves is None:  # the rule may know it without a replay
         return finding.with_saves(finding.saves)
     # What is free instead of a change that is refused is a bound, too, if that change is one.
-    work, best = finding.removable, any(CHANGES[name].at_best for name in finding.change)
+    work, bounds = finding.removable, [CHANGES[name].at_best for name in finding.change]
+    best = finding.at_best or any(bounds)
     priced = names and not best and "phases" not in names
     most = saves.ns if priced else real_cost(finding, parts).wall_ns
     if best and work and work.work.any():  # what a device computes takes as long without a profiler

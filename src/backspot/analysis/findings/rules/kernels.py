@@ -80,6 +80,7 @@ def slow_convolution(evidence: Evidence) -> Finding | None:
         link="https://docs.pytorch.org/docs/stable/backends.html#torch-backends-cudnn",
         nodes=evidence.costs.top_nodes(slow),
         kernels=evidence.costs.top_kernels(evidence.work_of(slow)),
+        at_best=True,
     )
 
 
