@@ -428,8 +428,9 @@ def _streams(context: Context, large: bool) -> Case:
 def _graphed(context: Context, model: nn.Module, *size: int) -> Case:
     """Steps that wait for the host, and can be one graph."""
     inputs = context.randint(256, *size) if isinstance(model, Gpt) else context.randn(*size)
+    make = partial(torch.optim.SGD, lr=1e-4, momentum=0.9)
     run = model.to(context.device)
-    return _case(run, lambda: _small(run(inputs)), graph=True)
+    return _case(run, lambda: _small(run(inputs)), make=make, clip=True, graph=True)
 
 
 def _chain(width: int, depth: int) -> nn.Module:

@@ -11,9 +11,10 @@ collective is then compared with CUDA events of each rank's own.
 ``planted_transfers`` plants what concerns all ranks, and trains the same done well: (a) a deep
 model with DistributedDataParallel, in buckets of 10 kB and of 25 MB; (b) a wide model with FSDP2,
 of which the host waits before each block, so that no gather begins early, and without these waits;
-(c) the stages of a pipeline, with two microbatches, and with a second stage that is longer. On a
-CPU, (c) alone can be judged: gloo does not say how many bytes it moves, and FSDP2 gathers nothing
-in advance.
+(c) the stages of a pipeline, with two microbatches, and with a second stage that is longer. What
+the replay promises of equal stages is compared with a pipeline whose stages are equal. On a CPU,
+(c) alone can be judged: gloo does not say how many bytes it moves, and FSDP2 gathers nothing in
+advance.
 """
 
 from __future__ import annotations
@@ -150,8 +151,9 @@ TRANSFERS = {
     "gathers/default": "",
     "pipeline/few": "pipeline-bubble",
     "pipeline/unequal": "pipeline-bubble",
+    "pipeline/balanced": "pipeline-bubble",
 }
-_ON_CPU = ("pipeline/few", "pipeline/unequal")
+_ON_CPU = ("pipeline/few", "pipeline/unequal", "pipeline/balanced")
 
 _Training = tuple[nn.Module, Callable[[], Any]]
 
@@ -194,9 +196,10 @@ def _gathers(how: str, device: torch.device, _: int, small: bool) -> _Training:
 def _pipeline(how: str, device: torch.device, rank: int, small: bool) -> _Training:
     from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
-    width, batch = (64, 64) if small else (2048, 4096)
+    width, batch = (64, 64) if small else (2048, 4096) if device.type == "cuda" else (512, 1024)
     parts = 2 if how == "few" else 8
-    model = _Stack(width, 4 + 6 * rank if how == "unequal" else 4).to(device)
+    depth = {"few": 4, "unequal": 4 + 6 * rank, "balanced": 7}[how]
+    model = _Stack(width, depth).to(device)
     x = torch.randn(batch, width, device=device)
     stage = PipelineStage(model, rank, RANKS, device, input_args=(x[: batch // parts],))
     schedule = ScheduleGPipe(stage, parts, loss_fn=lambda out, to: (out - to).square().mean())
@@ -268,7 +271,11 @@ def _answer(
     figures: Figures = json.loads(
         run_ranks(_train, run.device, names, run.small, ranks, ranks=ranks)
     )
-    right = {name: found["right"] for name, found in figures["cases"].items()}
+    right = {
+        name: found["right"]
+        for name, found in figures["cases"].items()
+        if name != "pipeline/balanced"
+    }
     even = [name for name in right if "even" in name or "default" in name]
     figures["summary"] = {
         "plants": len(right) - len(even),
@@ -305,4 +312,12 @@ def _price(cases: dict[str, Found]) -> None:
 
 
 def transfers(run: Run) -> Figures:
-    return _answer(run, TRANSFERS, _ON_CPU)
+    figures = _answer(run, TRANSFERS, _ON_CPU)
+    cases, summary = figures["cases"], figures["summary"]
+    unequal, balanced = (cases.get(f"pipeline/{how}") for how in ("unequal", "balanced"))
+    if unequal and balanced and (saves := unequal.get("first saves_ns")) is not None:
+        said, real = unequal["step_ns"] - saves, balanced["step_ns"]
+        summary |= {"unequal stages, ms": unequal["step_ns"] / 1e6, "equal stages, ms": real / 1e6}
+        summary |= {"equal stages, said ms": said / 1e6}
+        summary["equal stages, error of the step"] = abs(said - real) / unequal["step_ns"]
+    return figures
