@@ -236,9 +236,10 @@ def _case(
     switches += [step.fuse()] * fuse
     if next(model.parameters()).is_cuda:
         if graph:
-            switches += [step.graph()]
-        else:  # the others read their loss after each step, as most trainings do
-            switches += [step.wait()] * wait + [_TF32] * tf32
+            switches.append(step.graph())
+        else:
+            unread = step.wait()  # all others read their loss, as most trainings do
+            switches += [unread] * wait + [_TF32] * tf32
     return Case(model, step, switches)
 
 
