@@ -221,6 +221,9 @@ _Cost = TypeVar("_Cost", NodeCost, LineCost, KernelCost)
 
 def _summed(kind: type[_Cost], keys: int, costs: Iterable[_Cost]) -> list[_Cost]:
     """Sum the costs that agree in their first fields, the keys; the others are numbers."""
+    costs = list(costs)
+    if len(costs) < 2:
+        return costs
     values = attrgetter(*(field.name for field in fields(kind)))
     sums: dict[tuple[Any, ...], Iterable[int]] = {}
     for found in map(values, costs):

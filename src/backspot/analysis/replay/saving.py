@@ -270,16 +270,15 @@ def _with_changes(
         index: the row of ``times`` that each row of ``amount`` is a part of; by default its own.
     """
     rows, factors, column = _joined(changes)
-    key = (rows if index is None else index[rows]) * (len(changes) + 1) + column
     found = np.empty((len(times), amount.shape[1] * (len(changes) + 1) + 1))
     found[:, -1] = times[:, -1]
-    by_cost, left = _by_cost(found, len(changes)), 1.0 - factors
-    taken = np.empty((amount.shape[1], len(changes)))
+    _by_cost(found, len(changes))[:] = times[:, :-1, None]
+    key = (rows if index is None else index[rows]) * found.shape[1] + column
+    taken, left = np.empty((amount.shape[1], len(changes))), 1.0 - factors
     for at, one in enumerate(amount.T):
         less = one.take(rows) * left
         taken[at] = np.bincount(column, less, len(changes) + 1)[1:]
-        less = np.bincount(key, less, by_cost[:, at].size).reshape(by_cost[:, at].shape)
-        np.subtract(times[:, at, None], less, out=by_cost[:, at])
+        np.subtract.at(found.reshape(-1), key + at * (len(changes) + 1), less)
     return found, taken
 
 

@@ -81,7 +81,7 @@ def simulate(
 
     Args:
         host: how long the host takes to each station (rows), without the waits for devices, in
-            nanoseconds; the other axes are those of the variants.
+            nanoseconds; the other axes are those of the variants. It is overwritten.
         work: how long each piece of work takes; as ``host``.
         skipped: for calls in which the host does not wait in some variants, by their events: in
             which.
@@ -89,8 +89,10 @@ def simulate(
     graph, schedule, variants = recording.graph, recording.schedule, host.shape[1:]
     columns = int(np.prod(variants))
     work = work.reshape(len(work), columns)
-    row = np.zeros((int(schedule.last[-1]) + 1, columns))
-    row[schedule.first] = host.reshape(len(host), columns)
+    row = np.ascontiguousarray(host.reshape(len(host), columns))
+    if schedule.last[-1] >= len(row):  # a station with several launches has as many rows
+        row = np.zeros((int(schedule.last[-1]) + 1, columns))
+        row[schedule.first] = host.reshape(len(host), columns)
     end = np.zeros((len(work), columns))
     gap, latency = graph.gap[schedule.work, None], graph.latency[schedule.work, None]
     now, skips = np.zeros(columns), skipped or {}
