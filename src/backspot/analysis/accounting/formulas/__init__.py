@@ -27,7 +27,7 @@ from __future__ import annotations
 import ast
 import json
 from collections.abc import Callable, Sequence
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from importlib import import_module
 from math import prod
 from pkgutil import iter_modules
@@ -133,7 +133,7 @@ class Inputs(msgspec.Struct, frozen=True, dict=True):
         if at >= len(self.shapes) or at >= len(self.types) or self.types[at] not in _BYTES:
             raise Unknown
         shape = self.shapes[at]
-        if not isinstance(shape, list) or not all(isinstance(size, int) for size in shape):
+        if not isinstance(shape, list) or not {int, bool}.issuperset(map(type, shape)):
             raise Unknown
         return list(shape)
 
@@ -157,7 +157,7 @@ class Inputs(msgspec.Struct, frozen=True, dict=True):
             Unknown: If the value is not recorded.
         """
         try:
-            return ast.literal_eval(self.values[at])
+            return _literal(self.values[at])
         except (
             IndexError,
             ValueError,
@@ -203,6 +203,9 @@ class Inputs(msgspec.Struct, frozen=True, dict=True):
                 if result[-back] == 1:
                     result[-back] = size
         return result
+
+
+_literal = lru_cache(1024)(ast.literal_eval)  # many operators have the same few values
 
 
 def _are_texts(parts: Sequence[object]) -> bool:
