@@ -53,7 +53,7 @@ _MISS = 0.06
 _NOISE = 0.02  # of the step: by so much a change may exceed its bound
 _KNOWN = 0.02  # of the step: the standard error of a real saving that is known
 _EXACT = 0.003  # of the step: a standard error with which the rounds end
-_GPU_S, _CPU_S = 1.5, 4.0  # for each step: a shorter turn of the evidence does fewer models instead
+_GPU_S, _CPU_S = 1.2, 4.0  # for each step: a shorter turn of the evidence does fewer models instead
 _EACH = 3  # changes, between which the unchanged step is measured
 
 

@@ -158,6 +158,20 @@ def test_a_step_that_waits_for_workers_with_the_next_batch_saves_nothing(tmp_pat
     assert saved_by_step(found, ZERO, [free]).sum() == pytest.approx(3.05 * MS, abs=10 * US)
 
 
+def test_calls_that_start_no_work_cost_nothing_to_record(tmp_path):
+    program = Program()
+    for step, at in program.steps():
+        program.node(step, "b", at, at + 8 * MS)
+        program.trace.kernel(at + 2 * MS, at + 3 * MS, launch=at + MS)
+        for call in range(10):
+            begin = at + 4 * MS + call * 10 * US
+            program.call("cudaEventRecord", begin, begin + US)
+    found = program.recording(tmp_path)
+    dear = ProfilerCost(0.0, 1.0 * US, 0.0, 0.0)
+    without = (found.host(ZERO) - found.host(dear)).sum()
+    assert without == pytest.approx(STEPS * US)  # the launches
+
+
 def test_costs_are_taken_from_the_host_and_not_from_the_kernels(tmp_path):
     program = Program()
     for step, at in program.steps():
