@@ -1,7 +1,6 @@
 """``backspot run`` tries remedies while a script trains, and the script trains on bit for bit."""
 
 import subprocess
-import sys
 
 import pytest
 
@@ -45,7 +44,7 @@ def both(tmp_path, steps, *options):
     """What the script prints by itself and under Backspot, its standard error, and its report."""
     (tmp_path / "train.py").write_text(SCRIPT.replace("STEPS", str(steps)))
     plain = subprocess.run(
-        [sys.executable, "train.py"], capture_output=True, check=True, cwd=tmp_path
+        [*preloaded.python(), "train.py"], capture_output=True, check=True, cwd=tmp_path
     )
     ours = program("run", *SMALL, *options, "train.py", python=preloaded.python(), cwd=tmp_path)
     assert ours.stdout == plain.stdout
