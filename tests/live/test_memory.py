@@ -55,7 +55,14 @@ def training(model: torch.nn.Module, rows: int = BATCH) -> Any:
 
 def profiled(model: torch.nn.Module, **others: Any) -> backspot.Report:
     return backspot.profile(
-        training(model), model, steps=1, warmup=1, unprofiled=0, memory=True, **others
+        training(model),
+        model,
+        steps=1,
+        warmup=1,
+        unprofiled=0,
+        memory=True,
+        trials="none",
+        **others,
     )
 
 

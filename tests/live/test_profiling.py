@@ -5,6 +5,7 @@ import pty
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -25,6 +26,8 @@ from support.tracks import added_of, assert_nested, text_of
 from support.training import cpu_profile
 
 TIMES = 50
+profile = partial(backspot.profile, trials="none")
+"""For what has nothing to do with trials, which take most of the time."""
 
 
 class Slow(nn.Module):
@@ -107,14 +110,14 @@ def test_further_steps_tell_which_lines_of_python_run(case):
         case.step()
         compute()
 
-    report = backspot.profile(step, case.model, steps=2, warmup=1, unprofiled=2)
+    report = profile(step, case.model, steps=2, warmup=1, unprofiled=2)
     (line,) = (
         one for one in report.host if one.function.endswith("compute") and one.python_ns > 1_000_000
     )
     assert line.file.endswith("test_profiling.py")
     assert line.python_ns > 0.5 * sum(one.python_ns for one in report.host)
     assert "python-code" in {finding.rule for finding in report.findings}
-    assert not backspot.profile(step, case.model, steps=2, unprofiled=0, stacks=False).host
+    assert not profile(step, case.model, steps=2, unprofiled=0, stacks=False).host
 
 
 def test_a_hook_within_the_backward_is_python_that_holds_up_the_step(case):
@@ -124,7 +127,7 @@ def test_a_hook_within_the_backward_is_python_that_holds_up_the_step(case):
             total += number % 7
 
     next(case.model.parameters()).register_hook(compute)
-    report = backspot.profile(case.step, case.model, steps=2, warmup=1, unprofiled=2)
+    report = profile(case.step, case.model, steps=2, warmup=1, unprofiled=2)
     lines = [one for one in report.host if one.function.endswith("compute")]
     assert {line.phase for line in lines} == {"backward"}
     assert sum(one.python_ns for one in lines) > 0.5 * sum(one.python_ns for one in report.host)
@@ -139,10 +142,10 @@ def test_of_more_calls_than_pytorch_can_record_no_lines_are_known(case, monkeypa
         for _ in range(1_000):
             len("")
 
-    report = backspot.profile(step, case.model, steps=1, unprofiled=0)
+    report = profile(step, case.model, steps=1, unprofiled=0)
     assert not report.host
     assert any("Python functions" in warning for warning in report.warnings)
-    report = backspot.profile(step, case.model, steps=1, unprofiled=0, warmup=1)  # not counted
+    report = profile(step, case.model, steps=1, unprofiled=0, warmup=1)  # not counted
     assert report.host
 
 
@@ -165,7 +168,7 @@ def test_groups_of_an_optimizer_that_could_be_one_are_found(groups, settings):
         model(torch.randn(2, 4)).sum().backward()
         optimizer.step()
 
-    report = backspot.profile(step, model, steps=4, unprofiled=2, stacks=False)
+    report = profile(step, model, steps=4, unprofiled=2, stacks=False)
     found = [one for one in report.findings if one.rule == "optimizer-kernels"]
     assert [f"{groups} groups" in one.seen for one in found] == [True] * (groups > settings)
     for one in found:
@@ -182,7 +185,7 @@ def test_a_profiling_function_of_the_program_stays(case):
 
     sys.setprofile(watch)
     try:
-        report = backspot.profile(case.step, case.model, steps=1, unprofiled=0)
+        report = profile(case.step, case.model, steps=1, unprofiled=0)
         assert sys.getprofile() is watch
     finally:
         sys.setprofile(None)
@@ -197,7 +200,7 @@ def test_real_steps_are_timed_before_the_recording(case):
         begun.append(torch.autograd._profiler_enabled())
         case.step()
 
-    report = backspot.profile(step, case.model, steps=2, warmup=2, unprofiled=5, stacks=False)
+    report = profile(step, case.model, steps=2, warmup=2, unprofiled=5, stacks=False)
     # The last warm-up runs under a profiler that is prepared, and does not record yet.
     assert begun.count(True) == 2
     assert begun[-2:] == [True, True]
@@ -210,13 +213,13 @@ def test_real_steps_are_timed_before_the_recording(case):
 
 
 def test_without_real_steps_the_report_does_not_know_how_long_they_take(case):
-    report = backspot.profile(case.step, case.model, steps=2, warmup=0, unprofiled=0)
+    report = profile(case.step, case.model, steps=2, warmup=0, unprofiled=0)
     assert report.unprofiled_step_ns is None
     assert "while recorded" in str(report)
 
 
 def test_several_modules_go_by_name(case):
-    report = backspot.profile(case.step, {"net": case.model, "loss": case.loss}, depth=1)
+    report = profile(case.step, {"net": case.model, "loss": case.loss}, depth=1)
     paths = {row.path for row in report.modules if row.is_module}
     assert paths == {"net", "net.0", "net.1", "loss"}
     assert not any("No call" in warning for warning in report.warnings)
@@ -224,7 +227,7 @@ def test_several_modules_go_by_name(case):
 
 def test_batches_come_from_data_in_order_and_begin_again(case, tmp_path):
     trace = tmp_path / "t.json"
-    backspot.profile(
+    profile(
         case.step_on,
         case.model,
         data=[1, 2, 3],
@@ -242,15 +245,15 @@ def test_batches_come_from_data_in_order_and_begin_again(case, tmp_path):
 def test_waiting_for_a_batch_is_a_phase_of_the_step(case):
     report = backspot.profile(case.step_on, case.model, data=range(10))
     assert "data" in {phase.name for phase in report.phases}
-    report = backspot.profile(case.step, case.model)
+    report = profile(case.step, case.model)
     assert not any(phase.wall_ns for phase in report.phases if phase.name == "data")
 
 
 def test_data_that_ends_too_early_is_told(case):
     with pytest.raises(UsageError, match="ended after 4 batches"):
-        backspot.profile(case.step_on, case.model, data=iter(range(4)))
+        profile(case.step_on, case.model, data=iter(range(4)))
     with pytest.raises(UsageError, match="ended after 0 batches"):
-        backspot.profile(case.step_on, case.model, data=[])
+        profile(case.step_on, case.model, data=[])
 
 
 # The labelled trace.
@@ -258,7 +261,7 @@ def test_data_that_ends_too_early_is_told(case):
 
 def test_the_trace_is_labelled_and_tells_the_same(case, tmp_path):
     trace = tmp_path / "x.trace.json.gz"
-    report = backspot.profile(case.step, case.model, trace=trace, unprofiled=0, stacks=False)
+    report = profile(case.step, case.model, trace=trace, unprofiled=0, stacks=False)
     text = text_of(trace)
     assert_nested(text)
     names = {event["name"] for event in added_of(text) if event["ph"] == "B"}
@@ -295,9 +298,9 @@ def test_what_is_there_stays_and_no_step_runs_unless_forced(case, tmp_path):
     trace.write_text("precious")
     for wrong, error in [(trace, OutputExistsError), (tmp_path / "t.txt", UsageError)]:
         with pytest.raises(error):
-            backspot.profile(case.step, case.model, trace=wrong)
+            profile(case.step, case.model, trace=wrong)
     assert (case.steps, trace.read_text()) == (0, "precious")
-    backspot.profile(case.step, case.model, trace=trace, force=True)
+    profile(case.step, case.model, trace=trace, force=True)
     assert_nested(trace.read_bytes())
 
 
@@ -329,12 +332,12 @@ def test_what_the_step_raises_passes_through_and_the_next_profile_works(case, at
             raise error
 
     with pytest.raises(RuntimeError) as raised:
-        backspot.profile(step, case.model, warmup=2, unprofiled=2, steps=2, memory=True)
+        profile(step, case.model, warmup=2, unprofiled=2, steps=2, memory=True)
     assert raised.value is error
     assert case.steps == at
     assert not hooks_on(case.model)
     assert not torch.autograd._profiler_enabled()
-    assert found(backspot.profile(case.step, case.model))
+    assert found(profile(case.step, case.model))
 
 
 def test_an_interrupt_in_backward_leaves_nothing_behind(case):
@@ -348,7 +351,7 @@ def test_an_interrupt_in_backward_leaves_nothing_behind(case):
 
     with pytest.raises(KeyboardInterrupt):
         backspot.profile(step, case.model, warmup=0)
-    assert found(backspot.profile(case.step, case.model))
+    assert found(profile(case.step, case.model))
 
 
 @pytest.mark.parametrize("step", ["forward_only", "nothing"])
@@ -360,7 +363,7 @@ def test_a_step_without_backward_is_said_to_have_none(case, step):
         pass
 
     with pytest.raises(NoBackwardError) as caught:
-        backspot.profile(locals()[step], case.model)
+        profile(locals()[step], case.model)
     assert str(caught.value) == (
         f"the profile of {step}() holds no backward pass: none ran while the profiler recorded; "
         "record a whole training step, with loss.backward()"
@@ -370,7 +373,7 @@ def test_a_step_without_backward_is_said_to_have_none(case, step):
 def test_a_profiler_that_runs_already_is_told_and_runs_on(case):
     with cpu_profile() as prof:
         with pytest.raises(UsageError, match="profiler is running already"):
-            backspot.profile(case.step, case.model)
+            profile(case.step, case.model)
         with backspot.instrument(case.model):
             case.step()
     assert found(backspot.locate(prof))
@@ -379,7 +382,7 @@ def test_a_profiler_that_runs_already_is_told_and_runs_on(case):
 def test_a_model_that_is_instrumented_already_is_told_and_stays_so(case):
     with backspot.instrument(case.model) as mine:
         with pytest.raises(AlreadyInstrumentedError, match="remove"):
-            backspot.profile(case.step, {"loss": case.loss, "": case.model})
+            profile(case.step, {"loss": case.loss, "": case.model})
         assert mine.active
         assert not hooks_on(case.loss)
     assert case.steps == 0
@@ -388,7 +391,7 @@ def test_a_model_that_is_instrumented_already_is_told_and_stays_so(case):
 def test_models_that_the_step_never_calls_are_named(case):
     other = nn.Linear(2, 2)
     for model, who in [(other, "Linear"), ({"": case.model, "critic": other}, "'critic' (Linear)")]:
-        warnings = backspot.profile(case.step, model).warnings
+        warnings = profile(case.step, model).warnings
         assert [who in warning for warning in warnings if "No call of" in warning] == [True]
         assert not any("instrument" in warning for warning in warnings)
 
@@ -400,7 +403,7 @@ def test_a_model_whose_labels_were_compiled_away_is_not_called_unused(case):
     def step():
         case.loss(compiled(case.x), case.x).backward()
 
-    warnings = backspot.profile(step, compiled).warnings
+    warnings = profile(step, compiled).warnings
     if not any("compiled regions" in warning for warning in warnings):
         pytest.skip("this PyTorch does not record where it runs what it compiled")
     assert not any("No call" in warning for warning in warnings)
@@ -493,7 +496,7 @@ def test_a_notebook_sees_how_far_it_is_and_keeps_nothing_of_it():
 def test_a_gpu_that_the_step_uses_is_recorded(case):
     case.model.cuda()
     case.x = case.x.cuda()
-    report = backspot.profile(case.step, case.model)
+    report = profile(case.step, case.model)
     assert report.has_gpu
     assert found(report)
     assert not any("launch record" in warning for warning in report.warnings)

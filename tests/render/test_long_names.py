@@ -16,7 +16,7 @@ from backspot.render.text_parts import render_comparison, render_subtree
 from backspot.render.view import View
 from support.sample_reports import line, node, report, row, vit
 
-LENGTH = 300_000
+LENGTH = 150_000
 ALPHABETS = {
     "letters": "a",
     "wide": "漢",
