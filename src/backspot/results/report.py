@@ -145,7 +145,7 @@ class Report(Presented, _Predicted):
         <Report of trace.json.gz: 77 rows, backward 20.906 ms per step>
         >>> print(report)
         patch_drop (PatchDropout) takes 28% of the backward: 5.9 ms, mostly
-        GatherBackward0; without it, a step would take 4.0 ms less (1.1 ms to 6.4 ms)
+        GatherBackward0; without it, a step would take 4.0 ms less (1.2 ms to 6.4 ms)
         ...
         >>> [step_ns / 1e6 for step_ns in report.step_ns_by_step]
         [28.916678, 31.928339]
@@ -456,7 +456,7 @@ class Report(Presented, _Predicted):
 
         Example:
             >>> report.what_if({"patch_drop": 0.5}).saves_ns
-            2158447
+            2162047
             >>> report.what_if(graph=True).step_ns  # the host launches all at once
             14480320
         """
