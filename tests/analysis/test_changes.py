@@ -121,6 +121,24 @@ def test_without_repeats_a_step_saves_those_too_through_which_no_gradient_flows(
     assert found.saves.at_least
 
 
+@pytest.mark.parametrize(("count", "known"), [(1, True), (50, False)])
+def test_a_few_long_kernels_have_a_price_where_the_host_decides_too(tmp_path, count, known):
+    program = Program()
+    for step, at in program.steps():
+        program.node(step, "b", at, at + 6 * MS)
+        for number in range(count):
+            begin = at + 20 * US + number * 5 * MS // count
+            name, end = "cdist_kernel_cuda_impl<float>", begin + 5 * MS // count
+            program.trace.kernel(begin, end, launch=at + 10 * US, name=name)
+        program.call("cudaStreamSynchronize", at + 30 * US, at + 5_025 * US)
+        program.node(step, "a", at + 6 * MS, at + 14 * MS)
+    report = backspot.locate(program.save(tmp_path))
+    (found,) = (one for one in report.findings if one.rule == "pairwise-distance")
+    assert (found.saves is not None) == known
+    if known:
+        assert found.saves.ns == pytest.approx(5 * MS, rel=0.05)
+
+
 def test_who_reads_no_values_waits_for_none_and_copies_none(tmp_path):
     program = Program()
     for step, at in program.steps():

@@ -45,6 +45,7 @@ _LAYERS = 12  # groups of repeated layers that are replayed without
 _ENOUGH = 6_000  # spans and pieces of device work
 _FEWEST = 3  # steps
 _BUSY = 0.9  # of the step: from here on a device decides how long the step takes
+_LONG = 200_000  # nanoseconds of a kernel: to launch one takes 5 to 20 thousand
 _ERROR, _OF_SPREAD = 0.01, 0.7
 """How far a saving may be off: a share of the step, and of the standard deviation of the steps.
 
@@ -379,11 +380,17 @@ def _change_of(finding: Finding, prediction: Prediction) -> tuple[Change | None,
     change = prediction.change(finding.change) if finding.change else None
     if isinstance(change, Change):
         return change, finding.change
-    # Where the step waits for the host, device work alone does not say what a cause costs.
+    # Where the step waits for the host, device work alone does not say what a cause costs, unless
+    # to launch it takes hardly any time beside it.
     work = finding.removable
-    if work is None or not (work.with_host or prediction.is_device_bound):
+    if work is None:
         return None, {}
-    return free(prediction.recording, prediction.within(work)), {}
+    within, done = prediction.within(work), prediction.recording.ownership.work
+    long = (done.end - done.start)[within.work] >= _LONG
+    few = not finding.change and bool((long & (done.tier[within.work] == Tier.COMPUTE)).all())
+    if not (work.with_host or few or prediction.is_device_bound):
+        return None, {}
+    return free(prediction.recording, within), {}
 
 
 def _with_saving(
