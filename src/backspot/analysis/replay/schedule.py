@@ -165,6 +165,8 @@ def _raised(graph: DeviceGraph, queue: Ints, numbers: Ints, more: int) -> Ints:
 
     What waits for other queues has at least the numbers of what it waits for, and ``more``.
     """
+    if not graph.other:
+        return numbers
     found: Ints = numbers.copy()
     queues, least = queue.tolist(), numbers.tolist()
     latest = dict.fromkeys(queues, 0)
