@@ -413,4 +413,7 @@ def test_the_answer_a_module_and_a_table_for_programs_have_the_times_that_people
     head, *rows = csv.reader(to_csv(report).decode().splitlines())
     real = [int(row[head.index("unprofiled_ns")]) for row in rows]
     assert real == [row.unprofiled_ns for row in report.modules]
+    assert repr(report) == repr(shown)
+    assert list(map(repr, report.phases)) == list(map(repr, shown.phases))
+    assert sorted(map(repr, report.modules)) == sorted(map(repr, shown.modules))
     assert "unprofiled_ns" not in to_csv(report_of(trace)).decode()

@@ -960,6 +960,83 @@ def test_a_handler_of_the_script_stays(write, tmp_path):
 # Which optimizer ends an iteration ---------------------------------------------------------------
 
 
+FOLDS = """
+import gc
+
+def fold(steps):
+    global model, optimizer
+    model = optimizer = None
+    gc.collect()
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    train(steps)
+"""
+
+
+@pytest.mark.slow
+def test_what_is_recorded_is_of_one_fold(write, tmp_path):
+    code = training(FOLDS, "for steps in (7, 4, 9, 2): fold(steps)")
+    done = observed("--warmup", "2", "--steps", "3", write(code), cwd=tmp_path)
+    report = backspot.Report.load(tmp_path / "backspot" / "report.json")
+    assert report.trace.endswith("steps 18 to 20")
+    assert {row.calls for row in report.modules if row.is_module} == {1}
+    assert not [line for line in told(done) if "no report" in line]
+
+
+@pytest.mark.slow
+def test_folds_that_are_too_short_are_told(write, tmp_path):
+    code = training(FOLDS, "for _ in range(6): fold(5)")
+    done = observed("--warmup", "2", "--steps", "5", write(code), cwd=tmp_path)
+    assert told(done)[0].startswith(
+        "no report: the script ended after 30 steps, at most 5 of one model, and a report needs 9"
+    )
+
+
+@pytest.mark.slow
+def test_a_step_within_another_optimizers_step_is_a_part_of_it(write, tmp_path):
+    code = training(
+        "class Around(torch.optim.Optimizer):",
+        "    def __init__(self, parameters):",
+        "        super().__init__(parameters, {})",
+        "        self.inner = torch.optim.SGD(self.param_groups, lr=0.1)",
+        "    def step(self):",
+        "        with torch.enable_grad():",
+        "            model(torch.randn(4, 8)).square().mean().backward()",
+        "        self.inner.step()",
+        "optimizer = Around(model.parameters())",
+        "train(9)",
+    )
+    observed(*SMALL, write(code), cwd=tmp_path)
+    report = backspot.Report.load(tmp_path / "backspot" / "report.json")
+    assert report.trace.endswith("steps 5 to 6")
+    assert len(report.passes) == 4
+    assert {row.calls for row in report.modules if row.is_module} == {2}
+
+
+@pytest.mark.slow
+def test_threads_that_are_not_recorded_are_told(write, tmp_path):
+    code = training(
+        "import threading",
+        "thread = threading.Thread(target=train, args=(2,))",
+        "thread.start(); thread.join(); train(9)",
+    )
+    done = observed(*SMALL, write(code), cwd=tmp_path)
+    assert "Optimizers take steps in 2 threads." in done.stderr.decode()
+
+
+@pytest.mark.slow
+def test_steps_whose_calls_have_no_labels_are_told(write, tmp_path):
+    code = training(
+        "train(5)",
+        "def call(self, *args): return self.forward(*args)",
+        "nn.Module.__call__ = call",
+        "train(4)",
+    )
+    done = observed("--warmup", "1", "--steps", "2", write(code), cwd=tmp_path)
+    text = " ".join(done.stderr.decode().split())
+    assert "In 1 of 2 steps no module with a label was called" in text
+
+
 @pytest.mark.parametrize(
     ("order", "ends"),
     [
@@ -975,6 +1052,12 @@ def test_an_iteration_ends_with_the_last_of_its_optimizers(order, ends):
     cycle = Cycle()
     found = "".join(one if cycle.ends_with(ord(one)) else "-" for one in order)
     assert found == ends
+
+
+def test_an_optimizer_that_is_alone_has_replaced_the_others_at_once():
+    cycle = Cycle()
+    found = [(cycle.ends_with(ord(one), lambda: True), cycle.replaced) for one in "AAABBC"]
+    assert found == [(True, one) for one in (False, False, False, True, False, True)]
 
 
 def test_new_optimizers_end_iterations_too():

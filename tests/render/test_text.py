@@ -17,6 +17,7 @@ from backspot.render.text_parts import render_subtree
 from backspot.render.view import View
 from backspot.results.costs import Phase
 from backspot.results.findings import Finding, Place, ReplayedStep, Saving
+from backspot.results.report import changed
 from backspot.results.trials import Tried, Variant
 from support.report_parts import node, phases, report, row
 from support.sample_reports import ODD_NAMES, SAMPLES, even_vit, odd, reports, unlabelled, vit
@@ -612,6 +613,13 @@ def test_fewer_than_three_steps_show_no_spread(steps):
 def test_a_step_that_takes_far_longer_is_named_among_the_warnings():
     text = render_text(SAMPLES["varied"](), width=160)
     assert "! Step 7 took 64.7 ms longer (waiting for data). The numbers are means over the" in text
+
+
+def test_what_a_step_took_longer_is_recorded_time_beside_real_times():
+    made = SAMPLES["varied"]()
+    times = {"unprofiled_step_ns": made.step_ns // 2, "unprofiled_step_ns_by_step": (1, 2)}
+    text = render_text(changed(made, **times), width=160)
+    assert "! Step 7 took 64.7 ms longer while recorded (waiting for data)." in text
 
 
 PHASES = ("data", "copy", "loss", "optimizer", "other", "idle")

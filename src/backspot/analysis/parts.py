@@ -39,6 +39,7 @@ from backspot.analysis.recorded import find_recorded
 from backspot.analysis.recording import Options, Part, Recording
 from backspot.analysis.replay.predict import with_savings
 from backspot.analysis.typical import typical_step
+from backspot.results.costs import Row
 from backspot.results.grouping import fold, ranked_rows
 from backspot.results.limits import share_of_peak
 from backspot.results.report import Report, changed
@@ -71,7 +72,10 @@ def ranking(recording: Recording, options: Options) -> Report:
         coverage=costs.coverage,
         source=ownership.spans.source,
         has_gpu=bool(recording.clock.devices),
-        warnings=warnings_of(events, ownership, warmed_up=options.warmed_up),
+        warnings=(
+            *warnings_of(events, ownership, warmed_up=options.warmed_up),
+            *_of_steps_without_calls(costs.modules, ownership.spans.source),
+        ),
         trace=events.source,
         phases=phases.typical(typical) if phases else (),
         fused=find_fused(events, ownership, typical),
@@ -79,6 +83,18 @@ def ranking(recording: Recording, options: Options) -> Report:
         noise=costs.noise,
         recorded=find_recorded(events, ownership, live=options.live),
     )
+
+
+def _of_steps_without_calls(rows: Sequence[Row], source: str) -> list[str]:
+    """Return a warning if labels end or begin within the recorded steps."""
+    calls = [sum(step) for step in zip(*(row.forward_ns_by_step for row in rows), strict=True)]
+    without = calls.count(0)
+    if source != "backspot" or not 0 < without < len(calls):
+        return []
+    return [
+        f"In {without} of {len(calls)} steps no module with a label was called: they train "
+        "something else, or the script has replaced torch.nn.Module.__call__."
+    ]
 
 
 def with_host(report: Report, recording: Recording, _: Options) -> Report:

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any
 
 from backspot.commands._console import add_width, complain, count, use_color, write_error
 from backspot.errors import BackspotError, OutputExistsError, UsageError
-from backspot.formatting import counted, quoted
+from backspot.formatting import quoted
 from backspot.interrupts import pass_on
 from backspot.progress import is_terminal
 
@@ -211,7 +211,7 @@ class _Observation:
         if recorder.is_child:
             return
         self._ignore()
-        before, steps = recorder.reports, recorder.steps
+        before = recorder.reports
         self._recorded = 0
         self._ended = True
         recorder.end()
@@ -221,11 +221,11 @@ class _Observation:
             if why := self._why_none(error):
                 complain(why)
         elif recorder.reports > before and self._recorded:
-            fitting = None if error or before else recorder.plan.fitting(steps)
+            fitting = None if error or before else recorder.plan.fitting(recorder.in_one_go)
             more = fitting and fitting[1] > self._recorded
             how = f"; for more of them: {self._command(*fitting)}" if fitting and more else ""
             complain(
-                f"{_how_it_ended(error)} after {counted(steps, 'step')}, and the report is of "
+                f"{_how_it_ended(error)} after {recorder.steps_said}, and the report is of "
                 f"{self._recorded} of them{how}"
             )
 

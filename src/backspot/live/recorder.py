@@ -17,6 +17,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 from weakref import WeakMethod
@@ -143,6 +144,7 @@ class Recorded:
         is_early: whether these are steps of the warm-up, as the training ended soon after.
         live: what remedies can be tried on; ``None`` if the plan says not to, or several threads
             train.
+        threads: in how many threads the training takes steps; these are of one.
     """
 
     profiler: torch.profiler.profile | Export
@@ -154,6 +156,7 @@ class Recorded:
     in_detail: torch.profiler.profile | Export | None = None
     is_early: bool = False
     live: Live | None = None
+    threads: int = 1
 
     def locate(
         self,
@@ -180,7 +183,7 @@ class Recorded:
             f"{training}, {steps}",
             Options(live=True, warmed_up=True, real_steps=self.times_ns, place=place_of_frame),
             in_detail=self.in_detail,
-            parts=(_of_warm_up,) if self.is_early else (),
+            parts=(partial(_with_caveats, self),),
             trace=trace,
             force=True,
             use=use,
@@ -231,12 +234,17 @@ class Models:
         """End the search."""
 
 
-def _of_warm_up(report: Report, _: Recording, __: Options) -> Report:
-    said = (
+def _with_caveats(recorded: Recorded, report: Report, _: Recording, __: Options) -> Report:
+    threads = (
+        f"Optimizers take steps in {recorded.threads} threads. The steps here are those of one of "
+        "them, and only what it trains has labels."
+    )
+    early = (
         "The training ended early, so these are steps of its warm-up: the first steps are slower "
         "than later ones."
     )
-    return changed(report, warnings=(said, *report.warnings))
+    said = [early] * recorded.is_early + [threads] * (recorded.threads > 1)
+    return changed(report, warnings=(*said, *report.warnings))
 
 
 _OTHER_PROFILER = (
@@ -301,7 +309,8 @@ class Recorder:
         self._choosing = threading.RLock()
         self._moving = threading.RLock()
         self._in_thread = threading.local()
-        self._since = 0
+        self._others = 0  # how many steps came before the parameters that are trained now
+        self._longest = 0
         self._reset()
 
     def _reset(self) -> None:
@@ -311,6 +320,18 @@ class Recorder:
         self._first: int | None = None  # the number of the first step that is recorded
         self._requested = False
         self._is_early = False
+        self._is_outdated = False
+
+    @property
+    def in_one_go(self) -> int:
+        """How many steps one set of parameters was trained for, at most."""
+        return max(self._longest, self.steps - self._others)
+
+    @property
+    def steps_said(self) -> str:
+        """How many steps there were, in words."""
+        said = counted(self.steps, "step")
+        return f"{said}, at most {self.in_one_go} of one model" if self._others else said
 
     @property
     def is_child(self) -> bool:
@@ -342,6 +363,11 @@ class Recorder:
         if self._measurement is None or self._is_early:
             self._due = min(self._counts.values(), default=0)
             self._requested = True
+
+    def renew(self) -> None:
+        """Begin again what is under way, as this thread's next step trains other parameters."""
+        self._longest, self._others = self.in_one_go, self.steps
+        self._is_outdated = self._thread == threading.get_ident()
 
     def count(self) -> bool:
         """Count a step that has ended, and return whether ``advance`` has something to do."""
@@ -396,7 +422,7 @@ class Recorder:
             if self._due is not None:
                 self._begin()
         elif self._thread == threading.get_ident():  # else it was chosen since ``count``
-            self._next()
+            self._stop(again=not self._is_early) if self._is_outdated else self._next()
 
     def _next(self) -> None:
         """Go on to where the next step runs."""
@@ -548,6 +574,7 @@ class Recorder:
             read(profiles.get(DETAIL)),
             self._is_early,
             self._live(),
+            len(self._counts),
         )
 
     def _live(self) -> Live | None:
@@ -646,11 +673,11 @@ class Recorder:
             return f"no report: {self._said[-1]}"
         least = self.plan.last_early_start and 1 + _BEFORE_EARLY + 1
         # With as many, an optimizer's first step came too late for an early recording.
-        needed = least if self.steps < least else self.plan.first_step + self._waited
+        needed = least if self.in_one_go < least else self.plan.first_step + self._waited
         waited = f" ({self._waited} of them for an optimizer that took no step)"
-        fitting = self.plan.fitting(self.steps - self._waited)
+        fitting = self.plan.fitting(self.in_one_go - self._waited)
         return (
-            f"no report: {ending} after {counted(self.steps, 'step')}, and a report "
+            f"no report: {ending} after {self.steps_said}, and a report "
             f"needs {needed}{waited if self._waited else ''}"
             + (f"; use {remedy(*fitting)}" if fitting else "")
         )

@@ -39,6 +39,9 @@ class Cycle:
 
     An optimizer that steps for long without another one has replaced the others, as after a head's
     warm-up. Long is twice its longest turn so far, within these limits.
+
+    Attributes:
+        replaced: whether the optimizer that stepped last has replaced others with that step.
     """
 
     _PATIENCE = range(12, 64)
@@ -49,9 +52,16 @@ class Cycle:
         self._last: Hashable = None
         self._turn = 0
         self._turns: dict[Hashable, int] = {}
+        self.replaced = False
 
-    def ends_with(self, optimizer: Hashable) -> bool:
-        """Return whether an iteration ends with this step."""
+    def ends_with(self, optimizer: Hashable, alone: Callable[[], bool] = bool) -> bool:
+        """Return whether an iteration ends with this step.
+
+        Args:
+            alone: whether no other optimizer is left, as each fold of a cross-validation has its
+                own; asked when one steps for the first time.
+        """
+        is_new = optimizer not in self._seen and optimizer not in self._turns
         if optimizer not in self._seen:
             self._seen.append(optimizer)
         elif optimizer != self._seen[-1]:
@@ -62,7 +72,9 @@ class Cycle:
                 self._turns[self._last] = max(self._turn, self._turns.get(self._last, 0))
             self._last, self._turn = optimizer, 0
         self._turn += 1
-        if self._turn > self._patience(optimizer):
+        ends = self._turn > self._patience(optimizer) or (is_new and alone())
+        self.replaced = ends and (self._closing or optimizer, *self._seen) != (optimizer,) * 2
+        if ends:
             self._closing, self._seen = None, [optimizer]
         return optimizer == self._closing if self._closing else len(self._seen) == 1
 
@@ -169,6 +181,8 @@ class Observer:
         models = _FoundModels(self._optimizers, say)
         self.recorder = Recorder(plan, models, deliver, say, self._end_counting)
         self._cycles: defaultdict[int, Cycle] = defaultdict(Cycle)  # by thread
+        # The first parameters of optimizers, by id, each with what no other one has.
+        self._first: dict[int, tuple[weakref.ref[torch.Tensor], object]] = {}
         self._backwards = 0
         self._steps_inside = False
         """Whether an optimizer has stepped inside a backward, and none outside."""
@@ -216,16 +230,31 @@ class Observer:
                 return
             self._steps_inside, self._steps_outside = False, True
             self._backward.end()
+            frame = sys._getframe(1)
+            if outermost_step(frame) is not frame:
+                return  # a part of another optimizer's step, as in SAM
+            cycle = self._cycles[threading.get_ident()]
+            living = self._optimizers.living
+            ends = cycle.ends_with(self._updated_by(optimizer), lambda: len(living()) == 1)
+            if cycle.replaced:
+                recorder.renew()
             # PyTorch is iterating over the hooks: nothing can be registered here.
-            if (
-                self._cycles[threading.get_ident()].ends_with(_updated_by(optimizer))
-                and self._count()
-                and not _after_return(sys._getframe(1), recorder.advance)
-            ):
+            if ends and self._count() and not _after_return(frame, recorder.advance):
                 recorder.complain("a Python profiler is running, so no step is recorded")
         except Exception as error:
             pass_on(error)
             recorder.give_up(error)
+
+    def _updated_by(self, optimizer: torch.optim.Optimizer) -> Hashable:
+        """Return what tells apart the parameters that optimizers update, without a look at each."""
+        groups = [group["params"] for group in optimizer.param_groups if group["params"]]
+        if not groups:
+            return id(optimizer)
+        first = groups[0][0]
+        known = self._first.get(id(first))
+        if known is None or known[0]() is not first:  # another one had this id before
+            known = self._first[id(first)] = weakref.ref(first), object()
+        return known[1], *((id(group[0]), id(group[-1]), len(group)) for group in groups)
 
     def _around_backward(self, backward: Callable[[], Any]) -> Any:
         result = backward()
@@ -258,12 +287,6 @@ class Observer:
         wanted = self.recorder.count()
         self._stepped(self.recorder.steps)
         return wanted
-
-
-def _updated_by(optimizer: torch.optim.Optimizer) -> Hashable:
-    """Return what tells apart the parameters that optimizers update, without a look at each."""
-    groups = [group["params"] for group in optimizer.param_groups if group["params"]]
-    return tuple((id(group[0]), id(group[-1]), len(group)) for group in groups) or id(optimizer)
 
 
 def _after_return(frame: FrameType, action: Callable[[], None]) -> bool:

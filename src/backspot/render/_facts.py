@@ -231,7 +231,8 @@ def _hiccups(report: Report) -> list[str]:
     first, *others = report.hiccups
     phases = {f"({name})": f" ({text})" for name, text in PHASES.items()}
     where = phases.get(first.where, f", in {first.where}") if first.where else ""
-    text = f"Step {first.step + 1} took {duration(first.longer_ns)} longer{where}"
+    recorded = " while recorded" if report.unprofiled_step_ns_by_step else ""
+    text = f"Step {first.step + 1} took {duration(first.longer_ns)} longer{recorded}{where}"
     if others:
         least = duration(others[-1].longer_ns)
         text += f"; {counted(len(others), 'more step')} took at least {least} longer"

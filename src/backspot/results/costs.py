@@ -361,9 +361,11 @@ class Row:
         )
 
     def __repr__(self) -> str:
+        wall = self.wall_ns if self.unprofiled_ns is None else self.unprofiled_ns
+        cpu = self.cpu_ns * wall / max(1, self.wall_ns)
         return (
-            f"<Row {visible(self.label)}: wall {self.wall_ms:.3f}, "
-            f"GPU {self.gpu_ns / 1e6:.3f}, CPU {self.cpu_ns / 1e6:.3f} ms per step>"
+            f"<Row {visible(self.label)}: wall {wall / 1e6:.3f}, "
+            f"GPU {self.gpu_ns / 1e6:.3f}, CPU {cpu / 1e6:.3f} ms per step>"
         )
 
     @property
@@ -600,7 +602,8 @@ class Phase:
     unprofiled_ns: Count | None = None
 
     def __repr__(self) -> str:
-        return f"<Phase {self.name}: wall {self.wall_ns / 1e6:.3f} ms per step>"
+        wall = self.wall_ns if self.unprofiled_ns is None else self.unprofiled_ns
+        return f"<Phase {self.name}: wall {wall / 1e6:.3f} ms per step>"
 
     @property
     def utilisation(self) -> float:

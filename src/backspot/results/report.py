@@ -192,9 +192,10 @@ class Report(Presented, _Predicted):
     schema: str = SCHEMA
 
     def __repr__(self) -> str:
+        wall = sum(one.wall_ns if (ns := one.unprofiled_ns) is None else ns for one in self.modules)
         return (
             f"<Report of {visible(self.trace) or 'a trace'}: {len(self.modules)} rows, backward "
-            f"{self.wall_ms:.3f} ms per {self.per}>"
+            f"{wall / 1e6:.3f} ms per {self.per}>"
         )
 
     @property
