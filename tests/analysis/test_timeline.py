@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import example, given, strategies as st
 
 from backspot.analysis.timeline import (
@@ -18,6 +19,7 @@ from backspot.analysis.timeline import (
     is_among,
     is_in,
     layered,
+    median,
     numbered,
     pieces,
     quantile,
@@ -260,3 +262,12 @@ def test_what_is_among_others_is_what_numpy_says(values, wanted):
 def test_a_quantile_is_what_numpy_says(values, share):
     of = np.array(values, float)
     assert quantile(of, share) == np.quantile(of, share)
+
+
+@pytest.mark.parametrize("shape", [(1,), (2,), (7,), (3, 4), (4, 0), (6, 5)])
+def test_a_median_is_numpys_and_leaves_out_what_is_not_a_number(shape):
+    values = np.random.default_rng(0).normal(size=shape)
+    np.testing.assert_array_equal(median(values), np.median(values, axis=0))
+    np.testing.assert_array_equal(median(values.T, -1), np.median(values.T, axis=-1))
+    holes = np.concatenate([values, np.full((2, *shape[1:]), np.nan), 2 * values])
+    np.testing.assert_array_equal(median(holes), np.nanmedian(holes, axis=0))
