@@ -169,10 +169,13 @@ def _raised(graph: DeviceGraph, queue: Ints, numbers: Ints, more: int) -> Ints:
         return numbers
     found: Ints = numbers.copy()
     queues, least = queue.tolist(), numbers.tolist()
-    latest = dict.fromkeys(queues, 0)
+    latest, raised = dict.fromkeys(queues, 0), {}
     for item in sorted(graph.other):  # work is sorted by its start
-        needed = max(max(least[one], latest[queues[one]]) for one in graph.other[item])
-        latest[queues[item]] = found[item] = max(least[item], latest[queues[item]], needed + more)
+        number = max(least[item], latest[queues[item]])
+        for one in graph.other[item]:
+            number = max(number, least[one] + more, latest[queues[one]] + more)
+        latest[queues[item]] = raised[item] = number
+    found[[*raised]] = [*raised.values()]
     for _, mine in grouped(queue):
         found[mine] = np.maximum.accumulate(found[mine])
     return found
