@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import random
 import tempfile
 from dataclasses import replace
@@ -14,6 +15,7 @@ from hypothesis import given, strategies as st
 from backspot import Report, pipeline
 from backspot.analysis.recording import Options, Recording
 from backspot.formatting import duration
+from backspot.render import renderer_for
 from backspot.render._consistency import contradiction
 from backspot.render.tables import to_csv
 from backspot.render.text import render_text
@@ -414,6 +416,8 @@ def test_the_answer_a_module_and_a_table_for_programs_have_the_times_that_people
     real = [int(row[head.index("unprofiled_ns")]) for row in rows]
     assert real == [row.unprofiled_ns for row in report.modules]
     assert repr(report) == repr(shown)
+    wall, *_ = json.loads(renderer_for("x.speedscope.json")(report))["profiles"]
+    assert wall["endValue"] == pytest.approx(shown.wall_ns, abs=len(shown.modules))
     assert list(map(repr, report.phases)) == list(map(repr, shown.phases))
     assert sorted(map(repr, report.modules)) == sorted(map(repr, shown.modules))
     assert "unprofiled_ns" not in to_csv(report_of(trace)).decode()

@@ -19,6 +19,7 @@ from backspot.render.view import heaviest_line
 from backspot.results.costs import LineCost, NodeCost, Row
 from backspot.results.grouping import parents_of
 from backspot.results.report import Report
+from backspot.results.unprofiled import in_real_time
 
 
 class Frame(NamedTuple):
@@ -93,11 +94,11 @@ _SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 
 
 def to_speedscope(report: Report) -> bytes:
-    """A file in speedscope's own format; times in nanoseconds of a typical step.
+    """A file in speedscope's own format; times in nanoseconds of a typical step, as people read it.
 
     A trace without device work has no GPU profile.
     """
-    every = stacks(report)
+    every = stacks(in_real_time(report))
     frames = {frame: None for stack in every for frame in stack.frames}
     numbers = {frame: index for index, frame in enumerate(frames)}
     columns = [("wall", [stack.wall for stack in every]), ("CPU", [stack.cpu for stack in every])]
