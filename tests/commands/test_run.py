@@ -1060,6 +1060,13 @@ def test_an_optimizer_that_is_alone_has_replaced_the_others_at_once():
     assert found == [(True, one) for one in (False, False, False, True, False, True)]
 
 
+def test_an_optimizer_with_long_turns_replaces_no_other():
+    cycle = Cycle()
+    for one in ("D" * 70 + "G") * 3:
+        cycle.ends_with(ord(one))
+        assert not cycle.replaced
+
+
 def test_new_optimizers_end_iterations_too():
     cycle = Cycle()
     for one in "DGDGDG":

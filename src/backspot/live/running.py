@@ -41,7 +41,8 @@ class Cycle:
     warm-up. Long is twice its longest turn so far, within these limits.
 
     Attributes:
-        replaced: whether the optimizer that stepped last has replaced others with that step.
+        replaced: whether the optimizer that stepped last, a new one, has replaced others with that
+            step.
     """
 
     _PATIENCE = range(12, 64)
@@ -61,7 +62,6 @@ class Cycle:
             alone: whether no other optimizer is left, as each fold of a cross-validation has its
                 own; asked when one steps for the first time.
         """
-        is_new = optimizer not in self._seen and optimizer not in self._turns
         if optimizer not in self._seen:
             self._seen.append(optimizer)
         elif optimizer != self._seen[-1]:
@@ -72,8 +72,10 @@ class Cycle:
                 self._turns[self._last] = max(self._turn, self._turns.get(self._last, 0))
             self._last, self._turn = optimizer, 0
         self._turn += 1
-        ends = self._turn > self._patience(optimizer) or (is_new and alone())
-        self.replaced = ends and (self._closing or optimizer, *self._seen) != (optimizer,) * 2
+        is_first = optimizer not in self._turns  # of its turns
+        ends = self._turn > self._patience(optimizer) or (is_first and self._turn == 1 and alone())
+        others = (self._closing or optimizer, *self._seen) != (optimizer,) * 2
+        self.replaced = ends and is_first and others
         if ends:
             self._closing, self._seen = None, [optimizer]
         return optimizer == self._closing if self._closing else len(self._seen) == 1
