@@ -87,12 +87,15 @@ def ranking(recording: Recording, options: Options) -> Report:
 
 def _of_steps_without_calls(rows: Sequence[Row], source: str) -> list[str]:
     """Return a warning if labels end or begin within the recorded steps."""
-    calls = [sum(step) for step in zip(*(row.forward_ns_by_step for row in rows), strict=True)]
-    without = calls.count(0)
-    if source != "backspot" or not 0 < without < len(calls):
+    forward = [sum(step) for step in zip(*(row.forward_ns_by_step for row in rows), strict=True)]
+    # A step can also be short of events, and nothing of it is outside then.
+    outside = [row.wall_ns_by_step for row in rows if row.path == "(outside model)"]
+    nodes = [sum(step) for step in zip(*outside, strict=True)] or [0] * len(forward)
+    without = sum(ns > 0 and not called for called, ns in zip(forward, nodes, strict=True))
+    if source != "backspot" or not 0 < without < len(forward):
         return []
     return [
-        f"In {without} of {len(calls)} steps no module with a label was called: they train "
+        f"In {without} of {len(forward)} steps no module with a label was called: they train "
         "something else, or the script has replaced torch.nn.Module.__call__."
     ]
 
