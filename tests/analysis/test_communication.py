@@ -142,6 +142,21 @@ def test_an_exchange_may_start_after_its_operator_has_returned(tmp_path: Path) -
     assert wall(report) == {"(gradient exchange)": 1900, "layer": 200, "(autograd engine)": 100}
 
 
+def test_an_exchange_that_is_said_to_end_late_takes_nothing_from_the_next_pass(
+    tmp_path: Path,
+) -> None:
+    trace = gloo(2290)
+    trace.forward("layer", "Linear", 2010 * US, 2090 * US)
+    trace.operator("aten::addmm", 2020 * US, 2030 * US, seq=2)
+    trace.node("AddmmBackward0", 2200 * US, 2300 * US, seq=2, thread=ENGINE)
+    trace.node(ACCUMULATE, 2300 * US, 2400 * US, thread=ENGINE)
+    report = report_of(trace, tmp_path)
+    assert [one.duration_ns // US for one in report.passes] == [2000, 200]
+    engine = 40  # the second forward, while the first pass waits
+    whole = {"(gradient exchange)": 860, "layer": 200, "(autograd engine)": engine}
+    assert wall(report) == whole, "per pass"
+
+
 def test_an_exchange_that_no_pass_starts_is_not_the_backwards(tmp_path: Path) -> None:
     trace = step()
     trace.operator("c10d::allreduce_", 500 * US, 520 * US)
