@@ -74,7 +74,7 @@ def ranking(recording: Recording, options: Options) -> Report:
         has_gpu=bool(recording.clock.devices),
         warnings=(
             *warnings_of(events, ownership, warmed_up=options.warmed_up),
-            *_of_steps_without_calls(costs.modules, ownership.spans.source),
+            *_of_steps_without_calls(costs.modules, ownership),
         ),
         trace=events.source,
         phases=phases.typical(typical) if phases else (),
@@ -85,14 +85,16 @@ def ranking(recording: Recording, options: Options) -> Report:
     )
 
 
-def _of_steps_without_calls(rows: Sequence[Row], source: str) -> list[str]:
+def _of_steps_without_calls(rows: Sequence[Row], ownership: Ownership) -> list[str]:
     """Return a warning if labels end or begin within the recorded steps."""
+    if ownership.steps.unit == "backward pass" or ownership.spans.source != "backspot":
+        return []  # a pass through the graph of a gradient calls no module
     forward = [sum(step) for step in zip(*(row.forward_ns_by_step for row in rows), strict=True)]
     # A step can also be short of events, and nothing of it is outside then.
     outside = [row.wall_ns_by_step for row in rows if row.path == "(outside model)"]
     nodes = [sum(step) for step in zip(*outside, strict=True)] or [0] * len(forward)
     without = sum(ns > 0 and not called for called, ns in zip(forward, nodes, strict=True))
-    if source != "backspot" or not 0 < without < len(forward):
+    if not 0 < without < len(forward):
         return []
     return [
         f"In {without} of {len(forward)} steps no module with a label was called: they train "
