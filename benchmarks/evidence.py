@@ -69,6 +69,7 @@ PLAN = {
         "ranks": "",
         "overhead": "",
         "compare_runs": "--pairs 20",
+        "causes": "record -o {folder}/causes --jobs 1 && judge {folder}/causes --jobs 2",
         "false_alarms": "",
         "published_causes": "",
         "published_jobs": "",
@@ -80,11 +81,10 @@ PLAN = {
 _TIMED = ("gpu_truth", "trial_truth", "what_if", "published_causes", "limit_truth", "overhead")
 _COUNTED = (
     ("timm_sweep",),
-    ("causes",),
     ("waits_truth", "planted", "planted_python"),
     ("memory_truth", "compiled_truth"),
 )
-_ALONE = ("false_alarms", "compare_runs")
+_ALONE = ("causes", "false_alarms", "compare_runs")
 _TOGETHER = ("overhead_ranks", "planted_ranks", "planted_transfers", "memory_ranks")
 """On two GPUs: one after the other, beside each other, without others on the GPU, on both GPUs."""
 

@@ -147,9 +147,10 @@ QUESTIONS = {
     ),
     # Causes
     "causes": Question(
-        "Does it name the cause? 174 planted causes, 64 controls: `record -o recorded` on a GPU "
-        "(`--gpus 2`: two), then `judge recorded` anywhere",
-        "causes.main", "GPU to record, torchvision", "8", "causes.json",
+        "Does it name the cause? 174 planted causes, 64 controls: `record -o recorded` (with "
+        "`--gpus 2`: those that need two; without a GPU: the 80 that need none), then "
+        "`judge recorded` anywhere",
+        "causes.main", "GPU or CPU, torchvision", "4; 1", "causes_{device}.json",
         seconds=480, jobs=2,
     ),
     "published_causes": Question(

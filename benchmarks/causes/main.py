@@ -2,6 +2,7 @@
 
 python -m benchmarks causes record -o recorded                  # on a GPU
 python -m benchmarks causes record -o recorded --gpus 2         # those that need two
+python -m benchmarks causes record -o recorded --device cpu     # those that need none
 python -m benchmarks causes judge recorded                      # anywhere, as often as you like
 python -m benchmarks causes --small                             # records two cases, judges them
 """
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 def options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--gpus", type=int, default=1, help="record the cases that need so many")
+    add("--gpus", type=int, default=1, help="record the cases that need so many (default: 1)")
     add("verb", nargs="?", choices=("record", "judge"))
     add("folder", nargs="?", type=Path, help="judge: the recorded traces")
     add("--no-shapes", action="store_true", help="judge without shapes")

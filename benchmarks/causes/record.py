@@ -174,10 +174,13 @@ def _groups(names: Sequence[str], cases: Mapping[str, Case], run: Run) -> dict[i
         kind = cases[name].rule, cases[name].planted
         seen[kind] += 1
         turns[name] = seen[kind]
+    # Unasked, a GPU leaves out what is sized for a CPU, and a CPU what is sized for a GPU.
+    asked = bool(run.cases) or run.small
+    gpus = run.gpus if asked or run.device.startswith("cuda") else 0
     groups: dict[int, list[str]] = {}
     for name in sorted(names, key=turns.__getitem__):
         case = cases[name]
-        if max(1, case.gpus) != run.gpus:
+        if (max(1, case.gpus) if asked else case.gpus) != gpus:
             continue
         if case.ranks > 1 and not run.jobs:
             print(f"{name}: left out, its ranks need worker processes: --jobs 1")

@@ -44,7 +44,7 @@ def _words(count: int, distinct: int) -> list[str]:
 @kind
 def folder(path: Path) -> None:
     """An empty folder."""
-    path.mkdir(parents=True)
+    path.mkdir(parents=True, exist_ok=True)
 
 
 @kind
