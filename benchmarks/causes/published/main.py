@@ -63,10 +63,10 @@ def _examine(job: Job, stage: Stage, run: Run) -> Record:
     _give_back(run)
     reports = []
     # Of the fixed step only what is left matters.
-    both = {"steps": profile_default("steps")}, {"steps": 5, "unprofiled": 4}
+    both = {"steps": profile_default("steps")}, {"steps": 5, "warmup": 1, "unprofiled": 4}
     for step, modules, options in zip(steps, models, both, strict=True):
         stage("profile", {"times": times})
-        report = profile_in_turn(step, modules, warmup=1, trials="none", **options)
+        report = profile_in_turn(step, modules, trials="none", **options)
         reports.append(judge.said(report))
         _give_back(run)
     verdict = judge.judged(case, *reports, times)
