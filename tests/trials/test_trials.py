@@ -444,9 +444,9 @@ def test_copies_that_do_not_fit_are_refused(report, monkeypatch):
     training.step()
     for module in ("twins", "chains", "optimizer"):
         monkeypatch.setattr(f"backspot.live.trials.{module}.free_bytes", lambda _: 100)
-    assert "too little memory is free" in why_not(report, training.live())
+    assert "MiB, and a trial may take 0" in why_not(report, training.live())
     live = chains_of(training.step, training.live(), report, "operators")
-    assert "too little is free" in why_not(report, live, "attention-math")
+    assert "more than is left for trials" in why_not(report, live, "attention-math")
 
 
 def test_compiled_code_is_left_alone(report, monkeypatch):

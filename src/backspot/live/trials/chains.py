@@ -356,7 +356,7 @@ class Chains(TorchFunctionMode):  # type: ignore[misc] # untyped
         check_plain(*tensors.values())
         needed = sum(map(size_of, tensors.values()))
         if not self._fits(made.device, needed):
-            self.missed[kind] = f"copies would take {needed >> 20:,} MiB, too little is free"
+            self.missed[kind] = f"copies take {needed >> 20:,} MiB, more than is left for trials"
             return
         copies = {node: twin(one) for node, one in tensors.items()}
         chain = Chain(kind, end, given, copies, _autocast(made.device), end)

@@ -82,9 +82,9 @@ def check_fits(tensors: Iterable[torch.Tensor], times: float = 1.0) -> None:
 
 
 def check_room(device: torch.device, needed: int) -> None:
-    """Refuse to take so many bytes where too little is free."""
-    if needed > free_bytes(device):
-        raise Refused(f"copies would take {needed >> 20:,} MiB, and too little memory is free")
+    """Refuse to take so many bytes where they are more than copies may."""
+    if needed > (most := free_bytes(device)):
+        raise Refused(f"copies take {needed >> 20:,} MiB, and a trial may take {most >> 20:,}")
 
 
 def _available() -> int:
