@@ -378,7 +378,9 @@ def _answered(job: Cell, run: Run, limit: float) -> Cell:
     found = do_alone(job, worker_command(run), limit)
     reasons = {"timeout": f"not done within {limit:.0f} s", "memory": "out of memory"}
     if found["end"] != "done":
-        return {"skipped": reasons.get(found["end"]) or found["error"]}
+        path = Path(job.get("trace", ""))
+        why = reasons.get(found["end"]) or found["error"].replace(str(path), path.name)
+        return {"skipped": why}
     return {key: value for key, value in found.items() if key != "end"}
 
 
