@@ -118,17 +118,13 @@ def _is_older(of: Mapping[str, Any], name: str) -> bool:
 
 def _measured_in_short(answers: Sequence[_Answer]) -> str:
     """Say in a sentence on what questions were answered, and by which code."""
-    devices: dict[str, list[str]] = {}
+    devices: dict[str, dict[str, None]] = {}
     for of, name in answers:
-        known = devices.setdefault("" if _is_older(of, name) else of["commit"], [])
-        one = _device(of, name)
-        if _is_older(of, name):
-            known.append(f"`{name}` on {one}")
-        elif one not in known:
-            known.append(one)
-    older = devices.pop("", [])
-    said = [f"{', '.join(known)} at {commit}" for commit, known in devices.items()]
-    said += [f"with older code: {', '.join(older)}"] if older else []
+        if not _is_older(of, name):
+            devices.setdefault(of["commit"], {})[_device(of, name)] = None
+    newest = [f"{', '.join(known)} at {commit}" for commit, known in devices.items()]
+    older = [f"`{name}` on {_device(of, name)}" for of, name in answers if _is_older(of, name)]
+    said = [*newest, *([f"with older code: {', '.join(older)}"] if older else [])]
     return f"Measured on {'; '.join(said)}."
 
 

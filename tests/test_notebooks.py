@@ -22,7 +22,7 @@ _SPEC.loader.exec_module(executing)
 
 SOURCES = executing.sources()
 NOISY = "record both on an idle machine"
-"""What is said on a busy machine, where times tell nothing."""
+"""What is said on a busy machine, where times tell nothing: then the notebook runs again."""
 SHOWN = {
     "01_find_the_slow_module": [
         r"10 profiler steps",
@@ -41,9 +41,9 @@ SHOWN = {
     "03_fix_and_compare": [
         r"2\.1 \(Gated\) takes [6-9]\d%",
         r"return Gate\.apply\(x\)",
-        rf"faster\n|{NOISY}",
+        r"faster\n",
         r"same\.json --fail-above 50\nexit code 0",
-        rf"bad\.json --fail-above 50\nexit code 8|{NOISY}",
+        r"bad\.json --fail-above 50\nexit code 8",
     ],
 }
 
@@ -66,6 +66,9 @@ def name_of(source: Path) -> str:
 @pytest.mark.parametrize("source", SOURCES, ids=name_of)
 def test_a_notebook_runs_and_shows_what_its_text_says(source):
     shown = shown_by(executing.execute(source))
+    for _ in range(2):
+        if NOISY in shown:
+            shown = shown_by(executing.execute(source))
     for expected in SHOWN[source.stem]:
         assert re.search(expected, shown), expected
 

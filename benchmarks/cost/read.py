@@ -378,8 +378,9 @@ def _answered(job: Cell, run: Run, limit: float) -> Cell:
     found = do_alone(job, worker_command(run), limit)
     reasons = {"timeout": f"not done within {limit:.0f} s", "memory": "out of memory"}
     if found["end"] != "done":
-        path = Path(job.get("trace", ""))
-        why = reasons.get(found["end"]) or found["error"].replace(str(path), path.name)
+        why = reasons.get(found["end"]) or found["error"]
+        if path := job.get("trace"):
+            why = why.replace(path, Path(path).name)  # no folder of this machine
         return {"skipped": why}
     return {key: value for key, value in found.items() if key != "end"}
 

@@ -272,9 +272,9 @@ def both_ways(
 
 _BY_MASK = ("aten::index", "aten::index_put", "aten::_index_put_impl_", "aten::masked_select")
 _MASKS = 4
-"""In a step, from which it is a pattern: one or two pick the tokens of a loss, which saves work."""
+"""Indexing by a mask in a step, from which it is a pattern. One or two pick the tokens of a loss,
+say, which saves the work of the others."""
 _MASKS_LEAST = 0.05
-_PICKS_RANKS = "SyncBatchNorm"  # PyTorch's own: those that have rows, by masks
 _ASKS = (("aten::is_nonzero", "aten::item"), ("aten::gt", "aten::ne"), ("aten::any", "aten::sum"))
 """How a program asks whether a mask picks anything, the last first: ``if mask.sum() > 0``."""
 
@@ -294,9 +294,6 @@ def by_masks(evidence: Evidence) -> tuple[Mask, Ints, Placed]:
     counting = events.named(Category.OPERATOR, "aten::nonzero")
     around = enclosing(events, index[named], events.thread[counting], events.start[counting])
     operators = merged(around[around >= 0])
-    own = evidence.ownership.owners.mask(lambda module: module.class_name == _PICKS_RANKS)
-    owner = take(evidence.ownership.owner, evidence.spans.of(events, operators), NOTHING)
-    operators = operators[~take(own, owner, False)]
     if len(operators) < _MASKS * evidence.report.steps:
         operators = operators[:0]
     made = np.isin(evidence.ownership.join.operator, operators)
@@ -305,8 +302,9 @@ def by_masks(evidence: Evidence) -> tuple[Mask, Ints, Placed]:
     for kind in _ASKS:
         goes |= np.append(goes[1:], False) & same & events.name_mask(*kind)[events.name[index]]
     placed = both_ways(evidence, nodes, index[goes], _MASKS_LEAST, whole=True)
-    some = bool(placed.places)
-    return nodes & some, operators if some else operators[:0], placed
+    if not placed.places:
+        nodes, operators = np.zeros_like(nodes), operators[:0]
+    return nodes, operators, placed
 
 
 _CHECK = ("aten::isnan", "aten::_is_any_true", "aten::item")
