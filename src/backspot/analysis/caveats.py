@@ -13,7 +13,7 @@ from backspot.analysis.attribution.compiled import Unmatched
 from backspot.analysis.attribution.join import Join
 from backspot.analysis.attribution.ownership import Ownership, Special
 from backspot.analysis.attribution.partial import is_between_forwards
-from backspot.analysis.timeline import grouped, innermost, median, take
+from backspot.analysis.timeline import grouped, innermost, is_in, median, take
 from backspot.formatting import counted, duration
 from backspot.trace import Category, Events, names
 from backspot.trace.events import Ints, Mask
@@ -33,7 +33,8 @@ def are_transformed(events: Events, join: Join, nodes: Ints) -> bool:
     asked = np.zeros(len(events.threads), bool)
     asked[events.thread[operator]] = True
     index = index[asked[events.thread[index]]]
-    if _within_themselves(events, index)[events.name[operator]].sum() < least:
+    alike = index[is_in(events.name[index], events.name[operator])]
+    if _within_themselves(events, alike)[events.name[operator]].sum() < least:
         return False
     within = np.zeros(len(events.start), bool)
     for _, mine in grouped(events.thread, index):

@@ -59,10 +59,10 @@ def with_picture(report: Report, recording: Recording, _: Options) -> Report:
 
 def _shares(edges: Ints, line: Timeline) -> tuple[Ints, Ints]:
     """Return the values of a timeline, and for each piece how long each of them holds."""
-    cut = merged(edges, line.edges)
-    cut = cut[(cut >= edges[0]) & (cut <= edges[-1])]
+    first, last = np.searchsorted(line.edges, edges[[0, -1]])
+    cut = merged(edges, line.edges[first:last])
     piece = np.searchsorted(edges, cut[:-1], side="right") - 1
-    known, which = np.unique(line.over(cut[:-1]), return_inverse=True)
+    known, which = np.unique(line.at(cut[:-1]), return_inverse=True)
     held = np.zeros((len(edges) - 1, len(known)), np.int64)
     np.add.at(held, (piece, which.reshape(-1)), np.diff(cut))
     return known, held
@@ -91,7 +91,7 @@ def _device(
 ) -> Iterator[tuple[int, int, PhaseName, int]]:
     """Yield when devices work, for which phase of the host, and for which per cent of a piece."""
     work = recording.ownership.work
-    mine = np.flatnonzero(work.device >= 0)
+    mine = np.flatnonzero((work.device >= 0) & (work.end > edges[0]) & (work.start < edges[-1]))
     phase = phases.at(work.launch[mine])
     phase[phase < 0] = OTHER
     known, held = _shares(edges, first_started(work.start[mine], work.end[mine], phase))

@@ -245,9 +245,9 @@ class Costs:
         """
         by_work = take(work, self._holders.work, False)
         chosen = np.where(self._holders.work >= 0, by_work, take(spans, self._holders.span, False))
-        spent = self._spent.where(chosen[self._spent.holder])
-        place, share, part = self._shares.split(spent.holder, spent.length)
-        return self._by_step(self._shares.owner[share], spent.step[place], part, self._owners)
+        spent, mine = self._spent, np.flatnonzero(chosen[self._spent.holder])
+        place, share, part = self._shares.split(spent.holder[mine], spent.length[mine])
+        return self._by_step(self._shares.owner[share], spent.step[mine[place]], part, self._owners)
 
     def operators_by_step(self, time: Ints, ns: Ints, owner: Ints) -> Ints:
         """Sum costs that have a time by owner and step, as ``owned_by_step`` does clock time."""

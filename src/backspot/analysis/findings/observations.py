@@ -246,6 +246,8 @@ def both_ways(
     """
     events, costs, work = evidence.events, evidence.costs, evidence.work
     operators = merged(operators[operators >= 0])
+    if not len(operators) and not nodes.any() and others is None:
+        return Placed((), 0, 0)
     spans = evidence.spans.of(events, operators)
     owner = np.maximum(take(evidence.ownership.owner, spans, NOTHING), 0)
     around = enclosing(events, operators, work.thread, work.launch)

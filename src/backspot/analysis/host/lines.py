@@ -303,6 +303,8 @@ def _working(events: Events) -> Timeline:
     of_frames = dict(grouped(frames.thread))
     for thread, mine in grouped(events.thread, index):
         calls = of_frames.get(thread, frames.thread[:0])
+        whole = first_started(events.start[mine], events.end[mine], mine)
+        calls = calls[whole.at(frames.start[calls]) >= 0]  # others hold nothing of an operator
         line = innermost(
             np.concatenate([events.start[mine], frames.start[calls]]),
             np.concatenate([events.end[mine], frames.start[calls] + frames.duration[calls]]),

@@ -139,16 +139,14 @@ def _waits_for_ranks(ownership: Ownership, step: Ints) -> Floats:
     work = ownership.work
     wait = np.zeros(len(work.start))
     mine = np.flatnonzero((work.tier == Tier.COMMUNICATION) & (step >= 0))
-    place: dict[tuple[int, int], int] = {}
-    kinds: dict[tuple[int, int], list[int]] = {}
-    for item, name, number in zip(
-        mine.tolist(), work.name[mine].tolist(), step[mine].tolist(), strict=True
-    ):
-        at = place[name, number] = place.get((name, number), -1) + 1
-        kinds.setdefault((name, at), []).append(item)
-    duration = work.end - work.start
-    for kind in kinds.values():
-        wait[kind] = duration[kind] - duration[kind].min()
+    mine = mine[np.lexsort((step[mine], work.name[mine]))]
+    name = work.name[mine].astype(np.int64) * len(step)
+    place = np.arange(len(mine)) - np.searchsorted(name + step[mine], name + step[mine])
+    _, kind = np.unique(name + place, return_inverse=True)
+    duration = (work.end - work.start)[mine]
+    shortest = np.full(len(mine), FAR)
+    np.minimum.at(shortest, kind, duration)
+    wait[mine] = duration - shortest[kind]
     return wait
 
 

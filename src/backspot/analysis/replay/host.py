@@ -21,7 +21,7 @@ from backspot.analysis.timeline import (
     merged,
 )
 from backspot.trace import Category, Events, names
-from backspot.trace.events import Ints, Mask
+from backspot.trace.events import Ints
 from backspot.trace.labels import Kind
 
 
@@ -224,19 +224,16 @@ def _spans_of(ownership: Ownership, host: Timeline, times: Ints) -> Ints:
 
 def time_in_parallel(events: Events, threads: list[int]) -> int:
     """Return for how many nanoseconds more than one of these threads runs operators."""
-    labels = events.is_label
     index = events.of(Category.OPERATOR, Category.RUNTIME)
-    index = index[~labels[events.name[index]]]
-    edges, changes = [], []
+    index = index[~events.is_label[events.name[index]]]
+    edges, changes = [index[:0]], [index[:0]]
     for thread, mine in grouped(events.thread, index):
-        if thread not in threads:
-            continue
-        line = first_started(events.start[mine], events.end[mine], mine)
-        busy: Mask = line.values >= 0
-        edges.append(line.edges)
-        changes.append(np.diff(busy.astype(np.int64), prepend=0))
-    if len(edges) < 2:
-        return 0
+        if thread in threads:
+            mine = mine[np.argsort(events.start[mine], kind="stable")]
+            start, end = events.start[mine], np.maximum.accumulate(events.end[mine])
+            apart = start[1:] > end[:-1]
+            edges += [start[np.append(True, apart)], end[np.append(apart, True)]]
+            changes += [np.ones(len(edges[-1]), np.int64), np.full(len(edges[-1]), -1)]
     at, change = np.concatenate(edges), np.concatenate(changes)
     order = np.argsort(at, kind="stable")
     running = np.cumsum(change[order])[:-1]

@@ -52,6 +52,8 @@ def gradient_accumulation(evidence: Evidence) -> Finding | None:
     # Data parallelism copies and communicates in hooks of these nodes. Optimizers may step there.
     work = evidence.work_of(nodes) & (evidence.work.tier != Tier.COMMUNICATION) & evidence.recorded
     work &= ~evidence.work.optimizer
+    if evidence.report.has_gpu and not work.any():
+        return None
     operator = evidence.launched_in(*_ACCUMULATION_WORK)
     if not parallel:
         # Hooks of users run here, too, and do other things than to add and to copy.
