@@ -296,6 +296,8 @@ def by_masks(evidence: Evidence) -> tuple[Mask, Ints, Placed]:
     counting = events.named(Category.OPERATOR, "aten::nonzero")
     around = enclosing(events, index[named], events.thread[counting], events.start[counting])
     operators = merged(around[around >= 0])
+    owner = take(evidence.ownership.owner, evidence.spans.of(events, operators), NOTHING)
+    operators = operators[~take(of_synchronized(evidence), owner, False)]
     if len(operators) < _MASKS * evidence.report.steps:
         operators = operators[:0]
     made = np.isin(evidence.ownership.join.operator, operators)
@@ -311,6 +313,11 @@ def by_masks(evidence: Evidence) -> tuple[Mask, Ints, Placed]:
 
 _CHECK = ("aten::isnan", "aten::_is_any_true", "aten::item")
 """What the engine runs for each gradient of a node in anomaly mode; the second is its alone."""
+
+
+def of_synchronized(evidence: Evidence) -> Mask:
+    """Whether each owner is a SyncBatchNorm, which picks ranks by a mask that nobody can change."""
+    return evidence.ownership.owners.mask(lambda one: one.class_name == names.SYNC_BATCH_NORM)
 
 
 @_once

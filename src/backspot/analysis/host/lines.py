@@ -184,7 +184,8 @@ def find_sites(events: Events, ownership: Ownership) -> HostSites:
         nesting = innermost(frames.start[mine], frames.start[mine] + frames.duration[mine])
         lines.append(_of_thread(events, mine, nesting, sites))
     # A thread that runs Python for a shorter time, as for hooks, does so while another waits.
-    line = layered(*sorted(lines, key=_length)) if lines else EMPTY
+    lines.sort(key=lambda one: np.diff(one.edges)[one.values[:-1] >= 0].sum())
+    line = layered(*lines) if lines else EMPTY
     return HostSites(line, tuple(sites), np.concatenate(calls))
 
 
@@ -200,11 +201,6 @@ def _that_return(frames: Frames, mine: Ints) -> Ints:
     of_user = np.flatnonzero(frames.function[first] >= 0)
     inner = first[of_user[-1] + 1 :] if len(of_user) else first[:0]
     return mine[~is_in(mine, inner)] if OF_TORCH in frames.function[inner] else mine
-
-
-def _length(line: Timeline) -> int:
-    """Return how long a timeline has a value."""
-    return int(np.diff(line.edges)[line.values[:-1] >= 0].sum())
 
 
 def _users(frames: Frames, mine: Ints) -> tuple[Ints, Ints]:

@@ -102,7 +102,8 @@ def _gaps(steps: HostSteps, step: int, names: dict[str, int]) -> _Gaps:
 
     mine = within(events.of(Category.OPERATOR))
     number = np.array([names.get(name, NOTHING) for name in events.names], np.int64)
-    name, weight = number[events.name[mine]], np.where(_labels(events, mine), LABEL, _OPERATOR)
+    is_label = events.is_label[events.name[mine]]
+    name, weight = number[events.name[mine]], np.where(is_label, LABEL, _OPERATOR)
     at = np.concatenate([events.start[mine], np.minimum(events.end[mine], end)])
     key = np.concatenate([2 * name, 2 * name + 1])
     order = np.lexsort((np.append(mine, mine), at))
@@ -116,11 +117,6 @@ def _gaps(steps: HostSteps, step: int, names: dict[str, int]) -> _Gaps:
         inside = (place >= 0) & (place < len(cost)) & (starts < end)
         cost += each * np.bincount(place[inside], minlength=len(cost))
     return _Gaps(time, key[order], cost)
-
-
-def _labels(events: Events, index: Ints) -> Mask:
-    labels: Mask = events.is_label[events.name[index]]
-    return labels
 
 
 def _alike(one: Ints, other: Ints) -> tuple[int, int]:

@@ -289,7 +289,9 @@ def with_savings(report: Report, recording: Recording, _: Options) -> Report:
     parts = repeat(real_parts(report) or {STEP: 1.0})
     priced = [*map(_with_saving, report.findings, of_findings, remedy_names, parts)]
     # Of what at best saves nothing there is nothing to say.
-    vain = {one.rule for one in priced if _at_best(one) and saves_nothing(one, step)}
+    vain = {
+        one.rule for one in priced if one.saves and one.saves.at_best and saves_nothing(one, step)
+    }
 
     def saves(row: Row) -> Row:
         if not row.is_module and row.path == Special.ENGINE.path:
@@ -414,10 +416,6 @@ def _with_saving(
         most = finding.wall_ns
     saves = Saving(min(saves.ns, most), min(saves.low_ns, most), saves.high_ns)
     return finding.with_saves(replace(saves, at_best=best, at_least=finding.at_least))
-
-
-def _at_best(finding: Finding) -> bool:
-    return finding.saves is not None and finding.saves.at_best
 
 
 def predict(recording: Recording, real_step_ns: int | None) -> Prediction | Refusal:

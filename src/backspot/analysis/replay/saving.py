@@ -88,7 +88,7 @@ def scaled_owners(recording: Replayable, factors: Mapping[int, float]) -> Change
         recording,
         (host, of_parts[host]),
         (work, of_work[work]),
-        _waits_in(ownership, of_spans == 0),
+        ownership.waits.event[of_spans[ownership.waits.span] == 0],
         (of_host, of_device),
     )
 
@@ -132,13 +132,6 @@ def _by_owner(shares: Shares) -> dict[int, tuple[Ints, Floats]]:
     for owner, mine in grouped(shares.owner):
         found[owner] = shares.parts(mine)
     return found
-
-
-def _waits_in(ownership: Ownership, spans: Mask) -> Ints:
-    """Return the calls that wait for a device in these spans, as indices into ``Events``."""
-    waits = ownership.waits
-    mine: Ints = waits.event[spans[waits.span]]
-    return mine
 
 
 def change_of_paths(recording: Replayable, factors: Mapping[str, float]) -> Change:

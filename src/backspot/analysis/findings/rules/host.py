@@ -19,10 +19,11 @@ from backspot.analysis.findings.observations import (
     graph_breaks,
     host_operators,
     launching,
+    of_synchronized,
 )
 from backspot.analysis.findings.registry import Found, fallback_rule, finding, rule
 from backspot.analysis.host.waits import HostWaits
-from backspot.analysis.timeline import NOTHING, enclosing, is_in, merged, numbered
+from backspot.analysis.timeline import NOTHING, enclosing, is_in, merged, numbered, take
 from backspot.formatting import percent
 from backspot.results.findings import Finding, Place
 from backspot.results.host import Launches
@@ -333,6 +334,10 @@ _KEEP = {
         "Copy with non_blocking=True, from pinned memory or into it, and use the copy a step later."
     ),
 }
+_BATCH_NORM = (
+    "SyncBatchNorm waits for its statistics in each forward. Where a rank has enough samples for "
+    "its own, some 16, torch.nn.BatchNorm does; else normalize without a batch, as GroupNorm does."
+)
 _NO_SYNCHRONIZE = "Leave torch.cuda.synchronize() and event.synchronize() out of the step."
 
 
@@ -367,6 +372,7 @@ def host_waits(evidence: Evidence) -> Finding | None:
     spent = np.where(waits.idle > 0, waits.idle, 1)
     operators = costs.top_operators(callers, spent)
     where = sorted({NAMES[phase] for phase in waits.phase.tolist()})
+    synchronized = take(of_synchronized(evidence), waits.owner, False).mean() >= 0.5
     return finding(
         placed,
         title="The host waits for the GPU, and the GPU then for the host",
@@ -376,7 +382,7 @@ def host_waits(evidence: Evidence) -> Finding | None:
             f"for {say.ms(idle)}."
             f"{f' {elsewhere} are of another finding.' if more else ''}"
         ),
-        remedy=_without_waits(operators),
+        remedy=_BATCH_NORM if synchronized else _without_waits(operators),
         link=(
             "https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html"
             "#avoid-unnecessary-cpu-gpu-synchronization"

@@ -22,7 +22,7 @@ _LEAST_NS = 200_000
 """Nanoseconds of a step that are worth a change."""
 _MUCH = 0.1
 """The same, for a function that calls few others: what it does may be needed."""
-_AROUND = ("other", "idle", "loss", "metrics", "clipping", "averaging", "trainer", "saving")
+_AROUND = ("host", "other", "idle", "loss", "metrics", "clipping", "averaging", "trainer", "saving")
 _ERROR = 0.04
 """Share of the step by which times of lines may be off, as those of a replay."""
 _MANY = 20
@@ -37,7 +37,9 @@ def python_code(evidence: Evidence) -> Finding | None:
     """
     loops = {(line.file, line.function) for line, _ in _loops(evidence)}
     lines = [one for one in evidence.report.host if (one.file, one.function) not in loops]
-    found = _functions(evidence, ((one, min(one.python_ns, one.idle_ns)) for one in lines))
+    # Before the batch, PyTorch's own Python makes tensors of lists.
+    spent = ((one, one.python_ns + one.torch_ns * (one.phase == "host")) for one in lines)
+    found = _functions(evidence, ((one, min(ns, one.idle_ns)) for one, ns in spent))
     if not found:
         return None
     (first, _), *others = found
@@ -54,7 +56,7 @@ def python_code(evidence: Evidence) -> Finding | None:
             "Save in fewer steps, or in a thread, as torch.distributed.checkpoint.async_save does."
             if first.phase == "saving"
             else "Do it once before the training, in the loader's worker processes, or for whole "
-            "tensors in place of a loop over their elements."
+            "arrays in place of a loop over their elements, which torch.tensor() of a list is, too."
         ),
         link="https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html",
         saves=_saving(evidence, found),
@@ -113,6 +115,8 @@ def code_around_model(evidence: Evidence) -> Finding | None:
     found = loops + long
     if not found:
         return None
+    whole, spent = _phase_times(evidence), _spent(evidence, found)
+    left = {name: round(1 - ns / whole[name], 1) for name, ns in spent.items()}  # in tenths
     timed = [(one[0], max(one[1], sum(_spent(evidence, [one]).values()))) for one in found]
     timed.sort(key=lambda one: -one[1])
     (first, cost), *_ = timed
@@ -132,7 +136,8 @@ def code_around_model(evidence: Evidence) -> Finding | None:
         ),
         link="https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html",
         saves=_saving(evidence, found),
-        change={"phases": left} if (left := _phases_without(evidence, found)) else {},
+        # Nothing runs beside the host of a CPU, so that its lines say what is saved.
+        change={"phases": left} if evidence.report.has_gpu and left else {},
     )
 
 
@@ -141,14 +146,6 @@ def _loops(evidence: Evidence) -> list[tuple[HostLine, int]]:
     around = ((line, line.idle_ns) for line in evidence.report.host if line.phase in _AROUND)
     found = _functions(evidence, around)
     return [one for one in found if min(one[0].calls, one[0].operators) >= _MANY]
-
-
-def _phases_without(
-    evidence: Evidence, found: list[tuple[HostLine, int]]
-) -> dict[PhaseName, float]:
-    """Return which part of each phase is left without these functions, in tenths."""
-    whole, spent = _phase_times(evidence), _spent(evidence, found)
-    return {name: round(1 - ns / whole[name], 1) for name, ns in spent.items()}
 
 
 def _phase_times(evidence: Evidence) -> dict[PhaseName, int]:
