@@ -189,12 +189,19 @@ def test_a_copy_to_pinned_memory_that_has_ended_by_chance_is_no_wait(tmp_path):
         report.what_if(no_waits=True)
 
 
-def masked(folder, *, asked: bool) -> backspot.Finding:
-    """Rows that a forward picks by eight masks, and what asks first whether there are any."""
+def masked(folder, *, asked: bool, by: str = "M") -> dict[str, backspot.Finding]:
+    """Rows that a forward picks by eight masks, and what asks first whether there are any.
+
+    Args:
+        by: the class of the module.
+
+    Returns:
+        The findings by their rule.
+    """
     program = Program(paths=("a", "b"))
     for step, at in program.steps():
         begin = at - BACKWARD + FORWARD + 100 * US
-        program.trace.forward("heads", "M", begin, begin + 9 * MS)
+        program.trace.forward("heads", by, begin, begin + 9 * MS)
         for number in range(8):
             start = begin + 20 * US + number * MS
             if asked:
@@ -206,18 +213,23 @@ def masked(folder, *, asked: bool) -> backspot.Finding:
             program.call("cudaStreamSynchronize", start + 420 * US, start + 690 * US, thread=1)
         program.node(step, "b", at + 10 * MS, at + 11 * MS)
         program.trace.kernel(at + 10 * MS + 9 * US, at + 11 * MS, launch=at + 10 * MS + 8 * US)
-    report = backspot.locate(program.save(folder))
-    (found,) = (one for one in report.findings if one.rule == "masked-indexing")
-    return found
+    return {one.rule: one for one in backspot.locate(program.save(folder)).findings}
 
 
 def test_without_masks_nobody_asks_whether_they_pick_anything(tmp_path):
     for name in ("asked", "not"):
         (tmp_path / name).mkdir()
-    more = masked(tmp_path / "asked", asked=True).saves.ns
-    assert more == pytest.approx(
-        masked(tmp_path / "not", asked=False).saves.ns + 8 * 340 * US, rel=0.05
+    more, less = (
+        masked(tmp_path / name, asked=name == "asked")["masked-indexing"].saves.ns
+        for name in ("asked", "not")
     )
+    assert more == pytest.approx(less + 8 * 340 * US, rel=0.05)
+
+
+def test_masks_of_synchronized_statistics_are_waits_that_no_other_mask_avoids(tmp_path):
+    found = masked(tmp_path, asked=False, by="SyncBatchNorm")
+    assert "masked-indexing" not in found
+    assert "torch.nn.BatchNorm" in found["host-waits"].remedy
 
 
 def test_chains_of_a_module_take_as_long_as_the_usual_kernel_of_each(tmp_path):

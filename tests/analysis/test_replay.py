@@ -127,6 +127,17 @@ def test_what_the_costs_do_not_explain_is_a_slower_host():
     assert cost.slowdown > 1.2
 
 
+def test_where_the_device_limits_the_step_its_host_is_as_fast_as_usual():
+    """Any host explains the step. A slow one would hide what less work of the device saves."""
+    recording = recorded("fp32_convnet")
+    steps = [replay(recording, MEASURED.scaled(factor)).step_ns for factor in (0.5, 1.0, 1.5)]
+    np.testing.assert_allclose(steps[0], steps[2], rtol=0.005)
+    cost = fit(recording, float(np.mean(steps[1])))
+    assert not isinstance(cost, Refusal)
+    assert cost.operator_ns == pytest.approx(1.5 * MEASURED.operator_ns)
+    assert cost.slowdown == pytest.approx(2.5 / 1.5)
+
+
 def test_a_real_step_that_no_cost_explains_is_refused():
     refused = fit(recorded("fp32_convnet"), 1_000_000.0)
     assert isinstance(refused, Refusal)

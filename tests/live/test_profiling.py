@@ -120,6 +120,47 @@ def test_further_steps_tell_which_lines_of_python_run(case):
     assert not profile(step, case.model, steps=2, unprofiled=0, stacks=False).host
 
 
+def test_a_batch_that_is_made_of_lists_holds_up_the_step(case):
+    lists = [[float(number) for number in range(300)] for _ in range(300)]
+
+    def collated():
+        return torch.tensor(lists)
+
+    def step():
+        collated()
+        case.step()
+
+    report = profile(step, case.model, steps=2, warmup=1, unprofiled=2)
+    lines = [one for one in report.host if one.function.endswith("collated")]
+    line = max(lines, key=lambda one: one.torch_ns)
+    (found,) = (one for one in report.findings if one.rule == "python-code")
+    assert line.phase == "host"
+    assert line.torch_ns > line.python_ns
+    assert found.places[0].line == line.place
+    assert found.saves.ns > 0.5 * line.wall_ns
+
+
+def test_a_loop_before_the_model_takes_its_python_and_its_operators(case):
+    def totals():
+        total = torch.zeros_like(case.x)
+        for _ in range(3_000):
+            total = torch.add(case.x, total)
+        return total
+
+    def step():
+        totals()
+        case.step()
+
+    report = profile(step, case.model, steps=2, warmup=1, unprofiled=2)
+    lines = [one for one in report.host if one.function.endswith("totals")]
+    (found,) = (one for one in report.findings if one.rule == "code-around-model")
+    assert {line.phase for line in lines} >= {"host", "other"}
+    named = [place.line for one in report.findings for place in one.places]
+    assert found.places[0].line in {line.place for line in lines}
+    assert named.count(found.places[0].line) == 1
+    assert found.saves.ns > sum(line.python_ns for line in lines)
+
+
 def test_a_hook_within_the_backward_is_python_that_holds_up_the_step(case):
     def compute(_):
         total = 0
