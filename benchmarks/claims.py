@@ -122,10 +122,10 @@ def _measured_in_short(answers: Sequence[_Answer]) -> str:
     for of, name in answers:
         if not _is_older(of, name):
             devices.setdefault(of["commit"], {})[_device(of, name)] = None
-    newest = [f"{', '.join(known)} at {commit}" for commit, known in devices.items()]
+    newest = [f"on {', '.join(known)} at {commit}" for commit, known in devices.items()]
     older = [f"`{name}` on {_device(of, name)}" for of, name in answers if _is_older(of, name)]
     said = [*newest, *([f"with older code: {', '.join(older)}"] if older else [])]
-    return f"Measured on {'; '.join(said)}."
+    return f"Measured {'; '.join(said)}."
 
 
 def _measured(of: Mapping[str, Any], name: str) -> str:
