@@ -315,6 +315,7 @@ _CHECK = ("aten::isnan", "aten::_is_any_true", "aten::item")
 """What the engine runs for each gradient of a node in anomaly mode; the second is its alone."""
 
 
+@_once
 def of_synchronized(evidence: Evidence) -> Mask:
     """Whether each owner is a SyncBatchNorm, which picks ranks by a mask that nobody can change."""
     return evidence.ownership.owners.mask(lambda one: one.class_name == names.SYNC_BATCH_NORM)
