@@ -25,9 +25,11 @@ Others published what made a training step slow, what they changed and what it g
 report, and where. It is judged by what the author names: *place and cause*, one of them, or \
 *missed*.
 - **Predicted** is what the report of the slow step says that it would save, before the fix. \
-**Gained** is the fix, timed without a profiler, in turns, as a median with half the distance of \
-the quartiles. A fix gains the work of the cause less what takes its place. \
-Where it gains nothing, only a promise for its cause is wrong: other advice may gain.
+Its advice is tried on the spot, as it is by default. \
+**Gained** is the fix, timed without a profiler, in turns, with the host ahead as in training: a \
+median with half the distance of the quartiles. A fix gains the work of the cause less what takes \
+its place. Where it gains less than 2% of the step here, only a promise for its cause is wrong: \
+other advice may gain.
 - **After**: whether that finding is gone once the step is fixed.
 
 {summary} What counts as the right place and cause was written down from the published thread \
@@ -117,7 +119,7 @@ def _row(about: Mapping[str, Any], found: Mapping[str, Any]) -> str:
     promised = found["promised_ms"]
     cells = (
         f"{about['title']} ([{repository if number else 'source'}]({link}))",
-        f"{_cell(says)} · *{_verdict(about, found)}*",
+        f"{_cell(says)} · *{_verdict(found)}*",
         about["fix"],
         about["gain"],
         f"{found['step_ms']:.1f}",
@@ -128,8 +130,8 @@ def _row(about: Mapping[str, Any], found: Mapping[str, Any]) -> str:
     return f"| {' | '.join(cells)} |\n"
 
 
-def _verdict(about: Mapping[str, Any], found: Mapping[str, Any]) -> str:
-    if about["nothing"]:
+def _verdict(found: Mapping[str, Any]) -> str:
+    if found["nothing"]:
         return "rightly nothing promised" if found["right"] else "promises what is not there"
     named = [what for what in ("place", "cause") if found[what]]
     return " and ".join(named) + (" only" if len(named) == 1 else "") if named else "missed"

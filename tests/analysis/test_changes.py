@@ -94,11 +94,17 @@ def test_a_step_can_do_without_the_time_in_which_its_host_is_idle(tmp_path):
 
 
 def test_a_remedy_that_makes_more_work_faster_says_that_it_saves_at_least_so_much():
-    report = backspot.locate(PATHS["layout_windows_vit"])
+    report = backspot.locate(PATHS["doubled_map"])
     (found,) = (one for one in report.findings if one.rule == "layout-copies")
     assert found.saves.at_least
     shown = replace(report, findings=(replace(found, saves=replace(found.saves, ns=1_000_000)),))
     assert "(at least 1.0 ms less without it)" in " ".join(str(shown).split())
+
+
+def test_without_a_layout_that_nobody_reads_a_step_saves_the_copies_of_its_forward_too():
+    report = backspot.locate(PATHS["layout_windows_vit"])
+    (found,) = (one for one in report.findings if one.rule == "layout-copies")
+    assert found.saves.ns > 1.2 * found.wall_ns  # which is that of the backward's
 
 
 def test_a_remedy_that_does_the_same_in_another_form_says_that_it_saves_at_best_so_much():

@@ -511,6 +511,22 @@ def test_scores_that_are_sums_of_columns_are_tried_as_a_mask(report):
     assert tried.variants[1].name.endswith("the scores as a mask")
 
 
+@pytest.mark.parametrize("weights", [True, False])
+def test_multihead_attention_is_tried_without_its_weights_if_it_returns_them(report, weights):
+    attention = nn.MultiheadAttention(8, 2, batch_first=True)
+    x = torch.randn(2, 5, 8)
+
+    def step():
+        attention(x, x, x, need_weights=weights)[0].sum().backward()
+
+    live = chains_of(step, Live({"": attention}, []), report, "operators")
+    before = [one.grad.clone() for one in attention.parameters()]
+    (found,) = with_trials(asked(report, "attention-math"), live, "operators").findings
+    names = [one.name for one in found.tried.variants]
+    assert names == (["as it is", "need_weights=False"] if weights else [])
+    assert all(map(torch.equal, before, (one.grad for one in attention.parameters())))
+
+
 def test_scores_that_are_made_in_an_unknown_way_are_not_tried(report):
     """They may be a product of queries and keys all the same."""
     tried = attended(report, lambda h: (h @ h.mT).view(24, 12).cosh().view(2, 12, 12))

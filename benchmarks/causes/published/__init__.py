@@ -44,7 +44,6 @@ class Published:
         fix: what was changed.
         gain: as published.
         device: ``cuda`` where its figures mean nothing on a CPU, else ``any``.
-        nothing: whether the fix gains next to nothing.
         same: whether the loss stays the same.
         partly: whether the fix leaves a part of the cause.
     """
@@ -55,7 +54,6 @@ class Published:
     fix: str
     gain: str
     device: str = "any"
-    nothing: bool = False
     same: bool = True
     partly: bool = False
 

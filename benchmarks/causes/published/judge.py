@@ -16,17 +16,22 @@ if TYPE_CHECKING:
     import backspot
 
 Said = dict[str, Any]
+_NOTHING = 0.02
 _FIRST = 3  # as many rows, findings and places of a finding are looked at
 
 
 def said(report: backspot.Report) -> Said:
     """Return what a report says, in milliseconds."""
+    from backspot.results.findings import gain_of
+
     findings = []
     for one in report.findings:
         texts = {key: getattr(one, key) for key in ("rule", "title", "seen", "remedy")}
         places = [asdict(place) for place in one.places[:_FIRST]]
-        promised = one.saves.ns if one.saves else one.wall_ns
-        findings.append({**texts, "places": places, "promised": (promised or 0) / 1e6})
+        tried, gain = one.tried.verdict if one.tried else "", gain_of(one)
+        promised = 0 if tried == "does not help" else gain.ns if gain else one.wall_ns
+        about = {"places": places, "tried": tried, "promised": promised / 1e6}
+        findings.append({**texts, **about})
     rows = list(report.modules)
     first = [row.path for row in rows][:_FIRST]
     first += [row.path for row in rows if row.is_module][:_FIRST]
@@ -49,8 +54,9 @@ def judged(case: Published, before: Said, after: Said, times: Sequence[Sequence[
     """Return the verdict on a case.
 
     A promise is right within 3% of the step or a quarter of the gain, whichever is larger. Where
-    the fix gains nothing, at most 2% of the step may be promised for this cause at this place.
-    Where it leaves a part of the cause, the promise is not judged.
+    the fix gains nothing on this machine, less than 2% of the step, there is nothing to name, and
+    at most these 2% may be promised for this cause at this place. Where it leaves a part of the
+    cause, the promise is not judged.
 
     Args:
         case: what should have been said.
@@ -76,6 +82,7 @@ def judged(case: Published, before: Said, after: Said, times: Sequence[Sequence[
         "step_ms": step,
         "gain_ms": gain,
         "gain_spread_ms": spread,
+        "nothing": gain < _NOTHING * step,
         "place": bool(places) or answered or any(_is_at(case.place, p) for p in before["rows"]),
         "cause": bool(causes),
         "by": best[0]["rule"] if best else None,
@@ -85,13 +92,14 @@ def judged(case: Published, before: Said, after: Said, times: Sequence[Sequence[
     }
     if case.partly:
         verdict["right"] = None
-    if case.nothing:
+    if verdict["nothing"]:
         false = max((found["promised"] for found in causes if found in places), default=0.0)
         verdict |= {
             "promised_ms": false,
+            "place": None,
             "cause": None,
             "gone": None,
-            "right": false <= 0.02 * step,
+            "right": false <= _NOTHING * step,
         }
     return verdict
 
@@ -149,12 +157,12 @@ def score(cases: Mapping[str, Published], verdicts: Mapping[str, Said], device: 
     found: Said = {}
     for folder, whose in (("blind", ""), ("blind_second", "second: "), ("own", "own: ")):
         meant = [
-            (cases[name], verdicts[name])
+            verdicts[name]
             for name in names(folder)
             if name in verdicts and (device != "cpu" or cases[name].device == "any")
         ]
-        nothing = [verdict for case, verdict in meant if case.nothing]
-        real = [verdict for case, verdict in meant if not case.nothing]
+        nothing = [verdict for verdict in meant if verdict["nothing"]]
+        real = [verdict for verdict in meant if not verdict["nothing"]]
         for what in ("place", "cause", "right", "gone"):
             known = [verdict[what] for verdict in real if verdict[what] is not None]
             found[whose + what] = f"{sum(known)} of {len(known)}"

@@ -194,11 +194,7 @@ def _unwound(starts: list[int], ends: list[int], order: list[int], tolerance: in
             hold(begin, index)
     if stack:
         unwind(max(ends[index] for index in stack))
-    return Nesting(_timeline(edges, values), parent)
-
-
-def _timeline(edges: list[int], values: list[int]) -> Timeline:
-    return Timeline(np.array(edges, np.int64), np.array(values, np.int64))
+    return Nesting(Timeline(np.array(edges, np.int64), np.array(values, np.int64)), parent)
 
 
 def first_started(start: Ints, end: Ints, value: Ints) -> Timeline:

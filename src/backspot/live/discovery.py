@@ -181,18 +181,14 @@ def named(
     found: dict[str, torch.nn.Module] = {}
     for module in (*models, *others):
         single = len(models) == 1 and module in models
-        name = "" if single else variables.get(id(module)) or _by_class(module)
+        words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", class_name(unwrap(module)))
+        name = "" if single else variables.get(id(module)) or words.lower()
         taken = {*found, *(part for one in found.values() for part in children_of(unwrap(one)))}
         number, free = 2, name
         while free in taken:
             number, free = number + 1, f"{name}_{number}"
         found[free] = module
     return found
-
-
-def _by_class(module: torch.nn.Module) -> str:
-    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", class_name(unwrap(module)))
-    return words.lower()
 
 
 def _variables(frame: FrameType | None) -> Iterator[tuple[str, torch.nn.Module]]:

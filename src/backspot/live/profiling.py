@@ -229,7 +229,8 @@ def _check_arguments(
             which = f"model[{name!r}]" if isinstance(model, Mapping) else "model"
             raise UsageError(
                 f"profile(step, model): {which} must be a torch.nn.Module, not "
-                f"{type(part).__name__}{_way_out(part)}"
+                f"{type(part).__name__}"
+                f"{NO_FUNCTION if callable(part) else '; several go into a dict by name'}"
             )
     if not parts:
         raise UsageError("profile(step, model): the dict of models is empty")
@@ -316,9 +317,3 @@ def _with_unused(
         for who in unused
     )
     return changed(report, warnings=said + others)
-
-
-def _way_out(part: object) -> str:
-    if callable(part):
-        return NO_FUNCTION
-    return "; several go into a dict by name"

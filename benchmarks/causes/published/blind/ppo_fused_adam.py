@@ -15,7 +15,6 @@ CASE = Published(
     place=("(optimizer)",),
     fix="fused=True",
     gain="169.5 to 165.6 s: 'not really significant (only 2% faster)'",
-    nothing=True,
 )
 
 

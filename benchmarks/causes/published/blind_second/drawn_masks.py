@@ -14,7 +14,6 @@ CASE = Published(
     fix="Draw all spans on the GPU at once",
     gain="1% of the training: 'not really noticeable'",
     device="cuda",
-    nothing=True,
     same=False,  # other spans are drawn
 )
 

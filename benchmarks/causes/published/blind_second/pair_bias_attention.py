@@ -12,7 +12,6 @@ CASE = Published(
     place=("blocks.*.attn", "blocks.*.attn.**"),
     fix="scaled_dot_product_attention",
     gain="'I did not see a difference in training speed': the pairs take the time",
-    nothing=True,
 )
 
 

@@ -12,7 +12,6 @@ CASE = Published(
     place=("0",),
     fix="A fused norm",
     gain="2:06 to 2:04 minutes; none once compiled",
-    nothing=True,
 )
 
 

@@ -12,7 +12,6 @@ CASE = Published(
     place=("1",),
     fix="A parallel scan",
     gain="none on a CPU: 10 s by a parallel scan, 2 s by the loop",
-    nothing=True,
     same=False,
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -60,6 +61,13 @@ def _attended(chains: Chains, end: Node) -> None:
     else:
         chains.keep("attention", end, {**given, "v": end.parts[1], "p": p}, key=tuple(given))
     node.held = None
+
+
+@seen(functional.multi_head_attention_forward)
+def _weighed(chains: Chains, end: Node) -> None:
+    """Keep the attention of ``nn.MultiheadAttention``, one function, if it returns its weights."""
+    if end.item == 0 and end.option("need_weights", 15, True):
+        chains.keep("weights", end, {"parts": end.parts})
 
 
 def _scored(scores: Node) -> dict[str, Any] | None:
@@ -146,6 +154,22 @@ def attention(asked: Asked) -> Trial | None:
     shape = tuple(first["q" if "q" in first else "scores"].shape)
     what = f"softmax(q·kᵀ)·v of {shape}" if "q" in first else f"softmax(scores)·v of {shape}"
     return Trial(f"{what}, forward and backward", variants, allowed_s=CHAINS_S)
+
+
+@remedy("attention-math", chains=True)
+def without_weights(asked: Asked) -> Trial | None:
+    """Try ``need_weights=False`` on what the largest ``nn.MultiheadAttention`` was given."""
+    if not (asked.live.chains and asked.live.chains.of("weights")):
+        return None
+    found = asked.seen("weights", "", lambda chain: chain.end.shape.numel())[:MOST_CHAINS]
+    what = f"nn.MultiheadAttention of {tuple(found[0].end.shape)}, forward and backward"
+    return Trial(what, asked.variants(found, _without_weights), allowed_s=CHAINS_S)
+
+
+def _without_weights(chain: Chain) -> dict[str, Attend]:
+    other = replace(chain.end, kwargs={**chain.end.kwargs, "need_weights": False})
+    now, way = chain.again(chain.end), chain.again(other)
+    return {AS_IT_IS: lambda: now()[0], "need_weights=False": lambda: way()[0]}
 
 
 def _ways(chain: Chain) -> dict[str, Attend]:

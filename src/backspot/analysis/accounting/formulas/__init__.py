@@ -115,7 +115,8 @@ class Inputs(msgspec.Struct, frozen=True, dict=True):
         except (ValueError, RecursionError) as error:
             raise Unknown from error
         shapes, types, strides, values = found
-        if not all(isinstance(part, list) for part in found) or not _are_texts(types):
+        are_lists = all(isinstance(part, list) for part in found)
+        if not (are_lists and all(isinstance(part, str) for part in types)):
             raise Unknown
         return cls(shapes, types, strides, values)
 
@@ -206,10 +207,6 @@ class Inputs(msgspec.Struct, frozen=True, dict=True):
 
 
 _literal = lru_cache(1024)(ast.literal_eval)  # many operators have the same few values
-
-
-def _are_texts(parts: Sequence[object]) -> bool:
-    return all(isinstance(part, str) for part in parts)
 
 
 Formula: TypeAlias = Callable[[Inputs], int]

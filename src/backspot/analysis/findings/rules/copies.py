@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import numpy as np
 
@@ -261,6 +262,8 @@ def _many_copies(evidence: Evidence, work: Mask, converts: Mask) -> Found | None
             "Use the layout that the next operation reads: fewer permute and transpose between "
             "operations, and reshape at the end. Fused attention and einsum keep the strides."
         )
+    # A copy of the forward has a node of its own, which copies nothing.
+    both = evidence.with_forward(evidence.nodes_named(lambda name: name.startswith("Clone")))
     return finding(
         costs.places_of_work(work),
         title="Gradients are copied into another memory layout",
@@ -275,7 +278,8 @@ def _many_copies(evidence: Evidence, work: Mask, converts: Mask) -> Found | None
             evidence.names_of(copying[work]), np.maximum(costs.recorded_work_ns[work], 1)
         ),
         kernels=costs.top_kernels(work),
-        at_least=True,
+        at_least=2 * converted > cost,
+        change={"free": replace(both, work=both.work | work)},
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -60,6 +61,7 @@ def python_code(evidence: Evidence) -> Finding | None:
         ),
         link="https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html",
         saves=_saving(evidence, found),
+        change=_without(evidence, found) if {one.phase for one, _ in found} == {"host"} else {},
     )
 
 
@@ -115,9 +117,8 @@ def code_around_model(evidence: Evidence) -> Finding | None:
     found = loops + long
     if not found:
         return None
-    whole, spent = _phase_times(evidence), _spent(evidence, found)
-    left = {name: round(1 - ns / whole[name], 1) for name, ns in spent.items()}  # in tenths
-    timed = [(one[0], max(one[1], sum(_spent(evidence, [one]).values()))) for one in found]
+    clock = [sum(ns for ns, _ in _spent(evidence, [one]).values()) for one in found]
+    timed = [(line, max(ns, cost)) for (line, cost), ns in zip(found, clock, strict=True)]
     timed.sort(key=lambda one: -one[1])
     (first, cost), *_ = timed
     return finding(
@@ -136,9 +137,18 @@ def code_around_model(evidence: Evidence) -> Finding | None:
         ),
         link="https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html",
         saves=_saving(evidence, found),
-        # Nothing runs beside the host of a CPU, so that its lines say what is saved.
-        change={"phases": left} if evidence.report.has_gpu and left else {},
+        change=_without(evidence, found),
     )
+
+
+def _without(evidence: Evidence, found: list[tuple[HostLine, int]]) -> dict[str, Any]:
+    """Return the change in which phases have no such functions.
+
+    There is none on a CPU, beside whose host nothing runs, so that lines say what is saved.
+    """
+    spent = _spent(evidence, found)
+    left = {name: round(1 - ns / whole, 1) for name, (ns, whole) in spent.items()}  # in tenths
+    return {"phases": left} if evidence.report.has_gpu and left else {}
 
 
 def _loops(evidence: Evidence) -> list[tuple[HostLine, int]]:
@@ -148,23 +158,21 @@ def _loops(evidence: Evidence) -> list[tuple[HostLine, int]]:
     return [one for one in found if min(one[0].calls, one[0].operators) >= _MANY]
 
 
-def _phase_times(evidence: Evidence) -> dict[PhaseName, int]:
-    times = {one.name: one.unprofiled_ns or one.wall_ns for one in evidence.report.phases}
-    return {name: ns for name, ns in times.items() if ns}
+def _spent(
+    evidence: Evidence, found: list[tuple[HostLine, int]]
+) -> dict[PhaseName, tuple[int, int]]:
+    """Return the clock time of functions around the model by phase, and that of the phase.
 
-
-def _spent(evidence: Evidence, found: list[tuple[HostLine, int]]) -> dict[PhaseName, int]:
-    """Return the clock time of functions around the model by phase, their work on devices included.
-
-    The host may also wait in them for work of other phases, which is not of this phase.
+    Their work on devices counts. The host may wait in them for work of other phases, too.
     """
     mine = {(line.file, line.function) for line, _ in found}
     lines = [one for one in evidence.report.host if (one.file, one.function) in mine]
-    return {
-        name: min(ns, sum(line.wall_ns for line in lines if line.phase == name))
-        for name, ns in _phase_times(evidence).items()
-        if name in _AROUND and any(line.phase == name for line in lines)
-    }
+    spent = {}
+    for phase in evidence.report.phases:
+        whole, name = phase.unprofiled_ns or phase.wall_ns, phase.name
+        if whole and name in _AROUND and (times := [x.wall_ns for x in lines if x.phase == name]):
+            spent[name] = min(whole, sum(times)), whole
+    return spent
 
 
 def _functions(
