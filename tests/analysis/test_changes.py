@@ -94,8 +94,8 @@ def test_a_step_can_do_without_the_time_in_which_its_host_is_idle(tmp_path):
 
 
 def test_a_remedy_that_makes_more_work_faster_says_that_it_saves_at_least_so_much():
-    report = backspot.locate(PATHS["doubled_map"])
-    (found,) = (one for one in report.findings if one.rule == "layout-copies")
+    report = backspot.locate(PATHS["watched_layers"])
+    (found,) = (one for one in report.findings if one.rule == "anomaly-mode")
     assert found.saves.at_least
     shown = replace(report, findings=(replace(found, saves=replace(found.saves, ns=1_000_000)),))
     assert "(at least 1.0 ms less without it)" in " ".join(str(shown).split())

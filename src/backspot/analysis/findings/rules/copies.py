@@ -94,7 +94,7 @@ def device_copies(evidence: Evidence) -> Finding | None:
             "split the model where activations are smallest.",
         )
     return finding(
-        costs.places_of_work(work),
+        replace(costs.places_of_work(work), removable=costs.removable(None, work)),
         title=f"Tensors are copied {where}",
         seen=f"{say.copies(size[work])}: {say.ms(cost)} in which nothing else runs.",
         remedy=remedy,

@@ -17,6 +17,8 @@ from backspot.trace.events import Mask
 
 _DENSE_LEAST = 0.04
 """Every language model has such a gradient; below this share of the step it is as usual."""
+_WHOLE_LEAST = 0.02
+"""The same for a gradient of all rows: the optimizer takes several times as long for them."""
 
 
 _WHOLE_TABLE = (
@@ -43,11 +45,12 @@ def dense_embedding_gradient(evidence: Evidence) -> Finding | None:
     # The node of a table with sparse=True has the same name.
     sparse = ("aten::embedding_sparse_backward", "aten::_embedding_bag_sparse_backward")
     nodes &= ~evidence.spans_around(evidence.events.named(Category.OPERATOR, *sparse))
-    cost = costs.of_spans(nodes)
-    if not costs.holds_in_most_steps(costs.of_spans_by_step(nodes), _DENSE_LEAST):
+    cost, is_whole = costs.of_spans(nodes), is_filled(evidence, nodes)
+    least = _WHOLE_LEAST if is_whole else _DENSE_LEAST
+    if not costs.holds_in_most_steps(costs.of_spans_by_step(nodes), least):
         return None
     names, placed = costs.top_nodes(nodes), costs.places_of_spans(nodes)
-    title, why, remedy = _WHOLE_TABLE if is_filled(evidence, nodes) else _FEW_ROWS
+    title, why, remedy = _WHOLE_TABLE if is_whole else _FEW_ROWS
     return finding(
         placed,
         title=title,
