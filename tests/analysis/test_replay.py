@@ -144,6 +144,12 @@ def test_a_real_step_that_no_cost_explains_is_refused():
     assert "A real step takes 1.0 ms" in refused.reason
 
 
+def test_a_real_step_that_is_longer_than_any_replay_says_nothing_against_the_recording():
+    recording = recorded("launch_bound")
+    assert fit(recording, 1.2 * float(lengths(recording).mean())) is MEASURED
+    assert fit(recording, 1.02 * float(lengths(recording).mean())) is not MEASURED
+
+
 def test_uncertain_costs_widen_the_range():
     recording = recorded("launch_bound")
     change = list(free_owners(recording).values())[3]

@@ -13,10 +13,13 @@ from random import Random
 import pytest
 
 import backspot
+from backspot.analysis.recording import Options, Recording
+from backspot.pipeline import report_of
 from backspot.render.markdown import to_markdown
 from backspot.render.tables import to_csv
 from backspot.render.text import render_text
 from backspot.results.report import changed
+from backspot.trace import read_events
 from support.replays import MS, PATHS, US, Program
 from support.synthetic import Trace
 
@@ -226,6 +229,17 @@ def test_a_trace_alone_says_that_the_cost_of_the_profiler_was_measured_elsewhere
     assert report.replayed_step.low_ns < report.replayed_step.ns < report.replayed_step.high_ns
     assert "cost of the profiler that was measured elsewhere" in said(report)
     assert "of 30.4 ms while recorded, about 26.7 ms without the profiler" in said(report)
+
+
+def test_real_steps_that_are_longer_than_any_replay_leave_the_savings_of_the_trace(reports):
+    alone = reports["launch_bound"]
+    busy = Options(real_steps=(2 * alone.step_ns,) * 10)
+    report = report_of(Recording.of(read_events(PATHS["launch_bound"])), busy)
+    assert not report.replayed_step.fitted
+    assert {row.path: row.saves for row in report.modules} == {
+        row.path: row.saves for row in alone.modules
+    }
+    assert "so roughly: real steps are longer" in said(report)
 
 
 def test_an_empty_pass_has_no_savings_to_rank(tmp_path):

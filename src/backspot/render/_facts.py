@@ -166,7 +166,8 @@ def savings(report: Report, chosen: Selection) -> list[str]:
         f"saves: how much less time a {report.per} would take without the module{share}, by replay"
     )
     if not step.fitted:
-        meaning += " with a cost of the profiler that was measured elsewhere, so roughly"
+        why = ": real steps are longer than any replay" * bool(report.unprofiled_step_ns)
+        meaning += f" with a cost of the profiler that was measured elsewhere, so roughly{why}"
     if _has_ranks(report):
         meaning += "; other ranks are not replayed"
     return [*hidden_work(report, chosen), f"{meaning}.", *unknown]

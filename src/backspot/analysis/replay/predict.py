@@ -445,7 +445,7 @@ def predict(recording: Recording, real_step_ns: int | None) -> Prediction | Refu
     cost = MEASURED if real_step_ns is None else fit(replayable, real_step_ns, typical)
     if isinstance(cost, Refusal):
         return cost
-    return Prediction(replayable, typical, cost, fitted=real_step_ns is not None, cut=cut)
+    return Prediction(replayable, typical, cost, fitted=cost is not MEASURED, cut=cut)
 
 
 def _time_shared(work: DeviceWork) -> Floats:

@@ -39,8 +39,10 @@ def fit(
         typical: the steps that count; ``None`` for all.
 
     Returns:
-        The scaled costs, a tenth of which is uncertain; a refusal if the times contradict one
-        another, or no factor from 0 to 6 brings the replayed step within 10% of the real one.
+        The scaled costs, a tenth of which is uncertain. If no factor from 0 to 6 brings the
+        replayed step within 10% of the real one: ``MEASURED`` where the real one is longer, as the
+        machine was busier then, which says nothing against the recording; else a refusal, as if
+        the times contradict one another.
     """
     factor = 1.0
     typical = typical or every_step(len(recording.steps.start))
@@ -57,15 +59,12 @@ def fit(
         best = int(fits[np.argmin(np.abs(tried[fits] - usual))])
         factor = float(tried[best])
     if off.min() > _APART * real_step_ns:
-        nearest = float(steps[best])
-        why = (
-            "The machine was busier while the real steps were timed"
-            if nearest < real_step_ns
-            else "Not the profiler alone slowed the recording, but other programs or ranks too"
-        )
+        if (nearest := float(steps[best])) < real_step_ns:
+            return MEASURED
         return Refusal(
             f"A real step takes {duration(real_step_ns)}, and the replayed one "
-            f"{duration(nearest)} at the nearest. {why}."
+            f"{duration(nearest)} at the nearest. Not the profiler alone slowed the recording, but "
+            "other programs or ranks too."
         )
     return costs[best]
 
