@@ -400,7 +400,8 @@ def _with_saving(
 ) -> Finding:
     """Return the finding with its saving: of free work, and of bounds, at most its clock time.
 
-    Without phases or launches, the host is ahead, so that what comes later is faster as well.
+    What a device computes takes as long without a profiler, and without launches the host is ahead,
+    so that later ones cost less: of these, the recorded time is the most.
 
     Args:
         parts: how long each place takes in a real step, as ``real_parts`` has it.
@@ -412,9 +413,9 @@ def _with_saving(
     # What is free instead of a change that is refused is a bound, too, if that change is one.
     work, bounds = finding.removable, [CHANGES[name].at_best for name in finding.change]
     best = finding.at_best or any(bounds)
-    priced = "graph" in names if best else names
+    priced = names and not best
     most = saves.ns if priced else real_cost(finding, parts).wall_ns
-    if best and work and work.work.any():  # what a device computes takes as long without a profiler
+    if best and ("graph" in names or (work and work.work.any())):
         most = finding.wall_ns
     saves = Saving(min(saves.ns, most), min(saves.low_ns, most), saves.high_ns)
     return finding.with_saves(replace(saves, at_best=best, at_least=finding.at_least))
