@@ -42,7 +42,7 @@ def profiled(*, asks: bool, learned: bool = False) -> Report:
     model = nn.Sequential(nn.Linear(8, 512), Scale(asks=asks, learned=learned))
     x = torch.randn(256, 8)
     return backspot.profile(
-        lambda: model(x).sum().backward(), model, steps=3, warmup=1, unprofiled=0, stacks=False
+        lambda: model(x).sum().backward(), model, steps=9, warmup=1, unprofiled=0, stacks=False
     )
 
 
