@@ -105,6 +105,13 @@ def test_without_a_layout_that_nobody_reads_a_step_saves_the_copies_of_its_forwa
     report = backspot.locate(PATHS["layout_windows_vit"])
     (found,) = (one for one in report.findings if one.rule == "layout-copies")
     assert found.saves.ns > 1.2 * found.wall_ns  # which is that of the backward's
+    assert not found.saves.at_least
+
+
+def test_in_one_layout_convolutions_are_faster_too():
+    report = backspot.locate(PATHS["doubled_map"])
+    (found,) = (one for one in report.findings if one.rule == "layout-copies")
+    assert found.saves.at_least
 
 
 def test_a_remedy_that_does_the_same_in_another_form_says_that_it_saves_at_best_so_much():

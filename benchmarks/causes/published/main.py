@@ -61,16 +61,14 @@ def _examine(job: Job, stage: Stage, run: Run) -> Record:
         rounds = 3 if run.small else rounds
         times = interleaved(steps, run.device, rounds=rounds, inner=inner, warmup=1, seconds=4)
     _give_back(run)
-    reports = []
     stage("profile", {"times": times})
     with turn():
-        reports.append(judge.said(backspot.profile(steps[0], models[0])))
+        before = judge.said(backspot.profile(steps[0], models[0]))
         _give_back(run)
-    after = profile_in_turn(steps[1], models[1], steps=5, warmup=1, unprofiled=4, trials="none")
-    reports.append(judge.said(after))
-    verdict = judge.judged(case, *reports, times)
-    found = {**verdict, "losses": losses, "times": times}
-    return {**found, "before": reports[0], "after": reports[1]}
+    of_fixed = {"steps": 5, "warmup": 1, "unprofiled": 4}
+    after = judge.said(profile_in_turn(steps[1], models[1], **of_fixed, trials="none"))
+    verdict = judge.judged(case, before, after, times)
+    return {**verdict, "losses": losses, "times": times, "before": before, "after": after}
 
 
 def _give_back(run: Run) -> None:

@@ -181,8 +181,9 @@ def named(
     found: dict[str, torch.nn.Module] = {}
     for module in (*models, *others):
         single = len(models) == 1 and module in models
-        words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", class_name(unwrap(module)))
-        name = "" if single else variables.get(id(module)) or words.lower()
+        name = "" if single else variables.get(id(module), "")
+        if not (name or single):
+            name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", class_name(unwrap(module))).lower()
         taken = {*found, *(part for one in found.values() for part in children_of(unwrap(one)))}
         number, free = 2, name
         while free in taken:

@@ -45,9 +45,9 @@ def dense_embedding_gradient(evidence: Evidence) -> Finding | None:
     # The node of a table with sparse=True has the same name.
     sparse = ("aten::embedding_sparse_backward", "aten::_embedding_bag_sparse_backward")
     nodes &= ~evidence.spans_around(evidence.events.named(Category.OPERATOR, *sparse))
-    cost, is_whole = costs.of_spans(nodes), is_filled(evidence, nodes)
-    least = _WHOLE_LEAST if is_whole else _DENSE_LEAST
-    if not costs.holds_in_most_steps(costs.of_spans_by_step(nodes), least):
+    cost, by_step = costs.of_spans(nodes), costs.of_spans_by_step(nodes)
+    is_whole = costs.holds_in_most_steps(by_step, _WHOLE_LEAST) and is_filled(evidence, nodes)
+    if not (is_whole or costs.holds_in_most_steps(by_step, _DENSE_LEAST)):
         return None
     names, placed = costs.top_nodes(nodes), costs.places_of_spans(nodes)
     title, why, remedy = _WHOLE_TABLE if is_whole else _FEW_ROWS
