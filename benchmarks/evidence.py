@@ -65,6 +65,7 @@ PLAN = {
         "read": "--sizes 30,300 --gzip 30 --patience 10 --repeat 3",
         "trial_truth": "",
         "limit_truth": "",
+        "phase_truth": "",
         "what_if": "",
         "ranks": "",
         "overhead": "",

@@ -68,6 +68,11 @@ QUESTIONS = {
         "planted_python_{device}.json",
         cases=False, seconds=1200, jobs=1,
     ),
+    "phase_truth": Question(
+        "Are the times of a step's parts those of a step without the profiler?",
+        "accuracy.phase_truth", "CPU, transformers", "3", "phase_truth.json",
+        device=False, seconds=300, jobs=1,
+    ),
     "waits_truth": Question(
         "Are the waits for a GPU those that PyTorch itself warns of, by line and count?",
         "accuracy.waits_truth", "GPU; transformers, lightning", "3", "waits_truth.json",

@@ -67,7 +67,7 @@ BUDGET = {
     "live": 10_485,  # folds are recorded one by one
     "integrations": 850,
     "commands": 2_230,
-    "": 53_685,
+    "": 53_700,  # what noting lines costs is known
 }
 WRITTEN = {".py", ".html", ".js", ".css"}
 MOST_SMALL_FILES = 32

@@ -9,6 +9,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
@@ -21,6 +22,7 @@ from backspot.render.tables import to_csv
 from backspot.render.text import render_text
 from backspot.results.findings import ReplayedStep
 from backspot.results.unprofiled import in_real_time
+from backspot.trace.source_lines import KEY, LineTable, Made, SourceLine, format_lines
 from support.phased import ENGINE, HOST, STEP, TICK, busy, operator, report_of, step, ticks
 from support.sums import assert_adds_up
 from support.synthetic import Trace
@@ -400,6 +402,57 @@ def test_what_people_read_are_parts_of_the_real_step(part: float, kernels: int) 
     assert abs(sum(row.wall_ns for row in shown.modules) - backward) <= len(shown.modules) + 1
     assert contradiction(replace(shown, passes=(), phases=())) == ""
     assert report.step_ns == 100 * TICK
+
+
+def of_small_operators(*, noted: bool = False) -> Trace:
+    """Steps of a millisecond: a loop of 40 operators in ``a``, and a node of 4 µs for each.
+
+    Args:
+        noted: whether the line of each node was noted while it was made.
+    """
+    trace, us = Trace(), 1_000
+    for number in range(3):
+        at = number * 1_000 * us
+        trace.annotation(f"ProfilerStep#{number}", at, at + 1_000 * us)
+        trace.forward("a", "A", at + 100 * us, at + 400 * us)
+        for turn in range(40):
+            begin, back = at + (110 + 6 * turn) * us, at + (800 - 8 * turn) * us
+            trace.operator("aten::mul", begin, begin + 4 * us, seq=40 * number + turn)
+            trace.node("MulBackward0", back, back + 4 * us, seq=40 * number + turn, thread=HOST)
+    if noted:
+        made = Made(np.array([0]), np.array([120]), np.array([0]))
+        line = SourceLine("net.py", 7, "A.forward", "x = x * y", "MulBackward0")
+        trace.metadata[KEY] = json.loads(format_lines(LineTable((line,), {1: made})))
+    return trace
+
+
+def test_what_recording_nodes_takes_is_time_between_them() -> None:
+    """A recording runs before an event begins and after it ends."""
+    rows = {row.path: row for row in timed(of_small_operators(), real_ns=900_000).modules}
+    between = rows["(autograd engine)"]
+    assert rows["a"].unprofiled_ns == pytest.approx(rows["a"].wall_ns, rel=1e-3)
+    assert between.unprofiled_ns < 0.8 * between.wall_ns
+
+
+def test_noting_the_lines_of_nodes_takes_time_where_they_are_made() -> None:
+    plain, noted = (
+        {
+            one.name: one.unprofiled_ns or 0
+            for one in timed(of_small_operators(noted=noted), real_ns=900_000).phases
+        }
+        for noted in (False, True)
+    )
+    assert noted["forward"] < 0.95 * plain["forward"]
+    assert noted["backward"] > 1.05 * plain["backward"]
+
+
+def test_without_a_device_a_loop_is_worth_what_its_module_is() -> None:
+    report = timed(of_small_operators(noted=True), real_ns=700_000)
+    (loop,) = (one for one in report.findings if one.rule == "operator-loop")
+    (module,) = (row for row in report.modules if row.path == "a")
+    assert loop.saves is not None
+    assert module.saves is not None
+    assert loop.saves.ns == pytest.approx(module.saves.ns, rel=0.02)
 
 
 def test_the_answer_a_module_and_a_table_for_programs_have_the_times_that_people_read() -> None:

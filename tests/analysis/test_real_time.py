@@ -26,7 +26,7 @@ def steps_of(tmp_path, *gaps_of_steps, operator=10 * US, names="abcdef"):
     assert events.start.min() == 0 or gaps_of_steps[0][0]
     shift = int(events.start.min()) - round(gaps_of_steps[0][0] * US)
     edges = (np.array(one, np.int64) + shift for one in (start, end))
-    return HostSteps(events, *edges, np.ones(len(start), bool))
+    return HostSteps(events, *edges, np.ones(len(start), bool), start[:0])
 
 
 def gaps_of(steps, clock):

@@ -167,7 +167,7 @@ def test_calls_that_start_no_work_cost_nothing_to_record(tmp_path):
             begin = at + 4 * MS + call * 10 * US
             program.call("cudaEventRecord", begin, begin + US)
     found = program.recording(tmp_path)
-    dear = ProfilerCost(0.0, 1.0 * US, 0.0, 0.0)
+    dear = ProfilerCost(0.0, 1.0 * US, 0.0, 0.0, 0.0)
     without = (found.host(ZERO) - found.host(dear)).sum()
     assert without == pytest.approx(STEPS * US)  # the launches
 
@@ -178,7 +178,7 @@ def test_costs_are_taken_from_the_host_and_not_from_the_kernels(tmp_path):
         program.node(step, "b", at, at + 8 * MS)
         program.trace.kernel(at + 8 * MS, at + 10 * MS, launch=at + 7 * MS)
     found = program.recording(tmp_path)
-    cost = ProfilerCost(operator_ns=100 * US, runtime_ns=0, label_ns=0, marker_ns=0)
+    cost = ProfilerCost(operator_ns=100 * US, runtime_ns=0, label_ns=0, marker_ns=0, node_ns=0)
     replayed = replay(found, cost)
     work = attribute(replayed.events).work
     np.testing.assert_array_equal(work.end - work.start, 2 * MS)

@@ -203,7 +203,8 @@ class Recording(msgspec.Struct, frozen=True, eq=False, dict=True):
         """The steps as the host has them: as marked, else as on the clock."""
         marks, windows = self.ownership.steps, self.windows
         marked = marks if len(marks.start) == len(windows.start) else windows
-        return HostSteps(self.events, marked.start, marked.end, self.typical.chosen)
+        chosen, noted = self.typical.chosen, self.ownership.noted
+        return HostSteps(self.events, marked.start, marked.end, chosen, noted)
 
     @cached_property
     def costs(self) -> BackwardCosts:

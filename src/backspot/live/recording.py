@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from itertools import pairwise
@@ -165,16 +165,15 @@ class Timed:
         """Add to ``times_ns``."""
         if not self.count:
             return
-        models = taken.models.values()
-        synchronize(models)
-        devices = devices_of(models)
+        devices = devices_of(taken.models.values())  # once: a large model takes long to walk
+        synchronize(devices)
         if len(devices) == 1 and (device := next(iter(devices))).type == "cuda":
             yield from self._by_events(taken, device)
             return
         for _ in range(self.count):
             begin = time.perf_counter_ns()
             yield
-            synchronize(models)
+            synchronize(devices)
             taken.times_ns.append(time.perf_counter_ns() - begin)
             taken.step_ended()
 
@@ -267,7 +266,7 @@ class Profiled:
             with taken.giving_way():
                 yield from LeftAlone(self.prepared).steps(taken)
             # Kernels that still run have their launch before the recording, and no owner in it.
-            synchronize(models)
+            synchronize(devices_of(models))
         profile = taken.profiles[self.key] = Profile(profiler)
         try:
             with (
@@ -304,9 +303,9 @@ class Profiled:
                 taken.step_ended()
         except GeneratorExit:
             with contained():
-                synchronize(models)
+                synchronize(devices_of(models))
             raise
-        synchronize(models)
+        synchronize(devices_of(models))
 
 
 def in_detail(*, memory: bool, shapes: bool, stacks: bool, prepared: int) -> tuple[Stage, ...]:
@@ -343,9 +342,9 @@ def activities(models: Collection[torch.nn.Module]) -> list[ProfilerActivity]:
     return [activity for activity in supported_activities() if _kind(activity) in kinds]
 
 
-def synchronize(models: Collection[torch.nn.Module]) -> None:
-    """Wait for the work on all devices in use."""
-    for device in devices_of(models):
+def synchronize(devices: Iterable[torch.device]) -> None:
+    """Wait for the work on these devices."""
+    for device in devices:
         wait = getattr(getattr(torch, device.type, None), "synchronize", None)
         if device.type == "mps":
             torch.mps.synchronize()

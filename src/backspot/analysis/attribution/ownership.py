@@ -162,6 +162,11 @@ class Ownership(msgspec.Struct, frozen=True):
     lines: Sequence[SourceLine] = ()
     exact_lines: bool = True
 
+    @property
+    def noted(self) -> Ints:
+        """The operator that made each node whose own line was noted, which takes the host time."""
+        return self.join.operator[(self.line >= 0) & (self.join.operator >= 0) & self.exact_lines]
+
 
 def attribute(events: Events) -> Ownership:
     """Find the owner of everything that a trace's backward did."""

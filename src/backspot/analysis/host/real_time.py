@@ -11,7 +11,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from backspot.analysis.accounting.unrecorded import LABEL, Floats, unrecorded
+from backspot.analysis.accounting.unrecorded import LABEL, NODE, Floats, unrecorded
 from backspot.analysis.timeline import NOTHING, median
 from backspot.trace import Category, Events
 from backspot.trace.events import Ints, Mask
@@ -29,12 +29,14 @@ class HostSteps(msgspec.Struct, frozen=True):
         start: when each step starts, in nanoseconds.
         end: when it ends.
         chosen: whether it counts for a typical step.
+        noted: the operators that made nodes whose lines were noted.
     """
 
     events: Events
     start: Ints
     end: Ints
     chosen: Mask
+    noted: Ints
 
 
 def real_time(stacked: HostSteps, plain: HostSteps | None, step_ns: int) -> tuple[Ints, Floats]:
@@ -112,7 +114,11 @@ def _gaps(steps: HostSteps, step: int, names: dict[str, int]) -> _Gaps:
     time = np.concatenate([[start], at[order], [end]])
     cost = np.append(half * (1 - ends), 0.0) + np.append(0.0, half * ends)
     calls = within(events.of(Category.RUNTIME))
-    for starts, each in ((events.start[calls], _OPERATOR), (events.frames.calls, _CALL)):
+    for starts, each in (
+        (events.start[calls], _OPERATOR),
+        (events.frames.calls, _CALL),
+        (events.start[steps.noted], NODE),
+    ):
         place = np.searchsorted(time, starts, side="right") - 1
         inside = (place >= 0) & (place < len(cost)) & (starts < end)
         cost += each * np.bincount(place[inside], minlength=len(cost))

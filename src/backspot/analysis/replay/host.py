@@ -33,16 +33,18 @@ class ProfilerCost(msgspec.Struct, frozen=True):
         runtime_ns: nanoseconds for each call of the device's runtime that starts device work.
         label_ns: nanoseconds for each label around a module's call.
         marker_ns: nanoseconds for each marker of a node.
+        node_ns: nanoseconds for each node whose own line is noted.
         peer_wait: the share of the waits for other ranks that is due to the profiler, 0 to 1. A
             rank that is recorded is slower at some moments, and the others wait for it.
         slowdown: how many times slower the host ran while it was recorded, beside these costs.
-        uncertainty: by which share of themselves the four costs may be wrong.
+        uncertainty: by which share of themselves the costs may be wrong.
     """
 
     operator_ns: float
     runtime_ns: float
     label_ns: float
     marker_ns: float
+    node_ns: float
     peer_wait: float = 1.0
     slowdown: float = 1.0
     uncertainty: float = 0.0
@@ -55,6 +57,7 @@ class ProfilerCost(msgspec.Struct, frozen=True):
             runtime_ns=self.runtime_ns * factor,
             label_ns=self.label_ns * factor,
             marker_ns=self.marker_ns * factor,
+            node_ns=self.node_ns * factor,
             peer_wait=min(1.0, self.peer_wait * factor),
         )
 
@@ -66,10 +69,10 @@ class ProfilerCost(msgspec.Struct, frozen=True):
         return self, self.scaled(low), self.scaled(high)
 
 
-ZERO = ProfilerCost(0.0, 0.0, 0.0, 0.0, peer_wait=0.0)
+ZERO = ProfilerCost(0.0, 0.0, 0.0, 0.0, 0.0, peer_wait=0.0)
 """No cost: the recorded step."""
 
-MEASURED = ProfilerCost(1_200.0, 1_200.0, 8_000.0, 9_500.0, uncertainty=1.5)
+MEASURED = ProfilerCost(1_200.0, 1_200.0, 8_000.0, 9_500.0, 3_000.0, uncertainty=1.5)
 """Measured on the host of an H200 with torch 2.11, on three models that wait for the host.
 
 Microbenchmarks give less (0.7 to 1 µs for an operator), because their caches are warm. Another host
@@ -95,19 +98,14 @@ class HostLine(msgspec.Struct, frozen=True):
         edges: the times of the points, sorted and distinct; one more than intervals.
         span: the span that each interval belongs to, ``NOTHING`` for none. Time of the engine
             between two nodes belongs to the node before.
-        operators: how many operators and annotations were recorded in each interval; half of each
-            counts before its start and half after its end.
-        calls: as ``operators``, for calls of the runtime that start device work.
-        labels: as ``operators``, for labels of forward calls.
-        markers: as ``operators``, for markers of nodes.
+        recorded: how many operators and annotations, calls of the runtime that start device work,
+            labels, markers, and nodes with a line (rows) were recorded in each interval (columns);
+            half of each but the nodes counts before its start and half after its end.
     """
 
     edges: Ints
     span: Ints
-    operators: Floats
-    calls: Floats
-    labels: Floats
-    markers: Floats
+    recorded: Floats
 
     def lengths(self, costs: Sequence[ProfilerCost], own: Floats) -> Floats:
         """Return how long each interval (rows) takes without the profiler, at each cost (columns).
@@ -122,12 +120,11 @@ class HostLine(msgspec.Struct, frozen=True):
         waits = own >= 0
         length = np.where(waits, own, np.diff(self.edges))
         gives = np.where(waits, 0.0, length * (1 - _LEFT))
-        counts = self.operators, self.calls, self.labels, self.markers
-        recorded = [(at, count) for at, count in enumerate(counts) if count.any()]
+        recorded = [(at, count) for at, count in enumerate(self.recorded) if count.any()]
         shorter = np.empty((len(costs), len(length)))
         of_last: tuple[float, ...] = ()
         for left, cost in zip(shorter, costs, strict=True):
-            of_each = cost.operator_ns, cost.runtime_ns, cost.label_ns, cost.marker_ns
+            of_each = cost.operator_ns, cost.runtime_ns, cost.label_ns, cost.marker_ns, cost.node_ns
             if of_each != of_last:  # many a cost differs from the one before by its slowdown alone
                 events = [(count, of_each[at]) for at, count in recorded]
                 whole = length - _taken(events, gives) if any(of_each) else length
@@ -181,8 +178,10 @@ def find_host_line(
     after = np.searchsorted(edges, end)
     row = counts * len(edges)
     number = np.bincount(np.concatenate([row + before, row + after]), minlength=5 * len(edges))
-    columns = number.reshape(5, -1)[:4, :-1] / 2
-    return HostLine(edges, _spans_of(ownership, host, edges[:-1]), *columns)
+    recorded = number.reshape(5, -1)[:, :-1] / 2
+    noted = np.searchsorted(edges, events.end[ownership.noted]) - 1
+    recorded[4] = np.bincount(noted[noted >= 0], minlength=len(edges))[: len(edges) - 1]
+    return HostLine(edges, _spans_of(ownership, host, edges[:-1]), recorded)
 
 
 def _recorded(events: Events, index: Ints) -> Ints:

@@ -286,7 +286,7 @@ def with_savings(report: Report, recording: Recording, _: Options) -> Report:
     }
     of_findings = [None if one is None else next(each) for one in remedies]
     of_waits = list(each)
-    parts = repeat(real_parts(report) or {STEP: 1.0})
+    parts = repeat((real_parts(report) or {STEP: 1.0}) if report.has_gpu else None)
     priced = [*map(_with_saving, report.findings, of_findings, remedy_names, parts)]
     # Of what at best saves nothing there is nothing to say.
     vain = {
@@ -323,7 +323,7 @@ def with_savings(report: Report, recording: Recording, _: Options) -> Report:
 
 
 def _without_savings(report: Report, refusal: Refusal) -> Report:
-    findings = tuple(_with_saving(finding, None, (), {}) for finding in report.findings)
+    findings = tuple(_with_saving(finding, None, (), None) for finding in report.findings)
     return changed(report, findings=findings, not_replayed=refusal.reason)
 
 
@@ -396,7 +396,10 @@ def _change_of(finding: Finding, prediction: Prediction) -> tuple[Change | None,
 
 
 def _with_saving(
-    finding: Finding, saves: Saving | None, names: Iterable[str], parts: Mapping[str, float]
+    finding: Finding,
+    saves: Saving | None,
+    names: Iterable[str],
+    parts: Mapping[str, float] | None,
 ) -> Finding:
     """Return the finding with its saving: of free work, and of bounds, at most its clock time.
 
@@ -404,7 +407,8 @@ def _with_saving(
     so that later ones cost less: of these, the recorded time is the most.
 
     Args:
-        parts: how long each place takes in a real step, as ``real_parts`` has it.
+        parts: how long each place takes in a real step, as ``real_parts`` has it. ``None`` without
+            a device: nothing runs beside the host then, and a replay knows its real time better.
     """
     if not isinstance(finding, Found):
         return finding
@@ -413,10 +417,10 @@ def _with_saving(
     # What is free instead of a change that is refused is a bound, too, if that change is one.
     work, bounds = finding.removable, [CHANGES[name].at_best for name in finding.change]
     best = finding.at_best or any(bounds)
-    priced = names and not best
-    most = saves.ns if priced else real_cost(finding, parts).wall_ns
-    if best and ("graph" in names or (work and work.work.any())):
-        most = finding.wall_ns
+    most = saves.ns
+    if parts is not None and (best or not names):
+        launched = "graph" in names or (work and work.work.any())
+        most = (finding if best and launched else real_cost(finding, parts)).wall_ns
     saves = Saving(min(saves.ns, most), min(saves.low_ns, most), saves.high_ns)
     return finding.with_saves(replace(saves, at_best=best, at_least=finding.at_least))
 

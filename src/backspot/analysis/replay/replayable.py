@@ -281,13 +281,10 @@ def _cut(line: HostLine, own: Floats, times: Ints) -> tuple[HostLine, Floats]:
     length = np.diff(edges)
     whole = np.append(np.diff(line.edges), 1)[old]
     share = np.where(inside, length / whole, 0.0)
-    columns = [
-        np.append(column, 0.0)[old] * share
-        for column in (line.operators, line.calls, line.labels, line.markers)
-    ]
+    recorded = np.append(line.recorded, np.zeros((len(line.recorded), 1)), axis=1)[:, old] * share
     span = take(line.span, old)
     owned = np.append(own, -1.0)[old]
-    return HostLine(edges, span, *columns), np.where(owned >= 0, owned * share, -1.0)
+    return HostLine(edges, span, recorded), np.where(owned >= 0, owned * share, -1.0)
 
 
 # Steps -------------------------------------------------------------------------------------------
