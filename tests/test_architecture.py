@@ -59,7 +59,7 @@ BUDGET = {
     "analysis/attribution": 4_050,
     "analysis/accounting": 4_100,
     "analysis/host": 800,
-    "analysis/findings": 4_865,  # a price has all that goes with the cause
+    "analysis/findings": 4_910,  # modules that are called in a loop
     "analysis/replay": 2_800,
     "comparison": 1_180,
     "job": 4_020,
@@ -67,7 +67,7 @@ BUDGET = {
     "live": 10_485,  # folds are recorded one by one
     "integrations": 850,
     "commands": 2_230,
-    "": 53_700,  # what noting lines costs is known
+    "": 53_745,  # modules that are called in a loop
 }
 WRITTEN = {".py", ".html", ".js", ".css"}
 MOST_SMALL_FILES = 32

@@ -192,3 +192,36 @@ def test_a_small_table_is_not_told_to_be_sparse(name: str, title: str, remedy: s
     (table,) = (one for one in found if one.rule == "dense-embedding-gradient")
     assert title in table.title
     assert remedy in table.remedy
+
+
+@pytest.mark.parametrize(
+    ("calls", "kinds", "length", "found"),
+    [(20, 3, 4, True), (12, 3, 4, False), (20, 1, 4, False), (20, 3, 60, False)],
+    ids=["a loop", "a few calls", "one activation for all layers", "long operators"],
+)
+def test_a_module_that_one_call_of_another_calls_again_and_again_is_a_loop(
+    tmp_path: Path, calls: int, kinds: int, length: int, found: bool
+) -> None:
+    trace, us, time, number = Trace(), 1_000, 0, 0
+    for step in range(2):
+        begin, first = time, number
+        trace.forward("outer", "Outer", time, time + calls * (kinds * length + 4) * us)
+        for _ in range(calls):
+            trace.forward("outer.inner", "Inner", time, time + (kinds * length + 2) * us)
+            for kind in ("mul", "sin", "exp")[:kinds]:
+                trace.operator(f"aten::{kind}", time, time + length * us, seq=number)
+                time, number = time + length * us, number + 1
+            time += 4 * us
+        for node in reversed(range(first, number)):
+            name = f"{('Mul', 'Sin', 'Exp')[(node - first) % kinds]}Backward0"
+            trace.node(name, time, time + length * us, seq=node)
+            time += (length + 1) * us
+        trace.annotation(f"ProfilerStep#{step}", begin, time)
+        time += us
+    report = backspot.locate(trace.save(tmp_path / "trace.json"))
+    loops = [one for one in report.findings if one.rule == "operator-loop"]
+    assert bool(loops) is found
+    for one in loops:
+        assert one.places[0].path == "outer.inner"
+        assert f"outer (Outer) calls outer.inner (Inner) {calls} times" in one.seen
+        assert one.remedy.startswith("Where no call needs what another returns")

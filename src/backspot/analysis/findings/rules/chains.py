@@ -15,7 +15,8 @@ from backspot.analysis.findings.observations import (
     runs_of_nodes,
 )
 from backspot.analysis.findings.registry import finding, rule
-from backspot.analysis.timeline import enclosing, grouped, is_in, median
+from backspot.analysis.timeline import NOTHING, enclosing, grouped, is_in, median, take
+from backspot.formatting import labelled
 from backspot.results.findings import Finding
 from backspot.trace import names
 from backspot.trace.events import Ints, Mask
@@ -28,28 +29,38 @@ _BODY = 16
 """Operators between two turns; a module that runs more between them is no loop of small ones."""
 _SMALL = 30_000
 """Nanoseconds of one operator; launching it, or calling it on a CPU, takes some thousand."""
+_CALLS, _OF_A_CALL = 16, 3
+"""Calls of one module in a call of another, and the operators of each, from which these are a loop.
+What a model uses often in a row, such as one activation for all layers, is one operator."""
 _LOOP_LEAST = 0.1
 
 
 @rule("operator-loop", devices=("cpu", "cuda"))
 def operator_loop(evidence: Evidence) -> Finding | None:
-    """Find module calls that run an operator of one name again and again, each for a short time."""
-    costs, say = evidence.costs, evidence.wording
+    """Find module calls that run an operator of one name, or a module, again and again.
+
+    Each operator takes a short time.
+    """
+    costs, say, owners = evidence.costs, evidence.wording, evidence.ownership.owners
     calls, turns = _loops(evidence)
+    again, times, inside = _called_again(evidence)
     owner = evidence.ownership.owner
-    looped = np.zeros(len(evidence.ownership.owners), bool)
-    looped[owner[calls]] = True
-    looped[evidence.ownership.owners.is_special] = False
+    looped = np.zeros(len(owners), bool)
+    looped[owner[calls]] = looped[owner[inside]] = True
+    looped[owners.is_special] = False
     mine = looped[owner]
     if not costs.holds_in_most_steps(costs.of_spans_by_step(mine), _LOOP_LEAST):
         return None
     placed = costs.places_of_spans(mine)
-    heaviest = next(
-        np.flatnonzero(owner[calls] == one)
-        for one in owner[calls].tolist()
-        if evidence.ownership.owners.path(one) == placed.places[0].path
-    )
-    most = int(turns[heaviest].max())
+    first = [owners.path(one) == placed.places[0].path for one in owner[calls].tolist()]
+    what = f"{placed.places[0].label} runs the same operators"
+    most = int(turns[first].max(initial=0))
+    if not most:
+        call, most = int(again[np.argmax(times)]), int(times.max())
+        outer, inner = (
+            labelled(*owners.named(int(owner[one]))) for one in (evidence.spans.parent[call], call)
+        )
+        what = f"{outer} calls {inner}"
     within = mine & ~evidence.in_pass
     kernels = int((evidence.work_of(within) & evidence.recorded).sum())
     launched = f"{kernels // evidence.report.steps:,} kernels in its forward of a step. "
@@ -58,12 +69,14 @@ def operator_loop(evidence: Evidence) -> Finding | None:
         placed,
         title="A Python loop runs many small operators",
         seen=(
-            f"One call of {placed.places[0].label} runs the same operators {most:,} times: "
+            f"One call of {what} {most:,} times: "
             f"{launched if kernels else ''}Forward and backward take {say.ms(placed.wall_ns)}, "
             "most of it to start operators rather than to compute."
         ),
         remedy=(
             ("Do not synchronize in the loop. " if waits else "")
+            + "Where no call needs what another returns, call the module once for all of them. "
+            * bool(len(again))
             + "Replace the loop over time steps, parts or tiles by operators on whole tensors, "
             "with larger tiles, or by the parallel form of the recurrence. If a package has a "
             "fused kernel for this layer, install it: this may be its slow path. Else compile the "
@@ -94,6 +107,37 @@ def _loops(evidence: Evidence) -> tuple[Ints, Ints]:
         times = _time_of(evidence, index[of_call[int(calls[at])]])
         loops[at] = float(median(times)) <= _SMALL
     return calls[loops], turns[loops]
+
+
+def _called_again(evidence: Evidence) -> tuple[Ints, Ints, Mask]:
+    """Find modules that one call of another module calls again and again.
+
+    Returns:
+        One call of each such module, how often it is called, and whether each span is in its calls.
+    """
+    spans, owner = evidence.spans, evidence.ownership.owner
+    root = np.full(len(owner), NOTHING)
+    calls = np.flatnonzero((spans.module >= 0) & (spans.parent >= 0) & ~evidence.in_pass)
+    pair = spans.parent[calls] * len(evidence.ownership.owners) + owner[calls]
+    _, which, count = np.unique(pair, return_inverse=True, return_counts=True)
+    calls, times = calls[count[which] >= _CALLS], count[which][count[which] >= _CALLS]
+    if not len(calls):
+        return calls, times, root >= 0
+    root[calls] = calls
+    while (more := (root < 0) & (take(root, spans.parent) >= 0)).any():
+        root[more] = root[spans.parent[more]]
+    index, span = forward_operators(evidence)
+    works = ~evidence.events.names_where(names.is_view)[evidence.events.name[index]]
+    index, within = index[works], root[span[works]]
+    index, within = index[within >= 0], within[within >= 0]
+    kept = [
+        one
+        for one, mine in grouped(owner[within])
+        if len(mine) >= _OF_A_CALL * len(np.unique(within[mine]))
+        and float(median(_time_of(evidence, index[mine]))) <= _SMALL
+    ]
+    chosen = is_in(owner[calls], np.array(kept, np.int64))
+    return calls[chosen], times[chosen], is_in(take(owner, root), np.array(kept, np.int64))
 
 
 def _time_of(evidence: Evidence, index: Ints) -> Ints:
