@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Collection
 from functools import partial
 
 from benchmarks.harness import Figures, Run, done, each
@@ -101,11 +102,11 @@ def answer(run: Run) -> Figures:
     return {"cases": cases, "summary": {"models": len(ended), **_summary(ended)}}
 
 
-def _summary(ended: object) -> dict[str, object]:
-    found: dict[str, object] = {}
-    for key, what in (("errors", "a part"), ("recorded_errors", "a part, as recorded")):
-        off = sorted(abs(one) for case in ended for one in case[key])  # type: ignore[attr-defined]
+def _summary(ended: Collection[Record]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for key, what in (("errors", "off"), ("recorded_errors", "off as recorded")):
+        off = sorted(abs(one) for case in ended for one in case[key])
         if off:
-            found[f"{what}: median error"] = round(statistics.median(off), 4)
-            found[f"{what}: 95% within"] = off[min(len(off) - 1, int(0.95 * len(off)))]
+            found[f"{what}, median"] = statistics.median(off)
+            found[f"{what}, nine of ten within"] = off[int(0.9 * len(off))]
     return found
