@@ -26,7 +26,7 @@ def _examine(job: Job, stage: Stage, run: Run) -> Record:
     import torch
 
     import backspot
-    from benchmarks.accuracy import architectures, steps
+    from benchmarks.accuracy import architectures
 
     stage("build", {})
     model, forward = architectures.build(job["architecture"], run.device)
@@ -34,7 +34,6 @@ def _examine(job: Job, stage: Stage, run: Run) -> Record:
     times: list[tuple[float, ...]] = []
 
     def step() -> None:
-        steps.seed(0)
         begin = time.perf_counter()
         optimizer.zero_grad()
         called = time.perf_counter()
