@@ -29,8 +29,8 @@ from backspot.trace.events import Ints
 Floats: TypeAlias = NDArray[np.float64]
 LABEL = 7
 """A label takes this many times as long to record as an operator, as ``replay.host`` has it."""
-NODE = 3
-"""So does the line of a node, where each has its own: on a CPU 2.5 in loops, elsewhere 4."""
+NODE = 4
+"""So does the line of a node, where each has its own, in models of transformers on a CPU."""
 _LEFT = 0.1  # of the host's time, whatever recording it costs
 _MOST = 1_800.0  # nanoseconds that recording an operator can cost; beyond, all was slowed alike
 _HALVINGS = 30

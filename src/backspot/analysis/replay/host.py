@@ -72,12 +72,13 @@ class ProfilerCost(msgspec.Struct, frozen=True):
 ZERO = ProfilerCost(0.0, 0.0, 0.0, 0.0, 0.0, peer_wait=0.0)
 """No cost: the recorded step."""
 
-MEASURED = ProfilerCost(1_200.0, 1_200.0, 8_000.0, 9_500.0, 3_600.0, uncertainty=1.5)
+MEASURED = ProfilerCost(1_200.0, 1_200.0, 8_000.0, 9_500.0, 3_000.0, uncertainty=1.5)
 """Measured on the host of an H200 with torch 2.11, on three models that wait for the host.
 
 Microbenchmarks give less (0.7 to 1 µs for an operator), because their caches are warm. Another host
 has other costs: fit them to a step measured without profiler. On three hosts of H100s, the real
 steps of 60 models were as short as with 2.5 times these costs, on a CPU as with 0.6 to 0.9 times.
+The cost of a node is of loops on a CPU.
 """
 
 
