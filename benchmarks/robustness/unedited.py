@@ -370,7 +370,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 def run_all(names: Sequence[str], run: Any) -> Iterator[tuple[str, Verdict]]:
     """Judge scripts, some at a time; on a GPU the second clock has it to itself."""
     budget = Budget(run.seconds)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
 
         def first(name: str) -> tuple[str, Place, Verdict, list[Report]]:
             place = Place(SCRIPTS[name], run.checkouts, Path(folder, name), run.device)
