@@ -29,6 +29,8 @@ CHANNELS_LAST = "channels_last"
 TF32, BF16 = "float32_matmul_precision('high')", "autocast, bf16"
 NO_CHECKPOINTS = "no checkpointing, for more memory"
 COMPILED = "torch.compile"
+LABELLED = "only positions with a label"
+DENSE, FRAMES = "a dense convolution", "2-D depthwise convolutions of its frames"
 
 
 @dataclass
@@ -440,6 +442,64 @@ def _turned(context: Context, way: str) -> Built:
     return _training(model, x, optimizer)
 
 
+class Depthwise(nn.Module):
+    """A 3-D depthwise convolution, as it is or in another form."""
+
+    def __init__(self, width: int, way: str) -> None:
+        super().__init__()
+        self.way, self.layer = way, nn.Conv3d(width, width, 3, padding=1, groups=width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weight, bias = self.layer.weight, self.layer.bias
+        if self.way == AS_IT_IS:
+            return self.layer(x)
+        if self.way == DENSE:
+            full = torch.diag_embed(weight.squeeze(1).permute(1, 2, 3, 0)).permute(3, 4, 0, 1, 2)
+            return functional.conv3d(x, full, bias, padding=1)
+        x = functional.pad(x, (0, 0, 0, 0, 1, 1)).transpose(1, 2)
+        frames = x.shape[1] - 2
+        parts = [
+            functional.conv2d(x[:, at : at + frames].flatten(0, 1), one, None, 1, 1, 1, len(weight))
+            for at, one in enumerate(weight.unbind(2))
+        ]
+        summed = parts[0] + parts[1] + parts[2]
+        return summed.unflatten(0, (-1, frames)).transpose(1, 2) + bias.view(-1, 1, 1, 1)
+
+
+def _depthwise(width: int, side: int) -> Callable[[Context, str], Built]:
+    def build(context: Context, way: str) -> Built:
+        torch.manual_seed(0)
+        channels, length = context.pick(width, 8), context.pick(side, 6)
+        parts = [nn.Conv3d(2, channels, 1), Depthwise(channels, way), nn.ReLU()]
+        model = nn.Sequential(*parts, nn.Conv3d(channels, 4, 1)).to(context.device)
+        x = context.randn(4, 2, *[length] * 3)
+        return _training(model, x, torch.optim.SGD(model.parameters(), lr=1e-4))
+
+    return build
+
+
+def _labelled(context: Context, way: str) -> Built:
+    torch.manual_seed(0)
+    words, width = context.pick(8_000 if context.device == "cpu" else 50_304, 50), 512
+    count = context.pick(512 if context.device == "cpu" else 8192, 20)
+    body, head = nn.Sequential(nn.Linear(width, width), nn.ReLU()), nn.Linear(width, words)
+    model = nn.Sequential(body, head).to(context.device)
+    x, target = context.randn(count, width), context.randint(words, count)
+    target[: 3 * count // 4] = -100
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        made, labels = body(x), target
+        if way == LABELLED:
+            kept = (target != -100).nonzero().squeeze(1)
+            made, labels = made.index_select(0, kept), target[kept]
+        functional.cross_entropy(head(made), labels).backward()
+        optimizer.step()
+
+    return Built(model, [optimizer], step)
+
+
 _ADAM, _SGD = torch.optim.AdamW, torch.optim.SGD
 _FORMS = ("foreach=True", "fused=True")
 _SPARSE = ("sparse=True and SparseAdam",)
@@ -468,6 +528,9 @@ PAIRS = {
     "rms_norm": Pair(_CHAIN, ("F.rms_norm",), _written("rms_norm")),
     "layer_norm": Pair(_CHAIN, ("F.layer_norm",), _written("layer_norm")),
     "tiny_products": Pair("tiny-products", ("element-wise products and sums",), _turned),
+    "depthwise_wide": Pair("slow-convolution", (DENSE, FRAMES), _depthwise(256, 16), _GPU),
+    "depthwise_narrow": Pair("slow-convolution", (DENSE, FRAMES), _depthwise(32, 64), _GPU),
+    "labels_few": Pair("loss-passes", (LABELLED,), _labelled),
     "attention_window": Pair(_ATTENTION, (FUSED,), _attending("window", (256, 1024), (4, 16))),
     "attention_bias": Pair(_ATTENTION, (FUSED,), _attending("bias", (128, 512), (4, 16))),
     "attention_bf16": Pair(

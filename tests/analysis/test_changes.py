@@ -78,6 +78,37 @@ def test_a_fused_optimizer_reads_and_writes_each_parameter_once(tmp_path):
     assert found.saves_ns == pytest.approx(8.88 * MS - 8.0 * MS * 7 / 20, rel=0.1)
 
 
+@pytest.mark.parametrize(
+    ("name", "gpu", "saved"),
+    [
+        ("_fused_adamw_", True, 4000 * US),  # all that the host does goes with groups
+        ("_fused_adamw_", False, 2000 * US),  # what operators compute does not
+        ("addcdiv_", True, 1900 * US),  # these run for each parameter anyway, as what is between
+        ("addcdiv_", False, 1900 * US),  # the parameters of a group does
+    ],
+)
+def test_groups_with_equal_settings_are_updated_as_one(tmp_path, name, gpu, saved):
+    program = Program()
+    for step, at in program.steps():
+        program.node(step, "b", at, at + 2 * MS)
+        begin = at + 5 * MS
+        for number in range(40):
+            start = begin + number * 100 * US
+            for parameter in range(3):
+                if name == "addcdiv_" or not parameter:
+                    end = start + (15 if name == "addcdiv_" else 50) * US
+                    program.trace.operator(f"aten::{name}", start, end)
+                    start = end + US
+            if gpu:
+                ready = begin + number * 100 * US + 10 * US
+                program.trace.kernel(ready, ready + 2 * US, launch=ready - 5 * US)
+        program.trace.annotation("groups of the optimizer: 40 for 10", begin, begin + 1)
+        program.trace.annotation("Optimizer.step#AdamW.step", begin, begin + 4 * MS)
+    report = backspot.locate(program.save(tmp_path))
+    (found,) = (one for one in report.findings if "groups" in one.title)
+    assert found.saves.ns == pytest.approx(saved * 3 / 4, rel=0.1)
+
+
 def test_a_phase_that_takes_half_the_time_saves_the_other_half(tmp_path):
     trained(tmp_path)
     found = unfitted(recording(tmp_path / "trace.json"), ZERO)

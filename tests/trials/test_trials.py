@@ -707,6 +707,52 @@ def test_tiny_products_and_distances_are_written_out(report):
         assert len(tried.variants) == count
 
 
+@pytest.mark.parametrize(
+    ("options", "count"),
+    [
+        ({"padding": 1}, 3),
+        ({"padding": (1, 0, 2), "kernel_size": (3, 1, 5), "bias": False}, 3),
+        ({"padding": "same"}, 2),  # in other forms than the frames alone
+        ({"stride": 2}, 2),
+        ({"out_channels": 12}, 2),
+        ({"groups": 2}, 0),
+    ],
+)
+def test_a_depthwise_convolution_of_volumes_is_tried_in_other_forms(report, options, count):
+    same = {"in_channels": 6, "out_channels": 6, "kernel_size": 3, "groups": 6}
+    model = nn.Sequential(nn.Conv3d(2, 6, 1), nn.Conv3d(**same | options))
+    tried = stepped(report, "slow-convolution", model, torch.randn(2, 2, 5, 6, 7))
+    assert len(tried.variants) == count
+    assert not any(one.note for one in tried.variants)
+    assert ("no 3-D depthwise convolution" in tried.why_not) == (not count)
+
+
+@pytest.mark.parametrize(
+    ("labels", "options", "count"),
+    [
+        (3, {}, 2),
+        (3, {"ignore_index": 0}, 0),  # of which there is none: all have a label
+        (20, {}, 0),
+        (0, {}, 0),
+        (3, {"weight": torch.ones(16)}, 2),
+    ],
+)
+def test_a_loss_that_ignores_positions_is_tried_without_them(report, labels, options, count):
+    body, head = nn.Linear(8, 8), nn.Linear(8, 16)
+    target = torch.randint(1, 16, (20,))
+    if "ignore_index" not in options:
+        target[labels:] = -100
+
+    def loss(x):
+        scores = head(body(x)).float().view(-1, 16)
+        return nn.functional.cross_entropy(scores, target, **options)
+
+    tried = stepped(report, "loss-passes", loss, torch.randn(4, 5, 8))
+    names = [one.name for one in tried.variants] if tried else []
+    assert names == ["as it is", "only positions with a label"][:count], tried.why_not
+    assert not count or "15% of the positions" in tried.what
+
+
 # What runs code of the user's ---------------------------------------------------------------------
 
 

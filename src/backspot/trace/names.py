@@ -519,7 +519,7 @@ def is_sort(name: str) -> bool:
 
 
 is_fused_optimizer = _has("multi_tensor_apply", "fused", "Fused", "triton_", "_foreach")
-"""Whether a kernel updates many parameters at once: ATen's foreach and fused, or Triton's."""
+"""Whether a kernel or operator updates many parameters: ATen's foreach and fused, Triton's."""
 is_zero_fill = _has("FillFunctor", "Memset", "zero", "Zero", "multi_tensor_apply")
 """Whether device work sets memory to zero: ATen's kernels, and memsets."""
 is_layout_conversion = _has(

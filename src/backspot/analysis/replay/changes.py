@@ -387,6 +387,27 @@ def _optimizer(recording: Replayable, kind: str) -> Change | Refusal:
     return _of_factors(host, of_work)
 
 
+@named("groups")
+def _groups(recording: Replayable, asked: tuple[float, float]) -> Change:
+    """The optimizer has fewer groups, each with the tensors of several.
+
+    Asked are the part of the host's time that goes with groups, and the part of them that stays.
+    """
+    of_groups, kept = asked
+    events, work = recording.events, recording.ownership.work
+    marks = events.named(Category.ANNOTATION, names.OPTIMIZER_STEP)
+    host, of_work = _unchanged(recording)
+    begin = recording.ownership.passes.after(events.start[marks], events.end[marks])
+    for interval in _between(recording, begin, events.end[marks]):
+        host[interval] = 1 - (1 - kept) * of_groups
+    mine = enclosing(events, marks, work.thread, work.launch, start=begin) >= 0
+    mine &= events.names_where(names.is_fused_optimizer)[work.name]
+    if mine.any():  # to start a kernel takes as long as the shortest do, whatever they compute
+        length = (work.end - work.start)[mine].clip(1)
+        of_work[mine] = 1 - (1 - kept) * (float(quantile(length, 0.1)) / length).clip(max=1.0)
+    return _of_factors(host, of_work)
+
+
 # Types of numbers --------------------------------------------------------------------------------
 
 

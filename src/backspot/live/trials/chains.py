@@ -60,9 +60,9 @@ POINTWISE = (
     *_named("sub", "__sub__", "__rsub__", "__rtruediv__", "pow", "__pow__", "__neg__", "square"),
     *_named("sqrt", "rsqrt", "mean", "var", "tanh", "erf", "exp", "log1p", "sigmoid", "softplus"),
 )
-_LAID_OUT = _named("view", "reshape", "transpose", "permute", "flatten", "contiguous", "unflatten")
+LAID_OUT = _named("view", "reshape", "transpose", "permute", "flatten", "contiguous", "unflatten")
 _RECORDED = {
-    *(PRODUCTS | FILLED | CHOSEN | SOFTMAX | DROPOUT | _LAID_OUT),
+    *(PRODUCTS | FILLED | CHOSEN | SOFTMAX | DROPOUT | LAID_OUT),
     *(*POINTWISE, functional.leaky_relu),
 }
 _DEEPEST = 40
@@ -200,7 +200,8 @@ def seen(*functions: Function) -> Callable[[Watcher], Watcher]:
     def register(watcher: Watcher) -> Watcher:
         for function in functions or (None,):
             # By name: an import that was interrupted is made again.
-            _watchers.setdefault(function, {})[watcher.__qualname__] = watcher
+            name = f"{watcher.__module__}.{watcher.__qualname__}"
+            _watchers.setdefault(function, {})[name] = watcher
         return watcher
 
     return register
@@ -217,6 +218,7 @@ class Chains(TorchFunctionMode):  # type: ignore[misc] # untyped
         calls: the calls of the modules.
         missed: why chains were seen that are not among them, by kind.
         uses: how often each table of embeddings is used in another way.
+        last: what the last linear layer made, its call, the type of its numbers, and its inputs.
     """
 
     def __init__(self, modules: Collection[torch.nn.Module] = ()) -> None:
@@ -225,6 +227,7 @@ class Chains(TorchFunctionMode):  # type: ignore[misc] # untyped
         self.calls: dict[int, ModuleCall] = {}
         self.missed: dict[str, str] = {}
         self.uses: Any = WeakIdKeyDictionary()
+        self.last: tuple[Node, Node, torch.dtype, list[Any]] | None = None
         self._watched, self._handles, self._thread = modules, list[Any](), 0
         self._found: dict[object, Chain] = {}
         self._nodes: Any = WeakTensorKeyDictionary()
@@ -254,6 +257,7 @@ class Chains(TorchFunctionMode):  # type: ignore[misc] # untyped
         self._thread = 0
         self._nodes.clear()
         self._ends.clear()
+        self.last = None
         for node in self._holding:  # what was kept has copies
             node.held = None
         for handle in self._handles:
@@ -322,7 +326,7 @@ class Chains(TorchFunctionMode):  # type: ignore[misc] # untyped
         if not (is_view or func in _RECORDED) or made.depth > _DEEPEST:
             return
         self._nodes[out] = made
-        chain = self._ends.get(parts[0]) if func in _LAID_OUT else None
+        chain = self._ends.get(parts[0]) if func in LAID_OUT else None
         if chain is not None:
             chain.after = made
             self._ends[made] = chain

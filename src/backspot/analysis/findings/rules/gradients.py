@@ -27,7 +27,7 @@ from backspot.analysis.timeline import (
     take,
 )
 from backspot.formatting import counted
-from backspot.results.findings import Finding, Saving
+from backspot.results.findings import Finding
 from backspot.trace import Category, names
 from backspot.trace.events import Ints, Mask
 from backspot.trace.labels import Kind
@@ -174,8 +174,6 @@ def optimizer_kernels(evidence: Evidence) -> Finding | None:
 
 _GROUPS_LEAST = 0.02
 """Share of the step from which the host's time for groups is worth a change."""
-_GROUPS_ERROR = 0.03
-"""Share of the step by which the time of groups may be off."""
 
 
 def _optimizer_of_groups(evidence: Evidence) -> Finding | None:
@@ -196,14 +194,14 @@ def _optimizer_of_groups(evidence: Evidence) -> Finding | None:
     ]
     groups, needed = np.array([one.split(" for ") for one in said], np.int64).T
     begin = evidence.ownership.passes.after(events.start[marks], events.end[marks])
-    held = _held_by_host(evidence, marks, begin) * (1 - needed / groups)
-    by_step = costs.times_by_step(begin, held.astype(np.int64))
+    of_groups = _of_groups(evidence, marks, begin)
+    taken = of_groups.sum() / max(1, int((events.end[marks] - begin).sum()))
+    held = costs.idle_within(begin, events.end[marks]) if evidence.report.has_gpu else of_groups
+    by_step = costs.times_by_step(begin, (held * (1 - needed / groups)).astype(np.int64))
     if not costs.holds_in_most_steps(by_step, _GROUPS_LEAST):
         return None
     cost = costs.place("(optimizer)", by_step, int(groups.sum()))
     most = int(groups.argmax())
-    real = round(cost.wall_ns * min(1.0, evidence.real_step_ns / max(1, evidence.step_ns)))
-    error = round(_GROUPS_ERROR * evidence.real_step_ns)
     return finding(
         cost,
         title="The optimizer has more groups of parameters than settings",
@@ -218,25 +216,28 @@ def _optimizer_of_groups(evidence: Evidence) -> Finding | None:
             "foreach=True and fused=True work on the parameters of one group at a time."
         ),
         link=_OPTIMIZER_LINK,
-        saves=Saving(real, max(0, real - error), real + error),
+        change={"groups": (float(taken), float(needed.sum() / groups.sum()))},
     )
 
 
-def _held_by_host(evidence: Evidence, marks: Ints, begin: Ints) -> Ints:
-    """Return how long the host holds up the step in each of these, from ``begin`` on.
+def _of_groups(evidence: Evidence, marks: Ints, begin: Ints) -> Ints:
+    """Return how long the host works for groups in each of these steps, from ``begin`` on.
 
-    On a device: while it has no work. Else: while no operator runs.
+    Operators that update a group run once for each. Others run once for each parameter anyway, and
+    only what takes longer between two groups counts.
     """
     events, end = evidence.events, evidence.events.end[marks]
-    if evidence.report.has_gpu:
-        return evidence.costs.idle_within(begin, end)
-    operators = events.named(Category.OPERATOR, names.ATEN)
-    running = first_started(
-        events.start[operators], events.end[operators], np.zeros_like(operators)
-    )
+    index = events.named(Category.OPERATOR, names.ATEN)
+    inside = enclosing(events, marks, events.thread[index], events.start[index]) >= 0
+    batched = events.names_where(names.is_fused_optimizer)[events.name[index[inside]]].any()
+    if batched and evidence.report.has_gpu:
+        return end - begin
+    running = first_started(events.start[index], events.end[index], np.zeros_like(index))
     number, busy, length = pieces(running, first_started(begin, end, np.arange(len(marks))))
-    number, length = number[busy >= 0], length[busy >= 0]
-    return end - begin - np.bincount(number, length, minlength=len(marks)).astype(np.int64)
+    number, between = number[busy < 0], length[busy < 0]
+    usual = 0.0 if batched or not len(between) else float(median(between))
+    longer = (between - usual).clip(0)
+    return np.bincount(number, longer, minlength=len(marks)).astype(np.int64)
 
 
 def _optimizer_unfused(evidence: Evidence) -> Finding | None:
