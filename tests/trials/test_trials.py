@@ -24,7 +24,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import backspot
-from backspot.live.trials import attempts
+from backspot.live.trials import attempts, lookups
 from backspot.live.trials.attempts import chains_of, with_trials
 from backspot.live.trials.trial import Live, Piece, Trial
 from backspot.render.text import render_text
@@ -489,6 +489,28 @@ def test_a_table_that_is_used_twice_stays_dense(report):
 
     live = chains_of(step, Live({"": table}, [optimizer]), report, "operators")
     assert "used elsewhere" in why_not(report, live, "dense-embedding-gradient")
+
+
+@pytest.mark.parametrize("padding", [None, 49, -1])
+def test_of_a_table_that_is_too_large_for_copies_some_rows_are_tried(report, monkeypatch, padding):
+    table = nn.Embedding(50, 8, padding_idx=padding)
+    optimizer = torch.optim.Adam(table.parameters())
+
+    def step():
+        optimizer.zero_grad()
+        table(torch.tensor([1, 49])).sum().backward()
+        optimizer.step()
+
+    live = chains_of(step, Live({"": table}, [optimizer]), report, "operators")
+    sizes = []
+    twin = lookups.twin
+    monkeypatch.setattr(lookups, "twin", lambda one: sizes.append(len(one)) or twin(one))
+    for free, rows in ((1 << 30, 50), (8 * 50 * 8 * 4 // 4, 13)):
+        monkeypatch.setattr(lookups, "free_bytes", lambda _, free=free: free)
+        found = with_trials(asked(report, "dense-embedding-gradient"), live, "operators").findings
+        assert len(found[0].tried.variants) == 2, found[0].tried.why_not
+        assert {*sizes} == {rows}
+        sizes.clear()
 
 
 def attended(report, scores_of):

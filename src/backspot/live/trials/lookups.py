@@ -11,7 +11,16 @@ from torch.nn import functional
 
 from backspot.live.trials.chains import Chain, Chains, Node, seen
 from backspot.live.trials.trial import AS_IT_IS, CHAINS_S, MOST_CHAINS, Asked, Piece, Trial, remedy
-from backspot.live.trials.twins import Refused, check_fits, check_plain, copied, numbers_like, twin
+from backspot.live.trials.twins import (
+    Refused,
+    check_fits,
+    check_plain,
+    copied,
+    free_bytes,
+    numbers_like,
+    size_of,
+    twin,
+)
 
 _MOST_ONE_HOT = 1 << 26
 """Numbers in a one-hot matrix: a larger one is no remedy."""
@@ -78,6 +87,7 @@ _SPARSE: dict[type, type] = {
     torch.optim.SGD: torch.optim.SGD,
     torch.optim.Adagrad: torch.optim.Adagrad,
 }
+_COPIES = 8  # as large as the table: two forms, each with a gradient and what Adam keeps
 _KEPT = ("lr", "betas", "eps", "lr_decay", "initial_accumulator_value")
 """Options that both forms have; a sparse step has no momentum and no decay of weights."""
 
@@ -114,13 +124,14 @@ def sparse_embedding(asked: Asked) -> Trial | None:
     sparse = _SPARSE.get(type(optimizer))
     if sparse is None:
         raise Refused(f"{type(optimizer).__name__} has no form for sparse gradients")
-    check_fits([table], 8)
+    # Of a table that is too large, some of the rows: what is dense takes as many times longer.
+    every = -(-_COPIES * size_of(table) // free_bytes(table.device))
     dense_options = {key: group[key] for key in group if key not in ("params", "initial_lr")}
     sparse_options = {key: group[key] for key in _KEPT if key in group}
     name = f"sparse=True and {sparse.__name__}"
     variants = {
-        AS_IT_IS: [_step(type(optimizer), dense_options, chain, sparse=False)],
-        name: [_step(sparse, sparse_options, chain, sparse=True)],
+        AS_IT_IS: [_step(type(optimizer), dense_options, chain, every, sparse=False)],
+        name: [_step(sparse, sparse_options, chain, every, sparse=True)],
     }
     lost = [key for key in ("momentum", "weight_decay") if group.get(key)]
     rows = int(index.unique().numel())
@@ -142,10 +153,12 @@ def _optimizer_of(
     raise Refused("no optimizer that took a step holds the table")
 
 
-def _step(cls: Any, options: dict[str, Any], chain: Chain, *, sparse: bool) -> Piece:
-    table = torch.nn.Parameter(twin(chain.given["table"].detach()))
+def _step(cls: Any, options: dict[str, Any], chain: Chain, every: int, *, sparse: bool) -> Piece:
+    rows = -(-len(chain.given["table"]) // every)
+    table = torch.nn.Parameter(twin(chain.given["table"].detach()[:rows]))
     optimizer = cls([{"params": [table], **copied(options)}])
     (index,), padding = chain.again(chain.given["index"])(), chain.given["padding"]
+    index, padding = index % rows, None if padding is None else padding % rows
     seeds: list[torch.Tensor] = []
 
     def run() -> None:
@@ -156,7 +169,7 @@ def _step(cls: Any, options: dict[str, Any], chain: Chain, *, sparse: bool) -> P
         optimizer.step()
         optimizer.zero_grad()
 
-    return Piece(run)
+    return Piece(run, 1 if sparse else every)
 
 
 @seen(torch.Tensor.to, torch.Tensor.cuda)
