@@ -39,7 +39,7 @@ PLAN = {
         "timm_sweep": "--jobs 8",
         "trial_truth": "",
         "gpu_truth": "--jobs 4",
-        "published_causes": "--jobs 3",
+        "published_causes": "--jobs 2",
         "what_if": "--keep {folder}/what_if",
         "waits_truth": "--jobs 3",
         "planted_python": "--jobs 4",

@@ -161,7 +161,7 @@ QUESTIONS = {
     "published_causes": Question(
         "Does it name what people published? 42 slow steps that others fixed, rebuilt, before and "
         "after, 34 by somebody who had not read the rules",
-        "causes.published.main", "GPU or CPU", "8; 10", "published_{device}.json", "--jobs 3",
+        "causes.published.main", "GPU or CPU", "8; 10", "published_{device}.json", "--jobs 2",
         seconds=900, jobs=1,
     ),
     # Cost

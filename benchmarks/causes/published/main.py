@@ -1,6 +1,6 @@
 """Does it name what people published? Slow training steps rebuilt, before and after their fix.
 
-python -m benchmarks published_causes --device cuda --jobs 3
+python -m benchmarks published_causes --device cuda --jobs 2
 python -m benchmarks published_causes --device cpu --cases gae_loop,confusion_matrix
 python docs/make_published.py       # the page, from the figures of a GPU
 
