@@ -52,7 +52,7 @@ def output_of(command: str, folder: Path) -> str:
         **os.environ,
         "TERM": "xterm-256color",
         "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": str(ROOT / "src"),
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), *sys.path]),
     }
     for name in ("NO_COLOR", "COLUMNS", "LINES"):
         environment.pop(name, None)

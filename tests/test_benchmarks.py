@@ -180,7 +180,8 @@ def test_newer_results_are_taken_in_and_older_ones_keep_their_hardware(tmp_path)
     assert found["questions"]["waits_truth"] == {**old, "hardware": {"device": "A"}}
 
 
-def test_on_several_gpus_what_is_timed_and_what_is_counted_are_asked_apart(tmp_path):
+def test_on_several_gpus_what_is_timed_and_what_is_counted_are_asked_apart(tmp_path, monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     over = {"commit": harness.commit(), "end": "done"}
     known = {"commit": "", "hardware": {}, "questions": {"trial_truth": over, "startup": over}}
     harness.write_json(evidence.path_of("cpu", tmp_path), known)

@@ -285,9 +285,9 @@ def test_one_call_owns_all_of_the_gpus_time(tmp_path):
     data = torch.utils.data.DataLoader(torch.randn(64, 64), batch_size=16)
     trace = tmp_path / "trace.json.gz"
     models = {"": model, "loss": loss}
-    # The lines of waits come with stacks, which are not in the trace.
-    options = {"steps": 3, "warmup": 2, "unprofiled": 0, "stacks": False, "trace": trace}
-    report = backspot.profile(step, models, data=data, **options)
+    # The lines of waits come with stacks, which are not in the trace, and trials neither.
+    options = {"steps": 3, "warmup": 2, "unprofiled": 0, "stacks": False, "trials": "none"}
+    report = backspot.profile(step, models, data=data, trace=trace, **options)
     assert (report.step_unit, report.steps, len(report.passes)) == ("profiler step", 3, 3)
     assert report.has_gpu
     assert report.coverage.gpu == 1

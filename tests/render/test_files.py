@@ -322,11 +322,12 @@ with writing(sys.argv[1], force=True) as file:
 def being_written(path: Path) -> Iterator[subprocess.Popen]:
     """Another process in the middle of writing a file, for as long as the context lasts."""
     home = str(Path(backspot.__file__).parents[1])
+    path_of_modules = os.pathsep.join([home, *sys.path])
     with subprocess.Popen(
         [sys.executable, "-c", WRITER, str(path)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": home},
+        env={**os.environ, "PYTHONPATH": path_of_modules},
     ) as writer:
         assert writer.stdout.readline() == b"writing\n"
         yield writer
