@@ -138,5 +138,5 @@ def test_kernels_of_a_replayed_cuda_graph_have_their_modules():
     replayed = backspot.locate(profiler)
     assert_adds_up(replayed)
     assert replayed.modules[0].path.startswith("plant")
-    assert replayed["plant"].row.total_gpu_ns > 0.6 * replayed.gpu_ns
+    assert replayed["plant"].row.total_gpu_ns > 0.8 * replayed.gpu_ns
     assert replayed["head"].row.total_gpu_ns > 0

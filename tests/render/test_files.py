@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 
-import backspot
 from backspot import Report, compare, locate
 from backspot.commands import main
 from backspot.errors import (
@@ -321,13 +320,11 @@ with writing(sys.argv[1], force=True) as file:
 @contextmanager
 def being_written(path: Path) -> Iterator[subprocess.Popen]:
     """Another process in the middle of writing a file, for as long as the context lasts."""
-    home = str(Path(backspot.__file__).parents[1])
-    path_of_modules = os.pathsep.join([home, *sys.path])
     with subprocess.Popen(
         [sys.executable, "-c", WRITER, str(path)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": path_of_modules},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     ) as writer:
         assert writer.stdout.readline() == b"writing\n"
         yield writer
