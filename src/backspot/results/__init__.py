@@ -13,6 +13,7 @@ typical step: the mean over the recorded steps but those that something held up.
   ``Answer``, what costs most in it.
 - ``trials.py``: ``Tried``, what a trial of a remedy measured.
 - ``quantities.py``: the numbers that all of these can hold.
+- ``rare.py``: ``RareWork``, what recurs in some steps only.
 - ``host.py``: where the host waits for a device, what it launches, which lines it runs.
 - ``unprofiled.py``: a report in the time of real steps, which is what people read.
 - ``memory.py``: what is in memory: the peak of each device, and what each module keeps.
@@ -63,6 +64,7 @@ from backspot.results.job import (
 )
 from backspot.results.limits import LimitOfModule, Peaks
 from backspot.results.memory import MemoryOfDevice, MemoryOfModule, MemoryShare, MemoryTimeline
+from backspot.results.rare import RareWork
 from backspot.results.report import Report
 from backspot.results.trials import Tried, Variant
 

@@ -48,6 +48,7 @@ from backspot.results.job import JobReport
 from backspot.results.limits import LimitOfModule, Peaks, limit_of
 from backspot.results.memory import MemoryOfDevice
 from backspot.results.quantities import Count, Measure, Ratio
+from backspot.results.rare import RareWork
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -125,6 +126,7 @@ class Report(Presented, _Predicted):
         mfu: Model FLOPs utilisation (0 to 1), without forward work that runs again; ``None`` where
             it is not known.
         hiccups: Steps that something held up and that do not count, longest first.
+        rare: What recurs in some of the recorded steps only, the largest part of a mean step first.
         noise: Share (0 to 1) of the backward that may belong to other rows. Above 0.1, the ranking
             cannot be trusted.
         recorded: Where and how, as far as known: ``device``, ``time`` (UTC), ``torch``,
@@ -182,6 +184,7 @@ class Report(Presented, _Predicted):
     peaks: Peaks | None = None
     mfu: Measure | None = None
     hiccups: tuple[Hiccup, ...] = ()
+    rare: tuple[RareWork, ...] = ()
     noise: Ratio = 0.0
     recorded: dict[str, str] = field(default_factory=dict, compare=False)
     waits: tuple[Wait, ...] = ()
