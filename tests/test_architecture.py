@@ -67,7 +67,7 @@ BUDGET = {
     "live": 10_660,  # convolutions of volumes and losses that ignore positions are tried
     "integrations": 850,
     "commands": 2_230,
-    "": 54_000,  # what recurs in some steps only; convolutions of volumes and losses that ignore positions are tried
+    "": 54_000,  # what recurs in some steps only has a place of its own
 }
 WRITTEN = {".py", ".html", ".js", ".css"}
 MOST_SMALL_FILES = 33
