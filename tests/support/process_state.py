@@ -148,6 +148,7 @@ def _of_torch(torch: Any) -> dict[str, Any]:
         (torch.optim.Optimizer, ("step", "zero_grad", "profile_hook_step")),
         (torch.autograd.profiler, ("_run_on_profiler_start", "_run_on_profiler_stop")),
         (torch.autograd, ("backward", "grad")),
+        (torch.autograd.Variable, ("_execution_engine",)),
     ):
         found |= {f"{home.__name__}.{name}": id(vars(home).get(name)) for name in names}
     found["a profiler records"] = torch.autograd.profiler._is_profiler_enabled

@@ -4,6 +4,7 @@
   trace. The names of devices, and what the ranks of a job share.
 - ``autograd.py``: tensors and autograd nodes; what makes tensors other than they seem, and with
   that, whether to label.
+- ``engine.py``: before and after each backward.
 - ``modules.py``: how modules are called, their hooks, children and parameters.
 - ``dynamo.py``: the modules that Dynamo compiles. ``inductor.py``: the graphs that it hands on, and
   the code that Inductor generates from these.

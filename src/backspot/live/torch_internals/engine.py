@@ -1,0 +1,100 @@
+"""Autograd's engine: a function is called before and after each of its outermost runs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import torch
+
+from backspot.live.torch_internals.autograd import in_backward
+from backspot.live.torch_internals.dynamo import keep_from_dynamo
+from backspot.live.torch_internals.lookup import Location, find, nothing
+
+# What all backwards of Python pass, whoever begins them: ``Tensor.backward``, also of a subclass,
+# ``torch.autograd.backward`` and ``grad``, ``torch.func.grad``, and those who call it themselves,
+# as Megatron does. Without it no backward is seen.
+_ENGINE = Location(torch.autograd.Variable, "_execution_engine")
+
+# What Dynamo knows while it compiles a graph: it runs the graph's backward once to see what it
+# does. Without it this counts as a backward.
+_compiling: Callable[[], Any] = find("_guards", "TracingContext", "try_get") or nothing
+
+Heard: TypeAlias = Callable[[bool], None]
+"""Called with whether gradients go into ``.grad``, as ``backward`` has it and ``grad`` has not."""
+
+_users: tuple[tuple[Heard, Heard], ...] = ()
+_changing = threading.Lock()
+
+
+def watch_backward(begin: Heard, end: Heard) -> Callable[[], None]:
+    """Have functions called before and after each outermost run of autograd's engine.
+
+    They are called on the thread that runs the backward. A run within another one, as checkpointing
+    makes it, is a part of that one.
+
+    Args:
+        begin: called before the run; keep it and what it calls from Dynamo.
+        end: called after the run if that has raised nothing; likewise.
+
+    Returns:
+        A function that takes this back.
+    """
+    global _users
+    keep_from_dynamo(begin, end)
+    user = begin, end
+    with _changing:
+        _users = (*_users, user)
+        _install()
+
+    def remove() -> None:
+        global _users
+        with _changing:
+            _users = tuple(other for other in _users if other is not user)
+            if not _users:
+                _uninstall()
+
+    return remove
+
+
+def _engine_around(original: Any) -> Any:
+    """Return an engine that does what another one does, and calls the users."""
+    run: Callable[..., Any] = original.run_backward
+
+    # A subclass, as Dynamo asks for the class; the engine proper is one for the whole process.
+    class Engine(type(original)):  # type: ignore[misc]
+        def run_backward(self, *args: Any, **kwargs: Any) -> Any:
+            if in_backward() or _compiling() is not None:
+                return run(*args, **kwargs)
+            users = _users
+            # The seventh, as far as it is given by its place.
+            into_grad = bool(kwargs.get("accumulate_grad", args[6:7] == (True,)))
+            for begin, _ in users:
+                begin(into_grad)
+            result = run(*args, **kwargs)
+            for _, end in users:
+                end(into_grad)
+            return result
+
+    keep_from_dynamo(Engine.run_backward)
+    return Engine()
+
+
+_original: Any = None
+_watched: Any = None
+
+
+def _install() -> None:
+    global _original, _watched
+    if _watched is None and (engine := _ENGINE.get()) is not None:
+        _original, _watched = engine, _engine_around(engine)
+        _ENGINE.set(_watched)
+
+
+def _uninstall() -> None:
+    """Put the engine back. If other code has wrapped it since, it stays, for no user."""
+    global _original, _watched
+    if _ENGINE.get() is _watched is not None:
+        _ENGINE.set(_original)
+        _original = _watched = None
