@@ -32,6 +32,7 @@ A module call that a profiler records goes through:
    a prehook that writes the backward label.
 4. ``source_lines.py``: the line of source that made each node.
 
+``loaders.py`` notes each batch that the program asks for, and whether it was ready.
 ``host_marks.py`` marks what holds up the host: the garbage collector, and lines that wait.
 
 Of code that ``torch.compile`` generates, ``compiled.py`` records for which modules each launch

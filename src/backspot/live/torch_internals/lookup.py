@@ -49,16 +49,18 @@ class Location:
         setattr(self._holder, self._name, value)
 
 
-class Watch:
+class Wrapping:
     """A function of PyTorch that is wrapped for a while; also as a context manager.
 
     Args:
-        around: called in its place, with the call to make.
+        wrap: returns what stands in the function's place, given the function.
     """
 
-    def __init__(self, place: Location, around: Callable[[partial[Any]], Any]) -> None:
+    def __init__(
+        self, place: Location, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]
+    ) -> None:
         self._place = place
-        self._around = around
+        self._wrap = wrap
         self._original: Any = None
         self._wrapper: Any = None
         self._installed = False
@@ -69,11 +71,7 @@ class Watch:
         if current is None or self._installed:
             return
         if current is not self._wrapper:
-
-            @wraps(current)
-            def wrapper(*args: Any, **kwargs: Any) -> Any:
-                return self._around(partial(current, *args, **kwargs))
-
+            wrapper = wraps(current)(self._wrap(current))
             self._original, self._wrapper = current, wrapper
             self._place.set(wrapper)
         self._installed = True
@@ -90,3 +88,17 @@ class Watch:
 
     def __exit__(self, *exception: object) -> None:
         self.end()
+
+
+class Watch(Wrapping):
+    """A function of PyTorch around which another is called for a while.
+
+    Args:
+        around: called in its place, with the call to make.
+    """
+
+    def __init__(self, place: Location, around: Callable[[partial[Any]], Any]) -> None:
+        def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
+            return lambda *args, **kwargs: around(partial(function, *args, **kwargs))
+
+        super().__init__(place, wrap)

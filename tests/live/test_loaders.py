@@ -1,0 +1,278 @@
+"""Each batch that is asked for is noted, with how long it was waited for."""
+
+from __future__ import annotations
+
+import inspect
+import multiprocessing
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.utils.data import (  # noqa: E402
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    dataloader as module_of_loaders,
+)
+
+from backspot.live import loaders  # noqa: E402
+from backspot.live.loaders import Fetch  # noqa: E402
+
+pytestmark = pytest.mark.posix  # the gates below are inherited by a fork
+
+WITHOUT_HOOKS = True
+MAY_REORDER = "in_order" in inspect.signature(DataLoader).parameters
+ORDERS = [{}, *([{"in_order": False}] if MAY_REORDER else [])]
+
+
+class Gated(Dataset[Any]):
+    """A batch of one sample each, which can be had when its gate is open."""
+
+    def __init__(self, count: int, closed: tuple[int, ...] = ()) -> None:
+        context = multiprocessing.get_context("fork")
+        self.gates = [context.Event() for _ in range(count)]
+        for number, gate in enumerate(self.gates):
+            if number not in closed:
+                gate.set()
+
+    def __len__(self) -> int:
+        return len(self.gates)
+
+    def __getitem__(self, number: int) -> Any:
+        assert self.gates[number].wait(60)
+        return torch.tensor(number)
+
+    def open_soon(self, number: int) -> None:
+        """Open a gate when this thread has had time to come to wait for it."""
+        threading.Timer(0.3, self.gates[number].set).start()
+
+
+class Streamed(IterableDataset[Any]):
+    """Of which each worker streams another number of samples."""
+
+    def __iter__(self) -> Iterator[Any]:
+        worker = torch.utils.data.get_worker_info()
+        return iter(torch.arange(3 if worker is None or worker.id else 1))
+
+
+@pytest.fixture
+def fetches() -> Iterator[list[Fetch]]:
+    noted: list[Fetch] = []
+    end = loaders.watch(noted.append)
+    yield noted
+    end()
+
+
+def with_workers(data: Any, workers: int = 1, **options: Any) -> DataLoader[Any]:
+    return DataLoader(
+        data, batch_size=1, num_workers=workers, multiprocessing_context="fork", **options
+    )
+
+
+def until_arrived(batches: Any) -> None:
+    assert batches._worker_result_queue._reader.poll(60)
+
+
+@pytest.mark.parametrize("options", [*ORDERS, {"persistent_workers": True}])
+def test_a_batch_that_has_arrived_is_ready_and_another_is_waited_for(
+    fetches: list[Fetch], options: dict[str, Any]
+) -> None:
+    data = Gated(4, closed=(1,))
+    batches = iter(with_workers(data, **options))
+    until_arrived(batches)
+    next(batches)
+    data.open_soon(1)
+    next(batches)
+    ready, late = fetches
+    assert (ready.ready, ready.waited_ns) == (True, 0)
+    assert late.ready is False
+    assert 0 < late.waited_ns <= late.end_ns - late.begin_ns
+    assert {(one.workers, one.queue, one.epoch) for one in fetches} == {(1, 2, 4)}
+
+
+@pytest.mark.parametrize("options", ORDERS)
+def test_batches_that_overtake_others_are_handed_out_alike(
+    fetches: list[Fetch], options: dict[str, Any]
+) -> None:
+    data = Gated(6, closed=(0,))
+    batches = iter(with_workers(data, workers=2, **options))
+    until_arrived(batches)
+    data.open_soon(0)
+    got = [int(batch) for batch in batches]
+    assert got == list(range(6)) if not options else sorted(got) == list(range(6))
+    assert len(fetches) == 6
+    # In order, the first is waited for although another is there.
+    assert fetches[0].ready is bool(options)
+
+
+def test_a_loader_is_the_same_in_each_epoch_and_others_are_others(fetches: list[Fetch]) -> None:
+    first, second = with_workers(Gated(2), persistent_workers=True), DataLoader(Gated(2))
+    for loader in (first, second, first):
+        list(loader)
+    one, *others = (fetches[at : at + 2] for at in (0, 2, 4))
+    assert {fetch.loader for fetch in one} == {fetch.loader for fetch in others[1]}
+    assert {fetch.loader for fetch in one}.isdisjoint({fetch.loader for fetch in others[0]})
+    assert len({fetch.loader for fetch in fetches}) == 2
+
+
+def test_the_epoch_of_a_stream_is_known_when_one_has_ended(fetches: list[Fetch]) -> None:
+    loader = with_workers(Streamed(), workers=2)
+    assert sorted(int(batch) for batch in loader) == [0, 0, 1, 2]
+    assert [fetch.epoch for fetch in fetches] == [None] * 4
+    list(loader)
+    assert [fetch.epoch for fetch in fetches[4:]] == [4] * 4
+
+
+def test_without_workers_nobody_knows_whether_a_batch_was_ready(fetches: list[Fetch]) -> None:
+    list(DataLoader(Gated(3)))
+    assert [(fetch.ready, fetch.workers, fetch.queue) for fetch in fetches] == [(None, 0, 0)] * 3
+    assert all(fetch.waited_ns == fetch.end_ns - fetch.begin_ns > 0 for fetch in fetches)
+
+
+def test_a_sampler_of_the_program_is_not_asked_for_its_length(fetches: list[Fetch]) -> None:
+    class Sampler:
+        def __iter__(self) -> Iterator[list[int]]:
+            yield from ([0], [1])
+
+        def __len__(self) -> int:
+            raise AssertionError("asked")
+
+    loader = DataLoader(Gated(2), batch_sampler=Sampler())
+    for _ in loader:
+        pass
+    assert [fetch.epoch for fetch in fetches] == [None, None]
+    next(iter(loader))
+    assert fetches[-1].epoch == 2
+
+
+def test_other_iterators_are_noted_by_their_time_alone(fetches: list[Fetch]) -> None:
+    assert loaders.fetch(iter([1, 2])) == 1
+    (noted,) = fetches
+    assert (noted.ready, noted.workers, noted.epoch) == (None, 0, None)
+
+
+def test_what_an_iterator_asks_a_loader_for_is_noted_once(fetches: list[Fetch]) -> None:
+    batches = (batch for batch in with_workers(Gated(3)))
+    for _ in range(3):
+        loaders.fetch(batches)
+    assert [fetch.workers for fetch in fetches] == [1, 1, 1]
+
+
+def test_each_thread_has_its_own_fetches() -> None:
+    noted: list[tuple[int, int]] = []
+    end = loaders.watch(lambda fetch: noted.append((threading.get_ident(), fetch.loader)))
+    threads = [threading.Thread(target=list, args=(with_workers(Gated(3)),)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    end()
+    assert len(noted) == 6
+    assert len(set(noted)) == len({loader for _, loader in noted}) == 2
+
+
+def test_several_watch_at_once_and_nothing_is_left() -> None:
+    classes = (
+        module_of_loaders._BaseDataLoaderIter,
+        module_of_loaders._MultiProcessingDataLoaderIter,
+    )
+    before = [dict(vars(each)) for each in classes]
+    first: list[Fetch] = []
+    second: list[Fetch] = []
+    ends = [loaders.watch(first.append), loaders.watch(second.append)]
+    batches = iter(with_workers(Gated(4)))
+    own = dict(vars(batches._data_queue))
+    next(batches)
+    ends[0]()
+    ends[0]()
+    next(batches)
+    ends[1]()
+    next(batches)
+    assert (len(first), len(second)) == (1, 2)
+    assert [dict(vars(each)) for each in classes] == before
+    assert vars(batches._data_queue).keys() == own.keys()
+    assert batches._data_queue._poll == own["_poll"]
+
+
+def test_a_loader_inside_of_a_worker_is_not_the_programs(tmp_path: Path) -> None:
+    class Nested(Dataset[Any]):
+        def __len__(self) -> int:
+            return 2
+
+        def __getitem__(self, number: int) -> Any:
+            return next(iter(DataLoader(Gated(1))))
+
+    log = tmp_path / "processes"
+
+    def note(_: Fetch) -> None:
+        with log.open("a") as file:
+            file.write(f"{os.getpid()}\n")
+
+    end = loaders.watch(note)
+    list(with_workers(Nested()))
+    end()
+    assert log.read_text().split() == [str(os.getpid())] * 2
+
+
+FAILS = """
+import os, re, sys, time, torch
+from torch.utils.data import DataLoader, Dataset
+class Fails(Dataset):
+    def __len__(self): return 8
+    def __getitem__(self, number):
+        if number == 3 and sys.argv[1] == "dies":
+            time.sleep(1)  # until the program waits
+            os._exit(3)
+        if number == 3 and sys.argv[1] == "raises": raise KeyError(number)
+        if number == 3 and sys.argv[1] == "sleeps": time.sleep(60)
+        return number
+if __name__ == "__main__":
+    if sys.argv[2] == "watched":
+        from backspot.live import loaders
+        loaders.watch(lambda fetch: None)
+    timeout = 1 if sys.argv[1] == "sleeps" else 0
+    got = []
+    try:
+        for batch in DataLoader(Fails(), num_workers=1, timeout=timeout, collate_fn=list):
+            got += batch
+    except Exception as error:
+        print(got, type(error), error.args, repr(error.__cause__))
+"""
+
+
+@pytest.mark.parametrize("way", ["dies", "raises", "sleeps"])
+def test_a_loader_that_fails_fails_as_without_a_watch(way: str, tmp_path: Path) -> None:
+    script = tmp_path / "fails.py"
+    script.write_text(FAILS)
+
+    def said(how: str) -> str:
+        command = [sys.executable, script, way, how]
+        run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+        return re.sub(r"pid(\(s\))? \d+", "pid", run.stdout)
+
+    plain = said("plain")
+    assert "Error" in plain
+    assert said("watched") == plain
+
+
+def test_a_wait_that_is_interrupted_can_go_on(fetches: list[Fetch]) -> None:
+    data = Gated(2, closed=(0,))
+    batches = iter(with_workers(data))
+    interrupt = threading.Timer(0.3, signal.raise_signal, (signal.SIGINT,))
+    interrupt.start()
+    with pytest.raises(KeyboardInterrupt):
+        next(batches)
+    interrupt.join()
+    data.gates[0].set()
+    assert [int(batch) for batch in batches] == [0, 1]
+    assert len(fetches) == 2
