@@ -54,20 +54,20 @@ WITH_TORCH = ("live", "integrations", "commands.demo")
 # rule made findings grow, and pipelines the job: its transfers are matched and replayed. What is
 # said of a fix follows it: a step without a function that holds it up, or a copy of the forward.
 BUDGET = {
-    "trace": 3_930,
-    "results": 3_780,  # what recurs in some steps only
+    "trace": 3_950,
+    "results": 3_800,  # what recurs in some steps only
     "analysis/attribution": 4_050,
-    "analysis/accounting": 4_100,
+    "analysis/accounting": 4_380,  # what models run for without gradients
     "analysis/host": 800,
-    "analysis/findings": 4_910,  # modules that are called in a loop
+    "analysis/findings": 4_920,  # modules that are called in a loop
     "analysis/replay": 2_800,
     "comparison": 1_180,
     "job": 4_020,
-    "render": 8_060,
+    "render": 8_200,  # rare work in words
     "live": 11_170,  # whether batches were ready is noted
     "integrations": 850,
     "commands": 2_230,
-    "": 54_870,  # whether batches were ready is noted
+    "": 55_100,  # whether batches were ready is noted
 }
 WRITTEN = {".py", ".html", ".js", ".css"}
 MOST_SMALL_FILES = 33

@@ -336,8 +336,8 @@ def test_a_loader_is_named_only_where_it_left_marks(tmp_path, marked):
         ([60] * 9, 60),
         ([60, 0, 60, 0, 60, 0, 60, 0, 60], 60 * 5 / 9),
         ([0, 60, 0, 60, 0, 60, 0, 60, 0], 60 * 4 / 9),
-        ([0, 0, 0, 60, 0, 0, 0, 60, 0], None),
-        ([0, 900, 0, 0], None),
+        ([0, 0, 0, 60, 0, 0, 0, 60, 0], 60 * 2 / 9),
+        ([0, 900, 0, 0], 900 / 4),
     ],
 )
 def test_workers_that_deliver_in_turn_cost_every_step(tmp_path, waits, cost):

@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 
 import backspot
 from backspot import Report
-from backspot.analysis.typical import TypicalStep, every_step, typical_step
+from backspot.analysis.typical import RareSteps, TypicalStep, every_step, typical_step
 from support.sums import assert_adds_up
 from support.synthetic import Trace
 
@@ -121,11 +121,85 @@ def test_a_step_with_more_work_for_all_modules_counts() -> None:
     assert left_out(length, one=one, other=other, third=third) == []
 
 
-def test_a_step_with_work_of_its_own_counts() -> None:
-    length, work = [100] * 9 + [250], [0] * 9 + [1]
+@pytest.mark.parametrize("length_ns", [250, 5_000, 10**12])
+def test_a_step_with_work_of_its_own_counts_however_long_it_is(length_ns: int) -> None:
+    length, work = [100] * 9 + [length_ns], [0] * 9 + [1]
     assert left_out(length) == [9]
     assert left_out(length, work=work) == []
-    assert left_out([*length[:9], 5_000], work=work) == [9]
+
+
+def test_a_step_that_is_known_to_be_rare_counts_though_it_runs_the_same_operators() -> None:
+    length = [100_000] * 9 + [800_000]
+    rare = (RareSteps((9,), 0.05),)
+    found = typical_step(np.array(length), rare=rare)
+    assert found.hiccups == ()
+    assert found.value(np.array(length)) == pytest.approx(135_000, rel=0.001)
+
+
+def test_a_wait_for_a_batch_is_a_wait_of_the_training_in_one_of_many_steps() -> None:
+    data = [0] * 11 + [80]
+    length, places = np.array([100 + wait for wait in data]), np.array([data])
+    assert len(typical_step(length, None, places, ["(data)"]).hiccups) == 1
+    assert typical_step(length, None, places, ["(data)"], never=["(data)"]).hiccups == ()
+
+
+def test_a_wait_for_a_batch_hides_no_hiccup_of_the_same_step() -> None:
+    data, module = [0] * 11 + [80], [10] * 11 + [200]
+    length = np.array([90 + sum(parts) for parts in zip(data, module, strict=True)])
+    places = np.array([data, module])
+    found = typical_step(length, None, places, ["(data)", "module"], never=["(data)"])
+    assert [(hiccup.step, hiccup.where) for hiccup in found.hiccups] == [(11, "module")]
+
+
+def test_a_step_without_its_like_has_no_hiccup_and_others_have() -> None:
+    work = [0] * 6 + [1] + [0]
+    assert left_out([100] * 6 + [900] + [400], work=work) == [7]
+
+
+# How often the training has a kind of step -------------------------------------------------------
+
+SHARES = st.floats(0.001, 0.999)
+
+
+@given(st.integers(2, 70), st.data())
+def test_steps_that_are_known_to_be_rare_count_together_for_their_share(
+    steps: int, data: st.DataObject
+) -> None:
+    rare = data.draw(st.sets(st.integers(0, steps - 1), min_size=1, max_size=steps - 1))
+    share = data.draw(SHARES)
+    length = np.array(data.draw(st.lists(st.integers(1, 10**9), min_size=steps, max_size=steps)))
+    found = typical_step(length, rare=(RareSteps(tuple(rare), share),))
+    weight = found.weight
+    assert weight[[*rare]].sum() / weight.sum() == pytest.approx(share, abs=0.002)
+    parts = length // 3, length - length // 3
+    whole = found.value(length)
+    assert whole - 1 <= sum(map(found.value, parts)) <= whole
+
+
+@given(st.integers(1, 40), st.lists(st.tuples(st.sets(st.integers(0, 60)), SHARES), max_size=3))
+def test_whatever_is_said_to_be_rare_each_recording_has_a_mean(
+    steps: int, kinds: list[tuple[set[int], float]]
+) -> None:
+    length = np.arange(1, steps + 1) * 1000
+    rare = tuple(RareSteps(tuple(index), share) for index, share in kinds)
+    found = typical_step(length, rare=rare)
+    assert found.chosen.any()
+    assert length.min() <= found.value(length) <= length.max()
+    assert typical_step(length, rare=rare[:0]).weight.tolist() == [1] * steps
+
+
+@given(st.integers(0, 9), st.sets(st.integers(0, 9)), SHARES)
+def test_a_part_of_a_recording_keeps_what_is_known_of_its_steps(
+    first: int, steps: set[int], share: float
+) -> None:
+    left = RareSteps(tuple(sorted(steps)), share).behind(first)
+    assert {step + first for step in left.steps} == {step for step in steps if step >= first}
+    assert left.share == share
+
+
+def test_counts_of_a_rare_step_are_weighted_and_round_up() -> None:
+    found = typical_step(np.full(10, 100), rare=(RareSteps((9,), 0.05),))
+    assert found.count(np.array([[0] * 9 + [1500], [2] * 9 + [18]])).tolist() == [75, 3]
 
 
 def test_a_kind_of_step_keeps_its_share_if_one_of_its_steps_is_held_up() -> None:

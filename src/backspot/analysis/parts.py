@@ -35,6 +35,7 @@ from backspot.analysis.host.launches import find_launches
 from backspot.analysis.host.lines import find_host_lines
 from backspot.analysis.host.real_time import real_time
 from backspot.analysis.picture import with_picture
+from backspot.analysis.rare import with_rare_work
 from backspot.analysis.recorded import find_recorded
 from backspot.analysis.recording import Options, Part, Recording
 from backspot.analysis.replay.predict import with_savings
@@ -212,6 +213,7 @@ def folded(report: Report, _: Recording, options: Options) -> Report:
 PARTS: tuple[Part, ...] = (
     with_host,
     with_real_times,
+    with_rare_work,
     with_picture,
     with_findings,
     with_savings,

@@ -32,7 +32,7 @@ from backspot.analysis.host.waits import (
     lines_of_waits,
     places_of_waits,
 )
-from backspot.analysis.typical import TypicalStep
+from backspot.analysis.typical import RareSteps, TypicalStep
 from backspot.errors import NoBackwardError
 from backspot.results.host import Wait
 from backspot.results.report import Report
@@ -51,6 +51,7 @@ class Options(msgspec.Struct, frozen=True):
         live: whether this process recorded the trace.
         warmed_up: whether steps are known to have run before the recording.
         real_steps: how long steps take without the profiler, in nanoseconds.
+        rare: steps of the recording of which it is known how often the training has such steps.
         place: gives a file, line and function of a stack the file's name that lines have elsewhere,
             and the line at which the function begins; ``None``: they have them.
     """
@@ -61,6 +62,7 @@ class Options(msgspec.Struct, frozen=True):
     live: bool = False
     warmed_up: bool = False
     real_steps: tuple[int, ...] = ()
+    rare: tuple[RareSteps, ...] = ()
     place: Callable[[str, int, str], tuple[str, int]] | None = None
 
 
@@ -74,6 +76,7 @@ class Recording(msgspec.Struct, frozen=True, eq=False, dict=True):
             ``None`` for none.
         cut: what this is of another recording, ``None`` if it is no part of one.
         around: the recording of more steps, from which the activity of the host is known.
+        rare: the steps of which it is known how often the training has such steps.
     """
 
     events: Events
@@ -81,9 +84,12 @@ class Recording(msgspec.Struct, frozen=True, eq=False, dict=True):
     detail: Events | None = None
     cut: Cut | None = None
     around: Recording | None = None
+    rare: tuple[RareSteps, ...] = ()
 
     @classmethod
-    def of(cls, events: Events, detail: Events | None = None) -> Recording:
+    def of(
+        cls, events: Events, detail: Events | None = None, rare: tuple[RareSteps, ...] = ()
+    ) -> Recording:
         """Attribute a trace.
 
         Raises:
@@ -92,7 +98,7 @@ class Recording(msgspec.Struct, frozen=True, eq=False, dict=True):
         ownership = attribute(events)
         if not len(ownership.passes.start):
             raise NoBackwardError(why_no_backward(events))
-        return cls(events, ownership, detail)
+        return cls(events, ownership, detail, rare=rare)
 
     @classmethod
     def read(cls, path: Path) -> Recording:
@@ -123,7 +129,8 @@ class Recording(msgspec.Struct, frozen=True, eq=False, dict=True):
         )
 
     def _part(self, found: Cut) -> Recording:
-        return Recording(found.events, found.ownership, self.detail, found)
+        rare = tuple(kind.behind(found.first) for kind in self.rare)
+        return Recording(found.events, found.ownership, self.detail, found, rare=rare)
 
     @cached_property
     def tracks(self) -> Tracks:
@@ -209,7 +216,7 @@ class Recording(msgspec.Struct, frozen=True, eq=False, dict=True):
     @cached_property
     def costs(self) -> BackwardCosts:
         """What the backward costs."""
-        return account(self.events, self.ledger, self.phases)
+        return account(self.events, self.ledger, self.phases, self.rare)
 
     @property
     def typical(self) -> TypicalStep:

@@ -1,23 +1,28 @@
-"""A typical step: the mean over the steps that nothing held up.
+"""A typical step: the mean over the steps that the machine did not hold up.
 
 A mean over whole steps adds up: what the modules take in a typical step is what the backward takes,
 and the phases are the step. What happens in some of the steps only keeps its share: an optimizer's
-step after four passes, a layer that is dropped at random, the two passes of a GAN.
+step after four passes, a layer that is dropped at random, a rollout before sixteen updates. Where
+the training is known to have a kind of step more often, or less, than the recording, the steps of
+that kind count for their share of the training.
 
-A *hiccup* would change a mean by as much as it lasts, so steps with one are left out, and named. A
-step is expected to take as long as the median of the steps with the same work, times what it has in
-common with them: a sequence that is twice as long makes all modules slower alike, as a busy machine
-does, and neither is a hiccup. What a module or a phase takes beyond that is its *excess*, and so is
-what the whole step takes beyond that. A step has a hiccup
+A *hiccup* is what the machine did to a step. It would change the mean by as much as it lasts, and
+says nothing of the program, so steps with one are left out, and named. Only a step that ran the
+same work as others can have one: a step with work of its own is as long as that work is, however
+rare it is. A step is expected to take as long as the median of the steps with the same work, times
+what it has in common with them: a sequence that is twice as long makes all modules slower alike, as
+a busy machine does, and neither is a hiccup. What a module or a phase takes beyond that is its
+*excess*, and so is what the whole step takes beyond that. A step has a hiccup
 
 - if its excess is a fifth of the step and five standard deviations, or
 - if that of one module or phase is a tenth of the step and five standard deviations of its own,
   although the whole step hides it.
 
-What exceeds the expectation in a quarter of the steps, and in more than one, is what the training
-does: waiting for a batch in each fourth step, for example. Of the steps with the same work, a
-quarter is always kept, those with the smallest excess. They stand for the others, so that leaving a
-step out does not change how often its kind of work is done.
+A wait for a batch is a wait of the training, in each step or in one of many, and no excess. Nor is
+a rollout that is longer than others, or what exceeds the expectation in the same place in several
+steps: what recurs is what the training does. Of the steps with the same work, a quarter is always
+kept, those with the smallest excess. They stand for the others, so that leaving a step out does not
+change how often its kind of work is done.
 """
 
 from __future__ import annotations
@@ -35,20 +40,34 @@ _FEWEST = 3
 """Steps from which one of them can be told to be held up; also steps with the same work."""
 _LONGER, _PLACE_LONGER = 0.2, 0.1
 """Shares of a step from which its excess is a hiccup: of the whole step, and of one place."""
-_UNLIKE = 10
-"""So many times as much counts where there are no steps with the same work to compare with."""
 _DEVIATIONS = 5
 _NORMAL = 1.4826
 """Standard deviation of a normal distribution in median absolute deviations."""
 _OFTEN = 4
 """What exceeds the expectation in one of so many steps is no hiccup."""
-_PARTS = 1000
+_PARTS = 10_000
 """The weight of a step that stands for no other."""
 _LEAST = 0.003
 """Share of the step from which a place says what a step has in common with the others."""
 _MOSTLY = 0.5
 _NEARLY = 0.8
 """Share of the longest part's excess from which another one is as long."""
+
+
+class RareSteps(msgspec.Struct, frozen=True):
+    """Recorded steps of one kind, and how often the training has this kind.
+
+    Attributes:
+        steps: indices of the recorded steps of this kind, from 0.
+        share: share (0 to 1) of the training's steps that are of this kind.
+    """
+
+    steps: tuple[int, ...]
+    share: float
+
+    def behind(self, first: int) -> RareSteps:
+        """Return the same of a recording that begins with this step."""
+        return RareSteps(tuple(step - first for step in self.steps if step >= first), self.share)
 
 
 class TypicalStep(msgspec.Struct, frozen=True):
@@ -146,8 +165,11 @@ def typical_step(
     work: Ints | None = None,
     places: Ints | None = None,
     names: Sequence[str] = (),
+    *,
+    never: Sequence[str] = (),
+    rare: Sequence[RareSteps] = (),
 ) -> TypicalStep:
-    """Choose the steps that a typical step is the mean of.
+    """Choose the steps that a typical step is the mean of, and how much each counts.
 
     Args:
         length: the clock time of each step, in nanoseconds, of one step at least.
@@ -155,49 +177,96 @@ def typical_step(
             that is not known: all steps count as alike.
         places: the clock time of each part of the step, with one row a part and one column a step.
             Parts may lie inside each other.
+        names: what each part is called.
+        never: the names of parts that hold up no step, however long they take.
+        rare: the steps of which it is known how often the training has such steps.
     """
     steps = len(length)
-    if steps < _FEWEST:
-        return every_step(steps)
     work = np.zeros(steps, np.int64) if work is None else work
     places = np.zeros((0, steps), np.int64) if places is None else places
-    # What is always this short holds up no step, and most modules of a large model are.
-    long = np.flatnonzero(places.max(axis=1, initial=0) >= _LEAST * length.min())
-    places, names = places[long], [names[one] for one in long.tolist()]
-    _, kind, counts = np.unique(work, return_inverse=True, return_counts=True)
-    known = counts[kind] >= _FEWEST
-    kinds = [kind == number for number in np.flatnonzero(counts >= _FEWEST).tolist()]
-    times = np.concatenate([length[None], places]).astype(float)
-    usual = np.repeat(median(times, 1)[:, None], steps, axis=1)
-    for mine in kinds:
-        usual[:, mine] = median(times[:, mine], 1)[:, None]
-    usual *= _common(times[1:], usual)
+    counts = _shares(steps, rare)
+    kinds = _kinds(work, rare)
+    excess, severity = np.zeros((1 + len(places), steps)), np.zeros(steps)
+    if any(len(kind) >= _FEWEST for kind in kinds):
+        # What is always this short holds up no step, and most modules of a large model are.
+        long = np.flatnonzero(places.max(axis=1, initial=0) >= _LEAST * length.min())
+        places, names = places[long], [names[one] for one in long.tolist()]
+        times = np.concatenate([length[None], places]).astype(float)
+        excused = np.array([False, *(name in never for name in names)], bool)
+        excess, severity = _excess(times, kinds, excused)
+    held_up = severity > 1
+    for kind in (*kinds, np.arange(steps)):  # at last, all steps keep a quarter, too
+        calmest = kind[np.argsort(severity[kind], kind="stable")]
+        held_up[calmest[: max(2, -(-len(kind) // _OFTEN))]] = False
+    for kind in kinds:
+        counts[kind] *= len(kind) / np.count_nonzero(~held_up[kind])
+    counts[held_up] = 0
+    weight = np.where(counts > 0, np.maximum(1, np.round(_PARTS * counts)), 0).astype(np.int64)
+    found = [_hiccup(step, excess[:, step], names) for step in np.flatnonzero(held_up).tolist()]
+    ranked = sorted(found, key=lambda hiccup: (-hiccup.longer_ns, hiccup.step))
+    return TypicalStep(weight // np.gcd.reduce(weight), tuple(ranked), work)
+
+
+def _shares(steps: int, rare: Sequence[RareSteps]) -> np.ndarray:
+    """Return how much each step counts before any is left out; 1 where nothing more is known."""
+    counts, known = np.ones(steps), np.zeros(steps, bool)
+    for kind in rare:
+        index = [step for step in kind.steps if 0 <= step < steps and not known[step]]
+        if index and 0 < kind.share < 1:
+            counts[index] = steps * kind.share / len(index)
+            known[index] = True
+    left = steps - counts[known].sum()
+    if known.any() and not known.all() and left > 0:
+        counts[~known] = left / np.count_nonzero(~known)
+    return counts
+
+
+def _kinds(work: Ints, rare: Sequence[RareSteps]) -> list[Ints]:
+    """Return the steps of each kind: with the same work, and known to be rare or not."""
+    group = np.zeros(len(work), np.int64)
+    for number, kind in enumerate(rare, 1):
+        group[[step for step in kind.steps if 0 <= step < len(work)]] = number
+    pairs, which = np.unique(np.stack([work, group]), axis=1, return_inverse=True)
+    return [np.flatnonzero(which.ravel() == kind) for kind in range(pairs.shape[1])]
+
+
+def _excess(
+    times: np.ndarray, kinds: Sequence[Ints], excused: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return by how much the step and its parts exceed what is expected, and how severe that is.
+
+    Args:
+        times: the clock time of the step, and of each part in a row of its own.
+        kinds: the steps of each kind.
+        excused: whether each row holds up no step.
+
+    Returns:
+        Nanoseconds, shaped as ``times``; and for each step its largest excess in units of what a
+        hiccup has at least.
+    """
+    steps = times.shape[1]
+    known = np.zeros(steps, bool)
+    usual = times.copy()  # a step with work of its own takes what it takes
+    for kind in kinds:
+        if len(kind) >= _FEWEST:
+            usual[:, kind] = median(times[:, kind], 1)[:, None]
+            known[kind] = True
+    usual *= np.where(known, _common(times[1:], usual), 1)
     excess = times - usual
-    expected = np.maximum(usual[0], 1)
-    share = excess / expected
-    deviation = _NORMAL * median(np.abs(share), 1)[:, None]
+    share = excess / np.maximum(usual[0], 1)
+    deviation = _NORMAL * median(np.abs(share[:, known]), 1)[:, None]
     least = np.full((len(times), 1), _PLACE_LONGER)
     least[0] = _LONGER
-    least = np.maximum(least * np.where(known, 1, _UNLIKE), _DEVIATIONS * deviation)
+    least = np.maximum(least, _DEVIATIONS * deviation)
     beyond = share > least
-    often = beyond.sum(axis=1) >= max(2, steps / _OFTEN)
-    often[0] = False  # what is slow in the whole step may be slow in another place each time
-    share[0] -= (share * beyond)[often].sum(axis=0)
-    share[often] = 0
-    severity = (share / least).max(axis=0)
-    held_up = severity > 1
-    weight = np.full(steps, _PARTS)
-    for mine in (*kinds, np.ones(steps, bool)):  # at last, all steps keep a quarter, too
-        some = np.flatnonzero(mine)
-        calmest = some[np.argsort(severity[mine], kind="stable")]
-        held_up[calmest[: max(2, -(-len(some) // _OFTEN))]] = False
-    for mine in kinds:
-        weight[mine] = round(_PARTS * np.count_nonzero(mine) / np.count_nonzero(mine & ~held_up))
-    weight[held_up] = 0
-    excess[often] = 0
-    found = [_hiccup(step, excess[:, step], names) for step in np.flatnonzero(held_up).tolist()]
-    ranked = sorted(found, key=lambda one: (-one.longer_ns, one.step))
-    return TypicalStep(weight // np.gcd.reduce(weight), tuple(ranked), work)
+    recurs = beyond.sum(axis=1) >= max(2, np.count_nonzero(known) / _OFTEN)
+    recurs[0] = False  # what is slow in the whole step may be slow in another place each time
+    share[0] -= (share * beyond)[recurs & ~excused].sum(axis=0)
+    share[0] -= np.maximum(share[excused], 0).sum(axis=0)
+    share[recurs | excused] = 0
+    excess[recurs | excused] = 0
+    severity: np.ndarray = (share / least).max(axis=0)
+    return excess, severity
 
 
 def _common(places: np.ndarray, usual: np.ndarray) -> np.ndarray:

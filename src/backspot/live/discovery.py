@@ -3,7 +3,7 @@
 The garbage collector knows every live object. The models are the outermost modules with a parameter
 that an optimizer updates. Loss modules have no such parameter: they are the other outermost modules
 that are called with a tensor that requires a gradient, for which their calls are watched for some
-steps.
+steps. So are copies of the models, which run without gradients: a reference, a teacher.
 
 ``gc.freeze`` hides objects from the collector's list. If it was called and no model is found, the
 search goes from the variables of the running functions to what they refer to.
@@ -128,10 +128,21 @@ def profilers() -> list[torch.profiler.profile]:
 
 
 class CallWatch:
-    """Observes which of some modules this thread calls with a tensor that requires a gradient."""
+    """Observes which of some modules this thread calls that belong to the training.
 
-    def __init__(self, modules: Iterable[torch.nn.Module]) -> None:
+    These are called with a tensor that requires a gradient, or are copies of a trained model: a
+    reference, a teacher, a target network.
+
+    Args:
+        modules: those to observe.
+        trained: the models that are trained.
+    """
+
+    def __init__(
+        self, modules: Iterable[torch.nn.Module], trained: Iterable[torch.nn.Module]
+    ) -> None:
         self._called: dict[int, torch.nn.Module] = {}
+        self._shapes = {_shape(model) for model in trained}
         self._thread = threading.get_ident()
         self._handles = [
             module.register_forward_pre_hook(self._before, with_kwargs=True)
@@ -150,10 +161,16 @@ class CallWatch:
     def _before(
         self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        if threading.get_ident() == self._thread and any(
-            _needs_gradient(value) for value in (*args, *kwargs.values())
-        ):
+        if threading.get_ident() != self._thread or id(module) in self._called:
+            return
+        needs_gradient = any(_needs_gradient(value) for value in (*args, *kwargs.values()))
+        if needs_gradient or _shape(module) in self._shapes:
             self._called[id(module)] = module
+
+
+def _shape(model: torch.nn.Module) -> tuple[tuple[str, type], ...]:
+    """Return what a copy of a model has in common with it: the names and classes of its modules."""
+    return tuple((path, type(module)) for path, module in unwrap(model).named_modules())
 
 
 def _needs_gradient(value: object) -> bool:

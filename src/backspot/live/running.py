@@ -105,7 +105,7 @@ class _Stepped:
 
 
 class _FoundModels(Models):
-    """The models of a script: what its optimizers update, and the loss modules.
+    """The models of a script: what its optimizers update, their copies, and the loss modules.
 
     Args:
         say: called with a sentence if no model is found because of ``gc.freeze``.
@@ -133,7 +133,8 @@ class _FoundModels(Models):
         roots, trained = self._search()
         elsewhere = discovery.updated_by(self._optimizers.living(anywhere=True), roots)
         updated = {id(root) for root in (*trained, *elsewhere)}
-        self._watch = discovery.CallWatch(root for root in roots if id(root) not in updated)
+        others = [root for root in roots if id(root) not in updated]
+        self._watch = discovery.CallWatch(others, trained)
 
     def named(self) -> Mapping[str, torch.nn.Module]:
         """Return the models by the names of the variables that hold them."""

@@ -7,6 +7,7 @@ from statistics import median
 
 from backspot.formatting import counted, duration, labelled, percent
 from backspot.render._phases import taking
+from backspot.render._rare import told
 from backspot.render._words import Part, said
 from backspot.render.view import (
     DEFAULT_VIEW,
@@ -71,7 +72,12 @@ def _first(report: Report, found: Answer) -> list[Part]:
             ("text", "."),
         ]
     if found.kind == "phase":
-        parts = said(f"{taking(report, found.path)} {{}} of the {step}: {{}}", share, time)
+        rare = next((work for work in report.rare if f"({work.name})" == found.path), None)
+        if rare is not None and rare.share >= _MOSTLY * found.share:
+            rarely = told(rare, report.steps)
+            parts = said(f"{rarely[0].upper()}{rarely[1:]} ({{}} of it)", percent(rare.share))
+        else:
+            parts = said(f"{taking(report, found.path)} {{}} of the {step}: {{}}", share, time)
         parts += [("text", ", most of it"), *at] if at else []
         parts.append(("text", ", more than the backward of any module"))
     elif found.kind == "cause":

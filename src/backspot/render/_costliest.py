@@ -59,7 +59,11 @@ def _candidates(report: Report) -> Iterator[tuple[float, Answer]]:
             cause = about.get(f"({phase.name})")
             cause = cause if cause and cause.wall_ns >= _MOSTLY * phase.wall_ns else None
             of_phase.add(cause.rule if cause else "")
-            yield share * (1 if cause else _VAGUE), _phase(report, phase, share, cause)
+            counts = share * (1 if cause else _VAGUE)
+            if rare := next((work for work in report.rare if work.name == phase.name), None):
+                # Of what takes most of the step, a module's part is a part of the same.
+                counts = 1.0 if rare.share >= _MOSTLY else share
+            yield counts, _phase(report, phase, share, cause)
     for one in report.findings:
         if one.rule in of_phase:
             continue

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from backspot.formatting import counted, duration, percent
 from backspot.render._phases import PHASES
+from backspot.render._rare import iteration, kinds_of_steps, rarely
 from backspot.render.view import SCREEN_ROWS, Selection, View
 from backspot.results.costs import time_of
 from backspot.results.findings import Saving, less
@@ -49,12 +50,14 @@ def setting(report: Report) -> list[str]:
     if len(report.passes) > steps:
         unit += f" ({counted(len(report.passes), 'pass', 'passes')})"
     whole = report.step_ns
+    kinds = f" ({kinds_of_steps(report)})" if report.rare else ""
     if report.unprofiled_step_ns is not None:
-        real = _spread(report.unprofiled_step_ns_by_step)
+        real = kinds or _spread(report.unprofiled_step_ns_by_step)
         facts.insert(0, f"a step takes {duration(report.unprofiled_step_ns)}{real}")
     elif report.per == "step" and whole > 1.001 * report.wall_ns:
-        unit += f" of {duration(whole)} while recorded{_replayed(report)}"
+        unit += f" of {duration(whole)} while recorded{_replayed(report)}{kinds}"
     facts.append(unit)
+    facts += [*filter(None, [iteration(report)]), *rarely(report)]
     if report.has_gpu:
         facts.append(f"GPU {duration(report.gpu_ns)}")
     facts += [f"CPU {duration(report.cpu_ns)}", _SOURCES[report.source]]

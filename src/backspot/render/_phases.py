@@ -25,6 +25,10 @@ PHASES: dict[PhaseName, str] = {
     "optimizer": "optimizer",
     "zero_grad": "zero_grad",
     "averaging": "average of the weights",
+    "rollout": "rollout",
+    "scoring": "scoring",
+    "reference": "reference model",
+    "teacher": "forward without gradients (teacher)",
     "evaluation": "forward without gradients",
     "saving": "saving a checkpoint",
     "trainer": "trainer and callbacks",
@@ -46,6 +50,10 @@ _TAKES: dict[PhaseName, str] = {
     "optimizer": "The optimizer takes",
     "zero_grad": "zero_grad takes",
     "averaging": "Averaging the weights takes",
+    "rollout": "The rollout takes",
+    "scoring": "Scoring takes",
+    "reference": "The reference model takes",
+    "teacher": "The teacher's forward without gradients takes",
     "evaluation": "The forward without gradients takes",
     "saving": "Saving checkpoints takes",
     "trainer": "The trainer, with its callbacks, takes",
@@ -53,6 +61,9 @@ _TAKES: dict[PhaseName, str] = {
     "idle": "Idle time takes",
 }
 
+
+_BARE_BATCH = "the size of its batches, as no activations are kept for a backward"
+_BARE_PRECISION = "the precision that it runs in, and whether it is compiled"
 
 _MEANINGS: dict[PhaseName, tuple[str, str]] = {
     "data": (
@@ -96,10 +107,24 @@ _MEANINGS: dict[PhaseName, tuple[str, str]] = {
         "an average of the weights is brought up to date",
         "whether one operator does it for all parameters (torch._foreach_lerp_), or fewer steps",
     ),
-    "evaluation": (
-        "the model runs without gradients inside the step",
-        "whether each step needs it",
+    "rollout": (
+        "the model generates, without gradients, what it is then trained on",
+        "how much one call generates: more sequences or environments at once, and a cache of keys "
+        "and values where a sequence grows",
     ),
+    "scoring": (
+        "what was generated is scored without gradients, for the training on it",
+        _BARE_BATCH,
+    ),
+    "reference": (
+        "a frozen model of this name runs without gradients on what is trained on",
+        _BARE_PRECISION,
+    ),
+    "teacher": (
+        "a model of this name runs without gradients on what is trained on",
+        _BARE_PRECISION,
+    ),
+    "evaluation": ("the model runs without gradients inside the step", _BARE_BATCH),
     "saving": ("a checkpoint is copied and written", "saving in fewer steps, or in a thread"),
     "trainer": (
         "Lightning's own work, callbacks and hooks",

@@ -560,12 +560,24 @@ PhaseName = Literal[
     "optimizer",
     "zero_grad",
     "averaging",
+    "rollout",
+    "scoring",
+    "reference",
+    "teacher",
     "evaluation",
     "saving",
     "trainer",
     "other",
     "idle",
 ]
+WITHOUT_GRADIENTS: tuple[PhaseName, ...] = (
+    "rollout",
+    "scoring",
+    "reference",
+    "teacher",
+    "evaluation",
+)
+"""The phases in which models run without gradients inside a step."""
 
 
 @public
@@ -579,9 +591,13 @@ class Phase:
             ``forward``, ``loss``, ``metrics`` (values that the host reads outside of modules, and
             what computes them), ``backward``, ``scaler`` (a gradient scaler unscales and updates),
             ``clipping`` (work on the gradients before the optimizer's step), ``optimizer``,
-            ``zero_grad``, ``averaging`` (an average of the weights), ``evaluation`` (the model runs
-            without gradients), ``saving`` (a checkpoint), ``trainer`` (Lightning's own work and its
-            callbacks), ``other`` (recorded, none of these) or ``idle`` (nothing recorded).
+            ``zero_grad``, ``averaging`` (an average of the weights), ``rollout`` (the model runs
+            without gradients to generate what it is trained on), ``scoring`` (this is scored for
+            the training), ``reference`` (a frozen model of this name scores it), ``teacher`` (a
+            model of this name runs without gradients), ``evaluation`` (any other forward of a
+            trained model without gradients), ``saving`` (a checkpoint), ``trainer`` (Lightning's
+            own work and its callbacks), ``other`` (recorded, none of these) or ``idle`` (nothing
+            recorded).
         wall_ns: Clock time.
         busy_ns: Part in which any device was busy.
         wall_ns_by_step: Clock time in each recorded step.

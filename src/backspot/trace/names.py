@@ -406,6 +406,18 @@ FOREACH = "aten::_foreach_"
 """Operators on all tensors of a list."""
 SYNC_BATCH_NORM = "SyncBatchNorm"
 """The class of the module that exchanges the statistics of its batches: ``torch.nn``."""
+is_draw = _begins(
+    r"aten::(multinomial|normal|bernoulli|exponential_|binomial|poisson|_standard_gamma"
+    r"|_sample_dirichlet)$"
+)
+"""Whether this operator draws values from a distribution with given parameters.
+
+``torch.distributions`` draws with these. Noise that depends on nothing is none: ``aten::randn``.
+"""
+is_best = _begins(r"aten::(argmax|topk)$")
+"""Whether this operator finds the largest values."""
+is_concatenation = _begins(r"aten::cat$")
+"""Whether this operator appends a tensor to another one."""
 is_view = _begins(
     r"aten::(_?(unsafe_)?(view|reshape)(_as)?|slice|select|narrow|transpose|t|permute|unsqueeze|squeeze|expand"
     r"(_as)?|unbind|split(_with_sizes)?|chunk|detach|alias|as_strided|movedim|flatten|unflatten)$"

@@ -10,7 +10,8 @@ are exact: each nanosecond of a window belongs to one owner, and each of a step 
    lists the kernels that are split.
 4. ``ledger`` cuts the clock into intervals of one step, one pass and one holder, once for all who
    sum up clock time: rows, phases, findings and the summaries of ranks.
-5. ``activity`` classifies the host's time into phases such as data loading and forward.
+5. ``activity`` classifies the host's time into phases such as data loading and forward;
+   ``forwards`` tells apart what models run for without gradients, such as a rollout.
 6. ``phases`` sums up the ledger by phase, and chooses the steps that a typical step is the mean of.
 7. ``unrecorded`` has how long phases and rows take in a step that is not recorded.
 8. ``rows`` sums it up by owner, node and source line; ``amounts`` has these sums, and the operators

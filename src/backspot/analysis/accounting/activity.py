@@ -7,8 +7,8 @@ pass is the forward if the pass runs nodes that it made, and no phase at all oth
 
 What has no mark is known by what it does, where it does it: changes in place of as many tensors as
 parameters have gradients, behind an optimizer's step, are an average of the weights; values that
-the host reads outside of all modules are metrics; calls of a model that make no node, while others
-of the same model do, are its evaluation.
+the host reads outside of all modules are metrics. What calls of a model are for that make no node,
+while others of the same model do, ``forwards`` tells apart.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import get_args
 import msgspec
 import numpy as np
 
+from backspot.analysis.accounting.forwards import Forwards, find_forwards
 from backspot.analysis.attribution.ownership import Ownership
 from backspot.analysis.timeline import (
     EMPTY,
@@ -33,7 +34,7 @@ from backspot.analysis.timeline import (
     is_in,
     layered,
 )
-from backspot.results.costs import PhaseName
+from backspot.results.costs import WITHOUT_GRADIENTS, PhaseName
 from backspot.trace import Category, Events, names
 from backspot.trace.events import Ints, Mask
 
@@ -42,7 +43,9 @@ NAMES: tuple[PhaseName, ...] = get_args(PhaseName)
 (DATA, HOST, COPY, FORWARD, LOSS, METRICS, BACKWARD, SCALER, CLIPPING, OPTIMIZER, ZERO_GRAD) = (
     range(11)
 )
-(AVERAGING, EVALUATION, SAVING, TRAINER, OTHER, IDLE) = range(11, len(NAMES))
+AVERAGING, (SAVING, TRAINER, OTHER, IDLE) = 11, range(17, len(NAMES))
+USES = tuple(map(NAMES.index, WITHOUT_GRADIENTS))
+"""What models run for without gradients, as ``forwards`` tells it apart."""
 
 _OF_VALUE = 20
 """Operators that compute one value, at most: who reads the result of more runs a model."""
@@ -159,7 +162,8 @@ class _Context:
         return steps[np.argsort(events.start[steps], kind="stable")]
 
     @cached_property
-    def _outer_calls(self) -> tuple[Ints, Ints, Ints]:
+    def _outer_calls(self) -> tuple[Ints, Ints]:
+        """The outermost calls of models, and those of losses outside of models; spans."""
         spans = self.o.spans
         outer = np.flatnonzero((spans.module >= 0) & (self.passes.of_span < 0) & (spans.parent < 0))
         named = [
@@ -168,44 +172,22 @@ class _Context:
         ]
         loss = np.array([*named, False], bool)[spans.module[outer]]
         # If all are named like losses, they are the model.
-        calls, losses = (outer[~loss], outer[loss]) if not loss.all() else (outer, outer[:0])
-        alone = self._without_nodes(calls)
-        return calls[~alone], losses, calls[alone]
+        return (outer[~loss], outer[loss]) if not loss.all() else (outer, outer[:0])
 
-    def _without_nodes(self, calls: Ints) -> Mask:
-        """Whether each call runs without gradients, while another of the same module has some."""
-        events, spans = self.events, self.o.spans
-        made, ran = np.zeros(len(calls), np.int64), np.zeros(len(calls), np.int64)
-        operators = events.of(Category.OPERATOR)
-        by_thread = dict(
-            grouped(events.thread, operators[~events.is_label[events.name[operators]]])
-        )
-        for thread, here in grouped(spans.thread[calls]):
-            mine = by_thread.get(thread, _NO_EVENTS)
-            for into, some in ((ran, mine), (made, mine[events.sequence[mine] >= 0])):
-                starts = np.sort(events.start[some])
-                first, last = (
-                    np.searchsorted(starts, at[calls[here]]) for at in (spans.start, spans.end)
-                )
-                into[here] = last - first
-        trains = is_in(spans.module[calls], spans.module[calls[made > 0]])
-        found: Mask = (ran > 0) & (made == 0) & trains
-        return found
+    @cached_property
+    def forwards(self) -> Forwards:
+        """What the outermost calls of models are for."""
+        return find_forwards(self.events, self.o, self._outer_calls[0], self.marks[DATA])
 
     @property
     def calls(self) -> Ints:
-        """The outermost calls of models; spans."""
-        return self._outer_calls[0]
+        """The outermost calls of models but those without gradients that tell a use; spans."""
+        return self.forwards.training
 
     @property
     def losses(self) -> Ints:
         """The calls of losses outside of models; spans."""
         return self._outer_calls[1]
-
-    @property
-    def evaluations(self) -> Ints:
-        """The outermost calls of models without gradients, where others have some; spans."""
-        return self._outer_calls[2]
 
     @property
     def labelled(self) -> bool:
@@ -215,9 +197,11 @@ class _Context:
     @cached_property
     def called(self) -> dict[int, Timeline]:
         """The calls of models and losses on each thread."""
-        spans = self.o.spans
-        called = np.concatenate(self._outer_calls)
-        phase = np.repeat([FORWARD, LOSS, EVALUATION], [*map(len, self._outer_calls)])
+        spans, forwards = self.o.spans, self.forwards
+        called = np.concatenate([self.calls, self.losses, forwards.bare])
+        uses = [NAMES.index(name) for name in forwards.phase]
+        phase = np.repeat([FORWARD, LOSS], [len(self.calls), len(self.losses)])
+        phase = np.concatenate([phase, np.array(uses, np.int64)])
         return {
             thread: first_started(spans.start[called[here]], spans.end[called[here]], phase[here])
             for thread, here in grouped(spans.thread[called])
@@ -374,8 +358,14 @@ class _Context:
             SCALER: _constant(*self._before_updates(self.scaling), SCALER),
             CLIPPING: _constant(*self._before_updates(self.clipping), CLIPPING),
             **self._on_parameters,
-            EVALUATION: _constant(*self._evaluating(), EVALUATION),
+            **{phase: self._used_for(phase) for phase in USES},
         }
+
+    def _used_for(self, phase: int) -> Timeline:
+        """When models run without gradients for this, with the work between the calls."""
+        uses = [use[1:] for use in self.forwards.uses if use[0] == NAMES[phase]]
+        start, end = np.array(uses, np.int64).reshape(-1, 2).T
+        return _constant(start, end, phase)
 
     @cached_property
     def scaling(self) -> Mask:
@@ -436,17 +426,6 @@ class _Context:
             start, end = events.start[mine], np.maximum.accumulate(events.end[mine])
             found[phase] = _constant(start[first[kept]], end[last[kept] - 1], phase)
         return found
-
-    def _evaluating(self) -> tuple[Ints, Ints]:
-        """From the first to the last call without gradients, where no other call lies between."""
-        spans, alone = self.o.spans, self.evaluations
-        alone = alone[np.argsort(spans.start[alone], kind="stable")]
-        others = np.sort(np.concatenate([spans.start[self.calls], self.passes.start]))
-        group = np.searchsorted(others, spans.start[alone])
-        first = np.flatnonzero(np.diff(group, prepend=-1))
-        last = np.append(first[1:], len(alone))[: len(first)] - 1
-        end = np.maximum.accumulate(spans.end[alone])[last]
-        return spans.start[alone][first], end
 
     def _working(self, after: Ints, before: Ints, named: Mask | None = None) -> tuple[Ints, Ints]:
         """Between two times each: from the first operator to the end of the last.
@@ -566,7 +545,7 @@ def _before(context: _Context) -> Timeline:
         return EMPTY
     steps = events.start[events.named(Category.ANNOTATION, names.PROFILER_STEP)]
     # What is known to go on after the step before.
-    ends = [context.between[one].edges for one in (AVERAGING, SAVING, EVALUATION)]
+    ends = [context.between[one].edges for one in (AVERAGING, SAVING, *USES)]
     ends += [events.end[context.marks[one]] for one in (DATA, SAVING)]
     marks = np.append(NOTHING, np.sort(np.concatenate([steps, *ends])))
     begin = np.maximum(sections.begin, 0)

@@ -6,6 +6,8 @@ host does. So a phase is what the step was waiting for, and not always where the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 import numpy as np
 
@@ -17,6 +19,7 @@ from backspot.analysis.accounting.activity import (
     IDLE,
     NAMES,
     OTHER,
+    USES,
     Activity,
     to_device,
 )
@@ -25,10 +28,13 @@ from backspot.analysis.accounting.ledger import Ledger
 from backspot.analysis.accounting.steps import host_steps
 from backspot.analysis.attribution.ownership import Ownership
 from backspot.analysis.timeline import is_in, merged, numbered, take
-from backspot.analysis.typical import TypicalStep, typical_step
+from backspot.analysis.typical import RareSteps, TypicalStep, typical_step
 from backspot.results.costs import Phase
 from backspot.trace import Category, Events, names as trace_names
 from backspot.trace.events import Ints
+
+_AS_LONG_AS_IT_TAKES = (DATA, *USES)
+"""Phases that hold up no step: a wait for a batch, and what runs a model as often as it needs."""
 
 
 class PhaseTimes(msgspec.Struct, frozen=True):
@@ -37,10 +43,12 @@ class PhaseTimes(msgspec.Struct, frozen=True):
     Attributes:
         wall: nanoseconds. In each step, the phases sum to it exactly.
         busy: the part in which any device was running something.
+        activity: what the host does at each moment.
     """
 
     wall: Ints
     busy: Ints
+    activity: Activity
 
     def typical(self, typical: TypicalStep) -> tuple[Phase, ...]:
         """Return the phases that take any time in a typical step, in the order of a step."""
@@ -80,7 +88,7 @@ def phase_times(events: Events, ledger: Ledger, activity: Activity) -> PhaseTime
         phase[within & (take(ownership.work.launch, work) < 0)] = BACKWARD
         key = phase + phases * spent.runs
         found += summed_by_step(key, spent.step, spent.length, 2 * phases, steps)
-    return PhaseTimes(found[:phases] + found[phases:], found[phases:])
+    return PhaseTimes(found[:phases] + found[phases:], found[phases:], activity)
 
 
 def phases_of_work(events: Events, ownership: Ownership, activity: Activity) -> Ints:
@@ -97,13 +105,18 @@ def phases_of_work(events: Events, ownership: Ownership, activity: Activity) -> 
 
 
 def choose_steps(
-    events: Events, ledger: Ledger, wall: Ints, phases: PhaseTimes | None
+    events: Events,
+    ledger: Ledger,
+    wall: Ints,
+    phases: PhaseTimes | None,
+    rare: Sequence[RareSteps] = (),
 ) -> TypicalStep:
     """Choose the steps that count, by their whole time and by that of each owner and phase.
 
     Args:
         wall: the clock time of the backward, with one row an owner and one column a step.
         phases: the clock time of the phases, if the steps have any.
+        rare: the steps of which it is known how often the training has such steps.
     """
     ownership, windows = ledger.ownership, ledger.windows
     owners = np.flatnonzero(wall.any(axis=1))
@@ -115,7 +128,14 @@ def choose_steps(
     places.append(_collections(events, ledger)[None])
     names.append("(garbage collector)")
     length = windows.end - windows.start
-    return typical_step(length, _work(events, ownership), np.concatenate(places), names)
+    return typical_step(
+        length,
+        _work(events, ownership, phases),
+        np.concatenate(places),
+        names,
+        never=[f"({NAMES[phase]})" for phase in _AS_LONG_AS_IT_TAKES],
+        rare=rare,
+    )
 
 
 def _collections(events: Events, ledger: Ledger) -> Ints:
@@ -126,10 +146,12 @@ def _collections(events: Events, ledger: Ledger) -> Ints:
     return summed(step[inside], events.duration[marks][inside], len(ledger.windows.start))
 
 
-def _work(events: Events, ownership: Ownership) -> Ints:
+def _work(events: Events, ownership: Ownership, phases: PhaseTimes | None) -> Ints:
     """Number the steps by what they do: by how often they run each operator.
 
-    Operators of other threads than the training's, such as a loader's, do not count.
+    Operators of other threads than the training's, such as a loader's, do not count. Of what models
+    run without gradients it counts whether there is any, as a rollout is as long as it gets, and
+    the work of loading a batch does not count.
     """
     spans, steps = ownership.spans, ownership.steps.count
     host = host_steps(events, ownership)
@@ -139,9 +161,14 @@ def _work(events: Events, ownership: Ownership) -> Ints:
     threads = merged(spans.thread, events.thread[made])
     operators = operators[is_in(events.thread[operators], threads)]
     step = np.searchsorted(ends, events.start[operators], side="right")
-    kept = step < steps
-    known, name = numbered(events.name[operators[kept]].astype(np.int64))
-    ones = np.ones(len(name), np.int64)
-    counts = summed_by_step(name, step[kept], ones, len(known), steps)
-    work: Ints = np.unique(counts, axis=1, return_inverse=True)[1].reshape(steps)
-    return work
+    operators, step = operators[step < steps], step[step < steps]
+    uses = np.zeros((0, steps), np.int64)
+    if phases is not None:
+        phase = phases.activity.host.at(events.start[operators])
+        counted = ~is_in(phase, _AS_LONG_AS_IT_TAKES)
+        operators, step = operators[counted], step[counted]
+        uses = (phases.wall[list(USES)] > 0).astype(np.int64)
+    known, name = numbered(events.name[operators].astype(np.int64))
+    counts = summed_by_step(name, step, np.ones(len(name), np.int64), len(known), steps)
+    work = np.unique(np.concatenate([counts, uses]), axis=1, return_inverse=True)[1]
+    return np.asarray(work, np.int64).reshape(steps)

@@ -25,7 +25,7 @@ from backspot.analysis.accounting.clock import WallKind
 from backspot.analysis.accounting.ledger import Ledger, Spent
 from backspot.analysis.accounting.phases import PhaseTimes, choose_steps
 from backspot.analysis.timeline import NOTHING, take
-from backspot.analysis.typical import TypicalStep
+from backspot.analysis.typical import RareSteps, TypicalStep
 from backspot.results.costs import (
     Coverage,
     DeviceCost,
@@ -70,7 +70,12 @@ class BackwardCosts(msgspec.Struct, frozen=True):
     coverage: Coverage
 
 
-def account(events: Events, ledger: Ledger, phases: PhaseTimes | None = None) -> BackwardCosts:
+def account(
+    events: Events,
+    ledger: Ledger,
+    phases: PhaseTimes | None = None,
+    rare: Sequence[RareSteps] = (),
+) -> BackwardCosts:
     """Turn clock time, device work and the host's time into costs of owners.
 
     ``cpu`` is the host's time in an owner's spans, without other spans nested in these. ``gpu`` is
@@ -82,12 +87,13 @@ def account(events: Events, ledger: Ledger, phases: PhaseTimes | None = None) ->
     Args:
         ledger: the clock time of the trace.
         phases: the clock time of the phases, if the steps have any.
+        rare: the steps of which it is known how often the training has such steps.
     """
     ownership = ledger.ownership
     wall = joined([_wall(ledger, *of_device) for of_device in ledger.by_device.items()])
     executed, recorded = _executed(ledger), (wall, _gpu(ledger), _cpu(ledger))
     by_step = [_by_owner(ledger, one) for one in recorded]
-    typical = choose_steps(events, ledger, by_step[0], phases)
+    typical = choose_steps(events, ledger, by_step[0], phases, rare)
     usual = [one.in_typical_step(typical) for one in recorded]
     nodes = _nodes(ledger, executed, usual, typical)
     lines = _lines(ledger, executed, usual, typical)

@@ -35,6 +35,7 @@ class Cut(msgspec.Struct, frozen=True):
         spans: whether each span of the whole trace is in the part.
         work: whether each piece of device work is.
         place: for each event of the whole trace its index in the part, ``NOTHING`` for none.
+        first: the step of the whole trace that is the first one of the part.
     """
 
     events: Events
@@ -42,6 +43,7 @@ class Cut(msgspec.Struct, frozen=True):
     spans: Mask
     work: Mask
     place: Ints
+    first: int
 
 
 def cut(events: Events, ownership: Ownership, begin: int, end: int) -> Cut:
@@ -91,7 +93,8 @@ def cut(events: Events, ownership: Ownership, begin: int, end: int) -> Cut:
     )
     time = events.allocations.time
     allocations = events.allocations.where((time >= begin) & (time < end))
-    return Cut(replace(events.where(kept), allocations=allocations), part, of_span, of_work, event)
+    left = replace(events.where(kept), allocations=allocations)
+    return Cut(left, part, of_span, of_work, event, first)
 
 
 def _kept(events: Events, ownership: Ownership, begin: int, end: int) -> Mask:

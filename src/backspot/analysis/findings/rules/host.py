@@ -25,6 +25,7 @@ from backspot.analysis.findings.registry import Found, fallback_rule, finding, r
 from backspot.analysis.host.waits import HostWaits
 from backspot.analysis.timeline import NOTHING, enclosing, is_in, merged, numbered, take
 from backspot.formatting import percent
+from backspot.results.costs import WITHOUT_GRADIENTS
 from backspot.results.findings import Finding, Place
 from backspot.results.host import Launches
 from backspot.results.unprofiled import STEP
@@ -45,7 +46,7 @@ _COMPILED = (
 )
 _FUSED = "Let one kernel update many parameters: fused=True or foreach=True of the optimizer."
 _COMPILE = "https://docs.pytorch.org/docs/stable/generated/torch.compile.html"
-_LAUNCHING_PHASES = {"forward", "loss", "clipping", "optimizer", "averaging", "evaluation"}
+_LAUNCHING_PHASES = {"forward", "loss", "clipping", "optimizer", "averaging", *WITHOUT_GRADIENTS}
 
 
 @fallback_rule("launch-bound", devices=("cuda",))

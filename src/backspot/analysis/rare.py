@@ -1,0 +1,85 @@
+"""Rare work of the recorded steps: phases that only some of them have, or have much more of."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from backspot.analysis.recording import Options, Recording
+from backspot.analysis.typical import TypicalStep
+from backspot.results.costs import WITHOUT_GRADIENTS, Phase
+from backspot.results.rare import RareWork
+from backspot.results.report import Report, changed
+from backspot.trace.events import Ints, Mask
+
+_OTHERS = 3
+"""One in so many steps without a phase shows what the others have; at most every second step has
+rare work."""
+_LITTLE = 0.1
+"""Share of the time of a phase in the steps that have it, up to which others do not have it."""
+_TWICE = 2
+"""A wait for a batch is rare if it takes so many times as long as in the other steps."""
+_LEAST = 0.01
+"""Share of a mean step from which rare work counts."""
+_OF_ITS_OWN = frozenset(("data", "saving", *WITHOUT_GRADIENTS))
+"""Phases that are known by more than the operators that run in them."""
+
+
+def with_rare_work(report: Report, recording: Recording, _: Options) -> Report:
+    """Add what recurs in some of the recorded steps only."""
+    typical, steps = recording.typical, report.steps
+    if steps < 2 or not report.phases:
+        return report
+    work = np.zeros(steps, np.int64) if typical.work is None else typical.work
+    found = [rare_work(phase, report, typical, work) for phase in report.phases]
+    rare = [work for work in found if work is not None]
+    return changed(report, rare=tuple(sorted(rare, key=lambda work: -work.per_step_ns)))
+
+
+def rare_work(phase: Phase, report: Report, typical: TypicalStep, work: Ints) -> RareWork | None:
+    """Return what a phase has of rare work, ``None`` for none.
+
+    Args:
+        work: a number for each step; steps with the same number do the same work.
+    """
+    times = np.array(phase.wall_ns_by_step, np.int64)
+    has = _has(phase, times, typical.chosen, report.step_ns)
+    if has is None or (phase.name not in _OF_ITS_OWN and _is_in_both(has, typical.chosen, work)):
+        return None
+    usual = int(times[typical.chosen & ~has].mean())
+    more = np.where(has, np.maximum(times - usual, 0), 0)
+    per_step = typical.value(more)
+    share = per_step / max(1, report.step_ns)
+    if share < _LEAST:
+        return None
+    part = int(typical.weight[has].sum()) / int(typical.weight.sum())
+    real = 1.0
+    if phase.unprofiled_ns is not None and phase.wall_ns:
+        real = phase.unprofiled_ns / phase.wall_ns
+        share = per_step * real / max(1, report.unprofiled_step_ns or report.step_ns)
+    return RareWork(
+        phase.name,
+        1 / part,
+        int(per_step * real / part),
+        int(per_step * real),
+        min(1.0, share),
+        tuple(np.flatnonzero(has).tolist()),
+    )
+
+
+def _has(phase: Phase, times: Ints, counted: Mask, step_ns: int) -> Mask | None:
+    """Return which steps have a phase that the others do not have; ``None`` for none of them."""
+    ordered = np.sort(times[counted])
+    usual = int(ordered[(len(ordered) - 1) // _OTHERS])
+    limit = max(_TWICE * usual, usual + int(_LEAST * step_ns))
+    has: Mask = counted & (times > limit)
+    count = int(np.count_nonzero(has))
+    if not count or count > (len(ordered) + 1) // 2:
+        return None
+    if phase.name != "data" and usual > _LITTLE * times[has].mean():
+        return None
+    return has
+
+
+def _is_in_both(has: Mask, counted: Mask, work: Ints) -> bool:
+    """Whether steps with the same work are among those that have a phase, and among the others."""
+    return bool(set(work[has].tolist()) & set(work[counted & ~has].tolist()))
