@@ -73,6 +73,11 @@ QUESTIONS = {
         "accuracy.phase_truth", "CPU, transformers", "3", "phase_truth.json",
         device=False, seconds=300, jobs=1,
     ),
+    "typical_steps": Question(
+        "Of which recorded steps should a mean be, beside busy processes?",
+        "accuracy.typical_steps", "CPU", "2",
+        device=False, cases=False,
+    ),
     "waits_truth": Question(
         "Are the waits for a GPU those that PyTorch itself warns of, by line and count?",
         "accuracy.waits_truth", "GPU; transformers, lightning", "3", "waits_truth.json",

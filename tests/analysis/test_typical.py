@@ -113,6 +113,16 @@ def test_what_holds_up_each_fourth_step_is_what_the_training_does() -> None:
     assert left_out([100 + one for one in data], data=data) == [11]
 
 
+def test_what_takes_as_long_in_several_steps_recurs_however_many_steps_are_recorded() -> None:
+    idle = [10] * 60
+    idle[7] = idle[27] = idle[47] = 90
+    length = [100 + gap for gap in idle]
+    assert left_out(length, idle=idle) == []
+    idle[27] = 600
+    length = [100 + gap for gap in idle]
+    assert left_out(length, idle=idle) == [27, 7, 47]
+
+
 def test_a_step_with_more_work_for_all_modules_counts() -> None:
     one, other, third = [20, 21, 20, 60, 20, 20, 22], [30, 30, 31, 90, 30, 29, 30], [10] * 7
     third[3] = 30

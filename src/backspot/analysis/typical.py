@@ -45,6 +45,8 @@ _NORMAL = 1.4826
 """Standard deviation of a normal distribution in median absolute deviations."""
 _OFTEN = 4
 """What exceeds the expectation in one of so many steps is no hiccup."""
+_SEVERAL, _ALIKE = 3, 2
+"""Nor is what does so in so many steps, and in none of them so many times as much as in another."""
 _PARTS = 10_000
 """The weight of a step that stands for no other."""
 _LEAST = 0.003
@@ -259,7 +261,7 @@ def _excess(
     least[0] = _LONGER
     least = np.maximum(least, _DEVIATIONS * deviation)
     beyond = share > least
-    recurs = beyond.sum(axis=1) >= max(2, np.count_nonzero(known) / _OFTEN)
+    recurs = _recurs(share, beyond, int(np.count_nonzero(known)))
     recurs[0] = False  # what is slow in the whole step may be slow in another place each time
     share[0] -= (share * beyond)[recurs & ~excused].sum(axis=0)
     share[0] -= np.maximum(share[excused], 0).sum(axis=0)
@@ -267,6 +269,16 @@ def _excess(
     excess[recurs | excused] = 0
     severity: np.ndarray = (share / least).max(axis=0)
     return excess, severity
+
+
+def _recurs(share: np.ndarray, beyond: np.ndarray, steps: int) -> np.ndarray:
+    """Return which places exceed the expectation often, or several times by as much."""
+    times = beyond.sum(axis=1)
+    least = np.where(beyond, share, np.inf).min(axis=1)
+    most = np.where(beyond, share, 0).max(axis=1)
+    alike = (times >= _SEVERAL) & (most <= _ALIKE * least)
+    found: np.ndarray = (times >= max(2, steps / _OFTEN)) | alike
+    return found
 
 
 def _common(places: np.ndarray, usual: np.ndarray) -> np.ndarray:
