@@ -1,0 +1,334 @@
+"""The log of all steps of a training: four boundaries of each, without a profiler.
+
+Stamps are taken where a loader is asked for a batch and gives it, where the outermost backward
+begins and ends, and where an optimizer's step begins and ends. What lies between is the forward.
+Nothing waits for a device, and no module has a hook. Code that Dynamo traces sees no stamp.
+
+Steps are left out while Backspot does something to them, and afterwards until each loader's queue
+has found its level: the batches that its workers prepared meanwhile come without a wait.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from backspot.analysis.training import Marks, StepTimes
+from backspot.interrupts import contained
+from backspot.live import loaders
+from backspot.live.loaders import Fetch
+from backspot.live.torch_internals import dynamo
+from backspot.live.torch_internals.engine import watch_backward
+from backspot.live.torch_internals.lookup import Location, Watch
+from backspot.live.torch_internals.process import hook_step_begins
+from backspot.results.training import Apart, LoaderUse, Training
+
+_now = time.perf_counter_ns
+_here = threading.get_ident
+_MEMORY_EVERY_NS = 1_000_000_000
+_UNSETTLED_STEPS = 3
+"""Steps after an interruption in which the host gets ahead of a device again."""
+_LONGEST_SETTLING = 128
+"""Steps after which a queue is taken for level, however large it is."""
+
+try:
+    # Threads of one process share the clock of the processor that they ran on, each its own part.
+    _thread_time: Callable[[], int] = time.thread_time_ns
+except AttributeError:  # not every system has it
+    _thread_time = _now
+
+
+class QueueLevel:
+    """Whether the queues of loaders have as many batches ready as they will have in the long run.
+
+    Workers fill a queue while a slow first step runs, or while the training stands still. The
+    batches that it holds then say nothing about how fast the workers are. A queue has found its
+    level once a batch was late, or after twice as many batches as it holds, or after one epoch.
+    """
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin again, as the training was interrupted."""
+        self._asked: dict[int, int] = {}
+        self._filled: dict[int, int] = {}
+        self._steps = 0
+
+    def note(self, fetch: Fetch) -> None:
+        """Note a batch that a loader was asked for."""
+        if not fetch.queue:
+            return
+        loader = fetch.loader
+        asked = self._asked[loader] = self._asked.get(loader, 0) + 1
+        enough = min(2 * fetch.queue, fetch.epoch or 2 * fetch.queue)
+        # The first batches of an epoch are late, as all workers begin with it.
+        late = fetch.ready is False and asked > fetch.workers + 1
+        self._filled[loader] = 0 if late else min(self._filled.get(loader, enough), enough - asked)
+
+    def step_ended(self) -> None:
+        """Note the end of a step."""
+        self._steps += 1
+
+    @property
+    def found(self) -> bool:
+        """Whether all queues that were used since have found their level."""
+        if self._steps >= _LONGEST_SETTLING:
+            return True
+        return self._steps >= _UNSETTLED_STEPS and all(left <= 0 for left in self._filled.values())
+
+
+class _Thread:
+    """What is known of the steps that one thread takes."""
+
+    __slots__ = (
+        "backward",
+        "backward_began",
+        "data",
+        "has_closures",
+        "interrupted_ns",
+        "interrupted_steps",
+        "level",
+        "loaders",
+        "marks",
+        "ended",
+        "optimizer",
+        "optimizer_began",
+        "ran",
+        "settled",
+        "settling",
+        "times",
+        "used",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.times = StepTimes()
+        self.settling = StepTimes()
+        """The steps before a queue has found its level, for a training that has no others."""
+        self.level = QueueLevel()
+        self.settled = False
+        self.ended = 0
+        """When the last step ended; 0 before the first."""
+        self.ran = 0
+        self.data = self.backward = self.optimizer = 0
+        self.backward_began = self.optimizer_began = 0
+        self.marks = 0
+        self.has_closures = False
+        self.interrupted_ns = self.interrupted_steps = 0
+        self.loaders: dict[int, list[int]] = {}  # workers, batches, late, waited, steps
+        self.used: set[int] = set()
+
+    def begin_step(self) -> None:
+        self.data = self.backward = self.optimizer = 0
+        self.marks = 0
+        self.used.clear()
+        self.ran = _thread_time()
+        self.ended = _now()
+
+
+class StepLog:
+    """Notes each step of a training, from ``begin`` to ``end``.
+
+    ``step_ended`` is called at the end of each step, on the thread that takes it.
+    """
+
+    def __init__(self) -> None:
+        self._threads: dict[int, _Thread] = {}
+        self._watching = ExitStack()
+        self._paused: dict[int, int] = {}
+        self._memory_noted = 0
+        self.is_on = False
+
+    def begin(self) -> None:
+        """Begin to take stamps. Not while an optimizer takes a step."""
+        if self.is_on:
+            return
+        self.is_on = True
+        for remove in (
+            loaders.watch(self._fetched),
+            watch_backward(self._backward_begins, self._backward_ends),
+            hook_step_begins(self.optimizer_begins),
+            dynamo.watch_compilations(lambda *_: None, self._compiled),
+        ):
+            self._watching.callback(remove)
+        self._watching.enter_context(Watch(Location(torch, "save"), self._saves))
+
+    def end(self) -> None:
+        """Take no more stamps, and leave nothing behind."""
+        self.is_on = False
+        with contained():
+            self._watching.close()
+
+    # Boundaries ----------------------------------------------------------------------------------
+
+    def _thread(self) -> _Thread:
+        thread = self._threads.get(_here())
+        if thread is None:
+            thread = self._threads[_here()] = _Thread()
+        return thread
+
+    def _fetched(self, fetch: Fetch) -> None:
+        thread = self._thread()
+        thread.data += fetch.end_ns - fetch.begin_ns
+        thread.level.note(fetch)
+        use = thread.loaders.get(fetch.loader)
+        if use is None:
+            use = thread.loaders[fetch.loader] = [fetch.workers, 0, 0, 0, 0]
+        use[1] += 1
+        if fetch.ready is False:
+            use[2] += 1
+            use[3] += fetch.waited_ns
+        thread.used.add(fetch.loader)
+
+    def _backward_begins(self) -> None:
+        self._thread().backward_began = _now()
+
+    def _backward_ends(self) -> None:
+        thread = self._thread()
+        if thread.backward_began:
+            took = _now() - thread.backward_began
+            thread.backward += took
+            thread.backward_began = 0
+            if thread.optimizer_began:  # a closure, as LBFGS calls it
+                thread.optimizer_began += took
+                thread.has_closures = True
+
+    def optimizer_begins(self, *_: object) -> None:
+        """Note that an optimizer begins a step; a hook of PyTorch's."""
+        if dynamo.is_dynamo_compiling():
+            return
+        thread = self._thread()
+        if not thread.optimizer_began:
+            thread.optimizer_began = _now()
+
+    def optimizer_ends(self) -> None:
+        """Note that the outermost optimizer has ended its step."""
+        thread = self._thread()
+        if thread.optimizer_began:
+            thread.optimizer += _now() - thread.optimizer_began
+            thread.optimizer_began = 0
+
+    def _compiled(self, *_: object) -> None:
+        self._thread().marks |= Marks.COMPILED
+
+    def _saves(self, save: Callable[[], Any]) -> Any:
+        self._thread().marks |= Marks.SAVED
+        return save()
+
+    def step_ended(self) -> None:
+        """Note that this thread has ended a step."""
+        now = _now()
+        thread = self._thread()
+        if not thread.ended:  # the first step ends: before it is no step
+            thread.times.pass_over()
+            thread.begin_step()
+            return
+        paused = _here() in self._paused
+        if paused:
+            thread.interrupted_steps += 1
+            thread.times.pass_over()
+        else:
+            self._add_step(thread, now)
+        self._note_memory(thread, now)
+        thread.begin_step()
+
+    def _add_step(self, thread: _Thread, now: int) -> None:
+        if not thread.settled:
+            thread.level.step_ended()
+            thread.settled = thread.level.found
+        marks = thread.marks
+        for loader in thread.used:
+            use = thread.loaders[loader]
+            use[4] += 1
+            if 2 * use[4] < thread.times.steps and len(thread.loaders) > 1:
+                marks |= Marks.OTHER_DATA
+        into = thread.times
+        if not thread.settled:
+            into = thread.settling
+            thread.times.pass_over()
+        into.add(
+            now - thread.ended,
+            thread.data,
+            thread.backward,
+            thread.optimizer,
+            _thread_time() - thread.ran,
+            int(marks),
+        )
+
+    def _note_memory(self, thread: _Thread, now: int) -> None:
+        if now - self._memory_noted < _MEMORY_EVERY_NS:
+            return
+        self._memory_noted = now
+        size = resident_memory()
+        if size:
+            thread.times.add_memory(size)
+
+    # Interruptions -------------------------------------------------------------------------------
+
+    def pause(self) -> None:
+        """Leave out this thread's steps from now on, as Backspot does something to them."""
+        self._paused.setdefault(_here(), _now())
+
+    def resume(self) -> None:
+        """Note this thread's steps again, from the one that begins now on."""
+        began = self._paused.pop(_here(), None)
+        if began is None:
+            return
+        thread = self._thread()
+        thread.interrupted_ns += _now() - began
+        thread.level.reset()
+        thread.settled = False
+        if thread.ended:
+            thread.begin_step()
+
+    @property
+    def is_level(self) -> bool:
+        """Whether the queues of this thread's loaders have found their level."""
+        return self._thread().level.found
+
+    # The account ---------------------------------------------------------------------------------
+
+    def training(self) -> Training | None:
+        """Return what is known of the thread with the most steps; ``None`` without a whole step."""
+        if not self._threads:
+            return None
+        thread = max(self._threads.values(), key=lambda one: one.times.steps)
+        times = thread.times
+        if times.counted < thread.settling.counted and not thread.settled:
+            times = thread.settling
+            times.steps = thread.times.steps
+        uses = [LoaderUse(*use[:4]) for use in thread.loaders.values() if use[0]]
+        apart = []
+        if thread.interrupted_ns:
+            apart.append(Apart("backspot", thread.interrupted_steps, thread.interrupted_ns))
+        return times.training(uses, apart, has_device=torch.cuda.is_initialized())
+
+    @property
+    def has_closures(self) -> bool:
+        """Whether an optimizer calls the forward and the backward itself."""
+        return any(thread.has_closures for thread in self._threads.values())
+
+
+_STATM = Path("/proc/self/statm")
+_PAGE = 4096
+with suppress(ImportError):
+    import resource
+
+    _PAGE = resource.getpagesize()
+
+
+def resident_memory() -> int:
+    """Return how many bytes of memory this process holds; 0 where the system does not say."""
+    try:
+        return int(_STATM.read_bytes().split()[1]) * _PAGE
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
+dynamo.keep_from_dynamo(StepLog.optimizer_begins, StepLog._fetched)
