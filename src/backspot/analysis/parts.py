@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-import numpy as np
-
 from backspot.analysis.accounting.holders import find_fused
 from backspot.analysis.accounting.memory import find_memory
 from backspot.analysis.accounting.peaks import peaks_of
@@ -39,7 +37,6 @@ from backspot.analysis.rare import with_rare_work
 from backspot.analysis.recorded import find_recorded
 from backspot.analysis.recording import Options, Part, Recording
 from backspot.analysis.replay.predict import with_savings
-from backspot.analysis.typical import typical_step
 from backspot.results.costs import Row
 from backspot.results.grouping import fold, ranked_rows
 from backspot.results.limits import share_of_peak
@@ -53,7 +50,6 @@ def ranking(recording: Recording, options: Options) -> Report:
     events, ownership = recording.events, recording.ownership
     costs, typical, phases = recording.costs, recording.typical, recording.phases
     step_ns = recording.windows.end - recording.windows.start
-    real = np.array(options.real_steps, np.int64)
     return Report(
         modules=costs.modules,
         operators=costs.operators,
@@ -68,7 +64,7 @@ def ranking(recording: Recording, options: Options) -> Report:
         wall_ns_by_step=costs.wall_ns_by_step,
         gpu_ns_by_step=costs.gpu_ns_by_step,
         cpu_ns_by_step=costs.cpu_ns_by_step,
-        unprofiled_step_ns=typical_step(real).value(real) if options.real_steps else None,
+        unprofiled_step_ns=_real_step(options, has_device=bool(recording.clock.devices)),
         unprofiled_step_ns_by_step=options.real_steps,
         coverage=costs.coverage,
         source=ownership.spans.source,
@@ -83,7 +79,21 @@ def ranking(recording: Recording, options: Options) -> Report:
         hiccups=typical.hiccups,
         noise=costs.noise,
         recorded=find_recorded(events, ownership, live=options.live),
+        training=options.training,
     )
+
+
+_STEADY = 50
+"""Steps from which it does not count how far the host is ahead of a device at both ends."""
+
+
+def _real_step(options: Options, *, has_device: bool) -> int | None:
+    """Return the mean step without a profiler: of the whole training, else of the timed steps."""
+    training, timed = options.training, options.real_steps
+    least = max(len(timed), _STEADY if has_device and timed else 1)
+    if training is not None and training.counted >= least:
+        return training.step_ns
+    return sum(timed) // len(timed) if timed else None
 
 
 def _of_steps_without_calls(rows: Sequence[Row], ownership: Ownership) -> list[str]:

@@ -37,6 +37,7 @@ from backspot.errors import NoBackwardError
 from backspot.results.host import Wait
 from backspot.results.report import Report
 from backspot.results.tracks import Tracks
+from backspot.results.training import Training
 from backspot.trace import Events, read_events
 from backspot.trace.events import Ints
 
@@ -52,6 +53,7 @@ class Options(msgspec.Struct, frozen=True):
         warmed_up: whether steps are known to have run before the recording.
         real_steps: how long steps take without the profiler, in nanoseconds.
         rare: steps of the recording of which it is known how often the training has such steps.
+        training: all steps of the training so far; ``None`` where they were not noted.
         place: gives a file, line and function of a stack the file's name that lines have elsewhere,
             and the line at which the function begins; ``None``: they have them.
     """
@@ -63,6 +65,7 @@ class Options(msgspec.Struct, frozen=True):
     warmed_up: bool = False
     real_steps: tuple[int, ...] = ()
     rare: tuple[RareSteps, ...] = ()
+    training: Training | None = None
     place: Callable[[str, int, str], tuple[str, int]] | None = None
 
 

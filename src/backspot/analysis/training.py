@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import enum
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -65,6 +65,7 @@ _SLOWER, _ERRORS = 0.05, 4.0
 _GROWTH, _GROWTH_BYTES = 0.05, 50e6
 """Memory that grows by this share and these bytes grows."""
 
+_NO_STEPS = np.zeros(_COLUMNS, np.int64)
 _NAMES = {
     Marks.SAVED: "saving a checkpoint",
     Marks.OTHER_DATA: "evaluation",
@@ -145,7 +146,7 @@ class StepTimes:
         sums = np.add.reduceat(rows[order, :MARKS], begins, axis=0)
         for key, count, summed in zip(keys[begins].tolist(), counts, sums, strict=True):
             kind = key >> 32, key & 0xFFFFFFFF
-            self._kinds[kind] = self._kinds.get(kind, 0) + np.append(count, summed)
+            self._kinds[kind] = self._kinds.get(kind, _NO_STEPS) + np.append(count, summed)
 
     def _add_to_stretches(self, rows: Rows) -> None:
         while self.steps > _STRETCHES * self._length:
@@ -180,23 +181,21 @@ class StepTimes:
         once = [*apart]
         compiled = [key for key in kinds if key[0] & Marks.COMPILED]
         if compiled and len(compiled) < len(kinds):
-            removed = sum(kinds.pop(key) for key in compiled)
+            removed = _sum(kinds, compiled)
+            kinds = {key: sums for key, sums in kinds.items() if key not in compiled}
             once.append(Apart("compilation", int(removed[0]), int(removed[1])))
         if not kinds:
             return None
         start = self._slow_start(kinds)
         if start is not None:
             once.append(start)
-        sums = sum(kinds.values())
-        assert isinstance(sums, np.ndarray)  # noqa: S101 - for type checkers
+        sums = _sum(kinds, kinds)
         count, total, data, backward, optimizer, _ = (int(value) for value in sums)
         step_ns = total // count
-        data_ns, backward_ns, optimizer_ns = (
-            part // count for part in (data, backward, optimizer)
-        )
+        data_ns, backward_ns, optimizer_ns = (part // count for part in (data, backward, optimizer))
         forward_ns = step_ns - data_ns - backward_ns - optimizer_ns
         typical = _typical(kinds)
-        usual = sum(kinds[key] for key in typical)
+        usual = _sum(kinds, typical)
         rare, held_up = self._rare(kinds, typical, step_ns, has_device=has_device)
         return Training(
             steps=self.steps,
@@ -220,7 +219,7 @@ class StepTimes:
 
     def _slow_start(self, kinds: dict[tuple[int, int], Rows]) -> Apart | None:
         """Take the slow first steps out of the kinds, and return them."""
-        usual = sum(kinds[key] for key in _typical(kinds))
+        usual = _sum(kinds, _typical(kinds))
         limit = _SLOW_START * int(usual[1]) / int(usual[0])
         rows = self._first_rows[self._first_rows[:, MARKS] & Marks.COMPILED == 0]
         slow = rows[:, TOTAL] > limit
@@ -244,13 +243,13 @@ class StepTimes:
         has_device: bool,
     ) -> tuple[tuple[RareWork, ...], tuple[int, int]]:
         """Return work of some steps only, and how many steps were held up, by how much in all."""
-        usual = sum(kinds[key] for key in typical)
+        usual = _sum(kinds, typical)
         usual_mean = usual[1:] / usual[0]
         everything = sum(int(sums[0]) for sums in kinds.values())
         rare: list[RareWork] = []
         held_up, held_up_ns = 0, 0
         for group in _groups(kinds, typical):
-            sums = sum(kinds[key] for key in group)
+            sums = _sum(kinds, group)
             count = int(sums[0])
             excess = sums[1:] / count - usual_mean
             longer, data, backward, optimizer, thread = excess.tolist()
@@ -267,9 +266,7 @@ class StepTimes:
                 continue
             name = _name_of(marks, longer, data=data, backward=backward, optimizer=optimizer)
             share = min(1.0, per_step / step_ns)
-            rare.append(
-                RareWork(name, everything / count, round(longer), round(per_step), share)
-            )
+            rare.append(RareWork(name, everything / count, round(longer), round(per_step), share))
         rare.sort(key=lambda work: -work.per_step_ns)
         return tuple(rare), (held_up, held_up_ns)
 
@@ -330,6 +327,12 @@ def _kind_of(total: Rows) -> Rows:
     return found
 
 
+def _sum(kinds: dict[tuple[int, int], Rows], chosen: Iterable[tuple[int, int]]) -> Rows:
+    """Return how many steps some kinds have, and the sums of their columns."""
+    found: Rows = np.sum([kinds[key] for key in chosen], axis=0)
+    return found
+
+
 def _typical(kinds: dict[tuple[int, int], Any]) -> list[tuple[int, int]]:
     """Return the kinds of most steps: those around the median, with all that join them."""
     plain = sorted(key for key in kinds if not key[0]) or sorted(kinds)
@@ -366,9 +369,7 @@ def _clusters(keys: Sequence[tuple[int, int]]) -> Iterator[list[tuple[int, int]]
     yield cluster
 
 
-def _name_of(
-    marks: Marks, longer: float, *, data: float, backward: float, optimizer: float
-) -> str:
+def _name_of(marks: Marks, longer: float, *, data: float, backward: float, optimizer: float) -> str:
     """Name rare work by its marks, else by the part of the step that is longer."""
     for mark, name in _NAMES.items():
         if marks & mark:

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from backspot.live.running import Observer
     from backspot.live.saving import Saved
     from backspot.results.report import Report
+    from backspot.results.training import Training
 
 EXIT_CODES = (3, 6, 7)
 
@@ -103,6 +104,12 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         dest="compiled",
         action="store_false",
         help="keep out of torch.compile: the modules inside compiled code are then unknown",
+    )
+    parser.add_argument(
+        "--no-log",
+        dest="log",
+        action="store_false",
+        help="leave the training alone after the report: its other steps are then unknown",
     )
     parser.add_argument(
         "-o",
@@ -165,6 +172,8 @@ class _Observation:
         self._recorded = 0
         self._observer: Observer | None = None
         self._ended = False
+        self._last: Saved | None = None
+        """The newest report, to be completed when the training ends."""
 
     def begin(self) -> None:
         """Start to observe; torch has been imported."""
@@ -192,6 +201,7 @@ class _Observation:
             compiled=args.compiled,
             waits=args.at is None,
             trials=args.trials if _is_first() else "none",
+            log=args.log,
         )
         if args.at is not None and args.at < plan.first_step and _is_first():
             complain(
@@ -215,6 +225,7 @@ class _Observation:
         self._recorded = 0
         self._ended = True
         recorder.end()
+        self._complete(recorder.log.training())
         if not _is_first():
             return
         if not before and not recorder.reports:
@@ -228,6 +239,19 @@ class _Observation:
                 f"{_how_it_ended(error)} after {recorder.steps_said}, and the report is of "
                 f"{self._recorded} of them{how}"
             )
+
+    def _complete(self, steps: Training | None) -> None:
+        """Write the newest report once more, with all steps of the training in it."""
+        saved = self._last and self._last.completed(steps, self._given[0], self._folder)
+        if saved is None or steps is None or not _is_first():
+            return
+        if saved.problem:
+            complain(f"the report is not completed: {saved.problem}")
+            return
+        from backspot.render.training import training_line
+
+        names = [name for name in saved.names if not name.endswith(".json.gz")]
+        complain(f"{training_line(steps)} {' and '.join(names)} have all of it.")
 
     def _why_none(self, error: BaseException | None) -> str:
         """Why there is no report; empty if that was said."""
@@ -320,6 +344,7 @@ class _Observation:
         if not _is_first():
             if saved.problem:
                 complain(f"no files: {saved.problem}")
+            self._last = saved
             return None
         # What the other ranks wait for comes before what this rank does by itself.
         answered = self._answer(recorded, gathering)
@@ -334,6 +359,7 @@ class _Observation:
 
     def _show(self, saved: Saved, *, after_answer: bool) -> None:
         """Print the report, and where its files are."""
+        self._last = saved
         if saved.problem:
             complain(f"no files: {saved.problem}")
         if after_answer:

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,13 @@ from backspot.checks import check_flag, check_whole
 from backspot.formatting import visible
 from backspot.interrupts import contained, pass_on
 from backspot.live.recorder import Models, Plan, Recorded, Recorder, rank_and_ranks
-from backspot.live.saving import save
+from backspot.live.saving import Saved, save
 from backspot.progress import is_terminal
 from backspot.render.markdown import to_markdown
 from backspot.render.text import render_text
+from backspot.render.training import training_line
 from backspot.results.report import Report
+from backspot.results.training import Training
 from backspot.results.unprofiled import in_real_time
 
 _WIDE = 100_000
@@ -90,6 +93,7 @@ class RecordsSteps:
         self._plan = plan_of(warmup, steps, every, depth, compiled, stacks)
         self._folder = folder
         self._recorder: Recorder | None = None
+        self._complete: Callable[[Training | None], None] = lambda _: None
 
     def _begin(
         self, trainer: str, model: Any, parent: str, to_loggers: Callable[[Written], None]
@@ -103,14 +107,16 @@ class RecordsSteps:
         """
         folder = Path(parent) / "backspot" if self._folder is None else Path(self._folder)
         folder = folder.absolute()
+        name = f"training by {trainer}"
 
         def deliver(recorded: Recorded) -> None:
             try:
-                saved = save(recorded, f"training by {trainer}", folder)
+                saved = save(recorded, name, folder)
             except Exception as error:  # no report is worth a failed training
                 pass_on(error)
                 _say_first(f"no report: {error}")
                 return
+            self._complete = partial(complete, saved)
             if rank_and_ranks()[0] == 0:
                 say(render_text(saved.report, width=_WIDE).partition("\n")[0])
                 if saved.problem:
@@ -119,6 +125,16 @@ class RecordsSteps:
                 paths = tuple(folder / name for name in saved.names)
                 say(f"the report is in {paths[1]}")
                 to_loggers(Written(saved.report, paths))
+
+        def complete(saved: Saved, steps: Training | None) -> None:
+            try:
+                completed = saved.completed(steps, name, folder)
+            except Exception as error:
+                pass_on(error)
+                _say_first(f"the report is not completed: {error}")
+                return
+            if completed is not None and steps is not None:
+                _say_first(training_line(steps))
 
         self._recorder = Recorder(self._plan, Models({"": model}), deliver, _say_first)
         self._recorder.watch()
@@ -135,6 +151,7 @@ class RecordsSteps:
         if recorder is None or recorder.is_child:
             return
         recorder.end()
+        self._complete(recorder.log.training())
         if not recorder.reports and (
             why := recorder.why_none("the training ended", "warmup={}, steps={}".format)
         ):

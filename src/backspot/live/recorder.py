@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, replace
@@ -43,11 +44,13 @@ from backspot.live.recording import (
     in_detail,
 )
 from backspot.live.source_lines import place_of_frame
+from backspot.live.step_log import StepLog
 from backspot.live.torch_internals.profiler import recording as is_recording
 from backspot.live.trials.attempts import Trials
 from backspot.live.trials.trial import Live
 from backspot.pipeline import locate_export
 from backspot.results.report import Report, changed
+from backspot.results.training import Training
 from backspot.trace.profiler import Export
 
 _LONGEST_WAIT = 20
@@ -75,6 +78,7 @@ class Plan:
         compiled: whether to record for which modules compiled code works, as in ``instrument``.
         waits: whether to wait for longer than ``warmup`` until each optimizer has taken a step.
         trials: what may be tried of what the findings advise, as in ``profile``.
+        log: whether to note all steps until the training ends, for ``Report.training``.
     """
 
     warmup: int = 5
@@ -88,6 +92,7 @@ class Plan:
     compiled: bool = True
     waits: bool = True
     trials: Trials = "none"
+    log: bool = True
 
     @property
     def longest_wait(self) -> int:
@@ -145,6 +150,7 @@ class Recorded:
         live: what remedies can be tried on; ``None`` if the plan says not to, or several threads
             train.
         threads: in how many threads the training takes steps; these are of one.
+        training: all steps so far; ``None`` if they are not noted.
     """
 
     profiler: torch.profiler.profile | Export
@@ -157,6 +163,7 @@ class Recorded:
     is_early: bool = False
     live: Live | None = None
     threads: int = 1
+    training: Training | None = None
 
     def locate(
         self,
@@ -181,7 +188,13 @@ class Recorded:
         return locate_export(
             self.profiler,
             f"{training}, {steps}",
-            Options(live=True, warmed_up=True, real_steps=self.times_ns, place=place_of_frame),
+            Options(
+                live=True,
+                warmed_up=True,
+                real_steps=self.times_ns,
+                training=self.training,
+                place=place_of_frame,
+            ),
             in_detail=self.in_detail,
             parts=(partial(_with_caveats, self),),
             trace=trace,
@@ -277,6 +290,7 @@ class Recorder:
 
     Attributes:
         steps: how many steps were counted in the thread that is recorded, or had the most steps.
+        log: what is noted of each step, from ``watch`` on.
     """
 
     def __init__(
@@ -289,7 +303,9 @@ class Recorder:
     ) -> None:
         self.steps = 0
         self.reports = 0
+        self.log = StepLog()
         self._waited = 0
+        self._waited_for = ""
         self._cut_short = ""  # the script's exception that came last while something was under way
         self._counts_all = True
         self.plan = plan
@@ -346,6 +362,8 @@ class Recorder:
         if self.plan.compiled and not self._watches:
             self._watches = True
             compiled_book.watch()
+        if self.plan.log:
+            self.log.begin()
 
     def _unwatch(self) -> None:
         if self._watches:
@@ -356,7 +374,14 @@ class Recorder:
         self._due = None
         self._counts_all = False
         self._unwatch()
-        self._retire()
+        if not self.log.is_on:
+            self._retire()
+
+    def end_log(self) -> None:
+        """Note no more steps."""
+        self.log.end()
+        if self._due is None:
+            self._retire()
 
     def request(self) -> None:
         """Make a report as soon as possible."""
@@ -371,6 +396,11 @@ class Recorder:
 
     def count(self) -> bool:
         """Count a step that has ended, and return whether ``advance`` has something to do."""
+        if self.log.is_on:
+            self.log.step_ended()
+        if self._due is None and self._measurement is None and self._rest is None:
+            self.steps += 1
+            return False
         thread = threading.get_ident()
         with self._choosing:
             self._counts[thread] += 1
@@ -389,10 +419,14 @@ class Recorder:
         reports = self.reports
         if not self._moving.acquire(blocking=False):  # another thread is about to begin
             return
+        begin = time.perf_counter_ns()
         try:
             self._move(self._go_on)
         finally:
             self._moving.release()
+            self.log.set_aside(time.perf_counter_ns() - begin)
+            if self._measurement is None and self._rest is None:
+                self.log.resume()
         if self.plan.ends and self.reports > reports:
             raise SystemExit(0)
 
@@ -452,7 +486,7 @@ class Recorder:
             if not self._search.are_known():
                 self._is_early = False
                 return
-        elif self._waits_for_optimizers():
+        elif self._waits():
             self._waited += 1
             return
         if not self._is_free():
@@ -475,13 +509,21 @@ class Recorder:
     def _find(self) -> Mapping[str, torch.nn.Module]:
         if not self._is_free():  # the script has made a profiler while the steps were timed
             raise _Taken
+        self.log.pause()
         return self._search.named()
 
-    def _waits_for_optimizers(self) -> bool:
-        """Whether to wait for an optimizer's first step, as a generator's may come late."""
-        is_first = self.reports == 0 and not self._requested
-        may_wait = is_first and self._waited < self.plan.longest_wait
-        return may_wait and not self._search.are_known()
+    def _waits(self) -> bool:
+        """Whether to wait for an optimizer's first step, or for the queue of a loader."""
+        if self.reports or self._requested or not self.plan.waits:
+            return False
+        # A generator's first step may come late.
+        if self._waited < self.plan.longest_wait and not self._search.are_known():
+            self._waited_for = "an optimizer that took no step"
+            return True
+        if self.log.is_on and not self.log.is_level:
+            self._waited_for = "the queue of the loader to find its level"
+            return True
+        return False
 
     def _is_free(self) -> bool:
         """Whether the script's own profilers leave room for a recording."""
@@ -516,6 +558,7 @@ class Recorder:
         if recorded is not None:
             with contained():  # it may not be needed, and the reason may go
                 self._early = replace(recorded, profiler=Export(recorded.profiler))
+        self.log.resume()
         if self._due is not None and self.steps >= self._due:
             self._begin()
 
@@ -587,6 +630,7 @@ class Recorder:
 
     def _hand_over(self, recorded: Recorded | None) -> None:
         if recorded is not None:
+            recorded = replace(recorded, training=self.log.training())
             with heard():
                 self._rest = self._deliver(recorded)
             if self._rest is None:
@@ -634,9 +678,15 @@ class Recorder:
             self._steps.close()
 
     def end(self) -> None:
-        """Remove everything, because the training has ended; deliver what was recorded."""
+        """Remove everything, because the training has ended; deliver what was recorded.
+
+        The log is kept to be read, and notes no more.
+        """
         if not self.is_child:
-            self._move(self._end)
+            try:
+                self._move(self._end)
+            finally:
+                self.end_log()
 
     def _end(self) -> None:
         self._deliver_rest()
@@ -674,7 +724,7 @@ class Recorder:
         least = self.plan.last_early_start and 1 + _BEFORE_EARLY + 1
         # With as many, an optimizer's first step came too late for an early recording.
         needed = least if self.in_one_go < least else self.plan.first_step + self._waited
-        waited = f" ({self._waited} of them for an optimizer that took no step)"
+        waited = f" ({self._waited} of them to wait for {self._waited_for})"
         fitting = self.plan.fitting(self.in_one_go - self._waited)
         return (
             f"no report: {ending} after {self.steps_said}, and a report "
@@ -695,6 +745,7 @@ class Recorder:
         self._due = self._early = None
         self._gave_up = True
         self._unwatch()
+        self.log.end()
         self.complain(f"no report: {type(error).__name__}: {error}")
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from backspot.errors import BackspotError
 from backspot.live.recorder import Recorded, rank_and_ranks
+from backspot.live.trials.attempts import with_earlier_trials
 from backspot.trace.profiler import Export
 
 if TYPE_CHECKING:
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
 
     from backspot.analysis.recording import Recording
     from backspot.results.report import Report
+    from backspot.results.training import Training
+
+_WORTH_COMPLETING = 20
+"""Steps more than a report knows, from which it is written once more when the training ends."""
 
 
 @dataclass(frozen=True)
@@ -25,10 +30,12 @@ class Saved:
     """A report, and what became of its files.
 
     Attributes:
+        recorded: what the report was made of, exported.
         names: the files in the folder; none if one of them could not be written.
         problem: why they could not be written; ``""`` if they were.
     """
 
+    recorded: Recorded
     report: Report
     names: tuple[str, ...]
     problem: str = ""
@@ -40,8 +47,26 @@ class Saved:
                 if not name.endswith(".json.gz"):
                     report.save(folder / name, force=True)
         except (BackspotError, OSError) as error:
-            return Saved(report, (), str(error))
+            return replace(self, report=report, names=(), problem=str(error))
         return replace(self, report=report)
+
+    def completed(self, steps: Training | None, training: str, folder: Path) -> Saved | None:
+        """Write the reports once more, with all steps of the training in them.
+
+        Args:
+            steps: all steps, as the training has ended; ``None`` if they were not noted.
+            training: as in ``Recorded.locate``.
+
+        Returns:
+            ``None`` if there are no files, or hardly more steps than the report knows.
+        """
+        before = self.recorded.training
+        known = before.counted if before is not None else 0
+        if steps is None or self.problem or steps.counted < known + _WORTH_COMPLETING:
+            return None
+        recorded = replace(self.recorded, training=steps)
+        report = with_earlier_trials(recorded.locate(training), self.report)
+        return replace(self, recorded=recorded).again(report, folder)
 
 
 def save_beside(recorded: Recorded, training: str, folder: Path) -> Future[Saved]:
@@ -82,7 +107,7 @@ def save(
         problem = f"{error.filename or folder} cannot be written: {error.strerror or error}"
     except BackspotError as error:
         problem = str(error)
-    return Saved(kept.locate(training, use=use), (), problem)
+    return Saved(kept, kept.locate(training, use=use), (), problem)
 
 
 def _written(
@@ -101,12 +126,12 @@ def _written(
     report = recorded.locate(training, folder / trace, use)
     for name in reports:
         report.save(folder / name, force=True)
-    return Saved(report, (trace, *reports))
+    return Saved(recorded, report, (trace, *reports))
 
 
 def _kept(recorded: Recorded) -> Recorded:
     """Return the recording with exports: a profiler can be exported once, by its own thread."""
-    changed: Any = {"profiler": _export(recorded.profiler)}
+    changed: Any = {"profiler": _export(recorded.profiler), "live": None}
     if recorded.in_detail is not None:
         changed["in_detail"] = _export(recorded.in_detail)
     return replace(recorded, **changed)

@@ -53,24 +53,34 @@ class QueueLevel:
     """
 
     def __init__(self) -> None:
-        self.reset()
+        self._asked: dict[int, int] = {}
+        self._left: dict[int, int] = {}
+        """How many batches to ask each loader for until its queue has found its level."""
+        self._newest: tuple[int, int] | None = None
+        self._steps = 0
 
     def reset(self) -> None:
-        """Begin again, as the training was interrupted."""
-        self._asked: dict[int, int] = {}
-        self._filled: dict[int, int] = {}
+        """Begin again, as the training was interrupted and the workers were not."""
+        self._asked.clear()
+        self._left.clear()
         self._steps = 0
+        if self._newest is not None:
+            loader, enough = self._newest
+            self._left[loader] = enough
 
     def note(self, fetch: Fetch) -> None:
         """Note a batch that a loader was asked for."""
         if not fetch.queue:
             return
         loader = fetch.loader
-        asked = self._asked[loader] = self._asked.get(loader, 0) + 1
         enough = min(2 * fetch.queue, fetch.epoch or 2 * fetch.queue)
+        self._newest = loader, enough
+        asked = self._asked[loader] = self._asked.get(loader, 0) + 1
         # The first batches of an epoch are late, as all workers begin with it.
-        late = fetch.ready is False and asked > fetch.workers + 1
-        self._filled[loader] = 0 if late else min(self._filled.get(loader, enough), enough - asked)
+        if fetch.ready is False and asked > fetch.workers + 1:
+            self._left[loader] = 0
+        elif self._left.get(loader, enough):
+            self._left[loader] = max(0, enough - asked)
 
     def step_ended(self) -> None:
         """Note the end of a step."""
@@ -79,9 +89,12 @@ class QueueLevel:
     @property
     def found(self) -> bool:
         """Whether all queues that were used since have found their level."""
-        if self._steps >= _LONGEST_SETTLING:
-            return True
-        return self._steps >= _UNSETTLED_STEPS and all(left <= 0 for left in self._filled.values())
+        return self._steps >= _LONGEST_SETTLING or not any(self._left.values())
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether the host is also as far ahead of a device as it will be in the long run."""
+        return self.found and self._steps > _UNSETTLED_STEPS
 
 
 class _Thread:
@@ -91,13 +104,13 @@ class _Thread:
         "backward",
         "backward_began",
         "data",
+        "ended",
         "has_closures",
         "interrupted_ns",
         "interrupted_steps",
         "level",
         "loaders",
         "marks",
-        "ended",
         "optimizer",
         "optimizer_began",
         "ran",
@@ -186,10 +199,10 @@ class StepLog:
             use[3] += fetch.waited_ns
         thread.used.add(fetch.loader)
 
-    def _backward_begins(self) -> None:
+    def _backward_begins(self, _: bool) -> None:
         self._thread().backward_began = _now()
 
-    def _backward_ends(self) -> None:
+    def _backward_ends(self, _: bool) -> None:
         thread = self._thread()
         if thread.backward_began:
             took = _now() - thread.backward_began
@@ -204,7 +217,8 @@ class StepLog:
         if dynamo.is_dynamo_compiling():
             return
         thread = self._thread()
-        if not thread.optimizer_began:
+        # One that steps within the backward is a part of it, one within another's step of that.
+        if not (thread.optimizer_began or thread.backward_began):
             thread.optimizer_began = _now()
 
     def optimizer_ends(self) -> None:
@@ -241,7 +255,7 @@ class StepLog:
     def _add_step(self, thread: _Thread, now: int) -> None:
         if not thread.settled:
             thread.level.step_ended()
-            thread.settled = thread.level.found
+            thread.settled = thread.level.is_steady
         marks = thread.marks
         for loader in thread.used:
             use = thread.loaders[loader]
@@ -286,6 +300,14 @@ class StepLog:
         thread.settled = False
         if thread.ended:
             thread.begin_step()
+
+    def set_aside(self, nanoseconds: int) -> None:
+        """Leave out some time of this thread's step that is under way."""
+        thread = self._thread()
+        if thread.ended:
+            nanoseconds = min(nanoseconds, _now() - thread.ended)
+            thread.ended += nanoseconds
+            thread.interrupted_ns += nanoseconds
 
     @property
     def is_level(self) -> bool:

@@ -34,7 +34,7 @@ _AGAIN = "make it again from the trace"
 # What few traces have is left out where it is empty. A string has no quote without a backslash.
 _UNRECORDED = re.compile(
     rb',"(?:memory|unprofiled_ns|held_bytes|work|layers|launches|peaks|mfu|recorded|picture|parts|at_best'
-    rb'|at_least|tried)"'
+    rb'|at_least|tried|training)"'
     rb":(?:null|false|\[\]|\{\})(?=[,}])"
 )
 # Characters that a terminal or a page might obey. In JSON they only occur in strings.

@@ -44,6 +44,7 @@ from backspot.render._terminal import (
 )
 from backspot.render.formats import Format
 from backspot.render.text_parts import brief_finding, finding, line_of_answer, lines_table
+from backspot.render.training import training_facts, training_line
 from backspot.render.view import (
     SCREEN_ROWS,
     Selection,
@@ -163,7 +164,7 @@ class _Page:
         """Everything."""
         report, width = self._report, self._width
         lines = [*self._answer(), *fact_lines(_packed([*setting(report), units(report)]), width)]
-        lines += self._phases()
+        lines += [*self._phases(), *self._training()]
         for facts in (*memory_facts(report), limit_facts(report)):
             if facts:
                 lines += fact_lines(facts, width)
@@ -270,7 +271,7 @@ class _Page:
         # Without findings, each long phase is explained below.
         look = first_look(report) if report.findings else ""
         lines = [*self._answer(look), *fact_lines(_packed(facts), width)]
-        lines += self._phases(_LEAST_PHASE)
+        lines += [*self._phases(_LEAST_PHASE), *self._training(1)]
         lines += self._models()
         if told := waits_told(report):
             lines += fact_lines([told], width)
@@ -364,6 +365,16 @@ class _Page:
         if not phases:
             return []
         return [*fact_lines([f"{self._report.per}: {phases[0]}", *phases[1:]], self._width)]
+
+    def _training(self, most: int | None = None) -> list[Text]:
+        """All steps of the training, and what else is known of them."""
+        training = self._report.training
+        if training is None:
+            return []
+        lines = self._paragraph(Text(training_line(training)))
+        for text in [*training_facts(training)][:most]:
+            lines += self._paragraph(Text(text))
+        return lines
 
     def _table(self, chosen: Selection, heading: str = "") -> list[Text]:
         """The ranked modules, or autograd nodes; ``heading`` stands above what no module owns."""

@@ -66,6 +66,13 @@ from backspot.results.limits import LimitOfModule, Peaks
 from backspot.results.memory import MemoryOfDevice, MemoryOfModule, MemoryShare, MemoryTimeline
 from backspot.results.rare import RareWork
 from backspot.results.report import Report
+from backspot.results.training import (
+    Apart,
+    LoaderUse,
+    MemoryGrowth,
+    Stretch,
+    Training,
+)
 from backspot.results.trials import Tried, Variant
 
 __all__ = sorted(name for name, value in vars().copy().items() if isinstance(value, type))

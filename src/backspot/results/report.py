@@ -49,6 +49,7 @@ from backspot.results.limits import LimitOfModule, Peaks, limit_of
 from backspot.results.memory import MemoryOfDevice
 from backspot.results.quantities import Count, Measure, Ratio
 from backspot.results.rare import RareWork
+from backspot.results.training import Training
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -139,6 +140,7 @@ class Report(Presented, _Predicted):
         launches: What each module launches in each phase, most idle time first; empty without
             device work and phases.
         picture: One step as a picture; ``None`` where there is neither a device nor a line.
+        training: All steps of the training, noted without a profiler; ``None`` where they were not.
         schema: Version of the JSON form.
 
     Example:
@@ -192,6 +194,7 @@ class Report(Presented, _Predicted):
     host: tuple[HostLine, ...] = ()
     launches: tuple[Launches, ...] = ()
     picture: StepPicture | None = None
+    training: Training | None = None
     schema: str = SCHEMA
 
     def __repr__(self) -> str:

@@ -58,8 +58,17 @@ def hook_steps(hook: Callable[..., None]) -> Callable[[], None]:
     PyTorch goes through these hooks without a lock: a thread that does so while another adds or
     removes one fails with an error. So both wait until no other thread is in an optimizer.
     """
+    return _hooked(_optimizer.register_optimizer_step_post_hook, hook)
+
+
+def hook_step_begins(hook: Callable[..., None]) -> Callable[[], None]:
+    """Have a hook called before each step of any optimizer, as ``hook_steps`` does after it."""
+    return _hooked(_optimizer.register_optimizer_step_pre_hook, hook)
+
+
+def _hooked(register: Callable[..., Any], hook: Callable[..., None]) -> Callable[[], None]:
     _wait_for_steps()
-    handle = _optimizer.register_optimizer_step_post_hook(hook)
+    handle = register(hook)
 
     def remove() -> None:
         _wait_for_steps()

@@ -132,6 +132,18 @@ def with_trials(report: Report, live: Live, trials: Trials) -> Report:
     return changed(report, findings=in_order(found, report.replayed_step))
 
 
+def with_earlier_trials(report: Report, earlier: Report) -> Report:
+    """Return a report with what was tried for an earlier one of the same recording."""
+    known = {(one.rule, one.places[:1] and one.places[0].path): one for one in earlier.findings}
+    found = []
+    for finding in report.findings:
+        before = known.pop((finding.rule, finding.places[:1] and finding.places[0].path), None)
+        found.append(replace(finding, tried=before.tried) if before else finding)
+    # A trial that found a better form has made a finding by itself.
+    found += [one for one in known.values() if one.tried is not None and one.tried.best]
+    return changed(report, findings=in_order(found, report.replayed_step))
+
+
 def _of_phases(report: Report) -> Iterator[Finding]:
     """Findings without a remedy, of the phases that another form may make faster.
 

@@ -1,0 +1,74 @@
+"""A whole training in words: its steps, what they wait for, and what changed in its course."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from backspot.formatting import counted, duration, percent, size
+from backspot.results.training import Training
+
+_NOTABLE = 0.02
+"""Share of the time from which a part is named."""
+_LATE = 0.02
+"""Share of a loader's batches from which it is said that they were late."""
+
+
+def training_line(training: Training) -> str:
+    """Return how long the steps of a training took, and what they are made of, in one sentence."""
+    steps = counted(training.counted, "step")
+    parts = [
+        f"{percent(nanoseconds / training.step_ns)} {name}"
+        for name, nanoseconds in (
+            ("waiting for data", training.data_ns),
+            ("forward and all else", training.forward_ns),
+            ("backward", training.backward_ns),
+            ("optimizer", training.optimizer_ns),
+        )
+        if nanoseconds >= _NOTABLE * training.step_ns
+    ]
+    return f"The training: {steps} of {duration(training.step_ns)} ({', '.join(parts)})."
+
+
+def training_facts(training: Training) -> Iterator[str]:
+    """Iterate over what else is worth a sentence, what costs most time first."""
+    for work in training.rare:
+        yield (
+            f"Once in {work.period:.3g} steps: {work.name}, {duration(work.wall_ns)}, "
+            f"{duration(work.per_step_ns)} a step."
+        )
+    for use in training.loaders:
+        if use.late > _LATE * use.batches and use.waited_ns:
+            yield (
+                f"{use.late:,} of {use.batches:,} batches were late: the "
+                f"{counted(use.workers, 'worker')} of their loader cannot keep up, by "
+                f"{duration(use.waited_ns / use.late)} each time."
+            )
+    if training.held_up_ns >= _NOTABLE * training.step_ns:
+        yield (
+            f"The machine held up {counted(training.held_up, 'step')}: "
+            f"{duration(training.held_up_ns)} a step in the mean."
+        )
+    if training.change:
+        yield f"Steps became {percent(training.change)} slower in the course of the training."
+    growth = training.memory
+    if growth is not None and growth.per_step_bytes:
+        yield (
+            f"The memory of the process grew from {size(growth.first_bytes)} to "
+            f"{size(growth.last_bytes)}: {size(round(1000 * growth.per_step_bytes))} in 1,000 "
+            "steps."
+        )
+    apart = [
+        f"{duration(time.wall_ns)} {_APART.get(time.name, time.name)}"
+        + (f" ({counted(time.steps, 'step')})" if time.steps else "")
+        for time in training.apart
+        if time.wall_ns >= _NOTABLE * training.step_ns * training.counted
+    ]
+    if apart:
+        yield f"Not counted: {', '.join(apart)}."
+
+
+_APART = {
+    "start": "in slow first steps",
+    "compilation": "in steps that compiled code",
+    "backspot": "for Backspot's own recording",
+}
