@@ -28,11 +28,13 @@ from backspot.live.recording import (
     LeftAlone,
     Measurement,
     Profiled,
+    Settled,
     Stage,
     Timed,
     in_detail,
 )
 from backspot.live.source_lines import place_of_frame
+from backspot.live.step_log import StepLog
 from backspot.live.torch_internals import autograd
 from backspot.live.torch_internals.profiler import new_range, recording as is_recording
 from backspot.live.trials.attempts import Trials, chains_of, check_trials, needs_step, with_trials
@@ -71,7 +73,8 @@ def profile(
     """Run a training step a few times under the profiler and find the modules that make it slow.
 
     The steps are real: they train the model ``warmup + unprofiled + steps`` times, and three times
-    more for ``stacks``, ``memory`` and ``shapes``. ``steps`` of them are recorded with labels by
+    more for ``stacks``, ``memory`` and ``shapes``; with workers of a ``DataLoader``, also until
+    these have found their pace, at most twice as many steps as they keep batches ready. ``steps`` of them are recorded with labels by
     ``torch.profiler``, on the host and on the devices in use, and analysed as ``locate`` does.
     Batches, model and optimizer are not reset, and nothing but ``trace`` is written to disk. Only
     the calling process is profiled, and no worker of a ``DataLoader``.
@@ -150,6 +153,7 @@ def profile(
     stages: tuple[Stage, ...] = (
         Labelled(lambda: models, depth),
         LeftAlone(max(warmup - 1, 0), counted=stacks),
+        Settled(),
         Timed(before),
         Profiled(TIMES, steps, prepared=min(warmup, 1)),
         Timed(unprofiled - before),
@@ -157,15 +161,18 @@ def profile(
     )
     passed_over = autograd.PassedOver.calls
     total = sum(stage.count for stage in stages)
+    log = StepLog()
     with (
         gathering or nullcontext(),
         Progress("profiling", "steps", total=total) as progress,
         stepping() as optimizers,
+        log,
     ):
-        taken = Measurement(stages, step_ended=progress.advance)
+        taken = Measurement(stages, step_ended=progress.advance, log=log)
         with closing(taken.steps()) as steps_to_run:
             for _ in steps_to_run:
                 take()
+                log.step_ended()
     detail = taken.profiles.get(DETAIL)
     transformed = autograd.PassedOver.calls > passed_over
 
@@ -182,6 +189,7 @@ def profile(
                 live=True,
                 warmed_up=warmup > 0,
                 real_steps=tuple(taken.times_ns),
+                training=log.training(),
                 place=place_of_frame,
             ),
             in_detail=detail.profiler if detail else None,

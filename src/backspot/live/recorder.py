@@ -499,7 +499,7 @@ class Recorder:
             stages = LeftAlone(1), labelled, Profiled(TIMES, min(_EARLY_STEPS, most))
         with self._choosing:
             self._thread = threading.get_ident()
-            self._measurement = Measurement(stages, give_way=self._give_way)
+            self._measurement = Measurement(stages, log=self.log, give_way=self._give_way)
         self._search.begin()
         if not hasattr(self._in_thread, "end"):
             self._in_thread.end = _ThreadEnd(self._end_of_thread)
@@ -509,7 +509,6 @@ class Recorder:
     def _find(self) -> Mapping[str, torch.nn.Module]:
         if not self._is_free():  # the script has made a profiler while the steps were timed
             raise _Taken
-        self.log.pause()
         return self._search.named()
 
     def _waits(self) -> bool:

@@ -31,6 +31,7 @@ from backspot.live.host_marks import (
     waits_marked,
 )
 from backspot.live.instrumentation import Instrumentation, instrument
+from backspot.live.step_log import StepLog
 from backspot.live.torch_internals.lookup import Watch, nothing
 from backspot.live.torch_internals.profiler import (
     PROFILER_PREPARES,
@@ -65,6 +66,7 @@ class Measurement:
 
     Args:
         step_ended: called after each step, outside of what is measured.
+        log: notes all steps but those that are recorded; ``None`` for none.
         give_way: called before a profiler of the training prepares to record in a recorded step;
             it must not raise. ``None``: such a profiler takes the recording over.
 
@@ -81,6 +83,7 @@ class Measurement:
         stages: Collection[Stage],
         *,
         step_ended: Callable[[], object] = nothing,
+        log: StepLog | None = None,
         give_way: Callable[[], None] | None = None,
     ) -> None:
         self.models: Mapping[str, torch.nn.Module] = {}
@@ -89,6 +92,7 @@ class Measurement:
         self.calls = 0
         self.profiles: dict[str, Profile] = {}
         self.step_ended = step_ended
+        self.log = log or StepLog()
         self.labels = ExitStack()
         self._stages = stages
         self._give_way = give_way
@@ -151,6 +155,22 @@ class LeftAlone:
 
 
 @dataclass(frozen=True)
+class Settled:
+    """Steps until the queues of loaders with workers have found their level.
+
+    There are none without such a loader, and twice as many as its queue has batches at most.
+    """
+
+    count: int = 0
+
+    def steps(self, taken: Measurement) -> Iterator[None]:
+        """Do nothing."""
+        while taken.log.is_on and not taken.log.is_level:
+            yield
+            taken.step_ended()
+
+
+@dataclass(frozen=True)
 class Timed:
     """Steps whose time without a profiler is taken.
 
@@ -165,6 +185,7 @@ class Timed:
         """Add to ``times_ns``."""
         if not self.count:
             return
+        taken.log.resume()
         devices = devices_of(taken.models.values())  # once: a large model takes long to walk
         synchronize(devices)
         if len(devices) == 1 and (device := next(iter(devices))).type == "cuda":
@@ -256,6 +277,7 @@ class Profiled:
         recorded, stacks = self._within_limits(taken)
         if not recorded:
             return
+        taken.log.pause()
         profiler = torch.profiler.profile(
             activities=activities(models),
             profile_memory=self.memory,

@@ -236,7 +236,6 @@ class Observer:
             frame = sys._getframe(1)
             if outermost_step(frame) is not frame:
                 return  # a part of another optimizer's step, as in SAM
-            recorder.log.optimizer_ends()
             cycle = self._cycles[threading.get_ident()]
             living = self._optimizers.living
             ends = cycle.ends_with(self._updated_by(optimizer), lambda: len(living()) == 1)

@@ -26,7 +26,7 @@ from backspot.live.loaders import Fetch
 from backspot.live.torch_internals import dynamo
 from backspot.live.torch_internals.engine import watch_backward
 from backspot.live.torch_internals.lookup import Location, Watch
-from backspot.live.torch_internals.process import hook_step_begins
+from backspot.live.torch_internals.process import hook_step_begins, hook_steps
 from backspot.results.training import Apart, LoaderUse, Training
 
 _now = time.perf_counter_ns
@@ -94,7 +94,8 @@ class QueueLevel:
     @property
     def is_steady(self) -> bool:
         """Whether the host is also as far ahead of a device as it will be in the long run."""
-        return self.found and self._steps > _UNSETTLED_STEPS
+        ahead = torch.cuda.is_initialized()
+        return self.found and self._steps > _UNSETTLED_STEPS * ahead
 
 
 class _Thread:
@@ -113,6 +114,7 @@ class _Thread:
         "marks",
         "optimizer",
         "optimizer_began",
+        "optimizers",
         "ran",
         "settled",
         "settling",
@@ -131,6 +133,8 @@ class _Thread:
         self.ran = 0
         self.data = self.backward = self.optimizer = 0
         self.backward_began = self.optimizer_began = 0
+        self.optimizers = 0
+        """How many optimizers are at work, one within the other."""
         self.marks = 0
         self.has_closures = False
         self.interrupted_ns = self.interrupted_steps = 0
@@ -140,6 +144,8 @@ class _Thread:
     def begin_step(self) -> None:
         self.data = self.backward = self.optimizer = 0
         self.marks = 0
+        # What an exception has left open.
+        self.backward_began = self.optimizer_began = self.optimizers = 0
         self.used.clear()
         self.ran = _thread_time()
         self.ended = _now()
@@ -166,11 +172,18 @@ class StepLog:
         for remove in (
             loaders.watch(self._fetched),
             watch_backward(self._backward_begins, self._backward_ends),
-            hook_step_begins(self.optimizer_begins),
+            hook_step_begins(self._optimizer_begins),
+            hook_steps(self._optimizer_ends),
             dynamo.watch_compilations(lambda *_: None, self._compiled),
         ):
             self._watching.callback(remove)
         self._watching.enter_context(Watch(Location(torch, "save"), self._saves))
+
+    def __enter__(self) -> None:
+        self.begin()
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
 
     def end(self) -> None:
         """Take no more stamps, and leave nothing behind."""
@@ -212,19 +225,21 @@ class StepLog:
                 thread.optimizer_began += took
                 thread.has_closures = True
 
-    def optimizer_begins(self, *_: object) -> None:
-        """Note that an optimizer begins a step; a hook of PyTorch's."""
+    def _optimizer_begins(self, *_: object) -> None:
         if dynamo.is_dynamo_compiling():
             return
         thread = self._thread()
+        thread.optimizers += 1
         # One that steps within the backward is a part of it, one within another's step of that.
-        if not (thread.optimizer_began or thread.backward_began):
+        if thread.optimizers == 1 and not thread.backward_began:
             thread.optimizer_began = _now()
 
-    def optimizer_ends(self) -> None:
-        """Note that the outermost optimizer has ended its step."""
+    def _optimizer_ends(self, *_: object) -> None:
+        if dynamo.is_dynamo_compiling():
+            return
         thread = self._thread()
-        if thread.optimizer_began:
+        thread.optimizers -= 1
+        if thread.optimizers <= 0 and thread.optimizer_began:
             thread.optimizer += _now() - thread.optimizer_began
             thread.optimizer_began = 0
 
@@ -353,4 +368,4 @@ def resident_memory() -> int:
         return 0
 
 
-dynamo.keep_from_dynamo(StepLog.optimizer_begins, StepLog._fetched)
+dynamo.keep_from_dynamo(StepLog._optimizer_begins, StepLog._optimizer_ends, StepLog._fetched)
