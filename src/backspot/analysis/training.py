@@ -14,6 +14,7 @@ from __future__ import annotations
 import enum
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -361,7 +362,7 @@ def _groups(
 def _clusters(keys: Sequence[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
     """Cut sorted kinds where too many have no step."""
     cluster = [keys[0]]
-    for before, key in zip(keys, keys[1:], strict=False):
+    for before, key in pairwise(keys):
         if key[0] != before[0] or key[1] - before[1] > _APART:
             yield cluster
             cluster = []

@@ -74,8 +74,9 @@ def profile(
 
     The steps are real: they train the model ``warmup + unprofiled + steps`` times, and three times
     more for ``stacks``, ``memory`` and ``shapes``; with workers of a ``DataLoader``, also until
-    these have found their pace, at most twice as many steps as they keep batches ready. ``steps`` of them are recorded with labels by
-    ``torch.profiler``, on the host and on the devices in use, and analysed as ``locate`` does.
+    these have found their pace, at most twice as many steps as they keep batches ready. ``steps``
+    of them are recorded with labels by ``torch.profiler``, on the host and on the devices in use,
+    and analysed as ``locate`` does.
     Batches, model and optimizer are not reset, and nothing but ``trace`` is written to disk. Only
     the calling process is profiled, and no worker of a ``DataLoader``.
 
