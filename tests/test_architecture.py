@@ -49,28 +49,6 @@ GROUND = {room for floor in FLOORS[:3] for room in floor}
 # The demo trains a model, and imports torch by name, so that it can say what is not installed.
 WITH_TORCH = ("live", "integrations", "commands.demo")
 
-# The size that each room may have, in lines, and the whole package (""). Trials of advice
-# have 2,700 of them, as they measure, guard the training, and copy what they measure. The 43rd
-# rule made findings grow, and pipelines the job: its transfers are matched and replayed. What is
-# said of a fix follows it: a step without a function that holds it up, or a copy of the forward.
-BUDGET = {
-    "trace": 3_950,
-    "results": 3_800,  # what recurs in some steps only
-    "analysis/attribution": 4_050,
-    "analysis/accounting": 4_380,  # what models run for without gradients
-    "analysis/host": 800,
-    "analysis/findings": 4_920,  # modules that are called in a loop
-    "analysis/replay": 2_800,
-    "comparison": 1_180,
-    "job": 4_020,
-    "render": 8_200,  # rare work in words
-    "live": 11_170,  # whether batches were ready is noted
-    "integrations": 850,
-    "commands": 2_230,
-    "": 55_100,  # whether batches were ready is noted
-}
-WRITTEN = {".py", ".html", ".js", ".css"}
-MOST_SMALL_FILES = 33
 MOST_NAMES = 28
 PUBLIC_FUNCTIONS = (
     ("backspot.live.profiling", "profile"),
@@ -233,28 +211,6 @@ def test_imports_name_the_whole_way() -> None:
         for other, line in others
         if other.startswith(".")
     ]
-
-
-def lines_in(room: str) -> int:
-    """The lines of a room in all files, code, pages and styles alike."""
-    files = (SOURCE / "backspot" / room).rglob("*")
-    return sum(len(path.read_bytes().splitlines()) for path in files if path.suffix in WRITTEN)
-
-
-@pytest.mark.parametrize("room", BUDGET)
-def test_a_room_stays_within_its_budget_of_lines(room: str) -> None:
-    """To grow is a decision: take something away, or change the budget and say why."""
-    assert lines_in(room) <= BUDGET[room]
-
-
-def test_every_room_has_a_budget() -> None:
-    rooms = {path.name for path in (SOURCE / "backspot").iterdir() if path.is_dir()}
-    assert {name.partition("/")[0] for name in BUDGET if name} == rooms - {"__pycache__"}
-
-
-def test_few_files_are_so_small_that_they_belong_to_a_neighbour() -> None:
-    small = [path for path in FILES.values() if len(path.read_bytes().splitlines()) < 80]
-    assert len(small) <= MOST_SMALL_FILES
 
 
 def test_the_public_names_stay_few() -> None:
