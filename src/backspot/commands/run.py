@@ -9,6 +9,10 @@ Under torchrun, rank 0 also says which rank is slow, where, and who waits.
 
 On Linux and macOS, kill -USR1 PID asks a running script for a report now.
 
+All steps are noted until the script ends, without a profiler: how long they take,
+what recurs in some of them, whether they become slower. The report is completed
+then; training.json has it each minute, for a job that is killed.
+
 Example:
   backspot run train.py --epochs 3
   backspot run --at 1000 --steps 20 train.py
@@ -44,6 +48,7 @@ if TYPE_CHECKING:
     from backspot.live.recorder import Recorded, Rest
     from backspot.live.running import Observer
     from backspot.live.saving import Saved
+    from backspot.live.termination import Termination
     from backspot.results.report import Report
     from backspot.results.training import Training
 
@@ -172,6 +177,7 @@ class _Observation:
         self._recorded = 0
         self._observer: Observer | None = None
         self._ended = False
+        self._termination: Termination | None = None
         self._last: Saved | None = None
         """The newest report, to be completed when the training ends."""
 
@@ -181,6 +187,7 @@ class _Observation:
             from backspot.live.recorder import Plan
             from backspot.live.running import Observer
             from backspot.live.saving import save  # noqa: F401 - with all that a delivery needs
+            from backspot.live.termination import Termination
             from backspot.render.formats import all_formats
 
             all_formats()
@@ -209,6 +216,8 @@ class _Observation:
                 "before for timing and preparation; a smaller --steps makes it earlier"
             )
         self._observer = Observer(plan, self._deliver, complain, self._stepped)
+        self._observer.recorder.log.each_minute = self._save_training
+        self._termination = Termination(self._save_training)
         self._observer.begin()
 
     def end(self, error: BaseException | None) -> None:
@@ -221,6 +230,8 @@ class _Observation:
         if recorder.is_child:
             return
         self._ignore()
+        if self._termination is not None:
+            self._termination.end()
         before = recorder.reports
         self._recorded = 0
         self._ended = True
@@ -285,6 +296,8 @@ class _Observation:
         with suppress(AttributeError, ValueError):  # Windows; not the main thread
             if signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:
                 signal.signal(signal.SIGUSR1, self._on_signal)
+        if self._termination is not None and self._args.log and not self._args.exit:
+            self._termination.begin()
 
     def _on_signal(self, _: int, frame: Any) -> None:
         if self._observer is not None:
@@ -294,6 +307,17 @@ class _Observation:
         with suppress(AttributeError, ValueError):
             if signal.getsignal(signal.SIGUSR1) == self._on_signal:
                 signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+
+    def _save_training(self) -> None:
+        """Write what is known of the steps so far, as the training may end before its report."""
+        if self._observer is None or self._args.exit:
+            return
+        from backspot.live.saving import save_training
+
+        training = self._observer.recorder.log.training()
+        if training is not None:
+            with suppress(BackspotError, OSError):  # a full disk: the report says so
+                save_training(training, self._folder)
 
     # Reports -------------------------------------------------------------------------------------
 

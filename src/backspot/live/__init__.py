@@ -32,6 +32,8 @@ A module call that a profiler records goes through:
    a prehook that writes the backward label.
 4. ``source_lines.py``: the line of source that made each node.
 
+``step_log.py`` notes each step of a training, from its first to its last, without a profiler;
+``termination.py`` lets it be written when a job is killed.
 ``loaders.py`` notes each batch that the program asks for, and whether it was ready.
 ``host_marks.py`` marks what holds up the host: the garbage collector, and lines that wait.
 

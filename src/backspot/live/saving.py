@@ -129,6 +129,22 @@ def _written(
     return Saved(recorded, report, (trace, *reports))
 
 
+def save_training(training: Training, folder: Path) -> None:
+    """Write what is known of all steps into a folder, beside a report or before there is one.
+
+    Raises:
+        BackspotError: If the file cannot be written.
+    """
+    from backspot.render.files import writing
+    from backspot.render.json import training_to_json
+
+    rank, ranks = rank_and_ranks()
+    name = f"training.rank{rank}.json" if ranks > 1 else "training.json"
+    folder.mkdir(parents=True, exist_ok=True)
+    with writing(folder / name, force=True) as file:
+        file.write(training_to_json(training))
+
+
 def _kept(recorded: Recorded) -> Recorded:
     """Return the recording with exports: a profiler can be exported once, by its own thread."""
     changed: Any = {"profiler": _export(recorded.profiler), "live": None}

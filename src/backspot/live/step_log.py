@@ -32,8 +32,11 @@ from backspot.results.training import Apart, LoaderUse, Training
 _now = time.perf_counter_ns
 _here = threading.get_ident
 _MEMORY_EVERY_NS = 1_000_000_000
+_CALLED_EVERY_NS = 60_000_000_000
 _UNSETTLED_STEPS = 3
 """Steps after an interruption in which the host gets ahead of a device again."""
+_FEW_STEPS = 8
+"""With fewer steps than these, those before a queue has found its level count instead."""
 _LONGEST_SETTLING = 128
 """Steps after which a queue is taken for level, however large it is."""
 
@@ -155,9 +158,14 @@ class StepLog:
     """Notes each step of a training, from ``begin`` to ``end``.
 
     ``step_ended`` is called at the end of each step, on the thread that takes it.
+
+    Args:
+        each_minute: called at the end of a step, once a minute.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, each_minute: Callable[[], object] | None = None) -> None:
+        self.each_minute = each_minute
+        self._called = _now()
         self._threads: dict[int, _Thread] = {}
         self._watching = ExitStack()
         self._paused: dict[int, int] = {}
@@ -297,6 +305,9 @@ class StepLog:
         size = resident_memory()
         if size:
             thread.times.add_memory(size)
+        if self.each_minute is not None and now - self._called >= _CALLED_EVERY_NS:
+            self._called = now
+            self.each_minute()
 
     # Interruptions -------------------------------------------------------------------------------
 
@@ -337,7 +348,7 @@ class StepLog:
             return None
         thread = max(self._threads.values(), key=lambda one: one.times.steps)
         times = thread.times
-        if times.counted < thread.settling.counted and not thread.settled:
+        if times.counted < min(_FEW_STEPS, thread.settling.counted):
             times = thread.settling
             times.steps = thread.times.steps
         uses = [LoaderUse(*use[:4]) for use in thread.loaders.values() if use[0]]

@@ -12,6 +12,7 @@ In the order in which they build on each other:
 - ``_phases.py``, ``_answer.py``, ``_findings.py`` and ``_facts.py``: what is said of a report in
   words; ``_comparison.py``: the same for a comparison
 - ``_memory.py``: what memory and the device's limit add to both
+- ``training.py``: all steps of a training in words
 - ``_columns.py``: the columns of each table, with their cells
 - ``_terminal.py``: lays out columns, paragraphs and sentences in a given width
 - ``text.py``: a report as text; ``text_parts.py``: a finding, source lines, a module with those

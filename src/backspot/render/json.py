@@ -27,6 +27,7 @@ from backspot.results.comparison import Comparison
 from backspot.results.findings import Answer
 from backspot.results.job import SCHEMA as JOB_SCHEMA, JobReport
 from backspot.results.report import SCHEMA, Report
+from backspot.results.training import Training
 
 Saved = TypeVar("Saved", Report, JobReport)
 _SCHEMAS: dict[type, str] = {Report: SCHEMA, JobReport: JOB_SCHEMA}
@@ -61,6 +62,11 @@ def comparison_to_json(comparison: Comparison, view: View | None = None) -> byte
 def job_to_json(job: JobReport) -> bytes:
     """The answer for all ranks as JSON in UTF-8, indented."""
     return _encoded(job)
+
+
+def training_to_json(training: Training) -> bytes:
+    """All steps of a training as JSON in UTF-8, for a training that ends before its report."""
+    return b'{"schema":"backspot.training/1",' + _plain(training)[1:] + b"\n"
 
 
 FORMATS = (

@@ -12,6 +12,7 @@ typical step: the mean over the recorded steps but those that something held up.
 - ``findings.py``: ``Finding``, a cause with its places and its remedy; what a step would save;
   ``Answer``, what costs most in it.
 - ``trials.py``: ``Tried``, what a trial of a remedy measured.
+- ``training.py``: ``Training``, all steps of a training, noted without a profiler.
 - ``quantities.py``: the numbers that all of these can hold.
 - ``rare.py``: ``RareWork``, what recurs in some steps only.
 - ``host.py``: where the host waits for a device, what it launches, which lines it runs.
