@@ -57,7 +57,8 @@ _SLOW_START = 1.5
 _LEAST_SHARE = 0.01
 """Share of the time from which rare work is worth a line."""
 _RAN = 0.5
-"""Share of a step's excess for which the thread ran, or waited for data, if it is work."""
+"""Share of a step's excess for which the thread waited for data, or ran, relative to how much of a
+typical step it ran, if it is work."""
 _MEMORY_SAMPLES = 512
 _TREND_PIECES = 12
 """Stretches from which it is known whether steps became slower."""
@@ -246,6 +247,8 @@ class StepTimes:
         """Return work of some steps only, and how many steps were held up, by how much in all."""
         usual = _sum(kinds, typical)
         usual_mean = usual[1:] / usual[0]
+        # On a busy machine a thread does not run all the time, whatever it works at.
+        ran = _RAN * min(1.0, usual[1 + THREAD] / max(1, usual[1 + TOTAL]))
         everything = sum(int(sums[0]) for sums in kinds.values())
         rare: list[RareWork] = []
         held_up, held_up_ns = 0, 0
@@ -258,7 +261,7 @@ class StepTimes:
                 continue
             marks = Marks(group[0][0])
             in_data = data >= _RAN * longer
-            is_work = bool(marks) or in_data or has_device or thread >= _RAN * longer
+            is_work = bool(marks) or in_data or has_device or thread >= ran * longer
             if not is_work:
                 held_up, held_up_ns = held_up + count, held_up_ns + round(count * longer)
                 continue

@@ -61,8 +61,8 @@ class Saved:
             ``None`` if there are no files, or hardly more steps than the report knows.
         """
         before = self.recorded.training
-        known = before.counted if before is not None else 0
-        if steps is None or self.problem or steps.counted < known + _WORTH_COMPLETING:
+        known = before.steps if before is not None else 0
+        if steps is None or self.problem or steps.steps < known + _WORTH_COMPLETING:
             return None
         recorded = replace(self.recorded, training=steps)
         report = with_earlier_trials(recorded.locate(training), self.report)
