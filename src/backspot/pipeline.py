@@ -151,7 +151,7 @@ def locate_export(
         if options.place is not None:
             more = replace(more, frames=more.frames.renamed(options.place))
     with _opened(profiler) as path:
-        recording = Recording.of(replace(read_events(path), source=named), more, options.rare)
+        recording = Recording.of(replace(read_events(path), source=named), more, options.training)
         if use is not None:
             use(path, recording.whole)
         report = report_of(recording, options, parts)

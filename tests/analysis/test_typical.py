@@ -10,7 +10,8 @@ from hypothesis import given, strategies as st
 
 import backspot
 from backspot import Report
-from backspot.analysis.typical import RareSteps, TypicalStep, every_step, typical_step
+from backspot.analysis.training import StepTimes
+from backspot.analysis.typical import RareSteps, TypicalStep, every_step, rare_steps, typical_step
 from support.sums import assert_adds_up
 from support.synthetic import Trace
 
@@ -308,3 +309,39 @@ def test_a_cause_of_a_few_steps_is_none_and_of_most_says_in_how_many(tmp_path: P
             # One percent of a step is little: the cause counts in the other steps, too.
             assert slow <= found["backward-ratio"].steps <= 7
             assert f"in {slow} of 7 steps" in found["backward-ratio"].seen or slow == 7
+
+
+# Which recorded steps have the rare work of a training -------------------------------------------
+
+
+def trained(*rare):
+    account = StepTimes()
+    for at in range(1000):
+        longer = sum(took for period, took in rare if at % period == period - 1)
+        account.add(10**6 + longer, 0, 0, 0, 10**6 + longer, 0)
+    return account.training()
+
+
+@given(st.integers(2, 50), st.floats(1, 2), st.lists(st.booleans(), min_size=5, max_size=20))
+def test_a_recorded_step_with_rare_work_counts_as_often_as_the_training_has_it(period, slow, has):
+    training = trained((period, 80 * 10**6))
+    has[0], has[1], has[2] = False, False, sum(has) > len(has) // 2 - 2 or has[2]
+    has = [one and at % 3 == 0 for at, one in enumerate(has)]
+    length = np.array([int(slow * (10**6 + 80 * 10**6 * one)) for one in has])
+    found = rare_steps(length, training)
+    assert [step for kind in found for step in kind.steps] == [
+        at for at, one in enumerate(has) if one
+    ]
+    assert all(kind.share == pytest.approx(1 / period, rel=0.1) for kind in found)
+
+
+def test_two_kinds_of_rare_work_are_told_apart_by_their_time():
+    training = trained((10, 5 * 10**6), (100, 400 * 10**6))
+    length = np.array([10**6] * 7 + [6 * 10**6, 401 * 10**6, 10**6])
+    shares = {kind.steps: round(1 / kind.share) for kind in rare_steps(length, training)}
+    assert set(shares) == {(7,), (8,)}
+    assert shares[8,] > 5 * shares[7,]
+
+
+def test_a_recording_of_equal_steps_has_no_rare_work():
+    assert rare_steps(np.full(10, 10**6), trained((10, 5 * 10**6))) == ()

@@ -32,7 +32,7 @@ from backspot.analysis.host.waits import (
     lines_of_waits,
     places_of_waits,
 )
-from backspot.analysis.typical import RareSteps, TypicalStep
+from backspot.analysis.typical import RareSteps, TypicalStep, rare_steps
 from backspot.errors import NoBackwardError
 from backspot.results.host import Wait
 from backspot.results.report import Report
@@ -52,7 +52,6 @@ class Options(msgspec.Struct, frozen=True):
         live: whether this process recorded the trace.
         warmed_up: whether steps are known to have run before the recording.
         real_steps: how long steps take without the profiler, in nanoseconds.
-        rare: steps of the recording of which it is known how often the training has such steps.
         training: all steps of the training so far; ``None`` where they were not noted.
         place: gives a file, line and function of a stack the file's name that lines have elsewhere,
             and the line at which the function begins; ``None``: they have them.
@@ -64,7 +63,6 @@ class Options(msgspec.Struct, frozen=True):
     live: bool = False
     warmed_up: bool = False
     real_steps: tuple[int, ...] = ()
-    rare: tuple[RareSteps, ...] = ()
     training: Training | None = None
     place: Callable[[str, int, str], tuple[str, int]] | None = None
 
@@ -91,9 +89,13 @@ class Recording(msgspec.Struct, frozen=True, eq=False, dict=True):
 
     @classmethod
     def of(
-        cls, events: Events, detail: Events | None = None, rare: tuple[RareSteps, ...] = ()
+        cls, events: Events, detail: Events | None = None, training: Training | None = None
     ) -> Recording:
         """Attribute a trace.
+
+        Args:
+            detail: the trace of other steps of the same training, if there is one.
+            training: all steps of it, as far as they are known.
 
         Raises:
             NoBackwardError: If the trace has no backward pass.
@@ -101,6 +103,8 @@ class Recording(msgspec.Struct, frozen=True, eq=False, dict=True):
         ownership = attribute(events)
         if not len(ownership.passes.start):
             raise NoBackwardError(why_no_backward(events))
+        steps = ownership.steps
+        rare = rare_steps(steps.end - steps.start, training) if training is not None else ()
         return cls(events, ownership, detail, rare=rare)
 
     @classmethod

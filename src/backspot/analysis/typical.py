@@ -34,6 +34,7 @@ import numpy as np
 
 from backspot.analysis.timeline import median
 from backspot.results.costs import Hiccup
+from backspot.results.training import Training
 from backspot.trace.events import Ints, Mask
 
 _FEWEST = 3
@@ -70,6 +71,34 @@ class RareSteps(msgspec.Struct, frozen=True):
     def behind(self, first: int) -> RareSteps:
         """Return the same of a recording that begins with this step."""
         return RareSteps(tuple(step - first for step in self.steps if step >= first), self.share)
+
+
+_LEAST_ALIKE, _MOST_ALIKE = 0.5, 4.0
+"""Rare work takes this many times as long in a recorded step as in the others, between these."""
+
+
+def rare_steps(length: Ints, training: Training) -> tuple[RareSteps, ...]:
+    """Return which recorded steps have the rare work of a training, and how often that has it.
+
+    A recorded step has the work whose time is nearest to that by which the step is longer than
+    most. Recording makes it longer than it is.
+
+    Args:
+        length: the time of each recorded step, in nanoseconds.
+    """
+    if len(length) < 2:
+        return ()
+    longer = length - np.median(length)
+    found: dict[int, list[int]] = {}
+    for step in np.flatnonzero(longer > 0).tolist():
+        ratios = [longer[step] / max(1, work.wall_ns) for work in training.rare]
+        nearest = min(range(len(ratios)), key=lambda at: abs(np.log(ratios[at])), default=None)
+        if nearest is not None and _LEAST_ALIKE <= ratios[nearest] <= _MOST_ALIKE:
+            found.setdefault(nearest, []).append(step)
+    return tuple(
+        RareSteps(tuple(steps), 1 / training.rare[number].period)
+        for number, steps in sorted(found.items())
+    )
 
 
 class TypicalStep(msgspec.Struct, frozen=True):
