@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given, settings, strategies as st
 
@@ -36,7 +37,10 @@ def said(report: Report) -> str:
 def known(loop: Loop, folder: Path, *rare: RareSteps, real: tuple[int, ...] = ()) -> Report:
     """The report of a loop of whose steps more is known than its recording shows."""
     path = loop.trace.save(folder / "trace.json")
-    return report_of(Recording.of(read_events(path), None, rare), Options(real_steps=real))
+    return report_of(
+        msgspec.structs.replace(Recording.of(read_events(path)), rare=rare),
+        Options(real_steps=real),
+    )
 
 
 def test_what_is_in_some_steps_only_is_named_with_its_period_its_time_and_its_share() -> None:

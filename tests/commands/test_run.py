@@ -658,7 +658,7 @@ for _ in range(600):  # the report is made while the training goes on
 def test_nothing_remains_after_the_report(write, tmp_path):
     path = write(training(LEFT, "import time", "train(9)", WAITING, "print(left())"))
     environment = {"PYTHONPATH": os.pathsep.join(sys.path)}
-    done = observed(*SMALL, path, cwd=tmp_path, env=environment)
+    done = observed(*SMALL, "--no-log", path, cwd=tmp_path, env=environment)
     assert done.stdout.decode().splitlines()[-1] == "[]", done.stderr.decode()
 
 
@@ -668,7 +668,7 @@ def test_while_it_waits_there_are_one_hook_of_pytorchs_own_and_who_waits_for_ind
 ):
     path = write(training(LEFT, "train(2)", "print(left())"))
     environment = {"PYTHONPATH": os.pathsep.join(sys.path)}
-    done = observed("--warmup", "3", path, cwd=tmp_path, env=environment)
+    done = observed("--warmup", "3", "--no-log", path, cwd=tmp_path, env=environment)
     hook, *waiting = eval(done.stdout.decode().splitlines()[-1])
     assert "_global_optimizer_post_hooks" in hook
     assert set(waiting) <= {"_Finder"}

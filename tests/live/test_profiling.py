@@ -309,9 +309,11 @@ def test_the_trace_is_labelled_and_tells_the_same(case, tmp_path):
     names = {event["name"] for event in added_of(text) if event["ph"] == "B"}
     assert "backward: 1.1 (Slow)" in names
     assert {event["ph"] for event in added_of(text)} == {"B", "E", "M", "s", "f"}
-    # Only the recording knows of its warm-up, and so warns of none.
+    # Only the recording knows of its warm-up, and so warns of none, and of all steps.
     located = backspot.locate(trace)
-    assert replace(located, trace="", warnings=()) == replace(report, trace="", warnings=())
+    assert replace(located, trace="", warnings=()) == replace(
+        report, trace="", warnings=(), training=None
+    )
 
 
 @pytest.mark.parametrize("hooks", MODES)

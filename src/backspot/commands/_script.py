@@ -149,7 +149,9 @@ def _without_ours(error: BaseException) -> TracebackType | None:
 
 _AROUND = (
     *("backspot.live.call_wrapper", "backspot.live.class_calls", "backspot.live.running"),
-    "backspot.live.torch_internals.lookup",
+    *("backspot.live.loaders", "backspot.live.step_log"),
+    *("backspot.live.torch_internals.lookup", "backspot.live.torch_internals.engine"),
+    "backspot.live.torch_internals.batches",
 )
 """The files whose functions call the script's."""
 

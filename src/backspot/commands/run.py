@@ -9,9 +9,9 @@ Under torchrun, rank 0 also says which rank is slow, where, and who waits.
 
 On Linux and macOS, kill -USR1 PID asks a running script for a report now.
 
-All steps are noted until the script ends, without a profiler: how long they take,
-what recurs in some of them, whether they become slower. The report is completed
-then; training.json has it each minute, for a job that is killed.
+All steps are noted until the script ends, without a profiler: how long they
+take, what recurs in some of them, whether they become slower. The report is
+completed then; training.json has it each minute, for a job that is killed.
 
 Example:
   backspot run train.py --epochs 3

@@ -520,7 +520,7 @@ class Recorder:
             self._waited_for = "an optimizer that took no step"
             return True
         if self.log.is_on and not self.log.is_level:
-            self._waited_for = "the queue of the loader to find its level"
+            self._waited_for = "the queue of a loader"
             return True
         return False
 
@@ -723,7 +723,7 @@ class Recorder:
         least = self.plan.last_early_start and 1 + _BEFORE_EARLY + 1
         # With as many, an optimizer's first step came too late for an early recording.
         needed = least if self.in_one_go < least else self.plan.first_step + self._waited
-        waited = f" ({self._waited} of them to wait for {self._waited_for})"
+        waited = f" ({self._waited} of them for {self._waited_for})"
         fitting = self.plan.fitting(self.in_one_go - self._waited)
         return (
             f"no report: {ending} after {self.steps_said}, and a report "
