@@ -27,6 +27,7 @@ from backspot.render._memory import memory_sentences
 from backspot.render._phases import explained, kept_phases, phase_text
 from backspot.render._words import Part
 from backspot.render.formats import Format
+from backspot.render.training import training_facts, training_line
 from backspot.render.view import View, only_nodes, operators_by, select
 from backspot.results.comparison import Comparison
 from backspot.results.report import Report
@@ -57,6 +58,9 @@ def to_markdown(report: Report, view: View | None = None) -> bytes:
     if phases := [phase_text(report, phase) for phase in kept_phases(report)]:
         goes = ", ".join(f"{name} {time} ({share})" for name, time, share in phases)
         lines += [_text(f"Time in a {report.per}: {goes}."), ""]
+    if report.training is not None:
+        facts_of_training = [training_line(report.training), *training_facts(report.training)]
+        lines += [_text(" ".join(facts_of_training)), ""]
     for text in memory_sentences(report):
         lines += [_text(f"{text[0].upper()}{text[1:]}."), ""]
     for meaning in explained(report):

@@ -4,8 +4,8 @@ A ``Report`` comes in, and the bytes of one HTML file come out, in which everyth
 
 1. ``_fragments.py`` writes the HTML that needs no script: answer, warnings, phases, findings and
    tables. Notebooks use it too.
-2. ``_plots.py`` draws memory over time and the roofline, if they are recorded, and ``_step.py`` one
-   step of host and GPU; both with ``plots.css``.
+2. ``_plots.py`` draws memory over time and the roofline, if they are recorded, ``_step.py`` one
+   step of host and GPU, and ``_training.py`` all steps of a training; with ``plots.css``.
 3. ``_page_data.py`` writes the rows of the report for the script: their JSON, deflated.
 4. ``to_html`` puts all into ``report.html``, with ``explorer.html``, and adds the scripts in the
    order of ``_SCRIPTS``: ``model.js`` (the data as a tree), ``icicle.js`` (the module tree),
@@ -49,6 +49,7 @@ from backspot.render.html._job import job_to_html
 from backspot.render.html._page_data import page_data
 from backspot.render.html._plots import plots
 from backspot.render.html._step import step_lanes
+from backspot.render.html._training import training_picture
 from backspot.render.view import only_nodes, select
 from backspot.results.job import JobReport
 from backspot.results.report import Report
@@ -67,6 +68,7 @@ def to_html(report: Report) -> bytes:
     report = in_real_time(report)
     plain = only_nodes(report)
     lanes, host = step_lanes(report), host_section(report)
+    course = training_picture(report)
     drawn, (first, *others) = plots(report), sentences(report)
     table, notes = _operators(report) if plain else _modules(report)
     main = Template(asset("report.html")).substitute(
@@ -77,7 +79,7 @@ def to_html(report: Report) -> bytes:
         setting=facts_list([*setting(report), *memory_sentences(report)]),
         warnings=warnings_list(remedies(report)),
         phases=phases_bar(report),
-        step=lanes,
+        step=lanes + course,
         host=host,
         findings=findings_list(report, shown_first=_FINDINGS),
         plots=drawn,
@@ -94,7 +96,7 @@ def to_html(report: Report) -> bytes:
         main,
         f"Times are those of a typical {report.per}, in ms: the mean over the recorded ones "
         "that nothing held up.",
-        styles=("plots.css",) if drawn or lanes or host else (),
+        styles=("plots.css",) if drawn or lanes or host or course else (),
         scripts=_SCRIPTS,
         data=f'<script type="text/plain" id="report">{data}</script>',
     )
