@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help install test quick durations lint format docs bench
+.PHONY: help install test quick durations lint house format docs bench
 
 help:  ## List the targets
 	@sed -n 's/^\([a-z]*\):  *## */\1 /p' $(MAKEFILE_LIST) | while read -r name about; do printf '%-9s %s\n' "$$name" "$$about"; done
@@ -18,6 +18,9 @@ durations:  ## Run all tests, and list the 40 slowest
 
 lint:  ## Check with ruff and mypy, as CI does
 	.ci/lint
+
+house:  ## Print the parts, what each costs, and the arrows from the core into them
+	cd tests && python -m support.house
 
 format:  ## Format, and fix what ruff can fix
 	ruff format .

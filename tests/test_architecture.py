@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from support.house import COMPOSERS, PARTS, SPINE, arrows as arrows_into_parts, files, part_of
+
 pytestmark = pytest.mark.xdist_group("architecture")  # one worker parses the files
 
 HOME = Path(__file__).parents[1]
@@ -49,6 +51,24 @@ GROUND = {room for floor in FLOORS[:3] for room in floor}
 # The demo trains a model, and imports torch by name, so that it can say what is not installed.
 WITH_TORCH = ("live", "integrations", "commands.demo")
 
+# The files of the core that still import a file of a part.
+ARROWS = {
+    ("analysis/recording.py", "analysis/attribution/tracks.py"),
+    ("analysis/recording.py", "analysis/host/lines.py"),
+    ("analysis/recording.py", "analysis/host/real_time.py"),
+    ("analysis/recording.py", "analysis/host/waits.py"),
+    ("commands/_source.py", "job/identity.py"),
+    ("commands/show.py", "render/job.py"),
+    ("live/recording.py", "live/host_marks.py"),
+    ("live/recording.py", "live/step_log.py"),
+    ("render/_columns.py", "render/_memory.py"),
+    ("render/html/_fragments.py", "render/_findings.py"),
+    ("render/html/_fragments.py", "render/_host.py"),
+    ("render/html/_page_data.py", "render/_findings.py"),
+    ("render/html/_page_data.py", "render/_memory.py"),
+    ("render/text_parts.py", "render/_comparison.py"),
+    ("render/text_parts.py", "render/_findings.py"),
+}
 MOST_NAMES = 28
 PUBLIC_FUNCTIONS = (
     ("backspot.live.profiling", "profile"),
@@ -211,6 +231,20 @@ def test_imports_name_the_whole_way() -> None:
         for other, line in others
         if other.startswith(".")
     ]
+
+
+def test_the_core_imports_no_part_but_for_these_arrows() -> None:
+    """A capability is a folder that can be deleted. This list may only become shorter."""
+    assert arrows_into_parts() == ARROWS
+
+
+def test_a_part_is_no_empty_promise() -> None:
+    """Each pattern names files, and so do those of the spine and of what composes."""
+    by_part = {part: [file for file in files() if part_of(file) == part] for part in PARTS}
+    assert all(by_part.values())
+    known = {file.removesuffix(".py") for file in files()}
+    assert not {*SPINE, *COMPOSERS} - known
+    assert not [name for name in SPINE if part_of(f"{name}.py") is not None]
 
 
 def test_the_public_names_stay_few() -> None:
