@@ -21,7 +21,8 @@ SOURCE = HOME / "src"
 # The files of each part, as patterns of their paths below ``src/backspot``; the first one counts.
 # Their results are in ``results``: they are the contract, and import nothing.
 PARTS = {
-    "ranks": r"job/|render/job|html/_job|html/job\.css|commands/ranks|comparison/jobs|live/gathering",
+    "ranks": r"job/|render/job|html/_job|html/job\.css|commands/ranks|comparison/jobs"
+    r"|live/gathering",
     "trials": r"live/trials/",
     "monitor": r"live/monitor",
     "compare": r"comparison/|render/_comparison|commands/diff",
