@@ -66,14 +66,14 @@ def _examine(job: Job, stage: Stage, run: Run) -> Record:
     ]
     return {
         "step_ms": round(sum(true) * 1e3, 2),
-        "recorded_ms": round(report.step_ns / 1e6, 2),
+        "recorded_ms": round(report.recorded_step_ns / 1e6, 2),
         "shares": dict(zip(_PARTS, (round(share, 4) for share in shares), strict=True)),
         "errors": errors[0],
         "recorded_errors": errors[1],
     }
 
 
-_FIELDS = ("unprofiled_ns", "wall_ns")
+_FIELDS = ("wall_ns", "recorded_wall_ns")
 
 
 def _shares(phases: dict[str, int]) -> list[float]:

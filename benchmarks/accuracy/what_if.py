@@ -136,7 +136,7 @@ def _record(name: str, run: Run, folder: Path, stage: Stage) -> None:
         trace=folder / f"{name}.json",
         force=True,
     )
-    stage("recorded", {"recorded_ms": report.step_ns / 1e6})
+    stage("recorded", {"recorded_ms": report.recorded_step_ns / 1e6})
     facts = {
         "real_step_ns": report.unprofiled_step_ns,
         "real_steps_ns": report.unprofiled_step_ns_by_step,

@@ -44,7 +44,7 @@ _NUMBERS = (
 _TEXTS = (
     "", "a", ".", "..", "a.b", "a" * 3_000, "a." * 2_000, "\0", "\ud800", "\x1b[2J", "漢" * 500,
     "</script>", "=1+1", "(outside model)", "backward pass", "profiler step", "none", "idle",
-    "backspot.report/1", "backspot.report/2", "e\u0301" * 900,
+    "backspot.report/2", "backspot.report/3", "e\u0301" * 900,
 )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from backspot.analysis.parts import PARTS, ranking
+from backspot.analysis.parts import PARTS, ranking, real_step
 from backspot.analysis.recording import Options, Part, Recording
 from backspot.checks import check_whole, is_number
 from backspot.errors import UsageError
@@ -107,7 +107,9 @@ def report_of(
     recording: Recording, options: Options | None = None, parts: Sequence[Part] = ()
 ) -> Report:
     """Return the report of a recording: its ranking, completed by ``PARTS`` and then by others."""
-    recording, options = recording.whole, options or Options()
+    options = options or Options()
+    recording = recording.whole
+    recording = recording.in_real_time(real_step(recording, options))
     report = ranking(recording, options)
     for part in (*PARTS, *parts):
         report = part(report, recording, options)

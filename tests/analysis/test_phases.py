@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-import csv
-import json
 import random
-import tempfile
 from dataclasses import replace
-from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from backspot import Report, pipeline
-from backspot.analysis.recording import Options, Recording
-from backspot.formatting import duration
-from backspot.render import renderer_for
-from backspot.render._consistency import contradiction
-from backspot.render.tables import to_csv
+from backspot import Report
 from backspot.render.text import render_text
 from backspot.results.findings import ReplayedStep
-from backspot.results.unprofiled import in_real_time
-from backspot.trace.source_lines import KEY, LineTable, Made, SourceLine, format_lines
 from support.phased import ENGINE, HOST, STEP, TICK, busy, operator, report_of, step, ticks
 from support.sums import assert_adds_up
 from support.synthetic import Trace
@@ -316,7 +304,7 @@ def test_the_backward_phase_is_what_the_rows_are_made_of(trace: Trace) -> None:
     launched = {e["args"]["correlation"] for e in known}
     trace.events = [e for e in trace.events if e["args"].get("correlation", -1) in {-1, *launched}]
     report = report_of(trace)
-    assert ticks(report).get("backward", 0) * TICK == report.recorded_wall_ns
+    assert ticks(report).get("backward", 0) * TICK == sum(report.wall_ns_by_step)
 
 
 def test_what_a_loop_does_in_a_moment_is_no_waiting_for_data() -> None:
@@ -343,7 +331,7 @@ def test_idle_time_of_a_cpu_is_called_python_with_what_may_be_the_profilers() ->
         replayed = ReplayedStep(real, real, real, fitted=False)
         text = render_text(replace(report, replayed_step=replayed), width=200, full=True)
         assert f"up to {most}.0 ms of it may be the profiler's own" in text
-    text = render_text(replace(report, unprofiled_step_ns=recorded), width=200, full=True)
+    text = render_text(replace(report, clock="real"), width=200, full=True)
     assert "so this is Python and the program's other work" in text
     assert "the profiler's own" not in text
 
@@ -378,99 +366,3 @@ def test_a_forward_that_waits_for_launches_is_launch_bound_though_its_backward_i
     assert found.places[0].class_name == "Model"
     assert "of the forward" in found.seen
     assert "149 of 150 kernels" in found.seen
-
-
-def timed(trace: Trace, real_ns: int) -> Report:
-    """The report of a trace of which real steps were timed, too."""
-    with tempfile.TemporaryDirectory() as folder:
-        recording = Recording.read(trace.save(Path(folder) / "trace.json"))
-    return pipeline.report_of(recording, Options(real_steps=(real_ns,)))
-
-
-@given(st.floats(0.3, 1.2), st.integers(0, 3))
-def test_what_people_read_are_parts_of_the_real_step(part: float, kernels: int) -> None:
-    trace = Trace()
-    step(trace)
-    for number in range(kernels):
-        at = (22 + 6 * number) * TICK
-        trace.kernel(at, at + 4 * TICK, launch=at, launch_thread=HOST)
-    report = timed(trace, real_ns=int(100 * TICK * part))
-    assert sum(one.unprofiled_ns for one in report.phases) == report.unprofiled_step_ns
-    shown = in_real_time(report)
-    backward = sum(one.wall_ns for one in shown.phases if one.name == "backward")
-    assert sum(one.wall_ns for one in shown.phases) == shown.step_ns
-    assert abs(sum(row.wall_ns for row in shown.modules) - backward) <= len(shown.modules) + 1
-    assert contradiction(replace(shown, passes=(), phases=())) == ""
-    assert report.step_ns == 100 * TICK
-
-
-def of_small_operators(*, noted: bool = False) -> Trace:
-    """Steps of a millisecond: a loop of 40 operators in ``a``, and a node of 4 µs for each.
-
-    Args:
-        noted: whether the line of each node was noted while it was made.
-    """
-    trace, us = Trace(), 1_000
-    for number in range(3):
-        at = number * 1_000 * us
-        trace.annotation(f"ProfilerStep#{number}", at, at + 1_000 * us)
-        trace.forward("a", "A", at + 100 * us, at + 400 * us)
-        for turn in range(40):
-            begin, back = at + (110 + 6 * turn) * us, at + (800 - 8 * turn) * us
-            trace.operator("aten::mul", begin, begin + 4 * us, seq=40 * number + turn)
-            trace.node("MulBackward0", back, back + 4 * us, seq=40 * number + turn, thread=HOST)
-    if noted:
-        made = Made(np.array([0]), np.array([120]), np.array([0]))
-        line = SourceLine("net.py", 7, "A.forward", "x = x * y", "MulBackward0")
-        trace.metadata[KEY] = json.loads(format_lines(LineTable((line,), {1: made})))
-    return trace
-
-
-def test_what_recording_nodes_takes_is_time_between_them() -> None:
-    """A recording runs before an event begins and after it ends."""
-    rows = {row.path: row for row in timed(of_small_operators(), real_ns=900_000).modules}
-    between = rows["(autograd engine)"]
-    assert rows["a"].unprofiled_ns == pytest.approx(rows["a"].wall_ns, rel=1e-3)
-    assert between.unprofiled_ns < 0.8 * between.wall_ns
-
-
-def test_noting_the_lines_of_nodes_takes_time_where_they_are_made() -> None:
-    plain, noted = (
-        {
-            one.name: one.unprofiled_ns or 0
-            for one in timed(of_small_operators(noted=noted), real_ns=900_000).phases
-        }
-        for noted in (False, True)
-    )
-    assert noted["forward"] < 0.95 * plain["forward"]
-    assert noted["backward"] > 1.05 * plain["backward"]
-
-
-def test_without_a_device_a_loop_is_worth_what_its_module_is() -> None:
-    report = timed(of_small_operators(noted=True), real_ns=700_000)
-    (loop,) = (one for one in report.findings if one.rule == "operator-loop")
-    (module,) = (row for row in report.modules if row.path == "a")
-    assert loop.saves is not None
-    assert module.saves is not None
-    assert loop.saves.ns == pytest.approx(module.saves.ns, rel=0.02)
-
-
-def test_the_answer_a_module_and_a_table_for_programs_have_the_times_that_people_read() -> None:
-    trace = Trace()
-    step(trace)
-    report = timed(trace, real_ns=50 * TICK)
-    shown = in_real_time(report)
-    assert report.answer == shown.answer
-    assert report.answer.wall_ns < report.whole_ns / 2
-    first = report.modules[0]
-    text = f"{duration(first.unprofiled_ns or 0)} of the backward per step"
-    assert str(report[first.name]).startswith(f"{first.label}: {text}")
-    head, *rows = csv.reader(to_csv(report).decode().splitlines())
-    real = [int(row[head.index("unprofiled_ns")]) for row in rows]
-    assert real == [row.unprofiled_ns for row in report.modules]
-    assert repr(report) == repr(shown)
-    wall, *_ = json.loads(renderer_for("x.speedscope.json")(report))["profiles"]
-    assert wall["endValue"] == pytest.approx(shown.wall_ns, abs=len(shown.modules))
-    assert list(map(repr, report.phases)) == list(map(repr, shown.phases))
-    assert sorted(map(repr, report.modules)) == sorted(map(repr, shown.modules))
-    assert "unprofiled_ns" not in to_csv(report_of(trace)).decode()

@@ -22,10 +22,10 @@ def test_pieces_lie_in_the_step_one_after_the_other_and_stay_few(name):
     picture = h200.report_of(name).picture
     for lane in (picture.host, picture.lines, picture.device):
         assert len(lane) <= MOST
-        assert all(0 <= start < end <= picture.wall_ns for start, end, *_ in lane)
+        assert all(0 <= start < end <= picture.recorded_wall_ns for start, end, *_ in lane)
         assert all(one[1] <= after[0] for one, after in pairwise(lane))
     assert picture.host[0][0] == 0
-    assert picture.host[-1][1] == picture.wall_ns
+    assert picture.host[-1][1] == picture.recorded_wall_ns
     assert all(0 < busy <= 100 for *_, busy in picture.device)
 
 
@@ -34,7 +34,7 @@ def test_the_step_is_one_that_counts(name):
     made = h200.report_of(name)
     lengths = [made.step_ns_by_step[step] for step in made.typical_steps]
     nearest = min(lengths, key=lambda length: abs(length - made.step_ns))
-    assert made.picture.wall_ns == nearest
+    assert made.picture.recorded_wall_ns == nearest
 
 
 def test_the_waits_of_the_step_end_after_the_work_that_they_wait_for(clipped):

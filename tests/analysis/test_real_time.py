@@ -1,67 +1,261 @@
-"""How long the parts of a step with stacks really take, from the steps without."""
+"""All times of a report are those of a real step, where one was timed."""
 
 from __future__ import annotations
 
+import csv
+import json
+import re
+import tempfile
+from collections.abc import Mapping
+from dataclasses import astuple
+from pathlib import Path
+
 import numpy as np
 import pytest
+from hypothesis import given, strategies as st
 
-from backspot.analysis.host.real_time import HostSteps, real_time
+from backspot import Report, pipeline
+from backspot.analysis.accounting.activity import NAMES
+from backspot.analysis.accounting.unrecorded import RealStep
+from backspot.analysis.recording import Recording
+from backspot.formatting import duration, percent
+from backspot.render import renderer_for
+from backspot.render._consistency import contradiction
+from backspot.render.json import to_json
+from backspot.render.tables import to_csv
+from backspot.render.text import render_text
 from backspot.trace import read_events
+from backspot.trace.source_lines import KEY, LineTable, Made, SourceLine, format_lines
+from support.phased import HOST, TICK, report_of, step
 from support.synthetic import Trace
 
-US = 1_000
+TESTS = Path(__file__).parents[1]
+DATA, DOCS = TESTS / "data", TESTS.parent / "docs"
 
 
-def steps_of(tmp_path, *gaps_of_steps, operator=10 * US, names="abcdef"):
-    """Steps of operators that take as long each, with gaps of so many microseconds between."""
-    trace, start, end, now = Trace(), [], [], 0
-    for gaps in gaps_of_steps:
-        start.append(now)
-        for name, gap in zip(names, gaps, strict=False):
-            now += round(gap * US)
-            trace.operator(f"aten::{name}", now, now + operator)
-            now += operator
-        end.append(now)
-    events = read_events(trace.save(tmp_path / "trace.json"))
-    assert events.start.min() == 0 or gaps_of_steps[0][0]
-    shift = int(events.start.min()) - round(gaps_of_steps[0][0] * US)
-    edges = (np.array(one, np.int64) + shift for one in (start, end))
-    return HostSteps(events, *edges, np.ones(len(start), bool), start[:0])
+def timed(trace: Trace, real_ns: int, parts: Mapping[str, int] | None = None) -> Report:
+    """The report of a trace of which real steps were timed, too, and perhaps parts of them."""
+    with tempfile.TemporaryDirectory() as folder:
+        recording = Recording.read(trace.save(Path(folder) / "trace.json"))
+    return pipeline.report_of(recording.in_real_time(RealStep(real_ns, parts=parts or {})))
 
 
-def gaps_of(steps, clock):
-    """The real time before each operator of the first step, and of the operator, in µs."""
-    edges = np.sort(np.concatenate([steps.start[:1], steps.events.start, steps.events.end]))
-    return (np.diff(np.interp(edges, *clock)) / US).tolist()
+@given(st.floats(0.3, 1.2), st.integers(0, 3))
+def test_what_people_read_are_parts_of_the_real_step(part: float, kernels: int) -> None:
+    trace = Trace()
+    step(trace)
+    for number in range(kernels):
+        at = (22 + 6 * number) * TICK
+        trace.kernel(at, at + 4 * TICK, launch=at, launch_thread=HOST)
+    real = int(100 * TICK * part)
+    report = timed(trace, real_ns=real)
+    assert report.clock == "real"
+    assert (report.step_ns, report.recorded_step_ns) == (real, 100 * TICK)
+    check_sums(report)
 
 
-def test_a_gap_takes_what_it_takes_without_stacks(tmp_path):
-    stacked = steps_of(tmp_path, (300, 50, 900))
-    plain = steps_of(tmp_path, (100, 40, 200), (100, 40, 200), (100, 990, 200))  # one is held up
-    clock = real_time(stacked, plain, step_ns=10_000 * US)
-    assert gaps_of(stacked, clock) == pytest.approx([100, 10, 40, 10, 200, 10])
+def check_sums(report: Report) -> None:
+    """All sums of a report are exact, in its clock and as it was recorded."""
+    assert contradiction(report) == ""
+    recorded, real = report.recorded_step_ns, report.step_ns
+    assert sum(one.wall_ns for one in report.phases) == real
+    assert sum(one.recorded_wall_ns for one in report.phases) == recorded
+    for field in ("wall_ns", "recorded_wall_ns", "cpu_ns", "gpu_ns"):
+        whole = getattr(report, field)
+        assert sum(getattr(row, field) for row in report.modules) == whole
+        backward = [getattr(one, field, whole) for one in report.phases if one.name == "backward"]
+        assert backward in ([], [whole])
+    for field in ("wall_ns_by_step", "cpu_ns_by_step", "gpu_ns_by_step"):
+        columns = zip(*(getattr(row, field) for row in report.modules), strict=True)
+        assert tuple(map(sum, columns)) == getattr(report, field)
+    columns = zip(*(phase.wall_ns_by_step for phase in report.phases), strict=True)
+    assert tuple(map(sum, columns)) == report.step_ns_by_step
+    for row in report.modules:
+        assert sum(astuple(row.wall_on)) == row.wall_ns
+        assert sum(node.wall_ns for node in row.nodes) <= row.wall_ns
+    for device in report.devices if len(report.devices) == 1 else ():
+        assert sum(device.wall_ns.values()) == report.wall_ns
 
 
-def test_what_recording_adds_is_taken_off(tmp_path):
-    stacked, plain = steps_of(tmp_path, (300, 50, 900)), steps_of(tmp_path, (100, 40, 200))
-    clock = real_time(stacked, plain, step_ns=367 * US)  # an operator costs a microsecond
-    assert gaps_of(stacked, clock) == pytest.approx([99.5, 10, 39, 10, 199, 9.5], abs=0.6)
-    assert sum(gaps_of(stacked, clock)) == pytest.approx(367, abs=0.01)
+CHOSEN = {"vit", "two_streams", "model_parallel", "gradient_accumulation", "lstm", "clip_each"}
+RECORDINGS = {
+    name: path
+    for path in sorted(DATA.glob("*/*.json.gz"))
+    if (name := path.name.partition(".")[0]) in CHOSEN and path.parent.name != "ranks"
+}
 
 
-def test_what_is_too_long_beside_that_was_slowed_alike(tmp_path):
-    stacked = steps_of(tmp_path, (300, 50, 900))
-    clock = real_time(stacked, None, step_ns=128 * US)
-    found = gaps_of(stacked, clock)
-    assert sum(found) == pytest.approx(128, abs=0.01)
-    assert found[4] / found[0] == pytest.approx(3, rel=0.05)
+@pytest.mark.parametrize("name", RECORDINGS)
+@pytest.mark.parametrize("part", [0.04, 0.63, 1.7])
+def test_of_a_recording_too_all_sums_are_those_of_a_real_step(name: str, part: float) -> None:
+    recording = Recording.of(read_events(RECORDINGS[name]))
+    plain = pipeline.report_of(recording)
+    check_sums(plain)
+    assert plain.clock == "recorded"
+    assert plain.step_ns == plain.recorded_step_ns
+    real = RealStep(round(part * plain.step_ns))
+    report = pipeline.report_of(recording.in_real_time(real))
+    check_sums(report)
+    assert (report.clock == "real") == bool(plain.phases)
+    assert report.recorded_step_ns == plain.step_ns
+    assert {row.path: row.recorded_wall_ns for row in report.modules} == {
+        row.path: row.wall_ns for row in plain.modules
+    }
+    assert report.gpu_ns == plain.gpu_ns
+    assert report.gpu_ns_by_step == plain.gpu_ns_by_step
 
 
-def test_steps_with_other_operators_agree_where_they_are_alike(tmp_path):
-    stacked = steps_of(tmp_path, (300, 50, 60, 900), names="abcd")
-    plain = steps_of(tmp_path, (100, 40, 200), names="abd")
-    clock = real_time(stacked, plain, step_ns=10_000 * US)
-    found = gaps_of(stacked, clock)
-    assert found[:4] == pytest.approx([100, 10, 40, 10])
-    assert sum(found[4:-1]) == pytest.approx(200)  # with the operator that only one has
-    assert found[-1] == pytest.approx(10)
+@given(
+    st.dictionaries(
+        st.sampled_from(["forward", "backward", "optimizer", "data"]), st.integers(1, 40)
+    ),
+    st.integers(1, 100),
+)
+def test_parts_of_the_real_step_that_are_known_hold_as_they_are(
+    ticks_of: dict[str, int], rest: int
+) -> None:
+    trace = Trace()
+    step(trace)
+    parts = {name: count * TICK + 1 for name, count in ticks_of.items()}
+    report = timed(trace, sum(parts.values()) + rest * TICK, parts)
+    check_sums(report)
+    found = {phase.name: phase.wall_ns for phase in report.phases}
+    for name, ns in parts.items():
+        assert found[name] == pytest.approx(ns, abs=len(NAMES))  # data, too, which has no event
+
+
+def test_parts_beyond_the_step_are_brought_into_it() -> None:
+    trace = Trace()
+    step(trace)
+    report = timed(trace, 10 * TICK, {"forward": 30 * TICK, "backward": 10 * TICK})
+    check_sums(report)
+    found = {phase.name: phase.wall_ns for phase in report.phases}
+    assert found["forward"] == pytest.approx(3 * found["backward"], rel=1e-6)
+
+
+def test_the_real_step_is_the_mean_of_the_timed_ones() -> None:
+    """As a clock beside the training has it: a wait in one step is a part of the mean."""
+    assert RealStep.of([10, 10, 10, 110]) == RealStep(35, (10, 10, 10, 110))
+    assert RealStep.of(()) is None
+
+
+def of_small_operators(*, noted: bool = False) -> Trace:
+    """Steps of a millisecond: a loop of 40 operators in ``a``, and a node of 4 µs for each.
+
+    Args:
+        noted: whether the line of each node was noted while it was made.
+    """
+    trace, us = Trace(), 1_000
+    for number in range(3):
+        at = number * 1_000 * us
+        trace.annotation(f"ProfilerStep#{number}", at, at + 1_000 * us)
+        trace.forward("a", "A", at + 100 * us, at + 400 * us)
+        for turn in range(40):
+            begin, back = at + (110 + 6 * turn) * us, at + (800 - 8 * turn) * us
+            trace.operator("aten::mul", begin, begin + 4 * us, seq=40 * number + turn)
+            trace.node("MulBackward0", back, back + 4 * us, seq=40 * number + turn, thread=HOST)
+    if noted:
+        made = Made(np.array([0]), np.array([120]), np.array([0]))
+        line = SourceLine("net.py", 7, "A.forward", "x = x * y", "MulBackward0")
+        trace.metadata[KEY] = json.loads(format_lines(LineTable((line,), {1: made})))
+    return trace
+
+
+def test_what_recording_nodes_takes_is_time_between_them() -> None:
+    """A recording runs before an event begins and after it ends."""
+    rows = {row.path: row for row in timed(of_small_operators(), real_ns=900_000).modules}
+    between = rows["(autograd engine)"]
+    assert rows["a"].wall_ns == pytest.approx(rows["a"].recorded_wall_ns, rel=1e-3)
+    assert between.wall_ns < 0.8 * between.recorded_wall_ns
+
+
+def test_noting_the_lines_of_nodes_takes_time_where_they_are_made() -> None:
+    plain, noted = (
+        {
+            one.name: one.wall_ns
+            for one in timed(of_small_operators(noted=noted), real_ns=900_000).phases
+        }
+        for noted in (False, True)
+    )
+    assert noted["forward"] < 0.95 * plain["forward"]
+    assert noted["backward"] > 1.05 * plain["backward"]
+
+
+def test_without_a_device_a_loop_is_worth_what_its_module_is() -> None:
+    report = timed(of_small_operators(noted=True), real_ns=700_000)
+    (loop,) = (one for one in report.findings if one.rule == "operator-loop")
+    (module,) = (row for row in report.modules if row.path == "a")
+    assert loop.saves is not None
+    assert module.saves is not None
+    assert loop.saves.ns == pytest.approx(module.saves.ns, rel=0.02)
+
+
+def said_of_rows(report: Report, tmp_path: Path) -> dict[str, list[tuple[str, int]]]:
+    """What each output says of the time of each row in the backward, in nanoseconds."""
+    data = json.loads(report.save(tmp_path / "report.json").read_text())
+    head, *cells = csv.reader(to_csv(report).decode().splitlines())
+    path, kind, wall = map(head.index, ("path", "class_name", "wall_ns"))
+    return {
+        "report": [(row.name, row.wall_ns) for row in report.modules],
+        "top": [(row.name, row.wall_ns) for row in report.top()],
+        "lookup": [(row.name, report[row.name].row.wall_ns) for row in report.modules],
+        "repr": [
+            (row.name, round(float(re.findall(r"wall ([\d.]+)", repr(row))[0]) * 1e6))
+            for row in report.modules
+        ],
+        "share": [(row.name, round(report.share(row) * report.wall_ns)) for row in report.modules],
+        "json": [(row["path"] or row["class_name"], row["wall_ns"]) for row in data["modules"]],
+        "csv": [(row[path] or row[kind], int(row[wall])) for row in cells],
+    }
+
+
+def test_all_outputs_have_the_same_time_of_each_row(tmp_path: Path) -> None:
+    trace = Trace()
+    step(trace)
+    report = timed(trace, real_ns=50 * TICK)
+    assert Report.load(report.save(tmp_path / "saved.json")) == report
+    truth, *others = said_of_rows(report, tmp_path).values()
+    for said in others:
+        assert dict(said) == pytest.approx(dict(truth), abs=500)  # as repr rounds
+    assert sum(ns for _, ns in truth) == report.wall_ns < report.recorded_wall_ns
+    assert f"backward {report.wall_ns / 1e6:.3f} ms" in repr(report)
+    forms = [renderer_for(f"x.{suffix}")(report).decode() for suffix in ("html", "md")]
+    texts = [render_text(report, width=200, full=True), report._repr_html_(), *forms]
+    for row in report.modules:
+        for text in texts:
+            assert f"{row.wall_ns / 1e6:.2f}" in text, row.name
+    for phase in report.phases:
+        for text in texts:
+            assert percent(phase.wall_ns / report.step_ns) in text, phase.name
+    for text in texts:
+        assert "times without the profiler" in text
+    first = report.modules[0]
+    text = f"{duration(first.total_wall_ns)} of the backward per step"
+    assert str(report[first.name]).startswith(f"{first.label}: {text}")
+    wall, *_ = json.loads(renderer_for("x.speedscope.json")(report))["profiles"]
+    assert wall["endValue"] == report.wall_ns
+    assert wall["name"].endswith("without the profiler")
+    for row in json.loads(to_json(report))["phases"]:
+        assert row["wall_ns"] < row["recorded_wall_ns"]
+
+
+def test_a_trace_alone_says_that_its_times_are_recorded_ones() -> None:
+    trace = Trace()
+    step(trace)
+    report = report_of(trace)
+    forms = [renderer_for(f"x.{suffix}")(report).decode() for suffix in ("html", "md")]
+    for text in (render_text(report, width=200), report._repr_html_(), *forms):
+        assert "while recorded" in text or "as recorded" in text
+
+
+def test_the_recipes_for_agents_have_the_share_that_is_printed(tmp_path: Path) -> None:
+    """What ``docs/for-agents.md`` computes from the JSON, here in Python."""
+    trace = Trace()
+    step(trace)
+    report = timed(trace, real_ns=50 * TICK)
+    data = json.loads(report.save(tmp_path / "report.json").read_text())
+    recipe = (DOCS / "for-agents.md").read_text()
+    fields = r"step_ms: \(\.(\w+) / 1e6\), backward_ms: \(\.(\w+) / 1e6\)"
+    (asked,) = re.findall(fields, recipe)
+    whole, backward = (data[field] for field in asked)
+    assert f"{percent(backward / whole)} backward" in render_text(report, width=200)

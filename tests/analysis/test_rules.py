@@ -12,8 +12,9 @@ import pytest
 
 import backspot
 from backspot.analysis.findings import Evidence, Found, all_rules, find_all, rules_about_memory
-from backspot.analysis.recording import Recording
+from backspot.analysis.recording import Options, Recording
 from backspot.analysis.typical import every_step
+from backspot.pipeline import report_of
 from backspot.results.findings import Finding, Saving, in_order
 from backspot.trace import read_events
 from support.synthetic import Trace
@@ -62,11 +63,9 @@ def test_a_gpu_that_is_busy_without_the_profiler_waits_for_no_host() -> None:
     path = DATA / "h200" / "launch_bound.trace.json.gz"
     recording, report = Recording.of(read_events(path)), backspot.locate(path)
 
-    def found(unprofiled_step_ns: int) -> dict[str, str]:
-        timed = replace(report, unprofiled_step_ns=unprofiled_step_ns)
-        of = recording.events, recording.ledger, timed, every_step(timed.steps), recording.waits
-        judged = find_all(Evidence(*of))
-        return {finding.rule: finding.seen for finding in judged.findings}
+    def found(real_ns: int) -> dict[str, str]:
+        timed = report_of(recording, Options(real_steps=(real_ns,)))
+        return {finding.rule: finding.seen for finding in timed.findings}
 
     busy = sum(phase.busy_ns for phase in report.phases)
     idle = found(10 * busy)

@@ -179,7 +179,7 @@ def test_a_limit_that_is_no_percentage_is_refused(saved, percent, capsys):
 def test_what_cannot_be_read_has_its_own_code(saved, tmp_path, capsys):
     assert main(["diff", saved[0], str(tmp_path / "missing.json")]) == 3
     newer = tmp_path / "newer.json"
-    newer.write_text('{"schema": "backspot.report/3"}')
+    newer.write_text('{"schema": "backspot.report/4"}')
     assert main(["diff", saved[0], str(newer)]) == 4
     assert main(["diff", "-", "-"]) == 2
     assert "newer Backspot" in capsys.readouterr().err

@@ -539,3 +539,36 @@ def test_a_clear_change_is_claimed_beside_tiny_modules_that_vary_widely(seed):
     found = compare(side(1_000_000), side(1_200_000))
     assert [change.path for change in found.changes if change.claimed] == ["slow"]
     assert not any(change.claimed for change in compare(side(10**6), side(10**6)).changes)
+
+
+def in_half_the_time(report):
+    """The report as one of steps that take half as long while nothing is recorded."""
+
+    def half(cost, *times):
+        changes = {time: getattr(cost, time) // 2 for time in times}
+        for time in times:
+            by_step = f"{time}_by_step"
+            changes[by_step] = tuple(ns // 2 for ns in getattr(cost, by_step))
+        return replace(cost, **changes)
+
+    return replace(
+        half(report, "step_ns", "wall_ns"),
+        clock="real",
+        modules=tuple(half(row, "wall_ns") for row in report.modules),
+        phases=tuple(half(phase, "wall_ns") for phase in report.phases),
+    )
+
+
+def test_a_report_with_real_times_is_compared_with_a_trace_by_the_recorded_ones():
+    trace = locate(DATA / "h200" / "launch_bound.trace.json.gz")
+    real = in_half_the_time(trace)
+    note = "Only the report {} has times without the profiler"
+    for before, after, side in ((real, trace, "before"), (trace, real, "after")):
+        found = compare(before, after)
+        assert any(one.startswith(note.format(side)) for one in found.notes)
+        for change in (found.step, found.whole, *found.phases, *found.changes):
+            assert not change.claimed
+            assert change.before_ms == pytest.approx(change.after_ms, rel=1e-3)
+    for one in (trace, real):
+        assert not any("without the profiler" in note for note in compare(one, one).notes)
+    assert compare(real, real).step.before_ms == pytest.approx(trace.step_ns / 2e6, rel=1e-3)

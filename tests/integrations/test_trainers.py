@@ -17,7 +17,6 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import backspot  # noqa: E402
-from backspot.results.unprofiled import in_real_time  # noqa: E402
 from support.leftovers import hooks_on, left_in_torch  # noqa: E402
 
 pytestmark = [
@@ -134,13 +133,13 @@ def test_lightning_gets_the_report_in_its_folder_and_its_loggers(tmp_path, capfd
     assert f"backspot: the report is in {folder / 'report.html'}" in said
 
     scalars, texts = tensorboard(trainer.log_dir)
-    assert scalars["backspot/backward_ms"][0].value == pytest.approx(in_real_time(report).wall_ms)
+    assert scalars["backspot/backward_ms"][0].value == pytest.approx(report.wall_ms)
     assert scalars["backspot/step_ms"][0].step == 6
     assert b"net.2" in texts["backspot/report/text_summary"]
     stored = mlflow.experiment.list_artifacts(mlflow.run_id, "backspot")
     assert {one.path for one in stored} == {f"backspot/{name}" for name in FILES}
     metrics = mlflow.experiment.get_run(mlflow.run_id).data.metrics
-    assert metrics["backspot/backward_ms"] == pytest.approx(in_real_time(report).wall_ms)
+    assert metrics["backspot/backward_ms"] == pytest.approx(report.wall_ms)
 
 
 @needs("lightning")
@@ -296,12 +295,10 @@ def test_transformers_gets_the_report_in_its_folder_and_its_loggers(tmp_path, mo
     assert "transformer.h.1.attn" in {row.path for row in report.modules}
 
     scalars, texts = tensorboard(tmp_path / "tensorboard")
-    assert scalars["train/backspot/backward_ms"][0].value == pytest.approx(
-        in_real_time(report).wall_ms
-    )
+    assert scalars["train/backspot/backward_ms"][0].value == pytest.approx(report.wall_ms)
     assert b"transformer.h" in texts["train/backspot/report/text_summary"]
     (run,) = mlflow.search_runs(output_format="list", search_all_experiments=True)
-    assert run.data.metrics["backspot/backward_ms"] == pytest.approx(in_real_time(report).wall_ms)
+    assert run.data.metrics["backspot/backward_ms"] == pytest.approx(report.wall_ms)
     stored = mlflow.artifacts.list_artifacts(run_id=run.info.run_id, artifact_path="backspot")
     assert {one.path for one in stored} == {f"backspot/{name}" for name in FILES}
 

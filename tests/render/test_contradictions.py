@@ -25,12 +25,22 @@ def twice(parts):
 
 def idle(data):
     """All of each step, as one phase."""
-    times = {"wall_ns": data["step_ns"], "wall_ns_by_step": data["step_ns_by_step"]}
+    times = {
+        "wall_ns": data["step_ns"],
+        "recorded_wall_ns": data["step_ns"],
+        "wall_ns_by_step": data["step_ns_by_step"],
+    }
     return {"name": "idle", "busy_ns": 0, **times}
 
 
 def drawn(wall_ns):
-    return {"wall_ns": wall_ns, "host": [[0, 3, "idle"]], "lines": [], "device": [], "waits": []}
+    return {
+        "recorded_wall_ns": wall_ns,
+        "host": [[0, 3, "idle"]],
+        "lines": [],
+        "device": [],
+        "waits": [],
+    }
 
 
 FOUND = {
@@ -76,7 +86,7 @@ CHANGES = {
     "a pass that is not its parts": lambda data: data["passes"][0].update(other_ns=1),
     "a pass of no step": lambda data: data["passes"][0].update(step=3),
     "phases that are not the steps": lambda data: data.update(
-        phases=[{"name": "idle", "wall_ns": 1, "busy_ns": 0, "wall_ns_by_step": [1, 1, 1]}]
+        phases=[idle(data) | {"wall_ns": 1, "wall_ns_by_step": [1, 1, 1]}]
     ),
     "phases that are not the steps in one step": lambda data: data.update(
         phases=[idle(data) | {"wall_ns_by_step": [1, 1, 1]}]

@@ -35,7 +35,7 @@ def test_any_report_survives_saving_whatever_its_names(tmp_path, any_report):
 
 def test_other_readers_of_json_can_read_it():
     found = json.loads(to_json(vit()))
-    assert found["schema"] == "backspot.report/2"
+    assert found["schema"] == "backspot.report/3"
     assert found["modules"][0]["path"] == "patch_drop"
     assert json.loads(to_json(odd()))["modules"][5]["path"] == "half \ud800 pair"
 
@@ -59,16 +59,16 @@ def broken(change) -> bytes:
         (b"", "is not JSON, or is broken"),
         (b"<html>", "is not JSON, or is broken"),
         (b"\xff\xfe\x00", "is not JSON, or is broken"),
-        (b'{"schema": "backspot.report/2", ' + b"[" * 100_000, "is not JSON, or is broken"),
+        (b'{"schema": "backspot.report/3", ' + b"[" * 100_000, "is not JSON, or is broken"),
         (to_json(vit())[:-90], "is not JSON, or is broken"),
         (to_json(odd())[:-90], "is not JSON, or is broken"),
         (b"[]", "is not a report that Backspot saved"),
         (b"{}", "is not a report that Backspot saved"),
         (b'{"schema": 1}', "is not a report that Backspot saved"),
         (b'{"traceEvents": []}', "is not a report that Backspot saved"),
-        (b'{"schema": "backspot.report/3"}', r"newer Backspot \(schema backspot.report/3"),
-        (b'{"schema": "backspot.report/1"}', r"older Backspot \(schema backspot.report/1"),
-        (b'{"schema": "backspot.report/2"}', "not a complete Backspot report: .*modules"),
+        (b'{"schema": "backspot.report/4"}', r"newer Backspot \(schema backspot.report/4"),
+        (b'{"schema": "backspot.report/2"}', r"older Backspot \(schema backspot.report/2"),
+        (b'{"schema": "backspot.report/3"}', "not a complete Backspot report: .*modules"),
         (
             broken(lambda data: data.update(wall_ns="long")),
             r"not a complete Backspot report: .*wall_ns",
@@ -111,4 +111,4 @@ def test_every_field_is_described_in_the_schema_and_in_the_reference():
 
 
 def test_the_form_tells_its_version():
-    assert replace(vit()).schema == "backspot.report/2"
+    assert replace(vit()).schema == "backspot.report/3"

@@ -24,6 +24,7 @@ def recorded(wall: _Times, gpu: _Times | None = None, phases: _Times | None = No
             replace(
                 row(path, is_module=not path.startswith("("), steps=steps),
                 wall_ns=typical(times),
+                recorded_wall_ns=typical(times),
                 gpu_ns=typical(device),
                 wall_ns_by_step=tuple(times),
                 gpu_ns_by_step=device,
@@ -34,14 +35,18 @@ def recorded(wall: _Times, gpu: _Times | None = None, phases: _Times | None = No
     rows_ns = sum(one.wall_ns for one in rows)
     of_step = {**(phases or {}), "backward": walls}
     whole = tuple(map(sum, zip(*of_step.values(), strict=True)))
+    means = {
+        name: rows_ns if name == "backward" else typical(times) for name, times in of_step.items()
+    }
     made = [
-        Phase(name, rows_ns if name == "backward" else typical(times), 0, tuple(times))
-        for name, times in of_step.items()
+        Phase(name, means[name], 0, tuple(times), means[name]) for name, times in of_step.items()
     ]
     return replace(
         report(rows, step_ns=whole, has_gpu=gpu is not None, phases=tuple(made)),
-        step_ns=sum(phase.wall_ns for phase in made),
-        wall_ns=sum(one.wall_ns for one in rows),
+        step_ns=sum(means.values()),
+        recorded_step_ns=sum(means.values()),
+        wall_ns=rows_ns,
+        recorded_wall_ns=rows_ns,
         gpu_ns=sum(one.gpu_ns for one in rows),
         wall_ns_by_step=walls,
         gpu_ns_by_step=gpus,

@@ -76,6 +76,7 @@ def row(
         is_module=is_module,
         calls=calls / steps if is_module else 0.0,
         wall_ns=wall,
+        recorded_wall_ns=wall,
         gpu_ns=gpu,
         cpu_ns=cpu,
         forward_ns=forward,
@@ -127,7 +128,13 @@ def phases(
     """Phases that take these times in each step."""
     means = {name: typical(times, held_up) for name, times in by_step.items()}
     return tuple(
-        Phase(name, means[name], int(means[name] * (name != idle) * busy), tuple(times))
+        Phase(
+            name,
+            means[name],
+            int(means[name] * (name != idle) * busy),
+            tuple(times),
+            recorded_wall_ns=means[name],
+        )
         for name, times in by_step.items()
     )
 
@@ -189,6 +196,11 @@ def report(
         {one.path: one.wall_ns for one in rows},
         {one.path: one.gpu_ns for one in rows},
     )
+    whole_step = (
+        sum(phase.wall_ns for phase in phases)
+        if phases
+        else typical(step_ns, [hiccup.step for hiccup in hiccups])
+    )
     return Report(
         modules=tuple(rows),
         operators=tuple(
@@ -200,12 +212,11 @@ def report(
         passes=passes,
         devices=(device,) if has_gpu else (),
         step_unit="profiler step",
-        step_ns=(
-            sum(phase.wall_ns for phase in phases)
-            if phases
-            else typical(step_ns, [hiccup.step for hiccup in hiccups])
-        ),
+        clock="recorded",
+        step_ns=whole_step,
+        recorded_step_ns=whole_step,
         wall_ns=wall,
+        recorded_wall_ns=wall,
         gpu_ns=gpu,
         cpu_ns=cpu,
         step_ns_by_step=step_ns,

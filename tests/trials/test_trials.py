@@ -144,7 +144,7 @@ def report():
 def asked(report, *rules):
     """The report with a finding of each rule, of a step that takes 5 ms."""
     findings = tuple(finding(rule) for rule in rules)
-    return changed(report, findings=findings, unprofiled_step_ns=5_000_000)
+    return changed(report, findings=findings, step_ns=5_000_000)
 
 
 def trained(report, *rules, trials="operators", steps=3, kind=Training):
@@ -610,9 +610,10 @@ def test_findings_that_no_remedy_helps_go_last_and_lose_their_advice(report, mon
 @pytest.mark.usefixtures("measured")
 def test_a_phase_is_a_finding_where_another_form_of_it_helps(report, monkeypatch):
     phases = tuple(
-        Phase(name, 2_000_000, 0, (2_000_000,)) for name in ("backward", "optimizer", "clipping")
+        Phase(name, 2_000_000, 0, (2_000_000,), 2_000_000)
+        for name in ("backward", "optimizer", "clipping")
     )
-    slow = changed(report, phases=phases, findings=(), unprofiled_step_ns=5_000_000)
+    slow = changed(report, phases=phases, findings=(), step_ns=5_000_000)
     for new, count in ((1, 2), (6, 0)):
         pieces = {"as it is": [Piece(_Work(4))], "fused=True": [Piece(_Work(new))]}
         trial = Trial("it", pieces, allowed_s=20.0)
@@ -626,7 +627,7 @@ def test_a_phase_is_a_finding_where_another_form_of_it_helps(report, monkeypatch
 def test_nothing_is_tried_where_nothing_may_be(report):
     (found,) = with_trials(asked(report, "optimizer-kernels"), Training().live(), "none").findings
     assert found.tried is None
-    phase = Phase("optimizer", 2_000_000, 0, (2_000_000,))
+    phase = Phase("optimizer", 2_000_000, 0, (2_000_000,), 2_000_000)
     assert not with_trials(changed(report, phases=(phase,)), Training().live(), "none").findings
     with pytest.raises(backspot.UsageError, match='"operators", "all" or "none"'):
         backspot.profile(lambda: None, nn.Linear(1, 1), trials="some")
@@ -891,7 +892,7 @@ plain = nn.Linear(4, 4)
 report = backspot.profile(
     lambda: plain(torch.ones(2, 4)).sum().backward(), plain, steps=1, warmup=0, trials="none"
 )
-report = changed(report, findings=findings, unprofiled_step_ns=10**7)
+report = changed(report, findings=findings, step_ns=10**7)
 for number in range(6):
     live = Live({"": wrapped}, [optimizer])
     if number == 3 and rank == 0 and sys.argv[2] == "tried":

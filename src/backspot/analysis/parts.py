@@ -14,7 +14,7 @@ from backspot.analysis.accounting.holders import find_fused
 from backspot.analysis.accounting.memory import find_memory
 from backspot.analysis.accounting.peaks import peaks_of
 from backspot.analysis.accounting.phases import phases_of_work
-from backspot.analysis.accounting.unrecorded import recorded_events, without_recording
+from backspot.analysis.accounting.unrecorded import RealStep
 from backspot.analysis.accounting.work import find_work
 from backspot.analysis.attribution.ownership import Ownership
 from backspot.analysis.caveats import warnings_of
@@ -49,14 +49,19 @@ def ranking(recording: Recording, options: Options) -> Report:
     """Return the report that all parts complete: what the backward costs, and the steps."""
     events, ownership = recording.events, recording.ownership
     costs, typical, phases = recording.costs, recording.typical, recording.phases
-    step_ns = recording.windows.end - recording.windows.start
+    real, recorded_phases = recording.real_step, recording.recorded_phases
+    step_ns = recording.ledger.step_ns if phases is None else phases.wall.sum(axis=0)
+    recorded = recording.recorded_ledger.step_ns
     return Report(
         modules=costs.modules,
         operators=costs.operators,
         passes=costs.passes,
         devices=costs.devices,
         step_unit=ownership.steps.unit,
+        clock="real" if recording.pace else "recorded",
         step_ns=typical.value(step_ns),
+        recorded_step_ns=typical.value(recorded),
+        recorded_wall_ns=sum(row.recorded_wall_ns for row in costs.modules),
         wall_ns=costs.wall_ns,
         gpu_ns=costs.gpu_ns,
         cpu_ns=costs.cpu_ns,
@@ -64,8 +69,8 @@ def ranking(recording: Recording, options: Options) -> Report:
         wall_ns_by_step=costs.wall_ns_by_step,
         gpu_ns_by_step=costs.gpu_ns_by_step,
         cpu_ns_by_step=costs.cpu_ns_by_step,
-        unprofiled_step_ns=_real_step(options, has_device=bool(recording.clock.devices)),
-        unprofiled_step_ns_by_step=options.real_steps,
+        unprofiled_step_ns=real.step_ns if real else None,
+        unprofiled_step_ns_by_step=real.by_step if real else (),
         coverage=costs.coverage,
         source=ownership.spans.source,
         has_gpu=bool(recording.clock.devices),
@@ -74,10 +79,10 @@ def ranking(recording: Recording, options: Options) -> Report:
             *_of_steps_without_calls(costs.modules, ownership),
         ),
         trace=events.source,
-        phases=phases.typical(typical) if phases else (),
+        phases=phases.typical(typical, recorded_phases) if phases and recorded_phases else (),
         fused=find_fused(events, ownership, typical),
         hiccups=typical.hiccups,
-        noise=costs.noise,
+        noise=recording.recorded_costs.noise,
         recorded=find_recorded(events, ownership, live=options.live),
         training=options.training,
     )
@@ -87,13 +92,18 @@ _STEADY = 50
 """Steps from which it does not count how far the host is ahead of a device at both ends."""
 
 
-def _real_step(options: Options, *, has_device: bool) -> int | None:
-    """Return the mean step without a profiler: of the whole training, else of the timed steps."""
+def real_step(recording: Recording, options: Options) -> RealStep | None:
+    """Return the mean step without a profiler: of the whole training, else of the timed steps.
+
+    Without a device, waits for batches are waits of the step, so the training's hold as they are.
+    """
     training, timed = options.training, options.real_steps
+    has_device = bool((recording.ownership.work.device >= 0).any())
     least = max(len(timed), _STEADY if has_device and timed else 1)
-    if training is not None and training.counted >= least:
-        return training.step_ns
-    return sum(timed) // len(timed) if timed else None
+    if training is None or training.counted < least:
+        return RealStep.of(timed)
+    parts = {"data": training.data_ns} if training.data_ns and not has_device else {}
+    return RealStep(training.step_ns, timed, parts)
 
 
 def _of_steps_without_calls(rows: Sequence[Row], ownership: Ownership) -> list[str]:
@@ -120,8 +130,8 @@ def with_host(report: Report, recording: Recording, _: Options) -> Report:
     report = changed(report, waits=tuple(recording.places_of_waits[0]))
     if report.phases and report.has_gpu:
         phase = phases_of_work(recording.events, recording.ownership, recording.activity)
-        parts = recording.ownership, phase, recording.ledger.steps, recording.typical
-        report = changed(report, launches=find_launches(*parts))
+        found = find_launches(recording.ledger, phase, recording.typical)
+        report = changed(report, launches=found)
     stacked = recording.detailed
     if not len(stacked.events.frames):
         return report
@@ -136,23 +146,10 @@ def with_host(report: Report, recording: Recording, _: Options) -> Report:
         real_time(
             stacked.host_steps,
             recording.host_steps if stacked is not recording else None,
-            report.unprofiled_step_ns or report.step_ns,
+            report.step_ns,
         ),
     )
     return changed(report, host=lines)
-
-
-def with_real_times(report: Report, recording: Recording, _: Options) -> Report:
-    """Add how long phases and rows take in a step that is not recorded, where such were timed."""
-    if report.unprofiled_step_ns is None or not report.phases:
-        return report
-    counts = recorded_events(
-        recording.events, recording.ledger, recording.activity, recording.typical
-    )
-    phases, rows = without_recording(
-        report.phases, report.modules, report.unprofiled_step_ns, counts
-    )
-    return changed(report, phases=tuple(phases), modules=tuple(rows))
 
 
 def with_findings(report: Report, recording: Recording, _: Options) -> Report:
@@ -202,7 +199,7 @@ def with_limits(report: Report, recording: Recording, options: Options) -> Repor
     given = options.peak_tflops, options.peak_gbps
     peaks = peaks_of(next(iter(used)), *given) if len(used) == 1 else None
     replayed = report.replayed_step.ns if report.replayed_step else 0
-    step_ns = report.unprofiled_step_ns or replayed or report.step_ns
+    step_ns = report.step_ns if report.clock == "real" else replayed or report.step_ns
     mfu = share_of_peak(rows, peaks, step_ns, len(devices))
     return changed(report, modules=rows, peaks=peaks, mfu=mfu)
 
@@ -222,7 +219,6 @@ def folded(report: Report, _: Recording, options: Options) -> Report:
 
 PARTS: tuple[Part, ...] = (
     with_host,
-    with_real_times,
     with_rare_work,
     with_picture,
     with_findings,

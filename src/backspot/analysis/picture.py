@@ -48,7 +48,7 @@ def with_picture(report: Report, recording: Recording, _: Options) -> Report:
     line, texts = sites.texts
     at_line = _runs(edges, _most(edges, line))
     picture = StepPicture(
-        wall_ns=whole,
+        recorded_wall_ns=whole,
         host=tuple((start, end, NAMES[one]) for start, end, one in _runs(edges, host)),
         lines=tuple((start, end, texts[one]) for start, end, one in at_line),
         device=tuple(_device(edges, recording, phases)),

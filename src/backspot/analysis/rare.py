@@ -52,15 +52,11 @@ def rare_work(phase: Phase, report: Report, typical: TypicalStep, work: Ints) ->
     if share < _LEAST:
         return None
     part = int(typical.weight[has].sum()) / int(typical.weight.sum())
-    real = 1.0
-    if phase.unprofiled_ns is not None and phase.wall_ns:
-        real = phase.unprofiled_ns / phase.wall_ns
-        share = per_step * real / max(1, report.unprofiled_step_ns or report.step_ns)
     return RareWork(
         phase.name,
         1 / part,
-        int(per_step * real / part),
-        int(per_step * real),
+        int(per_step / part),
+        per_step,
         min(1.0, share),
         tuple(np.flatnonzero(has).tolist()),
     )

@@ -14,8 +14,14 @@ from backspot.analysis.accounting.activity import Activity, find_activity
 from backspot.analysis.accounting.clock import Clock
 from backspot.analysis.accounting.ledger import Ledger
 from backspot.analysis.accounting.phases import PhaseTimes, phase_times
-from backspot.analysis.accounting.rows import BackwardCosts, account
+from backspot.analysis.accounting.rows import (
+    BackwardCosts,
+    RecordedCosts,
+    account,
+    recorded_costs,
+)
 from backspot.analysis.accounting.steps import StepWindows, step_windows
+from backspot.analysis.accounting.unrecorded import Pace, RealStep, pace_of
 from backspot.analysis.attribution.cutting import Cut
 from backspot.analysis.attribution.launches import Windows
 from backspot.analysis.attribution.ownership import Ownership, attribute
@@ -78,6 +84,9 @@ class Recording(msgspec.Struct, frozen=True, eq=False, dict=True):
         cut: what this is of another recording, ``None`` if it is no part of one.
         around: the recording of more steps, from which the activity of the host is known.
         rare: the steps of which it is known how often the training has such steps.
+        real_step: how long a step takes while nothing is recorded. All times are those of such a
+            step; where it is not known, and where the trace has backward passes only, they are
+            recorded ones.
     """
 
     events: Events
@@ -86,6 +95,7 @@ class Recording(msgspec.Struct, frozen=True, eq=False, dict=True):
     cut: Cut | None = None
     around: Recording | None = None
     rare: tuple[RareSteps, ...] = ()
+    real_step: RealStep | None = None
 
     @classmethod
     def of(
@@ -124,6 +134,10 @@ class Recording(msgspec.Struct, frozen=True, eq=False, dict=True):
         found = without_partial(self.events, self.ownership)
         return self if found is None else self._part(found)
 
+    def in_real_time(self, real_step: RealStep | None) -> Recording:
+        """Return the recording with the times of a step that takes so long."""
+        return self if real_step is None else replace(self, real_step=real_step)
+
     @cached_property
     def detailed(self) -> Recording:
         """The recording that has memory or shapes, if any has: that of ``detail``, or this one."""
@@ -137,7 +151,14 @@ class Recording(msgspec.Struct, frozen=True, eq=False, dict=True):
 
     def _part(self, found: Cut) -> Recording:
         rare = tuple(kind.behind(found.first) for kind in self.rare)
-        return Recording(found.events, found.ownership, self.detail, found, rare=rare)
+        return Recording(
+            found.events,
+            found.ownership,
+            self.detail,
+            found,
+            rare=rare,
+            real_step=self.real_step,
+        )
 
     @cached_property
     def tracks(self) -> Tracks:
@@ -146,10 +167,9 @@ class Recording(msgspec.Struct, frozen=True, eq=False, dict=True):
 
     def made(self, report: Report) -> bool:
         """Whether a report has these passes, at the same times and in the same steps."""
-        windows, steps = self.ownership.windows, self.ownership.steps
-        columns = (windows.start, windows.end - windows.start, steps.of_pass)
+        columns = (self.ownership.windows.start, self.ownership.steps.of_pass)
         found = list(zip(*(column.tolist() for column in columns), strict=True))
-        return found == [(one.start_ns, one.duration_ns, one.step) for one in report.passes]
+        return found == [(one.start_ns, one.step) for one in report.passes]
 
     @cached_property
     def clock(self) -> Clock:
@@ -167,9 +187,30 @@ class Recording(msgspec.Struct, frozen=True, eq=False, dict=True):
         return self.step_windows or self.ownership.windows
 
     @cached_property
-    def ledger(self) -> Ledger:
-        """The clock time of the steps, dealt out once."""
+    def recorded_ledger(self) -> Ledger:
+        """The clock time of the steps as it was recorded, dealt out once."""
         return Ledger(self.ownership, self.clock, self.windows)
+
+    @cached_property
+    def ledger(self) -> Ledger:
+        """The clock time of the steps."""
+        return replace(self.recorded_ledger, pace=self.pace) if self.pace else self.recorded_ledger
+
+    @cached_property
+    def pace(self) -> Pace | None:
+        """How long each moment takes in a real step, ``None`` where that is not known."""
+        if self.real_step is None or self.recorded_phases is None:
+            return None
+        costs = self.recorded_costs
+        return pace_of(
+            self.events,
+            self.recorded_ledger,
+            self.activity,
+            self.recorded_phases,
+            costs.typical,
+            costs.of_owners,
+            self.real_step,
+        )
 
     @cached_property
     def activity(self) -> Activity:
@@ -179,17 +220,28 @@ class Recording(msgspec.Struct, frozen=True, eq=False, dict=True):
         return find_activity(self.events, self.ownership)
 
     @cached_property
-    def phases(self) -> PhaseTimes | None:
-        """The clock time of the phases; ``None`` where the trace has backward passes only."""
+    def recorded_phases(self) -> PhaseTimes | None:
+        """The clock time of the phases as it was recorded.
+
+        ``None`` where the trace has backward passes only.
+        """
         if self.step_windows is None:
             return None
-        return phase_times(self.events, self.ledger, self.activity)
+        return phase_times(self.events, self.recorded_ledger, self.activity)
+
+    @cached_property
+    def phases(self) -> PhaseTimes | None:
+        """The clock time of the phases; ``None`` where the trace has backward passes only."""
+        if self.pace is None or self.real_step is None:
+            return self.recorded_phases
+        times = phase_times(self.events, self.ledger, self.activity)
+        return times.summing_to(self.real_step.step_ns, self.pace.unseen_ns, self.typical)
 
     @cached_property
     def waits(self) -> HostWaits:
         """The calls of the steps in which the host waits for a device."""
         activity = self.activity if self.step_windows else None
-        return find_host_waits(self.events, self.ownership, self.clock, self.ledger.steps, activity)
+        return find_host_waits(self.events, self.ledger, activity)
 
     @cached_property
     def places_of_waits(self) -> tuple[list[Wait], list[Ints]]:
@@ -223,12 +275,17 @@ class Recording(msgspec.Struct, frozen=True, eq=False, dict=True):
     @cached_property
     def costs(self) -> BackwardCosts:
         """What the backward costs."""
-        return account(self.events, self.ledger, self.phases, self.rare)
+        return account(self.events, self.ledger, self.recorded_costs)
+
+    @cached_property
+    def recorded_costs(self) -> RecordedCosts:
+        """What the backward costs as it was recorded, and the steps that count."""
+        return recorded_costs(self.events, self.recorded_ledger, self.recorded_phases, self.rare)
 
     @property
     def typical(self) -> TypicalStep:
         """The steps that count."""
-        return self.costs.typical
+        return self.recorded_costs.typical
 
 
 Part: TypeAlias = Callable[[Report, Recording, Options], Report]

@@ -131,6 +131,17 @@ class TypicalStep(msgspec.Struct, frozen=True):
         """Return the mean of one series, rounded down."""
         return int(self.mean(by_step))
 
+    def lacking(self, by_step: Ints, value: int, step: int) -> int:
+        """Return what one step that counts takes too little for the mean to be ``value``.
+
+        It is below 0 where the step takes too much.
+        """
+        have = sum(int(ns) * int(weight) for ns, weight in zip(by_step, self.weight, strict=True))
+        weight, least = int(self.weight[step]), value * self._sum
+        if have < least:
+            return -(-(least - have) // weight)
+        return -max(0, -(-(have - (least + self._sum - 1)) // weight))
+
     def count(self, by_step: Ints) -> Ints:
         """Return the mean of counts over the last axis, rounded up: what happens is not none."""
         mean: Ints = -(-(by_step @ self.weight) // self._sum)

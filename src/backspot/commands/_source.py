@@ -47,8 +47,13 @@ def read(source: str, *, depth: int | None = None, replays: bool = False, **opti
             if beside and replays:  # as the report, by the steps that were timed for it
                 path, jobs = trace_file(source), options.get("jobs")
                 events = read_events(path, progress=progress.update, jobs=jobs)
-                real = Report.load(beside).unprofiled_step_ns_by_step
-                return report_of(Recording.of(events), Options(depth, real_steps=real))
+                saved = Report.load(beside)
+                return report_of(
+                    Recording.of(events, None, saved.training),
+                    Options(
+                        depth, real_steps=saved.unprofiled_step_ns_by_step, training=saved.training
+                    ),
+                )
             report = locate(source, depth=depth, progress=progress.update, **options)
     except OSError as error:
         if isinstance(error, BackspotError):

@@ -277,7 +277,6 @@ def _compare(
 ) -> None:
     import statistics  # not needed for the help, which loads this file
 
-    from backspot.results.unprofiled import in_real_time
     from backspot.styled import Table
 
     table = Table(box=None, pad_edge=False)
@@ -287,13 +286,12 @@ def _compare(
     def add(name: str, was: float, now: float) -> None:
         table.add_row(name, f"{was:.2f}", f"{now:.2f}", f"{(now - was) / was:+.0%}" if was else "")
 
-    was, now = in_real_time(before), in_real_time(after)  # as the report above has them
-    slow, fast = was[case.slow].row, now[case.slow].row
+    slow, fast = before[case.slow].row, after[case.slow].row
     add(f"{case.slow}, backward wall", slow.wall_ms, fast.wall_ms)
     if before.has_gpu:
         add(f"{case.slow}, backward GPU", slow.gpu_ns / 1e6, fast.gpu_ns / 1e6)
     add(f"{case.slow}, forward", slow.forward_ns / 1e6, fast.forward_ns / 1e6)
-    add("whole backward", was.wall_ms, now.wall_ms)
+    add("whole backward", before.wall_ms, after.wall_ms)
     steps = [statistics.median(found) for found in times.values()]
     add("whole step, without profiler", *steps)
     console.print(table)

@@ -11,6 +11,7 @@ the other files in this order:
 2. ``judge.py`` decides the verdict of one change, and says why it cannot be told from a limit.
 3. ``noise.py`` computes the interval within which a difference may be chance, load or clock.
 
+``clocks.py`` brings a report with real times and one with recorded times to one clock before that.
 ``jobs.py`` compares two jobs of many ranks in the same way, by their typical rank and rank by rank.
 ``scaled_to`` puts a report of another machine on the scale of this one, before they are compared.
 

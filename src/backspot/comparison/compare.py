@@ -8,6 +8,7 @@ from statistics import median
 from typing import Any, Literal, get_args
 
 from backspot.comparison.align import aligned
+from backspot.comparison.clocks import on_one_clock
 from backspot.comparison.jobs import compare_jobs
 from backspot.comparison.judge import Cost, Noise, build, by_size, of_whole, warnings_of_both
 from backspot.comparison.noise import Times
@@ -81,6 +82,7 @@ def compare(
             "one is a job of many ranks and the other is a report of one: compare two jobs, or the "
             "same rank of both"
         )
+    before, after, other_clock = on_one_clock(before, after)
     by: Literal["module", "node"] = (
         "module" if _names_modules(before) and _names_modules(after) else "node"
     )
@@ -117,6 +119,7 @@ def compare(
         notes=(
             *unlike,
             *noise.common(),
+            *([other_clock] if other_clock else []),
             *_cautions(before, after, by),
             *([_TOO_NOISY.format(threads)] if step.is_noisy or whole.is_noisy else []),
         ),

@@ -21,7 +21,6 @@ from backspot.render.text import render_text
 from backspot.render.training import training_line
 from backspot.results.report import Report
 from backspot.results.training import Training
-from backspot.results.unprofiled import in_real_time
 
 _WIDE = 100_000
 
@@ -46,7 +45,7 @@ class Written:
     @property
     def scalars(self) -> dict[str, float]:
         """What is worth a curve, in milliseconds per step."""
-        report = in_real_time(self.report)
+        report = self.report
         found = {"backspot/step_ms": report.step_ns / 1e6, "backspot/backward_ms": report.wall_ms}
         if report.has_gpu:
             found["backspot/backward_gpu_ms"] = report.gpu_ns / 1e6

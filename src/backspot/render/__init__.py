@@ -98,9 +98,8 @@ def as_text(result: Report | Subtree | Comparison | JobReport) -> str:
 def find_answer(report: Report) -> Answer:
     """What costs most in the step of a report."""
     from backspot.render._costliest import costliest
-    from backspot.results.unprofiled import in_real_time
 
-    return costliest(in_real_time(report))
+    return costliest(report)
 
 
 def as_html(result: Report | Comparison | JobReport) -> str:

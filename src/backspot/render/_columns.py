@@ -348,6 +348,7 @@ _OF_ROW = (
     "members",
     "calls",
     "wall_ns",
+    "recorded_wall_ns",
     "gpu_ns",
     "cpu_ns",
     "forward_ns",
@@ -378,9 +379,8 @@ _OF_LIMIT = tuple(field.name for field in dataclass_fields(LimitOfModule))
 
 def fields_of(report: Report) -> tuple[str, ...]:
     """``FIELDS``, and those that only some reports have."""
-    real = () if report.unprofiled_step_ns is None else ("unprofiled_ns",)
     work = (*COUNTS_OF_WORK, "unknown_share", *_OF_LIMIT) if report.has_work else ()
-    return (*FIELDS, *real, *(_OF_MEMORY if report.memory else ()), *work)
+    return (*FIELDS, *(_OF_MEMORY if report.memory else ()), *work)
 
 
 def records(report: Report, rows: Iterable[Row]) -> Iterator[tuple[Value, ...]]:
@@ -398,8 +398,7 @@ def _record(report: Report, row: Row, *, has_work: bool) -> tuple[Value, ...]:
     values += [getattr(row.saves, end, None) for end in ("ns", "low_ns", "high_ns")]
     values.append(getattr(row.total_saves, "ns", None))
     memory = (getattr(row.memory, field, None) for field in _OF_MEMORY) if report.memory else ()
-    real = [] if report.unprofiled_step_ns is None else [row.unprofiled_ns]
-    found = [*values, report.share(row), name, time, line.place if line else "", *real, *memory]
+    found = [*values, report.share(row), name, time, line.place if line else "", *memory]
     if has_work:
         found += [getattr(row.work, field, None) for field in (*COUNTS_OF_WORK, "unknown_share")]
         found += [getattr(report.limit(row), field, None) for field in _OF_LIMIT]

@@ -49,7 +49,9 @@ def _contradictions(report: Report) -> Iterator[str]:
     yield from _of_memory(report)
     if (drawn := report.picture) is not None:
         pieces = [one[:2] for lane in (drawn.host, drawn.lines, drawn.device) for one in lane]
-        if not drawn.wall_ns or any(not at < end <= drawn.wall_ns for at, end in pieces):
+        if not drawn.recorded_wall_ns or any(
+            not at < end <= drawn.recorded_wall_ns for at, end in pieces
+        ):
             yield "its picture does not lie in its step"
     for hiccup in report.hiccups:
         yield from _of_step(hiccup.step, report, "a hiccup")
@@ -123,7 +125,7 @@ def _of_passes(report: Report) -> Iterator[str]:
         yield from _of_step(one.step, report, f"pass {index}")
         if one.duration_ns != one.wall_ns + one.forward_ns + one.other_ns:
             yield f"the parts of pass {index} do not sum to its duration_ns"
-    if report.passes and _summed(report.passes, "wall_ns") != report.recorded_wall_ns:
+    if report.passes and _summed(report.passes, "wall_ns") != sum(report.wall_ns_by_step):
         yield "its passes do not sum to its wall_ns_by_step"
 
 

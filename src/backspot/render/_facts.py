@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from backspot.formatting import counted, duration, percent
 from backspot.render._phases import PHASES
 from backspot.render._rare import iteration, kinds_of_steps, rarely
+from backspot.render._words import WITHOUT_PROFILER
 from backspot.render.view import SCREEN_ROWS, Selection, View
 from backspot.results.costs import time_of
 from backspot.results.findings import Saving, less
@@ -51,12 +52,16 @@ def setting(report: Report) -> list[str]:
         unit += f" ({counted(len(report.passes), 'pass', 'passes')})"
     whole = report.step_ns
     kinds = f" ({kinds_of_steps(report)})" if report.rare else ""
-    if report.unprofiled_step_ns is not None:
+    if report.clock == "real":
         real = kinds or _spread(report.unprofiled_step_ns_by_step)
-        facts.insert(0, f"a step takes {duration(report.unprofiled_step_ns)}{real}")
+        facts.insert(0, f"a step takes {duration(whole)}{real}")
     elif report.per == "step" and whole > 1.001 * report.wall_ns:
         unit += f" of {duration(whole)} while recorded{_replayed(report)}{kinds}"
     facts.append(unit)
+    if report.clock == "real":
+        facts.append(f"times {WITHOUT_PROFILER}")
+    elif "while recorded" not in unit:
+        facts.append("times as recorded")
     facts += [*filter(None, [iteration(report)]), *rarely(report)]
     if report.has_gpu:
         facts.append(f"GPU {duration(report.gpu_ns)}")
@@ -169,7 +174,7 @@ def savings(report: Report, chosen: Selection) -> list[str]:
         f"saves: how much less time a {report.per} would take without the module{share}, by replay"
     )
     if not step.fitted:
-        why = ": real steps are longer than any replay" * bool(report.unprofiled_step_ns)
+        why = ": real steps are longer than any replay" * (report.clock == "real")
         meaning += f" with a cost of the profiler that was measured elsewhere, so roughly{why}"
     if _has_ranks(report):
         meaning += "; other ranks are not replayed"
@@ -235,7 +240,7 @@ def _hiccups(report: Report) -> list[str]:
     first, *others = report.hiccups
     phases = {f"({name})": f" ({text})" for name, text in PHASES.items()}
     where = phases.get(first.where, f", in {first.where}") if first.where else ""
-    recorded = " while recorded" if report.unprofiled_step_ns_by_step else ""
+    recorded = " while recorded" if report.clock == "real" else ""
     text = f"Step {first.step + 1} took {duration(first.longer_ns)} longer{recorded}{where}"
     if others:
         least = duration(others[-1].longer_ns)

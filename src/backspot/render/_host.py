@@ -31,7 +31,7 @@ class HostTable(NamedTuple):
 def waits_told(report: Report) -> str:
     """How often the host waits for devices, and what a step would gain; ``""`` if that is rare."""
     number = sum(wait.count for wait in report.waits)
-    saves, whole = report.without_waits, report.unprofiled_step_ns or report.step_ns
+    saves, whole = report.without_waits, report.step_ns
     worthwhile = saves is not None and saves.ns >= _GAIN * whole
     if not number or not (worthwhile or number >= _NOTABLE):
         return ""

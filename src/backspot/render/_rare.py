@@ -58,8 +58,7 @@ def kinds_of_steps(report: Report) -> str:
         return ""
     steps = report.rare[0].steps
     together = [work for work in report.rare if work.steps == steps]
-    mean = report.step_ns if report.unprofiled_step_ns is None else report.unprofiled_step_ns
-    without = max(0, mean - sum(work.per_step_ns for work in together))
+    without = max(0, report.step_ns - sum(work.per_step_ns for work in together))
     having = without + sum(work.wall_ns for work in together)
     names = _listed([name_of(work) for work in together])
     return f"{duration(having)} with {names}, {duration(without)} without"

@@ -13,6 +13,10 @@ from backspot.results.costs import LineCost
 Part = tuple[Literal["text", "name", "node", "number"], str]
 
 
+WITHOUT_PROFILER = "without the profiler"
+"""Whose times those of a report with real times are."""
+
+
 def said(text: str, *parts: Part | str) -> list[Part]:
     """A sentence in which each ``{}`` stands for the next part: a number if it is a text alone."""
     first, *others = text.split("{}")

@@ -14,12 +14,12 @@ import msgspec
 
 from backspot._version import __version__
 from backspot.formatting import visible
+from backspot.render._words import WITHOUT_PROFILER
 from backspot.render.formats import Format
 from backspot.render.view import heaviest_line
 from backspot.results.costs import LineCost, NodeCost, Row
 from backspot.results.grouping import parents_of
 from backspot.results.report import Report
-from backspot.results.unprofiled import in_real_time
 
 
 class Frame(NamedTuple):
@@ -94,11 +94,12 @@ _SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 
 
 def to_speedscope(report: Report) -> bytes:
-    """A file in speedscope's own format; times in nanoseconds of a typical step, as people read it.
+    """A file in speedscope's own format; times in nanoseconds of a typical step.
 
     A trace without device work has no GPU profile.
     """
-    every = stacks(in_real_time(report))
+    every = stacks(report)
+    clock = f", {WITHOUT_PROFILER}" if report.clock == "real" else ", as recorded"
     frames = {frame: None for stack in every for frame in stack.frames}
     numbers = {frame: index for index, frame in enumerate(frames)}
     columns = [("wall", [stack.wall for stack in every]), ("CPU", [stack.cpu for stack in every])]
@@ -112,7 +113,13 @@ def to_speedscope(report: Report) -> bytes:
             "activeProfileIndex": 0,
             "shared": {"frames": [_written(frame) for frame in frames]},
             "profiles": [
-                _profile(f"{name} time of the backward, per {report.per}", every, costs, numbers)
+                _profile(
+                    f"{name} time of the backward, per {report.per}"
+                    f"{'' if name == 'GPU' else clock}",
+                    every,
+                    costs,
+                    numbers,
+                )
                 for name, costs in columns
             ],
         }

@@ -34,7 +34,7 @@ _SCHEMAS: dict[type, str] = {Report: SCHEMA, JobReport: JOB_SCHEMA}
 _AGAIN = "make it again from the trace"
 # What few traces have is left out where it is empty. A string has no quote without a backslash.
 _UNRECORDED = re.compile(
-    rb',"(?:memory|unprofiled_ns|held_bytes|work|layers|launches|peaks|mfu|recorded|picture|parts|at_best'
+    rb',"(?:memory|held_bytes|work|layers|launches|peaks|mfu|recorded|picture|parts|at_best'
     rb'|at_least|tried|training)"'
     rb":(?:null|false|\[\]|\{\})(?=[,}])"
 )

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from backspot.errors import BackspotError, NotATraceError, UsageError
 from backspot.formatting import percent, visible
 from backspot.paths import path_text
-from backspot.render._words import made_by
+from backspot.render._words import WITHOUT_PROFILER, made_by
 from backspot.render.files import check_target, writing
 from backspot.render.view import heaviest, heaviest_line
 from backspot.results.costs import Row
@@ -200,6 +200,8 @@ def _costs(report: Report, row: Row) -> dict[str, str | float]:
         f"wall ms per {report.per}": _milliseconds(row.total_wall_ns),
         "share of the backward": percent(share),
     }
+    if report.clock == "real":
+        costs["times"] = WITHOUT_PROFILER
     if report.has_gpu:
         costs[f"GPU ms per {report.per}"] = _milliseconds(row.total_gpu_ns)
     if row.total_wall_ns != row.wall_ns:

@@ -31,7 +31,6 @@ from backspot.render.training import training_facts, training_line
 from backspot.render.view import View, only_nodes, operators_by, select
 from backspot.results.comparison import Comparison
 from backspot.results.report import Report
-from backspot.results.unprofiled import in_real_time
 
 _TOP = 30
 _FINDINGS = 5
@@ -43,7 +42,6 @@ def to_markdown(report: Report, view: View | None = None) -> bytes:
 
     No name can leave its cell, start a tag or a link, or mention a user.
     """
-    report = in_real_time(report)
     view = view or View(top=_TOP)
     chosen = select(report, view)
     facts = "; ".join([*setting(report), units(report)])

@@ -35,7 +35,6 @@ from backspot.render.html._fragments import (
 from backspot.render.view import only_nodes, select
 from backspot.results.comparison import Change, Comparison
 from backspot.results.report import Report
-from backspot.results.unprofiled import in_real_time
 
 _ROWS = 10
 _FINDINGS = 3
@@ -43,7 +42,6 @@ _FINDINGS = 3
 
 def report_html(report: Report) -> str:
     """A report for a cell of a notebook: the answer, the first rows, and what to do."""
-    report = in_real_time(report)
     first, *others = sentences(report)
     parts = [
         f'<p class="said">{sentence(first)}</p>',

@@ -56,7 +56,6 @@ from backspot.render.view import (
 )
 from backspot.results.costs import Row
 from backspot.results.report import Report
-from backspot.results.unprofiled import in_real_time
 from backspot.styled import Text
 
 _SCREEN = 23  # lines: those of a small terminal, without that of the prompt
@@ -144,7 +143,6 @@ class _Page:
     def __init__(
         self, report: Report, view: View, width: int, *, whole: bool, regroup: bool
     ) -> None:
-        report = in_real_time(report)
         self._report, self._view, self._width, self._whole = report, view, width, whole
         self._answered = answered(report, replace(view, order=None))
         self._is_memory = view.order == "memory" and bool(report.memory)

@@ -29,7 +29,6 @@ from backspot.results.costs import LineCost, Row, Sort
 from backspot.results.findings import Finding
 from backspot.results.grouping import Subtree
 from backspot.results.report import Report
-from backspot.results.unprofiled import subtree_in_real_time
 from backspot.styled import Text, cell_len
 from backspot.trace.names import short_node_name
 
@@ -161,7 +160,6 @@ _INDENT = 24
 def render_subtree(subtree: Subtree, *, width: int | None = None) -> str:
     """A module with the modules inside it, as a tree; shares are of its total with these."""
     width, uncut = space_for(width)
-    subtree = subtree_in_real_time(subtree)
     placed = [(subtree.row.name, subtree.row), *_placed(subtree)]
     rows = [row for _, row in placed]
     whole = subtree.row.total_wall_ns

@@ -4,7 +4,8 @@ In: nothing but numbers and names. Analysis builds these objects, and ``load`` r
 Out: the classes that users find here, as ``backspot.results.NodeCost``; the root of the package
 has the few that they name most. All times are integer nanoseconds of a
 typical step: the mean over the recorded steps but those that something held up. What ends in
-``_by_step`` has one entry a recorded step, and ``recorded_*`` are sums over all of them.
+``_by_step`` has one entry a recorded step. Clock times, and times of the host, are those of a step
+that nothing records where such steps were timed, and ``recorded_*`` beside them are as recorded.
 
 - ``report.py``: ``Report``, with the methods that rank, look up, save, load and draw.
 - ``costs.py``: what a ``Report`` holds: ``Row`` for each module, with its nodes, kernels, source
@@ -16,7 +17,6 @@ typical step: the mean over the recorded steps but those that something held up.
 - ``quantities.py``: the numbers that all of these can hold.
 - ``rare.py``: ``RareWork``, what recurs in some steps only.
 - ``host.py``: where the host waits for a device, what it launches, which lines it runs.
-- ``unprofiled.py``: a report in the time of real steps, which is what people read.
 - ``memory.py``: what is in memory: the peak of each device, and what each module keeps.
 - ``limits.py``: how far modules are from what the device can do.
 - ``job.py``: ``JobReport``, many ranks of one job.

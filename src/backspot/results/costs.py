@@ -89,7 +89,7 @@ class Hiccup:
 
     Attributes:
         step: Index of the step, from 0.
-        longer_ns: How much longer it took, in nanoseconds.
+        longer_ns: How much longer it took while it was recorded, in nanoseconds.
         where: The module or phase that took at least half of that, or ``""``.
     """
 
@@ -280,6 +280,7 @@ class Row:
         calls: Forward calls, without those that checkpointing repeats; in compiled code, calls of
             that code.
         wall_ns: Clock time of the backward that this row is responsible for.
+        recorded_wall_ns: This time as it was recorded.
         gpu_ns: Summed durations of the device work that it launched in backward.
         cpu_ns: Time of the host in its nodes.
         forward_ns: Clock time of its forward.
@@ -310,7 +311,6 @@ class Row:
         total_saves: How much less without all modules inside, too. Savings do not add up.
         memory: What it has in memory; only with ``profile_memory=True``.
         work: How much work it does; only with ``record_shapes=True``.
-        unprofiled_ns: ``wall_ns`` in a step without the profiler, as ``Phase.unprofiled_ns``.
 
     Example:
         >>> row = report.modules[0]
@@ -326,6 +326,7 @@ class Row:
     is_module: bool
     calls: Measure
     wall_ns: Count
+    recorded_wall_ns: Count
     gpu_ns: Count
     cpu_ns: Count
     forward_ns: Count
@@ -349,7 +350,6 @@ class Row:
     total_saves: Saving | None = None
     memory: MemoryOfModule | None = None
     work: WorkOfModule | None = None
-    unprofiled_ns: Count | None = None
 
     @property
     def is_exchange(self) -> bool:
@@ -361,11 +361,9 @@ class Row:
         )
 
     def __repr__(self) -> str:
-        wall = self.wall_ns if self.unprofiled_ns is None else self.unprofiled_ns
-        cpu = self.cpu_ns * wall / max(1, self.wall_ns)
         return (
-            f"<Row {visible(self.label)}: wall {wall / 1e6:.3f}, "
-            f"GPU {self.gpu_ns / 1e6:.3f}, CPU {cpu / 1e6:.3f} ms per step>"
+            f"<Row {visible(self.label)}: wall {self.wall_ns / 1e6:.3f}, "
+            f"GPU {self.gpu_ns / 1e6:.3f}, CPU {self.cpu_ns / 1e6:.3f} ms per step>"
         )
 
     @property
@@ -601,9 +599,7 @@ class Phase:
         wall_ns: Clock time.
         busy_ns: Part in which any device was busy.
         wall_ns_by_step: Clock time in each recorded step.
-        unprofiled_ns: Clock time in a step without the profiler: its part of
-            ``Report.unprofiled_step_ns``; ``None`` where none was timed. This is what people are
-            shown: see ``docs/concepts.md``.
+        recorded_wall_ns: ``wall_ns`` as it was recorded.
 
     Example:
         >>> {phase.name: f"{phase.wall_ns / 1e6:.1f} ms" for phase in report.phases}
@@ -615,11 +611,15 @@ class Phase:
     wall_ns: Count
     busy_ns: Count
     wall_ns_by_step: tuple[Count, ...]
-    unprofiled_ns: Count | None = None
+    recorded_wall_ns: Count
 
     def __repr__(self) -> str:
-        wall = self.wall_ns if self.unprofiled_ns is None else self.unprofiled_ns
-        return f"<Phase {self.name}: wall {wall / 1e6:.3f} ms per step>"
+        return f"<Phase {self.name}: wall {self.wall_ns / 1e6:.3f} ms per step>"
+
+    @property
+    def unprofiled_ns(self) -> int:
+        """The same as ``wall_ns``."""
+        return self.wall_ns
 
     @property
     def utilisation(self) -> float:

@@ -194,9 +194,7 @@ def _merge(
             [row.memory for row in rows], [row.memory for row in outer], memory, has_all=has_all
         ),
         work=summed_work((row.work, row.gpu_ns or row.cpu_ns) for row in rows),
-        unprofiled_ns=None
-        if rows[0].unprofiled_ns is None
-        else sum(row.unprofiled_ns or 0 for row in rows),
+        recorded_wall_ns=sum(row.recorded_wall_ns for row in rows),
     )
 
 

@@ -32,7 +32,8 @@ class Wait:
             device's runtime where there is none.
         line: Line of Python that waits, ``file:line``, or ``""`` if it is not known.
         count: Number of waits in a typical step.
-        wall_ns: Clock time that the host spends in them.
+        wall_ns: Clock time that the host spends in them. Without the profiler it comes sooner, and
+            waits longer than this.
         idle_ns: Clock time in which no device has work, during and after the waits, until the host
             is ahead of the devices again; at most twice ``wall_ns``.
         saves: How much less time a step would take if the host did not wait here. ``None`` where
@@ -146,7 +147,7 @@ class StepPicture:
     it is a step with stacks, which takes longer.
 
     Attributes:
-        wall_ns: Length of the step while it was recorded.
+        recorded_wall_ns: Length of the step while it was recorded.
         host: Start, end, phase that the host is in.
         lines: Start, end, line of the user's Python, ``file:line``.
         device: Start, end, phase for which devices work, in which per cent of that time.
@@ -154,7 +155,7 @@ class StepPicture:
             and the line, ``""`` if not known.
     """
 
-    wall_ns: Count
+    recorded_wall_ns: Count
     host: tuple[tuple[Count, Count, PhaseName], ...]
     lines: tuple[tuple[Count, Count, str], ...]
     device: tuple[tuple[Count, Count, PhaseName, Count], ...]

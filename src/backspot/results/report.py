@@ -1,7 +1,8 @@
 """The report: frozen data, with methods that rank, look up, save, load and draw.
 
 All times are integer nanoseconds of a typical step: the mean over the recorded steps but those
-that something held up. What ends in ``_by_step`` has one entry a recorded step. Both sum exactly.
+that something held up, as long as a step that nothing records, where such steps were timed. What
+ends in ``_by_step`` has one entry a recorded step. Both sum exactly.
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ from backspot.results.training import Training
 if TYPE_CHECKING:
     import pandas as pd
 
-SCHEMA = "backspot.report/2"
-"""Version of the JSON form. A reader of version 2 reads every ``backspot.report/2``."""
+SCHEMA = "backspot.report/3"
+"""Version of the JSON form. A reader of version 3 reads every ``backspot.report/3``."""
 
 _NOISY = 0.1
 """``Report.noise`` from which the module in the first row is often another one in truth."""
@@ -63,17 +64,17 @@ _NOISY = 0.1
 By = Literal["path", "class", "pattern"]
 LabelSource = Literal["backspot", "lightning", "python", "none"]
 StepUnit = Literal["profiler step", "optimizer step", "backward pass"]
+ClockName = Literal["real", "recorded"]
 
 
 class _Predicted:
     """What a report knows besides its data: it is not saved, compared, printed or copied.
 
     These are no fields, because every field is written as JSON. ``changed`` keeps the predictor and
-    the job; the rankings that were asked for so far, and the same in real time, are those of one
-    report.
+    the job; the rankings that were asked for so far are those of one report.
     """
 
-    __slots__ = ("_job", "_predictor", "_rankings", "_real")
+    __slots__ = ("_job", "_predictor", "_rankings")
 
 
 @public
@@ -92,15 +93,21 @@ class Report(Presented, _Predicted):
         passes: Backward passes, in their order.
         devices: Each device's part; empty without device work.
         step_unit: What counts as one step.
+        clock: Whose time it is. ``real``: all clock times and times of the host are those of a step
+            that nothing records, and ``step_ns`` is ``unprofiled_step_ns``. ``recorded``: they are
+            as they were recorded, because no such step was timed. Times of devices (``gpu_ns``) are
+            always those that were recorded.
         step_ns: Clock time of the step, until all work that it launched is done.
+        recorded_step_ns: This time as it was recorded.
         wall_ns: Clock time of the backward.
+        recorded_wall_ns: This time as it was recorded.
         gpu_ns: Device time of the backward, which can exceed ``wall_ns`` with several streams.
         cpu_ns: Time of the host in the nodes of the backward.
         step_ns_by_step: This time in each recorded step.
         wall_ns_by_step: This time in each recorded step.
         gpu_ns_by_step: This time in each recorded step.
         cpu_ns_by_step: This time in each recorded step.
-        coverage: Share of the recorded times that modules own.
+        coverage: Share of the backward's times that modules own.
         source: Whose labels named the modules; ``python`` are the profiler's own module events.
         has_gpu: Whether the trace has device work.
         warnings: What to know before trusting the numbers.
@@ -110,8 +117,8 @@ class Report(Presented, _Predicted):
         findings: Why the step is slow, the largest known gain first (``saves``).
         fused: Kernels in which ``torch.compile`` fused the work of several modules, most time
             first.
-        unprofiled_step_ns: Clock time of a step without profiler and labels; ``None`` where none
-            was timed.
+        unprofiled_step_ns: Clock time of a step without profiler and labels: the mean of those that
+            were timed; ``None`` where none was.
         unprofiled_step_ns_by_step: Each of those steps.
         replayed_step: The step without the profiler's cost, by replay; savings are of this step.
             ``None`` if the recording cannot be replayed.
@@ -160,8 +167,11 @@ class Report(Presented, _Predicted):
     passes: tuple[Pass, ...]
     devices: tuple[DeviceCost, ...]
     step_unit: StepUnit
+    clock: ClockName
     step_ns: Count
+    recorded_step_ns: Count
     wall_ns: Count
+    recorded_wall_ns: Count
     gpu_ns: Count
     cpu_ns: Count
     step_ns_by_step: tuple[Count, ...]
@@ -198,10 +208,9 @@ class Report(Presented, _Predicted):
     schema: str = SCHEMA
 
     def __repr__(self) -> str:
-        wall = sum(one.wall_ns if (ns := one.unprofiled_ns) is None else ns for one in self.modules)
         return (
             f"<Report of {visible(self.trace) or 'a trace'}: {len(self.modules)} rows, backward "
-            f"{wall / 1e6:.3f} ms per {self.per}>"
+            f"{self.wall_ms:.3f} ms per {self.per}>"
         )
 
     @property
@@ -228,11 +237,6 @@ class Report(Presented, _Predicted):
     def wall_ms(self) -> float:
         """``wall_ns`` in milliseconds."""
         return self.wall_ns / 1e6
-
-    @property
-    def recorded_wall_ns(self) -> int:
-        """The sum of ``wall_ns_by_step``."""
-        return sum(self.wall_ns_by_step)
 
     @property
     def whole_ns(self) -> int:
@@ -619,7 +623,7 @@ class Report(Presented, _Predicted):
         Example:
             >>> frame = report.to_pandas()
             >>> frame.path[0], frame.shape
-            ('patch_drop', (77, 43))
+            ('patch_drop', (77, 44))
         """
         return presented.forms().as_frame(self)
 

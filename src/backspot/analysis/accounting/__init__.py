@@ -13,7 +13,8 @@ are exact: each nanosecond of a window belongs to one owner, and each of a step 
 5. ``activity`` classifies the host's time into phases such as data loading and forward;
    ``forwards`` tells apart what models run for without gradients, such as a rollout.
 6. ``phases`` sums up the ledger by phase, and chooses the steps that a typical step is the mean of.
-7. ``unrecorded`` has how long phases and rows take in a step that is not recorded.
+7. ``unrecorded`` has the pace of the clock: how long each moment takes in a step that is not
+   recorded. A ledger with that pace has the times of such a step, and so has all that sums it up.
 8. ``rows`` sums it up by owner, node and source line; ``amounts`` has these sums, and the operators
    that show on a CPU what kernels show on a GPU.
 

@@ -115,6 +115,13 @@ class Holders:
         last = Shares.one_each(np.array([nothing]), np.array([NOTHING]))
         return Shares.joined([spans, work, self._ownership.launch_shares, last])
 
+    def of_rows(self, holder: Ints) -> Ints:
+        """Return these holders as the rows of a pass have them.
+
+        Outside of a pass, the host executes nothing for it: a forward call on another thread.
+        """
+        return np.where(((self.work < 0) & ~self.in_pass)[holder], self.nothing, holder)
+
     def deal(
         self,
         holder: Ints,

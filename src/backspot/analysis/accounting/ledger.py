@@ -6,8 +6,9 @@ to one step, one pass and one holder, so that no sum loses a nanosecond or count
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
@@ -25,8 +26,9 @@ class Spent(NamedTuple):
     """Clock time in intervals that do not overlap; arrays with one entry each, in order of time.
 
     Attributes:
-        start: nanoseconds.
-        length: nanoseconds.
+        start: when it starts in the trace, in nanoseconds.
+        end: when it ends in the trace.
+        length: how long it lasts, in nanoseconds: from start to end, or as ``Ledger.pace`` says.
         step: the step, ``NOTHING`` for none.
         run: the pass that waits for the device whose clock this is, ``NOTHING`` for none.
         holder: who holds the clock, as in ``Holders``.
@@ -34,6 +36,7 @@ class Spent(NamedTuple):
     """
 
     start: Ints
+    end: Ints
     length: Ints
     step: Ints
     run: Ints
@@ -52,14 +55,22 @@ class Spent(NamedTuple):
         return Spent(*(column[chosen] for column in self))
 
     def cut(self, times: Ints) -> Spent:
-        """Return the intervals cut at these times, too, which are sorted and distinct."""
-        end = self.start + self.length
+        """Return the intervals cut at these times, too, which are sorted and distinct.
+
+        What is cut here lasts from start to end: a pace cuts before it changes lengths.
+        """
         at = np.searchsorted(self.start, times, side="right") - 1
-        inside = (take(self.start, at, FAR) < times) & (times < take(end, at))
+        inside = (take(self.start, at, FAR) < times) & (times < take(self.end, at))
         at, times = at[inside], times[inside]
-        start, end = np.insert(self.start, at + 1, times), np.insert(end, at, times)
+        if not len(times):
+            return self
+        start, end = np.insert(self.start, at + 1, times), np.insert(self.end, at, times)
         parts = self.where(np.insert(np.arange(len(self.start)), at, at))
-        return parts._replace(start=start, length=end - start)
+        return parts._replace(start=start, end=end, length=end - start)
+
+
+Pace: TypeAlias = Callable[[Spent], Spent]
+"""Gives intervals the length that they have without the recording, cut where that changes."""
 
 
 class Ledger(msgspec.Struct, frozen=True, dict=True):
@@ -69,11 +80,14 @@ class Ledger(msgspec.Struct, frozen=True, dict=True):
         ownership: the trace with its owners.
         clock: what runs at each moment.
         windows: the clock time of its steps, or of its passes where the trace has nothing else.
+        pace: how long each moment lasts in a step that is not recorded; ``None`` where that is not
+            known, so that all last as long as they were recorded.
     """
 
     ownership: Ownership
     clock: Clock
     windows: StepWindows | Windows
+    pace: Pace | None = None
 
     @cached_property
     def holders(self) -> Holders:
@@ -107,6 +121,34 @@ class Ledger(msgspec.Struct, frozen=True, dict=True):
         device = next(iter(self.clock.devices), NOTHING)
         return self.spent(self.clock.whole, device, np.empty(0, np.int64))
 
+    @cached_property
+    def step_ns(self) -> Ints:
+        """How long each step lasts, in nanoseconds."""
+        if self.pace is None:
+            return self.windows.end - self.windows.start
+        spent = self.whole.where(self.whole.step >= 0)
+        lengths = np.zeros(len(self.windows.start), np.int64)
+        np.add.at(lengths, spent.step, spent.length)
+        return lengths
+
+    def elapsed(self, start: Ints, end: Ints) -> Ints:
+        """Return how long it takes from each of these moments of the trace to another."""
+        if self.pace is None or not len(self.whole.start):
+            return end - start
+        return self._passed(end) - self._passed(start)
+
+    def _passed(self, times: Ints) -> Ints:
+        """Return the nanoseconds from the first moment of the clock to these; evenly in between."""
+        edges, passed = self._moments
+        inside = np.interp(times, edges, passed)
+        beyond = times - np.clip(times, edges[0], edges[-1])  # no step is there
+        return np.rint(inside).astype(np.int64) + beyond
+
+    @cached_property
+    def _moments(self) -> tuple[Ints, Ints]:
+        whole = self.whole
+        return np.append(whole.start, whole.end[-1:]), np.append(0, np.cumsum(whole.length))
+
     def spent(self, timeline: Timeline, device: int, runs: Ints) -> Spent:
         """Return the time of a clock.
 
@@ -118,15 +160,17 @@ class Ledger(msgspec.Struct, frozen=True, dict=True):
         windows = self.ownership.windows
         edges = (windows.start, windows.end, self.windows.start, self.windows.end)
         line = timeline.cut(merged(*edges, self.holders.edges))
-        start = line.edges[:-1]
-        return Spent(
+        start, end = line.edges[:-1], line.edges[1:]
+        found = Spent(
             start=start,
+            end=end,
             length=np.diff(line.edges),
             step=self.steps.over(start),
             run=_numbered(windows, runs).over(start),
             holder=self.holders.at(line.values[:-1], start),
             kind=self.clock.kinds(line, device).values[:-1],
         )
+        return self.pace(found) if self.pace else found
 
 
 def _numbered(windows: StepWindows | Windows, chosen: Ints) -> Timeline:

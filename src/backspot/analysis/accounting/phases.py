@@ -24,10 +24,10 @@ from backspot.analysis.accounting.activity import (
     to_device,
 )
 from backspot.analysis.accounting.amounts import summed, summed_by_step
-from backspot.analysis.accounting.ledger import Ledger
+from backspot.analysis.accounting.ledger import Ledger, Spent
 from backspot.analysis.accounting.steps import host_steps
 from backspot.analysis.attribution.ownership import Ownership
-from backspot.analysis.timeline import is_in, merged, numbered, take
+from backspot.analysis.timeline import Timeline, is_in, merged, numbered, take
 from backspot.analysis.typical import RareSteps, TypicalStep, typical_step
 from backspot.results.costs import Phase
 from backspot.trace import Category, Events, names as trace_names
@@ -50,18 +50,56 @@ class PhaseTimes(msgspec.Struct, frozen=True):
     busy: Ints
     activity: Activity
 
-    def typical(self, typical: TypicalStep) -> tuple[Phase, ...]:
-        """Return the phases that take any time in a typical step, in the order of a step."""
+    def summing_to(self, step_ns: int, unseen_ns: Ints, typical: TypicalStep) -> PhaseTimes:
+        """Return the same of a real step, to the nanosecond.
+
+        Args:
+            step_ns: the real step.
+            unseen_ns: what each step has of phases that were not recorded.
+            typical: the steps that count.
+        """
+        wall, busy = self.wall + unseen_ns[:, None], self.busy.copy()
+        # What the rounding of moments leaves belongs to the phase with most time of the host.
+        step = int(typical.weight.argmax())
+        idle = (wall - busy)[:, step]
+        idle[BACKWARD] = -1  # its time is that of the rows
+        phase = int(idle.argmax())
+        wall[phase, step] += typical.lacking(wall.sum(axis=0), step_ns, step)
+        busy[phase, step] = min(busy[phase, step], wall[phase, step])
+        return PhaseTimes(wall, busy, self.activity)
+
+    def typical(self, typical: TypicalStep, recorded: PhaseTimes) -> tuple[Phase, ...]:
+        """Return the phases that take any time in a typical step, in the order of a step.
+
+        Args:
+            typical: the steps that count.
+            recorded: the phases as they were recorded.
+        """
+        before = recorded.apportioned(typical).sum(axis=1).tolist()
+        busy, idle = self.apportioned(typical).T.tolist()
+        return tuple(
+            Phase(
+                name=name,
+                wall_ns=busy[number] + idle[number],
+                recorded_wall_ns=before[number],
+                busy_ns=busy[number],
+                wall_ns_by_step=tuple(by_step.tolist()),
+            )
+            for number, (name, by_step) in enumerate(zip(NAMES, self.wall, strict=True))
+            if by_step.any() or before[number]
+        )
+
+    def apportioned(self, typical: TypicalStep) -> Ints:
+        """Return what a typical step has of each phase (rows), while a device runs and while none.
+
+        The sum is that of the typical step exactly.
+        """
         parts = np.stack([self.busy, self.wall - self.busy], axis=1)
         # The backward comes first, to be rounded as that of the rows is.
         phase, _, step = (index.ravel() for index in np.indices(parts.shape))
         amount = typical.apportioned(parts.ravel(), step, phase != BACKWARD, phase)
-        busy, idle = amount.reshape(parts.shape).sum(axis=2).T.tolist()
-        return tuple(
-            Phase(name, busy[number] + idle[number], busy[number], tuple(by_step.tolist()))
-            for number, (name, by_step) in enumerate(zip(NAMES, self.wall, strict=True))
-            if by_step.any()
-        )
+        found: Ints = amount.reshape(parts.shape).sum(axis=2)
+        return found
 
 
 def phase_times(events: Events, ledger: Ledger, activity: Activity) -> PhaseTimes:
@@ -71,24 +109,46 @@ def phase_times(events: Events, ledger: Ledger, activity: Activity) -> PhaseTime
     as long as the report's ``wall_ns``. As for the rows, the device that a pass waits for decides
     until the pass ends.
     """
-    ownership, passes = ledger.ownership, ledger.ownership.windows
-    of_work = phases_of_work(events, ownership, activity)
+    passes, phase_of = ledger.ownership.windows, PhaseOfSpent.of(events, ledger, activity)
     phases, steps = len(NAMES), len(ledger.windows.start)
     found = np.zeros((2 * phases, steps), np.int64)  # while no device runs, then while one does
     for device, spent in ledger.by_device.items():
         turn = np.searchsorted(passes.end, spent.start, side="right")
         decides = passes.device[np.minimum(turn, len(passes.end) - 1)] == device
         spent = spent.where(decides & (spent.step >= 0)).cut(activity.host.edges)
-        work = ledger.holders.work[spent.holder]
-        # Where a span holds, the activity of the host decides.
-        phase = np.where(work >= 0, take(of_work, work), activity.host.over(spent.start))
-        phase[phase < 0] = IDLE
-        # The rows of a pass hold the host's time, and work without a launch record.
-        within = ledger.passes.over(spent.start) >= 0
-        phase[within & (take(ownership.work.launch, work) < 0)] = BACKWARD
-        key = phase + phases * spent.runs
+        key = phase_of(spent) + phases * spent.runs
         found += summed_by_step(key, spent.step, spent.length, 2 * phases, steps)
     return PhaseTimes(found[:phases] + found[phases:], found[phases:], activity)
+
+
+class PhaseOfSpent(msgspec.Struct, frozen=True):
+    """Which phase each interval of the clock belongs to.
+
+    Attributes:
+        ledger: the clock time of the trace.
+        host: the phase of the host at each moment.
+        work: the phase of each piece of device work.
+    """
+
+    ledger: Ledger
+    host: Timeline
+    work: Ints
+
+    @classmethod
+    def of(cls, events: Events, ledger: Ledger, activity: Activity) -> PhaseOfSpent:
+        """Look at a recording."""
+        return cls(ledger, activity.host, phases_of_work(events, ledger.ownership, activity))
+
+    def __call__(self, spent: Spent) -> Ints:
+        """Return the phases of intervals that are cut where the phase of the host changes."""
+        work = self.ledger.holders.work[spent.holder]
+        # Where a span holds, the activity of the host decides.
+        phase = np.where(work >= 0, take(self.work, work), self.host.over(spent.start))
+        phase[phase < 0] = IDLE
+        # The rows of a pass hold the host's time, and work without a launch record.
+        within = self.ledger.passes.over(spent.start) >= 0
+        phase[within & (take(self.ledger.ownership.work.launch, work) < 0)] = BACKWARD
+        return phase
 
 
 def phases_of_work(events: Events, ownership: Ownership, activity: Activity) -> Ints:

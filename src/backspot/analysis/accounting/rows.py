@@ -24,6 +24,7 @@ from backspot.analysis.accounting.amounts import (
 from backspot.analysis.accounting.clock import WallKind
 from backspot.analysis.accounting.ledger import Ledger, Spent
 from backspot.analysis.accounting.phases import PhaseTimes, choose_steps
+from backspot.analysis.accounting.unrecorded import Recorded
 from backspot.analysis.timeline import NOTHING, take
 from backspot.analysis.typical import RareSteps, TypicalStep
 from backspot.results.costs import (
@@ -52,11 +53,25 @@ _BACKWARD, _FORWARD_TAIL, _OTHER = range(3)
 _PARTS = 3
 
 
-class BackwardCosts(msgspec.Struct, frozen=True):
-    """What the backward of a trace costs; each field as in ``Report``, and the steps that count."""
+class RecordedCosts(msgspec.Struct, frozen=True):
+    """The clock time of the backward as it was recorded, and the steps that count.
+
+    Attributes:
+        typical: the steps that count.
+        noise: as in ``Report``.
+        wall: the clock time.
+        of_owners: that of a typical step, by owner.
+    """
 
     typical: TypicalStep
     noise: float
+    wall: Amounts
+    of_owners: Recorded
+
+
+class BackwardCosts(msgspec.Struct, frozen=True):
+    """What the backward of a trace costs; each field as in ``Report``."""
+
     modules: tuple[Row, ...]
     operators: tuple[OperatorCost, ...]
     passes: tuple[Pass, ...]
@@ -70,12 +85,29 @@ class BackwardCosts(msgspec.Struct, frozen=True):
     coverage: Coverage
 
 
-def account(
+def recorded_costs(
     events: Events,
     ledger: Ledger,
     phases: PhaseTimes | None = None,
     rare: Sequence[RareSteps] = (),
-) -> BackwardCosts:
+) -> RecordedCosts:
+    """Return the backward as it was recorded, from which it follows which steps count.
+
+    Args:
+        ledger: the clock time of the trace.
+        phases: that of the phases, if the steps have any.
+        rare: the steps of which it is known how often the training has such steps.
+    """
+    wall = _wall_of(ledger)
+    by_step = _by_owner(ledger, wall)
+    typical = choose_steps(events, ledger, by_step, phases, rare)
+    usual, count = wall.in_typical_step(typical), len(ledger.ownership.owners)
+    of_host = usual.where((usual.kind == WallKind.SYNC) | (usual.kind == WallKind.HOST))
+    sums = Recorded(*(summed(one.owner, one.amount, count) for one in (usual, of_host)))
+    return RecordedCosts(typical, typical.noise(by_step), wall, sums)
+
+
+def account(events: Events, ledger: Ledger, recorded: RecordedCosts) -> BackwardCosts:
     """Turn clock time, device work and the host's time into costs of owners.
 
     ``cpu`` is the host's time in an owner's spans, without other spans nested in these. ``gpu`` is
@@ -86,15 +118,13 @@ def account(
 
     Args:
         ledger: the clock time of the trace.
-        phases: the clock time of the phases, if the steps have any.
-        rare: the steps of which it is known how often the training has such steps.
+        recorded: the backward as it was recorded.
     """
-    ownership = ledger.ownership
-    wall = joined([_wall(ledger, *of_device) for of_device in ledger.by_device.items()])
-    executed, recorded = _executed(ledger), (wall, _gpu(ledger), _cpu(ledger))
-    by_step = [_by_owner(ledger, one) for one in recorded]
-    typical = choose_steps(events, ledger, by_step[0], phases, rare)
-    usual = [one.in_typical_step(typical) for one in recorded]
+    ownership, typical = ledger.ownership, recorded.typical
+    wall = recorded.wall if ledger.pace is None else _wall_of(ledger)
+    executed, spent = _executed(ledger), (wall, _gpu(ledger), _cpu(ledger))
+    by_step = [_by_owner(ledger, one) for one in spent]
+    usual = [one.in_typical_step(typical) for one in spent]
     nodes = _nodes(ledger, executed, usual, typical)
     lines = _lines(ledger, executed, usual, typical)
     if ledger.clock.devices:
@@ -102,18 +132,16 @@ def account(
     else:
         kernels = _operators_inside(events, ledger, typical)
     by_step.append(_forward(ledger))
-    rows = _rows(ledger, typical, usual, by_step, nodes, kernels, lines)
+    rows = _rows(ledger, recorded, usual, by_step, nodes, kernels, lines)
     totals = [int(one.amount.sum()) for one in usual]
     is_module = ownership.owners.is_module
     parts = [int(one.amount[is_module[one.owner]].sum()) for one in usual]
     shares = [part / total if total else 1.0 for part, total in zip(parts, totals, strict=True)]
     whole = [tuple(one.sum(axis=0).tolist()) for one in by_step]
     return BackwardCosts(
-        typical=typical,
-        noise=typical.noise(by_step[0]),
         modules=ranked_rows(add_totals(rows)),
         operators=_operators(ledger, executed, usual, nodes, typical),
-        passes=_passes(ledger, *recorded[1:]),
+        passes=_passes(ledger, *spent[1:]),
         devices=_devices(ledger, usual[0], usual[1], typical),
         wall_ns=totals[0],
         gpu_ns=totals[1],
@@ -143,6 +171,11 @@ def _belongs(ledger: Ledger, spent: Spent) -> Ints:
     return np.where(spent.run >= 0, found, NOTHING)
 
 
+def _wall_of(ledger: Ledger) -> Amounts:
+    """Return the clock time of the backward."""
+    return joined([_wall(ledger, *of_device) for of_device in ledger.by_device.items()])
+
+
 def _wall(ledger: Ledger, device: int, spent: Spent) -> Amounts:
     """Return the clock time of the backward in the passes that wait for a device."""
     spent = spent.where(_belongs(ledger, spent) == _BACKWARD)
@@ -150,9 +183,7 @@ def _wall(ledger: Ledger, device: int, spent: Spent) -> Amounts:
     # Where the device idles before a captured graph: the span that launches the replay.
     replay = ledger.clock.replays(device).over(spent.start)
     node = np.where((span >= 0) & (span == replay), holders.replay, holders.node[spent.holder])
-    # Outside of a pass, the host executes nothing for it: a forward call on another thread.
-    elsewhere = (holders.work < 0) & ~holders.in_pass
-    holder = np.where(elsewhere[spent.holder], holders.nothing, spent.holder)
+    holder = holders.of_rows(spent.holder)
     return holders.deal(holder, spent.length, run=spent.run, node=node, kind=spent.kind)
 
 
@@ -166,13 +197,16 @@ def _gpu(ledger: Ledger) -> Amounts:
 
 
 def _cpu(ledger: Ledger) -> Amounts:
-    """Return the host's time in the spans of passes, without other spans nested in these."""
+    """Return the host's time in the spans of passes, without other spans nested in these.
+
+    It passes as the clock does.
+    """
     holders = ledger.holders
     spent = np.zeros(len(holders.span), np.int64)
     for indices, nesting in ledger.ownership.spans.nesting.values():
         line = nesting.timeline.cut(holders.edges)
         holder = holders.at(take(indices, line.values[:-1]), line.edges[:-1])
-        np.add.at(spent, holder, np.diff(line.edges))
+        np.add.at(spent, holder, ledger.elapsed(line.edges[:-1], line.edges[1:]))
     mine = np.flatnonzero((holders.work < 0) & (holders.run >= 0))
     return holders.deal(mine, spent[mine])
 
@@ -246,11 +280,10 @@ def _passes(ledger: Ledger, gpu: Amounts, cpu: Amounts) -> tuple[Pass, ...]:
         mine = spent.where(spent.run >= 0)
         left += summed_by_step(_belongs(ledger, mine), mine.run, mine.length, _PARTS, count)
     nodes = passes.of_span[spans.is_node & (passes.of_span >= 0)]
-    duration = windows.end - windows.start
     columns = (
         windows.start,
-        duration,
-        duration - left[_FORWARD_TAIL] - left[_OTHER],
+        left.sum(axis=0),
+        left[_BACKWARD],
         left[_FORWARD_TAIL],
         left[_OTHER],
         *(summed(run_of[one.holder], one.amount, count) for one in (gpu, cpu)),
@@ -262,7 +295,7 @@ def _passes(ledger: Ledger, gpu: Amounts, cpu: Amounts) -> tuple[Pass, ...]:
 
 def _rows(
     ledger: Ledger,
-    typical: TypicalStep,
+    recorded: RecordedCosts,
     usual: Sequence[Amounts],
     by_step: Sequence[Ints],
     nodes: dict[int, list[NodeCost]],
@@ -277,10 +310,12 @@ def _rows(
     split = wall.where(ledger.holders.is_split[wall.holder])
     recomputes, splits = (summed(one.owner, one.amount, count).tolist() for one in (again, split))
     spent_on = summed_by_step(wall.owner, wall.kind, wall.amount, count, kinds).tolist()
-    forward = typical.mean(by_step[3]).tolist()
+    forward = recorded.typical.mean(by_step[3]).tolist()
+    recorded_wall = recorded.of_owners.wall.tolist()
     calls, is_module = _calls(ledger).tolist(), owners.is_module.tolist()
     each_step = [[tuple(steps) for steps in one.tolist()] for one in by_step]
     runs = np.any([one.any(axis=1) for one in by_step[:3]], axis=0)
+    runs |= recorded.of_owners.wall > 0
     rows = []
     for owner in range(count):
         if not is_module[owner] and not runs[owner] and not nodes[owner]:
@@ -294,6 +329,7 @@ def _rows(
                 is_module=is_module[owner],
                 calls=calls[owner],
                 wall_ns=own[0][owner],
+                recorded_wall_ns=recorded_wall[owner],
                 gpu_ns=own[1][owner],
                 cpu_ns=own[2][owner],
                 forward_ns=forward[owner],
@@ -337,7 +373,8 @@ def _operators_inside(
     launch[ownership.compiled.event] = np.arange(len(ownership.compiled.event))
     holder = np.where(launch[index] >= 0, holders.of_launches(launch[index]), span)
     name = events.name[index].astype(np.int64)
-    amounts = holders.deal(holder, events.duration[index], kind=name)
+    ns = ledger.elapsed(events.start[index], events.end[index])
+    amounts = holders.deal(holder, ns, kind=name)
     amount = typical.apportioned(amounts.amount, amounts.step, amounts.owner, amounts.kind)
     return _by_name(amounts._replace(amount=amount), events.names, typical)
 

@@ -1,28 +1,31 @@
-"""How long each phase and each row takes in a step that is not recorded.
+"""How long each moment of a recording takes in a step that is not recorded.
 
 Recording an event takes the host time, and a device none. Each event of the host is taken to cost
-the same, but for labels: as much as makes the typical step as long as the steps that were timed
-unrecorded, and not more than recording can cost. What a device works for keeps its length; a phase
-or a module gets shorter by its own events, where no device has work. What is left of the
-difference, as on a machine that was busier meanwhile, is taken from all of the host's time alike.
+the same, but for labels: as much as makes the typical step as long as a real one, and not more than
+recording can cost. What a device works for keeps its length; a phase or a module gets shorter by
+its own events, where no device has work. What is left of the difference, as on a machine that was
+busier meanwhile, is taken from all of the host's time alike.
+
+What comes out is the pace of the clock. A ledger with it has all times of a real step, so that what
+sums it up needs to know nothing of recordings.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from backspot.analysis.accounting.activity import BACKWARD, IDLE, NAMES, Activity
-from backspot.analysis.accounting.ledger import Ledger
+from backspot.analysis.accounting.clock import WallKind
+from backspot.analysis.accounting.ledger import Ledger, Spent
+from backspot.analysis.accounting.phases import PhaseOfSpent, PhaseTimes
 from backspot.analysis.attribution.ownership import Special
 from backspot.analysis.timeline import take
 from backspot.analysis.typical import TypicalStep
-from backspot.results.costs import Phase, Row
 from backspot.trace import Category, Events
 from backspot.trace.events import Ints
 
@@ -36,55 +39,144 @@ _MOST = 1_800.0  # nanoseconds that recording an operator can cost; beyond, all 
 _HALVINGS = 30
 
 
-def without_recording(
-    phases: Sequence[Phase],
-    rows: Sequence[Row],
-    step_ns: int,
-    counts: tuple[Ints, Mapping[tuple[str, str], int]],
-) -> tuple[list[Phase], list[Row]]:
-    """Return the phases and the rows with their times in a step that takes so long.
+class RealStep(msgspec.Struct, frozen=True):
+    """How long steps take while nothing is recorded, in nanoseconds.
 
-    The phases sum to the step exactly, and so do the rows to the backward.
+    Attributes:
+        step_ns: the mean.
+        by_step: the steps that were timed one by one; none where only the mean is known.
+        parts: how long some phases take of it, by their names in ``NAMES``. The others take the
+            rest, as the recording says.
+    """
+
+    step_ns: int
+    by_step: tuple[int, ...] = ()
+    parts: Mapping[str, int] = {}
+
+    @classmethod
+    def of(cls, by_step: Sequence[int]) -> RealStep | None:
+        """Return the mean of steps, as a clock beside the training has it; ``None`` of no steps."""
+        return cls(sum(by_step) // len(by_step), tuple(by_step)) if by_step else None
+
+
+class Pace(msgspec.Struct, frozen=True):
+    """How long each moment of a recording takes in a real step, as a part of its recorded time.
+
+    Attributes:
+        phase_of: the phase of each interval.
+        of_phases: the parts of the phases, but for the backward: of the host's time (first row) and
+            of that of devices.
+        of_holders: those of what holds the clock in the backward.
+        unseen_ns: what a real step has of phases that the recording has none of.
+    """
+
+    phase_of: PhaseOfSpent
+    of_phases: Floats
+    of_holders: Floats
+    unseen_ns: Ints
+
+    def __call__(self, spent: Spent) -> Spent:
+        """Return the intervals as long as they are in a real step."""
+        spent = spent.cut(self.phase_of.host.edges)
+        phase = self.phase_of(spent)
+        in_pass = phase == BACKWARD
+        idle = (spent.kind == WallKind.SYNC) | (spent.kind == WallKind.HOST)
+        on_device = np.where(in_pass, ~idle, spent.runs).astype(np.int64)
+        holder = self.phase_of.ledger.holders.of_rows(spent.holder)
+        part = np.where(
+            in_pass, self.of_holders[on_device, holder], self.of_phases[on_device, phase]
+        )
+        # The ends are rounded, so that no sum is off by more than a nanosecond.
+        ends = np.rint(np.cumsum(spent.length * part)).astype(np.int64)
+        return spent._replace(length=np.diff(ends, prepend=0))
+
+
+class Recorded(NamedTuple):
+    """The backward of a typical recorded step by owner, in nanoseconds.
+
+    Attributes:
+        wall: its clock time.
+        host: the part in which devices wait for the host.
+    """
+
+    wall: Ints
+    host: Ints
+
+
+def pace_of(
+    events: Events,
+    ledger: Ledger,
+    activity: Activity,
+    phases: PhaseTimes,
+    typical: TypicalStep,
+    rows: Recorded,
+    real: RealStep,
+) -> Pace:
+    """Return the pace with which a typical recorded step takes as long as a real one.
 
     Args:
-        step_ns: the typical step without a recording.
-        counts: the events of the host, as ``recorded_events`` has them.
+        ledger: the clock time as it was recorded.
+        phases: that of the phases.
+        typical: the steps that count.
+        rows: that of the backward.
+        real: the real step.
     """
-    backward = next((one.wall_ns for one in phases if one.name == NAMES[BACKWARD]), 0)
-    others = [one for one in phases if one.name != NAMES[BACKWARD]]
-    whole = backward / max(1, sum(row.wall_ns for row in rows))  # a pass may lie in no step
-    of_phases, of_rows = counts
-    parts: list[tuple[float, float, int]]
-    parts = [(one.wall_ns, one.busy_ns, of_phases[NAMES.index(one.name)]) for one in others]
-    for row in rows:
-        host = (row.wall_on.sync_ns + row.wall_on.host_ns) * whole
-        count = of_rows.get((row.path, row.class_name), 0)
-        parts.append((row.wall_ns * whole, row.wall_ns * whole - host, count))
-    wall, busy, counted = np.array(parts, np.float64).T
-    ends = np.round(np.cumsum(_shortened(wall, busy, counted, step_ns)))
-    real = np.diff(ends, prepend=0).astype(np.int64)
-    of_phase, of_row = np.split(real, [len(others)])
-    times = {one.name: ns for one, ns in zip(others, of_phase.tolist(), strict=True)}
-    times[NAMES[BACKWARD]] = int(of_row.sum())
-    new = [replace(one, unprofiled_ns=times[one.name]) for one in phases]
-    return new, [
-        replace(row, unprofiled_ns=round(ns / whole) if whole else row.wall_ns)
-        for row, ns in zip(rows, of_row.tolist(), strict=True)
-    ]
+    of_phases, of_owners = recorded_events(events, ledger, activity, typical)
+    wall, busy = (typical.mean(part).astype(np.float64) for part in (phases.wall, phases.busy))
+    whole = wall[BACKWARD] / max(1, int(rows.wall.sum()))  # a pass may lie in no step
+    count = len(NAMES)
+    # The phases, of which the backward is told by its owners, and then these.
+    times = np.concatenate([wall, rows.wall * whole])
+    host = np.concatenate([wall - busy, rows.host * whole])
+    events_of = np.concatenate([of_phases, of_owners])
+    times[BACKWARD] = host[BACKWARD] = 0.0
+    phase = np.concatenate([np.arange(count), np.full(len(of_owners), BACKWARD)])
+    known = _known_parts(real)
+    unseen = np.zeros(count, np.int64)
+    parts = np.ones((2, len(times)))
+    for number, ns in known.items():
+        mine = phase == number
+        if times[mine].any():
+            parts[:, mine] = _parts(times[mine], host[mine], events_of[mine], ns)
+        else:
+            unseen[number] = ns
+    others = ~np.isin(phase, [*known])
+    left = real.step_ns - sum(known.values())
+    if times[others].any():
+        parts[:, others] = _parts(times[others], host[others], events_of[others], left)
+    else:
+        unseen[IDLE] += left
+    return Pace(
+        PhaseOfSpent.of(events, ledger, activity),
+        parts[:, :count],
+        np.stack([ledger.holders.shares.mean(of) for of in parts[:, count:]]),
+        unseen,
+    )
 
 
-def _shortened(wall: Floats, busy: Floats, count: Floats, whole: float) -> Floats:
-    """Return times without what recording adds, which sum to ``whole``.
+def _known_parts(real: RealStep) -> dict[int, int]:
+    """Return the times of the phases that are known, by their numbers; at most the step."""
+    known = sum(real.parts.values())
+    most = min(1.0, real.step_ns / known) if known else 1.0
+    return {NAMES.index(name): int(ns * most) for name, ns in real.parts.items()}
+
+
+def _parts(wall: Floats, host: Floats, count: Floats, whole: float) -> Floats:
+    """Return which parts of recorded times are left where they sum to ``whole``.
 
     Args:
         wall: the recorded times.
-        busy: the part of each that devices take.
+        host: the part of each in which no device works.
         count: how many events of the host each has.
+
+    Returns:
+        The parts of the host's time, and of that of devices.
     """
-    host = np.maximum(wall - busy, 0)
-    fixed = wall - host
-    found: Floats = fixed + unrecorded(host, count, whole - float(fixed.sum()))
-    return found * (whole / max(1.0, float(found.sum())))
+    fixed = float((wall - host).sum())
+    shorter = unrecorded(host, count, whole - fixed)
+    alike = whole / max(1.0, fixed + float(shorter.sum()))
+    of_host = np.divide(shorter, host, out=np.ones_like(host), where=host > 0)
+    return np.stack([of_host * alike, np.full_like(host, alike)])
 
 
 def unrecorded(host: Floats, cost: Floats, whole: float) -> Floats:
@@ -106,14 +198,13 @@ def unrecorded(host: Floats, cost: Floats, whole: float) -> Floats:
 
 def recorded_events(
     events: Events, ledger: Ledger, activity: Activity, typical: TypicalStep
-) -> tuple[Ints, Mapping[tuple[str, str], int]]:
+) -> tuple[Ints, Ints]:
     """Count the host's events in a typical step, where no device has work: by phase and by owner.
 
     A label counts as the operators that take as long to record.
 
     Returns:
-        The events of each phase, as ``NAMES`` has them, and in the backward those of each row, by
-        the path and the class name.
+        The events of each phase, as ``NAMES`` has them, and in the backward those of each owner.
     """
     ownership, spent, steps = ledger.ownership, ledger.whole, len(typical.weight)
     index = events.of(Category.OPERATOR, Category.RUNTIME, Category.ANNOTATION)
@@ -136,8 +227,4 @@ def recorded_events(
         flat = np.bincount(key[chosen] * steps + step[chosen], weight[chosen], number * steps)
         return typical.count(flat.reshape(number, steps).astype(np.int64))
 
-    of_owners = counted(owner, within, len(ownership.owners)).tolist()
-    of_rows: Counter[tuple[str, str]] = Counter()
-    for one, count in enumerate(of_owners):
-        of_rows[ownership.owners.named(one)] += count
-    return counted(phase, ~within, len(NAMES)), of_rows
+    return counted(phase, ~within, len(NAMES)), counted(owner, within, len(ownership.owners))

@@ -37,7 +37,6 @@ from backspot.analysis.findings.registry import (
 )
 from backspot.results.costs import Row, line_of
 from backspot.results.findings import Finding, Place, in_order
-from backspot.results.unprofiled import real_cost
 
 __all__ = [
     "CUT_SHORT",
@@ -79,18 +78,8 @@ def find_all(evidence: Evidence) -> Judged:
             found.append(replace(finding, rule=rule.name))
             states[rule.name] = FOUND
     rows = {row.path: row for row in evidence.report.modules}
-    said = (_with_lines(_in_words(finding, evidence), rows) for finding in found)
+    said = (_with_lines(finding, rows) for finding in found)
     return Judged(in_order(said, None), states)
-
-
-def _in_words(finding: Finding, evidence: Evidence) -> Finding:
-    """Return the finding with the times of its sentences as people are shown them."""
-    part, step_ns = 1.0, evidence.real_step_ns
-    if finding.wall_ns:
-        part = real_cost(finding, evidence.real_parts, step_ns).wall_ns / finding.wall_ns
-    say = evidence.wording.in_words
-    seen, remedy = (say(text, part, step_ns) for text in (finding.seen, finding.remedy))
-    return replace(finding, seen=seen, remedy=remedy)
 
 
 def find_in_memory(evidence: MemoryEvidence) -> tuple[Finding, ...]:

@@ -25,7 +25,6 @@ from backspot.analysis.timeline import (
     first_started,
     merged,
     numbered,
-    pieces,
     take,
 )
 from backspot.analysis.typical import TypicalStep
@@ -107,13 +106,13 @@ class Costs:
         return length
 
     @cached_property
-    def recorded_work_ns(self) -> Ints:
+    def work_ns(self) -> Ints:
         """The clock time that each piece of device work holds, its wait in the queue included."""
         held: Ints = self._held[self._holders.work >= 0]
         return held
 
     @cached_property
-    def recorded_span_ns(self) -> Ints:
+    def span_ns(self) -> Ints:
         """The clock time of each span: of the host in it, and of the work that it launched."""
         mine = self._holders.span >= 0
         return summed(self._holders.span[mine], self._held[mine], len(self._spans.start))
@@ -121,10 +120,15 @@ class Costs:
     def idle_within(self, start: Ints, end: Ints) -> Ints:
         """Return how long no device has work in each of these intervals, which do not overlap."""
         windows = first_started(start, end, np.arange(len(start)))
-        number, free, length = pieces(self.idle, windows)
-        held = np.zeros(len(start), np.int64)
-        np.add.at(held, number[free >= 0], length[free >= 0])
-        return held
+        line = self.idle.cut(windows.edges)
+        number = windows.over(line.edges[:-1])
+        free = np.flatnonzero((number >= 0) & (line.values[:-1] >= 0))
+        length = self.ledger.elapsed(line.edges[free], line.edges[free + 1])
+        return summed(number[free], length, len(start))
+
+    def elapsed(self, start: Ints, end: Ints) -> Ints:
+        """Return how long each of these intervals takes, as the clock has it."""
+        return self.ledger.elapsed(start, end)
 
     # In a typical step -----------------------------------------------------------------------
 
@@ -200,8 +204,7 @@ class Costs:
     @property
     def step_ns(self) -> Ints:
         """The clock time of each step."""
-        length: Ints = self.ledger.windows.end - self.ledger.windows.start
-        return length
+        return self.ledger.step_ns
 
     # By place --------------------------------------------------------------------------------
 
@@ -357,7 +360,7 @@ class Costs:
     def top_nodes(self, chosen: Mask) -> tuple[str, ...]:
         """Return the names of the nodes among these spans, the most expensive first; at most 3."""
         mine = chosen & self._spans.is_node
-        spent = self.recorded_span_ns[mine]
+        spent = self.span_ns[mine]
         return _top(self._spans.node[mine], spent, self._spans.node_names)
 
     def top_kernels(self, chosen: Mask) -> tuple[str, ...]:

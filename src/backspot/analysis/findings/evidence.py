@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any
@@ -23,18 +22,12 @@ from backspot.registry import Device, Rule
 from backspot.results.costs import Phase
 from backspot.results.findings import Finding
 from backspot.results.report import Report
-from backspot.results.unprofiled import STEP, real_parts
 from backspot.trace import Category, Events, names
 from backspot.trace.events import Ints, Mask
-
-_MARK = "\0"  # in no name of a trace that is shown
-_MARKED = re.compile(f"{_MARK}(ms|share) ([^{_MARK}]*){_MARK}")
 
 
 class Wording(msgspec.Struct, frozen=True):
     """Texts for the sentences of findings.
-
-    A time stands as a mark in them, until it is known which part of it a real step has.
 
     Attributes:
         steps: how many steps were recorded.
@@ -45,26 +38,12 @@ class Wording(msgspec.Struct, frozen=True):
     step_ns: int
 
     def ms(self, ns: float) -> str:
-        """Return a recorded time of a typical step: ``5.2 ms``."""
-        return f"{_MARK}ms {ns}{_MARK}"
+        """Return a time of a typical step: ``5.2 ms``."""
+        return duration(ns)
 
     def share(self, ns: float) -> str:
-        """Return a recorded time as a share of the typical step: ``4.2%``."""
-        return f"{_MARK}share {ns}{_MARK}"
-
-    def in_words(self, text: str, part: float, step_ns: int) -> str:
-        """Return a text with its times in words.
-
-        Args:
-            part: how long what the text is about takes in a real step, of its recorded time.
-            step_ns: how long that step takes.
-        """
-
-        def word(found: re.Match[str]) -> str:
-            ns = float(found[2]) * part
-            return duration(ns) if found[1] == "ms" else percent(ns / step_ns if step_ns else 0.0)
-
-        return _MARKED.sub(word, text)
+        """Return a time as a share of the typical step: ``4.2%``."""
+        return percent(ns / self.step_ns if self.step_ns else 0.0)
 
     def per_step(self, count: int, thing: str, things: str = "") -> str:
         """Return a count over all steps: ``12 kernels per step``, ``1 wait in 5 steps``.
@@ -169,25 +148,8 @@ class Evidence(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def step_ns(self) -> int:
-        """The clock time of a typical step."""
+        """The clock time of a typical step: a real one where that is known, else a recorded one."""
         return self.report.whole_ns
-
-    @property
-    def real_step_ns(self) -> int:
-        """The clock time of a step without the profiler where it is known, else of a recorded one.
-
-        The profiler slows the host and not the device. Whether a device idles is judged by this.
-        """
-        return self.report.unprofiled_step_ns or self.step_ns
-
-    @cached_property
-    def real_parts(self) -> dict[str, float]:
-        """How long each place takes in a real step, as a part of its recorded time."""
-        return real_parts(self.report) or {STEP: 1.0}
-
-    def recorded_ns(self, path: str, real_ns: float) -> int:
-        """Return for how long a place was recorded that takes so long in a real step."""
-        return round(real_ns / (self.real_parts.get(path) or self.real_parts[STEP]))
 
     @cached_property
     def costs(self) -> Costs:

@@ -255,7 +255,10 @@ def both_ways(
     if others is not None:
         launched |= others
     by_step = costs.owned_by_step(nodes, launched)
-    start, ns = events.start[operators], events.duration[operators]
+    start, ns = (
+        events.start[operators],
+        costs.elapsed(events.start[operators], events.end[operators]),
+    )
     if whole and evidence.report.has_gpu:
         ns = costs.idle_within(start, events.end[operators])
     if whole or not evidence.report.has_gpu:
@@ -383,7 +386,7 @@ def launching(evidence: Evidence) -> Mask:
     mine = evidence.in_pass & ~evidence.spans_with(evidence.ownership.waits.span)
     if not evidence.report.has_gpu or not least or of_host(mine) < least:
         return none
-    if evidence.costs.busy_ns > (1 - LEAST_LAUNCHING) * evidence.real_step_ns:
+    if evidence.costs.busy_ns > (1 - LEAST_LAUNCHING) * evidence.step_ns:
         return none
     mine &= ~evidence.spans_around(host_operators(evidence))
     return mine if of_host(mine) >= least else none

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from backspot.analysis.accounting.activity import NAMES
-from backspot.analysis.attribution.ownership import Ownership, Special
-from backspot.analysis.timeline import NOTHING, Timeline, grouped, numbered
+from backspot.analysis.accounting.ledger import Ledger
+from backspot.analysis.attribution.ownership import Special
+from backspot.analysis.timeline import NOTHING, grouped, numbered
 from backspot.analysis.typical import TypicalStep
 from backspot.results.host import Launches
 from backspot.trace.events import Ints
@@ -14,16 +15,15 @@ from backspot.trace.events import Ints
 _LAUNCHING = 200_000  # nanoseconds: what keeps a device waiting for longer is no launching
 
 
-def find_launches(
-    ownership: Ownership, phase: Ints, steps: Timeline, typical: TypicalStep
-) -> tuple[Launches, ...]:
+def find_launches(ledger: Ledger, phase: Ints, typical: TypicalStep) -> tuple[Launches, ...]:
     """Count the device work that each module launches in each phase; what idles longest is first.
 
     Args:
+        ledger: the clock time of the steps.
         phase: the phase of each piece of device work, an index into ``activity.NAMES``.
-        steps: the step at each moment.
         typical: the steps that count.
     """
+    ownership, steps = ledger.ownership, ledger.steps
     work = ownership.work
     before = np.full(len(work.start), NOTHING)
     for _, mine in grouped(work.device):
@@ -31,6 +31,7 @@ def find_launches(
         before[mine] = np.append(NOTHING, np.maximum.accumulate(work.end[mine])[:-1])
     idle = work.start - before
     late = (before >= 0) & (work.launch >= before) & (idle <= _LAUNCHING)
+    idle = ledger.elapsed(before, work.start)
     step = steps.at(work.launch)
     inside = (step >= 0) & (work.launch >= 0)
     owner = np.maximum(ownership.work_owner, Special.OUTSIDE)

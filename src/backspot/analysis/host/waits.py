@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from backspot.analysis.accounting.activity import BACKWARD, IDLE, NAMES, OTHER, Activity
-from backspot.analysis.accounting.clock import Clock
+from backspot.analysis.accounting.ledger import Ledger
 from backspot.analysis.attribution.launches import waiting_calls
 from backspot.analysis.attribution.ownership import Ownership, Special
 from backspot.analysis.timeline import FAR, NOTHING, Timeline, enclosing, grouped, is_in, take
@@ -40,6 +40,7 @@ class HostWaits(msgspec.Struct, frozen=True):
         caller: the outermost operator around it, as an index into ``Events``; ``NOTHING`` for none.
         first: whether it is a wait of its own, and not the synchronization behind a copy that
             blocks: both are one wait.
+        ns: how long it takes, in nanoseconds.
         idle: nanoseconds in which no device has work, during and after it, until the host is ahead
             again. Without the wait, a device idles less by at most the wait's own length.
     """
@@ -52,6 +53,7 @@ class HostWaits(msgspec.Struct, frozen=True):
     owner: Ints
     caller: Ints
     first: Mask
+    ns: Ints
     idle: Ints
 
     def where(self, keep: Mask) -> HostWaits:
@@ -59,15 +61,14 @@ class HostWaits(msgspec.Struct, frozen=True):
         return HostWaits(*(getattr(self, name)[keep] for name in self.__struct_fields__))
 
 
-def find_host_waits(
-    events: Events, ownership: Ownership, clock: Clock, steps: Timeline, activity: Activity | None
-) -> HostWaits:
+def find_host_waits(events: Events, ledger: Ledger, activity: Activity | None) -> HostWaits:
     """Find the waits of the steps, in any phase and on any thread of the program.
 
     Args:
-        steps: the step at each moment.
+        ledger: the clock time of the steps.
         activity: the phases; without it, all is backward or other work.
     """
+    ownership, steps = ledger.ownership, ledger.steps
     calls = _of_program(events, waiting_calls(events))
     calls = calls[steps.at(events.start[calls]) >= 0]
     start, end, thread = events.start[calls], events.end[calls], events.thread[calls]
@@ -86,7 +87,8 @@ def find_host_waits(
         owner=np.maximum(take(ownership.owner, span), Special.OUTSIDE),
         caller=caller,
         first=_own_waits(events, calls, thread, caller),
-        idle=_idle(ownership, clock, steps, start, end),
+        ns=ledger.elapsed(start, end),
+        idle=_idle(ledger, start, end),
     )
 
 
@@ -115,21 +117,22 @@ def _own_waits(events: Events, calls: Ints, thread: Ints, caller: Ints) -> Mask:
     return own
 
 
-def _idle(ownership: Ownership, clock: Clock, steps: Timeline, begin: Ints, end: Ints) -> Ints:
+def _idle(ledger: Ledger, begin: Ints, end: Ints) -> Ints:
     """Return how long no device has work because of each wait.
 
     After a wait the host has nothing queued. Until it is ahead again, the next wait begins or the
     step ends, devices idle between kernels.
     """
-    line, count = clock.whole, len(ownership.spans.start)
+    ownership, steps, line = ledger.ownership, ledger.steps, ledger.clock.whole
+    count = len(ownership.spans.start)
     if not len(line.edges) or not len(begin):
         return np.zeros(len(begin), np.int64)
     free = (line.values < count).astype(np.int64)
-    until = np.append(0, np.cumsum(free[:-1] * np.diff(line.edges)))
+    until = np.append(0, np.cumsum(free[:-1] * ledger.elapsed(line.edges[:-1], line.edges[1:])))
 
     def before(times: Ints) -> Ints:
         at = np.maximum(np.searchsorted(line.edges, times, side="right") - 1, 0)
-        inside = np.clip(times - line.edges[at], 0, None)
+        inside = np.clip(ledger.elapsed(line.edges[at], times), 0, None)
         result: Ints = until[at] + free[at] * inside * (at < len(free) - 1)
         return result
 
@@ -142,7 +145,7 @@ def _idle(ownership: Ownership, clock: Clock, steps: Timeline, begin: Ints, end:
     stop = np.minimum(stop, np.append(begin[1:], FAR))
     ends = np.append(steps.edges, FAR)[np.searchsorted(steps.edges, begin, side="right")]
     stop = np.maximum(np.minimum(stop, ends), end)
-    waited = end - begin
+    waited = ledger.elapsed(begin, end)
     found: Ints = np.minimum(before(stop) - before(begin), waited + before(end) - before(begin))
     return found
 
@@ -257,7 +260,7 @@ def places_of_waits(
     known = list(line_of)
     count, steps = found.shape[1], len(typical.weight)
     times = np.zeros((3, count, steps), np.int64)
-    for into, ns in zip(times, (waits.first, waits.end - waits.start, waits.idle), strict=True):
+    for into, ns in zip(times, (waits.first, waits.ns, waits.idle), strict=True):
         np.add.at(into, (place, waits.step), ns)
     number = typical.count(times[0])
     wall, idle = typical.mean(times[1]), typical.mean(times[2])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from itertools import compress, repeat, zip_longest
+from itertools import compress, zip_longest
 from typing import Any
 
 import msgspec
@@ -36,7 +36,6 @@ from backspot.results.costs import Row
 from backspot.results.findings import Finding, ReplayedStep, Saving, WhatIf, in_order, saves_nothing
 from backspot.results.grouping import parents_of, repeated_layers
 from backspot.results.report import Report, changed
-from backspot.results.unprofiled import STEP, real_cost, real_parts
 
 _MOST_TIMES = 10_000_000  # of stations and works, in all runs without a row or a subtree
 _LEAST_MOST = 100  # rows and subtrees, however large the recording is
@@ -286,8 +285,11 @@ def with_savings(report: Report, recording: Recording, _: Options) -> Report:
     }
     of_findings = [None if one is None else next(each) for one in remedies]
     of_waits = list(each)
-    parts = repeat((real_parts(report) or {STEP: 1.0}) if report.has_gpu else None)
-    priced = [*map(_with_saving, report.findings, of_findings, remedy_names, parts)]
+    slower = _slower(report) if report.has_gpu else None
+    priced = [
+        _with_saving(finding, saves, names, slower)
+        for finding, saves, names in zip(report.findings, of_findings, remedy_names, strict=True)
+    ]
     # Of what at best saves nothing there is nothing to say.
     vain = {
         one.rule for one in priced if one.saves and one.saves.at_best and saves_nothing(one, step)
@@ -320,6 +322,13 @@ def with_savings(report: Report, recording: Recording, _: Options) -> Report:
         ),
         without_waits=of_waits[0] if of_waits else None,
     )
+
+
+def _slower(report: Report) -> float:
+    """Return how many times as long devices waited in a recorded step as in a real one."""
+    busy = sum(phase.busy_ns for phase in report.phases)
+    recorded, real = (max(0, ns - busy) for ns in (report.recorded_step_ns, report.step_ns))
+    return max(1.0, recorded / max(1, real))
 
 
 def _without_savings(report: Report, refusal: Refusal) -> Report:
@@ -399,16 +408,17 @@ def _with_saving(
     finding: Finding,
     saves: Saving | None,
     names: Iterable[str],
-    parts: Mapping[str, float] | None,
+    slower: float | None,
 ) -> Finding:
     """Return the finding with its saving: of free work, and of bounds, at most its clock time.
 
-    What a device computes takes as long without a profiler, and without launches the host is ahead,
-    so that later ones cost less: of these, the recorded time is the most.
+    Without launches the host is ahead, so that later ones cost less: of these, the time that they
+    take a host as slow as the recorded one is the most.
 
     Args:
-        parts: how long each place takes in a real step, as ``real_parts`` has it. ``None`` without
-            a device: nothing runs beside the host then, and a replay knows its real time better.
+        slower: how many times as long the devices waited for the host while it was recorded.
+            ``None`` without a device: nothing runs beside the host then, and a replay knows its
+            real time better.
     """
     if not isinstance(finding, Found):
         return finding
@@ -418,9 +428,9 @@ def _with_saving(
     work, bounds = finding.removable, [CHANGES[name].at_best for name in finding.change]
     best = finding.at_best or any(bounds)
     most = saves.ns
-    if parts is not None and (best or not names):
+    if slower is not None and (best or not names):
         launched = "graph" in names or (work and work.work.any())
-        most = (finding if best and launched else real_cost(finding, parts)).wall_ns
+        most = round(finding.wall_ns * (slower if best and launched else 1.0))
     saves = Saving(min(saves.ns, most), min(saves.low_ns, most), saves.high_ns)
     return finding.with_saves(replace(saves, at_best=best, at_least=finding.at_least))
 

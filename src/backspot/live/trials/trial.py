@@ -123,7 +123,7 @@ class Asked:
         Of the steps without and with the profiler, the shorter: the machine was busy in the others,
         and a share of a step that is too long would make each remedy look small.
         """
-        return min(self.report.unprofiled_step_ns or self.report.whole_ns, self.report.whole_ns)
+        return min(self.report.whole_ns, self.report.recorded_step_ns or self.report.whole_ns)
 
     @property
     def known_ns(self) -> int:

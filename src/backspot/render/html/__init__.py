@@ -53,7 +53,6 @@ from backspot.render.html._training import training_picture
 from backspot.render.view import only_nodes, select
 from backspot.results.job import JobReport
 from backspot.results.report import Report
-from backspot.results.unprofiled import in_real_time
 
 __all__ = ["FORMATS", "asset", "to_html"]
 
@@ -65,7 +64,6 @@ _OPERATORS = 200
 
 def to_html(report: Report) -> bytes:
     """The report as a page in UTF-8."""
-    report = in_real_time(report)
     plain = only_nodes(report)
     lanes, host = step_lanes(report), host_section(report)
     course = training_picture(report)

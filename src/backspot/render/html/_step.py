@@ -23,7 +23,7 @@ def step_lanes(report: Report) -> str:
     picture = report.picture
     if picture is None:
         return ""
-    whole, spent = picture.wall_ns, Counter[str]()
+    whole, spent = picture.recorded_wall_ns, Counter[str]()
     for start, end, line in picture.lines:
         spent[line] += end - start
     color = {line: f"c{at}" for at, (line, _) in enumerate(spent.most_common(_COLORS), 1)}

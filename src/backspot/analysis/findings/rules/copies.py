@@ -275,7 +275,7 @@ def _many_copies(evidence: Evidence, work: Mask, converts: Mask) -> Found | None
         link="https://docs.pytorch.org/tutorials/intermediate/memory_format_tutorial.html",
         nodes=costs.top_nodes(evidence.spans_of_work(work)),
         operators=costs.top_operators(
-            evidence.names_of(copying[work]), np.maximum(costs.recorded_work_ns[work], 1)
+            evidence.names_of(copying[work]), np.maximum(costs.work_ns[work], 1)
         ),
         kernels=costs.top_kernels(work),
         at_least=2 * converted > cost,

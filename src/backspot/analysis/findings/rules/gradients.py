@@ -103,7 +103,7 @@ def gradient_accumulation(evidence: Evidence) -> Finding | None:
         link="https://docs.pytorch.org/docs/stable/notes/autograd.html",
         nodes=costs.top_nodes(nodes),
         operators=costs.top_operators(
-            evidence.names_of(operator[work]), np.maximum(costs.recorded_work_ns[work], 1)
+            evidence.names_of(operator[work]), np.maximum(costs.work_ns[work], 1)
         ),
         kernels=costs.top_kernels(work),
     )
@@ -195,8 +195,12 @@ def _optimizer_of_groups(evidence: Evidence) -> Finding | None:
     groups, needed = np.array([one.split(" for ") for one in said], np.int64).T
     begin = evidence.ownership.passes.after(events.start[marks], events.end[marks])
     of_groups = _of_groups(evidence, marks, begin)
-    taken = of_groups.sum() / max(1, int((events.end[marks] - begin).sum()))
-    held = costs.idle_within(begin, events.end[marks]) if evidence.report.has_gpu else of_groups
+    recorded = np.maximum(events.end[marks] - begin, 1)
+    taken = of_groups.sum() / int(recorded.sum())
+    if evidence.report.has_gpu:
+        held = costs.idle_within(begin, events.end[marks])
+    else:
+        held = of_groups * costs.elapsed(begin, events.end[marks]) / recorded
     by_step = costs.times_by_step(begin, (held * (1 - needed / groups)).astype(np.int64))
     if not costs.holds_in_most_steps(by_step, _GROUPS_LEAST):
         return None
@@ -255,7 +259,7 @@ def _optimizer_unfused(evidence: Evidence) -> Finding | None:
         idle = costs.idle_within(begin, events.end[marks])
         by_step = by_step + costs.times_by_step(begin, idle)
     else:
-        by_step = costs.times_by_step(begin, events.end[marks] - begin)
+        by_step = costs.times_by_step(begin, costs.elapsed(begin, events.end[marks]))
     if not costs.holds_in_most_steps(by_step, _OPTIMIZER_LEAST):
         return None
     cost = costs.place("(optimizer)", by_step, len(marks))
@@ -404,7 +408,8 @@ def zero_grad_fill(evidence: Evidence) -> Finding | None:
         calls = zeroing(evidence)
         number, thing = len(calls), "call"
         change = {"free": costs.removable(adds, None, operators=calls)}
-        filled = costs.times_by_step(events.start[calls], events.duration[calls])
+        start, end = events.start[calls], events.end[calls]
+        filled = costs.times_by_step(start, costs.elapsed(start, end))
         added = costs.of_spans_by_step(adds) * (filled > 0)
     else:
         work = fills(evidence)
@@ -524,9 +529,10 @@ def unused_parameter_search(evidence: Evidence) -> Finding | None:
     ends = np.sort(events.end[events.named(Category.OPERATOR, names.ATEN)])
     before = np.append(0, ends)[np.searchsorted(ends, events.start[marks], side="right")]
     start, end = np.maximum(events.start[around], before), events.end[around]
-    ns = costs.idle_within(start, end) if evidence.report.has_gpu else end - start
-    # Hardly anything is recorded in it, so it takes as long in a step without the profiler.
-    ns = (ns * (evidence.step_ns / max(1, evidence.real_step_ns))).astype(np.int64)
+    passed = costs.elapsed(start, end)
+    ns = costs.idle_within(start, end) if evidence.report.has_gpu else passed
+    # Hardly anything is recorded in it, so it takes as long as it was recorded.
+    ns = (ns * ((end - start) / np.maximum(passed, 1))).astype(np.int64)
     span = evidence.spans.of(events, marks)
     placed = costs.places_at(take(evidence.ownership.owner, span), start, ns)
     return finding(

@@ -28,7 +28,6 @@ from backspot.formatting import percent
 from backspot.results.costs import WITHOUT_GRADIENTS
 from backspot.results.findings import Finding, Place
 from backspot.results.host import Launches
-from backspot.results.unprofiled import STEP
 from backspot.trace import Category, names
 from backspot.trace.events import Ints, Mask
 
@@ -101,9 +100,9 @@ def launch_bound(evidence: Evidence, others: Sequence[Finding]) -> Finding | Non
     remedy = _REPLAYED if replayed else _COMPILED if is_compiled else _LAUNCHED
     if (replayed or is_compiled) and (breaks := graph_breaks(evidence)):
         remedy += f" The graphs break at {', '.join(breaks)}."
-    busy = percent(costs.busy_ns / (report.unprofiled_step_ns or 1))
+    busy = percent(costs.busy_ns / max(1, evidence.step_ns))
     said = f"Without the profiler, the GPU is busy for {busy} of the step."
-    if not report.unprofiled_step_ns:
+    if report.clock == "recorded":
         said = "(The profiler slows the host: without it the share is lower.)"
     return finding(
         _with_phases(evidence, costs.places_of_spans(mine, with_work=False), late),
@@ -119,7 +118,7 @@ def launch_bound(evidence: Evidence, others: Sequence[Finding]) -> Finding | Non
 def _late_phases(evidence: Evidence, known: Container[str]) -> dict[str, list[Launches]]:
     """Return what launches too late in phases with many; not in the backward and ``known``."""
     report, found = evidence.report, dict[str, list[Launches]]()
-    if evidence.costs.busy_ns > (1 - LEAST_LAUNCHING) * evidence.real_step_ns:
+    if evidence.costs.busy_ns > (1 - LEAST_LAUNCHING) * evidence.step_ns:
         return found
     for phase in report.phases:
         some = [one for one in report.launches if one.phase == phase.name and one.path not in known]
@@ -133,19 +132,13 @@ def _late_phases(evidence: Evidence, known: Container[str]) -> dict[str, list[La
 
 
 def _with_phases(evidence: Evidence, placed: Placed, late: dict[str, list[Launches]]) -> Placed:
-    """Return the places together with those at which phases launch too late.
-
-    People are shown a module's time as its backward has it in a real step. A phase may be recorded
-    at another ratio to its real time, so its time is brought to that of the module first.
-    """
-    parts, steps = evidence.real_parts, evidence.report.steps
+    """Return the places together with those at which phases launch too late."""
+    steps = evidence.report.steps
     found = {(place.path, place.class_name): place for place in placed.places}
     for one in (one for some in late.values() for one in some if one.idle_ns):
         key = (one.path if one.class_name else f"({one.phase})", one.class_name)
         before = found.get(key, Place(*key, 0, 0))
-        real = one.idle_ns * parts.get(f"({one.phase})", parts[STEP])
-        idle = evidence.recorded_ns(key[0], real)
-        count, wall_ns = before.count + one.count, before.wall_ns + idle
+        count, wall_ns = before.count + one.count, before.wall_ns + one.idle_ns
         found[key] = replace(before, count=count, wall_ns=wall_ns)
     places = tuple(sorted(found.values(), key=lambda place: (-place.wall_ns, place.path)))
     wall_ns = sum(place.wall_ns for place in places)
@@ -176,7 +169,7 @@ def small_batch(evidence: Evidence, others: Sequence[Finding]) -> Finding | None
     if not length.sum():
         return None
     used = float((np.minimum(size[known], _FULL) * length).sum() / length.sum() / _FULL)
-    if used * costs.busy_ns > _USED * evidence.real_step_ns:
+    if used * costs.busy_ns > _USED * evidence.step_ns:
         return None
     mine = launching(evidence)
     launch_bound = costs.of_host(mine)
@@ -186,8 +179,7 @@ def small_batch(evidence: Evidence, others: Sequence[Finding]) -> Finding | None
     # A larger batch does not load faster, so waiting for data is not counted.
     before = [evidence.phase("data"), evidence.phase("host")]
     waited = sum(phase.wall_ns - phase.busy_ns for phase in before if phase)
-    recorded = np.maximum(launch_bound, costs.step_ns - costs.busy_ns - waited)
-    idle = np.maximum(0, recorded - (evidence.step_ns - evidence.real_step_ns))
+    idle = np.maximum(launch_bound, costs.step_ns - costs.busy_ns - waited)
     # Launches of small kernels are the same cause, seen from the host.
     claimed = sum(_idle_claimed(evidence, one) for one in others if one.rule != "launch-bound")
     left = 1 - claimed / max(1, evidence.typical.value(idle))
@@ -197,7 +189,7 @@ def small_batch(evidence: Evidence, others: Sequence[Finding]) -> Finding | None
     rows = [row for row in evidence.report.modules if row.is_module and row.path == row.root]
     root = max(rows, key=lambda row: row.total_wall_ns, default=None)
     path, class_name = (root.path, root.class_name) if root else ("(outside model)", "")
-    busy = percent(costs.busy_ns / evidence.real_step_ns)
+    busy = percent(costs.busy_ns / evidence.step_ns)
     return finding(
         costs.place(path, idle, evidence.report.steps, class_name),
         title="The batch is too small for the GPU",
@@ -367,7 +359,7 @@ def host_waits(evidence: Evidence) -> Finding | None:
     placed = costs.places_at(waits.owner, waits.start, waits.idle, waits.first.astype(np.int64))
     long, idle = (
         evidence.typical.value(costs.times_by_step(waits.start, ns))
-        for ns in (waits.end - waits.start, waits.idle)
+        for ns in (waits.ns, waits.idle)
     )
     callers = events.name[np.where(waits.caller >= 0, waits.caller, waits.event)]
     spent = np.where(waits.idle > 0, waits.idle, 1)
@@ -463,7 +455,7 @@ def waiting_for_data(evidence: Evidence) -> Finding | None:
     if phase is None or not (marked or evidence.report.has_gpu):
         return None
     known = sum(line.wall_ns for line in evidence.report.host if line.phase == name)
-    if not marked and 2 * known >= (phase.unprofiled_ns or phase.wall_ns):
+    if not marked and 2 * known >= phase.wall_ns:
         return None  # stacks say what the host does, and rules about lines whether it matters
     say, costs = evidence.wording, evidence.costs
     waits = np.array(phase.wall_ns_by_step)

@@ -92,7 +92,7 @@ def deterministic_fill(evidence: Evidence) -> Finding | None:
             "https://docs.pytorch.org/docs/stable/deterministic.html"
             "#torch.utils.deterministic.fill_uninitialized_memory"
         ),
-        operators=costs.top_operators(evidence.names_of(empty[work]), costs.recorded_work_ns[work]),
+        operators=costs.top_operators(evidence.names_of(empty[work]), costs.work_ns[work]),
         kernels=costs.top_kernels(work),
     )
 

@@ -188,7 +188,7 @@ def tiny_products(evidence: Evidence) -> Finding | None:
         link="https://docs.pytorch.org/docs/stable/generated/torch.bmm.html",
         nodes=costs.top_nodes(evidence.spans_of_work(tiny)),
         operators=costs.top_operators(
-            evidence.names_of(inside[tiny]), np.maximum(costs.recorded_work_ns[tiny], 1)
+            evidence.names_of(inside[tiny]), np.maximum(costs.work_ns[tiny], 1)
         ),
         kernels=costs.top_kernels(tiny),
     )

@@ -112,7 +112,7 @@ def code_around_model(evidence: Evidence) -> Finding | None:
         and one.phase not in ("loss", "clipping")
         and (one.file, one.function) not in known
     )
-    much = _MUCH * evidence.real_step_ns
+    much = _MUCH * evidence.step_ns
     long = [(line, cost) for line, cost in _functions(evidence, others) if cost >= much]
     found = loops + long
     if not found:
@@ -169,7 +169,7 @@ def _spent(
     lines = [one for one in evidence.report.host if (one.file, one.function) in mine]
     spent = {}
     for phase in evidence.report.phases:
-        whole, name = phase.unprofiled_ns or phase.wall_ns, phase.name
+        whole, name = phase.wall_ns, phase.name
         if whole and name in _AROUND and (times := [x.wall_ns for x in lines if x.phase == name]):
             spent[name] = min(whole, sum(times)), whole
     return spent
@@ -191,30 +191,26 @@ def _functions(
         first = max(lines, key=lambda one: one[1])[0]
         calls = sum(line.calls for line, _ in lines)
         operators = sum(line.operators for line, _ in lines)
-        if whole >= max(_LEAST_NS, _LEAST * evidence.real_step_ns):
+        if whole >= max(_LEAST_NS, _LEAST * evidence.step_ns):
             found.append((replace(first, calls=calls, operators=operators), whole))
     return sorted(found, key=lambda one: -one[1])
 
 
 def _placed(evidence: Evidence, found: list[tuple[HostLine, int]]) -> Placed:
-    """Return the places of functions: a module, or a phase of the step.
-
-    Lines have the times of a step that is not recorded, and findings those of a recorded one.
-    """
+    """Return the places of functions: a module, or a phase of the step."""
     places = []
     for line, cost in found:
         path = line.path if line.class_name else f"({line.phase})"
-        recorded = evidence.recorded_ns(path, cost)
-        places.append(Place(path, line.class_name, max(1, line.calls), recorded, line.place))
+        places.append(Place(path, line.class_name, max(1, line.calls), cost, line.place))
     cost = min(sum(place.wall_ns for place in places), evidence.step_ns)
     return Placed(tuple(places), cost, evidence.report.steps)
 
 
 def _saving(evidence: Evidence, found: list[tuple[HostLine, int]]) -> Saving:
     """Return what a step would take less without these functions, where nothing else runs."""
-    cost = min(sum(cost for _, cost in found), evidence.real_step_ns)
-    error = round(_ERROR * evidence.real_step_ns)
-    return Saving(cost, max(0, cost - error), min(cost + error, evidence.real_step_ns))
+    cost = min(sum(cost for _, cost in found), evidence.step_ns)
+    error = round(_ERROR * evidence.step_ns)
+    return Saving(cost, max(0, cost - error), min(cost + error, evidence.step_ns))
 
 
 def _named(line: HostLine) -> str:
