@@ -187,6 +187,7 @@ class BackwardBudget:
 
     def _with_saved(self, path: Path, report: Report) -> Comparison | None:
         """Compare with a saved report, or write it."""
+        from backspot.comparison.clocks import as_recorded
         from backspot.comparison.compare import scaled_to
         from backspot.results.report import Report
 
@@ -196,7 +197,7 @@ class BackwardBudget:
             return None
         if not path.exists():
             pytest.fail(f"{path} is missing: pytest --backspot-update writes it", pytrace=False)
-        before, note = scaled_to(report, Report.load(path))
+        before, note = scaled_to(as_recorded(report), as_recorded(Report.load(path)))
         return _compared(before, report, note)
 
     def _write(self, comparison: Comparison) -> None:
@@ -246,9 +247,12 @@ def _over(report: Report, share: Mapping[str, float]) -> Iterator[_Excess]:
 def _compared(before: Report, after: Report, *notes: str) -> Comparison:
     from dataclasses import replace
 
+    from backspot.comparison.clocks import as_recorded
     from backspot.comparison.compare import compare
 
-    comparison = compare(before, after, names=("before", "now"))
+    # So few real steps are known that recorded times say more.
+    sides = as_recorded(before), as_recorded(after)
+    comparison = compare(*sides, names=("before", "now"))
     return replace(comparison, notes=(*notes, *comparison.notes))
 
 
