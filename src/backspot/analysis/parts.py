@@ -92,18 +92,29 @@ _STEADY = 50
 """Steps from which it does not count how far the host is ahead of a device at both ends."""
 
 
+_HELD_UP = 0.05
+"""Share of the mean step up to which it does not count that the machine held up some steps."""
+
+
 def real_step(recording: Recording, options: Options) -> RealStep | None:
     """Return the mean step without a profiler: of the whole training, else of the timed steps.
 
-    Without a device, waits for batches are waits of the step, so the training's hold as they are.
+    Without a device, the host's clock tells how long the parts of a step take, so those of the
+    training hold as they are; not where the machine held up steps, in whatever part that was.
     """
     training, timed = options.training, options.real_steps
     has_device = bool((recording.ownership.work.device >= 0).any())
     least = max(len(timed), _STEADY if has_device and timed else 1)
     if training is None or training.counted < least:
         return RealStep.of(timed)
-    parts = {"data": training.data_ns} if training.data_ns and not has_device else {}
-    return RealStep(training.step_ns, timed, parts)
+    known = {
+        "data": training.data_ns,
+        "backward": training.backward_ns,
+        "optimizer": training.optimizer_ns,
+    }
+    is_steady = training.held_up_ns <= _HELD_UP * training.step_ns
+    parts = {name: part for name, part in known.items() if part}
+    return RealStep(training.step_ns, timed, parts if is_steady and not has_device else {})
 
 
 def _of_steps_without_calls(rows: Sequence[Row], ownership: Ownership) -> list[str]:

@@ -293,7 +293,7 @@ class StepLog:
             now - thread.ended,
             thread.data,
             thread.backward,
-            thread.optimizer,
+            0 if thread.has_closures else thread.optimizer,
             _thread_time() - thread.ran,
             int(marks),
         )
@@ -356,11 +356,6 @@ class StepLog:
         if thread.interrupted_ns:
             apart.append(Apart("backspot", thread.interrupted_steps, thread.interrupted_ns))
         return times.training(uses, apart, has_device=torch.cuda.is_initialized())
-
-    @property
-    def has_closures(self) -> bool:
-        """Whether an optimizer calls the forward and the backward itself."""
-        return any(thread.has_closures for thread in self._threads.values())
 
 
 _STATM = Path("/proc/self/statm")

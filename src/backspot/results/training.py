@@ -94,7 +94,8 @@ class Training:
         data_ns: Part of it in ``next`` of loaders.
         forward_ns: What lies between the other parts: the forward, the loss, and all else.
         backward_ns: Part of it in the outermost backward.
-        optimizer_ns: Part of it in ``step`` of the optimizers.
+        optimizer_ns: Part of it in ``step`` of the optimizers. One that calls the forward itself,
+            as LBFGS does, counts as forward.
         typical_ns: Mean of the steps alone that have no rare work and were not held up.
         longest_ns: The longest step.
         held_up_ns: By how much a step is longer in the mean as the machine held up some of them.
