@@ -13,7 +13,8 @@ from backspot.analysis.attribution.compiled import Unmatched
 from backspot.analysis.attribution.join import Join
 from backspot.analysis.attribution.ownership import Ownership, Special
 from backspot.analysis.attribution.partial import is_between_forwards
-from backspot.analysis.timeline import grouped, innermost, is_in, median, take
+from backspot.analysis.attribution.updates import optimizer_steps
+from backspot.analysis.timeline import enclosing, grouped, innermost, is_in, median, take
 from backspot.formatting import counted, duration
 from backspot.trace import Category, Events, names
 from backspot.trace.events import Ints, Mask
@@ -118,11 +119,14 @@ def warnings_of(
     warnings = list(events.warnings)
     nodes = int(spans.is_node.sum())
     regions = sum(module.is_region for module in spans.modules)
-    if regions:
+    unnamed = sum(module.is_region and not module.is_function for module in spans.modules)
+    if unnamed:
+        have, their = ("has", "its") if unnamed == 1 else ("have", "their")
+        they = "it is" if unnamed == 1 else "they are"
         warnings.append(
-            f"{regions} compiled regions have no module's label, because their hooks were compiled "
-            "away; they are listed under the profiler's names. Compile parts of the model, or a "
-            "module of a class of your own, to have them named."
+            f"{counted(unnamed, 'compiled region')} {have} no module's label, because {their} "
+            f"hooks were compiled away; {they} listed under the profiler's names. Compile parts of "
+            "the model, or a module of a class of your own, to have them named."
         )
     warnings += _of_compiled(events, ownership)
     warnings += _of_compilations(events, ownership)
@@ -191,7 +195,7 @@ def _of_compiled(events: Events, ownership: Ownership) -> list[str]:
     if events.compiled.broken:
         return ["The trace's table of compiled code is broken: each compiled region has one owner."]
     named = any(not module.is_region for module in ownership.spans.modules)
-    if named and not events.compiled.recorded and events.name_mask(names.COMPILED_GRAPH).any():
+    if named and not events.compiled.recorded and _has_compiled_graphs(events):
         return [
             "The modules inside compiled code are not known, as nothing recorded them while the "
             "code was compiled: call backspot.instrument(model) before the first step, with torch "
@@ -211,6 +215,16 @@ def _of_compiled(events: Events, ownership: Ownership) -> list[str]:
             f"not known: {reason}."
         )
     return warnings
+
+
+def _has_compiled_graphs(events: Events) -> bool:
+    """Whether a compiled graph is called outside of the optimizers' steps."""
+    calls = events.chosen(
+        events.name_mask(names.COMPILED_GRAPH), Category.OPERATOR, Category.ANNOTATION
+    )
+    steps = optimizer_steps(events)
+    within = enclosing(events, steps, events.thread[calls], events.start[calls])
+    return bool((within < 0).any())
 
 
 def _of_compilations(events: Events, ownership: Ownership) -> list[str]:

@@ -273,11 +273,16 @@ class _Observation:
             return recorder.why_none(ending, self._command)
         if error is not None:
             return f"no report: {ending} before its first step"
+        if self._observer.saw_backwards:
+            return (
+                "no report: no optimizer took a step in this process, and no parameter was updated "
+                "between two backwards; use backspot.profile(step, model)"
+            )
         return (
             "no report: no optimizer took a step in this process, and nothing called backward(). "
             "If the script trains in other processes, start each of them with Backspot: "
-            "torchrun ... -m backspot run train.py. If it calls torch.autograd.grad alone, use "
-            "backspot.profile(step, model)"
+            "torchrun ... -m backspot run train.py. If its whole step is compiled, use "
+            "backspot.profile(step, model) with the backward outside of torch.compile"
         )
 
     def _command(self, warmup: int, steps: int) -> str:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import numpy as np
 
 from backspot.analysis.attribution.ownership import Ownership
+from backspot.analysis.attribution.updates import optimizer_steps
 from backspot.analysis.host.lines import HostSites
 from backspot.analysis.timeline import distinct, first_started, merged, take
 from backspot.job.summary import OutsideTimes
-from backspot.trace import Category, Events, names
+from backspot.trace import Category, Events
 from backspot.trace.events import Ints
 
 _WORK = ("forward", "backward", "optimizer step")
@@ -30,7 +31,7 @@ class Outside:
         self._events, self._spans = events, ownership.spans
         spans, passes = ownership.spans, ownership.passes
         calls = np.flatnonzero((spans.module >= 0) & (passes.of_span < 0) & (spans.parent < 0))
-        updates = events.named(Category.ANNOTATION, names.OPTIMIZER_STEP)
+        updates = optimizer_steps(events)
         start = np.concatenate([spans.start[calls], passes.start, events.start[updates]])
         end = np.concatenate([spans.end[calls], passes.end, events.end[updates]])
         kind = np.repeat(np.arange(len(_WORK)), [len(calls), len(passes.start), len(updates)])

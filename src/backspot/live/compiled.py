@@ -158,11 +158,13 @@ class CompiledBook:
     def __init__(self) -> None:
         self._scopes: list[Scope] = []
         self._watches = 0
-        self._stop_watching: Callable[[], None] | None = None
+        self._stop_watching: list[Callable[[], None]] = []
         self._stop_keeping: Callable[[], None] | None = None
         self._pass: Any = None
         self._before: tuple[Any, int] = (None, 0)
         self._waiting: str | None = None
+        self._of_optimizers: set[str] = set()
+        """The regions in which Dynamo met an optimizer."""
 
     @property
     def is_open(self) -> bool:
@@ -195,13 +197,16 @@ class CompiledBook:
         self._end()
 
     def _begin(self) -> None:
-        if self._stop_watching is None:
-            self._stop_watching = when_inductor_loads(self._install)
+        if not self._stop_watching:
+            self._stop_watching = [
+                when_inductor_loads(self._install),
+                dynamo.watch_optimizers(self._of_optimizers.add),
+            ]
 
     def _end(self) -> None:
-        if not self._scopes and not self._watches and self._stop_watching is not None:
-            self._stop_watching()
-            self._stop_watching = None
+        if not self._scopes and not self._watches and self._stop_watching:
+            while self._stop_watching:
+                self._stop_watching.pop()()
             self._restore()
 
     def write(self) -> str | None:
@@ -226,15 +231,22 @@ class CompiledBook:
         modules = [(scope, list(_known_modules(scope))) for scope in self._scopes]
         seen: set[int] = set()
         parameters = [one for scope, mine in modules for one in _parameters(scope, mine, seen)]
-        if not code and not parameters:
+        compilations = [
+            Compilation(
+                region,
+                function,
+                file_name(file),
+                at,
+                _first(reasons),
+                region in self._of_optimizers,
+            )
+            for region, function, file, at, reasons in dynamo.compilations()
+        ]
+        if not code and not parameters and not compilations:
             return None
         known: list[KnownModule] = []
         if any(graph.sites for graph in graphs):
             known = [one for _, mine in modules for one, _ in mine]
-        compilations = [
-            Compilation(region, function, file_name(file), at, _first(reasons))
-            for region, function, file, at, reasons in (dynamo.compilations() if code else ())
-        ]
         return format_compiled(graphs, known, list(tables.lines), compilations, parameters)
 
     def _install(self) -> None:

@@ -105,14 +105,14 @@ def updated_by(
     return [root for root in roots if not updated.isdisjoint(map(id, root.parameters()))]
 
 
-def other_optimizers(known: Collection[torch.optim.Optimizer]) -> bool:
-    """Return whether a live optimizer has a parameter that none of the known ones updates."""
+def other_optimizers(known: Collection[torch.optim.Optimizer]) -> list[torch.optim.Optimizer]:
+    """Return the live optimizers with a parameter that none of the known ones updates."""
     updated = ids_updated_by(known)
-    return any(
-        not ids_updated_by([one]) <= updated
+    return [
+        one
         for one in _living(torch.optim.Optimizer)
-        if hasattr(one, "param_groups")
-    )
+        if hasattr(one, "param_groups") and not ids_updated_by([one]) <= updated
+    ]
 
 
 def only_loader() -> Any:

@@ -17,7 +17,7 @@ import torch
 
 from backspot.interrupts import pass_on
 from backspot.live.owner import Scope
-from backspot.live.torch_internals import autograd, dynamo, profiler
+from backspot.live.torch_internals import autograd, profiler
 from backspot.live.torch_internals.modules import parameters_of
 from backspot.live.torch_internals.process import hook_steps
 from backspot.trace.names import OPTIMIZER_GROUPS
@@ -56,9 +56,7 @@ class OptimizerWatch:
             self._unhook = None
         self._known.clear()
 
-    def _after_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        if dynamo.is_dynamo_compiling():
-            return
+    def _after_step(self, optimizer: torch.optim.Optimizer) -> None:
         try:
             self._known.add(optimizer)
             if profiler.recording():
@@ -130,8 +128,8 @@ def stepping() -> Iterator[list[torch.optim.Optimizer]]:
     """Collect the optimizers that take a step inside the block, on any thread."""
     found: list[torch.optim.Optimizer] = []
 
-    def note(optimizer: torch.optim.Optimizer, *_: object) -> None:
-        if not dynamo.is_dynamo_compiling() and all(one is not optimizer for one in found):
+    def note(optimizer: torch.optim.Optimizer) -> None:
+        if all(one is not optimizer for one in found):
             found.append(optimizer)
 
     unhook = hook_steps(note)

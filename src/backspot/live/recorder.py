@@ -151,6 +151,7 @@ class Recorded:
             train.
         threads: in how many threads the training takes steps; these are of one.
         training: all steps so far; ``None`` if they are not noted.
+        by_backwards: whether each backward counted as a step, as nothing tells of updates.
     """
 
     profiler: torch.profiler.profile | Export
@@ -164,6 +165,7 @@ class Recorded:
     live: Live | None = None
     threads: int = 1
     training: Training | None = None
+    by_backwards: bool = False
 
     def locate(
         self,
@@ -256,7 +258,12 @@ def _with_caveats(recorded: Recorded, report: Report, _: Recording, __: Options)
         "The training ended early, so these are steps of its warm-up: the first steps are slower "
         "than later ones."
     )
+    backwards = (
+        "Each backward counts as a step: no optimizer of PyTorch takes steps here, and nothing "
+        "else tells of updates. If several backwards make one update, a step here is a part of one."
+    )
     said = [early] * recorded.is_early + [threads] * (recorded.threads > 1)
+    said += [backwards] * recorded.by_backwards
     return changed(report, warnings=(*said, *report.warnings))
 
 
@@ -291,6 +298,7 @@ class Recorder:
     Attributes:
         steps: how many steps were counted in the thread that is recorded, or had the most steps.
         log: what is noted of each step, from ``watch`` on.
+        by_backwards: whether each backward counts as a step, as nothing tells of updates.
     """
 
     def __init__(
@@ -302,6 +310,7 @@ class Recorder:
         retire: Callable[[], None] = lambda: None,
     ) -> None:
         self.steps = 0
+        self.by_backwards = False
         self.reports = 0
         self.log = StepLog()
         self._waited = 0
@@ -617,6 +626,7 @@ class Recorder:
             self._is_early,
             self._live(),
             len(self._counts),
+            by_backwards=self.by_backwards,
         )
 
     def _live(self) -> Live | None:

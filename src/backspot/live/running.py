@@ -1,8 +1,9 @@
 """Observe the training of a script that knows nothing of Backspot.
 
 A global hook of PyTorch counts the optimizer steps, and calls the recorder at the end of each
-iteration. Where no optimizer steps, or all of them step inside the backward, each backward is an
-iteration. The models are found among the live objects.
+iteration. Where no hook is called, as the step is compiled or the optimizer is not PyTorch's, the
+first backward after an update ends an iteration. Where no update is seen either, or all optimizers
+step inside the backward, each backward does. The models are found among the live objects.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ from backspot.interrupts import pass_on
 from backspot.live import discovery
 from backspot.live.host_marks import counts_calls
 from backspot.live.recorder import Models, Plan, Recorded, Recorder, Rest
-from backspot.live.torch_internals import autograd, dynamo
-from backspot.live.torch_internals.lookup import Location, Watch
-from backspot.live.torch_internals.process import hook_steps, outermost_step
+from backspot.live.torch_internals import autograd
+from backspot.live.torch_internals.engine import outermost_call, watch_backward
+from backspot.live.torch_internals.process import hook_steps, outermost_step, step_around
 from backspot.live.torch_internals.profiler import recording as is_recording
+from backspot.live.updates import Holder, Updates
 
 
 class Cycle:
@@ -128,6 +130,10 @@ class _FoundModels(Models):
         """Return those that have taken a step in this thread."""
         return self._optimizers.living()
 
+    def trained(self) -> list[torch.nn.Module]:
+        """Return the models that are trained, as far as steps or gradients tell."""
+        return self._search()[1]
+
     def begin(self) -> None:
         """Watch which modules are called that no optimizer updates."""
         roots, trained = self._search()
@@ -181,26 +187,30 @@ class Observer:
     ) -> None:
         self._stepped = stepped
         self._optimizers = _Stepped()
-        models = _FoundModels(self._optimizers, say)
-        self.recorder = Recorder(plan, models, deliver, say, self._end_counting)
+        self._models = _FoundModels(self._optimizers, say)
+        self.recorder = Recorder(plan, self._models, deliver, say, self._end_counting)
         self._cycles: defaultdict[int, Cycle] = defaultdict(Cycle)  # by thread
         # The first parameters of optimizers, by id, each with what no other one has.
         self._first: dict[int, tuple[weakref.ref[torch.Tensor], object]] = {}
-        self._backwards = 0
         self._steps_inside = False
         """Whether an optimizer has stepped inside a backward, and none outside."""
         self._steps_outside = False
         self._unhook: Callable[[], None] | None = None
-        # For scripts that update parameters themselves.
-        self._backward = Watch(Location(torch.Tensor, "backward"), self._around_backward)
+        self._heard = _Stepped()
+        """The optimizers whose hook was called."""
+        # For updates that no hook tells of.
+        self._updates: defaultdict[int, Updates] = defaultdict(Updates)  # by thread
+        self._into_grad = False
+        """Whether a backward has put gradients into ``.grad``."""
+        self._unwatch: Callable[[], None] | None = None
 
     def begin(self) -> None:
         """Start counting. Not while an optimizer takes a step."""
         if self._unhook is None:
             self.recorder.watch()
             self._unhook = hook_steps(self._after_step)
-            if not self._steps_outside:
-                self._backward.begin()
+            if self._unwatch is None and self._may_be_unheard():
+                self._unwatch = watch_backward(self._before_backward, self._after_backward)
 
     def request(self, frame: FrameType | None) -> None:
         """Make a report as soon as possible; for a signal's handler."""
@@ -213,34 +223,28 @@ class Observer:
             _after_return(outermost, self.begin) if outermost else self.begin()
 
     def _end_counting(self) -> None:
-        self._backward.end()
+        self._end_watching()
         if self._unhook is not None:
             self._unhook()
             self._unhook = None
 
-    def _after_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        if dynamo.is_dynamo_compiling():
-            return
+    def _after_step(self, optimizer: torch.optim.Optimizer) -> None:
         recorder = self.recorder
         if recorder.is_child:
             return
         try:
             self._optimizers.add(optimizer)
+            self._heard.add(optimizer)
             if autograd.in_backward():
                 # A profiler that starts or stops there crashes. The end of the backward is the end
                 # of the step, unless another optimizer steps later.
                 self._steps_inside = not self._steps_outside
                 return
-            self._steps_inside, self._steps_outside = False, True
-            self._backward.end()
-            frame = sys._getframe(1)
-            if outermost_step(frame) is not frame:
+            self._hear(optimizer)
+            frame = step_around(sys._getframe())
+            if frame is None or outermost_step(frame) is not frame:
                 return  # a part of another optimizer's step, as in SAM
-            cycle = self._cycles[threading.get_ident()]
-            living = self._optimizers.living
-            ends = cycle.ends_with(self._updated_by(optimizer), lambda: len(living()) == 1)
-            if cycle.replaced:
-                recorder.renew()
+            ends = self._ends_with(self._updated_by(optimizer))
             # PyTorch is iterating over the hooks: nothing can be registered here.
             if ends and self._count() and not _after_return(frame, recorder.advance):
                 recorder.complain("a Python profiler is running, so no step is recorded")
@@ -259,32 +263,122 @@ class Observer:
             known = self._first[id(first)] = weakref.ref(first), object()
         return known[1], *((id(group[0]), id(group[-1]), len(group)) for group in groups)
 
-    def _around_backward(self, backward: Callable[[], Any]) -> Any:
-        result = backward()
-        if self._unhook is not None and not self._steps_outside:
-            self._after_backward()
-        return result
+    # Updates that no hook tells of ---------------------------------------------------------------
 
-    def _after_backward(self) -> None:
-        if self.recorder.is_child or autograd.in_backward():
-            return
+    @property
+    def saw_backwards(self) -> bool:
+        """Whether autograd ran a backward."""
+        return bool(self._updates)
+
+    @property
+    def _updates_here(self) -> Updates:
+        return self._updates[threading.get_ident()]
+
+    def _hear(self, optimizer: torch.optim.Optimizer) -> None:
+        """Note that an optimizer's hook is called outside of a backward."""
+        if not self._steps_outside:
+            self._steps_inside, self._steps_outside = False, True
+            self._updates_here.found(self._unheard())
+        if self._unwatch is not None:
+            key = self._updated_by(optimizer)
+            for updates in [*self._updates.values()]:
+                updates.holders = [one for one in updates.holders if one.key != key]
+            if not self._may_be_unheard():
+                self._end_watching()
+
+    def _may_be_unheard(self) -> bool:
+        """Whether there may be updates that no hook tells of."""
+        waiting = any(updates.holders for updates in [*self._updates.values()])
+        return waiting or not self._steps_outside
+
+    def _end_watching(self) -> None:
+        if self._unwatch is not None:
+            self._unwatch()
+            self._unwatch = None
+
+    def _unheard(self) -> list[Holder]:
+        """Return the optimizers whose hook was not called so far."""
+        return [
+            Holder(
+                self._updated_by(optimizer),
+                optimizer,
+                (one for group in optimizer.param_groups for one in group["params"]),
+                by_gradients=False,
+            )
+            for optimizer in discovery.other_optimizers(self._heard.living(anywhere=True))
+        ]
+
+    def _holders(self, updates: Updates) -> list[Holder]:
+        """Return what may hold the parameters that this thread trains."""
+        found = self._unheard()
+        if not self._steps_outside and (not found or updates.no_optimizer_steps):
+            found += [
+                Holder(id(model), model, model.parameters(), by_gradients=True)
+                for model in self._models.trained()
+            ]
+        return found
+
+    def _before_backward(self, _: bool) -> None:
         try:
-            # Without an optimizer, each backward is a step. With one, its first step may be yet to
-            # come. Looking for one takes time, so not after each backward.
-            self._backwards += 1
-            if (
-                not self._steps_inside
-                and self.recorder.steps == 0
-                and (self._backwards.bit_count() > 1 or discovery.other_optimizers(()))
-            ):
-                return
-            wanted = self._count()
+            self._updates_here.begin_backward()
         except Exception as error:
             pass_on(error)
             self.recorder.give_up(error)
+
+    def _after_backward(self, into_grad: bool) -> None:
+        recorder = self.recorder
+        if recorder.is_child or self._unhook is None:
             return
-        if wanted:
-            self.recorder.advance()
+        try:
+            if not (self._ends_with_backward(into_grad) and self._count()):
+                return
+        except Exception as error:
+            pass_on(error)
+            recorder.give_up(error)
+            return
+        # ``__torch_function__`` and the transforms of ``torch.func`` are at work here.
+        call = outermost_call(sys._getframe())
+        if call is None or not _after_return(call, recorder.advance):
+            recorder.advance()
+
+    def _ends_with_backward(self, into_grad: bool) -> bool:
+        """Return whether an iteration ends with this backward."""
+        if self._steps_inside:
+            return into_grad
+        updates = self._updates_here
+        ends = [self._ends_with_update(holder) for holder in updates.end_backward()]
+        if updates.may_be_others and not self._steps_outside:
+            known, holders = updates.holders, self._holders(updates)
+            updates.found(holders)
+            # A model without an optimizer is updated after this backward, too.
+            if not known and any(isinstance(one.owner(), torch.nn.Module) for one in holders):
+                ends.append(True)
+        self.recorder.by_backwards = not updates.holders and not self._steps_outside
+        if not self.recorder.by_backwards:
+            return any(ends)
+        # Nothing is known of updates: each backward is a step, but for the gradients that a loss
+        # is made of.
+        self._into_grad |= into_grad
+        return into_grad or not self._into_grad
+
+    def _ends_with_update(self, holder: Holder) -> bool:
+        """Return whether an iteration ended with an update before this backward."""
+        owner = holder.owner()
+        if owner is None or outermost_step(sys._getframe()):
+            return False  # a closure's backward, as LBFGS calls it
+        if not isinstance(owner, torch.optim.Optimizer):
+            return self._ends_with(holder.key, lambda: len(self._updates_here.holders) == 1)
+        if holder.updates == 1:  # the weights may have been loaded
+            return False
+        self._optimizers.add(owner)
+        return self._ends_with(holder.key)
+
+    def _ends_with(self, key: Hashable, alone: Callable[[], bool] | None = None) -> bool:
+        cycle = self._cycles[threading.get_ident()]
+        ends = cycle.ends_with(key, alone or (lambda: len(self._optimizers.living()) == 1))
+        if cycle.replaced:
+            self.recorder.renew()
+        return ends
 
     def _count(self) -> bool:
         wanted = self.recorder.count()
@@ -318,6 +412,3 @@ def _after_return(frame: FrameType, action: Callable[[], None]) -> bool:
         frame.f_trace, frame.f_trace_lines = on_event, False
     watch(on_event)
     return True
-
-
-dynamo.keep_from_dynamo(Observer._after_step)

@@ -233,18 +233,14 @@ class StepLog:
                 thread.optimizer_began += took
                 thread.has_closures = True
 
-    def _optimizer_begins(self, *_: object) -> None:
-        if dynamo.is_dynamo_compiling():
-            return
+    def _optimizer_begins(self, _: torch.optim.Optimizer) -> None:
         thread = self._thread()
         thread.optimizers += 1
         # One that steps within the backward is a part of it, one within another's step of that.
         if thread.optimizers == 1 and not thread.backward_began:
             thread.optimizer_began = _now()
 
-    def _optimizer_ends(self, *_: object) -> None:
-        if dynamo.is_dynamo_compiling():
-            return
+    def _optimizer_ends(self, _: torch.optim.Optimizer) -> None:
         thread = self._thread()
         thread.optimizers -= 1
         if thread.optimizers <= 0 and thread.optimizer_began:

@@ -117,6 +117,7 @@ class Compilation(msgspec.Struct, array_like=True, frozen=True):
         file: the file, as readers know it.
         line: the line at which the code begins: of the function, or behind a graph break.
         reason: why the code from before did not serve; ``""`` for the first time.
+        optimizer: whether the code calls a method of an optimizer.
     """
 
     region: str
@@ -124,6 +125,7 @@ class Compilation(msgspec.Struct, array_like=True, frozen=True):
     file: str
     line: int
     reason: str
+    optimizer: bool = False
 
 
 class Parameters(msgspec.Struct, array_like=True, frozen=True):

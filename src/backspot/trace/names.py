@@ -157,6 +157,8 @@ PROFILER_STEP = "ProfilerStep#"
 """A step of the training loop: ``torch.profiler.profile.step``."""
 OPTIMIZER_STEP = "Optimizer.step#"
 """``torch.optim.Optimizer.profile_hook_step``, followed by the class."""
+OPTIMIZER_FILES = "torch/optim/"
+"""Where PyTorch's optimizers are, and what wraps each step of any optimizer."""
 ZERO_GRAD = "Optimizer.zero_grad#"
 """``torch.optim.Optimizer.zero_grad``, followed by the class."""
 OPTIMIZER = ("Optimizer.", "Optimizer#")
@@ -174,6 +176,8 @@ COMPILING = ("_compile.compile_inner ", "_compile.<locals>.compile_inner ")
 """``torch._dynamo.convert_frame``, around each compilation."""
 RESUMED = "torch_dynamo_resume_in_"
 """``torch._dynamo.resume_execution``: the function that has the code behind a graph break."""
+MODULE_FUNCTIONS = ("forward", "inner", "__call__", "_call_impl", "_wrapped_call_impl")
+"""Functions that Dynamo compiles where a module is compiled: ``torch._dynamo.external_utils``."""
 COMPILED_GRAPH = "## Call CompiledFxGraph "
 """``torch._inductor``, around each call of a compiled graph, followed by the graph's key."""
 LIGHTNING_MODULE = re.compile(r"\[pl\]\[module\](?P<class_name>[^:]*): (?P<path>.*)", re.DOTALL)
@@ -229,6 +233,15 @@ _RENAMED = {"bias_addmm": "addmm"}
 def compiled_graph_key(name: str) -> str:
     """Return the key in the name of a compiled graph's call."""
     return name.removeprefix(COMPILED_GRAPH).removesuffix(" ##")
+
+
+_RESUMED = re.compile(rf"(?:{RESUMED})+(.*?)(?:_at_\d+)*$")
+
+
+def compiled_function(name: str) -> str:
+    """Return the function that Dynamo compiled, or of which it compiled what is behind a break."""
+    found = _RESUMED.match(name)
+    return found[1] if found else name
 
 
 is_generated_cpp = _begins(r"cpp_")

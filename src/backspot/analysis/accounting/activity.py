@@ -22,6 +22,7 @@ import numpy as np
 
 from backspot.analysis.accounting.forwards import Forwards, find_forwards
 from backspot.analysis.attribution.ownership import Ownership
+from backspot.analysis.attribution.updates import make_nodes, optimizer_steps
 from backspot.analysis.timeline import (
     EMPTY,
     FAR,
@@ -33,6 +34,7 @@ from backspot.analysis.timeline import (
     grouped,
     is_in,
     layered,
+    merged,
 )
 from backspot.results.costs import WITHOUT_GRADIENTS, PhaseName
 from backspot.trace import Category, Events, names
@@ -142,11 +144,12 @@ class _Context:
 
     @cached_property
     def marks(self) -> dict[int, Ints]:
-        """The annotations that mark each phase."""
-        return {
+        """What marks each phase: annotations, and compiled steps of optimizers."""
+        marks = {
             phase: self.events.chosen(self.events.names_where(is_mark), Category.ANNOTATION)
             for phase, is_mark in _MARKS.items()
         }
+        return marks | {OPTIMIZER: merged(marks[OPTIMIZER], self.updates)}
 
     @cached_property
     def marks_of(self) -> dict[int, dict[int, Ints]]:
@@ -157,17 +160,25 @@ class _Context:
     @cached_property
     def updates(self) -> Ints:
         """The optimizer's steps, by start."""
-        events = self.events
-        steps = events.named(Category.ANNOTATION, names.OPTIMIZER_STEP)
-        return steps[np.argsort(events.start[steps], kind="stable")]
+        return optimizer_steps(self.events)
+
+    def _in_updates(self, threads: Ints, times: Ints) -> Mask:
+        """Whether each moment lies in an optimizer's step, behind any closure."""
+        start, end = self.events.start[self.updates], self.events.end[self.updates]
+        begin = self.passes.after(start, end)
+        found: Mask = enclosing(self.events, self.updates, threads, times, start=begin) >= 0
+        return found
 
     @cached_property
     def _outer_calls(self) -> tuple[Ints, Ints]:
         """The outermost calls of models, and those of losses outside of models; spans."""
         spans = self.o.spans
         outer = np.flatnonzero((spans.module >= 0) & (self.passes.of_span < 0) & (spans.parent < 0))
+        outer = outer[~self._in_updates(spans.thread[outer], spans.start[outer])]
         named = [
-            module.class_name.endswith("Loss") or module.path in ("loss", "loss_fn", "criterion")
+            module.class_name.endswith("Loss")
+            or module.path in ("loss", "loss_fn", "criterion")
+            or (module.is_function and "loss" in module.path.lower())
             for module in spans.modules
         ]
         loss = np.array([*named, False], bool)[spans.module[outer]]
@@ -182,7 +193,22 @@ class _Context:
     @property
     def calls(self) -> Ints:
         """The outermost calls of models but those without gradients that tell a use; spans."""
-        return self.forwards.training
+        return self._calls_and_functions[0]
+
+    @property
+    def functions(self) -> Ints:
+        """The outermost calls of compiled functions, and of no model, that make no node; spans."""
+        return self._calls_and_functions[1]
+
+    @cached_property
+    def _calls_and_functions(self) -> tuple[Ints, Ints]:
+        calls, spans = self.forwards.training, self.o.spans
+        is_function = np.array([one.is_function for one in spans.modules] + [False], bool)
+        apart = is_function[spans.module[calls]]
+        if apart.any():
+            intervals = (of[calls] for of in (spans.thread, spans.start, spans.end))
+            apart &= ~make_nodes(self.events, *intervals)
+        return calls[~apart], calls[apart]
 
     @property
     def losses(self) -> Ints:
@@ -196,11 +222,12 @@ class _Context:
 
     @cached_property
     def called(self) -> dict[int, Timeline]:
-        """The calls of models and losses on each thread."""
+        """The calls of models, losses and compiled functions on each thread."""
         spans, forwards = self.o.spans, self.forwards
-        called = np.concatenate([self.calls, self.losses, forwards.bare])
+        known = {FORWARD: self.calls, LOSS: self.losses, OTHER: self.functions}
+        called = np.concatenate([*known.values(), forwards.bare])
         uses = [NAMES.index(name) for name in forwards.phase]
-        phase = np.repeat([FORWARD, LOSS], [len(self.calls), len(self.losses)])
+        phase = np.repeat([*known], [*map(len, known.values())])
         phase = np.concatenate([phase, np.array(uses, np.int64)])
         return {
             thread: first_started(spans.start[called[here]], spans.end[called[here]], phase[here])
@@ -493,6 +520,9 @@ def _operators(context: _Context, thread: int) -> Timeline:
         phase[times.at(start) >= 0] = number
     phase[context.scaling[name]] = SCALER
     phase[_reading(context, thread, phase)] = METRICS
+    # Between the closures of an optimizer's step, what is nothing else is the optimizer's.
+    updating = enclosing(events, context.updates, events.thread[top], start) >= 0
+    phase[updating & is_in(phase, (METRICS, OTHER))] = OPTIMIZER
     launching = line.at(context.copies_of.get(thread, _NO_EVENTS))
     phase[context.pins[name] | is_in(top, launching)] = COPY
     context.phase_of[top] = phase

@@ -16,10 +16,10 @@ import numpy as np
 from backspot.analysis.accounting.clock import Clock
 from backspot.analysis.attribution.launches import DeviceWork
 from backspot.analysis.attribution.ownership import Ownership
+from backspot.analysis.attribution.updates import optimizer_steps
 from backspot.analysis.timeline import FAR, NOTHING, first_started, grouped, take
 from backspot.trace import Category, Events
 from backspot.trace.events import Ints, Mask
-from backspot.trace.names import OPTIMIZER_STEP
 
 
 class StepWindows(msgspec.Struct, frozen=True):
@@ -86,7 +86,7 @@ def _between_updates(events: Events, first: Ints, last: Ints) -> tuple[Ints, Int
         first: when the first pass of each step starts.
         last: when the last pass of each step ends.
     """
-    updates = np.sort(events.end[events.named(Category.ANNOTATION, OPTIMIZER_STEP)])
+    updates = np.sort(events.end[optimizer_steps(events)])
     before = np.searchsorted(updates, np.append(first[1:], FAR), side="right") - 1
     ends = np.maximum(last, take(updates, before))
     # A launch before all operators is that of earlier work, which still runs.

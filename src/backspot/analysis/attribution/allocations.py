@@ -10,7 +10,8 @@ import msgspec
 import numpy as np
 
 from backspot.analysis.attribution.ownership import Ownership, Special
-from backspot.analysis.timeline import NOTHING, enclosing, grouped, take
+from backspot.analysis.attribution.updates import optimizer_steps
+from backspot.analysis.timeline import NOTHING, enclosing, grouped, merged, take
 from backspot.trace import Category, Events, names
 from backspot.trace.events import Ints, Mask
 
@@ -63,6 +64,7 @@ def find_blocks(events: Events, ownership: Ownership) -> Blocks:
     for thread, mine in grouped(reported.thread):
         span[mine] = ownership.spans.at(thread, reported.time[mine])
     marks = events.chosen(events.names_where(names.is_optimizer_mark), Category.ANNOTATION)
+    marks = merged(marks, optimizer_steps(events))
     by_optimizer = enclosing(events, marks, reported.thread, reported.time) >= 0
     in_pass = take(ownership.passes.of_span, span) >= 0
     return Blocks(

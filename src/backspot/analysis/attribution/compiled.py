@@ -29,8 +29,10 @@ from backspot.analysis.attribution.alignment import align, align_kernels, follow
 from backspot.analysis.attribution.launches import DeviceWork
 from backspot.analysis.attribution.shares import Share, Shares, shares_of
 from backspot.analysis.attribution.spans import Module, Spans
+from backspot.analysis.attribution.updates import optimizer_steps
 from backspot.analysis.timeline import (
     NOTHING,
+    enclosing,
     first_started,
     grouped,
     innermost,
@@ -152,6 +154,11 @@ def find_compiled_launches(
     if not events.compiled.recorded:
         calls = calls[:0]
     around = spans.of(events, calls)
+    by_optimizer = enclosing(
+        events, optimizer_steps(events), events.thread[calls], events.start[calls]
+    )
+    kept = (around >= 0) | (by_optimizer < 0)
+    calls, around = calls[kept], around[kept]
     entered = take(module, around)
     called_in: list[tuple[int, int]] = []
     is_backward = _backwards(spans)

@@ -13,6 +13,7 @@ import numpy as np
 
 from backspot.analysis.attribution.passes import Passes
 from backspot.analysis.attribution.spans import Spans
+from backspot.analysis.attribution.updates import optimizer_steps
 from backspot.analysis.timeline import FAR, NOTHING, distinct, enclosing, grouped, is_in, take
 from backspot.trace import Category, Events, names
 from backspot.trace.events import Ints, Mask
@@ -283,8 +284,9 @@ def _replays(events: Events, call: Ints) -> Mask:
 
 
 def in_optimizer(events: Events, passes: Passes, launch: Ints, thread: Ints) -> Mask:
-    """Whether each launch lies in an optimizer's annotation on its thread, after any closure."""
-    marks = events.named(Category.ANNOTATION, names.OPTIMIZER_STEP, names.ZERO_GRAD)
+    """Whether each launch lies in an optimizer's step on its thread, after any closure."""
+    zeroing = events.named(Category.ANNOTATION, names.ZERO_GRAD)
+    marks = np.concatenate([optimizer_steps(events), zeroing])
     start = passes.after(events.start[marks], events.end[marks])
     inside: Mask = enclosing(events, marks, thread, launch, start=start) >= 0
     return inside

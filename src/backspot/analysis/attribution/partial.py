@@ -14,11 +14,12 @@ from msgspec.structs import replace
 from backspot.analysis.attribution.cutting import Cut, cut
 from backspot.analysis.attribution.ownership import Ownership
 from backspot.analysis.attribution.passes import top_nodes
+from backspot.analysis.attribution.updates import optimizer_steps
 from backspot.analysis.timeline import FAR, grouped, is_in, take
 from backspot.formatting import counted
 from backspot.trace import Category, Events
 from backspot.trace.events import Ints
-from backspot.trace.names import NEXT_BATCH, OPTIMIZER_STEP, PROFILER_STEP
+from backspot.trace.names import NEXT_BATCH, PROFILER_STEP
 
 
 def without_partial(events: Events, ownership: Ownership) -> Cut | None:
@@ -198,7 +199,7 @@ class _Between:
         span = spans.of(events, made)
         kept = take(called, span, False) if called.any() else take(passes.of_span, span) < 0
         self.made = np.sort(events.start[made[kept]])
-        updates = events.named(Category.ANNOTATION, OPTIMIZER_STEP)
+        updates = optimizer_steps(events)
         self.update_starts = np.sort(events.start[updates])
         self.update_ends = np.sort(events.end[updates])
         self.marks = events.named(Category.ANNOTATION, PROFILER_STEP)

@@ -10,11 +10,12 @@ import msgspec
 import numpy as np
 
 from backspot.analysis.attribution.spans import Spans
+from backspot.analysis.attribution.updates import optimizer_steps
 from backspot.analysis.timeline import NOTHING, distinct, grouped, is_among, merged, numbered, take
 from backspot.results.report import StepUnit
 from backspot.trace import Category, Events
 from backspot.trace.events import Ints, Mask
-from backspot.trace.names import OPTIMIZER, OPTIMIZER_STEP, PROFILER_STEP
+from backspot.trace.names import OPTIMIZER, PROFILER_STEP
 
 _BETWEEN_PASSES = (PROFILER_STEP, *OPTIMIZER)
 
@@ -309,7 +310,7 @@ def find_steps(events: Events, spans: Spans, passes: Passes, operator: Ints) -> 
     """
     count = len(passes.start)
     marks = events.named(Category.ANNOTATION, PROFILER_STEP)
-    updates = np.sort(events.end[events.named(Category.ANNOTATION, OPTIMIZER_STEP)])
+    updates = np.sort(events.end[optimizer_steps(events)])
     marks = marks[np.argsort(events.start[marks], kind="stable")]
     inside = np.searchsorted(events.start[marks], passes.start, side="right") - 1
     if len(marks) and not _split(

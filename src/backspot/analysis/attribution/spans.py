@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
+from backspot.analysis.attribution.updates import are_of_optimizers
 from backspot.analysis.timeline import NOTHING, Nesting, grouped, innermost, numbered, take
 from backspot.results.report import LabelSource
 from backspot.trace import Category, Events, names
@@ -26,7 +27,7 @@ class Module(msgspec.Struct, frozen=True):
     """A module that labels name, or a compiled region without a label around it.
 
     Attributes:
-        path: the module's path; the region's name as the profiler writes it.
+        path: the module's path; the region's function, or its name as the profiler writes it.
         class_name: the module's class.
         root: the path of the outermost module around it.
         is_region: true for a compiled region, whose module is not known.
@@ -36,6 +37,11 @@ class Module(msgspec.Struct, frozen=True):
     class_name: str
     root: str
     is_region: bool = False
+
+    @property
+    def is_function(self) -> bool:
+        """Whether this is a compiled region of which the function is known, and is no module's."""
+        return self.is_region and not self.path.startswith(names.COMPILED_REGION)
 
 
 class Spans(msgspec.Struct, frozen=True, dict=True):
@@ -137,17 +143,21 @@ def find_spans(events: Events) -> Spans:
 
 
 def _with_regions(events: Events, spans: Spans) -> Spans:
-    """Add the compiled regions that lie in no module's call and in no node.
+    """Add the compiled regions that lie in no module's call, no node and no optimizer's step.
 
     A call that is compiled as a whole, hooks included, has no label.
     """
     is_region = events.name_mask(names.COMPILED_REGION)
     regions = events.chosen(is_region, Category.OPERATOR, Category.ANNOTATION)
     index = regions[spans.of(events, regions) < 0]
+    index = index[~are_of_optimizers(events, index, np.sort(spans.start[spans.is_node]))]
     if not len(index):
         return spans
     used, which = numbered(events.name[index])
-    added = tuple(Module(events.names[name], "", events.names[name], True) for name in used)
+    paths = [_path_of_region(events, events.names[name]) for name in used.tolist()]
+    added = tuple(Module(path, "", path, True) for path in dict.fromkeys(paths))
+    number = {module.path: at for at, module in enumerate(added)}
+    which = np.array([number[path] for path in paths], np.int64)[which]
     nothing = np.full(len(index), NOTHING, np.int64)
     start = np.concatenate([spans.start, events.start[index]])
     end = np.concatenate([spans.end, events.end[index]])
@@ -166,6 +176,16 @@ def _with_regions(events: Events, spans: Spans) -> Spans:
         modules=spans.modules + added,
         nesting=nesting,
     )
+
+
+def _path_of_region(events: Events, name: str) -> str:
+    """Return what to call a region in no module: its function, or what the profiler calls it."""
+    region = name.removeprefix(names.COMPILED_REGION)
+    for one in events.compiled.compilations:
+        if one.region == region:
+            function = names.compiled_function(one.function)
+            return name if function in names.MODULE_FUNCTIONS else f"compiled function {function}()"
+    return name
 
 
 def _mark(events: Events, spans: Spans) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from backspot.imports import when_imported
 from backspot.interrupts import contained
-from backspot.live.torch_internals.lookup import find
+from backspot.live.torch_internals.lookup import Location, Watch, find, nothing
 from backspot.live.torch_internals.modules import WRAPPED_CHILD
 
 # Public, but chosen with care: Dynamo knows this function by identity and folds it to True while it
@@ -20,12 +20,16 @@ from backspot.live.torch_internals.modules import WRAPPED_CHILD
 is_dynamo_compiling: Callable[[], bool] = torch.compiler.is_dynamo_compiling
 
 
-def keep_from_dynamo(*functions: Callable[..., Any]) -> None:
+def keep_from_dynamo(*functions: Callable[..., Any], inside: bool = False) -> None:
     """Have Dynamo run the frames of these functions as they are.
 
     On a compiled root, Dynamo would compile a hook as a frame of its own, in which
     ``is_dynamo_compiling()`` is true, and the label would vanish. Without the private names used
     here that happens. ``torch._dynamo`` is not imported, as that takes seconds.
+
+    Args:
+        inside: also the frames of what these functions call; not with old versions of PyTorch,
+            which then compile these.
     """
     frames = find("_C", "_dynamo", "eval_frame")
     strategy = getattr(frames, "set_code_exec_strategy", None)
@@ -33,7 +37,8 @@ def keep_from_dynamo(*functions: Callable[..., Any]) -> None:
     with contained():  # at worst a compiled root has one label less
         if strategy is not None:
             action = frames._FrameAction
-            skip = frames._FrameExecStrategy(action.SKIP, action.DEFAULT)
+            within = action.SKIP if inside else action.DEFAULT
+            skip = frames._FrameExecStrategy(action.SKIP, within)
             for function in functions:
                 strategy(function.__code__, skip)
         elif skip_code is not None:
@@ -110,12 +115,23 @@ guards_check_hooks = (*map(int, torch.__version__.split(".")[:2]),) >= (2, 14)
 
 
 def is_dynamos(module: torch.nn.Module) -> bool:
-    """Return whether Dynamo made this module, as the graph of a region that it compiled.
+    """Return whether Dynamo or AOTAutograd made this module, as the graph of a compiled region.
 
     Up to torch 2.4 it holds the parameters and children of the module that is compiled. Where no
     graph has the attribute, no module counts as one.
     """
-    return isinstance(module, torch.fx.GraphModule) and "compile_subgraph_reason" in vars(module)
+    if not issubclass(type(module), torch.fx.GraphModule):
+        return False
+    return "compile_subgraph_reason" in vars(module) or _is_of_operators(module)
+
+
+def _is_of_operators(module: torch.nn.Module) -> bool:
+    """Return whether a graph calls operators of ATen with what it is given, as AOTAutograd's do."""
+    parts = vars(module)
+    if any(parts.get(name) for name in ("_parameters", "_buffers", "_modules")):
+        return False
+    targets = [node.target for node in parts["_graph"].nodes if node.op == "call_function"]
+    return any(isinstance(target, torch._ops.OpOverload) for target in targets)
 
 
 def when_dynamo_loads(call: Callable[[], None]) -> Callable[[], None]:
@@ -176,6 +192,43 @@ def compilations() -> list[tuple[str, str, str, int, str]]:
         for one in found
         if getattr(one, "compile_id", None) and getattr(one, "co_filename", None)
     ]
+
+
+# How Dynamo represents an optimizer that the code uses which it compiles. Without it an optimizer's
+# step that is compiled in one graph with other code counts as that code.
+_OPTIMIZERS = "torch._dynamo.variables.optimizer"
+_compile_id: Callable[[], Any] = find("_guards", "CompileContext", "current_compile_id") or nothing
+
+
+def watch_optimizers(met: Callable[[str], None]) -> Callable[[], None]:
+    """Have a function called with the region in which Dynamo meets an optimizer, once it is loaded.
+
+    Returns:
+        A function that takes this back.
+    """
+
+    def around(make: Callable[[], Any]) -> Any:
+        with contained():
+            met(str(_compile_id()))
+        return make()
+
+    watch: Watch | None = None
+
+    def begin() -> None:
+        nonlocal watch
+        with contained():  # it can run within an import of the user's
+            found = sys.modules[_OPTIMIZERS].OptimizerVariable
+            watch = Watch(Location(found, "__init__"), around)
+            watch.begin()
+
+    stop_waiting = when_imported(_OPTIMIZERS, begin)
+
+    def stop() -> None:
+        stop_waiting()
+        if watch is not None:
+            watch.end()
+
+    return stop
 
 
 def forget_compilations() -> None:

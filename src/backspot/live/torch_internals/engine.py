@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
 from typing import Any, TypeAlias
 
 import torch
@@ -21,11 +23,28 @@ _ENGINE = Location(torch.autograd.Variable, "_execution_engine")
 # does. Without it this counts as a backward.
 _compiling: Callable[[], Any] = find("_guards", "TracingContext", "try_get") or nothing
 
+_HOME = Path(torch.__file__).parent
+_LEADING_TO_THE_ENGINE = tuple(
+    str(_HOME / name) for name in ("_tensor.py", "autograd", "_functorch")
+)
+
 Heard: TypeAlias = Callable[[bool], None]
 """Called with whether gradients go into ``.grad``, as ``backward`` has it and ``grad`` has not."""
 
 _users: tuple[tuple[Heard, Heard], ...] = ()
 _changing = threading.Lock()
+_hears = True
+
+
+def hears() -> bool:
+    """Return whether users are called."""
+    return _hears
+
+
+def set_hearing(hearing: bool) -> None:
+    """Have users be called, or not while Backspot runs backwards of its own."""
+    global _hears
+    _hears = hearing
 
 
 def watch_backward(begin: Heard, end: Heard) -> Callable[[], None]:
@@ -35,14 +54,14 @@ def watch_backward(begin: Heard, end: Heard) -> Callable[[], None]:
     makes it, is a part of that one.
 
     Args:
-        begin: called before the run; keep it and what it calls from Dynamo.
-        end: called after the run if that has raised nothing; likewise.
+        begin: called before the run.
+        end: called after the run, if that has raised nothing.
 
     Returns:
         A function that takes this back.
     """
     global _users
-    keep_from_dynamo(begin, end)
+    keep_from_dynamo(begin, end, inside=True)
     user = begin, end
     with _changing:
         _users = (*_users, user)
@@ -58,6 +77,16 @@ def watch_backward(begin: Heard, end: Heard) -> Callable[[], None]:
     return remove
 
 
+def outermost_call(frame: FrameType | None) -> FrameType | None:
+    """Return the outermost frame of PyTorch's that has led to the engine; ``None`` for none."""
+    found = None
+    while frame is not None:
+        if frame.f_code.co_filename.startswith(_LEADING_TO_THE_ENGINE):
+            found = frame
+        frame = frame.f_back
+    return found
+
+
 def _engine_around(original: Any) -> Any:
     """Return an engine that does what another one does, and calls the users."""
     run: Callable[..., Any] = original.run_backward
@@ -65,7 +94,7 @@ def _engine_around(original: Any) -> Any:
     # A subclass, as Dynamo asks for the class; the engine proper is one for the whole process.
     class Engine(type(original)):  # type: ignore[misc]
         def run_backward(self, *args: Any, **kwargs: Any) -> Any:
-            if in_backward() or _compiling() is not None:
+            if not _hears or in_backward() or _compiling() is not None:
                 return run(*args, **kwargs)
             users = _users
             # The seventh, as far as it is given by its place.

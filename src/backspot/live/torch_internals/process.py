@@ -17,6 +17,7 @@ from torch.optim import optimizer as _optimizer
 from torch.utils._device import DeviceContext
 from torch.utils._pytree import tree_flatten, tree_map
 
+from backspot.live.torch_internals.dynamo import is_dynamo_compiling, keep_from_dynamo
 from backspot.live.torch_internals.lookup import find
 
 __all__ = [
@@ -52,29 +53,63 @@ _HOOKS_OF_A_MODULE = (
 )
 
 
+class _StepHook:
+    """One hook of PyTorch's around all steps of optimizers, for several users.
+
+    Dynamo compiles a step again whenever the number of such hooks changes.
+
+    PyTorch goes through its hooks without a lock: a thread that does so while another adds or
+    removes one fails with an error. So both wait until no other thread is in an optimizer.
+    """
+
+    def __init__(self, register: Callable[..., Any]) -> None:
+        self._register = register
+        self._users: tuple[Callable[..., None], ...] = ()
+        self._handle: Any = None
+        self._changing = threading.Lock()
+
+    def __call__(self, optimizer: Any, *_: object) -> None:
+        """Call the users. What Dynamo traces has nothing of it."""
+        if is_dynamo_compiling():
+            return
+        for user in self._users:
+            user(optimizer)
+
+    def add(self, user: Callable[..., None]) -> Callable[[], None]:
+        """Have a function called with each optimizer; return what removes it."""
+        with self._changing:
+            self._users = (*self._users, user)
+            if self._handle is None:
+                _wait_for_steps()
+                self._handle = self._register(self)
+
+        def remove() -> None:
+            with self._changing:
+                self._users = tuple(other for other in self._users if other is not user)
+                if not self._users and self._handle is not None:
+                    _wait_for_steps()
+                    self._handle.remove()
+                    self._handle = None
+
+        return remove
+
+
+_before_steps = _StepHook(_optimizer.register_optimizer_step_pre_hook)
+_after_steps = _StepHook(_optimizer.register_optimizer_step_post_hook)
+keep_from_dynamo(_StepHook.__call__, inside=True)
+
+
 def hook_steps(hook: Callable[..., None]) -> Callable[[], None]:
     """Have a hook called after each step of any optimizer; return what removes it.
 
-    PyTorch goes through these hooks without a lock: a thread that does so while another adds or
-    removes one fails with an error. So both wait until no other thread is in an optimizer.
+    It is not called for a step that is compiled as a whole.
     """
-    return _hooked(_optimizer.register_optimizer_step_post_hook, hook)
+    return _after_steps.add(hook)
 
 
 def hook_step_begins(hook: Callable[..., None]) -> Callable[[], None]:
     """Have a hook called before each step of any optimizer, as ``hook_steps`` does after it."""
-    return _hooked(_optimizer.register_optimizer_step_pre_hook, hook)
-
-
-def _hooked(register: Callable[..., Any], hook: Callable[..., None]) -> Callable[[], None]:
-    _wait_for_steps()
-    handle = register(hook)
-
-    def remove() -> None:
-        _wait_for_steps()
-        handle.remove()
-
-    return remove
+    return _before_steps.add(hook)
 
 
 def _wait_for_steps() -> None:
@@ -88,6 +123,13 @@ def _others_step() -> bool:
     frames = sys._current_frames()
     del frames[threading.get_ident()]
     return any(map(outermost_step, frames.values()))
+
+
+def step_around(frame: FrameType | None) -> FrameType | None:
+    """Return the innermost frame of PyTorch's optimizers around a frame; ``None`` for none."""
+    while frame is not None and frame.f_code.co_filename != _OPTIMIZER_FILE:
+        frame = frame.f_back
+    return frame
 
 
 def outermost_step(frame: FrameType | None) -> FrameType | None:

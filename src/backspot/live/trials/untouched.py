@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from backspot.live.torch_internals.engine import hears, set_hearing
 from backspot.live.torch_internals.process import GLOBAL_HOOKS, hooks_of, version_of
 from backspot.live.trials.trial import Live
 
@@ -27,7 +28,8 @@ class TouchedError(RuntimeError):
 def untouched(live: Live) -> Iterator[None]:
     """Whatever runs inside the block, the training finds what it left.
 
-    Hooks on all modules and optimizers of the process do not run inside.
+    Hooks on all modules and optimizers of the process do not run inside, and nobody hears of a
+    backward.
 
     Raises:
         TouchedError: If a parameter, a buffer, a gradient, a state, a hook or an option of the
@@ -42,7 +44,9 @@ def untouched(live: Live) -> Iterator[None]:
     devices = {one.device.type for one in live.tensors()}
     undo = [*_random_states(generators), *_modes(devices)]
     undo += [(_filled(hooks), dict(hooks)) for hooks in GLOBAL_HOOKS]
+    undo.append((set_hearing, hears()))
     try:
+        set_hearing(False)
         for hooks in GLOBAL_HOOKS:
             hooks.clear()
         gc.disable()

@@ -6,6 +6,7 @@ import numpy as np
 
 from backspot.analysis.attribution.launches import Tier, in_optimizer
 from backspot.analysis.attribution.ownership import Special
+from backspot.analysis.attribution.updates import optimizer_steps
 from backspot.analysis.findings.costs import Removable
 from backspot.analysis.findings.evidence import Evidence
 from backspot.analysis.findings.observations import (
@@ -131,7 +132,7 @@ def _working(evidence: Evidence) -> Mask:
 def _passes(evidence: Evidence, accumulate: Mask) -> int:
     """Return the largest number of passes that give a module gradients before one update."""
     events, passes = evidence.events, evidence.ownership.passes
-    updates = np.sort(events.start[events.named(Category.ANNOTATION, names.OPTIMIZER_STEP)])
+    updates = np.sort(events.start[optimizer_steps(events)])
     run = passes.of_span[accumulate]
     turn = np.searchsorted(updates, passes.start[run], side="right")
     if not len(updates):

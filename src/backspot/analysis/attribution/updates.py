@@ -1,0 +1,103 @@
+"""When optimizers take their steps, and which compiled regions are theirs.
+
+PyTorch marks each step of its optimizers. A step that is compiled has no mark: there the table of
+compiled code tells in which regions Dynamo met an optimizer.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from backspot.analysis.timeline import NOTHING, enclosing, grouped, innermost, is_in, take
+from backspot.trace import Category, Events, names
+from backspot.trace.events import Ints, Mask
+
+
+def optimizer_steps(events: Events) -> Ints:
+    """Return the steps of optimizers by start, as PyTorch marks them, or as regions are compiled.
+
+    A step that several regions make is several.
+    """
+    kept = vars(events)
+    if "_optimizer_steps" not in kept:
+        marks = events.named(Category.ANNOTATION, names.OPTIMIZER_STEP)
+        compiled = _compiled_steps(events)
+        marked = enclosing(events, marks, events.thread[compiled], events.start[compiled]) >= 0
+        steps = np.concatenate([marks, compiled[~marked]])
+        kept["_optimizer_steps"] = steps[np.argsort(events.start[steps], kind="stable")]
+    found: Ints = kept["_optimizer_steps"]
+    return found
+
+
+def are_of_optimizers(events: Events, regions: Ints, nodes: Ints) -> Mask:
+    """Whether each compiled region works for an optimizer's step, and not for a closure in it.
+
+    A closure, as LBFGS calls it, runs forwards, which make nodes, and backwards.
+
+    Args:
+        nodes: when backward nodes start, sorted.
+    """
+    steps = optimizer_steps(events)
+    start = events.start[regions]
+    step = enclosing(events, steps, events.thread[regions], start)
+    ends = take(events.end, step)
+    followed = np.searchsorted(nodes, ends, side="left") > np.searchsorted(nodes, start)
+    return (step >= 0) & ~(followed & _regions_make_nodes(events, regions))
+
+
+def make_nodes(events: Events, threads: Ints, start: Ints, end: Ints) -> Mask:
+    """Whether each interval of a thread has operators that make nodes.
+
+    Then autograd's number is higher behind it. Operators that make no node can have the next
+    number, too. Behind the last interval of a trace the nodes tell that have its number.
+    """
+    found = np.zeros(len(start), bool)
+    operators = events.of(Category.OPERATOR)
+    numbered = operators[events.sequence[operators] >= 0]
+    is_forward = events.forward_thread[numbered] <= 0
+    nodes, forward = numbered[~is_forward], numbered[is_forward]
+    nodes_of = events.sequence[nodes]
+    of_thread = dict(grouped(events.thread[forward]))
+    for thread, here in grouped(threads):
+        mine = forward[of_thread.get(thread, forward[:0])]
+        mine = mine[np.argsort(events.start[mine], kind="stable")]
+        if not len(mine):
+            continue
+        first, after = (np.searchsorted(events.start[mine], at[here]) for at in (start, end))
+        number = events.sequence[mine]
+        is_last = after == len(mine)
+        last = len(mine) - 1
+        rises = number[np.minimum(after, last)] > number[np.minimum(first, last)]
+        rises[is_last] = is_in(number[-1:], nodes_of).all()
+        found[here] = (after > first) & rises
+    return found
+
+
+def _regions_make_nodes(events: Events, regions: Ints) -> Mask:
+    return make_nodes(events, events.thread[regions], events.start[regions], events.end[regions])
+
+
+def _compiled_steps(events: Events) -> Ints:
+    """Return the outermost regions that make no node and hold an optimizer's compiled step."""
+    of_optimizers = {
+        f"{names.COMPILED_REGION}{one.region}"
+        for one in events.compiled.compilations
+        if one.optimizer or one.file.startswith(names.OPTIMIZER_FILES)
+    }
+    if not of_optimizers:
+        return np.empty(0, np.int64)
+    is_region = events.name_mask(names.COMPILED_REGION)
+    regions = events.chosen(is_region, Category.OPERATOR, Category.ANNOTATION)
+    regions = regions[np.lexsort((-events.end[regions], events.start[regions]))]
+    known = np.array([name in of_optimizers for name in events.names], bool)
+    theirs = known[events.name[regions]]
+    parent = np.full(len(regions), NOTHING, np.int64)
+    for _, mine in grouped(events.thread[regions]):
+        nested = innermost(events.start[regions[mine]], events.end[regions[mine]])
+        parent[mine] = take(mine, nested.parent)
+    for inner in range(len(regions) - 1, -1, -1):  # the inner ones come last
+        if theirs[inner] and parent[inner] >= 0:
+            theirs[parent[inner]] = True
+    theirs &= ~_regions_make_nodes(events, regions)
+    outermost: Ints = regions[theirs & ~take(theirs, parent, False)]
+    return outermost
