@@ -37,6 +37,7 @@ PLAN = {
     "cuda": {
         "planted": "--trials 104 --jobs 8",
         "timm_sweep": "--jobs 8",
+        "step_truth": "--jobs 4",
         "trial_truth": "",
         "gpu_truth": "--jobs 4",
         "published_causes": "--jobs 2",
@@ -66,6 +67,7 @@ PLAN = {
         "trial_truth": "",
         "limit_truth": "",
         "phase_truth": "",
+        "step_truth": "",
         "what_if": "",
         "ranks": "",
         "overhead": "",

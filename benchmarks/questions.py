@@ -73,6 +73,13 @@ QUESTIONS = {
         "accuracy.phase_truth", "CPU, transformers", "3", "phase_truth.json",
         device=False, seconds=300, jobs=1,
     ),
+    "step_truth": Question(
+        "Is the time of a step the training's? Some 30 small "
+        "trainings, each with a clock of its own",
+        "accuracy.step_truth", "GPU or CPU; transformers, lightning", "9",
+        "step_truth_{device}.json", "--jobs 12",
+        seconds=520, jobs=1,
+    ),
     "typical_steps": Question(
         "Of which recorded steps should a mean be, beside busy processes?",
         "accuracy.typical_steps", "CPU", "2",
