@@ -114,11 +114,11 @@ def said_share(report: Mapping[str, Any], part: str) -> tuple[float, str]:
     training = report["training"]
     if part in ("data", "optimizer") and report["recorded"].get("device", "cpu") == "cpu":
         return training[f"{part}_ns"] / training["step_ns"], "log"
-    whole = report["unprofiled_step_ns"]
+    whole = report["step_ns"]
     names = _PHASES.get(part, (part,))
     phases = [phase for phase in report["phases"] if phase["name"] in names]
     if phases:
-        return sum(phase["unprofiled_ns"] or 0 for phase in phases) / whole, "phase"
+        return sum(phase["wall_ns"] for phase in phases) / whole, "phase"
     if part not in _RARE_NAMES:
         return 0.0, "nothing"
     rare = [work for work in training["rare"] if work["name"] in _RARE_NAMES[part]]
@@ -206,7 +206,7 @@ def _of_report(path: Path, clock: Mapping[str, Any]) -> dict[str, Any]:
     if training is None or training["steps"] < clock["steps"]:
         raise _FailedError("the report is not completed")
     return {
-        "step_ms": report["unprofiled_step_ns"] / 1e6,
+        "step_ms": report["step_ns"] / 1e6,
         "counted": training["counted"],
         "own_ms": clock["step_ms"],
         "log": {
@@ -214,8 +214,7 @@ def _of_report(path: Path, clock: Mapping[str, Any]) -> dict[str, Any]:
             for part in ("data", "forward", "backward", "optimizer")
         },
         "phases": {
-            phase["name"]: (phase["unprofiled_ns"] or 0) / report["unprofiled_step_ns"]
-            for phase in report["phases"]
+            phase["name"]: phase["wall_ns"] / report["step_ns"] for phase in report["phases"]
         },
         "rare": [
             {key: work[key] for key in ("name", "period", "wall_ns", "share")}
