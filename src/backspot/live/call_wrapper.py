@@ -278,6 +278,9 @@ def _listed_call(
     original: Callable[..., Any] | None = None,
 ) -> Any:
     """Run a call that is listed in its thread, as a call with hooks is."""
+    ending = sessions.ending
+    if ending is not None and ending():
+        return (_original if original is None else original)(module, *args, **kwargs)
     call = Call(owner, None, id(module))
     marks = owner.scope.marks_nodes
     try:

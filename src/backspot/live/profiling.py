@@ -13,7 +13,7 @@ import torch
 from backspot.analysis.caveats import NO_CALLS, NO_LABELS, TRANSFORMED
 from backspot.analysis.recording import Options, Recording
 from backspot.checks import check_flag, check_whole
-from backspot.errors import UsageError
+from backspot.errors import BackspotError, UsageError
 from backspot.formatting import visible
 from backspot.live.gathering import Gathering
 from backspot.live.instrumentation import NO_FUNCTION, Instrumentation, check_arguments
@@ -114,6 +114,7 @@ def profile(
         ``report.job`` on rank 0 says which rank is slow, where, and who waits for it.
 
     Raises:
+        BackspotError: If memory runs low before one step is recorded.
         UsageError: If an argument is invalid, a profiler is running already, ``data`` cannot be
             iterated again, or ``ranks="all"`` outside of a job.
         AlreadyInstrumentedError: If the model or a part of it is labelled already.
@@ -169,17 +170,27 @@ def profile(
         stepping() as optimizers,
         log,
     ):
-        taken = Measurement(stages, step_ended=progress.advance, log=log)
-        with closing(taken.steps()) as steps_to_run:
+        taken = Measurement(
+            stages,
+            step_ended=progress.advance,
+            log=log,
+            end_inside=lambda: steps_to_run.close(),
+        )
+        steps_to_run = taken.steps()
+        with closing(steps_to_run):
             for _ in steps_to_run:
                 take()
                 log.step_ended()
+    if taken.shortage and not taken.profiles[TIMES].count:
+        raise BackspotError(f"profile: no report, as {taken.shortage}")
     detail = taken.profiles.get(DETAIL)
     transformed = autograd.PassedOver.calls > passed_over
 
     def with_unused(report: Report, _: Recording, __: Options) -> Report:
         if stacks and taken.calls > MOST_CALLS:
             report = changed(report, warnings=(*report.warnings, _TOO_MANY.format(taken.calls)))
+        if taken.shortage:
+            report = changed(report, warnings=(f"Only {taken.shortage}.", *report.warnings))
         return _with_unused(report, models, taken.labelled, transformed=transformed)
 
     with gathering or nullcontext():
@@ -193,7 +204,7 @@ def profile(
                 training=log.training(),
                 place=place_of_frame,
             ),
-            in_detail=detail.profiler if detail else None,
+            in_detail=detail.profiler if detail and detail.count else None,
             parts=(with_unused,),
             trace=trace,
             force=force,

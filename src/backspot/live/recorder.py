@@ -152,6 +152,7 @@ class Recorded:
         threads: in how many threads the training takes steps; these are of one.
         training: all steps so far; ``None`` if they are not noted.
         by_backwards: whether each backward counted as a step, as nothing tells of updates.
+        shortage: as in ``Measurement``.
     """
 
     profiler: torch.profiler.profile | Export
@@ -166,6 +167,7 @@ class Recorded:
     threads: int = 1
     training: Training | None = None
     by_backwards: bool = False
+    shortage: str = ""
 
     def locate(
         self,
@@ -262,8 +264,10 @@ def _with_caveats(recorded: Recorded, report: Report, _: Recording, __: Options)
         "Each backward counts as a step: no optimizer of PyTorch takes steps here, and nothing "
         "else tells of updates. If several backwards make one update, a step here is a part of one."
     )
+    shortage = f"Only {recorded.shortage}."
     said = [early] * recorded.is_early + [threads] * (recorded.threads > 1)
     said += [backwards] * recorded.by_backwards
+    said += [shortage] * bool(recorded.shortage)
     return changed(report, warnings=(*said, *report.warnings))
 
 
@@ -508,7 +512,9 @@ class Recorder:
             stages = LeftAlone(1), labelled, Profiled(TIMES, min(_EARLY_STEPS, most))
         with self._choosing:
             self._thread = threading.get_ident()
-            self._measurement = Measurement(stages, log=self.log, give_way=self._give_way)
+            self._measurement = Measurement(
+                stages, log=self.log, give_way=self._give_way, end_inside=self._end_inside
+            )
         self._search.begin()
         if not hasattr(self._in_thread, "end"):
             self._in_thread.end = _ThreadEnd(self._end_of_thread)
@@ -553,6 +559,11 @@ class Recorder:
             return
         self._move(self._withdraw)
 
+    def _end_inside(self) -> None:
+        """End what is recorded, inside a step; what there is goes on when the step has ended."""
+        if not self.is_child:
+            self._move(self._close)
+
     def _end_of_thread(self) -> None:
         """Remove everything: the thread that is recorded ends, and no other can end its profile."""
         if self._thread != threading.get_ident() or self.is_child:
@@ -573,6 +584,7 @@ class Recorder:
     def _finish(self) -> None:
         """Remove everything, deliver the recording, and wait for the next one."""
         recorded = self._so_far()
+        shortage = self._measurement.shortage if self._measurement else ""
         due, self._due = self._due, None  # for the other threads, until the report is made
         self._next_due = due
         thread = self._thread
@@ -580,6 +592,8 @@ class Recorder:
             self._stop()
             self._early = None
             self._thread = thread
+            if shortage:
+                self.complain(shortage)
             self._hand_over(recorded)
         except BaseException:
             self._due = due
@@ -627,6 +641,7 @@ class Recorder:
             self._live(),
             len(self._counts),
             by_backwards=self.by_backwards,
+            shortage=self._measurement.shortage,
         )
 
     def _live(self) -> Live | None:

@@ -21,6 +21,7 @@ import torch
 from torch.profiler import ProfilerActivity, supported_activities
 
 from backspot.errors import UsageError
+from backspot.formatting import counted
 from backspot.interrupts import contained
 from backspot.live.host_marks import (
     calls_counted,
@@ -31,6 +32,7 @@ from backspot.live.host_marks import (
     waits_marked,
 )
 from backspot.live.instrumentation import Instrumentation, instrument
+from backspot.live.memory_watch import MemoryWatch
 from backspot.live.step_log import StepLog
 from backspot.live.torch_internals.lookup import Watch, nothing
 from backspot.live.torch_internals.profiler import (
@@ -69,11 +71,13 @@ class Measurement:
         log: notes all steps but those that are recorded; ``None`` for none.
         give_way: called before a profiler of the training prepares to record in a recorded step;
             it must not raise. ``None``: such a profiler takes the recording over.
+        end_inside: called inside a recorded step, to ``close`` the steps, as memory runs low.
 
     Attributes:
         labelled: the instrumentations by name, without models that others have labelled.
         times_ns: the times of the timed steps, in nanoseconds.
         calls: how many functions a step calls, 0 where they were not counted.
+        shortage: why fewer steps were recorded than wanted; empty if that is not so.
         range: the range of the step that is recorded. No variable of a frame holds it, as an
             exception that is kept would keep it until a later session.
     """
@@ -85,13 +89,16 @@ class Measurement:
         step_ended: Callable[[], object] = nothing,
         log: StepLog | None = None,
         give_way: Callable[[], None] | None = None,
+        end_inside: Callable[[], None] = nothing,
     ) -> None:
         self.models: Mapping[str, torch.nn.Module] = {}
         self.labelled: dict[str, Instrumentation] = {}
         self.times_ns: list[int] = []
         self.calls = 0
         self.profiles: dict[str, Profile] = {}
+        self.shortage = ""
         self.step_ended = step_ended
+        self.end_inside = end_inside
         self.log = log or StepLog()
         self.labels = ExitStack()
         self._stages = stages
@@ -275,7 +282,7 @@ class Profiled:
             if not isinstance(earlier.profiler, Export):
                 earlier.profiler = Export(earlier.profiler)
         recorded, stacks = self._within_limits(taken)
-        if not recorded:
+        if not recorded or taken.shortage:
             return
         taken.log.pause()
         profiler = torch.profiler.profile(
@@ -290,18 +297,26 @@ class Profiled:
             # Kernels that still run have their launch before the recording, and no owner in it.
             synchronize(devices_of(models))
         profile = taken.profiles[self.key] = Profile(profiler)
+        memory = MemoryWatch(
+            devices_of(models), detailed=self.memory or self.shapes, end=taken.end_inside
+        )
         try:
             with (
                 _recording(profiler),
+                memory,
                 taken.giving_way(),
                 collections_marked(),
                 saves_marked(),
                 unread_marked(),
                 waits_marked() if stacks else nullcontext(),
             ):
-                yield from self._recorded(taken, profile, recorded)
+                yield from self._recorded(taken, profile, recorded, memory)
         finally:
             taken.range = None  # freed here, where nothing records
+            if memory.shortage and profile.count < recorded:
+                steps = f"{profile.count} of {counted(recorded, 'step')}"
+                how = " in detail" if self.key == DETAIL else ""
+                taken.shortage = f"{steps} were recorded{how}, as {memory.shortage}"
 
     def _within_limits(self, taken: Measurement) -> tuple[int, bool]:
         """Return how many steps to record, and whether with stacks."""
@@ -312,16 +327,22 @@ class Profiled:
             return self.recorded, stacks
         return min(self.recorded, max(1, _MANY_CALLS // max(1, taken.calls))), stacks
 
-    def _recorded(self, taken: Measurement, profile: Profile, count: int) -> Iterator[None]:
+    def _recorded(
+        self, taken: Measurement, profile: Profile, count: int, memory: MemoryWatch
+    ) -> Iterator[None]:
         models = taken.models.values()
         try:
             for number in range(count):
+                if not memory.has_room():
+                    break
+                memory.step_begins()
                 # Without ``with``: a step that is cut short has no end in the trace.
                 taken.range = new_range(f"{PROFILER_STEP}{number}")
                 taken.range.__enter__()
                 yield
                 taken.range.__exit__(None, None, None)
                 profile.count += 1
+                memory.step_ended()
                 taken.step_ended()
         except GeneratorExit:
             with contained():

@@ -54,11 +54,14 @@ class Sessions:
         when_ending: called after a profiler stopped, before PyTorch clears its flag for that.
         when_stopped: called with each active instrumentation after that.
         wraps_calls: whether the wrapper around module calls is installed.
+        ending: set while the recording is to end inside a step: called where a profiler may be
+            able to stop, it returns whether it has stopped.
     """
 
     when_started: Callable[[], None] | None = None
     when_ending: Callable[[], None] | None = None
     when_stopped: Callable[[Scope], None] | None = None
+    ending: Callable[[], bool] | None = None
     wraps_calls = False
 
     def __init__(self) -> None:

@@ -46,6 +46,18 @@ def keep_from_dynamo(*functions: Callable[..., Any], inside: bool = False) -> No
                 skip_code(function.__code__)
 
 
+# Where the frames go that this thread opens: a function of Dynamo's while it compiles them. Without
+# it nothing counts as compiled.
+_frames_go_to: Callable[[], Any] = find(
+    "_C", "_dynamo", "eval_frame", "get_eval_frame_callback"
+) or (lambda: None)
+
+
+def compiles_frames() -> bool:
+    """Return whether Dynamo may compile the next function that this thread calls."""
+    return callable(_frames_go_to())
+
+
 def compiled_class() -> type | None:
     """Return the class of what ``torch.compile(module)`` returns; ``None`` if nothing compiles."""
     frames = sys.modules.get("torch._dynamo.eval_frame")
