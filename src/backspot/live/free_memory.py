@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import mmap
 import re
 import sys
 from collections.abc import Iterable, Iterator
@@ -57,6 +58,13 @@ def spaces() -> list[Space]:
         with suppress(OSError, ValueError):
             found.extend(read())
     return found
+
+
+def resident() -> int:
+    """Return how much memory this process has from the system, in bytes; 0 if that is unknown."""
+    with suppress(OSError, ValueError):
+        return _pages(1)
+    return 0
 
 
 def device_spaces(devices: Iterable[torch.device]) -> list[Space]:
@@ -131,8 +139,11 @@ def _limits() -> Iterator[Space]:
         return
     total, _ = resource.getrlimit(resource.RLIMIT_AS)
     if total != resource.RLIM_INFINITY:
-        pages = int((_PROCESS / "statm").read_text().split()[0])
-        yield Space("ulimit -v", max(total - pages * resource.getpagesize(), 0), total)
+        yield Space("ulimit -v", max(total - _pages(0), 0), total)
+
+
+def _pages(field: int) -> int:
+    return int((_PROCESS / "statm").read_text().split()[field]) * mmap.PAGESIZE
 
 
 # The heap -----------------------------------------------------------------------------------------

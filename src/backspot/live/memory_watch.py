@@ -22,7 +22,16 @@ import torch
 
 from backspot.formatting import size
 from backspot.interrupts import contained
-from backspot.live.free_memory import GPU, Space, device_spaces, give_back, grown, heap, spaces
+from backspot.live.free_memory import (
+    GPU,
+    Space,
+    device_spaces,
+    give_back,
+    grown,
+    heap,
+    resident,
+    spaces,
+)
 from backspot.live.sessions import sessions
 from backspot.live.torch_internals import autograd, dynamo
 from backspot.live.torch_internals.engine import watch_backward
@@ -31,8 +40,10 @@ from backspot.live.torch_internals.profiler import recording as is_recording
 _LEFT = 10
 """A recording leaves one part of so many free; half of what was free at its begin, if less."""
 
-_WORTH_A_TRIM = 64_000_000
-"""Bytes of freed memory that are given back, which takes some 10 ms. Less grows on."""
+_OF_PROCESS, _OF_ROOM = 2, 8
+"""What was freed is given back when it is one part of so many of the process's memory, or of what
+the recording may take. The training has to get its part of it anew, page by page, so that the next
+step is slower by a tenth: that is for what would double the process's memory, and no routine."""
 
 _READING, _READING_DETAIL = 8, 14
 """What a record takes when it is read, in times of what it takes before; without and with memory
@@ -80,7 +91,9 @@ class MemoryWatch:
         found = self._look()
         self._before = self._least = {space.of: space.free for space in found}
         self._left = {space.of: min(space.total // _LEFT, space.free // 2) for space in found}
-        self._at_begin = self._heap = heap()
+        room = min((space.free - self._left[space.of] for space in found), default=0)
+        self._worth_a_trim = min(resident() // _OF_PROCESS, room // _OF_ROOM)
+        self._at_begin = self._kept = self._before_step = heap()
         self._no_backwards = watch_backward(self._at_backward, self._at_backward)
         self._on.acquire()
         try:
@@ -115,10 +128,10 @@ class MemoryWatch:
         self._begun = 0.0
         self._steps += 1
         self._note(self._look())
-        now = heap()
-        if grown(self._heap, now).freed > _WORTH_A_TRIM:
+        now = self._before_step = heap()
+        if grown(self._kept, now).freed > self._worth_a_trim:
             give_back()
-        self._heap = now
+            self._kept = now
         self._recorded = max(grown(self._at_begin, now).used, 0)
 
     def has_room(self) -> bool:
@@ -191,7 +204,7 @@ class MemoryWatch:
         begun = self._begun
         most = int((time.monotonic() - begun) * _RECORDED_IN_A_SECOND) if begun else 0
         if self._recorded + most > enough:
-            most = min(most, max(grown(self._heap, heap()).used, 0))
+            most = min(most, max(grown(self._before_step, heap()).used, 0))
         return self._recorded + most
 
 
