@@ -9,7 +9,8 @@ An instrumentation is set up and removed by:
 - ``instrumentation.py``: ``instrument`` and its handle. ``modules.py`` finds the modules under the
   paths that users know. ``hooks.py`` keeps Backspot out of copies of the model.
 - ``recording.py``: the *stages* of a measurement: steps that are left alone, timed without a
-  profiler, or recorded by one.
+  profiler, or recorded by one. ``memory_watch.py`` ends a recording before memory runs out, of
+  which ``free_memory.py`` says how much is left.
 - ``profiling.py``: ``profile`` runs the steps of its stages, shows ``progress.py`` and calls the
   pipeline.
 - ``recorder.py``: has a training that somebody else runs, such as a script or a trainer, go
