@@ -54,20 +54,20 @@ TRAININGS = {
     "convolutions": Training("cnn"),
     "lstm": Training("lstm"),
     "transformer": Training("transformer"),
-    "images, 2 workers": Training("images"),
+    "images from 2 workers": Training("images"),
     "0 workers": Training("loading", "--batch-ms 4"),
-    "1 worker, never late": Training("loading", "--workers 1 --batch-ms 2"),
-    "4 workers, never late": Training("loading", "--workers 4 --batch-ms 8"),
-    "12 workers, never late": Training("loading", "--workers 12 --batch-ms 24 --epoch 300 "
+    "1 worker never late": Training("loading", "--workers 1 --batch-ms 2"),
+    "4 workers never late": Training("loading", "--workers 4 --batch-ms 8"),
+    "12 workers never late": Training("loading", "--workers 12 --batch-ms 24 --epoch 300 "
                                        "--steps 600"),
-    "1 worker, always late": Training("loading", "--workers 1 --batch-ms 30 --steps 300"),
-    "4 workers, always late": Training("loading", "--workers 4 --batch-ms 80 --steps 300"),
-    "4 workers, late in bursts": Training("loading", "--workers 4 --batch-ms 8 --stall-ms 500"),
-    "2 workers, filled queue": Training("loading", "--workers 2 --prefetch 8 --batch-ms 60 "
+    "1 worker always late": Training("loading", "--workers 1 --batch-ms 30 --steps 300"),
+    "4 workers always late": Training("loading", "--workers 4 --batch-ms 80 --steps 300"),
+    "4 workers late in bursts": Training("loading", "--workers 4 --batch-ms 8 --stall-ms 500"),
+    "2 workers with a filled queue": Training("loading", "--workers 2 --prefetch 8 --batch-ms 60 "
                                         "--slow-first-s 2 --epoch 1000 --steps 200"),
-    "4 workers, short epochs": Training("loading", "--workers 4 --batch-ms 60 --epoch 25 "
+    "4 workers in short epochs": Training("loading", "--workers 4 --batch-ms 60 --epoch 25 "
                                         "--steps 300 --persistent"),
-    "2 workers, started each epoch": Training("loading", "--workers 2 --batch-ms 8 --epoch 50"),
+    "2 workers started each epoch": Training("loading", "--workers 2 --batch-ms 8 --epoch 50"),
     "validation": Training("validation"),
     "checkpoints": Training("checkpoints"),
     "logging": Training("logged"),
