@@ -14,8 +14,9 @@ An instrumentation is set up and removed by:
 - ``profiling.py``: ``profile`` runs the steps of its stages, shows ``progress.py`` and calls the
   pipeline.
 - ``recorder.py``: has a training that somebody else runs, such as a script or a trainer, go
-  through the same stages. ``running.py`` observes the steps of a script, and ``discovery.py`` finds
-  its models. ``saving.py`` writes the report.
+  through the same stages. ``running.py`` observes the steps of a script, ``updates.py`` those that
+  no optimizer's hook tells of, and ``discovery.py`` finds its models. ``saving.py`` writes the
+  report.
 - ``trials/``: tries what the findings of a report advise, beside the training.
 - ``gathering.py``: sends what each rank recorded to rank 0, which answers for all.
 - ``monitor.py``: ``Monitor`` times blocks in some steps of a long run, without a profiler.

@@ -4,7 +4,8 @@
 this order:
 
 1. ``spans`` finds module calls and autograd nodes on the host's threads by their names.
-   ``recompute`` adds spans for code that activation checkpointing runs again.
+   ``recompute`` adds spans for code that activation checkpointing runs again. ``updates`` tells
+   which compiled code is that of an optimizer's step, and no span.
 2. ``join`` matches each node with the forward operator that made it, by autograd's sequence
    numbers. ``unseen`` handles nodes that no recorded operator made.
 3. ``passes`` splits the nodes into backward passes, and passes into steps.
