@@ -68,6 +68,7 @@ PLAN = {
         "limit_truth": "",
         "phase_truth": "",
         "step_truth": "",
+        "loader_truth": "",
         "what_if": "",
         "ranks": "",
         "overhead": "",

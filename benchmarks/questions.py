@@ -85,6 +85,11 @@ QUESTIONS = {
         "accuracy.typical_steps", "CPU", "2",
         device=False, cases=False,
     ),
+    "loader_truth": Question(
+        "What does a module save where workers load the batches, and what does their wait cost?",
+        "accuracy.loader_truth", "CPU", "4", "loader_truth.json",
+        device=False, seconds=400, jobs=1,
+    ),
     "waits_truth": Question(
         "Are the waits for a GPU those that PyTorch itself warns of, by line and count?",
         "accuracy.waits_truth", "GPU; transformers, lightning", "3", "waits_truth.json",

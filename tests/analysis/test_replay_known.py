@@ -15,6 +15,7 @@ from backspot.analysis.replay.replay import host_times
 from backspot.analysis.replay.replayable import Refusal, Replayable, prepare
 from backspot.analysis.replay.saving import Change, change_of_paths
 from backspot.analysis.replay.simulation import simulate
+from backspot.trace.names import batch_mark
 from support.replays import BACKWARD, MS, STEPS, US, Program, replay, saved_by_step, unfitted
 
 NO_WAITS = np.empty(0, np.int64)
@@ -141,21 +142,63 @@ def test_communication_hidden_behind_a_module_saves_nothing_until_it_is_exposed(
     assert saves(found, a=0.0) == pytest.approx(14.0, abs=0.25)  # then it waits for the exchange
 
 
-def test_a_step_that_waits_for_workers_with_the_next_batch_saves_nothing(tmp_path):
-    program = Program()
-    for step, at in program.steps():
-        fetched = at + BACKWARD - MS
-        program.trace.annotation(
-            "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__",
-            fetched - 5 * MS,
-            fetched,
-        )
-        program.node(step, "b", at, at + 4 * MS)
-        program.node(step, "a", at + 4 * MS, at + 7 * MS)
-    found = program.recording(tmp_path)
-    # The host of each step ends so much sooner, and the next batch comes no sooner.
-    free = change_of_paths(found, {"a": 0.0})
-    assert saved_by_step(found, ZERO, [free]).sum() == pytest.approx(3.05 * MS, abs=10 * US)
+FETCH = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
+
+
+def fetching(tmp_path, waits, queue=2, unpickling=MS, marked=True, count=STEPS):
+    """Steps of 40 ms that begin with the fetch of a batch, and then compute for 7 ms in ``a`` or b.
+
+    Each waits for so long, and then unpickles the batch; the rest of the step is other work.
+    """
+    program = Program(count)
+    for (step, at), wait in zip(program.steps(), waits, strict=True):
+        begin = at + MS
+        program.trace.annotation(FETCH, begin, begin + wait + unpickling)
+        if marked:
+            mark = batch_mark(1, 1, queue, wait)
+            program.trace.annotation(
+                mark, begin + wait + unpickling, begin + wait + unpickling + 10
+            )
+        after = begin + wait + unpickling + US
+        program.node(step, "b", after, after + 4 * MS)
+        program.node(step, "a", after + 4 * MS, after + 7 * MS)
+    return program.recording(tmp_path)
+
+
+def without_waits(found):
+    none = np.zeros(len(found.ownership.spans.start), bool)
+    nothing = np.zeros(len(found.ownership.work.start), bool)
+    return free(found, Removable(none, nothing, found.batches.event))
+
+
+def test_where_each_step_waits_for_workers_a_faster_module_waits_for_longer(tmp_path):
+    found = fetching(tmp_path, [10 * MS] * 3)
+    saved = saved_by_step(found, ZERO, [change_of_paths(found, {"a": 0.0}), without_waits(found)])
+    np.testing.assert_allclose(saved[:, 0], 0, atol=60 * US)
+    # Without workers that are late each step is shorter by its wait, whatever their number.
+    np.testing.assert_allclose(saved[:, 1], 10 * MS, atol=20 * US)
+
+
+def test_where_batches_are_ready_a_module_saves_its_time_however_long_unpickling_takes(tmp_path):
+    found = fetching(tmp_path, [0] * 3, unpickling=8 * MS)
+    saved = saved_by_step(found, ZERO, [change_of_paths(found, {"a": 0.0}), without_waits(found)])
+    np.testing.assert_allclose(saved[:, 0], 3.05 * MS, atol=10 * US)
+    np.testing.assert_allclose(saved[:, 1], 0.0, atol=10 * US)
+
+
+def test_workers_that_had_to_wait_for_the_host_deliver_sooner_to_a_faster_one(tmp_path):
+    """They were as far ahead as they may be, so that the host decided when to load the last."""
+    found = fetching(tmp_path, [0, 0, 0, 10 * MS], queue=2, count=4)
+    a = change_of_paths(found, {"a": 0.0})
+    # The last batch comes as long after the second one was fetched as it did. The host is there
+    # two modules sooner.
+    saved = saved_by_step(found, ZERO, [a])[:, 0]
+    np.testing.assert_allclose(saved, [3.05 * MS, 3.05 * MS, 3.05 * MS, -3.05 * MS], atol=0.1 * MS)
+
+
+def test_a_trace_that_does_not_say_whether_batches_were_ready_is_not_replayed(tmp_path):
+    with pytest.raises(AssertionError, match="does not say whether it was ready"):
+        fetching(tmp_path, [4 * MS] * 3, marked=False)
 
 
 def test_calls_that_start_no_work_cost_nothing_to_record(tmp_path):

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch.profiler import ProfilerActivity, profile  # noqa: E402
 from torch.utils.data import (  # noqa: E402
     DataLoader,
     Dataset,
@@ -25,8 +27,11 @@ from torch.utils.data import (  # noqa: E402
     dataloader as module_of_loaders,
 )
 
+import backspot  # noqa: E402
+from backspot.analysis.host.batches import find_batches  # noqa: E402
 from backspot.live import loaders  # noqa: E402
 from backspot.live.loaders import Fetch  # noqa: E402
+from backspot.trace import read_events  # noqa: E402
 
 pytestmark = pytest.mark.posix  # the gates below are inherited by a fork
 
@@ -276,3 +281,53 @@ def test_a_wait_that_is_interrupted_can_go_on(fetches: list[Fetch]) -> None:
     data.gates[0].set()
     assert [int(batch) for batch in batches] == [0, 1]
     assert len(fetches) == 2
+
+
+def test_a_recording_of_an_instrumented_model_has_a_mark_behind_each_fetch(tmp_path: Path) -> None:
+    data = Gated(3, closed=(1,))
+    batches = iter(with_workers(data))
+    with (
+        backspot.instrument(torch.nn.Linear(1, 1)),
+        profile(activities=[ProfilerActivity.CPU]) as profiler,
+    ):
+        until_arrived(batches)
+        next(batches)
+        data.open_soon(1)
+        next(batches)
+    next(batches)
+    path = tmp_path / "trace.json"
+    profiler.export_chrome_trace(str(path))
+    noted = find_batches(read_events(path))
+    assert noted.waited[0] == 0
+    assert 0 < noted.waited[1] <= noted.end[1] - noted.start[1]
+    assert (noted.workers.tolist(), noted.queue.tolist()) == ([1, 1], [2, 2])
+
+
+class Slow(Dataset[Any]):
+    def __len__(self) -> int:
+        return 10_000
+
+    def __getitem__(self, number: int) -> Any:
+        time.sleep(0.01)
+        return torch.ones(8)
+
+
+def test_a_training_that_waits_for_workers_is_limited_by_data() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(batch: Any) -> None:
+        optimizer.zero_grad()
+        model(batch).sum().backward()
+        optimizer.step()
+
+    loader = DataLoader(Slow(), batch_size=4, num_workers=1, multiprocessing_context="fork")
+    report = backspot.profile(step, model, data=loader, steps=6, warmup=4, trials="none")
+    (waiting,) = (one for one in report.findings if one.rule == "waiting-for-data")
+    assert "Data limits the step: the workers deliver " in waiting.seen
+    assert "use more than these 1 workers" not in waiting.remedy
+    # What a step waits is what it takes less without, whatever the number of recorded steps.
+    assert waiting.saves is not None
+    assert waiting.saves.ns > 0.7 * waiting.wall_ns
+    # A faster module waits for longer.
+    assert all(row.saves is None or row.saves.ns < 0.2 * waiting.saves.ns for row in report.modules)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import time
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils.data import DataLoader, Dataset
 
-from benchmarks.causes.case import OPTIMIZER, Built, Context, built, control, plant
+from benchmarks.causes.case import DATA, OPTIMIZER, Built, Context, built, control, plant
 
 __all__: list[str] = []
 
@@ -285,4 +289,57 @@ _register(
     "adamw_fused",
     "AdamW fused.",
     lambda context: _updated(context, fused=True),
+)
+
+# Loaders with workers -----------------------------------------------------------------------------
+
+
+class _Rows(Dataset[Any]):
+    """Batches of rows, as one tensor or in pieces, that take ``seconds`` to load."""
+
+    def __init__(self, context: Context, rows: int, *, pieces: int = 1, seconds: float = 0) -> None:
+        data = context.randn(context.pick(rows, pieces), 256).cpu()
+        self.batch = data if pieces == 1 else list(data.chunk(pieces))
+        self.seconds = seconds
+
+    def __len__(self) -> int:
+        return 1000
+
+    def __getitem__(self, index: int) -> Any:
+        time.sleep(self.seconds)
+        return copy.deepcopy(self.batch)
+
+
+def _fed(context: Context, rows: _Rows, workers: int = 2) -> Built:
+    """Layers trained on the batches that workers load."""
+    loader: DataLoader[Any] = DataLoader(rows, batch_size=None, num_workers=workers)
+    batches, model = iter(loader), _layers(functional.relu).to(context.device)
+
+    def forward() -> torch.Tensor:
+        batch = next(batches)
+        x = torch.cat(batch) if isinstance(batch, list) else batch
+        return model(x.to(context.device)).square().mean()
+
+    sgd = torch.optim.SGD(model.parameters(), lr=1e-3, fused=True)
+    stop = getattr(batches, "_shutdown_workers", lambda: None)
+    return built(context, model, forward, optimizer=sgd, close=stop)
+
+
+_register(
+    plant("batch-handover", DATA, gpus=0),
+    "pieces_handed_over",
+    "Workers that are ahead hand over each batch as 240 tensors.",
+    lambda context: _fed(context, _Rows(context, 480, pieces=240)),
+)
+_register(
+    control("batch-handover", gpus=0),
+    "whole_handed_over",
+    "Workers that are ahead hand over each batch as one tensor.",
+    lambda context: _fed(context, _Rows(context, 480)),
+)
+_register(
+    plant("waiting-for-data", DATA, gpus=0),
+    "late_layers",
+    "A worker that takes longer for a batch than the step.",
+    lambda context: _fed(context, _Rows(context, 256, seconds=context.pick(0.15, 0.02)), 1),
 )

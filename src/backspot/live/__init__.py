@@ -64,7 +64,11 @@ except ModuleNotFoundError as error:
     ) from None
 
 from backspot.live.instrumentation import Instrumentation, instrument
+from backspot.live.loaders import mark_batches
 from backspot.live.monitor import Alarm, Monitor
 from backspot.live.profiling import profile
+from backspot.live.sessions import sessions
+
+sessions.beside.append(mark_batches)
 
 __all__ = ["Alarm", "Instrumentation", "Monitor", "instrument", "profile"]

@@ -17,8 +17,9 @@ from typing import Any
 
 import msgspec
 
-from backspot.live.torch_internals import batches as internals
+from backspot.live.torch_internals import batches as internals, profiler
 from backspot.live.torch_internals.lookup import Wrapping
+from backspot.trace.names import batch_mark
 
 
 class Fetch(msgspec.Struct, frozen=True, gc=False):
@@ -74,6 +75,20 @@ def watch(note: Callable[[Fetch], None]) -> Callable[[], None]:
             _noted_at.clear()
 
     return end
+
+
+def mark_batches() -> Callable[[], None]:
+    """Have a mark written into the trace behind each fetch of a batch, while a profiler records.
+
+    Returns:
+        What ends it.
+    """
+
+    def mark(fetch: Fetch) -> None:
+        if fetch.ready is not None and profiler.recording():
+            profiler.emit(batch_mark(fetch.loader, fetch.workers, fetch.queue, fetch.waited_ns))
+
+    return watch(mark)
 
 
 @functools.cache

@@ -17,6 +17,7 @@ from backspot.errors import BackspotError, UsageError
 from backspot.formatting import visible
 from backspot.live.gathering import Gathering
 from backspot.live.instrumentation import NO_FUNCTION, Instrumentation, check_arguments
+from backspot.live.loaders import fetch
 from backspot.live.modules import class_name, unwrap
 from backspot.live.optimizers import stepping
 from backspot.live.recorder import rank_and_ranks
@@ -288,11 +289,11 @@ def _step_with(step: Callable[..., Any], data: Iterable[Any] | None) -> Callable
         nonlocal batches, taken
         with new_range(_FETCH):
             try:
-                batch = next(batches)
+                batch = fetch(batches)
             except StopIteration:
                 batches = iter(data)
                 try:
-                    batch = next(batches)
+                    batch = fetch(batches)
                 except StopIteration:
                     raise UsageError(
                         f"data ended after {taken} batches and cannot be begun again: give a list "

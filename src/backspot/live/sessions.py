@@ -56,6 +56,7 @@ class Sessions:
         wraps_calls: whether the wrapper around module calls is installed.
         ending: set while the recording is to end inside a step: called where a profiler may be
             able to stop, it returns whether it has stopped.
+        beside: what else begins when a profiler starts; each returns what ends it.
     """
 
     when_started: Callable[[], None] | None = None
@@ -65,6 +66,7 @@ class Sessions:
     wraps_calls = False
 
     def __init__(self) -> None:
+        self.beside: list[Callable[[], Callable[[], None]]] = []
         self.number = 0
         self.marking = False
         self.lines = False
@@ -78,6 +80,7 @@ class Sessions:
         )
         self._optimizers = OptimizerWatch(self.live_scopes)
         self._stack_room = _StackRoom()
+        self._ends: list[Callable[[], None]] = []
 
     def live_scopes(self) -> list[Scope]:
         """Return the active instrumentations: not removed, and with a model that still exists."""
@@ -156,6 +159,7 @@ class Sessions:
     def _unwatch(self) -> None:
         self.number += 1  # from here on sessions are not counted
         self._optimizers.stop()
+        self._end_others()
         if book.is_open or compiled_book.is_open:  # tables wait for the end of their trace
             return
         for watch in self._watches:
@@ -168,6 +172,9 @@ class Sessions:
         with contained():  # at worst the trace has no labels
             if self.when_started is not None:
                 self.when_started()
+            self._end_others()
+            for begin in self.beside:
+                self._ends.append(begin())
         return result
 
     def _stopping(self, original: Callable[[], Any]) -> Any:
@@ -181,6 +188,7 @@ class Sessions:
         try:
             results = original()
         finally:
+            self._end_others()
             if self.when_ending is not None:
                 self.when_ending()
         for each, form in forms:
@@ -190,6 +198,11 @@ class Sessions:
             self._unwatch()
         self._tidy()  # here, if PyTorch has no flag to clear
         return results
+
+    def _end_others(self) -> None:
+        while self._ends:
+            self._ends[-1]()
+            self._ends.pop()
 
     def _stopped(self, original: Callable[[], Any]) -> Any:
         result = original()  # from here on nothing records

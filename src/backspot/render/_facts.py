@@ -218,9 +218,11 @@ def hidden_work(report: Report, chosen: Selection) -> list[str]:
             continue
         if saves.high_ns < _HIDDEN * real * wall:
             takes = f"would take {'only ' * (saves.ns > 0)}{less(saves.ns)}"
+            late = any(one.rule == "waiting-for-data" for one in report.findings)
+            why = "the next batch comes no sooner" if late else "other work takes that time anyway"
             return [
                 f"{row.name} takes {duration(wall)} of the backward, but without it a "
-                f"{report.per} {takes}: other work takes that time anyway."
+                f"{report.per} {takes}: {why}."
             ]
     return []
 

@@ -148,8 +148,32 @@ UNREAD = "gradients that nobody reads: "
 """In the backward of a Function that returns such gradients: how many, of how many, ``1 of 2``."""
 WAITED_AT = "waited for the device at "
 """Behind a wait of the host: the line that waits, ``train.py:31``."""
+BATCH = "batch of loader "
+"""Behind the fetch of a batch that workers load: ``1 (2 workers, 4 ahead): ready`` or ``waited
+38.211 ms``. Up to so many batches are kept ready ahead."""
 OPTIMIZER_GROUPS = "groups of the optimizer: "
 """In the step of an optimizer: its groups of parameters and their settings, ``461 for 28``."""
+
+_BATCH = re.compile(
+    rf"{BATCH}(?P<loader>\d+) \((?P<workers>\d+) workers?, (?P<queue>\d+) ahead\): "
+    r"(ready|waited (?P<waited>\d+\.\d+) ms)"
+)
+
+
+def batch_mark(loader: int, workers: int, queue: int, waited_ns: int) -> str:
+    """Return the mark behind a fetch, with what was waited for in nanoseconds; 0 if ready."""
+    of = f"{BATCH}{loader} ({workers} {'worker' if workers == 1 else 'workers'}, {queue} ahead)"
+    return f"{of}: waited {waited_ns / 1e6:.3f} ms" if waited_ns else f"{of}: ready"
+
+
+def read_batch_mark(name: str) -> tuple[int, int, int, int] | None:
+    """Return what ``batch_mark`` was given, in microseconds' precision; ``None`` if malformed."""
+    found = _BATCH.fullmatch(name)
+    if found is None:
+        return None
+    waited = max(1, round(float(found["waited"]) * 1e6)) if found["waited"] else 0
+    return int(found["loader"]), int(found["workers"]), int(found["queue"]), waited
+
 
 # Annotations: what calls ``record_function`` -----------------------------------------------------
 
@@ -165,8 +189,8 @@ OPTIMIZER = ("Optimizer.", "Optimizer#")
 """All marks of optimizers, in both spellings."""
 NEXT_BATCH = "enumerate(DataLoader)#"
 """``torch.utils.data.DataLoader``'s iterator fetching a batch, followed by the class."""
-NEXT_BATCH_OF_WORKERS = f"{NEXT_BATCH}_MultiProcessingDataLoaderIter"
-"""The same, where worker processes load the batches."""
+is_fetch_from_workers = _begins(rf"{re.escape(NEXT_BATCH)}_\w*MultiProcessing\w*Iter")
+"""Whether this is the same, where worker processes load the batches."""
 DDP_FORWARD = "DistributedDataParallel.forward"
 """``torch.nn.parallel.DistributedDataParallel.forward``."""
 DDP_SEARCH = "torch.distributed.ddp.reducer::search_unused_parameters"

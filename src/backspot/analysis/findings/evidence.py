@@ -14,6 +14,7 @@ from backspot.analysis.attribution.launches import DeviceWork
 from backspot.analysis.attribution.ownership import Ownership
 from backspot.analysis.attribution.spans import Spans
 from backspot.analysis.findings.costs import Costs, Removable
+from backspot.analysis.host.batches import Batches, find_batches
 from backspot.analysis.host.waits import HostWaits
 from backspot.analysis.timeline import FAR, NOTHING, enclosing, merged, numbered, take
 from backspot.analysis.typical import TypicalStep
@@ -164,6 +165,19 @@ class Evidence(msgspec.Struct, frozen=True, dict=True):
     def phase(self, name: str) -> Phase | None:
         """Return one phase of the step, where the report has phases."""
         return next((p for p in self.report.phases if p.name == name), None)
+
+    @cached_property
+    def batches(self) -> Batches:
+        """The batches that worker processes load."""
+        return find_batches(self.events)
+
+    def by_step(self, start: Ints, ns: Ints) -> Ints:
+        """Return the sum of some times in each step, for what starts in it; nanoseconds."""
+        step = self.ledger.steps.at(start)
+        mine = step >= 0
+        found = np.zeros(self.report.steps, np.int64)
+        np.add.at(found, step[mine], ns[mine])
+        return found
 
     # Spans -----------------------------------------------------------------------------------
 

@@ -201,6 +201,16 @@ def _no_waits(recording: Replayable, _: object) -> Change | Refusal:
     return _of_factors(*_unchanged(recording), waits)
 
 
+@named("handover")
+def _handover(recording: Replayable, _: object) -> Change | Refusal:
+    """To take over a batch from the workers takes no time once it has arrived."""
+    host, of_work = _unchanged(recording)
+    batches = recording.batches
+    for interval in _between(recording, batches.arrived, batches.end):
+        host[interval] = 0.0
+    return _of_factors(host, of_work)
+
+
 def _of_device(recording: Replayable) -> list[HostWait]:
     """Return where the host waits for a device, but for room in a queue."""
     return [wait for wait in recording.waits if wait.causes and not wait.for_room]

@@ -500,10 +500,11 @@ def _savings(
         most: what each of them is at most.
         step_ns: the step without any change.
     """
-    by_step = np.maximum(np.round(found[0].saved), 0).astype(np.int64)
+    # One step saves less than nothing where it waits for what another one no longer waits for.
+    by_step = np.round(found[0].saved).astype(np.int64)
     steps = [one.saved[typical.chosen] for one in found]
     ends = np.stack([[quantile(saved, share) for share in _MOST_STEPS] for saved in steps])
-    ns = np.minimum(typical.mean(by_step.T), step_ns)
+    ns = np.clip(typical.mean(by_step.T), 0, step_ns)
     low = np.clip(np.round(ends.min(axis=(0, 1)) - less), 0, ns).astype(np.int64)
     high = np.minimum(np.round(ends.max(axis=(0, 1)) + more), np.round(most))
     high = np.clip(high, ns, step_ns).astype(np.int64)

@@ -11,6 +11,7 @@ from backspot.analysis.accounting.activity import CLIPPING, FORWARD, LOSS, OPTIM
 from backspot.analysis.accounting.steps import StepWindows
 from backspot.analysis.attribution.launches import Windows
 from backspot.analysis.attribution.ownership import Ownership
+from backspot.analysis.host.batches import Batches, find_batches
 from backspot.analysis.recording import Recording
 from backspot.analysis.replay.devices import (
     DeviceGraph,
@@ -26,7 +27,7 @@ from backspot.analysis.replay.host import (
     time_in_parallel,
 )
 from backspot.analysis.replay.schedule import Schedule, find_schedule
-from backspot.analysis.replay.waits import HostWait, find_host_waits
+from backspot.analysis.replay.waits import HostWait, find_host_waits, waits_for_batches
 from backspot.analysis.timeline import (
     FAR,
     NOTHING,
@@ -37,7 +38,7 @@ from backspot.analysis.timeline import (
     quantile,
     take,
 )
-from backspot.formatting import percent
+from backspot.formatting import duration, percent
 from backspot.trace import Category, Events
 from backspot.trace.events import Ints
 
@@ -102,7 +103,8 @@ class Replayable(msgspec.Struct, frozen=True):
         own: for each interval of the line that the host waits in the nanoseconds that it needs
             itself, -1 for all others.
         graph: the constraints on device work.
-        waits: the calls that wait for devices.
+        batches: the batches that worker processes load.
+        waits: the calls that wait for devices or for batches.
         steps: the steps.
         stations: the moments of the host at which something is launched, a wait ends or a step
             begins or ends; sorted and distinct.
@@ -122,6 +124,7 @@ class Replayable(msgspec.Struct, frozen=True):
     activity: Activity | None
     own: Floats
     graph: DeviceGraph
+    batches: Batches
     waits: list[HostWait]
     steps: Steps
     stations: Ints
@@ -161,9 +164,16 @@ def prepare(recording: Recording) -> Replayable | Refusal:
     steps = _steps(ownership, recording.windows)
     line = find_host_line(events, ownership, recording.clock.host, threads)
     graph = find_device_graph(events, ownership, steps.of_work)
-    waits = _one_by_one(find_host_waits(events, ownership, graph, threads))
+    batches = _batches(recording)
+    if reason := _unknown_waits(batches):
+        return Refusal(reason)
+    waits = find_host_waits(events, ownership, graph, threads)
+    waits += waits_for_batches(batches, int(steps.start[0]))
+    waits = _one_by_one(waits)
     own = np.full(len(line.edges) - 1, -1.0)
     if waits:
+        ends = np.array([(wait.start, wait.end) for wait in waits], np.int64)
+        line, own = _cut(line, own, merged(ends.ravel()))
         times = np.array([(wait.start, wait.end) for wait in waits])
         first, last = np.searchsorted(line.edges, times.T)
         which = np.repeat(np.arange(len(waits)), last - first)
@@ -200,12 +210,20 @@ def prepare(recording: Recording) -> Replayable | Refusal:
         activity=activity,
         own=own,
         graph=graph,
+        batches=batches,
         waits=waits,
         steps=steps,
         stations=stations,
         station=after.over(line.edges[1:]),
         schedule=find_schedule(graph, ownership.work.queue, waits, stations),
     )
+
+
+def _batches(recording: Recording) -> Batches:
+    """Return the batches of a recording; where it is cut, all of them are evidence."""
+    if recording.around is None or recording.cut is None:
+        return find_batches(recording.events)
+    return find_batches(recording.around.events).moved(recording.cut.place)
 
 
 def _parts(ownership: Ownership, line: HostLine, activity: Activity | None) -> Ints:
@@ -365,6 +383,18 @@ def _without_launch(_: Events, ownership: Ownership, __: list[int]) -> str:
     duration = work.end - work.start
     share = int(duration[lost].sum()) / max(1, int(duration.sum()))
     return f"{percent(share)} of the device time has no launch record." if share > _LOST else ""
+
+
+def _unknown_waits(batches: Batches) -> str:
+    unknown = batches.waited < 0
+    if not unknown.any():
+        return ""
+    takes = duration(float((batches.end - batches.start)[unknown].mean()))
+    return (
+        f"To fetch a batch from the workers takes {takes}, and the trace does not say whether it "
+        "was ready. If not, a faster model waits for longer. (backspot.profile and backspot run "
+        "note it.)"
+    )
 
 
 def _two_clocks(_: Events, ownership: Ownership, __: list[int]) -> str:

@@ -205,6 +205,7 @@ def replays(
     recorded, steps = np.empty(0), np.empty((0, len(costs) - 1))
     found = np.empty((len(recording.steps.start), len(costs) - 1, len(changes)))
     shorter = np.empty((len(costs) - 1, len(changes)))
+    first_paced, paced = _paced_by_workers(recording)
     size = max(1, _CELLS // max(1, 3 * work.size + 2 * host.size))
     for first in range(0, max(1, len(changes)), size):
         some = changes[first : first + size]
@@ -221,13 +222,42 @@ def replays(
         lengths = simulated.step_lengths(recording, of_work)
         recorded, taken = lengths[:, -1], _by_cost(lengths, len(some))
         steps = taken[:, :, 0]
-        found[:, :, first : first + size] = taken[:, :, :1] - taken[:, :, 1:]
+        saved = taken[:, :, :1] - taken[:, :, 1:]
+        if len(paced):
+            times = _by_cost(simulated.at(recording, paced), len(some))
+            between = np.diff(times[:, :, :1] - times[:, :, 1:], axis=0)
+            saved[:] = between.mean(axis=0)
+            saved[first_paced + 1 : first_paced + len(paced)] = between
+        found[:, :, first : first + size] = saved
         waited = [recording.events.duration[change.waits].sum() for change in some]
         shorter[:, first : first + size] = taken_off + waited
     shorter /= max(1, len(steps))
     return tuple(
         Replays(recorded, steps[:, at], found[:, at], shorter[at]) for at in range(len(shorter))
     )
+
+
+def _paced_by_workers(recording: Replayable) -> tuple[int, Ints]:
+    """Return moments from which to which a step's time counts where workers decide it.
+
+    There a faster step ends sooner, and the next one waits for longer. The first recorded step
+    would have no longer wait, as what came before it is not recorded, and take the time for saved.
+    From batch to batch it is the same in all steps.
+
+    Returns:
+        The first step that waits for workers; and for each step from it to the last that waits,
+        when its batch has arrived, or its end if it does not wait. Empty if few steps lie between.
+    """
+    steps = recording.steps
+    ends = np.array([one.end for one in recording.waits if one.follows >= 0], np.int64)
+    step = np.searchsorted(steps.start, ends, side="right") - 1
+    ends, step = ends[step >= 0], step[step >= 0]
+    if not len(step) or 2 * (step.max() - step.min()) < max(2, len(steps.start) - 1):
+        return 0, ends[:0]
+    found = steps.host_end.copy()
+    found[step] = ends  # sorted: the last one of each step
+    first = int(step.min())
+    return first, found[first : int(step.max()) + 1]
 
 
 def _by_cost(table: Floats, count: int) -> Floats:

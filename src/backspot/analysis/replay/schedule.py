@@ -36,7 +36,8 @@ class Batch(msgspec.Struct, frozen=True):
             one, and that of the work before in its queue, ``NOTHING`` for none.
         waits: the rows at which the host waits: each with the place of the work, the lag after its
             end in nanoseconds, and the call, as an index into ``Events``.
-        follows: the rows that come at least so many nanoseconds after an earlier row.
+        follows: the rows that come at least so many nanoseconds after an earlier row, for a call
+            that waits, as an index into ``Events``.
     """
 
     first: int
@@ -45,7 +46,7 @@ class Batch(msgspec.Struct, frozen=True):
     room: Ints
     runs: list[tuple[int, int, int]] = msgspec.field(default_factory=list)
     waits: list[tuple[int, int, float, int]] = msgspec.field(default_factory=list)
-    follows: list[tuple[int, int, float]] = msgspec.field(default_factory=list)
+    follows: list[tuple[int, int, float, int]] = msgspec.field(default_factory=list)
 
     @property
     def waits_within(self) -> bool:
@@ -112,12 +113,17 @@ def find_schedule(
         if known[cause] < here
     ]
     followed = [
-        (here, int(last[np.searchsorted(stations, wait.follows)]), float(wait.end - wait.follows))
+        (
+            here,
+            int(last[np.searchsorted(stations, wait.follows)]),
+            float(wait.end - wait.follows),
+            wait.event,
+        )
         for here, wait in zip(returns, waits, strict=True)
         if wait.follows >= 0
     ]
     waiting = [(here, known[cause]) for here, cause, *_ in waited]
-    for here, earlier in waiting + [(here, earlier) for here, earlier, _ in followed]:
+    for here, earlier in waiting + [(here, earlier) for here, earlier, *_ in followed]:
         needs[here] = max(needs[here], earlier)
 
     begins, at = [0], 0

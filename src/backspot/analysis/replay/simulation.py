@@ -107,8 +107,10 @@ def simulate(
             if event in skips:
                 after[skips[event]] = -np.inf
             np.maximum(bound[at - batch.first], after, out=bound[at - batch.first])
-        for at, earlier, interval in batch.follows:
+        for at, earlier, interval, event in batch.follows:
             after = row[earlier] + interval
+            if event in skips:
+                after[skips[event]] = -np.inf
             np.maximum(bound[at - batch.first], after, out=bound[at - batch.first])
         np.maximum(mine[0], bound[0], out=mine[0])
         _latest(mine, bound)

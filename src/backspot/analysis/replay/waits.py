@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 
 from backspot.analysis.attribution.ownership import Ownership
+from backspot.analysis.host.batches import Batches
 from backspot.analysis.replay.devices import DeviceGraph
 from backspot.analysis.timeline import NOTHING, distinct, grouped, is_in, take
 from backspot.trace import Category, Events, names
@@ -20,8 +21,6 @@ _OWN = 5_000  # nanoseconds that a call that waits takes itself
 _RETURN = 3_000  # nanoseconds from the end of work until a call that waits for it returns
 _ROUNDING = 2_000  # nanoseconds between the clocks of host and device
 _REST = 0.02  # of a copy: what the device may still do of it when the call returns
-_LOADING = 1_000_000  # nanoseconds: a batch that is ready is fetched in less
-_FETCH = 100_000  # nanoseconds that fetching a batch that is ready takes
 _BLOCKED = 100_000  # nanoseconds: a launch takes a few thousand
 _FULL = 256  # pieces of work that wait in a queue when a launch that takes long is held back
 _HELD, _BRIM = 12_000, 990
@@ -34,11 +33,11 @@ class HostWait(msgspec.Struct, frozen=True):
     Attributes:
         event: index into ``Events``.
         start: nanoseconds.
-        end: nanoseconds.
+        end: nanoseconds; of a fetch, when the batch has arrived.
         own: nanoseconds that the call takes where it waits for nothing.
         causes: the works that it waits for, each with the nanoseconds from the end of that work
             until the call returns.
-        follows: when an earlier wait ended that this one cannot end sooner after than recorded;
+        follows: a moment of the host that this one cannot end sooner after than recorded;
             ``NOTHING`` for none.
         for_room: whether it is a launch, which waits for room in its queue.
     """
@@ -97,25 +96,37 @@ def find_host_waits(
             causes = finder.of_queues(start, end)
         if causes and end > start:
             found.append(_wait(ownership.work.end, event, start, end, causes, held))
-    return found + _batches(events, threads)
+    return found
 
 
-def _batches(events: Events, threads: list[int]) -> list[HostWait]:
-    """Find where the host waits for worker processes that load batches.
+def waits_for_batches(batches: Batches, begin: int) -> list[HostWait]:
+    """Return where the host waits for worker processes that load batches.
 
-    How fast these load does not depend on the host: as long as the host waits for each batch, the
-    batches come in the recorded intervals.
+    How fast these load does not depend on the host, as long as they have something to load. So a
+    batch comes as long after the recorded steps began as it did, whatever the host does; unless all
+    that the workers may load ahead was ready before. Then they had to wait for the host to fetch a
+    batch, and it comes as long after that as it did.
+
+    Args:
+        begin: when the first step begins, in nanoseconds. What comes before is no wait.
     """
-    marks = events.named(Category.ANNOTATION, names.NEXT_BATCH_OF_WORKERS)
-    marks = marks[is_in(events.thread[marks], threads) & (events.duration[marks] >= _LOADING)]
-    marks = marks[np.argsort(events.start[marks], kind="stable")]
-    ends = events.end[marks].tolist()
-    return [
-        HostWait(event, start, end, float(_FETCH), [], follows)
-        for event, start, end, follows in zip(
-            marks.tolist()[1:], events.start[marks].tolist()[1:], ends[1:], ends, strict=False
-        )
-    ]
+    found = []
+    for _, mine in grouped(batches.loader):
+        since, late = begin, NOTHING
+        times = (batches.event, batches.start, batches.end, batches.arrived, batches.queue)
+        columns = zip(*(column[mine].tolist() for column in times), strict=True)
+        ends: list[int] = []
+        for place, (event, start, end, arrived, queue) in enumerate(columns):
+            ends.append(end)
+            if arrived <= start or start < begin:
+                continue
+            asked = place - queue
+            if queue and late < asked and asked >= 0:
+                since = ends[asked]
+            late = place
+            own = float(min(arrived - start, _OWN))
+            found.append(HostWait(event, start, arrived, own, [], since))
+    return found
 
 
 def _wait(ended: Ints, event: int, start: int, end: int, causes: list[int], held: bool) -> HostWait:

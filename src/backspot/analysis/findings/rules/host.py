@@ -22,11 +22,12 @@ from backspot.analysis.findings.observations import (
     of_synchronized,
 )
 from backspot.analysis.findings.registry import Found, fallback_rule, finding, rule
+from backspot.analysis.host.batches import Batches
 from backspot.analysis.host.waits import HostWaits
-from backspot.analysis.timeline import NOTHING, enclosing, is_in, merged, numbered, take
+from backspot.analysis.timeline import NOTHING, distinct, enclosing, is_in, merged, numbered, take
 from backspot.formatting import percent
 from backspot.results.costs import WITHOUT_GRADIENTS
-from backspot.results.findings import Finding, Place
+from backspot.results.findings import Finding, Place, Saving
 from backspot.results.host import Launches
 from backspot.trace import Category, names
 from backspot.trace.events import Ints, Mask
@@ -415,9 +416,13 @@ def _without_waits(operators: tuple[str, ...]) -> str:
     return " ".join(said) or _NO_SYNCHRONIZE
 
 
+_LESS = (
+    "Do less for each batch: decode once and keep the result, load by whole batches, hand over "
+    "uint8 and convert it on the device."
+)
 _WORKERS = (
-    "Do less for each batch: keep what is decoded, or load by whole batches. Where cores are free "
-    "beside the training's, use DataLoader(num_workers=…, persistent_workers=True)."
+    f"{_LESS} Where cores are free beside the training's, use DataLoader(num_workers=…, "
+    "persistent_workers=True)."
 )
 _WORKERS_AND_GPU = (
     "Use DataLoader(num_workers=…, persistent_workers=True, prefetch_factor=…, pin_memory=True), "
@@ -436,11 +441,14 @@ _DATA_LEAST = 500_000
 _LEAST_FOR_WORKERS = 5_000_000
 """Nanoseconds of a wait. Handing a batch from one process to another takes a few milliseconds of
 their processors (measured: 0.1 to 1 ms of loading became 3.5 to 5.5 ms with a worker)."""
+_LEAST_HANDOVER = 0.05
+"""Of the step. Where workers and training share few cores, one tensor takes 2%."""
+_LOADING = "https://docs.pytorch.org/docs/stable/data.html#multi-process-data-loading"
 
 
 @rule("waiting-for-data")
 def waiting_for_data(evidence: Evidence) -> Finding | None:
-    """Find the data phase of the step.
+    """Find the data phase of the step, but for what takes a batch that was ready.
 
     Without the marks of a loader, it looks at the host before the first operator, where nothing is
     recorded. On a GPU, a copy follows, which may be that of a batch. Without a GPU, nothing shows
@@ -457,8 +465,9 @@ def waiting_for_data(evidence: Evidence) -> Finding | None:
     known = sum(line.wall_ns for line in evidence.report.host if line.phase == name)
     if not marked and 2 * known >= phase.wall_ns:
         return None  # stacks say what the host does, and rules about lines whether it matters
-    say, costs = evidence.wording, evidence.costs
-    waits = np.array(phase.wall_ns_by_step)
+    say, costs, batches = evidence.wording, evidence.costs, evidence.batches
+    handed_over = evidence.by_step(batches.start, _handed_over(evidence))
+    waits = np.maximum(np.array(phase.wall_ns_by_step) - handed_over, 0)
     waits[waits < LEAST_SHARE * costs.step_ns] = 0
     in_turn = ""
     if marked and 2 * (often := int(np.count_nonzero(waits))) <= len(waits):
@@ -469,15 +478,19 @@ def waiting_for_data(evidence: Evidence) -> Finding | None:
     if marked and spent < _DATA_LEAST:
         return None
     time = f"{say.ms(spent)} of each step, {say.share(spent)},"
+    saves = None
     if marked:
         title = "The step waits for its data"
         seen = (
             f"{time} pass before the next batch is ready. The model does not run in this time."
-            f"{in_turn}"
+            f"{in_turn}{_paces(evidence, spent)}"
         )
         workers = _WORKERS_AND_GPU if evidence.device == "cuda" else _WORKERS
-        has_workers = len(evidence.events.named(Category.ANNOTATION, names.NEXT_BATCH_OF_WORKERS))
-        remedy = workers if has_workers or spent >= _LEAST_FOR_WORKERS else _DATA_WHOLE
+        remedy = _DATA_WHOLE
+        if len(batches.event) or spent >= _LEAST_FOR_WORKERS:
+            remedy = _more_than(batches) or workers
+        if (batches.waited < 0).any():
+            saves = Saving(spent, 0, spent, at_best=True)  # it may have been unpickled meanwhile
     else:
         title = "The GPU is idle before the batch is copied"
         seen = (
@@ -485,13 +498,86 @@ def waiting_for_data(evidence: Evidence) -> Finding | None:
             "in this time. It may load data."
         )
         remedy = _DATA_LOOK
+    # A batch of a worker is still unpickled where it is never waited for.
+    thread = evidence.events.thread[batches.event]
+    around = enclosing(evidence.events, loading, thread, batches.start)
+    own = loading[~is_in(loading, merged(batches.event, around))]
+    removable = costs.removable(None, None, batches.event[batches.waited != 0], own)
     return finding(
         costs.place(f"({name})", waits, evidence.report.steps),
         title=title,
         seen=seen,
         remedy=remedy,
-        link="https://docs.pytorch.org/docs/stable/data.html#multi-process-data-loading",
-        change={"free": costs.removable(None, None, operators=loading)} if marked else {},
+        link=_LOADING,
+        change={"free": removable} if marked and saves is None else {},
+        saves=saves,
+    )
+
+
+def _handed_over(evidence: Evidence) -> Ints:
+    """Return for how long each batch is taken over from a worker after it has arrived."""
+    batches = evidence.batches
+    takes = evidence.costs.elapsed(batches.arrived, batches.end)
+    return np.where(batches.waited < 0, 0, takes)
+
+
+def _more_than(batches: Batches) -> str:
+    """Return what helps where there are workers, ``""`` if it is not known how many."""
+    workers = int(batches.workers.max(initial=0))
+    if not workers:
+        return ""
+    more = "more than this one worker" if workers == 1 else f"more than these {workers} workers"
+    return (
+        f"{_LESS} Where cores are free, use {more}: DataLoader(num_workers=…, "
+        "persistent_workers=True)."
+    )
+
+
+def _paces(evidence: Evidence, spent: int) -> str:
+    """Return how many batches the workers deliver, and the model could take, in a second."""
+    batches = evidence.batches
+    late = np.flatnonzero(batches.waited > 0)
+    if len(late) < 2 or len(distinct(batches.loader[late])) > 1:
+        return ""
+    of_loader = np.flatnonzero(batches.loader == batches.loader[late[0]])
+    count = int(np.searchsorted(of_loader, late[-1]) - np.searchsorted(of_loader, late[0]))
+    period = float(batches.arrived[late[-1]] - batches.arrived[late[0]]) / count
+    takes = evidence.step_ns - spent
+    if takes <= 0 or period <= takes:
+        return ""
+    return (
+        f" Data limits the step: the workers deliver {1e9 / period:,.3g} batches a second, the "
+        f"model takes {1e9 / takes:,.3g}."
+    )
+
+
+@rule("batch-handover")
+def batch_handover(evidence: Evidence) -> Finding | None:
+    """Find batches that were ready, and that the program takes long to unpickle."""
+    say, costs, batches = evidence.wording, evidence.costs, evidence.batches
+    mine = batches.waited >= 0
+    ns = _handed_over(evidence)
+    spent = evidence.by_step(batches.start[mine], ns[mine])
+    ready = int((batches.waited == 0).sum())
+    typical = evidence.typical.value(spent)
+    least = max(_DATA_LEAST, _LEAST_HANDOVER * evidence.step_ns)
+    if typical < least or 2 * ready <= len(batches.event):
+        return None
+    return finding(
+        costs.place("(data)", spent, evidence.report.steps),
+        title="Batches that are ready take long to take over from the workers",
+        seen=(
+            f"For {say.ms(typical)} of each step, {say.share(typical)}, the program unpickles a "
+            f"batch that has arrived. {ready:,} of {len(batches.event):,} batches were ready when "
+            "they were asked for: more workers do not shorten this."
+        ),
+        remedy=(
+            "Hand over a few large tensors: have the workers collate a batch into one tensor, and "
+            "not into many or into lists, as uint8 where that is enough. Where it goes to a GPU, "
+            "pin_memory=True has a thread unpickle it beside the training."
+        ),
+        link=_LOADING,
+        change={"handover": True},
     )
 
 

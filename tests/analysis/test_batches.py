@@ -1,0 +1,125 @@
+"""Which batches of worker processes were ready, by marks and by evidence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+
+from backspot.analysis.host.batches import Batches, find_batches
+from backspot.trace import read_events
+from backspot.trace.names import batch_mark, read_batch_mark
+from support.synthetic import Trace
+
+US, MS = 1_000, 1_000_000
+FETCH = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
+STATEFUL = "enumerate(DataLoader)#_StatefulMultiProcessingDataLoaderIter.__next__"
+COUNTS = st.integers(1, 10**6)
+
+
+def found_of(
+    folder: Path,
+    fetches: list[int],
+    computing: list[int],
+    *,
+    marks: bool = False,
+    name: str = FETCH,
+) -> Batches:
+    """What is found of fetches in turn with computing; marked ones waited all but 1 ms."""
+    trace, at = Trace(), 0
+    trace.forward("", "Model", 0, 10)
+    trace.operator("aten::mul", 0, 10, seq=1)
+    for fetch, after in zip(fetches, computing, strict=True):
+        trace.annotation(name, at, at + fetch)
+        at += fetch
+        if marks:
+            trace.annotation(batch_mark(1, 2, 4, max(0, fetch - MS)), at + 10, at + 20)
+        at += after
+    return find_batches(read_events(trace.save(folder / "trace.json")))
+
+
+@given(COUNTS, COUNTS, COUNTS, st.integers(0, 10**12))
+def test_a_mark_says_what_was_noted_in_microseconds(
+    loader: int, workers: int, queue: int, waited: int
+) -> None:
+    said = read_batch_mark(batch_mark(loader, workers, queue, waited))
+    assert said is not None
+    assert said[:3] == (loader, workers, queue)
+    assert bool(said[3]) is bool(waited)
+    assert abs(said[3] - waited) <= 500
+
+
+@pytest.mark.parametrize("name", ["batch of loader ", "batch of loader 1: ready", "batch"])
+def test_a_mark_that_is_cut_short_says_nothing(name: str) -> None:
+    assert read_batch_mark(name) is None
+
+
+def test_marks_say_how_long_each_batch_was_waited_for(tmp_path: Path) -> None:
+    batches = found_of(tmp_path, [9 * MS, MS, 3 * MS], [20 * MS] * 3, marks=True)
+    assert batches.waited.tolist() == [8 * MS, 0, 2 * MS]
+    assert (batches.arrived - batches.start).tolist() == [8 * MS, 0, 2 * MS]
+    assert set(batches.workers.tolist()) == {2}
+    assert set(batches.queue.tolist()) == {4}
+    assert len(set(batches.loader.tolist())) == 1
+
+
+def test_an_end_of_an_epoch_waits_for_no_batch(tmp_path: Path) -> None:
+    trace = Trace()
+    for at in (0, 40 * MS):
+        trace.annotation(FETCH, at, at + 9 * MS)
+    trace.annotation(batch_mark(1, 1, 2, 8 * MS), 9 * MS + 10, 9 * MS + 20)
+    trace.forward("", "Model", 10 * MS, 11 * MS)
+    batches = find_batches(read_events(trace.save(tmp_path / "trace.json")))
+    assert batches.waited.tolist() == [8 * MS, 0]
+
+
+def test_a_fetch_that_is_short_beside_the_step_was_no_wait(tmp_path: Path) -> None:
+    batches = found_of(tmp_path, [2 * MS] * 5, [60 * MS] * 5)
+    assert not batches.waited.any()
+
+
+@pytest.mark.parametrize("name", [FETCH, STATEFUL])
+def test_a_fetch_of_equal_length_after_equal_computing_can_be_either(
+    tmp_path: Path, name: str
+) -> None:
+    batches = found_of(tmp_path, [10 * MS] * 8, [40 * MS] * 8, name=name)
+    assert (batches.waited < 0).all()
+
+
+def test_a_fetch_of_most_of_the_step_waited(tmp_path: Path) -> None:
+    assert (found_of(tmp_path, [30 * MS] * 3, [10 * MS] * 3).waited > 0).all()
+
+
+def test_a_fetch_that_is_much_longer_than_all_others_waited(tmp_path: Path) -> None:
+    batches = found_of(tmp_path, [20 * MS, 100 * US, 100 * US] * 3, [20 * MS] * 9)
+    assert batches.waited.tolist() == [20 * MS - 100 * US, 0, 0] * 3
+
+
+@given(st.lists(st.integers(-3 * MS, 3 * MS), min_size=7, max_size=12))
+def test_a_fetch_that_is_shorter_by_what_was_computed_longer_waited(
+    tmp_path_factory: pytest.TempPathFactory, more: list[int]
+) -> None:
+    """And one whose length has nothing to do with it was ready."""
+    more[:2] = [-3 * MS, 3 * MS]
+    folder = tmp_path_factory.mktemp("traces")
+    computing = [40 * MS + one for one in more]
+    # The fetch that follows a longer step is shorter.
+    waiting = found_of(folder, [10 * MS, *(10 * MS - one for one in more[:-1])], computing)
+    assert (waiting.waited > 0).all()
+    ready = found_of(folder, [10 * MS] * len(more), computing)
+    assert not ready.waited.any()
+
+
+def test_evidence_is_of_all_fetches_of_a_thread(tmp_path: Path) -> None:
+    """Those of another thread say nothing about them."""
+    trace = Trace()
+    trace.forward("", "Model", 0, 10)
+    for number in range(4):
+        trace.event("user_annotation", FETCH, number * 50 * MS, number * 50 * MS + 10 * MS, 1)
+        trace.event("user_annotation", FETCH, number * 50 * MS, number * 50 * MS + 20 * US, 2)
+    batches = find_batches(read_events(trace.save(tmp_path / "trace.json")))
+    long = batches.end - batches.start > MS
+    assert (batches.waited[long] < 0).all()
+    np.testing.assert_array_equal(batches.waited[~long], 0)
