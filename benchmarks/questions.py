@@ -129,9 +129,9 @@ QUESTIONS = {
         seconds=1800, jobs=1,
     ),
     "compare_runs": Question(
-        "Does `compare` claim what is not there, and find 10% in one module? (on a busy CPU: "
-        "`--device cpu --busy 2`)",
-        "accuracy.compare_runs", "GPU or CPU", "6", "compare_runs_{device}.json",
+        "Does `compare` claim that equal code is slower, and find 10% of a step? Three recordings "
+        "a side (on a busy CPU: `--device cpu --busy 2`)",
+        "accuracy.compare_runs", "GPU or CPU", "25", "compare_runs_{device}.json",
         "--pairs 50 --jobs 4",
         seconds=3000, jobs=1, load=True,
     ),

@@ -72,7 +72,7 @@ def step():
 # %% [markdown]
 # ## Before
 #
-# Twenty steps: noise is estimated from the differences between steps.
+# Twenty steps: the noise of their mean is estimated from how they differ.
 
 # %%
 before = backspot.profile(step, {"": model, "loss": loss_fn}, steps=20)
@@ -95,11 +95,11 @@ again = backspot.profile(step, {"": model, "loss": loss_fn}, steps=20)
 backspot.compare(before, again, names=("one run", "another"))
 
 # %% [markdown]
-# Nothing changed in between. “Too noisy to tell” in the first line means that the noise is more
-# than a fifth of the step, so that nothing smaller would show. The noise column is estimated from
-# the steps within each recording. If a module is called faster or slower nevertheless, the machine
-# was busier during one of the two. If most modules change alike, a line above the table says so.
-# Record both under the same load.
+# Nothing changed in between. The first line says by how much these two recordings differ, give or
+# take the noise of their steps, which falls with their number. “Too noisy to tell” means that this
+# noise is more than a fifth of the step. If a module takes longer or shorter nevertheless, the
+# machine was busier during one of the two: two recordings say nothing of the code. If most modules
+# change alike, a line above the table says so.
 #
 # ## Fix it
 #
@@ -114,8 +114,10 @@ backspot.compare(before, after, names=("Gated", "ReLU"))
 # ## How does it stay fixed?
 #
 # Keep the good report in your repository, record a new one in CI on the same machine, and let
-# `backspot diff --fail-above` decide. Exit code 0 is fine; 8 means slower by more than this
-# percentage, and by more than the noise. Where the noise is larger than the percentage, a warning
+# `backspot diff --fail-above` decide. Exit code 0 is fine; 8 means longer by more than this
+# percentage, and by more than the noise. With three recordings on each side, made in turns,
+# (`backspot diff good*.json -- new*.json`), that is said of the code, beyond what recordings of the
+# same code differ by. Where the noise is larger than the percentage, a warning
 # says so, and `--strict` makes that exit code 9. Here the gate comes back.
 
 # %%

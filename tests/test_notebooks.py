@@ -21,7 +21,7 @@ executing = importlib.util.module_from_spec(_SPEC)
 _SPEC.loader.exec_module(executing)
 
 SOURCES = executing.sources()
-NOISY = "record both on an idle machine"
+NOISY = "record more steps, on an idle machine"
 """What is said on a busy machine, where times tell nothing: then the notebook runs again."""
 SHOWN = {
     "01_find_the_slow_module": [
@@ -41,7 +41,7 @@ SHOWN = {
     "03_fix_and_compare": [
         r"2\.1 \(Gated\) takes [6-9]\d%",
         r"return Gate\.apply\(x\)",
-        r"faster\n",
+        r"shorter\n",
         r"same\.json --fail-above 50\nexit code 0",
         r"bad\.json --fail-above 50\nexit code 8",
     ],

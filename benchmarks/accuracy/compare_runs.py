@@ -1,27 +1,32 @@
-"""Does ``backspot.compare`` tell a real change from the same thing recorded twice?
+"""Does ``backspot.compare`` tell slower code from the same code recorded again?
 
-    python -m benchmarks compare_runs --device cpu --busy 2 --pairs 100 --keep recorded
+    python -m benchmarks compare_runs --device cpu --pairs 50 --keep recorded
     python -m benchmarks compare_runs judge recorded      # again, by the rules of today
 
-- False alarms: pairs of equal recordings of a ViT, and with ``--cases`` of a ResNet-50. No
-  difference may be claimed.
-- Power: in one module of the ViT the backward takes 10% longer (``--percent``), another module for
-  each pair. The change must be claimed, in this module.
+Each pair has three recordings a side (``--runs``), made in turns:
 
-Each recording is ``backspot.profile`` with its defaults in a process of its own; both kinds of a
-pair are recorded one after the other. The recordings are kept as reports in JSON.
+- False alarms: both sides are the same ViT, and with ``--cases`` the same ResNet-50. Nothing may
+  be claimed of the code.
+- Power: after, a step of the ViT takes 10% longer (``--percent``), in the backward of one module,
+  another one for each pair. That the code is slower must be claimed, of the step or of this module.
+
+The same recordings, one of each side, show how often two recordings of the same code differ beyond
+the noise of their steps: that is no claim about the code.
+
+Each recording is ``backspot.profile`` with its defaults in a process of its own. The recordings are
+kept as reports in JSON with ``--keep``, and a run that was ended goes on from those that are there.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import functools
+import itertools
 import json
 import statistics
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,12 +47,13 @@ from benchmarks.workers import Handler, Job, Phase, Record, Stage, run_jobs, ser
 if TYPE_CHECKING:
     import torch
 
+    from backspot.results import Change
     from benchmarks.models import Context
 
 _CASES = {
-    "equal": "a ViT, twice",
-    "slower": "a ViT, then with a slower backward in one module",
-    "resnet50": "a ResNet-50, twice",
+    "equal": "the same ViT on both sides",
+    "slower": "after, a step of the ViT takes longer, in one module's backward",
+    "resnet50": "the same ResNet-50 on both sides",
 }
 _DEFAULT = ("equal", "slower")
 _BLOCKS = 4
@@ -77,8 +83,8 @@ class _Vit:
         from benchmarks.models import Vit, training_step
 
         small, on_cpu = context.small, context.device == "cpu"
-        width, side, patch = (48, 16, 8) if small else (256, 64, 8) if on_cpu else (1024, 224, 16)
-        batch = 2 if small else 16 if on_cpu else 96
+        width, side, patch = (48, 16, 8) if small else (128, 32, 8) if on_cpu else (1024, 224, 16)
+        batch = 2 if small else 8 if on_cpu else 96
         self.model = Vit(width, _BLOCKS, side, patch).to(context.device).train()
         modules = dict(self.model.named_modules())
 
@@ -148,44 +154,46 @@ def _recording(device: str, small: bool) -> Handler:
 # All recordings ----------------------------------------------------------------------------------
 
 
-def _file(folder: Path, kind: str, number: int) -> Path:
-    return folder / f"{kind}.{number}.report.json"
+def _file(folder: Path, kind: str, pair: int, number: int = 0) -> Path:
+    return folder / f"{kind}.{pair}.{number}.report.json"
 
 
-def _jobs(cases: Sequence[str], pairs: int) -> Iterator[tuple[str, int]]:
-    """Yield kind and number of each recording, those of a pair one after the other."""
-    for number in range(_CALIBRATIONS if "slower" in cases else 0):
-        yield "calibration", number
-    for number in range(pairs + 1):
-        last = number == pairs
-        if {"equal", "slower"} & {*cases}:
-            yield "vit", number
-        if "slower" in cases and not last:
-            yield "slower", number
-        if "resnet50" in cases:
-            yield "resnet50", number
+_Recording = tuple[str, int, int]
+"""Its kind, its pair, and its number among those of the pair."""
+
+
+def _recordings(cases: Sequence[str], pairs: int, runs: int) -> Iterator[_Recording]:
+    """Yield each recording, those of the sides of a pair in turns."""
+    for pair in range(pairs):
+        for number in range(runs):
+            for kind in ("vit", "resnet50"):
+                wanted = {"equal", "slower"} if kind == "vit" else {"resnet50"}
+                if not wanted & {*cases}:
+                    continue
+                yield kind, pair, 2 * number
+                if kind == "vit" and "slower" in cases:
+                    yield "slower", pair, number
+                if {"equal", "resnet50"} & wanted & {*cases}:
+                    yield kind, pair, 2 * number + 1
 
 
 def _record(run: Any, cases: Sequence[str], folder: Path) -> list[str]:
     """Make all recordings that the folder does not have yet; return how each ended."""
     steps = run.steps or profile_default("steps")
-    wanted = [one for one in _jobs(cases, run.pairs) if not _file(folder, *one).exists()]
     plants_file = folder / "plants.json"
     plants = json.loads(plants_file.read_text()) if plants_file.exists() else {}
-    began = [one for one in wanted if one[0] == "calibration"]
     ends = []
+    calibrations = [("calibration", number, 0) for number in range(_CALIBRATIONS)]
     with busy(run.busy):
-        for some in (began, [one for one in wanted if one not in began]):
-            jobs = [_job(folder, kind, number, steps) for kind, number in some]
-            slower = [job for job in jobs if job["kind"] == "slower"]
-            if slower:
-                typical = _typical_ms(folder)
-                for job in slower:
-                    path = _PLACES[job["number"] * 5 % len(_PLACES)]
-                    milliseconds = typical[path] * run.percent / 100
-                    plants[job["name"]] = {"path": path, "ms": milliseconds, "percent": run.percent}
-                    job |= plants[job["name"]]
-                write_json(plants_file, plants)
+        for wanted in (
+            calibrations if "slower" in cases else [],
+            [*_recordings(cases, run.pairs, run.runs)],
+        ):
+            jobs = [_job(folder, one, steps) for one in wanted if not _file(folder, *one).exists()]
+            for job in jobs:
+                if job["kind"] == "slower":
+                    job |= plants.setdefault(str(job["pair"]), _plant(folder, run, job["pair"]))
+            write_json(plants_file, plants)
             records = run_jobs(
                 jobs,
                 worker_command(run),
@@ -198,111 +206,166 @@ def _record(run: Any, cases: Sequence[str], folder: Path) -> list[str]:
     return ends
 
 
-def _job(folder: Path, kind: str, number: int, steps: int) -> Job:
-    file = str(_file(folder, kind, number).absolute())
-    of = {"kind": kind, "number": number, "steps": steps, "file": file}
-    return {"name": f"{kind}.{number}", **of}
+def _job(folder: Path, recording: _Recording, steps: int) -> Job:
+    kind, pair, number = recording
+    file = str(_file(folder, kind, pair, number).absolute())
+    return {
+        "name": f"{kind}.{pair}.{number}",
+        "kind": kind,
+        "pair": pair,
+        "steps": steps,
+        "file": file,
+    }
 
 
-def _typical_ms(folder: Path) -> Mapping[str, float]:
-    """Return what each module's backward takes in the median step before anything is planted."""
-    found: dict[str, list[float]] = {path: [] for path in _PLACES}
-    for number in range(_CALIBRATIONS):
-        path = _file(folder, "calibration", number)
-        if path.exists():
-            for row in backspot.Report.load(path).modules:
-                if row.path in found:
-                    found[row.path].append(row.wall_ms)
-    return {path: statistics.median(values) for path, values in found.items() if values}
+def _plant(folder: Path, run: Any, pair: int) -> Record:
+    """Return where and for how long the backward of a pair is held up."""
+    files = [_file(folder, "calibration", number) for number in range(_CALIBRATIONS)]
+    usual = statistics.median(_step_ms(backspot.Report.load(one)) for one in files if one.exists())
+    path = _PLACES[pair * 5 % len(_PLACES)]
+    return {"path": path, "ms": usual * run.percent / 100, "percent": run.percent}
+
+
+def _step_ms(report: backspot.Report) -> float:
+    return (report.unprofiled_step_ns or report.step_ns) / 1e6
 
 
 # Judging -----------------------------------------------------------------------------------------
 
 
-_BEFORE_AND_AFTER = {
-    "equal": ("vit", "vit"),
-    "slower": ("vit", "slower"),
-    "resnet50": ("resnet50", "resnet50"),
-}
+def _sides(folder: Path, case: str, pair: int) -> tuple[list[Path], list[Path]]:
+    """Return the files of both sides of a pair, those that are there."""
+    kind = "resnet50" if case == "resnet50" else "vit"
+    files = [*folder.glob(f"{kind}.{pair}.*.report.json")]
+    known = {int(path.name.split(".")[2]): path for path in files}
+    before = [path for number, path in sorted(known.items()) if number % 2 == 0]
+    after = [path for number, path in sorted(known.items()) if number % 2]
+    if case == "slower":
+        slower = folder.glob(f"slower.{pair}.*.report.json")
+        after = sorted(slower, key=lambda path: int(path.name.split(".")[2]))
+    return before, after
 
 
-def _pairs(folder: Path) -> Iterator[tuple[str, int, Path, Path]]:
-    """Yield case, number, and both files of each pair that is recorded."""
-    numbers = {int(path.name.split(".")[1]) for path in folder.glob("*.report.json")}
-    for number in sorted(numbers):
-        for case, (before, after) in _BEFORE_AND_AFTER.items():
-            files = _file(folder, before, number), _file(folder, after, number + (before == after))
-            if all(path.exists() for path in files):
-                yield case, number, *files
+def _changes(comparison: backspot.Comparison) -> list[Change]:
+    return [comparison.step, *comparison.phases, comparison.whole, *comparison.changes]
 
 
-def _changes(comparison: backspot.Comparison) -> list[backspot.results.Change]:
-    """Return every change in a comparison: of the whole, of modules, and of whatever it has."""
-    found = []
-    for field in dataclasses.fields(comparison):
-        value = getattr(comparison, field.name)
-        several = value if isinstance(value, tuple) else (value,)
-        found += [change for change in several if isinstance(change, backspot.results.Change)]
-    return found
+def _said(changes: Sequence[Change]) -> list[tuple[str, str, str]]:
+    return [(change.kind, change.path, change.verdict) for change in changes]
 
 
-def _compared(before: Path, after: Path, planted: Mapping[str, Any]) -> Record:
-    comparison = backspot.compare(backspot.Report.load(before), backspot.Report.load(after))
-    whole = comparison.whole
+def _compared(before: Sequence[Path], after: Sequence[Path], planted: Record) -> Record:
+    comparison = backspot.compare(before, after)
+    step = comparison.step
     claims = [change for change in _changes(comparison) if change.claimed]
+    alone = backspot.compare(before[0], after[0])
+    spreads = [
+        statistics.stdev(values) / statistics.fmean(values)
+        for values in (step.before_ms_by_recording, step.after_ms_by_recording)
+    ]
     record: Record = {
-        "before_ms": whole.before_ms,
-        "after_ms": whole.after_ms,
-        "interval_ms": (whole.low_ms, whole.high_ms),
-        "whole": whole.verdict,
-        "modules": len(comparison.changes),
-        "claims": [(c.kind, c.path, c.verdict, c.before_ms, c.after_ms) for c in claims],
-        "first": comparison.changes[0].path,
+        "before_ms": step.before_ms_by_recording,
+        "after_ms": step.after_ms_by_recording,
+        "spread": statistics.fmean(spreads),
+        "interval_ms": (step.low_ms, step.high_ms),
+        "claims": _said(claims),
+        "claims_of_one_recording": _said([one for one in _changes(alone) if one.claimed]),
+        "differences_of_one_recording": _said([one for one in _changes(alone) if one.differs]),
     }
-    if planted:
-        path = planted["path"]
-        found = [c.verdict for c in claims if c.kind == "module" and c.path == path]
-        others = {c.path for c in claims if c.kind == "module"} - {path}
-        record |= {"planted": planted, "found": "slower" in found, "others": sorted(others)}
+    if not planted:
+        every = [*before, *after]
+        claims_of_splits = [
+            _said([one for one in _changes(backspot.compare(*sides)) if one.claimed])
+            for sides in _splits(every)
+        ]
+        return record | {"claims_of_splits": claims_of_splits}
+    modules = {one.path for one in claims if one.kind == "module" and one.verdict == "slower"}
+    in_step, in_module = step.verdict == "slower", planted["path"] in modules
+    record |= {"planted": planted, "in_step": in_step, "in_module": in_module}
+    record["others"] = sorted(
+        {one.path for one in claims if one.kind == "module"} - {planted["path"]}
+    )
     return record
 
 
+def _splits(recordings: Sequence[Path]) -> Iterator[tuple[list[Path], list[Path]]]:
+    """Yield each way to make two sides of equal recordings; most were not made in turns."""
+    first, *others = recordings
+    for chosen in itertools.combinations(others, len(recordings) // 2 - 1):
+        yield [first, *chosen], [one for one in others if one not in chosen]
+
+
 def _judge(folder: Path) -> Figures:
-    """Compare all pairs of a folder."""
+    """Compare all pairs of a folder whose sides are complete."""
     plants_file = folder / "plants.json"
     plants = json.loads(plants_file.read_text()) if plants_file.exists() else {}
     results: dict[str, list[Record]] = {}
-    for case, number, before, after in _pairs(folder):
-        planted = plants.get(f"slower.{number}", {}) if case == "slower" else {}
-        record = {"pair": number, **_compared(before, after, planted)}
-        results.setdefault(case, []).append(record)
+    named = {path.name.split(".")[1] for path in folder.glob("*.report.json")}
+    for pair in sorted(map(int, named)):
+        for case in _CASES:
+            before, after = _sides(folder, case, pair)
+            if len(before) < 2 or len(before) != len(after):
+                continue
+            planted = plants.get(str(pair), {}) if case == "slower" else {}
+            record = {"pair": pair, **_compared(before, after, planted)}
+            results.setdefault(case, []).append(record)
     if not results:
-        raise UsageError(f"{folder} has no pair of recordings")
+        raise UsageError(f"{folder} has no pair with two recordings or more on each side")
     summary = {case: _summary(records) for case, records in results.items()}
     rows = [{"case": _CASES[case], **one} for case, one in summary.items()]
     return {"rows": rows, "summary": summary, "pairs": results}
 
 
 def _summary(records: Sequence[Record]) -> Record:
-    claims = [{kind for kind, *_ in record["claims"]} for record in records]
+    spreads = sorted(record["spread"] for record in records)
+    changes = sorted(
+        abs(statistics.fmean(record["after_ms"]) / statistics.fmean(record["before_ms"]) - 1)
+        for record in records
+    )
     summary: Record = {
         "pairs": len(records),
-        "with_a_claim": sum(bool(kinds) for kinds in claims),
-        "whole_claimed": sum(bool(kinds - {"module", "node", "unowned"}) for kinds in claims),
+        "recordings_a_side": len(records[0]["before_ms"]),
+        "spread_of_recordings": statistics.median(spreads),
+        "largest_spread": spreads[-1],
+        "change_of_step": statistics.median(changes),
+        "largest_change": changes[-1],
     }
-    if "found" in records[0]:
-        summary["found"] = sum(record["found"] for record in records)
-        summary["another_module"] = sum(bool(record["others"]) for record in records)
-        missed = [r["planted"]["path"] for r in records if not r["found"]]
-        summary["missed"] = dict(Counter(missed).most_common())
-    else:
-        summary["another_module"] = sum("module" in kinds for kinds in claims)
-    return summary
+    if "planted" in records[0]:
+        found = [record["in_step"] or record["in_module"] for record in records]
+        missed = Counter(
+            record["planted"]["path"]
+            for record, is_found in zip(records, found, strict=True)
+            if not is_found
+        )
+        return summary | {
+            "found": sum(found),
+            "in_step": sum(record["in_step"] for record in records),
+            "in_module": sum(record["in_module"] for record in records),
+            "another_module": sum(bool(record["others"]) for record in records),
+            "missed": dict(missed.most_common()),
+        }
+    kinds = [{kind for kind, *_ in record["claims"]} for record in records]
+    return summary | {
+        "with_a_claim": sum(map(bool, kinds)),
+        "splits": sum(len(record["claims_of_splits"]) for record in records),
+        "splits_with_a_claim": sum(
+            bool(claims) for record in records for claims in record["claims_of_splits"]
+        ),
+        "step_claimed": sum("step" in one for one in kinds),
+        "module_claimed": sum("module" in one for one in kinds),
+        "with_a_claim_of_one_recording": sum(
+            bool(record["claims_of_one_recording"]) for record in records
+        ),
+        "one_recording_differs": sum(
+            bool(record["differences_of_one_recording"]) for record in records
+        ),
+    }
 
 
 def options(parser: argparse.ArgumentParser) -> None:
     judged_again(parser)
-    parser.add_argument("--pairs", type=int, help="pairs of each case (default: 20)")
+    parser.add_argument("--pairs", type=int, help="pairs of each case (default: 50)")
+    parser.add_argument("--runs", type=int, default=3, help="recordings a side (default: 3)")
     parser.add_argument("--percent", type=float, default=10, help="how much slower (default: 10)")
 
 
@@ -311,7 +374,7 @@ def answer(run: Run) -> Figures:
         serve(_recording(run.device, run.small))
         raise SystemExit(0)
     cases = run.choose(_CASES, _DEFAULT) if run.cases or run.listed else list(_DEFAULT)
-    run.pairs = run.pairs or (1 if run.small else 20)
+    run.pairs = run.pairs or (1 if run.small else 50)
     with recordings(run) as (folder, wanted):
         ends = _record(run, cases, folder) if wanted else []
         failed = {end: {"end": end} for end in ends if end != "done"}

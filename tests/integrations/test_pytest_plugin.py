@@ -152,7 +152,7 @@ def noisy():
 
     return step, model
 
-backward_budget(*noisy(), against=training(1, 1), steps=8, warmup=1)
+backward_budget(*noisy(), against=noisy(), steps=8, warmup=1)
 """
 
 

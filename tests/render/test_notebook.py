@@ -157,7 +157,7 @@ def test_no_name_becomes_markup_in_a_notebook(before, after):
 def test_a_comparison_shows_itself_in_a_notebook():
     slower = report(vit_rows(drop=18_000_000))
     text = Markup(backspot.compare(vit(), slower)._repr_html_()).text
-    assert "The backward got slower" in text
+    assert "These two recordings differ by +" in text
     assert "patch_drop" in text
     assert "the whole backward" in text
 

@@ -1,38 +1,65 @@
-"""Compare two traces or saved reports: what got slower, and what is only noise.
+"""Compare recordings before and after a change: what differs, and what is noise.
 
 BEFORE and AFTER are traces, as for show, or reports that were saved as .json.
 Two folders with the traces of several ranks are compared as jobs, and so are
 two answers of ranks that were saved as .json.
-With --fail-above, the exit code is 8 if the step or its backward got slower by
-more than PERCENT and by more than the noise. If the noise is too large to tell,
-a warning on standard error gives the noise and the limit, and the exit code is
-0, or 9 with --strict. A single step on either side cannot tell.
+
+One recording a side tells by how much these two recordings differ. Whether the
+code is slower, three or more a side tell, with -- between the sides: each from
+a process of its own, recorded in turns.
+
+With --fail-above, the exit code is 8 if the step or its backward takes longer
+by more than PERCENT and by more than the noise: in the code with three
+recordings a side, else in these recordings, which a busy machine makes longer
+too. If the noise is too large to tell, a warning on standard error gives the
+noise and the limit, and the exit code is 0, or 9 with --strict. A single step
+in a recording cannot tell.
 
 Example:
   backspot diff before.json.gz after.json.gz
-  backspot diff main.json branch.json --fail-above 5 --format md >> comment.md
+  backspot diff main*.json -- branch*.json --fail-above 5
+  backspot diff main.json branch.json --format md >> comment.md
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from backspot.commands._console import add_format, count, print_result
 
 if TYPE_CHECKING:
+    from backspot.results.comparison import Change, Comparison
     from backspot.results.job import JobReport
     from backspot.results.report import Report
 
 EXIT_CODES = (3, 4, 5, 8, 9)
+_BETWEEN = "\0--"
+"""Stands for ``--`` between the sides; no argument of a program contains a NUL."""
+
+
+def worded(words: Sequence[str]) -> list[str]:
+    """Return the words of the command line with a ``--`` that the parser leaves in its place.
+
+    To the parser, ``--`` ends the options; here it stands between the sides, and options may
+    follow.
+    """
+    return [_BETWEEN if word == "--" else word for word in words]
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("before", metavar="BEFORE", help="a trace, a saved report (.json), or -")
     parser.add_argument("after", metavar="AFTER", help="the same, recorded after the change")
+    parser.add_argument(
+        "more",
+        nargs="*",
+        metavar="MORE",
+        help="several on each side, as BEFORE BEFORE BEFORE -- AFTER AFTER AFTER",
+    )
     parser.add_argument(
         "--top",
         type=count,
@@ -44,7 +71,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "--fail-above",
         type=_percent,
         metavar="PERCENT",
-        help="exit with 8 if the step or its backward got slower by more than this and the noise",
+        help="exit with 8 if the step or its backward takes longer by more than this and the noise",
     )
     parser.add_argument(
         "--strict",
@@ -54,46 +81,97 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Read both, compare and print."""
+    """Read all recordings, compare and print."""
     from backspot.commands._console import complain, flush_output
     from backspot.comparison.compare import compare
     from backspot.comparison.judge import too_noisy
     from backspot.errors import SlowerError, TooNoisyError, UsageError
     from backspot.render.view import View
 
-    if args.before == args.after == "-":
+    befores, afters = _sides([args.before, args.after, *args.more])
+    if [*befores, *afters].count("-") > 1:
         raise UsageError("only one of BEFORE and AFTER can be standard input")
     if args.strict and args.fail_above is None:
         raise UsageError("--strict needs a limit: add --fail-above PERCENT")
-    (before, was), (after, now) = _read(args.before), _read(args.after)
-    comparison = compare(before, after, names=_told_apart(was, now))
+    (before, was), (after, now) = _read(befores), _read(afters)
+    names = _told_apart(was[0], now[0]) if len(was) == len(now) == 1 else ("", "")
+    comparison = compare(before, after, names=names)
     print_result(comparison, args, View(), comparison.notes)
     if args.fail_above is None:
         return 0
     if comparison.slower_than(args.fail_above):
         flush_output()
-        slower = max(
-            (one for one in (comparison.step, comparison.whole) if one.verdict == "slower"),
-            key=lambda one: math.inf if one.percent is None else one.percent,
-        )
-        change = "" if slower.percent is None else f" by {slower.percent:.1f}%"
-        what = "step" if slower.kind == "step" else "backward"
-        limit = f"--fail-above {args.fail_above:g}"
-        raise SlowerError(f"the {what} got slower{change}, which {limit} does not allow")
+        raise SlowerError(_told(comparison, args.fail_above))
     unknown = [
         one for one in (comparison.step, comparison.whole) if one.too_noisy_for(args.fail_above)
     ]
     if unknown:
         flush_output()
-        told = f"{too_noisy(unknown[0], args.fail_above)} (--fail-above)"
+        told = f"{too_noisy(unknown[0], args.fail_above, comparison.about)} (--fail-above)"
         if args.strict:
             raise TooNoisyError(told)
         complain(f"warning: {told}")
     return 0
 
 
-def _read(source: str) -> tuple[Report | JobReport, str]:
-    """The report, and the path of what it was read from."""
+def _sides(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The recordings before and after the ``--``; without it, there is one of each."""
+    from backspot.errors import UsageError
+
+    usage = "backspot diff BEFORE … -- AFTER …"
+    if _BETWEEN not in words:
+        if len(words) > 2:
+            raise UsageError(
+                f"{len(words)} recordings, and no -- that tells which are before the change and "
+                f"which after: {usage}"
+            )
+        return [words[0]], [words[1]]
+    at = words.index(_BETWEEN)
+    before, after = list(words[:at]), list(words[at + 1 :])
+    if _BETWEEN in after:
+        raise UsageError(f"-- stands twice: put it once, between the two sides: {usage}")
+    for side, name, where in ((before, "BEFORE", "before"), (after, "AFTER", "after")):
+        if not side:
+            raise UsageError(f"no {name}: name at least one recording {where} the --: {usage}")
+    return before, after
+
+
+def _told(comparison: Comparison, limit: float) -> str:
+    """What is too slow, and whether that is said of the code."""
+
+    def by(change: Change) -> float:
+        return math.inf if change.percent is None else change.percent
+
+    slower = max((one for one in (comparison.step, comparison.whole) if one.exceeds(limit)), key=by)
+    what = "step" if slower.kind == "step" else "backward"
+    allowed = f"--fail-above {limit:g} does not allow"
+    if comparison.about == "code":
+        change = "" if slower.percent is None else f" by {slower.percent:.1f}%"
+        return f"the {what} got slower{change}, which {allowed}"
+    change = "" if slower.percent is None else f"{slower.percent:.1f}% "
+    return (
+        f"the {what} took {change}longer in the recording after, which {allowed}; three "
+        "recordings on each side tell whether that is the code"
+    )
+
+
+def _read(sources: Sequence[str]) -> tuple[list[Report | JobReport], list[str]]:
+    """The reports, and the paths of what they were read from."""
+    each = [_read_one(source) for source in sources]
+    if len(each) == 1:
+        return [each[0][0]], [each[0][1]]
+    from dataclasses import replace
+
+    from backspot.results.report import Report
+
+    named = [
+        replace(report, trace=Path(path).name) if isinstance(report, Report) else report
+        for report, path in each
+    ]
+    return named, [path for _, path in each]
+
+
+def _read_one(source: str) -> tuple[Report | JobReport, str]:
     from backspot.commands._source import is_job, is_report, read
     from backspot.job.gather import ranks
     from backspot.results.job import JobReport

@@ -1,24 +1,30 @@
-"""Two reports on one clock: real times cannot be compared with recorded ones."""
+"""Reports on one clock: real times cannot be compared with recorded ones."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from backspot.results.report import Report
 
-_AS_RECORDED = (
-    "Only the report {} has times without the profiler, so both are compared as they were recorded."
-)
+_AS_RECORDED = "times without the profiler, so {} are compared as they were recorded."
 
 
-def on_one_clock(before: Report, after: Report) -> tuple[Report, Report, str]:
-    """Return both reports with times of one clock, and a note if one of them was changed."""
-    if before.clock == after.clock:
-        return before, after, ""
-    if before.clock == "real":
-        return as_recorded(before), after, _AS_RECORDED.format("before")
-    return before, as_recorded(after), _AS_RECORDED.format("after")
+def on_one_clock(
+    before: Sequence[Report], after: Sequence[Report]
+) -> tuple[list[Report], list[Report], str]:
+    """Return both sides with times of one clock, and a note if some of them were changed."""
+    real = [[report.clock == "real" for report in side] for side in (before, after)]
+    if all(map(all, real)) or not any(map(any, real)):
+        return list(before), list(after), ""
+    if len(before) == len(after) == 1:
+        only = "before" if real[0][0] else "after"
+        note = f"Only the report {only} has {_AS_RECORDED.format('both')}"
+    else:
+        note = f"Some recordings have no {_AS_RECORDED.format('all')}"
+    recorded = [[as_recorded(report) for report in side] for side in (before, after)]
+    return recorded[0], recorded[1], note
 
 
 def as_recorded(report: Report) -> Report:

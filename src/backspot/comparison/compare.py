@@ -1,112 +1,175 @@
-"""Compare two reports: the step, its phases and the backward module by module, with cautions."""
+"""Compare two sides: the step, its phases and the backward module by module, with cautions."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from statistics import median
-from typing import Any, Literal, get_args
+from statistics import fmean, median
+from typing import Any, Literal, TypeAlias, get_args
 
 from backspot.comparison.align import aligned
 from backspot.comparison.clocks import on_one_clock
 from backspot.comparison.jobs import compare_jobs
-from backspot.comparison.judge import Cost, Noise, build, by_size, of_whole, warnings_of_both
-from backspot.comparison.noise import Times
+from backspot.comparison.judge import (
+    Cost,
+    Noise,
+    build,
+    by_size,
+    left_out_of,
+    of_whole,
+    side_of,
+    warnings_of_sides,
+)
+from backspot.comparison.noise import ENOUGH, Runs, Times
 from backspot.errors import UsageError
 from backspot.formatting import counted, quoted
-from backspot.results.comparison import (
-    Change,
-    ChangeKind,
-    Comparison,
-    Move,
-    Side,
-)
-from backspot.results.costs import PhaseName, Row
+from backspot.results.comparison import Change, ChangeKind, Comparison, Move
+from backspot.results.costs import Phase, PhaseName, Row
 from backspot.results.job import JobReport
 from backspot.results.report import Report
+
+Recorded: TypeAlias = "Report | JobReport | str | os.PathLike[str]"
+"""A recording, or the path of a saved one."""
 
 _LEAST_PHASE = 0.01
 """Share of the step below which a phase's change is not claimed."""
 LEFT_OUT = "(rows left out)"
 NO_NODE = "(no autograd node)"
 
+Reports: TypeAlias = Sequence[Report]
+_Rows: TypeAlias = Sequence["Row | None"]
+"""A module in each recording of a side; ``None`` where it is not."""
+
 
 def compare(
-    before: Report | JobReport, after: Report | JobReport, *, names: tuple[str, str] = ("", "")
+    before: Recorded | Sequence[Recorded],
+    after: Recorded | Sequence[Recorded],
+    *,
+    names: tuple[str, str] = ("", ""),
 ) -> Comparison:
-    """Compare two reports: the step, its phases, and the backward module by module.
+    """Compare two sides: the step, its phases, and the backward module by module.
+
+    A side is one recording or several of the same code. One on each side tells by how much these
+    recordings differ (``longer``, ``shorter``), give or take the noise of their steps; a busier
+    machine differs as well. From three on each side on, each of a process of its own and recorded
+    in turns, it tells how much slower or faster the code is (``slower``, ``faster``).
 
     Modules are matched by path, also where they moved or were renamed and the match is unambiguous.
-    They are compared by GPU time, or without it by clock time. A change is claimed (``slower`` or
-    ``faster``) beyond the noise and beyond what all modules have in common; ``docs/json.md`` has
-    the limits. With one step on a side nothing is claimed. Without module labels, autograd nodes
-    are compared by name, and no change of them is claimed.
+    They are compared by GPU time, or without it by clock time; ``docs/json.md`` has the limits.
+    Times are real ones where all recordings have them, else recorded ones. With one step in a
+    recording there is no verdict. Without module labels, autograd nodes are compared by name, and
+    there is no verdict on them.
 
     Two jobs of many ranks are compared by clock time, on their typical rank: the median of each
     module, forward and backward, and of the waits. ``Comparison.ranks`` has each rank's own time.
 
     Args:
-        before: The first report, or the first job.
-        after: The second one, of the same kind.
+        before: A report or a job, the path of a saved one (``.json``), or a list of several.
+        after: The same, of the same kind.
         names: Names of the two, such as ``("main", "branch")``. Default: what was read.
 
     Returns:
         The comparison, with times in milliseconds per step.
 
     Raises:
-        UsageError: If ``before`` and ``after`` are not two reports or two jobs, or ``names`` is
-            invalid.
+        UsageError: If a side is empty, ``before`` and ``after`` are not two sides of reports or of
+            jobs, several recordings are of several devices, or ``names`` is invalid.
+        SourceNotFoundError: If a path cannot be read.
+        NotATraceError: If there is no saved report at a path.
 
     Example:
         >>> before = backspot.locate("main.trace.json.gz")
         >>> after = backspot.locate("branch.trace.json.gz")
         >>> print(backspot.compare(before, after))
-        The step got slower by 20%: 31.7 ms before, 38.2 ms after, per step; ...
+        The step took 20% longer in the recording after: 31.7 ms before, 38.2 ms after, ...
+        >>> mains, branches = ([f"{name}{run}.json" for run in "123"] for name in "ab")
+        >>> print(backspot.compare(mains, branches))
+        The step got slower by 20% ± 4: 31.7 ms before, 38.2 ms after, ...
     """
-    for report in (before, after):
-        if not isinstance(report, (Report, JobReport)):
-            raise UsageError(
-                f"compare takes two reports, not {type(report).__name__}: backspot.locate(trace) "
-                "or backspot.Report.load(path) gives one"
-            )
+    sides = _side(before, "before"), _side(after, "after")
     if (
         not isinstance(names, (tuple, list))
         or len(names) != 2
         or not all(isinstance(name, str) for name in names)
     ):
         raise UsageError(f"names={quoted(names)}: give two texts, what to call before and after")
-    if isinstance(before, JobReport) and isinstance(after, JobReport):
-        return compare_jobs(before, after, names)
-    if isinstance(before, JobReport) or isinstance(after, JobReport):
+    jobs = [[one for one in side if isinstance(one, JobReport)] for side in sides]
+    reports = [[one for one in side if isinstance(one, Report)] for side in sides]
+    if all(jobs) and not any(reports):
+        return compare_jobs(jobs[0], jobs[1], names)
+    if any(jobs):
         raise UsageError(
             "one is a job of many ranks and the other is a report of one: compare two jobs, or the "
             "same rank of both"
         )
+    if len(sides[0]) + len(sides[1]) > 2:
+        _check_devices([*reports[0], *reports[1]])
+    return _compare(reports[0], reports[1], names)
+
+
+def _side(given: Recorded | Sequence[Recorded], name: str) -> list[Report | JobReport]:
+    several = list(given) if isinstance(given, (list, tuple)) else [given]
+    if not several:
+        raise UsageError(f"{name} is empty: give a report, or a list of them")
+    return [_report(one) for one in several]
+
+
+def _report(given: object) -> Report | JobReport:
+    if isinstance(given, (Report, JobReport)):
+        return given
+    if isinstance(given, (str, os.PathLike)):
+        return Report.load(given)
+    raise UsageError(
+        f"compare takes two reports, or two lists of them, not {type(given).__name__}: "
+        "backspot.locate(trace) or backspot.Report.load(path) gives one"
+    )
+
+
+def _check_devices(reports: Reports) -> None:
+    """Refuse recordings of several devices, as their mean is that of nothing."""
+    known: dict[str, Report] = {}
+    for report in reports:
+        device = report.recorded.get("device", "")
+        known.setdefault(device or ("a GPU" if report.has_gpu else "a CPU"), report)
+    if len({report.has_gpu for report in reports}) > 1 or len(known) > 1:
+        (device, one), (other, another) = list(known.items())[:2]
+        raise UsageError(
+            f"{quoted(one.trace)} is of {device} and {quoted(another.trace)} of {other}: several "
+            "recordings a side must all be of one device; leave out those of the other"
+        )
+
+
+def _compare(before: Reports, after: Reports, names: tuple[str, str]) -> Comparison:
     before, after, other_clock = on_one_clock(before, after)
     by: Literal["module", "node"] = (
-        "module" if _names_modules(before) and _names_modules(after) else "node"
+        "module" if all(map(_names_modules, (*before, *after))) else "node"
     )
-    noise = Noise(Cost.of(before), Cost.of(after), by_gpu=before.has_gpu and after.has_gpu)
+    noise = Noise(
+        Cost.of(before, before),
+        Cost.of(after, after),
+        by_gpu=all(report.has_gpu for report in (*before, *after)),
+        wholes=1 + len({phase.name for one in (*before, *after) for phase in one.phases}),
+    )
     moves: tuple[Move, ...] = ()
     unlike: tuple[str, ...] = ()
     if by == "node":
-        changes = [*_by_node(before, after)]
+        changes = [*_by_node(before, after, noise)]
     else:
         pairs, moves = _pairs(before, after)
         shared = [(was, now) for was, now in pairs if was and now]
         same = [pair for pair in shared if _is_same_work(*pair)]
-        noise = noise.with_shifts(
-            [(Cost.of(was), Cost.of(now)) for was, now in same],
+        noise = noise.with_modules(
+            [(Cost.of(was, before), Cost.of(now, after)) for was, now in same],
+            len(pairs),
             work_differs=len(same) < len(pairs),
         )
-        changes = [_of_module(was, now, noise) for was, now in pairs]
+        changes = [_of_module(was, now, before, after, noise) for was, now in pairs]
         changes += _unowned(before, after, noise)
         unlike = tuple(_other_work(pairs)) if shared else (_UNLIKE,)
     changes.sort(key=by_size)
-    was, now = (Times(report.step_ns, report.step_ns_by_step) for report in (before, after))
-    step = of_whole("step", "", was, now, noise)
+    step = of_whole("step", "", _steps(before), _steps(after), noise)
     whole = of_whole("whole", "", noise.before.wall, noise.after.wall, noise)
-    threads = "" if before.has_gpu else ", on one thread (OMP_NUM_THREADS=1)"
     return Comparison(
         step=step,
         phases=tuple(_phases(before, after, noise)),
@@ -114,35 +177,68 @@ def compare(
         changes=tuple(changes),
         by=by,
         moves=moves,
-        before=Side(before.trace, before.steps, before.step_unit, names[0]),
-        after=Side(after.trace, after.steps, after.step_unit, names[1]),
+        before=_described(before, names[0]),
+        after=_described(after, names[1]),
         notes=(
             *unlike,
             *noise.common(),
             *([other_clock] if other_clock else []),
-            *_cautions(before, after, by),
-            *([_TOO_NOISY.format(threads)] if step.is_noisy or whole.is_noisy else []),
+            *_cautions(before, after, by, noise),
+            *([_too_noisy(noise)] if step.is_noisy or whole.is_noisy else []),
         ),
+        about=noise.about,
+        clock=before[0].clock,
     )
 
 
-def _is_same_work(was: Row, now: Row) -> bool:
-    return was.class_name == now.class_name and not _differ_in_calls(was, now)
+def _steps(reports: Reports) -> Runs:
+    """Return what a step takes in each recording: a real one, where it was timed."""
+    return [
+        Times(report.step_ns, report.unprofiled_step_ns_by_step)
+        if report.clock == "real" and len(report.unprofiled_step_ns_by_step) > 1
+        else Times(report.step_ns, report.step_ns_by_step, left_out_of(report))
+        for report in reports
+    ]
 
 
-def _differ_in_calls(was: Row, now: Row) -> bool:
+def _described(reports: Reports, name: str) -> Any:
+    steps = sum(report.steps for report in reports)
+    return side_of([report.trace for report in reports], steps, reports[0].step_unit, name)
+
+
+_Pair: TypeAlias = "tuple[_Rows | None, _Rows | None]"
+
+
+def _any_of(rows: _Rows) -> Row:
+    return next(row for row in rows if row is not None)
+
+
+def _calls(rows: _Rows) -> float:
+    """Return the calls of a module, the mean over the recordings that have it."""
+    return fmean(row.calls for row in rows if row is not None)
+
+
+def _is_same_work(was: _Rows, now: _Rows) -> bool:
+    alike = _any_of(was).class_name == _any_of(now).class_name
+    return alike and not _differ_in_calls(was, now)
+
+
+def _differ_in_calls(was: _Rows, now: _Rows) -> bool:
     """Return whether a module is called more or less often; less than half a call is chance."""
-    return abs(now.calls - was.calls) >= 0.5
+    return abs(_calls(now) - _calls(was)) >= 0.5
 
 
-def _other_work(pairs: Sequence[tuple[Row | None, Row | None]]) -> Iterator[str]:
+def _other_work(pairs: Sequence[_Pair]) -> Iterator[str]:
     """Yield a note if modules are new or gone, or are called more or less often."""
     both = [(was, now) for was, now in pairs if was and now]
     other = [pair for pair in both if _differ_in_calls(*pair)]
     said = []
     if other:
-        was, now = max(other, key=lambda pair: abs(pair[1].wall_ns - pair[0].wall_ns))
-        said.append(f"{now.label} is called {now.calls:.3g} times per step, {was.calls:.3g} before")
+        was, now = max(other, key=lambda pair: abs(_wall(pair[1]) - _wall(pair[0])))
+        said.append(
+            f"{_any_of(now).label} is called {_calls(now):.3g} times per step, "
+            f"{_calls(was):.3g} before"
+        )
         if len(other) > 1:
             said.append(f"{counted(len(other) - 1, 'more module')} with other calls")
     for side, what in ((1, "new"), (0, "gone")):
@@ -152,75 +248,109 @@ def _other_work(pairs: Sequence[tuple[Row | None, Row | None]]) -> Iterator[str]
         yield f"The work differs: {'; '.join(said)}."
 
 
+def _wall(rows: _Rows) -> float:
+    return fmean(row.wall_ns if row else 0 for row in rows)
+
+
 _UNLIKE = "The two reports share no module: they are of different models."
-_TOO_NOISY = "The steps vary too much to compare: record both on an idle machine{}."
+
+
+def _too_noisy(noise: Noise) -> str:
+    one_thread = "" if noise.by_gpu else ", on one thread (OMP_NUM_THREADS=1)"
+    if noise.about == "code":
+        return (
+            "The recordings of a side vary too much to compare: record more on each side, in "
+            f"turns, on an idle machine{one_thread}."
+        )
+    return f"The steps vary too much to compare: record more steps, on an idle machine{one_thread}."
 
 
 # The step ----------------------------------------------------------------------------------------
 
 
-def _phases(before: Report, after: Report, noise: Noise) -> Iterator[Change]:
-    """Yield the change of each phase, if both reports have phases."""
-    if not before.phases or not after.phases:
+def _phases(before: Reports, after: Reports, noise: Noise) -> Iterator[Change]:
+    """Yield the change of each phase, if all reports have phases."""
+    if not all(report.phases for report in (*before, *after)):
         return
     old, new = (
-        {phase.name: Times(phase.wall_ns, phase.wall_ns_by_step) for phase in report.phases}
-        for report in (before, after)
+        [{phase.name: phase for phase in report.phases} for report in side]
+        for side in (before, after)
     )
-    least = _LEAST_PHASE * max(before.step_ns, after.step_ns)
+    least = _LEAST_PHASE * max(fmean(one.step_ns for one in side) for side in (before, after))
+
+    def times(
+        name: PhaseName, reports: Reports, phases: Sequence[Mapping[PhaseName, Phase]]
+    ) -> Runs:
+        return Cost.of([known.get(name) for known in phases], reports).wall
+
     for name in get_args(PhaseName):
-        if name in old or name in new:
-            was = old.get(name, Times(0, (0,) * before.steps))
-            now = new.get(name, Times(0, (0,) * after.steps))
+        if any(name in known for known in (*old, *new)):
+            was, now = times(name, before, old), times(name, after, new)
             yield of_whole("phase", name, was, now, noise, least)
 
 
 # The backward ------------------------------------------------------------------------------------
 
 
-def _pairs(
-    before: Report, after: Report
-) -> tuple[list[tuple[Row | None, Row | None]], tuple[Move, ...]]:
-    """Return the modules of both reports in pairs, ``None`` for gone and new, and the moves."""
-    old, new = _by_path(before, after)
-    paths, moves = aligned(old, new)
-    pairs = [
+def _pairs(before: Reports, after: Reports) -> tuple[list[_Pair], tuple[Move, ...]]:
+    """Return the modules of both sides in pairs, ``None`` for gone and new, and the moves."""
+    rows = _by_path(*before, *after)
+    old, new = (_by_side(some) for some in (rows[: len(before)], rows[len(before) :]))
+    paths, moves = aligned(
+        *({path: _any_of(some) for path, some in side.items()} for side in (old, new))
+    )
+    pairs: list[_Pair] = [
         (None if was is None else old[was], None if now is None else new[now]) for was, now in paths
     ]
     return pairs, moves
 
 
-def _of_module(was: Row | None, now: Row | None, noise: Noise) -> Change:
-    known = next(row for row in (now, was) if row is not None)
-    start = Cost.of(was) if was else Cost.nothing(len(noise.before.wall.by_step))
-    end = Cost.of(now) if now else Cost.nothing(len(noise.after.wall.by_step))
-    judged = noise.of_part(start, end, held_up=True)
+def _by_side(recordings: Sequence[Mapping[str, Row]]) -> dict[str, _Rows]:
+    """Return the rows of each module, one for each recording of a side."""
+    paths = dict.fromkeys(path for rows in recordings for path in rows)
+    return {path: [rows.get(path) for rows in recordings] for path in paths}
+
+
+def _of_module(
+    was: _Rows | None, now: _Rows | None, before: Reports, after: Reports, noise: Noise
+) -> Change:
+    known = _any_of(now or was or ())
+    costs = (
+        Cost.of(was or [None] * len(before), before),
+        Cost.of(now or [None] * len(after), after),
+    )
+    judged = noise.of_part(*costs, held_up=True)
+    before_path = _any_of(was).path if was else None
     return build(
         "module",
         known.path,
-        was.path if was else None,
+        before_path,
         known.class_name,
-        (start, end),
+        costs,
         judged,
-        by_gpu=noise.by_gpu,
+        noise,
         gone=now is None,
     )
 
 
-def _unowned(before: Report, after: Report, noise: Noise) -> Iterator[Change]:
+def _unowned(before: Reports, after: Reports, noise: Noise) -> Iterator[Change]:
     """Yield the change of what no module owns, by name."""
     sides: list[dict[str, Cost]] = []
-    for report, whole in ((before, noise.before), (after, noise.after)):
-        costs = {row.path: Cost.of(row) for row in report.modules if not row.is_module}
-        rest = whole.without(report.modules)
+    for reports, whole in ((before, noise.before), (after, noise.after)):
+        every = _by_side([{row.label: row for row in report.modules} for report in reports])
+        named = _by_side(
+            [{row.path: row for row in report.modules if not row.is_module} for report in reports]
+        )
+        costs = {path: Cost.of(rows, reports) for path, rows in named.items()}
+        rest = whole.without([Cost.of(rows, reports) for rows in every.values()])
         if rest.is_something:
             costs[LEFT_OUT] = rest
         sides.append(costs)
+    nothing = [Cost.of([None] * len(reports), reports) for reports in (before, after)]
     for name in sorted({*sides[0], *sides[1]}):
-        start = sides[0].get(name, Cost.nothing(before.steps))
-        end = sides[1].get(name, Cost.nothing(after.steps))
+        start, end = (costs.get(name, none) for costs, none in zip(sides, nothing, strict=True))
         judged = noise.of_part(start, end, held_up=False)
-        yield build("unowned", name, name, "", (start, end), judged, by_gpu=noise.by_gpu)
+        yield build("unowned", name, name, "", (start, end), judged, noise)
 
 
 def _by_path(*reports: Report) -> list[dict[str, Row]]:
@@ -236,18 +366,27 @@ def _by_path(*reports: Report) -> list[dict[str, Row]]:
     ]
 
 
-def _by_node(before: Report, after: Report) -> Iterator[Change]:
-    sides = [{op.name: op.wall_ns for op in report.operators} for report in (before, after)]
-    for report, times in zip((before, after), sides, strict=True):
-        rest = report.wall_ns - sum(times.values())
-        if rest:
-            times[NO_NODE] = times.get(NO_NODE, 0) + rest
-    for name in sorted({*sides[0], *sides[1]}):
-        start, end = (Cost(Times(times.get(name, 0), ()), Times(0, ())) for times in sides)
+def _by_node(before: Reports, after: Reports, noise: Noise) -> Iterator[Change]:
+    sides = [[_nodes(report) for report in reports] for reports in (before, after)]
+    every = {name for side in sides for times in side for name in times}
+    known = [{name for times in side for name in times} for side in sides]
+    for name in sorted(every):
+        start, end = (
+            Cost.of_clock([Times(times.get(name, 0), ()) for times in side]) for side in sides
+        )
         kind: ChangeKind = "unowned" if name == NO_NODE else "node"
-        before_name = name if name in sides[0] or name == NO_NODE else None
-        gone = name not in sides[1] and name != NO_NODE
-        yield build(kind, name, before_name, "", (start, end), ("wall", None), gone=gone)
+        before_name = name if name in known[0] or name == NO_NODE else None
+        gone = name not in known[1] and name != NO_NODE
+        by_clock = replace(noise, by_gpu=False)
+        yield build(kind, name, before_name, "", (start, end), ("wall", None), by_clock, gone=gone)
+
+
+def _nodes(report: Report) -> dict[str, int]:
+    """Return the time of each autograd node by name, and what they leave over."""
+    times = {op.name: op.wall_ns for op in report.operators}
+    if rest := report.wall_ns - sum(times.values()):
+        times[NO_NODE] = times.get(NO_NODE, 0) + rest
+    return times
 
 
 def _names_modules(report: Report) -> bool:
@@ -255,28 +394,51 @@ def _names_modules(report: Report) -> bool:
     return any(row.is_module for row in report.modules)
 
 
-def _cautions(before: Report, after: Report, by: str) -> Iterable[str]:
+# Cautions ----------------------------------------------------------------------------------------
+
+
+def _cautions(before: Reports, after: Reports, by: str, noise: Noise) -> Iterable[str]:
     """Yield what to know before trusting the numbers, one note at a time."""
-    for warning in warnings_of_both(before.warnings, after.warnings):
+    for warning in warnings_of_sides(before, after):
         if by == "module" or "names no modules" not in warning:
             yield warning
     if by == "node":
-        if _names_modules(before) or _names_modules(after):
-            unnamed = "after" if _names_modules(before) else "before"
-            yield f"The recording {unnamed} names no modules, so {_BY_NODE}"
+        named = [any(map(_names_modules, side)) for side in (before, after)]
+        if any(named):
+            side = "after" if named[0] else "before"
+            yield f"The recording {side} names no modules, so {_BY_NODE}"
         else:
             yield f"Neither recording names modules, so {_BY_NODE}"
-    if min(before.steps, after.steps) < 2:
+    fewest = min(report.steps for report in (*before, *after))
+    if fewest < 2:
         yield "One step has no spread: record several on both sides to tell a change from noise."
-    elif min(before.steps, after.steps) < 4:
+    elif fewest < 4:
         yield "Two or three steps show only large changes. profile(steps=10) records more."
-    if before.step_unit != after.step_unit:
+    units = [{report.step_unit for report in side} for side in (before, after)]
+    if len(units[0] | units[1]) > 1:
+        said = [" or ".join(sorted(side)) for side in units]
         yield (
-            f"The steps differ in kind: {before.step_unit} before, {after.step_unit} after. "
+            f"The steps differ in kind: {said[0]} before, {said[1]} after. "
             "Times per step may not be comparable."
         )
-    if before.has_gpu != after.has_gpu:
-        yield f"Only the recording {'before' if before.has_gpu else 'after'} has GPU work."
+    if before[0].has_gpu != after[0].has_gpu:
+        yield f"Only the recording {'before' if before[0].has_gpu else 'after'} has GPU work."
+    if noise.about == "code":
+        yield from _in_turns(before, after)
+    elif max(len(before), len(after)) > 1:
+        yield f"{ENOUGH} recordings or more on each side tell what is the code."
+
+
+def _in_turns(before: Reports, after: Reports) -> Iterator[str]:
+    """Yield a note if all recordings of one side were made before those of the other."""
+    times = [[report.recorded.get("time", "") for report in side] for side in (before, after)]
+    if not all(times[0] + times[1]):
+        return
+    if max(times[0]) < min(times[1]) or max(times[1]) < min(times[0]):
+        yield (
+            "All of one side was recorded before the other, so what the machine did in between "
+            "counts as the code: record in turns, one of each side after the other."
+        )
 
 
 _BY_NODE = (
@@ -304,8 +466,12 @@ def scaled_to(after: Report, before: Report) -> tuple[Report, str]:
 
     A slowdown of everything at once looks like another machine, and nothing here tells them apart.
     """
-    matched, _ = _pairs(before, after)
-    pairs = [(was, now) for was, now in matched if was and now and _is_same_work(was, now)]
+    matched, _ = _pairs([before], [after])
+    pairs = [
+        (_any_of(was), _any_of(now))
+        for was, now in matched
+        if was and now and _is_same_work(was, now)
+    ]
     wall, modules = _factor(before, after, "wall_ns", pairs)
     gpu, _ = _factor(before, after, "gpu_ns", pairs)
     if modules < _FEWEST:

@@ -6,72 +6,95 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import get_args
 
-from backspot.comparison.noise import Interval, Limits, Shift, Times, common_shift, interval
+from backspot.comparison.noise import (
+    Common,
+    Interval,
+    Limits,
+    Runs,
+    Times,
+    common_to,
+    interval,
+    is_about_code,
+    mean_of,
+)
 from backspot.formatting import MINUS, duration
-from backspot.results.comparison import Change, ChangeKind, Time, Verdict
-from backspot.results.costs import Row
-from backspot.results.report import Report
+from backspot.results.comparison import About, Change, ChangeKind, Side, Time, Verdict
+from backspot.results.costs import Phase, Row
+from backspot.results.job import JobReport
+from backspot.results.report import Report, StepUnit
 
 _SHARE, _LEAST = 0.02, 0.005
 """Shares of a module's clock time and of the backward below which no change is claimed."""
 _GPU_SHARE, _GPU_LEAST = 0.05, 0.001
 """The same of GPU times."""
 _HELD_UP_SHARE, _HELD_UP_LEAST = 0.1, 0.05
-"""The same of clock times where both reports have GPU times."""
+"""The same of clock times where both sides have GPU times."""
 _ALIKE = 0.05
 """Common change of all modules from which a note says so."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one thing takes in the backward, in clock time and in device time."""
+    """What one thing takes in the recordings of a side, in clock time and in device time."""
 
-    wall: Times
-    gpu: Times
-
-    @classmethod
-    def of(cls, cost: Report | Row) -> Cost:
-        """Return what a report or a row has."""
-        return cls(
-            Times(cost.wall_ns, cost.wall_ns_by_step), Times(cost.gpu_ns, cost.gpu_ns_by_step)
-        )
+    wall: Runs
+    gpu: Runs
 
     @classmethod
-    def of_clock(cls, by_step: Sequence[int], typical: int) -> Cost:
+    def of(cls, costs: Sequence[Report | Row | Phase | None], reports: Sequence[Report]) -> Cost:
+        """Return what each report, or its row or phase, has; ``None`` is nothing."""
+        wall, gpu = [], []
+        for cost, report in zip(costs, reports, strict=True):
+            none, left_out = (0,) * report.steps, left_out_of(report)
+            real = report.unprofiled_step_ns_by_step if report.clock == "real" else ()
+            if cost is None:
+                wall.append(Times(0, none, left_out, real))
+            else:
+                wall.append(Times(cost.wall_ns, cost.wall_ns_by_step, left_out, real))
+            if cost is None or isinstance(cost, Phase):
+                gpu.append(Times(0, none, left_out))
+            else:
+                gpu.append(Times(cost.gpu_ns, cost.gpu_ns_by_step, left_out))
+        return cls(wall, gpu)
+
+    @classmethod
+    def of_clock(cls, runs: Runs) -> Cost:
         """Return what takes clock time only."""
-        return cls(Times(typical, by_step), Times(0, ()))
+        return cls(runs, [Times(0, ()) for _ in runs])
 
     @property
     def is_something(self) -> bool:
         """Whether there is any time, in any step."""
-        return any(times.typical or any(times.by_step) for times in (self.wall, self.gpu))
+        return any(times.typical or any(times.by_step) for times in (*self.wall, *self.gpu))
 
-    def to(self, time: Time) -> Times:
+    def to(self, time: Time) -> Runs:
         """Return one of the two."""
         return self.wall if time == "wall" else self.gpu
 
-    @classmethod
-    def nothing(cls, steps: int) -> Cost:
-        """Return what takes no time in any step."""
-        return cls(Times(0, (0,) * steps), Times(0, (0,) * steps))
+    def without(self, parts: Sequence[Cost]) -> Cost:
+        """Return what parts leave over of a whole."""
 
-    def without(self, rows: Sequence[Row]) -> Cost:
-        """Return what the rows leave over of a whole."""
+        def rest(time: Time) -> Runs:
+            return [
+                replace(
+                    whole,
+                    typical=whole.typical - sum(one.typical for one in of_parts),
+                    by_step=tuple(
+                        ns - sum(one.by_step[step] for one in of_parts)
+                        for step, ns in enumerate(whole.by_step)
+                    ),
+                )
+                for whole, *of_parts in zip(
+                    self.to(time), *(part.to(time) for part in parts), strict=True
+                )
+            ]
 
-        def rest(whole: Times, parts: Sequence[Times]) -> Times:
-            return Times(
-                whole.typical - sum(part.typical for part in parts),
-                tuple(
-                    time - sum(part.by_step[step] for part in parts)
-                    for step, time in enumerate(whole.by_step)
-                ),
-            )
+        return Cost(rest("wall"), rest("gpu"))
 
-        costs = [Cost.of(row) for row in rows]
-        return Cost(
-            rest(self.wall, [cost.wall for cost in costs]),
-            rest(self.gpu, [cost.gpu for cost in costs]),
-        )
+
+def left_out_of(report: Report) -> frozenset[int]:
+    """Return the steps that something held up."""
+    return frozenset(hiccup.step for hiccup in report.hiccups)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +104,9 @@ class Noise:
     Attributes:
         before: The whole backward before.
         after: The whole backward after.
+        by_gpu: Whether all recordings have device work.
+        modules: How many modules are looked at together.
+        wholes: How many phases, and the backward.
         wall: What all modules have in common in clock time.
         gpu: The same in device time.
     """
@@ -88,25 +114,32 @@ class Noise:
     before: Cost
     after: Cost
     by_gpu: bool
-    wall: Shift | None = None
-    gpu: Shift | None = None
+    modules: int = 1
+    wholes: int = 1
+    wall: Common | None = None
+    gpu: Common | None = None
 
-    def with_shifts(
-        self, same: Sequence[tuple[Cost, Cost]], *, work_differs: bool = False
+    @property
+    def about(self) -> About:
+        """What is told apart: the code, or no more than the recordings."""
+        return "code" if is_about_code(self.before.wall, self.after.wall) else "recordings"
+
+    def with_modules(
+        self, same: Sequence[tuple[Cost, Cost]], modules: int, *, work_differs: bool = False
     ) -> Noise:
         """Return the same with what modules of both sides have in common that did the same work.
 
         ``work_differs`` is whether there are other modules, which did other work.
         """
         wall, gpu = (
-            common_shift(
+            common_to(
                 ((was.to(time), now.to(time)) for was, now in same),
-                (self.before.to(time).typical, self.after.to(time).typical),
+                (mean_of(self.before.to(time)), mean_of(self.after.to(time))),
                 work_differs=work_differs,
             )
             for time in get_args(Time)
         )
-        return replace(self, wall=wall, gpu=gpu)
+        return replace(self, modules=max(1, modules), wall=wall, gpu=gpu)
 
     def of_part(self, was: Cost, now: Cost, *, held_up: bool) -> tuple[Time, Interval | None]:
         """Return the time by which a part of the backward is judged, and the interval.
@@ -125,9 +158,10 @@ class Noise:
     def _interval(
         self, time: Time, was: Cost, now: Cost, share: float, least: float
     ) -> Interval | None:
-        whole = max(self.before.to(time).typical, self.after.to(time).typical)
-        shift = self.wall if time == "wall" else self.gpu
-        return interval(was.to(time), now.to(time), shift, Limits(share=share, least=least * whole))
+        whole = max(mean_of(self.before.to(time)), mean_of(self.after.to(time)))
+        common = self.wall if time == "wall" else self.gpu
+        limits = Limits(self.modules, is_module=True, share=share, least=least * whole)
+        return interval(was.to(time), now.to(time), common, limits)
 
     def common(self) -> Iterator[str]:
         """Yield a note if all modules changed alike."""
@@ -143,27 +177,27 @@ class Noise:
 _EVERYTHING = "the machine (its load or clock), or everything (batch size, precision)."
 
 
-def _alike(shift: Shift | None) -> str:
-    if shift is None or abs(shift.common) < max(_ALIKE, shift.scatter):
+def _alike(common: Common | None) -> str:
+    if common is None or abs(common.shift) < max(_ALIKE, common.scatter):
         return ""
-    return f"about {abs(shift.percent):.0f}% {'slower' if shift.common > 0 else 'faster'}"
+    return f"about {abs(common.percent):.0f}% {'slower' if common.shift > 0 else 'faster'}"
 
 
 def by_size(change: Change) -> tuple[bool, float, float, float, str]:
     """Return what to sort changes by: those beyond the noise first, then the largest."""
     _, after, by = change.judged_ms
-    return not change.claimed, -abs(by), -after, -abs(change.change_ms), change.path
+    return not change.differs, -abs(by), -after, -abs(change.change_ms), change.path
 
 
 def of_whole(
-    kind: ChangeKind, name: str, was: Times, now: Times, noise: Noise, least: float = 0.0
+    kind: ChangeKind, name: str, was: Runs, now: Runs, noise: Noise, least: float = 0.0
 ) -> Change:
     """Return the change of the step, of a phase, or of the whole backward."""
-    found = interval(was, now, noise.wall, Limits.of_whole(least))
-    none = Times(0, ())
-    made = build(kind, name, name, "", (Cost(was, none), Cost(now, none)), ("wall", found))
+    found = interval(was, now, None, Limits(1 if kind == "step" else noise.wholes, least=least))
+    costs = Cost.of_clock(was), Cost.of_clock(now)
+    made = build(kind, name, name, "", costs, ("wall", found), noise)
     if kind == "whole" and noise.by_gpu:
-        before, after = (cost.gpu.typical / 1e6 for cost in (noise.before, noise.after))
+        before, after = (mean_of(cost.gpu) / 1e6 for cost in (noise.before, noise.after))
         made = replace(made, before_gpu_ms=before, after_gpu_ms=after)
     return made
 
@@ -175,15 +209,16 @@ def build(
     class_name: str,
     costs: tuple[Cost, Cost],
     judged: tuple[Time, Interval | None],
+    noise: Noise,
     *,
-    by_gpu: bool = False,
     gone: bool = False,
 ) -> Change:
     """Return the change from the first of the costs to the second."""
     was, now = costs
-    time, noise = judged
-    start, end = was.wall.typical, now.wall.typical
-    change = now.to(time).typical - was.to(time).typical
+    time, found = judged
+    by_gpu = noise.by_gpu and kind in ("module", "unowned")
+    start, end = mean_of(was.wall), mean_of(now.wall)
+    change = mean_of(now.to(time)) - mean_of(was.to(time))
     return Change(
         kind=kind,
         path=path,
@@ -193,15 +228,28 @@ def build(
         after_ms=end / 1e6,
         change_ms=end / 1e6 - start / 1e6,
         percent=(end - start) / start * 100 if start else None,
-        before_gpu_ms=was.gpu.typical / 1e6 if by_gpu else None,
-        after_gpu_ms=now.gpu.typical / 1e6 if by_gpu else None,
+        before_gpu_ms=mean_of(was.gpu) / 1e6 if by_gpu else None,
+        after_gpu_ms=mean_of(now.gpu) / 1e6 if by_gpu else None,
         judged_by=time,
-        low_ms=None if noise is None else noise.low / 1e6,
-        high_ms=None if noise is None else noise.high / 1e6,
-        verdict=_verdict(before_path, path, change, noise, gone=gone),
-        before_ns_by_step=() if before_path is None else tuple(was.wall.by_step),
-        after_ns_by_step=() if gone else tuple(now.wall.by_step),
+        low_ms=None if found is None else found.low / 1e6,
+        high_ms=None if found is None else found.high / 1e6,
+        verdict=_verdict(before_path, path, change, found, noise.about, gone=gone),
+        before_ns_by_step=() if before_path is None else _each_step(was.wall),
+        after_ns_by_step=() if gone else _each_step(now.wall),
+        before_ms_by_recording=tuple(times.typical / 1e6 for times in was.to(time)),
+        after_ms_by_recording=tuple(times.typical / 1e6 for times in now.to(time)),
     )
+
+
+def _each_step(runs: Runs) -> tuple[int, ...]:
+    """Return the times of each step, those of several recordings one after the other."""
+    return tuple(ns for times in runs for ns in times.by_step)
+
+
+_BEYOND: dict[About, tuple[Verdict, Verdict]] = {
+    "code": ("slower", "faster"),
+    "recordings": ("longer", "shorter"),
+}
 
 
 def _verdict(
@@ -209,6 +257,7 @@ def _verdict(
     path: str,
     change: float,
     noise: Interval | None,
+    about: About,
     *,
     gone: bool,
 ) -> Verdict:
@@ -217,7 +266,8 @@ def _verdict(
     if gone:
         return "gone"
     if noise is not None and noise.clear:
-        return "slower" if change > 0 else "faster"
+        more, less = _BEYOND[about]
+        return more if change > 0 else less
     if before_path != path:
         return "moved"
     if noise is not None:
@@ -225,17 +275,16 @@ def _verdict(
     return "undecided" if change else "within the noise"
 
 
-def too_noisy(change: Change, percent: float) -> str:
+def too_noisy(change: Change, percent: float, about: About) -> str:
     """Return why nobody can tell whether a change exceeds a limit in percent, and a remedy."""
     asked = f"whether {change.title} got more than {percent:g}% slower"
     noise, before = change.noise_ms, change.judged_ms[0]
     if noise is None:
         return f"too few steps to tell {asked}: record ten steps or more on both sides"
-    larger = noise > before * percent / 100
-    why = "too noisy to tell" if larger else "cannot tell"
-    machine = "" if larger else ", which may be the machine"
+    why = "too noisy to tell" if noise > before * percent / 100 else "cannot tell"
+    more = "recordings on each side" if about == "code" else "steps"
     return (
-        f"{why} {asked}: {measured(change)}{machine}; record both on an idle machine and, on a "
+        f"{why} {asked}: {measured(change)}; record more {more}, on an idle machine and, on a "
         "CPU, with OMP_NUM_THREADS=1, or allow more"
     )
 
@@ -254,10 +303,19 @@ def measured(change: Change) -> str:
     return said
 
 
-def warnings_of_both(before: Sequence[str], after: Sequence[str]) -> Iterator[str]:
+def warnings_of_sides(
+    before: Sequence[Report] | Sequence[JobReport], after: Sequence[Report] | Sequence[JobReport]
+) -> Iterator[str]:
     """Yield each warning once, with the side that has it: ``Before``, ``After`` or ``Both``."""
-    for warning in dict.fromkeys((*before, *after)):
-        if warning in before:
-            yield f"{'Both' if warning in after else 'Before'}: {warning}"
+    old, new = ([text for report in side for text in report.warnings] for side in (before, after))
+    for warning in dict.fromkeys((*old, *new)):
+        if warning in old:
+            yield f"{'Both' if warning in new else 'Before'}: {warning}"
         else:
             yield f"After: {warning}"
+
+
+def side_of(traces: Sequence[str], steps: int, unit: StepUnit, name: str) -> Side:
+    """Return what is said of a side: of several recordings, the first and the last of them."""
+    trace = traces[0] if len(traces) == 1 else " … ".join(dict.fromkeys((traces[0], traces[-1])))
+    return Side(trace, steps, unit, name, len(traces))

@@ -16,6 +16,7 @@ The order in which the files work::
     transfers.py    the same transfer on its two ranks, and clocks of ranks that only transfer
     waiting.py      how long each rank waits in each collective, and how long the transfer takes
     scatter.py      the median of the other ranks, and whether a time is longer, beyond the noise
+    noise.py        how far apart the steps of a rank and of the others must be
     modules.py      the modules over the ranks, and those that take longer on one of them
     replay.py       the job's step after a change, with all ranks together
     findings/       what makes the job slow: the rules

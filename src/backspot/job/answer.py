@@ -10,13 +10,13 @@ from statistics import fmean, median
 import numpy as np
 
 from backspot.analysis.typical import TypicalStep, typical_step
-from backspot.comparison.noise import Limits
 from backspot.errors import UsageError
 from backspot.formatting import counted, visible
 from backspot.job.align import RankClock, align
 from backspot.job.findings import Evidence, find_all
 from backspot.job.matching import are_mixed, common_steps, match_collectives, members
 from backspot.job.modules import PARTS, Table, find_spreads
+from backspot.job.noise import Limits
 from backspot.job.replay import JobReplay
 from backspot.job.roles import Roles, role_of
 from backspot.job.scatter import Others, is_clear, least

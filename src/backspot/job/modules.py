@@ -17,7 +17,7 @@ from typing import get_args
 
 import numpy as np
 
-from backspot.comparison.noise import Limits
+from backspot.job.noise import Limits
 from backspot.job.scatter import Others, is_clear, least, middle, shift_of
 from backspot.job.summary import ModuleTimes, Summary
 from backspot.results.job import ModuleSpread, Part

@@ -2,7 +2,7 @@
 
 Ranks differ from each other for no reason, as recordings do: one process has a busier host, and
 kernels that run beside a waiting collective take longer. So a difference is claimed by the rules of
-``comparison/noise.py``: it exceeds what all modules of that rank have in common, the scatter of the
+``noise.py``: it exceeds what all modules of that rank have in common, the scatter of the
 modules, the uncertainty of the steps and their range.
 
 Of few ranks, the scatter over the ranks is not known, and a difference counts from 2% of the step.
@@ -18,7 +18,7 @@ import math
 
 import numpy as np
 
-from backspot.comparison.noise import Limits, Shift, Times, common_shift, interval
+from backspot.job.noise import Limits, Shift, Times, common_shift, is_apart
 from backspot.trace.events import Ints
 
 
@@ -99,13 +99,11 @@ def least(values: np.ndarray, comparisons: int, step_ns: int) -> np.ndarray:
 def shift_of(was: Ints, now: Ints) -> Shift | None:
     """Return what all modules have in common, of times by module and step."""
     before, after = middle(was), middle(now)
-    # The spread over the steps is left out: one side is a median over ranks.
-    times = ([Times(one, ()) for one in some.tolist()] for some in (before, after))
-    return common_shift(zip(*times, strict=True), (float(before.sum()), float(after.sum())))
+    pairs = zip(before.tolist(), after.tolist(), strict=True)
+    return common_shift(pairs, (float(before.sum()), float(after.sum())))
 
 
 def is_clear(was: Ints, now: Ints, shift: Shift | None, limits: Limits) -> bool:
     """Return whether times by step are longer than those of the other ranks, beyond the noise."""
     before, after = (Times(int(middle(some)), some.tolist()) for some in (was, now))
-    change = interval(before, after, shift, limits)
-    return change is not None and change.clear and after.typical > before.typical
+    return after.typical > before.typical and is_apart(before, after, shift, limits)

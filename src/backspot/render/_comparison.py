@@ -10,12 +10,13 @@ from backspot.formatting import MINUS, counted, decimals_for, duration, visible
 from backspot.render._columns import Column, numbers
 from backspot.render._phases import PHASES
 from backspot.render._words import Part, said
-from backspot.results.comparison import Change, Comparison
+from backspot.results.comparison import Change, Comparison, Side
 from backspot.trace.names import short_node_name
 
 _MOVES = 5  # how many are named
 _RANKS = 8  # how many are shown
 _LEAST = 0.005  # share of the step from which a phase is shown
+_LEAST_PERCENT = 0.05  # from which a percentage is not shown as 0
 _PART = 0.1  # share of a change from which the answer names a part as what changed
 
 FIELDS = (
@@ -39,14 +40,19 @@ FIELDS = (
 
 def recordings(comparison: Comparison) -> list[str]:
     """The unit of the numbers and the two recordings, as a list of facts."""
-    recorded = [f"{when}: {visible(name)}, {steps}" for when, name, steps in sides(comparison)]
-    return ["recorded times in ms per step", *recorded]
+    recorded = [f"{when}: {visible(name)}, {size}" for when, name, size in sides(comparison)]
+    return [f"{comparison.clock} times in ms per step", *recorded]
 
 
 def sides(comparison: Comparison) -> list[tuple[str, str, str]]:
-    """For each side: ``before`` or ``after``, its name, and its number of steps."""
+    """For each side: ``before`` or ``after``, its name, and its number of recordings and steps."""
     sides = (("before", comparison.before), ("after", comparison.after))
-    return [(when, side.label, counted(side.steps, "step")) for when, side in sides]
+    return [(when, side.label, _size(side)) for when, side in sides]
+
+
+def _size(side: Side) -> str:
+    steps = counted(side.steps, "step")
+    return steps if side.recordings == 1 else f"{side.recordings} recordings, {steps}"
 
 
 def left_out(comparison: Comparison, top: int | None) -> Iterator[list[Part]]:
@@ -62,6 +68,15 @@ def left_out(comparison: Comparison, top: int | None) -> Iterator[list[Part]]:
         yield said(f"Moved: {{}} → {{}} ({counted(move.modules, 'module')}).", *ends)
     if len(comparison.moves) > _MOVES:
         yield [("text", f"{counted(len(comparison.moves) - _MOVES, 'more move')}.")]
+    every = (comparison.step, *comparison.phases, comparison.whole, *comparison.changes)
+    if comparison.about == "recordings" and any(change.differs for change in every):
+        yield [("text", _OF_THE_CODE)]
+
+
+_OF_THE_CODE = (
+    "Whether the code is slower, one recording on each side cannot tell: make three of each, in "
+    "turns, and run backspot diff before*.json -- after*.json."
+)
 
 
 def comparison_answer(comparison: Comparison) -> list[Part]:
@@ -73,8 +88,16 @@ def comparison_answer(comparison: Comparison) -> list[Part]:
     if first.claimed:
         parts: list[Part] = [("text", f"The {what} got {first.verdict}")]
         if first.percent is not None:
-            parts += said(" by {}", _percent(abs(first.percent)))
+            parts += said(" by {}", _give_or_take(abs(first.percent), first))
         parts.append(("text", f": {was} before, {now} after, per step"))
+    elif first.differs:
+        parts = [("text", f"{_which(comparison)} differ by ")]
+        if first.percent is None or abs(first.percent) < _LEAST_PERCENT:
+            parts.append(("number", _signed_time(first.change_ms) + _give(first)))
+        else:
+            sign = "+" if first.percent > 0 else MINUS
+            parts.append(("number", sign + _give_or_take(abs(first.percent), first)))
+        parts.append(("text", f": the {what} took {was} before, {now} after, per step"))
     elif first.verdict == "undecided":
         change = ", ".join(filter(None, [share, _signed_time(first.change_ms) + _give(first)]))
         steps = min(comparison.before.steps, comparison.after.steps)
@@ -88,6 +111,20 @@ def comparison_answer(comparison: Comparison) -> list[Part]:
         change = f" ({share})" if share else ""
         parts = said(f"{tell}: the {what} took {{}} before, {{}} after{change}{noise}", was, now)
     return [*parts, *_first_change(comparison, first), ("text", ".")]
+
+
+def _which(comparison: Comparison) -> str:
+    number = comparison.before.recordings + comparison.after.recordings
+    return "These two recordings" if number == 2 else "The recordings of the two sides"
+
+
+def _give_or_take(percent: float, change: Change) -> str:
+    """A share of the time before, and its noise: ``40% ± 9``."""
+    if not change.noise_ms or not change.before_ms:
+        return _percent(percent)
+    noise = change.noise_ms / change.before_ms * 100
+    decimals = 0 if noise >= 1.95 else 1 if noise >= 0.05 else 2
+    return f"{percent:.{decimals}f}% ± {noise:.{decimals}f}"
 
 
 def _give(change: Change) -> str:
@@ -105,12 +142,12 @@ def _of(change: Change) -> str:
 def _first_change(comparison: Comparison, whole: Change) -> Iterator[Part]:
     """The parts that changed beyond the noise; if there are none, what changed most."""
     phases = sorted(
-        (phase for phase in comparison.phases if phase.claimed and phase.path != "backward"),
+        (phase for phase in comparison.phases if phase.differs and phase.path != "backward"),
         key=_by_size,
     )
-    claimed = [change for change in comparison.changes if change.claimed]
+    claimed = [change for change in comparison.changes if change.differs]
     parts = sorted([*phases[:1], *claimed[:1]], key=_by_size)
-    if whole.claimed:
+    if whole.differs:
         large = [one for one in parts if -_by_size(one) >= _PART * abs(whole.change_ms)]
         parts, small = large, [] if large else parts[:1]
     else:
@@ -122,7 +159,7 @@ def _first_change(comparison: Comparison, whole: Change) -> Iterator[Part]:
     parts += small
     if parts and (more := len(claimed) + len(phases) - len(parts)):
         yield ("text", f", {counted(more, 'other')} changed too")
-    if not parts and whole.claimed and comparison.changes:
+    if not parts and whole.differs and comparison.changes:
         yield ("text", "; the largest change is ")
         yield from _change(comparison.changes[0])
 
@@ -139,21 +176,33 @@ def _change(change: Change) -> Iterator[Part]:
 
 
 def _claim(change: Change) -> Iterator[Part]:
-    """What a change says: ``head got slower by 2 ms``."""
+    """What a change says: ``head got slower by 2 ms``, ``head took 2 ms longer``."""
+    time = duration(abs(change.judged_ms[2]) * 1e6)
+    yield _named(change)
     if change.verdict in ("new", "gone"):
-        yield from (_named(change), ("text", f" is {change.verdict}, "))
+        yield from (("text", f" is {change.verdict}, "), ("number", time + _of_gpu(change)))
+    elif change.claimed:
+        yield from (("text", f" got {change.verdict} by "), ("number", time + _of_gpu(change)))
     else:
-        yield from (_named(change), ("text", f" got {change.verdict} by "))
-    yield ("number", duration(abs(change.judged_ms[2]) * 1e6) + _of_gpu(change))
+        more, less = ("longer", "less")
+        if change.judged_by == "gpu":
+            more, less = ("more GPU time", "less GPU time")
+        how = more if change.verdict == "longer" else less
+        yield from (("text", " took "), ("number", time), ("text", f" {how}"))
 
 
 def _named(change: Change) -> Part:
     if change.kind == "phase":
-        return "text", _title(change)
+        return "text", title_of(change)
     return "node" if change.kind == "node" else "name", short_node_name(change.name)
 
 
-def _title(change: Change) -> str:
+def plain(parts: Sequence[Part]) -> str:
+    """A sentence as a text."""
+    return "".join(text for _, text in parts)
+
+
+def title_of(change: Change) -> str:
     """What a row is called; a phase as in a report."""
     if change.kind != "phase":
         return change.title
@@ -190,19 +239,19 @@ def _step(comparison: Comparison) -> Table:
     rows = [
         phase
         for phase in comparison.phases
-        if phase.claimed or max(abs(phase.before_ms), abs(phase.after_ms)) >= least
+        if phase.differs or max(abs(phase.before_ms), abs(phase.after_ms)) >= least
     ]
     return _named_rows("typical rank" if comparison.ranks else "phase", [*rows, comparison.step])
 
 
 def _ranks(comparison: Comparison) -> Table:
     """The ranks of jobs whose own time changed beyond the noise, or most."""
-    claimed = [change for change in comparison.ranks if change.claimed]
+    claimed = [change for change in comparison.ranks if change.differs]
     return _named_rows("own time of", (claimed or comparison.ranks)[:_RANKS])
 
 
 def _named_rows(head: str, rows: Sequence[Change]) -> Table:
-    names: list[Part] = [("text", _title(change)) for change in rows]
+    names: list[Part] = [("text", title_of(change)) for change in rows]
     return rows, [Column("name", head, names, least=18, left=True, style="cyan"), *_times(rows)]
 
 
@@ -277,7 +326,7 @@ def _percent(value: float) -> str:
 
 
 def _signed_percent(value: float) -> str:
-    if abs(value) < 0.05:
+    if abs(value) < _LEAST_PERCENT:
         return "0%"
     return f"{'+' if value > 0 else MINUS}{_percent(abs(value))}"
 

@@ -90,17 +90,17 @@ def comparison_to_markdown(comparison: Comparison, view: View | None = None) -> 
     No name can leave its cell, start a tag or a link, or mention a user.
     """
     top = _TOP if view is None else view.top
-    recorded = [f"{when}: {_code(name)}, {steps}" for when, name, steps in sides(comparison)]
+    recorded = [f"{when}: {_code(name)}, {size}" for when, name, size in sides(comparison)]
     lines = [
         f"**{_sentence(comparison_answer(comparison))}**",
         "",
-        f"Recorded times in ms per step; {'; '.join(recorded)}.",
+        f"{comparison.clock.capitalize()} times in ms per step; {'; '.join(recorded)}.",
         "",
         *(f"- Warning: {_text(note)}" for note in comparison.notes),
         *([""] if comparison.notes else []),
     ]
     for rows, columns in tables(comparison, top):
-        lines += [*_table(columns, [change.claimed for change in rows]), ""]
+        lines += [*_table(columns, [change.differs for change in rows]), ""]
     return _joined([*lines, *map(_sentence, left_out(comparison, top))])
 
 

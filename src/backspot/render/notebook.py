@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from html import escape
 from typing import Any
 
@@ -14,12 +13,12 @@ from backspot.checks import is_whole
 from backspot.errors import UsageError
 from backspot.formatting import counted, quoted
 from backspot.render._answer import sentences, view_of_answer
-from backspot.render._columns import Column
-from backspot.render._comparison import comparison_answer, recordings, tables
+from backspot.render._comparison import comparison_answer, recordings
 from backspot.render._facts import coverage, remedies, savings, setting
 from backspot.render._memory import memory_sentences
 from backspot.render._words import KINDS
 from backspot.render.html import asset, to_html
+from backspot.render.html._comparison import change_tables
 from backspot.render.html._fragments import (
     facts_list,
     findings_list,
@@ -33,7 +32,7 @@ from backspot.render.html._fragments import (
     warnings_list,
 )
 from backspot.render.view import only_nodes, select
-from backspot.results.comparison import Change, Comparison
+from backspot.results.comparison import Comparison
 from backspot.results.report import Report
 
 _ROWS = 10
@@ -97,30 +96,9 @@ def comparison_html(comparison: Comparison) -> str:
             f'<p class="said">{sentence(comparison_answer(comparison))}</p>',
             facts_list(recordings(comparison)),
             warnings_list(comparison.notes),
-            *(_change_table(rows, columns) for rows, columns in tables(comparison, _ROWS)),
+            *change_tables(comparison, _ROWS),
         ]
     )
-
-
-def _change_table(changes: Sequence[Change], columns: Sequence[Column]) -> str:
-    """A row for each change; the first column is its name."""
-    head = "".join(
-        f'<th scope="col"{_class(column)}>{shown(column.head)}</th>' for column in columns
-    )
-    lines = []
-    for index, change in enumerate(changes):
-        cells = "".join(
-            f"<td{_class(column)}>{shown(column.cells[index][1])}</td>" for column in columns[1:]
-        )
-        name = f'<th scope="row"><code>{shown(columns[0].cells[index][1])}</code></th>'
-        kind = change.verdict if change.claimed else "muted" if change.verdict != "new" else ""
-        lines.append(f'<tr class="{kind}">{name}{cells}</tr>')
-    return _scroll(f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>")
-
-
-def _class(column: Column) -> str:
-    """Numbers are aligned right; classes of modules go where a cell is narrow."""
-    return ' class="o2"' if column.kind == "class" else "" if column.left else ' class="n"'
 
 
 def _scroll(table: str) -> str:

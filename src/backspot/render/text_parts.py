@@ -216,7 +216,14 @@ def _branches(lead: str, of: Subtree) -> list[tuple[str, Subtree, Subtree, bool]
     return [(lead, of, child, child is of.children[-1]) for child in reversed(of.children)]
 
 
-_VERDICTS = {"slower": "red", "faster": "green", "within the noise": "dim", "undecided": "dim"}
+_VERDICTS = {
+    "slower": "red",
+    "longer": "red",
+    "faster": "green",
+    "shorter": "green",
+    "within the noise": "dim",
+    "undecided": "dim",
+}
 
 
 def render_comparison(

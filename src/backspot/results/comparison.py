@@ -1,6 +1,7 @@
-"""The comparison of two reports: frozen data, with the questions that people ask about it.
+"""The comparison of two sides: frozen data, with the questions that people ask about it.
 
-All times are milliseconds of a typical step, unless the name ends in ``_ns_by_step``.
+A side is one recording, or several of the same code. All times are milliseconds per step, unless
+the name ends in ``_ns_by_step``; those of several recordings are means.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Move:
     modules: int
 
 
-SCHEMA = "backspot.comparison/2"
+SCHEMA = "backspot.comparison/3"
 """Version of the JSON form."""
 
 _NOISY = 0.2
@@ -43,7 +44,18 @@ _NOISY = 0.2
 
 ChangeKind = Literal["step", "phase", "whole", "modules", "module", "node", "unowned", "rank"]
 Time = Literal["wall", "gpu"]
-Verdict = Literal["slower", "faster", "within the noise", "undecided", "new", "gone", "moved"]
+About = Literal["recordings", "code"]
+Verdict = Literal[
+    "slower",
+    "faster",
+    "longer",
+    "shorter",
+    "within the noise",
+    "undecided",
+    "new",
+    "gone",
+    "moved",
+]
 
 
 def _check(percent: float, method: str) -> None:
@@ -54,19 +66,21 @@ def _check(percent: float, method: str) -> None:
 @public
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of the two recordings that are compared.
+    """One of the two sides that are compared: one recording, or several of the same code.
 
     Attributes:
-        trace: What was read.
-        steps: Number of recorded steps.
+        trace: What was read; of several recordings, that of the first and of the last.
+        steps: Number of recorded steps, of all recordings together.
         step_unit: What counts as one step.
         name: Name given to ``compare``, ``""`` if none was given.
+        recordings: Number of recordings.
     """
 
     trace: str
     steps: int
     step_unit: StepUnit
     name: str = ""
+    recordings: int = 1
 
     @property
     def label(self) -> str:
@@ -80,9 +94,9 @@ class Side:
 @public
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Change of one time from one report to another: of the step, a phase, or a module.
+    """Change of one time from one side to the other: of the step, a phase, or a module.
 
-    Times are milliseconds of a typical step.
+    Times are milliseconds per step, the mean over the recordings of a side.
 
     Attributes:
         kind: ``step``, ``phase``, ``whole`` (the backward), ``module``, ``node`` (if modules have
@@ -102,16 +116,22 @@ class Change:
         judged_by: The time that ``verdict``, ``low_ms`` and ``high_ms`` are about.
         low_ms: Lower end of the change, give or take the noise; ``None`` if that is not known.
         high_ms: Upper end.
-        verdict: ``slower`` and ``faster`` are beyond the noise and what all modules have in common;
-            ``undecided`` beyond one of the two, or with too few steps; ``moved`` at another path,
-            without a clear change.
-        before_ns_by_step: Clock times in nanoseconds, one for each step; empty if unknown.
-        after_ns_by_step: Clock times in nanoseconds, one for each step; empty if unknown.
+        verdict: ``slower`` and ``faster`` are said of the code, from three recordings a side on;
+            ``longer`` and ``shorter`` of fewer recordings, which can differ by what the machine
+            did. Both are beyond the noise, and of a module beyond what all modules have in common.
+            ``undecided`` is beyond the noise only, or with too few steps; ``moved`` at another
+            path, without a clear change.
+        before_ns_by_step: Clock times in nanoseconds, one for each step, those of several
+            recordings one after the other; empty if unknown.
+        after_ns_by_step: Clock times in nanoseconds, one for each step, those of several
+            recordings one after the other; empty if unknown.
+        before_ms_by_recording: The time that ``verdict`` is about, in each recording.
+        after_ms_by_recording: The time that ``verdict`` is about, in each recording.
 
     Example:
         >>> change = comparison["blocks.2.attn"]
         >>> change
-        <Change of blocks.2.attn: +1.644 GPU ms per step, slower>
+        <Change of blocks.2.attn: +1.644 GPU ms per step, longer>
         >>> f"{change.before_ms:.2f} ms, then {change.after_ms:.2f} ms ({change.percent:+.0f}%)"
         '1.44 ms, then 3.10 ms (+115%)'
     """
@@ -132,6 +152,8 @@ class Change:
     verdict: Verdict
     before_ns_by_step: tuple[int, ...]
     after_ns_by_step: tuple[int, ...]
+    before_ms_by_recording: tuple[float, ...] = ()
+    after_ms_by_recording: tuple[float, ...] = ()
 
     def __repr__(self) -> str:
         time = "GPU ms" if self.judged_by == "gpu" else "ms"
@@ -178,13 +200,14 @@ class Change:
         return self.verdict == "within the noise" and noise > _NOISY * largest
 
     def exceeds(self, percent: float) -> bool:
-        """Return whether this got slower beyond the noise and by more than a limit.
+        """Return whether this takes longer beyond the noise and by more than a limit.
 
         Args:
             percent: At least 0, of the time that the verdict is about.
 
         Returns:
-            True if the verdict is ``slower`` and the change is more than ``percent`` percent.
+            True if the verdict is ``slower`` or ``longer``, and the change is more than
+            ``percent`` percent.
 
         Raises:
             UsageError: If ``percent`` is invalid.
@@ -195,7 +218,7 @@ class Change:
         """
         _check(percent, "exceeds")
         by = self.judged_percent
-        return self.verdict == "slower" and (by is None or by > percent)
+        return self.verdict in ("slower", "longer") and (by is None or by > percent)
 
     def too_noisy_for(self, percent: float) -> bool:
         """Return whether a slowdown by more than a limit can neither be claimed nor excluded.
@@ -229,17 +252,26 @@ class Change:
         return self.path or self.class_name or "(root)"
 
     @property
-    def claimed(self) -> bool:
-        """Whether it is slower or faster, or new or gone, beyond the noise."""
+    def differs(self) -> bool:
+        """Whether the sides differ in it beyond the noise, in the code or in the recordings."""
         if self.verdict in ("new", "gone") and self.low_ms is not None and self.high_ms is not None:
             return not self.low_ms <= 0 <= self.high_ms
+        return self.claimed or self.verdict in ("longer", "shorter")
+
+    @property
+    def claimed(self) -> bool:
+        """Whether the code is slower or faster in it, beyond the noise."""
         return self.verdict in ("slower", "faster")
 
 
 @public
 @dataclass(frozen=True, slots=True)
 class Comparison(Presented):
-    """The changes between two reports.
+    """The changes between two sides, each one recording or several.
+
+    One recording a side tells by how much these recordings differ, give or take the noise of their
+    steps. From three a side on, it is known how much recordings of the same code differ, and what
+    is beyond that is the code: ``about`` tells which.
 
     ``print(comparison)`` shows it, a notebook displays it, ``comparison[path]`` returns the change
     of one module.
@@ -254,10 +286,13 @@ class Comparison(Presented):
             then the largest.
         by: ``node`` if a side has no module labels.
         moves: Renamings that explain why paths differ.
-        before: The first recording.
-        after: The second recording.
+        before: The first side.
+        after: The second side.
         notes: What to know before trusting the numbers.
         ranks: Of jobs: the change of each rank's own time.
+        about: ``code`` with three recordings or more on each side, else ``recordings``.
+        clock: ``real`` if the times are those of steps without the profiler, which all recordings
+            have; else ``recorded``.
         schema: Version of the JSON form.
 
     Example:
@@ -266,8 +301,8 @@ class Comparison(Presented):
         >>> comparison = backspot.compare(before, after, names=("main", "branch"))
         >>> comparison
         <Comparison of main (main.trace.json.gz) with branch (branch.trace.json.gz):
-         +3.067 ms per step, slower>
-        >>> [change.name for change in comparison.changes if change.claimed]
+         +3.067 ms per step, longer>
+        >>> [change.name for change in comparison.changes if change.differs]
         ['blocks.2.attn', 'blocks.1.attn']
     """
 
@@ -281,6 +316,8 @@ class Comparison(Presented):
     after: Side
     notes: tuple[str, ...]
     ranks: tuple[Change, ...] = ()
+    about: About = "recordings"
+    clock: Literal["real", "recorded"] = "recorded"
     schema: str = SCHEMA
 
     def __repr__(self) -> str:
@@ -316,13 +353,16 @@ class Comparison(Presented):
         return min(found, key=lambda change: change.verdict == "gone")
 
     def slower_than(self, percent: float) -> bool:
-        """Return whether the step or its backward got slower beyond the noise, and by how much.
+        """Return whether the step or its backward takes longer than a limit allows.
+
+        With three recordings or more a side, this is about the code; with fewer, about these
+        recordings, which a busier machine can make longer as well.
 
         Args:
             percent: Percentage of the time before, at least 0.
 
         Returns:
-            True if one of the two is slower beyond the noise and by more than ``percent``.
+            True if one of the two takes longer beyond the noise and by more than ``percent``.
 
         Raises:
             UsageError: If ``percent`` is invalid.
@@ -335,10 +375,10 @@ class Comparison(Presented):
         return any(change.exceeds(percent) for change in (self.step, self.whole))
 
     def save(self, path: str | os.PathLike[str], *, force: bool = False) -> Path:
-        """Write the comparison as ``.md``, ``.txt``, ``.csv`` or ``.json``, complete or not at all.
+        """Write the comparison as a file: a page, text or data. It is complete or not written.
 
         Args:
-            path: Where to write.
+            path: Where to write: ``.html``, ``.md``, ``.txt``, ``.csv`` or ``.json``.
             force: Whether to overwrite a file. Default false.
 
         Returns:

@@ -27,10 +27,10 @@ from statistics import median_low
 
 import numpy as np
 
-from backspot.comparison.noise import Limits
 from backspot.formatting import counted, duration, labelled, percent, visible
 from backspot.job.findings import Evidence, fallback_rule, rule
 from backspot.job.modules import PARTS, Claim
+from backspot.job.noise import Limits
 from backspot.job.scatter import MANY, Others, is_clear, least, middle, reach, shift_of
 from backspot.job.summary import COLLECTING, WAITING, Purpose
 from backspot.results.job import ROLES, JobFinding, Role

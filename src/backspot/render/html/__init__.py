@@ -12,8 +12,9 @@ A ``Report`` comes in, and the bytes of one HTML file come out, in which everyth
    ``table.js``, ``details.js`` (one module) and ``report.js`` (the state of the page). With a
    script, the *explorer* (tree, filter, table, details) replaces the static table.
 
-``_job.py`` writes the page of many ranks, with ``job.css``. Both pages have one frame,
-``page.html`` with ``report.css``, and ``theme.js`` for the choice of light or dark.
+``_job.py`` writes the page of many ranks, with ``job.css``, and ``_comparison.py`` that of a
+comparison, with ``comparison.css``. All pages have one frame, ``page.html`` with ``report.css``,
+and ``theme.js`` for the choice of light or dark.
 
 Every name comes from a trace. Python escapes it in ``_fragments.shown``; the scripts insert it as
 text only; the content security policy forbids every other script and every request.
@@ -31,6 +32,7 @@ from backspot.render._facts import coverage, recording, remedies, savings, setti
 from backspot.render._memory import memory_sentences
 from backspot.render._words import Part
 from backspot.render.formats import Format
+from backspot.render.html._comparison import comparison_to_html
 from backspot.render.html._fragments import (
     asset,
     facts_list,
@@ -51,6 +53,7 @@ from backspot.render.html._plots import plots
 from backspot.render.html._step import step_lanes
 from backspot.render.html._training import training_picture
 from backspot.render.view import only_nodes, select
+from backspot.results.comparison import Comparison
 from backspot.results.job import JobReport
 from backspot.results.report import Report
 
@@ -100,7 +103,9 @@ def to_html(report: Report) -> bytes:
     )
 
 
-FORMATS = (Format(".html", {Report: to_html, JobReport: job_to_html}),)
+FORMATS = (
+    Format(".html", {Report: to_html, JobReport: job_to_html, Comparison: comparison_to_html}),
+)
 
 
 def _title(said: Sequence[Part]) -> str:
