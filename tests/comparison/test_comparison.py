@@ -513,15 +513,22 @@ def test_sides_that_were_not_recorded_in_turns_are_warned_of():
 
 
 def test_real_times_are_compared_where_all_recordings_have_them():
-    real = {"unprofiled_step_ns": 6_000_000, "unprofiled_step_ns_by_step": (6_000_000,) * 10}
     plain = recorded(model(1), None, {"idle": vary(1e6)})
-    timed = replace(plain, **real)
-    found = compare(timed, timed)
-    assert (found.clock, found.step.before_ms) == ("real", 6.0)
-    assert sum(phase.before_ms for phase in found.phases) == pytest.approx(6.0, rel=1e-3)
-    mixed = compare(timed, plain)
-    assert (mixed.clock, mixed.step.change_ms) == ("recorded", 0.0)
+    real = in_half_the_time(plain)
+    found = compare([real] * 3, [real] * 3)
+    assert found.clock == "real"
+    assert found.step.before_ms == pytest.approx(plain.step_ns / 2e6, rel=1e-3)
+    mixed = compare([real, plain], [real])
+    assert mixed.clock == "recorded"
+    assert mixed.step.change_ms == pytest.approx(0, abs=1e-3)
+    assert any(note.startswith("Some recordings have no times without") for note in mixed.notes)
     assert "recorded times in ms per step" in str(mixed).casefold()
+
+
+def test_the_noise_of_a_real_step_is_that_of_the_real_steps():
+    real = in_half_the_time(recorded(model(1), None, {"idle": vary(1e6)}))
+    unsteady = replace(real, unprofiled_step_ns_by_step=(5_000_000, 9_000_000) * 10)
+    assert compare(unsteady, unsteady).step.noise_ms > 3 * compare(real, real).step.noise_ms
 
 
 # How it reads.
@@ -740,7 +747,7 @@ def in_half_the_time(report):
 def test_a_report_with_real_times_is_compared_with_a_trace_by_the_recorded_ones():
     trace = locate(DATA / "h200" / "launch_bound.trace.json.gz")
     real = in_half_the_time(trace)
-    note = "Only the reports {} have times without the profiler"
+    note = "Only the report {} has times without the profiler"
     for before, after, side in ((real, trace, "before"), (trace, real, "after")):
         found = compare(before, after)
         assert any(one.startswith(note.format(side)) for one in found.notes)
