@@ -25,7 +25,7 @@ PARTS = {
     r"|live/gathering",
     "trials": r"live/trials/",
     "monitor": r"live/monitor",
-    "compare": r"comparison/|render/_comparison|commands/diff",
+    "compare": r"comparison/|render/_comparison|html/_?comparison|commands/diff",
     "memory": r"accounting/(memory|checkpointing)\.py|attribution/allocations|rules/memory"
     r"|memory_evidence|render/_memory",
     "limits": r"accounting/(formulas/|work|peaks)|html/_plots|html/plots\.css",
