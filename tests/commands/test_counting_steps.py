@@ -315,3 +315,9 @@ def test_backwards_without_an_update_are_no_steps_and_said(tmp_path):
     )
     done = program("run", path, python=preloaded.python(), cwd=tmp_path)
     assert b"no parameter was updated between two backwards" in done.stderr
+
+
+def test_a_module_that_is_about_to_be_made_harms_nothing(counted):
+    made = "begun = nn.ReLU.__new__(nn.ReLU)  # as another thread has it for a moment\n"
+    code = made + BY_HAND["a loss of a subclass and an update by hand"]
+    assert ITERATIONS - 1 <= counted(code, "--warmup", "1000") <= ITERATIONS + 1

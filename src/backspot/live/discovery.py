@@ -38,11 +38,15 @@ def outermost(found: Iterable[torch.nn.Module] = ()) -> list[torch.nn.Module]:
     """Return the live modules that no other live module contains.
 
     The graphs that Dynamo made do not count, nor do the copies of modules that it put into them.
+    Nor do modules that a thread is about to make.
 
     Args:
         found: modules that may be hidden from the garbage collector.
     """
     modules = list({id(one): one for one in (*_living(torch.nn.Module), *found)}.values())
+    modules = [
+        one for one in modules if "_modules" in vars(one)
+    ]  # not what a thread begins to make
     graphs = [module for module in modules if is_dynamos(module)]
     parts = {id(part) for graph in graphs for part in graph.modules()}
     held = {
