@@ -90,6 +90,31 @@ def test_what_is_not_trained_on_is_a_forward_without_gradients(
     assert list(loop.times()) == ["evaluation"]
 
 
+def test_an_evaluation_begins_where_its_first_batch_is_asked_for() -> None:
+    loop = Loop()
+    for number in range(4):
+        loop.fetch()
+        loop.update()
+        if number == 1:
+            validated(loop)
+    assert loop.times() == {"evaluation": 5 * (1 + CALL + 3) - 3}
+    (data,) = (phase for phase in loop.report().phases if phase.name == "data")
+    assert sum(data.wall_ns_by_step) == 5 * TICK
+
+
+def test_scoring_ends_where_an_update_begins() -> None:
+    loop = Loop()
+    for _ in range(3):
+        loop.bare(times=6, then=SAMPLING)
+        loop.bare(then=("aten::sub",))
+        at = loop.at * TICK, (loop.at + 4) * TICK
+        loop.trace.annotation("Optimizer.zero_grad#SGD.zero_grad", *at)
+        loop.wait(4)
+        loop.operators("aten::index")
+        loop.update()
+    assert loop.times() == {"rollout": 3 * 6 * 13, "scoring": 3 * 11}
+
+
 def test_a_draw_behind_single_calls_is_no_rollout() -> None:
     """As where an actor acts once before each update, and a target network values that."""
     loop = Loop()

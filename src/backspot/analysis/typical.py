@@ -20,9 +20,11 @@ a busy machine does, and neither is a hiccup. What a module or a phase takes bey
 
 A wait for a batch is a wait of the training, in each step or in one of many, and no excess. Nor is
 a rollout that is longer than others, or what exceeds the expectation in the same place in several
-steps: what recurs is what the training does. Of the steps with the same work, a quarter is always
-kept, those with the smallest excess. They stand for the others, so that leaving a step out does not
-change how often its kind of work is done.
+steps: what recurs is what the training does. Where more than a quarter of the steps with the same
+work are held up, the machine is busy all the time, and a hiccup is what stands out of that: longer
+kinds of steps have as much of it in them, so that a mean without it would shift the shares of the
+kinds. The other steps with the same work stand for those that are left out, so that a hiccup does
+not change how often its kind of work is done.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from backspot.analysis.timeline import median
+from backspot.analysis.timeline import median, quantile
 from backspot.results.costs import Hiccup
 from backspot.results.training import Training
 from backspot.trace.events import Ints, Mask
@@ -46,6 +48,8 @@ _NORMAL = 1.4826
 """Standard deviation of a normal distribution in median absolute deviations."""
 _OFTEN = 4
 """What exceeds the expectation in one of so many steps is no hiccup."""
+_STANDS_OUT = 3
+"""A hiccup of a busy machine is so many times what one in four of the steps exceeds."""
 _SEVERAL, _ALIKE = 3, 2
 """Nor is what does so in so many steps, and in none of them so many times as much as in another."""
 _PARTS = 10_000
@@ -237,7 +241,11 @@ def typical_step(
         excused = np.array([False, *(name in never for name in names)], bool)
         excess, severity = _excess(times, kinds, excused)
     held_up = severity > 1
-    for kind in (*kinds, np.arange(steps)):  # at last, all steps keep a quarter, too
+    for kind in kinds:
+        usually = float(quantile(severity[kind], 1 - 1 / _OFTEN))
+        if usually > 1:  # the machine is busy all the time
+            held_up[kind] = severity[kind] > _STANDS_OUT * usually
+    for kind in (*kinds, np.arange(steps)):
         calmest = kind[np.argsort(severity[kind], kind="stable")]
         held_up[calmest[: max(2, -(-len(kind) // _OFTEN))]] = False
     for kind in kinds:

@@ -188,7 +188,8 @@ class _Context:
     @cached_property
     def forwards(self) -> Forwards:
         """What the outermost calls of models are for."""
-        return find_forwards(self.events, self.o, self._outer_calls[0], self.marks[DATA])
+        marks = self.marks[DATA], self.marks[ZERO_GRAD]
+        return find_forwards(self.events, self.o, self._outer_calls[0], *marks)
 
     @property
     def calls(self) -> Ints:
@@ -385,14 +386,14 @@ class _Context:
             SCALER: _constant(*self._before_updates(self.scaling), SCALER),
             CLIPPING: _constant(*self._before_updates(self.clipping), CLIPPING),
             **self._on_parameters,
-            **{phase: self._used_for(phase) for phase in USES},
         }
 
-    def _used_for(self, phase: int) -> Timeline:
-        """When models run without gradients for this, with the work between the calls."""
-        uses = [use[1:] for use in self.forwards.uses if use[0] == NAMES[phase]]
-        start, end = np.array(uses, np.int64).reshape(-1, 2).T
-        return _constant(start, end, phase)
+    @cached_property
+    def uses(self) -> Timeline:
+        """What models run for without gradients, with the work between the calls."""
+        uses = self.forwards.uses
+        start, end = (np.array([use[at] for use in uses], np.int64) for at in (1, 2))
+        return first_started(start, end, np.array([NAMES.index(use[0]) for use in uses], np.int64))
 
     @cached_property
     def scaling(self) -> Mask:
@@ -492,6 +493,12 @@ def _marked(phase: int) -> _Layer:
     return layer
 
 
+def _used(context: _Context, thread: int) -> Timeline:
+    """What models run for without gradients: all of it, its batches and its results too."""
+    spans, bare = context.o.spans, context.forwards.bare
+    return context.uses if thread in spans.thread[bare] else EMPTY
+
+
 def _called(context: _Context, thread: int) -> Timeline:
     """The calls of models and losses."""
     return context.called.get(thread, EMPTY)
@@ -552,6 +559,7 @@ def _reading(context: _Context, thread: int, phase: Ints) -> Mask:
 
 
 _LAYERS: tuple[_Layer, ...] = (
+    _used,
     _marked(DATA),
     _called,
     _marked(COPY),
@@ -575,7 +583,8 @@ def _before(context: _Context) -> Timeline:
         return EMPTY
     steps = events.start[events.named(Category.ANNOTATION, names.PROFILER_STEP)]
     # What is known to go on after the step before.
-    ends = [context.between[one].edges for one in (AVERAGING, SAVING, *USES)]
+    ends = [context.between[phase].edges for phase in (AVERAGING, SAVING)]
+    ends.append(context.uses.edges)
     ends += [events.end[context.marks[one]] for one in (DATA, SAVING)]
     marks = np.append(NOTHING, np.sort(np.concatenate([steps, *ends])))
     begin = np.maximum(sections.begin, 0)

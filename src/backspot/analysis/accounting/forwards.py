@@ -33,7 +33,7 @@ import numpy as np
 
 from backspot.analysis.attribution.ownership import Ownership
 from backspot.analysis.attribution.spans import Module, Spans
-from backspot.analysis.timeline import FAR, distinct, grouped, is_in, median
+from backspot.analysis.timeline import FAR, NOTHING, distinct, grouped, is_in, median
 from backspot.results.costs import WITHOUT_GRADIENTS, PhaseName
 from backspot.trace import Category, Events, names
 from backspot.trace.events import Ints, Mask
@@ -67,12 +67,15 @@ class Forwards(msgspec.Struct, frozen=True):
     uses: tuple[tuple[PhaseName, int, int], ...]
 
 
-def find_forwards(events: Events, ownership: Ownership, calls: Ints, fetches: Ints) -> Forwards:
+def find_forwards(
+    events: Events, ownership: Ownership, calls: Ints, fetches: Ints, updates: Ints
+) -> Forwards:
     """Tell apart what the outermost calls of models are for.
 
     Args:
         calls: those calls, as spans.
         fetches: the marks of fetched batches, as events.
+        updates: the marks of gradients that are set to zero, with which an update may begin.
     """
     spans = ownership.spans
     calls = calls[np.argsort(spans.start[calls], kind="stable")]
@@ -88,9 +91,16 @@ def find_forwards(events: Events, ownership: Ownership, calls: Ints, fetches: In
     # Whether the next batch is fetched before a model is trained again.
     next_trained = np.append(trained, FAR)[stretch]
     next_fetched = np.append(fetched, FAR)[batch]
-    work = _WorkBehind.of(events, spans, bare, calls, np.minimum(next_trained, next_fetched))
+    begun = np.append(np.sort(events.start[updates]), FAR)
+    next_update = begun[np.searchsorted(begun, spans.start[bare])]
+    until = np.minimum(np.minimum(next_trained, next_fetched), next_update)
+    work = _WorkBehind.of(events, spans, bare, calls, until)
     phase = _phases(spans, bare, stretch, next_fetched < next_trained, work)
-    return Forwards(training, bare, phase, tuple(_uses(spans, bare, stretch, phase, work)))
+    last_fetched = np.append(NOTHING, fetched)[batch]
+    last_trained = np.append(NOTHING, trained)[stretch]
+    own_batch = (next_fetched < next_trained) & (last_fetched > last_trained)
+    asked = np.where(own_batch, last_fetched, spans.start[bare])
+    return Forwards(training, bare, phase, tuple(_uses(spans, bare, stretch, phase, work, asked)))
 
 
 # Calls without gradients -------------------------------------------------------------------------
@@ -233,12 +243,22 @@ def _phases(
 
 
 def _uses(
-    spans: Spans, bare: Ints, stretch: Ints, phase: tuple[PhaseName, ...], work: _WorkBehind
+    spans: Spans,
+    bare: Ints,
+    stretch: Ints,
+    phase: tuple[PhaseName, ...],
+    work: _WorkBehind,
+    asked: Ints,
 ) -> list[tuple[PhaseName, int, int]]:
     """Join successive calls of one use, with the work between them.
 
+    An evaluation begins where its first batch is asked for.
+
     The work behind the last call belongs to a rollout as far as it is there behind each call, and
     to scoring, which computes from it what is trained on.
+
+    Args:
+        asked: when each call starts, or its batch is asked for that is not trained on.
     """
     numbers = np.array([WITHOUT_GRADIENTS.index(name) for name in phase])
     new = (np.diff(numbers, prepend=-1) != 0) | (np.diff(stretch, prepend=-1) != 0)
@@ -257,5 +277,5 @@ def _uses(
         end = int(ended[final])
         if kept:
             end = max(end, int(work.end[work.first[final] + kept - 1]))
-        uses.append((phase[begin], int(spans.start[bare[begin]]), end))
+        uses.append((phase[begin], int(asked[begin]), end))
     return uses
