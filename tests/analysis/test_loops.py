@@ -47,9 +47,7 @@ def test_each_loop_runs_its_models_without_gradients_for_what_it_says(
         ("validation", "evaluation", 4),
     ],
 )
-def test_what_only_some_steps_of_a_loop_have_is_rare_work(
-    name: str, rare: str, steps: int
-) -> None:
+def test_what_only_some_steps_of_a_loop_have_is_rare_work(name: str, rare: str, steps: int) -> None:
     report = located(name)
     (work,) = (work for work in report.rare if work.name == rare)
     first, second = work.steps

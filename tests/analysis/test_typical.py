@@ -345,3 +345,15 @@ def test_two_kinds_of_rare_work_are_told_apart_by_their_time():
 
 def test_a_recording_of_equal_steps_has_no_rare_work():
     assert rare_steps(np.full(10, 10**6), trained((10, 5 * 10**6))) == ()
+
+
+@pytest.mark.parametrize(
+    ("steps", "share"), [((1, 7, 13), 1 / 6), ((1, 7), 1 / 5), ((1, 6, 13), 1 / 5)]
+)
+def test_a_regular_period_of_the_recording_mends_that_of_few_steps(
+    steps: tuple[int, ...], share: float
+) -> None:
+    length = np.array([401 * 10**6 if at in steps else 10**6 for at in range(16)])
+    (kind,) = rare_steps(length, trained((5, 400 * 10**6)))
+    assert kind.steps == steps
+    assert kind.share == pytest.approx(share, rel=0.01)

@@ -77,6 +77,8 @@ class RareSteps(msgspec.Struct, frozen=True):
         return RareSteps(tuple(step - first for step in self.steps if step >= first), self.share)
 
 
+_INEXACT = 0.25
+"""Share by which a period that was noted can differ from a regular one."""
 _LEAST_ALIKE, _MOST_ALIKE = 0.5, 4.0
 """Rare work takes this many times as long in a recorded step as in the others, between these."""
 
@@ -100,9 +102,22 @@ def rare_steps(length: Ints, training: Training) -> tuple[RareSteps, ...]:
         if nearest is not None and _LEAST_ALIKE <= ratios[nearest] <= _MOST_ALIKE:
             found.setdefault(nearest, []).append(step)
     return tuple(
-        RareSteps(tuple(steps), 1 / training.rare[number].period)
+        RareSteps(tuple(steps), 1 / _period(steps, training.rare[number].period))
         for number, steps in sorted(found.items())
     )
+
+
+def _period(steps: Sequence[int], noted: float) -> float:
+    """Return the period of rare work: that of the recorded steps, if it is regular.
+
+    Args:
+        steps: the recorded steps that have it.
+        noted: number of steps so far for each that had it, which few steps make inexact.
+    """
+    gaps = set(np.diff(steps).tolist())
+    if len(steps) > 2 and len(gaps) == 1 and abs(noted / min(gaps) - 1) < _INEXACT:
+        return float(min(gaps))
+    return noted
 
 
 class TypicalStep(msgspec.Struct, frozen=True):

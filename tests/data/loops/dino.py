@@ -1,4 +1,5 @@
 """Self-distillation: a teacher that is an average of the student sees two views."""
+
 import copy
 
 import torch

@@ -1,4 +1,5 @@
 """Group-relative policy optimisation: generate, score with the old and a frozen model, update."""
+
 import copy
 
 import torch

@@ -1,4 +1,5 @@
 """Proximal policy optimisation of a toy environment: 6 acts of 4 environments, then 3 updates."""
+
 import torch
 from torch import nn
 

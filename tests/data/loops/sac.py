@@ -1,4 +1,5 @@
 """Soft actor-critic: one act, then an update of the critic and one of the actor."""
+
 import copy
 
 import torch

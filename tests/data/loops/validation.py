@@ -1,4 +1,5 @@
 """A classifier that is validated on six batches after each fourth update."""
+
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
