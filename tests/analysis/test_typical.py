@@ -167,6 +167,17 @@ def test_a_step_without_its_like_has_no_hiccup_and_others_have() -> None:
     assert left_out([100] * 6 + [900] + [400], work=work) == [7]
 
 
+@pytest.mark.parametrize("steps", [3, 4, 5, 10])
+def test_one_step_of_a_few_can_be_held_up(steps: int) -> None:
+    assert left_out([100] * (steps - 1) + [400]) == [steps - 1]
+
+
+def test_on_a_busy_machine_a_hiccup_stands_out_of_what_is_always_so() -> None:
+    busy = [100, 180, 100, 230, 100, 200, 100, 190, 100, 210, 100, 170, 100]
+    assert left_out(busy) == []
+    assert left_out([*busy, 5_000]) == [13]
+
+
 # How often the training has a kind of step -------------------------------------------------------
 
 SHARES = st.floats(0.001, 0.999)

@@ -34,7 +34,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from backspot.analysis.timeline import median, quantile
+from backspot.analysis.timeline import median
 from backspot.results.costs import Hiccup
 from backspot.results.training import Training
 from backspot.trace.events import Ints, Mask
@@ -257,7 +257,7 @@ def typical_step(
         excess, severity = _excess(times, kinds, excused)
     held_up = severity > 1
     for kind in kinds:
-        usually = float(quantile(severity[kind], 1 - 1 / _OFTEN))
+        usually = np.sort(severity[kind])[::-1][: 1 + max(1, len(kind) // _OFTEN)][-1]
         if usually > 1:  # the machine is busy all the time
             held_up[kind] = severity[kind] > _STANDS_OUT * usually
     for kind in (*kinds, np.arange(steps)):
