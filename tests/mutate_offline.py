@@ -280,22 +280,22 @@ MUTATIONS = (
     Mutation(
         "a device is busy before its work starts",
         "analysis/accounting/phases.py",
-        "key = phase + phases * spent.runs",
-        "key = phase + phases * (work >= 0)",
+        "key = phase_of(spent) + phases * spent.runs",
+        "key = phase_of(spent) + phases * (ledger.holders.work[spent.holder] >= 0)",
         PHASES,
     ),
     Mutation(
         "a step that two modules slow down is compared with itself",
         "analysis/typical.py",
-        "    usual *= _common(times[1:], usual)\n",
+        "    usual *= np.where(known, _common(times[1:], usual), 1)\n",
         "",
         TYPICAL,
     ),
     Mutation(
         "what is slow in one of four steps is a hiccup",
         "analysis/typical.py",
-        "often = beyond.sum(axis=1) >= max(2, steps / _OFTEN)",
-        "often = beyond.sum(axis=1) > max(2, steps / _OFTEN)",
+        "(times >= max(2, steps / _OFTEN)) | alike",
+        "(times > max(2, steps / _OFTEN)) | alike",
         TYPICAL,
     ),
     Mutation(
@@ -352,8 +352,10 @@ MUTATIONS = (
     Mutation(
         "a wait that is left out is waited for",
         "analysis/replay/simulation.py",
-        "after[skips[event]] = -np.inf",
-        "pass",
+        "            after = end[cause] + lag\n"
+        "            if event in skips:\n"
+        "                after[skips[event]] = -np.inf\n",
+        "            after = end[cause] + lag\n",
         KNOWN,
     ),
     Mutation(
@@ -479,8 +481,8 @@ MUTATIONS = (
     Mutation(
         "a busy device waits for its host",
         "analysis/findings/observations.py",
-        "if evidence.costs.busy_ns > (1 - LEAST_LAUNCHING) * evidence.real_step_ns:",
-        "if evidence.costs.busy_ns > evidence.real_step_ns:",
+        "if evidence.costs.busy_ns > (1 - LEAST_LAUNCHING) * evidence.step_ns:",
+        "if evidence.costs.busy_ns > evidence.step_ns:",
         "analysis/test_rules.py",
     ),
     Mutation(
