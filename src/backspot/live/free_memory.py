@@ -86,7 +86,7 @@ def _number(text: str, name: str) -> int:
 
 
 def _machine() -> Iterator[Space]:
-    said = _MACHINE.read_text()
+    said = _MACHINE.read_text("utf-8")
     yield Space("the machine", _number(said, "MemAvailable"), _number(said, "MemTotal"))
 
 

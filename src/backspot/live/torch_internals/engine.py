@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -12,7 +11,7 @@ import torch
 
 from backspot.live.torch_internals.autograd import in_backward
 from backspot.live.torch_internals.dynamo import keep_from_dynamo
-from backspot.live.torch_internals.lookup import Location, find, nothing
+from backspot.live.torch_internals.lookup import Location, Turn, find, nothing
 
 # What all backwards of Python pass, whoever begins them: ``Tensor.backward``, also of a subclass,
 # ``torch.autograd.backward`` and ``grad``, ``torch.func.grad``, and those who call it themselves,
@@ -32,7 +31,7 @@ Heard: TypeAlias = Callable[[bool], None]
 """Called with whether gradients go into ``.grad``, as ``backward`` has it and ``grad`` has not."""
 
 _users: tuple[tuple[Heard, Heard], ...] = ()
-_changing = threading.Lock()
+_changing = Turn()
 _hears = True
 
 

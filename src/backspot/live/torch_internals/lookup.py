@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial, wraps
 from typing import Any
 
@@ -102,3 +104,24 @@ class Watch(Wrapping):
             return lambda *args, **kwargs: around(partial(function, *args, **kwargs))
 
         super().__init__(place, wrap)
+
+
+class Turn:
+    """A lock that no training waits for longer than a moment, as a context manager.
+
+    An interrupt can come between the end of a block and the release of its lock. The thread that
+    was interrupted can enter again, and the others after ``_PATIENCE_S``.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire(timeout=_PATIENCE_S)
+
+    def __exit__(self, *exception: object) -> None:
+        with suppress(RuntimeError):  # it was not acquired in time
+            self._lock.release()
+
+
+_PATIENCE_S = 0.5

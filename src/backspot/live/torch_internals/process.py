@@ -18,7 +18,7 @@ from torch.utils._device import DeviceContext
 from torch.utils._pytree import tree_flatten, tree_map
 
 from backspot.live.torch_internals.dynamo import is_dynamo_compiling, keep_from_dynamo
-from backspot.live.torch_internals.lookup import find
+from backspot.live.torch_internals.lookup import Turn, find
 
 __all__ = [
     "GLOBAL_HOOKS", "dispatch_modes", "hooks_of", "innermost_mode", "is_observed", "is_rescheduled",
@@ -66,7 +66,7 @@ class _StepHook:
         self._register = register
         self._users: tuple[Callable[..., None], ...] = ()
         self._handle: Any = None
-        self._changing = threading.Lock()
+        self._changing = Turn()
 
     def __call__(self, optimizer: Any, *_: object) -> None:
         """Call the users. What Dynamo traces has nothing of it."""
