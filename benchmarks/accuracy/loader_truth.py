@@ -1,6 +1,6 @@
 """What does a module save where workers load the batches, and what does their wait cost?
 
-    python -m benchmarks loader_truth --device cpu
+    python -m benchmarks loader_truth
 
 A small model trains on one thread, on batches of 0, 1, 2 and 8 workers that are never late, always
 late, or late in bursts. What a report says that the step saves without half of the layers stands

@@ -11,9 +11,9 @@ from backspot.analysis.findings import Removable
 from backspot.analysis.recording import Recording
 from backspot.analysis.replay.changes import free
 from backspot.analysis.replay.host import ZERO, ProfilerCost
-from backspot.analysis.replay.replay import host_times
+from backspot.analysis.replay.replay import fit, host_times
 from backspot.analysis.replay.replayable import Refusal, Replayable, prepare
-from backspot.analysis.replay.saving import Change, change_of_paths
+from backspot.analysis.replay.saving import Change, change_of_paths, replays
 from backspot.analysis.replay.simulation import simulate
 from backspot.trace.names import batch_mark
 from support.replays import BACKWARD, MS, STEPS, US, Program, replay, saved_by_step, unfitted
@@ -194,6 +194,17 @@ def test_workers_that_had_to_wait_for_the_host_deliver_sooner_to_a_faster_one(tm
     # two modules sooner.
     saved = saved_by_step(found, ZERO, [a])[:, 0]
     np.testing.assert_allclose(saved, [3.05 * MS, 3.05 * MS, 3.05 * MS, -3.05 * MS], atol=0.1 * MS)
+
+
+def test_where_data_limits_the_step_the_rest_of_it_says_what_recording_cost(tmp_path):
+    """The step takes as long at any cost, and without the wait as long as it really computes."""
+    found = fetching(tmp_path, [10 * MS] * 3)
+    for computes in (24 * MS, 20 * MS):
+        cost = fit(found, 40 * MS, data_ns=40 * MS - computes)
+        assert isinstance(cost, ProfilerCost)
+        replayed = replays(found, cost, [without_waits(found)])[0]
+        np.testing.assert_allclose(replayed.steps, 40 * MS, rtol=0.02)
+        np.testing.assert_allclose(replayed.saved[:, 0], 39 * MS - computes, atol=MS)
 
 
 def test_a_trace_that_does_not_say_whether_batches_were_ready_is_not_replayed(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import multiprocessing
 import os
+import queue
 import re
 import signal
 import subprocess
@@ -268,6 +269,21 @@ def test_a_loader_that_fails_fails_as_without_a_watch(way: str, tmp_path: Path) 
     plain = said("plain")
     assert "Error" in plain
     assert said("watched") == plain
+
+
+def test_batches_that_a_thread_pins_are_waited_for_in_its_queue(
+    fetches: list[Fetch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without an accelerator nothing is pinned, so a queue of this process stands in for it."""
+    batches = iter(with_workers(Gated(2)))
+    pinned: queue.Queue[Any] = queue.Queue()
+    monkeypatch.setattr(batches, "_data_queue", pinned)
+    pinned.put((0, torch.tensor(7)))
+    assert int(next(batches)) == 7
+    threading.Timer(0.3, pinned.put, [(1, torch.tensor(8))]).start()
+    assert int(next(batches)) == 8
+    assert [fetch.ready for fetch in fetches] == [True, False]
+    assert fetches[0].waited_ns == 0 < fetches[1].waited_ns
 
 
 def test_a_wait_that_is_interrupted_can_go_on(fetches: list[Fetch]) -> None:

@@ -457,7 +457,10 @@ def predict(recording: Recording, real_step_ns: int | None) -> Prediction | Refu
     replayable = prepare(recording)
     if isinstance(replayable, Refusal):
         return replayable
-    cost = MEASURED if real_step_ns is None else fit(replayable, real_step_ns, typical)
+    cost: ProfilerCost | Refusal = MEASURED
+    if real_step_ns is not None:
+        parts = recording.real_step.parts if recording.real_step else {}
+        cost = fit(replayable, real_step_ns, typical, parts.get("data", 0))
     if isinstance(cost, Refusal):
         return cost
     return Prediction(replayable, typical, cost, fitted=cost is not MEASURED, cut=cut)

@@ -26,7 +26,10 @@ _APART = 0.1  # of the step: the recorded steps are of another kind than the mea
 
 
 def fit(
-    recording: Replayable, real_step_ns: float, typical: TypicalStep | None = None
+    recording: Replayable,
+    real_step_ns: float,
+    typical: TypicalStep | None = None,
+    data_ns: float = 0.0,
 ) -> ProfilerCost | Refusal:
     """Scale the costs by one factor so that the typical replayed step takes as long as the real.
 
@@ -37,6 +40,8 @@ def fit(
     Args:
         real_step_ns: the typical step without profiler and labels, in nanoseconds.
         typical: the steps that count; ``None`` for all.
+        data_ns: which part of the real step fetches batches that workers load. Where these are
+            late, the step takes as long as they do at any cost, and the rest of it says the cost.
 
     Returns:
         The scaled costs, a tenth of which is uncertain. If no factor from 0 to 6 brings the
@@ -47,12 +52,17 @@ def fit(
     factor = 1.0
     typical = typical or every_step(len(recording.steps.start))
     usual = _USUAL if len(recording.ownership.work.start) else 1.0
+    at_hand = data_ns > 0 and any(wait.follows >= 0 for wait in recording.waits)
+    if at_hand:
+        real_step_ns -= data_ns
     for factors in (_FACTORS, _FINER):
         tried = np.unique(np.maximum(factors + (factor if factors is _FINER else 0.0), 0.0))
         costs = [_scaled(MEASURED, one) for one in tried.tolist()]
         each = steps_at(recording, costs)
         if factors is _FACTORS and (refusal := contradiction(recording, each[:, [0, _ONE]])):
             return refusal
+        if at_hand:
+            each = steps_at(recording, costs, at_hand=True)
         steps = each[typical.chosen].mean(axis=0)
         off = np.abs(steps - real_step_ns)
         fits = np.flatnonzero(off <= off.min() + _EQUAL * real_step_ns)
@@ -92,10 +102,22 @@ def _scaled(cost: ProfilerCost, factor: float) -> ProfilerCost:
     )
 
 
-def steps_at(recording: Replayable, costs: Sequence[ProfilerCost]) -> Floats:
-    """Return how long each step (rows) takes at each of these costs (columns), in nanoseconds."""
-    host, work = host_times(recording, recording.host(*costs)), recording.work(*costs)
-    return simulate(recording, host, work).step_lengths(recording, work)
+def steps_at(
+    recording: Replayable, costs: Sequence[ProfilerCost], *, at_hand: bool = False
+) -> Floats:
+    """Return how long each step (rows) takes at each of these costs (columns), in nanoseconds.
+
+    Args:
+        at_hand: whether the batches that workers load are at hand, and need not be fetched.
+    """
+    lengths, skipped = recording.host(*costs), {}
+    if at_hand:
+        batches, edges = recording.batches, recording.line.edges
+        for start, end in np.searchsorted(edges, [batches.start, batches.end]).T.tolist():
+            lengths[start:end] = 0.0
+        skipped = {event: np.ones(len(costs), bool) for event in batches.event.tolist()}
+    host, work = host_times(recording, lengths), recording.work(*costs)
+    return simulate(recording, host, work, skipped).step_lengths(recording, work)
 
 
 def host_times(recording: Replayable, lengths: Floats) -> Floats:

@@ -224,10 +224,11 @@ def replays(
         steps = taken[:, :, 0]
         saved = taken[:, :, :1] - taken[:, :, 1:]
         if len(paced):
-            times = _by_cost(simulated.at(recording, paced), len(some))
-            between = np.diff(times[:, :, :1] - times[:, :, 1:], axis=0)
+            times = np.diff(_by_cost(simulated.at(recording, paced), len(some)), axis=0)
+            between = times[:, :, :1] - times[:, :, 1:]
             saved[:] = between.mean(axis=0)
             saved[first_paced + 1 : first_paced + len(paced)] = between
+            steps[0] += times[:, :, 0].mean(axis=0) * len(steps) - steps.sum(axis=0)
         found[:, :, first : first + size] = saved
         waited = [recording.events.duration[change.waits].sum() for change in some]
         shorter[:, first : first + size] = taken_off + waited
