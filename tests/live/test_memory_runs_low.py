@@ -233,7 +233,7 @@ def test_a_profile_ends_where_memory_runs_low_and_leaves_nothing(tmp_path):
 
 # What fills the memory: hundreds of equal slices, between which the profiler lays its records.
 SLICES = """
-import os, torch
+import os, sys, time, torch
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
@@ -246,12 +246,21 @@ data = torch.ones(32, 101, 64)
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
-for _ in range(9):
+def step():
     optimizer.zero_grad()
     packed = pack_padded_sequence(data, lengths, batch_first=True, enforce_sorted=False)
     pad_packed_sequence(rnn(packed)[0], batch_first=True)[0].mean().backward()
     optimizer.step()
+
+for _ in range(9):
+    step()
     print(resident())
+if "wait" in sys.argv:
+    while not os.path.exists("backspot/report.json"):
+        step()  # the report is made meanwhile
+    until = time.monotonic() + 4
+    while time.monotonic() < until:
+        step()  # and memory is noted once a second
 """
 
 
@@ -267,3 +276,14 @@ def test_what_is_freed_in_recorded_steps_does_not_add_up(tmp_path):
     assert done.returncode == 0, done.stderr.decode()
     before, now = (max(map(int, out.stdout.split())) for out in (plain, done))
     assert now < 1.7 * before, "it was 2.2 times as much after three steps, and so on"
+
+
+def test_the_memory_of_a_training_is_without_that_of_its_recording(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(SLICES)
+    options = ("--trials", "none", "--warmup", "1", "--steps", "3")
+    done = program("run", *options, path.name, "wait", python=preloaded.python(), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr.decode()
+    memory = json.loads((tmp_path / "backspot" / "report.json").read_text())["training"]["memory"]
+    before = int(done.stdout.split()[0])
+    assert memory["last_bytes"] < 1.25 * before, "the process has half as much again at that time"

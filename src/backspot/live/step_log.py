@@ -13,8 +13,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
-from pathlib import Path
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ import torch
 from backspot.analysis.training import Marks, StepTimes
 from backspot.interrupts import contained
 from backspot.live import loaders
+from backspot.live.free_memory import resident
 from backspot.live.loaders import Fetch
 from backspot.live.torch_internals import dynamo
 from backspot.live.torch_internals.engine import watch_backward
@@ -168,8 +168,9 @@ class StepLog:
         self._called = _now()
         self._threads: dict[int, _Thread] = {}
         self._watching = ExitStack()
-        self._paused: dict[int, int] = {}
+        self._paused: dict[int, tuple[int, int]] = {}  # since when, and the memory at that time
         self._memory_noted = 0
+        self._of_backspot = 0  # memory that was taken meanwhile: no training has that
         self.is_on = False
 
     def begin(self) -> None:
@@ -298,9 +299,9 @@ class StepLog:
         if now - self._memory_noted < _MEMORY_EVERY_NS:
             return
         self._memory_noted = now
-        size = resident_memory()
-        if size:
-            thread.times.add_memory(size)
+        size = resident()
+        if size and not self._paused:
+            thread.times.add_memory(size - self._of_backspot)
         if self.each_minute is not None and now - self._called >= _CALLED_EVERY_NS:
             self._called = now
             self.each_minute()
@@ -309,13 +310,15 @@ class StepLog:
 
     def pause(self) -> None:
         """Leave out this thread's steps from now on, as Backspot does something to them."""
-        self._paused.setdefault(_here(), _now())
+        self._paused.setdefault(_here(), (_now(), resident()))
 
     def resume(self) -> None:
         """Note this thread's steps again, from the one that begins now on."""
-        began = self._paused.pop(_here(), None)
-        if began is None:
+        paused = self._paused.pop(_here(), None)
+        if paused is None:
             return
+        began, size = paused
+        self._of_backspot += resident() - size
         thread = self._thread()
         thread.interrupted_ns += _now() - began
         thread.level.reset()
@@ -352,22 +355,6 @@ class StepLog:
         if thread.interrupted_ns:
             apart.append(Apart("backspot", thread.interrupted_steps, thread.interrupted_ns))
         return times.training(uses, apart, has_device=torch.cuda.is_initialized())
-
-
-_STATM = Path("/proc/self/statm")
-_PAGE = 4096
-with suppress(ImportError):
-    import resource
-
-    _PAGE = resource.getpagesize()
-
-
-def resident_memory() -> int:
-    """Return how many bytes of memory this process holds; 0 where the system does not say."""
-    try:
-        return int(_STATM.read_bytes().split()[1]) * _PAGE
-    except (OSError, IndexError, ValueError):
-        return 0
 
 
 dynamo.keep_from_dynamo(StepLog._optimizer_begins, StepLog._optimizer_ends, StepLog._fetched)
