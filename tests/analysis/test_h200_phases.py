@@ -4,8 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from backspot import Report
-from support.h200 import EACH_WITH_BACKWARD, clipped, length, plain_of, report_of, spans_of
+from backspot import Report, pipeline
+from backspot.analysis.recording import Options, Recording
+from backspot.formatting import duration
+from backspot.render.text import render_text
+from support.h200 import (
+    EACH_WITH_BACKWARD,
+    clipped,
+    length,
+    path_of,
+    plain_of,
+    report_of,
+    spans_of,
+)
 from support.sums import assert_phases_add_up, usual
 
 
@@ -80,3 +91,28 @@ def test_communication_that_backward_starts_is_backward() -> None:
 def test_a_launch_bound_step_leaves_the_gpu_idle_and_a_gpu_bound_one_does_not() -> None:
     assert report_of("launch_bound").utilisation < 0.05
     assert report_of("fp32_convnet").utilisation > 0.95
+
+
+@pytest.mark.parametrize("name", EACH_WITH_BACKWARD)
+def test_the_devices_time_of_a_step_is_that_of_all_its_work_as_read_by_hand(name: str) -> None:
+    report, work = report_of(name), plain_of(name).work
+    by_step = [
+        sum(one.end - one.start for one in work if start <= one.start < end)
+        for start, end in extents(name)
+    ]
+    assert report.step_gpu_ns == usual(report, by_step)
+    assert report.step_gpu_ns + report.steps >= report.gpu_ns
+
+
+def test_the_head_line_says_whose_the_devices_time_is() -> None:
+    name = "resnet_channels_last"
+    recorded = report_of(name)
+    timed = Options(real_steps=(recorded.step_ns * 3 // 4,) * 4)
+    real = pipeline.report_of(Recording.read(path_of(name)), timed)
+    assert (real.step_gpu_ns, real.gpu_ns) == (recorded.step_gpu_ns, recorded.gpu_ns)
+    text = " ".join(render_text(real).split())
+    whole, part = duration(real.step_gpu_ns), duration(real.gpu_ns)
+    assert f"GPU {whole} per step, {part} in the backward" in text
+    text = " ".join(render_text(recorded).split())
+    assert text.index("Backward ") < text.index(f" GPU {part} ·")  # it can be no other's
+    assert whole not in text

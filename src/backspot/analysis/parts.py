@@ -13,7 +13,7 @@ from typing import TypeVar
 from backspot.analysis.accounting.holders import find_fused
 from backspot.analysis.accounting.memory import find_memory
 from backspot.analysis.accounting.peaks import peaks_of
-from backspot.analysis.accounting.phases import phases_of_work
+from backspot.analysis.accounting.phases import device_times, phases_of_work
 from backspot.analysis.accounting.unrecorded import RealStep
 from backspot.analysis.accounting.work import find_work
 from backspot.analysis.attribution.ownership import Ownership
@@ -65,6 +65,7 @@ def ranking(recording: Recording, options: Options) -> Report:
         wall_ns=costs.wall_ns,
         gpu_ns=costs.gpu_ns,
         cpu_ns=costs.cpu_ns,
+        step_gpu_ns=typical.value(device_times(recording.recorded_ledger)),
         step_ns_by_step=tuple(step_ns.tolist()),
         wall_ns_by_step=costs.wall_ns_by_step,
         gpu_ns_by_step=costs.gpu_ns_by_step,

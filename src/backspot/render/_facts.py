@@ -63,9 +63,16 @@ def setting(report: Report) -> list[str]:
     elif "while recorded" not in unit:
         facts.append("times as recorded")
     facts += [*filter(None, [iteration(report)]), *rarely(report)]
+    return [*facts, *_device_and_host(report), _SOURCES[report.source]]
+
+
+def _device_and_host(report: Report) -> list[str]:
+    """The time of the devices and of the host, and in what, where the step's time comes first."""
+    of_backward = " in the backward" if report.clock == "real" else ""
+    facts = [f"CPU {duration(report.cpu_ns)}{of_backward}"]
     if report.has_gpu:
-        facts.append(f"GPU {duration(report.gpu_ns)}")
-    facts += [f"CPU {duration(report.cpu_ns)}", _SOURCES[report.source]]
+        whole = f"{duration(report.step_gpu_ns)} per step, " if of_backward else ""
+        facts.insert(0, f"GPU {whole}{duration(report.gpu_ns)}{of_backward}")
     return facts
 
 

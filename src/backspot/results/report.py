@@ -102,6 +102,7 @@ class Report(Presented, _Predicted):
         wall_ns: Clock time of the backward.
         recorded_wall_ns: This time as it was recorded.
         gpu_ns: Device time of the backward, which can exceed ``wall_ns`` with several streams.
+        step_gpu_ns: Device time of the whole step: all kernels, copies and memsets, added up.
         cpu_ns: Time of the host in the nodes of the backward.
         step_ns_by_step: This time in each recorded step.
         wall_ns_by_step: This time in each recorded step.
@@ -182,6 +183,7 @@ class Report(Presented, _Predicted):
     source: LabelSource
     has_gpu: bool
     warnings: tuple[str, ...]
+    step_gpu_ns: Count = 0
     trace: str = ""
     phases: tuple[Phase, ...] = ()
     findings: tuple[Finding, ...] = ()

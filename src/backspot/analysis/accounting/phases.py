@@ -164,6 +164,14 @@ def phases_of_work(events: Events, ownership: Ownership, activity: Activity) -> 
     return phase
 
 
+def device_times(ledger: Ledger) -> Ints:
+    """Return how long the work on devices runs in each step, added up."""
+    work = ledger.ownership.work
+    step = ledger.steps.at(work.start)
+    mine = (work.device >= 0) & (step >= 0)
+    return summed(step[mine], (work.end - work.start)[mine], len(ledger.windows.start))
+
+
 def choose_steps(
     events: Events,
     ledger: Ledger,
