@@ -152,6 +152,20 @@ for _ in range(2):
         update(model)
         drop(model)
 """,
+    "two threads that update by hand": """
+import threading
+def train():
+    model = net()
+    for _ in range(ITERATIONS):
+        loss_of(model).backward()
+        update(model)
+        drop(model)
+threads = [threading.Thread(target=train) for _ in range(2)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+""",
     "closures of LBFGS": """
 optimizer = torch.optim.LBFGS(model.parameters(), max_iter=4)
 def closure():

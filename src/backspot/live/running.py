@@ -24,10 +24,14 @@ from backspot.live import discovery
 from backspot.live.host_marks import counts_calls
 from backspot.live.recorder import Models, Plan, Recorded, Recorder, Rest
 from backspot.live.torch_internals import autograd
-from backspot.live.torch_internals.engine import outermost_call, watch_backward
+from backspot.live.torch_internals.engine import others_run_backward, outermost_call, watch_backward
+from backspot.live.torch_internals.lookup import Turn
 from backspot.live.torch_internals.process import hook_steps, outermost_step, step_around
 from backspot.live.torch_internals.profiler import recording as is_recording
 from backspot.live.updates import Holder, Updates
+
+_LONGEST_SEARCH_S = 5.0
+"""What holds the parameters is found sooner, among millions of live objects."""
 
 
 class Cycle:
@@ -200,6 +204,10 @@ class Observer:
         """The optimizers whose hook was called."""
         # For updates that no hook tells of.
         self._updates: defaultdict[int, Updates] = defaultdict(Updates)  # by thread
+        self._looking = Turn(_LONGEST_SEARCH_S)
+        """Held while gradients are looked at: a backward, which writes them, begins later."""
+        self._several = False
+        """Whether several threads run backwards: then gradients can be written at any moment."""
         self._into_grad = False
         """Whether a backward has put gradients into ``.grad``."""
         self._unwatch: Callable[[], None] | None = None
@@ -210,6 +218,7 @@ class Observer:
             self.recorder.watch()
             self._unhook = hook_steps(self._after_step)
             if self._unwatch is None and self._may_be_unheard():
+                self._several |= others_run_backward()
                 self._unwatch = watch_backward(self._before_backward, self._after_backward)
 
     def request(self, frame: FrameType | None) -> None:
@@ -276,15 +285,27 @@ class Observer:
 
     def _hear(self, optimizer: torch.optim.Optimizer) -> None:
         """Note that an optimizer's hook is called outside of a backward."""
-        if not self._steps_outside:
-            self._steps_inside, self._steps_outside = False, True
-            self._updates_here.found(self._unheard())
-        if self._unwatch is not None:
+        if self._steps_outside and self._unwatch is None:
+            return
+        with self._looking:
+            if not self._steps_outside:
+                self._steps_inside, self._steps_outside = False, True
+                updates = self._updates_here
+                if not self._are_several():
+                    updates.found(self._unheard())
             key = self._updated_by(optimizer)
             for updates in [*self._updates.values()]:
                 updates.holders = [one for one in updates.holders if one.key != key]
             if not self._may_be_unheard():
                 self._end_watching()
+
+    def _are_several(self) -> bool:
+        """Whether several threads train, as far as they were heard of."""
+        if not self._several and len(self._updates) > 1:
+            self._several = True
+            for each in [*self._updates.values()]:
+                each.holders = []
+        return self._several
 
     def _may_be_unheard(self) -> bool:
         """Whether there may be updates that no hook tells of."""
@@ -319,8 +340,13 @@ class Observer:
         return found
 
     def _before_backward(self, _: bool) -> None:
+        if self._several or self.recorder.is_child:
+            return
         try:
-            self._updates_here.begin_backward()
+            with self._looking:
+                updates = self._updates_here
+                if not self._are_several():
+                    updates.begin_backward()
         except Exception as error:
             pass_on(error)
             self.recorder.give_up(error)
@@ -330,7 +356,9 @@ class Observer:
         if recorder.is_child or self._unhook is None:
             return
         try:
-            if not (self._ends_with_backward(into_grad) and self._count()):
+            with self._looking:
+                ends = self._ends_with_backward(into_grad)
+            if not (ends and self._count()):
                 return
         except Exception as error:
             pass_on(error)
@@ -345,21 +373,33 @@ class Observer:
         """Return whether an iteration ends with this backward."""
         if self._steps_inside:
             return into_grad
-        updates = self._updates_here
-        ends = [self._ends_with_update(holder) for holder in updates.end_backward()]
-        if updates.may_be_others and not self._steps_outside:
-            known, holders = updates.holders, self._holders(updates)
-            updates.found(holders)
-            # A model without an optimizer is updated after this backward, too.
-            if not known and any(isinstance(one.owner(), torch.nn.Module) for one in holders):
-                ends.append(True)
-        self.recorder.by_backwards = not updates.holders and not self._steps_outside
-        if not self.recorder.by_backwards:
-            return any(ends)
+        updates, several = self._updates_here, self._are_several()
+        updated = updates.count_backward()
+        if several:
+            if self._steps_outside or (self.recorder.steps == 0 and self._may_step(updates)):
+                return False
+        else:
+            updates.note()
+            ends = [self._ends_with_update(holder) for holder in updated]
+            if updates.may_be_others and not self._steps_outside:
+                known, holders = updates.holders, self._holders(updates)
+                updates.found(holders)
+                # A model without an optimizer is updated after this backward, too.
+                if not known and any(isinstance(one.owner(), torch.nn.Module) for one in holders):
+                    ends.append(True)
+            if updates.holders or self._steps_outside:
+                self.recorder.by_backwards = False
+                return any(ends)
         # Nothing is known of updates: each backward is a step, but for the gradients that a loss
         # is made of.
+        self.recorder.by_backwards = True
         self._into_grad |= into_grad
         return into_grad or not self._into_grad
+
+    def _may_step(self, updates: Updates) -> bool:
+        """Whether an optimizer may take its first step yet; to search for one takes long."""
+        heard = self._heard.living(anywhere=True)
+        return not updates.may_be_others or bool(discovery.other_optimizers(heard))
 
     def _ends_with_update(self, holder: Holder) -> bool:
         """Return whether an iteration ended with an update before this backward."""

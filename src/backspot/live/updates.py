@@ -4,6 +4,9 @@ PyTorch calls a hook after each step of its optimizers, but not where the step i
 for an optimizer that is not PyTorch's, or an update by hand. There the parameters tell: between a
 backward and the next one, their memory was written, or their gradients were dropped or written.
 While gradients are accumulated, neither happens.
+
+Autograd writes gradients without Python's lock. So they are looked at only while no thread runs a
+backward.
 """
 
 from __future__ import annotations
@@ -111,12 +114,17 @@ class Updates:
         with ignore_torch_function():
             self._updated = [holder for holder in self.holders if holder.look()]
 
-    def end_backward(self) -> list[Holder]:
-        """Return what was updated just before this backward."""
+    def count_backward(self) -> list[Holder]:
+        """Count a backward that has ended; return what was updated just before it."""
         self._backwards += 1
         self._since = 0 if self._updated else self._since + 1
-        self._note()
         return self._updated
+
+    def note(self) -> None:
+        """Note how the parameters are at the end of a backward."""
+        with ignore_torch_function():
+            for holder in self.holders:
+                holder.note()
 
     @property
     def may_be_others(self) -> bool:
@@ -136,9 +144,4 @@ class Updates:
         known = {holder.key: holder for holder in self.holders if holder.owner() is not None}
         self.holders = [known.get(holder.key, holder) for holder in holders]
         self._patience = max(self._PATIENCE, 2 * self._since)
-        self._note()
-
-    def _note(self) -> None:
-        with ignore_torch_function():
-            for holder in self.holders:
-                holder.note()
+        self.note()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -84,6 +86,13 @@ def outermost_call(frame: FrameType | None) -> FrameType | None:
             found = frame
         frame = frame.f_back
     return found
+
+
+def others_run_backward() -> bool:
+    """Return whether another thread is in PyTorch's code that leads to the engine."""
+    frames = sys._current_frames()
+    del frames[threading.get_ident()]
+    return any(map(outermost_call, frames.values()))
 
 
 def _engine_around(original: Any) -> Any:

@@ -110,18 +110,16 @@ class Turn:
     """A lock that no training waits for longer than a moment, as a context manager.
 
     An interrupt can come between the end of a block and the release of its lock. The thread that
-    was interrupted can enter again, and the others after ``_PATIENCE_S``.
+    was interrupted can enter again, and the others after some seconds.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, patience_s: float = 0.5) -> None:
         self._lock = threading.RLock()
+        self._patience_s = patience_s
 
     def __enter__(self) -> None:
-        self._lock.acquire(timeout=_PATIENCE_S)
+        self._lock.acquire(timeout=self._patience_s)
 
     def __exit__(self, *exception: object) -> None:
         with suppress(RuntimeError):  # it was not acquired in time
             self._lock.release()
-
-
-_PATIENCE_S = 0.5
