@@ -26,7 +26,7 @@ import torch
 from backspot.live.modules import class_name, unwrap
 from backspot.live.optimizers import ids_updated_by
 from backspot.live.torch_internals.dynamo import is_dynamos
-from backspot.live.torch_internals.modules import children_of, parameters_of
+from backspot.live.torch_internals.modules import children_of, is_made, parameters_of
 
 
 def _living(kind: type) -> list[Any]:
@@ -44,9 +44,7 @@ def outermost(found: Iterable[torch.nn.Module] = ()) -> list[torch.nn.Module]:
         found: modules that may be hidden from the garbage collector.
     """
     modules = list({id(one): one for one in (*_living(torch.nn.Module), *found)}.values())
-    modules = [
-        one for one in modules if "_modules" in vars(one)
-    ]  # not what a thread begins to make
+    modules = [module for module in modules if is_made(module)]
     graphs = [module for module in modules if is_dynamos(module)]
     parts = {id(part) for graph in graphs for part in graph.modules()}
     held = {

@@ -14,6 +14,7 @@ import threading
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping
+from contextlib import nullcontext
 from types import FrameType
 from typing import Any
 
@@ -287,7 +288,7 @@ class Observer:
         """Note that an optimizer's hook is called outside of a backward."""
         if self._steps_outside and self._unwatch is None:
             return
-        with self._looking:
+        with nullcontext() if self._several else self._looking:
             if not self._steps_outside:
                 self._steps_inside, self._steps_outside = False, True
                 updates = self._updates_here
@@ -356,7 +357,7 @@ class Observer:
         if recorder.is_child or self._unhook is None:
             return
         try:
-            with self._looking:
+            with nullcontext() if self._several else self._looking:
                 ends = self._ends_with_backward(into_grad)
             if not (ends and self._count()):
                 return

@@ -143,6 +143,11 @@ def children_of(module: torch.nn.Module) -> dict[str, torch.nn.Module | None]:
     return children if isinstance(children, dict) else {}
 
 
+def is_made(module: torch.nn.Module) -> bool:
+    """Return whether ``Module.__init__`` has run; a thread may be about to call it."""
+    return "_modules" in vars(module)
+
+
 def parameters_of(module: torch.nn.Module) -> list[torch.nn.Parameter]:
     """Return a module's own parameters, without a method that a wrapper may override."""
     return [parameter for parameter in module._parameters.values() if parameter is not None]
