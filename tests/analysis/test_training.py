@@ -101,6 +101,15 @@ def test_a_step_that_the_machine_held_up_is_in_the_mean_and_is_no_rare_work():
     assert training.typical_ns == 2 * MS
 
 
+@pytest.mark.parametrize("ran", [1.0, 0.5, 0.2])
+def test_long_work_of_which_a_busy_machine_let_a_part_run_is_work(ran):
+    steps = [MS + 200 * MS * (at % 8 == 7) for at in range(160)]
+    training = added(steps, thread=lambda at: MS + int(ran * 200 * MS) * (at % 8 == 7)).training()
+    assert training.held_up == 0
+    (rare,) = training.rare
+    assert rare.period == 8
+
+
 def test_on_a_device_a_long_step_without_time_of_the_thread_is_work():
     steps = [2 * MS + 50 * MS * (at % 20 == 10) for at in range(200)]
     assert added(steps, thread=2 * MS).training(has_device=True).rare

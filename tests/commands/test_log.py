@@ -68,7 +68,7 @@ for at in range(160):
         until = time.perf_counter() + 0.2
         while time.perf_counter() < until: model(torch.randn(4, 8))
 """)
-    (rare,) = report.training.rare
+    rare = report.training.rare[0]  # a busy machine can add others
     assert rare.period == pytest.approx(8, rel=0.3)
     assert rare.per_step_ns > report.training.typical_ns
 

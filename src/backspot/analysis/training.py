@@ -57,8 +57,10 @@ _SLOW_START = 1.5
 _LEAST_SHARE = 0.01
 """Share of the time from which rare work is worth a line."""
 _RAN = 0.5
-"""Share of a step's excess for which the thread waited for data, or ran, relative to how much of a
-typical step it ran, if it is work."""
+"""Share of a step's excess for which the thread waited for data, if it is work; or ran, relative to
+how much of a typical step it ran, and at most as long as for a typical step."""
+_AT_LEAST = 0.3
+"""The part of that share which a busy machine lets a thread run that has much more work."""
 _MEMORY_SAMPLES = 512
 _TREND_PIECES = 12
 """Stretches from which it is known whether steps became slower."""
@@ -261,7 +263,10 @@ class StepTimes:
                 continue
             marks = Marks(group[0][0])
             in_data = data >= _RAN * longer
-            is_work = bool(marks) or in_data or has_device or thread >= ran * longer
+            # Of more work, a busy machine lets only a part run. A step that was held up has no
+            # more work: its thread ran hardly longer than in others, and for little of the excess.
+            worked = thread >= ran * max(min(longer, usual_mean[TOTAL]), _AT_LEAST * longer)
+            is_work = bool(marks) or in_data or has_device or worked
             if not is_work:
                 held_up, held_up_ns = held_up + count, held_up_ns + round(count * longer)
                 continue
