@@ -283,7 +283,7 @@ def _body(value: Any, example: bool = True) -> Iterator[str]:
             yield f"{_markdown(section)}\n"
         elif title == "Example":
             if example:
-                yield _code(section, "pycon")
+                yield _code(section.replace("  # doctest: +SKIP", ""), "pycon")
         elif title == "Note":
             yield f"{_markdown(section)}\n"
         elif title == "Returns":

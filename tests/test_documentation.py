@@ -218,7 +218,8 @@ def folder(tmp_path_factory) -> Path:
     for name in ("before", "after", "main", "branch", "out"):
         (folder / name).mkdir()
         shutil.copy(folder / "report.json", folder / name / "report.json")
-        shutil.copy(folder / "report.json", folder / f"{name}.json")
+        for number in ("", 1, 2, 3):
+            shutil.copy(folder / "report.json", folder / f"{name}{number}.json")
     return folder
 
 

@@ -234,7 +234,7 @@ def test_the_report_is_printed_on_standard_error_and_written(write, tmp_path):
     assert report["0"].row.recorded_calls == 2
     assert report["0"].row.class_name.encode() in done.stderr
     again = backspot.locate(tmp_path / "backspot" / "trace.json.gz")
-    assert [row.path for row in again.modules] == [row.path for row in report.modules]
+    assert {row.path for row in again.modules} == {row.path for row in report.modules}
     assert b"A step takes " in done.stderr
     assert told(done) == [
         f"wrote trace.json.gz, report.html, report.json into backspot{os.sep}",

@@ -301,7 +301,7 @@ class Comparison(Presented):
         >>> comparison = backspot.compare(before, after, names=("main", "branch"))
         >>> comparison
         <Comparison of main (main.trace.json.gz) with branch (branch.trace.json.gz):
-         +3.067 ms per step, longer>
+         +3.067 ms per step, within the noise>
         >>> [change.name for change in comparison.changes if change.differs]
         ['blocks.2.attn', 'blocks.1.attn']
     """

@@ -117,7 +117,7 @@ class Prediction(msgspec.Struct, frozen=True, dict=True):
         It is refused if the times of the trace contradict one another, unless costs were fitted.
         """
         found = replays(self.recording, self.cost, changes)
-        unchanged = np.stack([found[0].recorded, found[0].steps], axis=1)
+        unchanged = np.stack([found[0].recorded, found[0].replayed], axis=1)
         if not self.fitted and (refusal := contradiction(self.recording, unchanged)):
             return refusal
         step = self._step(found)

@@ -168,12 +168,15 @@ class Replays(msgspec.Struct, frozen=True):
 
     Attributes:
         recorded: how long each step takes at no cost of the profiler, as it was recorded.
-        steps: how long each step takes without any change.
+        replayed: the same at this cost.
+        steps: how long each step takes without any change. Where workers pace the training, their
+            mean is from batch to batch.
         saved: what each step (rows) saves with each change (columns).
         shorter: for each change the time that it takes from host and devices in an average step.
     """
 
     recorded: Floats
+    replayed: Floats
     steps: Floats
     saved: Floats
     shorter: Floats
@@ -203,6 +206,7 @@ def replays(
     changing_work = np.where(of_steps[:, None], work[:, :-1], 0.0)
     updating = _of_update(recording, changing, changing_work)
     recorded, steps = np.empty(0), np.empty((0, len(costs) - 1))
+    replayed = steps
     found = np.empty((len(recording.steps.start), len(costs) - 1, len(changes)))
     shorter = np.empty((len(costs) - 1, len(changes)))
     first_paced, paced = _paced_by_workers(recording)
@@ -221,7 +225,8 @@ def replays(
         simulated = simulate(recording, of_host, of_work, _skipped(some, len(costs) - 1))
         lengths = simulated.step_lengths(recording, of_work)
         recorded, taken = lengths[:, -1], _by_cost(lengths, len(some))
-        steps = taken[:, :, 0]
+        replayed = taken[:, :, 0]
+        steps = replayed.copy()
         saved = taken[:, :, :1] - taken[:, :, 1:]
         if len(paced):
             times = np.diff(_by_cost(simulated.at(recording, paced), len(some)), axis=0)
@@ -234,7 +239,8 @@ def replays(
         shorter[:, first : first + size] = taken_off + waited
     shorter /= max(1, len(steps))
     return tuple(
-        Replays(recorded, steps[:, at], found[:, at], shorter[at]) for at in range(len(shorter))
+        Replays(recorded, replayed[:, at], steps[:, at], found[:, at], shorter[at])
+        for at in range(len(shorter))
     )
 
 
