@@ -191,6 +191,11 @@ QUESTIONS = {
         "What do labels cost where ranks wait for each other?",
         "cost.overhead:of_ranks", f"{_TWO}; timm", "2", "overhead_ranks_{device}.json",
     ),
+    "step_log": Question(
+        "What do the notes of all steps cost, in time and memory?",
+        "cost.step_log", "CPU", "6", "step_log.json",
+        device=False, cases=False, seconds=300,
+    ),
     "read": Question(
         "How fast, and in how much memory, is a trace read?",
         "cost.read", "2 cores, 3 GB", "8", "read.json", before=_CORES,

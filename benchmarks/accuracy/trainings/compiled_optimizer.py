@@ -13,7 +13,7 @@ def train() -> None:
     torch.manual_seed(0)
     width = sized(256, 1024)
     model = perceptron(width, outputs=10, layers=6)
-    optimizer = torch.optim.Adam(model.parameters(), lr=torch.tensor(1e-4), foreach=True)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
     inputs, labels = batch_of(64, width), torch.randint(10, (64,), device=DEVICE)
 
     @torch.compile

@@ -1,0 +1,189 @@
+"""What do the notes of all steps cost? A loop with the log on and off, in turns, in one process.
+
+    OMP_NUM_THREADS=1 python -m benchmarks step_log
+
+Steps take about a millisecond, without a loader, with one in the process, and with one of two
+workers. ``log`` is the log alone; ``observer`` is all that `backspot run` leaves in a training
+after its report. Blocks of steps of each variant follow one another in a new random order in each
+round, and what a variant adds to a step is the median difference to the plain block of its round,
+in processor time of the thread, with a 95% interval from resampling the rounds. At last, very small
+steps show whether memory grows with their number.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from backspot.live.recorder import Plan
+from backspot.live.running import Observer
+from backspot.live.step_log import StepLog, resident_memory
+from backspot.live.torch_internals.process import hook_steps
+from benchmarks.harness import Figures, Run
+from benchmarks.measuring import Budget, spread
+
+_WIDTH, _BATCH = 128, 32
+_RESAMPLES = 4000
+_GOAL_US = 3.0
+_NEVER = 1 << 40
+_BEFORE = 10
+"""Steps of a block before those that are timed, in which the observer looks for models."""
+
+
+class _Samples(torch.utils.data.Dataset[Tensor]):
+    """More equal batches than a loop asks for."""
+
+    def __init__(self) -> None:
+        self._batch = torch.randn(_BATCH, _WIDTH)
+
+    def __len__(self) -> int:
+        return 1 << 24
+
+    def __getitem__(self, _: int) -> Tensor:
+        return self._batch
+
+
+def _batches(workers: int | None) -> Iterator[Tensor]:
+    if workers is None:
+        return itertools.repeat(torch.randn(_BATCH, _WIDTH))
+    loader = torch.utils.data.DataLoader(_Samples(), batch_size=None, num_workers=workers)
+    return iter(loader)
+
+
+def _loop(batches: Iterator[Tensor], layers: int, width: int = _WIDTH) -> Callable[[int], None]:
+    """Return what takes so many steps."""
+    model = nn.Sequential(*(nn.Linear(width, width) for _ in range(layers)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
+
+    def take(steps: int) -> None:
+        for _ in range(steps):
+            loss = model(next(batches)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+    return take
+
+
+# Variants ----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _log() -> Iterator[None]:
+    log = StepLog()
+    with ExitStack() as stack:
+        stack.enter_context(log)
+        stack.callback(hook_steps(lambda *_: log.step_ended()))
+        yield
+
+
+@contextmanager
+def _observer() -> Iterator[None]:
+    plan = Plan(warmup=_NEVER, waits=False)
+    observer = Observer(plan, lambda _: None, print, lambda *_: None)
+    observer.begin()
+    try:
+        yield
+    finally:
+        observer.recorder.end()
+
+
+VARIANTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
+    "plain": nullcontext,
+    "log": _log,
+    "observer": _observer,
+}
+LOADERS = {"no loader": None, "loader in the process": 0, "loader with 2 workers": 2}
+
+
+# Measurements ------------------------------------------------------------------------------------
+
+
+def _measured(workers: int | None, run: Any, seconds: float) -> list[dict[str, Any]]:
+    take = _loop(_batches(workers), layers=2 if run.small else 8)
+    take(20)
+    times: dict[str, list[float]] = {name: [] for name in VARIANTS}
+    order, budget = random.Random(0), Budget(seconds)
+    for number in range(run.rounds):
+        if number >= 3 and not budget.left:
+            break
+        for name in order.sample([*VARIANTS], len(VARIANTS)):
+            with VARIANTS[name]():
+                take(_BEFORE)
+                # What the notes cost is work of this thread; other processes do not count.
+                begin = time.thread_time_ns()
+                take(run.steps)
+                times[name].append((time.thread_time_ns() - begin) / 1e3 / run.steps)
+    plain = times.pop("plain")
+    return [
+        {
+            "variant": name,
+            "step_us": spread(plain)["median"],
+            **_added(taken, plain),
+            "rounds": len(plain),
+        }
+        for name, taken in times.items()
+    ]
+
+
+def _added(taken: list[float], plain: list[float]) -> dict[str, float]:
+    """What is added to a step, in microseconds, with a 95% interval."""
+    differences = np.asarray(taken) - np.asarray(plain)
+    draw = np.random.default_rng(0).integers(0, len(plain), (_RESAMPLES, len(plain)))
+    low, high = np.percentile(np.median(differences[draw], axis=1), [2.5, 97.5])
+    return {"added_us": float(np.median(differences)), "low": float(low), "high": float(high)}
+
+
+def _memory(run: Any) -> dict[str, Any]:
+    """What the process holds after a tenth of many small steps, and after all of them."""
+    width = 4
+    take = _loop(itertools.repeat(torch.randn(1, width)), layers=1, width=width)
+    log = StepLog()
+    with log:
+        unhook = hook_steps(lambda *_: log.step_ended())
+        take(run.many // 10)
+        first = resident_memory()
+        take(run.many - run.many // 10)
+        last = resident_memory()
+        unhook()
+    training = log.training()
+    noted = training.steps if training else 0
+    return {"steps": noted, "grown_kib": (last - first) // 1024}
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--rounds", type=int, help="at most (default: 400)")
+    add("--steps", type=int, help="of a block (default: 100)")
+    add("--many", type=int, help="small steps for the memory (default: a million)")
+
+
+def answer(run: Run) -> Figures:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    full = {"rounds": 400, "steps": 100, "many": 1_000_000}
+    small = {"rounds": 3, "steps": 3, "many": 500}
+    for name, value in (small if run.small else full).items():
+        if getattr(run, name) is None:
+            setattr(run, name, value)
+    rows = [
+        {"loader": loader, **row}
+        for loader, workers in LOADERS.items()
+        for row in _measured(workers, run, run.seconds / 6)
+    ]
+    summary = {f"{row['variant']}, {row['loader']}: added µs": row["added_us"] for row in rows}
+    memory = _memory(run)
+    summary |= {
+        f"grown KiB in the last nine tenths of {memory['steps']:,} steps": memory["grown_kib"],
+        "goal: added µs at most": _GOAL_US,
+    }
+    return {"rows": rows, "memory": memory, "summary": summary}
