@@ -60,6 +60,7 @@ PLAN = {
         "planted": "--trials 104",
         "timm_sweep": "--models *tiny* --timeout 60",
         "leaks": "",
+        "step_log": "",
         "startup": "",
         "fuzz_reports": "",
         "fuzz_traces": "--count 2000",

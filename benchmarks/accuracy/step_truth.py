@@ -112,8 +112,6 @@ def said_share(report: Mapping[str, Any], part: str) -> tuple[float, str]:
     training, which may have no name of its own.
     """
     training = report["training"]
-    if part in ("data", "optimizer") and report["recorded"].get("device", "cpu") == "cpu":
-        return training[f"{part}_ns"] / training["step_ns"], "log"
     whole = report["step_ns"]
     names = _PHASES.get(part, (part,))
     phases = [phase for phase in report["phases"] if phase["name"] in names]
@@ -207,6 +205,7 @@ def _of_report(path: Path, clock: Mapping[str, Any]) -> dict[str, Any]:
         raise _FailedError("the report is not completed")
     return {
         "step_ms": report["step_ns"] / 1e6,
+        "before_ms": statistics.mean(report["unprofiled_step_ns_by_step"] or [0]) / 1e6,
         "counted": training["counted"],
         "own_ms": clock["step_ms"],
         "log": {

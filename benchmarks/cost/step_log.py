@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from backspot.live.recorder import Plan
 from backspot.live.running import Observer
-from backspot.live.step_log import StepLog, resident_memory
+from backspot.live.step_log import StepLog
 from backspot.live.torch_internals.process import hook_steps
 from benchmarks.harness import Figures, Run
 from benchmarks.measuring import Budget, spread
@@ -151,9 +151,9 @@ def _memory(run: Any) -> dict[str, Any]:
     with log:
         unhook = hook_steps(lambda *_: log.step_ended())
         take(run.many // 10)
-        first = resident_memory()
+        first = resident()
         take(run.many - run.many // 10)
-        last = resident_memory()
+        last = resident()
         unhook()
     training = log.training()
     noted = training.steps if training else 0

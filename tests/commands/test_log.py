@@ -98,6 +98,26 @@ if __name__ == "__main__":
     assert training.data_ns > training.forward_ns
 
 
+@pytest.mark.parametrize("waits", ["loader", "script"])
+def test_what_a_loader_takes_to_begin_an_epoch_is_time_of_data(run, waits):
+    report, _ = run(f"""
+from torch.utils.data import DataLoader
+class Order:
+    def __len__(self): return 10
+    def __iter__(self):
+        if "{waits}" == "loader": time.sleep(0.3)
+        return iter(range(10))
+loader = DataLoader(torch.zeros(10, 8), batch_size=None, sampler=Order(), num_workers=1)
+for epoch in range(12):
+    if "{waits}" == "script": time.sleep(0.3)
+    for x in loader: step(x)
+""")
+    training = report.training
+    is_data = training.data_ns > training.step_ns / 2
+    assert is_data == (waits == "loader")
+    assert training.step_ns > 20_000_000  # a tenth of what an epoch's begin takes, at least
+
+
 def test_the_account_begins_once_a_queue_that_was_filled_has_found_its_level(run):
     report, _ = run("""
 from torch.utils.data import DataLoader, Dataset

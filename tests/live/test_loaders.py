@@ -210,6 +210,38 @@ def test_several_watch_at_once_and_nothing_is_left() -> None:
     assert batches._data_queue._poll == own["_poll"]
 
 
+def test_how_long_a_loader_takes_to_begin_is_noted_once_an_epoch_and_nothing_is_left() -> None:
+    before = dict(vars(DataLoader))
+    first: list[int] = []
+    second: list[int] = []
+    ends = [loaders.watch(lambda _: None, noted.append) for noted in (first, second)]
+    loader = with_workers(Gated(2))
+    assert len(list(loader)) == 2
+    ends[0]()
+    ends[0]()
+    assert len(list(loader)) == 2
+    ends[1]()
+    list(loader)
+    assert (len(first), len(second)) == (1, 2)
+    assert all(took > 0 for took in second)
+    assert dict(vars(DataLoader)) == before
+
+
+def test_a_loader_that_another_one_fetches_from_begins_within_its_time() -> None:
+    class Nested(Dataset[Any]):
+        def __len__(self) -> int:
+            return 3
+
+        def __getitem__(self, number: int) -> Any:
+            return next(iter(DataLoader(Gated(1))))
+
+    noted: list[int] = []
+    end = loaders.watch(lambda _: None, noted.append)
+    assert len(list(DataLoader(Nested()))) == 3
+    end()
+    assert len(noted) == 1
+
+
 def test_a_loader_inside_of_a_worker_is_not_the_programs(tmp_path: Path) -> None:
     class Nested(Dataset[Any]):
         def __len__(self) -> int:

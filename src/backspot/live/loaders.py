@@ -48,18 +48,21 @@ class Fetch(msgspec.Struct, frozen=True, gc=False):
     epoch: int | None
 
 
-def watch(note: Callable[[Fetch], None]) -> Callable[[], None]:
+def watch(
+    note: Callable[[Fetch], None], begun: Callable[[int], None] = lambda _: None
+) -> Callable[[], None]:
     """Have each batch noted that any thread of this process asks a ``DataLoader`` for.
 
     Args:
         note: called on the thread that asked, before it gets its batch. It must not raise.
+        begun: called likewise where a loader begins an epoch, with how many nanoseconds that took.
 
     Returns:
         What ends it. It can be called again.
     """
     global _watchers
     _forgotten_by_copies()
-    entry = (note,)  # of its own, so that the same function can watch twice
+    entry = note, begun  # of its own, so that the same functions can watch twice
     _watchers = (*_watchers, entry)
     for wrapping in _WRAPPINGS:
         wrapping.begin()
@@ -138,7 +141,7 @@ class _Batches(msgspec.Struct):
     is_timed: bool
 
 
-_watchers: tuple[tuple[Callable[[Fetch], None]], ...] = ()
+_watchers: tuple[tuple[Callable[[Fetch], None], Callable[[int], None]], ...] = ()
 _numbers = itertools.count(1)
 
 _waiting: dict[int, int] = {}
@@ -210,7 +213,7 @@ def _tell(about: _Batches, thread: int, begin: int, end: int, waited: int | None
         loader.epoch,
     )
     _noted_at[thread] = end
-    for (note,) in _watchers:
+    for note, _ in _watchers:
         note(noted)
 
 
@@ -251,7 +254,23 @@ def _take_timed(original: Callable[..., Any]) -> Callable[..., Any]:
     return timed
 
 
+def _begin_timed(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def timed(loader: Any) -> Any:
+        # A loader that another one fetches from begins within that one's time.
+        if not _watchers or get_ident() in _waiting:
+            return original(loader)
+        begin = perf_counter_ns()
+        batches = original(loader)
+        took = perf_counter_ns() - begin
+        for _, begun in _watchers:
+            begun(took)
+        return batches
+
+    return timed
+
+
 _WRAPPINGS = (
+    Wrapping(internals.BEGIN_EPOCH, _begin_timed),
     Wrapping(internals.NEXT_BATCH, _next_noted),
     Wrapping(internals.TAKE_BATCH, _take_timed),
 )

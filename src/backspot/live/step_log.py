@@ -1,8 +1,9 @@
 """The log of all steps of a training: four boundaries of each, without a profiler.
 
-Stamps are taken where a loader is asked for a batch and gives it, where the outermost backward
-begins and ends, and where an optimizer's step begins and ends. What lies between is the forward.
-Nothing waits for a device, and no module has a hook. Code that Dynamo traces sees no stamp.
+Stamps are taken where a loader begins an epoch, is asked for a batch and gives it, where the
+outermost backward begins and ends, and where an optimizer's step begins and ends. What lies between
+is the forward. Nothing waits for a device, and no module has a hook. Code that Dynamo traces sees
+no stamp.
 
 Steps are left out while Backspot does something to them, and afterwards until each loader's queue
 has found its level: the batches that its workers prepared meanwhile come without a wait.
@@ -144,14 +145,15 @@ class _Thread:
         self.loaders: dict[int, list[int]] = {}  # workers, batches, late, waited, steps
         self.used: set[int] = set()
 
-    def begin_step(self) -> None:
-        self.data = self.backward = self.optimizer = 0
-        self.marks = 0
+    def begin_step(self, now: int, ran: int) -> None:
+        """Begin a step at a time, when the thread has run for so long."""
+        self.data = self.backward = self.optimizer = self.marks = 0
         # What an exception has left open.
         self.backward_began = self.optimizer_began = self.optimizers = 0
-        self.used.clear()
-        self.ran = _thread_time()
-        self.ended = _now()
+        if self.used:
+            self.used.clear()
+        self.ran = ran
+        self.ended = now
 
 
 class StepLog:
@@ -179,7 +181,7 @@ class StepLog:
             return
         self.is_on = True
         for remove in (
-            loaders.watch(self._fetched),
+            loaders.watch(self._fetched, self._epoch_begun),
             watch_backward(self._backward_begins, self._backward_ends),
             hook_step_begins(self._optimizer_begins),
             hook_steps(self._optimizer_ends),
@@ -202,14 +204,13 @@ class StepLog:
 
     # Boundaries ----------------------------------------------------------------------------------
 
+    # Each of these runs in each step: they call as little as they can.
+
     def _thread(self) -> _Thread:
-        thread = self._threads.get(_here())
-        if thread is None:
-            thread = self._threads[_here()] = _Thread()
-        return thread
+        return self._threads.setdefault(_here(), _Thread())
 
     def _fetched(self, fetch: Fetch) -> None:
-        thread = self._thread()
+        thread = self._threads.get(_here()) or self._thread()
         thread.data += fetch.end_ns - fetch.begin_ns
         thread.level.note(fetch)
         use = thread.loaders.get(fetch.loader)
@@ -221,11 +222,15 @@ class StepLog:
             use[3] += fetch.waited_ns
         thread.used.add(fetch.loader)
 
+    def _epoch_begun(self, took: int) -> None:
+        self._thread().data += took
+
     def _backward_begins(self, _: bool) -> None:
-        self._thread().backward_began = _now()
+        thread = self._threads.get(_here()) or self._thread()
+        thread.backward_began = _now()
 
     def _backward_ends(self, _: bool) -> None:
-        thread = self._thread()
+        thread = self._threads.get(_here()) or self._thread()
         if thread.backward_began:
             took = _now() - thread.backward_began
             thread.backward += took
@@ -235,14 +240,14 @@ class StepLog:
                 thread.has_closures = True
 
     def _optimizer_begins(self, _: torch.optim.Optimizer) -> None:
-        thread = self._thread()
+        thread = self._threads.get(_here()) or self._thread()
         thread.optimizers += 1
         # One that steps within the backward is a part of it, one within another's step of that.
         if thread.optimizers == 1 and not thread.backward_began:
             thread.optimizer_began = _now()
 
     def _optimizer_ends(self, _: torch.optim.Optimizer) -> None:
-        thread = self._thread()
+        thread = self._threads.get(_here()) or self._thread()
         thread.optimizers -= 1
         if thread.optimizers <= 0 and thread.optimizer_began:
             thread.optimizer += _now() - thread.optimizer_began
@@ -257,22 +262,21 @@ class StepLog:
 
     def step_ended(self) -> None:
         """Note that this thread has ended a step."""
-        now = _now()
-        thread = self._thread()
+        now, ran = _now(), _thread_time()
+        thread = self._threads.get(_here()) or self._thread()
         if not thread.ended:  # the first step ends: before it is no step
             thread.times.pass_over()
-            thread.begin_step()
-            return
-        paused = _here() in self._paused
-        if paused:
+        elif self._paused and _here() in self._paused:
             thread.interrupted_steps += 1
             thread.times.pass_over()
         else:
-            self._add_step(thread, now)
-        self._note_memory(thread, now)
-        thread.begin_step()
+            self._add_step(thread, now, ran)
+        if now - self._memory_noted >= _MEMORY_EVERY_NS:
+            self._note_memory(thread, now)
+            now, ran = _now(), _thread_time()
+        thread.begin_step(now, ran)
 
-    def _add_step(self, thread: _Thread, now: int) -> None:
+    def _add_step(self, thread: _Thread, now: int, ran: int) -> None:
         if not thread.settled:
             thread.level.step_ended()
             thread.settled = thread.level.is_steady
@@ -291,13 +295,11 @@ class StepLog:
             thread.data,
             thread.backward,
             0 if thread.has_closures else thread.optimizer,
-            _thread_time() - thread.ran,
+            ran - thread.ran,
             int(marks),
         )
 
     def _note_memory(self, thread: _Thread, now: int) -> None:
-        if now - self._memory_noted < _MEMORY_EVERY_NS:
-            return
         self._memory_noted = now
         size = resident()
         if size and not self._paused:
@@ -324,7 +326,7 @@ class StepLog:
         thread.level.reset()
         thread.settled = False
         if thread.ended:
-            thread.begin_step()
+            thread.begin_step(_now(), _thread_time())
 
     def set_aside(self, nanoseconds: int) -> None:
         """Leave out some time of this thread's step that is under way."""
@@ -357,4 +359,6 @@ class StepLog:
         return times.training(uses, apart, has_device=torch.cuda.is_initialized())
 
 
-dynamo.keep_from_dynamo(StepLog._optimizer_begins, StepLog._optimizer_ends, StepLog._fetched)
+dynamo.keep_from_dynamo(
+    StepLog._optimizer_begins, StepLog._optimizer_ends, StepLog._fetched, StepLog._epoch_begun
+)

@@ -91,7 +91,7 @@ class Training:
         steps: Number of optimizer steps that ended.
         counted: Number of steps that the mean is of.
         step_ns: Mean clock time of a step.
-        data_ns: Part of it in ``next`` of loaders.
+        data_ns: Part of it in loaders: while they begin an epoch, and in ``next``.
         forward_ns: What lies between the other parts: the forward, the loss, and all else.
         backward_ns: Part of it in the outermost backward.
         optimizer_ns: Part of it in ``step`` of the optimizers. One that calls the forward itself,

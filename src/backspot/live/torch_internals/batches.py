@@ -13,6 +13,10 @@ _with_workers = find("utils", "data", "dataloader", "_MultiProcessingDataLoaderI
 
 _BatchSampler: Any = find("utils", "data", "BatchSampler") or ()
 
+# The method of a ``DataLoader`` that begins an epoch: it starts the workers, or has them go on.
+# Without it this time is not known as the loader's.
+BEGIN_EPOCH = Location(find("utils", "data", "DataLoader"), "__iter__")
+
 # The method of all iterators of a ``DataLoader`` that returns the next batch.
 NEXT_BATCH = Location(_base, "__next__")
 
