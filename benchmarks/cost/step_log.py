@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from backspot.live.free_memory import resident
 from backspot.live.recorder import Plan
 from backspot.live.running import Observer
 from backspot.live.step_log import StepLog
