@@ -24,7 +24,7 @@ PARTS = {
     "ranks": r"job/|render/job|html/_job|html/job\.css|commands/ranks|comparison/jobs"
     r"|live/gathering",
     "trials": r"live/trials/",
-    "monitor": r"live/monitor",
+    "monitor": r"live/monitor|analysis/slowdowns",
     "compare": r"comparison/|render/_comparison|html/_?comparison|commands/diff",
     "memory": r"accounting/(memory|checkpointing)\.py|attribution/allocations|rules/memory"
     r"|memory_evidence|render/_memory",

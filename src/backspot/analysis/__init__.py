@@ -17,7 +17,8 @@ list. A new capability is a room of its own with one function, and an entry in t
 ``timeline`` has the arithmetic of intervals that all rooms use, and ``typical`` the mean over the
 steps that count. ``caveats`` has the warnings that a reader of the numbers needs, and ``recorded``
 where and how a trace was recorded. ``rare`` has what recurs in some steps only, ``training`` sums
-up all steps of a training, and ``picture`` draws one step.
+up all steps of a training, ``slowdowns`` compares them with those before, and ``picture`` draws one
+step.
 
 The terms are those of the glossary in ``CONTRIBUTING.md``.
 """

@@ -12,6 +12,7 @@ machine held up: then the thread did not run for as long as the step was longer.
 from __future__ import annotations
 
 import enum
+import threading
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
@@ -86,6 +87,7 @@ class StepTimes:
     def __init__(self) -> None:
         self.steps = 0
         self._buffer: list[int] = []  # faster than an array, by which it is read at once
+        self._emptying = threading.RLock()  # the training, and who reads its account
         self._kinds: dict[tuple[int, int], Rows] = {}  # by marks and length: count, then sums
         self._longest = 0
         self._first_rows = np.zeros((0, _COLUMNS), np.int64)
@@ -130,10 +132,15 @@ class StepTimes:
     # From rows to summaries ----------------------------------------------------------------------
 
     def _empty_buffer(self) -> None:
-        if not self._buffer:
-            return
+        if self._buffer:
+            with self._emptying:
+                self._take_rows()
+
+    def _take_rows(self) -> None:
         rows = np.array(array("q", self._buffer)).reshape(-1, _COLUMNS)
-        self._buffer.clear()
+        del self._buffer[: rows.size]  # a step may have been added meanwhile
+        if not len(rows):
+            return
         missing = _FIRST_STEPS - len(self._first_rows)
         if missing > 0:
             self._first_rows = np.concatenate([self._first_rows, rows[:missing]])
@@ -153,11 +160,12 @@ class StepTimes:
             self._kinds[kind] = self._kinds.get(kind, _NO_STEPS) + np.append(count, summed)
 
     def _add_to_stretches(self, rows: Rows) -> None:
-        while self.steps > _STRETCHES * self._length:
+        steps = self.steps
+        while steps > _STRETCHES * self._length:
             pairs = self._stretches.reshape(-1, 2, self._stretches.shape[1]).sum(axis=1)
             self._stretches = np.concatenate([pairs, np.zeros_like(pairs)])
             self._length *= 2
-        stretch = np.arange(self.steps - len(rows), self.steps) // self._length
+        stretch = np.arange(steps - len(rows), steps) // self._length
         total = rows[:, TOTAL]
         typical = (total <= np.median(total) * 1.4) & (rows[:, MARKS] == 0)
         columns = np.stack([np.ones_like(total), total, typical, total * typical], axis=1)

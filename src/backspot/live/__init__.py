@@ -19,7 +19,7 @@ An instrumentation is set up and removed by:
   report.
 - ``trials/``: tries what the findings of a report advise, beside the training.
 - ``gathering.py``: sends what each rank recorded to rank 0, which answers for all.
-- ``monitor.py``: ``Monitor`` times blocks in some steps of a long run, without a profiler.
+- ``monitor.py``: ``Monitor`` watches the steps of a long training, without a profiler.
 
 A module call that a profiler records goes through:
 
@@ -63,9 +63,10 @@ except ModuleNotFoundError as error:
         "pip install torch (traces are read without it: backspot.locate, backspot show)"
     ) from None
 
+from backspot.analysis.slowdowns import Alarm
 from backspot.live.instrumentation import Instrumentation, instrument
 from backspot.live.loaders import mark_batches
-from backspot.live.monitor import Alarm, Monitor
+from backspot.live.monitor import Monitor
 from backspot.live.profiling import profile
 from backspot.live.sessions import sessions
 

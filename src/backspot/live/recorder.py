@@ -392,6 +392,7 @@ class Recorder:
 
     def end_log(self) -> None:
         """Note no more steps."""
+        self.log.resume()
         self.log.end()
         if self._due is None:
             self._retire()

@@ -230,7 +230,7 @@ class Observer:
         if self._unhook is None:
             outermost = outermost_step(frame)
             # PyTorch may be iterating over the hooks.
-            _after_return(outermost, self.begin) if outermost else self.begin()
+            after_return(outermost, self.begin) if outermost else self.begin()
 
     def _end_counting(self) -> None:
         self._end_watching()
@@ -256,7 +256,7 @@ class Observer:
                 return  # a part of another optimizer's step, as in SAM
             ends = self._ends_with(self._updated_by(optimizer))
             # PyTorch is iterating over the hooks: nothing can be registered here.
-            if ends and self._count() and not _after_return(frame, recorder.advance):
+            if ends and self._count() and not after_return(frame, recorder.advance):
                 recorder.complain("a Python profiler is running, so no step is recorded")
         except Exception as error:
             pass_on(error)
@@ -367,7 +367,7 @@ class Observer:
             return
         # ``__torch_function__`` and the transforms of ``torch.func`` are at work here.
         call = outermost_call(sys._getframe())
-        if call is None or not _after_return(call, recorder.advance):
+        if call is None or not after_return(call, recorder.advance):
             recorder.advance()
 
     def _ends_with_backward(self, into_grad: bool) -> bool:
@@ -427,7 +427,7 @@ class Observer:
         return wanted
 
 
-def _after_return(frame: FrameType, action: Callable[[], None]) -> bool:
+def after_return(frame: FrameType, action: Callable[[], None]) -> bool:
     """Call a function when a running frame returns.
 
     While stacks are recorded or calls counted, Python's profiling function is not free.

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -188,18 +188,20 @@ class StepLog:
             dynamo.watch_compilations(lambda *_: None, self._compiled),
         ):
             self._watching.callback(remove)
-        self._watching.enter_context(Watch(Location(torch, "save"), self._saves))
+        _add(self)
 
     def __enter__(self) -> None:
         self.begin()
 
     def __exit__(self, *_: object) -> None:
+        self.resume()
         self.end()
 
     def end(self) -> None:
         """Take no more stamps, and leave nothing behind."""
         self.is_on = False
         with contained():
+            _remove(self)
             self._watching.close()
 
     # Boundaries ----------------------------------------------------------------------------------
@@ -256,27 +258,39 @@ class StepLog:
     def _compiled(self, *_: object) -> None:
         self._thread().marks |= Marks.COMPILED
 
-    def _saves(self, save: Callable[[], Any]) -> Any:
+    def saves(self) -> None:
+        """Note that this thread calls ``torch.save``."""
         self._thread().marks |= Marks.SAVED
-        return save()
 
-    def step_ended(self) -> None:
-        """Note that this thread has ended a step."""
+    @property
+    def is_in_optimizer(self) -> bool:
+        """Whether this thread is in the step of an optimizer, once the hooks of one are called."""
+        return self._thread().optimizers > 0
+
+    def step_ended(self) -> Sequence[int] | None:
+        """Note that this thread has ended a step.
+
+        Returns:
+            The times of the step as ``StepTimes.add`` takes them; ``None`` for one that does not
+            count, or not yet.
+        """
         now, ran = _now(), _thread_time()
         thread = self._threads.get(_here()) or self._thread()
+        times = None
         if not thread.ended:  # the first step ends: before it is no step
             thread.times.pass_over()
         elif self._paused and _here() in self._paused:
             thread.interrupted_steps += 1
             thread.times.pass_over()
         else:
-            self._add_step(thread, now, ran)
+            times = self._add_step(thread, now, ran)
         if now - self._memory_noted >= _MEMORY_EVERY_NS:
             self._note_memory(thread, now)
             now, ran = _now(), _thread_time()
         thread.begin_step(now, ran)
+        return times
 
-    def _add_step(self, thread: _Thread, now: int, ran: int) -> None:
+    def _add_step(self, thread: _Thread, now: int, ran: int) -> Sequence[int] | None:
         if not thread.settled:
             thread.level.step_ended()
             thread.settled = thread.level.is_steady
@@ -290,7 +304,7 @@ class StepLog:
         if not thread.settled:
             into = thread.settling
             thread.times.pass_over()
-        into.add(
+        times = (
             now - thread.ended,
             thread.data,
             thread.backward,
@@ -298,6 +312,8 @@ class StepLog:
             ran - thread.ran,
             int(marks),
         )
+        into.add(*times)
+        return times if thread.settled else None
 
     def _note_memory(self, thread: _Thread, now: int) -> None:
         self._memory_noted = now
@@ -310,31 +326,42 @@ class StepLog:
 
     # Interruptions -------------------------------------------------------------------------------
 
+    # Whichever log is told, they hold for each one.
+
+    def _each(self) -> Iterator[StepLog]:
+        yield self
+        yield from (log for log in _logs if log is not self)
+
     def pause(self) -> None:
         """Leave out this thread's steps from now on, as Backspot does something to them."""
-        self._paused.setdefault(_here(), (_now(), resident()))
+        for log in self._each():
+            log._paused.setdefault(_here(), (_now(), resident()))
 
     def resume(self) -> None:
         """Note this thread's steps again, from the one that begins now on."""
-        paused = self._paused.pop(_here(), None)
-        if paused is None:
-            return
-        began, size = paused
-        self._of_backspot += resident() - size
-        thread = self._thread()
-        thread.interrupted_ns += _now() - began
-        thread.level.reset()
-        thread.settled = False
-        if thread.ended:
-            thread.begin_step(_now(), _thread_time())
+        for log in self._each():
+            paused = log._paused.pop(_here(), None)
+            if paused is None:
+                continue
+            began, size = paused
+            log._of_backspot += resident() - size
+            thread = log._thread()
+            thread.interrupted_ns += _now() - began
+            thread.level.reset()
+            thread.settled = False
+            if thread.ended and log is self:
+                thread.begin_step(_now(), _thread_time())
+            else:  # it may be within a step of another log
+                thread.ended = 0
 
     def set_aside(self, nanoseconds: int) -> None:
         """Leave out some time of this thread's step that is under way."""
-        thread = self._thread()
-        if thread.ended:
-            nanoseconds = min(nanoseconds, _now() - thread.ended)
-            thread.ended += nanoseconds
-            thread.interrupted_ns += nanoseconds
+        for log in self._each():
+            thread = log._thread()
+            if thread.ended:
+                aside = min(nanoseconds, _now() - thread.ended)
+                thread.ended += aside
+                thread.interrupted_ns += aside
 
     @property
     def is_level(self) -> bool:
@@ -357,6 +384,33 @@ class StepLog:
         if thread.interrupted_ns:
             apart.append(Apart("backspot", thread.interrupted_steps, thread.interrupted_ns))
         return times.training(uses, apart, has_device=torch.cuda.is_initialized())
+
+
+_logs: tuple[StepLog, ...] = ()
+"""Those that take stamps."""
+
+
+def _saves(save: Callable[[], Any]) -> Any:
+    for log in _logs:
+        log.saves()
+    return save()
+
+
+_watching_saves = Watch(Location(torch, "save"), _saves)
+"""One for all: of several within each other, the inner one could not end first."""
+
+
+def _add(log: StepLog) -> None:
+    global _logs
+    _logs = (*_logs, log)
+    _watching_saves.begin()
+
+
+def _remove(log: StepLog) -> None:
+    global _logs
+    _logs = tuple(other for other in _logs if other is not log)
+    if not _logs:
+        _watching_saves.end()
 
 
 dynamo.keep_from_dynamo(
