@@ -57,6 +57,14 @@ def test_a_module_that_appears_out_of_nothing_is_found_even_where_modules_scatte
         assert is_apart(something, nothing, shift, MODULE)
 
 
+def test_on_a_busy_machine_a_module_that_waits_in_each_step_is_found_and_a_slow_rank_is_none():
+    others, waiting = times(390_000, 250_000, 900_000, 410_000, 360_000), steady(1.6e8, 0.1, 5)
+    assert is_apart(others, waiting, Shift(0.4, 1.6), MODULE)
+    assert not is_apart(others, waiting, Shift(log(300), 1.6), MODULE)
+    once = times(390_000, 380_000, 160_000_000, 400_000, 370_000)
+    assert not is_apart(others, once, Shift(0.4, 1.6), MODULE)
+
+
 def test_what_all_modules_do_is_no_change_of_a_module():
     common = Shift(log(1.3), 0.02)
     assert not is_apart(steady(1e6), steady(1.3e6), common, MODULE)

@@ -318,6 +318,15 @@ def test_batches_that_a_thread_pins_are_waited_for_in_its_queue(
     assert fetches[0].waited_ns == 0 < fetches[1].waited_ns
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """A shell that starts the tests in its background has them ignore interrupts."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_a_wait_that_is_interrupted_can_go_on(fetches: list[Fetch]) -> None:
     data = Gated(2, closed=(0,))
     batches = iter(with_workers(data))

@@ -11,8 +11,9 @@ differs is no sample of recordings, so no standard error decides but how far apa
   logarithms, and those of the median over its steps, added as squares. It is at least the *range*
   of its steps, without the outermost eighth on each side.
 - A time of which a rank has one only, such as its wait for data, has a reach of 1.5 times the range
-  of the steps. A difference of 8 times the range is clear without the common shift, and so is one
-  by which the ranges are a factor of 3 apart, which load on the machine hardly explains.
+  of the steps. A difference of 8 times the range is clear without the common shift.
+- Where the ranges are a factor of 3 apart, those of a module besides the common shift, the
+  difference is clear: load on the machine hardly explains that in each step.
 - Few steps show their range by luck only, so the range and that factor count (1 + (4 / steps)^2)
   times. With a single step there is no range, and nothing is clear.
 """
@@ -116,19 +117,21 @@ def is_apart(before: Times, after: Times, shift: Shift | None, limits: Limits) -
     least = max(share * max(before.typical, after.typical, was, now), limits.least)
     reach = max(ranges * spans, least)
     alone = False
-    if limits.alone is None:
+    as_shifted = [time * math.exp(2 * half) for time in before.by_step]
+    gap = _gap(as_shifted if is_module else before.by_step, after.by_step, _APART * luck)
+    if gap:
+        reach, alone = min(reach, max(least, abs(change) - gap)), True
+    elif limits.alone is None:
         scatter = -math.expm1(-_DEVIATIONS * shift.scatter) * max(was, now) if shift else 0.0
         uncertain = (_uncertainty(times.by_step) for times in (before, after))
         reach = max(reach, math.hypot(scatter, *(_DEVIATIONS * one for one in uncertain)))
-    elif gap := _gap(before.by_step, after.by_step, _APART * luck):
-        reach, alone = min(reach, max(least, abs(change) - gap)), True
     else:
         alone = abs(change) > limits.alone * spans
     apart = abs(own) > reach and (own > 0) == (change > 0) and (is_module or shift is not None)
     return abs(change) > reach and (apart or alone)
 
 
-def _ends(by_step: Sequence[int]) -> tuple[int, int]:
+def _ends(by_step: Sequence[float]) -> tuple[float, float]:
     """Return the range of the steps without the outermost eighth on each side."""
     ordered = sorted(by_step)
     cut = (len(ordered) + 3) // 8
@@ -140,7 +143,7 @@ def _range(by_step: Sequence[int]) -> float:
     return float(high - low)
 
 
-def _gap(one: Sequence[int], other: Sequence[int], factor: float) -> float:
+def _gap(one: Sequence[float], other: Sequence[float], factor: float) -> float:
     """Return the time between the ranges of the steps, 0 if they are not this far apart."""
     lower, upper = sorted((_ends(one), _ends(other)))
     return float(upper[0] - lower[1]) if upper[0] > factor * lower[1] else 0.0
