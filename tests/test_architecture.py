@@ -32,8 +32,8 @@ FLOORS = (
     ("comparison",),
     ("analysis.attribution",),
     ("analysis.accounting", "analysis.caveats"),
-    ("analysis.host",),
     ("analysis.recording",),
+    ("analysis.host",),
     ("analysis.findings",),
     ("analysis.replay",),
     ("analysis",),
@@ -53,10 +53,6 @@ WITH_TORCH = ("live", "integrations", "commands.demo")
 
 # The files of the core that still import a file of a part.
 ARROWS = {
-    ("analysis/recording.py", "analysis/attribution/tracks.py"),
-    ("analysis/recording.py", "analysis/host/lines.py"),
-    ("analysis/recording.py", "analysis/host/real_time.py"),
-    ("analysis/recording.py", "analysis/host/waits.py"),
     ("commands/_source.py", "job/identity.py"),
     ("commands/show.py", "render/job.py"),
     ("live/recording.py", "live/host_marks.py"),

@@ -10,6 +10,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from backspot.analysis.attribution.tracks import find_tracks
 from backspot.analysis.parts import PARTS, ranking, real_step
 from backspot.analysis.recording import Options, Part, Recording
 from backspot.checks import check_whole, is_number
@@ -99,7 +100,7 @@ def locate(
     check_labelled(trace, force=force, source=path)
     recording = Recording.of(read_events(path, progress=progress, jobs=jobs))
     report = report_of(recording, options)
-    write_labelled(path, recording.events, recording.tracks, report, trace, force=force)
+    _label(path, recording, report, trace, force=force)
     return report
 
 
@@ -158,8 +159,15 @@ def locate_export(
             use(path, recording.whole)
         report = report_of(recording, options, parts)
         if trace is not None:
-            write_labelled(path, recording.events, recording.tracks, report, trace, force=force)
+            _label(path, recording, report, trace, force=force)
         return report
+
+
+def _label(
+    source: Path, recording: Recording, report: Report, path: str | os.PathLike[str], *, force: bool
+) -> None:
+    tracks = find_tracks(recording.events, recording.ownership)
+    write_labelled(source, recording.events, tracks, report, path, force=force)
 
 
 def _opened(profiler: Any) -> AbstractContextManager[Path]:
@@ -192,5 +200,5 @@ def save_labelled(report: Report, path: str | os.PathLike[str], *, force: bool =
             f"{visible(report.trace)} is not the trace that this report was made of: "
             "locate it again"
         )
-    write_labelled(source, recording.events, recording.tracks, report, path, force=force)
+    _label(source, recording, report, path, force=force)
     return Path(path)

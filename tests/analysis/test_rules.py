@@ -12,6 +12,7 @@ import pytest
 
 import backspot
 from backspot.analysis.findings import Evidence, Found, all_rules, find_all, rules_about_memory
+from backspot.analysis.host import waits_in
 from backspot.analysis.recording import Options, Recording
 from backspot.analysis.typical import every_step
 from backspot.pipeline import report_of
@@ -81,7 +82,7 @@ def test_checkpointing_says_where_memory_is_left(memory: str, left: bool) -> Non
     path = DATA / "findings" / "recompute_tower_recommender.trace.json.gz"
     recording, report = Recording.of(read_events(path)), backspot.locate(path)
     known = replace(report, recorded={"memory": f"{memory} GB"} if memory else {})
-    of = recording.events, recording.ledger, known, every_step(known.steps), recording.waits
+    of = recording.events, recording.ledger, known, every_step(known.steps), waits_in(recording)
     (found,) = (one for one in find_all(Evidence(*of)).findings if one.rule == "recompute")
     assert ("while memory is left" in found.title) is left
     assert ("At most 9.5 of 80.0 GB" in found.seen) is left
@@ -145,7 +146,7 @@ def test_launches_of_another_cause_are_not_found_twice() -> None:
     path = DATA / "findings" / "launch_cells_recommender.trace.json.gz"
     recording, report = Recording.of(read_events(path)), backspot.locate(path)
     evidence = Evidence(
-        recording.events, recording.ledger, report, every_step(report.steps), recording.waits
+        recording.events, recording.ledger, report, every_step(report.steps), waits_in(recording)
     )
     (rule,) = (one for one in all_rules() if one.name == "launch-bound")
     ownership = evidence.ownership

@@ -29,6 +29,7 @@ from backspot.analysis.findings import (
     find_in_memory,
     rules_about_memory,
 )
+from backspot.analysis.host import places_in, sites_in, steps_in, waits_in
 from backspot.analysis.host.launches import find_launches
 from backspot.analysis.host.lines import find_host_lines
 from backspot.analysis.host.real_time import real_time
@@ -139,7 +140,7 @@ def with_host(report: Report, recording: Recording, _: Options) -> Report:
     """Add where the host waits, what it launches, and its lines in the steps that have stacks."""
     if recording.events.truncated:
         return report
-    report = changed(report, waits=tuple(recording.places_of_waits[0]))
+    report = changed(report, waits=tuple(places_in(recording)[0]))
     if report.phases and report.has_gpu:
         phase = phases_of_work(recording.events, recording.ownership, recording.activity)
         found = find_launches(recording.ledger, phase, recording.typical)
@@ -150,14 +151,14 @@ def with_host(report: Report, recording: Recording, _: Options) -> Report:
     lines = find_host_lines(
         stacked.events,
         stacked.ownership,
-        stacked.host_sites,
+        sites_in(stacked),
         stacked.clock,
         stacked.ledger.steps,
         stacked.typical,
         stacked.activity if stacked.step_windows else None,
         real_time(
-            stacked.host_steps,
-            recording.host_steps if stacked is not recording else None,
+            steps_in(stacked),
+            steps_in(recording) if stacked is not recording else None,
             report.step_ns,
         ),
     )
@@ -171,7 +172,7 @@ def with_findings(report: Report, recording: Recording, _: Options) -> Report:
         # Kineto writes device work last. Without it, every rule would find the host at fault.
         return changed(report, rules=dict.fromkeys((rule.name for rule in all_rules()), CUT_SHORT))
     judged = find_all(
-        Evidence(events, recording.ledger, report, recording.typical, recording.waits)
+        Evidence(events, recording.ledger, report, recording.typical, waits_in(recording))
     )
     return changed(
         report,

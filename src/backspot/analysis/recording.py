@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, wraps
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -26,26 +26,41 @@ from backspot.analysis.attribution.cutting import Cut
 from backspot.analysis.attribution.launches import Windows
 from backspot.analysis.attribution.ownership import Ownership, attribute
 from backspot.analysis.attribution.partial import only_steps, without_partial
-from backspot.analysis.attribution.tracks import find_tracks
 from backspot.analysis.caveats import why_no_backward
-from backspot.analysis.host.lines import HostSites, find_sites
-from backspot.analysis.host.real_time import HostSteps
-from backspot.analysis.host.waits import (
-    HostWaits,
-    find_host_waits,
-    lines_as_in,
-    lines_by_turn,
-    lines_of_waits,
-    places_of_waits,
-)
 from backspot.analysis.typical import RareSteps, TypicalStep, rare_steps
 from backspot.errors import NoBackwardError
-from backspot.results.host import Wait
 from backspot.results.report import Report
-from backspot.results.tracks import Tracks
 from backspot.results.training import Training
 from backspot.trace import Events, read_events
-from backspot.trace.events import Ints
+
+Answer = TypeVar("Answer")
+
+
+class Asked(Protocol):
+    """What is asked for the same things again and again: a recording, or the evidence of rules."""
+
+    @property
+    def answers(self) -> dict[Any, Any]:
+        """What was asked, and the answers."""
+
+
+Subject = TypeVar("Subject", bound=Asked)
+
+
+def once(question: Callable[[Subject], Answer]) -> Callable[[Subject], Answer]:
+    """Make a function answer once for each recording, so that a part needs no attribute there.
+
+    The answer is read only: all that ask get the same one.
+    """
+
+    @wraps(question)
+    def answered(subject: Subject) -> Answer:
+        if question not in subject.answers:
+            subject.answers[question] = question(subject)
+        answer: Answer = subject.answers[question]
+        return answer
+
+    return answered
 
 
 class Options(msgspec.Struct, frozen=True):
@@ -160,11 +175,6 @@ class Recording(msgspec.Struct, frozen=True, eq=False, dict=True):
             real_step=self.real_step,
         )
 
-    @cached_property
-    def tracks(self) -> Tracks:
-        """The nested spans that a labelled copy of the trace has in addition."""
-        return find_tracks(self.events, self.ownership)
-
     def made(self, report: Report) -> bool:
         """Whether a report has these passes, at the same times and in the same steps."""
         columns = (self.ownership.windows.start, self.ownership.steps.of_pass)
@@ -238,41 +248,6 @@ class Recording(msgspec.Struct, frozen=True, eq=False, dict=True):
         return times.summing_to(self.real_step.step_ns, self.pace.unseen_ns, self.typical)
 
     @cached_property
-    def waits(self) -> HostWaits:
-        """The calls of the steps in which the host waits for a device."""
-        activity = self.activity if self.step_windows else None
-        return find_host_waits(self.events, self.ledger, activity)
-
-    @cached_property
-    def places_of_waits(self) -> tuple[list[Wait], list[Ints]]:
-        """Where the host waits, and for each place its calls as indices into the events."""
-        lines = self.lines_of_waits
-        return places_of_waits(self.events, self.ownership, self.waits, self.typical, lines)
-
-    @cached_property
-    def lines_of_waits(self) -> list[str]:
-        """The line of each of ``waits``, ``""`` where it is not known."""
-        stacked = self.detailed
-        lines = lines_of_waits(stacked.events, stacked.waits, *stacked.host_sites.texts)
-        if stacked is self:
-            return lines
-        known = lines_by_turn(stacked.events, stacked.ownership, stacked.waits, lines)
-        return lines_as_in(known, self.events, self.ownership, self.waits)
-
-    @cached_property
-    def host_sites(self) -> HostSites:
-        """Which line of the user's Python the host runs at each moment; of a trace with stacks."""
-        return find_sites(self.events, self.ownership)
-
-    @property
-    def host_steps(self) -> HostSteps:
-        """The steps as the host has them: as marked, else as on the clock."""
-        marks, windows = self.ownership.steps, self.windows
-        marked = marks if len(marks.start) == len(windows.start) else windows
-        chosen, noted = self.typical.chosen, self.ownership.noted
-        return HostSteps(self.events, marked.start, marked.end, chosen, noted)
-
-    @cached_property
     def costs(self) -> BackwardCosts:
         """What the backward costs."""
         return account(self.events, self.ledger, self.recorded_costs)
@@ -286,6 +261,11 @@ class Recording(msgspec.Struct, frozen=True, eq=False, dict=True):
     def typical(self) -> TypicalStep:
         """The steps that count."""
         return self.recorded_costs.typical
+
+    @cached_property
+    def answers(self) -> dict[Any, Any]:
+        """What the parts of a report have asked of this recording; see ``once``."""
+        return {}
 
 
 Part: TypeAlias = Callable[[Report, Recording, Options], Report]

@@ -250,15 +250,15 @@ class Evidence(msgspec.Struct, frozen=True, dict=True):
         Returns:
             Indices into the events, of the outermost one; ``NOTHING`` for none.
         """
-        if (operators, category) not in self.seen:
+        if (operators, category) not in self.answers:
             found = self.around(self.work.thread, self.work.launch, *operators, category=category)
-            self.seen[operators, category] = np.where(self.recorded, found, NOTHING)
-        known: Ints = self.seen[operators, category]
+            self.answers[operators, category] = np.where(self.recorded, found, NOTHING)
+        known: Ints = self.answers[operators, category]
         return known
 
     @cached_property
-    def seen(self) -> dict[Any, Any]:
-        """What was looked for, and found; rules ask for the same."""
+    def answers(self) -> dict[Any, Any]:
+        """What rules have asked of this evidence; see ``once``."""
         return {}
 
     # Events ----------------------------------------------------------------------------------

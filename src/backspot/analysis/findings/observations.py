@@ -3,34 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import replace
-from functools import wraps
-from typing import TypeVar
 
 import numpy as np
 
 from backspot.analysis.findings.costs import Placed
 from backspot.analysis.findings.evidence import Evidence
+from backspot.analysis.recording import once
 from backspot.analysis.timeline import NOTHING, enclosing, first_started, grouped, merged, take
 from backspot.trace import Category, names
 from backspot.trace.events import Ints, Mask
-
-Seen = TypeVar("Seen")
-
-
-def _once(look: Callable[[Evidence], Seen]) -> Callable[[Evidence], Seen]:
-    """Make a function look at the same evidence once; what it returns is read only."""
-
-    @wraps(look)
-    def seen(evidence: Evidence) -> Seen:
-        if look not in evidence.seen:
-            evidence.seen[look] = look(evidence)
-        found: Seen = evidence.seen[look]
-        return found
-
-    return seen
-
 
 # Device work -------------------------------------------------------------------------------------
 
@@ -121,7 +103,7 @@ def crowded(evidence: Evidence) -> Mask:
     return slow
 
 
-@_once
+@once
 def forward_of(evidence: Evidence) -> Ints:
     """Return the time of the forward operator that made each node; 0 where unknown.
 
@@ -184,7 +166,7 @@ def made_by_nodes(evidence: Evidence) -> tuple[Ints, Ints]:
     return made[inner], within[inner]
 
 
-@_once
+@once
 def runs_of_nodes(evidence: Evidence) -> list[Ints]:
     """Return the nodes that follow each other in one module, in the order of its forward.
 
@@ -205,7 +187,7 @@ def runs_of_nodes(evidence: Evidence) -> list[Ints]:
 # The forward -------------------------------------------------------------------------------------
 
 
-@_once
+@once
 def forward_operators(evidence: Evidence) -> tuple[Ints, Ints]:
     """Return PyTorch's outermost operators in module calls before the backward.
 
@@ -284,7 +266,7 @@ _ASKS = (("aten::is_nonzero", "aten::item"), ("aten::gt", "aten::ne"), ("aten::a
 """How a program asks whether a mask picks anything, the last first: ``if mask.sum() > 0``."""
 
 
-@_once
+@once
 def by_masks(evidence: Evidence) -> tuple[Mask, Ints, Placed]:
     """Return nodes that index by a mask, such operators of the forward, and what both cost.
 
@@ -318,13 +300,13 @@ _CHECK = ("aten::isnan", "aten::_is_any_true", "aten::item")
 """What the engine runs for each gradient of a node in anomaly mode; the second is its alone."""
 
 
-@_once
+@once
 def of_synchronized(evidence: Evidence) -> Mask:
     """Whether each owner is a SyncBatchNorm, which picks ranks by a mask that nobody can change."""
     return evidence.ownership.owners.mask(lambda one: one.class_name == names.SYNC_BATCH_NORM)
 
 
-@_once
+@once
 def anomaly_checks(evidence: Evidence) -> Ints:
     """Return the operators by which the engine looks for NaN in the gradients of each node."""
     events, spans = evidence.events, evidence.spans
@@ -342,7 +324,7 @@ LEAST_LAUNCHING = 0.15
 """A backward is launch-bound when the GPU is idle for launches in this share of its time."""
 
 
-@_once
+@once
 def host_operators(evidence: Evidence) -> Ints:
     """Return the outermost operators that take long and never call the driver.
 

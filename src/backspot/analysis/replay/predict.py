@@ -15,6 +15,7 @@ from backspot.analysis.attribution.cutting import Cut
 from backspot.analysis.attribution.launches import DeviceWork, Tier
 from backspot.analysis.attribution.ownership import Special
 from backspot.analysis.findings import NOTHING_FOUND, Found, Removable
+from backspot.analysis.host import places_in
 from backspot.analysis.recording import Options, Recording
 from backspot.analysis.replay.changes import CHANGES, change_by_names, free, said
 from backspot.analysis.replay.host import MEASURED, Floats, ProfilerCost
@@ -372,7 +373,7 @@ def _told_apart(saving: Saving, worth: Floats) -> Saving:
 
 def _without_waits(recording: Recording, prediction: Prediction) -> list[Change]:
     """Return the change without any wait of the host, and those without the first places' waits."""
-    places, ownership = recording.places_of_waits[1], recording.ownership
+    places, ownership = places_in(recording)[1], recording.ownership
     no_span = np.zeros(len(ownership.spans.start), bool)
     no_work = np.zeros(len(ownership.work.start), bool)
     return [
