@@ -8,7 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
+from backspot import Report
 from backspot.analysis.host.batches import Batches, find_batches
+from backspot.analysis.recording import Options, Recording
+from backspot.pipeline import report_of
+from backspot.results.training import LoaderUse, Training
 from backspot.trace import read_events
 from backspot.trace.names import batch_mark, read_batch_mark
 from support.synthetic import Trace
@@ -123,3 +127,59 @@ def test_evidence_is_of_all_fetches_of_a_thread(tmp_path: Path) -> None:
     long = batches.end - batches.start > MS
     assert (batches.waited[long] < 0).all()
     np.testing.assert_array_equal(batches.waited[~long], 0)
+
+
+# Beside a device ---------------------------------------------------------------------------------
+
+
+def trained(folder: Path, *, device_ms: int, training: Training) -> Report:
+    """Four steps of 10 ms, of which a fetch takes 1 ms; a device works from the third on."""
+    trace = Trace()
+    for step in range(4):
+        at = step * 10 * MS
+        trace.annotation(f"ProfilerStep#{step}", at, at + 10 * MS - 10)
+        trace.annotation(FETCH, at + 10, at + MS)
+        trace.annotation(batch_mark(1, 1, 2, 0), at + MS + 10, at + MS + 20)
+        trace.forward("a", "Model", at + MS, at + 4 * MS)
+        trace.operator("aten::mul", at + 2 * MS, at + 2 * MS + 100 * US, seq=step)
+        trace.node("MulBackward0", at + 5 * MS, at + 9 * MS, seq=step)
+        trace.kernel(at + 3 * MS, at + (3 + device_ms) * MS, launch=at + 2 * MS + 10)
+    recording = Recording.of(read_events(trace.save(folder / "trace.json")))
+    return report_of(recording, Options(training=training))
+
+
+def steps_with_data(step: int, data: int, late: int = 0, workers: int = 1) -> Training:
+    """A training of a thousand steps; all times in milliseconds."""
+    rest = (step - data) * MS // 4
+    parts = (data * MS, step * MS - data * MS - 2 * rest, rest, rest)
+    use = (LoaderUse(workers, 1000, late, 0),) if workers else ()
+    return Training(1000, 1000, step * MS, *parts, step * MS, step * MS, loaders=use)
+
+
+def data_ms(report: Report) -> float:
+    assert sum(phase.wall_ns for phase in report.phases) == report.step_ns
+    return {phase.name: phase.wall_ns / MS for phase in report.phases}["data"]
+
+
+def test_beside_a_device_a_late_batch_costs_what_the_device_has_no_work_for(tmp_path: Path) -> None:
+    """The recorded fetches were short: the workers had a pause to get ahead."""
+    late = steps_with_data(30, 20, late=1000)
+    assert data_ms(trained(tmp_path, device_ms=2, training=late)) == pytest.approx(20, abs=0.1)
+    # The device works for 2 ms of the next fetch.
+    assert data_ms(trained(tmp_path, device_ms=9, training=late)) == pytest.approx(18, abs=0.5)
+
+
+def test_bursts_cost_what_their_long_fetches_do(tmp_path: Path) -> None:
+    """One of ten takes 50 ms, of which the device works for 2."""
+    bursts = steps_with_data(15, 6, late=100)
+    assert data_ms(trained(tmp_path, device_ms=9, training=bursts)) == pytest.approx(4.9, abs=0.3)
+
+
+def test_a_device_that_always_has_work_waits_for_no_data(tmp_path: Path) -> None:
+    busy = steps_with_data(11, 1, late=1000)
+    assert data_ms(trained(tmp_path, device_ms=10, training=busy)) < 0.5
+
+
+def test_without_workers_a_fetch_costs_as_much(tmp_path: Path) -> None:
+    alone = steps_with_data(30, 20, workers=0)
+    assert data_ms(trained(tmp_path, device_ms=9, training=alone)) == pytest.approx(18, abs=0.5)

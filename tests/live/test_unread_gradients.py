@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -36,6 +37,15 @@ class Scale(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return Scaled.apply(x, self.scale, self.asks)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """On a busy machine, threads that share an operator wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def profiled(*, asks: bool, learned: bool = False) -> Report:

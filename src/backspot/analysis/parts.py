@@ -30,6 +30,7 @@ from backspot.analysis.findings import (
     rules_about_memory,
 )
 from backspot.analysis.host import places_in, sites_in, steps_in, waits_in
+from backspot.analysis.host.batches import left_waiting
 from backspot.analysis.host.launches import find_launches
 from backspot.analysis.host.lines import find_host_lines
 from backspot.analysis.host.real_time import real_time
@@ -102,7 +103,8 @@ def real_step(recording: Recording, options: Options) -> RealStep | None:
     """Return the mean step without a profiler: of the whole training, else of the timed steps.
 
     Without a device, the host's clock tells how long the parts of a step take, so those of the
-    training hold as they are; not where the machine held up steps, in whatever part that was.
+    training hold as they are; not where the machine held up steps, in whatever part that was. With
+    one it tells how long a step fetches batches, of which the device has work for a part.
     """
     training, timed = options.training, options.real_steps
     has_device = bool((recording.ownership.work.device >= 0).any())
@@ -114,9 +116,24 @@ def real_step(recording: Recording, options: Options) -> RealStep | None:
         "backward": training.backward_ns,
         "optimizer": training.optimizer_ns,
     }
-    is_steady = training.held_up_ns <= _HELD_UP * training.step_ns
+    if has_device:
+        known = {"data": _left_waiting(recording, training)}
     parts = {name: part for name, part in known.items() if part}
-    return RealStep(training.step_ns, timed, parts if is_steady and not has_device else {})
+    is_steady = training.held_up_ns <= _HELD_UP * training.step_ns
+    return RealStep(training.step_ns, timed, parts if is_steady else {})
+
+
+def _left_waiting(recording: Recording, training: Training) -> int:
+    """Return how long devices wait for data in a mean step; 0 without fetches or phases."""
+    phases = recording.recorded_phases
+    if phases is None or not training.data_ns:
+        return 0
+    steps = len(recording.windows.start)
+    work = recording.ownership.work
+    waiting = left_waiting(recording.events, work, steps, training)
+    # Devices work as long while nothing is recorded.
+    working = int(recording.typical.mean(phases.busy).sum())
+    return min(waiting, max(0, training.step_ns - working))
 
 
 def _of_steps_without_calls(rows: Sequence[Row], ownership: Ownership) -> list[str]:

@@ -6,6 +6,10 @@ unpickled: that takes from 0.05 ms, with pinned memory, to 10 ms, where processe
 
 The live half marks which it was. A trace without these marks has to decide by evidence: a program
 that computes for longer between two batches waits for less. Where neither is shown, it is unknown.
+
+Beside a device a fetch costs less than it takes: until the device has done what was launched
+before, nothing waits. How long that is, the recorded steps show, though their own fetches may have
+been short, as workers are ahead after a pause.
 """
 
 from __future__ import annotations
@@ -13,7 +17,9 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
+from backspot.analysis.attribution.launches import DeviceWork
 from backspot.analysis.timeline import NOTHING, grouped
+from backspot.results.training import Training
 from backspot.trace import Category, Events, names
 from backspot.trace.events import Ints
 
@@ -81,6 +87,62 @@ def find_batches(events: Events) -> Batches:
             batches.loader[some] = -1 - name - len(events.names) * thread
             batches.waited[some] = _by_evidence(start[some], end[some])
     return batches
+
+
+def left_waiting(events: Events, work: DeviceWork, steps: int, training: Training) -> int:
+    """Return for how long devices have no work while a mean step of a training fetches batches.
+
+    Args:
+        work: the device work of the recorded steps.
+        steps: how many steps were recorded.
+        training: all steps, with how long they fetch.
+
+    Returns:
+        Nanoseconds.
+    """
+    fetches = _outermost_fetches(events)
+    launched = np.flatnonzero((work.device >= 0) & (work.launch >= 0))
+    if not len(launched):
+        return training.data_ns
+    launched = launched[np.argsort(work.launch[launched], kind="stable")]
+    busy_until = np.maximum.accumulate(work.end[launched])
+    start = events.start[fetches]
+    before = np.searchsorted(work.launch[launched], start, side="right") - 1
+    # What came before the recording is not known.
+    start, before = start[before >= 0], before[before >= 0]
+    if not len(start):
+        return training.data_ns
+    still = float(np.maximum(busy_until[before] - start, 0).mean())
+    number = len(fetches) / max(1, steps)
+    late, taken = _late(training), float(_taken_if_ready(find_batches(events)))
+    waited = (training.data_ns / number - (1 - late) * taken) / late if late else 0.0
+    if late == 1 or waited < taken:
+        late, waited = 1.0, training.data_ns / number
+    each = late * max(0.0, waited - still) + (1 - late) * max(0.0, taken - still)
+    return round(number * each)
+
+
+def _outermost_fetches(events: Events) -> Ints:
+    """Return the marks of fetches that lie in no other: a trainer marks what PyTorch marks."""
+    marks = events.chosen(events.names_where(names.is_fetch_mark), Category.ANNOTATION)
+    marks = marks[np.argsort(events.start[marks], kind="stable")]
+    kept = [marks[:0]]
+    for _, mine in grouped(events.thread, marks):
+        ended = np.maximum.accumulate(np.append(-1, events.end[mine][:-1]))
+        kept.append(mine[events.start[mine] >= ended])
+    return np.concatenate(kept)
+
+
+def _late(training: Training) -> float:
+    """Return the share of the batches of workers that were late; 1 if there are no workers."""
+    batches = sum(use.batches for use in training.loaders)
+    return sum(use.late for use in training.loaders) / batches if batches else 1.0
+
+
+def _taken_if_ready(batches: Batches) -> float:
+    """Return how long a fetch takes once its batch has arrived, in nanoseconds; 0 if unknown."""
+    known = batches.waited >= 0
+    return float((batches.end - batches.arrived)[known].mean()) if known.any() else 0.0
 
 
 def _of_marks(events: Events, index: Ints) -> tuple[Ints, Ints, Ints, Ints]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -46,7 +47,8 @@ GLOBAL_HOOKS: tuple[MutableMapping[Any, Any], ...] = tuple(
 )
 
 _OPTIMIZER_FILE = _optimizer.__file__
-_PATIENCE_S = 0.2  # for another thread's optimizer to end its step
+_PATIENCE_S = 1.0  # for another thread's optimizer to end its step
+_UNINTERRUPTED_S = 0.25  # for which this thread keeps the interpreter: a change takes far less
 
 _HOOKS_OF_A_MODULE = (
     *("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"),
@@ -59,7 +61,8 @@ class _StepHook:
     Dynamo compiles a step again whenever the number of such hooks changes.
 
     PyTorch goes through its hooks without a lock: a thread that does so while another adds or
-    removes one fails with an error. So both wait until no other thread is in an optimizer.
+    removes one fails with an error. So both wait until no other thread is in an optimizer. One that
+    nobody uses stays if that never comes: it does nothing.
     """
 
     def __init__(self, register: Callable[..., Any]) -> None:
@@ -80,16 +83,17 @@ class _StepHook:
         with self._changing:
             self._users = (*self._users, user)
             if self._handle is None:
-                _wait_for_steps()
-                self._handle = self._register(self)
+                with _between_steps():
+                    self._handle = self._register(self)
 
         def remove() -> None:
             with self._changing:
                 self._users = tuple(other for other in self._users if other is not user)
                 if not self._users and self._handle is not None:
-                    _wait_for_steps()
-                    self._handle.remove()
-                    self._handle = None
+                    with _between_steps() as is_between:
+                        if is_between:
+                            self._handle.remove()
+                            self._handle = None
 
         return remove
 
@@ -112,10 +116,26 @@ def hook_step_begins(hook: Callable[..., None]) -> Callable[[], None]:
     return _before_steps.add(hook)
 
 
-def _wait_for_steps() -> None:
-    until = time.monotonic() + _PATIENCE_S
-    while _others_step() and time.monotonic() < until:
-        time.sleep(0.0002)
+@contextmanager
+def _between_steps() -> Iterator[bool]:
+    """Yield once no other thread is in an optimizer's step, and let none begin one meanwhile.
+
+    Yields:
+        Whether it is so. Else patience has ended.
+    """
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(max(interval, _UNINTERRUPTED_S))
+    try:
+        until = time.monotonic() + _PATIENCE_S
+        if len(sys._current_frames()) > 1:
+            time.sleep(interval)  # a thread that waits for the interpreter waits anew, and longer
+        while is_busy := _others_step():
+            if time.monotonic() > until:
+                break
+            time.sleep(0.0002)
+        yield not is_busy
+    finally:
+        sys.setswitchinterval(interval)
 
 
 def _others_step() -> bool:
