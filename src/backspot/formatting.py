@@ -111,6 +111,11 @@ def counted(number: int, thing: str, things: str = "") -> str:
     return f"{number:,} {thing if number == 1 else things or thing + 's'}"
 
 
+def gigabytes(some: int, every: int) -> str:
+    """Format a part of memory: ``12.3 of 79.6 GB``."""
+    return f"{some / 1e9:.1f} of {every / 1e9:.1f} GB"
+
+
 def size(count: int) -> str:
     """Format bytes in powers of 1,000: ``3.56 GB``, ``651 MB``, ``12.3 kB``, ``512 bytes``."""
     for unit, name in ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB")):

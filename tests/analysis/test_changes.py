@@ -78,6 +78,18 @@ def test_a_fused_optimizer_reads_and_writes_each_parameter_once(tmp_path):
     assert found.saves_ns == pytest.approx(8.88 * MS - 8.0 * MS * 7 / 20, rel=0.1)
 
 
+def test_each_of_two_optimizers_is_fused_by_what_it_moves_itself(tmp_path):
+    program = Program()
+    for step, at in program.steps():
+        program.node(step, "b", at, at + 2 * MS)
+        update(program, at + 3 * MS, (500 * US, 1), (10 * US, 10))
+        program.trace.operator("aten::add_", at + 8 * MS, at + 12 * MS)
+        program.trace.annotation("Optimizer.step#SGD.step", at + 8 * MS, at + 12 * MS)
+    found = backspot.locate(program.save(tmp_path)).what_if(optimizer="fused")
+    # SGD moves no less with its one operator fused.
+    assert found.saves_ns == pytest.approx(4.8 * MS - 4.0 * MS * 7 / 20, rel=0.1)
+
+
 @pytest.mark.parametrize(
     ("name", "gpu", "saved"),
     [

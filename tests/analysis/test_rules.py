@@ -76,14 +76,20 @@ def test_a_gpu_that_is_busy_without_the_profiler_waits_for_no_host() -> None:
 
 
 @pytest.mark.parametrize(
-    ("memory", "left"), [("", False), ("60.0 of 80.0", False), ("9.5 of 80.0", True)]
+    ("reserved", "left"),
+    [
+        (None, False),
+        ((60_000_000_000, 80_000_000_000), False),
+        ((9_500_000_000, 80_000_000_000), True),
+    ],
 )
-def test_checkpointing_says_where_memory_is_left(memory: str, left: bool) -> None:
+def test_checkpointing_says_where_memory_is_left(
+    reserved: tuple[int, int] | None, left: bool
+) -> None:
     path = DATA / "findings" / "recompute_tower_recommender.trace.json.gz"
     recording, report = Recording.of(read_events(path)), backspot.locate(path)
-    known = replace(report, recorded={"memory": f"{memory} GB"} if memory else {})
-    of = recording.events, recording.ledger, known, every_step(known.steps), waits_in(recording)
-    (found,) = (one for one in find_all(Evidence(*of)).findings if one.rule == "recompute")
+    of = recording.events, recording.ledger, report, every_step(report.steps), waits_in(recording)
+    found = {one.rule: one for one in find_all(Evidence(*of, reserved)).findings}["recompute"]
     assert ("while memory is left" in found.title) is left
     assert ("At most 9.5 of 80.0 GB" in found.seen) is left
 

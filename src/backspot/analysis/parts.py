@@ -36,13 +36,14 @@ from backspot.analysis.host.lines import find_host_lines
 from backspot.analysis.host.real_time import real_time
 from backspot.analysis.picture import with_picture
 from backspot.analysis.rare import with_rare_work
-from backspot.analysis.recorded import find_recorded
+from backspot.analysis.recorded import find_recorded, reserved_bytes
 from backspot.analysis.recording import Options, Part, Recording
 from backspot.analysis.replay.predict import with_savings
 from backspot.results.costs import Row
 from backspot.results.grouping import fold, ranked_rows
 from backspot.results.limits import share_of_peak
 from backspot.results.report import Report, changed
+from backspot.results.training import Training
 
 Value = TypeVar("Value")
 
@@ -182,14 +183,15 @@ def with_host(report: Report, recording: Recording, _: Options) -> Report:
     return changed(report, host=lines)
 
 
-def with_findings(report: Report, recording: Recording, _: Options) -> Report:
+def with_findings(report: Report, recording: Recording, options: Options) -> Report:
     """Add what makes the step slower than necessary."""
     events = recording.events
     if events.truncated:
         # Kineto writes device work last. Without it, every rule would find the host at fault.
         return changed(report, rules=dict.fromkeys((rule.name for rule in all_rules()), CUT_SHORT))
+    reserved = reserved_bytes(live=options.live)
     judged = find_all(
-        Evidence(events, recording.ledger, report, recording.typical, waits_in(recording))
+        Evidence(events, recording.ledger, report, recording.typical, waits_in(recording), reserved)
     )
     return changed(
         report,

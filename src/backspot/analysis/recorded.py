@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 
 from backspot.analysis.attribution.ownership import Ownership
-from backspot.formatting import counted
+from backspot.formatting import counted, gigabytes
 from backspot.trace import Events
 
 _FIRST = 1_400_000_000_000_000_000  # nanoseconds; PyTorch is younger, and clocks since boot less
@@ -39,7 +39,7 @@ def find_recorded(events: Events, ownership: Ownership, *, live: bool) -> dict[s
         "torch": str(getattr(torch, "__version__", "")),
         "command": _command() if live else "",
         "host": _host(torch) if torch else "",
-        "memory": _memory(torch) if torch else "",
+        "memory": gigabytes(*reserved) if (reserved := reserved_bytes(live=live)) else "",
     }
     return {name: text for name, text in found.items() if text}
 
@@ -51,12 +51,16 @@ def _host(torch: ModuleType) -> str:
     return f"{load}{threads} of PyTorch, {counted(os.cpu_count() or 1, 'CPU')}"
 
 
-def _memory(torch: ModuleType) -> str:
-    """How much of the memory of the current GPU was reserved at most: ``12.3 of 79.6 GB``."""
-    if not torch.cuda.is_initialized():
-        return ""
+def reserved_bytes(*, live: bool) -> tuple[int, int] | None:
+    """Return how many bytes of the current GPU were reserved at most, and how many it has.
+
+    ``None`` if the trace is of another process, or this one uses no GPU.
+    """
+    torch = sys.modules.get("torch") if live else None
+    if torch is None or not torch.cuda.is_initialized():
+        return None
     total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
-    return f"{torch.cuda.max_memory_reserved() / 1e9:.1f} of {total / 1e9:.1f} GB"
+    return int(torch.cuda.max_memory_reserved()), int(total)
 
 
 def _time(nanoseconds: int) -> str:

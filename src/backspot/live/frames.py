@@ -30,6 +30,7 @@ from backspot.live.torch_internals.inductor import (
 )
 from backspot.trace.compiled import CompiledGraph, ModuleRef, Part, Site
 from backspot.trace.names import is_library_call
+from backspot.trace.operations import is_view
 from backspot.trace.source_lines import SourceLine
 
 IN_REDUCTION = '  File "backspot:then", line 0, in reduction\n'
@@ -214,14 +215,16 @@ def _find_modules_of_changes_in_place(
 
 
 _LOOK_UPS = ("aten.embedding.", "aten.gather.", "aten.index.", "aten.index_select.")
-_VIEWS = ("aten.reshape.", "aten._unsafe_view.", "aten.lift_fresh")
 
 
 def _is_view(node: torch.fx.Node) -> bool:
     """Return whether a node makes no data of its own."""
     if node.target is operator.getitem:
         return True
-    return getattr(node.target, "is_view", False) is True or str(node.target).startswith(_VIEWS)
+    if getattr(node.target, "is_view", False) is True:  # so PyTorch says
+        return True
+    namespace, _, name = str(node.target).partition(".")
+    return is_view(f"{namespace}::{name.partition('.')[0]}")
 
 
 def _source(node: torch.fx.Node) -> torch.fx.Node:

@@ -24,7 +24,7 @@ from backspot.live.source_lines import file_name, user_frame
 from backspot.live.torch_internals import profiler
 from backspot.live.torch_internals.autograd import FUNCTION_RUNS
 from backspot.live.torch_internals.lookup import Location, Watch
-from backspot.trace.names import COLLECTION, SAVING, UNREAD, WAITED_AT
+from backspot.trace.names import COLLECTION, SAVING, WAITED_AT, unread_mark
 
 _OLDEST = 2
 """The generation whose collection looks at all objects; the others take microseconds."""
@@ -119,7 +119,7 @@ def _marked(run: partial[Any]) -> Any:
     needs = zip(given, node.needs_input_grad, strict=False)  # of odd results the engine tells
     wanted = [need for one, need in needs if one is not None]
     if not all(wanted):
-        profiler.emit(f"{UNREAD}{wanted.count(False)} of {len(wanted)}")
+        profiler.emit(unread_mark(wanted.count(False), len(wanted)))
     return found
 
 

@@ -20,7 +20,7 @@ from backspot.live.owner import Scope
 from backspot.live.torch_internals import autograd, profiler
 from backspot.live.torch_internals.modules import parameters_of
 from backspot.live.torch_internals.process import hook_steps
-from backspot.trace.names import OPTIMIZER_GROUPS
+from backspot.trace.names import groups_mark
 
 _MANY_GROUPS = 10
 """Groups of parameters from which it is looked at whether they could be fewer."""
@@ -90,7 +90,7 @@ def _mark_groups(optimizer: torch.optim.Optimizer) -> None:
         for group in groups
     }
     if len(settings) < len(groups):
-        profiler.emit(f"{OPTIMIZER_GROUPS}{len(groups)} for {len(settings)}")
+        profiler.emit(groups_mark(len(groups), len(settings)))
 
 
 def _setting(value: object) -> object:

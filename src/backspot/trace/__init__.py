@@ -20,8 +20,9 @@ The way of a trace::
     unknown_categories.py   a warning of events that are left out
     events.py      ``Events`` and ``Category``: what the other rooms use
 
-Four files are contracts with whoever writes the trace: ``names.py`` for PyTorch, Kineto and
-others; ``labels.py``, ``source_lines.py`` and ``compiled.py`` for Backspot's own live half.
+Five files are contracts with whoever writes the trace: ``names.py`` for PyTorch, Kineto and others,
+and ``operations.py`` for what PyTorch's operations and optimizers do; ``labels.py``,
+``source_lines.py`` and ``compiled.py`` for Backspot's own live half.
 
 Terms: a *piece* is some hundred kilobytes of text that are decoded at once; a *stretch* is the part
 of a file that one process decodes; a *flow* or *arrow* joins a forward operator with its backward

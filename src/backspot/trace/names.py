@@ -145,15 +145,17 @@ is_python_frame = _begins(r".*\.py\(\d+\): |<built-in ")
 COLLECTION = "garbage collection"
 """A full collection of Python's garbage collector."""
 UNREAD = "gradients that nobody reads: "
-"""In the backward of a Function that returns such gradients: how many, of how many, ``1 of 2``."""
+"""In the backward of a Function that returns such gradients: see ``unread_mark``."""
 WAITED_AT = "waited for the device at "
 """Behind a wait of the host: the line that waits, ``train.py:31``."""
 BATCH = "batch of loader "
 """Behind the fetch of a batch that workers load: ``1 (2 workers, 4 ahead): ready`` or ``waited
 38.211 ms``. Up to so many batches are kept ready ahead."""
 OPTIMIZER_GROUPS = "groups of the optimizer: "
-"""In the step of an optimizer: its groups of parameters and their settings, ``461 for 28``."""
+"""In the step of an optimizer: see ``groups_mark``."""
 
+_UNREAD = re.compile(rf"{UNREAD}(?P<unread>\d+) of (?P<all>\d+)")
+_GROUPS = re.compile(rf"{OPTIMIZER_GROUPS}(?P<groups>\d+) for (?P<settings>\d+)")
 _BATCH = re.compile(
     rf"{BATCH}(?P<loader>\d+) \((?P<workers>\d+) workers?, (?P<queue>\d+) ahead\): "
     r"(ready|waited (?P<waited>\d+\.\d+) ms)"
@@ -173,6 +175,28 @@ def read_batch_mark(name: str) -> tuple[int, int, int, int] | None:
         return None
     waited = max(1, round(float(found["waited"]) * 1e6)) if found["waited"] else 0
     return int(found["loader"]), int(found["workers"]), int(found["queue"]), waited
+
+
+def unread_mark(unread: int, every: int) -> str:
+    """Return the mark in a backward that returns some gradients, of all, that nobody reads."""
+    return f"{UNREAD}{unread} of {every}"
+
+
+def read_unread_mark(name: str) -> tuple[int, int] | None:
+    """Return what ``unread_mark`` was given, ``None`` if malformed."""
+    found = _UNREAD.fullmatch(name)
+    return None if found is None else (int(found["unread"]), int(found["all"]))
+
+
+def groups_mark(groups: int, settings: int) -> str:
+    """Return the mark in the step of an optimizer, with its groups and how many settings differ."""
+    return f"{OPTIMIZER_GROUPS}{groups} for {settings}"
+
+
+def read_groups_mark(name: str) -> tuple[int, int] | None:
+    """Return what ``groups_mark`` was given, ``None`` if malformed."""
+    found = _GROUPS.fullmatch(name)
+    return None if found is None else (int(found["groups"]), int(found["settings"]))
 
 
 # Annotations: what calls ``record_function`` -----------------------------------------------------
@@ -282,11 +306,6 @@ is_generated_loop = _begins(r"(triton_(poi|red|per|for)|(graph_\d+_)?cpp)_fused_
 
 Kernels from templates multiply matrices, as ``triton_tem_fused_mm_0``.
 """
-is_generated_copy = _begins(
-    r"triton_poi_fused(?=\w*_clone_)(_(clone|_?unsafe_view|view|permute|transpose|t|stack|expand|squeeze|"
-    r"unsqueeze|slice|select))+_\d+$"
-)
-"""Whether a generated kernel only copies into another layout: ``triton_poi_fused_clone_3``."""
 
 
 def is_library_call(name: str) -> bool:
@@ -455,11 +474,6 @@ is_best = _begins(r"aten::(argmax|topk)$")
 """Whether this operator finds the largest values."""
 is_concatenation = _begins(r"aten::cat$")
 """Whether this operator appends a tensor to another one."""
-is_view = _begins(
-    r"aten::(_?(unsafe_)?(view|reshape)(_as)?|slice|select|narrow|transpose|t|permute|unsqueeze|squeeze|expand"
-    r"(_as)?|unbind|split(_with_sizes)?|chunk|detach|alias|as_strided|movedim|flatten|unflatten)$"
-)
-"""Whether this operator only looks at memory in another way, as far as its name says."""
 is_repeat = _begins(r"aten::(repeat|tile|repeat_interleave)$")
 """Whether this operator copies a tensor several times."""
 is_gradient_operator = _begins(r"aten::(_foreach_|_fused_(adam|sgd|adagrad)|_amp_|zero_$)")

@@ -19,6 +19,7 @@ from backspot.analysis.timeline import first_started, grouped, take
 from backspot.trace import Category, Events
 from backspot.trace.events import Ints, Mask
 from backspot.trace.names import ATEN
+from backspot.trace.operations import VIEWS, Kind, operators_of
 
 
 def _aten(names: str) -> frozenset[str]:
@@ -39,10 +40,7 @@ _SAVE_OUTPUT = _RNNS | _aten(
     "relu relu_ tanh tanh_ sigmoid sigmoid_ softmax exp sqrt rsqrt scaled_dot_product_attention"
 )
 _DROP_INPUT = _aten("relu tanh sigmoid softmax log_softmax dropout")
-_PASSED_OVER = _aten(
-    "view reshape flatten unflatten squeeze unsqueeze transpose permute t expand select slice split"
-    " chunk unbind narrow detach alias contiguous to zeros ones empty full arange"
-)
+_PASSED_OVER = operators_of(*VIEWS, Kind.FACTORY) | _aten("contiguous to empty")
 """Views, operators without a tensor as input, and copies that may copy nothing."""
 _COPIED_FOR = _PRODUCTS | _RNNS | _PASSED_OVER
 _RNN_LAYERS = _aten("_cudnn_rnn miopen_rnn mkldnn_rnn_layer")

@@ -90,6 +90,8 @@ class Evidence(msgspec.Struct, frozen=True, dict=True):
         report: its costs at all depths, without findings.
         typical: the steps that count.
         waits: where the host waits for a device.
+        reserved_bytes: how many bytes of the device were reserved at most, and how many it has;
+            ``None`` if that is not known.
     """
 
     events: Events
@@ -97,6 +99,7 @@ class Evidence(msgspec.Struct, frozen=True, dict=True):
     report: Report
     typical: TypicalStep
     waits: HostWaits
+    reserved_bytes: tuple[int, int] | None = None
 
     @property
     def ownership(self) -> Ownership:

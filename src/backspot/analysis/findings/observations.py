@@ -11,7 +11,7 @@ from backspot.analysis.findings.costs import Placed
 from backspot.analysis.findings.evidence import Evidence
 from backspot.analysis.recording import once
 from backspot.analysis.timeline import NOTHING, enclosing, first_started, grouped, merged, take
-from backspot.trace import Category, names
+from backspot.trace import Category, names, operations
 from backspot.trace.events import Ints, Mask
 
 # Device work -------------------------------------------------------------------------------------
@@ -339,7 +339,7 @@ def host_operators(evidence: Evidence) -> Ints:
     index = np.flatnonzero((events.duration >= _LONG) & (events.category == Category.OPERATOR))
     # A view computes nothing: a long one was held up, or keeps its stack in anomaly mode.
     skipped = events.is_label | events.name_mask(*names.HOST_MARKS)
-    skipped |= events.names_where(names.is_view)
+    skipped |= events.names_where(operations.is_view)
     index = index[~skipped[events.name[index]]]
     kept = []
     called = dict(grouped(events.thread, calls))

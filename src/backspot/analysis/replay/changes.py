@@ -41,8 +41,9 @@ from backspot.analysis.timeline import (
     take,
 )
 from backspot.formatting import counted
-from backspot.trace import Category, names
+from backspot.trace import Category, names, operations
 from backspot.trace.events import Ints, Mask
+from backspot.trace.operations import FUSED, FusedForm, Kind, optimizer_of
 
 Maker: TypeAlias = Callable[[Replayable, Any], Change | Refusal]
 Made = TypeVar("Made", bound=Maker)
@@ -238,13 +239,13 @@ def _captured_waits(recording: Replayable) -> int:
 
 # Chains as one kernel ----------------------------------------------------------------------------
 
-_PRODUCTS = re.compile(
+_LIBRARY = re.compile(
     r"gemm|cutlass|cublas|wgmma|xmma|conv|wgrad|dgrad|_ffma|winograd|Cijk_|flash|fmha|attention"
     r"|nvjet|splitK|sort|scan|embedding|index|scatter|gather"
-    r"|aten::(\w*mm|linear|matmul|einsum|lstm|gru|_embedding|nll_loss|cat|stack|copy_|item)",
+    r"|aten::(lstm|gru|nll_loss|copy_|item)",
     re.IGNORECASE,
 )
-"""Kernels and operators that a generated kernel does not take in."""
+"""Kernels and operators that a generated kernel does not take in, beside products and ``cat``."""
 _A_WHILE = 0.1  # of the median operator of a chain
 
 
@@ -262,7 +263,7 @@ def _fuse(recording: Replayable, chosen: Sequence[str] | Removable) -> Change | 
         inside = owners_within(ownership, chosen).values()
         owners = {owner for some in inside for owner in some}
         spans = is_in(ownership.owner, sorted(owners))
-    good = ~events.names_where(lambda name: _PRODUCTS.search(name) is not None)
+    good = ~events.names_where(_stays)
     host, of_work = _unchanged(recording)
     work = ownership.work
     if (work.device >= 0).any():
@@ -292,6 +293,12 @@ def _fuse(recording: Replayable, chosen: Sequence[str] | Removable) -> Change | 
     if not chains:
         return Refusal("these modules have no chain of operators that one kernel could do.")
     return _of_factors(host, of_work)
+
+
+def _stays(name: str) -> bool:
+    """Whether a generated kernel does not take in this kernel or operator."""
+    kind = operations.kind_of(operations.of_operator(name))
+    return kind in (Kind.PRODUCT, Kind.JOIN) or _LIBRARY.search(name) is not None
 
 
 def _chains(order: Ints, chosen: Mask, group: Ints, length: Ints) -> list[tuple[Ints, int, float]]:
@@ -339,12 +346,6 @@ _TRAFFIC = {
 }  # fmt: skip
 """How many tensors as large as the parameter an operator reads and writes; of `add`, `sub` and
 `mul` in an optimizer, one operand is mostly a number."""
-_ADDED = 3  # of these, where an operand is a tensor
-_FUSED = {
-    "Adam": (7, "addcdiv"), "AdamW": (7, "addcdiv"), "Adagrad": (5, "addcdiv"), "SGD": (5, "add"),
-}  # fmt: skip
-"""For each optimizer with ``fused=True`` how many such tensors that reads and writes, and the
-operator that runs once for each parameter otherwise."""
 _LAUNCHING = 1_800
 """Nanoseconds for each tensor that the host takes to launch a fused optimizer. (On the host of an
 H100: 1.5 to 2.4 µs for 76 to 293 tensors; Python before and after takes as long as for foreach.)"""
@@ -352,49 +353,58 @@ H100: 1.5 to 2.4 µs for 76 to 293 tensors; Python before and after takes as lon
 
 @named("optimizer")
 def _optimizer(recording: Replayable, kind: str) -> Change | Refusal:
-    """The optimizer updates all parameters in one operator."""
+    """Each optimizer updates all of its parameters in one operator."""
     events, work = recording.events, recording.ownership.work
     marks = events.named(Category.ANNOTATION, names.OPTIMIZER_STEP)
-    said = {
-        events.names[name].removeprefix(names.OPTIMIZER_STEP).partition(".")[0]
-        for name in distinct(events.name[marks])
-    }
+    classes = [optimizer_of(name) for name in events.names]
+    used = {classes[name] for name in distinct(events.name[marks])}
     if kind != "fused":
         return Refusal(f"only 'fused' can be predicted, not {kind!r}.")
-    if not said or not said <= set(_FUSED):
-        return Refusal(f"{', '.join(sorted(said)) or 'the optimizer'} has no fused form.")
+    if not used or not used <= set(FUSED):
+        without = ", ".join(sorted(used - set(FUSED)))
+        return Refusal(f"{without or 'the optimizer'} has no fused form.")
     index = _outermost(recording)
     inside = enclosing(events, marks, events.thread[index], events.start[index])
     index, inside = index[inside >= 0], inside[inside >= 0]
-    short = [re.sub(r"^aten::(_foreach_)?|_$", "", name) for name in events.names]
-    if any(short[name].startswith("_fused") for name in distinct(events.name[index])):
+    done = [re.sub(r"^aten::(_foreach_)?|_$", "", name) for name in events.names]
+    if any(done[name].startswith("_fused") for name in distinct(events.name[index])):
         return Refusal("the optimizer is fused already.")
-    moved, base = _FUSED[min(said)]
-    count = dict.fromkeys(_TRAFFIC, 0)
-    for name in events.name[index].tolist():
-        if short[name] in count:
-            count[short[name]] += 1
-    if not count[base]:
-        return Refusal("the operators of the optimizer are not recorded.")
-    moves = sum(number * _TRAFFIC[name] for name, number in count.items()) / count[base]
-    factor = min(1.0, moved / moves)
+    factors: dict[str, float] = {}
+    for optimizer in used:
+        mine = np.array([classes[name] == optimizer for name in events.name[inside]], bool)
+        factor = _factor_of_fused(FUSED[optimizer], [done[one] for one in events.name[index[mine]]])
+        if factor is None:
+            return Refusal("the operators of the optimizer are not recorded.")
+        factors[optimizer] = factor
     host, of_work = _unchanged(recording)
     length = events.duration[index].astype(np.float64)
     on_host, least = not len(work.start), float(quantile(length, 0.1))
     least = least if on_host else min(least, _LAUNCHING)
-    known = sum(one.tensors for one in events.compiled.parameters)
+    known = sum(one.tensors for one in events.compiled.parameters) if len(used) == 1 else 0
+    launched = enclosing(events, marks, work.thread, work.launch)
     for mark in merged(inside).tolist():
+        optimizer = classes[events.name[mark]]
         mine = index[inside == mark]
         (all_of_it,) = _between(
             recording, events.start[mine[:1]], events.end[mine].max(keepdims=True)
         )
         whole = float(np.diff(recording.line.edges)[all_of_it].sum())
         spent = float((events.duration[mine] - least).clip(0).sum()) * on_host
-        tensors = max(known, sum(short[name] == base for name in events.name[mine].tolist()))
-        host[all_of_it] = min(1.0, (factor * spent + least * tensors) / max(whole, 1.0))
-    launched = enclosing(events, marks, work.thread, work.launch) >= 0
-    of_work[launched & (work.tier == Tier.COMPUTE)] = factor
+        base = FUSED[optimizer].base
+        tensors = max(known, sum(done[name] == base for name in events.name[mine].tolist()))
+        needed = factors[optimizer] * spent + least * tensors
+        host[all_of_it] = min(1.0, needed / max(whole, 1.0))
+        of_work[(launched == mark) & (work.tier == Tier.COMPUTE)] = factors[optimizer]
     return _of_factors(host, of_work)
+
+
+def _factor_of_fused(form: FusedForm, done: Sequence[str]) -> float | None:
+    """Return which part of its traffic an optimizer has as one operator; ``None`` if not known."""
+    parameters = done.count(form.base)
+    if not parameters:
+        return None
+    moves = sum(_TRAFFIC.get(operation, 0) for operation in done) / parameters
+    return min(1.0, form.moves / moves)
 
 
 @named("groups")

@@ -37,34 +37,37 @@ from backspot.live.trials.twins import (
     size_of,
     twin,
 )
+from backspot.trace.operations import ACTIVATIONS, Kind, names_of
 
 _T = torch.Tensor
 Function = Callable[..., Any]
 
 
+_IN_PYTHON = {"div": "truediv"}
+
+
 def _named(*names: str, homes: Iterable[Any] = (torch, _T, functional)) -> set[Function]:
-    return {getattr(home, name) for home in homes for name in names if hasattr(home, name)}
+    """Return PyTorch's functions of these names, also in place and as operators of Python."""
+    spelled = set[str]()
+    for name in names:
+        operator = _IN_PYTHON.get(name, name)
+        spelled |= {name, f"{name}_", *(f"__{way}{operator}__" for way in ("", "r", "i"))}
+    return {getattr(home, name) for home in homes for name in spelled if hasattr(home, name)}
 
 
-PRODUCTS = _named("matmul", "bmm", "__matmul__")
-TIMES = _named("mul", "__mul__", "__rmul__", "mul_", "__imul__")
-DIVIDED = _named("div", "__truediv__", "div_", "__itruediv__")
-ADDED = _named("add", "__add__", "__radd__", "add_", "__iadd__")
-FILLED = _named("masked_fill", "masked_fill_")
+PRODUCTS = _named("matmul", "bmm") - {_T.__rmatmul__}
+TIMES = _named("mul")
+DIVIDED = _named("div") - {_T.__rtruediv__}
+ADDED = _named("add")
+FILLED = _named("masked_fill")
 CHOSEN = _named("where")
 SOFTMAX = _named("softmax")
 DROPOUT = _named("dropout")
-CAST = _named("to", "type_as", "float", "half", "bfloat16", homes=(_T,))
-POINTWISE = (
-    *(TIMES | DIVIDED | ADDED | CAST),
-    *_named("sub", "__sub__", "__rsub__", "__rtruediv__", "pow", "__pow__", "__neg__", "square"),
-    *_named("sqrt", "rsqrt", "mean", "var", "tanh", "erf", "exp", "log1p", "sigmoid", "softplus"),
-)
-LAID_OUT = _named("view", "reshape", "transpose", "permute", "flatten", "contiguous", "unflatten")
-_RECORDED = {
-    *(PRODUCTS | FILLED | CHOSEN | SOFTMAX | DROPOUT | LAID_OUT),
-    *(*POINTWISE, functional.leaky_relu),
-}
+CAST = _named(*names_of(Kind.CAST), homes=(_T,))
+POINTWISE = _named(*names_of(Kind.POINTWISE) - ACTIVATIONS, "mean", "var") | CAST
+"""Of what people write functions out, such as norms and activations."""
+LAID_OUT = _named(*names_of(Kind.VIEW, Kind.PERMUTE) - {"detach"}, "contiguous")
+_RECORDED = PRODUCTS | SOFTMAX | DROPOUT | LAID_OUT | POINTWISE | {functional.leaky_relu}
 _DEEPEST = 40
 """What more functions have made is a beginning: else the first node of a step lived as long."""
 

@@ -12,6 +12,7 @@ from math import prod
 
 from backspot.analysis.accounting.formulas import Inputs, Unknown, kind_of, moved
 from backspot.analysis.accounting.formulas.flops import output_sizes
+from backspot.trace.operations import Kind, operators_of
 
 __all__: list[str] = []
 
@@ -31,23 +32,14 @@ def _wanted(inputs: Inputs, at: int, outputs: Sequence[int]) -> int:
 
 # Pointwise ---------------------------------------------------------------------------------------
 
-_POINTWISE = """
-    abs add addcdiv addcmul bitwise_and bitwise_not bitwise_or ceil clamp clamp_max clamp_min cos
-    div elu elu_backward erf exp floor gelu gelu_backward glu_backward hardsigmoid
-    hardsigmoid_backward hardswish hardswish_backward hardtanh hardtanh_backward
-    leaky_relu leaky_relu_backward lerp log log1p logit
-    masked_fill maximum minimum mish mish_backward mul neg pow reciprocal relu relu6 round
-    rsqrt rsub sigmoid sigmoid_backward sign silu silu_backward sin softplus softplus_backward
-    sqrt square sub tanh tanh_backward threshold_backward
+_BACKWARD = """
+    elu gelu glu hardsigmoid hardswish hardtanh leaky_relu mish sigmoid silu softplus tanh threshold
 """
-_TRUTH = "eq ge gt isnan le logical_and logical_not logical_or lt ne"
-_IN_PLACE = """
-    add addcdiv addcmul clamp div hardswish hardtanh leaky_relu lerp masked_fill mul neg pow
-    reciprocal relu rsqrt sigmoid silu sqrt sub tanh
-"""
+"""Pointwise operations whose backward is an operator of its own, and pointwise too."""
+_POINTWISE = operators_of(Kind.POINTWISE) - {"aten::where"}
 
 
-@moved(*(f"aten::{name}" for name in _POINTWISE.split()))
+@moved(*_POINTWISE, *(f"aten::{name}_backward" for name in _BACKWARD.split()))
 def pointwise(inputs: Inputs) -> int:
     """An output with the sizes that the inputs have together, of the widest type among them."""
     return inputs.read_all() + prod(inputs.broadcast()) * _widest(inputs, inputs.tensors)
@@ -72,13 +64,13 @@ def _widest(inputs: Inputs, places: Sequence[int]) -> int:
     return max(above or [inputs.element(at) for at in sized], default=0)
 
 
-@moved(*(f"aten::{name}" for name in _TRUTH.split()))
+@moved(*operators_of(Kind.COMPARISON))
 def truth(inputs: Inputs) -> int:
     """An output of one byte an element."""
     return inputs.read_all() + prod(inputs.broadcast())
 
 
-@moved(*(f"aten::{name}_" for name in _IN_PLACE.split()))
+@moved(*(f"{name}_" for name in _POINTWISE))
 def in_place(inputs: Inputs) -> int:
     """The first input is written, too."""
     return inputs.read_all() + _like(inputs, 0)

@@ -18,8 +18,9 @@ from backspot.analysis.findings.registry import finding, rule
 from backspot.analysis.timeline import NOTHING, enclosing, grouped, is_in, median, take
 from backspot.formatting import labelled
 from backspot.results.findings import Finding
-from backspot.trace import names
+from backspot.trace import names, operations
 from backspot.trace.events import Ints, Mask
+from backspot.trace.operations import Kind
 
 # Loops -------------------------------------------------------------------------------------------
 
@@ -91,7 +92,7 @@ def _loops(evidence: Evidence) -> tuple[Ints, Ints]:
     """Return the module calls that loop, and how often each does."""
     events = evidence.events
     index, span = forward_operators(evidence)
-    works = ~events.names_where(names.is_view)[events.name[index]]
+    works = ~events.names_where(operations.is_view)[events.name[index]]
     index, span = index[works], span[works]
     keys = span * len(events.names) + events.name[index]
     pairs, count = np.unique(keys, return_counts=True)
@@ -127,7 +128,7 @@ def _called_again(evidence: Evidence) -> tuple[Ints, Ints, Mask]:
     while (more := (root < 0) & (take(root, spans.parent) >= 0)).any():
         root[more] = root[spans.parent[more]]
     index, span = forward_operators(evidence)
-    works = ~evidence.events.names_where(names.is_view)[evidence.events.name[index]]
+    works = ~evidence.events.names_where(operations.is_view)[evidence.events.name[index]]
     index, within = index[works], root[span[works]]
     index, within = index[within >= 0], within[within >= 0]
     kept = [
@@ -167,28 +168,31 @@ _IN_CACHE = 100_000
 """Nanoseconds of a node on a CPU, from which its tensors, of a megabyte, leave the cache of a core.
 Compiled, longer chains took a quarter to a half of their time, shorter ones 65% to 100%."""
 _LETTERS = {
-    "Pow": "P",
-    "Mul": "M",
-    "Div": "D",
-    "Add": "A",
-    "Sub": "S",
-    "Rsub": "S",
-    "Tanh": "T",
-    "Erf": "E",
-    "Neg": "N",
-    "Rsqrt": "R",
-    "Sqrt": "R",
-    "Mean": "m",
-    "Var": "m",
-    "Cat": "K",
-    **dict.fromkeys(("Sigmoid", "Silu", "Gelu", "Relu", "Exp", "Log", "Clamp", "Where"), "f"),
-    **dict.fromkeys(("Cos", "Sin", "Reciprocal", "Abs", "Softplus", "Stack", "Sum"), "f"),
-    "ToCopy": "c",
-    **dict.fromkeys(("MaskedFill", "Lerp", "Addcmul", "Maximum", "Minimum"), "f"),
-    **dict.fromkeys(("View", "UnsafeView", "Transpose", "Permute", "Expand", "Unsqueeze"), "_"),
-    **dict.fromkeys(("Squeeze", "Slice", "Select", "Split", "Unbind", "Alias"), "_"),
+    "pow": "P",
+    "mul": "M",
+    "div": "D",
+    "add": "A",
+    "sub": "S",
+    "rsub": "S",
+    "tanh": "T",
+    "erf": "E",
+    "neg": "N",
+    "rsqrt": "R",
+    "sqrt": "R",
+    "mean": "m",
+    "var": "m",
+    "cat": "K",
 }
-"""What nodes of a chain do: ``_`` only looks at memory, ``c`` casts; no letter ends the chain."""
+"""Operations by which ``_FUNCTIONS`` are known."""
+_LETTERS_OF_KINDS = {
+    **dict.fromkeys(operations.VIEWS, "_"),
+    Kind.CAST: "c",
+    Kind.COPY: "c",
+    Kind.POINTWISE: "f",
+    Kind.REDUCTION: "f",
+    Kind.JOIN: "f",
+}
+"""What other nodes of a chain do: ``_`` computes nothing, ``c`` only copies; no letter ends it."""
 _COMPILE = (
     "torch.compile of this module makes one kernel of them, forward and backward. If there is a "
     "function for it (torch.nn.functional.{rms_norm, layer_norm, gelu, silu}), call that one."
@@ -266,13 +270,18 @@ def pointwise_chain(evidence: Evidence) -> Finding | None:
     )
 
 
+def _letter(operation: str) -> str:
+    kind = operations.kind_of(operation)
+    return _LETTERS.get(operation) or (_LETTERS_OF_KINDS.get(kind, ".") if kind else ".")
+
+
 def _chains(evidence: Evidence) -> tuple[Mask, dict[tuple[str, str], Mask]]:
     """Return the nodes of chains, and of those that compute a known function.
 
     A chain is in one module, and its nodes follow each other in the order of the forward.
     """
     spans = evidence.spans
-    letters = [_LETTERS.get(name.partition("Backward")[0], ".") for name in spans.node_names]
+    letters = [_letter(operations.of_node(name)) for name in spans.node_names]
     chains = np.zeros(len(spans.start), bool)
     known = {(name, remedy): np.zeros(len(chains), bool) for name, _, remedy in _FUNCTIONS}
     views = np.array([letter == "_" for letter in letters] + [True])
@@ -332,14 +341,11 @@ def repeated_tensor(evidence: Evidence) -> Finding | None:
 
 # The same again ----------------------------------------------------------------------------------
 
-_TABLES = re.compile(
-    r"aten::(arange|linspace|full|ones|zeros|eye|tril|triu|outer|ger|mul|div|true_divide|pow"
-    r"|reciprocal|exp|log|neg|cos|sin|cat|stack|repeat|to|_to_copy|add|sub|rsub|abs|clamp|minimum"
-    r"|maximum|floor_divide|remainder|lt|gt|le|ge|eq|ne|logical_\w+|bitwise_\w+|where|masked_fill"
-    r"|einsum|matmul|contiguous|expand_as|type_as|float|meshgrid|flip|cumsum)_?"
+_TABLES = (Kind.FACTORY, Kind.POINTWISE, Kind.COMPARISON, Kind.JOIN, Kind.CAST, Kind.COPY)
+_TABLES_TOO = frozenset(
+    ("tril", "triu", "outer", "ger", "einsum", "matmul", "repeat", "meshgrid", "flip", "cumsum")
 )
 """What makes tables and masks: nothing that is random, or that depends on what a layer learns."""
-_MADE = re.compile(r"aten::(arange|linspace|full|ones|zeros|eye|cos)_?")
 _AGAIN, _OPERATORS, _AGAIN_LEAST = 4, 3, 0.02
 """Modules that compute the same in a step, its operators, and the share of the step."""
 
@@ -382,17 +388,17 @@ def _again(evidence: Evidence) -> tuple[Ints, int]:
     made = evidence.ownership.join.operator
     made = made[made >= 0]
     learned = enclosing(events, index, events.thread[made], events.start[made])
-    works = ~events.names_where(names.is_view)[events.name[index]]
+    works = ~events.names_where(operations.is_view)[events.name[index]]
     index, span = index[works], span[works]
     order = np.lexsort((events.start[index], span))
     index, span = index[order], span[order]
-    table = events.names_where(lambda name: _TABLES.fullmatch(name) is not None)[events.name[index]]
+    table = events.names_where(_makes_tables)[events.name[index]]
     table &= ~is_in(index, learned)
     step = evidence.ledger.steps.at(events.start[index])
     mine = np.flatnonzero(table)
     breaks = (np.diff(mine) > 1) | (np.diff(span[mine]) != 0)
     groups: dict[tuple[int, ...], list[Ints]] = {}
-    begins = events.names_where(lambda name: _MADE.fullmatch(name) is not None)[events.name[index]]
+    begins = events.names_where(_begins_table)[events.name[index]]
     for part in np.split(mine, np.flatnonzero(breaks) + 1):
         if len(part) >= _OPERATORS and begins[part].any():
             what = (int(step[part[0]]), *events.name[index[part]].tolist())
@@ -405,6 +411,16 @@ def _again(evidence: Evidence) -> tuple[Ints, int]:
     return index[kept], max(map(len, found))
 
 
+def _makes_tables(operator: str) -> bool:
+    operation = operations.of_operator(operator)
+    return operations.kind_of(operation) in _TABLES or operation in _TABLES_TOO
+
+
+def _begins_table(operator: str) -> bool:
+    operation = operations.of_operator(operator)
+    return operations.kind_of(operation) is Kind.FACTORY or operation == "cos"
+
+
 # The loss ----------------------------------------------------------------------------------------
 
 _SCORES_LEAST = 0.08
@@ -415,19 +431,19 @@ _SCORES_LEAST = 0.08
 def loss_passes(evidence: Evidence) -> Finding | None:
     """Find the cross-entropy of so many classes that reading and writing the scores takes long."""
     costs, say = evidence.costs, evidence.wording
-    kinds = [name.partition("Backward")[0] for name in evidence.spans.node_names]
-    if "LogSoftmax" not in kinds:
+    done = [operations.of_node(name) for name in evidence.spans.node_names]
+    if "logsoftmax" not in done:
         return None
     nodes = np.zeros(len(evidence.spans.start), bool)
     for part in runs_of_nodes(evidence):
-        kind = [kinds[node] for node in evidence.spans.node[part].tolist()]
-        for at in (at for at, one in enumerate(kind) if one == "LogSoftmax"):
+        steps = [done[node] for node in evidence.spans.node[part].tolist()]
+        for at in (at for at, one in enumerate(steps) if one == "logsoftmax"):
             before = at - 1
-            while before >= 0 and kind[before] in ("View", "UnsafeView"):
+            while before >= 0 and operations.kind_of(steps[before]) in operations.VIEWS:
                 before -= 1
             nodes[part[at]] = True
-            nodes[part[before]] |= before >= 0 and kind[before] == "ToCopy"
-            nodes[part[at + 1 :]] |= np.array(kind[at + 1 :]) == "NllLoss"
+            nodes[part[before]] |= before >= 0 and operations.kind_of(steps[before]) is Kind.CAST
+            nodes[part[at + 1 :]] |= np.array(steps[at + 1 :]) == "nllloss"
     made = evidence.ownership.join.operator[nodes]
     placed = both_ways(evidence, nodes, made, _SCORES_LEAST)
     return finding(

@@ -20,21 +20,17 @@ from backspot.analysis.findings.observations import (
 )
 from backspot.analysis.findings.registry import fallback_rule, finding, rule
 from backspot.analysis.timeline import FAR, NOTHING, grouped, is_in, merged, numbered, take
-from backspot.formatting import counted, percent
+from backspot.formatting import counted, gigabytes, percent
 from backspot.results.findings import Finding, Place
-from backspot.trace import Category, Events, names
+from backspot.trace import Category, Events, names, operations
 from backspot.trace.events import Ints, Mask
+from backspot.trace.operations import BATCHED_PRODUCTS, VIEWS, Kind, kind_of, of_node
 
-_PRODUCTS = ("Bmm", "Baddbmm")
-_SOFTMAX = ("Softmax", "SafeSoftmax")
-_VIEWS = (
-    *("View", "UnsafeView", "ReshapeAlias", "Transpose", "T", "Permute", "Expand", "Unsqueeze"),
-    *("Squeeze", "Slice", "Select", "Split", "Unbind", "Clone", "ToCopy", "Alias"),
-)
-_SCALED_OR_MASKED = ("Mul", "Div", "Add", "Sub", "MaskedFill", "Where")
-_LEARNED = ("Index", "IndexSelect", "Embedding")
-_DROPPED_OUT = ("NativeDropout", "Mul", "Div", "MaskedFill", "Where")
-_OF_VALUES = ("Addmm", "Mm", "Linear", "MkldnnLinear", "Convolution")
+_SOFTMAX = ("softmax", "safesoftmax")
+_LAID_OUT = (*VIEWS, Kind.COPY, Kind.CAST)
+_SCALED_OR_MASKED = ("mul", "div", "add", "sub", "maskedfill", "where")
+_LEARNED = ("index", "indexselect", "embedding")
+_DROPPED_OUT = ("nativedropout", "mul", "div", "maskedfill", "where")
 _LEAST_WIDTH = 8
 """With fewer channels in queries and keys, or with fewer keys, there is little to fuse."""
 _ALIKE = 4
@@ -67,7 +63,7 @@ def attention_math(evidence: Evidence) -> Finding | None:
     if not softmax.any():
         return None
     names = costs.top_nodes(nodes)
-    products = evidence.nodes_named(lambda name: _kind(name) in _PRODUCTS)
+    products = evidence.nodes_named(lambda name: of_node(name) in BATCHED_PRODUCTS)
     return finding(
         costs.places_of_spans(nodes),
         title="Attention is not fused into one kernel",
@@ -95,19 +91,21 @@ def _chains(evidence: Evidence) -> tuple[Mask, Mask]:
     function there makes it something else: talking heads, additive attention, the router of
     experts. The fused kernel for the CPU takes no mask that is learned.
     """
-    before = {*_VIEWS, *_SCALED_OR_MASKED, *(() if evidence.device == "cpu" else _LEARNED)}
-    after = {*_VIEWS, *_DROPPED_OUT, *_OF_VALUES}
-    join, kinds = evidence.ownership.join, [_kind(name) for name in evidence.spans.node_names]
+    join, done = evidence.ownership.join, [of_node(name) for name in evidence.spans.node_names]
+    laid_out = {one for one in done if kind_of(one) in _LAID_OUT}
+    of_values = {one for one in done if kind_of(one) is Kind.PRODUCT} - BATCHED_PRODUCTS
+    before = {*laid_out, *_SCALED_OR_MASKED, *(() if evidence.device == "cpu" else _LEARNED)}
+    after = {*laid_out, *_DROPPED_OUT, *of_values}
     numbered = evidence.in_pass & evidence.spans.is_node & (join.sequence >= 0)
     nodes, softmax = np.zeros((2, len(numbered)), bool)
     found: dict[int, list[tuple[Ints, int]]] = {}
     for _, mine in grouped(join.builder, np.flatnonzero(numbered)):
         mine = mine[np.argsort(join.sequence[mine], kind="stable")]
-        kind = [kinds[node] for node in evidence.spans.node[mine].tolist()]
-        for at in (at for at, one in enumerate(kind) if one in _SOFTMAX):
-            first, last = _product(kind, at, -1, before), _product(kind, at, 1, after)
+        steps = [done[node] for node in evidence.spans.node[mine].tolist()]
+        for at in (at for at, one in enumerate(steps) if one in _SOFTMAX):
+            first, last = _product(steps, at, -1, before), _product(steps, at, 1, after)
             if first is not None and last is not None:
-                among = [one for one in range(first, last + 1) if kind[one] not in _OF_VALUES]
+                among = [one for one in range(first, last + 1) if steps[one] not in of_values]
                 owner = int(evidence.ownership.owner[mine[first]])
                 found.setdefault(owner, []).append((mine[among], int(mine[at])))
     spent = forward_of(evidence)
@@ -119,17 +117,12 @@ def _chains(evidence: Evidence) -> tuple[Mask, Mask]:
     return nodes, softmax
 
 
-def _kind(node: str) -> str:
-    """Return the operator in the name of a node: ``Bmm`` of ``BmmBackward0``."""
-    return node.partition("Backward")[0]
-
-
-def _product(kind: Sequence[str], at: int, way: int, between: Collection[str]) -> int | None:
-    """Return the place of the nearest batched product, if only nodes of some kinds come before."""
+def _product(steps: Sequence[str], at: int, way: int, between: Collection[str]) -> int | None:
+    """Return the place of the nearest batched product, if only some operations come before."""
     at += way
-    while 0 <= at < len(kind) and kind[at] in between:
+    while 0 <= at < len(steps) and steps[at] in between:
         at += way
-    return at if 0 <= at < len(kind) and kind[at] in _PRODUCTS else None
+    return at if 0 <= at < len(steps) and steps[at] in BATCHED_PRODUCTS else None
 
 
 def _is_attention(evidence: Evidence, ends: Ints, spent: Ints) -> bool:
@@ -463,7 +456,7 @@ def anomaly_mode(evidence: Evidence) -> Finding | None:
     costs, say, events = evidence.costs, evidence.wording, evidence.events
     checks, none = anomaly_checks(evidence), np.zeros(len(evidence.spans.start), bool)
     made = evidence.ownership.join.operator[evidence.in_pass & evidence.spans.is_node]
-    views = made[take(events.names_where(names.is_view), evidence.names_of(made), False)]
+    views = made[take(events.names_where(operations.is_view), evidence.names_of(made), False)]
     kept = merged(views) if len(checks) else views[:0]
     placed = both_ways(evidence, none, np.concatenate([checks, kept]), LEAST_SHARE, whole=True)
     return finding(
@@ -539,9 +532,9 @@ def recompute(evidence: Evidence) -> Finding | None:
     if not cost:
         return None
     share = percent(cost / evidence.report.wall_ns if evidence.report.wall_ns else 0.0)
-    memory = evidence.report.recorded.get("memory", "")
-    used, _, whole = memory.removesuffix(" GB").partition(" of ")
-    left = bool(whole) and float(used) <= _LITTLE * float(whole)
+    used, whole = evidence.reserved_bytes or (0, 0)
+    left = 0 < used <= _LITTLE * whole
+    most = f" At most {gigabytes(used, whole)} of memory were reserved." if left else ""
     return finding(
         costs.places_of_spans(again),
         title=(
@@ -550,7 +543,7 @@ def recompute(evidence: Evidence) -> Finding | None:
         ),
         seen=(
             f"{evidence.wording.ms(cost)} of the backward, {share}, is forward work that runs a "
-            f"second time.{f' At most {memory} of memory were reserved.' if left else ''}"
+            f"second time.{most}"
         ),
         remedy=(
             f"{'C' if left else 'If memory is left, c'}heckpoint fewer blocks, or keep the results "

@@ -19,8 +19,9 @@ from backspot.analysis.findings.observations import (
 from backspot.analysis.findings.registry import Found, finding, rule
 from backspot.analysis.timeline import distinct
 from backspot.results.findings import Finding
-from backspot.trace import names
+from backspot.trace import names, operations
 from backspot.trace.events import Mask
+from backspot.trace.operations import Kind
 
 _CASTS_LEAST = 0.03
 """Autocast always casts a little; below this share of the step the rule finds nothing."""
@@ -175,12 +176,7 @@ def layout_copies(evidence: Evidence) -> Finding | None:
 
 
 _THERE_AND_BACK = re.compile(r"p[pvc]*C[pvc]*[^pvcC][pvc]*p[pvc]*C")
-_LETTERS = {
-    **dict.fromkeys(("Permute", "Transpose"), "p"),
-    **dict.fromkeys(("View", "UnsafeView", "Unsqueeze", "Squeeze", "Alias"), "v"),
-    "Clone": "C",
-    "ToCopy": "c",
-}
+_LETTERS = {Kind.PERMUTE: "p", Kind.VIEW: "v", Kind.PART: "v", Kind.COPY: "C", Kind.CAST: "c"}
 """Autocast casts before an operator, and not after it."""
 
 
@@ -191,7 +187,8 @@ def _there_and_back(evidence: Evidence, others: Mask | None) -> Found | None:
         others: device work that copies into another layout too; it counts where these do.
     """
     say, spans, ownership = evidence.wording, evidence.spans, evidence.ownership
-    letters = [_LETTERS.get(name.partition("Backward")[0], ".") for name in spans.node_names]
+    kinds = [operations.kind_of(operations.of_node(name)) for name in spans.node_names]
+    letters = [_LETTERS.get(kind, ".") if kind else "." for kind in kinds]
     copies = np.zeros(len(spans.start), bool)
     for part in runs_of_nodes(evidence):
         text = "".join(letters[node] for node in spans.node[part].tolist())
@@ -233,7 +230,7 @@ def _copying(evidence: Evidence) -> tuple[Mask, Mask]:
         All of it, and that of convolutions.
     """
     copying = evidence.launched_in(*_COPYING)
-    generated = evidence.work_named(names.is_generated_copy)
+    generated = evidence.work_named(operations.is_generated_copy)
     converts = evidence.work_named(names.is_layout_conversion)
     # Copies of indices belong to the indexing, those of gradients to their parameters.
     others = accumulating(evidence) | sorting(evidence)

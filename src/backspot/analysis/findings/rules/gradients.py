@@ -32,6 +32,7 @@ from backspot.results.findings import Finding
 from backspot.trace import Category, names
 from backspot.trace.events import Ints, Mask
 from backspot.trace.labels import Kind
+from backspot.trace.operations import FOREACH, FUSED, optimizer_of
 
 _ACCUMULATION_LEAST = 0.01  # of the step
 _ACCUMULATION_LEAST_OF_SEVERAL = 0.03
@@ -148,13 +149,12 @@ def _passes(evidence: Evidence, accumulate: Mask) -> int:
 
 _OPTIMIZER_MANY = 50  # kernels per step
 _OPTIMIZER_SMALL = 30_000  # nanoseconds
-_FUSED = ("Adam", "AdamW", "Adagrad")
+_FASTER_FUSED = [name for name in FUSED if name != "SGD"]
 """Optimizers that run faster with ``fused=True``; SGD has so few operators that it does not matter.
 ``foreach=True`` runs the same operators one after the other on a CPU."""
-_FOREACH = {*_FUSED, "SGD", "NAdam", "RAdam", "Adamax", "Adadelta", "ASGD", "RMSprop", "Rprop"}
 _AT_ONCE = (
     "Pass foreach=True to the optimizer, which updates many parameters in one kernel, or "
-    f"fused=True ({', '.join(_FUSED)} and SGD), which runs the whole step in a few kernels."
+    f"fused=True ({', '.join(_FASTER_FUSED)} and SGD), which runs the whole step in a few kernels."
 )
 _BY_HAND = (
     "Update many parameters in one kernel: torch._foreach_ functions in place of a loop over "
@@ -191,9 +191,9 @@ def _optimizer_of_groups(evidence: Evidence) -> Finding | None:
     if not len(marks):
         return None
     said = [
-        events.names[name].removeprefix(names.OPTIMIZER_GROUPS) for name in events.name[counted_at]
+        names.read_groups_mark(events.names[name]) or (1, 1) for name in events.name[counted_at]
     ]
-    groups, needed = np.array([one.split(" for ") for one in said], np.int64).T
+    groups, needed = np.array(said, np.int64).T
     begin = evidence.ownership.passes.after(events.start[marks], events.end[marks])
     of_groups = _of_groups(evidence, marks, begin)
     recorded = np.maximum(events.end[marks] - begin, 1)
@@ -211,7 +211,7 @@ def _optimizer_of_groups(evidence: Evidence) -> Finding | None:
         cost,
         title="The optimizer has more groups of parameters than settings",
         seen=(
-            f"{_class_of(events.names[events.name[marks[most]]])} updates "
+            f"{optimizer_of(events.names[events.name[marks[most]]])} updates "
             f"{counted(int(groups[most]), 'group')} one after the other, with "
             f"{counted(int(needed[most]), 'different setting')}: {say.ms(cost.wall_ns)} of the "
             f"host, {say.share(cost.wall_ns)} of the step, for those that could be one."
@@ -248,7 +248,9 @@ def _of_groups(evidence: Evidence, marks: Ints, begin: Ints) -> Ints:
 def _optimizer_unfused(evidence: Evidence) -> Finding | None:
     costs, say, events = evidence.costs, evidence.wording, evidence.events
     marks = events.named(Category.ANNOTATION, names.OPTIMIZER_STEP)
-    marks = marks[[_class_of(events.names[name]) in _FUSED for name in events.name[marks]]]
+    marks = marks[
+        [optimizer_of(events.names[name]) in _FASTER_FUSED for name in events.name[marks]]
+    ]
     operators = events.named(Category.OPERATOR, names.ATEN)
     inside = enclosing(events, marks, events.thread[operators], events.start[operators])
     fused = inside[events.name_mask("aten::_fused_")[events.name[operators]]]
@@ -264,7 +266,7 @@ def _optimizer_unfused(evidence: Evidence) -> Finding | None:
     if not costs.holds_in_most_steps(by_step, _OPTIMIZER_LEAST):
         return None
     cost = costs.place("(optimizer)", by_step, len(marks))
-    classes = sorted({_class_of(events.names[name]) for name in events.name[marks]})
+    classes = sorted({optimizer_of(events.names[name]) for name in events.name[marks]})
     return finding(
         cost,
         title="The optimizer is not fused",
@@ -279,11 +281,6 @@ def _optimizer_unfused(evidence: Evidence) -> Finding | None:
         link=_OPTIMIZER_LINK,
         change={"optimizer": "fused"},
     )
-
-
-def _class_of(mark: str) -> str:
-    """Return the optimizer in ``Optimizer.step#AdamW.step``."""
-    return mark.removeprefix(names.OPTIMIZER_STEP).partition(".")[0]
 
 
 def _optimizer_one_by_one(evidence: Evidence) -> Finding | None:
@@ -307,7 +304,7 @@ def _optimizer_one_by_one(evidence: Evidence) -> Finding | None:
     idle = costs.idle_within(begin[used], end[used])
     by_step = costs.of_work_by_step(single) + costs.times_by_step(begin[used], idle)
     cost = costs.place("(optimizer)", by_step, number)
-    optimizers = sorted({_class_of(events.names[name]) for name in events.name[marks[used]]})
+    optimizers = sorted({optimizer_of(events.names[name]) for name in events.name[marks[used]]})
     return finding(
         cost,
         title="The optimizer updates parameters one by one",
@@ -316,7 +313,7 @@ def _optimizer_one_by_one(evidence: Evidence) -> Finding | None:
             f"{usual / 1e3:.1f} µs (median), {say.ms(cost.wall_ns)} in all, "
             f"{say.share(cost.wall_ns)} of the step."
         ),
-        remedy=_AT_ONCE if _FOREACH.issuperset(optimizers) else _BY_HAND,
+        remedy=_AT_ONCE if FOREACH.issuperset(optimizers) else _BY_HAND,
         link=_OPTIMIZER_LINK,
         change={"optimizer": "fused"},
         kernels=costs.top_kernels(single),
@@ -480,8 +477,8 @@ def unread_gradient(evidence: Evidence) -> Finding | None:
 
 def _part(mark: str) -> float:
     """Return which part of the gradients of a node nobody reads."""
-    some, _, every = mark.removeprefix(names.UNREAD).partition(" of ")
-    return int(some) / max(1, int(every)) if (some + every).isdecimal() else 0.0
+    some, every = names.read_unread_mark(mark) or (0, 1)
+    return some / max(1, every)
 
 
 _SECOND_LEAST = 0.1

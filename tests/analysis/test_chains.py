@@ -1,0 +1,79 @@
+"""Chains of element-wise operators, what stands between them, and what is no chain."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+import backspot
+from backspot import Report
+from support.synthetic import Trace
+
+TICK = 200_000  # nanoseconds: an operator of this length leaves the cache of a core
+BEFORE = ("Mul", "Add", "Sigmoid")
+AFTER = ("Mul", "Sub", "Exp")
+
+
+def report_of(folder: Path, operations: Sequence[str], steps: int = 3) -> Report:
+    """The report of a model that runs these operations in its forward, and their nodes."""
+    trace, now = Trace(), 0
+    for step in range(steps):
+        begin = now
+        for number, _ in enumerate(operations):
+            trace.operator(f"aten::{number}", now, now + TICK, seq=step * 100 + number)
+            now += TICK
+        trace.forward("", "Model", begin, now)
+        for number, operation in reversed([*enumerate(operations)]):
+            node = operation if operation.endswith("Backward") else f"{operation}Backward0"
+            trace.node(node, now, now + TICK, seq=step * 100 + number)
+            now += TICK
+        trace.annotation(f"ProfilerStep#{step}", begin, now)
+        now += TICK
+    return backspot.locate(trace.save(folder / "trace.json"))
+
+
+def is_chain(report: Report) -> bool:
+    return report.rules["pointwise-chain"] == "found"
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        ("Transpose",),
+        ("T",),
+        ("ReshapeAlias",),
+        ("Clone",),
+        ("AsStrided",),
+        ("T", "Clone", "ReshapeAlias", "ToCopy"),
+    ],
+    ids="+".join,
+)
+def test_what_lies_between_two_halves_of_a_chain_and_computes_nothing_is_part_of_it(
+    tmp_path, between
+) -> None:
+    assert is_chain(report_of(tmp_path, (*BEFORE, *between, *AFTER)))
+
+
+@pytest.mark.parametrize("between", ["Mm", "Sort", "Embedding", "TransposedBackward"])
+def test_what_computes_something_else_between_them_ends_the_chain(tmp_path, between) -> None:
+    """The last one is a Function of a program, whatever it is called."""
+    assert not is_chain(report_of(tmp_path, (*BEFORE, between, *AFTER)))
+
+
+def test_views_and_copies_alone_are_no_chain(tmp_path) -> None:
+    assert not is_chain(report_of(tmp_path, ("T", "Clone", "ReshapeAlias", "ToCopy") * 3))
+
+
+@pytest.mark.parametrize("views", [("T",), ("ReshapeAlias", "Unsqueeze"), ("Slice", "Permute")])
+def test_copies_there_and_back_around_an_operator_are_found_through_all_views(
+    tmp_path, views
+) -> None:
+    there = ("Permute", *views, "Clone", "NativeLayerNorm", *views, "Permute", "Clone")
+    assert report_of(tmp_path, there).rules["layout-copies"] == "found"
+
+
+def test_copies_around_views_alone_are_not_around_an_operator(tmp_path) -> None:
+    there = ("Permute", "Clone", "Slice", "Permute", "Clone")
+    assert report_of(tmp_path, there).rules["layout-copies"] == "nothing"
