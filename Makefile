@@ -29,6 +29,7 @@ format:  ## Format, and fix what ruff can fix
 docs:  ## Make what the documentation shows, and the site in site/
 	python -m backspot.render.json > docs/report.schema.json
 	python docs/make_api.py
+	python docs/make_findings.py
 	python docs/make_cli.py
 	python docs/make_output.py
 	python docs/make_published.py

@@ -6,10 +6,12 @@ a module registers its function when it is imported, and the first question impo
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Generic, Literal, TypeVar, get_args
+from inspect import cleandoc
+from typing import Any, Generic, Literal, TypeVar, get_args
 
 from backspot.imports import modules_of
 
@@ -24,6 +26,7 @@ kernels, what is in memory."""
 Evidence = TypeVar("Evidence")
 Finding = TypeVar("Finding")
 Result = TypeVar("Result")
+Found = TypeVar("Found", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +34,13 @@ class Rule(Generic[Evidence, Finding, Result]):
     """A registered rule.
 
     Attributes:
-        name: the name of its section in the documentation.
+        name: its name, and that of its section in the documentation.
         find: return what the rule finds, from the evidence and the findings of earlier rules.
+        page: its section in the documentation: a sentence, then cause, signs and remedy.
+        title: what a finding is called that does not say so itself.
+        remedy: what to do, where a finding does not say so itself.
+        link: where there is more.
+        least: the share of a step that a cause must take, in most steps, to be a finding.
         devices: the kinds of device that the rule's advice is for.
         seldom: whether the cause may be in less than half of the steps.
         needs: without which the rule cannot look.
@@ -41,10 +49,26 @@ class Rule(Generic[Evidence, Finding, Result]):
 
     name: str
     find: Callable[[Evidence, Sequence[Finding]], Result]
+    page: str
+    title: str = ""
+    remedy: str = ""
+    link: str = ""
+    least: float = 0.0
     devices: Sequence[Device] = DEVICES
     seldom: bool = False
     needs: Sequence[Need] = ()
     fallback: bool = False
+
+    @property
+    def short(self) -> str:
+        """What it is about, in one sentence without a stop."""
+        return self.page.partition("\n")[0].removesuffix(".")
+
+    def named(self, finding: Any) -> Any:
+        """Return a finding with the name of the rule, and what its head says for all of them."""
+        known = {"title": self.title, "remedy": self.remedy, "link": self.link}
+        missing = {key: text for key, text in known.items() if text and not getattr(finding, key)}
+        return replace(finding, rule=self.name, **missing)
 
 
 class Registry(Generic[Evidence, Finding, Result]):
@@ -59,39 +83,25 @@ class Registry(Generic[Evidence, Finding, Result]):
         self._rules: dict[str, Rule[Evidence, Finding, Result]] = {}
         self._names: dict[str, tuple[str, str]] = {}  # of the function of each rule
 
-    def rule(
-        self,
-        name: str,
-        *,
-        devices: Sequence[Device] = DEVICES,
-        seldom: bool = False,
-        needs: Sequence[Need] = (),
-    ) -> Callable[[Callable[[Evidence], Result]], Callable[[Evidence], Result]]:
-        """Register the decorated function as a rule.
+    def rule(self, name: str, **head: Any) -> Callable[[Found], Found]:
+        """Register the decorated function as a rule; its docstring is the page of the rule.
 
         Args:
             name: the rule's name.
-            devices: the kinds of device that the rule's advice is for.
-            seldom: whether the cause may be in less than half of the steps.
-            needs: without which the rule cannot look.
+            head: attributes of ``Rule``.
 
         Raises:
             ValueError: If another function is the rule of this name already. The same one may
                 come again, as an import that was interrupted is made again.
         """
 
-        def register(find: Callable[[Evidence], Result]) -> Callable[[Evidence], Result]:
-            self._add(Rule(name, lambda evidence, _: find(evidence), devices, seldom, needs), find)
+        def register(find: Found) -> Found:
+            self._add(name, find, lambda evidence, _: find(evidence), head)
             return find
 
         return register
 
-    def fallback_rule(
-        self, name: str, *, devices: Sequence[Device] = DEVICES, needs: Sequence[Need] = ()
-    ) -> Callable[
-        [Callable[[Evidence, Sequence[Finding]], Result]],
-        Callable[[Evidence, Sequence[Finding]], Result],
-    ]:
+    def fallback_rule(self, name: str, **head: Any) -> Callable[[Found], Found]:
         """Register the decorated function as a rule that is given what the other rules found.
 
         The arguments are those of ``rule``.
@@ -100,22 +110,29 @@ class Registry(Generic[Evidence, Finding, Result]):
             ValueError: as for ``rule``.
         """
 
-        def register(
-            find: Callable[[Evidence, Sequence[Finding]], Result],
-        ) -> Callable[[Evidence, Sequence[Finding]], Result]:
-            self._add(Rule(name, find, devices, needs=needs, fallback=True), find)
+        def register(find: Found) -> Found:
+            self._add(name, find, find, {**head, "fallback": True})
             return find
 
         return register
 
-    def _add(self, rule: Rule[Evidence, Finding, Result], find: Callable[..., Result]) -> None:
-        known = find.__module__, find.__qualname__
-        if self._names.setdefault(rule.name, known) != known:
-            raise ValueError(f"{rule.name!r}: a rule of this name exists already")
-        self._rules[rule.name] = rule
+    def _add(
+        self, name: str, function: Callable[..., Any], find: Callable[..., Result], head: Any
+    ) -> None:
+        known = function.__module__, function.__qualname__
+        if self._names.setdefault(name, known) != known:
+            raise ValueError(f"{name!r}: a rule of this name exists already")
+        self._rules[name] = Rule(name, find, page_of(function), **head)
 
     @cached_property
     def rules(self) -> tuple[Rule[Evidence, Finding, Result], ...]:
         """All rules, sorted by name, with the fallback rules last."""
         modules_of(self._package)
         return tuple(sorted(self._rules.values(), key=lambda one: (one.fallback, one.name)))
+
+
+def page_of(function: Callable[..., Any]) -> str:
+    """Return the docstring of a function as Markdown: a line for each paragraph and list item."""
+    text = cleandoc(function.__doc__ or "")
+    paragraphs = (re.split(r"\n(?=- )", part) for part in text.split("\n\n"))
+    return "\n\n".join("\n".join(" ".join(line.split()) for line in part) for part in paragraphs)

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 import backspot
-from backspot.analysis.findings import rules_about_memory
 from backspot.results.report import Report
 from tests.support.synthetic import Trace
 
@@ -267,11 +266,3 @@ def test_the_findings_of_the_recorded_models() -> None:
     assert llama["logits"].held_bytes == 786_432_512
     vit = rules_of(backspot.locate(DATA / "vit.trace.json.gz"))
     assert set(vit) == {"kept-pointwise"}
-
-
-def test_the_page_has_a_section_for_each_rule_about_memory() -> None:
-    page = Path(__file__).parents[2] / "docs" / "findings.md"
-    if page.exists():
-        sections = page.read_text().split("\n## ")
-        named = {section.partition("\n")[0] for section in sections}
-        assert {rule.name for rule in rules_about_memory()} <= named

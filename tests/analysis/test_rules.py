@@ -21,19 +21,6 @@ from backspot.trace import read_events
 from support.synthetic import Trace
 
 DATA = Path(__file__).parents[1] / "data"
-PAGE = Path(__file__).parents[2] / "docs" / "findings.md"
-
-
-@pytest.mark.skipif(not PAGE.exists(), reason="the tests run outside of the checkout")
-def test_the_page_says_which_devices_a_rule_looks_at() -> None:
-    table = re.findall(r"^\| \[([a-z-]+)\]\(#\1\) \| .* \| (.+) \|$", PAGE.read_text(), re.M)
-    words = {
-        ("cpu",): "CPU",
-        ("cuda",): "GPU",
-        ("cpu", "cuda"): "CPU and GPU",
-        ("cpu", "cuda", "other"): "any device",
-    }
-    assert dict(table) == {rule.name: words[tuple(rule.devices)] for rule in all_rules()}
 
 
 def test_all_rules_but_those_for_a_cpu_look_at_a_trace_of_a_gpu() -> None:

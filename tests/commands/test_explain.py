@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from backspot.analysis.findings import all_rules, rules_about_memory
-from backspot.commands import VERBS, explain, main
+from backspot.commands import VERBS, main
 from backspot.job.findings import all_rules as rules_over_ranks
 
 RULES = sorted(rule.name for rule in (*all_rules(), *rules_about_memory(), *rules_over_ranks()))
@@ -42,14 +42,6 @@ def test_a_rule_that_does_not_exist_is_one_line_with_a_way_out(wrong, hint, caps
     err = capsys.readouterr().err
     assert err.count("\n") == 1
     assert hint in err
-
-
-def test_the_page_of_an_installed_package_comes_first(tmp_path, monkeypatch, capsys):
-    page = tmp_path / "findings.md"
-    page.write_text("# Findings\n\n## a-rule\n\nInstalled.\n")
-    monkeypatch.setattr(explain, "_INSTALLED", page)
-    assert main(["explain", "a-rule"]) == 0
-    assert capsys.readouterr().out == "a-rule\n\nInstalled.\n"
 
 
 def completed(line):

@@ -15,15 +15,16 @@ import re
 import shutil
 import textwrap
 from difflib import get_close_matches
-from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from backspot.errors import UsageError
 
+if TYPE_CHECKING:
+    from backspot.registry import Rule
+
 EXIT_CODES = ()
 
-_INSTALLED = Path(__file__).parents[1] / "findings.md"
 _NARROWEST, _WIDEST = 40, 100  # cells
-_IN_A_CHECKOUT = Path(__file__).parents[3] / "docs" / "findings.md"
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -32,39 +33,36 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "rule", metavar="RULE", nargs="?", help="the name of a rule (default: list all)"
     )
     # argcomplete looks for it.
-    rule.completer = lambda **_: list(_sections())  # type: ignore[attr-defined]
+    rule.completer = lambda **_: list(_rules())  # type: ignore[attr-defined]
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print a section of the page of findings."""
+    """Print the page of a rule, or a list of all rules."""
     from backspot.commands._console import write_text
 
+    rules = _rules()
     if args.rule is None:
-        rows = re.findall(r"^\| \[([^]]+)\]\(\S+\) \| ([^|]+?) \|", _page()[0], re.MULTILINE)
-        width = max(len(name) for name, _ in rows)
-        write_text("\n".join(f"{name:{width}}  {short}" for name, short in rows))
+        width = max(map(len, rules))
+        write_text("\n".join(f"{name:{width}}  {rule.short}" for name, rule in rules.items()))
         return 0
-    sections = _sections()
-    if args.rule not in sections:
-        near = get_close_matches(args.rule, sections, n=1)
+    if args.rule not in rules:
+        near = get_close_matches(args.rule, rules, n=1)
         hint = f"did you mean {near[0]}?" if near else "backspot explain lists them"
         raise UsageError(f"there is no rule {args.rule!r}: {hint}")
-    write_text(f"{args.rule}\n\n{_as_text(sections[args.rule])}")
+    page = rules[args.rule].page.partition("\n")[2].strip()
+    write_text(f"{args.rule}\n\n{_as_text(page)}")
     return 0
 
 
-def _page() -> list[str]:
-    """Return the page of findings, cut before the heading of each section.
+def _rules() -> dict[str, Rule[Any, Any, Any]]:
+    """Return all rules by name: those about time, about memory and over ranks."""
+    # Only this verb needs them, and they import numpy.
+    from backspot.analysis.findings import all_rules, rules_about_memory
+    from backspot.job.findings import all_rules as rules_over_ranks
 
-    The wheel has a copy of the page that the build makes; a checkout has the page itself.
-    """
-    path = _INSTALLED if _INSTALLED.exists() else _IN_A_CHECKOUT
-    return path.read_text(encoding="utf-8").split("\n## ")
-
-
-def _sections() -> dict[str, str]:
-    parts = (section.partition("\n") for section in _page()[1:])
-    return {name.strip(): text.strip() for name, _, text in parts}
+    rules: list[Rule[Any, Any, Any]] = [*all_rules(), *rules_about_memory()]
+    rules += rules_over_ranks()
+    return {rule.name: rule for rule in sorted(rules, key=lambda rule: rule.name)}
 
 
 def _as_text(markdown: str) -> str:

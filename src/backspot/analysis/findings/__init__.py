@@ -74,8 +74,9 @@ def find_all(evidence: Evidence) -> Judged:
             isinstance(finding, Finding)
             and finding.wall_ns >= LEAST_SHARE * evidence.step_ns
             and (rule.seldom or 2 * finding.steps > evidence.report.steps)
+            and _takes(finding, rule.least, evidence)
         ):
-            found.append(replace(finding, rule=rule.name))
+            found.append(rule.named(finding))
             states[rule.name] = FOUND
     rows = {row.path: row for row in evidence.report.modules}
     said = (_with_lines(finding, rows) for finding in found)
@@ -85,11 +86,17 @@ def find_all(evidence: Evidence) -> Judged:
 def find_in_memory(evidence: MemoryEvidence) -> tuple[Finding, ...]:
     """Ask every rule about memory; return the findings, those that hold the most first."""
     found = [
-        replace(finding, rule=rule.name)
+        rule.named(finding)
         for rule in rules_about_memory()
         if (finding := rule.find(evidence, ())) is not None
     ]
     return in_order(found, None)
+
+
+def _takes(finding: Finding, least: float, evidence: Evidence) -> bool:
+    """Whether a cause takes a share of the step, each by its own clock, in most steps."""
+    by_step = finding.by_step if isinstance(finding, Found) else None
+    return by_step is None or evidence.costs.holds_in_most_steps(by_step, least)
 
 
 def _with_lines(finding: Finding, rows: Mapping[str, Row]) -> Finding:

@@ -66,12 +66,14 @@ class Placed:
         wall_ns: the sum over the places, at most the whole step.
         steps: in how many steps the cause takes at least ``LEAST_SHARE`` of the step.
         removable: the work of the cause, ``None`` where that is not known.
+        by_step: the clock time in each step; ``None`` if there is none.
     """
 
     places: tuple[Place, ...]
     wall_ns: int
     steps: int
     removable: Removable | None = None
+    by_step: Ints | None = None
 
 
 @dataclass(frozen=True)
@@ -301,7 +303,7 @@ class Costs:
         """
         cost = min(self.typical.value(by_step), self.typical.value(self.step_ns))
         only = Place(path, class_name, self._per_step(count), cost)
-        return Placed((only,), cost, self._steps_with(by_step, LEAST_SHARE))
+        return Placed((only,), cost, self._steps_with(by_step, LEAST_SHARE), by_step=by_step)
 
     def removable(
         self,
@@ -338,7 +340,9 @@ class Costs:
         ]
         places.sort(key=lambda place: (-place.wall_ns, -place.count, place.path))
         together = min(sum(place.wall_ns for place in places), self.typical.value(self.step_ns))
-        return Placed(tuple(places), together, self._steps_with(by_step.sum(axis=0), LEAST_SHARE))
+        whole = by_step.sum(axis=0)
+        steps = self._steps_with(whole, LEAST_SHARE)
+        return Placed(tuple(places), together, steps, by_step=whole)
 
     def _placed_at(self, owner: Ints, chosen: Mask) -> Ints:
         """Return the owner to place each thing at, ``NOTHING`` for what is not chosen."""

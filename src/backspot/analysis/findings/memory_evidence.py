@@ -107,17 +107,17 @@ class MemoryEvidence(msgspec.Struct, frozen=True, dict=True):
         chosen: Mask,
         held: int,
         *,
-        title: str,
+        title: str = "",
         seen: str,
-        remedy: str,
-        link: str,
+        remedy: str = "",
+        link: str = "",
         times: int = 1,
     ) -> Finding:
         """Return a finding whose places are the owners of some blocks, by what these hold.
 
         Args:
             chosen: the blocks; none if the memory is in no block.
-            title: as the other texts, a field of ``Finding``. ``find_in_memory`` fills in the rule.
+            title: as the other texts, a field of ``Finding``. The head of the rule is filled in.
             seen: as ``title``.
             remedy: as ``title``.
             link: as ``title``.

@@ -14,6 +14,7 @@ from backspot.analysis.findings.evidence import Evidence
 from backspot.analysis.findings.memory_evidence import MemoryEvidence
 from backspot.registry import Registry, Rule as AnyRule
 from backspot.results.findings import Finding, Saving
+from backspot.trace.events import Ints
 
 Rule: TypeAlias = AnyRule[Evidence, Finding, Finding | str | None]
 MemoryRule: TypeAlias = AnyRule[MemoryEvidence, Finding, Finding | None]
@@ -49,6 +50,7 @@ class Found(Finding):
         removable: the work of the cause, ``None`` where that is not known.
         at_least: whether the remedy makes other work faster too, by what is not known.
         at_best: whether the remedy does the same in another form, which takes its time too.
+        by_step: the clock time of the cause in each step.
         change: the remedy as changes by the names of ``analysis.replay.changes``, with what each is
             asked for; if there is none, the work of the cause is free.
     """
@@ -56,6 +58,7 @@ class Found(Finding):
     removable: Removable | None = None
     at_least: bool = False
     at_best: bool = False
+    by_step: Ints | None = field(default=None, compare=False)
     change: Mapping[str, Any] = field(default_factory=dict)
 
     def with_saves(self, saves: Saving | None) -> Finding:
@@ -77,10 +80,10 @@ def rules_about_memory() -> tuple[MemoryRule, ...]:
 def finding(
     cost: Placed,
     *,
-    title: str,
+    title: str = "",
     seen: str,
-    remedy: str,
-    link: str,
+    remedy: str = "",
+    link: str = "",
     nodes: tuple[str, ...] = (),
     operators: tuple[str, ...] = (),
     kernels: tuple[str, ...] = (),
@@ -91,7 +94,8 @@ def finding(
 ) -> Found | None:
     """Return a finding with this cost, or ``None`` where there is no place.
 
-    The other arguments are the fields of ``Found``. ``find_all`` fills in the name of the rule.
+    The other arguments are the fields of ``Found``. ``find_all`` fills in what the head of the rule
+    says.
     """
     if not cost.places:
         return None
@@ -111,5 +115,6 @@ def finding(
         removable=cost.removable,
         at_least=at_least,
         at_best=at_best,
+        by_step=cost.by_step,
         change=change or {},
     )

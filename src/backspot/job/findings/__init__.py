@@ -169,7 +169,7 @@ def find_all(evidence: Evidence) -> tuple[JobFinding, ...]:
     """Return what all rules find, the most expensive first."""
     found: list[JobFinding] = []
     for one in all_rules():
-        found += [replace(each, rule=one.name) for each in one.find(evidence, tuple(found))]
+        found += [one.named(each) for each in one.find(evidence, tuple(found))]
     return tuple(
         sorted(
             _priced(evidence, found),

@@ -14,8 +14,9 @@ A rule is a pure function of the evidence that returns any number of findings::
    ``cost_ns`` is what the job loses at most, or with ``at_least`` what it loses at least.
    ``find_all`` fills in the name of the rule.
 4. Nothing lists the rules. A rule that needs the other findings is a ``fallback_rule``.
-5. Tests demand a row in the table of ``docs/ranks.md``, a planted case that the rule finds, and its
-   silence on even ranks.
+5. The docstring is the page of the rule, of which ``python docs/make_findings.py`` makes
+   ``docs/findings.md``. Tests demand a planted case that the rule finds, and its silence on even
+   ranks.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ from backspot.job.scatter import MANY, Others, is_clear, least, middle, reach, s
 from backspot.job.summary import COLLECTING, WAITING, Purpose
 from backspot.results.job import ROLES, JobFinding, Role
 
-_found = partial(JobFinding, rule="", rank=None, path="")  # ``find_all`` fills in the rule
+_found = partial(JobFinding, rule="", rank=None, path="", title="", remedy="")
+"""``find_all`` fills in what the head of the rule says."""
 _EXPOSED = 0.1
 """Share of the step from which exposed transfers are worth a claim."""
 _GATHERS = (
@@ -64,11 +66,20 @@ _OF_ROLE: dict[Role, str] = {
 
 @fallback_rule("exposed-transfer")
 def exposed_transfer(evidence: Evidence, found: Sequence[JobFinding]) -> Iterator[JobFinding]:
-    """Find transfers that nothing hides, on half of the ranks, and that no other rule explains.
+    """Data moves between ranks while nothing else runs.
 
-    Waits that nothing hides count as exposed, and others do not. So what all waits, and twice the
-    uncertainty of the clock, leave of the exposed time is transfer for certain.
+    **Cause.** Data moves between ranks while nothing else runs, in at least 10% of the step on half
+    of the ranks, and no rank is to blame.
+
+    **Found by** the time of collectives that nothing hides, without waits for other ranks and what
+    other rules explain.
+
+    **Fix.** Gradients: other sizes of `bucket_cap_mb`, fewer bytes (bf16), or fewer exchanges
+    (`no_sync()` while gradients accumulate). Parameters of FSDP2: gather earlier, as for
+    [late-gather](#late-gather), or in larger groups of layers.
     """
+    # Waits that nothing hides count as exposed, and others do not. So what all waits, and twice the
+    # uncertainty of the clock, leave of the exposed time is transfer for certain.
     certain = median_low(
         cost.exposed_ns - cost.stalled_ns - cost.wait_ns - 2 * cost.uncertainty_ns
         for cost in evidence.costs
@@ -103,13 +114,27 @@ def exposed_transfer(evidence: Evidence, found: Sequence[JobFinding]) -> Iterato
     )
 
 
-@rule("late-gather")
+@rule(
+    "late-gather",
+    remedy=(
+        "Prefetch them: set_modules_to_forward_prefetch and "
+        "set_modules_to_backward_prefetch of the FSDP2 module that runs before."
+    ),
+)
 def late_gather(evidence: Evidence) -> Iterator[JobFinding]:
-    """Find gathers that nothing hides, although they could have begun earlier.
+    """Parameters are gathered when they are needed already.
 
-    A gather could have begun as soon as the one before it was done. The first one of a step needs
-    the parameters that the optimizer has just changed.
+    **Cause.** FSDP2 gathers the parameters of a module when its kernels need them, and the device
+    waits.
+
+    **Found by** gathers that nothing hides and that could have begun when the gather before was
+    done.
+
+    **Fix.** `set_modules_to_forward_prefetch` and `set_modules_to_backward_prefetch` on the FSDP2
+    module that runs before.
     """
+    # A gather could have begun as soon as the one before it was done. The first one of a step needs
+    # the parameters that the optimizer has just changed.
     gathers = evidence.transfers("parameters")
     late = np.minimum(gathers.cost, gathers.idle_before)
     cost = gathers.typical_ns(late)
@@ -132,10 +157,6 @@ def late_gather(evidence: Evidence) -> Iterator[JobFinding]:
             f"{duration(by_module[worst] // evidence.steps)} of that for {name}. The gathers "
             "could have begun earlier."
         ),
-        remedy=(
-            "Prefetch them: set_modules_to_forward_prefetch and "
-            "set_modules_to_backward_prefetch of the FSDP2 module that runs before."
-        ),
         cost_ns=cost,
     )
 
@@ -151,12 +172,21 @@ _EQUAL = "All stages have about the same work."
 
 @rule("pipeline-bubble")
 def pipeline_bubble(evidence: Evidence) -> Iterator[JobFinding]:
-    """Find steps in which the stages of a pipeline wait for each other.
+    """The stages of a pipeline wait for each other.
 
-    The stage that stalls least takes longest. If it takes much longer than the others, these wait
-    for it, and more microbatches do not help. On GPUs it must also have more work than the others:
-    kernels. Otherwise its host is slow, as it is when microbatches are very small.
+    **Cause.** The stages of a pipeline wait for each other in at least 10% of the step.
+
+    **Found by** the time in which the typical rank computes nothing and waits for a transfer from
+    another stage. The stage that waits least takes longest. Its price is what equal work on all
+    stages gains, all ranks replayed.
+
+    **Fix.** If one stage has more work, move layers to others. If the host limits the stages, use
+    fewer, larger microbatches, or `torch.compile`. Otherwise use more microbatches, or several
+    smaller stages on each rank (`ScheduleInterleaved1F1B`).
     """
+    # The stage that stalls least takes longest. If it takes much longer than the others, these wait
+    # for it, and more microbatches do not help. On GPUs it must also have more work than the
+    # others: kernels. Otherwise its host is slow, as it is when microbatches are very small.
     stalled = evidence.stalled
     if not (stalled.any(axis=1)).sum() > 1:
         return
@@ -209,9 +239,20 @@ def pipeline_bubble(evidence: Evidence) -> Iterator[JobFinding]:
     )
 
 
-@rule("slow-data")
+@rule(
+    "slow-data",
+    remedy="Compare the loader's workers, the storage and the samples of this rank.",
+)
 def slow_data(evidence: Evidence) -> Iterator[JobFinding]:
-    """Find ranks that wait longer for their batches."""
+    """A rank waits longer for its batches.
+
+    **Cause.** One rank waits longer for its batches, and the others wait for it.
+
+    **Found by** the `data` phase of each rank, as in [waiting-for-data](#waiting-for-data).
+
+    **Fix.** Compare the DataLoader's workers, the storage and the samples of this rank. More
+    workers and `prefetch_factor` help if single samples are slow.
+    """
     # The later stages of a pipeline wait for other stages, not for data.
     data = np.maximum(evidence.phase("data") - evidence.stalled, 0)
     others = Others(data)
@@ -228,7 +269,6 @@ def slow_data(evidence: Evidence) -> Iterator[JobFinding]:
                     f"Its steps wait {duration(taken)} for the next batch, those of the other "
                     f"ranks {duration(usual)}."
                 ),
-                remedy="Compare the loader's workers, the storage and the samples of this rank.",
                 cost_ns=taken - usual,
             )
 
@@ -237,12 +277,25 @@ _CLOCK, _CLOCK_OF_MANY = 0.05, 0.01
 """Share by which the forward kernels of a slower GPU take longer, of few ranks and of many."""
 
 
-@rule("slow-gpu")
+@rule(
+    "slow-gpu",
+    remedy=(
+        "Compare the shapes of its batches first. If they are alike, check the clock, the "
+        "temperature and the power limit of this GPU (nvidia-smi)."
+    ),
+)
 def slow_gpu(evidence: Evidence) -> Iterator[JobFinding]:
-    """Find ranks whose forward kernels all take longer.
+    """The kernels of all modules take longer on one rank.
 
-    Kernels of the backward run beside collectives, which slows them down on ranks that wait.
+    **Cause.** The kernels of all modules take longer on one rank: it has larger batches, or a
+    slower GPU.
+
+    **Found by** forward kernels of all modules together that take at least 5% longer, in each step.
+
+    **Fix.** Compare the shapes of the batches. If they are alike, look at the clock, the
+    temperature and the power limit with `nvidia-smi -q -d CLOCK,TEMPERATURE,POWER`.
     """
+    # Kernels of the backward run beside collectives, which slows them down on ranks that wait.
     table, forward = evidence.table, PARTS.index("forward_gpu")
     times = table.times[:, :, forward]
     whole = middle(times.sum(axis=1))
@@ -269,10 +322,6 @@ def slow_gpu(evidence: Evidence) -> Iterator[JobFinding]:
                 f"Those of all modules together take {duration(taken)} of a step there, and "
                 f"{duration(usual)} on the other ranks ({percent(taken / usual - 1)} more)."
             ),
-            remedy=(
-                "Compare the shapes of its batches first. If they are alike, check the clock, the "
-                "temperature and the power limit of this GPU (nvidia-smi)."
-            ),
             cost_ns=taken - usual,
         )
 
@@ -293,7 +342,19 @@ _BESIDE = {
 
 @rule("slow-loop")
 def slow_loop(evidence: Evidence) -> Iterator[JobFinding]:
-    """Find places in the training loop where the host of a rank takes longer."""
+    """The host of a rank takes longer outside of modules.
+
+    **Cause.** The host of one rank takes longer outside of modules, the loader and collectives: in
+    the training loop, the loss, a hook or the optimizer; or, in modules too, because it waits for
+    the GPU or Python's garbage collector runs.
+
+    **Found by** the host's time in each place of the loop, the idle time that follows waits, and
+    the pauses. The finding says how much is Python, or which operator takes longer; with stacks,
+    which line.
+
+    **Fix.** Look for what only this rank does there: logging, saving, a metric, a wait for a file
+    or a lock. Do it less often, or in a thread. A busy core makes Python slower, too.
+    """
     for claim in evidence.claims:
         if claim.module.is_module:
             continue
@@ -353,7 +414,18 @@ def _longest(evidence: Evidence, claim: Claim) -> tuple[str, int, bool]:
 
 @rule("slow-module")
 def slow_module(evidence: Evidence) -> Iterator[JobFinding]:
-    """Find modules that take longer on one rank, in their kernels or on the host."""
+    """A module takes longer on one rank.
+
+    **Cause.** One rank takes longer in a module than the others, which wait for it in the next
+    collective.
+
+    **Found by** the time of each module on each rank: kernels, and what the host does in it. What
+    all modules of a rank have in common is not claimed.
+
+    **Fix.** The finding says which takes longer. Kernels: compare the shapes of the module's inputs
+    (sequence lengths, experts, shards). Host: look for what only this rank does there, such as I/O,
+    logging or a wait.
+    """
     has_gpu = evidence.table.has_gpu
     yield from (_finding(claim, has_gpu) for claim in evidence.claims if claim.module.is_module)
 
@@ -393,12 +465,23 @@ _MANY = 8
 """Small exchanges that a step may have: first, last and odd buckets."""
 
 
-@rule("small-buckets")
+@rule(
+    "small-buckets",
+    title="Gradients are exchanged in many small pieces",
+)
 def small_buckets(evidence: Evidence) -> Iterator[JobFinding]:
-    """Find exchanges of gradients that are small, if nothing hides them or their launches.
+    """Gradients are exchanged in many small pieces.
 
-    What else each exchange costs, such as the copies into its bucket, is not counted.
+    **Cause.** Starting an exchange takes longer than moving less than 1 MB, so many small exchanges
+    cost more than few large ones.
+
+    **Found by** more than eight exchanges of gradients of less than 1 MB in a step, half of all or
+    more, for which the device waits. This needs NCCL, whose kernels say how many bytes they move.
+
+    **Fix.** With DistributedDataParallel, larger buckets (`bucket_cap_mb`, 25 by default). With
+    FSDP2, larger groups of layers for `fully_shard`.
     """
+    # What else each exchange costs, such as the copies into its bucket, is not counted.
     exchanges = evidence.transfers("gradients")
     small = (exchanges.bytes >= 0) & (exchanges.bytes < _SMALL)
     number = int(small.sum()) / evidence.steps
@@ -412,7 +495,6 @@ def small_buckets(evidence: Evidence) -> Iterator[JobFinding]:
     size = int(np.median(exchanges.bytes[small]))
     yield _found(
         kind="transfer",
-        title="Gradients are exchanged in many small pieces",
         seen=(
             f"A step has {counted(round(number), 'exchange')} of less than 1 MB, half of them "
             f"of {size / 1000:,.0f} kB or less. For {duration(cost)} of the step, the host "
@@ -429,12 +511,26 @@ def small_buckets(evidence: Evidence) -> Iterator[JobFinding]:
     )
 
 
-@rule("unequal-work")
+@rule(
+    "unequal-work",
+    remedy=(
+        "Balance the work: sequences of similar length in each batch, or the routing "
+        "of experts (auxiliary loss, capacity)."
+    ),
+)
 def unequal_work(evidence: Evidence) -> Iterator[JobFinding]:
-    """Find modules whose forward kernels scatter widely over many ranks, without a single culprit.
+    """A module has unequal work on many ranks.
 
-    The ranks wait for the slowest one, so the job pays its distance from the typical rank.
+    **Cause.** In a job of eight ranks or more, the slowest rank takes much longer in a module than
+    the typical one, but it is not always the same rank.
+
+    **Found by** the forward kernels of a module on the slowest and on the typical rank, in each
+    step.
+
+    **Fix.** Balance the work: sequences of similar length in one step, and balanced routing of
+    experts (auxiliary loss, capacity).
     """
+    # The ranks wait for the slowest one, so the job pays its distance from the typical rank.
     table = evidence.table
     claimed = {claim.module.path for claim in evidence.claims}
     for here, rows in table.peers:
@@ -458,10 +554,6 @@ def unequal_work(evidence: Evidence) -> Iterator[JobFinding]:
                     f"In a step, its forward kernels take {duration(int(usual[place]))} on the "
                     f"typical rank and {duration(int(usual[place]) + cost)} on the slowest one, "
                     "which is not always the same, or one of several."
-                ),
-                remedy=(
-                    "Balance the work: sequences of similar length in each batch, or the routing "
-                    "of experts (auxiliary loss, capacity)."
                 ),
                 cost_ns=cost,
             )

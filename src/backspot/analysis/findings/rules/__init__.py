@@ -2,30 +2,46 @@
 
 A rule is a pure function that picks spans or device work and says what they cost::
 
-    @rule("slow-sort")
+    @rule(
+        "slow-sort",
+        least=0.03,
+        title="Sorting takes long",
+        remedy="Sort once, before training.",
+        link="https://docs.pytorch.org/docs/stable/generated/torch.sort.html",
+    )
     def slow_sort(evidence: Evidence) -> Finding | None:
+        '''Rows are sorted in each step.
+
+        **Cause.** The order of the rows is the same in each step, and computed again.
+
+        **Found by** kernels that sort, at the cost of their time.
+
+        **Fix.** Sort once, before training.
+        '''
         work = evidence.work_named(names.is_sort)
         return finding(
             evidence.costs.places_of_work(work),
-            title="Sorting takes long",
             seen=f"{evidence.wording.ms(evidence.costs.of_work(work))} of sorting in each step.",
-            remedy="Sort once, before training.",
-            link="https://docs.pytorch.org/docs/stable/generated/torch.sort.html",
         )
 
 1. Pick spans by ``evidence.nodes_named``, device work by ``work_named`` or ``launched_in``. Names
    that PyTorch writes are in ``trace/names.py``; a mask that another rule needs too goes into
    ``observations.py``. A rule does not import another rule.
-2. Return ``None`` where a little is normal, and where the trace lacks what the rule needs. Compare
-   costs with a threshold by ``costs.holds_in_most_steps``, which one interruption cannot pass.
-   Findings under 1% of the step are left out anyway, and so is a finding without places.
+2. Return ``None`` where the trace lacks what the rule needs. Where a little is normal, ``least`` is
+   the share of the step from which it is not: the cause must take it in most steps, which one
+   interruption cannot do. Findings under 1% of the step are left out anyway, and so is a finding
+   without places. A threshold within the rule is ``costs.holds_in_most_steps``.
 3. ``title`` says what goes on, ``seen`` what it costs, and ``remedy`` one thing to do about it that
-   was measured to help. What helps differs: name the ``devices`` that the advice is for, and in
-   ``needs`` what else the rule cannot look without: the report says so then. A rule that sees only
-   then that it lacks something returns that in words, ``"needs shapes"``.
+   was measured to help. What is the same for all findings stands in the head. What helps differs:
+   name the ``devices`` that the advice is for, and in ``needs`` what else the rule cannot look
+   without: the report says so then. A rule that sees only then that it lacks something returns
+   that in words, ``"needs shapes"``.
 4. Nothing lists the rules: the first report imports every file in this folder and asks the rules
    in the order of their names. A rule that needs the other findings is a ``fallback_rule``.
-5. Tests demand a section in ``docs/findings.md`` and two recordings, as CONTRIBUTING.md says.
+5. The docstring is the page of the rule, in Markdown: a sentence for the table, then cause, how it
+   is found, and what to do. ``backspot explain`` prints it, and ``python docs/make_findings.py``
+   writes ``docs/findings.md``. What only a reader of the code needs is a comment.
+6. Tests demand two recordings, as CONTRIBUTING.md says.
 
 ``memory.py`` has the rules about memory. They are functions of ``MemoryEvidence`` that pick blocks
 and say what they hold::

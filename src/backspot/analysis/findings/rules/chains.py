@@ -33,15 +33,32 @@ _SMALL = 30_000
 _CALLS, _OF_A_CALL = 16, 3
 """Calls of one module in a call of another, and the operators of each, from which these are a loop.
 What a model uses often in a row, such as one activation for all layers, is one operator."""
-_LOOP_LEAST = 0.1
 
 
-@rule("operator-loop", devices=("cpu", "cuda"))
+@rule(
+    "operator-loop",
+    least=0.1,
+    devices=("cpu", "cuda"),
+    title="A Python loop runs many small operators",
+    link="https://docs.pytorch.org/docs/stable/generated/torch.compile.html",
+)
 def operator_loop(evidence: Evidence) -> Finding | None:
-    """Find module calls that run an operator of one name, or a module, again and again.
+    """A Python loop runs many small operators.
 
-    Each operator takes a short time.
+    **Cause.** A Python loop over time steps, parts, tiles or rounds calls small operators, and
+    starting them takes longer than what they compute. Often it is the slow path of a layer whose
+    package with a fused kernel is missing. The limit is 10% of the step.
+
+    **Found by** one call of a module that runs the same operator at least 32 times, with at most 16
+    others in between, half of them within 30 µs; or one that calls the same module at least 16
+    times, of three or more such operators each. A few heads, groups or experts in a loop do not
+    count, nor one activation for all layers.
+
+    **Fix.** Where no call needs what another returns, one call for all of them. Else operators on
+    whole tensors, larger tiles, the parallel form of the recurrence, or the package. Else compile
+    the body of the loop.
     """
+    # Each operator takes a short time.
     costs, say, owners = evidence.costs, evidence.wording, evidence.ownership.owners
     calls, turns = _loops(evidence)
     again, times, inside = _called_again(evidence)
@@ -50,9 +67,9 @@ def operator_loop(evidence: Evidence) -> Finding | None:
     looped[owner[calls]] = looped[owner[inside]] = True
     looped[owners.is_special] = False
     mine = looped[owner]
-    if not costs.holds_in_most_steps(costs.of_spans_by_step(mine), _LOOP_LEAST):
-        return None
     placed = costs.places_of_spans(mine)
+    if not placed.places:
+        return None
     first = [owners.path(one) == placed.places[0].path for one in owner[calls].tolist()]
     what = f"{placed.places[0].label} runs the same operators"
     most = int(turns[first].max(initial=0))
@@ -68,7 +85,6 @@ def operator_loop(evidence: Evidence) -> Finding | None:
     waits = bool((within & evidence.spans_with(evidence.ownership.waits.span)).any())
     return finding(
         placed,
-        title="A Python loop runs many small operators",
         seen=(
             f"One call of {what} {most:,} times: "
             f"{launched if kernels else ''}Forward and backward take {say.ms(placed.wall_ns)}, "
@@ -83,7 +99,6 @@ def operator_loop(evidence: Evidence) -> Finding | None:
             "fused kernel for this layer, install it: this may be its slow path. Else compile the "
             "body of the loop."
         ),
-        link="https://docs.pytorch.org/docs/stable/generated/torch.compile.html",
         nodes=costs.top_nodes(mine),
     )
 
@@ -163,7 +178,6 @@ _CHAIN = 4
 """Operators of a chain that read and write a whole tensor each; one kernel would do it once."""
 _KINDS = 3
 """Kinds of operators in a chain: those of one or two kinds may work on different tensors."""
-_CHAIN_LEAST = 0.05
 _IN_CACHE = 100_000
 """Nanoseconds of a node on a CPU, from which its tensors, of a megabyte, leave the cache of a core.
 Compiled, longer chains took a quarter to a half of their time, shorter ones 65% to 100%."""
@@ -224,13 +238,33 @@ _RMS_NORM = (
 )
 
 
-@rule("pointwise-chain", devices=("cpu", "cuda"))
+@rule(
+    "pointwise-chain",
+    least=0.05,
+    devices=("cpu", "cuda"),
+    link="https://docs.pytorch.org/docs/stable/generated/torch.compile.html",
+)
 def pointwise_chain(evidence: Evidence) -> Finding | None:
-    """Find element-wise operators and small reductions that follow each other in one module."""
+    """A chain of element-wise operators that one kernel could compute.
+
+    **Cause.** A norm, an activation or a rotary embedding is written as products, sums and roots.
+    Each reads and writes a whole tensor, forward and backward, where one kernel would do it once.
+    The limit is 5% of the step.
+
+    **Found by** at least four nodes of at least three kinds that follow each other in one module.
+    Forms of GELU, LayerNorm, RMSNorm and rotary embeddings are named. On a CPU, other chains count
+    if a node takes 0.1 ms or more: smaller tensors stay in the cache. Nodes of a
+    [loop](#operator-loop) do not count.
+
+    **Fix.** `torch.nn.functional.gelu` and `layer_norm`, and on a GPU `rms_norm`, are one operator
+    each. Elsewhere, compile the module. On a CPU, `gelu` took 13% to 15% off the step of wide
+    layers; compiled chains over 8 MB took 22% to 57% of their time, over 0.8 MB 65% to 100%.
+    `rms_norm` is no faster on a CPU.
+    """
     costs, say = evidence.costs, evidence.wording
     chains, kinds = _chains(evidence)
     operator = evidence.ownership.join.operator
-    placed = both_ways(evidence, chains, operator[chains], _CHAIN_LEAST)
+    placed = both_ways(evidence, chains, operator[chains], LEAST_SHARE)
     if not placed.places:
         return None
     calls, _ = _loops(evidence)  # of a loop, another rule says more
@@ -242,7 +276,7 @@ def pointwise_chain(evidence: Evidence) -> Finding | None:
         (what, remedy), chains = kind, chains & kinds[kind]
         if 2 * (whole - spent[kind]) > spent[kind]:
             others = f" Other chains take {say.ms(whole - spent[kind])} of the backward."
-    placed = both_ways(evidence, chains, operator[chains], _CHAIN_LEAST)
+    placed = both_ways(evidence, chains, operator[chains], LEAST_SHARE)
     if what == "RMSNorm" and evidence.device == "cuda":
         remedy = _RMS_NORM
     length = (evidence.spans.end - evidence.spans.start)[chains]
@@ -263,7 +297,6 @@ def pointwise_chain(evidence: Evidence) -> Finding | None:
             f"backward. Each of them reads and writes a whole tensor.{others}"
         ),
         remedy=remedy or _COMPILE,
-        link="https://docs.pytorch.org/docs/stable/generated/torch.compile.html",
         nodes=costs.top_nodes(chains),
         kernels=costs.top_kernels(evidence.work_of(chains)),
         change={"fuse": evidence.with_forward(chains)},
@@ -303,13 +336,29 @@ def _chains(evidence: Evidence) -> tuple[Mask, dict[tuple[str, str], Mask]]:
 # Copies ------------------------------------------------------------------------------------------
 
 
-@rule("repeated-tensor", devices=("cpu", "cuda"))
+@rule(
+    "repeated-tensor",
+    devices=("cpu", "cuda"),
+    title="Tensors are copied many times by repeat",
+    remedy=(
+        "Broadcast instead: x[:, None] or expand has no copies, and products and sums take "
+        "it as it is. For heads of attention that share keys and values, "
+        "scaled_dot_product_attention(enable_gqa=True)."
+    ),
+    link="https://docs.pytorch.org/docs/stable/notes/broadcasting.html",
+)
 def repeated_tensor(evidence: Evidence) -> Finding | None:
-    """Find ``repeat`` in modules: copies that the backward sums again.
+    """`repeat` copies what broadcasting would not.
 
-    Without a gradient, too, each is made. Without copies, the backward of what broadcasts has the
-    sums, so these stay; and what reads the copies reads less, by what is not known.
+    **Cause.** `repeat` writes every copy to memory, and its backward sums the copies again.
+
+    **Found by** `repeat`, `tile` and `repeat_interleave` in modules, and their nodes.
+
+    **Fix.** Broadcast: `x[:, None]` or `expand` copies nothing. For keys and values that heads
+    share, `scaled_dot_product_attention(enable_gqa=True)`.
     """
+    # Without a gradient, too, each is made. Without copies, the backward of what broadcasts has the
+    # sums, so these stay; and what reads the copies reads less, by what is not known.
     costs, say = evidence.costs, evidence.wording
     index, _ = forward_operators(evidence)
     repeats = evidence.events.names_where(names.is_repeat)
@@ -320,18 +369,11 @@ def repeated_tensor(evidence: Evidence) -> Finding | None:
     placed = both_ways(evidence, nodes, operators, LEAST_SHARE)
     return finding(
         placed,
-        title="Tensors are copied many times by repeat",
         seen=(
             f"{say.per_step(len(operators), 'call')} of repeat and the sums of their backward "
             f"take {say.ms(placed.wall_ns)}. Each call writes every copy to memory, and its "
             "backward reads all of them."
         ),
-        remedy=(
-            "Broadcast instead: x[:, None] or expand has no copies, and products and sums take "
-            "it as it is. For heads of attention that share keys and values, "
-            "scaled_dot_product_attention(enable_gqa=True)."
-        ),
-        link="https://docs.pytorch.org/docs/stable/notes/broadcasting.html",
         nodes=costs.top_nodes(nodes),
         kernels=costs.top_kernels(evidence.work_of(nodes)),
         at_least=True,
@@ -346,35 +388,49 @@ _TABLES_TOO = frozenset(
     ("tril", "triu", "outer", "ger", "einsum", "matmul", "repeat", "meshgrid", "flip", "cumsum")
 )
 """What makes tables and masks: nothing that is random, or that depends on what a layer learns."""
-_AGAIN, _OPERATORS, _AGAIN_LEAST = 4, 3, 0.02
-"""Modules that compute the same in a step, its operators, and the share of the step."""
+_AGAIN, _OPERATORS = 4, 3
+"""Modules that compute the same in a step, and its operators."""
 
 
-@rule("repeated-work", devices=("cpu", "cuda"))
+@rule(
+    "repeated-work",
+    least=0.02,
+    devices=("cpu", "cuda"),
+    title="Layers compute the same tables again",
+    remedy=(
+        "Compute positions, masks and tables of sines once in a step, before the first layer, "
+        "and pass them on; or keep them in a buffer (register_buffer(…, persistent=False))."
+    ),
+    link=(
+        "https://docs.pytorch.org/docs/stable/generated/"
+        "torch.nn.Module.html#torch.nn.Module.register_buffer"
+    ),
+)
 def repeated_work(evidence: Evidence) -> Finding | None:
-    """Find tables and masks that each of several layers computes again in its forward.
+    """Layers make the same tables and masks again.
 
-    No gradient flows through them. All but the first of a step are needless.
+    **Cause.** Each layer makes the same tensors in its forward: positions, a causal mask, sines of
+    rotary embeddings, buckets of distances.
+
+    **Found by** at least three operators in a row without a gradient that begin with `arange`,
+    `ones` and the like, or take a cosine; that are neither random nor read by index; and that four
+    or more modules run alike in a step. The cost is all but the first of a step, from 2% of it.
+    What is computed twice from activations is not seen.
+
+    **Fix.** Make it once in a step and pass it on, or keep it in a buffer (`register_buffer(…,
+    persistent=False)`).
     """
+    # No gradient flows through them. All but the first of a step are needless.
     costs, say, events = evidence.costs, evidence.wording, evidence.events
     index, times = _again(evidence)
     none = np.zeros(len(evidence.spans.start), bool)
-    placed = both_ways(evidence, none, index, _AGAIN_LEAST, whole=True)
+    placed = both_ways(evidence, none, index, LEAST_SHARE, whole=True)
     operators = costs.top_operators(evidence.names_of(index), events.duration[index])
     return finding(
         placed,
-        title="Layers compute the same tables again",
         seen=(
             f"{times:,} calls of a step make the same tensors, without a gradient "
             f"({', '.join(operators)}): {say.ms(placed.wall_ns)} for all but the first."
-        ),
-        remedy=(
-            "Compute positions, masks and tables of sines once in a step, before the first layer, "
-            "and pass them on; or keep them in a buffer (register_buffer(…, persistent=False))."
-        ),
-        link=(
-            "https://docs.pytorch.org/docs/stable/generated/"
-            "torch.nn.Module.html#torch.nn.Module.register_buffer"
         ),
         operators=operators,
         change={"free": placed.removable},
@@ -423,13 +479,34 @@ def _begins_table(operator: str) -> bool:
 
 # The loss ----------------------------------------------------------------------------------------
 
-_SCORES_LEAST = 0.08
-"""Of 1,000 classes, or of 50,000 words beside a model of many layers, the loss takes less."""
 
-
-@rule("loss-passes", devices=("cpu", "cuda"))
+@rule(
+    "loss-passes",
+    least=0.08,
+    devices=("cpu", "cuda"),
+    title="The loss reads and writes its scores many times",
+    remedy=(
+        "Compile the loss, with its cast to fp32: torch.compile reads the scores once forward "
+        "and once backward. Leave positions without a label out before the last layer. If "
+        "memory is short, too, fuse the last layer into the loss (a fused or chunked "
+        "cross-entropy)."
+    ),
+    link="https://docs.pytorch.org/docs/stable/generated/torch.compile.html",
+)
 def loss_passes(evidence: Evidence) -> Finding | None:
-    """Find the cross-entropy of so many classes that reading and writing the scores takes long."""
+    """The loss reads and writes the scores of many classes.
+
+    **Cause.** The scores of a large vocabulary are cast to fp32, and `log_softmax`, `nll_loss` and
+    their backward read and write all of them, up to nine times.
+
+    **Found by** the nodes of `log_softmax` and `nll_loss`, a cast before them, and the operators
+    that made them, from 8% of the step.
+
+    **Fix.** Compile the loss with its cast; on one core of a CPU, for 32,000 words, last layer and
+    loss together took 16% less. Give the last layer only the positions that have a label, which is
+    tried where at least a tenth has none. Cross-entropy in chunks saves memory, and no time on a
+    CPU. `nll_loss(log_softmax(x))` and `cross_entropy(x)` are the same.
+    """
     costs, say = evidence.costs, evidence.wording
     done = [operations.of_node(name) for name in evidence.spans.node_names]
     if "logsoftmax" not in done:
@@ -445,21 +522,13 @@ def loss_passes(evidence: Evidence) -> Finding | None:
             nodes[part[before]] |= before >= 0 and operations.kind_of(steps[before]) is Kind.CAST
             nodes[part[at + 1 :]] |= np.array(steps[at + 1 :]) == "nllloss"
     made = evidence.ownership.join.operator[nodes]
-    placed = both_ways(evidence, nodes, made, _SCORES_LEAST)
+    placed = both_ways(evidence, nodes, made, LEAST_SHARE)
     return finding(
         replace(placed, removable=None),  # some of the passes stay
-        title="The loss reads and writes its scores many times",
         seen=(
             f"{', '.join(costs.top_nodes(nodes))}: {say.ms(placed.wall_ns)} forward and backward, "
             "each of which reads or writes the scores of all classes, mostly in fp32."
         ),
-        remedy=(
-            "Compile the loss, with its cast to fp32: torch.compile reads the scores once forward "
-            "and once backward. Leave positions without a label out before the last layer. If "
-            "memory is short, too, fuse the last layer into the loss (a fused or chunked "
-            "cross-entropy)."
-        ),
-        link="https://docs.pytorch.org/docs/stable/generated/torch.compile.html",
         nodes=costs.top_nodes(nodes),
         kernels=costs.top_kernels(evidence.work_of(nodes)),
     )

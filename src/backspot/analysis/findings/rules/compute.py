@@ -55,9 +55,30 @@ _NEEDED_ON_CPU = (
 _WARNS = "torch.nn.attention.sdpa_kernel warns why a backend cannot run."
 
 
-@rule("attention-math")
+@rule(
+    "attention-math",
+    title="Attention is not fused into one kernel",
+    link=(
+        "https://docs.pytorch.org/docs/stable/generated/"
+        "torch.nn.functional.scaled_dot_product_attention.html"
+    ),
+)
 def attention_math(evidence: Evidence) -> Finding | None:
-    """Find the chains of nodes of a batched product, a softmax and another batched product."""
+    """Attention runs as products and a softmax.
+
+    **Cause.** Attention runs as product, softmax, product, which writes and reads the matrix of
+    weights several times.
+
+    **Found by** these three in the forward, with only views, a factor and a mask between the first
+    two. Talking heads, the router of experts and, on a CPU, a learned bias do not count.
+
+    **Fix.** `torch.nn.functional.scaled_dot_product_attention`. If the model uses it already, it
+    runs its math backend: on a GPU because of fp32 inputs, an arbitrary mask or the head size; on a
+    CPU because of `dropout_p > 0`, a mask that needs a gradient, or inputs without four dimensions.
+    `torch.nn.attention.sdpa_kernel(SDPBackend.FLASH_ATTENTION)` warns why. Attention that returns
+    its weights cannot be fused: `nn.MultiheadAttention` does unless it is called with
+    `need_weights=False`.
+    """
     costs, say = evidence.costs, evidence.wording
     nodes, softmax = _chains(evidence)
     if not softmax.any():
@@ -66,17 +87,12 @@ def attention_math(evidence: Evidence) -> Finding | None:
     products = evidence.nodes_named(lambda name: of_node(name) in BATCHED_PRODUCTS)
     return finding(
         costs.places_of_spans(nodes),
-        title="Attention is not fused into one kernel",
         seen=(
             f"{say.per_step(int(softmax.sum()), 'softmax', 'softmaxes')} between batched products: "
             f"{', '.join(names)} take {say.ms(costs.of_spans(nodes))} of the backward. Each of "
             "these nodes reads and writes the whole matrix of attention weights."
         ),
         remedy=_attention_remedy(evidence, softmax),
-        link=(
-            "https://docs.pytorch.org/docs/stable/generated/"
-            "torch.nn.functional.scaled_dot_product_attention.html"
-        ),
         nodes=names,
         kernels=costs.top_kernels(evidence.work_of(nodes)),
         change={"free": evidence.with_forward(nodes & ~products)},
@@ -243,13 +259,33 @@ _RATIO_OTHER = (
 )
 
 
-@fallback_rule("backward-ratio")
+@fallback_rule(
+    "backward-ratio",
+    title="A backward takes many times its forward",
+    link="https://docs.pytorch.org/docs/stable/notes/extending.html",
+)
 def backward_ratio(evidence: Evidence, found: Sequence[Finding]) -> Finding | None:
-    """Find modules with nodes that take far more device time than the module's own forward.
+    """A backward takes many times its forward.
 
-    Args:
-        found: what the other rules found. A ratio says that something is odd, but not what: a
-            module is skipped when another finding explains half of its backward.
+    **Cause.** A backward usually takes twice its forward; this one takes more than ten times, and
+    at least 3% of the step, and no other finding explains it. Fused attention (seven to twelve
+    times) does not count.
+
+    **Found by** the GPU time of the module's own nodes and forward, in most steps; without a GPU by
+    host time, from 1 ms in at least three steps.
+
+    **Fix.** It depends on the most expensive node:
+
+    - A custom Function that calls one operator hundreds of times: use operators on whole tensors,
+      or save in the forward what the backward computes again.
+    - A lookup in a large table: see [dense-embedding-gradient](#dense-embedding-gradient).
+      `x.index_select(dim, index)` adds faster than `x[index]` and `gather`.
+    - Convolutions on a GPU: `memory_format=torch.channels_last`, and
+      `torch.backends.cudnn.benchmark = True`. Grouped, dilated and transposed ones have slow
+      gradients.
+    - A compiled region: `TORCH_LOGS=output_code` shows its kernels.
+    - Elsewhere, look for sums over expanded dimensions and for atomic additions, or compile the
+      module.
     """
     costs, say, owner = evidence.costs, evidence.wording, evidence.ownership.owner
     forward, backward, wall = _times(evidence)
@@ -284,7 +320,6 @@ def backward_ratio(evidence: Evidence, found: Sequence[Finding]) -> Finding | No
     first, second = (int(evidence.typical.mean(times[worst])) for times in (forward, backward))
     return finding(
         costs.places_by_step(np.where(odd[:, None], wall, 0)),
-        title="A backward takes many times its forward",
         seen=(
             f"{label}: the forward takes {say.ms(first)} and the backward {say.ms(second)}, which "
             f"is {second / max(first, 1):.0f} times as long; "
@@ -292,7 +327,6 @@ def backward_ratio(evidence: Evidence, found: Sequence[Finding]) -> Finding | No
             f"{say.in_steps(int(often[worst]))}. Most of it is {', '.join(heaviest)}."
         ),
         remedy=_ratio_remedy(evidence, of_worst, heaviest[0]),
-        link="https://docs.pytorch.org/docs/stable/notes/extending.html",
         nodes=costs.top_nodes(nodes),
     )
 
@@ -386,17 +420,30 @@ def _of_function(evidence: Evidence, nodes: Mask) -> str:
     )
 
 
-_FORWARD_ONLY_LEAST = 0.1
-"""Below this share of the step, a look at the model's output is as usual."""
-
-
-@rule("forward-only")
+@rule(
+    "forward-only",
+    least=0.1,
+    title="The model runs without a backward",
+    remedy=(
+        "If these calls evaluate the model, evaluate every few steps or epochs, not in each. "
+        "Where the training needs their outputs, run them under torch.no_grad()."
+    ),
+    link="https://docs.pytorch.org/docs/stable/notes/autograd.html#locally-disabling-gradient-computation",
+)
 def forward_only(evidence: Evidence) -> Finding | None:
-    """Find outermost calls without a node in the backward, of modules that have others with some.
+    """The model runs without a backward.
 
-    A teacher or a frozen encoder is another module, and a model that is only evaluated has no
-    calls with a backward.
+    **Cause.** The trained model also runs without a backward in each step, for an evaluation or for
+    a number to print. The limit is 10% of the step.
+
+    **Found by** outermost calls without a backward, of modules that also have calls with one: a
+    frozen teacher or encoder does not count.
+
+    **Fix.** Evaluate every few steps or epochs. Keep what the training needs (rollouts, targets,
+    samples for a discriminator), under `torch.no_grad()`.
     """
+    # A teacher or a frozen encoder is another module, and a model that is only evaluated has no
+    # calls with a backward.
     spans, costs, say = evidence.spans, evidence.costs, evidence.wording
     outermost = np.flatnonzero((spans.module >= 0) & (spans.parent < 0) & ~evidence.in_pass)
     followed = _followed(evidence, outermost)
@@ -405,23 +452,14 @@ def forward_only(evidence: Evidence) -> Finding | None:
     inside = np.zeros(len(spans.start), bool)
     inside[alone] = True
     inside = inside[_roots(spans.parent)] & ~evidence.in_pass
-    by_step = costs.of_spans_by_step(inside)
-    if not costs.holds_in_most_steps(by_step, _FORWARD_ONLY_LEAST):
-        return None
     calls = counted(int(trained.sum()), "call")
     return finding(
         costs.places_of_spans(inside),
-        title="The model runs without a backward",
         seen=(
             f"No backward follows {len(alone):,} of {calls} of the model in "
             f"{counted(evidence.report.steps, 'step')}: {say.ms(costs.of_spans(inside))} of each "
             "step."
         ),
-        remedy=(
-            "If these calls evaluate the model, evaluate every few steps or epochs, not in each. "
-            "Where the training needs their outputs, run them under torch.no_grad()."
-        ),
-        link="https://docs.pytorch.org/docs/stable/notes/autograd.html#locally-disabling-gradient-computation",
     )
 
 
@@ -446,13 +484,31 @@ def _roots(parent: Ints) -> Ints:
     return root
 
 
-@rule("anomaly-mode")
+@rule(
+    "anomaly-mode",
+    title="Autograd's anomaly mode is on",
+    remedy=(
+        "Leave out torch.autograd.set_detect_anomaly(True), detect_anomaly() or a trainer's "
+        "detect_anomaly=True, and turn it on only to look for a NaN."
+    ),
+    link="https://docs.pytorch.org/docs/stable/autograd.html#anomaly-detection",
+)
 def anomaly_mode(evidence: Evidence) -> Finding | None:
-    """Find the checks for NaN that autograd's anomaly mode adds to each node of the backward.
+    """Autograd looks for NaN in every gradient.
 
-    In the forward it keeps the Python stack of each operator that makes a node, within the
-    operator. How long that takes is known of views, which do nothing else.
+    **Cause.** `torch.autograd.set_detect_anomaly(True)` looks for NaN in each gradient of each
+    node, for whose answer the host waits, and keeps the Python stack of each operator in the
+    forward.
+
+    **Found by** the operators of this check in nodes of the backward, at their cost, with that of
+    views in the forward, which do nothing but keep their stack. That of other operators is not
+    known apart, so a step gains more than the finding says.
+
+    **Fix.** Turn it on only to look for a NaN. Trainers have an option of that name
+    (`detect_anomaly`).
     """
+    # In the forward it keeps the Python stack of each operator that makes a node, within the
+    # operator. How long that takes is known of views, which do nothing else.
     costs, say, events = evidence.costs, evidence.wording, evidence.events
     checks, none = anomaly_checks(evidence), np.zeros(len(evidence.spans.start), bool)
     made = evidence.ownership.join.operator[evidence.in_pass & evidence.spans.is_node]
@@ -461,25 +517,17 @@ def anomaly_mode(evidence: Evidence) -> Finding | None:
     placed = both_ways(evidence, none, np.concatenate([checks, kept]), LEAST_SHARE, whole=True)
     return finding(
         placed,
-        title="Autograd's anomaly mode is on",
         seen=(
             f"{say.per_step(len(checks) // 3, 'gradient')} are looked through for NaN: "
             f"{say.ms(placed.wall_ns)}, with {say.per_step(len(kept), 'view')} in the forward, "
             "whose Python stack is kept. That of other operators is kept, too, and not counted."
         ),
-        remedy=(
-            "Leave out torch.autograd.set_detect_anomaly(True), detect_anomaly() or a trainer's "
-            "detect_anomaly=True, and turn it on only to look for a NaN."
-        ),
-        link="https://docs.pytorch.org/docs/stable/autograd.html#anomaly-detection",
         operators=costs.top_operators(evidence.names_of(checks), events.duration[checks]),
         at_least=True,
         change={"free": placed.removable},
     )
 
 
-_PRODUCTS_LEAST = 0.03
-"""Share of the step; a last layer or a loss in fp32 takes less."""
 _FP32 = (
     "Run the forward under torch.autocast('cuda', dtype=torch.bfloat16) (float16 before Ampere). "
     "To stay in fp32, use torch.set_float32_matmul_precision('high') and "
@@ -492,13 +540,32 @@ _FP64 = (
 )
 
 
-@rule("no-tensor-cores", devices=("cuda",))
+@rule(
+    "no-tensor-cores",
+    least=0.03,
+    devices=("cuda",),
+    link=(
+        "https://docs.pytorch.org/docs/stable/notes/cuda.html"
+        "#tensorfloat-32-tf32-on-ampere-and-later-devices"
+    ),
+)
 def no_tensor_cores(evidence: Evidence) -> Finding | None:
-    """Find kernels that multiply in fp32 or fp64 without tensor cores, forward and backward."""
+    """Matrix products run in fp32 without tensor cores.
+
+    **Cause.** Matrix products or convolutions run in fp32 (or fp64) without tensor cores, which are
+    several times as fast in TF32 or bf16.
+
+    **Found by** the names of kernels (`…sgemm…`, `…_ffma…`, `f32f32_f32f32`), in forward and
+    backward, from 3% of the step. Where a replay says that tensor cores save nothing at best, as
+    the host is late anyway, nothing is said.
+
+    **Fix.** `torch.autocast("cuda", dtype=torch.bfloat16)`; before Ampere, float16 with a
+    `GradScaler`. (On an H100, 8.4 ms were promised for thirteen products in fp32; TF32 gained 6.2.)
+    Or stay in fp32, with inputs rounded to the ten bits of TF32:
+    `torch.set_float32_matmul_precision("high")` and `torch.backends.cudnn.allow_tf32 = True`.
+    """
     costs, say = evidence.costs, evidence.wording
     work = evidence.work_named(names.is_without_tensor_cores)
-    if not costs.holds_in_most_steps(costs.of_work_by_step(work), _PRODUCTS_LEAST):
-        return None
     double = evidence.work_named(names.is_double) & work
     wide = 2 * costs.of_work(double) > costs.of_work(work)
     return finding(
@@ -509,10 +576,6 @@ def no_tensor_cores(evidence: Evidence) -> Finding | None:
             "step. In half precision, tensor cores run such products several times as fast."
         ),
         remedy=_FP64 if wide else _FP32,
-        link=(
-            "https://docs.pytorch.org/docs/stable/notes/cuda.html"
-            "#tensorfloat-32-tf32-on-ampere-and-later-devices"
-        ),
         nodes=costs.top_nodes(evidence.spans_of_work(work)),
         kernels=costs.top_kernels(work),
         change={} if wide else {"dtype": "bf16"},
@@ -523,9 +586,22 @@ _LITTLE = 0.5
 """Share of the device's memory; where no more was ever reserved, more can be kept."""
 
 
-@rule("recompute")
+@rule(
+    "recompute",
+    link="https://docs.pytorch.org/docs/stable/checkpoint.html",
+)
 def recompute(evidence: Evidence) -> Finding | None:
-    """Find module calls and operators that a backward pass runs again."""
+    """Activation checkpointing runs forward work again.
+
+    **Cause.** Activation checkpointing runs part of the forward again inside backward, to save
+    memory.
+
+    **Found by** forward labels and operators inside backward nodes. In a training that Backspot
+    recorded, it also says whether half of the GPU's memory was never reserved.
+
+    **Fix.** Nothing, if you need the memory. Otherwise checkpoint fewer blocks, or keep expensive
+    results (`create_selective_checkpoint_contexts`).
+    """
     costs = evidence.costs
     again = evidence.in_pass & ~evidence.spans.is_node
     cost = costs.of_spans(again)
@@ -550,6 +626,5 @@ def recompute(evidence: Evidence) -> Finding | None:
             "of matmuls with torch.utils.checkpoint.create_selective_checkpoint_contexts. This is "
             "the price of the memory that checkpointing saves."
         ),
-        link="https://docs.pytorch.org/docs/stable/checkpoint.html",
         kernels=costs.top_kernels(evidence.work_of(again)),
     )

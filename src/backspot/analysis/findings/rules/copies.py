@@ -23,9 +23,6 @@ from backspot.trace import names, operations
 from backspot.trace.events import Mask
 from backspot.trace.operations import Kind
 
-_CASTS_LEAST = 0.03
-"""Autocast always casts a little; below this share of the step the rule finds nothing."""
-
 _CASTS_REMEDY = (
     "Remove .float() and .to(dtype) around single operations, and put operations that autocast "
     "runs in fp32 next to each other; or keep the whole module in bf16."
@@ -36,9 +33,26 @@ _CASTS_REMEDY_ON_CPU = (
 )
 
 
-@rule("casts", devices=("cpu", "cuda"))
+@rule(
+    "casts",
+    least=0.03,
+    devices=("cpu", "cuda"),
+    title="Gradients are cast between dtypes",
+    link="https://docs.pytorch.org/docs/stable/amp.html#autocast-op-reference",
+)
 def casts(evidence: Evidence) -> Finding | None:
-    """Find casts of the gradients of activations; autocast casts those of parameters."""
+    """Gradients are cast between dtypes.
+
+    **Cause.** Gradients of activations are converted between fp32 and half precision again and
+    again. The limit is 3% of the step: some of this is normal.
+
+    **Found by** `ToCopyBackward` nodes. Gradients of parameters, which autocast must cast, and the
+    loss do not count.
+
+    **Fix.** Remove `.float()` and `.to(dtype)` from the middle of the model, and put operations
+    that need fp32 next to each other. Or keep a module's weights in bf16 on a GPU, and in one dtype
+    on a CPU.
+    """
     costs, say = evidence.costs, evidence.wording
     nodes = evidence.nodes_named(lambda name: name.startswith("ToCopyBackward"))
     of_parameters = evidence.spans_with(evidence.ownership.join.feeder[accumulating(evidence)])
@@ -52,17 +66,13 @@ def casts(evidence: Evidence) -> Finding | None:
     if evidence.report.has_gpu:
         nodes &= evidence.spans_of_work(work)
     cost = costs.of_spans(nodes)
-    if not costs.holds_in_most_steps(costs.of_spans_by_step(nodes), _CASTS_LEAST):
-        return None
     return finding(
         costs.places_of_spans(nodes),
-        title="Gradients are cast between dtypes",
         seen=(
             f"{say.per_step(int(nodes.sum()), 'cast')} of the gradients of activations, "
             f"{say.ms(cost)}. Each of them reverses a cast in the forward."
         ),
         remedy=_CASTS_REMEDY if evidence.device == "cuda" else _CASTS_REMEDY_ON_CPU,
-        link="https://docs.pytorch.org/docs/stable/amp.html#autocast-op-reference",
         nodes=costs.top_nodes(nodes),
         kernels=costs.top_kernels(work),
         change={"free": evidence.with_forward(nodes)},
@@ -72,9 +82,21 @@ def casts(evidence: Evidence) -> Finding | None:
 _DEVICE_LARGE = 1 << 14  # bytes: a smaller copy reads a value rather than moving a tensor
 
 
-@rule("device-copies", devices=("cuda",))
+@rule(
+    "device-copies",
+    devices=("cuda",),
+    link="https://docs.pytorch.org/docs/stable/notes/cuda.html#best-practices",
+)
 def device_copies(evidence: Evidence) -> Finding | None:
-    """Find copies from a device that no other work hides."""
+    """Tensors are copied to the host or to another device.
+
+    **Cause.** Tensors are copied to the host, or between devices, while nothing else runs.
+
+    **Found by** copies `DtoH` and `PtoP` of at least 16 kB, with the time that they take alone.
+
+    **Fix.** Do the host's work on the GPU. Log every hundredth step, into pinned memory. Split a
+    model where activations are smallest.
+    """
     costs, say = evidence.costs, evidence.wording
     size = evidence.events.size[evidence.work.event]
     work = evidence.work_named(names.is_copy_from_device) & ((size < 0) | (size >= _DEVICE_LARGE))
@@ -99,7 +121,6 @@ def device_copies(evidence: Evidence) -> Finding | None:
         title=f"Tensors are copied {where}",
         seen=f"{say.copies(size[work])}: {say.ms(cost)} in which nothing else runs.",
         remedy=remedy,
-        link="https://docs.pytorch.org/docs/stable/notes/cuda.html#best-practices",
         nodes=costs.top_nodes(evidence.spans_of_work(work)),
         kernels=costs.top_kernels(work),
     )
@@ -110,14 +131,31 @@ _MULTIPROCESSORS = 120  # of a data centre's GPU, within a third: enough to tell
 _PER_BLOCK = 512  # elements for each block of a casting kernel
 
 
-@rule("host-to-device-volume", devices=("cuda",))
+@rule(
+    "host-to-device-volume",
+    devices=("cuda",),
+    title="Large batches travel to the GPU at full width",
+    remedy=(
+        "Copy the next batch on a stream of its own while the GPU computes. Images can "
+        "travel as uint8, a quarter of the bytes, and be cast and normalised on the GPU."
+    ),
+    link="https://docs.pytorch.org/tutorials/intermediate/pinmem_nonblock.html",
+)
 def host_to_device_volume(evidence: Evidence) -> Finding | None:
-    """Find large copies to the device that nothing hides and that no cast follows.
+    """Batches are copied as floats.
 
-    A trace without shapes does not record the dtype. But bytes that arrive as uint8 are cast to
-    floats by the next kernel, and its number of thread blocks gives the number of elements. Without
-    such a cast the batch arrived in full width. Copies inside a module's call are left out.
+    **Cause.** The batch is large on the bus: images as float32 take four times the bytes of uint8.
+
+    **Found by** copies of at least 4 MB to the device, outside of modules, that nothing hides. A
+    batch of uint8, which a kernel casts, is no finding.
+
+    **Fix.** Copy uint8, and cast and normalise on the GPU. Or copy the next batch on a stream of
+    its own while the GPU computes.
     """
+    # A trace without shapes does not record the dtype. But bytes that arrive as uint8 are cast to
+    # floats by the next kernel, and its number of thread blocks gives the number of elements.
+    # Without such a cast the batch arrived in full width. Copies inside a module's call are left
+    # out.
     costs, say = evidence.costs, evidence.wording
     size = evidence.events.size[evidence.work.event]
     work = evidence.work_named(lambda name: name.startswith(names.CUDA_TO_DEVICE))
@@ -127,15 +165,9 @@ def host_to_device_volume(evidence: Evidence) -> Finding | None:
         return None
     return finding(
         costs.places_of_work(work, elsewhere="(data)"),
-        title="Large batches travel to the GPU at full width",
         seen=(
             f"{say.copies(size[work])}: {say.ms(costs.of_work(work))} in which nothing else runs."
         ),
-        remedy=(
-            "Copy the next batch on a stream of its own while the GPU computes. Images can "
-            "travel as uint8, a quarter of the bytes, and be cast and normalised on the GPU."
-        ),
-        link="https://docs.pytorch.org/tutorials/intermediate/pinmem_nonblock.html",
         kernels=costs.top_kernels(work),
     )
 
@@ -168,7 +200,19 @@ _LEAST_OF_CONVOLUTIONS = 0.03
 
 @rule("layout-copies", devices=("cpu", "cuda"))
 def layout_copies(evidence: Evidence) -> Finding | None:
-    """Find copies into another layout: many, or there and back around a single operator."""
+    """Tensors are copied into another memory layout.
+
+    **Cause.** Backward copies tensors only to change their memory layout. The limit is 5.5% of the
+    step, as every attention has to join three gradients; for convolutions 3%.
+
+    **Found by** `contiguous` and `clone` inside nodes (what a step saves counts those of the
+    forward, too), cuDNN's conversions between NCHW and NHWC, and compiled kernels that only copy;
+    and from 1% of the step by permute, `contiguous`, one operator (and a cast before it), permute
+    and `contiguous` in one module.
+
+    **Fix.** Convolutions: `memory_format=torch.channels_last` for model and batch. Elsewhere: fewer
+    `permute` and `transpose` between operators that must then copy.
+    """
     if evidence.device == "cpu":
         return _there_and_back(evidence, None)
     work, converts = _copying(evidence)
@@ -280,9 +324,27 @@ def _many_copies(evidence: Evidence, work: Mask, converts: Mask) -> Found | None
     )
 
 
-@rule("pageable-copy", devices=("cuda",))
+@rule(
+    "pageable-copy",
+    devices=("cuda",),
+    title="Copies to the GPU come from pageable memory",
+    remedy=(
+        "Use DataLoader(..., pin_memory=True) and batch.to(device, non_blocking=True). If the "
+        "step makes the tensors itself, create them on the device."
+    ),
+    link="https://docs.pytorch.org/tutorials/intermediate/pinmem_nonblock.html",
+)
 def pageable_copy(evidence: Evidence) -> Finding | None:
-    """Find copies from pageable memory that no other work hides."""
+    """Copies to the GPU come from memory that is not pinned.
+
+    **Cause.** A copy from ordinary (pageable) memory goes through a buffer of the driver, and the
+    host waits, even with `non_blocking=True`.
+
+    **Found by** copies named `Memcpy HtoD (Pageable -> Device)`, while nothing else runs.
+
+    **Fix.** `DataLoader(..., pin_memory=True)` and `batch.to(device, non_blocking=True)`. Create
+    the step's own tensors on the device.
+    """
     costs, say = evidence.costs, evidence.wording
     work = evidence.work_named(lambda name: name.startswith(names.PAGEABLE_TO_DEVICE))
     if not work.any():
@@ -290,15 +352,9 @@ def pageable_copy(evidence: Evidence) -> Finding | None:
     size = evidence.events.size[evidence.work.event[work]]
     return finding(
         costs.places_of_work(work, elsewhere="(data)"),
-        title="Copies to the GPU come from pageable memory",
         seen=(
             f"{say.copies(size)}: {say.ms(costs.of_work(work))} in which nothing else runs. The "
             "driver copies pageable memory twice, and the host waits."
         ),
-        remedy=(
-            "Use DataLoader(..., pin_memory=True) and batch.to(device, non_blocking=True). If the "
-            "step makes the tensors itself, create them on the device."
-        ),
-        link="https://docs.pytorch.org/tutorials/intermediate/pinmem_nonblock.html",
         kernels=costs.top_kernels(work),
     )

@@ -44,9 +44,25 @@ _ACCUMULATION_WORK = ("aten::add_", "aten::add", "aten::clone", "aten::copy_")
 _ACCUMULATION_SHARE = 0.25  # of a node on the host; in others, a hook of the user does the work
 
 
-@rule("gradient-accumulation")
+@rule(
+    "gradient-accumulation",
+    title="Gradients are copied or added at their parameters",
+    link="https://docs.pytorch.org/docs/stable/notes/autograd.html",
+)
 def gradient_accumulation(evidence: Evidence) -> Finding | None:
-    """Find AccumulateGrad nodes that do more than take over the gradient that they are given."""
+    """Gradients are copied or added at their parameters.
+
+    **Cause.** `AccumulateGrad` copies or adds, where it normally takes a gradient over: a step has
+    several passes, a parameter is used in several places, or the gradient's strides are not its
+    parameter's.
+
+    **Found by** additions and copies that `AccumulateGrad` launches, without what hooks do there.
+    With several passes, which have to add, the limit is 3% of the step.
+
+    **Fix.** With one pass: `zero_grad(set_to_none=True)`; look at gradients that are shared
+    (`weight + change`, both trained) or kept by a hook; with DistributedDataParallel,
+    `gradient_as_bucket_view=True`. With several: fewer, larger micro-batches.
+    """
     costs, say = evidence.costs, evidence.wording
     nodes = accumulating(evidence)
     passes = _passes(evidence, nodes)
@@ -96,13 +112,11 @@ def gradient_accumulation(evidence: Evidence) -> Finding | None:
         )
     return finding(
         placed,
-        title="Gradients are copied or added at their parameters",
         seen=(
             f"{say.per_step(int(nodes.sum()), 'AccumulateGrad node')} with work to do, "
             f"{say.ms(placed.wall_ns)}: {why}."
         ),
         remedy=remedy,
-        link="https://docs.pytorch.org/docs/stable/notes/autograd.html",
         nodes=costs.top_nodes(nodes),
         operators=costs.top_operators(
             evidence.names_of(operator[work]), np.maximum(costs.work_ns[work], 1)
@@ -166,7 +180,23 @@ _OPTIMIZER_LINK = "https://docs.pytorch.org/docs/stable/optim.html"
 
 @rule("optimizer-kernels", devices=("cpu", "cuda"))
 def optimizer_kernels(evidence: Evidence) -> Finding | None:
-    """Find optimizer steps of many small kernels or groups, or that are not fused."""
+    """The optimizer updates parameters one by one, or is not fused.
+
+    **Cause.** On a GPU, the optimizer launches several small kernels for each parameter; or, on
+    both, each of its operators reads and writes all parameters again (`foreach`, the default on a
+    GPU). Parameters with equal settings can be in many groups, which are updated one after the
+    other.
+
+    **Found by** at least fifty kernels of less than 30 µs in each `Optimizer.step`, neither fused
+    nor `foreach`; by Adam, AdamW and Adagrad without a fused operator, from 5% of the step. Groups
+    and their settings are known of trainings that Backspot recorded; what the host does for those
+    that could be one group is found from 2% of the step. Of another optimizer, and of gradient
+    clipping, from 5% of the step on, where another form was [tried](tried.md) and helps.
+
+    **Fix.** One group for each setting. `fused=True`; on a GPU, where the optimizer lacks it,
+    `foreach=True`. On a CPU, `fused=True` took a third off the step of an AdamW of twenty layers;
+    `foreach=True` and SGD gained nothing.
+    """
     found = _optimizer_of_groups(evidence)
     if found is None and evidence.device == "cuda":
         found = _optimizer_one_by_one(evidence)
@@ -320,14 +350,36 @@ def _optimizer_one_by_one(evidence: Evidence) -> Finding | None:
     )
 
 
-@rule("unused-gradient", needs=("labels",))
+@rule(
+    "unused-gradient",
+    needs=("labels",),
+    title="Gradients are computed that no optimizer uses",
+    remedy=(
+        "Call parameter.requires_grad_(False) before the forward, not after it, or run the "
+        "frozen part under torch.no_grad(). Frozen layers at the start of the model then need "
+        "no backward at all."
+    ),
+    link=(
+        "https://docs.pytorch.org/docs/stable/notes/autograd.html"
+        "#locally-disabling-gradient-computation"
+    ),
+)
 def unused_gradient(evidence: Evidence) -> Finding | None:
-    """Find the nodes that serve only parameters that the live half saw in no optimizer.
+    """No optimizer uses the gradients.
 
-    The engine runs from the last layer to the first. What it runs after the last used gradient is
-    useless. Before that, a node of such a module also passes its gradient on, so half of the node
-    counts.
+    **Cause.** Parameters get gradients, but no optimizer has them: they were frozen after the
+    forward, or left out of the optimizer.
+
+    **Found by** labels that `instrument` writes after each optimizer step. Gradients that were
+    dropped before their optimizer used them count too. Nodes that also pass a gradient on count
+    half.
+
+    **Fix.** `requires_grad_(False)` before the forward. Frozen layers at the start of a network
+    then need no backward at all.
     """
+    # The engine runs from the last layer to the first. What it runs after the last used gradient is
+    # useless. Before that, a node of such a module also passes its gradient on, so half of the node
+    # counts.
     costs, spans, owner = evidence.costs, evidence.spans, evidence.ownership.owner
     unused = _unused(evidence)
     if not unused.any():
@@ -355,20 +407,10 @@ def unused_gradient(evidence: Evidence) -> Finding | None:
     cost = costs.places_by_step(by_step + halved // 2, owner[whole | half])
     return finding(
         cost,
-        title="Gradients are computed that no optimizer uses",
         seen=(
             f"In {counted(len(cost.places), 'place')} backward computes gradients of parameters "
             f"that no optimizer updates: about {evidence.wording.ms(cost.wall_ns)} of needless "
             "work."
-        ),
-        remedy=(
-            "Call parameter.requires_grad_(False) before the forward, not after it, or run the "
-            "frozen part under torch.no_grad(). Frozen layers at the start of the model then need "
-            "no backward at all."
-        ),
-        link=(
-            "https://docs.pytorch.org/docs/stable/notes/autograd.html"
-            "#locally-disabling-gradient-computation"
         ),
         nodes=costs.top_nodes(whole | half),
     )
@@ -394,9 +436,27 @@ def _unused(evidence: Evidence) -> Mask:
     return owners.mask(lambda module: (module.path, module.class_name) in found)
 
 
-@rule("zero-grad-fill", devices=("cpu", "cuda"))
+@rule(
+    "zero-grad-fill",
+    devices=("cpu", "cuda"),
+    title="zero_grad fills gradients with zeros",
+    remedy=(
+        "Use zero_grad(set_to_none=True), the default since PyTorch 2.0. Backward then stores "
+        "its gradients without filling or adding."
+    ),
+    link="https://docs.pytorch.org/docs/stable/generated/torch.optim.Optimizer.zero_grad.html",
+)
 def zero_grad_fill(evidence: Evidence) -> Finding | None:
-    """Find ``zero_grad`` that fills; where a step has one pass, adding to the zeros counts too."""
+    """`zero_grad` writes zeros.
+
+    **Cause.** Gradients are filled with zeros, and backward adds to the zeros: all gradients are
+    written twice for nothing.
+
+    **Found by** fills inside `zero_grad`. On a GPU, if a step has one pass, the additions of
+    `AccumulateGrad` count too.
+
+    **Fix.** `zero_grad(set_to_none=True)`, the default since PyTorch 2.0.
+    """
     costs, say, events = evidence.costs, evidence.wording, evidence.events
     adds = accumulating(evidence)
     adds &= len(evidence.report.passes) <= evidence.report.steps
@@ -422,27 +482,35 @@ def zero_grad_fill(evidence: Evidence) -> Finding | None:
     then = f" Backward then adds to the zeros for {say.ms(later)}." if later else ""
     return finding(
         costs.place("(optimizer)", filled + added, number),
-        title="zero_grad fills gradients with zeros",
         seen=f"{say.per_step(number, thing)} of zero_grad, {say.ms(spent)}.{then}",
-        remedy=(
-            "Use zero_grad(set_to_none=True), the default since PyTorch 2.0. Backward then stores "
-            "its gradients without filling or adding."
-        ),
-        link=(
-            "https://docs.pytorch.org/docs/stable/generated/torch.optim.Optimizer.zero_grad.html"
-        ),
         kernels=kernels,
         change=change,
     )
 
 
-@rule("unread-gradient", needs=("labels",))
+@rule(
+    "unread-gradient",
+    needs=("labels",),
+    title="A backward computes gradients that nobody reads",
+    remedy=(
+        "In the backward of this torch.autograd.Function, compute a gradient only where "
+        "ctx.needs_input_grad[i] is true, and return None for the others."
+    ),
+    link="https://docs.pytorch.org/docs/stable/notes/extending.html",
+)
 def unread_gradient(evidence: Evidence) -> Finding | None:
-    """Find Functions whose backward returns gradients for inputs that need none.
+    """A Function computes gradients that nobody reads.
 
-    The live half marks them. Which of the work was for them is not known, so that all gradients of
-    a node count alike.
+    **Cause.** The backward of a `torch.autograd.Function` returns gradients for inputs that need
+    none. Autograd throws them away. PyTorch's own nodes ask before they compute.
+
+    **Found by** marks that `profile`, `run` and the callbacks write. Of each node as large a part
+    counts as of its gradients: an estimate.
+
+    **Fix.** `if ctx.needs_input_grad[i]:` in the backward, and `None` otherwise.
     """
+    # The live half marks them. Which of the work was for them is not known, so that all gradients
+    # of a node count alike.
     costs, say, events, spans = evidence.costs, evidence.wording, evidence.events, evidence.spans
     marks = events.chosen(events.name_mask(names.UNREAD), Category.OPERATOR, Category.ANNOTATION)
     span = spans.of(events, marks)
@@ -460,17 +528,11 @@ def unread_gradient(evidence: Evidence) -> Finding | None:
     of_user = costs.top_nodes(evidence.spans_with(span))
     return finding(
         placed,
-        title="A backward computes gradients that nobody reads",
         seen=(
             f"{', '.join(of_user)}: {say.per_step(len(marks), 'backward')} of a Function returns "
             "gradients for inputs that need none, and autograd throws them away: about "
             f"{say.ms(placed.wall_ns)}, if all gradients of a node cost the same."
         ),
-        remedy=(
-            "In the backward of this torch.autograd.Function, compute a gradient only where "
-            "ctx.needs_input_grad[i] is true, and return None for the others."
-        ),
-        link="https://docs.pytorch.org/docs/stable/notes/extending.html",
         nodes=of_user,
     )
 
@@ -481,41 +543,68 @@ def _part(mark: str) -> float:
     return some / max(1, every)
 
 
-_SECOND_LEAST = 0.1
-
-
-@rule("second-backward")
+@rule(
+    "second-backward",
+    least=0.1,
+    title="The step differentiates through a backward",
+    remedy=(
+        "If it is a penalty or another regularizer, compute it in every eighth or sixteenth "
+        "step with that weight, or on a part of the batch. If the training is about these "
+        "gradients themselves, such as forces, it cannot be left out."
+    ),
+    link="https://docs.pytorch.org/docs/stable/generated/torch.autograd.grad.html",
+)
 def second_backward(evidence: Evidence) -> Finding | None:
-    """Find passes with ``create_graph=True``, and the nodes of later passes through them."""
+    """The step differentiates through a backward.
+
+    **Cause.** A backward with `create_graph=True`, as of a gradient penalty, and the next backward
+    through it take several times the work of the loss. The limit is 10% of the step, in most steps.
+
+    **Found by** nodes that another node made. Checkpointing does not count.
+
+    **Fix.** Compute a penalty in every eighth or sixteenth step with that weight. Where the
+    gradients themselves are trained, such as forces, they are needed.
+    """
     costs, say = evidence.costs, evidence.wording
     made, within = made_by_nodes(evidence)
     passes = evidence.ownership.passes.of_span
     kept = is_in(passes, distinct(passes[within])) & evidence.in_pass
     kept[made] = True
-    if not costs.holds_in_most_steps(costs.of_spans_by_step(kept), _SECOND_LEAST):
-        return None
     placed = costs.places_of_spans(kept)
     return finding(
         placed,
-        title="The step differentiates through a backward",
         seen=(
             f"A backward with create_graph=True, and {say.per_step(len(made), 'node')} of the next "
             f"one that go through it, take {say.ms(placed.wall_ns)}: this double backward is what "
             "a gradient penalty costs."
         ),
-        remedy=(
-            "If it is a penalty or another regularizer, compute it in every eighth or sixteenth "
-            "step with that weight, or on a part of the batch. If the training is about these "
-            "gradients themselves, such as forces, it cannot be left out."
-        ),
-        link="https://docs.pytorch.org/docs/stable/generated/torch.autograd.grad.html",
         nodes=costs.top_nodes(kept),
     )
 
 
-@rule("unused-parameter-search", devices=("cpu", "cuda"))
+@rule(
+    "unused-parameter-search",
+    devices=("cpu", "cuda"),
+    title="DistributedDataParallel searches for unused parameters",
+    remedy=(
+        "Leave out find_unused_parameters=True: if every parameter takes part in each step, "
+        "nothing else changes, and else the next step raises an error. Where the same "
+        "parameters are unused in every step, static_graph=True searches once."
+    ),
+    link="https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html",
+)
 def unused_parameter_search(evidence: Evidence) -> Finding | None:
-    """Find DistributedDataParallel's walk through the graph for parameters without a gradient."""
+    """DDP searches for unused parameters.
+
+    **Cause.** `DistributedDataParallel(find_unused_parameters=True)` walks through the graph before
+    each backward, and the ranks exchange which parameters are used.
+
+    **Found by** the reducer's own mark, at the cost of the time from the last operator of the
+    forward to the end of DDP's, in which a GPU has nothing to do.
+
+    **Fix.** Leave the option out: a parameter without a gradient then raises an error in the next
+    step. `static_graph=True` searches once. On a CPU, 200 small layers took 6% less.
+    """
     costs, say, events = evidence.costs, evidence.wording, evidence.events
     marks = events.named(Category.OPERATOR, names.DDP_SEARCH)
     if not len(marks):
@@ -535,16 +624,9 @@ def unused_parameter_search(evidence: Evidence) -> Finding | None:
     placed = costs.places_at(take(evidence.ownership.owner, span), start, ns)
     return finding(
         placed,
-        title="DistributedDataParallel searches for unused parameters",
         seen=(
             f"{say.per_step(len(marks), 'search', 'searches')} of the whole graph, "
             f"{say.ms(placed.wall_ns)}, before the backward starts. The ranks also exchange which "
             "parameters are used."
         ),
-        remedy=(
-            "Leave out find_unused_parameters=True: if every parameter takes part in each step, "
-            "nothing else changes, and else the next step raises an error. Where the same "
-            "parameters are unused in every step, static_graph=True searches once."
-        ),
-        link="https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html",
     )

@@ -49,14 +49,29 @@ _COMPILE = "https://docs.pytorch.org/docs/stable/generated/torch.compile.html"
 _LAUNCHING_PHASES = {"forward", "loss", "clipping", "optimizer", "averaging", *WITHOUT_GRADIENTS}
 
 
-@fallback_rule("launch-bound", devices=("cuda",))
+@fallback_rule(
+    "launch-bound",
+    devices=("cuda",),
+    title="The GPU waits for the host to launch kernels",
+)
 def launch_bound(evidence: Evidence, others: Sequence[Finding]) -> Finding | None:
-    """Find the phases in which the GPU is idle for much of the time because of launches.
+    """The GPU waits for the host to launch kernels.
 
-    Of the backward these are the nodes that the host executes meanwhile, of others what is launched
-    too late. Time in which the host waits or computes by itself belongs to other rules, and so do a
-    phase that another finding is about, and the calls and nodes that are its cause.
+    **Cause.** The GPU idles while Python and autograd prepare the next kernel. The limit is 15% of
+    the backward, or of another phase that is as long.
+
+    **Found by** moments in which the GPU has nothing to run while the host is in a node. If that is
+    little, by launches of another phase that find the GPU without work (`report.launches`), in the
+    phase where it idles longest. Calls and nodes that another finding would remove do not count.
+    Without the profiler, the share is somewhat lower.
+
+    **Fix.** Launch fewer and larger kernels: `torch.compile` (`mode="reduce-overhead"` replays CUDA
+    graphs), a larger batch, fused layers, one wide layer instead of many. For a compiled backward,
+    the remedy names lines at which graphs break.
     """
+    # Of the backward these are the nodes that the host executes meanwhile, of others what is
+    # launched too late. Time in which the host waits or computes by itself belongs to other rules,
+    # and so do a phase that another finding is about, and the calls and nodes that are its cause.
     costs, say, report = evidence.costs, evidence.wording, evidence.report
     claimed = np.zeros(len(evidence.spans.start), bool)
     for one in others:
@@ -107,7 +122,6 @@ def launch_bound(evidence: Evidence, others: Sequence[Finding]) -> Finding | Non
         said = "(The profiler slows the host: without it the share is lower.)"
     return finding(
         _with_phases(evidence, costs.places_of_spans(mine, with_work=False), late),
-        title="The GPU waits for the host to launch kernels",
         seen=f"{seen} {said}",
         remedy=_FUSED if not cost and name == "optimizer" else remedy,
         link=_COMPILE,
@@ -157,12 +171,25 @@ _OTHERWISE = {
 """What saves launches, by whether the backward is compiled already."""
 
 
-@fallback_rule("small-batch", devices=("cuda",), needs=("blocks",))
+@fallback_rule(
+    "small-batch",
+    devices=("cuda",),
+    needs=("blocks",),
+    title="The batch is too small for the GPU",
+    link="https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html",
+)
 def small_batch(evidence: Evidence, others: Sequence[Finding]) -> Finding | None:
-    """Find a launch-bound step with kernels that leave most multiprocessors without a block.
+    """The GPU is often idle, and mostly empty when it runs.
 
-    It stands for the idle time that no other cause claims, and is silent where others claim most.
+    **Cause.** The step is launch-bound, and less than a fifth of the GPU's multiprocessors is in
+    use: a larger batch takes hardly more time.
+
+    **Found by** the thread blocks per multiprocessor of each kernel, weighted by time.
+
+    **Fix.** Raise the batch size until memory or the learning rate limits it. Where it can't grow,
+    use CUDA graphs or `torch.compile`.
     """
+    # It stands for the idle time that no other cause claims, and is silent where others claim most.
     costs = evidence.costs
     size = evidence.events.size[evidence.work.event]
     known = (evidence.work.tier == Tier.COMPUTE) & (size >= 0)
@@ -193,7 +220,6 @@ def small_batch(evidence: Evidence, others: Sequence[Finding]) -> Finding | None
     busy = percent(costs.busy_ns / evidence.step_ns)
     return finding(
         costs.place(path, idle, evidence.report.steps, class_name),
-        title="The batch is too small for the GPU",
         seen=(
             f"The GPU is busy for {busy} of the step, and "
             f"its kernels then have thread blocks for {percent(used)} of the multiprocessors."
@@ -202,7 +228,6 @@ def small_batch(evidence: Evidence, others: Sequence[Finding]) -> Finding | None
             "Raise the batch size until memory or the learning rate limits it: a larger batch "
             f"takes hardly more time here. If the batch can't grow, {_OTHERWISE[is_compiled]}"
         ),
-        link="https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html",
     )
 
 
@@ -213,18 +238,37 @@ def _idle_claimed(evidence: Evidence, found: Finding) -> int:
     return max(0, found.wall_ns - busy)
 
 
-_CELLS_LEAST = 0.1
 _CELLS_MANY = 8
 """Calls in a step: with fewer, a whole layer saves little."""
 
 
-@rule("recurrent-cells", devices=("cpu",))
+@rule(
+    "recurrent-cells",
+    least=0.1,
+    devices=("cpu",),
+    title="A loop calls an LSTM cell for each time step",
+    remedy=(
+        "If no input depends on an earlier output, call torch.nn.LSTM once for the whole "
+        "sequence. In fp32 it computes the products of all time steps together and runs as a "
+        "single operator on a CPU; in fp64 it takes as long as the loop."
+    ),
+    link="https://docs.pytorch.org/docs/stable/generated/torch.nn.LSTM.html",
+)
 def recurrent_cells(evidence: Evidence) -> Finding | None:
-    """Find modules that call ``aten::lstm_cell`` many times in each step.
+    """A loop calls an LSTM cell for each time step.
 
-    GRU and plain cells are left out, because their whole layers run the same operators. The same
-    holds for all of them in fp64.
+    **Cause.** Python calls an `LSTMCell` for each time step: small products and a dozen small
+    operators.
+
+    **Found by** at least eight calls of `aten::lstm_cell` by a module in each step, from 10% of the
+    step. A whole GRU, or LSTM in fp64, runs the same operators as its cells: no finding.
+
+    **Fix.** If no input depends on an earlier output, call `torch.nn.LSTM` once with the whole
+    sequence: on a CPU, steps of 52 to 168 ms took 10 to 87 ms. A decoder that feeds its output back
+    needs the loop.
     """
+    # GRU and plain cells are left out, because their whole layers run the same operators. The same
+    # holds for all of them in fp64.
     spans, costs, say = evidence.spans, evidence.costs, evidence.wording
     cells = evidence.events.named(Category.OPERATOR, "aten::lstm_cell")
     double = np.array(["double" in one.types for one in evidence.events.signatures] + [False])
@@ -234,28 +278,38 @@ def recurrent_cells(evidence: Evidence) -> Finding | None:
     calls = np.bincount(owner, minlength=len(evidence.ownership.owners))
     looped = calls >= _CELLS_MANY * evidence.report.steps
     mine = looped[evidence.ownership.owner]
-    if not costs.holds_in_most_steps(costs.of_spans_by_step(mine), _CELLS_LEAST):
-        return None
     return finding(
         costs.places_of_spans(mine),
-        title="A loop calls an LSTM cell for each time step",
         seen=(
             f"{say.per_step(int(calls[looped].sum()), 'call')} take "
             f"{say.ms(costs.of_spans(mine))}, forward and backward."
         ),
-        remedy=(
-            "If no input depends on an earlier output, call torch.nn.LSTM once for the whole "
-            "sequence. In fp32 it computes the products of all time steps together and runs as a "
-            "single operator on a CPU; in fp64 it takes as long as the loop."
-        ),
-        link="https://docs.pytorch.org/docs/stable/generated/torch.nn.LSTM.html",
         nodes=costs.top_nodes(mine),
     )
 
 
-@rule("cpu-operators", devices=("cuda",))
+@rule(
+    "cpu-operators",
+    devices=("cuda",),
+    title="Operators of a GPU model run on the CPU",
+    remedy=(
+        "Create tensors on the device (torch.arange(…, device=x.device)), register constants "
+        "as buffers so that .to() moves them, and keep NumPy out of forward and backward."
+    ),
+    link="https://docs.pytorch.org/docs/stable/notes/cuda.html#best-practices",
+)
 def cpu_operators(evidence: Evidence) -> Finding | None:
-    """Find long operators that never call the driver, in the model's forward or backward."""
+    """Operators of a GPU model run on the CPU.
+
+    **Cause.** A GPU model computes something on the CPU while the GPU waits: a tensor without
+    `device=`, a constant that is no buffer, a detour through NumPy.
+
+    **Found by** operators of more than 0.2 ms without the driver, while the GPU idles, in every
+    step.
+
+    **Fix.** `torch.arange(..., device=x.device)`, and `register_buffer` so that `.to()` moves
+    constants. Keep sampling and sorting on the device.
+    """
     costs, say = evidence.costs, evidence.wording
     index = host_operators(evidence)
     span = evidence.spans.of(evidence.events, index)
@@ -269,16 +323,10 @@ def cpu_operators(evidence: Evidence) -> Finding | None:
     together = evidence.typical.value(costs.times_by_step(evidence.events.start[index], cost))
     return finding(
         costs.places_at(evidence.ownership.owner[span], evidence.events.start[index], cost),
-        title="Operators of a GPU model run on the CPU",
         seen=(
             f"{say.per_step(len(index), 'operator')} on the CPU ({', '.join(operators)}), "
             f"{say.ms(together)} in which the GPU is idle."
         ),
-        remedy=(
-            "Create tensors on the device (torch.arange(…, device=x.device)), register constants "
-            "as buffers so that .to() moves them, and keep NumPy out of forward and backward."
-        ),
-        link="https://docs.pytorch.org/docs/stable/notes/cuda.html#best-practices",
         operators=operators,
     )
 
@@ -335,13 +383,38 @@ _BATCH_NORM = (
 _NO_SYNCHRONIZE = "Leave torch.cuda.synchronize() and event.synchronize() out of the step."
 
 
-@rule("host-waits", devices=("cuda",))
+@rule(
+    "host-waits",
+    devices=("cuda",),
+    title="The host waits for the GPU, and the GPU then for the host",
+    link=(
+        "https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html"
+        "#avoid-unnecessary-cpu-gpu-synchronization"
+    ),
+)
 def host_waits(evidence: Evidence) -> Finding | None:
-    """Find where the host waits for a device in any phase, and the idle time that follows.
+    """The host waits for the GPU, which then waits for the host.
 
-    After a wait the host has no kernels queued. Until it is ahead again, the GPU idles between
-    kernels. Without the wait, the GPU would be spared at most the wait's own length of that.
+    **Cause.** The host waits for the GPU, in any phase: `.item()`, `float()`, `print`, `nonzero()`
+    (also in `x[mask]`), a copy that blocks, a synchronization. Then no kernels are queued, and the
+    GPU idles.
+
+    **Found by** waiting calls of the driver, at the cost of the idle time. Where the GPU is busy
+    anyway, a wait costs nothing. `report.waits` has each place with its line and what a step would
+    take without it.
+
+    Waits for boolean masks and of anomaly mode belong to [masked-indexing](#masked-indexing) and
+    [anomaly-mode](#anomaly-mode) where these find something.
+
+    **Fix.** Keep values on the GPU: add metrics up there and read them in some steps; `torch.where`
+    for `x[mask]`; `clip_grad_norm_` to clip; copies with `non_blocking=True` from pinned memory.
+    Waits within a convolution are those of `torch.backends.cudnn.benchmark`, which tries all
+    kernels for each new size: give it a few sizes. Those within SyncBatchNorm are PyTorch's own:
+    use `BatchNorm` where a rank's batch is large enough, or a norm without a batch, such as
+    `GroupNorm`.
     """
+    # After a wait the host has no kernels queued. Until it is ahead again, the GPU idles between
+    # kernels. Without the wait, the GPU would be spared at most the wait's own length of that.
     costs, say, events = evidence.costs, evidence.wording, evidence.events
     # Copies to the device are found by the rule pageable-copy.
     to_device = events.correlation[events.named(Category.MEMCPY, names.CUDA_TO_DEVICE)]
@@ -369,7 +442,6 @@ def host_waits(evidence: Evidence) -> Finding | None:
     synchronized = take(of_synchronized(evidence), waits.owner, False).mean() >= 0.5
     return finding(
         placed,
-        title="The host waits for the GPU, and the GPU then for the host",
         seen=(
             f"{say.per_step(int(waits.first.sum()), 'wait')} in {', '.join(operators)} "
             f"({', '.join(where)}). The host waits for {say.ms(long)}, and the GPU is then idle "
@@ -377,10 +449,6 @@ def host_waits(evidence: Evidence) -> Finding | None:
             f"{f' {elsewhere} are of another finding.' if more else ''}"
         ),
         remedy=_BATCH_NORM if synchronized else _without_waits(operators),
-        link=(
-            "https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html"
-            "#avoid-unnecessary-cpu-gpu-synchronization"
-        ),
         nodes=costs.top_nodes(evidence.spans_with(evidence.spans.of(events, waits.event))),
         operators=operators,
         change={"free": _waiting(evidence, waits)},
@@ -448,13 +516,30 @@ _LOADING = "https://docs.pytorch.org/docs/stable/data.html#multi-process-data-lo
 
 @rule("waiting-for-data")
 def waiting_for_data(evidence: Evidence) -> Finding | None:
-    """Find the data phase of the step, but for what takes a batch that was ready.
+    """The step waits for its batch.
 
-    Without the marks of a loader, it looks at the host before the first operator, where nothing is
-    recorded. On a GPU, a copy follows, which may be that of a batch. Without a GPU, nothing shows
-    what the time is spent on. With several workers, the step may wait for one of them in every
-    second step, say, and find the batches of the others ready.
+    **Cause.** The step waits for its next batch. A faster backward does not help.
+
+    **Found by** the `data` phase: the step stands still while the DataLoader works. Waits below 0.5
+    ms do not count. Of a loader with workers, only the time until the batch has arrived is a wait,
+    and where they decide how long a step takes, both paces are said: "the workers deliver 21
+    batches a second, the model takes 33". `profile` and `run` note for each batch whether it was
+    ready ([how](how-it-works.md#batches-of-workers)). Without marks of a loader, the finding is
+    that the GPU is idle before a batch is copied (the `host` phase), and says no more: the host may
+    load data, or do anything else. Where stacks say what the host does, it is left to
+    [python-code](#python-code) and [code-around-model](#code-around-model).
+
+    **Fix.** For a GPU: workers (`num_workers`, `persistent_workers=True`, `prefetch_factor`),
+    pinned memory, and decoding on the GPU or once beforehand. Where workers are late already, or on
+    a CPU: less work for each batch, then more workers, as these need free cores. Below 5 ms without
+    workers, which cost some milliseconds themselves: index data in memory by whole batches,
+    `DataLoader(data, batch_size=None, sampler=BatchSampler(RandomSampler(data), size,
+    drop_last=False))`.
     """
+    # Without the marks of a loader, it looks at the host before the first operator, where nothing
+    # is recorded. On a GPU, a copy follows, which may be that of a batch. Without a GPU, nothing
+    # shows what the time is spent on. With several workers, the step may wait for one of them in
+    # every second step, say, and find the batches of the others ready.
     fetches = evidence.events.names_where(names.is_fetch_mark)
     loading = evidence.events.chosen(fetches, Category.ANNOTATION)
     marked = len(loading) > 0
@@ -551,9 +636,29 @@ def _paces(evidence: Evidence, spent: int) -> str:
     )
 
 
-@rule("batch-handover")
+@rule(
+    "batch-handover",
+    title="Batches that are ready take long to take over from the workers",
+    remedy=(
+        "Hand over a few large tensors: have the workers collate a batch into one tensor, and "
+        "not into many or into lists, as uint8 where that is enough. Where it goes to a GPU, "
+        "pin_memory=True has a thread unpickle it beside the training."
+    ),
+)
 def batch_handover(evidence: Evidence) -> Finding | None:
-    """Find batches that were ready, and that the program takes long to unpickle."""
+    """Batches that are ready take long to unpickle.
+
+    **Cause.** The program takes long to take over batches that its workers had ready. More workers
+    do not help.
+
+    **Found by** the time from a batch's arrival to the end of its fetch, from 5% of the step and
+    0.5 ms, where it is known that most batches were ready. It is spent on unpickling, and on asking
+    the worker for its memory, once for each tensor.
+
+    **Fix.** Let the workers collate a batch into one tensor instead of many or of lists, and hand
+    over uint8 where that is enough. For a GPU, `pin_memory=True`: a thread unpickles beside the
+    training.
+    """
     say, costs, batches = evidence.wording, evidence.costs, evidence.batches
     mine = batches.waited >= 0
     ns = _handed_over(evidence)
@@ -565,25 +670,40 @@ def batch_handover(evidence: Evidence) -> Finding | None:
         return None
     return finding(
         costs.place("(data)", spent, evidence.report.steps),
-        title="Batches that are ready take long to take over from the workers",
         seen=(
             f"For {say.ms(typical)} of each step, {say.share(typical)}, the program unpickles a "
             f"batch that has arrived. {ready:,} of {len(batches.event):,} batches were ready when "
             "they were asked for: more workers do not shorten this."
-        ),
-        remedy=(
-            "Hand over a few large tensors: have the workers collate a batch into one tensor, and "
-            "not into many or into lists, as uint8 where that is enough. Where it goes to a GPU, "
-            "pin_memory=True has a thread unpickle it beside the training."
         ),
         link=_LOADING,
         change={"handover": True},
     )
 
 
-@rule("exposed-communication")
+@rule(
+    "exposed-communication",
+    title="Communication between ranks is not hidden",
+    remedy=(
+        "If one rank is late, the others wait for it here: backspot ranks says which. "
+        "Otherwise use larger or earlier buckets (bucket_cap_mb of DistributedDataParallel), "
+        "FSDP's prefetching, gradients in bf16, or no_sync() while gradients accumulate."
+    ),
+    link="https://docs.pytorch.org/docs/stable/notes/ddp.html",
+)
 def exposed_communication(evidence: Evidence) -> Finding | None:
-    """Find communication kernels that run while no device computes or copies."""
+    """Ranks communicate while nothing is computed.
+
+    **Cause.** Collectives run while this rank computes nothing.
+
+    **Found by** kernels of NCCL and RCCL beside which nothing runs, and exchanges of gloo and MPI
+    while the host runs no node. The time is in rows such as `(gradient exchange)`.
+
+    **Fix.** A collective lasts until its slowest rank arrives: ask [`backspot ranks`](ranks.md)
+    first. If no rank is late: with DistributedDataParallel, other sizes of `bucket_cap_mb`, or
+    gradients in bf16 (`bf16_compress_hook`); with FSDP2, prefetch
+    (`set_modules_to_backward_prefetch`) or keep parameters (`reshard_after_forward=False`). While
+    gradients accumulate: `no_sync()`, or `set_requires_gradient_sync(False)` of FSDP2.
+    """
     costs, say = evidence.costs, evidence.wording
     work = (evidence.work.tier == Tier.COMMUNICATION) & evidence.recorded
     cost = costs.of_work(work)
@@ -595,18 +715,11 @@ def exposed_communication(evidence: Evidence) -> Finding | None:
     parts = ", ".join(f"{say.ms(one.wall_ns)} in {one.path}" for one in spent if one.wall_ns)
     return finding(
         replace(costs.places_of_work(work), removable=costs.removable(None, work)),
-        title="Communication between ranks is not hidden",
         seen=(
             f"{say.per_step(int(work.sum()), 'collective')}, "
             f"{say.ms(costs.of_device(work))} in all. For {say.ms(cost)} this rank "
             f"computes nothing and waits for other ranks: {parts}."
         ),
-        remedy=(
-            "If one rank is late, the others wait for it here: backspot ranks says which. "
-            "Otherwise use larger or earlier buckets (bucket_cap_mb of DistributedDataParallel), "
-            "FSDP's prefetching, gradients in bf16, or no_sync() while gradients accumulate."
-        ),
-        link="https://docs.pytorch.org/docs/stable/notes/ddp.html",
         nodes=costs.top_nodes(evidence.spans_of_work(work)),
         kernels=costs.top_kernels(work),
     )

@@ -37,9 +37,25 @@ _FEW_ROWS = (
 """Title, what is seen, and remedy."""
 
 
-@rule("dense-embedding-gradient")
+@rule(
+    "dense-embedding-gradient",
+    link="https://docs.pytorch.org/docs/stable/generated/torch.nn.Embedding.html",
+)
 def dense_embedding_gradient(evidence: Evidence) -> Finding | None:
-    """Find embedding nodes, which fill a gradient for every row of the table."""
+    """The gradient of a lookup is as large as its table.
+
+    **Cause.** The gradient of an embedding is as large as its table: filled with zeros, a few rows
+    added, and all of it updated. Or many gradients are added to few rows, one after the other,
+    which the title says where hardly any time goes into zeros.
+
+    **Found by** embedding nodes without `sparse=True` from 4% of the step, as every language model
+    has one; from 2% where they fill the whole table, which the optimizer then reads and writes
+    several times.
+
+    **Fix.** If batches use few rows of a large table: `sparse=True` with `torch.optim.SparseAdam`.
+    Weights tied to the output layer have a dense gradient anyway. `padding_idx` leaves padding out
+    of the sum.
+    """
     costs, say = evidence.costs, evidence.wording
     nodes = evidence.nodes_named(lambda name: name.startswith("Embedding") and "Sparse" not in name)
     # The node of a table with sparse=True has the same name.
@@ -58,7 +74,6 @@ def dense_embedding_gradient(evidence: Evidence) -> Finding | None:
             f"{', '.join(names)}: {say.ms(cost)} in {say.per_step(int(nodes.sum()), 'node')}. {why}"
         ),
         remedy=remedy,
-        link="https://docs.pytorch.org/docs/stable/generated/torch.nn.Embedding.html",
         nodes=names,
         kernels=costs.top_kernels(evidence.work_of(nodes)),
         change={"free": placed.removable, "update": [place.path for place in placed.places]},
@@ -68,9 +83,30 @@ def dense_embedding_gradient(evidence: Evidence) -> Finding | None:
 _EMPTY = ("aten::empty*", "aten::new_empty*", "aten::resize_", "aten::_efficientzerotensor")
 
 
-@rule("deterministic-fill", devices=("cuda",))
+@rule(
+    "deterministic-fill",
+    devices=("cuda",),
+    title="Deterministic mode fills memory that is overwritten anyway",
+    remedy=(
+        "Set torch.utils.deterministic.fill_uninitialized_memory = False. Results stay "
+        "reproducible, unless the program reads memory that it never wrote."
+    ),
+    link=(
+        "https://docs.pytorch.org/docs/stable/deterministic.html"
+        "#torch.utils.deterministic.fill_uninitialized_memory"
+    ),
+)
 def deterministic_fill(evidence: Evidence) -> Finding | None:
-    """Find fills inside ``empty`` and similar operators, which otherwise write nothing."""
+    """Deterministic mode fills memory that is overwritten.
+
+    **Cause.** With `torch.use_deterministic_algorithms(True)`, PyTorch fills every new tensor with
+    NaN, to expose reads of uninitialized memory.
+
+    **Found by** fill kernels that `aten::empty` and similar operators launch.
+
+    **Fix.** `torch.utils.deterministic.fill_uninitialized_memory = False`. Results stay
+    reproducible, unless a bug reads such memory.
+    """
     costs, say = evidence.costs, evidence.wording
     empty = evidence.launched_in(*_EMPTY)
     work = (empty >= 0) & evidence.work_named(lambda name: names.FILL_FUNCTOR in name)
@@ -78,28 +114,39 @@ def deterministic_fill(evidence: Evidence) -> Finding | None:
         return None
     return finding(
         costs.places_of_work(work),
-        title="Deterministic mode fills memory that is overwritten anyway",
         seen=(
             f"{say.per_step(int(work.sum()), 'kernel')} to fill new tensors, "
             f"{say.ms(costs.of_work(work))}: torch.use_deterministic_algorithms(True) fills empty "
             "memory with NaN."
-        ),
-        remedy=(
-            "Set torch.utils.deterministic.fill_uninitialized_memory = False. Results stay "
-            "reproducible, unless the program reads memory that it never wrote."
-        ),
-        link=(
-            "https://docs.pytorch.org/docs/stable/deterministic.html"
-            "#torch.utils.deterministic.fill_uninitialized_memory"
         ),
         operators=costs.top_operators(evidence.names_of(empty[work]), costs.work_ns[work]),
         kernels=costs.top_kernels(work),
     )
 
 
-@rule("duplicate-indices", devices=("cuda",))
+@rule(
+    "duplicate-indices",
+    devices=("cuda",),
+    title="Many gradients are added into few rows",
+    remedy=(
+        "Look up a small table by a matmul with one-hot rows, which adds in parallel; or "
+        "combine the positions that share a row before the lookup. "
+        "torch.nn.functional.embedding has a faster backward than x[index]."
+    ),
+    link="https://docs.pytorch.org/docs/stable/generated/torch.Tensor.index_put_.html",
+)
 def duplicate_indices(evidence: Evidence) -> Finding | None:
-    """Find index nodes that take far longer than the indexing that made them."""
+    """Many gradients are added into few rows, one after the other.
+
+    **Cause.** Many positions read the same few rows (classes, a codebook), so many gradients are
+    added into one row, one after the other.
+
+    **Found by** an adding kernel that takes more than twelve times as long as the lookup in the
+    forward; three times is normal.
+
+    **Fix.** Look up a small table by a matmul with one-hot rows, combine positions that share a row
+    first, or use `torch.nn.functional.embedding`, which splits long runs of one index.
+    """
     costs, say = evidence.costs, evidence.wording
     nodes = crowded(evidence)
     if not nodes.any():
@@ -110,42 +157,50 @@ def duplicate_indices(evidence: Evidence) -> Finding | None:
     names = costs.top_nodes(nodes)
     return finding(
         costs.places_of_spans(nodes),
-        title="Many gradients are added into few rows",
         seen=(
             f"{', '.join(names)}: {say.ms(backward)} of GPU time, "
             f"{times:.0f} times the {say.ms(backward / times)} of the forward. "
             "Gradients with equal indices are added one after the other."
         ),
-        remedy=(
-            "Look up a small table by a matmul with one-hot rows, which adds in parallel; or "
-            "combine the positions that share a row before the lookup. "
-            "torch.nn.functional.embedding has a faster backward than x[index]."
-        ),
-        link="https://docs.pytorch.org/docs/stable/generated/torch.Tensor.index_put_.html",
         nodes=names,
         kernels=costs.top_kernels(work),
     )
 
 
-@rule("masked-indexing", devices=("cuda",))
+@rule(
+    "masked-indexing",
+    devices=("cuda",),
+    title="Rows are picked by boolean masks",
+    remedy=(
+        "Where the masks together pick most rows, compute all rows and choose by "
+        "torch.where(mask[:, None], a, b), which has no indices and no wait. Else sort the "
+        "rows once by what the masks ask for, and split them, as mixtures of experts do."
+    ),
+    link="https://docs.pytorch.org/docs/stable/generated/torch.where.html",
+)
 def masked_indexing(evidence: Evidence) -> Finding | None:
-    """Find forwards that pick rows by many boolean masks, and their backward."""
+    """Many boolean masks pick rows.
+
+    **Cause.** `x[mask]` turns a mask into indices: kernels that count, a host that waits for the
+    number, and in the backward the same again with a sort. With a head or an expert for each mask,
+    the step is made of that.
+
+    **Found by** at least four operators a step in the forward that index by a mask, from 5% of the
+    step, with the nodes that they made and the GPU's idle time in them. One or two masks, which
+    pick the tokens of a loss, are as usual, and those within SyncBatchNorm are PyTorch's own.
+
+    **Fix.** If the masks together pick most rows, compute all rows and choose: `torch.where(mask[:,
+    None], a, b)`. Else sort the rows once by what the masks ask for, and split them.
+    """
     costs, say = evidence.costs, evidence.wording
     nodes, operators, placed = by_masks(evidence)
     return finding(
         placed,
-        title="Rows are picked by boolean masks",
         seen=(
             f"{say.per_step(len(operators), 'mask')} in the forward, and those of "
             f"{say.per_step(int(nodes.sum()), 'node')}: {say.ms(placed.wall_ns)}. Each mask is "
             "turned into indices, for whose number the host waits, in forward and backward."
         ),
-        remedy=(
-            "Where the masks together pick most rows, compute all rows and choose by "
-            "torch.where(mask[:, None], a, b), which has no indices and no wait. Else sort the "
-            "rows once by what the masks ask for, and split them, as mixtures of experts do."
-        ),
-        link="https://docs.pytorch.org/docs/stable/generated/torch.where.html",
         nodes=costs.top_nodes(nodes),
         kernels=costs.top_kernels(evidence.work_of(nodes)),
         change={"free": placed.removable},
@@ -168,14 +223,29 @@ _INDEX = (
 )
 
 
-@rule("sorted-indexing", devices=("cuda",))
+@rule(
+    "sorted-indexing",
+    devices=("cuda",),
+    title="Indexing backward sorts its indices",
+    link="https://docs.pytorch.org/docs/stable/generated/torch.use_deterministic_algorithms.html",
+)
 def sorted_indexing(evidence: Evidence) -> Finding | None:
-    """Find index nodes with kernels that sort.
+    """Gather, scatter or index backward sorts its indices.
 
-    A floating-point sum over equal indices is reproducible only in a fixed order, so PyTorch sorts
-    the indices first: always where the forward was ``x[index]``, and for ``gather`` and ``scatter``
-    with deterministic algorithms.
+    **Cause.** Where the order of sums must be fixed, PyTorch sorts indices before it adds: always
+    in the backward of `x[index]`, and of `gather` and `scatter` under
+    `torch.use_deterministic_algorithms(True)`.
+
+    **Found by** gather, scatter or index nodes that launch a sort. The cost is the whole node.
+
+    **Fix.** If the index of a `gather` was expanded over features, every element is sorted: index
+    whole rows, `x[torch.arange(len(x))[:, None], keep]`. For one dimension, `index_select` does not
+    sort (and its order varies). Leave deterministic mode off, unless runs must be reproducible bit
+    by bit.
     """
+    # A floating-point sum over equal indices is reproducible only in a fixed order, so PyTorch
+    # sorts the indices first: always where the forward was ``x[index]``, and for ``gather`` and
+    # ``scatter`` with deterministic algorithms.
     costs, say = evidence.costs, evidence.wording
     nodes = sorting(evidence) & ~crowded(evidence) & ~by_masks(evidence)[0]
     if not nodes.any():
@@ -184,7 +254,6 @@ def sorted_indexing(evidence: Evidence) -> Finding | None:
     sorts = work & evidence.work_named(names.is_sort)
     return finding(
         costs.places_of_spans(nodes),
-        title="Indexing backward sorts its indices",
         seen=(
             f"{', '.join(costs.top_nodes(nodes))}: {say.ms(costs.of_spans(nodes))} in "
             f"{say.per_step(int(nodes.sum()), 'node')}, with "
@@ -192,7 +261,6 @@ def sorted_indexing(evidence: Evidence) -> Finding | None:
             f"({say.ms(costs.of_device(sorts))}) before anything is added."
         ),
         remedy=_remedy(evidence, nodes),
-        link="https://docs.pytorch.org/docs/stable/generated/torch.use_deterministic_algorithms.html",
         nodes=costs.top_nodes(nodes),
         kernels=costs.top_kernels(work),
     )

@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from backspot.analysis.attribution.launches import Tier
+from backspot.analysis.findings.costs import LEAST_SHARE
 from backspot.analysis.findings.evidence import Evidence
 from backspot.analysis.findings.observations import (
     backward_of,
@@ -25,9 +26,6 @@ from backspot.analysis.timeline import NOTHING, enclosing, is_in, merged, number
 from backspot.results.findings import Finding
 from backspot.trace import Category, names
 from backspot.trace.events import Ints, Mask
-
-_LEAST = 0.03
-"""Share of the step. A slow kernel that takes less is not worth another algorithm."""
 
 _SLOW_CONVOLUTION = 6
 """A convolution has two gradients with as much arithmetic as its forward. With this many times the
@@ -44,12 +42,27 @@ _CONVOLUTION_REMEDY = (
 )
 
 
-@rule("slow-convolution", devices=("cuda",))
+@rule(
+    "slow-convolution",
+    least=0.03,
+    devices=("cuda",),
+    link="https://docs.pytorch.org/docs/stable/backends.html#torch-backends-cudnn",
+)
 def slow_convolution(evidence: Evidence) -> Finding | None:
-    """Find convolutions whose gradients take far longer than their forward.
+    """The gradients of a convolution have no fast kernel.
 
-    2-D depthwise ones are left out: all kernels for the gradient of their weights are slow.
+    **Cause.** cuDNN or PyTorch has no fast gradient for these sizes: 3-D depthwise convolutions,
+    some with few channels or many tiny filters. The limit is 3% of the step.
+
+    **Found by** kernels for 3-D depthwise convolutions, and convolutions whose gradients take more
+    than six times their forward. (Healthy networks: up to five times.) 2-D depthwise ones do not
+    count.
+
+    **Fix.** 3-D depthwise: a dense convolution, or 2-D depthwise ones that are summed over the
+    frames of the kernel; both are tried, as on many sizes neither is faster. Others:
+    `torch.backends.cudnn.benchmark = True`, channels last and bf16, or the layer without cuDNN.
     """
+    # 2-D depthwise ones are left out: all kernels for the gradient of their weights are slow.
     say = evidence.wording
     nodes = evidence.nodes_named(lambda name: name.startswith("Convolution"))
     if not nodes.any():
@@ -60,7 +73,7 @@ def slow_convolution(evidence: Evidence) -> Finding | None:
     )
     forward, backward = _times(evidence, nodes)
     slow = nodes & (backward > _SLOW_CONVOLUTION * forward) & (forward > 0) & ~flat | deep
-    placed = both_ways(evidence, slow, evidence.ownership.join.operator[deep], _LEAST)
+    placed = both_ways(evidence, slow, evidence.ownership.join.operator[deep], LEAST_SHARE)
     if not placed.places:
         return None
     in_depth = 2 * evidence.costs.of_spans(deep) > evidence.costs.of_spans(slow)
@@ -77,7 +90,6 @@ def slow_convolution(evidence: Evidence) -> Finding | None:
             f"gradients take {times:.0f} times the forward; twice is usual."
         ),
         remedy=_DEPTHWISE_REMEDY if in_depth else _CONVOLUTION_REMEDY,
-        link="https://docs.pytorch.org/docs/stable/backends.html#torch-backends-cudnn",
         nodes=evidence.costs.top_nodes(slow),
         kernels=evidence.costs.top_kernels(evidence.work_of(slow)),
         at_best=True,
@@ -105,13 +117,28 @@ _CROWDED = 4
 many. With this many times the forward's time, additions wait for each other."""
 
 
-@rule("atomic-additions", devices=("cuda",))
+@rule(
+    "atomic-additions",
+    least=0.03,
+    devices=("cuda",),
+    title="Atomic additions of a backward wait for each other",
+    link="https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.interpolate.html",
+)
 def atomic_additions(evidence: Evidence) -> Finding | None:
-    """Find interpolation and sampling whose backward adds into few elements, or in half precision.
+    """A backward adds many gradients to the same elements.
 
-    Half precision has no atomic addition of its own for single elements: threads try until nobody
-    came between. Indexing is looked at for that alone.
+    **Cause.** The backward of interpolation or of a sampling grid adds many gradients to the same
+    elements, one after the other; in half precision each addition may be repeated. The limit is 3%
+    of the step.
+
+    **Found by** such nodes that take more than four times their forward, which moves as many bytes
+    (not pooling, where few windows share an element); of indexing, only those in half precision.
+
+    **Fix.** From a few cells, interpolate by two products with small matrices. In half precision,
+    run the operator in fp32.
     """
+    # Half precision has no atomic addition of its own for single elements: threads try until nobody
+    # came between. Indexing is looked at for that alone.
     say = evidence.wording
     half = evidence.work_named(names.is_half_atomic)
     nodes = evidence.nodes_named(lambda name: name.startswith(_SPREADING))
@@ -121,14 +148,13 @@ def atomic_additions(evidence: Evidence) -> Finding | None:
         return None
     forward, backward = _times(evidence, nodes)
     nodes &= (forward > 0) & (backward > _CROWDED * forward)
-    placed = both_ways(evidence, nodes, np.empty(0, np.int64), _LEAST)
+    placed = both_ways(evidence, nodes, np.empty(0, np.int64), LEAST_SHARE)
     if not placed.places:
         return None
     times = backward[nodes].max() / max(1, forward[nodes].max())
     in_half = 2 * evidence.costs.of_spans(nodes & evidence.spans_of_work(half)) > placed.wall_ns
     return finding(
         placed,
-        title="Atomic additions of a backward wait for each other",
         seen=(
             f"{', '.join(evidence.costs.top_nodes(nodes))}: {say.ms(placed.wall_ns)} in "
             f"{say.per_step(int(nodes.sum()), 'node')}, {times:.0f} times the forward, which moves "
@@ -143,7 +169,6 @@ def atomic_additions(evidence: Evidence) -> Finding | None:
             "interpolation (one a side), whose backward are products too, or by mode='nearest' or "
             "expand. For grids and boxes, sample fewer points or a larger map."
         ),
-        link="https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.interpolate.html",
         nodes=evidence.costs.top_nodes(nodes),
         kernels=evidence.costs.top_kernels(evidence.work_of(nodes)),
     )
@@ -158,34 +183,45 @@ _MANY_BLOCKS = 16_000
 """Thousandths of a block for each multiprocessor: fewer fit on the device at the same time."""
 
 
-@rule("tiny-products", devices=("cuda",), needs=("blocks",))
+@rule(
+    "tiny-products",
+    least=0.03,
+    devices=("cuda",),
+    needs=("blocks",),
+    title="Batched products of tiny matrices",
+    remedy=(
+        "Write small products (2x2, 3x3, matrix times vector) out as element-wise products and "
+        "sums, which torch.compile makes one kernel of; or put the batch into one dimension of "
+        "a single large product."
+    ),
+    link="https://docs.pytorch.org/docs/stable/generated/torch.bmm.html",
+)
 def tiny_products(evidence: Evidence) -> Finding | None:
-    """Find batched products of matrices that are too small for a kernel for matrices.
+    """Batched products of tiny matrices.
 
-    That is a kernel for vectors, or one that ends its blocks of threads as soon as they start.
+    **Cause.** A batched product of 2 by 2 matrices or of vectors, such as a rotation: its
+    bookkeeping costs far more than its arithmetic. The limit is 3% of the step.
+
+    **Found by** kernels of `bmm` for vectors, and kernels whose blocks of threads end within 150 ns
+    of a multiprocessor: starting one takes half of that.
+
+    **Fix.** Write the product out as element-wise products and sums, and compile it; or make one
+    large product.
     """
+    # That is a kernel for vectors, or one that ends its blocks of threads as soon as they start.
     costs, say, work = evidence.costs, evidence.wording, evidence.work
     inside = evidence.launched_in(*_BATCHED)
     blocks = evidence.events.size[work.event]
     short = (blocks >= _MANY_BLOCKS) & (1000 * costs.device_ns < _BLOCK * blocks)
     tiny = (inside >= 0) & (work.tier == Tier.COMPUTE) & evidence.recorded
     tiny &= short | evidence.work_named(names.is_vector_product)
-    if not costs.holds_in_most_steps(costs.of_work_by_step(tiny), _LEAST):
-        return None
     return finding(
         costs.places_of_work(tiny),
-        title="Batched products of tiny matrices",
         seen=(
             f"{say.per_step(int(tiny.sum()), 'kernel')} of batched products, "
             f"{say.ms(costs.of_work(tiny))}, work on matrices so small, or so thin, that their "
             "bookkeeping costs more than their arithmetic."
         ),
-        remedy=(
-            "Write small products (2x2, 3x3, matrix times vector) out as element-wise products and "
-            "sums, which torch.compile makes one kernel of; or put the batch into one dimension of "
-            "a single large product."
-        ),
-        link="https://docs.pytorch.org/docs/stable/generated/torch.bmm.html",
         nodes=costs.top_nodes(evidence.spans_of_work(tiny)),
         operators=costs.top_operators(
             evidence.names_of(inside[tiny]), np.maximum(costs.work_ns[tiny], 1)
@@ -194,28 +230,37 @@ def tiny_products(evidence: Evidence) -> Finding | None:
     )
 
 
-@rule("pairwise-distance", devices=("cuda",))
+@rule(
+    "pairwise-distance",
+    least=0.03,
+    devices=("cuda",),
+    title="cdist computes one pair of points at a time",
+    remedy=(
+        "For points of a few coordinates, broadcast: (a[:, None] - b[None]).abs().sum(-1) for "
+        "p=1. For p=2, cdist(compute_mode='use_mm_for_euclid_dist') is a product of matrices."
+    ),
+    link="https://docs.pytorch.org/docs/stable/generated/torch.cdist.html",
+)
 def pairwise_distance(evidence: Evidence) -> Finding | None:
-    """Find the kernels of ``cdist`` and ``pdist``, which compute one pair of points at a time.
+    """`cdist` computes one pair of points at a time.
 
-    With ``p=2`` and many points they are a product of matrices, and run another kernel.
+    **Cause.** `cdist` and `pdist` compute one pair of points at a time, in fp32. The limit is 3% of
+    the step.
+
+    **Found by** their kernels. `cdist` with `p=2` and many points is a product of matrices and does
+    not run them.
+
+    **Fix.** With few coordinates, broadcast: `(a[:, None] - b[None]).abs().sum(-1)`.
     """
+    # With ``p=2`` and many points they are a product of matrices, and run another kernel.
     costs, say = evidence.costs, evidence.wording
     work = evidence.work_named(names.is_pairwise_distance)
-    if not costs.holds_in_most_steps(costs.of_work_by_step(work), _LEAST):
-        return None
     return finding(
         costs.places_of_work(work),
-        title="cdist computes one pair of points at a time",
         seen=(
             f"{say.per_step(int(work.sum()), 'kernel')} of cdist or pdist, "
             f"{say.ms(costs.of_work(work))}: a group of threads for each pair, in fp32."
         ),
-        remedy=(
-            "For points of a few coordinates, broadcast: (a[:, None] - b[None]).abs().sum(-1) for "
-            "p=1. For p=2, cdist(compute_mode='use_mm_for_euclid_dist') is a product of matrices."
-        ),
-        link="https://docs.pytorch.org/docs/stable/generated/torch.cdist.html",
         kernels=costs.top_kernels(work),
     )
 
@@ -231,7 +276,6 @@ _RECURRENT: dict[str, tuple[str, ...]] = {
 }
 _WHOLE_LAYERS = ("aten::mkldnn_rnn_layer", "aten::_cudnn_rnn", "aten::miopen_rnn")
 """What a recurrent layer runs for all time steps at once."""
-_SLOW_LEAST = 0.05
 _FAST = {
     "cpu": (
         "oneDNN has it for fp32, and for bf16 on processors that compute in it; not for fp16 and "
@@ -244,9 +288,29 @@ _FAST = {
 }
 
 
-@rule("slow-path", devices=("cpu", "cuda"))
+@rule(
+    "slow-path",
+    least=0.05,
+    devices=("cpu", "cuda"),
+    title="A layer does not run its fast kernel",
+    link="https://docs.pytorch.org/docs/stable/backends.html",
+)
 def slow_path(evidence: Evidence) -> Finding | str | None:
-    """Find convolutions and recurrent layers that do not run the library's kernel for them."""
+    """A layer does not run its fast kernel.
+
+    **Cause.** A convolution or a recurrent layer runs a general way in place of the kernel that
+    oneDNN or cuDNN has for it: fp16 and fp64 on a CPU, `LSTM(proj_size=…)`, a library that is
+    switched off.
+
+    **Found by** `aten::_slow_conv2d_forward` and its like within a convolution (on a CPU only in
+    fp16 and fp64, which needs shapes: in fp32, PyTorch takes this way on purpose for some sizes),
+    and by recurrent layers without an operator for all time steps, with their backward, from 5% of
+    the step. Attention has [its own rule](#attention-math).
+
+    **Fix.** A number format that the kernel takes. On one core of a CPU, a convolution in fp64 took
+    3.8 times as long as in fp32, and in fp16 22 times; an LSTM with a projection 6 times as long as
+    one without. What is left to the fast kernel is not known, so there is no price.
+    """
     costs, say, events = evidence.costs, evidence.wording, evidence.events
     index, _ = forward_operators(evidence)
     on_cpu, lacks = evidence.device == "cpu", ""
@@ -266,11 +330,10 @@ def slow_path(evidence: Evidence) -> Finding | str | None:
     known = np.flatnonzero((made >= 0) & evidence.in_pass)
     inside = enclosing(events, slow, events.thread[made[known]], events.start[made[known]]) >= 0
     nodes = evidence.spans_with(known[inside])
-    placed = both_ways(evidence, nodes, slow, _SLOW_LEAST)
+    placed = both_ways(evidence, nodes, slow, LEAST_SHARE)
     operators = costs.top_operators(evidence.names_of(slow), events.duration[slow])
     found = finding(
         replace(placed, removable=None),  # the fast kernel takes its time, too
-        title="A layer does not run its fast kernel",
         seen=(
             f"{say.per_step(len(slow), 'call')} of {', '.join(operators)} take "
             f"{say.ms(placed.wall_ns)}, forward and backward, by a general way: copies and "
@@ -280,7 +343,6 @@ def slow_path(evidence: Evidence) -> Finding | str | None:
             f"Give the layer what the fast kernel takes: {_FAST[evidence.device]}. A projection "
             "can be a Linear behind the LSTM."
         ),
-        link="https://docs.pytorch.org/docs/stable/backends.html",
         nodes=costs.top_nodes(nodes),
         operators=operators,
     )

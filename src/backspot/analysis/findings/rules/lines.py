@@ -30,12 +30,27 @@ _MANY = 20
 """Calls and operators in a step from which a function is a loop."""
 
 
-@rule("python-code", needs=("stacks",))
+@rule(
+    "python-code",
+    needs=("stacks",),
+    title="Python code holds up the step",
+    link="https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html",
+)
 def python_code(evidence: Evidence) -> Finding | None:
-    """Find functions whose own Python runs while no operator does and every device is idle.
+    """Python code runs while nothing else does.
 
-    Loops over operators around the model belong to ``code-around-model``.
+    **Cause.** A function of yours runs Python for long: a loop over elements, keys of a cache,
+    checks, logging, or `torch.tensor()` of a list. No operator runs meanwhile.
+
+    **Found by** stacks, which `backspot run --stacks` and `profile` record in three further steps
+    (a trace needs `with_stack=True`), at the cost of the time in which the function's own lines run
+    and every device is idle. Before the first operator of a step, PyTorch's own code that they call
+    counts, too: it makes tensors of lists there.
+
+    **Fix.** Do it once before the training, in the loader's workers, or for whole arrays:
+    `torch.from_numpy(numpy.stack(arrays))` for `torch.tensor(arrays)`.
     """
+    # Loops over operators around the model belong to ``code-around-model``.
     loops = {(line.file, line.function) for line, _ in _loops(evidence)}
     lines = [one for one in evidence.report.host if (one.file, one.function) not in loops]
     # Before the batch, PyTorch's own Python makes tensors of lists.
@@ -48,7 +63,6 @@ def python_code(evidence: Evidence) -> Finding | None:
     also = f" Also {', '.join(_named(one) for one, _ in others[:2])}." if others else ""
     return finding(
         _placed(evidence, found),
-        title="Python code holds up the step",
         seen=(
             f"{_named(first)} runs Python for {duration(found[0][1])} of each step, "
             f"in which {nothing_else}.{also}"
@@ -59,19 +73,37 @@ def python_code(evidence: Evidence) -> Finding | None:
             else "Do it once before the training, in the loader's worker processes, or for whole "
             "arrays in place of a loop over their elements, which torch.tensor() of a list is, too."
         ),
-        link="https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html",
         saves=_saving(evidence, found),
         change=_without(evidence, found) if {one.phase for one, _ in found} == {"host"} else {},
     )
 
 
-@rule("collector-pauses", seldom=True)
+@rule(
+    "collector-pauses",
+    seldom=True,
+    title="Python's garbage collector stops the training",
+    remedy=(
+        "Call gc.collect() and then gc.freeze() once before the first step, and keep fewer "
+        "Python objects (arrays in place of lists); or gc.disable() with a gc.collect() every "
+        "so many steps, on all ranks in the same step."
+    ),
+    link="https://docs.python.org/3/library/gc.html#gc.freeze",
+)
 def collector_pauses(evidence: Evidence) -> Finding | None:
-    """Find full collections of Python's garbage collector, on average over all recorded steps.
+    """Python's garbage collector stops the training.
 
-    A pause holds up the step as long as no device has work. Recording allocates, too, so that one
-    collection may be its own.
+    **Cause.** Python's garbage collector looks at all objects of the program now and then; with
+    many (a data set as lists) that takes long. Of many ranks, all wait for the one that collects.
+
+    **Found by** marks around full collections, which `backspot run`, `profile` and the callbacks
+    write, at the cost of their mean over all recorded steps. At least two of the recorded steps
+    must have one: a single one may be due to the recording, and does not say how often others come.
+
+    **Fix.** `gc.collect()` and then `gc.freeze()` once before the first step; arrays in place of
+    lists; or `gc.disable()` and a collection every so many steps, on all ranks in the same step.
     """
+    # A pause holds up the step as long as no device has work. Recording allocates, too, so that one
+    # collection may be its own.
     events, costs, steps = evidence.events, evidence.costs, evidence.report.steps
     marks = events.named(Category.ANNOTATION, names.COLLECTION)
     start, end = events.start[marks], events.end[marks]
@@ -85,24 +117,34 @@ def collector_pauses(evidence: Evidence) -> Finding | None:
     say = evidence.wording
     return finding(
         Placed((Place("(garbage collector)", "", 1, cost),), cost, held_up),
-        title="Python's garbage collector stops the training",
         seen=(
             f"It looks at all objects {say.in_steps(held_up)}, for {say.ms(int(pauses.max()))} "
             f"at most: {say.ms(cost)} a step on average, while nothing is launched."
         ),
-        remedy=(
-            "Call gc.collect() and then gc.freeze() once before the first step, and keep fewer "
-            "Python objects (arrays in place of lists); or gc.disable() with a gc.collect() every "
-            "so many steps, on all ranks in the same step."
-        ),
-        link="https://docs.python.org/3/library/gc.html#gc.freeze",
         saves=Saving(saved, saved // 2, min(2 * saved, cost)),
     )
 
 
-@rule("code-around-model", needs=("stacks",))
+@rule(
+    "code-around-model",
+    needs=("stacks",),
+    title="Code around the model takes long",
+    link="https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html",
+)
 def code_around_model(evidence: Evidence) -> Finding | None:
-    """Find functions that run operators between model, backward and optimizer."""
+    """A function around the model takes long.
+
+    **Cause.** Before the model, or between model, backward and optimizer, a function calls some
+    operators for each of many tensors (an average of the weights, clipping by hand), or is long by
+    itself.
+
+    **Found by** stacks: a function with at least 20 calls and 20 operators in each step, or a tenth
+    of the step, if every device is idle for long in it. The cost is its clock time, with the work
+    of devices for it; on a CPU, that of its lines.
+
+    **Fix.** One operator for all tensors (`torch._foreach_lerp_`, `clip_grad_norm_`,
+    `AveragedModel` with `get_ema_multi_avg_fn`), or fewer steps.
+    """
     loops = _loops(evidence)
     known = {(line.file, line.function) for line, _ in loops}
     others = (
@@ -123,7 +165,6 @@ def code_around_model(evidence: Evidence) -> Finding | None:
     (first, cost), *_ = timed
     return finding(
         _placed(evidence, timed),
-        title="Code around the model takes long",
         seen=(
             f"{_named(first)} takes {duration(cost)} of each step, outside of the "
             f"model, its backward and the optimizer: {counted(first.operators, 'operator')}."
@@ -135,7 +176,6 @@ def code_around_model(evidence: Evidence) -> Finding | None:
             if min(first.calls, first.operators) >= _MANY
             else "Do it in fewer steps, or in a compiled function."
         ),
-        link="https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html",
         saves=_saving(evidence, found),
         change=_without(evidence, found),
     )

@@ -17,9 +17,28 @@ _FRAGMENTATION_LEAST_BYTES = 256 << 20
 """With less, no larger batch would fit."""
 
 
-@memory_rule("fragmentation")
+@memory_rule(
+    "fragmentation",
+    title="The allocator holds memory that no tensor uses",
+    remedy=(
+        "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, and call "
+        "torch.cuda.empty_cache() once after work that needs more memory than the training, "
+        "such as a validation."
+    ),
+    link="https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management",
+)
 def fragmentation(evidence: MemoryEvidence) -> Finding | None:
-    """Find a device whose allocator has far more memory at the peak than it has given out."""
+    """The allocator holds memory that no tensor uses.
+
+    **Cause.** The allocator keeps freed memory, and asks the device for more where other sizes do
+    not fit into it.
+
+    **Found by** at least 25% of the reserved memory at the peak, and at least 256 MiB, that is not
+    allocated. It can be left from work before the recording.
+
+    **Fix.** `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`, and `torch.cuda.empty_cache()` once
+    after work that needs more memory than the training.
+    """
     device = evidence.device
     reserved = device.reserved_at_peak_bytes
     free = reserved - device.peak_bytes
@@ -28,27 +47,35 @@ def fragmentation(evidence: MemoryEvidence) -> Finding | None:
     return evidence.finding(
         evidence.mine & False,
         free,
-        title="The allocator holds memory that no tensor uses",
         seen=(
             f"At the peak, {size(reserved)} are reserved and {size(device.peak_bytes)} allocated: "
             f"{percent(free / reserved)} is split into fragments, or left from work before the "
             "recording."
         ),
-        remedy=(
-            "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, and call "
-            "torch.cuda.empty_cache() once after work that needs more memory than the training, "
-            "such as a validation."
-        ),
-        link="https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management",
     )
 
 
-@memory_rule("gradients-kept")
+@memory_rule(
+    "gradients-kept",
+    title="Gradients stay in memory through the forward",
+    remedy=(
+        "Call zero_grad(set_to_none=True), the default since PyTorch 2.0, before the forward: "
+        "then the old gradients are freed, and backward stores the new ones."
+    ),
+    link="https://docs.pytorch.org/docs/stable/generated/torch.optim.Optimizer.zero_grad.html",
+)
 def gradients_kept(evidence: MemoryEvidence) -> Finding | None:
-    """Find gradients that AccumulateGrad adds to older ones, where a step has one pass.
+    """Gradients stay in memory through the forward.
 
-    A gradient that replaces ``None`` stays; one that is added is freed by the node that adds it.
+    **Cause.** With `zero_grad(set_to_none=False)` the gradients of the step before stay through the
+    forward, and while the backward allocates new ones.
+
+    **Found by** blocks from 5% of the peak that a node allocates and an `AccumulateGrad` node
+    frees, where a step has one pass: with several, adding is the purpose.
+
+    **Fix.** `zero_grad(set_to_none=True)` before the forward, or no argument: it is the default.
     """
+    # A gradient that replaces ``None`` stays; one that is added is freed by the node that adds it.
     ownership, blocks = evidence.ownership, evidence.blocks
     passes, steps = len(ownership.passes.start), ownership.steps.count
     if passes > steps:  # the gradients of several passes are added up on purpose
@@ -70,18 +97,12 @@ def gradients_kept(evidence: MemoryEvidence) -> Finding | None:
     return evidence.finding(
         added,
         held,
-        title="Gradients stay in memory through the forward",
         seen=(
             f"{size(held)} of new gradients are added to gradients of the step before, which stay "
             f"allocated while the forward keeps its activations: {evidence.share(held)} of the "
             "peak."
         ),
-        remedy=(
-            "Call zero_grad(set_to_none=True), the default since PyTorch 2.0, before the forward: "
-            "then the old gradients are freed, and backward stores the new ones."
-        ),
         times=passes,
-        link="https://docs.pytorch.org/docs/stable/generated/torch.optim.Optimizer.zero_grad.html",
     )
 
 
@@ -91,9 +112,28 @@ _HELD_OVER_LEAST = 0.001
 """Share of the peak that a step adds."""
 
 
-@memory_rule("held-over-steps")
+@memory_rule(
+    "held-over-steps",
+    title="Tensors are held over steps",
+    remedy=(
+        "Look for outputs or losses of these modules that the training keeps, such as in a "
+        "list or a running sum: keep numbers in place of them, by loss.item() now and then, "
+        "or detach() them and move them to the CPU."
+    ),
+    link="https://docs.pytorch.org/docs/stable/notes/faq.html",
+)
 def held_over_steps(evidence: MemoryEvidence) -> Finding | None:
-    """Find owners that leave blocks behind in each step but the last, optimizers excepted."""
+    """Each step leaves tensors behind that nothing frees.
+
+    **Cause.** A training keeps outputs or losses, in a list or a running sum. They and all that
+    they refer to are never freed, until memory runs out.
+
+    **Found by** blocks that a module allocates in each step but the last and that are never freed:
+    at least 3 steps, from 0.1% of the peak in a step. `held_bytes` is what each step adds at least.
+
+    **Fix.** Keep `loss.item()`, now and then, because it waits for the GPU; or `detach()` what must
+    be kept, and move it to the CPU.
+    """
     count, blocks = evidence.ownership.steps.count, evidence.blocks
     if count < _HELD_OVER_LEAST_STEPS:
         return None
@@ -111,18 +151,11 @@ def held_over_steps(evidence: MemoryEvidence) -> Finding | None:
     return evidence.finding(
         chosen,
         each,
-        title="Tensors are held over steps",
         seen=(
             f"Each step leaves at least {size(each)} behind that no later step frees, so memory "
             "grows for as long as the training runs."
         ),
-        remedy=(
-            "Look for outputs or losses of these modules that the training keeps, such as in a "
-            "list or a running sum: keep numbers in place of them, by loss.item() now and then, "
-            "or detach() them and move them to the CPU."
-        ),
         times=count - 1,
-        link="https://docs.pytorch.org/docs/stable/notes/faq.html",
     )
 
 
@@ -135,9 +168,28 @@ _POINTWISE_LEAST = 0.1
 """Share of the peak: each model keeps some of these."""
 
 
-@memory_rule("kept-pointwise")
+@memory_rule(
+    "kept-pointwise",
+    title="Cheap functions keep large outputs for the backward",
+    remedy=(
+        "These outputs are quick to compute again. torch.compile does so where it pays; "
+        "otherwise checkpoint the function with the layer behind it, or use a fused form "
+        "that keeps only its input."
+    ),
+    link="https://docs.pytorch.org/docs/stable/checkpoint.html",
+)
 def kept_pointwise(evidence: MemoryEvidence) -> Finding | None:
-    """Find outputs of GELU, SiLU and dropout that are live at the peak, and kept for backward."""
+    """GELU, SiLU and dropout keep large outputs for the backward.
+
+    **Cause.** The layer behind GELU, SiLU or dropout saves their large output, although it could be
+    computed again from the input, which is saved anyway.
+
+    **Found by** blocks from 10% of the peak that are kept from forward to backward and were
+    allocated in GELU, SiLU or dropout.
+
+    **Fix.** `torch.compile` computes such outputs again where that pays. Otherwise checkpoint the
+    function with the layer behind it, or use a fused form that keeps only its input.
+    """
     held = {
         name: evidence.kept & evidence.allocated_in(*operators)
         for name, operators in _POINTWISE_OPERATORS.items()
@@ -151,14 +203,7 @@ def kept_pointwise(evidence: MemoryEvidence) -> Finding | None:
     return evidence.finding(
         kept,
         total,
-        title="Cheap functions keep large outputs for the backward",
         seen=f"{named}: {evidence.share(total)} of the peak.",
-        remedy=(
-            "These outputs are quick to compute again. torch.compile does so where it pays; "
-            "otherwise checkpoint the function with the layer behind it, or use a fused form "
-            "that keeps only its input."
-        ),
-        link="https://docs.pytorch.org/docs/stable/checkpoint.html",
     )
 
 
@@ -170,9 +215,23 @@ _FUSED_KEEPS = (
 )
 
 
-@memory_rule("kept-softmax")
+@memory_rule(
+    "kept-softmax",
+    title="Softmax keeps all of its probabilities for the backward",
+    link="https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html",
+)
 def kept_softmax(evidence: MemoryEvidence) -> Finding | None:
-    """Find outputs of softmax that are live at the peak, and kept for backward."""
+    """Softmax keeps all of its probabilities for the backward.
+
+    **Cause.** Attention written with `softmax` keeps the probabilities of all pairs of tokens,
+    which grow with the square of the sequence, under autocast in fp32.
+
+    **Found by** blocks from 5% of the peak that are kept from forward to backward and were
+    allocated in a softmax outside of a loss.
+
+    **Fix.** `torch.nn.functional.scaled_dot_product_attention`: its fused forms keep one number for
+    each row. If the model calls it already, see [attention-math](#attention-math).
+    """
     kept = evidence.kept & evidence.allocated_in("aten::softmax", "aten::_softmax")
     kept = evidence.at_peak(kept & ~evidence.allocated_in(*_LOSSES))
     held = evidence.held_at_peak(kept)
@@ -182,7 +241,6 @@ def kept_softmax(evidence: MemoryEvidence) -> Finding | None:
     return evidence.finding(
         kept,
         held,
-        title="Softmax keeps all of its probabilities for the backward",
         seen=(
             f"{size(held)}, {evidence.share(held)} of the peak, are outputs of softmax. In "
             "attention they grow with the square of the sequence."
@@ -194,7 +252,6 @@ def kept_softmax(evidence: MemoryEvidence) -> Finding | None:
             if 2 * unfused > held
             else f"Use torch.nn.functional.scaled_dot_product_attention, {_FUSED_KEEPS}"
         ),
-        link="https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html",
     )
 
 
@@ -204,9 +261,29 @@ _LOGITS_LEAST = 0.1
 """Share of the peak: with few classes, the loss needs next to nothing."""
 
 
-@memory_rule("logits")
+@memory_rule(
+    "logits",
+    title="The scores of the loss and their gradient fill memory",
+    remedy=(
+        "Compute the last layer and the loss for a part of the tokens at a time, under "
+        "activation checkpointing, or with a fused linear cross entropy that never holds all "
+        "scores at once."
+    ),
+    link="https://docs.pytorch.org/docs/stable/checkpoint.html",
+)
 def logits(evidence: MemoryEvidence) -> Finding | None:
-    """Find what a cross entropy holds at the peak: log-probabilities and gradients of scores."""
+    """The scores of the loss and their gradient fill memory.
+
+    **Cause.** A cross entropy over a large vocabulary keeps fp32 log-probabilities for each token
+    and word, and a gradient of the same size. With checkpointed layers, this often decides the
+    peak.
+
+    **Found by** blocks from 10% of the peak that were allocated in a cross entropy or its parts, or
+    in their nodes.
+
+    **Fix.** Compute the last layer and the loss for a part of the tokens at a time and checkpoint
+    each part, or use a fused linear cross entropy.
+    """
     forward = evidence.at_peak(evidence.allocated_in(*_FORWARD))
     backward = evidence.at_peak(evidence.allocated_by_node(*_BACKWARD))
     held = evidence.held_at_peak(forward | backward)
@@ -216,15 +293,8 @@ def logits(evidence: MemoryEvidence) -> Finding | None:
     return evidence.finding(
         forward | backward,
         held,
-        title="The scores of the loss and their gradient fill memory",
         seen=(
             f"At the peak, the cross entropy holds {size(sums[0])} of log-probabilities and "
             f"{size(sums[1])} of gradients, {evidence.share(held)} of the peak together."
         ),
-        remedy=(
-            "Compute the last layer and the loss for a part of the tokens at a time, under "
-            "activation checkpointing, or with a fused linear cross entropy that never holds all "
-            "scores at once."
-        ),
-        link="https://docs.pytorch.org/docs/stable/checkpoint.html",
     )
