@@ -43,7 +43,7 @@ PARTS = {
 
 # What puts the core and the parts together.
 COMPOSERS = (
-    *("__init__", "analysis/parts", "live/profiling", "pipeline"),
+    *("__init__", "analysis/parts", "live/__init__", "live/parts", "pipeline"),
     *("render/__init__", "render/html/__init__", "render/parts", "render/text"),
 )
 
