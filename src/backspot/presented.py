@@ -34,7 +34,13 @@ class Forms(Protocol):
         """Display the page of a report in the output of a notebook's cell."""
 
     def write(
-        self, result: Result, path: str | os.PathLike[str], /, *, force: bool = False
+        self,
+        result: Result,
+        path: str | os.PathLike[str],
+        /,
+        *,
+        force: bool = False,
+        preview: bool = False,
     ) -> Path:
         """Write a file in the format that its suffix names, and return its path."""
 

@@ -19,6 +19,9 @@ Device = Literal["cpu", "cuda", "other"]
 """What a step runs on: ``cuda`` is also what PyTorch calls AMD's GPUs."""
 DEVICES: tuple[Device, ...] = get_args(Device)
 
+Tier = Literal["stable", "preview"]
+"""How sure a rule is."""
+
 Need = Literal["stacks", "labels", "blocks", "memory"]
 """What a rule needs in a recording: lines of Python, labels of Backspot, the thread blocks of
 kernels, what is in memory."""
@@ -45,6 +48,10 @@ class Rule(Generic[Evidence, Finding, Result]):
         seldom: whether the cause may be in less than half of the steps.
         needs: without which the rule cannot look.
         fallback: whether the rule needs the findings of the others, and so runs after them.
+        tier: ``preview`` until two sources that nobody here wrote have shown it right: the place,
+            the cause and the remedy.
+        sources: those that have: ``owner/repository#number``, or what ``docs/make_findings.py``
+            knows.
     """
 
     name: str
@@ -58,6 +65,8 @@ class Rule(Generic[Evidence, Finding, Result]):
     seldom: bool = False
     needs: Sequence[Need] = ()
     fallback: bool = False
+    tier: Tier = "preview"
+    sources: Sequence[str] = ()
 
     @property
     def short(self) -> str:
@@ -66,6 +75,8 @@ class Rule(Generic[Evidence, Finding, Result]):
 
     def named(self, finding: Any) -> Any:
         """Return a finding with the name of the rule, and what its head says for all of them."""
+        if hasattr(finding, "tier"):
+            finding = replace(finding, tier=self.tier)
         known = {"title": self.title, "remedy": self.remedy, "link": self.link}
         missing = {key: text for key, text in known.items() if text and not getattr(finding, key)}
         return replace(finding, rule=self.name, **missing)

@@ -13,6 +13,7 @@ import time
 import types
 import weakref
 from contextlib import nullcontext
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -591,6 +592,19 @@ def test_the_verdict_says_whether_it_helps(report, monkeypatch):
     bad = verdict_of(report, monkeypatch, 1, 4)
     assert bad.tried.verdict == "does not help"
     assert "does not help" in str(bad.tried)
+
+
+@pytest.mark.usefixtures("measured")
+@pytest.mark.parametrize(("trials", "tried"), [("operators", False), ("all", True)])
+def test_the_advice_of_a_preview_rule_is_tried_only_where_all_is(
+    report, monkeypatch, trials, tried
+):
+    trial = Trial("work", {"as it is": [Piece(_Work(4))], "other": [Piece(_Work(1))]})
+    monkeypatch.setattr(attempts, "remedies_of", lambda *_, **__: [attempts.Entry(lambda _: trial)])
+    (found,) = asked(report, "clipping").findings
+    preview = changed(report, findings=(replace(found, tier="preview"),))
+    with_tried = with_trials(preview, Live({}, []), trials)
+    assert (with_tried.findings[0].tried is not None) is tried
 
 
 @pytest.mark.usefixtures("measured")

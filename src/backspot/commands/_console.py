@@ -165,6 +165,15 @@ def reading(source: str) -> Progress:
     return Progress(f"reading {visible(name)[-40:]}", "bytes")
 
 
+def add_preview(parser: argparse.ArgumentParser) -> None:
+    """Declare ``--preview``."""
+    parser.add_argument(
+        "--preview",
+        action="store_true",
+        help="show the findings of preview rules too, which few have tried so far",
+    )
+
+
 def add_format(parser: argparse.ArgumentParser, kind: Literal["Report", "Comparison"]) -> None:
     """Declare ``--format``, ``--full`` and ``--width`` for a kind of result."""
 
@@ -205,8 +214,8 @@ def print_result(
     """
     name, top = args.format, args.top
     if name == "table":
-        from backspot.render.comparison import render_comparison
         from backspot.render.text import render_text
+        from backspot.render.text_parts import render_comparison
         from backspot.results.comparison import Comparison
 
         if top is not None or args.full:

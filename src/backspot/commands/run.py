@@ -31,11 +31,19 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from backspot.commands._console import add_width, complain, count, use_color, write_error
+from backspot.commands._console import (
+    add_preview,
+    add_width,
+    complain,
+    count,
+    use_color,
+    write_error,
+)
 from backspot.errors import BackspotError, OutputExistsError, UsageError
 from backspot.formatting import quoted
 from backspot.interrupts import pass_on
@@ -104,6 +112,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "which the training stands still: PyTorch's optimizers and operators, all of it with your "
         "modules and data set, or nothing (default: operators)",
     )
+    add_preview(parser)
     parser.add_argument(
         "--no-compiled",
         dest="compiled",
@@ -207,7 +216,7 @@ class _Observation:
             stacks=args.stacks,
             compiled=args.compiled,
             waits=args.at is None,
-            keeps_live=args.trials != "none" and _is_first(),
+            trials=args.trials if _is_first() else "none",
             log=args.log,
         )
         if args.at is not None and args.at < plan.first_step and _is_first():
@@ -347,8 +356,10 @@ class _Observation:
 
         def make() -> Saved:
             with gathering or nullcontext():
-                leave = gathering.use if gathering else None
-                return save(recorded, self._given[0], self._folder, leave)
+                leave = gathering.leave if gathering else None
+                return save(
+                    recorded, self._given[0], self._folder, leave, preview=self._args.preview
+                )
 
         return self._made(recorded, gathering, make)
 
@@ -394,16 +405,16 @@ class _Observation:
         if after_answer:
             write_error("\nRank 0 by itself:")
         if saved.problem:  # what is printed is all there is
-            _print(saved.report, self._args.width, None)
+            _print(saved.report, self._args, None)
             return
         name = next(name for name in saved.names if name.endswith(".json"))
         more = f"backspot show {self._shown()}{os.sep}{name} --full"
-        _print(saved.report, self._args.width, more)
+        _print(saved.report, self._args, more)
         self._wrote(*saved.names)
 
     def _answer(self, recorded: Recorded, gathering: Gathering | None) -> bool:
         """Print which rank is slow, if there are several; return whether that was possible."""
-        from backspot.live.ranks import rank_and_ranks
+        from backspot.live.recorder import rank_and_ranks
 
         if gathering is None:
             if rank_and_ranks()[1] > 1:
@@ -443,16 +454,18 @@ class _Observation:
             return str(self._folder)
 
 
-def _print(report: Report, width: int | None, more: str | None) -> None:
+def _print(report: Report, args: argparse.Namespace, more: str | None) -> None:
     """Print the report on standard error: standard output is the script's own.
 
     ``more`` is the command for what does not fit on a screen; ``None`` prints everything.
     """
     from backspot.render.text import render_text
+    from backspot.render.view import first_view
 
     text = render_text(
         report,
-        width=_width(width),
+        replace(first_view(report), preview=args.preview),
+        width=_width(args.width),
         color=use_color(sys.stderr),
         full=more is None,
         more=more or "",
@@ -470,7 +483,7 @@ def _width(wanted: int | None) -> int | None:
 def _gathering(recorded: Recorded) -> Gathering | None:
     """Return what puts the ranks together; ``None`` if other ranks may record nothing now."""
     from backspot.live.gathering import Gathering
-    from backspot.live.ranks import rank_and_ranks
+    from backspot.live.recorder import rank_and_ranks
 
     if recorded.requested or rank_and_ranks()[1] == 1:
         return None
@@ -491,7 +504,7 @@ def _how_it_ended(error: BaseException | None) -> str:
 
 
 def _is_first() -> bool:
-    from backspot.live.ranks import rank_and_ranks
+    from backspot.live.recorder import rank_and_ranks
 
     return rank_and_ranks()[0] == 0
 

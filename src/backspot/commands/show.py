@@ -39,6 +39,7 @@ from typing import Any
 
 from backspot.commands._console import (
     add_format,
+    add_preview,
     complain,
     count,
     flush_output,
@@ -104,6 +105,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "no_waits, graph (all launched at once), optimizer=fused, dtype=bf16, buckets=8; can be "
         "repeated for all of them together",
     )
+    add_preview(parser)
     add_format(parser, "Report")
     parser.add_argument(
         "-o", "--output", metavar="FILE", help="write this file, and print no report"
@@ -156,8 +158,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _show(source: str, args: argparse.Namespace) -> None:
     from backspot.commands._source import is_report, mention_ranks, read
-    from backspot.render.parts import first_view
-    from backspot.render.view import View
+    from backspot.render.view import View, first_view
 
     if is_report(source, "backspot.job"):
         _show_job(source, args)
@@ -178,7 +179,9 @@ def _show(source: str, args: argparse.Namespace) -> None:
         view = replace(view, order=args.sort)
     elif args.sort:
         view = replace(view, sort=args.sort)
-    view = replace(view, depth=args.depth, by=args.by or "path", match=args.match)
+    view = replace(
+        view, depth=args.depth, by=args.by or "path", match=args.match, preview=args.preview
+    )
     missing = {
         "memory": not report.memory and "memory (--memory)",
         "headroom": not any(row.work for row in report.modules) and "shapes (--shapes)",
@@ -196,7 +199,7 @@ def _show(source: str, args: argparse.Namespace) -> None:
 
 def _show_lines(source: str, args: argparse.Namespace) -> None:
     from backspot.commands._source import read
-    from backspot.render.host import render_lines
+    from backspot.render.text import render_lines
 
     if args.format != "table":
         raise UsageError(f"--by line goes with a table, not with --format {args.format}")
@@ -278,7 +281,7 @@ def _write(source: str, args: argparse.Namespace) -> None:
     if args.match:
         report = replace(report, modules=report.top(match=args.match))
     if saved or not labelled:
-        report.save(args.output, force=args.force)
+        report.save(args.output, force=args.force, preview=args.preview)
     for warning in report.warnings:
         complain(f"warning: {warning}")
     if labelled and report.source == "none":

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from IPython.core.error import UsageError as WrongLine
-from IPython.display import display
+from IPython.display import HTML, display
 
 from backspot.errors import BackspotError
 from backspot.integrations._trainer import plan_of, say
@@ -19,6 +19,7 @@ from backspot.live.running import Observer
 from backspot.live.saving import save
 from backspot.progress import Progress
 from backspot.render.files import check_folder
+from backspot.render.notebook import report_html
 
 _CELL = "the training in a cell"
 
@@ -37,6 +38,7 @@ class CellMagic:
         """Run a cell that trains, and show what makes its backward slow.
 
             %%backspot [NAME] [--warmup N] [--steps N] [--depth D] [--no-compiled] [-o DIR]
+                [--preview]
 
         The models and the steps are found as by ``backspot run``. The report appears as soon as
         enough steps are recorded, and the cell goes on as if nothing had happened.
@@ -45,7 +47,7 @@ class CellMagic:
         (default: 5). --steps N: how many steps to time without the profiler, and how many to record
         (default: 10). --depth D: the deepest level that is labelled (default: all). --no-compiled:
         keep out of torch.compile. -o DIR: also write report.html, report.json and trace.json.gz
-        into this folder.
+        into this folder. --preview: show the findings of preview rules too.
         """
         try:
             words = shlex.split(line)
@@ -66,7 +68,7 @@ class CellMagic:
                 if args.output is None:
                     report = recorded.locate(_CELL)
                 else:
-                    saved = save(recorded, _CELL, Path(args.output))
+                    saved = save(recorded, _CELL, Path(args.output), preview=args.preview)
                     report = saved.report
                     if saved.problem:
                         say(f"no files: {saved.problem}")
@@ -76,7 +78,8 @@ class CellMagic:
             if args.name:
                 self._shell.user_ns[args.name] = report
             show: Any = display  # untyped
-            show(report)
+            page: Any = HTML  # untyped
+            show(page(report_html(report, preview=True)) if args.preview else report)
 
         gc.collect()  # optimizers of earlier cells would be waited for
         with stack:
@@ -111,4 +114,5 @@ def _parser() -> _Parser:
     parser.add_argument("--depth", type=int)
     parser.add_argument("--no-compiled", dest="compiled", action="store_false")
     parser.add_argument("-o", "--output")
+    parser.add_argument("--preview", action="store_true")
     return parser

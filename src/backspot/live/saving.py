@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from backspot.errors import BackspotError
-from backspot.live.parts import as_before
-from backspot.live.ranks import rank_and_ranks
-from backspot.live.recorder import Recorded
+from backspot.live.recorder import Recorded, rank_and_ranks
+from backspot.live.trials.attempts import with_earlier_trials
 from backspot.trace.profiler import Export
 
 if TYPE_CHECKING:
@@ -34,19 +33,21 @@ class Saved:
         recorded: what the report was made of, exported.
         names: the files in the folder; none if one of them could not be written.
         problem: why they could not be written; ``""`` if they were.
+        preview: whether the page has the findings of preview rules.
     """
 
     recorded: Recorded
     report: Report
     names: tuple[str, ...]
     problem: str = ""
+    preview: bool = False
 
     def again(self, report: Report, folder: Path) -> Saved:
         """Write the reports once more, with what was found since; the trace stays."""
         try:
             for name in self.names:
                 if not name.endswith(".json.gz"):
-                    report.save(folder / name, force=True)
+                    report.save(folder / name, force=True, preview=self.preview)
         except (BackspotError, OSError) as error:
             return replace(self, report=report, names=(), problem=str(error))
         return replace(self, report=report)
@@ -66,7 +67,7 @@ class Saved:
         if steps is None or self.problem or steps.steps < known + _WORTH_COMPLETING:
             return None
         recorded = replace(self.recorded, training=steps)
-        report = as_before(recorded.locate(training), self.report)
+        report = with_earlier_trials(recorded.locate(training), self.report)
         return replace(self, recorded=recorded).again(report, folder)
 
 
@@ -91,19 +92,22 @@ def save(
     training: str,
     folder: Path,
     use: Callable[[Path, Recording], None] | None = None,
+    *,
+    preview: bool = False,
 ) -> Saved:
     """Write the labelled trace and the report into a folder.
 
     Args:
         training: as in ``Recorded.locate``.
         use: as in ``Recorded.locate``; called again if the files cannot be written.
+        preview: whether the page has the findings of preview rules.
 
     Raises:
         NoBackwardError: If the steps had no backward.
     """
     kept = _kept(recorded)
     try:
-        return _written(kept, training, folder, use)
+        return _written(kept, training, folder, use, preview)
     except OSError as error:
         problem = f"{error.filename or folder} cannot be written: {error.strerror or error}"
     except BackspotError as error:
@@ -116,6 +120,7 @@ def _written(
     training: str,
     folder: Path,
     use: Callable[[Path, Recording], None] | None,
+    preview: bool,
 ) -> Saved:
     rank, ranks = rank_and_ranks()
     of_rank = [f"rank{rank}"] if ranks > 1 else []
@@ -126,8 +131,8 @@ def _written(
     folder.mkdir(parents=True, exist_ok=True)
     report = recorded.locate(training, folder / trace, use)
     for name in reports:
-        report.save(folder / name, force=True)
-    return Saved(recorded, report, (trace, *reports))
+        report.save(folder / name, force=True, preview=preview)
+    return Saved(recorded, report, (trace, *reports), preview=preview)
 
 
 def save_training(training: Training, folder: Path) -> None:

@@ -11,13 +11,12 @@ In the order in which they build on each other:
 - ``_costliest.py``: chooses what costs most in the step
 - ``_phases.py``, ``_answer.py``, ``_findings.py`` and ``_facts.py``: what is said of a report in
   words; ``_comparison.py``: the same for a comparison
-- ``_sections.py``: columns, tables and sections, which each output lays out in its own way
-- ``_memory.py``, ``_limits.py``, ``host.py`` and ``training.py``: what one part says, each;
-  ``parts.py`` lists them
+- ``_memory.py``: what memory and the device's limit add to both
+- ``training.py``: all steps of a training in words
 - ``_columns.py``: the columns of each table, with their cells
 - ``_terminal.py``: lays out columns, paragraphs and sentences in a given width
-- ``text.py``: a report as text; ``text_parts.py``: source lines, and a module with those inside it;
-  ``_findings_text.py``: a finding; ``comparison.py``: a comparison
+- ``text.py``: a report as text; ``text_parts.py``: a finding, source lines, a module with those
+  inside it, and a comparison
 - ``markdown.py``, ``tables.py`` (CSV and pandas), ``html/``, ``flamegraph.py``,
   ``json.py`` (with ``_consistency.py``, which checks what is read back) and ``notebook.py``: one
   output each
@@ -38,6 +37,7 @@ from __future__ import annotations
 
 import os
 from html import escape
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -84,7 +84,7 @@ def as_text(result: Report | Subtree | Comparison | JobReport) -> str:
 
         return render_job(result)
     if isinstance(result, Comparison):
-        from backspot.render.comparison import render_comparison
+        from backspot.render.text_parts import render_comparison
 
         return render_comparison(result)
     if isinstance(result, Subtree):
@@ -120,9 +120,15 @@ def show(report: Report, height: int) -> None:
 
 
 def write(
-    result: Report | Comparison | JobReport, path: str | os.PathLike[str], *, force: bool = False
+    result: Report | Comparison | JobReport,
+    path: str | os.PathLike[str],
+    *,
+    force: bool = False,
+    preview: bool = False,
 ) -> Path:
     """Write a result in the format of the path's suffix; the file appears whole or not at all.
+
+    A page or a text has the findings of preview rules only where ``preview`` asks for them.
 
     Raises what ``check_target`` does, and ``UsageError`` if no format has the suffix.
     """
@@ -136,7 +142,8 @@ def write(
         render = renderer_for(path)
         sources = [result.trace]
     check_target(path, force=force, sources=sources)
-    data = render(result)
+    shows_findings = preview and "preview" in signature(render).parameters
+    data = render(result, preview=True) if shows_findings else render(result)
     with writing(path, force=force, sources=sources) as file:
         file.write(data)
     return Path(path)

@@ -19,7 +19,7 @@ from backspot.render.view import (
     share_of,
 )
 from backspot.results.costs import OperatorCost, Row, Sort, time_of
-from backspot.results.findings import Answer, Saving, less
+from backspot.results.findings import Answer, Saving, less, stable
 from backspot.results.grouping import numberless
 from backspot.results.report import Report
 from backspot.trace.names import short_node_name
@@ -81,7 +81,7 @@ def _first(report: Report, found: Answer) -> list[Part]:
         parts += [("text", ", most of it"), *at] if at else []
         parts.append(("text", ", more than the backward of any module"))
     elif found.kind == "cause":
-        title = next(one.title for one in report.findings if one.rule == found.rule)
+        title = next(one.title for one in stable(report.findings) if one.rule == found.rule)
         parts = said(f"{{}}: {{}}, {{}} of the {step}", ("text", title), time, share) + at
         if found.class_name:
             name = labelled(found.path or found.class_name, found.class_name)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from backspot.render._answer import answered
 from backspot.results.costs import Phase
-from backspot.results.findings import ALL_OVER, Answer, Finding, gain_of, is_concentrated
+from backspot.results.findings import ALL_OVER, Answer, Finding, gain_of, is_concentrated, stable
 from backspot.results.report import Report
 
 _STANDS_OUT = 0.1
@@ -42,7 +42,9 @@ def _candidates(report: Report) -> Iterator[tuple[float, Answer]]:
     module the larger of both, as its row has the backward alone.
     """
     whole, replayed = max(1, report.whole_ns), report.replayed_step
-    about = {one.places[0].path: one for one in reversed(report.findings) if len(one.places) == 1}
+    about = {
+        one.places[0].path: one for one in reversed(stable(report.findings)) if len(one.places) == 1
+    }
     if (row := answered(report)) is not None:
         share = min(1.0, row.wall_ns / whole)
         rule = about[row.path].rule if row.path in about else ""
@@ -64,7 +66,7 @@ def _candidates(report: Report) -> Iterator[tuple[float, Answer]]:
                 # Of what takes most of the step, a module's part is a part of the same.
                 counts = 1.0 if rare.share >= _MOSTLY else share
             yield counts, _phase(report, phase, share, cause)
-    for one in report.findings:
+    for one in stable(report.findings):
         if one.rule in of_phase:
             continue
         found, outside = _cause(report, one), one.path.startswith("(")
@@ -90,7 +92,7 @@ def _forward_alone(report: Report) -> Answer | None:
     saves = first.saves if first and first.is_module else None
     if first is None or saves is None or first.wall_ns >= first.forward_ns:
         return None
-    for one in report.findings:
+    for one in stable(report.findings):
         if one.path == first.path and one.saves and one.saves.ns >= _NEARLY * saves.ns:
             return None
     wall_ns = min(first.wall_ns + first.forward_ns, report.whole_ns)

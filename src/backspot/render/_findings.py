@@ -11,7 +11,7 @@ from backspot.render._answer import answered
 from backspot.render._phases import PHASES
 from backspot.render.view import DEFAULT_VIEW, View
 from backspot.results.costs import Row
-from backspot.results.findings import Finding, Place, Saving
+from backspot.results.findings import Finding, Place, Saving, stable
 from backspot.results.report import Report
 
 HEADING = "Why, and what to do"
@@ -44,9 +44,22 @@ def listed(report: Report, view: View = DEFAULT_VIEW) -> list[Finding]:
 
     The most expensive come first, and before them, of the first few, the one that is about the
     answer alone: its remedy is the next thing to do. Where memory is the question, findings about
-    memory come first.
+    memory come first. Those of preview rules are at the end, where the view asks for them.
     """
-    found = list(report.findings)
+    every, found = list(report.findings), list(stable(report.findings))
+    preview = every[len(found) :] if view.preview else []
+    return [*_in_order(report, found, view), *preview]
+
+
+def unlisted(report: Report, view: View = DEFAULT_VIEW) -> str:
+    """How many findings of preview rules are not shown, ``""`` for none."""
+    count = len(report.findings) - len(stable(report.findings))
+    if not count or view.preview:
+        return ""
+    return f"{counted(count, 'finding')} of preview rules: --preview, or report.findings."
+
+
+def _in_order(report: Report, found: list[Finding], view: View) -> list[Finding]:
     if view.order == "memory":
         return sorted(found, key=lambda one: one.held_bytes is None)
     row = answered(report, replace(view, order=None))
@@ -183,8 +196,9 @@ def searched(report: Report) -> str:
         f"{_LACKING.get(state, state.removeprefix('needs '))}"
         for state, count in lacks.items()
     )
-    if report.findings:
+    if stable(report.findings):
         return f"Of {counted(looked + lacks.total(), 'rule')}, {need}." if need else ""
+    looked -= len({one.rule for one in report.findings})
     others = f"; of others, {need}" if need else ""
     return f"No cause found by {counted(looked, 'rule')}{others}."
 

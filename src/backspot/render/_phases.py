@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from backspot.formatting import duration, percent
 from backspot.results.costs import Phase, PhaseName
+from backspot.results.findings import stable
 from backspot.results.report import Report
 
 _LONG = 0.2
@@ -218,7 +219,7 @@ def taking(report: Report, path: str) -> str:
 def first_look(report: Report) -> str:
     """What to look at first in the phase that the answer is about, if no finding is about it."""
     found = report.answer
-    places = {place.path for finding in report.findings for place in finding.places}
+    places = {place.path for finding in stable(report.findings) for place in finding.places}
     if found.kind != "phase" or found.path in places:
         return ""
     return f"Look first at {_meaning(report, _phase_of(found.path))[1]}."

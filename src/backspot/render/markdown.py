@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from backspot.formatting import counted, visible
 from backspot.render._answer import sentences
-from backspot.render._columns import module_columns, operator_columns
+from backspot.render._columns import Column, module_columns, operator_columns
 from backspot.render._comparison import comparison_answer, left_out, sides, tables
 from backspot.render._facts import coverage, notes, remedies, savings, setting, units
 from backspot.render._findings import (
@@ -20,13 +20,15 @@ from backspot.render._findings import (
     place_name,
     searched,
     trial_of,
+    unlisted,
     worth,
 )
+from backspot.render._host import host_tables, waits_told
+from backspot.render._memory import memory_sentences
 from backspot.render._phases import explained, kept_phases, phase_text
-from backspot.render._sections import Column, Section
 from backspot.render._words import Part
 from backspot.render.formats import Format
-from backspot.render.parts import sections_of
+from backspot.render.training import training_facts, training_line
 from backspot.render.view import View, only_nodes, operators_by, select
 from backspot.results.comparison import Comparison
 from backspot.results.report import Report
@@ -36,15 +38,14 @@ _FINDINGS = 5
 _LEFT_OUT = ("bar", "recompute", "forward")
 
 
-def to_markdown(report: Report, view: View | None = None) -> bytes:
+def to_markdown(report: Report, view: View | None = None, *, preview: bool = False) -> bytes:
     """The report as GitHub's Markdown, in UTF-8; ``None`` shows the first 30 modules.
 
     No name can leave its cell, start a tag or a link, or mention a user.
     """
-    view = view or View(top=_TOP)
+    view = view or View(top=_TOP, preview=preview)
     chosen = select(report, view)
-    sections = sections_of(report, view)
-    facts = "; ".join([*setting(report), units(report, sections.facts)])
+    facts = "; ".join([*setting(report), units(report)])
     first, *others = sentences(report, replace(view, order=None))
     lines = [
         f"**{_sentence(first)}**",
@@ -56,10 +57,11 @@ def to_markdown(report: Report, view: View | None = None) -> bytes:
     if phases := [phase_text(report, phase) for phase in kept_phases(report)]:
         goes = ", ".join(f"{name} {time} ({share})" for name, time, share in phases)
         lines += [_text(f"Time in a {report.per}: {goes}."), ""]
-    for section in sections.sentences:
-        lines += [_text(" ".join(section.said)), ""]
-    for section in sections.facts:
-        lines += [_facts(section.said), ""]
+    if report.training is not None:
+        facts_of_training = [training_line(report.training), *training_facts(report.training)]
+        lines += [_text(" ".join(facts_of_training)), ""]
+    for text in memory_sentences(report):
+        lines += [_text(f"{text[0].upper()}{text[1:]}."), ""]
     for meaning in explained(report):
         lines += [_text(meaning), ""]
     if warnings := remedies(report):
@@ -71,16 +73,15 @@ def to_markdown(report: Report, view: View | None = None) -> bytes:
         lines += _table(module_columns(report, chosen.shown, chosen.unowned, view))
         lines += ["", *map(_text, [coverage(report), *notes(report, chosen, view)])]
         lines += ["", *map(_text, savings(report, chosen))]
-    return _joined([*lines, *_findings(report), *_tables(sections.tables)])
+    return _joined([*lines, *_findings(report, view), *_host(report)])
 
 
-def _tables(sections: Sequence[Section]) -> list[str]:
-    """The tables of parts, and what these say beside them."""
-    lines = []
-    for section in sections:
-        lines += ["", _facts(section.said)] if section.said else []
-        for table in section.tables:
-            lines += ["", f"**{table.heading}**", "", *_table(table.columns), "", _text(table.note)]
+def _host(report: Report) -> list[str]:
+    """Where the host waits, and the lines of Python that hold up the step."""
+    told = waits_told(report)
+    lines = ["", _text(f"{told[0].upper()}{told[1:]}.")] if told else []
+    for heading, note, columns in host_tables(report):
+        lines += ["", f"**{heading}**", "", *_table(columns), "", _text(note)]
     return lines
 
 
@@ -113,13 +114,13 @@ def _joined(lines: Sequence[str]) -> bytes:
     return ("\n".join(lines).rstrip("\n") + "\n").encode()
 
 
-def _findings(report: Report) -> list[str]:
+def _findings(report: Report, view: View) -> list[str]:
     """The findings, with what to do, and how many rules looked."""
-    told = [_text(searched(report))] if searched(report) else []
-    if not report.findings:
+    told = [_text(one) for one in (unlisted(report, view), searched(report)) if one]
+    found = listed(report, View(preview=view.preview))
+    if not found:
         return ["", *told]
     lines = ["", f"**{HEADING}**", ""]
-    found = listed(report)
     for number, finding in enumerate(found[:_FINDINGS], 1):
         places, more = worth(finding, 3)
         named = [
@@ -134,8 +135,8 @@ def _findings(report: Report) -> list[str]:
         same = overlap(report, finding, found[: number - 1])
         said = [_text(one) for one in (finding.seen, remedy, trial_of(finding)[1], same) if one]
         lines.append(f"   {' '.join(said)}")
-    if len(report.findings) > _FINDINGS:
-        rest = counted(len(report.findings) - _FINDINGS, "more finding")
+    if len(found) > _FINDINGS:
+        rest = counted(len(found) - _FINDINGS, "more finding")
         lines += ["", f"{rest}; report.findings lists all."]
     return [*lines, "", *told]
 
@@ -176,12 +177,6 @@ def _code(name: str) -> str:
         character if character.isalnum() or character == " " else f"&#{ord(character)};"
         for character in shown
     )
-
-
-def _facts(facts: Sequence[str]) -> str:
-    """Facts in one sentence."""
-    text = "; ".join(facts)
-    return _text(f"{text[0].upper()}{text[1:]}.")
 
 
 def _sentence(parts: Sequence[Part]) -> str:

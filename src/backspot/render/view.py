@@ -18,13 +18,14 @@ SCREEN_ROWS = 5
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """How to look at a report; all but ``top`` are arguments of ``Report.top``.
+    """How to look at a report; most are arguments of ``Report.top``.
 
     Attributes:
         top: how many modules (or autograd nodes, or changes) to show at most; ``None`` shows all.
         by: what makes a row: a module, a class, or a pattern of repeated layers.
         match: patterns of the module paths to keep.
         order: another thing than a time to rank by; then ``sort`` is the time that is shown first.
+        preview: whether findings of preview rules are shown too.
         fewest: how many modules a screen shows at least, where it lacks room for what to do.
     """
 
@@ -35,6 +36,7 @@ class View:
     match: Sequence[str] | None = None
     order: Literal["memory", "headroom"] | None = None
     fewest: int = 3
+    preview: bool = False
 
     def ranked(self, report: Report) -> tuple[Row, ...]:
         """Return all rows, the most expensive first."""
@@ -52,6 +54,11 @@ class View:
 
 
 DEFAULT_VIEW = View()
+
+
+def first_view(report: Report) -> View:
+    """What a terminal shows first: who fills the memory if that was recorded, else who is slow."""
+    return View(order="memory") if report.memory else DEFAULT_VIEW
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeAlias
 
 from backspot.formatting import duration, labelled, size, visible
 from backspot.presented import public
@@ -155,6 +155,10 @@ class Place:
         return labelled(self.path or self.class_name or "(root)", self.class_name)
 
 
+Tier: TypeAlias = Literal["stable", "preview"]
+"""Of a rule: whether sources that nobody here wrote have shown it right."""
+
+
 @public
 @dataclass(frozen=True, slots=True)
 class Finding:
@@ -179,6 +183,9 @@ class Finding:
             memory, ``wall_ns`` is 0.
         tried: What a trial of the remedy measured on the machine that trains; ``None`` where no
             trial was made.
+        tier: ``stable``, or ``preview`` if the rule has not been shown right by two sources that
+            nobody here wrote. The answer and the order of the others do not depend on preview
+            findings, and they are shown on demand (``--preview``).
 
     Example:
         >>> finding = report.findings[0]
@@ -202,6 +209,7 @@ class Finding:
     saves: Saving | None = None
     held_bytes: Count | None = None
     tried: Tried | None = None
+    tier: Tier = "stable"
 
     def __repr__(self) -> str:
         where = f" in {visible(self.places[0].label)}" if self.places else ""
@@ -250,6 +258,11 @@ class Answer:
     rule: str
 
 
+def stable(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Return the findings of stable rules, in their order."""
+    return tuple(one for one in findings if one.tier == "stable")
+
+
 _GAIN = 0.005
 """Share of a step below which a saving is none."""
 
@@ -284,7 +297,8 @@ def in_order(findings: Iterable[Finding], step: ReplayedStep | None) -> tuple[Fi
     largest gain first; of a bound all over the step, a part counts. Then those of which it is not
     known, with the most clock time first: other causes may explain it. Then those without which a
     step takes as long, as other work hides them, and those whose remedy a trial tells off. Last
-    come findings about memory, those that hold the most first.
+    come findings about memory, those that hold the most first. Preview findings follow, in the same
+    order.
 
     Args:
         step: the step without any change, ``None`` before it was replayed. Then clock time stands
@@ -306,4 +320,4 @@ def in_order(findings: Iterable[Finding], step: ReplayedStep | None) -> tuple[Fi
         nothing = best is None and saves_nothing(one, step)
         return (2, -one.wall_ns, one.rule) if nothing else (0, -gain, one.rule)
 
-    return tuple(sorted(findings, key=key))
+    return tuple(sorted(findings, key=lambda one: (one.tier == "preview", key(one))))

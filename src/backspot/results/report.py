@@ -115,7 +115,8 @@ class Report(Presented, _Predicted):
         trace: What was read: a file name, ``the live profile``, …
         phases: Where the time of a step goes, in its order; empty if the trace has only backward
             passes.
-        findings: Why the step is slow, the largest known gain first (``saves``).
+        findings: Why the step is slow, the largest known gain first (``saves``); those of preview
+            rules last (``tier``).
         fused: Kernels in which ``torch.compile`` fused the work of several modules, most time
             first.
         unprofiled_step_ns: Clock time of a step without profiler and labels: the mean of those that
@@ -550,7 +551,9 @@ class Report(Presented, _Predicted):
         rows.update(modules)
         return rows
 
-    def save(self, path: str | os.PathLike[str], *, force: bool = False) -> Path:
+    def save(
+        self, path: str | os.PathLike[str], *, force: bool = False, preview: bool = False
+    ) -> Path:
         """Write the report in the format that the suffix of ``path`` names.
 
         ``.html`` is a self-contained page; ``.json`` is what ``load`` reads; ``.txt``, ``.csv`` and
@@ -562,6 +565,8 @@ class Report(Presented, _Predicted):
         Args:
             path: Where to write.
             force: Whether to overwrite a file. Default false.
+            preview: Whether a page or a text shows the findings of preview rules too. Default
+                false.
 
         Returns:
             The path of the file.
@@ -578,7 +583,7 @@ class Report(Presented, _Predicted):
         if path_text(path, "save").lower().endswith(presented.LABELLED):
             return presented.save_labelled(self, path, force=force)
 
-        return presented.forms().write(self, path, force=force)
+        return presented.forms().write(self, path, force=force, preview=preview)
 
     def show(self, *, height: int = 720) -> None:
         """Display the page that ``save("report.html")`` writes, in the output of a notebook's cell.

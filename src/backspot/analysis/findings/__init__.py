@@ -15,7 +15,8 @@ The files, from the bottom up:
 - ``memory_evidence.py``: what the rules about memory are functions of. ``find_in_memory`` asks them
   if memory was recorded.
 
-A *fallback rule* runs after the others and is given their findings.
+A *fallback rule* runs after the others and is given the findings of the stable ones. No stable rule
+depends on what a preview rule finds.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from backspot.analysis.findings.registry import (
     rules_about_memory,
 )
 from backspot.results.costs import Row, line_of
-from backspot.results.findings import Finding, Place, in_order
+from backspot.results.findings import Finding, Place, in_order, stable
 
 __all__ = [
     "CUT_SHORT",
@@ -68,7 +69,7 @@ def find_all(evidence: Evidence) -> Judged:
             if "cuda" in rule.devices:  # what is for a CPU alone has nothing to say about others
                 states[rule.name] = lacks
             continue
-        finding = rule.find(evidence, found)
+        finding = rule.find(evidence, stable(found))
         states[rule.name] = finding if isinstance(finding, str) else NOTHING_FOUND
         if (
             isinstance(finding, Finding)

@@ -64,7 +64,7 @@ _OF_ROLE: dict[Role, str] = {
 }
 
 
-@fallback_rule("exposed-transfer")
+@fallback_rule("exposed-transfer", tier="stable")
 def exposed_transfer(evidence: Evidence, found: Sequence[JobFinding]) -> Iterator[JobFinding]:
     """Data moves between ranks while nothing else runs.
 
@@ -116,6 +116,7 @@ def exposed_transfer(evidence: Evidence, found: Sequence[JobFinding]) -> Iterato
 
 @rule(
     "late-gather",
+    tier="stable",
     remedy=(
         "Prefetch them: set_modules_to_forward_prefetch and "
         "set_modules_to_backward_prefetch of the FSDP2 module that runs before."
@@ -170,7 +171,7 @@ _STARVED = 0.7
 _EQUAL = "All stages have about the same work."
 
 
-@rule("pipeline-bubble")
+@rule("pipeline-bubble", tier="stable")
 def pipeline_bubble(evidence: Evidence) -> Iterator[JobFinding]:
     """The stages of a pipeline wait for each other.
 
@@ -241,6 +242,7 @@ def pipeline_bubble(evidence: Evidence) -> Iterator[JobFinding]:
 
 @rule(
     "slow-data",
+    tier="stable",
     remedy="Compare the loader's workers, the storage and the samples of this rank.",
 )
 def slow_data(evidence: Evidence) -> Iterator[JobFinding]:
@@ -279,6 +281,7 @@ _CLOCK, _CLOCK_OF_MANY = 0.05, 0.01
 
 @rule(
     "slow-gpu",
+    tier="stable",
     remedy=(
         "Compare the shapes of its batches first. If they are alike, check the clock, the "
         "temperature and the power limit of this GPU (nvidia-smi)."
@@ -340,7 +343,7 @@ _BESIDE = {
 """What to do about places that are no part of the training loop."""
 
 
-@rule("slow-loop")
+@rule("slow-loop", tier="stable")
 def slow_loop(evidence: Evidence) -> Iterator[JobFinding]:
     """The host of a rank takes longer outside of modules.
 
@@ -412,7 +415,7 @@ def _longest(evidence: Evidence, claim: Claim) -> tuple[str, int, bool]:
     return what[0], longer[what], what[1]
 
 
-@rule("slow-module")
+@rule("slow-module", tier="stable")
 def slow_module(evidence: Evidence) -> Iterator[JobFinding]:
     """A module takes longer on one rank.
 
@@ -467,6 +470,7 @@ _MANY = 8
 
 @rule(
     "small-buckets",
+    tier="stable",
     title="Gradients are exchanged in many small pieces",
 )
 def small_buckets(evidence: Evidence) -> Iterator[JobFinding]:
@@ -513,6 +517,7 @@ def small_buckets(evidence: Evidence) -> Iterator[JobFinding]:
 
 @rule(
     "unequal-work",
+    tier="stable",
     remedy=(
         "Balance the work: sequences of similar length in each batch, or the routing "
         "of experts (auxiliary loss, capacity)."

@@ -4,7 +4,7 @@ A rule is a pure function that picks spans or device work and says what they cos
 
     @rule(
         "slow-sort",
-        least=0.03,
+        least=0.01,
         title="Sorting takes long",
         remedy="Sort once, before training.",
         link="https://docs.pytorch.org/docs/stable/generated/torch.sort.html",

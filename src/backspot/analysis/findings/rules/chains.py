@@ -37,6 +37,12 @@ What a model uses often in a row, such as one activation for all layers, is one 
 
 @rule(
     "operator-loop",
+    tier="stable",
+    sources=(
+        "johnma2006/mamba-minimal#18",
+        "facebookresearch/tbsm#1",
+        "wutong16/Density_aware_Chamfer_Distance#3",
+    ),
     least=0.1,
     devices=("cpu", "cuda"),
     title="A Python loop runs many small operators",
@@ -240,6 +246,12 @@ _RMS_NORM = (
 
 @rule(
     "pointwise-chain",
+    tier="stable",
+    sources=(
+        "huggingface/transformers#48915",
+        "timm",
+        "scripts",
+    ),
     least=0.05,
     devices=("cpu", "cuda"),
     link="https://docs.pytorch.org/docs/stable/generated/torch.compile.html",
@@ -338,6 +350,8 @@ def _chains(evidence: Evidence) -> tuple[Mask, dict[tuple[str, str], Mask]]:
 
 @rule(
     "repeated-tensor",
+    tier="stable",
+    sources=("mosaicml/llm-foundry#628",),
     devices=("cpu", "cuda"),
     title="Tensors are copied many times by repeat",
     remedy=(
@@ -482,6 +496,11 @@ def _begins_table(operator: str) -> bool:
 
 @rule(
     "loss-passes",
+    tier="stable",
+    sources=(
+        "timm",
+        "scripts",
+    ),
     least=0.08,
     devices=("cpu", "cuda"),
     title="The loss reads and writes its scores many times",

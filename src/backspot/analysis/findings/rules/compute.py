@@ -57,6 +57,12 @@ _WARNS = "torch.nn.attention.sdpa_kernel warns why a backend cannot run."
 
 @rule(
     "attention-math",
+    tier="stable",
+    sources=(
+        "lyuwenyu/RT-DETR#678",
+        "gnina/OMTRA#63",
+        "timm",
+    ),
     title="Attention is not fused into one kernel",
     link=(
         "https://docs.pytorch.org/docs/stable/generated/"
@@ -261,6 +267,11 @@ _RATIO_OTHER = (
 
 @fallback_rule(
     "backward-ratio",
+    tier="stable",
+    sources=(
+        "timm",
+        "scripts",
+    ),
     title="A backward takes many times its forward",
     link="https://docs.pytorch.org/docs/stable/notes/extending.html",
 )
@@ -422,6 +433,8 @@ def _of_function(evidence: Evidence, nodes: Mask) -> str:
 
 @rule(
     "forward-only",
+    tier="stable",
+    sources=("scripts",),
     least=0.1,
     title="The model runs without a backward",
     remedy=(
@@ -486,6 +499,11 @@ def _roots(parent: Ints) -> Ints:
 
 @rule(
     "anomaly-mode",
+    tier="stable",
+    sources=(
+        "stanford-iprl-lab/nerf_shared#10",
+        "icon-lab/SynDiff#43",
+    ),
     title="Autograd's anomaly mode is on",
     remedy=(
         "Leave out torch.autograd.set_detect_anomaly(True), detect_anomaly() or a trainer's "
@@ -542,6 +560,8 @@ _FP64 = (
 
 @rule(
     "no-tensor-cores",
+    tier="stable",
+    sources=("timm",),
     least=0.03,
     devices=("cuda",),
     link=(
@@ -588,6 +608,8 @@ _LITTLE = 0.5
 
 @rule(
     "recompute",
+    tier="stable",
+    sources=("huggingface/diffusers#10611",),
     link="https://docs.pytorch.org/docs/stable/checkpoint.html",
 )
 def recompute(evidence: Evidence) -> Finding | None:

@@ -35,6 +35,12 @@ _CASTS_REMEDY_ON_CPU = (
 
 @rule(
     "casts",
+    tier="stable",
+    sources=(
+        "axolotl-ai-cloud/axolotl#3732",
+        "timm",
+        "scripts",
+    ),
     least=0.03,
     devices=("cpu", "cuda"),
     title="Gradients are cast between dtypes",
@@ -84,6 +90,8 @@ _DEVICE_LARGE = 1 << 14  # bytes: a smaller copy reads a value rather than movin
 
 @rule(
     "device-copies",
+    tier="stable",
+    sources=("ultralytics/ultralytics#26150",),
     devices=("cuda",),
     link="https://docs.pytorch.org/docs/stable/notes/cuda.html#best-practices",
 )
@@ -133,6 +141,8 @@ _PER_BLOCK = 512  # elements for each block of a casting kernel
 
 @rule(
     "host-to-device-volume",
+    tier="stable",
+    sources=("scripts",),
     devices=("cuda",),
     title="Large batches travel to the GPU at full width",
     remedy=(
@@ -198,7 +208,16 @@ share of the step copies are as usual."""
 _LEAST_OF_CONVOLUTIONS = 0.03
 
 
-@rule("layout-copies", devices=("cpu", "cuda"))
+@rule(
+    "layout-copies",
+    tier="stable",
+    sources=(
+        "pytorch/pytorch#76012",
+        "AMD-AGI/Primus#1049",
+        "timm",
+    ),
+    devices=("cpu", "cuda"),
+)
 def layout_copies(evidence: Evidence) -> Finding | None:
     """Tensors are copied into another memory layout.
 
@@ -326,6 +345,11 @@ def _many_copies(evidence: Evidence, work: Mask, converts: Mask) -> Found | None
 
 @rule(
     "pageable-copy",
+    tier="stable",
+    sources=(
+        "metatensor/metatrain#1273",
+        "scripts",
+    ),
     devices=("cuda",),
     title="Copies to the GPU come from pageable memory",
     remedy=(

@@ -178,7 +178,16 @@ _OPTIMIZER_LEAST = 0.05
 _OPTIMIZER_LINK = "https://docs.pytorch.org/docs/stable/optim.html"
 
 
-@rule("optimizer-kernels", devices=("cpu", "cuda"))
+@rule(
+    "optimizer-kernels",
+    tier="stable",
+    sources=(
+        "DLR-RM/stable-baselines3#1770",
+        "ultralytics/ultralytics#25288",
+        "timm",
+    ),
+    devices=("cpu", "cuda"),
+)
 def optimizer_kernels(evidence: Evidence) -> Finding | None:
     """The optimizer updates parameters one by one, or is not fused.
 
@@ -438,6 +447,7 @@ def _unused(evidence: Evidence) -> Mask:
 
 @rule(
     "zero-grad-fill",
+    tier="stable",
     devices=("cpu", "cuda"),
     title="zero_grad fills gradients with zeros",
     remedy=(
@@ -490,6 +500,8 @@ def zero_grad_fill(evidence: Evidence) -> Finding | None:
 
 @rule(
     "unread-gradient",
+    tier="stable",
+    sources=("cai4cai/torchsparsegradutils#31",),
     needs=("labels",),
     title="A backward computes gradients that nobody reads",
     remedy=(

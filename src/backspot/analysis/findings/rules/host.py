@@ -14,7 +14,6 @@ from backspot.analysis.findings.evidence import Evidence
 from backspot.analysis.findings.observations import (
     LEAST_LAUNCHING,
     anomaly_checks,
-    by_masks,
     compiled,
     graph_breaks,
     host_operators,
@@ -51,6 +50,12 @@ _LAUNCHING_PHASES = {"forward", "loss", "clipping", "optimizer", "averaging", *W
 
 @fallback_rule(
     "launch-bound",
+    tier="stable",
+    sources=(
+        "IBM/pytorch-seq2seq#32",
+        "jingyaogong/minimind#837",
+        "timm",
+    ),
     devices=("cuda",),
     title="The GPU waits for the host to launch kernels",
 )
@@ -173,6 +178,8 @@ _OTHERWISE = {
 
 @fallback_rule(
     "small-batch",
+    tier="stable",
+    sources=("timm",),
     devices=("cuda",),
     needs=("blocks",),
     title="The batch is too small for the GPU",
@@ -244,6 +251,8 @@ _CELLS_MANY = 8
 
 @rule(
     "recurrent-cells",
+    tier="stable",
+    sources=("scripts",),
     least=0.1,
     devices=("cpu",),
     title="A loop calls an LSTM cell for each time step",
@@ -290,6 +299,7 @@ def recurrent_cells(evidence: Evidence) -> Finding | None:
 
 @rule(
     "cpu-operators",
+    tier="stable",
     devices=("cuda",),
     title="Operators of a GPU model run on the CPU",
     remedy=(
@@ -385,6 +395,12 @@ _NO_SYNCHRONIZE = "Leave torch.cuda.synchronize() and event.synchronize() out of
 
 @rule(
     "host-waits",
+    tier="stable",
+    sources=(
+        "Project-MONAI/MONAI#6163",
+        "huggingface/transformers#11764",
+        "timm",
+    ),
     devices=("cuda",),
     title="The host waits for the GPU, and the GPU then for the host",
     link=(
@@ -403,8 +419,7 @@ def host_waits(evidence: Evidence) -> Finding | None:
     anyway, a wait costs nothing. `report.waits` has each place with its line and what a step would
     take without it.
 
-    Waits for boolean masks and of anomaly mode belong to [masked-indexing](#masked-indexing) and
-    [anomaly-mode](#anomaly-mode) where these find something.
+    Waits of anomaly mode belong to [anomaly-mode](#anomaly-mode) where that finds something.
 
     **Fix.** Keep values on the GPU: add metrics up there and read them in some steps; `torch.where`
     for `x[mask]`; `clip_grad_norm_` to clip; copies with `non_blocking=True` from pinned memory.
@@ -420,11 +435,9 @@ def host_waits(evidence: Evidence) -> Finding | None:
     to_device = events.correlation[events.named(Category.MEMCPY, names.CUDA_TO_DEVICE)]
     waits = evidence.waits
     waits = waits.where(~is_in(events.correlation[waits.event], to_device))
-    # Those of boolean masks and of anomaly mode have rules of their own, which say more.
-    checks, masked = anomaly_checks(evidence), by_masks(evidence)[2].removable
+    # Those of anomaly mode have a rule of their own, which says more.
+    checks = anomaly_checks(evidence)
     inside = enclosing(events, checks, events.thread[waits.event], waits.start) >= 0
-    if masked is not None:
-        inside |= is_in(waits.event, masked.waits)
     more = int((waits.first & inside).sum())
     elsewhere = say.per_step(more, "more wait")
     waits = waits.where(~inside)
@@ -514,7 +527,7 @@ _LEAST_HANDOVER = 0.05
 _LOADING = "https://docs.pytorch.org/docs/stable/data.html#multi-process-data-loading"
 
 
-@rule("waiting-for-data")
+@rule("waiting-for-data", tier="stable", sources=("scripts",))
 def waiting_for_data(evidence: Evidence) -> Finding | None:
     """The step waits for its batch.
 
@@ -638,6 +651,7 @@ def _paces(evidence: Evidence, spent: int) -> str:
 
 @rule(
     "batch-handover",
+    tier="stable",
     title="Batches that are ready take long to take over from the workers",
     remedy=(
         "Hand over a few large tensors: have the workers collate a batch into one tensor, and "

@@ -39,6 +39,11 @@ _FEW_ROWS = (
 
 @rule(
     "dense-embedding-gradient",
+    tier="stable",
+    sources=(
+        "pytorch/pytorch#5309",
+        "timm",
+    ),
     link="https://docs.pytorch.org/docs/stable/generated/torch.nn.Embedding.html",
 )
 def dense_embedding_gradient(evidence: Evidence) -> Finding | None:
@@ -225,6 +230,8 @@ _INDEX = (
 
 @rule(
     "sorted-indexing",
+    tier="stable",
+    sources=("timm",),
     devices=("cuda",),
     title="Indexing backward sorts its indices",
     link="https://docs.pytorch.org/docs/stable/generated/torch.use_deterministic_algorithms.html",
@@ -247,7 +254,7 @@ def sorted_indexing(evidence: Evidence) -> Finding | None:
     # sorts the indices first: always where the forward was ``x[index]``, and for ``gather`` and
     # ``scatter`` with deterministic algorithms.
     costs, say = evidence.costs, evidence.wording
-    nodes = sorting(evidence) & ~crowded(evidence) & ~by_masks(evidence)[0]
+    nodes = sorting(evidence)
     if not nodes.any():
         return None
     work = evidence.work_of(nodes)

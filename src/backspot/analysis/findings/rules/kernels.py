@@ -44,6 +44,7 @@ _CONVOLUTION_REMEDY = (
 
 @rule(
     "slow-convolution",
+    tier="stable",
     least=0.03,
     devices=("cuda",),
     link="https://docs.pytorch.org/docs/stable/backends.html#torch-backends-cudnn",
@@ -119,6 +120,11 @@ many. With this many times the forward's time, additions wait for each other."""
 
 @rule(
     "atomic-additions",
+    tier="stable",
+    sources=(
+        "pytorch/pytorch#64977",
+        "timm",
+    ),
     least=0.03,
     devices=("cuda",),
     title="Atomic additions of a backward wait for each other",

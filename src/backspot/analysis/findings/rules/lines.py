@@ -32,6 +32,12 @@ _MANY = 20
 
 @rule(
     "python-code",
+    tier="stable",
+    sources=(
+        "deepchem/deepchem#3615",
+        "awslabs/gluonts#1732",
+        "gbionics/amp-rsl-rl#12",
+    ),
     needs=("stacks",),
     title="Python code holds up the step",
     link="https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html",
@@ -80,6 +86,8 @@ def python_code(evidence: Evidence) -> Finding | None:
 
 @rule(
     "collector-pauses",
+    tier="stable",
+    sources=("huggingface/peft#2894",),
     seldom=True,
     title="Python's garbage collector stops the training",
     remedy=(
@@ -127,6 +135,8 @@ def collector_pauses(evidence: Evidence) -> Finding | None:
 
 @rule(
     "code-around-model",
+    tier="stable",
+    sources=("NVIDIA-NeMo/labs-molt#29",),
     needs=("stacks",),
     title="Code around the model takes long",
     link="https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html",

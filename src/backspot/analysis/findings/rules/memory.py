@@ -19,6 +19,7 @@ _FRAGMENTATION_LEAST_BYTES = 256 << 20
 
 @memory_rule(
     "fragmentation",
+    tier="stable",
     title="The allocator holds memory that no tensor uses",
     remedy=(
         "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, and call "
@@ -57,6 +58,7 @@ def fragmentation(evidence: MemoryEvidence) -> Finding | None:
 
 @memory_rule(
     "gradients-kept",
+    tier="stable",
     title="Gradients stay in memory through the forward",
     remedy=(
         "Call zero_grad(set_to_none=True), the default since PyTorch 2.0, before the forward: "
@@ -114,6 +116,7 @@ _HELD_OVER_LEAST = 0.001
 
 @memory_rule(
     "held-over-steps",
+    tier="stable",
     title="Tensors are held over steps",
     remedy=(
         "Look for outputs or losses of these modules that the training keeps, such as in a "
@@ -170,6 +173,7 @@ _POINTWISE_LEAST = 0.1
 
 @memory_rule(
     "kept-pointwise",
+    tier="stable",
     title="Cheap functions keep large outputs for the backward",
     remedy=(
         "These outputs are quick to compute again. torch.compile does so where it pays; "
@@ -217,6 +221,7 @@ _FUSED_KEEPS = (
 
 @memory_rule(
     "kept-softmax",
+    tier="stable",
     title="Softmax keeps all of its probabilities for the backward",
     link="https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html",
 )
@@ -263,6 +268,7 @@ _LOGITS_LEAST = 0.1
 
 @memory_rule(
     "logits",
+    tier="stable",
     title="The scores of the loss and their gradient fill memory",
     remedy=(
         "Compute the last layer and the loss for a part of the tokens at a time, under "
