@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from itertools import compress, zip_longest
-from typing import Any
+from itertools import compress
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
@@ -37,6 +37,7 @@ from backspot.results.costs import Row
 from backspot.results.findings import Finding, ReplayedStep, Saving, WhatIf, in_order, saves_nothing
 from backspot.results.grouping import parents_of, repeated_layers
 from backspot.results.report import Report, changed
+from backspot.trace.events import Ints
 
 _MOST_TIMES = 10_000_000  # of stations and works, in all runs without a row or a subtree
 _LEAST_MOST = 100  # rows and subtrees, however large the recording is
@@ -59,6 +60,23 @@ _MOST_STEPS = [0.1, 0.9]  # from the tenth to the ninetieth of a hundred recorde
 _NOTHING = Saving(0, 0, 0)
 """What a module saves that does nothing."""
 PARTS_OF_SAVINGS = ("forward", "backward", "recompute", "optimizer")
+
+
+_Key: TypeAlias = tuple[str | int, ...]
+"""What a question is about: ``("row", path, class)``, ``("subtree", path)``, ``("layers", pattern,
+class)``, ``("remedy", rule)``, ``("waits",)`` for all, or ``("wait", place)``."""
+
+
+class _Question(NamedTuple):
+    """What would a step save with this change?
+
+    Attributes:
+        owners: whose work goes, in proportion to which the saving is told apart; none for other
+            changes.
+    """
+
+    change: Change
+    owners: Sequence[int] = ()
 
 
 class Prediction(msgspec.Struct, frozen=True, dict=True):
@@ -248,48 +266,34 @@ def with_savings(report: Report, recording: Recording, _: Options) -> Report:
     prediction = predict(recording, report.unprofiled_step_ns)
     if isinstance(prediction, Refusal):
         return _without_savings(report, prediction)
-    replayed = prediction.recording.ownership
-    alone = {
-        replayed.owners.named(owner): one
-        for owner, one in free_owners(prediction.recording).items()
-    }
     parents = parents_of(row for row in report.modules if row.is_module)
     outer = dict.fromkeys(parent for parent in parents.values() if parent is not None)
-    rows, paths = _most_expensive(report.modules, alone, outer, prediction.most)
-    within = owners_within(replayed, paths)
-    subtrees = {
-        path: scaled_owners(prediction.recording, dict.fromkeys(owners, 0.0))
-        for path, owners in within.items()
+    alone = _of_rows(prediction)
+    remedies = {finding.rule: _change_of(finding, prediction) for finding in report.findings}
+    questions: dict[_Key, _Question] = {
+        **_most_expensive(report.modules, alone, outer, prediction),
+        **_of_layers(report.modules, prediction),
+        **{
+            ("remedy", rule): _Question(change)
+            for rule, (change, _) in remedies.items()
+            if change is not None
+        },
+        **(_of_waits(recording, prediction) if report.waits else {}),
     }
-    number = {replayed.owners.named(owner): owner for owner in range(len(replayed.owners))}
-    repeated = _repeated(report.modules, number)
-    layers = [
-        scaled_owners(prediction.recording, dict.fromkeys(owners, 0.0))
-        for owners in repeated.values()
-    ]
-    causes = [_change_of(finding, prediction) for finding in report.findings]
-    remedies, remedy_names = [one for one, _ in causes], [names for _, names in causes]
-    waits = _without_waits(recording, prediction) if report.waits else []
-    made = [one for one in remedies if one is not None]
-    changes = [*map(alone.__getitem__, rows), *subtrees.values(), *layers, *made]
-    found = prediction.savings([*changes, *waits])
+    found = prediction.savings([question.change for question in questions.values()])
     if isinstance(found, Refusal):
         return _without_savings(report, found)
     step, savings = found
-    each = iter(savings)
-    of_rows = {row: next(each) for row in rows}
-    of_subtrees = {path: next(each) for path in subtrees}
-    worth = prediction.worth
-    of_layers = {
-        labelled(*key): _told_apart(next(each), worth[owners].sum(axis=0))
-        for key, owners in repeated.items()
+    saved = {
+        key: _told_apart(saving, prediction.worth[[*question.owners]].sum(axis=0))
+        for (key, question), saving in zip(questions.items(), savings, strict=True)
     }
-    of_findings = [None if one is None else next(each) for one in remedies]
-    of_waits = list(each)
     slower = _slower(report) if report.has_gpu else None
     priced = [
-        _with_saving(finding, saves, names, slower)
-        for finding, saves, names in zip(report.findings, of_findings, remedy_names, strict=True)
+        _with_saving(
+            finding, saved.get(("remedy", finding.rule)), remedies[finding.rule][1], slower
+        )
+        for finding in report.findings
     ]
     # Of what at best saves nothing there is nothing to say.
     vain = {
@@ -299,15 +303,10 @@ def with_savings(report: Report, recording: Recording, _: Options) -> Report:
     def saves(row: Row) -> Row:
         if not row.is_module and row.path == Special.ENGINE.path:
             return row  # replays give the engine's time to the nodes before
-        key = row.path, row.class_name
-        own = of_rows.get(key, None if key in alone else _NOTHING)
-        if own is not None and key in number:
-            own = _told_apart(own, worth[number[key]])
-        if not (row.is_module and row.path in outer):
-            return replace(row, saves=own, total_saves=own)
-        total = of_subtrees.get(row.path)
-        if total is not None:
-            total = _told_apart(total, worth[within[row.path]].sum(axis=0))
+        key = "row", row.path, row.class_name
+        own = total = saved.get(key, None if key in alone else _NOTHING)
+        if row.is_module and row.path in outer:
+            total = saved.get(("subtree", row.path))
         return replace(row, saves=own, total_saves=total)
 
     return changed(
@@ -317,11 +316,16 @@ def with_savings(report: Report, recording: Recording, _: Options) -> Report:
         findings=in_order((one for one in priced if one.rule not in vain), step),
         rules=report.rules | dict.fromkeys(vain, NOTHING_FOUND),
         replayed_step=step,
-        layers=of_layers,
+        layers={
+            labelled(*map(str, names)): saving
+            for (kind, *names), saving in saved.items()
+            if kind == "layers"
+        },
         waits=tuple(
-            replace(wait, saves=saving) for wait, saving in zip_longest(report.waits, of_waits[1:])
+            replace(wait, saves=saved.get(("wait", place)))
+            for place, wait in enumerate(report.waits)
         ),
-        without_waits=of_waits[0] if of_waits else None,
+        without_waits=saved.get(("waits",)),
     )
 
 
@@ -337,29 +341,60 @@ def _without_savings(report: Report, refusal: Refusal) -> Report:
     return changed(report, findings=findings, not_replayed=refusal.reason)
 
 
+def _of_rows(prediction: Prediction) -> dict[_Key, _Question]:
+    """Return what to ask of each row that has work: the step without it."""
+    named = prediction.recording.ownership.owners.named
+    return {
+        ("row", *named(owner)): _Question(change, [owner])
+        for owner, change in free_owners(prediction.recording).items()
+    }
+
+
 def _most_expensive(
-    rows: Sequence[Row], free: Collection[tuple[str, str]], outer: Collection[str], most: int
-) -> tuple[list[tuple[str, str]], list[str]]:
-    """Choose so many of the rows (path and class) and of the subtrees (path), kept in order."""
-    own = {(row.path, row.class_name): row.wall_ns for row in rows}
+    rows: Sequence[Row],
+    alone: Mapping[_Key, _Question],
+    outer: Collection[str],
+    prediction: Prediction,
+) -> dict[_Key, _Question]:
+    """Return what to ask of as many rows and subtrees as there is time for, kept in order.
+
+    Args:
+        alone: what to ask of each row.
+        outer: the paths of the subtrees.
+    """
+    own: dict[_Key, int] = {("row", row.path, row.class_name): row.wall_ns for row in rows}
     total = {row.path: row.total_wall_ns for row in rows if row.is_module}
-    costs = np.array([*(own.get(row, 0) for row in free), *(total[path] for path in outer)])
+    costs = np.array([*(own.get(key, 0) for key in alone), *(total[path] for path in outer)])
     chosen = np.zeros(len(costs), bool)
-    chosen[np.argsort(-costs, kind="stable")[:most]] = True
-    return list(compress(free, chosen)), list(compress(outer, chosen[len(free) :]))
+    chosen[np.argsort(-costs, kind="stable")[: prediction.most]] = True
+    paths = list(compress(outer, chosen[len(alone) :]))
+    within = owners_within(prediction.recording.ownership, paths)
+    questions: dict[_Key, _Question] = dict(compress(alone.items(), chosen))
+    for path, owners in within.items():
+        questions["subtree", path] = _without(owners, prediction)
+    return questions
 
 
-def _repeated(
-    rows: Sequence[Row], number: Mapping[tuple[str, str], int]
-) -> dict[tuple[str, str], list[int]]:
-    """Return the owners of the repeated layers with most clock time, by pattern and class."""
+def _of_layers(rows: Sequence[Row], prediction: Prediction) -> dict[_Key, _Question]:
+    """Return what to ask of the repeated layers with most clock time, by pattern and class."""
+    owners = prediction.recording.ownership.owners
+    number = {owners.named(owner): owner for owner in range(len(owners))}
     layers = repeated_layers(rows)
     time = {key: sum(row.wall_ns for row in members) for key, members in layers.items()}
-    most = sorted(layers, key=lambda key: -time[key])[:_LAYERS]
-    owners = {
-        key: [number.get((row.path, row.class_name), -1) for row in layers[key]] for key in most
-    }
-    return {key: some for key, some in owners.items() if min(some) >= 0}
+    questions: dict[_Key, _Question] = {}
+    for pattern, class_name in sorted(layers, key=lambda key: -time[key])[:_LAYERS]:
+        members = [
+            number.get((row.path, row.class_name), -1) for row in layers[pattern, class_name]
+        ]
+        if min(members) >= 0:
+            questions["layers", pattern, class_name] = _without(members, prediction)
+    return questions
+
+
+def _without(owners: Sequence[int], prediction: Prediction) -> _Question:
+    """Return what to ask of some owners: the step without them."""
+    change = scaled_owners(prediction.recording, dict.fromkeys(owners, 0.0))
+    return _Question(change, owners)
 
 
 def _told_apart(saving: Saving, worth: Floats) -> Saving:
@@ -371,15 +406,19 @@ def _told_apart(saving: Saving, worth: Floats) -> Saving:
     return replace(saving, parts={name: ns for name, ns in parts if ns})
 
 
-def _without_waits(recording: Recording, prediction: Prediction) -> list[Change]:
-    """Return the change without any wait of the host, and those without the first places' waits."""
+def _of_waits(recording: Recording, prediction: Prediction) -> dict[_Key, _Question]:
+    """Return what to ask of all waits of the host, and of those at the first places."""
     places, ownership = places_in(recording)[1], recording.ownership
     no_span = np.zeros(len(ownership.spans.start), bool)
     no_work = np.zeros(len(ownership.work.start), bool)
-    return [
-        free(prediction.recording, prediction.within(Removable(no_span, no_work, calls)))
-        for calls in (np.concatenate(places), *places[:_PLACES])
-    ]
+    calls: dict[_Key, Ints] = {("waits",): np.concatenate(places)}
+    calls |= {("wait", place): waits for place, waits in enumerate(places[:_PLACES])}
+    return {
+        key: _Question(
+            free(prediction.recording, prediction.within(Removable(no_span, no_work, waits)))
+        )
+        for key, waits in calls.items()
+    }
 
 
 def _change_of(finding: Finding, prediction: Prediction) -> tuple[Change | None, Mapping[str, Any]]:
