@@ -53,17 +53,16 @@ WITH_TORCH = ("live", "integrations", "commands.demo")
 
 # The files of the core that still import a file of a part.
 ARROWS = {
+    ("commands/_console.py", "render/comparison.py"),
     ("commands/_source.py", "job/identity.py"),
+    ("commands/show.py", "render/host.py"),
     ("commands/show.py", "render/job.py"),
+    ("live/profiling.py", "live/loaders.py"),
+    ("live/profiling.py", "live/step_log.py"),
+    ("live/profiling.py", "render/labelled_trace.py"),
     ("live/recording.py", "live/host_marks.py"),
     ("live/recording.py", "live/step_log.py"),
-    ("render/_columns.py", "render/_memory.py"),
-    ("render/html/_fragments.py", "render/_findings.py"),
-    ("render/html/_fragments.py", "render/_host.py"),
-    ("render/html/_page_data.py", "render/_findings.py"),
-    ("render/html/_page_data.py", "render/_memory.py"),
-    ("render/text_parts.py", "render/_comparison.py"),
-    ("render/text_parts.py", "render/_findings.py"),
+    ("render/html/_page_data.py", "render/html/_findings.py"),
 }
 MOST_NAMES = 28
 PUBLIC_FUNCTIONS = (

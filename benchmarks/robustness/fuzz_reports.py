@@ -25,11 +25,12 @@ from typing import Any
 
 from backspot import BackspotError, Report, compare, locate
 from backspot.render import renderer_for, suffixes
+from backspot.render.comparison import render_comparison
 from backspot.render.json import comparison_to_json, to_json
 from backspot.render.markdown import comparison_to_markdown
 from backspot.render.tables import comparison_to_csv
 from backspot.render.text import render_text
-from backspot.render.text_parts import render_comparison, render_subtree
+from backspot.render.text_parts import render_subtree
 from backspot.render.view import View
 from benchmarks.harness import TEST_DATA, Figures, Run
 from benchmarks.robustness.found import Found

@@ -10,8 +10,8 @@ import pytest
 
 from backspot import compare, locate
 from backspot.commands import main
+from backspot.render.comparison import render_comparison
 from backspot.render.markdown import comparison_to_markdown
-from backspot.render.text_parts import render_comparison
 from backspot.render.view import View
 from support.recorded_steps import recorded
 from support.sample_reports import report, row, vit

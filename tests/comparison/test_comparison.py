@@ -16,10 +16,10 @@ from hypothesis import given, strategies as st
 import backspot
 from backspot import compare, locate
 from backspot.errors import OutputExistsError, UsageError
+from backspot.render.comparison import render_comparison
 from backspot.render.json import comparison_to_json
 from backspot.render.markdown import comparison_to_markdown
 from backspot.render.tables import comparison_to_csv
-from backspot.render.text_parts import render_comparison
 from backspot.render.view import View
 from backspot.results.comparison import Change, Comparison, Move, Side
 from support.recorded_steps import recorded, recordings

@@ -13,7 +13,7 @@ from backspot.commands import main
 from backspot.errors import UsageError
 from backspot.job.answer import answer
 from backspot.job.summary import Summary
-from backspot.render.text_parts import render_comparison
+from backspot.render.comparison import render_comparison
 from backspot.results.job import JobReport
 from support.sample_reports import vit
 from support.summaries import many, recorded

@@ -11,8 +11,9 @@ from rich.cells import cell_len
 from backspot import Report, compare
 from backspot.errors import BackspotError
 from backspot.render import renderer_for, suffixes
+from backspot.render.comparison import render_comparison
 from backspot.render.text import render_text
-from backspot.render.text_parts import render_comparison, render_subtree
+from backspot.render.text_parts import render_subtree
 from backspot.render.view import View
 from support.sample_reports import line, node, report, row, vit
 

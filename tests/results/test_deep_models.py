@@ -8,8 +8,9 @@ import pytest
 
 from backspot import Report, compare
 from backspot.render import renderer_for, suffixes
+from backspot.render.comparison import render_comparison
 from backspot.render.text import render_text
-from backspot.render.text_parts import render_comparison, render_subtree
+from backspot.render.text_parts import render_subtree
 from backspot.render.view import View
 from support.sample_reports import node, report, row
 

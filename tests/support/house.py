@@ -25,13 +25,13 @@ PARTS = {
     r"|live/gathering",
     "trials": r"live/trials/",
     "monitor": r"live/monitor|analysis/slowdowns",
-    "compare": r"comparison/|render/_comparison|html/_?comparison|commands/diff",
+    "compare": r"comparison/|render/_?comparison|html/_?comparison|commands/diff",
     "memory": r"accounting/(memory|checkpointing)\.py|attribution/allocations|rules/memory"
-    r"|memory_evidence|render/_memory",
-    "limits": r"accounting/(formulas/|work|peaks)|html/_plots|html/plots\.css",
+    r"|memory_evidence|render/(html/)?_memory",
+    "limits": r"accounting/(formulas/|work|peaks)|render/_limits|html/_roofline",
     "what if": r"analysis/replay/",
-    "why": r"analysis/findings/|commands/explain|render/_findings|^registry",
-    "host": r"analysis/host/|render/_host|live/host_marks|analysis/picture|html/_step"
+    "why": r"analysis/findings/|commands/explain|render/(html/)?_findings|^registry",
+    "host": r"analysis/host/|render/host|live/host_marks|analysis/picture|html/_step"
     r"|render/_costliest",
     "training": r"live/(step_log|termination)|analysis/training|render/training|html/_training",
     "loaders": r"live/loaders|torch_internals/batches",
@@ -43,8 +43,8 @@ PARTS = {
 
 # What puts the core and the parts together.
 COMPOSERS = (
-    *("__init__", "analysis/parts", "live/__init__", "live/profiling", "results/__init__"),
-    *("render/__init__", "render/html/__init__", "render/text", "pipeline"),
+    *("__init__", "analysis/parts", "live/__init__", "live/parts", "pipeline"),
+    *("render/__init__", "render/html/__init__", "render/parts", "render/text"),
 )
 
 # What is read first: how a trace becomes a report, and how labels come into a trace.

@@ -214,8 +214,8 @@ def print_result(
     """
     name, top = args.format, args.top
     if name == "table":
+        from backspot.render.comparison import render_comparison
         from backspot.render.text import render_text
-        from backspot.render.text_parts import render_comparison
         from backspot.results.comparison import Comparison
 
         if top is not None or args.full:

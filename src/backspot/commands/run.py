@@ -216,7 +216,7 @@ class _Observation:
             stacks=args.stacks,
             compiled=args.compiled,
             waits=args.at is None,
-            trials=args.trials if _is_first() else "none",
+            keeps_live=args.trials != "none" and _is_first(),
             log=args.log,
         )
         if args.at is not None and args.at < plan.first_step and _is_first():
@@ -356,7 +356,7 @@ class _Observation:
 
         def make() -> Saved:
             with gathering or nullcontext():
-                leave = gathering.leave if gathering else None
+                leave = gathering.use if gathering else None
                 return save(
                     recorded, self._given[0], self._folder, leave, preview=self._args.preview
                 )
@@ -414,7 +414,7 @@ class _Observation:
 
     def _answer(self, recorded: Recorded, gathering: Gathering | None) -> bool:
         """Print which rank is slow, if there are several; return whether that was possible."""
-        from backspot.live.recorder import rank_and_ranks
+        from backspot.live.ranks import rank_and_ranks
 
         if gathering is None:
             if rank_and_ranks()[1] > 1:
@@ -459,8 +459,8 @@ def _print(report: Report, args: argparse.Namespace, more: str | None) -> None:
 
     ``more`` is the command for what does not fit on a screen; ``None`` prints everything.
     """
+    from backspot.render.parts import first_view
     from backspot.render.text import render_text
-    from backspot.render.view import first_view
 
     text = render_text(
         report,
@@ -483,7 +483,7 @@ def _width(wanted: int | None) -> int | None:
 def _gathering(recorded: Recorded) -> Gathering | None:
     """Return what puts the ranks together; ``None`` if other ranks may record nothing now."""
     from backspot.live.gathering import Gathering
-    from backspot.live.recorder import rank_and_ranks
+    from backspot.live.ranks import rank_and_ranks
 
     if recorded.requested or rank_and_ranks()[1] == 1:
         return None
@@ -504,7 +504,7 @@ def _how_it_ended(error: BaseException | None) -> str:
 
 
 def _is_first() -> bool:
-    from backspot.live.recorder import rank_and_ranks
+    from backspot.live.ranks import rank_and_ranks
 
     return rank_and_ranks()[0] == 0
 

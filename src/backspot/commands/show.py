@@ -158,7 +158,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _show(source: str, args: argparse.Namespace) -> None:
     from backspot.commands._source import is_report, mention_ranks, read
-    from backspot.render.view import View, first_view
+    from backspot.render.parts import first_view
+    from backspot.render.view import View
 
     if is_report(source, "backspot.job"):
         _show_job(source, args)
@@ -199,7 +200,7 @@ def _show(source: str, args: argparse.Namespace) -> None:
 
 def _show_lines(source: str, args: argparse.Namespace) -> None:
     from backspot.commands._source import read
-    from backspot.render.text import render_lines
+    from backspot.render.host import render_lines
 
     if args.format != "table":
         raise UsageError(f"--by line goes with a table, not with --format {args.format}")

@@ -13,7 +13,8 @@ from typing import Any
 from backspot.checks import check_flag, check_whole
 from backspot.formatting import visible
 from backspot.interrupts import contained, pass_on
-from backspot.live.recorder import Models, Plan, Recorded, Recorder, rank_and_ranks
+from backspot.live.ranks import rank_and_ranks
+from backspot.live.recorder import Models, Plan, Recorded, Recorder
 from backspot.live.saving import Saved, save
 from backspot.progress import is_terminal
 from backspot.render.markdown import to_markdown

@@ -17,8 +17,9 @@ An instrumentation is set up and removed by:
   through the same stages. ``running.py`` observes the steps of a script, ``updates.py`` those that
   no optimizer's hook tells of, and ``discovery.py`` finds its models. ``saving.py`` writes the
   report.
-- ``trials/``: tries what the findings of a report advise, beside the training.
-- ``gathering.py``: sends what each rank recorded to rank 0, which answers for all.
+- ``acts.py``: what a part does with a training around its steps and after its report; ``parts.py``
+  lists the parts. ``trials/`` tries what the findings of a report advise, beside the training, and
+  ``gathering.py`` sends what each rank recorded to rank 0, which answers for all.
 - ``monitor.py``: ``Monitor`` watches the steps of a long training, without a profiler.
 
 A module call that a profiler records goes through:
@@ -43,10 +44,11 @@ Of code that ``torch.compile`` generates, ``compiled.py`` records for which modu
 works, while the code is compiled: ``frames.py`` writes into the graphs what it later reads from the
 code.
 
-``owner.py`` has what all of these share. An *owner* is a module by its names and labels, a *scope*
-is one instrumentation; both refer to modules weakly. ``sessions.py`` counts the profiler's
-*sessions*, so that no range ends in a later session than its own. ``optimizers.py`` labels modules
-with gradients that no optimizer uses. ``torch_internals/`` has every private name of PyTorch.
+``ranks.py`` knows which rank of a job this process is. ``owner.py`` has what all of these share. An
+*owner* is a module by its names and labels, a *scope* is one instrumentation; both refer to modules
+weakly. ``sessions.py`` counts the profiler's *sessions*, so that no range ends in a later session
+than its own. ``optimizers.py`` labels modules with gradients that no optimizer uses.
+``torch_internals/`` has every private name of PyTorch.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ names the ranks that are missing.
 
 from __future__ import annotations
 
+import itertools
 import socket
 import time
 from contextlib import suppress
@@ -26,9 +27,11 @@ from backspot.job.answer import answer
 from backspot.job.identity import identify
 from backspot.job.reduce import reduce_trace
 from backspot.job.summary import Summary, from_bytes, to_bytes
-from backspot.live.recorder import rank_and_ranks
+from backspot.live.acts import Act, Living
+from backspot.live.ranks import rank_and_ranks
 from backspot.live.torch_internals.profiler import default_store
 from backspot.results.job import JobReport, LostRank
+from backspot.results.report import Report, changed
 
 LIMIT_S = 120.0
 """How long rank 0 waits for the summaries of the others, after its own is there."""
@@ -37,7 +40,26 @@ _PIECE = 1 << 22
 _SUMMARY, _REASON = b"S", b"R"
 
 
-class Gathering:
+_profiles = itertools.count()
+
+
+def gathering_of(ranks: object) -> Gathering | None:
+    """Return what puts the ranks of a profile together, ``None`` where each is for itself.
+
+    Args:
+        ranks: as in ``profile``.
+
+    Raises:
+        UsageError: If it is neither ``"all"`` nor ``None``, or this process is not part of a job.
+    """
+    if ranks is None:
+        return None
+    if ranks != "all":
+        raise UsageError(f'ranks={ranks!r}: give "all", or None')
+    return Gathering(f"profile {next(_profiles)}")
+
+
+class Gathering(Act):
     """One exchange of summaries. All ranks of the job create it with the same name.
 
     Around what may raise before the summary is left, use it as a context manager.
@@ -58,7 +80,7 @@ class Gathering:
         self.rank, self._ranks = rank_and_ranks()
         self._has_left = False
 
-    def leave(self, path: Path, recording: Recording) -> None:
+    def use(self, path: Path, recording: Recording) -> None:
         """Leave the summary of this rank's recording for rank 0; a second call does nothing."""
         if self._has_left:
             return
@@ -92,6 +114,16 @@ class Gathering:
 
     def _key(self, rank: int, piece: int | None = None) -> str:
         return f"backspot/{self._name}/{rank}" + ("" if piece is None else f"/{piece}")
+
+    def after(self, report: Report, live: Living) -> Report:
+        """Return the report with the answer for all ranks, on rank 0."""
+        if self.rank:
+            return report
+        try:
+            return changed(report, job=self.collect())
+        except UsageError as error:
+            reason = f"The ranks have no report: {error}."
+            return changed(report, warnings=(*report.warnings, reason))
 
     def collect(self) -> JobReport:
         """Return the answer for all ranks that left a summary; on rank 0.

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import closing, nullcontext
+from contextlib import ExitStack, closing
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -15,12 +15,13 @@ from backspot.analysis.recording import Options, Recording
 from backspot.checks import check_flag, check_whole
 from backspot.errors import BackspotError, UsageError
 from backspot.formatting import visible
-from backspot.live.gathering import Gathering
+from backspot.live.acts import Living
 from backspot.live.instrumentation import NO_FUNCTION, Instrumentation, check_arguments
 from backspot.live.loaders import fetch
 from backspot.live.modules import class_name, unwrap
 from backspot.live.optimizers import stepping
-from backspot.live.recorder import rank_and_ranks
+from backspot.live.parts import acts_of
+from backspot.live.ranks import rank_and_ranks
 from backspot.live.recording import (
     DETAIL,
     MOST_CALLS,
@@ -38,8 +39,6 @@ from backspot.live.source_lines import place_of_frame
 from backspot.live.step_log import StepLog
 from backspot.live.torch_internals import autograd
 from backspot.live.torch_internals.profiler import new_range, recording as is_recording
-from backspot.live.trials.attempts import Trials, chains_of, check_trials, needs_step, with_trials
-from backspot.live.trials.trial import Live
 from backspot.pipeline import locate_export
 from backspot.progress import Progress
 from backspot.render.labelled_trace import check_labelled
@@ -69,7 +68,7 @@ def profile(
     trace: str | os.PathLike[str] | None = None,
     force: bool = False,
     ranks: Literal["all"] | None = None,
-    trials: Trials = "operators",
+    trials: Literal["operators", "all", "none"] = "operators",
 ) -> Report:
     """Run a training step a few times under the profiler and find the modules that make it slow.
 
@@ -142,8 +141,7 @@ def profile(
     check_flag("memory", memory)
     check_flag("shapes", shapes)
     check_flag("stacks", stacks)
-    check_trials(trials)
-    gathering = _gathering(ranks)
+    acts = acts_of(trials=trials, ranks=ranks)
     if trace is not None:
         check_labelled(trace, force=force)
     models = dict(model) if isinstance(model, Mapping) else {"": model}
@@ -165,36 +163,42 @@ def profile(
     passed_over = autograd.PassedOver.calls
     total = sum(stage.count for stage in stages)
     log = StepLog()
-    with (
-        gathering or nullcontext(),
-        Progress("profiling", "steps", total=total) as progress,
-        stepping() as optimizers,
-        log,
-    ):
-        taken = Measurement(
-            stages,
-            step_ended=progress.advance,
-            log=log,
-            end_inside=lambda: steps_to_run.close(),
-        )
-        steps_to_run = taken.steps()
-        with closing(steps_to_run):
-            for _ in steps_to_run:
-                take()
-                log.step_ended()
-    if taken.shortage and not taken.profiles[TIMES].count:
-        raise BackspotError(f"profile: no report, as {taken.shortage}")
-    detail = taken.profiles.get(DETAIL)
-    transformed = autograd.PassedOver.calls > passed_over
+    with ExitStack() as around:
+        for act in acts:
+            around.enter_context(act)
+        with (
+            Progress("profiling", "steps", total=total) as progress,
+            stepping() as optimizers,
+            log,
+        ):
+            taken = Measurement(
+                stages,
+                step_ended=progress.advance,
+                log=log,
+                end_inside=lambda: steps_to_run.close(),
+            )
+            steps_to_run = taken.steps()
+            with closing(steps_to_run):
+                for _ in steps_to_run:
+                    take()
+                    log.step_ended()
+        if taken.shortage and not taken.profiles[TIMES].count:
+            raise BackspotError(f"profile: no report, as {taken.shortage}")
+        detail = taken.profiles.get(DETAIL)
+        transformed = autograd.PassedOver.calls > passed_over
 
-    def with_unused(report: Report, _: Recording, __: Options) -> Report:
-        if stacks and taken.calls > MOST_CALLS:
-            report = changed(report, warnings=(*report.warnings, _TOO_MANY.format(taken.calls)))
-        if taken.shortage:
-            report = changed(report, warnings=(f"Only {taken.shortage}.", *report.warnings))
-        return _with_unused(report, models, taken.labelled, transformed=transformed)
+        def with_unused(report: Report, _: Recording, __: Options) -> Report:
+            if stacks and taken.calls > MOST_CALLS:
+                many = _TOO_MANY.format(taken.calls)
+                report = changed(report, warnings=(*report.warnings, many))
+            if taken.shortage:
+                report = changed(report, warnings=(f"Only {taken.shortage}.", *report.warnings))
+            return _with_unused(report, models, taken.labelled, transformed=transformed)
 
-    with gathering or nullcontext():
+        def use(path: Path, recording: Recording) -> None:
+            for act in acts:
+                act.use(path, recording)
+
         report = locate_export(
             taken.profiles[TIMES].profiler,
             named,
@@ -209,21 +213,13 @@ def profile(
             parts=(with_unused,),
             trace=trace,
             force=force,
-            use=gathering.leave if gathering else None,
+            use=use,
         )
-    rank, count = rank_and_ranks()
-    if rank == 0:
-        why_not = _ALONE if count > 1 else ""
-        live = Live(models, optimizers, why_no_chains=why_not, loader=data)
-        if needs_step(report, trials):
-            live = chains_of(take, live, report, trials)
-        report = with_trials(report, live, trials)
-    if not gathering or gathering.rank:
-        return report
-    try:
-        return changed(report, job=gathering.collect())
-    except UsageError as error:
-        return changed(report, warnings=(*report.warnings, f"The ranks have no report: {error}."))
+    why_no_step = _ALONE if rank_and_ranks()[1] > 1 else ""
+    live = Living(models, optimizers, data, take, why_no_step)
+    for act in acts:
+        report = act.after(report, live)
+    return report
 
 
 def _check_arguments(
@@ -265,17 +261,6 @@ def _check_arguments(
             "a profiler is running already: end it first, or have it record labels with "
             "backspot.instrument(model) and give it to backspot.locate"
         )
-
-
-_gatherings = itertools.count()
-
-
-def _gathering(ranks: object) -> Gathering | None:
-    if ranks is None:
-        return None
-    if ranks != "all":
-        raise UsageError(f'ranks={ranks!r}: give "all", or None')
-    return Gathering(f"profile {next(_gatherings)}")
 
 
 def _step_with(step: Callable[..., Any], data: Iterable[Any] | None) -> Callable[[], Any]:

@@ -30,6 +30,7 @@ from backspot.analysis.recording import Options, Recording
 from backspot.formatting import counted
 from backspot.interrupts import contained, heard, pass_on
 from backspot.live import discovery
+from backspot.live.acts import Living
 from backspot.live.compiled import compiled_book
 from backspot.live.recording import (
     DETAIL,
@@ -46,8 +47,6 @@ from backspot.live.recording import (
 from backspot.live.source_lines import place_of_frame
 from backspot.live.step_log import StepLog
 from backspot.live.torch_internals.profiler import recording as is_recording
-from backspot.live.trials.attempts import Trials
-from backspot.live.trials.trial import Live
 from backspot.pipeline import locate_export
 from backspot.results.report import Report, changed
 from backspot.results.training import Training
@@ -77,7 +76,7 @@ class Plan:
         stacks: whether to record some more steps with the lines of Python that run.
         compiled: whether to record for which modules compiled code works, as in ``instrument``.
         waits: whether to wait for longer than ``warmup`` until each optimizer has taken a step.
-        trials: what may be tried of what the findings advise, as in ``profile``.
+        keeps_live: whether a recording keeps what still lives of the training, as in ``Living``.
         log: whether to note all steps until the training ends, for ``Report.training``.
     """
 
@@ -91,7 +90,7 @@ class Plan:
     stacks: bool = False
     compiled: bool = True
     waits: bool = True
-    trials: Trials = "none"
+    keeps_live: bool = False
     log: bool = True
 
     @property
@@ -147,8 +146,8 @@ class Recorded:
             was first, and so perhaps on this rank only.
         in_detail: the profiler that recorded stacks, memory or shapes in later steps, if any.
         is_early: whether these are steps of the warm-up, as the training ended soon after.
-        live: what remedies can be tried on; ``None`` if the plan says not to, or several threads
-            train.
+        live: what still lives of the training; ``None`` if the plan does not keep it, or several
+            threads train.
         threads: in how many threads the training takes steps; these are of one.
         training: all steps so far; ``None`` if they are not noted.
         by_backwards: whether each backward counted as a step, as nothing tells of updates.
@@ -163,7 +162,7 @@ class Recorded:
     requested: bool
     in_detail: torch.profiler.profile | Export | None = None
     is_early: bool = False
-    live: Live | None = None
+    live: Living | None = None
     threads: int = 1
     training: Training | None = None
     by_backwards: bool = False
@@ -210,17 +209,6 @@ class Recorded:
         """Return the name of a file; after the first recording it has the step or a number."""
         which = f"{self.number}" if self.first is None else f"step{self.first}"
         return ".".join([stem, *([which] if self.number > 1 else []), *parts])
-
-
-def rank_and_ranks() -> tuple[int, int]:
-    """Return the rank of this process and the number of ranks."""
-    distributed: Any = sys.modules.get("torch.distributed")
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        return distributed.get_rank(), distributed.get_world_size()
-    try:
-        return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    except ValueError:
-        return 0, 1
 
 
 class Models:
@@ -645,13 +633,13 @@ class Recorder:
             shortage=self._measurement.shortage,
         )
 
-    def _live(self) -> Live | None:
-        """What trials need; not beside other threads that train, whose modes they would set."""
-        if self.plan.trials == "none" or self._is_early or len(self._counts) != 1:
+    def _live(self) -> Living | None:
+        """What still lives; not beside other threads that train, whose modes a part might set."""
+        if not self.plan.keeps_live or self._is_early or len(self._counts) != 1:
             return None
         assert self._measurement is not None  # noqa: S101 - for type checkers
         loader = discovery.only_loader()
-        return Live(dict(self._measurement.models), self._search.optimizers(), loader=loader)
+        return Living(dict(self._measurement.models), self._search.optimizers(), loader=loader)
 
     def _hand_over(self, recorded: Recorded | None) -> None:
         if recorded is not None:

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from backspot.errors import BackspotError
-from backspot.live.recorder import Recorded, rank_and_ranks
-from backspot.live.trials.attempts import with_earlier_trials
+from backspot.live.parts import as_before
+from backspot.live.ranks import rank_and_ranks
+from backspot.live.recorder import Recorded
 from backspot.trace.profiler import Export
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class Saved:
         if steps is None or self.problem or steps.steps < known + _WORTH_COMPLETING:
             return None
         recorded = replace(self.recorded, training=steps)
-        report = with_earlier_trials(recorded.locate(training), self.report)
+        report = as_before(recorded.locate(training), self.report)
         return replace(self, recorded=recorded).again(report, folder)
 
 

@@ -215,6 +215,9 @@ class StepLog:
         thread = self._threads.get(_here()) or self._thread()
         thread.data += fetch.end_ns - fetch.begin_ns
         thread.level.note(fetch)
+        thread.used.add(fetch.loader)
+        if not thread.ended or (self._paused and _here() in self._paused):
+            return  # in no step of the training's own
         use = thread.loaders.get(fetch.loader)
         if use is None:
             use = thread.loaders[fetch.loader] = [fetch.workers, 0, 0, 0, 0]
@@ -222,7 +225,6 @@ class StepLog:
         if fetch.ready is False:
             use[2] += 1
             use[3] += fetch.waited_ns
-        thread.used.add(fetch.loader)
 
     def _epoch_begun(self, took: int) -> None:
         self._thread().data += took
@@ -296,7 +298,9 @@ class StepLog:
             thread.settled = thread.level.is_steady
         marks = thread.marks
         for loader in thread.used:
-            use = thread.loaders[loader]
+            use = thread.loaders.get(loader)
+            if use is None:
+                continue
             use[4] += 1
             if 2 * use[4] < thread.times.steps and len(thread.loaders) > 1:
                 marks |= Marks.OTHER_DATA

@@ -11,12 +11,13 @@ In the order in which they build on each other:
 - ``_costliest.py``: chooses what costs most in the step
 - ``_phases.py``, ``_answer.py``, ``_findings.py`` and ``_facts.py``: what is said of a report in
   words; ``_comparison.py``: the same for a comparison
-- ``_memory.py``: what memory and the device's limit add to both
-- ``training.py``: all steps of a training in words
+- ``_sections.py``: columns, tables and sections, which each output lays out in its own way
+- ``_memory.py``, ``_limits.py``, ``host.py`` and ``training.py``: what one part says, each;
+  ``parts.py`` lists them
 - ``_columns.py``: the columns of each table, with their cells
 - ``_terminal.py``: lays out columns, paragraphs and sentences in a given width
-- ``text.py``: a report as text; ``text_parts.py``: a finding, source lines, a module with those
-  inside it, and a comparison
+- ``text.py``: a report as text; ``text_parts.py``: source lines, and a module with those inside it;
+  ``_findings_text.py``: a finding; ``comparison.py``: a comparison
 - ``markdown.py``, ``tables.py`` (CSV and pandas), ``html/``, ``flamegraph.py``,
   ``json.py`` (with ``_consistency.py``, which checks what is read back) and ``notebook.py``: one
   output each
@@ -84,7 +85,7 @@ def as_text(result: Report | Subtree | Comparison | JobReport) -> str:
 
         return render_job(result)
     if isinstance(result, Comparison):
-        from backspot.render.text_parts import render_comparison
+        from backspot.render.comparison import render_comparison
 
         return render_comparison(result)
     if isinstance(result, Subtree):

@@ -1,19 +1,20 @@
 """The tables of a report: their columns, in order, with every cell.
 
 Each output lays out the same columns in its own way and may leave some out. A column that is added
-here appears in all of them; for CSV and pandas, add its field to ``FIELDS``.
+here appears in all of them; for CSV and pandas, add its field to ``FIELDS``. Those of a part are
+with what it says: ``parts.py``.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields as dataclass_fields, replace
-from typing import Literal, TypeAlias
+from dataclasses import replace
 
-from backspot.formatting import decimals_for, milliseconds, percent
-from backspot.render._memory import peak_bytes
+from backspot.formatting import percent
+from backspot.render._sections import UNKNOWN, Column, Fields, Value, milliseconds_of, numbers
 from backspot.render._words import Part, made_by
+from backspot.render.parts import columns_of_parts, fields_of_parts
 from backspot.render.view import (
     Cost,
     View,
@@ -22,92 +23,11 @@ from backspot.render.view import (
     node_sort,
     share_of,
 )
-from backspot.results.costs import COUNTS_OF_WORK, OperatorCost, Row, Sort, half_spread, time_of
-from backspot.results.limits import LimitOfModule
-from backspot.results.memory import MemoryOfModule
+from backspot.results.costs import OperatorCost, Row, Sort, half_spread, time_of
 from backspot.results.report import Report
 from backspot.trace.names import short_node_name
 
-Value: TypeAlias = str | float | None
-"""An entry of a table for programs."""
-Kind: TypeAlias = Literal[
-    "rank",
-    "name",
-    "class",
-    "members",
-    "time",
-    "spread",
-    "share",
-    "saves",
-    "memory",
-    "limit",
-    "bar",
-    "other time",
-    "recompute",
-    "exact",
-    "calls",
-    "forward",
-    "node",
-    "node time",
-    "line",
-    "count",
-    "phase",
-    "change",
-    "verdict",
-]
-"""What a column holds. Each output decides by it how to style the column, or to leave it out."""
-
-UNKNOWN = "–"
-"""What a cell has in place of a number that is not known; a note below the table has the reason."""
 TITLES: dict[Sort, str] = {"wall": "wall", "gpu": "GPU", "cpu": "CPU", "saves": "saves"}
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """One column of a table. The attributes below ``cells`` are for terminals, unless they say so.
-
-    Attributes:
-        cells: its cells, one for each row, not yet escaped.
-        hints: for pages, text for each cell that appears under the pointer.
-        bars: lengths of 0 to 1, drawn instead of cells.
-        full_head: the heading with its unit, for outputs that have room for it.
-        need: how dispensable it is. Columns with need 0 are always shown; columns with the same
-            need are shown or dropped together, the highest need first.
-        least: how narrow a column of names can get; ``None`` if nothing may be cut.
-        left: whether it is aligned left (in every output).
-        cut_start: whether a long name loses its start, because the end identifies it.
-        outlasts: columns with this ``need`` or more are dropped before this one gets narrower than
-            ``ample``.
-        ample: the width at which a column of names is readable; at most half of the line is used.
-        gap: number of blanks before it.
-        style: the style of its cells.
-    """
-
-    kind: Kind
-    head: str
-    cells: Sequence[Part] = ()
-    hints: Sequence[str] = ()
-    bars: Sequence[float] = ()
-    full_head: str = ""
-    need: int = 0
-    least: int | None = None
-    left: bool = False
-    cut_start: bool = False
-    outlasts: int | None = None
-    ample: int = 48  # model.language_model.layers.31.self_attn.q_proj
-    gap: int = 2
-    style: str = ""
-
-
-def numbers(values: Iterable[object]) -> list[Part]:
-    """Cells of numbers."""
-    return [("number", str(value)) for value in values]
-
-
-def milliseconds_of(largest_ns: float) -> Callable[[int], str]:
-    """How a table writes times of nanoseconds; the largest one decides the number of decimals."""
-    decimals = decimals_for(largest_ns)
-    return lambda ns: milliseconds(ns, decimals)
 
 
 def module_columns(
@@ -157,9 +77,8 @@ def module_columns(
         columns.append(Column("class", "class", classes, need=5, least=11, left=True))
     if view.by != "path":
         columns.append(Column("members", "modules", of_modules(lambda row: row.members), need=3))
-    held_first = view.order == "memory" and bool(report.memory)
-    if held_first:
-        columns += _memory_columns(report, rows)
+    of_parts = columns_of_parts(report, rows, view, ms)
+    columns += [column for column in of_parts if column.leads]
     time, share, *costs = _cost_columns(report, rows, sort, ms, bar_need=7, other_need=2)
     if sort == "saves":
         time = replace(time, cells=saving)
@@ -169,9 +88,7 @@ def module_columns(
         need = 1 if any(row.saves for row in shown) else 20
         columns.append(Column("saves", "saves", saving, full_head="saves ms", need=need))
     columns += costs
-    if report.memory and not held_first:
-        columns += [replace(one, need=1, style="") for one in _memory_columns(report, rows)[:1]]
-    columns += _limit_columns(report, rows, ms, need=1 if view.order == "headroom" else 12)
+    columns += [column for column in of_parts if not column.leads]
     if any(row.recompute_ns for row in rows):
         again = numbers(ms(row.recompute_ns) for row in rows)
         columns.append(Column("recompute", "recompute", again, full_head="recompute ms", need=9))
@@ -279,57 +196,6 @@ def _node_columns(rows: Sequence[Row], sort: Sort, ms: Callable[[int], str]) -> 
     return columns
 
 
-def _limit_columns(
-    report: Report, rows: Sequence[Row], ms: Callable[[int], str], *, need: int
-) -> list[Column]:
-    """How fast each row runs on its device, what that is of the peak, and what could be saved."""
-    limits = [report.limit(row) if row.work is not None else None for row in rows]
-    if not any(limits):
-        return []
-
-    def cells(value: Callable[[LimitOfModule], object]) -> list[Part]:
-        return numbers("" if limit is None else value(limit) for limit in limits)
-
-    columns = [
-        Column(
-            "limit",
-            "TFLOP/s",
-            cells(lambda one: "" if one.tflops is None else f"{one.tflops:.1f}"),
-            need=need + 1,
-        )
-    ]
-    if report.peaks is not None:
-        shares = cells(lambda one: "" if one.of_peak is None else percent(one.of_peak))
-        saved = cells(lambda one: "" if one.headroom_ns is None else ms(one.headroom_ns))
-        columns += [
-            Column("limit", "of peak", shares, need=need),
-            Column("limit", "headroom", saved, full_head="headroom ms", need=need),
-        ]
-    return columns
-
-
-def _memory_columns(report: Report, rows: Sequence[Row]) -> list[Column]:
-    """What each row has in memory at the peak, and its share of the peak."""
-    held = [None if row.memory is None else row.memory.at_peak_bytes for row in rows]
-    peak = peak_bytes(report)
-    shares = ("" if one is None or not peak else percent(one / peak) for one in held)
-    return [
-        Column(
-            "memory",
-            "memory",
-            numbers("" if one is None else _megabytes(one) for one in held),
-            full_head="memory MB",
-            style="bold",
-        ),
-        Column("share", "share", numbers(shares), gap=1),
-    ]
-
-
-def _megabytes(count: int) -> str:
-    held = count / 1e6
-    return f"{held:,.{0 if held >= 100 else 1}f}" if held >= 0.05 or not held else "0.0"
-
-
 def _calls(calls: float) -> str:
     return f"{calls:,.0f}" if calls == int(calls) else f"{calls:,.1f}"
 
@@ -373,23 +239,20 @@ FIELDS = (
     "heaviest_node_line",
 )
 """The columns for programs (CSV and pandas), in order."""
-_OF_MEMORY = tuple(field.name for field in dataclass_fields(MemoryOfModule))
-_OF_LIMIT = tuple(field.name for field in dataclass_fields(LimitOfModule))
 
 
 def fields_of(report: Report) -> tuple[str, ...]:
     """``FIELDS``, and those that only some reports have."""
-    work = (*COUNTS_OF_WORK, "unknown_share", *_OF_LIMIT) if report.has_work else ()
-    return (*FIELDS, *(_OF_MEMORY if report.memory else ()), *work)
+    return (*FIELDS, *(name for fields in fields_of_parts(report) for name in fields.names))
 
 
 def records(report: Report, rows: Iterable[Row]) -> Iterator[tuple[Value, ...]]:
     """The values of ``fields_of(report)`` for each row."""
-    has_work = report.has_work
-    return (_record(report, row, has_work=has_work) for row in rows)
+    of_parts = fields_of_parts(report)
+    return (_record(report, row, of_parts) for row in rows)
 
 
-def _record(report: Report, row: Row, *, has_work: bool) -> tuple[Value, ...]:
+def _record(report: Report, row: Row, of_parts: Sequence[Fields]) -> tuple[Value, ...]:
     node, line = heaviest(row, "wall"), heaviest_line(row, "wall")
     name, time = (node.name, node.wall_ns) if node else ("", 0)
     values = [getattr(row, field) for field in _OF_ROW]
@@ -397,9 +260,5 @@ def _record(report: Report, row: Row, *, has_work: bool) -> tuple[Value, ...]:
     values += [row.wall_spread_ns, row.exact_share]
     values += [getattr(row.saves, end, None) for end in ("ns", "low_ns", "high_ns")]
     values.append(getattr(row.total_saves, "ns", None))
-    memory = (getattr(row.memory, field, None) for field in _OF_MEMORY) if report.memory else ()
-    found = [*values, report.share(row), name, time, line.place if line else "", *memory]
-    if has_work:
-        found += [getattr(row.work, field, None) for field in (*COUNTS_OF_WORK, "unknown_share")]
-        found += [getattr(report.limit(row), field, None) for field in _OF_LIMIT]
-    return tuple(found)
+    values += [report.share(row), name, time, line.place if line else ""]
+    return (*values, *(value for fields in of_parts for value in fields.values(row)))

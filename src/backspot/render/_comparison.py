@@ -7,8 +7,8 @@ from typing import TypeAlias
 
 from backspot.errors import UsageError
 from backspot.formatting import MINUS, counted, decimals_for, duration, visible
-from backspot.render._columns import Column, numbers
 from backspot.render._phases import PHASES
+from backspot.render._sections import Column, numbers
 from backspot.render._words import Part, said
 from backspot.results.comparison import Change, Comparison, Side
 from backspot.trace.names import short_node_name

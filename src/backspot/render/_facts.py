@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from backspot.formatting import counted, duration, percent
 from backspot.render._phases import PHASES
 from backspot.render._rare import iteration, kinds_of_steps, rarely
+from backspot.render._sections import Section
 from backspot.render._words import WITHOUT_PROFILER
 from backspot.render.view import SCREEN_ROWS, Selection, View
 from backspot.results.costs import time_of
@@ -36,9 +37,10 @@ _SOURCES = {
 }
 
 
-def units(report: Report) -> str:
-    """The units of a table."""
-    return f"times in ms per {report.per}" + (", memory in MB" if report.memory else "")
+def units(report: Report, of_parts: Sequence[Section]) -> str:
+    """The units of a table, with those of what parts add to it."""
+    others = [section.units for section in of_parts if section.units]
+    return ", ".join([f"times in ms per {report.per}", *others])
 
 
 def setting(report: Report) -> list[str]:

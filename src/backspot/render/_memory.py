@@ -1,17 +1,25 @@
-"""What a report says about memory and about the device's limit, beside the times."""
+"""What a report says about memory, beside the times."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 
 from backspot.formatting import duration, labelled, percent, size
+from backspot.render._sections import Column, Fields, Lead, Saying, Section, numbers
 from backspot.render._words import Part, said
+from backspot.render.view import View
+from backspot.results.costs import Row
 from backspot.results.findings import stable
 from backspot.results.grouping import numberless
-from backspot.results.limits import REACHABLE_COMPUTE, REACHABLE_MEMORY
-from backspot.results.memory import HOST, MemoryKind, MemoryOfDevice, MemoryTimeline
+from backspot.results.memory import (
+    HOST,
+    MemoryKind,
+    MemoryOfDevice,
+    MemoryOfModule,
+    MemoryTimeline,
+)
 from backspot.results.report import Report
 
 _SAID: dict[MemoryKind, str] = {
@@ -59,7 +67,7 @@ class _Holder:
         return [*number, ("name", labelled(self.name, self.class_name))]
 
 
-def memory_answer(report: Report) -> list[Part]:
+def _answer(report: Report) -> list[Part]:
     """One sentence: who holds most of the memory at the peak of the first device.
 
     If that is no module, it names the module that holds most, too. Empty without any memory.
@@ -85,14 +93,14 @@ def memory_answer(report: Report) -> list[Part]:
     return parts
 
 
-def layers_hold_most(report: Report) -> bool:
+def _layers_hold_most(report: Report) -> bool:
     """Whether the modules that hold most at the peak are repeated layers."""
     holders = _holders(report.memory[0], _names(report)) if report.memory else []
     first = next((holder for holder in holders if holder.class_name), None)
     return first is not None and first.members > 1
 
 
-def checkpointing(report: Report) -> str:
+def _checkpointing(report: Report) -> str:
     """What checkpointing repeated layers would free at most, and its price.
 
     All but one of the layers are free of their activations while that one runs its backward.
@@ -118,7 +126,7 @@ def checkpointing(report: Report) -> str:
     ]
     frees, row = max(found, key=lambda one: one[0], default=(0, None))
     most = max((one.held_bytes or 0 for one in stable(report.findings)), default=0)
-    if row is None or frees < max(most, _WORTH * peak_bytes(report)):
+    if row is None or frees < max(most, _WORTH * _peak_bytes(report)):
         return ""
     return (
         f"Checkpointing the {row.members} × {row.label} would free up to about {size(frees)}, for "
@@ -126,7 +134,7 @@ def checkpointing(report: Report) -> str:
     )
 
 
-def peak_bytes(report: Report) -> int:
+def _peak_bytes(report: Report) -> int:
     """What the memory of a row is a share of: the peaks of all GPUs, or of the host without any.
 
     A row has its memory on all GPUs together, each at its own peak.
@@ -139,12 +147,7 @@ def _limiting(report: Report) -> Sequence[MemoryOfDevice]:
     return [one for one in report.memory if one.device != HOST] or report.memory
 
 
-def memory_facts(report: Report) -> list[list[str]]:
-    """For each device with recorded memory: its peak, what is live then, and who holds the most."""
-    return [_facts(report, one) for one in shown_devices(report)]
-
-
-def shown_devices(report: Report) -> list[MemoryOfDevice]:
+def devices_of(report: Report) -> list[MemoryOfDevice]:
     """The devices with recorded memory, without a host that has next to nothing beside the GPUs."""
     most = max((one.peak_bytes for one in report.memory), default=0)
     return [one for one in report.memory if one.peak_bytes >= _LEAST * most]
@@ -160,34 +163,6 @@ def layers_over_time(report: Report, line: MemoryTimeline) -> list[tuple[str, li
     known = [sum(held) for held in zip(*line.bytes_by_path, strict=True)]
     others = [max(0, all_ - some) for all_, some in zip(line.allocated_bytes, known, strict=True)]
     return [*layers, ("all others", others)]
-
-
-def limit_facts(report: Report) -> list[str]:
-    """What shares of the peak are shares of, and how much of it the step uses; or nothing."""
-    if report.peaks is None:
-        return []
-    peaks = report.peaks
-    used: Counter[str] = Counter()
-    for row in report.modules:
-        if row.work is not None:
-            used.update(row.work.flops_by_type)
-    kinds = [kind for kind, _ in used.most_common(2) if kind in peaks.tflops]
-    named = ", ".join(f"{peaks.tflops[kind]:,.0f} TFLOP/s {kind}" for kind in kinds)
-    facts = [
-        f"peaks of {peaks.device}: {f'{named}, ' if named else ''}{peaks.gbps:,.0f} GB/s "
-        f"({peaks.source})"
-    ]
-    if report.mfu is not None:
-        facts.append(f"MFU {percent(report.mfu)}")
-    reachable = f"{percent(REACHABLE_COMPUTE)} and {percent(REACHABLE_MEMORY)}"
-    facts.append(f"headroom: up to {reachable} of these")
-    return facts
-
-
-def memory_sentences(report: Report) -> list[str]:
-    """The same facts, and those of the limit, as one text for each device."""
-    every = [*memory_facts(report), limit_facts(report)]
-    return ["; ".join(facts) for facts in every if facts]
 
 
 def _facts(report: Report, one: MemoryOfDevice) -> list[str]:
@@ -233,3 +208,70 @@ def _holders(one: MemoryOfDevice, names: Mapping[str, str]) -> list[_Holder]:
         name = key[0] if more else names.get(path, path)
         found.append(_Holder(name, key[1], 1 + len(more), dict(kinds.most_common())))
     return sorted(found, key=lambda holder: -holder.bytes)
+
+
+# In the outputs ----------------------------------------------------------------------------------
+
+
+def _sections(report: Report, _: View) -> list[Section]:
+    """For each device: its peak, what is live then, and who holds the most."""
+    if not report.memory:
+        return []
+    terms = [("memory", "what the module has in memory when most is in use, in MB")]
+    first, *others = (Section("facts", "memory", _facts(report, one)) for one in devices_of(report))
+    return [replace(first, units="memory in MB", terms=terms), *others]
+
+
+def _lead(report: Report) -> Lead | None:
+    """What a screen begins with where rows are ranked by memory."""
+    if not report.memory:
+        return None
+    first, *others = (_facts(report, one) for one in devices_of(report))
+    whole = max(1, _peak_bytes(report))
+
+    def share(row: Row) -> float:
+        return (0 if row.memory is None else row.memory.at_peak_bytes) / whole
+
+    return Lead(
+        "memory",
+        _answer(report),
+        [first[:-1], *(facts[:1] for facts in others)],  # the table has the modules
+        _checkpointing(report),
+        _layers_hold_most(report),
+        share,
+    )
+
+
+def _columns(
+    report: Report, rows: Sequence[Row], view: View, _: Callable[[int], str]
+) -> list[Column]:
+    """What each row has in memory at the peak, and its share of it where that ranks the rows."""
+    if not report.memory:
+        return []
+    held = [None if row.memory is None else row.memory.at_peak_bytes for row in rows]
+    cells = numbers("" if one is None else _megabytes(one) for one in held)
+    amount = Column("amount", "memory", cells, full_head="memory MB", need=1)
+    if view.order != "memory":
+        return [amount]
+    peak = _peak_bytes(report)
+    shares = ("" if one is None or not peak else percent(one / peak) for one in held)
+    return [
+        replace(amount, need=0, style="bold", leads=True),
+        Column("share", "share", numbers(shares), gap=1, leads=True),
+    ]
+
+
+def _megabytes(count: int) -> str:
+    held = count / 1e6
+    return f"{held:,.{0 if held >= 100 else 1}f}" if held >= 0.05 or not held else "0.0"
+
+
+def _fields(report: Report) -> Fields | None:
+    """What each row has in memory, for programs."""
+    if not report.memory:
+        return None
+    names = [field.name for field in fields(MemoryOfModule)]
+    return Fields(names, lambda row: [getattr(row.memory, name, None) for name in names])
+
+
+SAYING = Saying(_sections, _columns, _fields, _lead, lambda report: {"peak": _peak_bytes(report)})

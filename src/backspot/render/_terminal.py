@@ -16,7 +16,7 @@ from itertools import islice
 
 from backspot.formatting import visible
 from backspot.progress import is_terminal
-from backspot.render._columns import Column
+from backspot.render._sections import Column
 from backspot.render._words import Part
 from backspot.styled import Console, Text, cell_len
 
@@ -204,6 +204,8 @@ def _bar(length: float, width: int) -> str:
 
 def fact_lines(facts: Sequence[str], width: int) -> Iterator[Text]:
     """Facts in a row, broken between facts if possible; a line that continues ends with a dot."""
+    if not facts:
+        return
     lines = [facts[0][:1].upper() + facts[0][1:]]
     for left, fact in zip(range(len(facts) - 1, 0, -1), facts[1:], strict=True):
         more = " ·" if left > 1 else ""

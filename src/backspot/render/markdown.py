@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from backspot.formatting import counted, visible
 from backspot.render._answer import sentences
-from backspot.render._columns import Column, module_columns, operator_columns
+from backspot.render._columns import module_columns, operator_columns
 from backspot.render._comparison import comparison_answer, left_out, sides, tables
 from backspot.render._facts import coverage, notes, remedies, savings, setting, units
 from backspot.render._findings import (
@@ -23,12 +23,11 @@ from backspot.render._findings import (
     unlisted,
     worth,
 )
-from backspot.render._host import host_tables, waits_told
-from backspot.render._memory import memory_sentences
 from backspot.render._phases import explained, kept_phases, phase_text
+from backspot.render._sections import Column, Section
 from backspot.render._words import Part
 from backspot.render.formats import Format
-from backspot.render.training import training_facts, training_line
+from backspot.render.parts import sections_of
 from backspot.render.view import View, only_nodes, operators_by, select
 from backspot.results.comparison import Comparison
 from backspot.results.report import Report
@@ -45,7 +44,8 @@ def to_markdown(report: Report, view: View | None = None, *, preview: bool = Fal
     """
     view = view or View(top=_TOP, preview=preview)
     chosen = select(report, view)
-    facts = "; ".join([*setting(report), units(report)])
+    sections = sections_of(report, view)
+    facts = "; ".join([*setting(report), units(report, sections.facts)])
     first, *others = sentences(report, replace(view, order=None))
     lines = [
         f"**{_sentence(first)}**",
@@ -57,11 +57,10 @@ def to_markdown(report: Report, view: View | None = None, *, preview: bool = Fal
     if phases := [phase_text(report, phase) for phase in kept_phases(report)]:
         goes = ", ".join(f"{name} {time} ({share})" for name, time, share in phases)
         lines += [_text(f"Time in a {report.per}: {goes}."), ""]
-    if report.training is not None:
-        facts_of_training = [training_line(report.training), *training_facts(report.training)]
-        lines += [_text(" ".join(facts_of_training)), ""]
-    for text in memory_sentences(report):
-        lines += [_text(f"{text[0].upper()}{text[1:]}."), ""]
+    for section in sections.sentences:
+        lines += [_text(" ".join(section.said)), ""]
+    for section in sections.facts:
+        lines += [_facts(section.said), ""]
     for meaning in explained(report):
         lines += [_text(meaning), ""]
     if warnings := remedies(report):
@@ -73,15 +72,16 @@ def to_markdown(report: Report, view: View | None = None, *, preview: bool = Fal
         lines += _table(module_columns(report, chosen.shown, chosen.unowned, view))
         lines += ["", *map(_text, [coverage(report), *notes(report, chosen, view)])]
         lines += ["", *map(_text, savings(report, chosen))]
-    return _joined([*lines, *_findings(report, view), *_host(report)])
+    return _joined([*lines, *_findings(report, view), *_tables(sections.tables)])
 
 
-def _host(report: Report) -> list[str]:
-    """Where the host waits, and the lines of Python that hold up the step."""
-    told = waits_told(report)
-    lines = ["", _text(f"{told[0].upper()}{told[1:]}.")] if told else []
-    for heading, note, columns in host_tables(report):
-        lines += ["", f"**{heading}**", "", *_table(columns), "", _text(note)]
+def _tables(sections: Sequence[Section]) -> list[str]:
+    """The tables of parts, and what these say beside them."""
+    lines = []
+    for section in sections:
+        lines += ["", _facts(section.said)] if section.said else []
+        for table in section.tables:
+            lines += ["", f"**{table.heading}**", "", *_table(table.columns), "", _text(table.note)]
     return lines
 
 
@@ -177,6 +177,12 @@ def _code(name: str) -> str:
         character if character.isalnum() or character == " " else f"&#{ord(character)};"
         for character in shown
     )
+
+
+def _facts(facts: Sequence[str]) -> str:
+    """Facts in one sentence."""
+    text = "; ".join(facts)
+    return _text(f"{text[0].upper()}{text[1:]}.")
 
 
 def _sentence(parts: Sequence[Part]) -> str:

@@ -14,23 +14,24 @@ from backspot.errors import UsageError
 from backspot.formatting import counted, quoted
 from backspot.render._answer import sentences, view_of_answer
 from backspot.render._comparison import comparison_answer, recordings
-from backspot.render._facts import coverage, remedies, savings, setting
-from backspot.render._memory import memory_sentences
+from backspot.render._facts import coverage, remedies, savings
 from backspot.render._words import KINDS
 from backspot.render.html import asset, to_html
 from backspot.render.html._comparison import change_tables
+from backspot.render.html._findings import findings_list
 from backspot.render.html._fragments import (
     facts_list,
-    findings_list,
-    host_section,
+    facts_of,
     line_of_answer,
     module_table,
     operator_table,
     phases_bar,
     sentence,
     shown,
+    tables_of,
     warnings_list,
 )
+from backspot.render.parts import sections_of
 from backspot.render.view import only_nodes, select
 from backspot.results.comparison import Comparison
 from backspot.results.report import Report
@@ -42,11 +43,12 @@ _FINDINGS = 3
 def report_html(report: Report, *, preview: bool = False) -> str:
     """A report for a cell of a notebook: the answer, the first rows, and what to do."""
     first, *others = sentences(report)
+    sections = sections_of(report)
     parts = [
         f'<p class="said">{sentence(first)}</p>',
         *(f"<p>{sentence(parts)}</p>" for parts in others),
         line_of_answer(report),
-        facts_list([*setting(report), *memory_sentences(report)]),
+        facts_of(report, sections.facts),
         warnings_list(remedies(report)),
         phases_bar(report),
     ]
@@ -61,7 +63,7 @@ def report_html(report: Report, *, preview: bool = False) -> str:
         parts.append(f'<p class="muted">{shown(coverage(report) + rest)}</p>')
         parts += [f'<p class="muted">{shown(text)}</p>' for text in savings(report, chosen)]
     findings = findings_list(report, shown_first=_FINDINGS, preview=preview)
-    return _whole([*parts, findings, host_section(report)])
+    return _whole([*parts, findings, tables_of(sections.tables)])
 
 
 def show_page(report: Report, height: int) -> None:

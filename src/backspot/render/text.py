@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import takewhile
 
-from backspot.errors import UsageError
 from backspot.formatting import counted, percent, visible
 from backspot.render._answer import answer, answered, sentences
-from backspot.render._columns import Column, module_columns, operator_columns
+from backspot.render._columns import module_columns, operator_columns
 from backspot.render._facts import (
     coverage,
     has_repeats,
@@ -22,16 +21,9 @@ from backspot.render._facts import (
     unknown_savings,
 )
 from backspot.render._findings import HEADING, asked_for, listed, searched, unlisted
-from backspot.render._host import HostTable, host_tables, lines_of_step, waits_told
-from backspot.render._memory import (
-    checkpointing,
-    layers_hold_most,
-    limit_facts,
-    memory_answer,
-    memory_facts,
-    peak_bytes,
-)
+from backspot.render._findings_text import brief_finding, finding
 from backspot.render._phases import explained, first_look, kept_phases, phase_text
+from backspot.render._sections import Column, Lead, Table
 from backspot.render._terminal import (
     fact_lines,
     keep_start,
@@ -43,13 +35,12 @@ from backspot.render._terminal import (
     written,
 )
 from backspot.render.formats import Format
-from backspot.render.text_parts import brief_finding, finding, line_of_answer, lines_table
-from backspot.render.training import training_facts, training_line
+from backspot.render.parts import first_view, leads, sections_of
+from backspot.render.text_parts import line_of_answer, lines_table
 from backspot.render.view import (
     SCREEN_ROWS,
     Selection,
     View,
-    first_view,
     only_nodes,
     operators_by,
     select,
@@ -89,7 +80,7 @@ def render_text(
     """The report for a terminal: by default, what fits on one screen.
 
     Args:
-        view: which rows to show; ``None`` ranks by memory if it was recorded, else by time.
+        view: which rows to show; ``None`` ranks by what a part ranks them by, else by time.
         width: number of cells in a line; ``None`` takes the terminal's. Without a terminal, that is
             80 (or ``COLUMNS``), and no path is cut, so that a line may be longer.
         color: whether to write colours as escape sequences.
@@ -109,29 +100,6 @@ def render_text(
     return written(page.full() if full else page.screen(more), width, color=color)
 
 
-def render_lines(
-    report: Report, most: int | None = None, *, width: int | None = None, color: bool = False
-) -> str:
-    """The lines of the user's Python that hold up the whole step.
-
-    Args:
-        most: how many; ``None`` for all.
-
-    Raises:
-        UsageError: If the report has none.
-    """
-    table = lines_of_step(report, most)
-    if table is None:
-        raise UsageError(
-            "no lines: the steps were recorded without stacks; backspot run --stacks and "
-            "backspot.profile record them, and torch.profiler.profile(with_stack=True)"
-        )
-    width, whole = space_for(width)
-    lines = [*lay_out(table.columns, width, whole=whole)]
-    lines += paragraph(Text(table.note, "dim"), width)
-    return written(lines, width, color=color)
-
-
 class _Page:
     """The sections of a report, each as its lines.
 
@@ -145,10 +113,11 @@ class _Page:
     ) -> None:
         self._report, self._view, self._width, self._whole = report, view, width, whole
         self._answered = answered(report, replace(view, order=None))
-        self._is_memory = view.order == "memory" and bool(report.memory)
-        self._advice = checkpointing(report) if self._is_memory else ""
-        if self._is_memory:
-            repeats = layers_hold_most(report)
+        self._sections = sections_of(report, view)
+        self._leads = leads(report)
+        self._lead = next((lead for lead in self._leads if lead.order == view.order), None)
+        if self._lead:
+            repeats = self._lead.is_repeated
         else:
             repeats = self._answered is not None and self._answered.members > 1
         if regroup and view.by == "path" and view.order != "headroom" and repeats:
@@ -161,15 +130,19 @@ class _Page:
     def full(self) -> list[Text]:
         """Everything."""
         report, width = self._report, self._width
-        lines = [*self._answer(), *fact_lines(_packed([*setting(report), units(report)]), width)]
-        lines += [*self._phases(), *self._training()]
-        for facts in (*memory_facts(report), limit_facts(report)):
-            if facts:
-                lines += fact_lines(facts, width)
+        lines = self._answer()
+        facts = [*setting(report), units(report, self._sections.facts)]
+        lines += fact_lines(_packed(facts), width)
+        lines += self._phases()
+        for section in self._sections.sentences:
+            for text in section.said:
+                lines += self._paragraph(Text(text))
+        for section in self._sections.facts:
+            lines += fact_lines(section.said, width)
         for text in explained(report):
             lines += self._paragraph(Text(text))
-        if told := waits_told(report):
-            lines += fact_lines([told], width)
+        for section in self._sections.tables:
+            lines += fact_lines(section.said, width)
         for text in remedies(report):
             lines += self._paragraph(Text("! " + visible(text), "yellow"))
         lines += [Text(), *self._table(self._chosen, "owned by no module:")]
@@ -182,8 +155,8 @@ class _Page:
         elif hidden := len(self._nodes[self._view.top :] if self._view.top is not None else ()):
             more = f"{counted(hidden, 'more node name')}; see --top {len(self._nodes)}."
             lines.append(Text(more, "dim"))
-        for table in host_tables(report):
-            lines += self._host(table)
+        for table in (table for section in self._sections.tables for table in section.tables):
+            lines += self._below(table)
         if self._found:
             lines += [Text(), Text(HEADING, "bold")]
         for number, found in enumerate(self._found, 1):
@@ -193,8 +166,8 @@ class _Page:
             lines += [Text(), *self._paragraph(Text(told, "dim"))]
         return lines
 
-    def _host(self, table: HostTable) -> list[Text]:
-        """A table of the host, with its heading and its note."""
+    def _below(self, table: Table) -> list[Text]:
+        """A table of a part, with its heading and its note."""
         lines = [Text(), Text(table.heading, "bold")]
         lines += lay_out(table.columns, self._width, whole=self._whole)
         return [*lines, *self._paragraph(Text(table.note, "dim"))]
@@ -206,7 +179,7 @@ class _Page:
         as many others as there is room for, with their evidence and remedies before their number.
         """
         report = self._report
-        lines = self._memory() if self._is_memory else self._above_the_table()
+        lines = self._led(self._lead) if self._lead else self._above_the_table()
         for text in remedies(report)[:_WARNINGS]:
             shown = keep_start(visible(text), 2 * self._width - _MARGIN)
             lines += self._paragraph(Text("! " + shown, "yellow"))
@@ -217,7 +190,7 @@ class _Page:
         choices = [(len(chosen.shown), choice) for choice in _CHOICES]
         fewer = range(len(chosen.shown) - 1, fewest - 1, -1)
         choices += [(modules, _CHOICES[-1]) for modules in fewer]
-        if self._advice:
+        if self._lead and self._lead.advice:
             choices.append((choices[-1][0], (1, 0, 0, 1)))
         screen: list[Text] = []
         for modules, choice in choices:
@@ -236,27 +209,22 @@ class _Page:
         unowned = [row for row in chosen.unowned if self._share(row) >= _LEAST_UNOWNED]
         lines = self._table(replace(chosen, unowned=tuple(unowned)))
         said = [*hidden_work(self._report, chosen), *unknown_savings(self._report, chosen)]
-        for text in () if self._is_memory or self._nodes else said:
+        for text in () if self._lead or self._nodes else said:
             lines += self._paragraph(Text(visible(text), "dim"))
         return lines
 
     def _share(self, row: Row) -> float:
-        """The share of the backward, or of the peak of memory, that a row has."""
-        if not self._is_memory:
-            return self._report.share(row)
-        held = 0 if row.memory is None else row.memory.at_peak_bytes
-        return held / max(1, peak_bytes(self._report))
+        """The share that a row has of the backward, or of what rows are ranked by."""
+        return self._lead.share(row) if self._lead else self._report.share(row)
 
-    def _memory(self) -> list[Text]:
-        """Who fills the memory, what is in it, what to do about it; and the answer about time."""
+    def _led(self, lead: Lead) -> list[Text]:
+        """What is first of what ranks the rows, what it is about, what to do; and the time."""
         report, width = self._report, self._width
-        lines = [*self._paragraph(sentence(memory_answer(report), width, whole=self._whole))]
-        first, *others = memory_facts(report)
-        lines += fact_lines(first[:-1], width)  # the table has the modules
-        for facts in others:
-            lines += fact_lines(facts[:1], width)
-        if self._advice:
-            lines += paragraph(Text(visible(self._advice)), width, "→ ", whole=self._whole)
+        lines = [*self._paragraph(sentence(lead.answer, width, whole=self._whole))]
+        for facts in lead.facts:
+            lines += fact_lines(facts, width)
+        if lead.advice:
+            lines += paragraph(Text(visible(lead.advice)), width, "→ ", whole=self._whole)
         parts = answer(report, replace(self._view, order=None))
         short = takewhile(lambda part: part[0] != "text" or part[1][0] not in ",;", parts)
         return [*lines, *self._paragraph(sentence([*short], width, whole=self._whole))]
@@ -269,14 +237,13 @@ class _Page:
         # Without findings, each long phase is explained below.
         look = first_look(report) if self._found else ""
         lines = [*self._answer(look), *fact_lines(_packed(facts), width)]
-        lines += [*self._phases(_LEAST_PHASE), *self._training(1)]
+        lines += self._phases(_LEAST_PHASE)
+        for section in self._sections.sentences:
+            for text in section.said[: section.brief]:
+                lines += self._paragraph(Text(text))
         lines += self._models()
-        if told := waits_told(report):
-            lines += fact_lines([told], width)
-        for facts in memory_facts(report):
-            lines += [*fact_lines(facts[:1], width)]
-        if self._view.order == "headroom" and (limits := limit_facts(report)):
-            lines += fact_lines(limits, width)
+        for section in (*self._sections.tables, *self._sections.facts):
+            lines += fact_lines(section.said[: section.brief], width)
         if not self._found:
             for text in explained(report):
                 lines += self._paragraph(Text(text))
@@ -321,8 +288,8 @@ class _Page:
         ]
         facts = [f"next: {unbroken(more)} for {', '.join(rest) or 'all details'}"]
         ask = "--{} {}" if "--full" in more else 'report.top({}="{}")'
-        if report.memory:
-            sort, what = ("wall", "time") if self._is_memory else ("memory", "memory")
+        others = [(lead.order, lead.order) for lead in self._leads]
+        for sort, what in [("wall", "time")] if self._lead else others:
             facts.append(f"{unbroken(ask.format('sort', sort))} for {what}")
         if by != self._view.by:
             facts.append(f"{unbroken(ask.format('by', 'path'))} for single modules")
@@ -331,7 +298,7 @@ class _Page:
         if self._found:
             explain = f"backspot explain {visible(self._found[0].rule)}"
             facts.append(unbroken(keep_start(explain, self._width)))
-        elif not self._is_memory and (asked := asked_for(report)):
+        elif not self._lead and (asked := asked_for(report)):
             facts.append(asked)
         return facts
 
@@ -366,16 +333,6 @@ class _Page:
             return []
         return [*fact_lines([f"{self._report.per}: {phases[0]}", *phases[1:]], self._width)]
 
-    def _training(self, most: int | None = None) -> list[Text]:
-        """All steps of the training, and what else is known of them."""
-        training = self._report.training
-        if training is None:
-            return []
-        lines = self._paragraph(Text(training_line(training)))
-        for text in [*training_facts(training)][:most]:
-            lines += self._paragraph(Text(text))
-        return lines
-
     def _table(self, chosen: Selection, heading: str = "") -> list[Text]:
         """The ranked modules, or autograd nodes; ``heading`` stands above what no module owns."""
         report, view, width = self._report, self._table_view, self._width
@@ -386,7 +343,7 @@ class _Page:
         columns = module_columns(report, chosen.shown, chosen.unowned, view)
         left_out = {"line"}  # they have their own table
         if not heading and view.order != "headroom":
-            left_out.add("limit")
+            left_out.add("detail")
         columns = [one for one in columns if one.kind not in left_out]
         styles = [*("" for _ in chosen.shown), *("dim" for _ in chosen.unowned)]
         table = lay_out(_with_units(columns), width, styles, whole=self._whole)
@@ -400,9 +357,9 @@ class _Page:
 
 
 def _with_units(columns: Sequence[Column]) -> list[Column]:
-    """The columns with their unit in the heads of the first time and of the memory."""
+    """The columns with their unit in the heads of the first time and of the amounts."""
     return [
-        replace(one, head=one.full_head) if one.kind in ("time", "memory") else one
+        replace(one, head=one.full_head) if one.kind in ("time", "amount") else one
         for one in columns
     ]
 

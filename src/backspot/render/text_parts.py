@@ -1,101 +1,27 @@
-"""Text for a terminal: findings, source lines, a module with those inside it, and a comparison."""
+"""Text for a terminal: source lines, and a module with those inside it."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 from backspot.formatting import duration, percent, visible
-from backspot.render._columns import Column, milliseconds_of, node_cells, numbers
-from backspot.render._comparison import comparison_answer, left_out, recordings, tables
+from backspot.render._columns import node_cells
 from backspot.render._facts import told_apart
-from backspot.render._findings import cost_of, has_advice, overlap, place_name, trial_of, worth
+from backspot.render._sections import Column, milliseconds_of, numbers
 from backspot.render._terminal import (
-    fact_lines,
     keep_end,
     keep_start,
     lay_out,
     paragraph,
-    sentence,
     space_for,
     written,
 )
 from backspot.render._words import Part, made_by
-from backspot.render.formats import Format
-from backspot.render.view import DEFAULT_VIEW, View, heaviest_line
-from backspot.results.comparison import Comparison
+from backspot.render.view import heaviest_line
 from backspot.results.costs import LineCost, Row, Sort
-from backspot.results.findings import Finding
 from backspot.results.grouping import Subtree
-from backspot.results.report import Report
 from backspot.styled import Text, cell_len
 from backspot.trace.names import short_node_name
-
-_BETWEEN_SENTENCES = re.compile(r"(?<=\.) (?=[A-Z(])")
-
-
-def finding(
-    report: Report,
-    number: int,
-    found: Finding,
-    width: int,
-    *,
-    before: Sequence[Finding] = (),
-    whole: bool = False,
-    evidence: int | None = None,
-    remedy: int | None = None,
-) -> list[Text]:
-    """A finding as a paragraph: its cost and place, what was seen, the remedy, and its trial.
-
-    Of the findings ``before``, those that may count the same time are named.
-    ``evidence`` and ``remedy`` say how many sentences there are at most; ``None`` has all.
-    """
-    text = Text(visible(found.title), "bold")
-    text.append(f": {', '.join(cost_of(report, found))}", "not bold")
-    places, more = worth(found, 1)
-    for place in places:
-        label, line = visible(place_name(place)), visible(place.line)
-        if not whole:
-            label, line = keep_end(label, min(width - 8, 70)), keep_end(line, min(width - 8, 60))
-        text.append(" in ", "not bold")
-        text.append(label, "not bold cyan")
-        if line:
-            text.append(f", {line}", "not bold")
-    text.append(f" and {more}." if more else ".", "not bold")
-    lines = [*paragraph(text, width, f"{number}. ", whole=whole)]
-    if seen := _sentences(found.seen, evidence):
-        lines += paragraph(Text(seen, "dim"), width, "   ", whole=whole)
-    if has_advice(found):
-        advice = Text(_sentences(found.remedy, remedy))
-        lines += paragraph(advice, width, "   → ", whole=whole)
-    mark, tried = trial_of(found)
-    if tried:
-        lines += paragraph(Text(_sentences(tried, remedy)), width, f"   {mark} ", whole=whole)
-    if same := overlap(report, found, before):
-        lines += paragraph(Text(visible(same), "dim"), width, "   ", whole=whole)
-    return lines
-
-
-def brief_finding(
-    report: Report, number: int, found: Finding, width: int, *, whole: bool = False
-) -> list[Text]:
-    """A finding in a line: its cost, and its place if it has one; the arguments of ``finding``."""
-    text = Text(visible(found.title), "bold")
-    text.append(f": {', '.join(cost_of(report, replace(found, saves=None)))}", "not bold")
-    if len(found.places) == 1 and worth(found, 1)[0]:
-        name = visible(found.path or found.places[0].label)
-        text.append(" in ", "not bold")
-        text.append(name if whole else keep_end(name, min(width - 8, 70)), "not bold cyan")
-    if found.tried is not None and found.tried.verdict in ("helps", "does not help"):
-        text.append(f" (tried here, {found.tried.verdict})", "not bold")
-    return [*paragraph(text, width, f"{number}. ", whole=whole)]
-
-
-def _sentences(text: str, most: int | None) -> str:
-    """The first sentences of a text from a finding; ``None`` has all."""
-    return " ".join(_BETWEEN_SENTENCES.split(visible(text))[:most])
-
 
 _LINES = 5  # how many lines of source are shown
 
@@ -214,42 +140,3 @@ def _placed(subtree: Subtree) -> Iterator[tuple[str, Row]]:
 def _branches(lead: str, of: Subtree) -> list[tuple[str, Subtree, Subtree, bool]]:
     """The direct children, the last one first: their indent, parent, child, whether it is last."""
     return [(lead, of, child, child is of.children[-1]) for child in reversed(of.children)]
-
-
-_VERDICTS = {
-    "slower": "red",
-    "longer": "red",
-    "faster": "green",
-    "shorter": "green",
-    "within the noise": "dim",
-    "undecided": "dim",
-}
-
-
-def render_comparison(
-    comparison: Comparison,
-    view: View = DEFAULT_VIEW,
-    *,
-    width: int | None = None,
-    color: bool = False,
-) -> str:
-    """The comparison for a terminal: the answer, then the ``view.top`` largest changes."""
-    width, whole = space_for(width)
-    said = sentence(comparison_answer(comparison), width, whole=whole)
-    lines = [*paragraph(said, width, whole=whole), *fact_lines(recordings(comparison), width)]
-    for note in comparison.notes:
-        lines += paragraph(Text("! " + visible(note), "yellow"), width)
-    for rows, columns in tables(comparison, view.top):
-        styles = [_VERDICTS.get(change.verdict, "") for change in rows]
-        lines += [Text(), *lay_out(columns, width, styles, whole=whole)]
-    for parts in left_out(comparison, view.top):
-        text = Text(sentence(parts, width, whole=whole).plain, "dim")
-        lines += paragraph(text, width, whole=whole)
-    return written(lines, width, color=color)
-
-
-def _comparison_file(comparison: Comparison) -> bytes:
-    return (render_comparison(comparison, View(top=None), width=100) + "\n").encode()
-
-
-FORMATS = (Format(".txt", {Comparison: _comparison_file}),)

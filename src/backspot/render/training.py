@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from backspot.formatting import counted, duration, percent, size
+from backspot.render._sections import Saying, Section
+from backspot.render.view import View
+from backspot.results.report import Report
 from backspot.results.training import Training
 
 _NOTABLE = 0.02
@@ -72,3 +75,15 @@ _APART = {
     "compilation": "in steps that compiled code",
     "backspot": "for Backspot's own recording",
 }
+
+
+def _sections(report: Report, _: View) -> list[Section]:
+    """All steps of the training, and what else is known of them."""
+    training = report.training
+    if training is None:
+        return []
+    said = [training_line(training), *training_facts(training)]
+    return [Section("sentences", "training", said, brief=2)]
+
+
+SAYING = Saying(_sections)

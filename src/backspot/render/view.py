@@ -56,11 +56,6 @@ class View:
 DEFAULT_VIEW = View()
 
 
-def first_view(report: Report) -> View:
-    """What a terminal shows first: who fills the memory if that was recorded, else who is slow."""
-    return View(order="memory") if report.memory else DEFAULT_VIEW
-
-
 @dataclass(frozen=True, slots=True)
 class Selection:
     """The rows that a table shows, and what it leaves out.

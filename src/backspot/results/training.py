@@ -48,11 +48,11 @@ class Stretch:
 @public
 @dataclass(frozen=True, slots=True)
 class LoaderUse:
-    """What a training asked of one ``DataLoader`` with workers.
+    """What a training asked of one ``DataLoader`` with workers, from its first step on.
 
     Attributes:
         workers: Number of its workers.
-        batches: Number of batches that were asked for.
+        batches: Number of batches that were asked for while nothing was recorded.
         late: Number of them that had not arrived by then.
         waited_ns: Clock time for which the training waited for these, in nanoseconds.
     """

@@ -14,6 +14,8 @@ import torch
 from backspot.errors import UsageError
 from backspot.formatting import percent, quoted
 from backspot.interrupts import pass_on
+from backspot.live.acts import Act, Living
+from backspot.live.ranks import rank_and_ranks
 from backspot.live.torch_internals.dynamo import compilations
 from backspot.live.torch_internals.process import innermost_mode, is_observed
 from backspot.live.trials.chains import Chains
@@ -39,18 +41,36 @@ _OF_MANY = 0.8
 """The share of the step in which a device must work, so that the host does not decide its time."""
 
 
-def check_trials(trials: object) -> Trials:
-    """Return what may be tried.
-
-    Raises:
-        UsageError: If it is none of the three words.
-    """
+def _checked(trials: object) -> Trials:
     if trials not in TRIALS:
         raise UsageError(f'trials={quoted(trials)}: give "operators", "all" or "none"')
     return trials
 
 
-def needs_step(report: Report, trials: Trials) -> bool:
+class Trying(Act):
+    """Tries what the findings advise, on the first rank.
+
+    Args:
+        trials: what may be tried, as in ``profile``.
+
+    Raises:
+        UsageError: If it is none of the three words.
+    """
+
+    def __init__(self, trials: object) -> None:
+        self._trials = _checked(trials)
+
+    def after(self, report: Report, live: Living) -> Report:
+        """Return the report with what came out of its trials."""
+        if rank_and_ranks()[0]:
+            return report
+        watched = Live.of(live)
+        if live.step is not None and _needs_step(report, self._trials):
+            watched = chains_of(live.step, watched, report, self._trials)
+        return with_trials(report, watched, self._trials)
+
+
+def _needs_step(report: Report, trials: Trials) -> bool:
     """Return whether a finding can only be tried with the operators of one more real step."""
     return any(one.chains for found in report.findings for one in _entries(found, trials))
 
@@ -92,14 +112,16 @@ def chains_of(step: Callable[[], object], live: Live, report: Report, trials: Tr
 
 
 def tried_later(
-    report: Report, live: Live, trials: Trials, then: Callable[[Report], None]
+    report: Report, live: Living, trials: Trials, then: Callable[[Report], None]
 ) -> Callable[[bool], None] | None:
     """Hand on the report with what its findings advise tried: at once, or after one more step.
 
     Returns:
         What to call when one more step has ended, or the training has; ``None`` if all is done.
     """
-    watched = _watching(report, live, trials) if needs_step(report, trials) else live
+    watched = Live.of(live)
+    if _needs_step(report, trials):
+        watched = _watching(report, watched, trials)
     chains = watched.chains
     if chains is None:
         then(with_trials(report, watched, trials))

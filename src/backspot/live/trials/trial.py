@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
 from backspot.imports import modules_of
+from backspot.live.acts import Living
 from backspot.live.trials.chains import Chain, Chains
 from backspot.live.trials.twins import Refused, Run, check_fits, forward_and_backward
 from backspot.results.findings import Finding
@@ -65,23 +65,23 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Live:
+class Live(Living):
     """What still lives of a training after it was recorded. A remedy copies what it uses.
 
     Attributes:
-        models: the models by name.
-        optimizers: those that took a step.
         chains: the operators of one more step, with what they were given; ``None`` if no step was
             watched.
         why_no_chains: why none was watched; ``""`` if no step came.
-        loader: where the batches come from, if that is known.
     """
 
-    models: Mapping[str, torch.nn.Module]
-    optimizers: Sequence[torch.optim.Optimizer] = ()
     chains: Chains | None = None
     why_no_chains: str = ""
-    loader: Any = None
+
+    @classmethod
+    def of(cls, live: Living) -> Live:
+        """Return a training of which no step was watched yet."""
+        parts = live.models, live.optimizers, live.loader, live.step
+        return cls(*parts, why_no_chains=live.why_no_step)
 
     def tensors(self) -> list[torch.Tensor]:
         """Return the parameters and buffers, and what the optimizers hold."""

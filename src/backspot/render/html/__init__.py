@@ -4,8 +4,9 @@ A ``Report`` comes in, and the bytes of one HTML file come out, in which everyth
 
 1. ``_fragments.py`` writes the HTML that needs no script: answer, warnings, phases, findings and
    tables. Notebooks use it too.
-2. ``_plots.py`` draws memory over time and the roofline, if they are recorded, ``_step.py`` one
-   step of host and GPU, and ``_training.py`` all steps of a training; with ``plots.css``.
+2. What parts draw, if it is recorded, with ``plots.css``: ``_step.py`` one step of host and GPU,
+   ``_training.py`` all steps of a training, ``_memory.py`` memory over time and ``_roofline.py``
+   the roofline, both by ``_plots.py``; ``_findings.py`` writes the findings.
 3. ``_page_data.py`` writes the rows of the report for the script: their JSON, deflated.
 4. ``to_html`` puts all into ``report.html``, with ``explorer.html``, and adds the scripts in the
    order of ``_SCRIPTS``: ``model.js`` (the data as a tree), ``icicle.js`` (the module tree),
@@ -28,16 +29,15 @@ from string import Template
 from backspot._version import __version__
 from backspot.formatting import counted, visible
 from backspot.render._answer import sentences, view_of_answer
-from backspot.render._facts import coverage, recording, remedies, savings, setting
-from backspot.render._memory import memory_sentences
+from backspot.render._facts import coverage, recording, remedies, savings
+from backspot.render._sections import Section
 from backspot.render._words import Part
 from backspot.render.formats import Format
 from backspot.render.html._comparison import comparison_to_html
+from backspot.render.html._findings import findings_list
 from backspot.render.html._fragments import (
     asset,
-    facts_list,
-    findings_list,
-    host_section,
+    facts_of,
     line_of_answer,
     module_table,
     operator_table,
@@ -45,13 +45,16 @@ from backspot.render.html._fragments import (
     phases_bar,
     sentence,
     shown,
+    tables_of,
     warnings_list,
 )
 from backspot.render.html._job import job_to_html
+from backspot.render.html._memory import memory_over_time
 from backspot.render.html._page_data import page_data
-from backspot.render.html._plots import plots
+from backspot.render.html._roofline import roofline
 from backspot.render.html._step import step_lanes
 from backspot.render.html._training import training_picture
+from backspot.render.parts import sections_of
 from backspot.render.view import only_nodes, select
 from backspot.results.comparison import Comparison
 from backspot.results.job import JobReport
@@ -60,6 +63,10 @@ from backspot.results.report import Report
 __all__ = ["FORMATS", "asset", "to_html"]
 
 _SCRIPTS = ("model.js", "icicle.js", "table.js", "details.js", "report.js")
+_STEP = (step_lanes, training_picture)
+"""What parts draw above the findings."""
+_PLOTS = (memory_over_time, roofline)
+"""What parts draw below the modules."""
 _STATIC_ROWS = 25
 _FINDINGS = 5
 _OPERATORS = 200
@@ -68,27 +75,28 @@ _OPERATORS = 200
 def to_html(report: Report, *, preview: bool = False) -> bytes:
     """The report as a page in UTF-8, with the findings of preview rules where these are wanted."""
     plain = only_nodes(report)
-    lanes, host = step_lanes(report), host_section(report)
-    course = training_picture(report)
-    drawn, (first, *others) = plots(report), sentences(report)
-    table, notes = _operators(report) if plain else _modules(report)
+    sections = sections_of(report)
+    tables = tables_of(sections.tables)
+    step, plots = ("".join(draw(report) for draw in some) for some in (_STEP, _PLOTS))
+    first, *others = sentences(report)
+    rows, notes = _operators(report) if plain else _modules(report)
     main = Template(asset("report.html")).substitute(
         recorded=shown(" · ".join([*recording(report), f"Backspot {__version__}"])),
         answer=sentence(first),
         more="".join(f'<p class="more-said">{sentence(parts)}</p>' for parts in others),
         line=line_of_answer(report),
-        setting=facts_list([*setting(report), *memory_sentences(report)]),
+        setting=facts_of(report, sections.facts),
         warnings=warnings_list(remedies(report)),
         phases=phases_bar(report),
-        step=lanes + course,
-        host=host,
+        step=step,
+        host=tables,
         findings=findings_list(report, shown_first=_FINDINGS, preview=preview),
-        plots=drawn,
+        plots=f'<div class="plots">{plots}</div>' if plots else "",
         heading="Autograd nodes" if plain else "Modules",
         explorer="" if plain else asset("explorer.html"),
-        table=table,
+        table=rows,
         notes=notes,
-        reading="" if plain else _reading(report),
+        reading="" if plain else _reading(report, sections.facts),
     )
     data = "" if plain else page_data(report, preview=preview)
     return page(
@@ -97,7 +105,7 @@ def to_html(report: Report, *, preview: bool = False) -> bytes:
         main,
         f"Times are those of a typical {report.per}, in ms: the mean over the recorded ones "
         "that nothing held up.",
-        styles=("plots.css",) if drawn or lanes or host or course else (),
+        styles=("plots.css",) if plots or step or tables else (),
         scripts=_SCRIPTS,
         data=f'<script type="text/plain" id="report">{data}</script>',
     )
@@ -132,7 +140,7 @@ def _operators(report: Report) -> tuple[str, str]:
     return operator_table(report, _OPERATORS), more if rest > 0 else ""
 
 
-def _reading(report: Report) -> str:
+def _reading(report: Report, sections: Sequence[Section]) -> str:
     """The terms of the page's table and tree, folded away; only those that the report has.
 
     What a module saves is in the notes above, which also say how exact it is.
@@ -150,9 +158,6 @@ def _reading(report: Report) -> str:
         ("CPU", "the time that the host spends in the module's autograd nodes"),
         ("bwd ÷ fwd", "the wall time over the clock time of the module's forward; 2 is common"),
     ]
-    if report.memory:
-        known.append(("memory", "what the module has in memory when most is in use, in MB"))
-    if report.peaks is not None and report.has_work:
-        known.append(("of peak", "the part of the device's peak that the module's kernels reach"))
+    known += [term for section in sections for term in section.terms]
     terms = "<br>".join(f"<b>{term}</b>: {meaning}" for term, meaning in known)
     return f'<details class="reading"><summary>How to read this</summary><p>{terms}</p></details>'

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 
 from backspot._version import __version__
 from backspot.formatting import duration, visible
-from backspot.render._columns import Column
 from backspot.render._comparison import (
     comparison_answer,
     left_out,
@@ -18,6 +17,7 @@ from backspot.render._comparison import (
     tables,
     title_of,
 )
+from backspot.render._sections import Column
 from backspot.render.html._fragments import facts_list, page, sentence, shown, warnings_list
 from backspot.results.comparison import Change, Comparison
 

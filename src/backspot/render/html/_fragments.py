@@ -13,31 +13,17 @@ from functools import cache
 from html import escape
 from pkgutil import get_data
 from string import Template
-from urllib.parse import urlsplit
 
 from backspot._version import __version__
-from backspot.formatting import counted, duration, percent, visible
+from backspot.formatting import duration, percent, visible
 from backspot.render._answer import answered
-from backspot.render._columns import Column, module_columns, operator_columns
-from backspot.render._findings import (
-    HEADING,
-    cost_of,
-    cost_of_place,
-    has_advice,
-    listed,
-    overlap,
-    place_name,
-    searched,
-    trial_of,
-    unlisted,
-    worth,
-)
-from backspot.render._host import host_tables, waits_told
+from backspot.render._columns import module_columns, operator_columns
+from backspot.render._facts import setting
 from backspot.render._phases import explained, kept_phases, phase_text
+from backspot.render._sections import Column, Section
 from backspot.render._words import KINDS, Part, made_by
 from backspot.render.view import Selection, View, heaviest_line, operators_by
 from backspot.results.costs import OperatorCost, Row, WallKinds
-from backspot.results.findings import Finding, gain_of
 from backspot.results.report import Report
 
 _TAGS = {"text": "", "name": "code", "node": "code", "number": "b"}
@@ -73,8 +59,13 @@ def line_of_answer(report: Report) -> str:
     return f'<p class="line-of-answer">← <code>{shown(made_by(line))}</code>{source}</p>'
 
 
+def facts_of(report: Report, sections: Sequence[Section]) -> str:
+    """What was measured, and the facts of the parts."""
+    return facts_list([*setting(report), *("; ".join(section.said) for section in sections)])
+
+
 def facts_list(facts: Sequence[str]) -> str:
-    """What was measured, as a list of facts."""
+    """Some facts as a list."""
     items = [facts[0][:1].upper() + facts[0][1:], *facts[1:]]
     return f'<ul class="facts">{"".join(f"<li>{shown(fact)}</li>" for fact in items)}</ul>'
 
@@ -116,78 +107,6 @@ def phases_bar(report: Report) -> str:
     )
 
 
-def findings_list(report: Report, *, shown_first: int, preview: bool = False) -> str:
-    """The findings, with what to do, and how many rules looked; some open on demand."""
-    view = View(preview=preview)
-    told = [one for one in (unlisted(report, view), searched(report)) if one]
-    below = "".join(f'<p class="muted searched">{shown(one)}</p>' for one in told)
-    found = listed(report, view)
-    if not found:
-        return f'<section class="findings">{below}</section>' if told else ""
-    items = [_finding(report, one, found[:index]) for index, one in enumerate(found)]
-    first, rest = items[:shown_first], items[shown_first:]
-    more = ""
-    if rest:
-        summary = f"<summary>{counted(len(rest), 'more finding')}</summary>"
-        more = f'<details>{summary}<ol class="found">{"".join(rest)}</ol></details>'
-    step = report.replayed_step
-    priced = [one for one in found if (gain := gain_of(one)) and gain.ns]
-    total = f'<p class="together" id="together" data-ns="{step.ns}" hidden></p>' if step else ""
-    return (
-        f'<section class="findings"><h2>{HEADING}</h2>'
-        f'<ol class="found">{"".join(first)}</ol>{more}{total if priced else ""}{below}</section>'
-    )
-
-
-def _finding(report: Report, finding: Finding, before: Sequence[Finding]) -> str:
-    time, share = cost_of(report, finding)
-    places, more = worth(finding, 3)
-    named = "".join(
-        f'<li><code data-path="{shown(place.path)}">{shown(place_name(place))}</code> '
-        f'<span class="muted">{shown(place.line)} {cost_of_place(place)}</span></li>'
-        for place in places
-    )
-    named += f'<li class="muted">{more}</li>' if more else ""
-    same = overlap(report, finding, before)
-    same = f'<p class="muted">{shown(same)}</p>' if same else ""
-    link = ""
-    if urlsplit(finding.link).scheme == "https":
-        link = f' <a href="{shown(finding.link)}" target="_blank" rel="noreferrer">Read more</a>'
-    remedy = f'<p class="remedy">{shown(finding.remedy)}{link}</p>' if has_advice(finding) else ""
-    where = f'<ul class="places" aria-label="Where">{named}</ul>' if named else ""
-    tick = ""
-    if (gain := gain_of(finding)) and gain.ns:
-        data = f'data-ns="{gain.ns}" data-best="{int(gain.at_best)}"'
-        tick = f'<label class="fix" hidden><input type="checkbox" {data}> fix this</label>'
-    return (
-        f'<li><div class="cost"><b>{time}</b><span class="muted">{share}</span>{tick}</div>'
-        f"<div><h3>{shown(finding.title)}</h3><p>{shown(finding.seen)}</p>"
-        f"{remedy}{_trial(finding)}"
-        f"{same}{where}</div></li>"
-    )
-
-
-def _trial(finding: Finding) -> str:
-    """What a trial measured: its sentence, and a bar for each variant, with its quartiles."""
-    mark, said = trial_of(finding)
-    if finding.tried is None:
-        return ""
-    variants = finding.tried.variants
-    per = max((one.high_ns for one in variants), default=0) / 100
-    rows = "".join(
-        f'<tr><th scope="row">{shown(one.name)}</th><td class="n">{duration(one.ns)}</td><td>'
-        '<svg viewBox="0 0 100 10" preserveAspectRatio="none" aria-hidden="true">'
-        f'<rect y="1" width="{one.ns / per:.2f}" height="8" stroke="none"/>'
-        f'<path d="M{one.low_ns / per:.2f} 5H{one.high_ns / per:.2f}"/></svg>'
-        f"</td><td>{shown(one.verdict or one.note)}</td></tr>"
-        for one in variants
-        if per and one.ns
-    )
-    table = f'<table class="variants" aria-label="Tried here">{rows}</table>' if rows else ""
-    kind = finding.tried.verdict.replace(" ", "-")
-    return f'<div class="tried {kind}"><p><b>{mark}</b> {shown(said)}</p>{table}</div>'
-
-
 _CLASSES = {
     "rank": "n rank",
     "name": "",
@@ -195,7 +114,7 @@ _CLASSES = {
     "time": "n",
     "share": "n",
     "saves": "n o1 saves",
-    "limit": "n o3",
+    "detail": "n o3",
     "bar": "b",
     "node": "node",
     "line": "o2",
@@ -229,21 +148,24 @@ def module_table(report: Report, chosen: Selection, view: View, *, lines: bool =
     return f'<table class="ranked">{_head(columns)}<tbody>{"".join(body)}</tbody>{below}</table>'
 
 
-def host_section(report: Report) -> str:
-    """Where the host waits, and the lines of Python that hold up the step; or nothing."""
-    tables = host_tables(report)
-    if not tables:
-        return ""
-    told = waits_told(report)
+def tables_of(sections: Sequence[Section]) -> str:
+    """The tables of the parts, and what these say beside them."""
+    return "".join(_tables(section) for section in sections if section.tables)
+
+
+def _tables(section: Section) -> str:
+    told = "; ".join(section.said)
     said = f"<p>{shown(told[0].upper() + told[1:])}.</p>" if told else ""
     parts = []
-    for heading, note, columns in tables:
-        rows = "".join(_rows(columns, (), '<th scope="row"><code>{}</code>'))
+    for table in section.tables:
+        rows = "".join(_rows(table.columns, (), '<th scope="row"><code>{}</code>'))
         parts.append(
-            f'<h3>{shown(heading)}</h3><div class="table-box scroll"><table class="ranked">'
-            f'{_head(columns)}<tbody>{rows}</tbody></table></div><p class="muted">{shown(note)}</p>'
+            f'<h3>{shown(table.heading)}</h3><div class="table-box scroll"><table class="ranked">'
+            f"{_head(table.columns)}<tbody>{rows}</tbody></table></div>"
+            f'<p class="muted">{shown(table.note)}</p>'
         )
-    return f'<section class="host"><h2>The host</h2>{said}{"".join(parts)}</section>'
+    heading = f"<h2>{shown(section.title)}</h2>"
+    return f'<section class="{section.part}">{heading}{said}{"".join(parts)}</section>'
 
 
 def operator_table(report: Report, limit: int) -> str:

@@ -11,15 +11,13 @@ import zlib
 from dataclasses import replace
 from typing import Any
 
-from backspot.formatting import visible
 from backspot.render._answer import answered
-from backspot.render._findings import cost_of, cost_of_place, has_advice, listed, trial_of
-from backspot.render._memory import peak_bytes
 from backspot.render._words import KINDS
+from backspot.render.html._findings import findings_data
 from backspot.render.json import compact
-from backspot.render.view import View, unowned_rows
+from backspot.render.parts import page_of_parts
+from backspot.render.view import unowned_rows
 from backspot.results.costs import Row
-from backspot.results.findings import Finding
 from backspot.results.grouping import fold, parents_of
 from backspot.results.report import By, Report
 from backspot.trace.labels import Kind, Label, readable_label
@@ -53,8 +51,7 @@ def page_data(report: Report, *, preview: bool = False) -> str:
         "saves": bool(report.replayed_step or report.not_replayed),
         "labelled": report.source == "backspot",
         "modules": sum(row.is_module for row in report.modules),
-        "peak": peak_bytes(report),
-        "limits": report.peaks is not None and report.has_work,
+        **page_of_parts(report),
         "groups": {
             # Limits and savings of modules do not add up to those of their group.
             by: [
@@ -65,7 +62,7 @@ def page_data(report: Report, *, preview: bool = False) -> str:
             for by in _GROUPS
         },
         "answer": None if answer is None else [answer.path, answer.members > 1],
-        "findings": [_finding(report, one, place) for one in listed(report, View(preview=preview))],
+        "findings": findings_data(report, place, preview=preview),
     }
     return base64.b64encode(zlib.compress(compact(data), 9)).decode()
 
@@ -103,18 +100,4 @@ def _row(report: Report, row: Row, parent: int) -> dict[str, Any]:
         "label": label if row.is_module else "",
         "limit": report.limit(row) if row.work is not None else None,
         "spread": [min(steps, default=0), max(steps, default=0)],
-    }
-
-
-def _finding(report: Report, finding: Finding, place: dict[str, int]) -> dict[str, Any]:
-    """A finding, and what it costs in each row: modules by their index, others by their name."""
-    return {
-        "title": finding.title,
-        "cost": cost_of(report, finding)[0],
-        "remedy": finding.remedy if has_advice(finding) else trial_of(finding)[1],
-        "places": [
-            [place[one.path] if one.class_name else visible(one.path), cost_of_place(one)]
-            for one in finding.places
-            if not one.class_name or one.path in place
-        ],
     }

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
+from backspot.errors import UsageError
 from backspot.formatting import counted, duration, labelled
-from backspot.render._columns import UNKNOWN, Column, milliseconds_of, numbers
 from backspot.render._phases import PHASES
+from backspot.render._sections import (
+    UNKNOWN,
+    Column,
+    Saying,
+    Section,
+    Table,
+    milliseconds_of,
+    numbers,
+)
+from backspot.render._terminal import lay_out, paragraph, space_for, written
 from backspot.render._words import Part
+from backspot.render.view import View
 from backspot.results.host import HostLine, Wait
 from backspot.results.report import Report
+from backspot.styled import Text
 
 _ROWS = 10
 """How many places and lines a table has."""
@@ -20,15 +31,7 @@ _NOTABLE = 10
 """Waits in a step from which the screen says so although nothing is gained without them."""
 
 
-class HostTable(NamedTuple):
-    """A table with its heading, and what to know to read it."""
-
-    heading: str
-    note: str
-    columns: list[Column]
-
-
-def waits_told(report: Report) -> str:
+def _waits_told(report: Report) -> str:
     """How often the host waits for devices, and what a step would gain; ``""`` if that is rare."""
     number = sum(wait.count for wait in report.waits)
     saves, whole = report.without_waits, report.step_ns
@@ -44,19 +47,22 @@ def waits_told(report: Report) -> str:
     return f"{said}; without these waits, a {report.per} would take {duration(saves.ns)} less"
 
 
-def host_tables(report: Report) -> list[HostTable]:
-    """The tables of waits and of lines, as far as there are any."""
-    tables = _waits(report), lines_of_step(report, _ROWS), _launches(report)
-    return [table for table in tables if table is not None]
+def _sections(report: Report, _: View) -> list[Section]:
+    """How often the host waits, and the tables of waits, of lines and of launches."""
+    tables = _waits(report), _lines_of_step(report, _ROWS), _launches(report)
+    known = [table for table in tables if table is not None]
+    told = _waits_told(report)
+    said = [told] if told else []
+    return [Section("tables", "host", said, 1, "The host", known)] if said or known else []
 
 
-def _waits(report: Report) -> HostTable | None:
+def _waits(report: Report) -> Table | None:
     waits = report.waits[:_ROWS]
     if not waits:
         return None
     ms = milliseconds_of(waits[0].wall_ns)
     saves = numbers(UNKNOWN if one.saves is None else ms(one.saves.ns) for one in waits)
-    return HostTable(
+    return Table(
         "Where the host waits for the GPU",
         f"saves: how much less time a {report.per} would take without this wait alone, by replay.",
         [
@@ -71,7 +77,7 @@ def _waits(report: Report) -> HostTable | None:
     )
 
 
-def _launches(report: Report) -> HostTable | None:
+def _launches(report: Report) -> Table | None:
     """What each phase launches, in the order of a step, and the module that idles most there."""
     phases = [one.name for one in report.phases]
     by_phase = [[one for one in report.launches if one.phase == name] for name in phases]
@@ -81,7 +87,7 @@ def _launches(report: Report) -> HostTable | None:
     idle = [sum(one.idle_ns for one in some) for some in by_phase]
     ms = milliseconds_of(max(idle))
     most = _words(labelled(some[0].path, some[0].class_name) for some in by_phase)
-    return HostTable(
+    return Table(
         "Launches",
         f"Kernels, copies and memsets per {report.per}. late: the GPU has nothing left when the "
         "host launches them, and waits.",
@@ -95,14 +101,14 @@ def _launches(report: Report) -> HostTable | None:
     )
 
 
-def lines_of_step(report: Report, most: int | None) -> HostTable | None:
+def _lines_of_step(report: Report, most: int | None) -> Table | None:
     """The lines of the user's Python that hold up the step, the longest first; at most so many."""
     lines = report.host[:most]
     if not lines:
         return None
     ms = milliseconds_of(lines[0].idle_ns)
     free = "GPU idle" if report.has_gpu else "host ms"
-    return HostTable(
+    return Table(
         "Lines of the step",
         f"Innermost lines outside of PyTorch, in ms per {report.per} without stacks. "
         + ("GPU idle: no work runs or is queued. " if report.has_gpu else "")
@@ -142,3 +148,29 @@ def _within(of: Sequence[Wait] | Sequence[HostLine]) -> list[Column]:
 
 def _words(texts: Iterable[str]) -> list[Part]:
     return [("name", text) for text in texts]
+
+
+SAYING = Saying(_sections)
+
+
+def render_lines(
+    report: Report, most: int | None = None, *, width: int | None = None, color: bool = False
+) -> str:
+    """The lines of the user's Python that hold up the whole step.
+
+    Args:
+        most: how many; ``None`` for all.
+
+    Raises:
+        UsageError: If the report has none.
+    """
+    table = _lines_of_step(report, most)
+    if table is None:
+        raise UsageError(
+            "no lines: the steps were recorded without stacks; backspot run --stacks and "
+            "backspot.profile record them, and torch.profiler.profile(with_stack=True)"
+        )
+    width, whole = space_for(width)
+    lines = [*lay_out(table.columns, width, whole=whole)]
+    lines += paragraph(Text(table.note, "dim"), width)
+    return written(lines, width, color=color)

@@ -1,0 +1,119 @@
+"""The findings on a page: as a list that needs no script, and for the script."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+from backspot.formatting import counted, duration, visible
+from backspot.render._findings import (
+    HEADING,
+    cost_of,
+    cost_of_place,
+    has_advice,
+    listed,
+    overlap,
+    place_name,
+    searched,
+    trial_of,
+    unlisted,
+    worth,
+)
+from backspot.render.html._fragments import shown
+from backspot.render.view import View
+from backspot.results.findings import Finding, gain_of
+from backspot.results.report import Report
+
+
+def findings_list(report: Report, *, shown_first: int, preview: bool = False) -> str:
+    """The findings, with what to do, and how many rules looked; some open on demand."""
+    view = View(preview=preview)
+    told = [one for one in (unlisted(report, view), searched(report)) if one]
+    below = "".join(f'<p class="muted searched">{shown(one)}</p>' for one in told)
+    found = listed(report, view)
+    if not found:
+        return f'<section class="findings">{below}</section>' if told else ""
+    items = [_finding(report, one, found[:index]) for index, one in enumerate(found)]
+    first, rest = items[:shown_first], items[shown_first:]
+    more = ""
+    if rest:
+        summary = f"<summary>{counted(len(rest), 'more finding')}</summary>"
+        more = f'<details>{summary}<ol class="found">{"".join(rest)}</ol></details>'
+    step = report.replayed_step
+    priced = [one for one in found if (gain := gain_of(one)) and gain.ns]
+    total = f'<p class="together" id="together" data-ns="{step.ns}" hidden></p>' if step else ""
+    return (
+        f'<section class="findings"><h2>{HEADING}</h2>'
+        f'<ol class="found">{"".join(first)}</ol>{more}{total if priced else ""}{below}</section>'
+    )
+
+
+def _finding(report: Report, finding: Finding, before: Sequence[Finding]) -> str:
+    time, share = cost_of(report, finding)
+    places, more = worth(finding, 3)
+    named = "".join(
+        f'<li><code data-path="{shown(place.path)}">{shown(place_name(place))}</code> '
+        f'<span class="muted">{shown(place.line)} {cost_of_place(place)}</span></li>'
+        for place in places
+    )
+    named += f'<li class="muted">{more}</li>' if more else ""
+    same = overlap(report, finding, before)
+    same = f'<p class="muted">{shown(same)}</p>' if same else ""
+    link = ""
+    if urlsplit(finding.link).scheme == "https":
+        link = f' <a href="{shown(finding.link)}" target="_blank" rel="noreferrer">Read more</a>'
+    remedy = f'<p class="remedy">{shown(finding.remedy)}{link}</p>' if has_advice(finding) else ""
+    where = f'<ul class="places" aria-label="Where">{named}</ul>' if named else ""
+    tick = ""
+    if (gain := gain_of(finding)) and gain.ns:
+        data = f'data-ns="{gain.ns}" data-best="{int(gain.at_best)}"'
+        tick = f'<label class="fix" hidden><input type="checkbox" {data}> fix this</label>'
+    return (
+        f'<li><div class="cost"><b>{time}</b><span class="muted">{share}</span>{tick}</div>'
+        f"<div><h3>{shown(finding.title)}</h3><p>{shown(finding.seen)}</p>"
+        f"{remedy}{_trial(finding)}"
+        f"{same}{where}</div></li>"
+    )
+
+
+def _trial(finding: Finding) -> str:
+    """What a trial measured: its sentence, and a bar for each variant, with its quartiles."""
+    mark, said = trial_of(finding)
+    if finding.tried is None:
+        return ""
+    variants = finding.tried.variants
+    per = max((one.high_ns for one in variants), default=0) / 100
+    rows = "".join(
+        f'<tr><th scope="row">{shown(one.name)}</th><td class="n">{duration(one.ns)}</td><td>'
+        '<svg viewBox="0 0 100 10" preserveAspectRatio="none" aria-hidden="true">'
+        f'<rect y="1" width="{one.ns / per:.2f}" height="8" stroke="none"/>'
+        f'<path d="M{one.low_ns / per:.2f} 5H{one.high_ns / per:.2f}"/></svg>'
+        f"</td><td>{shown(one.verdict or one.note)}</td></tr>"
+        for one in variants
+        if per and one.ns
+    )
+    table = f'<table class="variants" aria-label="Tried here">{rows}</table>' if rows else ""
+    kind = finding.tried.verdict.replace(" ", "-")
+    return f'<div class="tried {kind}"><p><b>{mark}</b> {shown(said)}</p>{table}</div>'
+
+
+def findings_data(
+    report: Report, place: dict[str, int], *, preview: bool = False
+) -> list[dict[str, Any]]:
+    """The findings in the order of ``findings_list``."""
+    return [_data(report, one, place) for one in listed(report, View(preview=preview))]
+
+
+def _data(report: Report, finding: Finding, place: dict[str, int]) -> dict[str, Any]:
+    """A finding, and what it costs in each row: modules by their index, others by their name."""
+    return {
+        "title": finding.title,
+        "cost": cost_of(report, finding)[0],
+        "remedy": finding.remedy if has_advice(finding) else trial_of(finding)[1],
+        "places": [
+            [place[one.path] if one.class_name else visible(one.path), cost_of_place(one)]
+            for one in finding.places
+            if not one.class_name or one.path in place
+        ],
+    }

@@ -1,0 +1,60 @@
+"""The parts that say something of a report beside its rows, in the order in which outputs have it.
+
+A part is a file here with its ``Saying``, and an entry in this list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from backspot.render import _limits, _memory, host, training
+from backspot.render._sections import Column, Fields, Lead, Saying, Section
+from backspot.render.view import DEFAULT_VIEW, View
+from backspot.results.costs import Row
+from backspot.results.report import Report
+
+PARTS: tuple[Saying, ...] = (training.SAYING, host.SAYING, _memory.SAYING, _limits.SAYING)
+
+
+class Sections(NamedTuple):
+    """What the parts say of a report, by the kind of section."""
+
+    facts: Sequence[Section]
+    sentences: Sequence[Section]
+    tables: Sequence[Section]
+
+
+def sections_of(report: Report, view: View = DEFAULT_VIEW) -> Sections:
+    """Return what the parts say of a report."""
+    every = [section for part in PARTS for section in part.sections(report, view)]
+    return Sections(*([one for one in every if one.kind == kind] for kind in Sections._fields))
+
+
+def columns_of_parts(
+    report: Report, rows: Sequence[Row], view: View, ms: Callable[[int], str]
+) -> list[Column]:
+    """Return what the parts add to the table of modules."""
+    return [column for part in PARTS for column in part.columns(report, rows, view, ms)]
+
+
+def fields_of_parts(report: Report) -> list[Fields]:
+    """Return what the parts add to the table for programs."""
+    every = [part.fields(report) for part in PARTS]
+    return [fields for fields in every if fields is not None]
+
+
+def page_of_parts(report: Report) -> dict[str, Any]:
+    """Return what the script of a page needs of the parts."""
+    return {name: value for part in PARTS for name, value in part.page(report).items()}
+
+
+def leads(report: Report) -> list[Lead]:
+    """Return what a screen can begin with in place of the time."""
+    every = [part.lead(report) for part in PARTS]
+    return [lead for lead in every if lead is not None]
+
+
+def first_view(report: Report) -> View:
+    """Return what a terminal shows first: what a part ranks rows by, else who is slow."""
+    return next((View(order=lead.order) for lead in leads(report)), DEFAULT_VIEW)
