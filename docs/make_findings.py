@@ -22,6 +22,7 @@ A finding says why a step is slow. `report.findings` has those first of which it
 - **Tried here**, the advice was [measured beside the training](tried.md), in `run` and `profile`. Advice that does not help is left out, and its finding goes last.
 - **The places** are modules by path, the most expensive first, or `(optimizer)` and `(data)`.
 - **The tier** of a rule is `stable` once two sources that nobody here wrote have shown it right: the place, the cause and the remedy. A `preview` rule looks, too, and what it finds is the end of `report.findings`, with `finding.tier`. No headline, answer, order or trial depends on it (`--trials all` tries its advice), and it is shown with `--preview`. *Sources* are threads with a fix of which [the slow step was rebuilt](published.md) and the rule named cause and place, `timm` (healthy models) and `scripts` (of others, unedited) in the [results](../benchmarks/results/README.md). Twelve rules had fired on planted causes alone when the tiers were made, and are preview; the others stay stable until the next cases that their author has not seen judge them.
+- **True of nearly every step**, as that the host launches late (*common* below): such a rule is a finding where a trial has measured that its remedy helps, or where the replay of the remedy gains a tenth of the step (of a bound all over the step, a quarter counts). Elsewhere its `finding.tier` is `account`, and it is one line of the report.
 - **From** is the share of a step that the cause must take in most steps: 1%, or what the section says.
 - **What a rule needs** may not be in the trace. `report.rules` says of each rule whether it `found` something or `nothing`, or why it could not look: `needs a GPU`, `needs stacks`, `needs memory`, `needs labels` (those of Backspot), `needs blocks` (of kernels), `needs shapes` (where what it saw may be as it should be). `--full` and the page count them. On accelerators other than GPUs of NVIDIA and AMD, only rules for any device look. A trace that is cut short has no findings.
 
@@ -59,7 +60,10 @@ def made() -> str:
         _table(
             "rule",
             ("looks at", "from", "tier", "sources"),
-            [(rule, *_head(rule), rule.tier, _sources(rule)) for rule in of_time],
+            [
+                (rule, *_head(rule), rule.tier + ", common" * rule.common, _sources(rule))
+                for rule in of_time
+            ],
         ),
         MEMORY + _table("rule about memory", ("tier",), [(rule, rule.tier) for rule in of_memory]),
         RANKS + _table("rule over ranks", ("tier",), [(rule, rule.tier) for rule in of_ranks]),

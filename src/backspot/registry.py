@@ -50,6 +50,8 @@ class Rule(Generic[Evidence, Finding, Result]):
         fallback: whether the rule needs the findings of the others, and so runs after them.
         tier: ``preview`` until two sources that nobody here wrote have shown it right: the place,
             the cause and the remedy.
+        common: whether it is true of nearly every step, so that it is a finding only where its
+            remedy is known to pay, and else a line in the account of the step.
         sources: those that have: ``owner/repository#number``, or what ``docs/make_findings.py``
             knows.
     """
@@ -67,6 +69,7 @@ class Rule(Generic[Evidence, Finding, Result]):
     fallback: bool = False
     tier: Tier = "preview"
     sources: Sequence[str] = ()
+    common: bool = False
 
     @property
     def short(self) -> str:

@@ -12,12 +12,13 @@ from hypothesis import given, strategies as st
 import backspot
 from backspot import Report
 from backspot.analysis import findings as rules_of_time
-from backspot.analysis.findings import all_rules
+from backspot.analysis.findings import all_rules, weighed
 from backspot.commands import main
 from backspot.registry import Registry
 from backspot.render.text import render_text
 from backspot.render.view import View
 from backspot.results.findings import Finding, Place, ReplayedStep, Saving, in_order, stable
+from backspot.results.trials import Tried, Variant
 
 DATA = Path(__file__).parents[1] / "data"
 WITH_BOTH = ("findings/masks_read_gpt", "ranks/parallel/cp.rank0", "h200/double_backward")
@@ -56,14 +57,16 @@ def test_nothing_depends_on_what_preview_rules_find(name, monkeypatch) -> None:
     monkeypatch.setattr(rules_of_time, "all_rules", lambda: kept)
     without = backspot.locate(trace(name))
     assert len(without.findings) < len(whole.findings)
-    assert without.findings == stable(whole.findings)
+    kept_findings = tuple(one for one in whole.findings if one.tier != "preview")
+    assert without.findings == kept_findings
     assert without.answer == whole.answer
     assert [row.saves for row in without.modules] == [row.saves for row in whole.modules]
     first, *_ = str(without).splitlines()
     assert str(whole).splitlines()[0] == first
 
 
-kinds = st.sampled_from(("stable", "preview"))
+TIERS = ("stable", "account", "preview")
+kinds = st.sampled_from(TIERS)
 gains = st.one_of(st.none(), st.integers(0, 10_000_000))
 
 
@@ -85,8 +88,45 @@ def test_preview_findings_come_last_and_change_no_order(found) -> None:
         for number, (tier, gain, ns) in enumerate(found)
     ]
     ordered = in_order(made, step)
-    assert [one.tier for one in ordered] == sorted((one.tier for one in made), reverse=True)
+    assert [one.tier for one in ordered] == sorted((one.tier for one in made), key=TIERS.index)
     assert stable(ordered) == in_order(stable(made), step)
+
+
+def known(rule: str, saves: Saving | None, tried: Tried | None = None) -> Finding:
+    place = Place("(optimizer)", "", 1, 1_000_000)
+    return Finding(rule, "Title", "", "Do it.", 1_000_000, (place,), 3, saves=saves, tried=tried)
+
+
+HELPS = Tried("work", (Variant("as it is", 10), Variant("other", 5, saves_ns=5, verdict="helps")))
+
+
+@pytest.mark.parametrize(
+    ("rule", "saves", "tried", "tier"),
+    [
+        ("optimizer-kernels", Saving(1_500_000, 1_000_000, 2_000_000), None, "stable"),
+        ("optimizer-kernels", Saving(500_000, 100_000, 900_000), None, "account"),
+        ("optimizer-kernels", Saving(500_000, 100_000, 900_000), HELPS, "stable"),
+        ("launch-bound", None, None, "account"),
+        ("casts", Saving(500_000, 100_000, 900_000), None, "stable"),
+        ("casts", None, None, "stable"),
+    ],
+)
+def test_what_nearly_every_step_has_is_a_finding_only_where_its_remedy_is_known_to_pay(
+    rule, saves, tried, tier
+) -> None:
+    step = ReplayedStep(10_000_000, 9_000_000, 11_000_000, fitted=True)
+    (found,) = weighed([known(rule, saves, tried)], step)
+    assert found.tier == tier
+
+
+def test_a_line_of_the_account_names_it_and_it_is_no_answer() -> None:
+    whole = report("h200/double_backward")
+    (found,) = (one for one in whole.findings if one.tier == "account")
+    assert found.rule == "launch-bound" != whole.answer.rule
+    text = " ".join(str(whole).split())
+    assert f"{found.title}: " in text
+    assert "no remedy is known to pay (backspot explain launch-bound)." in text
+    assert found.remedy not in text
 
 
 # Who shows them -----------------------------------------------------------------------------------

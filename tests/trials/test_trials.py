@@ -613,8 +613,8 @@ def test_findings_that_no_remedy_helps_go_last_and_lose_their_advice(report, mon
     trial = Trial("work", pieces, allowed_s=20.0)
     entries = {"clipping": [attempts.Entry(lambda _: trial)]}
     monkeypatch.setattr(attempts, "remedies_of", lambda rule, **_: entries.get(rule, []))
-    found = with_trials(asked(report, "clipping", "launch-bound"), Live({}, []), "operators")
-    assert [one.rule for one in found.findings] == ["launch-bound", "clipping"]
+    found = with_trials(asked(report, "clipping", "casts"), Live({}, []), "operators")
+    assert [one.rule for one in found.findings] == ["casts", "clipping"]
     text = render_text(found, full=True)
     assert "✗ Tried here, does not help" in text
     assert text.count("→ Do it.") == 1

@@ -28,6 +28,7 @@ from backspot.analysis.findings import (
     find_all,
     find_in_memory,
     rules_about_memory,
+    weighed,
 )
 from backspot.analysis.host import places_in, sites_in, steps_in, waits_in
 from backspot.analysis.host.batches import left_waiting
@@ -215,7 +216,11 @@ def with_memory(report: Report, recording: Recording, _: Options) -> Report:
     held = find_in_memory(MemoryEvidence(detailed.events, detailed.ownership, memory))
     states = dict.fromkeys((one.name for one in rules_about_memory()), NOTHING_FOUND)
     states |= {one.rule: FOUND for one in held}
-    return changed(report, findings=(*report.findings, *held), rules=report.rules | states)
+    return changed(
+        report,
+        findings=weighed((*report.findings, *held), report.replayed_step),
+        rules=report.rules | states,
+    )
 
 
 def with_limits(report: Report, recording: Recording, options: Options) -> Report:

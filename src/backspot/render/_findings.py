@@ -47,16 +47,22 @@ def listed(report: Report, view: View = DEFAULT_VIEW) -> list[Finding]:
     memory come first. Those of preview rules are at the end, where the view asks for them.
     """
     every, found = list(report.findings), list(stable(report.findings))
-    preview = every[len(found) :] if view.preview else []
+    preview = [one for one in every if one.tier == "preview" and view.preview]
     return [*_in_order(report, found, view), *preview]
 
 
-def unlisted(report: Report, view: View = DEFAULT_VIEW) -> str:
-    """How many findings of preview rules are not shown, ``""`` for none."""
-    count = len(report.findings) - len(stable(report.findings))
-    if not count or view.preview:
-        return ""
-    return f"{counted(count, 'finding')} of preview rules: --preview, or report.findings."
+def unlisted(report: Report, view: View = DEFAULT_VIEW) -> list[str]:
+    """What is true of the step as of nearly every one, and how many preview findings there are."""
+    said = [
+        f"{one.title}: {', '.join(cost_of(report, one))}; no remedy is known to pay "
+        f"(backspot explain {one.rule})."
+        for one in report.findings
+        if one.tier == "account"
+    ]
+    count = sum(one.tier == "preview" for one in report.findings)
+    if count and not view.preview:
+        said.append(f"{counted(count, 'finding')} of preview rules: --preview, or report.findings.")
+    return said
 
 
 def _in_order(report: Report, found: list[Finding], view: View) -> list[Finding]:

@@ -116,7 +116,7 @@ def _joined(lines: Sequence[str]) -> bytes:
 
 def _findings(report: Report, view: View) -> list[str]:
     """The findings, with what to do, and how many rules looked."""
-    told = [_text(one) for one in (unlisted(report, view), searched(report)) if one]
+    told = [_text(one) for one in (*unlisted(report, view), searched(report)) if one]
     found = listed(report, View(preview=view.preview))
     if not found:
         return ["", *told]

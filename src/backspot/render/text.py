@@ -162,7 +162,7 @@ class _Page:
         for number, found in enumerate(self._found, 1):
             before = self._found[: number - 1]
             lines += finding(report, number, found, width, before=before, whole=self._whole)
-        for told in filter(None, (unlisted(report, self._view), searched(report))):
+        for told in filter(None, (*unlisted(report, self._view), searched(report))):
             lines += [Text(), *self._paragraph(Text(told, "dim"))]
         return lines
 
@@ -255,8 +255,6 @@ class _Page:
         lines = [Text()]
         if not self._found and (told := searched(report)):
             lines += self._paragraph(Text(told))
-        if told := unlisted(report, self._view):
-            lines += self._paragraph(Text(told, "dim"))
         for number, found in enumerate(self._found[:named], 1):
             at = (report, number, found, width)
             if number <= detailed:
@@ -269,6 +267,8 @@ class _Page:
                 )
             else:
                 lines += brief_finding(*at, whole=self._whole)
+        if self._view.order != "memory" and (aside := unlisted(report, self._view)):
+            lines += self._paragraph(Text(" ".join(aside), "dim"))
         return lines
 
     def _next(self, chosen: Selection, named: int, more: str) -> list[str]:

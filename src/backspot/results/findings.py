@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias, get_args
 
 from backspot.formatting import duration, labelled, size, visible
 from backspot.presented import public
@@ -155,8 +155,9 @@ class Place:
         return labelled(self.path or self.class_name or "(root)", self.class_name)
 
 
-Tier: TypeAlias = Literal["stable", "preview"]
-"""Of a rule: whether sources that nobody here wrote have shown it right."""
+Tier: TypeAlias = Literal["stable", "account", "preview"]
+"""How much a finding counts, in this order."""
+_TIERS = get_args(Tier)
 
 
 @public
@@ -183,9 +184,11 @@ class Finding:
             memory, ``wall_ns`` is 0.
         tried: What a trial of the remedy measured on the machine that trains; ``None`` where no
             trial was made.
-        tier: ``stable``, or ``preview`` if the rule has not been shown right by two sources that
-            nobody here wrote. The answer and the order of the others do not depend on preview
-            findings, and they are shown on demand (``--preview``).
+        tier: ``stable``; ``account`` if it is true of nearly every step and no remedy is known to
+            pay in this one, so that it is a line in the account of the step; or ``preview`` if the
+            rule has not been shown right by two sources that nobody here wrote. The answer and the
+            order of the others do not depend on these two, and preview findings are shown on demand
+            (``--preview``).
 
     Example:
         >>> finding = report.findings[0]
@@ -259,7 +262,7 @@ class Answer:
 
 
 def stable(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Return the findings of stable rules, in their order."""
+    """Return the findings that count, in their order."""
     return tuple(one for one in findings if one.tier == "stable")
 
 
@@ -285,6 +288,14 @@ def gain_of(finding: Finding) -> Saving | None:
     return Saving(best.saves_ns, low, high, at_least=True)
 
 
+def counted_gain(finding: Finding) -> float | None:
+    """Return what a step saves with the remedy; of a bound all over the step a part counts."""
+    saves = gain_of(finding)
+    if saves is None:
+        return None
+    return (ALL_OVER if saves.at_best and not is_concentrated(finding) else 1.0) * saves.ns
+
+
 def is_concentrated(finding: Finding) -> bool:
     """Return whether a cause has most of its time in its first place."""
     return finding.places[0].wall_ns >= _CONCENTRATED * finding.wall_ns
@@ -297,8 +308,8 @@ def in_order(findings: Iterable[Finding], step: ReplayedStep | None) -> tuple[Fi
     largest gain first; of a bound all over the step, a part counts. Then those of which it is not
     known, with the most clock time first: other causes may explain it. Then those without which a
     step takes as long, as other work hides them, and those whose remedy a trial tells off. Last
-    come findings about memory, those that hold the most first. Preview findings follow, in the same
-    order.
+    come findings about memory, those that hold the most first. Findings of the other tiers follow,
+    each in the same order.
 
     Args:
         step: the step without any change, ``None`` before it was replayed. Then clock time stands
@@ -306,9 +317,7 @@ def in_order(findings: Iterable[Finding], step: ReplayedStep | None) -> tuple[Fi
     """
 
     def key(one: Finding) -> tuple[int, float, str]:
-        best, saves = one.tried and one.tried.best, gain_of(one)
-        counts = ALL_OVER if saves and saves.at_best and not is_concentrated(one) else 1.0
-        gain = None if saves is None else counts * saves.ns
+        best, gain = one.tried and one.tried.best, counted_gain(one)
         if one.held_bytes is not None:
             return 4, -one.held_bytes, one.rule
         if one.tried and one.tried.verdict == "does not help":
@@ -320,4 +329,4 @@ def in_order(findings: Iterable[Finding], step: ReplayedStep | None) -> tuple[Fi
         nothing = best is None and saves_nothing(one, step)
         return (2, -one.wall_ns, one.rule) if nothing else (0, -gain, one.rule)
 
-    return tuple(sorted(findings, key=lambda one: (one.tier == "preview", key(one))))
+    return tuple(sorted(findings, key=lambda one: (_TIERS.index(one.tier), key(one))))

@@ -21,7 +21,7 @@ depends on what a preview rule finds.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from backspot.analysis.findings.costs import LEAST_SHARE, Removable
@@ -37,7 +37,14 @@ from backspot.analysis.findings.registry import (
     rules_about_memory,
 )
 from backspot.results.costs import Row, line_of
-from backspot.results.findings import Finding, Place, in_order, stable
+from backspot.results.findings import (
+    Finding,
+    Place,
+    ReplayedStep,
+    counted_gain,
+    in_order,
+    stable,
+)
 
 __all__ = [
     "CUT_SHORT",
@@ -53,6 +60,7 @@ __all__ = [
     "find_all",
     "find_in_memory",
     "rules_about_memory",
+    "weighed",
 ]
 
 
@@ -82,6 +90,28 @@ def find_all(evidence: Evidence) -> Judged:
     rows = {row.path: row for row in evidence.report.modules}
     said = (_with_lines(finding, rows) for finding in found)
     return Judged(in_order(said, None), states)
+
+
+_PAYS = 0.1
+"""Share of the step that the remedy of what is true of nearly every step must gain."""
+
+
+def weighed(findings: Iterable[Finding], step: ReplayedStep | None) -> tuple[Finding, ...]:
+    """Return the findings in order; what is common counts only where its remedy is known to pay.
+
+    That is where a trial has measured so, or the replay of the remedy says so.
+    """
+    common = {rule.name for rule in all_rules() if rule.common}
+
+    def placed(finding: Finding) -> Finding:
+        if finding.rule not in common or finding.tier == "preview":
+            return finding
+        helps = finding.tried is not None and finding.tried.verdict == "helps"
+        gain = counted_gain(finding)
+        pays = helps or bool(step and gain is not None and gain >= _PAYS * step.ns)
+        return replace(finding, tier="stable" if pays else "account")
+
+    return in_order(map(placed, findings), step)
 
 
 def find_in_memory(evidence: MemoryEvidence) -> tuple[Finding, ...]:

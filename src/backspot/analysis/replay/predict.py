@@ -14,7 +14,7 @@ import numpy as np
 from backspot.analysis.attribution.cutting import Cut
 from backspot.analysis.attribution.launches import DeviceWork, Tier
 from backspot.analysis.attribution.ownership import Special
-from backspot.analysis.findings import NOTHING_FOUND, Found, Removable
+from backspot.analysis.findings import NOTHING_FOUND, Found, Removable, weighed
 from backspot.analysis.host import places_in
 from backspot.analysis.recording import Options, Recording
 from backspot.analysis.replay.changes import CHANGES, change_by_names, free, said
@@ -34,7 +34,7 @@ from backspot.analysis.typical import TypicalStep
 from backspot.errors import UsageError
 from backspot.formatting import labelled
 from backspot.results.costs import Row
-from backspot.results.findings import Finding, ReplayedStep, Saving, WhatIf, in_order, saves_nothing
+from backspot.results.findings import Finding, ReplayedStep, Saving, WhatIf, saves_nothing
 from backspot.results.grouping import parents_of, repeated_layers
 from backspot.results.report import Report, changed
 from backspot.trace.events import Ints
@@ -313,7 +313,7 @@ def with_savings(report: Report, recording: Recording, _: Options) -> Report:
         report,
         prediction,
         modules=tuple(map(saves, report.modules)),
-        findings=in_order((one for one in priced if one.rule not in vain), step),
+        findings=weighed((one for one in priced if one.rule not in vain), step),
         rules=report.rules | dict.fromkeys(vain, NOTHING_FOUND),
         replayed_step=step,
         layers={
@@ -337,7 +337,7 @@ def _slower(report: Report) -> float:
 
 
 def _without_savings(report: Report, refusal: Refusal) -> Report:
-    findings = tuple(_with_saving(finding, None, (), None) for finding in report.findings)
+    findings = weighed((_with_saving(finding, None, (), None) for finding in report.findings), None)
     return changed(report, findings=findings, not_replayed=refusal.reason)
 
 

@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
+from backspot.analysis.findings import weighed
 from backspot.errors import UsageError
 from backspot.formatting import percent, quoted
 from backspot.interrupts import pass_on
@@ -23,7 +24,7 @@ from backspot.live.trials.measuring import Clock, Times, TooLong, Worth, measure
 from backspot.live.trials.trial import Asked, Entry, Live, remedies_of
 from backspot.live.trials.twins import Refused
 from backspot.live.trials.untouched import TouchedError, untouched
-from backspot.results.findings import Finding, Place, in_order
+from backspot.results.findings import Finding, Place
 from backspot.results.report import Report, changed, predictor_of
 from backspot.results.trials import Tried
 
@@ -151,7 +152,7 @@ def with_trials(report: Report, live: Live, trials: Trials) -> Report:
             found.append(replace(finding, tried=tried))
         elif best:
             found.append(replace(finding, tried=tried, remedy=f"Pass {best.name}."))
-    return changed(report, findings=in_order(found, report.replayed_step))
+    return changed(report, findings=weighed(found, report.replayed_step))
 
 
 def with_earlier_trials(report: Report, earlier: Report) -> Report:
@@ -163,7 +164,7 @@ def with_earlier_trials(report: Report, earlier: Report) -> Report:
         found.append(replace(finding, tried=before.tried) if before else finding)
     # A trial that found a better form has made a finding by itself.
     found += [one for one in known.values() if one.tried is not None and one.tried.best]
-    return changed(report, findings=in_order(found, report.replayed_step))
+    return changed(report, findings=weighed(found, report.replayed_step))
 
 
 def _of_phases(report: Report) -> Iterator[Finding]:

@@ -29,7 +29,7 @@ from backspot.results.report import Report
 def findings_list(report: Report, *, shown_first: int, preview: bool = False) -> str:
     """The findings, with what to do, and how many rules looked; some open on demand."""
     view = View(preview=preview)
-    told = [one for one in (unlisted(report, view), searched(report)) if one]
+    told = [one for one in (*unlisted(report, view), searched(report)) if one]
     below = "".join(f'<p class="muted searched">{shown(one)}</p>' for one in told)
     found = listed(report, view)
     if not found:

@@ -181,6 +181,7 @@ _OPTIMIZER_LINK = "https://docs.pytorch.org/docs/stable/optim.html"
 @rule(
     "optimizer-kernels",
     tier="stable",
+    common=True,
     sources=(
         "DLR-RM/stable-baselines3#1770",
         "ultralytics/ultralytics#25288",

@@ -51,6 +51,7 @@ _LAUNCHING_PHASES = {"forward", "loss", "clipping", "optimizer", "averaging", *W
 @fallback_rule(
     "launch-bound",
     tier="stable",
+    common=True,
     sources=(
         "IBM/pytorch-seq2seq#32",
         "jingyaogong/minimind#837",
