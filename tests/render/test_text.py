@@ -17,7 +17,9 @@ from backspot.render.text_parts import render_subtree
 from backspot.render.view import View
 from backspot.results.costs import Phase
 from backspot.results.findings import Finding, Place, ReplayedStep, Saving
+from backspot.results.rare import RareWork
 from backspot.results.report import changed
+from backspot.results.training import Training
 from backspot.results.trials import Tried, Variant
 from support.report_parts import node, phases, report, row
 from support.sample_reports import ODD_NAMES, SAMPLES, even_vit, odd, reports, unlabelled, vit
@@ -807,3 +809,24 @@ def test_two_findings_about_the_same_idle_time_say_so_everywhere():
     for suffix in ("md", "html"):
         assert said in unescape(renderer_for(f"report.{suffix}")(made).decode())
     assert "the same time as" not in shown_with(found("launch-bound"), found("clipping"))[1]
+
+
+def test_rare_work_that_was_recorded_is_told_once():
+    """All steps were noted, and some recorded: these say what the work is."""
+    noted = [
+        RareWork("work outside the backward", 16.4, 80_000_000, 4_900_000, 0.4),
+        RareWork("saving a checkpoint", 100.0, 50_000_000, 500_000, 0.04),
+    ]
+    steps = Training(
+        400, 400, 12_000_000, 0, 8_000_000, 3_000_000, 1_000_000, 10_000_000, 90_000_000
+    )
+    training = replace(steps, rare=tuple(noted))
+    seen = changed(vit(), training=training)
+    both = render_text(seen, width=200, full=True)
+    assert "Once in 16.4 steps: work outside the backward" in both
+    assert "Once in 100 steps: saving a checkpoint" in both
+    rollout = RareWork("rollout", 16.0, 80_000_000, 5_000_000, 0.4, (3,))
+    once = render_text(changed(seen, rare=(rollout,)), width=200, full=True)
+    assert "Once in 16.4 steps" not in once
+    assert "Once in 100 steps: saving a checkpoint" in once
+    assert "once in 16 steps: rollout" in once

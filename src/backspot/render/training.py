@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from backspot.formatting import counted, duration, percent, size
 from backspot.render._sections import Saying, Section
 from backspot.render.view import View
+from backspot.results.rare import RareWork
 from backspot.results.report import Report
 from backspot.results.training import Training
 
@@ -14,6 +15,8 @@ _NOTABLE = 0.02
 """Share of the time from which a part is named."""
 _LATE = 0.02
 """Share of a loader's batches from which it is said that they were late."""
+_EVEN = 0.1
+"""By how much the period of the same rare work can differ between all steps and recorded ones."""
 
 
 def training_line(training: Training) -> str:
@@ -32,9 +35,15 @@ def training_line(training: Training) -> str:
     return f"The training: {steps} of {duration(training.step_ns)} ({', '.join(parts)})."
 
 
-def training_facts(training: Training) -> Iterator[str]:
-    """Iterate over what else is worth a sentence, what costs most time first."""
+def training_facts(training: Training, recorded: Sequence[RareWork] = ()) -> Iterator[str]:
+    """Iterate over what else is worth a sentence, what costs most time first.
+
+    Args:
+        recorded: rare work of the recorded steps, which say what it is. It is told elsewhere.
+    """
     for work in training.rare:
+        if any(abs(other.period - work.period) <= _EVEN * work.period for other in recorded):
+            continue
         yield (
             f"Once in {work.period:.3g} steps: {work.name}, {duration(work.wall_ns)}, "
             f"{duration(work.per_step_ns)} a step."
@@ -82,7 +91,7 @@ def _sections(report: Report, _: View) -> list[Section]:
     training = report.training
     if training is None:
         return []
-    said = [training_line(training), *training_facts(training)]
+    said = [training_line(training), *training_facts(training, report.rare)]
     return [Section("sentences", "training", said, brief=2)]
 
 

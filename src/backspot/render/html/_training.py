@@ -21,7 +21,8 @@ def training_picture(report: Report) -> str:
     training = report.training
     if training is None:
         return ""
-    facts = "".join(f"<li>{shown(text)}</li>" for text in training_facts(training))
+    told = training_facts(training, report.rare)
+    facts = "".join(f"<li>{shown(text)}</li>" for text in told)
     drawn = ""
     if len(training.stretches) >= _FEWEST:
         most = max(stretch.step_ns for stretch in training.stretches)
