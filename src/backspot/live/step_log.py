@@ -102,6 +102,9 @@ class QueueLevel:
         return self.found and self._steps > _UNSETTLED_STEPS * ahead
 
 
+_COMPILED = int(Marks.COMPILED)
+
+
 class _Thread:
     """What is known of the steps that one thread takes."""
 
@@ -209,7 +212,10 @@ class StepLog:
     # Each of these runs in each step: they call as little as they can.
 
     def _thread(self) -> _Thread:
-        return self._threads.setdefault(_here(), _Thread())
+        thread = self._threads.get(_here())
+        if thread is None:
+            thread = self._threads[_here()] = _Thread()
+        return thread
 
     def _fetched(self, fetch: Fetch) -> None:
         thread = self._threads.get(_here()) or self._thread()
@@ -258,7 +264,10 @@ class StepLog:
             thread.optimizer_began = 0
 
     def _compiled(self, *_: object) -> None:
-        self._thread().marks |= Marks.COMPILED
+        # Dynamo holds a lock meanwhile. A function of Python that it could compile would never end.
+        thread = self._threads.get(_here())
+        if thread is not None:
+            thread.marks |= _COMPILED
 
     def saves(self) -> None:
         """Note that this thread calls ``torch.save``."""

@@ -165,9 +165,13 @@ def watch_compilations(
 ) -> Callable[[], None]:
     """Call functions before and after each compilation by Dynamo, once it is loaded.
 
+    Dynamo holds a lock while it calls them, which a compilation takes. So it compiles nothing that
+    they call.
+
     Returns:
         A function that takes this back.
     """
+    keep_from_dynamo(begins, ended, inside=True)
 
     def handler() -> Any:
         return getattr(sys.modules.get(_CALLBACKS), "callback_handler", None)
