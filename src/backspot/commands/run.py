@@ -482,11 +482,12 @@ def _width(wanted: int | None) -> int | None:
 
 def _gathering(recorded: Recorded) -> Gathering | None:
     """Return what puts the ranks together; ``None`` if other ranks may record nothing now."""
-    from backspot.live.gathering import Gathering
     from backspot.live.ranks import rank_and_ranks
 
     if recorded.requested or rank_and_ranks()[1] == 1:
         return None
+    from backspot.live.gathering import Gathering  # a report of one rank needs nothing of it
+
     with suppress(UsageError):  # the process group is gone
         return Gathering(f"run {recorded.first}")
     return None

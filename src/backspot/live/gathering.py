@@ -43,17 +43,15 @@ _SUMMARY, _REASON = b"S", b"R"
 _profiles = itertools.count()
 
 
-def gathering_of(ranks: object) -> Gathering | None:
-    """Return what puts the ranks of a profile together, ``None`` where each is for itself.
+def gathering_of(ranks: object) -> Gathering:
+    """Return what puts the ranks of a profile together.
 
     Args:
         ranks: as in ``profile``.
 
     Raises:
-        UsageError: If it is neither ``"all"`` nor ``None``, or this process is not part of a job.
+        UsageError: If it is not ``"all"``, or this process is not part of a job.
     """
-    if ranks is None:
-        return None
     if ranks != "all":
         raise UsageError(f'ranks={ranks!r}: give "all", or None')
     return Gathering(f"profile {next(_profiles)}")

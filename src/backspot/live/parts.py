@@ -16,10 +16,12 @@ def acts_of(*, trials: object, ranks: object) -> list[Act]:
     Raises:
         UsageError: If one of the arguments is invalid.
     """
-    from backspot.live.gathering import gathering_of  # a report of one rank needs nothing of it
+    acts: list[Act] = [Trying(trials)]
+    if ranks is not None:
+        from backspot.live.gathering import gathering_of  # one rank needs nothing of it
 
-    acts = Trying(trials), gathering_of(ranks)
-    return [act for act in acts if act is not None]
+        acts.append(gathering_of(ranks))
+    return acts
 
 
 _AS_BEFORE = (with_earlier_trials,)
