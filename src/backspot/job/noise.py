@@ -117,8 +117,8 @@ def is_apart(before: Times, after: Times, shift: Shift | None, limits: Limits) -
     least = max(share * max(before.typical, after.typical, was, now), limits.least)
     reach = max(ranges * spans, least)
     alone = False
-    as_shifted = [time * math.exp(2 * half) for time in before.by_step]
-    gap = _gap(as_shifted if is_module else before.by_step, after.by_step, _APART * luck)
+    common = math.exp(2 * half) if is_module else 1.0
+    gap = _gap([time * common for time in before.by_step], after.by_step, _APART * luck)
     if gap:
         reach, alone = min(reach, max(least, abs(change) - gap)), True
     elif limits.alone is None:

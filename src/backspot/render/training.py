@@ -39,7 +39,7 @@ def training_facts(training: Training, recorded: Sequence[RareWork] = ()) -> Ite
     """Iterate over what else is worth a sentence, what costs most time first.
 
     Args:
-        recorded: rare work of the recorded steps, which say what it is. It is told elsewhere.
+        recorded: rare work of the recorded steps, which say what it is, and are shown elsewhere.
     """
     for work in training.rare:
         if any(abs(other.period - work.period) <= _EVEN * work.period for other in recorded):

@@ -115,9 +115,10 @@ def left_waiting(events: Events, work: DeviceWork, steps: int, training: Trainin
     still = float(np.maximum(busy_until[before] - start, 0).mean())
     number = len(fetches) / max(1, steps)
     late, taken = _late(training), float(_taken_if_ready(find_batches(events)))
-    waited = (training.data_ns / number - (1 - late) * taken) / late if late else 0.0
-    if late == 1 or waited < taken:
-        late, waited = 1.0, training.data_ns / number
+    fetch = training.data_ns / number
+    waited = (fetch - (1 - late) * taken) / late if late else 0.0
+    if waited < taken:
+        late, waited = 1.0, fetch
     each = late * max(0.0, waited - still) + (1 - late) * max(0.0, taken - still)
     return round(number * each)
 

@@ -128,7 +128,7 @@ def _between_steps() -> Iterator[bool]:
     try:
         until = time.monotonic() + _PATIENCE_S
         if len(sys._current_frames()) > 1:
-            time.sleep(interval)  # a thread that waits for the interpreter waits anew, and longer
+            time.sleep(interval)  # who waits for the interpreter now waits for longer
         while is_busy := _others_step():
             if time.monotonic() > until:
                 break
