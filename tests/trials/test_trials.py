@@ -618,7 +618,6 @@ def test_findings_that_no_remedy_helps_go_last_and_lose_their_advice(report, mon
     text = render_text(found, full=True)
     assert "✗ Tried here, does not help" in text
     assert text.count("→ Do it.") == 1
-    assert "does not help" in str(found)
 
 
 @pytest.mark.usefixtures("measured")
