@@ -242,7 +242,7 @@ def judged(known: Mapping[str, Any]) -> Record:
     said = [report["step_ms"] for report in known["said"]]
     true = statistics.median(plain)
     error = statistics.median(said) / true - 1
-    within = statistics.median(
+    in_its_own_run = statistics.median(
         report["step_ms"] / report["own_second_half_ms"] for report in known["said"]
     )
     longer = known["parts"]["step_ms"] / true - 1
@@ -253,7 +253,7 @@ def judged(known: Mapping[str, Any]) -> Record:
             continue
         middle = statistics.median(one for one, _ in shares)
         where = next(where for one, where in sorted(shares) if one >= middle)
-        within = [
+        differences = [
             report["parts"][part][0] - report["own_second_half_parts"][part]
             for report in known["said"]
             if part in report["own_second_half_parts"]
@@ -262,7 +262,7 @@ def judged(known: Mapping[str, Any]) -> Record:
             "true": share,
             "said": middle,
             "points": 100 * (middle - share),
-            "points_in_its_own_run": 100 * statistics.median(within) if within else None,
+            "points_in_its_own_run": 100 * statistics.median(differences) if differences else None,
             "where": where,
             "judged": longer <= _UNDISTURBED,
         }
@@ -271,7 +271,7 @@ def judged(known: Mapping[str, Any]) -> Record:
         "spread_percent": 100 * (plain[-1] - plain[0]) / true,
         "said_ms": statistics.median(said),
         "error_percent": 100 * error,
-        "error_in_its_own_run_percent": 100 * (within - 1),
+        "error_in_its_own_run_percent": 100 * (in_its_own_run - 1),
         "longer_with_parts_percent": 100 * longer,
         "shares": parts,
     }
