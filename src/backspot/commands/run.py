@@ -193,6 +193,7 @@ class _Observation:
     def begin(self) -> None:
         """Start to observe; torch has been imported."""
         try:
+            from backspot.live.ranks import rank_and_ranks
             from backspot.live.recorder import Plan
             from backspot.live.running import Observer
             from backspot.live.saving import save  # noqa: F401 - with all that a delivery needs
@@ -200,6 +201,9 @@ class _Observation:
             from backspot.render.formats import all_formats
 
             all_formats()
+            if rank_and_ranks()[1] > 1:
+                import backspot.live.gathering
+                import backspot.render.job  # noqa: F401 - with all that their answer needs
         except Exception as error:  # the script may still run
             complain(f"no report: {error}")
             return

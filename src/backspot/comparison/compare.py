@@ -73,8 +73,9 @@ def compare(
         The comparison, with times in milliseconds per step.
 
     Raises:
-        UsageError: If a side is empty, ``before`` and ``after`` are not two sides of reports or of
-            jobs, several recordings are of several devices, or ``names`` is invalid.
+        UsageError: If a side is empty or has one recording twice, ``before`` and ``after`` are not
+            two sides of reports or of jobs, several recordings are of several devices, or ``names``
+            is invalid.
         SourceNotFoundError: If a path cannot be read.
         NotATraceError: If there is no saved report at a path.
 
@@ -113,7 +114,14 @@ def _side(given: Recorded | Sequence[Recorded], name: str) -> list[Report | JobR
     several = list(given) if isinstance(given, (list, tuple)) else [given]
     if not several:
         raise UsageError(f"{name} is empty: give a report, or a list of them")
-    return [_report(one) for one in several]
+    read = [_report(one) for one in several]
+    for number, report in enumerate(read):
+        if report in read[:number]:
+            raise UsageError(
+                f"{name} has one recording twice, as number {read.index(report) + 1} and number "
+                f"{number + 1}: that tells no more than once; record again"
+            )
+    return read
 
 
 def _report(given: object) -> Report | JobReport:
