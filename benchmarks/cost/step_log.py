@@ -3,11 +3,12 @@
     OMP_NUM_THREADS=1 python -m benchmarks step_log
 
 Steps take about a millisecond, without a loader, with one in the process, and with one of two
-workers. ``log`` is the log alone; ``observer`` is all that `backspot run` leaves in a training
-after its report. Blocks of steps of each variant follow one another in a new random order in each
-round, and what a variant adds to a step is the median difference to the plain block of its round,
-in processor time of the thread, with a 95% interval from resampling the rounds. At last, very small
-steps show whether memory grows with their number.
+workers. ``empty`` calls functions that do nothing where the log takes its stamps, which is the
+least that any log in Python costs; ``log`` is the log alone; ``observer`` is all that `backspot
+run` leaves in a training after its report. Blocks of steps of each variant follow one another in a
+new random order in each round, and what a variant adds to a step is the median difference to the
+plain block of its round, in processor time of the thread, with a 95% interval from resampling the
+rounds. At last, very small steps show whether memory grows with their number.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from backspot.live.free_memory import resident
 from backspot.live.recorder import Plan
 from backspot.live.running import Observer
 from backspot.live.step_log import StepLog
-from backspot.live.torch_internals.process import hook_steps
+from backspot.live.torch_internals.engine import watch_backward
+from backspot.live.torch_internals.process import hook_step_begins, hook_steps
 from benchmarks.harness import Figures, Run
 from benchmarks.measuring import Budget, spread
 
@@ -98,8 +100,24 @@ def _observer() -> Iterator[None]:
         observer.recorder.end()
 
 
+@contextmanager
+def _empty() -> Iterator[None]:
+    def nothing(*_: object) -> None:
+        pass
+
+    with ExitStack() as stack:
+        for remove in (
+            hook_step_begins(nothing),
+            hook_steps(nothing),
+            watch_backward(nothing, nothing),
+        ):
+            stack.callback(remove)
+        yield
+
+
 VARIANTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "plain": nullcontext,
+    "empty": _empty,
     "log": _log,
     "observer": _observer,
 }

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import enum
 import threading
-from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, TypeAlias
@@ -86,7 +85,7 @@ class StepTimes:
 
     def __init__(self) -> None:
         self.steps = 0
-        self._buffer: list[int] = []  # faster than an array, by which it is read at once
+        self._buffer: list[int] = []  # faster than an array
         self._emptying = threading.RLock()  # the training, and who reads its account
         self._kinds: dict[tuple[int, int], Rows] = {}  # by marks and length: count, then sums
         self._longest = 0
@@ -137,7 +136,7 @@ class StepTimes:
                 self._take_rows()
 
     def _take_rows(self) -> None:
-        rows = np.array(array("q", self._buffer)).reshape(-1, _COLUMNS)
+        rows = np.fromiter(self._buffer, np.int64, len(self._buffer)).reshape(-1, _COLUMNS)
         del self._buffer[: rows.size]  # a step may have been added meanwhile
         if not len(rows):
             return
