@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from backspot.analysis.findings import all_rules, rules_about_memory
-from backspot.job.findings import all_rules as rules_over_ranks
+from backspot.commands._verbs import other_rules
 
 HEAD = """\
 # Findings: why a step is slow, and what to do
@@ -54,7 +54,7 @@ def made() -> str:
     """Return the whole page."""
     of_time, of_memory, of_ranks = (
         sorted(rules, key=lambda rule: rule.name)
-        for rules in (all_rules(), rules_about_memory(), rules_over_ranks())
+        for rules in (all_rules(), rules_about_memory(), other_rules())
     )
     tables = (
         _table(

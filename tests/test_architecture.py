@@ -54,9 +54,7 @@ WITH_TORCH = ("live", "integrations", "commands.demo")
 # The files of the core that still import a file of a part.
 ARROWS = {
     ("commands/_console.py", "render/comparison.py"),
-    ("commands/_source.py", "job/identity.py"),
     ("commands/show.py", "render/host.py"),
-    ("commands/show.py", "render/job.py"),
     ("live/profiling.py", "live/loaders.py"),
     ("live/profiling.py", "live/step_log.py"),
     ("live/profiling.py", "render/labelled_trace.py"),

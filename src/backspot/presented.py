@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Result: TypeAlias = Any
-"""A ``Report``, ``Subtree``, ``Comparison`` or ``JobReport``. Their modules import this one."""
+"""A ``Report``, ``Subtree``, ``Comparison`` or that of a part. Their modules import this one."""
 
 
 class Forms(Protocol):
@@ -71,6 +71,10 @@ class Presented:
 
     def _repr_html_(self) -> str:
         return forms().as_html(self)
+
+    def _made_of(self) -> list[str]:
+        """The files that it was made of, which saving it must not overwrite."""
+        return []
 
     def _pretty(self, printer: Any, cycle: bool) -> None:
         printer.text(str(self))

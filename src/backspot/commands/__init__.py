@@ -6,7 +6,8 @@ code come out. In the order in which they are used:
 - this file parses the arguments and turns every error into one line and an exit code
 - ``run.py``, ``demo.py``, ``show.py``, ``diff.py``, ``ranks.py`` and ``explain.py`` are the verbs
 - ``_script.py`` runs a script as ``python`` does
-- ``_source.py`` reads the trace that a verb was given, and mentions the traces of other ranks
+- ``_source.py`` reads the trace that a verb was given
+- ``_verbs.py`` lists the verbs, and what one does for another
 - ``_console.py`` has what they share of the terminal: a result in the format that ``--format``
   names, colour, complaints
 
@@ -25,17 +26,14 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from importlib import import_module
 from typing import NoReturn
 
 from backspot._version import __version__
 from backspot.commands._console import abandon_output, complain, flush_output
+from backspot.commands._verbs import VERBS, verb
 from backspot.errors import BackspotError, UsageError
 
 __all__ = ["main"]
-
-VERBS = ("run", "demo", "show", "diff", "ranks", "explain")
-"""The verbs, in the order of the help; each is a module of this package."""
 
 _ABOUT = """\
 Find the module that makes a PyTorch backward slow, why, and what to change.
@@ -109,19 +107,19 @@ def _run(argv: Sequence[str] | None) -> int | Callable[[], int]:
     parser.add_argument("--version", action="version", version=f"backspot {__version__}")
     verbs = parser.add_subparsers(title="verbs", metavar="VERB")
     for name in VERBS:
-        verb = import_module(f"backspot.commands.{name}")
-        about, _, example = (verb.__doc__ or "").partition("Example:\n")
+        module = verb(name)
+        about, _, example = (module.__doc__ or "").partition("Example:\n")
         prepared = verbs.add_parser(
             name,
             help=about.partition("\n")[0].rstrip("."),
             description=about.strip(),
-            epilog=f"example:\n{example.rstrip()}\n\n{_exit_codes(verb.EXIT_CODES)}"
+            epilog=f"example:\n{example.rstrip()}\n\n{_exit_codes(module.EXIT_CODES)}"
             "  others: see backspot --help\n",
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
-        verb.prepare_parser(prepared)
-        prepared.set_defaults(run=verb.run)
+        module.prepare_parser(prepared)
+        prepared.set_defaults(run=module.run)
     if "_ARGCOMPLETE" in os.environ:  # a shell asks what could come next
         with suppress(ImportError):
             import argcomplete
@@ -131,7 +129,7 @@ def _run(argv: Sequence[str] | None) -> int | Callable[[], int]:
     if words and words[0].endswith(".py"):
         raise UsageError(f"a script comes after run: backspot run {shlex.join(words)}")
     if words[:1] == ["diff"]:
-        words = import_module("backspot.commands.diff").worded(words)
+        words = verb("diff").worded(words)
     try:
         args, unknown = parser.parse_known_args(words)
     except SystemExit:  # --help and --version have printed everything

@@ -32,9 +32,8 @@ from typing import TYPE_CHECKING
 from backspot.commands._console import add_format, count, print_result
 
 if TYPE_CHECKING:
+    from backspot.presented import Presented
     from backspot.results.comparison import Change, Comparison
-    from backspot.results.job import JobReport
-    from backspot.results.report import Report
 
 EXIT_CODES = (3, 4, 5, 8, 9)
 _BETWEEN = "\0--"
@@ -155,7 +154,7 @@ def _told(comparison: Comparison, limit: float) -> str:
     )
 
 
-def _read(sources: Sequence[str]) -> tuple[list[Report | JobReport], list[str]]:
+def _read(sources: Sequence[str]) -> tuple[list[Presented], list[str]]:
     """The reports, and the paths of what they were read from."""
     each = [_read_one(source) for source in sources]
     if len(each) == 1:
@@ -171,15 +170,12 @@ def _read(sources: Sequence[str]) -> tuple[list[Report | JobReport], list[str]]:
     return named, [path for _, path in each]
 
 
-def _read_one(source: str) -> tuple[Report | JobReport, str]:
-    from backspot.commands._source import is_job, is_report, read
-    from backspot.job.gather import ranks
-    from backspot.results.job import JobReport
+def _read_one(source: str) -> tuple[Presented, str]:
+    from backspot.commands._source import is_report, read
+    from backspot.commands._verbs import read_other
 
-    if is_report(source, "backspot.job"):
-        return JobReport.load(source), source
-    if is_job(source):
-        return ranks(source), source
+    if (other := read_other(source)) is not None:
+        return other, source
     report = read(source)
     is_trace = not is_report(source) and Path(report.trace).is_file()
     return report, report.trace if is_trace else source

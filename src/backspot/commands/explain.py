@@ -55,13 +55,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _rules() -> dict[str, Rule[Any, Any, Any]]:
-    """Return all rules by name: those about time, about memory and over ranks."""
+    """Return all rules by name: those about time, about memory, and those of other verbs."""
     # Only this verb needs them, and they import numpy.
     from backspot.analysis.findings import all_rules, rules_about_memory
-    from backspot.job.findings import all_rules as rules_over_ranks
+    from backspot.commands._verbs import other_rules
 
-    rules: list[Rule[Any, Any, Any]] = [*all_rules(), *rules_about_memory()]
-    rules += rules_over_ranks()
+    rules: list[Rule[Any, Any, Any]] = [*all_rules(), *rules_about_memory(), *other_rules()]
     return {rule.name: rule for rule in sorted(rules, key=lambda rule: rule.name)}
 
 

@@ -12,18 +12,23 @@ Example:
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Executor
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from backspot.commands._console import add_width, count, write_bytes, write_text
+from backspot.commands._console import add_width, count, note, write_bytes, write_text
 from backspot.errors import MissingDependencyError, UsageError
+from backspot.formatting import visible
 
 if TYPE_CHECKING:
+    from backspot.registry import Rule
     from backspot.results.job import JobReport
 
 EXIT_CODES = (3, 6, 7)
+_FAMILY = "backspot.job"
+_NAMED = 3
 _MORE = ("--top {} for all ranks, steps and modules", "-o job.html")
 
 
@@ -77,9 +82,9 @@ def run(args: argparse.Namespace) -> int:
     if args.output is not None:
         job.save(args.output, force=args.force)
     if args.format == "json":
-        from backspot.render.json import job_to_json
+        from backspot.render.json import encoded
 
-        write_bytes(job_to_json(job))
+        write_bytes(encoded(job))
         return 0
     from backspot.render.job import render_job
 
@@ -87,12 +92,111 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+# What other verbs ask of this one -----------------------------------------------------------------
+
+
+def read_other(source: str) -> JobReport | None:
+    """Return the answer for a saved one, or for a folder of several ranks; else ``None``."""
+    from backspot.commands._source import is_report
+    from backspot.job.gather import ranks
+    from backspot.results.job import JobReport
+
+    if is_report(source, _FAMILY):
+        return JobReport.load(source)
+    return ranks(source) if _is_job(source) else None
+
+
+def show_other(source: str, args: argparse.Namespace) -> bool:
+    """Print a saved answer, which has no rows of one trace to choose from; or return false."""
+    from backspot.commands._source import is_report
+
+    if not is_report(source, _FAMILY):
+        return False
+    from backspot.render.job import render_job
+    from backspot.results.job import JobReport
+
+    given = args.depth is not None or args.match or args.by or args.sort or args.full
+    if given or args.output is not None or args.format != "table":
+        raise UsageError(
+            f"{visible(source)} is an answer for many ranks: show takes --top and --width for it, "
+            "and backspot ranks has its other options"
+        )
+    top = {} if args.top is None else {"top": args.top}
+    more = ("--top {} for all ranks, steps and modules", f"backspot ranks {source} -o job.html")
+    write_text(render_job(JobReport.load(source), **top, width=args.width, more=more))
+    return True
+
+
+def _is_job(source: str) -> bool:
+    """Return whether a source is a folder with the traces of several ranks."""
+    if source == "-" or not Path(source).is_dir():
+        return False
+    from backspot.job.identity import identify
+    from backspot.trace.read import traces_in
+
+    known: set[int | None] = set()
+    with suppress(OSError):  # reading it reports the error
+        for trace in traces_in(Path(source)):
+            known.add(identify(trace).rank)
+            if len(known - {None}) > 1:
+                return True
+    return False
+
+
+def mention_others(trace: str, shown: Collection[str]) -> None:
+    """Write one line to standard error if a trace is of one rank of several."""
+    from backspot.job.identity import identify
+
+    path = Path(trace)
+    with suppress(OSError):  # a hint is not worth an error
+        given = {Path(one).resolve() for one in shown}
+        others = [other for other in _others(path) if other.resolve() not in given]
+        known = identify(path)
+        several = known.world_size > 1
+        which = f"{path.name} is of rank {known.rank} of {known.world_size}" if several else ""
+        if others:
+            names = ", ".join(other.name for other in others[:_NAMED])
+            more = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
+            note(f"{which or path.name}; other ranks' traces lie beside it: {names}{more}")
+        elif which and len(shown) == 1:
+            note(which)
+
+
+def _others(path: Path) -> list[Path]:
+    """Return the files beside a trace with names that differ in the rank's number only."""
+    from backspot.job.identity import RANK_IN_NAME
+
+    numbers = list(RANK_IN_NAME.finditer(path.name))
+    if not numbers:
+        return []
+    start, end = numbers[-1].span(1)
+    before, after = path.name[:start], path.name[end:]
+    found = {
+        int(number): other
+        for other in path.parent.iterdir()
+        if other.name.startswith(before) and other.name.endswith(after)
+        if (number := other.name[start : len(other.name) - len(after)]).isdecimal()
+    }
+    found.pop(int(numbers[-1][1]), None)
+    return [found[number] for number in sorted(found)]
+
+
+def other_rules() -> Sequence[Rule[Any, Any, Any]]:
+    """Return the rules over ranks."""
+    from backspot.job.findings import all_rules
+
+    return all_rules()
+
+
+# The verb ----------------------------------------------------------------------------------------
+
+
 def _job(args: argparse.Namespace) -> JobReport:
     from backspot.commands._source import is_report
     from backspot.job.gather import ranks
     from backspot.results.job import JobReport
 
-    if len(args.sources) == 1 and is_report(args.sources[0], "backspot.job"):
+    if len(args.sources) == 1 and is_report(args.sources[0], _FAMILY):
         return JobReport.load(args.sources[0])
     with _cluster(args.scheduler) as executor:
         return ranks(args.sources, executor, cache=args.cache)

@@ -52,7 +52,7 @@ from backspot.progress import is_terminal
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from backspot.live.gathering import Gathering
+    from backspot.live.acts import Joint
     from backspot.live.recorder import Recorded, Rest
     from backspot.live.running import Observer
     from backspot.live.saving import Saved
@@ -193,7 +193,7 @@ class _Observation:
     def begin(self) -> None:
         """Start to observe; torch has been imported."""
         try:
-            from backspot.live.ranks import rank_and_ranks
+            from backspot.live.parts import load_joint
             from backspot.live.recorder import Plan
             from backspot.live.running import Observer
             from backspot.live.saving import save  # noqa: F401 - with all that a delivery needs
@@ -201,9 +201,7 @@ class _Observation:
             from backspot.render.formats import all_formats
 
             all_formats()
-            if rank_and_ranks()[1] > 1:
-                import backspot.live.gathering
-                import backspot.render.job  # noqa: F401 - with all that their answer needs
+            load_joint()
         except Exception as error:  # the script may still run
             complain(f"no report: {error}")
             return
@@ -347,9 +345,12 @@ class _Observation:
         from backspot.live.saving import save, save_beside
 
         self._recorded = recorded.count
-        gathering = _gathering(recorded)
+        from backspot.live.parts import joint_of
+
+        # Other ranks may record nothing when this one was asked to.
+        joint = None if recorded.requested else joint_of(f"run {recorded.first}")
         of_main = threading.current_thread() is threading.main_thread()
-        if gathering is None and of_main and not (self._ended or self._args.exit):
+        if joint is None and of_main and not (self._ended or self._args.exit):
             try:
                 made = save_beside(recorded, self._given[0], self._folder)
             except (BackspotError, OSError) as error:
@@ -359,13 +360,13 @@ class _Observation:
             return partial(self._when_made, recorded, made)
 
         def make() -> Saved:
-            with gathering or nullcontext():
-                leave = gathering.use if gathering else None
+            with joint or nullcontext():
+                leave = joint.use if joint else None
                 return save(
                     recorded, self._given[0], self._folder, leave, preview=self._args.preview
                 )
 
-        return self._made(recorded, gathering, make)
+        return self._made(recorded, joint, make)
 
     def _when_made(self, recorded: Recorded, made: Future[Saved], now: bool) -> Rest | None:
         if not (now or made.done()):
@@ -373,7 +374,7 @@ class _Observation:
         return self._made(recorded, None, made.result)
 
     def _made(
-        self, recorded: Recorded, gathering: Gathering | None, make: Callable[[], Saved]
+        self, recorded: Recorded, joint: Joint | None, make: Callable[[], Saved]
     ) -> Rest | None:
         from backspot.live.trials.attempts import tried_later
 
@@ -383,7 +384,7 @@ class _Observation:
             self._recorded = 0
             complain(f"no report: {error}")
             if _is_first():
-                self._answer(recorded, gathering)
+                self._answer(recorded, joint)
             return None
         if not _is_first():
             if saved.problem:
@@ -391,7 +392,7 @@ class _Observation:
             self._last = saved
             return None
         # What the other ranks wait for comes before what this rank does by itself.
-        answered = self._answer(recorded, gathering)
+        answered = self._answer(recorded, joint)
         if recorded.live is None:
             self._show(saved, after_answer=answered)
             return None
@@ -416,27 +417,29 @@ class _Observation:
         _print(saved.report, self._args, more)
         self._wrote(*saved.names)
 
-    def _answer(self, recorded: Recorded, gathering: Gathering | None) -> bool:
-        """Print which rank is slow, if there are several; return whether that was possible."""
+    def _answer(self, recorded: Recorded, joint: Joint | None) -> bool:
+        """Print what all ranks answer together, if there are several; return whether they did."""
         from backspot.live.ranks import rank_and_ranks
 
-        if gathering is None:
+        if joint is None:
             if rank_and_ranks()[1] > 1:
                 complain(f"for all ranks together: backspot ranks {self._shown()}")
             return False
         try:
-            job = gathering.collect()
+            answer = joint.collect()
         except (BackspotError, OSError) as error:
             complain(f"no report of all ranks: {error}")
             return False
-        from backspot.render.job import render_job
+        from backspot.render import write
+        from backspot.render.formats import text_of
 
         # The page that is written has the rest.
-        write_error(f"\n{render_job(job, width=_width(self._args.width), more=())}\n")
-        names = [recorded.file_name("job", suffix) for suffix in ("html", "json")]
+        text = text_of(type(answer))(answer, width=_width(self._args.width), more=())
+        write_error(f"\n{text}\n")
+        names = [recorded.file_name(joint.file_name, suffix) for suffix in ("html", "json")]
         try:
             for name in names:
-                job.save(self._folder / name, force=True)
+                write(answer, self._folder / name, force=True)
         except BackspotError as error:
             complain(f"no files of all ranks: {error}")
         else:
@@ -482,19 +485,6 @@ def _width(wanted: int | None) -> int | None:
     if wanted is None and is_terminal(sys.stderr):
         return shutil.get_terminal_size().columns
     return wanted
-
-
-def _gathering(recorded: Recorded) -> Gathering | None:
-    """Return what puts the ranks together; ``None`` if other ranks may record nothing now."""
-    from backspot.live.ranks import rank_and_ranks
-
-    if recorded.requested or rank_and_ranks()[1] == 1:
-        return None
-    from backspot.live.gathering import Gathering  # a report of one rank needs nothing of it
-
-    with suppress(UsageError):  # the process group is gone
-        return Gathering(f"run {recorded.first}")
-    return None
 
 
 def _how_it_ended(error: BaseException | None) -> str:

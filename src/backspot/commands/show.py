@@ -157,12 +157,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _show(source: str, args: argparse.Namespace) -> None:
-    from backspot.commands._source import is_report, mention_ranks, read
+    from backspot.commands._source import is_report, read
+    from backspot.commands._verbs import mention_others, show_other
     from backspot.render.parts import first_view
     from backspot.render.view import View
 
-    if is_report(source, "backspot.job"):
-        _show_job(source, args)
+    if show_other(source, args):
         return
     if args.output is not None and not args.what_if:
         _write(source, args)
@@ -195,7 +195,7 @@ def _show(source: str, args: argparse.Namespace) -> None:
     print_result(report, args, view, report.warnings)
     if source != "-" and not is_report(source):
         flush_output()
-        mention_ranks(report.trace, args.traces)
+        mention_others(report.trace, args.traces)
 
 
 def _show_lines(source: str, args: argparse.Namespace) -> None:
@@ -258,7 +258,8 @@ def _asked(changes: list[str]) -> dict[str, Any]:
 
 def _write(source: str, args: argparse.Namespace) -> None:
     """Write the whole report to a file, or a copy of the trace with tracks."""
-    from backspot.commands._source import is_report, mention_ranks, read
+    from backspot.commands._source import is_report, read
+    from backspot.commands._verbs import mention_others
     from backspot.presented import LABELLED
     from backspot.render import renderer_for
     from backspot.render.files import check_target
@@ -289,7 +290,7 @@ def _write(source: str, args: argparse.Namespace) -> None:
         complain("without labels, the added tracks show little: when the backward runs, not whose")
     write_text(f"Wrote {visible(args.output)}")
     if source != "-" and not saved:
-        mention_ranks(report.trace, [source])
+        mention_others(report.trace, [source])
 
 
 def _refuse_choices(args: argparse.Namespace, *, labelled: bool) -> None:
@@ -312,19 +313,3 @@ def _files(source: str) -> list[str | int]:
     with suppress(AttributeError, OSError, ValueError):  # closed, or not a file
         return [sys.stdin.fileno()]
     return []
-
-
-def _show_job(source: str, args: argparse.Namespace) -> None:
-    """Print a saved answer for many ranks, which has no rows of one trace to choose from."""
-    from backspot.render.job import render_job
-    from backspot.results.job import JobReport
-
-    given = args.depth is not None or args.match or args.by or args.sort or args.full
-    if given or args.output is not None or args.format != "table":
-        raise UsageError(
-            f"{visible(source)} is an answer for many ranks: show takes --top and --width for it, "
-            "and backspot ranks has its other options"
-        )
-    top = {} if args.top is None else {"top": args.top}
-    more = ("--top {} for all ranks, steps and modules", f"backspot ranks {source} -o job.html")
-    write_text(render_job(JobReport.load(source), **top, width=args.width, more=more))

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from statistics import fmean, median
 from typing import Any, Literal, TypeAlias, get_args
 
 from backspot.comparison.align import aligned
 from backspot.comparison.clocks import on_one_clock
-from backspot.comparison.jobs import compare_jobs
 from backspot.comparison.judge import (
+    Comparer,
     Cost,
     Noise,
     build,
@@ -24,13 +25,14 @@ from backspot.comparison.judge import (
 from backspot.comparison.noise import ENOUGH, Runs, Times
 from backspot.errors import UsageError
 from backspot.formatting import counted, quoted
+from backspot.imports import modules_of
+from backspot.presented import Presented
 from backspot.results.comparison import Change, ChangeKind, Comparison, Move
 from backspot.results.costs import Phase, PhaseName, Row
-from backspot.results.job import JobReport
 from backspot.results.report import Report
 
-Recorded: TypeAlias = "Report | JobReport | str | os.PathLike[str]"
-"""A recording, or the path of a saved one."""
+Recorded: TypeAlias = "Presented | str | os.PathLike[str]"
+"""A report or the result of a part, such as a job of many ranks; or the path of a saved report."""
 
 _LEAST_PHASE = 0.01
 """Share of the step below which a phase's change is not claimed."""
@@ -96,21 +98,26 @@ def compare(
         or not all(isinstance(name, str) for name in names)
     ):
         raise UsageError(f"names={quoted(names)}: give two texts, what to call before and after")
-    jobs = [[one for one in side if isinstance(one, JobReport)] for side in sides]
+    for other in _others():
+        of_it = [[isinstance(one, other.kind) for one in side] for side in sides]
+        if all(map(all, of_it)):
+            return other.compare(*sides, names)
+        if any(map(any, of_it)):
+            raise UsageError(other.mixed)
     reports = [[one for one in side if isinstance(one, Report)] for side in sides]
-    if all(jobs) and not any(reports):
-        return compare_jobs(jobs[0], jobs[1], names)
-    if any(jobs):
-        raise UsageError(
-            "one is a job of many ranks and the other is a report of one: compare two jobs, or the "
-            "same rank of both"
-        )
     if len(sides[0]) + len(sides[1]) > 2:
         _check_devices([*reports[0], *reports[1]])
     return _compare(reports[0], reports[1], names)
 
 
-def _side(given: Recorded | Sequence[Recorded], name: str) -> list[Report | JobReport]:
+@cache
+def _others() -> tuple[Comparer, ...]:
+    """What compares other results than reports: ``COMPARERS`` of the modules of this folder."""
+    modules = modules_of("backspot.comparison")
+    return tuple(one for module in modules for one in getattr(module, "COMPARERS", ()))
+
+
+def _side(given: Recorded | Sequence[Recorded], name: str) -> list[Presented]:
     several = list(given) if isinstance(given, (list, tuple)) else [given]
     if not several:
         raise UsageError(f"{name} is empty: give a report, or a list of them")
@@ -124,8 +131,8 @@ def _side(given: Recorded | Sequence[Recorded], name: str) -> list[Report | JobR
     return read
 
 
-def _report(given: object) -> Report | JobReport:
-    if isinstance(given, (Report, JobReport)):
+def _report(given: object) -> Presented:
+    if isinstance(given, Presented) and not isinstance(given, Comparison):
         return given
     if isinstance(given, (str, os.PathLike)):
         return Report.load(given)

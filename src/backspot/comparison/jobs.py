@@ -15,6 +15,7 @@ import numpy as np
 
 from backspot.analysis.typical import typical_step
 from backspot.comparison.judge import (
+    Comparer,
     Cost,
     Noise,
     build,
@@ -166,3 +167,13 @@ def _notes(before: Jobs, after: Jobs, noise: Noise, *, shared: bool) -> Iterator
     yield from warnings_of_sides(before, after)
     if min(len(job.steps) for job in (*before, *after)) < 4:
         yield "Fewer than four steps show only large changes. profile(steps=10) records more."
+
+
+COMPARERS = (
+    Comparer(
+        JobReport,
+        compare_jobs,
+        "one is a job of many ranks and the other is a report of one: compare two jobs, or the "
+        "same rank of both",
+    ),
+)

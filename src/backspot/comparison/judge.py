@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import get_args
+from typing import Protocol, get_args
 
 from backspot.comparison.noise import (
     Common,
@@ -18,9 +18,8 @@ from backspot.comparison.noise import (
     mean_of,
 )
 from backspot.formatting import MINUS, duration
-from backspot.results.comparison import About, Change, ChangeKind, Side, Time, Verdict
+from backspot.results.comparison import About, Change, ChangeKind, Comparison, Side, Time, Verdict
 from backspot.results.costs import Phase, Row
-from backspot.results.job import JobReport
 from backspot.results.report import Report, StepUnit
 
 _SHARE, _LEAST = 0.02, 0.005
@@ -303,9 +302,30 @@ def measured(change: Change) -> str:
     return said
 
 
-def warnings_of_sides(
-    before: Sequence[Report] | Sequence[JobReport], after: Sequence[Report] | Sequence[JobReport]
-) -> Iterator[str]:
+class _Warning(Protocol):
+    """What was recorded, with warnings."""
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What to know before trusting it."""
+
+
+@dataclass(frozen=True)
+class Comparer:
+    """What compares a kind of result other than reports.
+
+    Attributes:
+        kind: the class of these results.
+        compare: compares two sides, of one result or several each, with their two names.
+        mixed: what to say where only some results are of this kind.
+    """
+
+    kind: type
+    compare: Callable[..., Comparison]
+    mixed: str
+
+
+def warnings_of_sides(before: Sequence[_Warning], after: Sequence[_Warning]) -> Iterator[str]:
     """Yield each warning once, with the side that has it: ``Before``, ``After`` or ``Both``."""
     old, new = ([text for report in side for text in report.warnings] for side in (before, after))
     for warning in dict.fromkeys((*old, *new)):

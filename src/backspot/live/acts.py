@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from backspot.analysis.recording import Recording
+from backspot.presented import Presented
 from backspot.results.report import Report
 
 
@@ -57,3 +58,21 @@ class Act:
     def after(self, report: Report, live: Living) -> Report:
         """Return the report with what the training, as it still lives, adds to it."""
         return report
+
+
+class Joint(Act):
+    """What the processes of a training answer together, beside the report of each.
+
+    Attributes:
+        file_name: what the files of the answer are called.
+    """
+
+    file_name: str
+
+    def collect(self) -> Presented:
+        """Return the answer, in the first process.
+
+        Raises:
+            UsageError: If there is none.
+        """
+        raise NotImplementedError

@@ -27,7 +27,7 @@ from backspot.job.answer import answer
 from backspot.job.identity import identify
 from backspot.job.reduce import reduce_trace
 from backspot.job.summary import Summary, from_bytes, to_bytes
-from backspot.live.acts import Act, Living
+from backspot.live.acts import Joint, Living
 from backspot.live.ranks import rank_and_ranks
 from backspot.live.torch_internals.profiler import default_store
 from backspot.results.job import JobReport, LostRank
@@ -57,7 +57,7 @@ def gathering_of(ranks: object) -> Gathering:
     return Gathering(f"profile {next(_profiles)}")
 
 
-class Gathering(Act):
+class Gathering(Joint):
     """One exchange of summaries. All ranks of the job create it with the same name.
 
     Around what may raise before the summary is left, use it as a context manager.
@@ -65,6 +65,8 @@ class Gathering(Act):
     Raises:
         UsageError: If this process is not part of a job.
     """
+
+    file_name = "job"
 
     def __init__(self, name: str) -> None:
         store = default_store()

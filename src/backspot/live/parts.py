@@ -5,7 +5,12 @@ A part is an ``Act``, and an entry in these lists.
 
 from __future__ import annotations
 
-from backspot.live.acts import Act
+from contextlib import suppress
+from importlib import import_module
+
+from backspot.errors import UsageError
+from backspot.live.acts import Act, Joint
+from backspot.live.ranks import rank_and_ranks
 from backspot.live.trials.attempts import Trying, with_earlier_trials
 from backspot.results.report import Report
 
@@ -22,6 +27,30 @@ def acts_of(*, trials: object, ranks: object) -> list[Act]:
 
         acts.append(gathering_of(ranks))
     return acts
+
+
+def joint_of(name: str) -> Joint | None:
+    """Return what the processes of this training answer together; ``None`` where they do not.
+
+    Args:
+        name: of this answer, the same in all processes.
+    """
+    if rank_and_ranks()[1] == 1:
+        return None
+    from backspot.live.gathering import Gathering
+
+    with suppress(UsageError):  # the process group is gone
+        return Gathering(name)
+    return None
+
+
+def load_joint() -> None:
+    """Load what ``joint_of`` needs, if there are several processes.
+
+    Python forgets an interrupt that comes at certain moments of an import.
+    """
+    if rank_and_ranks()[1] > 1:
+        import_module("backspot.live.gathering")
 
 
 _AS_BEFORE = (with_earlier_trials,)

@@ -1,6 +1,6 @@
 """Results as text, pages, tables and files.
 
-A result (``Report``, ``Subtree``, ``Comparison`` or ``JobReport``) comes in; text or bytes come
+A result (``Report``, ``Subtree``, ``Comparison`` or that of a part) comes in; text or bytes come
 out. Renderers see results and nothing else: no trace, no model. The package's root hands the
 functions of this file to ``presented.py``, so that results can print and save themselves.
 
@@ -21,7 +21,7 @@ In the order in which they build on each other:
 - ``markdown.py``, ``tables.py`` (CSV and pandas), ``html/``, ``flamegraph.py``,
   ``json.py`` (with ``_consistency.py``, which checks what is read back) and ``notebook.py``: one
   output each
-- ``job.py``: many ranks as text; ``html/_job.py`` is their page
+- ``job.py``: many ranks, in each format; ``_job_words.py`` says it, ``html/_job.py`` is the page
 - ``labelled_trace.py``: a copy of a trace with added tracks
 - ``formats.py``: finds the format for a suffix; ``files.py``: writes a file whole or not at all
 
@@ -42,18 +42,18 @@ from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from backspot.presented import Presented
 from backspot.render.files import check_target, writing
-from backspot.render.formats import Renderer, format_for, formats_of
+from backspot.render.formats import Renderer, format_for, formats_of, text_of
 from backspot.results.comparison import Comparison
 from backspot.results.findings import Answer
 from backspot.results.grouping import Subtree
-from backspot.results.job import JobReport
 from backspot.results.report import Report
 
 if TYPE_CHECKING:
     import pandas as pd
 
-Saved = TypeVar("Saved", Report, JobReport)
+Saved = TypeVar("Saved")
 
 __all__ = [
     "as_frame",
@@ -78,12 +78,8 @@ def renderer_for(path: str | os.PathLike[str]) -> Renderer:
     return format_for(path, Report).renderer(Report)
 
 
-def as_text(result: Report | Subtree | Comparison | JobReport) -> str:
+def as_text(result: Presented | Subtree) -> str:
     """A result as text for a terminal."""
-    if isinstance(result, JobReport):
-        from backspot.render.job import render_job
-
-        return render_job(result)
     if isinstance(result, Comparison):
         from backspot.render.comparison import render_comparison
 
@@ -92,9 +88,11 @@ def as_text(result: Report | Subtree | Comparison | JobReport) -> str:
         from backspot.render.text_parts import render_subtree
 
         return render_subtree(result)
-    from backspot.render.text import render_text
+    if isinstance(result, Report):
+        from backspot.render.text import render_text
 
-    return render_text(result)
+        return render_text(result)
+    return text_of(type(result))(result)
 
 
 def find_answer(report: Report) -> Answer:
@@ -104,13 +102,15 @@ def find_answer(report: Report) -> Answer:
     return costliest(report)
 
 
-def as_html(result: Report | Comparison | JobReport) -> str:
+def as_html(result: Presented) -> str:
     """A result as HTML for a notebook's cell."""
     from backspot.render.notebook import comparison_html, report_html
 
-    if isinstance(result, JobReport):
-        return f"<pre>{escape(as_text(result))}</pre>"
-    return comparison_html(result) if isinstance(result, Comparison) else report_html(result)
+    if isinstance(result, Comparison):
+        return comparison_html(result)
+    if isinstance(result, Report):
+        return report_html(result)
+    return f"<pre>{escape(as_text(result))}</pre>"
 
 
 def show(report: Report, height: int) -> None:
@@ -121,7 +121,7 @@ def show(report: Report, height: int) -> None:
 
 
 def write(
-    result: Report | Comparison | JobReport,
+    result: Presented,
     path: str | os.PathLike[str],
     *,
     force: bool = False,
@@ -133,15 +133,8 @@ def write(
 
     Raises what ``check_target`` does, and ``UsageError`` if no format has the suffix.
     """
-    if isinstance(result, Comparison):
-        render = format_for(path, Comparison).renderer(Comparison)
-        sources = [result.before.trace, result.after.trace]
-    elif isinstance(result, JobReport):
-        render = format_for(path, JobReport).renderer(JobReport)
-        sources = [one.source for one in result.ranks]
-    else:
-        render = renderer_for(path)
-        sources = [result.trace]
+    kind, sources = type(result), result._made_of()
+    render = format_for(path, kind).renderer(kind)
     check_target(path, force=force, sources=sources)
     shows_findings = preview and "preview" in signature(render).parameters
     data = render(result, preview=True) if shows_findings else render(result)

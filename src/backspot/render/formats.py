@@ -1,13 +1,14 @@
 """File formats: what each one can hold, and which one a file's name asks for.
 
-A renderer's file lists its formats in ``FORMATS``. They are found by importing the public modules
-of this folder when somebody first asks, so a new format is one new file.
+A renderer's file lists its formats in ``FORMATS``, and in ``TEXTS`` what prints a kind of result
+that only it knows. They are found by importing the public modules of this folder when somebody
+first asks, so a new format, or a new kind of result, is one new file.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 
@@ -18,6 +19,9 @@ from backspot.paths import path_text
 
 Renderer = Callable[..., bytes]
 """Makes a file's bytes from a result. If the format has a name, it also takes a ``View``."""
+
+Text = Callable[..., str]
+"""Prints a result for a terminal; it also takes a ``width``."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,13 @@ def all_formats() -> tuple[Format, ...]:
     modules = modules_of("backspot.render")
     found = [one for module in modules for one in getattr(module, "FORMATS", ())]
     return tuple(sorted(found, key=lambda one: one.suffix))
+
+
+def text_of(kind: type) -> Text:
+    """What prints a kind of result, from the ``TEXTS`` of its module."""
+    modules = modules_of("backspot.render")
+    texts: Iterator[Mapping[type, Text]] = (getattr(one, "TEXTS", {}) for one in modules)
+    return next(known[kind] for known in texts if kind in known)
 
 
 def formats_of(kind: type) -> tuple[Format, ...]:

@@ -1,35 +1,43 @@
-"""Many ranks as text for a terminal."""
+"""Many ranks as text for a terminal, and in each format."""
 
 from __future__ import annotations
 
 import textwrap
-from collections import Counter
 from collections.abc import Sequence
-from statistics import median
-from typing import Literal
 
-from backspot.formatting import counted, duration, failures, percent, visible
+from backspot.formatting import counted, duration, visible
+from backspot.render._job_words import (
+    ROWS,
+    groups_alike,
+    median_of,
+    middle,
+    not_read,
+    nothing_found,
+    stalls,
+    unexplained,
+    worth,
+)
 from backspot.render._terminal import fact_lines, keep_end, space_for
+from backspot.render.formats import Format
+from backspot.render.html._job import job_to_html
+from backspot.render.json import encoded
 from backspot.results.job import (
-    EXPLAINS,
     PARTS,
     ROLES,
     GroupCost,
-    JobFinding,
     JobReport,
     ModuleSpread,
     SlowestRank,
 )
 from backspot.styled import cell_len
 
-_ROWS = 3
 _HOST = 20  # cells
 _NARROW = 72  # cells
 _CALLS = ("job.ranks, job.slowest, job.modules for all", 'job.save("job.html")')
 
 
 def render_job(
-    job: JobReport, top: int = _ROWS, *, width: int | None = None, more: Sequence[str] = _CALLS
+    job: JobReport, top: int = ROWS, *, width: int | None = None, more: Sequence[str] = _CALLS
 ) -> str:
     """Return the answer, the waits, the slowest ranks and the modules that differ.
 
@@ -113,7 +121,7 @@ class _Page:
         if len(ranked) > top:
             lines.append(f"  and {counted(len(ranked) - top, 'rank')} more")
         alike = groups_alike(job)
-        for groups in alike[:top] if len(alike) > 1 or top > _ROWS else ():
+        for groups in alike[:top] if len(alike) > 1 or top > ROWS else ():
             lines += self._wrapped(self._group(groups), "  ")
         if len(alike) > max(top, 1):
             lines.append(f"  and {counted(len(alike) - top, 'more process group')}")
@@ -185,54 +193,11 @@ class _Page:
         return visible(name) if self._whole else keep_end(visible(name), max(8, width))
 
 
-def not_read(job: JobReport) -> list[str]:
-    """Say which traces are not part of the answer: each reason once."""
-    lost = ((one.source, one.reason) for one in job.lost)
-    return [f"not read: {said}" for said in failures(lost, ": ")]
-
-
 def _answer(job: JobReport) -> str:
     if not job.findings:
         return f"{nothing_found(job)}."
     first = job.findings[0]
     return f"{first.title}: {first.bound} {duration(first.cost_ns)} a step"
-
-
-def worth(finding: JobFinding) -> str:
-    """Say what the job gains without the cause, by replay; ``""`` if that is not known."""
-    if finding.saves_ns is None:
-        return ""
-    changed = {"transfer": "With all transfers hidden", "pipeline": "With equal work on all stages"}
-    without = changed.get(finding.kind, "Without that")
-    return f"{without}, all ranks replayed, the job's step takes {duration(finding.saves_ns)} less."
-
-
-def nothing_found(job: JobReport) -> str:
-    """Say what is known of an answer without findings."""
-    return unexplained(job) or "No rank differs from the others beyond the noise"
-
-
-def unexplained(job: JobReport) -> str:
-    """Say which rank is late most, if no finding explains it; ``""`` if there is none."""
-    for one in sorted(job.ranks, key=lambda one: -one.late_ns):
-        costs = sum(found.cost_ns for found in job.findings if found.rank in (one.rank, None))
-        if one.rank in job.late and costs < EXPLAINS * one.late_ns:
-            late = f"Rank {one.rank} enters collectives {duration(one.late_ns)} after the others"
-            places = Counter(
-                (step.path, step.line)
-                for step in job.slowest
-                if step.rank == one.rank and step.part
-            )
-            ((path, line), often), *_ = [*places.most_common(1), (("", ""), 0)]
-            if 2 * often <= len(job.steps):
-                return f"{late}, and nothing recorded shows why"
-            outside = path.startswith("(")
-            where = path.strip("()") if outside else f"in {visible(path) or 'the model'}"
-            if line:
-                where = f"in {visible(line)}, {'in no module, ' if outside else ''}{where}"
-            steps = f"{often} of {counted(len(job.steps), 'step')}"
-            return f"{late}; in {steps} it takes longer {where}, not beyond the noise"
-    return ""
 
 
 def _role(job: JobReport) -> str:
@@ -241,45 +206,8 @@ def _role(job: JobReport) -> str:
     return f" ({ROLES[roles.pop()]})" if len(roles) == 1 and "unknown" not in roles else ""
 
 
-def differs(job: JobReport, one: ModuleSpread, rank: int | None) -> bool:
-    """Return whether the answer says that a module takes longer, on a rank or anywhere.
-
-    An output may draw the eye to nothing else.
-    """
-    return one.clear or any(
-        found.path == one.path if found.path else found.kind == "gpu" and found.rank == rank
-        for found in job.findings
-        if found.path or found.rank is not None
-    )
-
-
-def middle(job: JobReport) -> str:
-    """Return what the value in the middle of the ranks is called: that of two is their mean."""
-    return "median" if len(job.ranks) > 2 else "mean"
-
-
-def groups_alike(job: JobReport) -> list[list[GroupCost]]:
-    """Return the process groups by name, role and size: each stage of a pipeline may have one."""
-    found: dict[tuple[str, str, int], list[GroupCost]] = {}
-    for one in job.groups:
-        found.setdefault((one.name, one.role, len(one.ranks)), []).append(one)
-    return list(found.values())
-
-
-def median_of(groups: Sequence[GroupCost], what: Literal["wait_ns", "transfer_ns"]) -> int:
-    """Return the median of a time over process groups."""
-    times: list[int] = [getattr(one, what) for one in groups]
-    return round(median(times))
-
-
-def stalls(job: JobReport, top: int = _ROWS) -> str:
-    """Say how long the stages of a pipeline stall; ``""`` if there is none."""
-    stalled = [one for one in job.ranks if one.stalled_ns]
-    if not stalled:
-        return ""
-    said = ", ".join(
-        f"rank {one.rank} {duration(one.stalled_ns)} ({percent(one.stalled_ns / one.step_ns)})"
-        for one in stalled[:top]
-    )
-    more = f" and {counted(len(stalled) - top, 'rank')} more" if len(stalled) > top else ""
-    return f"stalls between the stages of a pipeline: {said}{more}"
+FORMATS = (
+    Format(".html", {JobReport: job_to_html}),
+    Format(".json", {JobReport: encoded}, name="json"),
+)
+TEXTS = {JobReport: render_job}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from dataclasses import replace
+from dataclasses import fields, replace
 from inspect import cleandoc
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,17 +20,16 @@ from backspot import results
 from backspot.errors import NotATraceError, SourceNotFoundError
 from backspot.formatting import visible
 from backspot.paths import path_text
+from backspot.presented import Presented
 from backspot.render._consistency import contradiction
 from backspot.render.formats import Format
 from backspot.render.view import View
 from backspot.results.comparison import Comparison
 from backspot.results.findings import Answer
-from backspot.results.job import SCHEMA as JOB_SCHEMA, JobReport
 from backspot.results.report import SCHEMA, Report
 from backspot.results.training import Training
 
-Saved = TypeVar("Saved", Report, JobReport)
-_SCHEMAS: dict[type, str] = {Report: SCHEMA, JobReport: JOB_SCHEMA}
+Saved = TypeVar("Saved")
 _AGAIN = "make it again from the trace"
 # What few traces have is left out where it is empty. A string has no quote without a backslash.
 _UNRECORDED = re.compile(
@@ -49,19 +48,14 @@ def to_json(report: Report, view: View | None = None) -> bytes:
     surrogate pair, which a module's name may hold; only two such halves in a row are read back as
     the character that they make.
     """
-    return _encoded(report if view is None else replace(report, modules=view.rows(report)))
+    return encoded(report if view is None else replace(report, modules=view.rows(report)))
 
 
 def comparison_to_json(comparison: Comparison, view: View | None = None) -> bytes:
     """The comparison as JSON in UTF-8, indented; a view limits the changes."""
     if view is not None:
         comparison = replace(comparison, changes=comparison.changes[: view.top])
-    return _encoded(comparison)
-
-
-def job_to_json(job: JobReport) -> bytes:
-    """The answer for all ranks as JSON in UTF-8, indented."""
-    return _encoded(job)
+    return encoded(comparison)
 
 
 def training_to_json(training: Training) -> bytes:
@@ -69,13 +63,7 @@ def training_to_json(training: Training) -> bytes:
     return b'{"schema":"backspot.training/1",' + _plain(training)[1:] + b"\n"
 
 
-FORMATS = (
-    Format(
-        ".json",
-        {Report: to_json, Comparison: comparison_to_json, JobReport: job_to_json},
-        name="json",
-    ),
-)
+FORMATS = (Format(".json", {Report: to_json, Comparison: comparison_to_json}, name="json"),)
 
 
 def compact(result: Any) -> bytes:
@@ -96,7 +84,8 @@ def _plain(result: Any) -> bytes:
         return json.dumps(msgspec.to_builtins(result), separators=(",", ":")).encode()
 
 
-def _encoded(result: Report | Comparison | JobReport) -> bytes:
+def encoded(result: Presented) -> bytes:
+    """A result as JSON in UTF-8, indented."""
     try:
         text = msgspec.json.format(compact(result), indent=1).decode()
     except msgspec.DecodeError:
@@ -116,12 +105,18 @@ def _escaped(match: re.Match[str]) -> str:
     )
 
 
+def schema_of(kind: type) -> str:
+    """The name of the schema of a kind of result, with its version: each result bears it."""
+    (known,) = (field.default for field in fields(kind) if field.name == "schema")
+    return str(known)
+
+
 class _Head(msgspec.Struct):
     schema: str = ""
 
 
 def load(path: str | os.PathLike[str], kind: type[Saved]) -> Saved:
-    """Read a report that ``to_json`` wrote, or a job's that ``job_to_json`` wrote.
+    """Read a result of one kind that was written as JSON.
 
     Raises:
         SourceNotFoundError: If the file does not exist or cannot be read.
@@ -169,7 +164,7 @@ def _decoded(data: bytes, kind: type[Saved], shown: str) -> Saved:
 
 
 def _check_schema(found: object, kind: type, shown: str) -> None:
-    known = _SCHEMAS[kind]
+    known = schema_of(kind)
     if found == known:
         return
     family, _, version = found.partition("/") if isinstance(found, str) else ("", "", "")

@@ -377,6 +377,9 @@ class JobReport(Presented):
         job: JobReport = presented.forms().read(path, cls)
         return job
 
+    def _made_of(self) -> list[str]:
+        return [one.source for one in self.ranks]
+
     def __repr__(self) -> str:
         return (
             f"<JobReport of {counted(len(self.ranks), 'rank')} of {self.world_size}, "

@@ -48,7 +48,6 @@ from backspot.render.html._fragments import (
     tables_of,
     warnings_list,
 )
-from backspot.render.html._job import job_to_html
 from backspot.render.html._memory import memory_over_time
 from backspot.render.html._page_data import page_data
 from backspot.render.html._roofline import roofline
@@ -57,7 +56,6 @@ from backspot.render.html._training import training_picture
 from backspot.render.parts import sections_of
 from backspot.render.view import only_nodes, select
 from backspot.results.comparison import Comparison
-from backspot.results.job import JobReport
 from backspot.results.report import Report
 
 __all__ = ["FORMATS", "asset", "to_html"]
@@ -111,9 +109,7 @@ def to_html(report: Report, *, preview: bool = False) -> bytes:
     )
 
 
-FORMATS = (
-    Format(".html", {Report: to_html, JobReport: job_to_html, Comparison: comparison_to_html}),
-)
+FORMATS = (Format(".html", {Report: to_html, Comparison: comparison_to_html}),)
 
 
 def _title(said: Sequence[Part]) -> str:

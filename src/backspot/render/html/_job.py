@@ -12,8 +12,7 @@ from statistics import median_low
 
 from backspot._version import __version__
 from backspot.formatting import counted, duration, milliseconds
-from backspot.render.html._fragments import facts_list, page, shown, warnings_list
-from backspot.render.job import (
+from backspot.render._job_words import (
     differs,
     groups_alike,
     median_of,
@@ -24,6 +23,7 @@ from backspot.render.job import (
     unexplained,
     worth,
 )
+from backspot.render.html._fragments import facts_list, page, shown, warnings_list
 from backspot.results.job import (
     ROLES,
     GroupCost,
