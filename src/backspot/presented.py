@@ -30,7 +30,7 @@ class Forms(Protocol):
     def find_answer(self, report: Result, /) -> Any:
         """Return what costs most in the step of a report."""
 
-    def show(self, report: Result, height: int, /) -> None:
+    def show(self, report: Result, height: int, /, *, preview: bool = False) -> None:
         """Display the page of a report in the output of a notebook's cell."""
 
     def write(

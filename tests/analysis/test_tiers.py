@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from html import escape
 from pathlib import Path
 
 import pytest
@@ -146,6 +147,20 @@ def test_text_page_and_markdown_count_them_and_show_them_if_asked(name, tmp_path
     assert "1 finding of preview rules" in str(whole)
     assert title in render_text(whole, View(preview=True))
     assert title not in whole._repr_html_()
+
+
+def test_the_frame_in_a_notebook_shows_them_on_demand(monkeypatch) -> None:
+    ipython = pytest.importorskip("IPython")
+    import IPython.display
+
+    shown = []
+    monkeypatch.setattr(ipython, "get_ipython", object)
+    monkeypatch.setattr(IPython.display, "display", lambda data, raw: shown.append(data))
+    whole = report(PREVIEW_ALONE[0])
+    whole.show()
+    whole.show(preview=True)
+    title = escape(escape(whole.findings[-1].title))
+    assert [title in data["text/html"] for data in shown] == [False, True]
 
 
 def test_json_has_both_with_their_tiers_and_reads_them_again(tmp_path) -> None:

@@ -113,11 +113,11 @@ def as_html(result: Presented) -> str:
     return f"<pre>{escape(as_text(result))}</pre>"
 
 
-def show(report: Report, height: int) -> None:
+def show(report: Report, height: int, *, preview: bool = False) -> None:
     """Display a report's page in a notebook; the arguments are those of ``Report.show``."""
     from backspot.render.notebook import show_page
 
-    show_page(report, height)
+    show_page(report, height, preview=preview)
 
 
 def write(

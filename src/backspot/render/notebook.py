@@ -66,7 +66,7 @@ def report_html(report: Report, *, preview: bool = False) -> str:
     return _whole([*parts, findings, tables_of(sections.tables)])
 
 
-def show_page(report: Report, height: int) -> None:
+def show_page(report: Report, height: int, *, preview: bool = False) -> None:
     """Display the page of a report in a frame; raises what ``Report.show`` raises."""
     if not is_whole(height, 1):
         raise UsageError(f"height={quoted(height)}: give a whole number of pixels of at least 1")
@@ -79,12 +79,15 @@ def show_page(report: Report, height: int) -> None:
 
     show: Any = display  # untyped
     # Two forms: IPython in a terminal shows the text.
-    show({"text/html": page_frame(report, height), "text/plain": str(report)}, raw=True)
+    show(
+        {"text/html": page_frame(report, height, preview=preview), "text/plain": str(report)},
+        raw=True,
+    )
 
 
-def page_frame(report: Report, height: int) -> str:
+def page_frame(report: Report, height: int, *, preview: bool = False) -> str:
     """The page of a report in a frame, which keeps its styles and scripts apart."""
-    page = escape(to_html(report).decode(), quote=True)
+    page = escape(to_html(report, preview=preview).decode(), quote=True)
     return (
         f'<iframe title="Backspot\'s report" srcdoc="{page}" sandbox="allow-scripts allow-popups" '
         f'width="100%" height="{height}" style="border: 0"></iframe>'

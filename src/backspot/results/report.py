@@ -585,16 +585,17 @@ class Report(Presented, _Predicted):
 
         return presented.forms().write(self, path, force=force, preview=preview)
 
-    def show(self, *, height: int = 720) -> None:
+    def show(self, *, height: int = 720, preview: bool = False) -> None:
         """Display the page that ``save("report.html")`` writes, in the output of a notebook's cell.
 
         Args:
             height: Of the frame, in pixels. Default 720.
+            preview: Whether it shows the findings of preview rules too. Default false.
 
         Raises:
             UsageError: If this runs in no notebook and no IPython, or ``height`` is invalid.
         """
-        presented.forms().show(self, height)
+        presented.forms().show(self, height, preview=preview)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Report:
