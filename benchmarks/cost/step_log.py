@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from backspot.live import loaders
 from backspot.live.free_memory import resident
 from backspot.live.recorder import Plan
 from backspot.live.running import Observer
@@ -110,6 +111,8 @@ def _empty() -> Iterator[None]:
             hook_step_begins(nothing),
             hook_steps(nothing),
             watch_backward(nothing, nothing),
+            hook_steps(lambda *_: None),
+            loaders.watch(nothing, nothing),
         ):
             stack.callback(remove)
         yield

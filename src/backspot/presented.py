@@ -74,7 +74,7 @@ class Presented:
 
     def _made_of(self) -> list[str]:
         """The files that it was made of, which saving it must not overwrite."""
-        return []
+        raise NotImplementedError
 
     def _pretty(self, printer: Any, cycle: bool) -> None:
         printer.text(str(self))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import multiprocessing
+import multiprocessing.util
 import os
 import queue
 import re
@@ -210,7 +210,9 @@ def test_several_watch_at_once_and_nothing_is_left() -> None:
     assert batches._data_queue._poll == own["_poll"]
 
 
-def test_how_long_a_loader_takes_to_begin_is_noted_once_an_epoch_and_nothing_is_left() -> None:
+def test_how_long_a_loader_takes_to_begin_and_to_end_an_epoch_is_noted_and_nothing_is_left() -> (
+    None
+):
     before = dict(vars(DataLoader))
     first: list[int] = []
     second: list[int] = []
@@ -222,12 +224,35 @@ def test_how_long_a_loader_takes_to_begin_is_noted_once_an_epoch_and_nothing_is_
     assert len(list(loader)) == 2
     ends[1]()
     list(loader)
-    assert (len(first), len(second)) == (1, 2)
+    assert (len(first), len(second)) == (2, 4)
     assert all(took > 0 for took in second)
     assert dict(vars(DataLoader)) == before
 
 
-def test_a_loader_that_another_one_fetches_from_begins_within_its_time() -> None:
+def test_waiting_for_workers_that_end_late_is_time_of_the_epochs_end() -> None:
+    def linger(_: int) -> None:
+        multiprocessing.util.Finalize(None, time.sleep, (0.2,), exitpriority=1)
+
+    noted: list[int] = []
+    end = loaders.watch(lambda _: None, noted.append)
+    list(with_workers(Gated(2), worker_init_fn=linger))
+    end()
+    _, ended = noted
+    assert ended > 0.2e9
+
+
+def test_the_end_of_another_iterator_is_noted_too() -> None:
+    noted: list[int] = []
+    end = loaders.watch(lambda _: None, noted.append)
+    batches = iter([1])
+    loaders.fetch(batches)
+    with pytest.raises(StopIteration):
+        loaders.fetch(batches)
+    end()
+    assert len(noted) == 1
+
+
+def test_a_loader_that_another_one_fetches_from_begins_and_ends_within_its_time() -> None:
     class Nested(Dataset[Any]):
         def __len__(self) -> int:
             return 3
@@ -239,7 +264,7 @@ def test_a_loader_that_another_one_fetches_from_begins_within_its_time() -> None
     end = loaders.watch(lambda _: None, noted.append)
     assert len(list(DataLoader(Nested()))) == 3
     end()
-    assert len(noted) == 1
+    assert len(noted) == 2
 
 
 def test_a_loader_inside_of_a_worker_is_not_the_programs(tmp_path: Path) -> None:

@@ -136,7 +136,8 @@ class StepTimes:
                 self._take_rows()
 
     def _take_rows(self) -> None:
-        rows = np.fromiter(self._buffer, np.int64, len(self._buffer)).reshape(-1, _COLUMNS)
+        taken = self._buffer.copy()  # at once
+        rows = np.fromiter(taken, np.int64, len(taken)).reshape(-1, _COLUMNS)
         del self._buffer[: rows.size]  # a step may have been added meanwhile
         if not len(rows):
             return

@@ -15,7 +15,7 @@ A verb is a module with ``prepare_parser(parser)``, ``run(args) -> int`` and ``E
 codes that only some verbs can give. ``run.run`` returns a function that runs the script, as none of
 the script's errors are for this file. Its docstring is its help: the first line is the summary, and
 the part after ``Example:`` comes last. It imports what it works with inside ``run``, so that help
-and usage errors appear at once. To add a verb, add the file and its name in ``VERBS``.
+and usage errors appear at once. To add a verb, add the file, and its name in ``_verbs.py``.
 """
 
 from __future__ import annotations

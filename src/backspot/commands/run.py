@@ -342,11 +342,10 @@ class _Observation:
 
         An interpreter that ends starts no thread: a training in another thread may outlive it.
         """
+        from backspot.live.parts import joint_of
         from backspot.live.saving import save, save_beside
 
         self._recorded = recorded.count
-        from backspot.live.parts import joint_of
-
         # Other ranks may record nothing when this one was asked to.
         joint = None if recorded.requested else joint_of(f"run {recorded.first}")
         of_main = threading.current_thread() is threading.main_thread()

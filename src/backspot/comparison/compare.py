@@ -104,7 +104,7 @@ def compare(
             return other.compare(*sides, names)
         if any(map(any, of_it)):
             raise UsageError(other.mixed)
-    reports = [[one for one in side if isinstance(one, Report)] for side in sides]
+    reports = [[_report(one) for one in side] for side in sides]
     if len(sides[0]) + len(sides[1]) > 2:
         _check_devices([*reports[0], *reports[1]])
     return _compare(reports[0], reports[1], names)
@@ -117,25 +117,31 @@ def _others() -> tuple[Comparer, ...]:
     return tuple(one for module in modules for one in getattr(module, "COMPARERS", ()))
 
 
-def _side(given: Recorded | Sequence[Recorded], name: str) -> list[Presented]:
+def _side(given: Recorded | Sequence[Recorded], name: str) -> list[object]:
     several = list(given) if isinstance(given, (list, tuple)) else [given]
     if not several:
         raise UsageError(f"{name} is empty: give a report, or a list of them")
-    read = [_report(one) for one in several]
+    read = [Report.load(one) if isinstance(one, (str, os.PathLike)) else one for one in several]
     for number, report in enumerate(read):
-        if report in read[:number]:
+        if any(_is_same(report, other) for other in read[:number]):
             raise UsageError(
-                f"{name} has one recording twice, as number {read.index(report) + 1} and number "
-                f"{number + 1}: that tells no more than once; record again"
+                f"{name} has one recording twice, the second time as number {number + 1}: that "
+                "tells no more than once; record again"
             )
     return read
 
 
-def _report(given: object) -> Presented:
-    if isinstance(given, Presented) and not isinstance(given, Comparison):
+def _is_same(one: object, other: object) -> bool:
+    """Whether two reports are of one recording, whatever its file is called."""
+    if isinstance(one, Report) and isinstance(other, Report):
+        same_run = one.recorded == other.recorded  # when, for example
+        return same_run and replace(one, trace="") == replace(other, trace="")
+    return one == other
+
+
+def _report(given: object) -> Report:
+    if isinstance(given, Report):
         return given
-    if isinstance(given, (str, os.PathLike)):
-        return Report.load(given)
     raise UsageError(
         f"compare takes two reports, or two lists of them, not {type(given).__name__}: "
         "backspot.locate(trace) or backspot.Report.load(path) gives one"

@@ -302,7 +302,7 @@ def measured(change: Change) -> str:
     return said
 
 
-class _Warning(Protocol):
+class _Warned(Protocol):
     """What was recorded, with warnings."""
 
     @property
@@ -325,7 +325,7 @@ class Comparer:
     mixed: str
 
 
-def warnings_of_sides(before: Sequence[_Warning], after: Sequence[_Warning]) -> Iterator[str]:
+def warnings_of_sides(before: Sequence[_Warned], after: Sequence[_Warned]) -> Iterator[str]:
     """Yield each warning once, with the side that has it: ``Before``, ``After`` or ``Both``."""
     old, new = ([text for report in side for text in report.warnings] for side in (before, after))
     for warning in dict.fromkeys((*old, *new)):

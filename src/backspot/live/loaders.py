@@ -49,20 +49,21 @@ class Fetch(msgspec.Struct, frozen=True, gc=False):
 
 
 def watch(
-    note: Callable[[Fetch], None], begun: Callable[[int], None] = lambda _: None
+    note: Callable[[Fetch], None], turned: Callable[[int], None] = lambda _: None
 ) -> Callable[[], None]:
     """Have each batch noted that any thread of this process asks a ``DataLoader`` for.
 
     Args:
         note: called on the thread that asked, before it gets its batch. It must not raise.
-        begun: called likewise where a loader begins an epoch, with how many nanoseconds that took.
+        turned: called likewise where a loader begins or ends an epoch, as it starts its workers or
+            waits until they have ended, with how many nanoseconds that took.
 
     Returns:
         What ends it. It can be called again.
     """
     global _watchers
     _forgotten_by_copies()
-    entry = note, begun  # of its own, so that the same functions can watch twice
+    entry = note, turned  # of its own, so that the same functions can watch twice
     _watchers = (*_watchers, entry)
     for wrapping in _WRAPPINGS:
         wrapping.begin()
@@ -115,7 +116,12 @@ def fetch(batches: Iterator[Any]) -> Any:
     if not _watchers or internals.is_of_loader(batches):
         return next(batches)
     begin = perf_counter_ns()
-    batch = next(batches)
+    try:
+        batch = next(batches)
+    except StopIteration:
+        if _noted_at.get(get_ident(), 0) < begin:
+            _tell_of_turn(perf_counter_ns() - begin)
+        raise
     thread = get_ident()
     if _noted_at.get(thread, 0) < begin:
         _tell(_about(batches), thread, begin, perf_counter_ns(), None)
@@ -217,6 +223,12 @@ def _tell(about: _Batches, thread: int, begin: int, end: int, waited: int | None
         note(noted)
 
 
+def _tell_of_turn(took: int) -> None:
+    """Tell the watchers that a loader has begun or ended an epoch."""
+    for _, turned in _watchers:
+        turned(took)
+
+
 def _next_noted(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Wrap what returns the next batch. It runs in each step of a training."""
 
@@ -231,6 +243,8 @@ def _next_noted(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
             batch = original(batches)
         except StopIteration:
             about.loader.epoch = internals.handed_out_by(batches)
+            _noted_at[thread] = perf_counter_ns()
+            _tell_of_turn(_noted_at[thread] - begin)
             raise
         finally:
             waited = _waiting.pop(thread, 0)
@@ -261,9 +275,7 @@ def _begin_timed(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
             return original(loader)
         begin = perf_counter_ns()
         batches = original(loader)
-        took = perf_counter_ns() - begin
-        for _, begun in _watchers:
-            begun(took)
+        _tell_of_turn(perf_counter_ns() - begin)
         return batches
 
     return timed

@@ -6,7 +6,6 @@ A part is an ``Act``, and an entry in these lists.
 from __future__ import annotations
 
 from contextlib import suppress
-from importlib import import_module
 
 from backspot.errors import UsageError
 from backspot.live.acts import Act, Joint
@@ -47,10 +46,10 @@ def joint_of(name: str) -> Joint | None:
 def load_joint() -> None:
     """Load what ``joint_of`` needs, if there are several processes.
 
-    Python forgets an interrupt that comes at certain moments of an import.
+    Before the training: Python may lose an interrupt that comes during an import.
     """
     if rank_and_ranks()[1] > 1:
-        import_module("backspot.live.gathering")
+        import backspot.live.gathering  # noqa: F401
 
 
 _AS_BEFORE = (with_earlier_trials,)

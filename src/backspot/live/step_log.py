@@ -1,9 +1,9 @@
 """The log of all steps of a training: four boundaries of each, without a profiler.
 
-Stamps are taken where a loader begins an epoch, is asked for a batch and gives it, where the
-outermost backward begins and ends, and where an optimizer's step begins and ends. What lies between
-is the forward. Nothing waits for a device, and no module has a hook. Code that Dynamo traces sees
-no stamp.
+Stamps are taken where a loader begins or ends an epoch, is asked for a batch and gives it, where
+the outermost backward begins and ends, and where an optimizer's step begins and ends. What lies
+between is the forward. Nothing waits for a device, and no module has a hook. Code that Dynamo
+traces sees no stamp.
 
 Steps are left out while Backspot does something to them, and afterwards until each loader's queue
 has found its level: the batches that its workers prepared meanwhile come without a wait.
@@ -184,7 +184,7 @@ class StepLog:
             return
         self.is_on = True
         for remove in (
-            loaders.watch(self._fetched, self._epoch_begun),
+            loaders.watch(self._fetched, self._epoch_turned),
             watch_backward(self._backward_begins, self._backward_ends),
             hook_step_begins(self._optimizer_begins),
             hook_steps(self._optimizer_ends),
@@ -232,7 +232,7 @@ class StepLog:
             use[2] += 1
             use[3] += fetch.waited_ns
 
-    def _epoch_begun(self, took: int) -> None:
+    def _epoch_turned(self, took: int) -> None:
         self._thread().data += took
 
     def _backward_begins(self, _: bool) -> None:
@@ -427,5 +427,5 @@ def _remove(log: StepLog) -> None:
 
 
 dynamo.keep_from_dynamo(
-    StepLog._optimizer_begins, StepLog._optimizer_ends, StepLog._fetched, StepLog._epoch_begun
+    StepLog._optimizer_begins, StepLog._optimizer_ends, StepLog._fetched, StepLog._epoch_turned
 )

@@ -8,7 +8,7 @@ first asks, so a new format, or a new kind of result, is one new file.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 
@@ -57,9 +57,15 @@ def all_formats() -> tuple[Format, ...]:
 
 def text_of(kind: type) -> Text:
     """What prints a kind of result, from the ``TEXTS`` of its module."""
-    modules = modules_of("backspot.render")
-    texts: Iterator[Mapping[type, Text]] = (getattr(one, "TEXTS", {}) for one in modules)
-    return next(known[kind] for known in texts if kind in known)
+    return next(text for known, text in _texts().items() if issubclass(kind, known))
+
+
+@cache
+def _texts() -> Mapping[type, Text]:
+    found: dict[type, Text] = {}
+    for module in modules_of("backspot.render"):
+        found |= getattr(module, "TEXTS", {})
+    return found
 
 
 def formats_of(kind: type) -> tuple[Format, ...]:

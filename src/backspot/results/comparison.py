@@ -320,6 +320,9 @@ class Comparison(Presented):
     clock: Literal["real", "recorded"] = "recorded"
     schema: str = SCHEMA
 
+    def _made_of(self) -> list[str]:
+        return [self.before.trace, self.after.trace]
+
     def __repr__(self) -> str:
         return (
             f"<Comparison of {visible(self.before.label)} with {visible(self.after.label)}: "

@@ -210,6 +210,9 @@ class Report(Presented, _Predicted):
     training: Training | None = None
     schema: str = SCHEMA
 
+    def _made_of(self) -> list[str]:
+        return [self.trace]
+
     def __repr__(self) -> str:
         return (
             f"<Report of {visible(self.trace) or 'a trace'}: {len(self.modules)} rows, backward "
