@@ -169,8 +169,8 @@ QUESTIONS = {
     ),
     # Causes
     "causes": Question(
-        "Does it name the cause? 174 planted causes, 64 controls: `record -o recorded` (with "
-        "`--gpus 2`: those that need two; without a GPU: the 80 that need none), then "
+        "Does it name the cause? planted causes, and controls: `record -o recorded` (with "
+        "`--gpus 2`: those that need two; without a GPU: those that need none), then "
         "`judge recorded` anywhere",
         "causes.main", "GPU or CPU, torchvision", "4; 1", "causes_{device}.json",
         seconds=480, jobs=2,

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from backspot.analysis import parts as report
 from support.house import COMPOSERS, PARTS, SPINE, arrows as arrows_into_parts, files, part_of
 
 pytestmark = pytest.mark.xdist_group("architecture")  # one worker parses the files
@@ -154,6 +155,28 @@ def test_every_file_has_a_room() -> None:
     assert not homeless, "give it a place in FLOORS"
 
 
+def test_every_floor_is_there() -> None:
+    inner = {module.removeprefix("backspot").removeprefix(".") for module in FILES}
+    assert not [room for room in FLOOR_OF if room not in inner], "delete these from FLOORS"
+
+
+def test_what_composes_a_report_is_of_parts() -> None:
+    """Each function of ``analysis/parts.py`` and each ``Saying`` comes from the file of a part."""
+    homes = {
+        function.__module__
+        for function in report.PARTS
+        if function.__module__ != "backspot.analysis.parts"
+    } | {
+        f"backspot.render.{path.stem}"
+        for path in (SOURCE / "backspot" / "render").glob("*.py")
+        if re.search(r"^SAYING = ", path.read_text("utf-8"), re.M)
+    }
+    paths = {home: FILES[home].relative_to(SOURCE / "backspot").as_posix() for home in homes}
+    assert len(paths) > 5
+    homeless = [home for home, path in paths.items() if part_of(path) is None]
+    assert not homeless, "give them a part in PARTS of tests/support/house.py"
+
+
 def test_no_import_runs_back_up() -> None:
     upward = [
         f"{module}:{line} imports {other}"
@@ -233,8 +256,8 @@ def test_the_core_imports_no_part_but_for_these_arrows() -> None:
 
 def test_a_part_is_no_empty_promise() -> None:
     """Each pattern names files, and so do those of the spine and of what composes."""
-    by_part = {part: [file for file in files() if part_of(file) == part] for part in PARTS}
-    assert all(by_part.values())
+    empty = [part for part in PARTS if not any(part_of(file) == part for file in files())]
+    assert not empty, "delete these from PARTS in tests/support/house.py"
     known = {file.removesuffix(".py") for file in files()}
     assert not {*SPINE, *COMPOSERS} - known
     assert not [name for name in SPINE if part_of(f"{name}.py") is not None]

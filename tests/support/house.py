@@ -21,8 +21,8 @@ SOURCE = HOME / "src"
 # The files of each part, as patterns of their paths below ``src/backspot``; the first one counts.
 # Their results are in ``results``: they are the contract, and import nothing.
 PARTS = {
-    "ranks": r"job/|render/job|html/_job|html/job\.css|commands/ranks|comparison/jobs"
-    r"|live/gathering",
+    "ranks": r"job/|render/_?job|html/_job|html/job\.css|commands/ranks|comparison/jobs"
+    r"|live/gathering|torch_internals/store",
     "trials": r"live/trials/",
     "monitor": r"live/monitor|analysis/slowdowns",
     "compare": r"comparison/|render/_?comparison|html/_?comparison|commands/diff",
@@ -33,7 +33,8 @@ PARTS = {
     "why": r"analysis/findings/|commands/explain|render/(html/)?_findings|^registry",
     "host": r"analysis/host/|render/host|live/host_marks|analysis/picture|html/_step"
     r"|render/_costliest",
-    "training": r"live/(step_log|termination)|analysis/training|render/training|html/_training",
+    "training": r"live/(step_log|termination)|analysis/(training|rare)|render/training"
+    r"|html/_training",
     "loaders": r"live/loaders|torch_internals/batches",
     "labelled trace": r"labelled_trace|attribution/tracks",
     "formats": r"render/(flamegraph|markdown|notebook|tables)\.py|html/notebook",

@@ -29,7 +29,7 @@ from backspot.job.reduce import reduce_trace
 from backspot.job.summary import Summary, from_bytes, to_bytes
 from backspot.live.acts import Joint, Living
 from backspot.live.ranks import rank_and_ranks
-from backspot.live.torch_internals.profiler import default_store
+from backspot.live.torch_internals.store import default_store
 from backspot.results.job import JobReport, LostRank
 from backspot.results.report import Report, changed
 

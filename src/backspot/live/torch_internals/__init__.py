@@ -1,7 +1,7 @@
 """PyTorch internals that Backspot depends on: no file elsewhere uses a private name of PyTorch.
 
 - ``profiler.py``: whether the profiler records, where it starts and stops, and what goes into its
-  trace. The names of devices, and what the ranks of a job share.
+  trace. The names of devices.
 - ``autograd.py``: tensors and autograd nodes; what makes tensors other than they seem, and with
   that, whether to label.
 - ``engine.py``: before and after each backward.
@@ -10,6 +10,7 @@
   the code that Inductor generates from these.
 - ``process.py``: hooks on all modules and optimizers, and modes of a thread.
 - ``batches.py``: how a ``DataLoader`` hands out batches.
+- ``store.py``: what the ranks of a job share.
 - ``lookup.py``: finds a part of PyTorch now, or once it is loaded.
 
 The policy of these files:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-import torch
 from torch.autograd import profiler as _profiler
 from torch.profiler import record_function
 
@@ -82,18 +81,3 @@ def add_metadata(key: str, value: str) -> None:
 privateuse1_name: Callable[[], str] = find("_C", "_get_privateuse1_backend_name") or (
     lambda: "privateuseone"
 )
-
-
-# The store by which the ranks of a job found each other. Without it a running job has no report of
-# all its ranks.
-_default_store: Callable[[], Any] | None = find(
-    "distributed", "distributed_c10d", "_get_default_store"
-)
-
-
-def default_store() -> Any:
-    """Return the store of ``torch.distributed``; ``None`` if this process is not part of a job."""
-    distributed = torch.distributed
-    if _default_store is None or not (distributed.is_available() and distributed.is_initialized()):
-        return None
-    return _default_store()
