@@ -73,6 +73,33 @@ for at in range(160):
     assert rare.per_step_ns > report.training.typical_ns
 
 
+def test_an_optimizer_that_later_steps_within_another_one_is_a_part_of_that_from_then_on(run):
+    report, _ = run("""
+class Twice(torch.optim.Optimizer):
+    def __init__(self, inner):
+        super().__init__(model.parameters(), {})
+        self.inner = inner
+    def step(self):
+        self.inner.step()
+        self.inner.step()
+for _ in range(40): step()
+optimizer = Twice(optimizer)
+for _ in range(30): step()
+""")
+    assert report.training.steps == 70
+
+
+def test_optimizers_that_take_turns_later_make_one_step_from_then_on(run):
+    report, _ = run("""
+other = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
+for _ in range(40): step()
+for _ in range(30): step(); other.step()
+for _ in range(200): step()
+""")
+    # It takes a while until the first one has replaced both again.
+    assert 200 < report.training.steps <= 271
+
+
 def test_a_checkpoint_is_named(run):
     report, _ = run("""
 for at in range(90):

@@ -396,11 +396,16 @@ class Recorder:
         self._longest, self._others = self.in_one_go, self.steps
         self._is_outdated = self._thread == threading.get_ident()
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no step is to be recorded, and nothing is done to any."""
+        return self._due is None and self._measurement is None and self._rest is None
+
     def count(self) -> bool:
         """Count a step that has ended, and return whether ``advance`` has something to do."""
         if self.log.is_on:
             self.log.step_ended()
-        if self._due is None and self._measurement is None and self._rest is None:
+        if self.is_idle:
             self.steps += 1
             return False
         thread = threading.get_ident()

@@ -87,6 +87,15 @@ class Cycle:
             self._closing, self._seen = None, [optimizer]
         return optimizer == self._closing if self._closing else len(self._seen) == 1
 
+    def again(self) -> None:
+        """Note one more step of the optimizer that stepped last, while ``is_of_one``."""
+        self._turn += 1
+
+    @property
+    def is_of_one(self) -> bool:
+        """Whether each step of the optimizer that stepped last ends an iteration."""
+        return self._closing is None and len(self._seen) == 1
+
     def _patience(self, optimizer: Hashable) -> int:
         wanted = 2 * self._turns.get(optimizer, 0)
         return min(max(wanted, self._PATIENCE.start), self._PATIENCE.stop)
@@ -212,6 +221,8 @@ class Observer:
         self._into_grad = False
         """Whether a backward has put gradients into ``.grad``."""
         self._unwatch: Callable[[], None] | None = None
+        self._last: tuple[weakref.ref[torch.optim.Optimizer], int, Cycle] | None = None
+        """The optimizer whose step ended an iteration, and will again, with its thread."""
 
     def begin(self) -> None:
         """Start counting. Not while an optimizer takes a step."""
@@ -243,6 +254,10 @@ class Observer:
         if recorder.is_child:
             return
         try:
+            if self._is_again(optimizer):
+                self._count()
+                return
+            self._last = None
             self._optimizers.add(optimizer)
             self._heard.add(optimizer)
             if autograd.in_backward():
@@ -255,12 +270,34 @@ class Observer:
             if frame is None or outermost_step(frame) is not frame:
                 return  # a part of another optimizer's step, as in SAM
             ends = self._ends_with(self._updated_by(optimizer))
+            cycle = self._cycles[threading.get_ident()]
+            if ends and cycle.is_of_one and self._unwatch is None:
+                self._last = weakref.ref(optimizer), threading.get_ident(), cycle
             # PyTorch is iterating over the hooks: nothing can be registered here.
             if ends and self._count() and not after_return(frame, recorder.advance):
                 recorder.complain("a Python profiler is running, so no step is recorded")
         except Exception as error:
             pass_on(error)
             recorder.give_up(error)
+
+    def _is_again(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Return whether the only optimizer has stepped as before, and no step is to be recorded.
+
+        So it is for most steps of a training, which need no further look.
+        """
+        if self._last is None or not self.recorder.is_idle:
+            return False
+        last, thread, cycle = self._last
+        is_again = (
+            last() is optimizer
+            and thread == threading.get_ident()
+            and self._unwatch is None
+            and not autograd.in_backward()
+            and self.recorder.log.is_outermost
+        )
+        if is_again:
+            cycle.again()
+        return is_again
 
     def _updated_by(self, optimizer: torch.optim.Optimizer) -> Hashable:
         """Return what tells apart the parameters that optimizers update, without a look at each."""
