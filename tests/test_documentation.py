@@ -14,6 +14,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -214,12 +215,14 @@ def folder(tmp_path_factory) -> Path:
         there = folder / "traces" / f"rank{rank}.json.gz"
         there.parent.mkdir(exist_ok=True)
         shutil.copy(DATA / "h200" / f"ddp.rank{rank}.trace.json.gz", there)
-    backspot.locate(vit).save(folder / "report.json")
+    report = backspot.locate(vit)
+    report.save(folder / "report.json")
     for name in ("before", "after", "main", "branch", "out"):
         (folder / name).mkdir()
         shutil.copy(folder / "report.json", folder / name / "report.json")
-        for number in ("", 1, 2, 3):
-            shutil.copy(folder / "report.json", folder / f"{name}{number}.json")
+        for number in ("", 1, 2, 3):  # as of several runs
+            run = replace(report, recorded={**report.recorded, "run": f"{name}{number}"})
+            run.save(folder / f"{name}{number}.json")
     return folder
 
 
