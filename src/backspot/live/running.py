@@ -288,12 +288,14 @@ class Observer:
         if self._last is None or not self.recorder.is_idle:
             return False
         last, thread, cycle = self._last
+        log = self.recorder.log
         is_again = (
             last() is optimizer
             and thread == threading.get_ident()
             and self._unwatch is None
             and not autograd.in_backward()
-            and self.recorder.log.is_outermost
+            and log.is_on  # else it is unknown whether another optimizer is at work
+            and not log.is_in_optimizer
         )
         if is_again:
             cycle.again()

@@ -274,11 +274,6 @@ class StepLog:
         self._thread().marks |= Marks.SAVED
 
     @property
-    def is_outermost(self) -> bool:
-        """Whether the log is on, and no optimizer of this thread is at work any more."""
-        return self.is_on and self._thread().optimizers <= 0
-
-    @property
     def is_in_optimizer(self) -> bool:
         """Whether this thread is in the step of an optimizer, once the hooks of one are called."""
         return self._thread().optimizers > 0

@@ -106,7 +106,7 @@ def _escaped(match: re.Match[str]) -> str:
 
 
 def schema_of(kind: type) -> str:
-    """The name of the schema of a kind of result, with its version: each result bears it."""
+    """The name of the schema of a kind of result, with its version: each result has it."""
     (known,) = (field.default for field in fields(kind) if field.name == "schema")
     return str(known)
 
