@@ -41,8 +41,11 @@ def test_a_choice_of_light_or_dark_lasts(opened, name):
     light = page.evaluate(ground)
     page.get_by_role("button", name="Switch between light and dark").click()
     assert page.evaluate(ground) != light
-    page.wait_for_timeout(1000)  # Chromium hands what is stored to other processes a moment later
-    page.reload()
+    for _ in range(20):  # Chromium hands what is stored to other processes a moment later
+        page.wait_for_timeout(500)
+        page.reload()
+        if page.evaluate(ground) != light:
+            break
     assert page.evaluate(ground) != light
 
 
