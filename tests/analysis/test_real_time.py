@@ -37,7 +37,8 @@ def timed(trace: Trace, real_ns: int, parts: Mapping[str, int] | None = None) ->
     """The report of a trace of which real steps were timed, too, and perhaps parts of them."""
     with tempfile.TemporaryDirectory() as folder:
         recording = Recording.read(trace.save(Path(folder) / "trace.json"))
-    return pipeline.report_of(recording.in_real_time(RealStep(real_ns, parts=parts or {})))
+    known = {(name,): ns for name, ns in (parts or {}).items()}
+    return pipeline.report_of(recording.in_real_time(RealStep(real_ns, parts=known)))
 
 
 @given(st.floats(0.3, 1.2), st.integers(0, 3))

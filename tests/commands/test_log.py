@@ -125,6 +125,46 @@ if __name__ == "__main__":
     assert training.data_ns > training.forward_ns
 
 
+LOADERS = """
+class Slow(torch.utils.data.Dataset):
+    def __init__(self, length): self.length = length
+    def __len__(self): return self.length
+    def __getitem__(self, index): time.sleep(0.005); return torch.randn(4, 8)
+trained = torch.utils.data.DataLoader([torch.randn(4, 8)] * 200, batch_size=None)
+other = torch.utils.data.DataLoader(Slow(20), batch_size=None)
+"""
+
+
+def test_batches_of_an_evaluation_are_a_part_of_it_and_no_waiting_for_data(run):
+    report, _ = run(f"""{LOADERS}
+for at, x in enumerate(trained):
+    step(x)
+    time.sleep(0.005)
+    if at % 10 == 9:
+        with torch.no_grad():
+            for x in other: model(x)
+""")
+    training = report.training
+    (rare,) = [work for work in training.rare if work.name == "evaluation"]
+    assert rare.period == pytest.approx(10, rel=0.3)
+    assert rare.per_step_ns > 20 * 5e6 / 10 > 10 * training.data_ns
+    times = {phase.name: phase.wall_ns for phase in report.phases}
+    assert times["evaluation"] == pytest.approx(rare.per_step_ns, rel=0.01)
+    assert times["data"] == pytest.approx(training.data_ns, rel=0.01)
+    assert sum(times.values()) == report.step_ns == training.step_ns
+
+
+def test_batches_that_some_steps_train_on_are_waited_for(run):
+    report, _ = run(f"""{LOADERS}
+batches = iter(other)
+for at, x in enumerate(trained):
+    if at % 10 == 9: x = next(batches)
+    step(x)
+""")
+    assert "evaluation" not in [work.name for work in report.training.rare]
+    assert report.training.data_ns > 5e6 / 10
+
+
 @pytest.mark.parametrize("waits", ["loader", "script"])
 def test_what_a_loader_takes_to_begin_an_epoch_is_time_of_data(run, waits):
     report, _ = run(f"""

@@ -216,7 +216,10 @@ def test_how_long_a_loader_takes_to_begin_and_to_end_an_epoch_is_noted_and_nothi
     before = dict(vars(DataLoader))
     first: list[int] = []
     second: list[int] = []
-    ends = [loaders.watch(lambda _: None, noted.append) for noted in (first, second)]
+    ends = [
+        loaders.watch(lambda _: None, lambda _, took, into=noted: into.append(took))
+        for noted in (first, second)
+    ]
     loader = with_workers(Gated(2))
     assert len(list(loader)) == 2
     ends[0]()
@@ -234,7 +237,7 @@ def test_waiting_for_workers_that_end_late_is_time_of_the_epochs_end() -> None:
         multiprocessing.util.Finalize(None, time.sleep, (0.2,), exitpriority=1)
 
     noted: list[int] = []
-    end = loaders.watch(lambda _: None, noted.append)
+    end = loaders.watch(lambda _: None, lambda _, took: noted.append(took))
     list(with_workers(Gated(2), worker_init_fn=linger))
     end()
     _, ended = noted
@@ -243,7 +246,7 @@ def test_waiting_for_workers_that_end_late_is_time_of_the_epochs_end() -> None:
 
 def test_the_end_of_another_iterator_is_noted_too() -> None:
     noted: list[int] = []
-    end = loaders.watch(lambda _: None, noted.append)
+    end = loaders.watch(lambda _: None, lambda _, took: noted.append(took))
     batches = iter([1])
     loaders.fetch(batches)
     with pytest.raises(StopIteration):
@@ -261,7 +264,7 @@ def test_a_loader_that_another_one_fetches_from_begins_and_ends_within_its_time(
             return next(iter(DataLoader(Gated(1))))
 
     noted: list[int] = []
-    end = loaders.watch(lambda _: None, noted.append)
+    end = loaders.watch(lambda _: None, lambda _, took: noted.append(took))
     assert len(list(DataLoader(Nested()))) == 3
     end()
     assert len(noted) == 2

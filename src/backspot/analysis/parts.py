@@ -36,7 +36,7 @@ from backspot.analysis.host.launches import find_launches
 from backspot.analysis.host.lines import find_host_lines
 from backspot.analysis.host.real_time import real_time
 from backspot.analysis.picture import with_picture
-from backspot.analysis.rare import with_rare_work
+from backspot.analysis.rare import rare_parts, with_rare_work
 from backspot.analysis.recorded import find_recorded, reserved_bytes
 from backspot.analysis.recording import Options, Part, Recording
 from backspot.analysis.replay.predict import with_savings
@@ -106,7 +106,8 @@ def real_step(recording: Recording, options: Options) -> RealStep | None:
 
     Without a device, the host's clock tells how long the parts of a step take, so those of the
     training hold as they are; not where the machine held up steps, in whatever part that was. With
-    one it tells how long a step fetches batches, of which the device has work for a part.
+    one it tells how long a step fetches batches, of which the device has work for a part. How long
+    the work takes that only some steps have holds with both.
     """
     training, timed = options.training, options.real_steps
     has_device = bool((recording.ownership.work.device >= 0).any())
@@ -120,7 +121,8 @@ def real_step(recording: Recording, options: Options) -> RealStep | None:
     }
     if has_device:
         known = {"data": _left_waiting(recording, training)}
-    parts = {name: part for name, part in known.items() if part}
+    parts = rare_parts(recording, training)
+    parts |= {(name,): part for name, part in known.items() if part}
     is_steady = training.held_up_ns <= _HELD_UP * training.step_ns
     return RealStep(training.step_ns, timed, parts if is_steady else {})
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
+from backspot.analysis.accounting.activity import NAMES
 from backspot.analysis.recording import Options, Recording
+from backspot.analysis.training import EVALUATION, OUTSIDE, SAVING
 from backspot.analysis.typical import TypicalStep
-from backspot.results.costs import WITHOUT_GRADIENTS, Phase
+from backspot.results.costs import WITHOUT_GRADIENTS, Phase, PhaseName
 from backspot.results.rare import RareWork
 from backspot.results.report import Report, changed
+from backspot.results.training import Training
 from backspot.trace.events import Ints, Mask
 
 _OTHERS = 3
@@ -16,11 +19,14 @@ _OTHERS = 3
 rare work."""
 _LITTLE = 0.1
 """Share of the time of a phase in the steps that have it, up to which others do not have it."""
+_PHASES: dict[str, PhaseName] = {EVALUATION: "evaluation", SAVING: "saving"}
+"""Which phases the names of a training's rare work stand for."""
 _TWICE = 2
 """A wait for a batch is rare if it takes so many times as long as in the other steps."""
 _LEAST = 0.01
 """Share of a mean step from which rare work counts."""
-_OF_ITS_OWN = frozenset(("data", "saving", *WITHOUT_GRADIENTS))
+_KNOWN = ("saving", *WITHOUT_GRADIENTS)
+_OF_ITS_OWN = frozenset(("data", *_KNOWN))
 """Phases that are known by more than the operators that run in them."""
 
 
@@ -35,6 +41,32 @@ def with_rare_work(report: Report, recording: Recording, _: Options) -> Report:
     return changed(report, rare=tuple(sorted(rare, key=lambda work: -work.per_step_ns)))
 
 
+def rare_parts(recording: Recording, training: Training) -> dict[tuple[str, ...], int]:
+    """Return how long phases take in a mean step that only some steps have, by their names.
+
+    Recorded steps are few, and recording makes small operators longest, as a rollout has. The log
+    of the training knows by how much all the steps are longer that have such work.
+    """
+    phases, typical = recording.recorded_phases, recording.typical
+    if phases is None:
+        return {}
+    step_ns = typical.value(phases.wall.sum(axis=0))
+    rows = dict(zip(NAMES, phases.wall, strict=True))
+    left: list[str] = [
+        name for name in _KNOWN if _has(name, rows[name], typical.chosen, step_ns) is not None
+    ]
+    found: dict[tuple[str, ...], int] = {}
+    for work in training.rare:
+        name = _PHASES.get(work.name)
+        if name is not None and (name in left or not rows[name].any()):
+            found[(name,)] = work.per_step_ns
+    together = tuple(name for name in left if (name,) not in found)
+    outside = sum(work.per_step_ns for work in training.rare if work.name == OUTSIDE)
+    if together and outside:
+        found[together] = outside
+    return found
+
+
 def rare_work(phase: Phase, report: Report, typical: TypicalStep, work: Ints) -> RareWork | None:
     """Return what a phase has of rare work, ``None`` for none.
 
@@ -42,7 +74,7 @@ def rare_work(phase: Phase, report: Report, typical: TypicalStep, work: Ints) ->
         work: a number for each step; steps with the same number do the same work.
     """
     times = np.array(phase.wall_ns_by_step, np.int64)
-    has = _has(phase, times, typical.chosen, report.step_ns)
+    has = _has(phase.name, times, typical.chosen, report.step_ns)
     if has is None or (phase.name not in _OF_ITS_OWN and _is_in_both(has, typical.chosen, work)):
         return None
     usual = int(times[typical.chosen & ~has].mean())
@@ -62,7 +94,7 @@ def rare_work(phase: Phase, report: Report, typical: TypicalStep, work: Ints) ->
     )
 
 
-def _has(phase: Phase, times: Ints, counted: Mask, step_ns: int) -> Mask | None:
+def _has(name: str, times: Ints, counted: Mask, step_ns: int) -> Mask | None:
     """Return which steps have a phase that the others do not have; ``None`` for none of them."""
     ordered = np.sort(times[counted])
     usual = int(ordered[(len(ordered) - 1) // _OTHERS])
@@ -71,7 +103,7 @@ def _has(phase: Phase, times: Ints, counted: Mask, step_ns: int) -> Mask | None:
     count = int(np.count_nonzero(has))
     if not count or count > (len(ordered) + 1) // 2:
         return None
-    if phase.name != "data" and usual > _LITTLE * times[has].mean():
+    if name != "data" and usual > _LITTLE * times[has].mean():
         return None
     return has
 

@@ -38,7 +38,7 @@ class Marks(enum.IntFlag):
     SAVED = 1
     """``torch.save`` was called."""
     OTHER_DATA = 2
-    """Batches came from a loader that most steps do not use."""
+    """Batches that were not trained on came from a loader that most steps do not use."""
     COMPILED = 4
     """Code was compiled."""
 
@@ -70,10 +70,10 @@ _GROWTH, _GROWTH_BYTES = 0.05, 50e6
 """Memory that grows by this share and these bytes grows."""
 
 _NO_STEPS = np.zeros(_COLUMNS, np.int64)
-_NAMES = {
-    Marks.SAVED: "saving a checkpoint",
-    Marks.OTHER_DATA: "evaluation",
-}
+SAVING = "saving a checkpoint"
+EVALUATION = "evaluation"
+OUTSIDE = "work outside backward and optimizer"
+_NAMES = {Marks.SAVED: SAVING, Marks.OTHER_DATA: EVALUATION}
 
 
 class StepTimes:
@@ -393,4 +393,4 @@ def _name_of(marks: Marks, longer: float, *, data: float, backward: float, optim
             return name
     parts = {"waiting for data": data, "backward": backward, "optimizer": optimizer}
     part, most = max(parts.items(), key=lambda item: item[1])
-    return part if most >= longer / 2 else "work outside backward and optimizer"
+    return part if most >= longer / 2 else OUTSIDE

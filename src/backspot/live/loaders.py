@@ -49,14 +49,14 @@ class Fetch(msgspec.Struct, frozen=True, gc=False):
 
 
 def watch(
-    note: Callable[[Fetch], None], turned: Callable[[int], None] = lambda _: None
+    note: Callable[[Fetch], None], turned: Callable[[int, int], None] = lambda *_: None
 ) -> Callable[[], None]:
     """Have each batch noted that any thread of this process asks a ``DataLoader`` for.
 
     Args:
         note: called on the thread that asked, before it gets its batch. It must not raise.
         turned: called likewise where a loader begins or ends an epoch, as it starts its workers or
-            waits until they have ended, with how many nanoseconds that took.
+            waits until they have ended, with the loader and how many nanoseconds that took.
 
     Returns:
         What ends it. It can be called again.
@@ -120,7 +120,7 @@ def fetch(batches: Iterator[Any]) -> Any:
         batch = next(batches)
     except StopIteration:
         if _noted_at.get(get_ident(), 0) < begin:
-            _tell_of_turn(perf_counter_ns() - begin)
+            _tell_of_turn(_about(batches), perf_counter_ns() - begin)
         raise
     thread = get_ident()
     if _noted_at.get(thread, 0) < begin:
@@ -147,7 +147,7 @@ class _Batches(msgspec.Struct):
     is_timed: bool
 
 
-_watchers: tuple[tuple[Callable[[Fetch], None], Callable[[int], None]], ...] = ()
+_watchers: tuple[tuple[Callable[[Fetch], None], Callable[[int, int], None]], ...] = ()
 _numbers = itertools.count(1)
 
 _waiting: dict[int, int] = {}
@@ -223,10 +223,10 @@ def _tell(about: _Batches, thread: int, begin: int, end: int, waited: int | None
         note(noted)
 
 
-def _tell_of_turn(took: int) -> None:
+def _tell_of_turn(about: _Batches, took: int) -> None:
     """Tell the watchers that a loader has begun or ended an epoch."""
     for _, turned in _watchers:
-        turned(took)
+        turned(about.loader.number, took)
 
 
 def _next_noted(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -244,7 +244,7 @@ def _next_noted(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
         except StopIteration:
             about.loader.epoch = internals.handed_out_by(batches)
             _noted_at[thread] = perf_counter_ns()
-            _tell_of_turn(_noted_at[thread] - begin)
+            _tell_of_turn(about, _noted_at[thread] - begin)
             raise
         finally:
             waited = _waiting.pop(thread, 0)
@@ -275,7 +275,8 @@ def _begin_timed(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
             return original(loader)
         begin = perf_counter_ns()
         batches = original(loader)
-        _tell_of_turn(perf_counter_ns() - begin)
+        took = perf_counter_ns() - begin
+        _tell_of_turn(_about(batches), took)
         return batches
 
     return timed

@@ -113,6 +113,7 @@ class _Thread:
         "backward_began",
         "data",
         "ended",
+        "fetched",
         "has_closures",
         "interrupted_ns",
         "interrupted_steps",
@@ -126,6 +127,7 @@ class _Thread:
         "settled",
         "settling",
         "times",
+        "untrained",
         "used",
     )  # fmt: skip
 
@@ -146,7 +148,12 @@ class _Thread:
         self.has_closures = False
         self.interrupted_ns = self.interrupted_steps = 0
         self.loaders: dict[int, list[int]] = {}  # workers, batches, late, waited, steps
-        self.used: set[int] = set()
+        self.used: dict[int, int] = {}
+        """For each loader of this step, nanoseconds in it."""
+        self.fetched: set[int] = set()
+        """Loaders that gave a batch since the last backward."""
+        self.untrained: set[int] = set()
+        """Loaders of this step that went on without a backward on what they gave."""
 
     def begin_step(self, now: int, ran: int) -> None:
         """Begin a step at a time, when the thread has run for so long."""
@@ -155,6 +162,8 @@ class _Thread:
         self.backward_began = self.optimizer_began = self.optimizers = 0
         if self.used:
             self.used.clear()
+            self.fetched.clear()
+            self.untrained.clear()
         self.ran = ran
         self.ended = now
 
@@ -184,7 +193,7 @@ class StepLog:
             return
         self.is_on = True
         for remove in (
-            loaders.watch(self._fetched, self._epoch_turned),
+            loaders.watch(self._fetched, self._in_loader),
             watch_backward(self._backward_begins, self._backward_ends),
             hook_step_begins(self._optimizer_begins),
             hook_steps(self._optimizer_ends),
@@ -219,9 +228,9 @@ class StepLog:
 
     def _fetched(self, fetch: Fetch) -> None:
         thread = self._threads.get(_here()) or self._thread()
-        thread.data += fetch.end_ns - fetch.begin_ns
+        self._in_loader(fetch.loader, fetch.end_ns - fetch.begin_ns)
+        thread.fetched.add(fetch.loader)
         thread.level.note(fetch)
-        thread.used.add(fetch.loader)
         if not thread.ended or (self._paused and _here() in self._paused):
             return  # in no step of the training's own
         use = thread.loaders.get(fetch.loader)
@@ -232,11 +241,17 @@ class StepLog:
             use[2] += 1
             use[3] += fetch.waited_ns
 
-    def _epoch_turned(self, took: int) -> None:
-        self._thread().data += took
+    def _in_loader(self, loader: int, took: int) -> None:
+        thread = self._threads.get(_here()) or self._thread()
+        thread.data += took
+        thread.used[loader] = thread.used.get(loader, 0) + took
+        if loader in thread.fetched:
+            thread.untrained.add(loader)
 
     def _backward_begins(self, _: bool) -> None:
         thread = self._threads.get(_here()) or self._thread()
+        if thread.fetched:
+            thread.fetched.clear()
         thread.backward_began = _now()
 
     def _backward_ends(self, _: bool) -> None:
@@ -305,21 +320,23 @@ class StepLog:
         if not thread.settled:
             thread.level.step_ended()
             thread.settled = thread.level.is_steady
-        marks = thread.marks
-        for loader in thread.used:
+        marks, data = thread.marks, thread.data
+        for loader, took in thread.used.items():
             use = thread.loaders.get(loader)
             if use is None:
                 continue
             use[4] += 1
-            if 2 * use[4] < thread.times.steps and len(thread.loaders) > 1:
+            is_rare = 2 * use[4] < thread.times.steps and len(thread.loaders) > 1
+            if is_rare and loader in thread.untrained:
                 marks |= Marks.OTHER_DATA
+                data -= took  # a part of what these batches are for
         into = thread.times
         if not thread.settled:
             into = thread.settling
             thread.times.pass_over()
         times = (
             now - thread.ended,
-            thread.data,
+            data,
             thread.backward,
             0 if thread.has_closures else thread.optimizer,
             ran - thread.ran,
@@ -427,5 +444,5 @@ def _remove(log: StepLog) -> None:
 
 
 dynamo.keep_from_dynamo(
-    StepLog._optimizer_begins, StepLog._optimizer_ends, StepLog._fetched, StepLog._epoch_turned
+    StepLog._optimizer_begins, StepLog._optimizer_ends, StepLog._fetched, StepLog._in_loader
 )

@@ -71,6 +71,11 @@ class Termination:
         with suppress(OSError):
             os.write(pipe[1], b"\0")  # the thread ends, and closes the pipe
 
+    @property
+    def is_on(self) -> bool:
+        """Whether it listens."""
+        return self._pipe is not None
+
     def forget(self) -> None:
         """Leave the signal alone: this process is a copy, whose signals are its own."""
         pipe, self._pipe = self._pipe, None
@@ -120,8 +125,22 @@ def _copies_forget(listening: Termination) -> None:
 
 @functools.cache
 def _register() -> None:
+    # A signal that reaches a copy before it has forgotten would be heard here, through the pipe
+    # that both have, and end this process in place of the copy. So it waits until then.
+    masks = threading.local()
+
+    def hold() -> None:
+        if any(listening.is_on for listening in _listening):
+            masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+
+    def release() -> None:
+        before = vars(masks).pop("before", None)
+        if before is not None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
     def forget() -> None:
         for listening in _listening:
             listening.forget()
+        release()
 
-    os.register_at_fork(after_in_child=forget)
+    os.register_at_fork(before=hold, after_in_parent=release, after_in_child=forget)

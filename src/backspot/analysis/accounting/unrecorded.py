@@ -45,13 +45,13 @@ class RealStep(msgspec.Struct, frozen=True):
     Attributes:
         step_ns: the mean.
         by_step: the steps that were timed one by one; none where only the mean is known.
-        parts: how long some phases take of it, by their names in ``NAMES``. The others take the
-            rest, as the recording says.
+        parts: how long some phases take of it together, by their names in ``NAMES``. The others
+            take the rest, as the recording says.
     """
 
     step_ns: int
     by_step: tuple[int, ...] = ()
-    parts: Mapping[str, int] = {}
+    parts: Mapping[tuple[str, ...], int] = {}
 
     @classmethod
     def of(cls, by_step: Sequence[int]) -> RealStep | None:
@@ -134,13 +134,14 @@ def pace_of(
     known = _known_parts(real)
     unseen = np.zeros(count, np.int64)
     parts = np.ones((2, len(times)))
-    for number, ns in known.items():
-        mine = phase == number
+    others = np.ones(len(phase), bool)
+    for numbers, ns in known.items():
+        mine = np.isin(phase, numbers)
+        others &= ~mine
         if times[mine].any():
             parts[:, mine] = _parts(times[mine], host[mine], events_of[mine], ns)
         else:
-            unseen[number] = ns
-    others = ~np.isin(phase, [*known])
+            unseen[numbers[0]] = ns
     left = real.step_ns - sum(known.values())
     if times[others].any():
         parts[:, others] = _parts(times[others], host[others], events_of[others], left)
@@ -154,11 +155,11 @@ def pace_of(
     )
 
 
-def _known_parts(real: RealStep) -> dict[int, int]:
+def _known_parts(real: RealStep) -> dict[tuple[int, ...], int]:
     """Return the times of the phases that are known, by their numbers; at most the step."""
     known = sum(real.parts.values())
     most = min(1.0, real.step_ns / known) if known else 1.0
-    return {NAMES.index(name): int(ns * most) for name, ns in real.parts.items()}
+    return {tuple(map(NAMES.index, names)): int(ns * most) for names, ns in real.parts.items()}
 
 
 def _parts(wall: Floats, host: Floats, count: Floats, whole: float) -> Floats:

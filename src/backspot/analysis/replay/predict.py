@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 import msgspec
 import numpy as np
 
+from backspot.analysis.accounting.activity import SAVING, USES
 from backspot.analysis.attribution.cutting import Cut
 from backspot.analysis.attribution.launches import DeviceWork, Tier
 from backspot.analysis.attribution.ownership import Special
@@ -500,7 +501,9 @@ def predict(recording: Recording, real_step_ns: int | None) -> Prediction | Refu
     cost: ProfilerCost | Refusal = MEASURED
     if real_step_ns is not None:
         parts = recording.real_step.parts if recording.real_step else {}
-        cost = fit(replayable, real_step_ns, typical, parts.get("data", 0))
+        if recording.pace is not None:  # what was not recorded is not replayed
+            real_step_ns -= int(recording.pace.unseen_ns[[SAVING, *USES]].sum())
+        cost = fit(replayable, real_step_ns, typical, parts.get(("data",), 0))
     if isinstance(cost, Refusal):
         return cost
     return Prediction(replayable, typical, cost, fitted=cost is not MEASURED, cut=cut)
