@@ -97,7 +97,8 @@ def test_slow_work_inside_compiled_code_comes_first():
     plant = nn.Sequential(nn.Linear(64, 8192), nn.GELU(), nn.Linear(8192, 64))
     model = Planted(plant).to(DEVICE)
     x = torch.randn(65536, 64, device=DEVICE)  # the GPU works longer than the host launches
-    report = backspot.locate(recorded(model, torch.compile(model), x))
+    # In the first step, what the profiler does for the first time takes longest.
+    report = backspot.locate(recorded(model, torch.compile(model), x, steps=6))
     assert report.modules[0].path.startswith("plant.")
     assert report["plant"].row.total_gpu_ns > 0.8 * report.gpu_ns
 

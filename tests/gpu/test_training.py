@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from dataclasses import replace
 
 import pytest
@@ -349,3 +350,19 @@ def test_a_profiler_that_stops_in_the_middle_of_a_step_leaves_the_next_one_right
     assert found["stem"] == found["head"] == {"AddmmBackward0": 1, "TBackward0": 1}
     assert {row.recorded_calls for row in report.modules if row.is_module} == {1}
     assert hooks_on(model) == left_in_torch() == []
+
+
+def test_recordings_that_follow_at_once_have_all_kernels_and_leave_the_environment():
+    model, x = nn.Linear(64, 64).to(DEVICE), torch.randn(8, 64, device=DEVICE)
+
+    def step():
+        model(x).square().mean().backward()
+
+    before = os.environ.get("TEARDOWN_CUPTI")
+    for _ in range(4):
+        report = backspot.profile(step, model, steps=2, warmup=1, unprofiled=0, trials="none")
+        assert report.gpu_ns > 0
+        with gpu_profile() as profiler:
+            step()
+        assert backspot.locate(profiler).gpu_ns > 0
+    assert os.environ.get("TEARDOWN_CUPTI") == before

@@ -417,6 +417,37 @@ def _quiet(profiler: torch.profiler.profile) -> Iterator[None]:
         os.unsetenv(_LEVEL)
 
 
+_TEARDOWN = "TEARDOWN_CUPTI"
+_DETACHES = (12, 6)
+"""The CUDA version from which CUPTI can be attached once more, with CUDA graphs too."""
+
+
+@contextmanager
+def _detached(profiler: torch.profiler.profile) -> Iterator[None]:
+    """Have CUPTI leave the process when the profiler stops inside the block.
+
+    Else each launch of the training takes longer from then on: a step that the host limits, by a
+    quarter. Kineto asks for the setting where it stops, and detaches in the next call of CUDA. That
+    comes here: a recording that began before it would be empty. ``os.environ`` and what child
+    processes see stay as they are, and so does the setting of a user.
+    """
+    if (
+        _TEARDOWN in os.environ
+        or ProfilerActivity.CUDA not in profiler.activities
+        or not (version := torch.version.cuda)
+        or tuple(map(int, version.split(".")[:2])) < _DETACHES
+    ):
+        yield
+        return
+    os.putenv(_TEARDOWN, "1")
+    try:
+        yield
+    finally:
+        os.unsetenv(_TEARDOWN)
+        with contained():  # an error of the device reaches the next step by itself
+            torch.cuda.synchronize()
+
+
 @contextmanager
 def _prepared(profiler: torch.profiler.profile) -> Iterator[None]:
     """Prepare the profiler; an error inside the block ends it."""
@@ -441,4 +472,5 @@ def _recording(profiler: torch.profiler.profile) -> Iterator[None]:
         yield
     finally:
         if is_recording():  # unless an interrupt came before the start
-            profiler.stop_trace()
+            with _detached(profiler):
+                profiler.stop_trace()

@@ -59,12 +59,15 @@ class PhaseTimes(msgspec.Struct, frozen=True):
             typical: the steps that count.
         """
         wall, busy = self.wall + unseen_ns[:, None], self.busy.copy()
-        # What the rounding of moments leaves belongs to the phase with most time of the host.
+        # What the rounding of moments leaves belongs to the phase with most time of the host, or
+        # to the longest one where devices work all the time.
         step = int(typical.weight.argmax())
-        idle = (wall - busy)[:, step]
-        idle[BACKWARD] = -1  # its time is that of the rows
-        phase = int(idle.argmax())
-        wall[phase, step] += typical.lacking(wall.sum(axis=0), step_ns, step)
+        lacking = typical.lacking(wall.sum(axis=0), step_ns, step)
+        idle, whole = (wall - busy)[:, step], wall[:, step].copy()
+        idle[BACKWARD] = whole[BACKWARD] = -1  # its time is that of the rows
+        has_room = idle.max() > 0 and idle.max() >= -lacking
+        phase = int((idle if has_room else whole).argmax())
+        wall[phase, step] += lacking
         busy[phase, step] = min(busy[phase, step], wall[phase, step])
         return PhaseTimes(wall, busy, self.activity)
 
