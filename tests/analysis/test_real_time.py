@@ -83,6 +83,7 @@ def check_sums(report: Report) -> None:
 
 CHOSEN = {"vit", "two_streams", "model_parallel", "gradient_accumulation", "lstm", "clip_each"}
 CHOSEN |= {"fp32_convnet", "sync_in_backward"}  # a device works all the time
+CHOSEN |= {"ddp", "late_layers"}
 RECORDINGS = {
     name: path
     for path in sorted(DATA.glob("*/*.json.gz"))
@@ -92,7 +93,9 @@ RECORDINGS = {
 
 @pytest.mark.parametrize("name", RECORDINGS)
 @pytest.mark.parametrize("part", [0.04, 0.63, 1.7])
-def test_of_a_recording_too_all_sums_are_those_of_a_real_step(name: str, part: float) -> None:
+def test_of_a_recording_too_all_sums_are_those_of_a_real_step(
+    name: str, part: float, tmp_path: Path
+) -> None:
     recording = Recording.of(read_events(RECORDINGS[name]))
     plain = pipeline.report_of(recording)
     check_sums(plain)
@@ -102,6 +105,7 @@ def test_of_a_recording_too_all_sums_are_those_of_a_real_step(name: str, part: f
     report = pipeline.report_of(recording.in_real_time(real))
     check_sums(report)
     assert (report.clock == "real") == bool(plain.phases)
+    assert Report.load(report.save(tmp_path / "report.json")) == report
     assert report.recorded_step_ns == plain.step_ns
     assert {row.path: row.recorded_wall_ns for row in report.modules} == {
         row.path: row.wall_ns for row in plain.modules
@@ -127,6 +131,16 @@ def test_parts_of_the_real_step_that_are_known_hold_as_they_are(
     found = {phase.name: phase.wall_ns for phase in report.phases}
     for name, ns in parts.items():
         assert found[name] == pytest.approx(ns, abs=len(NAMES))  # data, too, which has no event
+
+
+@pytest.mark.parametrize("name", ["late_layers", "vit"])
+def test_waiting_for_data_alone_is_a_step_too(name: str) -> None:
+    recording = Recording.of(read_events(RECORDINGS[name]))
+    step_ns = pipeline.report_of(recording).step_ns
+    real = RealStep(step_ns, parts={("data",): 2 * step_ns})
+    report = pipeline.report_of(recording.in_real_time(real))
+    check_sums(report)
+    assert max(report.phases, key=lambda phase: phase.wall_ns).name == "data"
 
 
 def test_parts_beyond_the_step_are_brought_into_it() -> None:

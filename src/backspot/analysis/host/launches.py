@@ -30,7 +30,7 @@ def find_launches(ledger: Ledger, phase: Ints, typical: TypicalStep) -> tuple[La
         mine = mine[np.argsort(work.start[mine], kind="stable")]
         before[mine] = np.append(NOTHING, np.maximum.accumulate(work.end[mine])[:-1])
     idle = work.start - before
-    late = (before >= 0) & (work.launch >= before) & (idle <= _LAUNCHING)
+    late = (before >= 0) & (work.launch >= before) & (idle >= 0) & (idle <= _LAUNCHING)
     idle = ledger.elapsed(before, work.start)
     step = steps.at(work.launch)
     inside = (step >= 0) & (work.launch >= 0)

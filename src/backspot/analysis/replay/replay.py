@@ -54,7 +54,7 @@ def fit(
     usual = _USUAL if len(recording.ownership.work.start) else 1.0
     at_hand = data_ns > 0 and any(wait.follows >= 0 for wait in recording.waits)
     if at_hand:
-        real_step_ns -= data_ns
+        real_step_ns = max(1.0, real_step_ns - data_ns)
     for factors in (_FACTORS, _FINER):
         tried = np.unique(np.maximum(factors + (factor if factors is _FINER else 0.0), 0.0))
         costs = [_scaled(MEASURED, one) for one in tried.tolist()]
