@@ -80,6 +80,7 @@ def ranking(recording: Recording, options: Options) -> Report:
         source=ownership.spans.source,
         has_gpu=bool(recording.clock.devices),
         warnings=(
+            *options.slowed_by,
             *warnings_of(events, ownership, warmed_up=options.warmed_up),
             *_of_steps_without_calls(costs.modules, ownership),
         ),

@@ -74,6 +74,7 @@ class Options(msgspec.Struct, frozen=True):
         warmed_up: whether steps are known to have run before the recording.
         real_steps: how long steps take without the profiler, in nanoseconds.
         training: all steps of the training so far; ``None`` where they were not noted.
+        slowed_by: what makes the process slow beside its training, each in one sentence.
         place: gives a file, line and function of a stack the file's name that lines have elsewhere,
             and the line at which the function begins; ``None``: they have them.
     """
@@ -85,6 +86,7 @@ class Options(msgspec.Struct, frozen=True):
     warmed_up: bool = False
     real_steps: tuple[int, ...] = ()
     training: Training | None = None
+    slowed_by: tuple[str, ...] = ()
     place: Callable[[str, int, str], tuple[str, int]] | None = None
 
 

@@ -207,6 +207,7 @@ def profile(
                 warmed_up=warmup > 0,
                 real_steps=tuple(taken.times_ns),
                 training=log.training(),
+                slowed_by=taken.slowed_by,
                 place=place_of_frame,
             ),
             in_detail=detail.profiler if detail and detail.count else None,

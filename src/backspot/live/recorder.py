@@ -152,6 +152,7 @@ class Recorded:
         training: all steps so far; ``None`` if they are not noted.
         by_backwards: whether each backward counted as a step, as nothing tells of updates.
         shortage: as in ``Measurement``.
+        slowed_by: likewise.
     """
 
     profiler: torch.profiler.profile | Export
@@ -167,6 +168,7 @@ class Recorded:
     training: Training | None = None
     by_backwards: bool = False
     shortage: str = ""
+    slowed_by: tuple[str, ...] = ()
 
     def locate(
         self,
@@ -196,6 +198,7 @@ class Recorded:
                 warmed_up=True,
                 real_steps=self.times_ns,
                 training=self.training,
+                slowed_by=self.slowed_by,
                 place=place_of_frame,
             ),
             in_detail=self.in_detail,
@@ -636,6 +639,7 @@ class Recorder:
             len(self._counts),
             by_backwards=self.by_backwards,
             shortage=self._measurement.shortage,
+            slowed_by=self._measurement.slowed_by,
         )
 
     def _live(self) -> Living | None:

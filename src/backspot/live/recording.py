@@ -34,6 +34,7 @@ from backspot.live.host_marks import (
 from backspot.live.instrumentation import Instrumentation, instrument
 from backspot.live.memory_watch import MemoryWatch
 from backspot.live.step_log import StepLog
+from backspot.live.surroundings import slowed_by
 from backspot.live.torch_internals.lookup import Watch, nothing
 from backspot.live.torch_internals.profiler import (
     PROFILER_PREPARES,
@@ -78,6 +79,7 @@ class Measurement:
         times_ns: the times of the timed steps, in nanoseconds.
         calls: how many functions a step calls, 0 where they were not counted.
         shortage: why fewer steps were recorded than wanted; empty if that is not so.
+        slowed_by: what makes the process slow beside its training, each in one sentence.
         range: the range of the step that is recorded. No variable of a frame holds it, as an
             exception that is kept would keep it until a later session.
     """
@@ -97,6 +99,7 @@ class Measurement:
         self.calls = 0
         self.profiles: dict[str, Profile] = {}
         self.shortage = ""
+        self.slowed_by: tuple[str, ...] = ()
         self.step_ended = step_ended
         self.end_inside = end_inside
         self.log = log or StepLog()
@@ -278,6 +281,8 @@ class Profiled:
     def steps(self, taken: Measurement) -> Iterator[None]:
         """Add to ``profiles``."""
         models = taken.models.values()
+        if not taken.profiles:  # on the thread that trains, and before there is anything of ours
+            taken.slowed_by = slowed_by()
         for earlier in taken.profiles.values():  # Kineto keeps the newest alone
             if not isinstance(earlier.profiler, Export):
                 earlier.profiler = Export(earlier.profiler)

@@ -1,0 +1,143 @@
+"""What makes a process slow beside its training: debuggers, checks, settings, a share of a machine.
+
+Each has a sentence. What is usual has none, nor what PyTorch has no word for.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from backspot.formatting import counted, gigabytes
+from backspot.live.torch_internals.lookup import find
+
+_GROUP, _GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+_CONTEXT = 4 << 30
+"""Bytes of a GPU that CUDA and libraries may take in one process, beside PyTorch's allocator."""
+_REMEDY = "Times have it in them; run without it for true ones."
+_ON = ("1", "true", "yes", "on")
+
+
+def slowed_by() -> tuple[str, ...]:
+    """Return what slows down this thread, or is slow in this process, each in one sentence.
+
+    It reads settings alone, and takes less than a millisecond.
+    """
+    return tuple(said for look in _LOOKS for said in look())
+
+
+def _traced() -> Iterator[str]:
+    if (trace := sys.gettrace()) is not None:
+        yield (
+            f"A trace function ({_name_of(trace)}; sys.settrace) runs for each line of Python: a "
+            f"debugger, or coverage. {_REMEDY}"
+        )
+    if (profile := sys.getprofile()) is not None:
+        yield (
+            f"A profile function ({_name_of(profile)}; sys.setprofile) runs for each call of "
+            f"Python. {_REMEDY}"
+        )
+    monitoring: Any = getattr(sys, "monitoring", None)  # from Python 3.12 on
+    tools = [monitoring.get_tool(number) for number in range(6)] if monitoring else []
+    for number, tool in enumerate(tools):
+        if tool and monitoring.get_events(number):
+            yield f"A tool ({tool}; sys.monitoring) watches what Python runs. {_REMEDY}"
+    if tracemalloc.is_tracing():
+        yield f"tracemalloc notes each piece of memory that Python takes. {_REMEDY}"
+    modes = find("utils", "_python_dispatch", "_get_current_dispatch_mode_stack")
+    names = [type(mode).__name__ for mode in (modes() if modes is not None else ())]
+    if names:
+        yield f"A mode ({', '.join(names)}) handles each operator in Python. {_REMEDY}"
+    if "NSYS_PROFILING_SESSION_ID" in os.environ:
+        yield f"Nsight Systems records this process, too. {_REMEDY}"
+
+
+def _checked() -> Iterator[str]:
+    if torch.is_anomaly_enabled():
+        yield (
+            "Anomaly mode is on: each node keeps the stack of its forward and looks for NaN, at "
+            "which the host waits for the device. Times have it in them; it is for finding errors."
+        )
+    if torch.are_deterministic_algorithms_enabled():
+        yield (
+            "Deterministic algorithms are on (torch.use_deterministic_algorithms): some operators "
+            "use slower kernels, and new memory is filled."
+        )
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        if os.environ.get("TORCH_DISTRIBUTED_DEBUG", "").upper() == "DETAIL":
+            yield (
+                "TORCH_DISTRIBUTED_DEBUG=DETAIL compares each collective call of the ranks before "
+                "it runs: times have it in them."
+            )
+        if (level := os.environ.get("NCCL_DEBUG", "").upper()) in ("INFO", "TRACE"):
+            yield f"NCCL_DEBUG={level} writes a log while the ranks communicate."
+
+
+def _on_gpus() -> Iterator[str]:
+    if not torch.cuda.is_initialized():
+        return
+    if os.environ.get("CUDA_LAUNCH_BLOCKING", "").lower() in _ON:
+        yield (
+            "CUDA_LAUNCH_BLOCKING is set: each launch waits until its kernel has ended, so that "
+            f"host and GPU never work at the same time. {_REMEDY}"
+        )
+    if os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING", "").lower() in _ON:
+        yield (
+            "PYTORCH_NO_CUDA_MEMORY_CACHING is set: each tensor asks CUDA for memory, and frees it "
+            "with a wait for the GPU."
+        )
+    with suppress(RuntimeError):
+        free, total = torch.cuda.mem_get_info()
+        others = total - free - torch.cuda.memory_reserved()
+        if others > _CONTEXT:
+            yield (
+                f"Of the memory of GPU {torch.cuda.current_device()}, "
+                f"{gigabytes(others, total)} are neither free nor PyTorch's: other processes may "
+                "use it, and times vary with what they do."
+            )
+
+
+def _with_few_cpus() -> Iterator[str]:
+    threads, cpus = torch.get_num_threads(), _cpus()
+    if cpus and threads > cpus:
+        yield (
+            f"PyTorch works with {counted(threads, 'thread')}, and this process has "
+            f"{cpus:.3g} of {counted(os.cpu_count() or 1, 'CPU')}: threads wait for each other. "
+            f"OMP_NUM_THREADS={max(1, int(cpus))} is likely faster."
+        )
+
+
+_LOOKS: tuple[Callable[[], Iterator[str]], ...] = (_traced, _checked, _on_gpus, _with_few_cpus)
+
+
+def _name_of(function: Any) -> str:
+    """Return where a function is from: its module and its name."""
+    of = function if hasattr(function, "__qualname__") else type(function)
+    module = getattr(of, "__module__", None) or ""
+    return f"{module}.{of.__qualname__}".lstrip(".")
+
+
+def _cpus() -> float:
+    """Return how many CPUs this process may use at a time; 0 where that is not known.
+
+    A set of them, or a part of their time, as containers and job schedulers give it.
+    """
+    found: list[float] = []
+    if hasattr(os, "sched_getaffinity"):
+        found.append(len(os.sched_getaffinity(0)))
+    with suppress(OSError, ValueError):
+        path = _GROUP.read_text().splitlines()[-1].split(":", 2)[2]
+        inner = _GROUPS / path.lstrip("/")
+        for folder in (inner, *inner.parents):
+            if folder.is_relative_to(_GROUPS):
+                with suppress(OSError, ValueError):  # "max"; the outermost group has no such file
+                    quota, period = (folder / "cpu.max").read_text().split()
+                    found.append(int(quota) / int(period))
+    return min(found, default=0.0)
