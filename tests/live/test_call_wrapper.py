@@ -239,6 +239,22 @@ class Through(Block):
         return super().__call__(x) + 1
 
 
+class Forwards(Block):
+    """A call of its own that no hook sees, as GPyTorch has it."""
+
+    def __call__(self, x):
+        return self.forward(x)
+
+
+class Inherits(Forwards):
+    pass
+
+
+class Chained(Forwards):
+    def __call__(self, x):
+        return super().__call__(x) + 1
+
+
 class Around(nn.Module):
     def __init__(self, inner):
         super().__init__()
@@ -265,10 +281,10 @@ def test_the_call_of_all_modules_stays_where_a_model_has_such_a_class(record):
     ]
 
 
-@pytest.mark.parametrize("kind", [Own, Through])
+@pytest.mark.parametrize("kind", [Own, Through, Forwards, Inherits, Chained])
 @pytest.mark.parametrize("markers", [True, False])
 def test_a_class_with_a_call_of_its_own_has_labels(kind, markers, record):
-    model = Around(kind())
+    model, calls = Around(kind()), [vars(cls).get("__call__") for cls in kind.__mro__]
     with backspot.instrument(model, markers=markers):
         recording = record(step(model))
         assert hooks_on(model) == left_in_torch()[:0] == []
@@ -280,6 +296,31 @@ def test_a_class_with_a_call_of_its_own_has_labels(kind, markers, record):
         f"forward: inner ({name}) #2",
         "forward: inner.fc (Linear) #2",
     ]
+    assert [vars(cls).get("__call__") for cls in kind.__mro__] == calls
+
+
+def test_calls_of_their_own_may_fail_repeat_and_be_of_several_classes(record):
+    class Fails(Forwards):
+        def forward(self, x):
+            raise KeyError
+
+    model = nn.Sequential(Forwards(), Chained(), Inherits(), Through())
+    failing = nn.Sequential(Forwards(), Fails())
+
+    def run():
+        with pytest.raises(KeyError):
+            failing(torch.randn(3, 4))
+        step(model)()
+
+    with backspot.instrument(model), backspot.instrument(failing, name="failing"):
+        recording = record(run)
+    assert [label.removeprefix("forward: ") for label in recording.forward()] == [
+        *("failing (Sequential)", "failing.0 (Forwards)", "failing.0.fc (Linear)"),
+        *("failing.1 (Fails)", "(Sequential)", "0 (Forwards)", "0.fc (Linear)"),
+        *("1 (Chained)", "1.fc (Linear)", "2 (Inherits)", "2.fc (Linear)"),
+        *("3 (Through)", "3.fc (Linear)"),
+    ]
+    assert left_in_torch() == []
 
 
 def test_a_graph_module_has_labels_and_no_hook(record):
@@ -488,7 +529,7 @@ METHOD = "method" if hasattr(torch.autograd.graph, "node_creation_hook") else "w
 @pytest.mark.slow
 @pytest.mark.parametrize("how", slow_except(["whole"], sorted({"whole", METHOD, "blocks"})))
 @pytest.mark.parametrize("when", ["before", "during"])
-@pytest.mark.parametrize("block", [Block, PassedOn])
+@pytest.mark.parametrize("block", [Block, PassedOn, Forwards])
 def test_a_region_keeps_its_graph_and_is_compiled_once(how, when, block, record):
     pytest.importorskip("torch._dynamo")
     from torch._dynamo.testing import CompileCounterWithBackend
@@ -526,7 +567,9 @@ def test_a_region_keeps_its_graph_and_is_compiled_once(how, when, block, record)
         assert counter.frame_count == frames <= 2
         assert vars(torch._dynamo.OptimizedModule).get("__call__") is own_call
         assert names[0] == "forward: (Sequential)"
-        assert len(names) == (2 if how != "blocks" else 6)
+        # A call that never gets to PyTorch's does not get to what ``compile`` has made, either.
+        inside_of_blocks = 10 if block is Forwards else 6
+        assert len(names) == (2 if how != "blocks" else inside_of_blocks)
 
 
 @pytest.mark.slow

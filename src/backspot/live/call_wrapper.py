@@ -8,8 +8,10 @@ Most calls need nothing but a range: their label is the module's first within th
 and the trace itself has their sequence numbers. Such a range is in its thread's list until it ends.
 The outermost call, repeated calls and, with markers, all calls go through ``Thread`` as with hooks.
 
-Some modules have node hooks instead, as long as the wrapper is installed. A class with a
-``__call__`` of its own may never get to the wrapper. Around a module with full backward hooks
+A class with a ``__call__`` of its own that never gets to PyTorch's has a wrapper around that.
+
+Some modules have node hooks instead, as long as the wrapper is installed. Another class with a
+``__call__`` of its own calls PyTorch's somewhere within. Around a module with full backward hooks
 PyTorch makes nodes after the forward hooks, and a trace does not show which kind of label those
 nodes are in.
 
@@ -191,7 +193,7 @@ class CallWrapper:
         ):
             MODULE_CALL.set(labelled_call)
         else:
-            self._class_calls = ClassCalls(labelled_call, labelled_compiled)
+            self._class_calls = ClassCalls(labelled_call, labelled_compiled, labelled_own)
         return True
 
     def _replicating(self, replicate: partial[Any]) -> Any:
@@ -348,6 +350,19 @@ def labelled_compiled(
     return _listed_call(self, args, kwargs, _local.thread, owner, original)
 
 
+def labelled_own(
+    self: torch.nn.Module, original: Callable[..., Any], args: Any, kwargs: Any
+) -> Any:
+    """Call a module by the ``__call__`` of its class, which never gets to PyTorch's."""
+    owner = call_wrapper.owners.get(id(self))
+    if owner is None or _is_dynamo_compiling():
+        return original(self, *args, **kwargs)
+    if _innermost_transform() is not None:
+        autograd.pass_over()
+        return original(self, *args, **kwargs)
+    return _listed_call(self, args, kwargs, _local.thread, owner, original)
+
+
 call_wrapper = CallWrapper()
 sessions.when_started = call_wrapper.begin
 sessions.when_ending = call_wrapper.end
@@ -357,6 +372,7 @@ wrapper_codes.add(labelled_call.__code__)
 dynamo.keep_from_dynamo(
     labelled_call,
     labelled_compiled,
+    labelled_own,
     _listed_call,
     _other_call,
     _is_passed_on,

@@ -6,6 +6,7 @@ The guards of compiled code check ``torch.nn.Module.__call__`` where a layer cal
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 from weakref import ref
@@ -31,11 +32,33 @@ def passes_to_common(module: torch.nn.Module) -> bool:
 
 
 _wrappers: set[Any] = set()
+_COMMON = {_CALL, "_call_impl", "_wrapped_call_impl"}
+
+
+def _reaches_common(cls: type) -> bool:
+    """Return whether calls of a class with a ``__call__`` of its own get to PyTorch's.
+
+    Only there are hooks called. A ``__call__`` that goes on names the next one, as in
+    ``super().__call__``; what is not Python is not known, and taken for one that does.
+    """
+    for base in cls.__mro__:
+        if base is torch.nn.Module:
+            return True
+        if _CALL in vars(base):
+            code = getattr(inspect.unwrap(vars(base)[_CALL]), "__code__", None)
+            if code is not None and _COMMON.isdisjoint(code.co_names):
+                return False
+    return True
 
 
 def put_hook(owner: Owner, module: torch.nn.Module) -> None:
     """Label calls of a module by a hook."""
     put_before(module, Enter(owner, Leave(owner)).__call__)
+
+
+def _compiled_classes() -> set[type]:
+    """Return the classes of what is inside of compiled modules: guards check their ``__call__``."""
+    return {type(part) for module in dynamo.compiled_modules() for part in module.modules()}
 
 
 class ClassCalls:
@@ -44,15 +67,18 @@ class ClassCalls:
     Args:
         compiled: called with an instance of ``torch.compile(module)``, the original call and the
             arguments.
+        own: likewise with an instance of a class whose own ``__call__`` calls no hooks.
     """
 
     def __init__(
         self,
         wrapper: Callable[..., Any],
         compiled: Callable[[torch.nn.Module, Callable[..., Any], Any, Any], Any],
+        own: Callable[[torch.nn.Module, Callable[..., Any], Any, Any], Any],
     ) -> None:
         self._wrapper = wrapper
         self._compiled = compiled
+        self._own = own
         self._ended = False
         self._calls: dict[type, tuple[Any, Callable[..., Any]]] = {}  # what was there, what is
         self._hooked: list[tuple[Owner, ref[torch.nn.Module]]] = []
@@ -65,9 +91,16 @@ class ClassCalls:
         """Have calls of a module and its class go through the wrapper; return whether they can."""
         is_graph = isinstance(module, torch.fx.GraphModule)
         cls = torch.fx.GraphModule if is_graph else type(module)
-        if cls is torch.nn.Module or not passes_to_common(module):
+        if cls in self._calls:
+            return True
+        if cls is torch.nn.Module:
             return False
-        self._put(cls, self._wrapper)
+        if passes_to_common(module):
+            self._put(cls, self._wrapper)
+            return True
+        if _reaches_common(cls) or cls in _compiled_classes():
+            return False
+        self._put_own(cls)
         return True
 
     def hook(self, owner: Owner, module: torch.nn.Module) -> None:
@@ -115,6 +148,18 @@ class ClassCalls:
                 delattr(cls, _CALL)
             else:
                 setattr(cls, _CALL, before)
+
+    def _put_own(self, cls: type) -> None:
+        original, own = getattr(cls, _CALL), self._own
+
+        def call(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if type(self) is not cls:  # a class that inherits from it has a wrapper of its own
+                return original(self, *args, **kwargs)
+            return own(self, original, args, kwargs)
+
+        call.__name__ = _CALL  # by which pickle finds a bound method
+        dynamo.keep_from_dynamo(call)
+        self._put(cls, call)
 
     def _put_compiled(self) -> None:
         cls = dynamo.compiled_class()
