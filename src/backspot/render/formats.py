@@ -56,8 +56,15 @@ def all_formats() -> tuple[Format, ...]:
 
 
 def text_of(kind: type) -> Text:
-    """What prints a kind of result, from the ``TEXTS`` of its module."""
-    return next(text for known, text in _texts().items() if issubclass(kind, known))
+    """What prints a kind of result, from the ``TEXTS`` of its module.
+
+    Raises:
+        TypeError: If no module of ``render`` lists the kind.
+    """
+    found = (text for known, text in _texts().items() if issubclass(kind, known))
+    if (text := next(found, None)) is None:
+        raise TypeError(f"{kind.__name__} is in the TEXTS of no module of backspot.render")
+    return text
 
 
 @cache
