@@ -12,6 +12,7 @@ from backspot import Report
 from backspot.analysis.recording import Options, Recording
 from backspot.analysis.typical import RareSteps
 from backspot.pipeline import report_of
+from backspot.results import RareWork, Training
 from backspot.trace import read_events
 from support.loop import CALL, Loop
 from support.phased import TICK
@@ -146,3 +147,63 @@ def test_rare_work_has_the_time_of_real_steps_where_these_are_known(tmp_path: Pa
     assert rare.per_step_ns == pytest.approx(phase.wall_ns, abs=2)
     assert rare.share == pytest.approx(phase.wall_ns / (38 * TICK), rel=0.001)
     assert "A step takes 38.0 ms" in said(report)
+
+
+def logged(step_ns: int, *rare: tuple[str, int]) -> Training:
+    """The log of a training whose steps have this rare work, so long in each step."""
+    return Training(
+        steps=800,
+        counted=780,
+        step_ns=step_ns,
+        data_ns=0,
+        forward_ns=step_ns,
+        backward_ns=0,
+        optimizer_ns=0,
+        typical_ns=step_ns,
+        longest_ns=step_ns,
+        rare=tuple(RareWork(name, 4, 4 * ns, ns, ns / step_ns) for name, ns in rare),
+    )
+
+
+@pytest.mark.parametrize("every", [4, 0])
+@pytest.mark.parametrize(
+    ("rare", "expected"),
+    [
+        ([("evaluation", 30)], {"evaluation": 30}),
+        ([("saving a checkpoint", 20), ("saving a checkpoint", 5)], {"saving": 25}),
+        ([("evaluation and saving a checkpoint", 30)], {"evaluation": 30}),
+        (
+            [("evaluation and saving a checkpoint", 30), ("saving a checkpoint", 10)],
+            {"evaluation": 40},
+        ),
+        ([("evaluation", 30), ("backward", 12)], {"evaluation": 30}),
+    ],
+)
+def test_rare_work_takes_as_long_as_the_log_of_the_training_says(
+    rare: list[tuple[str, int]], expected: dict[str, int], every: int, tmp_path: Path
+) -> None:
+    path = trained(8, every=every or 100, calls=20 * bool(every)).trace.save(
+        tmp_path / "trace.json"
+    )
+    real = 100 * TICK
+    training = logged(real, *((name, ticks * TICK) for name, ticks in rare))
+    report = report_of(Recording.read(path), Options(training=training))
+    assert_adds_up(report)
+    assert sum(phase.wall_ns for phase in report.phases) == real
+    found = {phase.name: phase.wall_ns / TICK for phase in report.phases}
+    for name, ticks in expected.items():
+        assert found[name] == pytest.approx(ticks, abs=1e-3)
+    # What was recorded and has another name in the log keeps the share that it was recorded with.
+    assert ("evaluation" in found) == (bool(every) or "evaluation" in expected)
+
+
+def test_work_without_a_name_is_that_of_the_recorded_phases_that_are_rare(tmp_path: Path) -> None:
+    path = trained(8, every=4).trace.save(tmp_path / "trace.json")
+    outside = ("work outside backward and optimizer", 30 * TICK)
+    report = report_of(Recording.read(path), Options(training=logged(100 * TICK, outside)))
+    found = {phase.name: phase.wall_ns / TICK for phase in report.phases}
+    assert found["evaluation"] == pytest.approx(30, abs=1e-3)
+    always = trained(8, every=1).trace.save(tmp_path / "always.json")
+    report = report_of(Recording.read(always), Options(training=logged(100 * TICK, outside)))
+    found = {phase.name: phase.wall_ns / TICK for phase in report.phases}
+    assert found["evaluation"] > 50  # it is in each step, so that it is nothing rare

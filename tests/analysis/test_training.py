@@ -81,6 +81,10 @@ def test_work_that_recurs_has_its_period_its_time_and_its_share(period):
         ({"optimizer": lambda at: MS // 2 + 49 * MS * (at % 10 == 0)}, "optimizer"),
         ({"marks": lambda at: Marks.SAVED * (at % 10 == 0)}, "saving a checkpoint"),
         ({"marks": lambda at: Marks.OTHER_DATA * (at % 10 == 0)}, "evaluation"),
+        (
+            {"marks": lambda at: (Marks.OTHER_DATA | Marks.SAVED) * (at % 10 == 0)},
+            "evaluation and saving a checkpoint",
+        ),
         ({}, "work outside backward and optimizer"),
     ],
 )

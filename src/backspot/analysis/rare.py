@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 
 from backspot.analysis.accounting.activity import NAMES
 from backspot.analysis.recording import Options, Recording
-from backspot.analysis.training import EVALUATION, OUTSIDE, SAVING
+from backspot.analysis.training import BOTH, EVALUATION, OUTSIDE, SAVING
 from backspot.analysis.typical import TypicalStep
 from backspot.results.costs import WITHOUT_GRADIENTS, Phase, PhaseName
 from backspot.results.rare import RareWork
@@ -19,13 +21,17 @@ _OTHERS = 3
 rare work."""
 _LITTLE = 0.1
 """Share of the time of a phase in the steps that have it, up to which others do not have it."""
-_PHASES: dict[str, PhaseName] = {EVALUATION: "evaluation", SAVING: "saving"}
+_PHASES: dict[str, tuple[PhaseName, ...]] = {
+    EVALUATION: ("evaluation",),
+    SAVING: ("saving",),
+    BOTH: ("evaluation", "saving"),
+}
 """Which phases the names of a training's rare work stand for."""
 _TWICE = 2
 """A wait for a batch is rare if it takes so many times as long as in the other steps."""
 _LEAST = 0.01
 """Share of a mean step from which rare work counts."""
-_KNOWN = ("saving", *WITHOUT_GRADIENTS)
+_KNOWN: tuple[PhaseName, ...] = ("saving", *WITHOUT_GRADIENTS)
 _OF_ITS_OWN = frozenset(("data", *_KNOWN))
 """Phases that are known by more than the operators that run in them."""
 
@@ -52,19 +58,19 @@ def rare_parts(recording: Recording, training: Training) -> dict[tuple[str, ...]
         return {}
     step_ns = typical.value(phases.wall.sum(axis=0))
     rows = dict(zip(NAMES, phases.wall, strict=True))
-    left: list[str] = [
-        name for name in _KNOWN if _has(name, rows[name], typical.chosen, step_ns) is not None
-    ]
-    found: dict[tuple[str, ...], int] = {}
+    left = [name for name in _KNOWN if _has(name, rows[name], typical.chosen, step_ns) is not None]
+    known: Counter[tuple[PhaseName, ...]] = Counter()
     for work in training.rare:
-        name = _PHASES.get(work.name)
-        if name is not None and (name in left or not rows[name].any()):
-            found[(name,)] = work.per_step_ns
-    together = tuple(name for name in left if (name,) not in found)
-    outside = sum(work.per_step_ns for work in training.rare if work.name == OUTSIDE)
+        mine = _PHASES.get(work.name, ())
+        if all(name in left or not rows[name][typical.chosen].any() for name in mine):
+            known[mine] += work.per_step_ns * (bool(mine) or work.name == OUTSIDE)
+    outside = known.pop((), 0)
+    if len(known) > 1 and any(len(names) > 1 for names in known):  # what is in both is not known
+        known = Counter({_PHASES[BOTH]: sum(known.values())})
+    together = tuple(name for name in left if not any(name in names for names in known))
     if together and outside:
-        found[together] = outside
-    return found
+        known[together] = outside
+    return {tuple(names): ns for names, ns in known.items() if ns}
 
 
 def rare_work(phase: Phase, report: Report, typical: TypicalStep, work: Ints) -> RareWork | None:

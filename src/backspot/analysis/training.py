@@ -73,7 +73,12 @@ _NO_STEPS = np.zeros(_COLUMNS, np.int64)
 SAVING = "saving a checkpoint"
 EVALUATION = "evaluation"
 OUTSIDE = "work outside backward and optimizer"
-_NAMES = {Marks.SAVED: SAVING, Marks.OTHER_DATA: EVALUATION}
+BOTH = f"{EVALUATION} and {SAVING}"
+_NAMES = {
+    Marks.OTHER_DATA | Marks.SAVED: BOTH,
+    Marks.OTHER_DATA: EVALUATION,
+    Marks.SAVED: SAVING,
+}
 
 
 class StepTimes:
@@ -389,7 +394,7 @@ def _clusters(keys: Sequence[tuple[int, int]]) -> Iterator[list[tuple[int, int]]
 def _name_of(marks: Marks, longer: float, *, data: float, backward: float, optimizer: float) -> str:
     """Name rare work by its marks, else by the part of the step that is longer."""
     for mark, name in _NAMES.items():
-        if marks & mark:
+        if marks & mark == mark:
             return name
     parts = {"waiting for data": data, "backward": backward, "optimizer": optimizer}
     part, most = max(parts.items(), key=lambda item: item[1])

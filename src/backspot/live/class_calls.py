@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import cached_property
+from types import CodeType
 from typing import Any
 from weakref import ref
 
@@ -45,20 +47,23 @@ def _reaches_common(cls: type) -> bool:
         if base is torch.nn.Module:
             return True
         if _CALL in vars(base):
-            code = getattr(inspect.unwrap(vars(base)[_CALL]), "__code__", None)
-            if code is not None and _COMMON.isdisjoint(code.co_names):
+            call = vars(base)[_CALL]
+            if not inspect.isfunction(call):
+                return True
+            if _COMMON.isdisjoint(_names_in(inspect.unwrap(call).__code__)):
                 return False
     return True
+
+
+def _names_in(code: CodeType) -> set[str]:
+    """Return the names that a function and those inside of it use."""
+    inner = (each for each in code.co_consts if isinstance(each, CodeType))
+    return set(code.co_names).union(*map(_names_in, inner))
 
 
 def put_hook(owner: Owner, module: torch.nn.Module) -> None:
     """Label calls of a module by a hook."""
     put_before(module, Enter(owner, Leave(owner)).__call__)
-
-
-def _compiled_classes() -> set[type]:
-    """Return the classes of what is inside of compiled modules: guards check their ``__call__``."""
-    return {type(part) for module in dynamo.compiled_modules() for part in module.modules()}
 
 
 class ClassCalls:
@@ -98,10 +103,15 @@ class ClassCalls:
         if passes_to_common(module):
             self._put(cls, self._wrapper)
             return True
-        if _reaches_common(cls) or cls in _compiled_classes():
+        if _reaches_common(cls) or cls in self._compiled_classes:
             return False
         self._put_own(cls)
         return True
+
+    @cached_property
+    def _compiled_classes(self) -> set[type]:
+        """The classes of what is inside of compiled modules: guards check their ``__call__``."""
+        return {type(part) for module in dynamo.compiled_modules() for part in module.modules()}
 
     def hook(self, owner: Owner, module: torch.nn.Module) -> None:
         """Put a hook on a module that cannot have the wrapper; the caller takes it away."""

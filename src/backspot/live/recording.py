@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Generator, Iterable, Iterator,
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -425,6 +426,15 @@ def _quiet(profiler: torch.profiler.profile) -> Iterator[None]:
 _TEARDOWN = "TEARDOWN_CUPTI"
 _DETACHES = (12, 6)
 """The CUDA version from which CUPTI can be attached once more, with CUDA graphs too."""
+_ROUND_S, _ROUNDS, _MOST_ROUNDS = 0.0005, 2, 100
+"""Kineto detaches with a thread of its own, which a busy host may let wait."""
+
+
+def _tasks() -> set[str]:
+    """Return the threads of this process; none where the system does not tell."""
+    with suppress(OSError):
+        return {path.name for path in Path("/proc/self/task").iterdir()}
+    return set()
 
 
 @contextmanager
@@ -432,9 +442,9 @@ def _detached(profiler: torch.profiler.profile) -> Iterator[None]:
     """Have CUPTI leave the process when the profiler stops inside the block.
 
     Else each launch of the training takes longer from then on: a step that the host limits, by a
-    quarter. Kineto asks for the setting where it stops, and detaches in the next call of CUDA. That
-    comes here: a recording that began before it would be empty. ``os.environ`` and what child
-    processes see stay as they are, and so does the setting of a user.
+    quarter. Kineto asks for the setting where it stops, and detaches in a later call of CUDA. That
+    comes here: a recording that began before it would be empty. ``os.environ`` stays as it is, and
+    so does the setting of a user.
     """
     if (
         _TEARDOWN in os.environ
@@ -444,13 +454,18 @@ def _detached(profiler: torch.profiler.profile) -> Iterator[None]:
     ):
         yield
         return
+    before = _tasks()
     os.putenv(_TEARDOWN, "1")
     try:
         yield
     finally:
         os.unsetenv(_TEARDOWN)
         with contained():  # an error of the device reaches the next step by itself
-            torch.cuda.synchronize()
+            for number in range(_MOST_ROUNDS):
+                torch.cuda.synchronize()
+                time.sleep(_ROUND_S)
+                if number >= _ROUNDS and _tasks() <= before:
+                    break
 
 
 @contextmanager
@@ -465,7 +480,8 @@ def _prepared(profiler: torch.profiler.profile) -> Iterator[None]:
     except BaseException:
         # A prepared profiler can only be ended by starting and stopping it.
         profiler.start_trace()
-        profiler.stop_trace()
+        with _detached(profiler):
+            profiler.stop_trace()
         raise
 
 

@@ -32,6 +32,7 @@ from backspot.results.training import Apart, LoaderUse, Training
 
 _now = time.perf_counter_ns
 _here = threading.get_ident
+_is_grad_enabled = torch.is_grad_enabled
 _MEMORY_EVERY_NS = 1_000_000_000
 _CALLED_EVERY_NS = 60_000_000_000
 _UNSETTLED_STEPS = 3
@@ -153,7 +154,8 @@ class _Thread:
         self.fetched: set[int] = set()
         """Loaders that gave a batch since the last backward."""
         self.untrained: set[int] = set()
-        """Loaders of this step that went on without a backward on what they gave."""
+        """Loaders of this step whose batches were not trained on: without gradients, or none came
+        into a backward before the loader went on."""
 
     def begin_step(self, now: int, ran: int) -> None:
         """Begin a step at a time, when the thread has run for so long."""
@@ -230,6 +232,8 @@ class StepLog:
         thread = self._threads.get(_here()) or self._thread()
         self._in_loader(fetch.loader, fetch.end_ns - fetch.begin_ns)
         thread.fetched.add(fetch.loader)
+        if not _is_grad_enabled():
+            thread.untrained.add(fetch.loader)
         thread.level.note(fetch)
         if not thread.ended or (self._paused and _here() in self._paused):
             return  # in no step of the training's own
@@ -248,9 +252,9 @@ class StepLog:
         if loader in thread.fetched:
             thread.untrained.add(loader)
 
-    def _backward_begins(self, _: bool) -> None:
+    def _backward_begins(self, accumulates: bool) -> None:
         thread = self._threads.get(_here()) or self._thread()
-        if thread.fetched:
+        if accumulates and thread.fetched:  # others, as for forces, train nothing
             thread.fetched.clear()
         thread.backward_began = _now()
 

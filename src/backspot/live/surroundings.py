@@ -1,10 +1,11 @@
 """What makes a process slow beside its training: debuggers, checks, settings, a share of a machine.
 
-Each has a sentence. What is usual has none, nor what PyTorch has no word for.
+Each has a sentence. What is usual has none, nor what cannot be known from within the process.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import tracemalloc
@@ -16,13 +17,15 @@ from typing import Any
 import torch
 
 from backspot.formatting import counted, gigabytes
+from backspot.interrupts import contained
 from backspot.live.torch_internals.lookup import find
 
 _GROUP, _GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 _CONTEXT = 4 << 30
 """Bytes of a GPU that CUDA and libraries may take in one process, beside PyTorch's allocator."""
+_BINDING = {"OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY"}
+"""With these, each thread has CPUs of its own."""
 _REMEDY = "Times have it in them; run without it for true ones."
-_ON = ("1", "true", "yes", "on")
 
 
 def slowed_by() -> tuple[str, ...]:
@@ -30,7 +33,11 @@ def slowed_by() -> tuple[str, ...]:
 
     It reads settings alone, and takes less than a millisecond.
     """
-    return tuple(said for look in _LOOKS for said in look())
+    found: list[str] = []
+    for look in _LOOKS:
+        with contained():  # a remark is never worth a training
+            found.extend(look())
+    return tuple(found)
 
 
 def _traced() -> Iterator[str]:
@@ -61,16 +68,15 @@ def _traced() -> Iterator[str]:
 
 def _checked() -> Iterator[str]:
     if torch.is_anomaly_enabled():
-        yield (
-            "Anomaly mode is on: each node keeps the stack of its forward and looks for NaN, at "
-            "which the host waits for the device. Times have it in them; it is for finding errors."
-        )
+        check = find("is_anomaly_check_nan_enabled")
+        looks = " and looks for NaN, so the host waits for the device" if check and check() else ""
+        yield (f"Anomaly mode is on: each node keeps the stack of its forward{looks}. {_REMEDY}")
     if torch.are_deterministic_algorithms_enabled():
         yield (
             "Deterministic algorithms are on (torch.use_deterministic_algorithms): some operators "
             "use slower kernels, and new memory is filled."
         )
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
+    if _communicates():
         if os.environ.get("TORCH_DISTRIBUTED_DEBUG", "").upper() == "DETAIL":
             yield (
                 "TORCH_DISTRIBUTED_DEBUG=DETAIL compares each collective call of the ranks before "
@@ -83,16 +89,19 @@ def _checked() -> Iterator[str]:
 def _on_gpus() -> Iterator[str]:
     if not torch.cuda.is_initialized():
         return
-    if os.environ.get("CUDA_LAUNCH_BLOCKING", "").lower() in _ON:
+    if os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0"):
         yield (
             "CUDA_LAUNCH_BLOCKING is set: each launch waits until its kernel has ended, so that "
             f"host and GPU never work at the same time. {_REMEDY}"
         )
-    if os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING", "").lower() in _ON:
+    if "PYTORCH_NO_CUDA_MEMORY_CACHING" in os.environ:  # whatever it is
         yield (
             "PYTORCH_NO_CUDA_MEMORY_CACHING is set: each tensor asks CUDA for memory, and frees it "
             "with a wait for the GPU."
         )
+    device = torch.cuda.get_device_properties(torch.cuda.current_device())
+    if getattr(device, "is_integrated", False) or _communicates():
+        return  # its memory is the host's; or communication has buffers in it
     with suppress(RuntimeError):
         free, total = torch.cuda.mem_get_info()
         others = total - free - torch.cuda.memory_reserved()
@@ -104,13 +113,18 @@ def _on_gpus() -> Iterator[str]:
             )
 
 
+def _communicates() -> bool:
+    return bool(torch.distributed.is_available() and torch.distributed.is_initialized())
+
+
 def _with_few_cpus() -> Iterator[str]:
     threads, cpus = torch.get_num_threads(), _cpus()
-    if cpus and threads > cpus:
+    usable = max(1, math.ceil(cpus))
+    if cpus and threads > usable:
         yield (
             f"PyTorch works with {counted(threads, 'thread')}, and this process has "
-            f"{cpus:.3g} of {counted(os.cpu_count() or 1, 'CPU')}: threads wait for each other. "
-            f"OMP_NUM_THREADS={max(1, int(cpus))} is likely faster."
+            f"{cpus:.3g} of {counted(os.cpu_count() or 1, 'CPU')}: on a CPU, threads wait for each "
+            f"other. OMP_NUM_THREADS={usable} is likely faster."
         )
 
 
@@ -130,9 +144,9 @@ def _cpus() -> float:
     A set of them, or a part of their time, as containers and job schedulers give it.
     """
     found: list[float] = []
-    if hasattr(os, "sched_getaffinity"):
+    if hasattr(os, "sched_getaffinity") and _BINDING.isdisjoint(os.environ):
         found.append(len(os.sched_getaffinity(0)))
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ValueError, IndexError):
         path = _GROUP.read_text().splitlines()[-1].split(":", 2)[2]
         inner = _GROUPS / path.lstrip("/")
         for folder in (inner, *inner.parents):

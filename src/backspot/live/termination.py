@@ -131,7 +131,9 @@ def _register() -> None:
 
     def hold() -> None:
         if any(listening.is_on for listening in _listening):
-            masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+            # First, as an interrupt can come out of the call that blocks.
+            masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+            signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
 
     def release() -> None:
         before = vars(masks).pop("before", None)

@@ -502,7 +502,8 @@ def predict(recording: Recording, real_step_ns: int | None) -> Prediction | Refu
     if real_step_ns is not None:
         parts = recording.real_step.parts if recording.real_step else {}
         if recording.pace is not None:  # what was not recorded is not replayed
-            real_step_ns -= int(recording.pace.unseen_ns[[SAVING, *USES]].sum())
+            unseen = int(recording.pace.unseen_ns[[SAVING, *USES]].sum())
+            real_step_ns = max(1, real_step_ns - unseen)
         cost = fit(replayable, real_step_ns, typical, parts.get(("data",), 0))
     if isinstance(cost, Refusal):
         return cost
