@@ -56,7 +56,19 @@ def test_time_in_a_hook_is_its_modules(kind, path):
     model = nested()
     getattr(model.get_submodule(path), kind)(sleep)
     for x in (torch.randn(2, 4), torch.randn(2, 4, requires_grad=True)):
-        assert has_slept(report_of(model, x), path)
+        report = report_of(model, x)
+        assert has_slept(report, path)
+        (said,) = [text for text in report.warnings if text.startswith("Full backward hooks of")]
+        assert report[path].row.class_name in said
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_hooks_that_take_little_are_not_told(kind):
+    model = nn.Sequential(nn.Linear(512, 512), nn.Tanh(), nn.Linear(512, 512))
+    getattr(model[2], kind)(nothing)
+    report = report_of(model, torch.randn(4096, 512))
+    assert wraps(report)
+    assert not [text for text in report.warnings if "hooks" in text]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -40,11 +40,13 @@ from backspot.analysis.rare import rare_parts, with_rare_work
 from backspot.analysis.recorded import find_recorded, reserved_bytes
 from backspot.analysis.recording import Options, Part, Recording
 from backspot.analysis.replay.predict import with_savings
+from backspot.formatting import duration, labelled, percent
 from backspot.results.costs import Row
 from backspot.results.grouping import fold, ranked_rows
 from backspot.results.limits import share_of_peak
 from backspot.results.report import Report, changed
 from backspot.results.training import Training
+from backspot.trace import names
 
 Value = TypeVar("Value")
 
@@ -83,6 +85,7 @@ def ranking(recording: Recording, options: Options) -> Report:
             *options.slowed_by,
             *warnings_of(events, ownership, warmed_up=options.warmed_up),
             *_of_steps_without_calls(costs.modules, ownership),
+            *_of_backward_hooks(costs.modules, costs.wall_ns),
         ),
         trace=events.source,
         phases=phases.typical(typical, recorded_phases) if phases and recorded_phases else (),
@@ -156,6 +159,28 @@ def _of_steps_without_calls(rows: Sequence[Row], ownership: Ownership) -> list[s
         f"In {without} of {len(forward)} steps no module with a label was called: they train "
         "something else, or the script has replaced torch.nn.Module.__call__."
     ]
+
+
+_HOOKS = f"{names.BACKWARD_HOOK_FUNCTION}{names.BACKWARD}"
+_MUCH = 0.1
+"""Share of the backward from which the node that hooks run in is more than PyTorch's own work."""
+
+
+def _of_backward_hooks(rows: Sequence[Row], wall_ns: int) -> list[str]:
+    """Return a warning for each module whose full backward hooks take much of the backward.
+
+    They run with a node of their own, and else their time passes for the module's.
+    """
+    said = []
+    for row in rows:
+        ns = sum(node.wall_ns for node in row.nodes if node.name == _HOOKS)
+        if ns >= _MUCH * wall_ns > 0:
+            said.append(
+                f"Full backward hooks of {labelled(row.path, row.class_name)} take "
+                f"{duration(ns)}, {percent(ns / wall_ns)} of the backward: {_HOOKS}. What they do "
+                "is not the module's own work (register_full_backward_hook)."
+            )
+    return said
 
 
 def with_host(report: Report, recording: Recording, _: Options) -> Report:
