@@ -19,7 +19,12 @@ from backspot.interrupts import contained
 from backspot.live.hooks import Enter, Leave
 from backspot.live.owner import Owner, Scope
 from backspot.live.torch_internals import dynamo
-from backspot.live.torch_internals.modules import MODULE_CALL, put_before, take_away
+from backspot.live.torch_internals.modules import (
+    MODULE_CALL,
+    NAMES_OF_CALLS,
+    put_before,
+    take_away,
+)
 
 _CALL = "__call__"
 
@@ -34,7 +39,6 @@ def passes_to_common(module: torch.nn.Module) -> bool:
 
 
 _wrappers: set[Any] = set()
-_COMMON = {_CALL, "_call_impl", "_wrapped_call_impl"}
 
 
 def _reaches_common(cls: type) -> bool:
@@ -50,7 +54,7 @@ def _reaches_common(cls: type) -> bool:
             call = vars(base)[_CALL]
             if not inspect.isfunction(call):
                 return True
-            if _COMMON.isdisjoint(_names_in(inspect.unwrap(call).__code__)):
+            if NAMES_OF_CALLS.isdisjoint(_names_in(inspect.unwrap(call).__code__)):
                 return False
     return True
 

@@ -19,6 +19,7 @@ import torch
 from backspot.formatting import counted, gigabytes
 from backspot.interrupts import contained
 from backspot.live.torch_internals.lookup import find
+from backspot.live.torch_internals.process import dispatch_mode_stack
 
 _GROUP, _GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 _CONTEXT = 4 << 30
@@ -58,9 +59,7 @@ def _traced() -> Iterator[str]:
             yield f"A tool ({tool}; sys.monitoring) watches what Python runs. {_REMEDY}"
     if tracemalloc.is_tracing():
         yield f"tracemalloc notes each piece of memory that Python takes. {_REMEDY}"
-    modes = find("utils", "_python_dispatch", "_get_current_dispatch_mode_stack")
-    names = [type(mode).__name__ for mode in (modes() if modes is not None else ())]
-    if names:
+    if names := [type(mode).__name__ for mode in dispatch_mode_stack()]:
         yield f"A mode ({', '.join(names)}) handles each operator in Python. {_REMEDY}"
     if "NSYS_PROFILING_SESSION_ID" in os.environ:
         yield f"Nsight Systems records this process, too. {_REMEDY}"

@@ -14,6 +14,8 @@ from backspot.live.torch_internals.lookup import Location
 
 # What a call of any module runs, unless its class has a ``__call__`` of its own.
 MODULE_CALL = Location(torch.nn.Module, "__call__")
+# What a ``__call__`` of a class's own names where it goes on to that.
+NAMES_OF_CALLS = frozenset(("__call__", "_call_impl", "_wrapped_call_impl"))
 
 # Makes the copies of a module that data parallelism calls. Without it they have no label.
 REPLICATE = Location(torch.nn.Module, "_replicate_for_data_parallel")

@@ -188,6 +188,11 @@ _mode_at: Callable[[int], Any] = find("_C", "_get_function_stack_at") or (lambda
 # How many ``__torch_dispatch__`` modes are at work. Without it they see Backspot's operators too.
 dispatch_modes: Callable[[], int] = find("_C", "_len_torch_dispatch_stack") or (lambda: 0)
 
+# The modes themselves, the outermost first. Without it no warning names them.
+dispatch_mode_stack: Callable[[], list[Any]] = find(
+    "utils", "_python_dispatch", "_get_current_dispatch_mode_stack"
+) or (list)
+
 
 def innermost_mode() -> Any:
     """Return the innermost mode that sees functions of this thread, or ``None``."""
