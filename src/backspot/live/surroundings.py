@@ -146,11 +146,11 @@ def _cpus() -> float:
     if hasattr(os, "sched_getaffinity") and _BINDING.isdisjoint(os.environ):
         found.append(len(os.sched_getaffinity(0)))
     with suppress(OSError, ValueError, IndexError):
-        path = _GROUP.read_text().splitlines()[-1].split(":", 2)[2]
+        path = _GROUP.read_text("utf-8").splitlines()[-1].split(":", 2)[2]
         inner = _GROUPS / path.lstrip("/")
         for folder in (inner, *inner.parents):
             if folder.is_relative_to(_GROUPS):
                 with suppress(OSError, ValueError):  # "max"; the outermost group has no such file
-                    quota, period = (folder / "cpu.max").read_text().split()
+                    quota, period = (folder / "cpu.max").read_text("utf-8").split()
                     found.append(int(quota) / int(period))
     return min(found, default=0.0)
