@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import sys
 import tracemalloc
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,23 +43,26 @@ def own_trace(*_: Any) -> None:
 
 
 @contextmanager
-def traced() -> Iterator[None]:
-    before = sys.gettrace()
-    sys.settrace(own_trace)
+def changed(read: Callable[[], Any], write: Callable[[Any], object], value: Any) -> Iterator[None]:
+    """A setting has another value within the block."""
+    before = read()
+    write(value)
     try:
         yield
     finally:
-        sys.settrace(before)
+        write(before)
 
 
-@contextmanager
-def profiled() -> Iterator[None]:
-    before = sys.getprofile()
-    sys.setprofile(own_trace)
-    try:
-        yield
-    finally:
-        sys.setprofile(before)
+def traced() -> AbstractContextManager[None]:
+    return changed(sys.gettrace, sys.settrace, own_trace)
+
+
+def profiled() -> AbstractContextManager[None]:
+    return changed(sys.getprofile, sys.setprofile, own_trace)
+
+
+def threads(count: int) -> AbstractContextManager[None]:
+    return changed(torch.get_num_threads, torch.set_num_threads, count)
 
 
 @contextmanager
@@ -98,27 +102,19 @@ def in_a_mode() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def deterministic() -> Iterator[None]:
-    torch.use_deterministic_algorithms(True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(False)
+def deterministic() -> AbstractContextManager[None]:
+    read = torch.are_deterministic_algorithms_enabled
+    return changed(read, torch.use_deterministic_algorithms, True)
 
 
 @contextmanager
 def more_threads_than_cpus() -> Iterator[None]:
     if not hasattr(os, "sched_setaffinity") or len(os.sched_getaffinity(0)) < 2:
         pytest.skip("needs two CPUs")
-    cpus, threads = os.sched_getaffinity(0), torch.get_num_threads()
-    os.sched_setaffinity(0, {min(cpus)})
-    torch.set_num_threads(2)
-    try:
+    one = {min(os.sched_getaffinity(0))}
+    read, write = partial(os.sched_getaffinity, 0), partial(os.sched_setaffinity, 0)
+    with changed(read, write, one), threads(2):
         yield
-    finally:
-        torch.set_num_threads(threads)
-        os.sched_setaffinity(0, cpus)
 
 
 @pytest.mark.parametrize(
@@ -150,14 +146,8 @@ def test_what_makes_the_process_slow_has_a_line(surroundings: Any, said: str) ->
     assert warnings() == before
 
 
-@contextmanager
-def few_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+def few_threads() -> AbstractContextManager[None]:
+    return threads(1)
 
 
 @contextmanager
@@ -201,8 +191,6 @@ def test_a_quota_below_the_threads_is_said(
     monkeypatch.setattr(surroundings, "_GROUP", tmp_path / "cgroup")
     monkeypatch.setattr(surroundings, "_GROUPS", tmp_path)
     monkeypatch.setenv("OMP_PROC_BIND", "close")  # only the quota counts
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    found = [one for one in warnings() if one.startswith("PyTorch works with 2 threads")]
-    torch.set_num_threads(before)
+    with threads(2):
+        found = [one for one in warnings() if one.startswith("PyTorch works with 2 threads")]
     assert len(found) == said

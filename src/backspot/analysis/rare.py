@@ -59,18 +59,18 @@ def rare_parts(recording: Recording, training: Training) -> dict[tuple[str, ...]
     step_ns = typical.value(phases.wall.sum(axis=0))
     rows = dict(zip(NAMES, phases.wall, strict=True))
     left = [name for name in _KNOWN if _has(name, rows[name], typical.chosen, step_ns) is not None]
-    known: Counter[tuple[PhaseName, ...]] = Counter()
+    known: Counter[tuple[str, ...]] = Counter()
     for work in training.rare:
-        mine = _PHASES.get(work.name, ())
-        if all(name in left or not rows[name][typical.chosen].any() for name in mine):
-            known[mine] += work.per_step_ns * (bool(mine) or work.name == OUTSIDE)
-    outside = known.pop((), 0)
-    if len(known) > 1 and any(len(names) > 1 for names in known):  # what is in both is not known
+        names = _PHASES.get(work.name, ())
+        if names and all(one in left or not rows[one][typical.chosen].any() for one in names):
+            known[names] += work.per_step_ns
+    if _PHASES[BOTH] in known:  # of what is in both, the shares are not known
         known = Counter({_PHASES[BOTH]: sum(known.values())})
     together = tuple(name for name in left if not any(name in names for names in known))
+    outside = sum(work.per_step_ns for work in training.rare if work.name == OUTSIDE)
     if together and outside:
         known[together] = outside
-    return {tuple(names): ns for names, ns in known.items() if ns}
+    return dict(known)
 
 
 def rare_work(phase: Phase, report: Report, typical: TypicalStep, work: Ints) -> RareWork | None:

@@ -171,9 +171,7 @@ class ClassCalls:
                 return original(self, *args, **kwargs)
             return own(self, original, args, kwargs)
 
-        call.__name__ = _CALL  # by which pickle finds a bound method
-        dynamo.keep_from_dynamo(call)
-        self._put(cls, call)
+        self._put_new(cls, call)
 
     def _put_compiled(self) -> None:
         cls = dynamo.compiled_class()
@@ -184,6 +182,10 @@ class ClassCalls:
         def call(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
             return compiled(self, original, args, kwargs)
 
+        self._put_new(cls, call)
+
+    def _put_new(self, cls: type, call: Callable[..., Any]) -> None:
+        """Put on a class a function that was made for it."""
         call.__name__ = _CALL  # by which pickle finds a bound method
         dynamo.keep_from_dynamo(call)
         self._put(cls, call)

@@ -407,6 +407,16 @@ _ABOVE_ALL = "6"
 
 
 @contextmanager
+def _told_to_kineto(name: str, value: str) -> Iterator[None]:
+    """Set a variable that C code alone sees: ``os.environ`` stays as it is."""
+    os.putenv(name, value)
+    try:
+        yield
+    finally:
+        os.unsetenv(name)
+
+
+@contextmanager
 def _quiet(profiler: torch.profiler.profile) -> Iterator[None]:
     """Have Kineto not speak of a GPU that is not there, in the process's first profile.
 
@@ -416,11 +426,8 @@ def _quiet(profiler: torch.profiler.profile) -> Iterator[None]:
     if _LEVEL in os.environ or set(profiler.activities) != {ProfilerActivity.CPU}:
         yield
         return
-    os.putenv(_LEVEL, _ABOVE_ALL)
-    try:
+    with _told_to_kineto(_LEVEL, _ABOVE_ALL):
         yield
-    finally:
-        os.unsetenv(_LEVEL)
 
 
 _TEARDOWN = "TEARDOWN_CUPTI"
@@ -455,11 +462,10 @@ def _detached(profiler: torch.profiler.profile) -> Iterator[None]:
         yield
         return
     before = _tasks()
-    os.putenv(_TEARDOWN, "1")
     try:
-        yield
+        with _told_to_kineto(_TEARDOWN, "1"):
+            yield
     finally:
-        os.unsetenv(_TEARDOWN)
         with contained():  # an error of the device reaches the next step by itself
             for number in range(_MOST_ROUNDS):
                 torch.cuda.synchronize()

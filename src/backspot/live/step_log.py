@@ -112,7 +112,6 @@ class _Thread:
     __slots__ = (
         "backward",
         "backward_began",
-        "data",
         "ended",
         "fetched",
         "has_closures",
@@ -141,7 +140,7 @@ class _Thread:
         self.ended = 0
         """When the last step ended; 0 before the first."""
         self.ran = 0
-        self.data = self.backward = self.optimizer = 0
+        self.backward = self.optimizer = 0
         self.backward_began = self.optimizer_began = 0
         self.optimizers = 0
         """How many optimizers are at work, one within the other."""
@@ -159,7 +158,7 @@ class _Thread:
 
     def begin_step(self, now: int, ran: int) -> None:
         """Begin a step at a time, when the thread has run for so long."""
-        self.data = self.backward = self.optimizer = self.marks = 0
+        self.backward = self.optimizer = self.marks = 0
         # What an exception has left open.
         self.backward_began = self.optimizer_began = self.optimizers = 0
         if self.used:
@@ -247,7 +246,6 @@ class StepLog:
 
     def _in_loader(self, loader: int, took: int) -> None:
         thread = self._threads.get(_here()) or self._thread()
-        thread.data += took
         thread.used[loader] = thread.used.get(loader, 0) + took
         if loader in thread.fetched:
             thread.untrained.add(loader)
@@ -324,7 +322,7 @@ class StepLog:
         if not thread.settled:
             thread.level.step_ended()
             thread.settled = thread.level.is_steady
-        marks, data = thread.marks, thread.data
+        marks, data = thread.marks, sum(thread.used.values())
         for loader, took in thread.used.items():
             use = thread.loaders.get(loader)
             if use is None:

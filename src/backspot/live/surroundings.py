@@ -18,7 +18,7 @@ import torch
 
 from backspot.formatting import counted, gigabytes
 from backspot.interrupts import contained
-from backspot.live.torch_internals.lookup import find
+from backspot.live.ranks import in_process_group
 from backspot.live.torch_internals.process import dispatch_mode_stack
 
 _GROUP, _GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
@@ -67,15 +67,16 @@ def _traced() -> Iterator[str]:
 
 def _checked() -> Iterator[str]:
     if torch.is_anomaly_enabled():
-        check = find("is_anomaly_check_nan_enabled")
-        looks = " and looks for NaN, so the host waits for the device" if check and check() else ""
-        yield (f"Anomaly mode is on: each node keeps the stack of its forward{looks}. {_REMEDY}")
+        looks = ""
+        if torch.is_anomaly_check_nan_enabled():
+            looks = " and looks for NaN, so the host waits for the device"
+        yield f"Anomaly mode is on: each node keeps the stack of its forward{looks}. {_REMEDY}"
     if torch.are_deterministic_algorithms_enabled():
         yield (
             "Deterministic algorithms are on (torch.use_deterministic_algorithms): some operators "
             "use slower kernels, and new memory is filled."
         )
-    if _communicates():
+    if in_process_group():
         if os.environ.get("TORCH_DISTRIBUTED_DEBUG", "").upper() == "DETAIL":
             yield (
                 "TORCH_DISTRIBUTED_DEBUG=DETAIL compares each collective call of the ranks before "
@@ -99,7 +100,7 @@ def _on_gpus() -> Iterator[str]:
             "with a wait for the GPU."
         )
     device = torch.cuda.get_device_properties(torch.cuda.current_device())
-    if getattr(device, "is_integrated", False) or _communicates():
+    if getattr(device, "is_integrated", False) or in_process_group():
         return  # its memory is the host's; or communication has buffers in it
     with suppress(RuntimeError):
         free, total = torch.cuda.mem_get_info()
@@ -110,10 +111,6 @@ def _on_gpus() -> Iterator[str]:
                 f"{gigabytes(others, total)} are neither free nor PyTorch's: other processes may "
                 "use it, and times vary with what they do."
             )
-
-
-def _communicates() -> bool:
-    return bool(torch.distributed.is_available() and torch.distributed.is_initialized())
 
 
 def _with_few_cpus() -> Iterator[str]:

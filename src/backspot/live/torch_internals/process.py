@@ -189,9 +189,9 @@ _mode_at: Callable[[int], Any] = find("_C", "_get_function_stack_at") or (lambda
 dispatch_modes: Callable[[], int] = find("_C", "_len_torch_dispatch_stack") or (lambda: 0)
 
 # The modes themselves, the outermost first. Without it no warning names them.
-dispatch_mode_stack: Callable[[], list[Any]] = find(
-    "utils", "_python_dispatch", "_get_current_dispatch_mode_stack"
-) or (list)
+dispatch_mode_stack: Callable[[], list[Any]] = (
+    find("utils", "_python_dispatch", "_get_current_dispatch_mode_stack") or list
+)
 
 
 def innermost_mode() -> Any:
