@@ -13,6 +13,7 @@ case's function holds what differs from a well-built model; the models are in
 - ``chains``: many operators that should be one, copies, gradients that nobody needs.
 - ``slow_kernels``: operators without a fast kernel on a GPU.
 - ``layers``: tables made again, layers off their fast kernel, losses of many classes, DDP's search.
+- ``memory``: memory that is asked of the driver in each step, and given back.
 - ``processor``: what makes steps slow on a processor without a GPU.
 - ``ranks``: two GPUs: communication, and copies between devices.
 - ``controls``: the same models done well.
@@ -30,6 +31,7 @@ from benchmarks.causes.cases import (  # noqa: F401 - each registers its own
     indexing,
     kernels,
     layers,
+    memory,
     parameters,
     processor,
     ranks,

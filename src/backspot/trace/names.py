@@ -511,8 +511,12 @@ is_of_apples_gpu = _begins(r"aten::_?mps_")
 """Whether this operator runs on Apple's GPUs: ``aten::_mps_convolution``."""
 is_synchronization = _begins(
     r"(cuda|hip)(Stream|Device|Event)Synchronize|(cuda|hip)Memcpy(2D|3D)?$|cu(Stream|Ctx|Event)Sync"
+    r"|(cuda|hip)Free$"
 )
-"""Whether this call returns only when the device has done its work."""
+"""Whether this call returns only when the device has done its work.
+
+``cudaFree`` does, too: "API synchronization behavior" of CUDA, ``hipFree`` of HIP.
+"""
 
 
 def is_device_synchronization(name: str) -> bool:
@@ -523,6 +527,22 @@ def is_device_synchronization(name: str) -> bool:
 def is_event_synchronization(name: str) -> bool:
     """Whether this call returns when a device has reached an event: ``cudaEventSynchronize``."""
     return "EventSync" in name
+
+
+is_allocation = _begins(
+    r"(cuda|hip)(Malloc(?!\w*Async)|HostAlloc|HostMalloc|HostRegister|ExtMalloc|MemCreate|MemMap)"
+    r"|cuMem(Alloc(?!\w*Async)|HostAlloc|HostRegister|Create|Map)"
+)
+"""Whether an allocator asks the driver for memory by this call: ``cudaMalloc``."""
+is_release = _begins(
+    r"(cuda|hip)(Free(?!\w*Async)|HostFree|HostUnregister|MemRelease|MemUnmap)"
+    r"|cuMem(Free(?!\w*Async)|HostUnregister|Release|Unmap)"
+)
+"""Whether an allocator gives memory back to the driver by this call: ``cudaFree``."""
+is_of_pinned_memory = _begins(r"(cuda|hip|cuMem)(\w*Host)")
+"""Whether a call that allocates or releases is about memory of the host: ``cudaHostAlloc``."""
+is_launch = _begins(r"(cuda|hip|cu)(\w*Launch|Mem(cpy|set))")
+"""Whether this call has a device do something: ``cudaLaunchKernel``, ``cudaMemcpyAsync``."""
 
 
 # Copies and memsets on the device: Kineto's CuptiActivity.cpp and RoctracerActivity.cpp ----------

@@ -165,10 +165,12 @@ def lines_of_waits(
     found = [lines[one] if one >= 0 else "" for one in running]
     marks = events.named(Category.ANNOTATION, names.WAITED_AT)
     marks = marks[np.argsort(events.start[marks], kind="stable")]
+    released = events.names_where(names.is_release)[events.name[waits.event]]
     for thread, mine in grouped(events.thread[waits.event]):
         here = marks[events.thread[marks] == thread]
-        # PyTorch does not warn of calls that only wait, such as torch.cuda.synchronize().
-        warned = mine[waits.first[mine] & (waits.caller[mine] >= 0)]
+        # PyTorch does not warn of calls that only wait, such as torch.cuda.synchronize(), nor of
+        # its allocator's.
+        warned = mine[waits.first[mine] & (waits.caller[mine] >= 0) & ~released[mine]]
         behind = np.searchsorted(waits.start[warned], events.start[here], side="right")
         before = 0
         for count, some in ((one, here[at]) for one, at in grouped(behind)):

@@ -57,6 +57,7 @@ and say what they hold::
 They look at the first device of the report alone, because it decides what fits, and are asked only
 if memory was recorded.
 
+- ``allocator.py``: calls by which allocators get memory from the driver, and give it back.
 - ``host.py``: a device that waits for the host, for data or for other ranks.
 - ``lines.py``: lines of the user's Python, and the garbage collector.
 - ``copies.py``: tensors that are copied, cast or laid out again.

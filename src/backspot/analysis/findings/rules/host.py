@@ -420,7 +420,8 @@ def host_waits(evidence: Evidence) -> Finding | None:
     anyway, a wait costs nothing. `report.waits` has each place with its line and what a step would
     take without it.
 
-    Waits of anomaly mode belong to [anomaly-mode](#anomaly-mode) where that finds something.
+    Waits of anomaly mode belong to [anomaly-mode](#anomaly-mode) where that finds something, and
+    those of `cudaFree` to [allocator-calls](#allocator-calls).
 
     **Fix.** Keep values on the GPU: add metrics up there and read them in some steps; `torch.where`
     for `x[mask]`; `clip_grad_norm_` to clip; copies with `non_blocking=True` from pinned memory.
@@ -436,6 +437,8 @@ def host_waits(evidence: Evidence) -> Finding | None:
     to_device = events.correlation[events.named(Category.MEMCPY, names.CUDA_TO_DEVICE)]
     waits = evidence.waits
     waits = waits.where(~is_in(events.correlation[waits.event], to_device))
+    # An allocator's waits are the subject of the rule allocator-calls.
+    waits = waits.where(~events.names_where(names.is_release)[events.name[waits.event]])
     # Those of anomaly mode have a rule of their own, which says more.
     checks = anomaly_checks(evidence)
     inside = enclosing(events, checks, events.thread[waits.event], waits.start) >= 0

@@ -1,0 +1,123 @@
+"""Causes at the allocators: memory that is asked of the driver in each step, and given back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import nn
+
+from benchmarks.causes.case import Built, Context, built, control, plant
+from benchmarks.causes.training import images, train_vit
+from benchmarks.models import Gpt, gpt, vit
+
+_DRAINED = {
+    "launch-bound": "once the GPU has run empty, it waits for the host",
+    "small-batch": "and it is empty for long",
+}
+_LEFT = 1.15
+"""Times what the longest step reserves: what is left for blocks of other lengths."""
+
+
+def _empty_cache() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+class _Emptying(nn.Module):
+    """Empties the cache in the middle of the forward."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        _empty_cache()
+        return x
+
+
+def _lengths(context: Context, model: Gpt) -> Callable[[], torch.Tensor]:
+    """Return a loss whose sequences are longer in each step, up to the model's length."""
+    loss, most = nn.CrossEntropyLoss(), model.wpe.num_embeddings
+    steps = iter(range(most // 2, most, max(1, most // 64)))
+    tokens = context.randint(model.vocabulary, context.pick(24, 2), most)
+
+    def forward() -> torch.Tensor:
+        some = tokens[:, : next(steps, most)]
+        return loss(model(some).flatten(0, 1), some.flatten())
+
+    return forward
+
+
+@plant("allocator-calls", ["(outside model)"], _DRAINED)
+def emptied_vit(context: Context) -> Built:
+    """torch.cuda.empty_cache() after each step."""
+    made = train_vit(context, vit(context))
+
+    def step() -> None:
+        made.step()
+        _empty_cache()
+
+    return Built(made.modules, step, made.close)
+
+
+@plant("allocator-calls", None, _DRAINED)
+def emptied_block_vit(context: Context) -> Built:
+    """torch.cuda.empty_cache() within the forward of a block."""
+    model = vit(context)
+    model.blocks[1].mlp = nn.Sequential(_Emptying(), model.blocks[1].mlp)
+    return train_vit(context, model)
+
+
+@plant("allocator-calls", None, _DRAINED)
+def full_lengths_gpt(context: Context) -> Built:
+    """Sequences of another length in each step, with hardly more memory than the longest needs."""
+    model = gpt(context)
+    made = built(context, model, _lengths(context, model))
+    if not context.device.startswith("cuda"):
+        return made
+    longest = built(context, model, lambda: model(_tokens(context, model)).float().mean())
+    torch.cuda.reset_peak_memory_stats()
+    longest.step()
+    torch.cuda.synchronize()
+    total = torch.cuda.get_device_properties(context.device).total_memory
+    share = _LEFT * torch.cuda.max_memory_reserved() / total
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(min(1.0, share))
+
+    def close() -> None:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+
+    return Built(made.modules, made.step, close)
+
+
+def _tokens(context: Context, model: Gpt) -> torch.Tensor:
+    return context.randint(model.vocabulary, context.pick(24, 2), model.wpe.num_embeddings)
+
+
+def _pinned(context: Context, *, kept: bool) -> Iterator[torch.Tensor]:
+    """Batches copied from pinned memory: from the same, or from new memory for each of them."""
+    batch = images(context, 192, 224, torch.bfloat16).cpu()
+    pin = context.device.startswith("cuda")
+    buffers = [batch.pin_memory() if pin else batch]
+    while True:
+        if not kept:
+            buffers.append(batch.pin_memory() if pin else batch)
+        yield buffers[-1].to(context.device, non_blocking=True)
+
+
+@plant("allocator-calls", None, _DRAINED)
+def pinned_each_vit(context: Context) -> Built:
+    """Each batch in pinned memory of its own, which a list keeps."""
+    return train_vit(context, vit(context), _pinned(context, kept=False), batch=32)
+
+
+@control("allocator-calls")
+def pinned_once_vit(context: Context) -> Built:
+    """Each batch from the same pinned memory."""
+    return train_vit(context, vit(context), _pinned(context, kept=True), batch=32)
+
+
+@control("allocator-calls")
+def lengths_with_room_gpt(context: Context) -> Built:
+    """Sequences of another length in each step, of which the longest came first."""
+    model = gpt(context)
+    longest = built(context, model, lambda: model(_tokens(context, model)).float().mean())
+    longest.step()
+    return built(context, model, _lengths(context, model))

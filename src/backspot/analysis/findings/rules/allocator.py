@@ -1,0 +1,201 @@
+"""Rules about the calls by which allocators get memory from the driver, and give it back."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import numpy as np
+
+from backspot.analysis.accounting.amounts import summed
+from backspot.analysis.findings.evidence import Evidence
+from backspot.analysis.findings.registry import finding, rule
+from backspot.analysis.timeline import NOTHING, enclosing, grouped, is_in, merged, take
+from backspot.results.findings import Finding
+from backspot.trace import Category, names
+from backspot.trace.events import Ints
+
+
+class _Kind(IntEnum):
+    """Why an allocator calls the driver."""
+
+    ASKED = 0
+    EMPTIED = 1
+    FULL = 2
+    SEARCHED = 3
+    PINNED = 4
+
+
+_SEGMENTS = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+_SEEN = {
+    _Kind.ASKED: "No memory is given back in between: the steps need blocks that are new to it.",
+    _Kind.EMPTIED: "The cache is emptied, as torch.cuda.empty_cache() does, and then filled again.",
+    _Kind.FULL: "The memory is full: the allocator gives cached blocks back, and asks again.",
+    _Kind.SEARCHED: "A convolution tries its kernels for a new size, and empties the cache then.",
+    _Kind.PINNED: "Most of it is for pinned memory of the host.",
+}
+_REMEDY = {
+    _Kind.ASKED: (
+        "Give batches a few sizes (pad, or group by size) and the largest one first: then the "
+        f"cache has a block for each. Else {_SEGMENTS} lets blocks grow."
+    ),
+    _Kind.EMPTIED: (
+        "Leave torch.cuda.empty_cache() out of the step: what it gives back is asked for again "
+        "in the next one. Once after an evaluation is enough."
+    ),
+    _Kind.FULL: (
+        f"Set {_SEGMENTS}, so that blocks of other sizes are not kept beside each other, and pad "
+        "batches to a few sizes. If that is not enough, the step needs less memory: a smaller "
+        "batch, or checkpointing."
+    ),
+    _Kind.SEARCHED: (
+        "Turn torch.backends.cudnn.benchmark off, or give inputs a few sizes (pad, or group by "
+        "size)."
+    ),
+    _Kind.PINNED: (
+        "Keep pinned buffers: allocate each once, as large as the largest batch, and copy_() into "
+        "it, in place of pin_memory() on new sizes in each step."
+    ),
+}
+
+
+@rule(
+    "allocator-calls",
+    devices=("cuda",),
+    title="The GPU is idle while an allocator calls the driver for memory",
+    link="https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management",
+)
+def allocator_calls(evidence: Evidence) -> Finding | None:
+    """Memory is asked of the driver, or given back to it, in each step.
+
+    **Cause.** PyTorch keeps the memory that it has asked the driver for, so that a step like the
+    one before needs no call. `torch.cuda.empty_cache()` gives it all back; so does an allocation
+    for which there is no room, which then asks again; so does a convolution that has tried its
+    kernels with `torch.backends.cudnn.benchmark`. And a batch of a size that was not seen needs
+    new blocks. `cudaMalloc` and `cudaHostAlloc` take a tenth of a millisecond to some milliseconds
+    each, and `cudaFree` waits for the GPU, which then has nothing to do.
+
+    **Found by** these calls of the driver, in HIP's names too, in most steps, at the cost of the
+    time in which the GPU is idle meanwhile; after a `cudaFree` also until the host is ahead of the
+    GPU again. Time in which the GPU computes while `cudaFree` waits for it costs nothing. That the
+    memory was full is known by calls that give back right between two that ask. Steps that are the
+    first of a training have such calls anyway. With expandable segments most calls are not in a
+    trace, and with the backend `cudaMallocAsync` they are cheap, and do not count.
+
+    **Fix.** Leave out `empty_cache()`. If the memory is full or batches differ in size:
+    `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True` (`PYTORCH_ALLOC_CONF` in newer PyTorch),
+    batches of a few sizes, and pinned buffers that are kept.
+    """
+    costs, say, events = evidence.costs, evidence.wording, evidence.events
+    calls = _calls(evidence)
+    if not len(calls):
+        return None
+    span, idle = evidence.spans.of(events, calls), _idle(evidence, calls)
+    operators = events.chosen(events.names_where(names.is_operator), Category.OPERATOR)
+    caller = enclosing(events, operators, events.thread[calls], events.start[calls])
+    kind = _why(_kinds(evidence, calls, caller), idle)
+    start, took = events.start[calls], costs.elapsed(events.start[calls], events.end[calls])
+    long, lost = (evidence.typical.value(costs.times_by_step(start, ns)) for ns in (took, idle))
+    name, count = np.unique(events.name[calls], return_counts=True)
+    listed = ", ".join(
+        f"{events.names[name[one]]} {count[one]:,}"
+        for one in np.argsort(-count, kind="stable").tolist()
+    )
+    return finding(
+        costs.places_at(take(evidence.ownership.owner, span, NOTHING), start, idle),
+        seen=(
+            f"{say.per_step(len(calls), 'call')} ({listed} in {evidence.report.steps:,} steps) "
+            f"take {say.ms(long)}, and the GPU is idle for {say.ms(lost)} of it or right after it. "
+            f"{_SEEN[kind]}"
+        ),
+        remedy=_REMEDY[kind],
+        operators=costs.top_operators(events.name[caller[caller >= 0]], idle[caller >= 0]),
+        nodes=costs.top_nodes(evidence.spans_with(span)),
+        change={"free": costs.removable(None, None, calls, calls)},
+    )
+
+
+def _calls(evidence: Evidence) -> Ints:
+    """Return the allocators' calls in the steps by start, on threads that have devices work.
+
+    A thread that pins batches beside the training keeps no device waiting.
+    """
+    events = evidence.events
+    calls = events.of(Category.RUNTIME)
+    mine = events.names_where(lambda name: names.is_allocation(name) or names.is_release(name))
+    launch = events.names_where(names.is_launch)[events.name[calls]]
+    threads = merged(events.thread[calls[launch]])
+    calls = calls[mine[events.name[calls]]]
+    calls = calls[is_in(events.thread[calls], threads)]
+    calls = calls[evidence.ledger.steps.at(events.start[calls]) >= 0]
+    return calls[np.argsort(events.start[calls], kind="stable")]
+
+
+def _idle(evidence: Evidence, calls: Ints) -> Ints:
+    """Return for how long no device has work in each call, and after it if it has waited.
+
+    The time after a call that waits, until the host is ahead again, is partly that of calls which
+    follow. These have it then.
+    """
+    events, waits = evidence.events, evidence.waits
+    found = evidence.costs.idle_within(events.start[calls], events.end[calls])
+    mine = np.flatnonzero(is_in(waits.event, calls))
+    if not len(mine):
+        return found
+    order = np.argsort(events.start[waits.event[mine]], kind="stable")
+    mine = mine[order]
+    place = np.flatnonzero(is_in(calls, waits.event[mine]))
+    others = np.setdiff1d(np.arange(len(calls)), place)
+    before = np.searchsorted(waits.start[mine], events.start[calls[others]], side="right") - 1
+    step = evidence.ledger.steps.at(events.start[calls[others]])
+    same = (before >= 0) & (take(waits.step[mine], before, NOTHING) == step)
+    following = summed(before[same], found[others[same]], len(mine))
+    found[place] = np.maximum(found[place], waits.idle[mine] - following)
+    return found
+
+
+def _kinds(evidence: Evidence, calls: Ints, caller: Ints) -> Ints:
+    """Return why each call is made, as far as it says so by itself.
+
+    Args:
+        caller: the outermost operator around each, ``NOTHING`` for none.
+    """
+    events = evidence.events
+    kind = np.full(len(calls), int(_Kind.ASKED))
+    released = events.names_where(names.is_release)[events.name[calls]]
+    kind[released] = _Kind.EMPTIED
+    searches = events.names_where(lambda name: name.startswith(_CONVOLUTIONS))
+    kind[released & (caller >= 0) & searches[events.name[caller]]] = _Kind.SEARCHED
+    kind[released & _between_allocations(evidence, calls)] = _Kind.FULL
+    kind[events.names_where(names.is_of_pinned_memory)[events.name[calls]]] = _Kind.PINNED
+    return kind
+
+
+_CONVOLUTIONS = ("aten::conv", "aten::cudnn_conv", "aten::miopen_conv")
+
+
+def _between_allocations(evidence: Evidence, calls: Ints) -> np.ndarray:
+    """Whether the program asks for memory directly before and directly after each call."""
+    events = evidence.events
+    runtime = events.of(Category.RUNTIME)
+    asks = events.names_where(names.is_allocation)
+    kept = asks | events.names_where(names.is_launch)
+    runtime = runtime[kept[events.name[runtime]]]
+    runtime = runtime[np.argsort(events.start[runtime], kind="stable")]
+    of_thread = dict(grouped(events.thread[runtime]))
+    found = np.zeros(len(calls), bool)
+    for thread, mine in grouped(events.thread[calls]):
+        others = runtime[of_thread.get(thread, runtime[:0])]
+        after = np.searchsorted(events.start[others], events.start[calls[mine]])
+        asked = np.append(asks[events.name[others]], False)
+        found[mine] = asked[after] & asked[after - 1]
+    return found
+
+
+def _why(kind: Ints, idle: Ints) -> _Kind:
+    """Return the reason that costs the most; what was asked for after a release is due to it."""
+    spent = summed(kind, idle, len(_Kind))
+    released = spent.copy()
+    released[[_Kind.ASKED, _Kind.PINNED]] = 0
+    if 2 * spent[_Kind.PINNED] > spent.sum():
+        return _Kind.PINNED
+    return _Kind(int(released.argmax())) if released.any() else _Kind.ASKED
