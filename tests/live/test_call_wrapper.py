@@ -443,6 +443,151 @@ def test_a_tool_that_stays_over_several_profiles_sees_each_call_once(record):
         assert record(step(model)).forward() == ALL
 
 
+def counting(calls):
+    """A call of all modules that knows nothing of the one that was there before."""
+
+    def call(module, *args, **kwargs):
+        calls.append(module)
+        return module._call_impl(*args, **kwargs)
+
+    return call
+
+
+@pytest.fixture
+def untouched(record):
+    """A profile ends with no tool around the wrapper: what tests before have left is forgotten."""
+    model = net()
+    with backspot.instrument(model):
+        record(step(model))
+
+
+@pytest.fixture
+def replace(untouched):
+    """Replace a class's ``__call__``; at the end it is PyTorch's, or none, again."""
+    classes = []
+
+    def put(cls, call):
+        classes.append(cls)
+        cls.__call__ = call
+
+    yield put
+    for cls in classes:
+        if cls is nn.Module:
+            cls.__call__ = CALL
+        elif "__call__" in vars(cls):
+            del cls.__call__
+
+
+def trained(model):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return lambda: (step(model)(), optimizer.step())
+
+
+def test_a_tool_that_takes_the_place_of_the_wrapper_stays_and_labels_go_on(record, replace):
+    model, calls = net(), []
+    theirs, train = counting(calls), trained(model)
+
+    def run():
+        replace(nn.Module, theirs)
+        train()  # unseen
+        train()
+        train()
+
+    with backspot.instrument(model):
+        recording = record(run)
+        assert nn.Module.__call__ is theirs
+        assert hooks_on(model) == []
+        assert record(train).forward() == ALL
+        assert nn.Module.__call__ is theirs
+    assert recording.forward() == 2 * ALL
+    assert len(calls) == 4 * len(ALL)
+
+
+def test_a_tool_that_was_there_before_may_go_within_a_profile(record, untouched):
+    model, tool = net(), Tool()
+    train = trained(model)
+
+    def run():
+        train()
+        tool.stop()
+        train()  # unseen
+        train()
+
+    tool.start()
+    with backspot.instrument(model):
+        assert record(run).forward() == 2 * ALL
+        assert pytorch_is_its_own()
+        seen = []
+        assert record(lambda: (train(), seen.extend(hooks_on(model)))).forward() == ALL
+    assert seen == []
+    assert tool.calls == len(ALL)
+
+
+def test_a_tool_whose_code_looks_like_pytorchs_is_called(record, replace):
+    model, calls = net(), [0]
+
+    def call(module, *args, **kwargs):
+        calls[0] += 1
+        run = module._call_impl if module._compiled_call_impl is None else None
+        return run(*args, **kwargs)
+
+    replace(nn.Module, call)
+    with backspot.instrument(model):
+        assert record(step(model)).forward() == ALL
+    assert calls == [len(ALL)]
+
+
+def test_a_tool_that_comes_while_wrappers_are_on_classes_is_called(record, replace):
+    model, calls = nn.Sequential(Forwards(), Block()), []
+    theirs = counting(calls)
+
+    def run():
+        replace(nn.Module, theirs)
+        step(model)()
+
+    with backspot.instrument(model):
+        for _ in range(2):
+            assert len(record(run).forward()) == len(ALL)
+            assert nn.Module.__call__ is theirs
+    assert len(calls) == 2 * (len(ALL) - 1)  # none of the class whose call goes nowhere else
+
+
+def test_a_tool_that_keeps_the_wrapper_of_a_class_makes_no_second_label(record, replace):
+    model, calls = nn.Sequential(Forwards(), Block()), []
+
+    def run():
+        if not calls:
+            before = nn.Linear.__call__
+
+            def call(module, *args, **kwargs):
+                calls.append(module)
+                return before(module, *args, **kwargs)
+
+            replace(nn.Linear, call)
+        step(model)()
+
+    with backspot.instrument(model):
+        for _ in range(2):
+            assert len(record(run).forward()) == len(ALL)
+    assert len(calls) == 4
+
+
+def test_a_tool_may_put_the_wrapper_of_a_class_back_after_the_profile(record, replace):
+    model, kept = nn.Sequential(Forwards(), Block()), []
+
+    def run():
+        kept.append(nn.Linear.__call__)
+        replace(nn.Linear, lambda module, *args: kept[0](module, *args))
+        step(model)()
+
+    with backspot.instrument(model):
+        assert len(record(run).forward()) == len(ALL)
+        nn.Linear.__call__ = kept[0]
+        step(model)()
+        assert "__call__" not in vars(nn.Linear)
+        assert len(record(step(model)).forward()) == len(ALL)
+
+
 IMPORTED = """
 import sys, torch, backspot
 from torch import nn

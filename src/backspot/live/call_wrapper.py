@@ -91,10 +91,12 @@ class CallWrapper:
         direct: whether the wrapper calls what PyTorch's ``__call__`` would call. Under
             ``with_stack``, Kineto finds modules by the frames of that ``__call__``.
         compiled_class: the class of what ``torch.compile(module)`` returns.
+        listed: how many calls were listed so far; it grows with each outermost call of a model.
     """
 
     direct = False
     compiled_class: type | None = None
+    listed = 0
 
     def __init__(self) -> None:
         self.owners: dict[int, Owner] = {}
@@ -105,6 +107,7 @@ class CallWrapper:
         self._is_inside_another = False  # a tool had wrapped the wrapper when it was to be removed
         self._count = 0
         self._class_calls: ClassCalls | None = None  # where ``torch.nn.Module`` has no wrapper
+        self._listed_before = 0  # when an optimizer's last step ended
 
     def begin(self) -> None:
         """Label the modules of all instrumentations that want it: a profiler has started."""
@@ -130,6 +133,38 @@ class CallWrapper:
             for owner, module in hooked:
                 put = put_hook if classes is None else classes.hook
                 put(owner, module)
+
+    @property
+    def is_on_classes(self) -> bool:
+        """Whether the wrapper is on the classes of modules at this moment."""
+        return self._class_calls is not None
+
+    def passes_on(self, module: torch.nn.Module) -> bool:
+        """Return whether another tool passes on a call of its own that has a label already.
+
+        It had taken the wrapper for the ``__call__`` of a class, and kept it.
+        """
+        return self._class_calls is not None and self._class_calls.has_own(type(module))
+
+    def after_step(self) -> None:
+        """Have node hooks label modules where another tool's call has taken the wrapper's place.
+
+        An optimizer has taken a step. That call stays. One that has the wrapper inside is no
+        matter: calls went through it since the step before.
+        """
+        current = MODULE_CALL.get()
+        seen, self._listed_before = self.listed > self._listed_before, self.listed
+        if not sessions.wraps_calls or self._class_calls is not None or current is labelled_call:
+            return
+        if seen and not only_chooses(current):
+            return
+        self.owners.clear()
+        for scope in sessions.live_scopes():
+            if scope.hooks == "call" and scope not in self._hooked:
+                self._hooked.append(scope)
+                keep_copies_plain(scope, ())
+                for owner, module in scope.live_modules():
+                    put_hook(owner, module)
 
     def drop(self, scope: Scope) -> None:
         """Label the modules of an instrumentation no more."""
@@ -158,8 +193,12 @@ class CallWrapper:
             self._replicate.end()
             self._references.clear()
         elif sessions.wraps_calls:
-            self._is_inside_another = MODULE_CALL.get() not in (labelled_call, _original)
-            if not self._is_inside_another:
+            current = MODULE_CALL.get()
+            # A tool that has gone can have put back what was there before it and the wrapper.
+            self._is_inside_another = current not in (labelled_call, _original) and not (
+                only_chooses(current)
+            )
+            if current is labelled_call:
                 MODULE_CALL.set(_original)
             self._replicate.end()
             self._correct_imports()
@@ -192,8 +231,9 @@ class CallWrapper:
             for _, module in scope.live_modules()
         ):
             MODULE_CALL.set(labelled_call)
+            self._listed_before = self.listed
         else:
-            self._class_calls = ClassCalls(labelled_call, labelled_compiled, labelled_own)
+            self._class_calls = ClassCalls(labelled_on_class, labelled_compiled, labelled_own)
         return True
 
     def _replicating(self, replicate: partial[Any]) -> Any:
@@ -230,6 +270,7 @@ def _is_wrapped(module: torch.nn.Module, classes: ClassCalls | None) -> bool:
 # What the wrapper calls. A global, as Dynamo would compile a region again whose guards found that
 # ``Module.__call__`` has a closure no more.
 _original: Any = MODULE_CALL.get()
+_Module = torch.nn.Module
 
 
 def labelled_call(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -271,6 +312,26 @@ def labelled_call(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
 labelled_call.__name__ = "__call__"  # by which pickle finds a bound method
 
 
+def labelled_on_class(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """Call a module as ``labelled_call``, where the wrapper is on its class.
+
+    It hides the ``__call__`` of all modules, which another tool may replace meanwhile.
+    """
+    current = _Module.__call__
+    if not call_wrapper.is_on_classes:
+        with contained():
+            # Another tool has put it back since.
+            if vars(type(self)).get("__call__") is labelled_on_class:
+                del type(self).__call__
+        return current(self, *args, **kwargs)
+    if current is _original:
+        return labelled_call(self, *args, **kwargs)
+    return labelled_own(self, current, args, kwargs)
+
+
+labelled_on_class.__name__ = "__call__"
+
+
 def _listed_call(
     module: torch.nn.Module,
     args: tuple[Any, ...],
@@ -281,7 +342,7 @@ def _listed_call(
 ) -> Any:
     """Run a call that is listed in its thread, as a call with hooks is."""
     ending = sessions.ending
-    if ending is not None and ending():
+    if (ending is not None and ending()) or (original is None and call_wrapper.passes_on(module)):
         return (_original if original is None else original)(module, *args, **kwargs)
     call = Call(owner, None, id(module))
     marks = owner.scope.marks_nodes
@@ -289,6 +350,7 @@ def _listed_call(
         with contained():  # a label is never worth a failed forward
             if not _is_passed_on(thread, call) and not autograd.exporting():
                 number = thread.enter(call, module)
+                call_wrapper.listed += 1
                 if marks:
                     mark_inputs(thread, owner, args, kwargs, number)
         if original is not None:
@@ -366,11 +428,13 @@ def labelled_own(
 call_wrapper = CallWrapper()
 sessions.when_started = call_wrapper.begin
 sessions.when_ending = call_wrapper.end
-wrapper_codes.add(labelled_call.__code__)
+sessions.when_stepped = call_wrapper.after_step
+wrapper_codes.update((labelled_call.__code__, labelled_on_class.__code__))
 
 # Every frame that a call can open, but for those that node hooks open too.
 dynamo.keep_from_dynamo(
     labelled_call,
+    labelled_on_class,
     labelled_compiled,
     labelled_own,
     _listed_call,

@@ -89,6 +89,7 @@ class ClassCalls:
         self._compiled = compiled
         self._own = own
         self._ended = False
+        self._owns: set[type] = set()
         self._calls: dict[type, tuple[Any, Callable[..., Any]]] = {}  # what was there, what is
         self._hooked: list[tuple[Owner, ref[torch.nn.Module]]] = []
         self._compilations = 0  # that are running
@@ -111,6 +112,10 @@ class ClassCalls:
             return False
         self._put_own(cls)
         return True
+
+    def has_own(self, cls: type) -> bool:
+        """Return whether a class has a ``__call__`` of its own, which has a wrapper."""
+        return cls in self._owns
 
     @cached_property
     def _compiled_classes(self) -> set[type]:
@@ -165,6 +170,7 @@ class ClassCalls:
 
     def _put_own(self, cls: type) -> None:
         original, own = getattr(cls, _CALL), self._own
+        self._owns.add(cls)
 
         def call(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
             if type(self) is not cls:  # a class that inherits from it has a wrapper of its own

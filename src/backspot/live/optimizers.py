@@ -37,10 +37,16 @@ def ids_updated_by(optimizers: Iterable[torch.optim.Optimizer]) -> set[int]:
 
 
 class OptimizerWatch:
-    """Observes the steps of every optimizer of the process."""
+    """Observes the steps of every optimizer of the process.
 
-    def __init__(self, scopes: Callable[[], list[Scope]]) -> None:
+    Args:
+        scopes: returns the active instrumentations.
+        recorded: called after each step while a profiler records.
+    """
+
+    def __init__(self, scopes: Callable[[], list[Scope]], recorded: Callable[[], None]) -> None:
         self._scopes = scopes
+        self._recorded = recorded
         self._known: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._unhook: Callable[[], None] | None = None
 
@@ -60,6 +66,7 @@ class OptimizerWatch:
         try:
             self._known.add(optimizer)
             if profiler.recording():
+                self._recorded()
                 with autograd.ignore_torch_function():  # a mode of the script sees only its own
                     self._label_unused(optimizer)
                 _mark_groups(optimizer)

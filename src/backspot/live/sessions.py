@@ -52,6 +52,7 @@ class Sessions:
         watches_starts: whether the start of a profiler can be noticed.
         when_started: called after a profiler started.
         when_ending: called after a profiler stopped, before PyTorch clears its flag for that.
+        when_stepped: called after an optimizer has taken a step while a profiler records.
         when_stopped: called with each active instrumentation after that.
         wraps_calls: whether the wrapper around module calls is installed.
         ending: set while the recording is to end inside a step: called where a profiler may be
@@ -61,6 +62,7 @@ class Sessions:
 
     when_started: Callable[[], None] | None = None
     when_ending: Callable[[], None] | None = None
+    when_stepped: Callable[[], None] | None = None
     when_stopped: Callable[[Scope], None] | None = None
     ending: Callable[[], bool] | None = None
     wraps_calls = False
@@ -78,7 +80,7 @@ class Sessions:
             *(Watch(place, self._stopping) for place in profiler.PROFILER_STOPS),
             Watch(profiler.PROFILER_STOPPED, self._stopped),
         )
-        self._optimizers = OptimizerWatch(self.live_scopes)
+        self._optimizers = OptimizerWatch(self.live_scopes, self._stepped)
         self._stack_room = _StackRoom()
         self._ends: list[Callable[[], None]] = []
 
@@ -198,6 +200,10 @@ class Sessions:
             self._unwatch()
         self._tidy()  # here, if PyTorch has no flag to clear
         return results
+
+    def _stepped(self) -> None:
+        if self.when_stepped is not None:
+            self.when_stepped()
 
     def _end_others(self) -> None:
         while self._ends:

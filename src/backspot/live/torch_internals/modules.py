@@ -21,18 +21,20 @@ NAMES_OF_CALLS = frozenset(("__call__", "_call_impl", "_wrapped_call_impl"))
 REPLICATE = Location(torch.nn.Module, "_replicate_for_data_parallel")
 
 
+_globals: Any = sys.modules[torch.nn.Module.__module__]
+_module_file: str = _globals.__file__ or ""
+
+
 def only_chooses(call: Any) -> bool:
     """Return whether a ``__call__`` does nothing but call one of two attributes of the module.
 
     PyTorch's does: ``_compiled_call_impl``, which ``module.compile()`` sets, else ``_call_impl``.
     The wrapper can then call the attribute itself, which saves a frame.
     """
-    names = getattr(getattr(call, "__code__", None), "co_names", ())
-    return names == ("_compiled_call_impl", "_call_impl")
-
-
-_globals: Any = sys.modules[torch.nn.Module.__module__]
-_module_file: str = _globals.__file__ or ""
+    code: Any = getattr(call, "__code__", None)
+    names = getattr(code, "co_names", ())
+    # Another tool's may name no more, and count its calls in a variable that it closes over.
+    return names == ("_compiled_call_impl", "_call_impl") and code.co_filename == _module_file
 
 
 def is_call(code: CodeType) -> bool:
