@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 import backspot  # noqa: E402
-from backspot.live import surroundings  # noqa: E402
+from backspot.live import cgroups  # noqa: E402
 
 
 def warnings() -> tuple[str, ...]:
@@ -178,6 +178,11 @@ def test_what_is_usual_has_none(usual: Any) -> None:
         ("0::/job\n", "50000 100000", 1),
         ("0::/job\n", "150000 100000", 0),
         ("0::/job\n", "max 100000", 0),
+        ("0::/job/task\n", "50000 100000", 1),
+        ("0::/another\n", "50000 100000", 0),
+        ("4:memory:/job\n3:cpu,cpuacct:/job\n0::/\n", "50000 100000", 1),
+        ("4:memory:/job\n3:cpu,cpuacct:/job\n0::/\n", "-1 100000", 0),
+        ("4:memory:/job\n", "50000 100000", 0),
         ("", "50000 100000", 0),
     ],
 )
@@ -187,9 +192,12 @@ def test_a_quota_below_the_threads_is_said(
     """Folders such as a container has them stand for those of the system."""
     (tmp_path / "job").mkdir()
     (tmp_path / "job/cpu.max").write_text(quota)
+    (tmp_path / "cpu/job").mkdir(parents=True)  # of the first version
+    for kind, number in zip(("quota", "period"), quota.split(), strict=True):
+        (tmp_path / f"cpu/job/cpu.cfs_{kind}_us").write_text(number)
     (tmp_path / "cgroup").write_text(groups)
-    monkeypatch.setattr(surroundings, "_GROUP", tmp_path / "cgroup")
-    monkeypatch.setattr(surroundings, "_GROUPS", tmp_path)
+    monkeypatch.setattr(cgroups, "PROCESS", tmp_path / "cgroup")
+    monkeypatch.setattr(cgroups, "GROUPS", tmp_path)
     monkeypatch.setenv("OMP_PROC_BIND", "close")  # only the quota counts
     with threads(2):
         found = [one for one in warnings() if one.startswith("PyTorch works with 2 threads")]

@@ -39,7 +39,8 @@ A module call that a profiler records goes through:
 ``termination.py`` lets it be written when a job is killed.
 ``loaders.py`` notes each batch that the program asks for, and whether it was ready.
 ``host_marks.py`` marks what holds up the host: the garbage collector, and lines that wait.
-``surroundings.py`` tells what makes the process slow beside its training.
+``surroundings.py`` tells what makes the process slow beside its training. ``cgroups.py`` has the
+control groups that limit it.
 
 Of code that ``torch.compile`` generates, ``compiled.py`` records for which modules each launch
 works, while the code is compiled: ``frames.py`` writes into the graphs what it later reads from the

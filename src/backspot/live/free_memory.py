@@ -18,6 +18,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from backspot.live.cgroups import groups_of
+
 if sys.platform != "win32":
     import resource
 
@@ -25,7 +27,6 @@ GPU = "GPU "
 """How the names of devices begin."""
 
 _PROCESS, _MACHINE = Path("/proc/self"), Path("/proc/meminfo")
-_GROUPS = Path("/sys/fs/cgroup")
 
 
 class Space(NamedTuple):
@@ -90,31 +91,23 @@ def _machine() -> Iterator[Space]:
     yield Space("the machine", _number(said, "MemAvailable"), _number(said, "MemTotal"))
 
 
+_FILES = {
+    1: ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+    2: ("memory.max", "memory.current"),
+}
+"""The files of a group with its limit and its usage, by its version."""
+
+
 @functools.cache
 def _limited() -> list[tuple[str, Path, Path, Path]]:
-    """Return the groups with a limit: name, and the files with limit, usage and statistics.
-
-    They are the groups of this process, and those around them; in a container the path can be
-    another's. Each line of the process's list is ``number:controllers:path``; in the second version
-    no controllers are named.
-    """
+    """Return the groups with a limit: name, and the files with limit, usage and statistics."""
     found = []
-    for line in (_PROCESS / "cgroup").read_text().splitlines():
-        _, controllers, path = line.split(":", 2)
-        if not controllers:
-            names, home = ("memory.max", "memory.current"), _GROUPS
-        elif "memory" in controllers.split(","):
-            names, home = ("memory.limit_in_bytes", "memory.usage_in_bytes"), _GROUPS / "memory"
-        else:
-            continue
-        inner = home / path.lstrip("/")
-        for folder in (inner, *inner.parents):
-            if folder.is_relative_to(home):
-                name = f"the cgroup /{folder.relative_to(home)}" if folder != home else "the cgroup"
-                limit, usage, statistics = (folder / file for file in (*names, "memory.stat"))
-                with suppress(OSError, ValueError):  # "max"; the outermost group has no such file
-                    if int(limit.read_text()) < _UNLIMITED:
-                        found.append((name, limit, usage, statistics))
+    for group in groups_of("memory"):
+        name = f"the cgroup {group.name}".rstrip()
+        limit, usage = (group.folder / file for file in _FILES[group.version])
+        with suppress(OSError, ValueError):  # "max"; the outermost group has no such file
+            if int(limit.read_text()) < _UNLIMITED:
+                found.append((name, limit, usage, group.folder / "memory.stat"))
     return found
 
 

@@ -11,21 +11,22 @@ import sys
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from backspot.formatting import counted, gigabytes
 from backspot.interrupts import contained
+from backspot.live.cgroups import groups_of
 from backspot.live.ranks import in_process_group
 from backspot.live.torch_internals.process import dispatch_mode_stack
 
-_GROUP, _GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 _CONTEXT = 4 << 30
 """Bytes of a GPU that CUDA and libraries may take in one process, beside PyTorch's allocator."""
 _BINDING = {"OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY"}
 """With these, each thread has CPUs of its own."""
+_CPU_FILES = "cpu.cfs_quota_us", "cpu.cfs_period_us"
+"""The part of the CPUs' time that a group of the first version may take, and in which time."""
 _REMEDY = "Times have it in them; run without it for true ones."
 
 
@@ -142,12 +143,12 @@ def _cpus() -> float:
     found: list[float] = []
     if hasattr(os, "sched_getaffinity") and _BINDING.isdisjoint(os.environ):
         found.append(len(os.sched_getaffinity(0)))
-    with suppress(OSError, ValueError, IndexError):
-        path = _GROUP.read_text("utf-8").splitlines()[-1].split(":", 2)[2]
-        inner = _GROUPS / path.lstrip("/")
-        for folder in (inner, *inner.parents):
-            if folder.is_relative_to(_GROUPS):
-                with suppress(OSError, ValueError):  # "max"; the outermost group has no such file
-                    quota, period = (folder / "cpu.max").read_text("utf-8").split()
-                    found.append(int(quota) / int(period))
+    for group in groups_of("cpu"):
+        with suppress(OSError, ValueError):  # "max"; the outermost group has no such file
+            if group.version == 1:
+                quota, period = ((group.folder / file).read_text("utf-8") for file in _CPU_FILES)
+            else:
+                quota, period = (group.folder / "cpu.max").read_text("utf-8").split()
+            if int(quota) > 0:  # -1 of the first version is no limit
+                found.append(int(quota) / int(period))
     return min(found, default=0.0)

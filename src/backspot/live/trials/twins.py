@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from backspot.live.free_memory import spaces
 from backspot.live.torch_internals.process import tree_map
 
 Run = Callable[[], object]
@@ -67,7 +66,7 @@ def free_bytes(device: torch.device) -> int:
     """Return how much memory the copies of a trial may take: half of what is free, and a limit."""
     if device.type == "cuda":
         return min(int(torch.cuda.mem_get_info(device)[0]) // 2, _MOST_ON_GPU)
-    return min(_available() // 2, _left_to_container() // 2, _MOST_BYTES)
+    return min([*(space.free // 2 for space in spaces()), _MOST_BYTES])
 
 
 def check_fits(tensors: Iterable[torch.Tensor], times: float = 1.0) -> None:
@@ -85,25 +84,6 @@ def check_room(device: torch.device, needed: int) -> None:
     """Refuse to take so many bytes where they are more than copies may."""
     if needed > (most := free_bytes(device)):
         raise Refused(f"copies take {needed >> 20:,} MiB, and a trial may take {most >> 20:,}")
-
-
-def _available() -> int:
-    try:
-        pages = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        text = Path("/proc/meminfo").read_text(encoding="ascii")
-    except (OSError, ValueError):
-        return _MOST_BYTES
-    found = [line.split() for line in text.splitlines() if line.startswith("MemAvailable")]
-    return int(found[0][1]) << 10 if found else pages
-
-
-def _left_to_container() -> int:
-    group = Path("/sys/fs/cgroup")
-    try:
-        most = int((group / "memory.max").read_text(encoding="ascii"))
-        return most - int((group / "memory.current").read_text(encoding="ascii"))
-    except (OSError, ValueError):  # no container, or "max"
-        return 1 << 62
 
 
 def forward_and_backward(
