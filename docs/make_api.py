@@ -148,7 +148,7 @@ def _section(name: str) -> Iterator[str]:
     yield from _body(value, example=False)
     members = {
         member: found
-        for member, found in vars(value).items()
+        for member, found in defined_by(value).items()
         if not member.startswith("_") or member == "__getitem__"
     }
     properties = {key: found for key, found in members.items() if isinstance(found, property)}
@@ -164,6 +164,12 @@ def _section(name: str) -> Iterator[str]:
                 continue
             yield _code(_signature(f"{name}.{member}", getattr(value, member)))
             yield from _body(found, example=False)
+
+
+def defined_by(cls: type) -> dict[str, Any]:
+    """Return what a result defines, and its parts for it: the classes that it is made of."""
+    made_of = [base for base in cls.__mro__[1:] if base.__name__ == "InReport"]
+    return {name: found for one in (cls, *made_of) for name, found in vars(one).items()}
 
 
 def _errors(names: Iterable[str]) -> str:

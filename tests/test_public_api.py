@@ -94,7 +94,7 @@ RESULTS = results.__all__
 CLASSES = [*ERRORS, *RESULTS]
 
 
-def class_of(name: str) -> object:
+def class_of(name: str) -> typing.Any:
     """What a public name of the package, or of its results, stands for."""
     return getattr(results if name in RESULTS else backspot, name)
 
@@ -116,8 +116,11 @@ def docstring_of(name: str) -> str:
 
 
 def members_of(name: str) -> Iterator[str]:
-    """The public methods and properties of a public class that it defines itself."""
-    for member, value in vars(class_of(name)).items():
+    """The public methods and properties of a public class: its own, and those of its parts."""
+    cls = class_of(name)
+    made_of = [base for base in cls.__mro__ if base is cls or base.__name__ == "InReport"]
+    members = {member: value for one in made_of for member, value in vars(one).items()}
+    for member, value in members.items():
         public = not member.startswith("_") or member == "__getitem__"
         if public and (isinstance(value, (property, classmethod)) or inspect.isfunction(value)):
             yield f"{name}.{member}"

@@ -7,7 +7,7 @@ and runs before any other module of the package. It sets ``forms`` and ``save_la
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias, TypeVar
 
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 Result: TypeAlias = Any
 """A ``Report``, ``Subtree``, ``Comparison`` or that of a part. Their modules import this one."""
+
+
+_Known = TypeVar("_Known", bound="Beside")
 
 
 class Forms(Protocol):
@@ -80,22 +83,63 @@ class Presented:
         printer.text(str(self))
 
 
+class Beside:
+    """What a result knows besides its data: it is not saved, compared, printed or copied.
+
+    This is no field, because every field is written as JSON.
+    """
+
+    __slots__ = ("_beside",)
+
+
+def known_beside(result: Beside) -> Mapping[str, Any]:
+    """Return what a result knows besides its data, by name."""
+    known: Mapping[str, Any] = getattr(result, "_beside", {})
+    return known
+
+
+def beside(result: Beside, name: str) -> Any:
+    """Return what a result knows besides its data under a name; ``None`` where it knows nothing."""
+    return known_beside(result).get(name)
+
+
+def with_beside(result: _Known, known: Mapping[str, Any]) -> _Known:
+    """Add to a new result, which nobody has yet, what it knows besides its data; return it."""
+    object.__setattr__(result, "_beside", {**known_beside(result), **known})
+    return result
+
+
 LABELLED = (".trace.json", ".json.gz")
 """Suffixes of a labelled trace, which is a copy of a trace and not a form of a report."""
 
 
 _Class = TypeVar("_Class", bound=type)
+_ATTRIBUTES = "    Attributes:\n"
+
+
+def _attributes_of(cls: type) -> str:
+    """Return the lines of a docstring about attributes, each with a line break."""
+    told = (cls.__doc__ or "").partition(_ATTRIBUTES)[2].partition("\n\n")[0].rstrip()
+    return f"{told}\n" if told else ""
 
 
 def public(cls: _Class) -> _Class:
     """Name the package of a result as its home, in reprs, tracebacks and pickles.
 
-    Its annotations are evaluated first, because the package does not have the names in them.
+    Its annotations are evaluated first, because the package does not have the names in them. Its
+    docstring tells the attributes that it has from its bases, too.
     """
     from inspect import get_annotations
 
     cls.__annotations__ = get_annotations(cls, locals={cls.__name__: cls}, eval_str=True)
     cls.__module__ = cls.__module__.rpartition(".")[0]
+    bases = [base for base in cls.__mro__[-1:0:-1] if "__dataclass_fields__" in vars(base)]
+    if bases and cls.__doc__:
+        before, own, after = cls.__doc__.partition(_ATTRIBUTES)
+        if not own:
+            before, example, after = cls.__doc__.partition("    Example:\n")
+            after = f"\n{example}{after}"
+        cls.__doc__ = "".join((before, _ATTRIBUTES, *map(_attributes_of, bases), after))
     if issubclass(cls, Presented):
         # Of its own: IPython prefers a class's own __repr__ to the _repr_pretty_ of its base.
         cls._repr_pretty_ = Presented._pretty  # type: ignore[attr-defined]

@@ -8,12 +8,13 @@ from typing import get_args
 
 from hypothesis import strategies as st
 
-from backspot.results.costs import Hiccup, KernelCost, PhaseName, Row, WorkOfModule
+from backspot.results.costs import Hiccup, KernelCost, PhaseName, Row
 from backspot.results.findings import Finding, Place
 from backspot.results.grouping import ranked_lines, ranked_nodes
 from backspot.results.limits import Peaks
 from backspot.results.memory import MemoryOfDevice, MemoryOfModule, MemoryShare, MemoryTimeline
 from backspot.results.report import Report
+from backspot.results.work import WorkOfModule
 from support.report_parts import line, node, phases, report, row
 
 ODD_NAMES = (

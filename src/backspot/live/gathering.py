@@ -30,6 +30,7 @@ from backspot.job.summary import Summary, from_bytes, to_bytes
 from backspot.live.acts import Joint, Living
 from backspot.live.ranks import rank_and_ranks
 from backspot.live.torch_internals.store import default_store
+from backspot.presented import with_beside
 from backspot.results.job import JobReport, LostRank
 from backspot.results.report import Report, changed
 
@@ -120,7 +121,7 @@ class Gathering(Joint):
         if self.rank:
             return report
         try:
-            return changed(report, job=self.collect())
+            return with_beside(changed(report), {"job": self.collect()})
         except UsageError as error:
             reason = f"The ranks have no report: {error}."
             return changed(report, warnings=(*report.warnings, reason))

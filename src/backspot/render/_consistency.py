@@ -46,13 +46,9 @@ def _contradictions(report: Report) -> Iterator[str]:
         yield "its operators sum to more than its wall_ns"
     yield from _of_passes(report)
     yield from _of_phases(report)
-    yield from _of_memory(report)
-    if (drawn := report.picture) is not None:
-        pieces = [one[:2] for lane in (drawn.host, drawn.lines, drawn.device) for one in lane]
-        if not drawn.recorded_wall_ns or any(
-            not at < end <= drawn.recorded_wall_ns for at, end in pieces
-        ):
-            yield "its picture does not lie in its step"
+    for part in type(report).__mro__:
+        if (of_part := vars(part).get("_contradictions")) is not None:
+            yield from of_part(report, report.steps)
     for hiccup in report.hiccups:
         yield from _of_step(hiccup.step, report, "a hiccup")
     if len(report.hiccups) >= report.steps:
@@ -73,7 +69,6 @@ def _contradictions(report: Report) -> Iterator[str]:
         "hiccup": (one.step for one in report.hiccups),
         "device": (one.device for one in report.devices),
         "phase": (one.name for one in report.phases),
-        "device in memory": (one.device for one in report.memory),
     }
     for kind, found in keys.items():
         every = [*found]
@@ -127,18 +122,6 @@ def _of_passes(report: Report) -> Iterator[str]:
             yield f"the parts of pass {index} do not sum to its duration_ns"
     if report.passes and _summed(report.passes, "wall_ns") != sum(report.wall_ns_by_step):
         yield "its passes do not sum to its wall_ns_by_step"
-
-
-def _of_memory(report: Report) -> Iterator[str]:
-    for one in report.memory:
-        what = f"the memory of {one.name}"
-        if _summed(one.live, "bytes") != one.peak_bytes:
-            yield f"what is live in {what} does not sum to its peak_bytes"
-        yield from _of_step(one.peak_step, report, f"the peak of {what}")
-        line = one.timeline
-        columns = (line.ns, line.allocated_bytes, *line.bytes_by_path)
-        if len(line.paths) != len(line.bytes_by_path) or len(set(map(len, columns))) > 1:
-            yield f"the columns of {what} over time have different lengths"
 
 
 def _of_phases(report: Report) -> Iterator[str]:

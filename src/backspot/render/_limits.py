@@ -10,9 +10,10 @@ from backspot.formatting import percent
 from backspot.render._sections import Column, Fields, Saying, Section, Value, numbers
 from backspot.render._words import Part
 from backspot.render.view import View
-from backspot.results.costs import COUNTS_OF_WORK, Row
+from backspot.results.costs import Row
 from backspot.results.limits import REACHABLE_COMPUTE, REACHABLE_MEMORY, LimitOfModule
 from backspot.results.report import Report
+from backspot.results.work import COUNTS_OF_WORK
 
 
 def _sections(report: Report, view: View) -> list[Section]:

@@ -31,11 +31,15 @@ from backspot.results.training import Training
 
 Saved = TypeVar("Saved")
 _AGAIN = "make it again from the trace"
+_SELDOM = {
+    field.name
+    for kind in results.__all__
+    for field in getattr(getattr(results, kind), "__dataclass_fields__", {}).values()
+    if "seldom" in field.metadata
+}
 # What few traces have is left out where it is empty. A string has no quote without a backslash.
 _UNRECORDED = re.compile(
-    rb',"(?:memory|held_bytes|work|layers|launches|peaks|mfu|recorded|picture|parts|at_best'
-    rb'|at_least|tried|training)"'
-    rb":(?:null|false|\[\]|\{\})(?=[,}])"
+    rf',"(?:{"|".join(sorted(_SELDOM))})":(?:null|false|\[\]|\{{\}})(?=[,}}])'.encode()
 )
 # Characters that a terminal or a page might obey. In JSON they only occur in strings.
 _UNSAFE = re.compile(r"[^\x20-\x7e\n]+")

@@ -18,7 +18,8 @@ that nothing records where such steps were timed, and ``recorded_*`` beside them
 - ``rare.py``: ``RareWork``, what recurs in some steps only.
 - ``host.py``: where the host waits for a device, what it launches, which lines it runs.
 - ``memory.py``: what is in memory: the peak of each device, and what each module keeps.
-- ``limits.py``: how far modules are from what the device can do.
+- ``work.py``: how much work modules do; ``limits.py``: how far they are from what the device can
+  do.
 - ``job.py``: ``JobReport``, many ranks of one job.
 - ``comparison.py``: ``Comparison``, two reports side by side.
 - ``grouping.py``: sums of rows by depth, class or pattern, the totals of each module, and
@@ -48,7 +49,6 @@ from backspot.results.costs import (
     Phase,
     Row,
     WallKinds,
-    WorkOfModule,
 )
 from backspot.results.findings import Answer, Finding, Place, ReplayedStep, Saving, WhatIf
 from backspot.results.grouping import Subtree
@@ -75,5 +75,6 @@ from backspot.results.training import (
     Training,
 )
 from backspot.results.trials import Tried, Variant
+from backspot.results.work import WorkOfModule
 
 __all__ = sorted(name for name, value in vars().copy().items() if isinstance(value, type))

@@ -6,80 +6,16 @@ What ends in ``_by_step`` has one entry a recorded step, and is exact.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 from backspot.errors import UsageError
 from backspot.formatting import labelled, quoted, visible
 from backspot.presented import public
+from backspot.results import memory, work
 from backspot.results.findings import Saving
-from backspot.results.memory import MemoryOfModule
 from backspot.results.quantities import Count, Measure, Ratio
-
-
-@public
-@dataclass(frozen=True, slots=True)
-class WorkOfModule:
-    """The work of one module in a typical step, without the modules inside it.
-
-    ``None`` is unknown, not nothing.
-
-    Attributes:
-        forward_flops: Floating point operations of the forward: products of matrices, convolutions
-            and fused attention, as ``torch.utils.flop_counter`` defines them.
-        recompute_flops: Those of forward work that runs again.
-        flops: Those of the backward, without ``recompute_flops``.
-        forward_bytes: Bytes that the forward must read and write: each element of an input and of
-            an output once.
-        recompute_bytes: Those of forward work that runs again.
-        bytes: Those of the backward.
-        flops_by_type: ``flops`` and ``recompute_flops`` by type of number: ``bf16``, ``fp16``,
-            ``tf32`` (fp32 on tensor cores), ``fp32``, ``fp64``, ``fp8``.
-        forward_flops_by_type: ``forward_flops`` by type of number.
-        unknown_share: Share (0 to 1) of its backward in operators that no formula covers.
-    """
-
-    forward_flops: Count | None
-    recompute_flops: Count | None
-    flops: Count | None
-    forward_bytes: Count | None
-    recompute_bytes: Count | None
-    bytes: Count | None
-    flops_by_type: dict[str, Count]
-    forward_flops_by_type: dict[str, Count]
-    unknown_share: Ratio
-
-
-COUNTS_OF_WORK = (
-    *("forward_flops", "recompute_flops", "flops"),
-    *("forward_bytes", "recompute_bytes", "bytes"),
-)
-
-
-def summed_work(
-    parts: Iterable[tuple[WorkOfModule | None, int]],
-) -> WorkOfModule | None:
-    """Return the work of several modules together, ``None`` where none is known.
-
-    The time of each in backward weighs its unknown share.
-    """
-    known = [(one, time) for one, time in parts if one is not None]
-    if not known:
-        return None
-    whole = sum(time for _, time in known)
-    unknown = sum(one.unknown_share * time for one, time in known) / whole if whole else 0.0
-    counts: dict[str, Any] = {}
-    for name in COUNTS_OF_WORK:
-        some = [count for one, _ in known if (count := getattr(one, name)) is not None]
-        counts[name] = sum(some) if some else None
-    for name in ("flops_by_type", "forward_flops_by_type"):
-        sums: Counter[str] = Counter()
-        for one, _ in known:
-            sums.update(getattr(one, name))
-        counts[name] = dict(sums)
-    return WorkOfModule(**counts, unknown_share=min(1.0, unknown))
 
 
 @public
@@ -263,13 +199,9 @@ class WallKinds:
         )
 
 
-@public
-@dataclass(frozen=True, slots=True)
-class Row:
-    """Cost of one module, or of one group of modules, in the backward.
-
-    The rows of a report are a partition: no nanosecond is in two rows. Times are nanoseconds of a
-    typical step; those of a group are sums.
+@dataclass(frozen=True)
+class _Cost:
+    """What each row has whatever was recorded.
 
     Attributes:
         path: Module path, ``""`` for the root; the name of a group; in parentheses, time that no
@@ -309,16 +241,9 @@ class Row:
             if the recording cannot be replayed, and for the cheaper rows of a model with thousands
             of modules.
         total_saves: How much less without all modules inside, too. Savings do not add up.
-        memory: What it has in memory; only with ``profile_memory=True``.
-        work: How much work it does; only with ``record_shapes=True``.
-
-    Example:
-        >>> row = report.modules[0]
-        >>> row
-        <Row patch_drop (PatchDropout): wall 5.868, GPU 4.836, CPU 2.374 ms per step>
-        >>> row.wall_ns, row.wall_ns_by_step
-        (5868072, (5571520, 6164624))
     """
+
+    __slots__ = ()
 
     path: str
     class_name: str
@@ -348,8 +273,23 @@ class Row:
     lines: tuple[LineCost, ...] = ()
     saves: Saving | None = None
     total_saves: Saving | None = None
-    memory: MemoryOfModule | None = None
-    work: WorkOfModule | None = None
+
+
+@public
+@dataclass(frozen=True, slots=True)
+class Row(work.InRow, memory.InRow, _Cost):
+    """Cost of one module, or of one group of modules, in the backward.
+
+    The rows of a report are a partition: no nanosecond is in two rows. Times are nanoseconds of a
+    typical step; those of a group are sums.
+
+    Example:
+        >>> row = report.modules[0]
+        >>> row
+        <Row patch_drop (PatchDropout): wall 5.868, GPU 4.836, CPU 2.374 ms per step>
+        >>> row.wall_ns, row.wall_ns_by_step
+        (5868072, (5571520, 6164624))
+    """
 
     @property
     def is_exchange(self) -> bool:

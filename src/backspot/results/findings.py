@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol, TypeAlias, get_args
 
 from backspot.formatting import duration, labelled, size, visible
 from backspot.presented import public
-from backspot.results.quantities import Count, Ratio
+from backspot.results.quantities import SELDOM, Count, Ratio
 from backspot.results.trials import Tried
 
 
@@ -37,9 +37,9 @@ class Saving:
     ns: Count
     low_ns: Count
     high_ns: Count
-    parts: dict[str, Count] = field(default_factory=dict)
-    at_best: bool = False
-    at_least: bool = False
+    parts: dict[str, Count] = field(default_factory=dict, metadata=SELDOM)
+    at_best: bool = field(default=False, metadata=SELDOM)
+    at_least: bool = field(default=False, metadata=SELDOM)
 
 
 @public
@@ -147,7 +147,7 @@ class Place:
     count: Count
     wall_ns: Count
     line: str = ""
-    held_bytes: Count | None = None
+    held_bytes: Count | None = field(default=None, metadata=SELDOM)
 
     @property
     def label(self) -> str:
@@ -210,8 +210,8 @@ class Finding:
     kernels: tuple[str, ...] = ()
     link: str = ""
     saves: Saving | None = None
-    held_bytes: Count | None = None
-    tried: Tried | None = None
+    held_bytes: Count | None = field(default=None, metadata=SELDOM)
+    tried: Tried | None = field(default=None, metadata=SELDOM)
     tier: Tier = "stable"
 
     def __repr__(self) -> str:

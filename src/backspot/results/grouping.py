@@ -21,14 +21,14 @@ from backspot.results.costs import (
     NodeCost,
     Row,
     WallKinds,
-    summed_work,
 )
 from backspot.results.findings import Saving
-from backspot.results.memory import MemoryOfModule, summed_memory
 
 _COSTS = ("wall_ns", "gpu_ns", "cpu_ns", "forward_ns", "recompute_ns")
 _TOTALS = tuple(f"total_{cost}" for cost in _COSTS)
 _BY_STEP = tuple(f"{cost}_by_step" for cost in _COSTS[:4])
+_OF_PARTS = {one.name: one.metadata["summed"] for one in fields(Row) if "summed" in one.metadata}
+"""What sums each field of a part over the rows that become one."""
 
 
 def fold(
@@ -77,7 +77,7 @@ def fold(
             members=1,
             saves=_saves(known.get(path), len(members), inside.get(path, 0)),
             total_saves=known[path].total_saves if path in known else None,
-            memory=known[path].memory if path in known else None,
+            kept=known.get(path),
             has_all=len(members) == inside.get(path, 0),
         )
         for path, members in groups.items()
@@ -167,15 +167,22 @@ def _merge(
     members: int,
     saves: Saving | None = None,
     total_saves: Saving | None = None,
-    memory: MemoryOfModule | None = None,
+    kept: Row | None = None,
     has_all: bool = False,
 ) -> Row:
+    """Return one row that takes in others.
+
+    Args:
+        kept: the module that stays, if the others are inside it.
+        has_all: whether these are all modules inside it.
+    """
     # A total includes the modules inside, so only the outermost rows of the group are added.
     parents = parents_of(rows)
     outer = [row for row in rows if parents[row.path] is None]
     sums: dict[str, Any] = {cost: sum(map(attrgetter(cost), rows)) for cost in _COSTS}
     sums |= {cost: sum(map(attrgetter(cost), outer)) for cost in _TOTALS}
     sums |= {cost: _by_step(map(attrgetter(cost), rows)) for cost in _BY_STEP}
+    sums |= {name: summed(rows, outer, kept, has_all) for name, summed in _OF_PARTS.items()}
     return replace(
         rows[0],
         **sums,
@@ -190,10 +197,6 @@ def _merge(
         wall_on=sum((row.wall_on for row in rows), WallKinds()),
         saves=saves,
         total_saves=total_saves,
-        memory=summed_memory(
-            [row.memory for row in rows], [row.memory for row in outer], memory, has_all=has_all
-        ),
-        work=summed_work((row.work, row.gpu_ns or row.cpu_ns) for row in rows),
         recorded_wall_ns=sum(row.recorded_wall_ns for row in rows),
     )
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 from backspot.formatting import labelled
 from backspot.presented import public
 from backspot.results.costs import PhaseName
 from backspot.results.findings import Saving
-from backspot.results.quantities import Count
+from backspot.results.quantities import SELDOM, Count
 
 
 def place_of(file: str, line: int, last_line: int) -> str:
@@ -160,3 +161,35 @@ class StepPicture:
     lines: tuple[tuple[Count, Count, str], ...]
     device: tuple[tuple[Count, Count, PhaseName, Count], ...]
     waits: tuple[tuple[Count, Count, Count, Count, str], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class InReport:
+    """What each report has.
+
+    Attributes:
+        waits: Places where the host waits for a device, the longest waits first.
+        without_waits: What a step would save if the host waited in none of them, ``None`` if not
+            known.
+        host: Lines of the user's Python, those in which devices idle for longest first; empty
+            unless steps were recorded with stacks.
+        launches: What each module launches in each phase, most idle time first; empty without
+            device work and phases.
+        picture: One step as a picture; ``None`` where there is neither a device nor a line.
+    """
+
+    __slots__ = ()
+
+    waits: tuple[Wait, ...] = ()
+    without_waits: Saving | None = None
+    host: tuple[HostLine, ...] = ()
+    launches: tuple[Launches, ...] = field(default=(), metadata=SELDOM)
+    picture: StepPicture | None = field(default=None, metadata=SELDOM)
+
+    def _contradictions(self, _: int) -> Iterator[str]:
+        if (drawn := self.picture) is not None:
+            pieces = [one[:2] for lane in (drawn.host, drawn.lines, drawn.device) for one in lane]
+            if not drawn.recorded_wall_ns or any(
+                not at < end <= drawn.recorded_wall_ns for at, end in pieces
+            ):
+                yield "its picture does not lie in its step"

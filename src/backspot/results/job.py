@@ -13,7 +13,7 @@ from typing import Literal
 
 from backspot import presented
 from backspot.formatting import counted, labelled
-from backspot.presented import Presented, public
+from backspot.presented import Beside, Presented, beside, public
 
 SCHEMA = "backspot.job/1"
 """Version of the JSON form."""
@@ -385,3 +385,18 @@ class JobReport(Presented):
             f"<JobReport of {counted(len(self.ranks), 'rank')} of {self.world_size}, "
             f"{counted(len(self.steps), 'step')}, {counted(len(self.findings), 'finding')}>"
         )
+
+
+class InReport(Beside):
+    """What each report has; it is no field, so it is not saved."""
+
+    __slots__ = ()
+
+    @property
+    def job(self) -> JobReport | None:
+        """The answer for all ranks, on rank 0 after ``profile(..., ranks="all")``.
+
+        It is not saved with the report.
+        """
+        found: JobReport | None = beside(self, "job")
+        return found

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
+from backspot.errors import UsageError
+from backspot.formatting import quoted
 from backspot.presented import public
 from backspot.results.costs import Row
-from backspot.results.quantities import Measure
+from backspot.results.quantities import SELDOM, Measure
 
 REACHABLE_COMPUTE, REACHABLE_MEMORY = 0.7, 0.85
 """The shares of the peaks that headroom is measured against: large products of matrices and large
@@ -142,3 +144,46 @@ def _bound(row: Row, computing: float, moving: float) -> Literal["compute", "mem
 
 def _together(first: int | None, second: int | None) -> int | None:
     return None if first is None and second is None else (first or 0) + (second or 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class InReport:
+    """What each report has.
+
+    Attributes:
+        peaks: What the device can do at best; only with ``record_shapes=True`` on a known device.
+        mfu: Model FLOPs utilisation (0 to 1), without forward work that runs again; ``None`` where
+            it is not known.
+    """
+
+    __slots__ = ()
+
+    peaks: Peaks | None = field(default=None, metadata=SELDOM)
+    mfu: Measure | None = field(default=None, metadata=SELDOM)
+
+    def limit(self, row: Row) -> LimitOfModule | None:
+        """Return how fast the backward of a row runs, and how far it is from the device's limit.
+
+        Args:
+            row: A row of this report.
+
+        Returns:
+            The limit; ``None`` without known work or device time.
+
+        Raises:
+            UsageError: If ``row`` is not a row.
+
+        Example:
+            >>> limit = report.limit(report["blocks.0.mlp.fc1"].row)
+            >>> f"{limit.tflops:.0f} TFLOP/s, {limit.of_peak:.0%} of {report.peaks.device}"
+            '464 TFLOP/s, 47% of NVIDIA H200'
+        """
+        if not isinstance(row, Row):
+            raise UsageError(f"limit({quoted(row)}): give a row; report.modules has them")
+        return limit_of(row, self.peaks)
+
+
+def weight(report: InReport, row: Row) -> int:
+    """Return what a row weighs where headroom ranks the rows."""
+    limit = limit_of(row, report.peaks)
+    return -1 if limit is None or limit.headroom_ns is None else limit.headroom_ns

@@ -6,15 +6,15 @@ allocated it, until it is freed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Annotated, Literal, TypeAlias
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Literal, Protocol, TypeAlias
 
 import msgspec
 
 from backspot.formatting import size
 from backspot.presented import public
-from backspot.results.quantities import Count
+from backspot.results.quantities import SELDOM, Count
 
 MemoryKind = Literal[
     "before",
@@ -164,25 +164,21 @@ class MemoryOfModule:
     checkpoint_frees_bytes: Count
 
 
-def summed_memory(
-    members: Sequence[MemoryOfModule | None],
-    outer: Sequence[MemoryOfModule | None],
-    target: MemoryOfModule | None = None,
-    *,
-    has_all: bool = False,
-) -> MemoryOfModule | None:
-    """Return the memory of a row that takes in others, ``None`` where none is known.
+class _HasMemory(Protocol):
+    @property
+    def memory(self) -> MemoryOfModule | None: ...
 
-    Args:
-        outer: the memory of those members that lie in no other one.
-        target: the memory of the module that stays, if the others are inside it.
-        has_all: whether these are all modules inside it.
-    """
-    known = [one for one in members if one is not None]
+
+def _summed(
+    rows: Sequence[_HasMemory], outer: Sequence[_HasMemory], kept: _HasMemory | None, has_all: bool
+) -> MemoryOfModule | None:
+    """Return the memory of a row that takes in others, ``None`` where none is known."""
+    known = [row.memory for row in rows if row.memory is not None]
     if not known:
         return None
-    outermost = [target] if target else [one for one in outer if one is not None]
-    alone = known[0].peak_bytes if len(members) == 1 else None
+    target = kept.memory if kept else None
+    outermost = [target] if target else [row.memory for row in outer if row.memory is not None]
+    alone = known[0].peak_bytes if len(rows) == 1 else None
     return MemoryOfModule(
         kept_bytes=sum(one.kept_bytes for one in known),
         at_peak_bytes=sum(one.at_peak_bytes for one in known),
@@ -192,3 +188,49 @@ def summed_memory(
         total_peak_bytes=outermost[0].total_peak_bytes if len(outermost) == 1 else None,
         checkpoint_frees_bytes=sum(one.checkpoint_frees_bytes for one in outermost),
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class InRow:
+    """What each row has.
+
+    Attributes:
+        memory: What it has in memory; only with ``profile_memory=True``.
+    """
+
+    __slots__ = ()
+
+    memory: MemoryOfModule | None = field(default=None, metadata={**SELDOM, "summed": _summed})
+
+
+@dataclass(frozen=True, kw_only=True)
+class InReport:
+    """What each report has.
+
+    Attributes:
+        memory: Memory of each device, the highest peak first, the host last; only with
+            ``profile_memory=True``.
+    """
+
+    __slots__ = ()
+
+    memory: tuple[MemoryOfDevice, ...] = field(default=(), metadata=SELDOM)
+
+    def _contradictions(self, steps: int) -> Iterator[str]:
+        for one in self.memory:
+            what = f"the memory of {one.name}"
+            if sum(share.bytes for share in one.live) != one.peak_bytes:
+                yield f"what is live in {what} does not sum to its peak_bytes"
+            if one.peak_step >= steps:
+                yield f"the peak of {what} is of step {one.peak_step}, of {steps}"
+            line = one.timeline
+            columns = (line.ns, line.allocated_bytes, *line.bytes_by_path)
+            if len(line.paths) != len(line.bytes_by_path) or len(set(map(len, columns))) > 1:
+                yield f"the columns of {what} over time have different lengths"
+        if len({one.device for one in self.memory}) < len(self.memory):
+            yield "it has a device in memory twice"
+
+
+def weight(_: InReport, row: InRow) -> int:
+    """Return what a row weighs where memory ranks the rows: what it has at the peak."""
+    return -1 if row.memory is None else row.memory.at_peak_bytes

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, TypeAlias
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
 
@@ -12,3 +14,6 @@ Measure: TypeAlias = Annotated[float, msgspec.Meta(ge=0, lt=1 << 63)]
 """Any other number that is never negative."""
 Ratio: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1)]
 """A part of a whole."""
+
+SELDOM: Mapping[str, Any] = MappingProxyType({"seldom": True})
+"""Metadata of a field that few traces have something for: where it is empty, JSON leaves it out."""

@@ -36,3 +36,16 @@ class RareWork:
         each, mean = self.wall_ns / 1e6, self.per_step_ns / 1e6
         often = f"once in {self.period:.4g} steps"
         return f"<RareWork {self.name}: {often}, {each:.3f} ms, {mean:.3f} ms a step>"
+
+
+@dataclass(frozen=True, kw_only=True)
+class InReport:
+    """What each report has.
+
+    Attributes:
+        rare: What recurs in some of the recorded steps only, the largest part of a mean step first.
+    """
+
+    __slots__ = ()
+
+    rare: tuple[RareWork, ...] = ()

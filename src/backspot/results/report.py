@@ -8,17 +8,18 @@ ends in ``_by_step`` has one entry a recorded step. Both sum exactly.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from backspot import presented
 from backspot.checks import check_choice, is_number, is_whole
 from backspot.errors import UsageError
 from backspot.formatting import quoted, visible
 from backspot.paths import path_text
-from backspot.presented import Presented, public
+from backspot.presented import Beside, Presented, beside, known_beside, public, with_beside
+from backspot.results import host, job, limits, memory, rare, training
 from backspot.results.costs import (
     Coverage,
     DeviceCost,
@@ -44,13 +45,7 @@ from backspot.results.grouping import (
     patterns_of,
     subtree_of,
 )
-from backspot.results.host import HostLine, Launches, StepPicture, Wait
-from backspot.results.job import JobReport
-from backspot.results.limits import LimitOfModule, Peaks, limit_of
-from backspot.results.memory import MemoryOfDevice
-from backspot.results.quantities import Count, Measure, Ratio
-from backspot.results.rare import RareWork
-from backspot.results.training import Training
+from backspot.results.quantities import SELDOM, Count, Ratio
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -67,24 +62,15 @@ StepUnit = Literal["profiler step", "optimizer step", "backward pass"]
 ClockName = Literal["real", "recorded"]
 
 
-class _Predicted:
-    """What a report knows besides its data: it is not saved, compared, printed or copied.
+class _Ranked(Beside):
+    """What a report has worked out so far: the rankings that were asked for."""
 
-    These are no fields, because every field is written as JSON. ``changed`` keeps the predictor and
-    the job; the rankings that were asked for so far are those of one report.
-    """
-
-    __slots__ = ("_job", "_predictor", "_rankings")
+    __slots__ = ("_rankings",)
 
 
-@public
-@dataclass(frozen=True, slots=True)
-class Report(Presented, _Predicted):
-    """A ranking of modules by what they cost in the backward.
-
-    ``print(report)`` shows it, a notebook displays it, ``report[path]`` returns one module with the
-    modules inside it. Times are nanoseconds of a typical step: the mean over the recorded steps but
-    ``hiccups``. They add up exactly: rows to the backward, phases to the step.
+@dataclass(frozen=True)
+class _Costs:
+    """What each report has whatever was recorded.
 
     Attributes:
         modules: Rows that partition the backward, most wall time first, with those for time that no
@@ -130,39 +116,14 @@ class Report(Presented, _Predicted):
             ``top(by="pattern")`` have it.
         rules: What each rule did that is for this device: ``found``, ``nothing``, or why it could
             not look: ``needs stacks``, ``needs memory``, ``needs a GPU``, …
-        memory: Memory of each device, the highest peak first, the host last; only with
-            ``profile_memory=True``.
-        peaks: What the device can do at best; only with ``record_shapes=True`` on a known device.
-        mfu: Model FLOPs utilisation (0 to 1), without forward work that runs again; ``None`` where
-            it is not known.
         hiccups: Steps that something held up and that do not count, longest first.
-        rare: What recurs in some of the recorded steps only, the largest part of a mean step first.
         noise: Share (0 to 1) of the backward that may belong to other rows. Above 0.1, the ranking
             cannot be trusted.
         recorded: Where and how, as far as known: ``device``, ``time`` (UTC), ``torch``,
             ``command``, and how busy the ``host`` was. Not compared by ``==``.
-        waits: Places where the host waits for a device, the longest waits first.
-        without_waits: What a step would save if the host waited in none of them, ``None`` if not
-            known.
-        host: Lines of the user's Python, those in which devices idle for longest first; empty
-            unless steps were recorded with stacks.
-        launches: What each module launches in each phase, most idle time first; empty without
-            device work and phases.
-        picture: One step as a picture; ``None`` where there is neither a device nor a line.
-        training: All steps of the training, noted without a profiler; ``None`` where they were not.
-        schema: Version of the JSON form.
-
-    Example:
-        >>> report = backspot.locate("trace.json.gz")
-        >>> report
-        <Report of trace.json.gz: 77 rows, backward 20.906 ms per step>
-        >>> print(report)
-        patch_drop (PatchDropout) takes 28% of the backward: 5.9 ms, mostly
-        GatherBackward0; without it, a step would take 4.0 ms less (1.2 ms to 6.4 ms)
-        ...
-        >>> [step_ns / 1e6 for step_ns in report.step_ns_by_step]
-        [28.916678, 31.928339]
     """
+
+    __slots__ = ()
 
     modules: tuple[Row, ...]
     operators: tuple[OperatorCost, ...]
@@ -193,21 +154,47 @@ class Report(Presented, _Predicted):
     unprofiled_step_ns_by_step: tuple[Count, ...] = ()
     replayed_step: ReplayedStep | None = None
     not_replayed: str = ""
-    layers: dict[str, Saving] = field(default_factory=dict)
+    layers: dict[str, Saving] = field(default_factory=dict, metadata=SELDOM)
     rules: dict[str, str] = field(default_factory=dict)
-    memory: tuple[MemoryOfDevice, ...] = ()
-    peaks: Peaks | None = None
-    mfu: Measure | None = None
     hiccups: tuple[Hiccup, ...] = ()
-    rare: tuple[RareWork, ...] = ()
     noise: Ratio = 0.0
-    recorded: dict[str, str] = field(default_factory=dict, compare=False)
-    waits: tuple[Wait, ...] = ()
-    without_waits: Saving | None = None
-    host: tuple[HostLine, ...] = ()
-    launches: tuple[Launches, ...] = ()
-    picture: StepPicture | None = None
-    training: Training | None = None
+    recorded: dict[str, str] = field(default_factory=dict, compare=False, metadata=SELDOM)
+
+
+@public
+@dataclass(frozen=True, slots=True)
+class Report(
+    Presented,
+    _Ranked,
+    job.InReport,
+    training.InReport,
+    host.InReport,
+    rare.InReport,
+    limits.InReport,
+    memory.InReport,
+    _Costs,
+):
+    """A ranking of modules by what they cost in the backward.
+
+    ``print(report)`` shows it, a notebook displays it, ``report[path]`` returns one module with the
+    modules inside it. Times are nanoseconds of a typical step: the mean over the recorded steps but
+    ``hiccups``. They add up exactly: rows to the backward, phases to the step.
+
+    Attributes:
+        schema: Version of the JSON form.
+
+    Example:
+        >>> report = backspot.locate("trace.json.gz")
+        >>> report
+        <Report of trace.json.gz: 77 rows, backward 20.906 ms per step>
+        >>> print(report)
+        patch_drop (PatchDropout) takes 28% of the backward: 5.9 ms, mostly
+        GatherBackward0; without it, a step would take 4.0 ms less (1.2 ms to 6.4 ms)
+        ...
+        >>> [step_ns / 1e6 for step_ns in report.step_ns_by_step]
+        [28.916678, 31.928339]
+    """
+
     schema: str = SCHEMA
 
     def _made_of(self) -> list[str]:
@@ -305,27 +292,6 @@ class Report(Presented, _Predicted):
             whole = time_of(self, sort)
         return time_of(row, sort) / whole if whole else 0.0
 
-    def limit(self, row: Row) -> LimitOfModule | None:
-        """Return how fast the backward of a row runs, and how far it is from the device's limit.
-
-        Args:
-            row: A row of this report.
-
-        Returns:
-            The limit; ``None`` without known work or device time.
-
-        Raises:
-            UsageError: If ``row`` is not a row.
-
-        Example:
-            >>> limit = report.limit(report["blocks.0.mlp.fc1"].row)
-            >>> f"{limit.tflops:.0f} TFLOP/s, {limit.of_peak:.0%} of {report.peaks.device}"
-            '464 TFLOP/s, 47% of NVIDIA H200'
-        """
-        if not isinstance(row, Row):
-            raise UsageError(f"limit({quoted(row)}): give a row; report.modules has them")
-        return limit_of(row, self.peaks)
-
     def top(
         self,
         n: int | None = None,
@@ -398,13 +364,8 @@ class Report(Presented, _Predicted):
         return rankings[asked]
 
     def _weight(self, row: Row, order: Order) -> int:
-        if order == "memory":
-            return -1 if row.memory is None else row.memory.at_peak_bytes
-        if order == "headroom":
-            limit = limit_of(row, self.peaks)
-            known = limit is not None and limit.headroom_ns is not None
-            return limit.headroom_ns if known else -1  # type: ignore[union-attr, return-value]
-        return time_of(row, order)
+        weight = _WEIGHTS.get(order)
+        return time_of(row, cast(Sort, order)) if weight is None else weight(self, row)
 
     def __getitem__(self, path: str) -> Subtree:
         """Return the module at ``path`` with the modules inside it.
@@ -504,14 +465,6 @@ class Report(Presented, _Predicted):
             )
             raise UsageError(f"what_if() cannot replay the step: {reason}")
         return predictor.what_if(asked)
-
-    @property
-    def job(self) -> JobReport | None:
-        """The answer for all ranks, on rank 0 after ``profile(..., ranks="all")``.
-
-        It is not saved with the report.
-        """
-        return getattr(self, "_job", None)
 
     def _factors_by_path(self, factors: Mapping[str, float]) -> dict[str, float]:
         if not isinstance(factors, Mapping):
@@ -639,24 +592,23 @@ class Report(Presented, _Predicted):
         return presented.forms().as_frame(self)
 
 
+_WEIGHTS: dict[str, Callable[[Report, Row], int]] = {
+    "memory": memory.weight,
+    "headroom": limits.weight,
+}
+"""What a row weighs where something else than a time ranks the rows."""
+
+
 def predictor_of(report: Report) -> Predictor | None:
     """Return what replays the report's recording; ``None`` where nothing can."""
-    return getattr(report, "_predictor", None)
+    found: Predictor | None = beside(report, "predictor")
+    return found
 
 
-def changed(
-    report: Report,
-    predictor: Predictor | None = None,
-    job: JobReport | None = None,
-    **fields: Any,
-) -> Report:
+def changed(report: Report, predictor: Predictor | None = None, **fields: Any) -> Report:
     """Return a report with other values in some fields, which can still be replayed.
 
-    ``None`` keeps the report's own predictor, and its answer for all ranks.
+    ``None`` keeps the report's own predictor. What it knows besides its data is kept, too.
     """
-    found = replace(report, **fields)
-    for name, given in (("_predictor", predictor), ("_job", job)):
-        value = given or getattr(report, name, None)
-        if value is not None:
-            object.__setattr__(found, name, value)
-    return found
+    known = {} if predictor is None else {"predictor": predictor}
+    return with_beside(replace(report, **fields), {**known_beside(report), **known})

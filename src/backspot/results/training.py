@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from backspot.formatting import counted
 from backspot.presented import public
-from backspot.results.quantities import Count, Measure
+from backspot.results.quantities import SELDOM, Count, Measure
 from backspot.results.rare import RareWork
 
 
@@ -129,3 +129,16 @@ class Training:
 
     def __repr__(self) -> str:
         return f"<Training: {counted(self.steps, 'step')} of {self.step_ns / 1e6:.3f} ms>"
+
+
+@dataclass(frozen=True, kw_only=True)
+class InReport:
+    """What each report has.
+
+    Attributes:
+        training: All steps of the training, noted without a profiler; ``None`` where they were not.
+    """
+
+    __slots__ = ()
+
+    training: Training | None = field(default=None, metadata=SELDOM)

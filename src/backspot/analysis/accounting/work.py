@@ -27,7 +27,7 @@ from backspot.analysis.attribution.compiled import Compiled
 from backspot.analysis.attribution.launches import in_optimizer
 from backspot.analysis.attribution.ownership import Ownership, Special
 from backspot.analysis.timeline import NOTHING, first_started, grouped, merged, numbered, take
-from backspot.results.costs import WorkOfModule
+from backspot.results.work import WorkOfModule
 from backspot.trace import Category, Events, names
 from backspot.trace.events import Ints, Mask, Signature
 
