@@ -143,13 +143,13 @@ def save_training(training: Training, folder: Path) -> None:
         BackspotError: If the file cannot be written.
     """
     from backspot.render.files import writing
-    from backspot.render.json import training_to_json
+    from backspot.render.training import to_json
 
     rank, ranks = rank_and_ranks()
     name = f"training.rank{rank}.json" if ranks > 1 else "training.json"
     folder.mkdir(parents=True, exist_ok=True)
     with writing(folder / name, force=True) as file:
-        file.write(training_to_json(training))
+        file.write(to_json(training))
 
 
 def _kept(recorded: Recorded) -> Recorded:

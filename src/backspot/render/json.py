@@ -27,7 +27,6 @@ from backspot.render.view import View
 from backspot.results.comparison import Comparison
 from backspot.results.findings import Answer
 from backspot.results.report import SCHEMA, Report
-from backspot.results.training import Training
 
 Saved = TypeVar("Saved")
 _AGAIN = "make it again from the trace"
@@ -62,11 +61,6 @@ def comparison_to_json(comparison: Comparison, view: View | None = None) -> byte
     return encoded(comparison)
 
 
-def training_to_json(training: Training) -> bytes:
-    """All steps of a training as JSON in UTF-8, for a training that ends before its report."""
-    return b'{"schema":"backspot.training/1",' + _plain(training)[1:] + b"\n"
-
-
 FORMATS = (Format(".json", {Report: to_json, Comparison: comparison_to_json}, name="json"),)
 
 
@@ -75,13 +69,14 @@ def compact(result: Any) -> bytes:
 
     A report's answer, which its fields say, is written behind them for other programs.
     """
-    data = _plain(result)
+    data = plain(result)
     if isinstance(result, Report):
-        data = data[:-1] + b',"answer":' + _plain(result.answer) + b"}"
+        data = data[:-1] + b',"answer":' + plain(result.answer) + b"}"
     return _UNRECORDED.sub(b"", data)
 
 
-def _plain(result: Any) -> bytes:
+def plain(result: Any) -> bytes:
+    """A result, or a part of one, as JSON in UTF-8 without blanks."""
     try:
         return msgspec.json.encode(result)
     except UnicodeEncodeError:  # UTF-8 cannot hold half a surrogate pair; an escape can

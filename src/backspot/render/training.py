@@ -19,6 +19,13 @@ _EVEN = 0.1
 """By how much the period of the same rare work can differ between all steps and recorded ones."""
 
 
+def to_json(training: Training) -> bytes:
+    """All steps of a training as JSON in UTF-8, for a training that ends before its report."""
+    from backspot.render.json import plain
+
+    return b'{"schema":"backspot.training/1",' + plain(training)[1:] + b"\n"
+
+
 def training_line(training: Training) -> str:
     """Return how long the steps of a training took, and what they are made of, in one sentence."""
     steps = counted(training.counted, "step")

@@ -26,6 +26,9 @@ that nothing records where such steps were timed, and ``recorded_*`` beside them
   ``Subtree``, a module with the modules inside it.
 - ``tracks.py``: the spans that a labelled copy of a trace adds.
 
+What a part adds is in its own file: ``InReport`` and ``InRow`` have the fields, and ``Report`` and
+``Row`` are made of them.
+
 Terms: a *row* is one module, or one group of modules, or time that no module owns. The rows of a
 report are a *partition* of the backward: in each step, and in the typical one, they sum to it
 exactly. *Own* time excludes the modules inside, *total* time includes them. A

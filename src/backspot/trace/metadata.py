@@ -25,13 +25,8 @@ _HEAD = re.compile(TRACE_EVENTS + rb"\s*:\s*\[")
 _HEAD_BEGUN = re.compile(TRACE_EVENTS + rb"\s*(?:(:)\s*)?\Z")
 _BASE_TIME = re.compile(re.escape(BASE_TIME) + rb"\s*:\s*(\d{1,19})")
 _DEVICE = re.compile(rb'"id"\s*:\s*(\d{1,3})\s*,\s*"name"\s*:\s*"([^"\\]*)"')
-_SAVED = {
-    b'"backspot.report/': "a report that Backspot saved, no trace: backspot show prints it, "
-    "backspot diff compares it, backspot.Report.load reads it",
-    b'"backspot.job/': "an answer for many ranks that Backspot saved, no trace: backspot ranks "
-    "prints it, backspot diff compares it with another one, backspot.JobReport.load reads it",
-}
-"""What starts the schema of a file, and what that file is."""
+_SAVED = re.compile(rb'"backspot\.(\w{1,32})/')
+"""The schema of what Backspot saves; the first one of a file says what the file is."""
 _STRING_OR_BRACKET = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\Z)|[][{}]', re.DOTALL)
 _OVERLAP = 64
 """Bytes of the previous piece that are searched again: more than any of these words has."""
@@ -62,7 +57,7 @@ def find_events(
         raise NotATraceError(
             f"{source} is no Kineto trace: it is {what}; give a file that export_chrome_trace wrote"
         )
-    before, saved = b"", ""
+    before, saved = b"", None
     while text:
         known = before + text
         match = _HEAD.search(known)
@@ -71,13 +66,17 @@ def find_events(
             seen(text[:end])
             return text[end:]
         seen(text)
-        saved = saved or next((what for start, what in _SAVED.items() if start in known), "")
+        saved = saved or _SAVED.search(known)
         begun = _HEAD_BEGUN.search(known)
         # Any number of blanks may follow the key: the next piece continues from here.
         before = TRACE_EVENTS + (begun[1] or b"") if begun else known[-_OVERLAP:]
         text = read(_PIECE)
     if saved:
-        raise NotATraceError(f"{source} is {saved}")
+        raise NotATraceError(
+            f"{source} is a {saved[1].decode()} that Backspot saved, no trace: backspot show "
+            "prints saved reports, backspot diff compares them, and the method load of their "
+            "class (backspot.Report.load) reads them"
+        )
     cut = "" if before.rstrip().endswith(b"}") else "is cut short, and "
     raise NotATraceError(
         f"{source} is no Kineto trace: it {cut}has no traceEvents; "
