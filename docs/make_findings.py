@@ -9,7 +9,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from backspot.analysis.findings import all_rules, rules_about_memory
+from backspot.analysis.findings import all_rules
+from backspot.analysis.memory.registry import rules_about_memory
 from backspot.commands._verbs import other_rules
 
 HEAD = """\

@@ -322,14 +322,14 @@ MUTATIONS = (
     ),
     Mutation(
         "what a module frees before its backward is for its backward",
-        "analysis/accounting/memory.py",
+        "analysis/memory/peaks.py",
         "needed = self.until[chosen] >= begun[owner, run]",
         "needed = self.until[chosen] >= 0",
         MEMORY,
     ),
     Mutation(
         "what a node allocates is a gradient although the pass frees it",
-        "analysis/accounting/memory.py",
+        "analysis/memory/peaks.py",
         "survives = self.until > np.append(passes.end, FAR)[own_run]",
         "survives = self.until > np.append(passes.start, FAR)[own_run]",
         MEMORY,
@@ -494,14 +494,14 @@ MUTATIONS = (
     ),
     Mutation(
         "what some steps leave behind is held over all steps",
-        "analysis/findings/rules/memory.py",
+        "analysis/memory/rules.py",
         "grows = left.min(axis=1)",
         "grows = left.max(axis=1)",
         MEMORY,
     ),
     Mutation(
         "a little free memory is fragmentation",
-        "analysis/findings/rules/memory.py",
+        "analysis/memory/rules.py",
         "free < max(_FRAGMENTATION_LEAST * reserved, _FRAGMENTATION_LEAST_BYTES)",
         "free < min(_FRAGMENTATION_LEAST * reserved, _FRAGMENTATION_LEAST_BYTES)",
         MEMORY,

@@ -36,7 +36,7 @@ FLOORS = (
     ("analysis.recording",),
     ("analysis.host",),
     ("analysis.findings",),
-    ("analysis.replay",),
+    ("analysis.replay", "analysis.memory"),
     ("analysis",),
     ("render",),
     ("pipeline",),

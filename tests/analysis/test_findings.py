@@ -28,9 +28,9 @@ from backspot.analysis.findings import (
     Evidence,
     all_rules,
     rules,
-    rules_about_memory,
 )
 from backspot.analysis.findings.registry import rule
+from backspot.analysis.memory.registry import rules_about_memory
 from backspot.job.findings import all_rules as rules_over_ranks
 from backspot.registry import Registry
 from backspot.results.findings import ALL_OVER, Finding, is_concentrated, stable

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 import backspot
-from backspot.analysis.findings import Evidence, Found, all_rules, find_all, rules_about_memory
+from backspot.analysis.findings import Evidence, Found, all_rules, find_all
 from backspot.analysis.host import waits_in
+from backspot.analysis.memory.registry import rules_about_memory
 from backspot.analysis.recording import Options, Recording
 from backspot.analysis.typical import every_step
 from backspot.pipeline import report_of

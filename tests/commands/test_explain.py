@@ -9,7 +9,8 @@ import sys
 
 import pytest
 
-from backspot.analysis.findings import all_rules, rules_about_memory
+from backspot.analysis.findings import all_rules
+from backspot.analysis.memory.registry import rules_about_memory
 from backspot.commands import VERBS, main
 from backspot.job.findings import all_rules as rules_over_ranks
 

@@ -26,8 +26,7 @@ PARTS = {
     "trials": r"live/trials/",
     "monitor": r"live/monitor|analysis/slowdowns",
     "compare": r"comparison/|render/_?comparison|html/_?comparison|commands/diff",
-    "memory": r"accounting/(memory|checkpointing)\.py|attribution/allocations|rules/memory"
-    r"|memory_evidence|render/(html/)?_memory",
+    "memory": r"analysis/memory/|render/(html/)?_memory",
     "limits": r"accounting/(formulas/|work|peaks)|render/_limits|html/_roofline",
     "what if": r"analysis/replay/",
     "why": r"analysis/findings/|commands/explain|render/(html/)?_findings|^registry",

@@ -10,6 +10,7 @@ The rooms work in this order:
 4. ``findings`` takes all of these and looks for reasons why a step is slow.
 5. ``replay`` predicts what a step takes without the profiler, and what it saves if a part of its
    work takes less time.
+6. ``memory`` finds what is in memory, and what holds too much of it.
 
 ``parts`` lists what a report gets from these rooms, and ``backspot.pipeline`` goes through the
 list. A new capability is a room of its own with one function, and an entry in this list.

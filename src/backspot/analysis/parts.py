@@ -6,41 +6,35 @@ how to add one. The first makes the report from the rows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from backspot.analysis.accounting.holders import find_fused
-from backspot.analysis.accounting.memory import find_memory
 from backspot.analysis.accounting.peaks import peaks_of
-from backspot.analysis.accounting.phases import device_times, phases_of_work
+from backspot.analysis.accounting.phases import device_times
 from backspot.analysis.accounting.unrecorded import RealStep
 from backspot.analysis.accounting.work import find_work
 from backspot.analysis.attribution.ownership import Ownership
 from backspot.analysis.caveats import warnings_of
 from backspot.analysis.findings import (
     CUT_SHORT,
-    FOUND,
-    NOTHING_FOUND,
     Evidence,
-    MemoryEvidence,
     all_rules,
     find_all,
-    find_in_memory,
-    rules_about_memory,
-    weighed,
 )
-from backspot.analysis.host import places_in, sites_in, steps_in, waits_in
+from backspot.analysis.host import waits_in
 from backspot.analysis.host.batches import left_waiting
-from backspot.analysis.host.launches import find_launches
-from backspot.analysis.host.lines import find_host_lines
-from backspot.analysis.host.real_time import real_time
+from backspot.analysis.host.report import with_host
+from backspot.analysis.memory.registry import rules_about_memory
+from backspot.analysis.memory.report import with_memory
 from backspot.analysis.picture import with_picture
 from backspot.analysis.rare import rare_parts, with_rare_work
 from backspot.analysis.recorded import find_recorded, reserved_bytes
 from backspot.analysis.recording import Options, Part, Recording
 from backspot.analysis.replay.predict import with_savings
 from backspot.formatting import duration, labelled, percent
+from backspot.registry import Rule
 from backspot.results.costs import Row
 from backspot.results.grouping import fold, ranked_rows
 from backspot.results.limits import share_of_peak
@@ -183,35 +177,6 @@ def _of_backward_hooks(rows: Sequence[Row], wall_ns: int) -> list[str]:
     return said
 
 
-def with_host(report: Report, recording: Recording, _: Options) -> Report:
-    """Add where the host waits, what it launches, and its lines in the steps that have stacks."""
-    if recording.events.truncated:
-        return report
-    report = changed(report, waits=tuple(places_in(recording)[0]))
-    if report.phases and report.has_gpu:
-        phase = phases_of_work(recording.events, recording.ownership, recording.activity)
-        found = find_launches(recording.ledger, phase, recording.typical)
-        report = changed(report, launches=found)
-    stacked = recording.detailed
-    if not len(stacked.events.frames):
-        return report
-    lines = find_host_lines(
-        stacked.events,
-        stacked.ownership,
-        sites_in(stacked),
-        stacked.clock,
-        stacked.ledger.steps,
-        stacked.typical,
-        stacked.activity if stacked.step_windows else None,
-        real_time(
-            steps_in(stacked),
-            steps_in(recording) if stacked is not recording else None,
-            report.step_ns,
-        ),
-    )
-    return changed(report, host=lines)
-
-
 def with_findings(report: Report, recording: Recording, options: Options) -> Report:
     """Add what makes the step slower than necessary."""
     events = recording.events
@@ -226,28 +191,6 @@ def with_findings(report: Report, recording: Recording, options: Options) -> Rep
         report,
         findings=judged.findings,
         rules=judged.states,
-    )
-
-
-def with_memory(report: Report, recording: Recording, _: Options) -> Report:
-    """Add what is in memory, of each row and each device, and what holds too much of it."""
-    detailed = recording.detailed
-    memory = find_memory(detailed.events, detailed.ownership)
-    if memory is None:
-        lacks = {rule.name: f"needs {rule.needs[0]}" for rule in rules_about_memory()}
-        return changed(report, rules=report.rules | lacks)
-    of = _by_name(detailed.ownership, memory.of_owner)
-    rows = tuple(replace(row, memory=of.get((row.path, row.class_name))) for row in report.modules)
-    report = changed(report, modules=rows, memory=memory.devices)
-    if detailed.events.truncated:
-        return report
-    held = find_in_memory(MemoryEvidence(detailed.events, detailed.ownership, memory))
-    states = dict.fromkeys((one.name for one in rules_about_memory()), NOTHING_FOUND)
-    states |= {one.rule: FOUND for one in held}
-    return changed(
-        report,
-        findings=weighed((*report.findings, *held), report.replayed_step),
-        rules=report.rules | states,
     )
 
 
@@ -281,6 +224,9 @@ def folded(report: Report, _: Recording, options: Options) -> Report:
     # A layer of the folded rows has more in it than the one that was replayed without.
     return changed(report, modules=ranked_rows(fold(report.modules, options.depth)), layers={})
 
+
+RULES: tuple[Callable[[], Sequence[Rule[Any, Any, Any]]], ...] = (all_rules, rules_about_memory)
+"""What returns the rules of each part that has some."""
 
 PARTS: tuple[Part, ...] = (
     with_host,

@@ -55,12 +55,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _rules() -> dict[str, Rule[Any, Any, Any]]:
-    """Return all rules by name: those about time, about memory, and those of other verbs."""
+    """Return all rules by name: those of each part, and those of other verbs."""
     # Only this verb needs them, and they import numpy.
-    from backspot.analysis.findings import all_rules, rules_about_memory
+    from backspot.analysis.parts import RULES
     from backspot.commands._verbs import other_rules
 
-    rules: list[Rule[Any, Any, Any]] = [*all_rules(), *rules_about_memory(), *other_rules()]
+    rules: list[Rule[Any, Any, Any]] = [
+        rule for of_part in (*RULES, other_rules) for rule in of_part()
+    ]
     return {rule.name: rule for rule in sorted(rules, key=lambda rule: rule.name)}
 
 

@@ -18,8 +18,6 @@ are exact: each nanosecond of a window belongs to one owner, and each of a step 
 8. ``rows`` sums it up by owner, node and source line; ``amounts`` has these sums, and the operators
    that show on a CPU what kernels show on a GPU.
 
-``memory`` counts bytes in place of time: what is live at the peak, and what each module keeps.
-``checkpointing`` has what stays of that if a module is checkpointed. ``work`` counts floating point
-operations and the bytes that they move, with the formulas of the operators in ``formulas/``;
-``peaks`` has what devices can do at best.
+``work`` counts floating point operations and the bytes that they move, with the formulas of the
+operators in ``formulas/``; ``peaks`` has what devices can do at best.
 """

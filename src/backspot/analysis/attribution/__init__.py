@@ -20,7 +20,6 @@ this order:
 7. ``partial`` finds the passes and steps that were recorded in part. ``cutting`` returns a part of
    the trace with the owners that were found.
 
-``allocations`` matches blocks of memory with their ends, and finds who allocated them.
 ``tracks`` turns ownership into nested spans for the labelled copy of a trace.
 
 Terms: a *logical thread* is autograd's own number of a thread, a *recorded thread* one of the

@@ -12,8 +12,6 @@ The files, from the bottom up:
 - ``observations.py``: masks that several rules share.
 - ``registry.py``: the decorator ``rule``, and the list of the rules.
 - ``rules/``: one file a subject. The chapter on how to write a rule is in ``rules/__init__.py``.
-- ``memory_evidence.py``: what the rules about memory are functions of. ``find_in_memory`` asks them
-  if memory was recorded.
 
 A *fallback rule* runs after the others and is given the findings of the stable ones. No stable rule
 depends on what a preview rule finds.
@@ -26,7 +24,6 @@ from dataclasses import replace
 
 from backspot.analysis.findings.costs import LEAST_SHARE, Removable
 from backspot.analysis.findings.evidence import Evidence
-from backspot.analysis.findings.memory_evidence import MemoryEvidence
 from backspot.analysis.findings.registry import (
     CUT_SHORT,
     FOUND,
@@ -34,7 +31,6 @@ from backspot.analysis.findings.registry import (
     Found,
     Judged,
     all_rules,
-    rules_about_memory,
 )
 from backspot.results.costs import Row, line_of
 from backspot.results.findings import (
@@ -54,12 +50,9 @@ __all__ = [
     "Evidence",
     "Found",
     "Judged",
-    "MemoryEvidence",
     "Removable",
     "all_rules",
     "find_all",
-    "find_in_memory",
-    "rules_about_memory",
     "weighed",
 ]
 
@@ -112,16 +105,6 @@ def weighed(findings: Iterable[Finding], step: ReplayedStep | None) -> tuple[Fin
         return replace(finding, tier="stable" if pays else "account")
 
     return in_order(map(placed, findings), step)
-
-
-def find_in_memory(evidence: MemoryEvidence) -> tuple[Finding, ...]:
-    """Ask every rule about memory; return the findings, those that hold the most first."""
-    found = [
-        rule.named(finding)
-        for rule in rules_about_memory()
-        if (finding := rule.find(evidence, ())) is not None
-    ]
-    return in_order(found, None)
 
 
 def _takes(finding: Finding, least: float, evidence: Evidence) -> bool:

@@ -4,27 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from functools import partial
 from typing import Any, TypeAlias
 
 import msgspec
 
 from backspot.analysis.findings.costs import Placed, Removable
 from backspot.analysis.findings.evidence import Evidence
-from backspot.analysis.findings.memory_evidence import MemoryEvidence
 from backspot.registry import Registry, Rule as AnyRule
 from backspot.results.findings import Finding, Saving
 from backspot.trace.events import Ints
 
 Rule: TypeAlias = AnyRule[Evidence, Finding, Finding | str | None]
-MemoryRule: TypeAlias = AnyRule[MemoryEvidence, Finding, Finding | None]
 
 _HOME = "backspot.analysis.findings.rules"
 _rules: Registry[Evidence, Finding, Finding | str | None] = Registry(_HOME)
-_memory_rules: Registry[MemoryEvidence, Finding, Finding | None] = Registry(_HOME)
 rule = _rules.rule
 fallback_rule = _rules.fallback_rule
-memory_rule = partial(_memory_rules.rule, needs=("memory",))
 
 FOUND, NOTHING_FOUND, CUT_SHORT = "found", "nothing", "the trace is cut short"
 """What rules can have done, beside those that need what a trace lacks."""
@@ -70,11 +65,6 @@ class Found(Finding):
 def all_rules() -> tuple[Rule, ...]:
     """Return every rule, sorted by name, with the fallback rules last."""
     return _rules.rules
-
-
-def rules_about_memory() -> tuple[MemoryRule, ...]:
-    """Return every rule about memory, sorted by name."""
-    return _memory_rules.rules
 
 
 def finding(

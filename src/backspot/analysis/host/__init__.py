@@ -6,6 +6,8 @@ the device work of each phase and module, and what the device waits for.
 ``lines`` deals out the host's time to lines of Python, of steps that were recorded with
 stacks; ``real_time`` has how long these parts of a step take without stacks and profiler.
 
+``report`` adds all that to the report.
+
 The functions of this file ask a recording for that, each thing once.
 """
 

@@ -43,20 +43,6 @@ A rule is a pure function that picks spans or device work and says what they cos
    writes ``docs/findings.md``. What only a reader of the code needs is a comment.
 6. Tests demand two recordings, as CONTRIBUTING.md says.
 
-``memory.py`` has the rules about memory. They are functions of ``MemoryEvidence`` that pick blocks
-and say what they hold::
-
-    @memory_rule("kept-sort")
-    def kept_sort(evidence: MemoryEvidence) -> Finding | None:
-        kept = evidence.kept & evidence.allocated_in("aten::sort")
-        held = evidence.held_at_peak(kept)
-        if held < evidence.least:
-            return None
-        return evidence.finding(kept, held, title="…", seen="…", remedy="…", link="…")
-
-They look at the first device of the report alone, because it decides what fits, and are asked only
-if memory was recorded.
-
 - ``allocator.py``: calls by which allocators get memory from the driver, and give it back.
 - ``host.py``: a device that waits for the host, for data or for other ranks.
 - ``lines.py``: lines of the user's Python, and the garbage collector.
@@ -66,5 +52,4 @@ if memory was recorded.
 - ``compute.py``: slower kernels than necessary, and work that need not be done.
 - ``chains.py``: many operators that should be one, or none: copies, and the same again.
 - ``kernels.py``: operators without a fast kernel, or that do not run it.
-- ``memory.py``: what is in memory at the peak.
 """

@@ -7,9 +7,9 @@ from functools import cached_property
 import msgspec
 import numpy as np
 
-from backspot.analysis.accounting.memory import Memory
-from backspot.analysis.attribution.allocations import Blocks
 from backspot.analysis.attribution.ownership import Ownership
+from backspot.analysis.memory.allocations import Blocks
+from backspot.analysis.memory.peaks import Memory
 from backspot.analysis.timeline import enclosing, take
 from backspot.formatting import percent
 from backspot.results.findings import Finding, Place

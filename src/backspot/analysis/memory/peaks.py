@@ -13,9 +13,9 @@ from typing import Literal, get_args
 import msgspec
 import numpy as np
 
-from backspot.analysis.accounting.checkpointing import find_staying
-from backspot.analysis.attribution.allocations import Blocks, find_blocks
 from backspot.analysis.attribution.ownership import Ownership
+from backspot.analysis.memory.allocations import Blocks, find_blocks
+from backspot.analysis.memory.checkpointing import find_staying
 from backspot.analysis.timeline import FAR, NOTHING, distinct, is_in, numbered, take
 from backspot.results.grouping import numberless, parents_of
 from backspot.results.memory import (

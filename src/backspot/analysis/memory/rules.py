@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from backspot.analysis.findings.memory_evidence import MemoryEvidence
-from backspot.analysis.findings.registry import memory_rule
+from backspot.analysis.memory.evidence import MemoryEvidence
+from backspot.analysis.memory.registry import memory_rule
 from backspot.analysis.timeline import merged, take
 from backspot.formatting import percent, size
 from backspot.results.findings import Finding

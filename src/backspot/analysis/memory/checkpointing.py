@@ -13,8 +13,8 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from backspot.analysis.attribution.allocations import Blocks
 from backspot.analysis.attribution.ownership import Ownership
+from backspot.analysis.memory.allocations import Blocks
 from backspot.analysis.timeline import first_started, grouped, take
 from backspot.trace import Category, Events
 from backspot.trace.events import Ints, Mask
