@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from importlib import import_module
-from pkgutil import iter_modules
-from types import ModuleType
-from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # ``children.py`` uses this file at the start of Python: it imports next to nothing
+    from collections.abc import Callable
+    from types import ModuleType
+    from typing import Any
 
 
 def modules_of(package: str) -> list[ModuleType]:
@@ -16,6 +17,9 @@ def modules_of(package: str) -> list[ModuleType]:
     They are listed through the package's own import path, so this works from a source tree, an
     installed wheel or a zip file.
     """
+    from importlib import import_module
+    from pkgutil import iter_modules
+
     found = iter_modules(import_module(package).__path__)
     return [import_module(f"{package}.{one.name}") for one in found if one.name[0] != "_"]
 

@@ -5,7 +5,9 @@ same. Backspot waits for some optimizer steps, times some without the profiler,
 records some more, and writes the report, which it also prints on standard
 error. The script then goes on as if nothing had happened.
 
-Under torchrun, rank 0 also says which rank is slow, where, and who waits.
+Processes that the script starts are observed too, each from its first optimizer
+or backward on. In a job of several ranks, also under torchrun, rank 0 says which
+rank is slow, where, and who waits.
 
 On Linux and macOS, kill -USR1 PID asks a running script for a report now.
 
@@ -23,6 +25,7 @@ Example:
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shlex
 import shutil
@@ -52,6 +55,7 @@ from backspot.progress import is_terminal
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
+    from backspot.commands._processes import Process
     from backspot.live.acts import Joint
     from backspot.live.recorder import Recorded, Rest
     from backspot.live.running import Observer
@@ -151,6 +155,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Callable[[], int]:
     """Prepare all for the script, and return what runs it and observes its training."""
+    from backspot import children
+    from backspot.commands._processes import Process
     from backspot.commands._script import Script
     from backspot.imports import when_imported
 
@@ -161,9 +167,11 @@ def run(args: argparse.Namespace) -> Callable[[], int]:
         raise UsageError("backspot run: name a script, or a module after -m")
     if args.steps < 1 or args.every == 0:
         raise UsageError("--steps and --every: give a whole number of at least 1")
-    observer = _Observation(given, args)
+    folder = _folder(args.output, args.force)
     script = Script(given[0], given[1:], is_module=bool(args.module))
+    observer = _Observation(given, args, folder, Process())
     stop_waiting = when_imported("torch", observer.begin)
+    stop_following = children.follow(__name__, observer.settings(), stop_waiting)
 
     def ended(raised: BaseException | None) -> None:
         stop_waiting()
@@ -172,23 +180,78 @@ def run(args: argparse.Namespace) -> Callable[[], int]:
         except Exception as error:
             pass_on(error)
             complain(f"no report: {error}")
+        finally:
+            stop_following()
 
     return lambda: script.run(ended)
+
+
+def observe(settings: str) -> None:
+    """Observe this process, which the script has started, or which is a copy of one.
+
+    Args:
+        settings: as the first process gives them to those that it starts.
+    """
+    from multiprocessing.util import Finalize
+
+    from backspot.commands._processes import Process
+
+    if _observed and not _observed.pop().leave_copy():
+        return
+    given, options, folder, register = json.loads(settings)
+    observer = _Observation(given, argparse.Namespace(**options), Path(folder), Process(register))
+    observer.begin()
+
+    def ended() -> None:
+        error = sys.exc_info()[1] or getattr(sys, "last_value", None)
+        try:
+            observer.end(error)
+        except Exception as error:
+            pass_on(error)
+            complain(observer.process.said(f"no report: {error}"))
+
+    # At the end of the interpreter, and of a process of multiprocessing, which has none. Before
+    # what those close that the script has made.
+    Finalize(None, ended, exitpriority=1000)
+
+
+_observed: list[_Observation] = []
+"""The observation of this process, or of the one that this is a copy of."""
 
 
 class _Observation:
     """What happens around the script: the observer, the signal, and the reports."""
 
-    def __init__(self, given: Sequence[str], args: argparse.Namespace) -> None:
+    def __init__(
+        self, given: Sequence[str], args: argparse.Namespace, folder: Path, process: Process
+    ) -> None:
+        self.process = process
         self._args = args
         self._given = given
-        self._folder = _folder(args.output, args.force)
+        self._folder = folder
         self._recorded = 0
         self._observer: Observer | None = None
         self._ended = False
         self._termination: Termination | None = None
         self._last: Saved | None = None
         """The newest report, to be completed when the training ends."""
+        _observed[:] = [self]
+
+    def settings(self) -> str:
+        """Return what ``observe`` needs in another process."""
+        plain = (str, int, bool, type(None))
+        options = {name: one for name, one in vars(self._args).items() if isinstance(one, plain)}
+        options["module"] = bool(self._args.module)
+        return json.dumps([self._given, options, str(self._folder), self.process.register])
+
+    def leave_copy(self) -> bool:
+        """Remove what observes, in a copy of the process that is observed.
+
+        Returns:
+            Whether the copy can be observed: not if it was made while steps were recorded.
+        """
+        self._ignore()
+        return self._observer is None or self._observer.leave_copy()
 
     def begin(self) -> None:
         """Start to observe; torch has been imported."""
@@ -203,7 +266,7 @@ class _Observation:
             all_formats()
             load_joint()
         except Exception as error:  # the script may still run
-            complain(f"no report: {error}")
+            self._complain(f"no report: {error}")
             return
         args = self._args
         warmup = args.warmup if args.at is None else max(args.at - args.steps - 2, 0)
@@ -218,22 +281,36 @@ class _Observation:
             stacks=args.stacks,
             compiled=args.compiled,
             waits=args.at is None,
-            keeps_live=args.trials != "none" and _is_first(),
+            keeps_live=args.trials != "none" and (self.process.is_child or _is_rank_0()),
             log=args.log,
         )
-        if args.at is not None and args.at < plan.first_step and _is_first():
+        if args.at is not None and args.at < plan.first_step and _is_rank_0():
             complain(
                 f"--at {args.at}: records from step {plan.first_step} on, as some steps come "
                 "before for timing and preparation; a smaller --steps makes it earlier"
             )
-        self._observer = Observer(plan, self._deliver, complain, self._stepped)
+        self._observer = Observer(plan, self._deliver, self._complain, self._stepped)
         self._observer.recorder.log.each_minute = self._save_training
         self._termination = Termination(self._save_training)
         self._observer.begin()
 
     def end(self, error: BaseException | None) -> None:
         """Stop observing; say so if no report was made. ``error`` is what the script raised."""
+        try:
+            self._end(error)
+        finally:
+            self.process.end()
+
+    def _complain(self, sentence: str) -> None:
+        complain(self.process.said(sentence))
+
+    def _end(self, error: BaseException | None) -> None:
+        others, killed = self.process.children()
+        for pid in [] if self.process.is_child else killed:
+            complain(f"no report of process {pid}: it was killed, or ended by os._exit")
         if self._observer is None:
+            if others:  # they have reports, or have said why not
+                return
             ending = f"{_how_it_ended(error)} before it imported" if error else ""
             complain(f"no report: {ending or 'the script did not import'} torch")
             return
@@ -248,11 +325,12 @@ class _Observation:
         self._ended = True
         recorder.end()
         self._complete(recorder.log.training())
-        if not _is_first():
-            return
         if not before and not recorder.reports:
-            if why := self._why_none(error):
-                complain(why)
+            why = "" if others and not recorder.steps else self._why_none(error)
+            if why and _is_rank_0():
+                self._complain(why)
+        elif not self.process.is_first:
+            return
         elif recorder.reports > before and self._recorded:
             fitting = None if error or before else recorder.plan.fitting(recorder.in_one_go)
             more = fitting and fitting[1] > self._recorded
@@ -264,8 +342,8 @@ class _Observation:
 
     def _complete(self, steps: Training | None) -> None:
         """Write the newest report once more, with all steps of the training in it."""
-        saved = self._last and self._last.completed(steps, self._given[0], self._folder)
-        if saved is None or steps is None or not _is_first():
+        saved = self._last and self._last.completed(steps, self._title, self._folder)
+        if saved is None or steps is None or not self.process.is_first:
             return
         if saved.problem:
             complain(f"the report is not completed: {saved.problem}")
@@ -303,6 +381,12 @@ class _Observation:
             f"backspot run --warmup {warmup} --steps {steps} {shlex.join([*module, *self._given])}"
         )
 
+    @property
+    def _title(self) -> str:
+        """What was recorded."""
+        part = self.process.part
+        return self._given[0] if not part or part.startswith("rank") else f"{self._given[0]} {part}"
+
     # The signal ----------------------------------------------------------------------------------
 
     def _stepped(self, step: int) -> None:
@@ -333,7 +417,7 @@ class _Observation:
         training = self._observer.recorder.log.training()
         if training is not None:
             with suppress(BackspotError, OSError):  # a full disk: the report says so
-                save_training(training, self._folder)
+                save_training(training, self._folder, self.process.part)
 
     # Reports -------------------------------------------------------------------------------------
 
@@ -351,10 +435,11 @@ class _Observation:
         of_main = threading.current_thread() is threading.main_thread()
         if joint is None and of_main and not (self._ended or self._args.exit):
             try:
-                made = save_beside(recorded, self._given[0], self._folder)
+                part = self.process.part
+                made = save_beside(recorded, self._title, self._folder, process=part)
             except (BackspotError, OSError) as error:
                 self._recorded = 0
-                complain(f"no report: {error}")
+                self._complain(f"no report: {error}")
                 return None
             return partial(self._when_made, recorded, made)
 
@@ -362,7 +447,12 @@ class _Observation:
             with joint or nullcontext():
                 leave = joint.use if joint else None
                 return save(
-                    recorded, self._given[0], self._folder, leave, preview=self._args.preview
+                    recorded,
+                    self._title,
+                    self._folder,
+                    leave,
+                    preview=self._args.preview,
+                    process=self.process.part,
                 )
 
         return self._made(recorded, joint, make)
@@ -375,19 +465,22 @@ class _Observation:
     def _made(
         self, recorded: Recorded, joint: Joint | None, make: Callable[[], Saved]
     ) -> Rest | None:
+        from backspot.live.ranks import rank_and_ranks
         from backspot.live.trials.attempts import tried_later
 
         try:
             saved = make()
         except (BackspotError, OSError) as error:
             self._recorded = 0
-            complain(f"no report: {error}")
-            if _is_first():
+            self._complain(f"no report: {error}")
+            if self.process.is_first:
                 self._answer(recorded, joint)
             return None
-        if not _is_first():
+        if not self.process.is_first:
             if saved.problem:
-                complain(f"no files: {saved.problem}")
+                self._complain(f"no files: {saved.problem}")
+            elif not rank_and_ranks()[0]:
+                self._list(saved)
             self._last = saved
             return None
         # What the other ranks wait for comes before what this rank does by itself.
@@ -416,6 +509,18 @@ class _Observation:
         _print(saved.report, self._args, more)
         self._wrote(*saved.names)
 
+    def _list(self, saved: Saved) -> None:
+        """Say in one line what this process has, as another one has the screen."""
+        from backspot.formatting import duration, labelled
+
+        report = saved.report
+        most = next(iter(report.top(1)), None)
+        named = f", most of it in {labelled(most.path, most.class_name)}" if most else ""
+        self._complain(
+            f"a backward of {duration(1e6 * report.wall_ms)} a {report.per}{named}; "
+            f"{self._shown()}{os.sep}{saved.names[1]}"
+        )
+
     def _answer(self, recorded: Recorded, joint: Joint | None) -> bool:
         """Print what all ranks answer together, if there are several; return whether they did."""
         from backspot.live.ranks import rank_and_ranks
@@ -435,7 +540,8 @@ class _Observation:
         # The page that is written has the rest.
         text = text_of(type(answer))(answer, width=_width(self._args.width), more=())
         write_error(f"\n{text}\n")
-        names = [recorded.file_name(joint.file_name, suffix) for suffix in ("html", "json")]
+        of_job = [part] if (part := self.process.part_of_job) else []
+        names = [recorded.file_name(joint.file_name, *of_job, end) for end in ("html", "json")]
         try:
             for name in names:
                 write(answer, self._folder / name, force=True)
@@ -497,7 +603,7 @@ def _how_it_ended(error: BaseException | None) -> str:
     return f"the script raised {type(error).__name__}"
 
 
-def _is_first() -> bool:
+def _is_rank_0() -> bool:
     from backspot.live.ranks import rank_and_ranks
 
     return rank_and_ranks()[0] == 0

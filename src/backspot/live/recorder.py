@@ -369,6 +369,12 @@ class Recorder:
         if self.plan.log:
             self.log.begin()
 
+    def leave_copy(self) -> bool:
+        """Note no more steps, in a copy of the process; return whether nothing was under way."""
+        self._unwatch()
+        self.log.end()
+        return self._measurement is None
+
     def _unwatch(self) -> None:
         if self._watches:
             self._watches = False

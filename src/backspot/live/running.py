@@ -233,6 +233,14 @@ class Observer:
                 self._several |= others_run_backward()
                 self._unwatch = watch_backward(self._before_backward, self._after_backward)
 
+    def leave_copy(self) -> bool:
+        """Remove all hooks, in a copy of the process; return whether the copy can be observed.
+
+        Not if it was made while steps were recorded: a profiler cannot be ended there.
+        """
+        self._end_counting()
+        return self.recorder.leave_copy()
+
     def request(self, frame: FrameType | None) -> None:
         """Make a report as soon as possible; for a signal's handler."""
         if self.recorder.is_child:

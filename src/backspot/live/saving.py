@@ -72,7 +72,9 @@ class Saved:
         return replace(self, recorded=recorded).again(report, folder)
 
 
-def save_beside(recorded: Recorded, training: str, folder: Path) -> Future[Saved]:
+def save_beside(
+    recorded: Recorded, training: str, folder: Path, *, process: str | None = None
+) -> Future[Saved]:
     """Write as ``save`` does, in a thread while the training goes on. The export comes before.
 
     Raises:
@@ -83,7 +85,7 @@ def save_beside(recorded: Recorded, training: str, folder: Path) -> Future[Saved
     beside = ThreadPoolExecutor(1, "backspot")
     if cuda.is_initialized():  # each thread has a current device of its own
         beside.submit(cuda.set_device, cuda.current_device())
-    made = beside.submit(save, kept, training, folder)
+    made = beside.submit(save, kept, training, folder, process=process)
     beside.shutdown(wait=False)
     return made
 
@@ -95,6 +97,7 @@ def save(
     use: Callable[[Path, Recording], None] | None = None,
     *,
     preview: bool = False,
+    process: str | None = None,
 ) -> Saved:
     """Write the labelled trace and the report into a folder.
 
@@ -102,13 +105,14 @@ def save(
         training: as in ``Recorded.locate``.
         use: as in ``Recorded.locate``; called again if the files cannot be written.
         preview: whether the page has the findings of preview rules.
+        process: the part of the names of files that is no other process's; ``None``: its rank.
 
     Raises:
         NoBackwardError: If the steps had no backward.
     """
     kept = _kept(recorded)
     try:
-        return _written(kept, training, folder, use, preview)
+        return _written(kept, training, folder, use, preview, process)
     except OSError as error:
         problem = f"{error.filename or folder} cannot be written: {error.strerror or error}"
     except BackspotError as error:
@@ -122,11 +126,11 @@ def _written(
     folder: Path,
     use: Callable[[Path, Recording], None] | None,
     preview: bool,
+    process: str | None,
 ) -> Saved:
-    rank, ranks = rank_and_ranks()
-    of_rank = [f"rank{rank}"] if ranks > 1 else []
+    of_process = [part] if (part := _of_rank() if process is None else process) else []
     trace, *reports = (
-        recorded.file_name(stem, *of_rank, suffix)
+        recorded.file_name(stem, *of_process, suffix)
         for stem, suffix in (("trace", "json.gz"), ("report", "html"), ("report", "json"))
     )
     folder.mkdir(parents=True, exist_ok=True)
@@ -136,8 +140,16 @@ def _written(
     return Saved(recorded, report, (trace, *reports), preview=preview)
 
 
-def save_training(training: Training, folder: Path) -> None:
+def _of_rank() -> str:
+    rank, ranks = rank_and_ranks()
+    return f"rank{rank}" if ranks > 1 else ""
+
+
+def save_training(training: Training, folder: Path, process: str) -> None:
     """Write what is known of all steps into a folder, beside a report or before there is one.
+
+    Args:
+        process: as in ``save``.
 
     Raises:
         BackspotError: If the file cannot be written.
@@ -145,8 +157,7 @@ def save_training(training: Training, folder: Path) -> None:
     from backspot.render.files import writing
     from backspot.render.training import to_json
 
-    rank, ranks = rank_and_ranks()
-    name = f"training.rank{rank}.json" if ranks > 1 else "training.json"
+    name = ".".join(filter(None, ("training", process, "json")))
     folder.mkdir(parents=True, exist_ok=True)
     with writing(folder / name, force=True) as file:
         file.write(to_json(training))

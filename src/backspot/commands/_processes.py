@@ -1,0 +1,134 @@
+"""The processes of one ``backspot run``: which of them this is, and what its files are called.
+
+They tell each other in a file of a line for each thing that one of them says, which the process
+that was started first makes and removes.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import re
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+
+_BEGUN, _NAMED, _ENDED = "begun", "named", "ended"
+
+
+class Process:
+    """This process, among those that are observed.
+
+    Args:
+        register: the file in which they tell each other; ``None`` makes it, for the first process.
+    """
+
+    def __init__(self, register: str | None = None) -> None:
+        self.is_child = register is not None
+        if register is None:
+            with suppress(OSError):  # no folder for temporary files: one process is all there is
+                file, register = tempfile.mkstemp(prefix="backspot-")
+                os.close(file)
+        self.register = register or ""
+        self._pid = os.getpid()
+        self._id = f"{self._pid}.{time.time_ns()}"  # another one may get this number later
+        self._named: str | None = None
+        if self.is_child:
+            self._tell(_BEGUN)
+
+    @property
+    def name(self) -> str:
+        """What people call it."""
+        name = multiprocessing.current_process().name
+        if name == "MainProcess":
+            name = Path(sys.argv[0]).stem if sys.argv and sys.argv[0] else "python"
+        return name
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it speaks for all: rank 0 of a job, or the first process with a report."""
+        rank, ranks = _rank_and_ranks()
+        return rank == 0 if ranks > 1 else not self.part
+
+    @property
+    def part(self) -> str:
+        """The part of the names of its files that is no other process's; empty for the first.
+
+        It is decided when it is asked for: a process may join a job long after its start.
+        """
+        if self._named is None:
+            self._named = self._find_name()
+        return self._named
+
+    @property
+    def part_of_job(self) -> str:
+        """What tells the files of its job from those of an earlier one."""
+        return self.part.partition(".")[2] if _rank_and_ranks()[1] > 1 else ""
+
+    def said(self, sentence: str) -> str:
+        """Return a sentence with the name of the process that says it, where there are several."""
+        if not self.is_child or _rank_and_ranks()[1] > 1:
+            return sentence
+        return f"{self.name} (process {self._pid}): {sentence}"
+
+    def end(self) -> None:
+        """Note that this process has said all that it had to say."""
+        if self.is_child:
+            self._tell(_ENDED)
+        else:
+            with suppress(OSError):
+                Path(self.register).unlink()
+
+    def children(self) -> tuple[int, list[int]]:
+        """Return how many others were observed, and which of them were killed."""
+        lines = self._lines()
+        begun = [one for one, what, _ in lines if what == _BEGUN]
+        done = {one for one, what, _ in lines if what != _BEGUN}
+        left = [int(one.partition(".")[0]) for one in begun if one not in done]
+        return len(begun), [pid for pid in left if not _runs(pid)]
+
+    def _find_name(self) -> str:
+        rank, ranks = _rank_and_ranks()
+        unique = f"pid{self._pid}"
+        name = re.sub(r"[^\w-]+", "-", self.name)[:64]
+        wanted = [f"rank{rank}"] if ranks > 1 else ["", name]
+        for one in wanted:
+            self._tell(_NAMED, one)
+            # Of several that ask at the same moment, the one whose line came first.
+            owner = next((who for who, *rest in self._lines() if rest == [_NAMED, one]), None)
+            if owner == self._id or (owner is None and (ranks > 1 or not self.is_child)):
+                return one
+        return f"{wanted[-1]}.{unique}"
+
+    def _tell(self, what: str, about: str = "") -> None:
+        with suppress(OSError):  # the first process has ended, and all files are its own
+            # One write to the end of the file comes in one piece, whoever else writes.
+            file = os.open(self.register, os.O_WRONLY | os.O_APPEND)
+            try:
+                os.write(file, f"{self._id}\t{what}\t{about}\n".encode())
+            finally:
+                os.close(file)
+
+    def _lines(self) -> list[tuple[str, str, str]]:
+        with suppress(OSError, ValueError):
+            said = Path(self.register).read_text(encoding="utf-8")
+            return [tuple(line.split("\t")) for line in said.splitlines()]  # type: ignore[misc]
+        return []
+
+
+def _rank_and_ranks() -> tuple[int, int]:
+    from backspot.live.ranks import rank_and_ranks
+
+    return rank_and_ranks()
+
+
+def _runs(pid: int) -> bool:
+    if os.name == "nt":  # no signal asks there
+        return True
+    try:
+        os.kill(pid, 0)
+    except OSError:
+        return False
+    return True

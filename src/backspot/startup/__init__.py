@@ -1,0 +1,1 @@
+"""The folder that ``children.py`` puts on ``PYTHONPATH``; Python runs its file at each start."""

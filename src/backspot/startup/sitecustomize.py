@@ -1,0 +1,33 @@
+"""Python runs this at its start in the processes that a script under ``backspot run`` starts.
+
+It takes itself out of the path, and runs what Python runs without it. This may be another Python
+than Backspot's, so all of it is older than most, and nothing here ends the start.
+"""
+
+import os
+import sys
+
+
+def _follow(package):
+    # Without the rest of the package, which each start of Python would wait for.
+    for name in ("imports", "children"):
+        module = type(sys)("backspot." + name)
+        module.__file__ = os.path.join(package, name + ".py")
+        with open(module.__file__, encoding="utf-8") as file:
+            code = compile(file.read(), module.__file__, "exec")
+        sys.modules[module.__name__] = module
+        exec(code, vars(module))
+    module.wait()
+
+
+_startup = os.path.dirname(os.path.abspath(__file__))
+sys.path[:] = [one for one in sys.path if one != _startup]
+sys.modules.pop("sitecustomize", None)
+_python = "%s %x\n" % (sys.prefix, sys.hexversion)
+if os.environ.get("BACKSPOT_CHILDREN", "").startswith(_python):
+    try:
+        _follow(os.path.dirname(_startup))
+    except Exception:
+        sys.modules.pop("backspot.children", None)
+        sys.modules.pop("backspot.imports", None)
+__import__("sitecustomize")
