@@ -26,8 +26,8 @@ SOURCE = HOME / "src"
 FLOORS = (
     ("errors", "imports", "interrupts", "presented", "_version"),
     ("formatting", "styled"),
-    ("checks", "paths", "progress", "registry"),
-    ("results", "trace"),
+    ("checks", "children", "paths", "progress", "registry"),
+    ("results", "startup", "trace"),
     ("analysis.timeline",),
     ("analysis.typical",),
     ("comparison",),

@@ -142,4 +142,4 @@ def _observe() -> None:
         from backspot.interrupts import pass_on
 
         pass_on(error)
-        print(f"backspot: no report of process {os.getpid()}: {error}", file=sys.stderr)  # noqa: T201
+        print(f"backspot: no report of process {os.getpid()}: {error}", file=sys.stderr)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import sys
 
 TYPE_CHECKING = False
-if TYPE_CHECKING:  # ``children.py`` uses this file at the start of Python: it imports next to nothing
+if (
+    TYPE_CHECKING
+):  # ``children.py`` uses this file at the start of Python: it imports next to nothing
     from collections.abc import Callable
     from types import ModuleType
     from typing import Any

@@ -5,7 +5,8 @@ code come out. In the order in which they are used:
 
 - this file parses the arguments and turns every error into one line and an exit code
 - ``run.py``, ``demo.py``, ``show.py``, ``diff.py``, ``ranks.py`` and ``explain.py`` are the verbs
-- ``_script.py`` runs a script as ``python`` does
+- ``_script.py`` runs a script as ``python`` does; ``_processes.py`` knows which of its processes
+  this is
 - ``_source.py`` reads the trace that a verb was given
 - ``_verbs.py`` lists the verbs, and what one does for another
 - ``_console.py`` has what they share of the terminal: a result in the format that ``--format``

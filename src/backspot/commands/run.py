@@ -265,6 +265,12 @@ class _Observation:
 
             all_formats()
             load_joint()
+            # A copy of this process waits forever for what a thread is importing meanwhile.
+            import numpy.ma  # noqa: F401 - which numpy.median imports
+
+            from backspot.analysis.findings import all_rules
+
+            all_rules()
         except Exception as error:  # the script may still run
             self._complain(f"no report: {error}")
             return
@@ -368,9 +374,9 @@ class _Observation:
                 "between two backwards; use backspot.profile(step, model)"
             )
         return (
-            "no report: no optimizer took a step in this process, and nothing called backward(). "
-            "If the script trains in other processes, start each of them with Backspot: "
-            "torchrun ... -m backspot run train.py. If its whole step is compiled, use "
+            "no report: no optimizer took a step, and nothing called backward(), here or in a "
+            "process of this Python that the script started. If it trains with another Python, or "
+            "on another machine, put backspot run there. If its whole step is compiled, use "
             "backspot.profile(step, model) with the backward outside of torch.compile"
         )
 

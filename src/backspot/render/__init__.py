@@ -43,6 +43,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from backspot.presented import Presented
+from backspot.render._costliest import costliest
 from backspot.render.files import check_target, writing
 from backspot.render.formats import Renderer, format_for, formats_of, text_of
 from backspot.results.comparison import Comparison
@@ -97,8 +98,6 @@ def as_text(result: Presented | Subtree) -> str:
 
 def find_answer(report: Report) -> Answer:
     """What costs most in the step of a report."""
-    from backspot.render._costliest import costliest
-
     return costliest(report)
 
 

@@ -1,0 +1,145 @@
+"""``backspot run``: the processes that a script starts have reports too, each of its own steps."""
+
+from __future__ import annotations
+
+import socket
+import sys
+
+import pytest
+
+from support import preloaded
+from support.program import program
+
+torch = pytest.importorskip("torch")
+
+import backspot  # noqa: E402
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="it forks, as Linux does"),
+]
+
+SMALL = ("--warmup", "1", "--steps", "2", "--trials", "none", "-o", "out")
+
+TRAINING = """
+import multiprocessing, os, signal, sys, time
+
+def train(steps, name="net"):
+    import torch
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(steps):
+        optimizer.zero_grad()
+        model(torch.randn(4, 8)).square().mean().backward()
+        optimizer.step()
+    print("trained", steps, flush=True)
+
+def start(how, *steps, target=train):
+    context = multiprocessing.get_context(how)
+    children = [context.Process(target=target, args=(n,), name=f"lr 0.{n}") for n in steps]
+    for one in children:
+        one.start()
+    return children
+
+def wait(children):
+    for one in children:
+        one.join(60)
+    print([one.exitcode for one in children])
+"""
+
+
+@pytest.fixture
+def observed(tmp_path):
+    """Runs a script under ``backspot run``, which has PyTorch already, and so have its forks."""
+
+    def run(code, *arguments, python=None, **more):
+        path = tmp_path / "train.py"
+        path.write_text(f"{TRAINING}\nif __name__ == '__main__':\n    {code}\n")
+        start = python or preloaded.python()
+        (tmp_path / "scratch").mkdir()
+        done = program(
+            *("run", *SMALL, path, *arguments),
+            python=start,
+            cwd=tmp_path,
+            timeout=100,
+            env={"TMPDIR": str(tmp_path / "scratch"), "OMP_NUM_THREADS": "1"},
+            **more,
+        )
+        left = [path.name for path in (tmp_path / "scratch").glob("backspot*")]
+        assert not left, "it leaves files"
+        return done.stdout.decode(), done.stderr.decode(), done.returncode
+
+    return run
+
+
+@pytest.fixture
+def reports(tmp_path):
+    """The reports that were written: the steps of each, by the part of its name."""
+
+    def read():
+        found = sorted((tmp_path / "out").glob("report*.json"))
+        return {
+            path.name.removeprefix("report").removesuffix("json").strip("."): backspot.Report.load(
+                path
+            ).steps
+            for path in found
+        }
+
+    return read
+
+
+def told(errors):
+    return [
+        line.removeprefix("backspot: ")
+        for line in errors.splitlines()
+        if line.startswith("backspot: ")
+    ]
+
+
+def test_one_process_that_trains_has_the_report_of_the_script(observed, reports):
+    output, errors, code = observed("wait(start('fork', 9))")
+    assert (output, code) == ("trained 9\n[0]\n", 0)
+    assert reports() == {"": 2}
+    assert "of the backward" in errors
+    assert not [line for line in told(errors) if "no report" in line]
+
+
+def test_a_script_that_trains_before_and_after_its_processes(observed, reports):
+    output, errors, code = observed("train(30); wait(start('fork', 9, 9)); train(2)")
+    assert (output.count("trained"), code) == (4, 0)
+    assert reports() == {"": 2, "lr-0-9": 2, **{name: 2 for name in reports() if ".pid" in name}}
+    assert len(reports()) == 3
+    listed = [line for line in told(errors) if line.startswith("lr 0.9 (process ")]
+    assert len(listed) == 2
+    assert all("a backward of" in line and "out/report.lr-0-9" in line for line in listed)
+
+
+def test_ranks_that_a_script_spawns_have_one_answer(observed, reports, tmp_path):
+    (tmp_path / "job.py").write_text(RANKS)
+    code = "import job, torch.multiprocessing as mp; mp.spawn(job.train, (2,), nprocs=2)"
+    output, errors, code = observed(code, str(free_port()))
+    assert (output.count("trained"), code) == (2, 0)
+    assert reports() == {"rank0": 2, "rank1": 2}
+    assert (tmp_path / "out" / "job.json").exists()
+    assert errors.index("2 ranks of 2") < errors.index("Rank 0 by itself:")
+
+
+RANKS = """
+import os, sys, torch, torch.distributed
+def train(rank, ranks):
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=sys.argv[1])
+    torch.distributed.init_process_group("gloo", rank=rank, world_size=ranks)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(9):
+        model(torch.randn(4, 8)).square().mean().backward()
+        optimizer.step()
+    print("trained", flush=True)
+    torch.distributed.destroy_process_group()
+"""
+
+
+def free_port():
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return listening.getsockname()[1]
