@@ -27,7 +27,7 @@ FLOORS = (
     ("errors", "imports", "interrupts", "presented", "_version"),
     ("formatting", "styled"),
     ("checks", "children", "paths", "progress", "registry"),
-    ("results", "startup", "trace"),
+    ("results", "_startup", "trace"),
     ("analysis.timeline",),
     ("analysis.typical",),
     ("comparison",),

@@ -1,7 +1,7 @@
 """Has the processes that a script starts observed, each from its first sign of a training.
 
 A process that is forked has this module in memory. A Python that starts, whoever starts it, finds
-``startup/sitecustomize.py`` through ``PYTHONPATH``. Both wait for torch, and then for the first
+``_startup/sitecustomize.py`` through ``PYTHONPATH``. Both wait for torch, and then for the first
 optimizer that is made, or the first backward. Until then nothing more is imported, and a process
 that does not train, such as a worker of a loader, is left alone.
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _VARIABLE = "BACKSPOT_CHILDREN"
 _PACKAGE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - without pathlib
-_STARTUP = f"{_PACKAGE}{os.sep}startup"
+_STARTUP = f"{_PACKAGE}{os.sep}_startup"
 
 _given = os.environ.get(_VARIABLE, "")
 """The Python that is followed, and what observes it, a line each; empty where nobody follows."""

@@ -37,7 +37,7 @@ PARTS = {
     "loaders": r"live/loaders|torch_internals/batches",
     "labelled trace": r"labelled_trace|attribution/tracks",
     "formats": r"render/(flamegraph|markdown|notebook|tables)\.py|html/notebook",
-    "children": r"^children|^startup/|commands/_processes",
+    "children": r"^children|^_startup/|commands/_processes",
     "run": r"commands/(run|_script|demo)|live/(recorder|running|saving|discovery)\.py",
     "trainers": r"integrations/",
 }

@@ -4,6 +4,8 @@ It takes itself out of the path, and runs what Python runs without it. This may 
 than Backspot's, so all of it is older than most, and nothing here ends the start.
 """
 
+# mypy: allow-untyped-defs, allow-untyped-calls
+
 import os
 import sys
 
