@@ -447,6 +447,27 @@ def test_models_that_gc_freeze_hides_are_found_by_variables(write, tmp_path):
 
 
 @pytest.mark.slow
+def test_layers_that_no_module_holds_have_the_names_that_they_have_themselves(write, tmp_path):
+    code = training(
+        "class Layer(nn.Linear):",
+        "    def __init__(self, width, name):",
+        "        super().__init__(8, width)",
+        "        self.name = name",
+        "layers = [Layer(8, 'dense'), Layer(8, 'dense_1'), Layer(2, 'dense_2')]",
+        "optimizer = torch.optim.SGD([p for one in layers for p in one.parameters()], lr=0.1)",
+        "del model",
+        "for _ in range(9):",
+        "    x = torch.randn(4, 8)",
+        "    for at in range(3): x = layers[at](x)",
+        "    x.sum().backward(); optimizer.step()",
+    )
+    done = observed(*SMALL, write(code), cwd=tmp_path)
+    assert len(told(done)) == 2, done.stderr.decode()
+    report = backspot.Report.load(tmp_path / "backspot" / "report.json")
+    assert {row.path for row in report.modules if row.is_module} == {"dense", "dense_1", "dense_2"}
+
+
+@pytest.mark.slow
 def test_models_that_gc_freeze_hides_everywhere_are_one_line(write, tmp_path):
     code = training(
         "def make(model=nn.Sequential(nn.Linear(8, 8))):",

@@ -3,6 +3,7 @@
 The generated C++ code is shown in traces by a setting of Inductor, which these tests turn on.
 """
 
+import gc
 import json
 import re
 import sys
@@ -397,6 +398,23 @@ def test_labels_of_some_modules_only():
     launches = launches_of(events, ownership)
     assert {"blocks.0", "blocks.1", "stem", "head"} <= {p for _, paths in launches for p in paths}
     assert not any(path.endswith(".fc") for _, paths in launches for path in paths)
+
+
+@slow
+@with_inductor
+def test_code_that_gc_freeze_hides_is_known_if_it_came_while_instrumented():
+    model = Product()
+    around = torch.compile(model)
+    with backspot.instrument(model):
+        train(model, around=around)
+        gc.freeze()
+        try:
+            with cpu_profile() as profiler:
+                train(model, around=around)
+        finally:
+            gc.unfreeze()
+    events = read_events(profiler)
+    assert owners_of_products(launches_of(events, attribute(events))) == ["fc", "fc"]
 
 
 @slow

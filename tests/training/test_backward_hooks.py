@@ -1,5 +1,7 @@
 """Users' full backward hooks: their time, and the nodes that they ride on, are their module's."""
 
+import functools
+import re
 import time
 
 import pytest
@@ -60,6 +62,22 @@ def test_time_in_a_hook_is_its_modules(kind, path):
         assert has_slept(report, path)
         (said,) = [text for text in report.warnings if text.startswith("Full backward hooks of")]
         assert report[path].row.class_name in said
+
+
+class Waiter:
+    def wait(self, _module, _inputs, _outputs):
+        time.sleep(SLEEP / 4)
+
+
+def test_hooks_of_many_modules_that_take_much_together_are_told_once(default_hooks):
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(12)))
+    for module in model:
+        module.register_full_backward_hook(functools.partial(Waiter().wait))
+    report = report_of(model, torch.randn(2, 4, requires_grad=True))
+    (said,) = [text for text in report.warnings if text.startswith("Full backward hooks of")]
+    assert said.partition(" take ")[0].endswith(", 10 more modules")
+    if default_hooks == "call":  # else the start of the profiler is not noticed
+        assert re.search(r"backward: Waiter\.wait \(\S*test_backward_hooks\.py:\d+\)\.", said)
 
 
 @pytest.mark.parametrize("kind", KINDS)

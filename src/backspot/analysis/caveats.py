@@ -198,8 +198,8 @@ def _of_compiled(events: Events, ownership: Ownership) -> list[str]:
     if named and not events.compiled.recorded and _has_compiled_graphs(events):
         return [
             "The modules inside compiled code are not known, as nothing recorded them while the "
-            "code was compiled: call backspot.instrument(model) before the first step, with torch "
-            "2.10 or later."
+            "code was compiled. That needs torch 2.10 or later, and where neither backspot run nor "
+            "a callback makes the recording, backspot.instrument(model) before the first step."
         ]
     by_reason: dict[tuple[str, bool], list[Unmatched]] = {}
     for unmatched in ownership.compiled.unmatched:

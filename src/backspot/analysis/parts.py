@@ -33,14 +33,15 @@ from backspot.analysis.rare import rare_parts, with_rare_work
 from backspot.analysis.recorded import find_recorded, reserved_bytes
 from backspot.analysis.recording import Options, Part, Recording
 from backspot.analysis.replay.predict import with_savings
-from backspot.formatting import duration, labelled, percent
+from backspot.analysis.timeline import distinct
+from backspot.formatting import counted, duration, labelled, percent
 from backspot.registry import Rule
 from backspot.results.costs import Row
 from backspot.results.grouping import fold, ranked_rows
 from backspot.results.limits import share_of_peak
 from backspot.results.report import Report, changed
 from backspot.results.training import Training
-from backspot.trace import names
+from backspot.trace import Category, Events, names
 
 Value = TypeVar("Value")
 
@@ -79,7 +80,7 @@ def ranking(recording: Recording, options: Options) -> Report:
             *options.slowed_by,
             *warnings_of(events, ownership, warmed_up=options.warmed_up),
             *_of_steps_without_calls(costs.modules, ownership),
-            *_of_backward_hooks(costs.modules, costs.wall_ns),
+            *_of_backward_hooks(costs.modules, costs.wall_ns, events),
         ),
         trace=events.source,
         phases=phases.typical(typical, recorded_phases) if phases and recorded_phases else (),
@@ -156,25 +157,36 @@ def _of_steps_without_calls(rows: Sequence[Row], ownership: Ownership) -> list[s
 
 
 _HOOKS = f"{names.BACKWARD_HOOK_FUNCTION}{names.BACKWARD}"
+_NAMED = 2
 _MUCH = 0.1
 """Share of the backward from which the node that hooks run in is more than PyTorch's own work."""
 
 
-def _of_backward_hooks(rows: Sequence[Row], wall_ns: int) -> list[str]:
-    """Return a warning for each module whose full backward hooks take much of the backward.
+def _of_backward_hooks(rows: Sequence[Row], wall_ns: int, events: Events) -> list[str]:
+    """Return a warning if modules' full backward hooks take much of the backward.
 
     They run with a node of their own, and else their time passes for the module's.
     """
-    said = []
-    for row in rows:
-        ns = sum(node.wall_ns for node in row.nodes if node.name == _HOOKS)
-        if ns >= _MUCH * wall_ns > 0:
-            said.append(
-                f"Full backward hooks of {labelled(row.path, row.class_name)} take "
-                f"{duration(ns)}, {percent(ns / wall_ns)} of the backward: {_HOOKS}. What they do "
-                "is not the module's own work (register_full_backward_hook)."
-            )
-    return said
+    spent = [(sum(one.wall_ns for one in row.nodes if one.name == _HOOKS), row) for row in rows]
+    costly = sorted((one for one in spent if one[0]), key=lambda one: -one[0])
+    ns = sum(own for own, _ in costly)
+    if not ns or ns < _MUCH * wall_ns:
+        return []
+    first = [row for _, row in costly[:_NAMED]]
+    listed = [labelled(row.path, row.class_name) for row in first]
+    if len(costly) > _NAMED:
+        listed.append(counted(len(costly) - _NAMED, "more module"))
+    marks = events.named(Category.ANNOTATION, names.BACKWARD_HOOK)
+    read = (
+        names.read_backward_hook_mark(events.names[one]) for one in distinct(events.name[marks])
+    )
+    paths = {row.path for row in first}
+    hooks = sorted({one[0] for one in read if one is not None and one[1] in paths})
+    return [
+        f"Full backward hooks of {', '.join(listed)} take {duration(ns)}, "
+        f"{percent(ns / wall_ns)} of the backward: {', '.join(hooks[:_NAMED]) or _HOOKS}. What "
+        "they do is not the module's own work (register_full_backward_hook)."
+    ]
 
 
 def with_findings(report: Report, recording: Recording, options: Options) -> Report:

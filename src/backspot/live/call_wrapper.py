@@ -34,7 +34,7 @@ import torch
 from backspot.interrupts import contained
 from backspot.live.calls import Call, Thread, calls_that_fail, local as _local, wrapper_codes
 from backspot.live.class_calls import ClassCalls, passes_to_common, put_hook
-from backspot.live.hooks import end_plain_copies, keep_copies_plain
+from backspot.live.hooks import end_plain_copies, keep_copies_plain, mark_backward_hooks
 from backspot.live.markers import mark_inputs, mark_output
 from backspot.live.owner import Owner, Scope
 from backspot.live.sessions import sessions
@@ -133,6 +133,8 @@ class CallWrapper:
             for owner, module in hooked:
                 put = put_hook if classes is None else classes.hook
                 put(owner, module)
+                with contained():
+                    mark_backward_hooks(owner, module)
 
     @property
     def is_on_classes(self) -> bool:

@@ -191,6 +191,9 @@ def named(
 ) -> dict[str, torch.nn.Module]:
     """Give each module the name of the variable or attribute that holds it on the calling stack.
 
+    One that no variable holds has the name that it has itself, as Keras's layers do, or that of its
+    class.
+
     Args:
         models: the models. A single one has the empty name, so that its paths are those of
             ``named_modules``.
@@ -200,7 +203,7 @@ def named(
     found: dict[str, torch.nn.Module] = {}
     for module in (*models, *others):
         single = len(models) == 1 and module in models
-        name = "" if single else variables.get(id(module), "")
+        name = "" if single else variables.get(id(module), "") or _own_name(module)
         if not (name or single):
             name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", class_name(unwrap(module))).lower()
         taken = {*found, *(part for one in found.values() for part in children_of(unwrap(one)))}
@@ -209,6 +212,15 @@ def named(
             number, free = number + 1, f"{name}_{number}"
         found[free] = module
     return found
+
+
+def _own_name(module: torch.nn.Module) -> str:
+    """Return the name that a module's author gave it, ``""`` for none."""
+    name = vars(module).get("name")
+    return name if isinstance(name, str) and _NAME.fullmatch(name) else ""
+
+
+_NAME = re.compile(r"[\w./-]{1,80}")
 
 
 def _variables(frame: FrameType | None) -> Iterator[tuple[str, torch.nn.Module]]:

@@ -25,7 +25,7 @@ from backspot.live.torch_internals.modules import (
     without_backward_flag,
 )
 from backspot.trace.labels import Kind
-from backspot.trace.names import BACKWARD_HOOK_FUNCTION
+from backspot.trace.names import BACKWARD_HOOK_FUNCTION, backward_hook_mark
 
 # A global is found faster than an attribute of a module.
 _is_dynamo_compiling, _labelling = dynamo.is_dynamo_compiling, autograd.labelling
@@ -192,6 +192,12 @@ class BackwardEnd(Hook):
     def __call__(self, *_: object) -> None:
         """Mark that autograd is done with the module."""
         self._marker()
+
+
+def mark_backward_hooks(owner: Owner, module: torch.nn.Module) -> None:
+    """Mark which full backward hooks of its own a module has: a profiler has started."""
+    for hook in modules.full_backward_hooks_of(module):
+        profiler.emit(backward_hook_mark(source_lines.name_of(hook), owner.path))
 
 
 def hook_of(registered: object) -> Hook | None:

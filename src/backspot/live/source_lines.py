@@ -9,6 +9,7 @@ would keep every tensor in it alive. Lines and texts are looked up once, when th
 from __future__ import annotations
 
 import ast
+import inspect
 import linecache
 import os
 import re
@@ -16,7 +17,7 @@ import sys
 import threading
 from array import array
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import CodeType, FrameType
 from typing import Any
 
@@ -53,6 +54,16 @@ def describe(code: CodeType, lasti: int, node: str) -> SourceLine:
         text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…",
         node,
     )
+
+
+def name_of(function: Any) -> str:
+    """Return what a function is called, and where it is: ``Net.check (train.py:12)``."""
+    while isinstance(function, partial):
+        function = function.func
+    call = function if hasattr(function, "__qualname__") else type(function).__call__
+    name = str(call.__qualname__).replace("<locals>.", "")
+    code = getattr(inspect.unwrap(call), "__code__", None)
+    return name if code is None else f"{name} ({file_name(code.co_filename)}:{code.co_firstlineno})"
 
 
 def _line_at(code: CodeType, lasti: int) -> int:

@@ -12,6 +12,7 @@ from backspot.trace.compiled import CompiledTable
 from backspot.trace.events import Allocations, Category, Events, Flows, Ints, Signature
 from backspot.trace.frames import OF_OTHERS, OF_TORCH, Frames
 from backspot.trace.names import (
+    BACKWARD_HOOK,
     BATCH,
     COLLECTION,
     NEXT_BATCH,
@@ -31,7 +32,16 @@ counts an event a few times fits 64 bits."""
 _MOST_NUMBER = 1 << 62
 BETWEEN_TEXTS = b"\0"
 """Joins the texts of a ``Signature``; no JSON has this byte."""
-_MARKS = (PROFILER_STEP, NEXT_BATCH, COLLECTION, SAVING, WAITED_AT, BATCH, OPTIMIZER_GROUPS)
+_MARKS = (
+    PROFILER_STEP,
+    NEXT_BATCH,
+    COLLECTION,
+    SAVING,
+    WAITED_AT,
+    BATCH,
+    OPTIMIZER_GROUPS,
+    BACKWARD_HOOK,
+)
 _TOGETHER = 1 << 17
 """Rows per chunk: keeping many small arrays would fragment the heap."""
 # Columns with few distinct values take fewer bytes.

@@ -154,6 +154,10 @@ BATCH = "batch of loader "
 OPTIMIZER_GROUPS = "groups of the optimizer: "
 """In the step of an optimizer: see ``groups_mark``."""
 
+BACKWARD_HOOK = "full backward hook "
+"""At the start of a recording, for each of a module's: see ``backward_hook_mark``."""
+
+_BACKWARD_HOOK = re.compile(rf"{BACKWARD_HOOK}(?P<hook>.+?) on (?P<path>.*)", re.DOTALL)
 _UNREAD = re.compile(rf"{UNREAD}(?P<unread>\d+) of (?P<all>\d+)")
 _GROUPS = re.compile(rf"{OPTIMIZER_GROUPS}(?P<groups>\d+) for (?P<settings>\d+)")
 _BATCH = re.compile(
@@ -175,6 +179,17 @@ def read_batch_mark(name: str) -> tuple[int, int, int, int] | None:
         return None
     waited = max(1, round(float(found["waited"]) * 1e6)) if found["waited"] else 0
     return int(found["loader"]), int(found["workers"]), int(found["queue"]), waited
+
+
+def backward_hook_mark(hook: str, path: str) -> str:
+    """Return the mark for a module's full backward hook, with the hook's name."""
+    return f"{BACKWARD_HOOK}{hook} on {path}"
+
+
+def read_backward_hook_mark(name: str) -> tuple[str, str] | None:
+    """Return what ``backward_hook_mark`` was given, ``None`` if malformed."""
+    found = _BACKWARD_HOOK.fullmatch(name)
+    return None if found is None else (found["hook"], found["path"])
 
 
 def unread_mark(unread: int, every: int) -> str:

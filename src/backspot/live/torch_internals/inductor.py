@@ -9,7 +9,9 @@ import gc
 import sys
 import threading
 from collections.abc import Callable
+from functools import wraps
 from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 import torch
 
@@ -17,6 +19,7 @@ from backspot.imports import when_imported
 from backspot.interrupts import contained
 
 _INDUCTOR_CONFIG = "torch._inductor.config"
+_OUTPUT = "torch._inductor.output_code"
 _SITES = "inductor_provenance_stack_traces_str"
 
 
@@ -86,22 +89,26 @@ class CompiledCode(NamedTuple):
 def compiled_code() -> list[CompiledCode]:
     """Return the compiled graphs in memory: compiled here, or loaded from a cache.
 
-    The garbage collector knows them all, also those from before Backspot was imported.
+    The garbage collector knows them all, also those from before Backspot was imported. Those that
+    ``gc.freeze`` has hidden from it are known if they came while ``complete_sites`` was in effect.
     """
-    output_code = sys.modules.get("torch._inductor.output_code")
+    output_code = sys.modules.get(_OUTPUT)
     graph_class = getattr(output_code, "CompiledFxGraph", None)
     if _SITES not in getattr(graph_class, "__annotations__", ()):
         return []
+    graphs = [one for one in gc.get_referrers(graph_class) if type(one) is graph_class]
     return [
         CompiledCode(
             str(getattr(graph, "_fx_graph_cache_key", None)),
             bool(getattr(graph, "fx_kwargs", {}).get("is_backward")),
             getattr(graph, _SITES, None),
         )
-        for graph in gc.get_referrers(graph_class)
-        if type(graph) is graph_class
+        for graph in {id(one): one for one in (*graphs, *_noted.values())}.values()
     ]
 
+
+_noted: WeakValueDictionary[int, Any] = WeakValueDictionary()
+"""Compiled graphs by ``id``, which does not need them to be hashable."""
 
 # Where ``launch_sites`` notes the modules of a backward node that a pattern has replaced.
 REPLACED = "backspot_fwd_nn_module_stack"
@@ -172,6 +179,8 @@ _PATTERNS = "torch._inductor.pattern_matcher"
 def complete_sites(note: str) -> Callable[[], None]:
     """Have Inductor keep what it leaves out of the launch sites; the generated code stays the same.
 
+    Each graph is noted, too.
+
     It keeps no site of a Triton kernel that reduces in two directions
     (``_codegen_mix_order_reduction``), and no module of a backward node that it replaces by a
     pattern, as where it pads a product of matrices, or joins one with a sum of gradients.
@@ -204,6 +213,7 @@ def complete_sites(note: str) -> Callable[[], None]:
     waiting = [
         replacing(_SCHEDULING, lambda module: _keep_unnamed(module.TritonScheduling, note, put)),
         replacing(_PATTERNS, lambda module: _keep_forward(module, put)),
+        replacing(_OUTPUT, lambda module: _note_graphs(module, put)),
     ]
 
     def stop() -> None:
@@ -214,6 +224,20 @@ def complete_sites(note: str) -> Callable[[], None]:
 
 
 _Put = Callable[[Any, str, Callable[..., Any]], None]
+
+
+def _note_graphs(module: Any, put: _Put) -> None:
+    """Note each graph that is compiled or loaded from a cache."""
+    graph_class = module.CompiledFxGraph
+    original = graph_class.post_compile
+
+    @wraps(original)
+    def post_compile(graph: Any, *args: Any, **kwargs: Any) -> Any:
+        with contained():
+            _noted[id(graph)] = graph
+        return original(graph, *args, **kwargs)
+
+    put(graph_class, "post_compile", post_compile)
 
 
 def _keep_forward(patterns: Any, put: _Put) -> None:

@@ -118,6 +118,11 @@ def wraps_in_backward_hooks(module: torch.nn.Module) -> bool:
     )
 
 
+def full_backward_hooks_of(module: torch.nn.Module) -> list[Callable[..., Any]]:
+    """Return a module's own full backward hooks and pre-hooks."""
+    return [*module._backward_pre_hooks.values(), *module._backward_hooks.values()]
+
+
 def full_backward_flag(module: torch.nn.Module) -> bool | None:
     """Return the flag for backward hooks: True for full ones, False for old ones, or None.
 
