@@ -22,6 +22,7 @@ import backspot
 from backspot import results
 from backspot.job.answer import answer
 from backspot.job.summary import from_json
+from support.deaths import SNAPSHOT
 
 DATA = Path(__file__).parent / "data"
 TRACES = {
@@ -61,6 +62,8 @@ NEEDS_RETURNS = {
     "JobReport.save",
     "Report.__getitem__",
     "JobReport.load",
+    "OutOfMemory.load",
+    "OutOfMemory.save",
     "Report.limit",
     "Report.load",
     "Report.save",
@@ -346,6 +349,7 @@ def test_the_examples_of_a_public_name_run(name, report, comparison, job, tmp_pa
         shutil.copy(trace, tmp_path / link)
     monkeypatch.chdir(tmp_path)
     known = {"backspot": backspot, "report": report, "comparison": comparison, "job": job}
+    known["death"] = SNAPSHOT
     examples = doctest.DocTestParser().get_doctest(text, known, name, name, 0)
     complaints: list[str] = []
     doctest.DocTestRunner(

@@ -27,6 +27,8 @@ PARTS = {
     "monitor": r"live/monitor|analysis/slowdowns",
     "compare": r"comparison/|render/_?comparison|html/_?comparison|commands/diff",
     "memory": r"analysis/memory/|render/(html/)?_memory",
+    "out of memory": r"live/(out_of_memory|memory_history)|torch_internals/allocator"
+    r"|render/_?out_of_memory",
     "limits": r"accounting/(formulas/|work|peaks)|render/_limits|html/_roofline",
     "what if": r"analysis/replay/",
     "why": r"analysis/findings/|commands/explain|render/(html/)?_findings|^registry",

@@ -15,6 +15,7 @@ from backspot.results.limits import Peaks
 from backspot.results.memory import MemoryOfDevice, MemoryOfModule, MemoryShare, MemoryTimeline
 from backspot.results.report import Report
 from backspot.results.work import WorkOfModule
+from support.deaths import HISTORY
 from support.report_parts import line, node, phases, report, row
 
 ODD_NAMES = (
@@ -374,6 +375,7 @@ SAMPLES = {
     "diagnosed": diagnosed,
     "varied": varied,
     "detailed": detailed,
+    "out_of_memory": lambda: replace(vit(), out_of_memory=HISTORY),
 }
 
 

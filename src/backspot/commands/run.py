@@ -15,6 +15,8 @@ All steps are noted until the script ends, without a profiler: how long they
 take, what recurs in some of them, whether they become slower. The report is
 completed then; training.json has it each minute, for a job that is killed.
 
+A script that dies of memory leaves who held what, in which module.
+
 Example:
   backspot run train.py --epochs 3
   backspot run --at 1000 --steps 20 train.py
@@ -46,10 +48,11 @@ from backspot.commands._console import (
     count,
     use_color,
     write_error,
+    write_text,
 )
 from backspot.errors import BackspotError, OutputExistsError, UsageError
-from backspot.formatting import quoted
-from backspot.interrupts import pass_on
+from backspot.formatting import quoted, visible
+from backspot.interrupts import contained, pass_on
 from backspot.progress import is_terminal
 
 if TYPE_CHECKING:
@@ -57,16 +60,19 @@ if TYPE_CHECKING:
 
     from backspot.commands._processes import Process
     from backspot.live.acts import Joint
+    from backspot.live.out_of_memory import OutOfMemoryWatch
     from backspot.live.recorder import Recorded, Rest
     from backspot.live.running import Observer
     from backspot.live.saving import Saved
     from backspot.live.termination import Termination
+    from backspot.results.out_of_memory import OutOfMemory
     from backspot.results.report import Report
     from backspot.results.training import Training
 
 EXIT_CODES = (3, 6, 7)
 
 _FOLDER = "backspot"
+_OUT_OF_MEMORY = "backspot.out-of-memory"
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -96,7 +102,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--memory",
         action="store_true",
-        help="record what is in memory too, in three further steps",
+        help="record what is in memory too, in three further steps, and on a GPU who made each "
+        "block, for a training that runs out of memory",
     )
     parser.add_argument(
         "--shapes",
@@ -233,6 +240,7 @@ class _Observation:
         self._observer: Observer | None = None
         self._ended = False
         self._termination: Termination | None = None
+        self._out_of_memory: OutOfMemoryWatch | None = None
         self._last: Saved | None = None
         """The newest report, to be completed when the training ends."""
         _observed[:] = [self]
@@ -256,6 +264,7 @@ class _Observation:
     def begin(self) -> None:
         """Start to observe; torch has been imported."""
         try:
+            from backspot.live.out_of_memory import OutOfMemoryWatch
             from backspot.live.parts import load_joint
             from backspot.live.recorder import Plan
             from backspot.live.running import Observer
@@ -298,6 +307,8 @@ class _Observation:
         self._observer = Observer(plan, self._deliver, self._complain, self._stepped)
         self._observer.recorder.log.each_minute = self._save_training
         self._termination = Termination(self._save_training)
+        self._out_of_memory = OutOfMemoryWatch(history=args.memory)
+        self._out_of_memory.begin()
         self._observer.begin()
 
     def end(self, error: BaseException | None) -> None:
@@ -323,6 +334,7 @@ class _Observation:
         recorder = self._observer.recorder
         if recorder.is_child:
             return
+        death = self._death(error)  # the tensors still live, as the frames of the error hold them
         self._ignore()
         if self._termination is not None:
             self._termination.end()
@@ -331,10 +343,13 @@ class _Observation:
         self._ended = True
         recorder.end()
         self._complete(recorder.log.training())
+        if death is not None:
+            self._tell(death)
         if not before and not recorder.reports:
             why = "" if others and not recorder.steps else self._why_none(error)
             if why and _is_rank_0():
-                self._complain(why)
+                of_steps = why.replace("no report:", "no report of steps:", 1)
+                self._complain(of_steps if death else why)
         elif not self.process.is_first:
             return
         elif recorder.reports > before and self._recorded:
@@ -349,6 +364,8 @@ class _Observation:
     def _complete(self, steps: Training | None) -> None:
         """Write the newest report once more, with all steps of the training in it."""
         saved = self._last and self._last.completed(steps, self._title, self._folder)
+        if saved is not None and not saved.problem:
+            self._last = saved
         if saved is None or steps is None or not self.process.is_first:
             return
         if saved.problem:
@@ -358,6 +375,42 @@ class _Observation:
 
         names = [name for name in saved.names if not name.endswith(".json.gz")]
         complain(f"{training_line(steps)} {' and '.join(names)} have all of it.")
+
+    def _death(self, error: BaseException | None) -> OutOfMemory | None:
+        """Return how the training died of memory, if it did."""
+        if error is None or self._out_of_memory is None or self._observer is None:
+            return None
+        with contained():
+            return self._out_of_memory.died(error, self._observer.models, self._observer.step)
+        return None
+
+    def _tell(self, death: OutOfMemory) -> None:
+        """Print how the training died of memory, and add it to its report, or write it alone."""
+        from backspot.live.saving import save_death
+        from backspot.render.out_of_memory import headline, render_out_of_memory
+        from backspot.results.report import changed
+
+        if self.process.is_first:
+            color = use_color(sys.stderr)
+            text = render_out_of_memory(death, width=_width(self._args.width), color=color)
+            write_error(f"\n{text}\n")
+        else:
+            self._complain(headline(death))
+        names: tuple[str, ...] = ()
+        if self._last is not None and not self._last.problem:
+            report = self._last.report
+            warnings = (headline(death), *report.warnings)
+            report = changed(report, out_of_memory=death, warnings=warnings)
+            self._last = self._last.again(report, self._folder)
+            names = tuple(name for name in self._last.names if not name.endswith(".json.gz"))
+        try:
+            wrote = names or save_death(death, self._folder, self.process.part)
+        except (BackspotError, OSError) as error:
+            self._complain(f"no files: {error}")
+            return
+        self._complain(
+            f"wrote {' and '.join(wrote)} into {self._shown()}{os.sep}, with who held memory"
+        )
 
     def _why_none(self, error: BaseException | None) -> str:
         """Why there is no report; empty if that was said."""
@@ -570,6 +623,31 @@ class _Observation:
             return os.path.relpath(self._folder)
         except ValueError:  # another drive of Windows
             return str(self._folder)
+
+
+# What other verbs ask of this one -----------------------------------------------------------------
+
+
+def show_other(source: str, args: argparse.Namespace) -> bool:
+    """Print how a training died of memory, if that is all that a file has; or return false."""
+    from backspot.commands._source import is_report
+
+    if is_report(source) or not is_report(source, _OUT_OF_MEMORY):
+        return False
+    from backspot.render.out_of_memory import render_out_of_memory
+    from backspot.results.out_of_memory import OutOfMemory
+
+    given = args.depth is not None or args.match or args.by or args.sort or args.top is not None
+    if given or args.output is not None or args.format != "table":
+        raise UsageError(
+            f"{visible(source)} says how a training died of memory, and has no rows: show takes "
+            "--width for it"
+        )
+    write_text(render_out_of_memory(OutOfMemory.load(source), width=args.width))
+    return True
+
+
+# Words --------------------------------------------------------------------------------------------
 
 
 def _print(report: Report, args: argparse.Namespace, more: str | None) -> None:

@@ -39,6 +39,8 @@ A module call that a profiler records goes through:
 ``termination.py`` lets it be written when a job is killed.
 ``loaders.py`` notes each batch that the program asks for, and whether it was ready.
 ``host_marks.py`` marks what holds up the host: the garbage collector, and lines that wait.
+``out_of_memory.py`` says how a training died of memory, if it did, and ``memory_history.py`` who
+had allocated what was in use.
 ``surroundings.py`` tells what makes the process slow beside its training. ``cgroups.py`` has the
 control groups that limit it.
 

@@ -73,7 +73,7 @@ def held_by_variables() -> list[torch.nn.Module]:
         above: FrameType | None = frame
         while above is not None:
             if not _is_of_library(above):
-                pending.extend(_locals_of(above).values())
+                pending.extend(locals_of(above).values())
                 pending.extend(above.f_globals.values())
             above = above.f_back
     seen: dict[int, Any] = {}  # what is here cannot be freed, so the numbers stay
@@ -227,7 +227,7 @@ def _variables(frame: FrameType | None) -> Iterator[tuple[str, torch.nn.Module]]
     """Iterate over the modules that variables hold, and attributes of ``self``, innermost first."""
     while frame is not None:
         if not _is_of_library(frame):
-            values = _locals_of(frame)
+            values = locals_of(frame)
             owner = values.get("self")
             held = getattr(owner, "__dict__", {}) if owner is not None else {}
             for name, value in (*values.items(), *held.items()):
@@ -242,7 +242,8 @@ def _is_of_library(frame: FrameType) -> bool:
     return str(frame.f_globals.get("__name__", "")).startswith(("torch.", "backspot."))
 
 
-def _locals_of(frame: FrameType) -> dict[str, Any]:
+def locals_of(frame: FrameType) -> dict[str, Any]:
+    """Return the variables of a frame, which keeps no copy of them."""
     found = frame.f_locals
     values = dict(found)
     is_copy = type(found) is dict and frame.f_code.co_flags & inspect.CO_OPTIMIZED

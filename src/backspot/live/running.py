@@ -132,6 +132,9 @@ class _FoundModels(Models):
         self._optimizers = optimizers
         self._say = say
         self._watch: discovery.CallWatch | None = None
+        self._newest: weakref.WeakValueDictionary[str, torch.nn.Module] = (
+            weakref.WeakValueDictionary()
+        )
 
     def are_known(self) -> bool:
         """Return whether each optimizer has taken a step.
@@ -165,7 +168,14 @@ class _FoundModels(Models):
                 "after the report, or use backspot.instrument"
             )
         called = self._watch.end() if self._watch else []
-        return discovery.named(trained, called)
+        found = discovery.named(trained, called)
+        self._newest.clear()
+        self._newest.update(found)
+        return found
+
+    def newest(self) -> Mapping[str, torch.nn.Module]:
+        """Return what ``named`` returned last, without a search; nothing before that."""
+        return dict(self._newest)
 
     def _search(self) -> tuple[list[torch.nn.Module], list[torch.nn.Module]]:
         """Return the outermost modules, and those of them that are trained."""
@@ -319,6 +329,16 @@ class Observer:
         if known is None or known[0]() is not first:  # another one had this id before
             known = self._first[id(first)] = weakref.ref(first), object()
         return known[1], *((id(group[0]), id(group[-1]), len(group)) for group in groups)
+
+    @property
+    def models(self) -> Mapping[str, torch.nn.Module]:
+        """The models by name, as far as they were recorded."""
+        return self._models.newest()
+
+    @property
+    def step(self) -> int | None:
+        """The number of the step that runs, from 1; ``None`` where steps are not counted."""
+        return None if self._unhook is None else self.recorder.steps + 1
 
     # Updates that no hook tells of ---------------------------------------------------------------
 

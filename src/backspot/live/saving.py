@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import torch
 
     from backspot.analysis.recording import Recording
+    from backspot.results.out_of_memory import OutOfMemory
     from backspot.results.report import Report
     from backspot.results.training import Training
 
@@ -143,6 +144,27 @@ def _written(
 def _of_rank() -> str:
     rank, ranks = rank_and_ranks()
     return f"rank{rank}" if ranks > 1 else ""
+
+
+def save_death(death: OutOfMemory, folder: Path, process: str) -> tuple[str, ...]:
+    """Write how a training died of memory into a folder, where there is no report that has it.
+
+    Args:
+        process: as in ``save``.
+
+    Returns:
+        The names of the files.
+
+    Raises:
+        BackspotError: If one cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    names = tuple(
+        ".".join(filter(None, ("out-of-memory", process, suffix))) for suffix in ("html", "json")
+    )
+    for name in names:
+        death.save(folder / name, force=True)
+    return names
 
 
 def save_training(training: Training, folder: Path, process: str) -> None:

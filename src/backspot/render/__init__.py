@@ -22,6 +22,7 @@ In the order in which they build on each other:
   ``json.py`` (with ``_consistency.py``, which checks what is read back) and ``notebook.py``: one
   output each
 - ``job.py``: many ranks, in each format; ``_job_words.py`` says it, ``html/_job.py`` is the page
+- ``out_of_memory.py``: a training that died of memory; ``_out_of_memory.py`` says it
 - ``labelled_trace.py``: a copy of a trace with added tracks
 - ``formats.py``: finds the format for a suffix; ``files.py``: writes a file whole or not at all
 

@@ -8,13 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from backspot.render import _limits, _memory, host, training
+from backspot.render import _limits, _memory, _out_of_memory, host, training
 from backspot.render._sections import Column, Fields, Lead, Saying, Section
 from backspot.render.view import DEFAULT_VIEW, View
 from backspot.results.costs import Row
 from backspot.results.report import Report
 
-PARTS: tuple[Saying, ...] = (training.SAYING, host.SAYING, _memory.SAYING, _limits.SAYING)
+PARTS: tuple[Saying, ...] = (
+    *(_out_of_memory.SAYING, training.SAYING, host.SAYING, _memory.SAYING),
+    _limits.SAYING,
+)
 
 
 class Sections(NamedTuple):

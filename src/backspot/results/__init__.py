@@ -18,6 +18,7 @@ that nothing records where such steps were timed, and ``recorded_*`` beside them
 - ``rare.py``: ``RareWork``, what recurs in some steps only.
 - ``host.py``: where the host waits for a device, what it launches, which lines it runs.
 - ``memory.py``: what is in memory: the peak of each device, and what each module keeps.
+- ``out_of_memory.py``: ``OutOfMemory``, a training that died of memory, and who held it.
 - ``work.py``: how much work modules do; ``limits.py``: how far they are from what the device can
   do.
 - ``job.py``: ``JobReport``, many ranks of one job.
@@ -68,6 +69,7 @@ from backspot.results.job import (
 )
 from backspot.results.limits import LimitOfModule, Peaks
 from backspot.results.memory import MemoryOfDevice, MemoryOfModule, MemoryShare, MemoryTimeline
+from backspot.results.out_of_memory import HeldMemory, OutOfMemory
 from backspot.results.rare import RareWork
 from backspot.results.report import Report
 from backspot.results.training import (

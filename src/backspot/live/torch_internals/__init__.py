@@ -9,6 +9,7 @@
 - ``dynamo.py``: the modules that Dynamo compiles. ``inductor.py``: the graphs that it hands on, and
   the code that Inductor generates from these.
 - ``process.py``: hooks on all modules and optimizers, and modes of a thread.
+- ``allocator.py``: the allocator of CUDA devices when no memory is left.
 - ``batches.py``: how a ``DataLoader`` hands out batches.
 - ``store.py``: what the ranks of a job share.
 - ``lookup.py``: finds a part of PyTorch now, or once it is loaded.

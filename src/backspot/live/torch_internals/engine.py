@@ -6,7 +6,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, TypeAlias
 
 import torch
@@ -86,6 +86,14 @@ def outermost_call(frame: FrameType | None) -> FrameType | None:
             found = frame
         frame = frame.f_back
     return found
+
+
+def is_engine(code: CodeType) -> bool:
+    """Return whether this function of PyTorch's runs a backward to its end.
+
+    Without it, an error in a backward is one outside of all modules.
+    """
+    return code.co_name == "_engine_run_backward"
 
 
 def others_run_backward() -> bool:

@@ -1,0 +1,176 @@
+"""PyTorch's allocator on CUDA devices: when it has no memory left, and who has it then."""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from inspect import signature
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+
+from backspot.interrupts import contained
+from backspot.live.torch_internals.lookup import find, nothing
+
+OutOfMemoryError: type[BaseException] = (
+    find("OutOfMemoryError") or torch.cuda.OutOfMemoryError  # before torch 2.5
+)
+
+# Calls a function at the moment at which a device has no memory left, in the thread that asks for
+# it, and cannot be undone. Without it, sizes are those when the error has ended the script.
+_attach: Callable[[Callable[..., None]], None] | None = find(
+    "_C", "_cuda_attachOutOfMemoryObserver"
+)
+
+# Calls a function once CUDA is initialized, which ``_attach`` would do by itself. Without it,
+# nothing is attached.
+_once_initialized: Callable[[Callable[[], None]], None] | None = find("cuda", "_lazy_call")
+
+# Has the allocator keep the stack of each live block. Without it, modules have no activations.
+_record_history: Callable[..., None] | None = find("cuda", "memory", "_record_memory_history")
+
+# The node of the backward that this thread runs. Without it, no module of a backward is known.
+_current_node: Callable[[], Any] = find("_C", "_current_autograd_node") or nothing
+
+_ENTRIES = 1_000
+"""Events that the allocator keeps besides the live blocks: none is used."""
+_MOST_NODES = 200
+"""How many nodes of a graph are looked at for the nearest parameter."""
+_SAME_VALUES = (
+    *("TBackward", "Transpose", "Permute", "View", "Reshape", "Unsafe", "Expand", "ToCopy"),
+    *("Unsqueeze", "Squeeze", "Alias", "Slice", "AsStrided", "Detach", "Clone"),
+)
+"""How nodes begin that are between a parameter and the operator that uses it."""
+
+Line: TypeAlias = tuple[str, str, int]
+"""A file, the function that runs in it, and the number of its line."""
+
+
+class Block(NamedTuple):
+    """Memory in use.
+
+    Attributes:
+        address: where it begins.
+        bytes: its size.
+        stack: the lines of Python that allocated it, the innermost first; ``None`` if the allocator
+            keeps no history.
+    """
+
+    address: int
+    bytes: int
+    stack: tuple[Line, ...] | None
+
+
+class Snapshot(NamedTuple):
+    """What the allocator has on one device.
+
+    Attributes:
+        blocks: those in use.
+        reserved: what it has from the device.
+        pieces: what is free in segments that cannot grow.
+        largest_piece: the largest of these.
+    """
+
+    blocks: tuple[Block, ...]
+    reserved: int
+    pieces: int
+    largest_piece: int
+
+
+def watch_allocator(short: Callable[[int, int, int, int], None], *, history: bool) -> None:
+    """Call a method whenever a CUDA device has no memory left, as long as its object lives.
+
+    Args:
+        short: called with the device, what was asked for, what there is, and what is free.
+        history: whether the allocator keeps the stack of each live block from now on.
+    """
+    method = weakref.WeakMethod(short)
+
+    def observe(device: int, asked: int, total: int, free: int) -> None:
+        with contained():  # the allocator's own error is to come
+            if (call := method()) is not None:
+                call(device, asked, total, free)
+
+    def begin() -> None:
+        with contained():
+            if history and _record_history is not None:
+                _record_history("state", context="state", stacks="python", max_entries=_ENTRIES)
+            if _attach is not None:
+                _attach(observe)
+
+    if _attach is not None and _once_initialized is not None:
+        _once_initialized(begin)
+
+
+def snapshot_of(device: int) -> Snapshot:
+    """Return what the allocator has on a CUDA device now."""
+    take: Any = torch.cuda.memory_snapshot
+    fewer = {"include_traces": False} if "include_traces" in signature(take).parameters else {}
+    return read_snapshot(take(**fewer), device)
+
+
+def read_snapshot(segments: Iterable[Mapping[str, Any]], device: int) -> Snapshot:
+    """Return what segments, as ``torch.cuda.memory_snapshot`` returns them, have on a device."""
+    known: dict[tuple[Line, ...], tuple[Line, ...]] = {}
+    blocks, reserved, pieces, largest = [], 0, 0, 0
+    for segment in segments:
+        if segment["device"] != device:
+            continue
+        reserved += segment["total_size"]
+        at = segment["address"]
+        for block in segment["blocks"]:
+            size = block["size"]
+            if block["state"].startswith("active"):
+                stack = None
+                if "frames" in block:
+                    stack = tuple(
+                        (one["filename"], one["name"], one["line"]) for one in block["frames"]
+                    )
+                    stack = known.setdefault(stack, stack)
+                blocks.append(Block(block.get("address", at), size, stack))
+            elif not segment.get("is_expandable"):
+                pieces += size
+                largest = max(largest, size)
+            at += size
+    return Snapshot(tuple(blocks), reserved, pieces, largest)
+
+
+def errors_caught(device: int) -> int:
+    """Return how often a CUDA device had no memory left so far."""
+    return int(torch.cuda.memory_stats(device).get("num_ooms", 0))
+
+
+class NodeAtWork(NamedTuple):
+    """The node of a backward that this thread runs.
+
+    Attributes:
+        name: of its operator.
+        parameter: of the module that it belongs to, or of one next to it in the graph.
+        is_nearby: whether it is of one next to it.
+    """
+
+    name: str
+    parameter: weakref.ref[torch.Tensor] | None
+    is_nearby: bool
+
+
+def node_at_work() -> NodeAtWork | None:
+    """Return the node that this thread runs; ``None`` outside of a backward."""
+    node = _current_node()
+    return None if node is None else looked_at(node)
+
+
+def looked_at(node: Any) -> NodeAtWork:
+    """Return what a node is, without a reference to it."""
+    seen, pending = {node}, deque([(node, False)])
+    while pending and len(seen) < _MOST_NODES:
+        one, is_nearby = pending.popleft()
+        if isinstance(found := getattr(one, "variable", None), torch.Tensor):
+            return NodeAtWork(node.name(), weakref.ref(found), is_nearby)
+        for other, _ in one.next_functions:
+            if other is not None and other not in seen:
+                seen.add(other)
+                own = hasattr(other, "variable") or other.name().startswith(_SAME_VALUES)
+                pending.append((other, is_nearby or not own))
+    return NodeAtWork(node.name(), None, is_nearby=True)

@@ -1,0 +1,55 @@
+"""A training that died of memory, where it left no other report: as text, page and JSON."""
+
+from __future__ import annotations
+
+from backspot._version import __version__
+from backspot.formatting import visible
+from backspot.render._out_of_memory import advice, caught, headline, source, table
+from backspot.render._sections import Section
+from backspot.render._terminal import lay_out, paragraph, space_for, written
+from backspot.render.formats import Format
+from backspot.render.html._fragments import facts_list, page, shown, tables_of
+from backspot.render.json import encoded
+from backspot.results.out_of_memory import OutOfMemory
+from backspot.styled import Text
+
+
+def render_out_of_memory(one: OutOfMemory, *, width: int | None = None, color: bool = False) -> str:
+    """Return where it died, who held the memory, and what helps."""
+    width, whole = space_for(width)
+    lines = [*paragraph(Text(visible(headline(one)), "bold"), width, whole=whole)]
+    lines += [Text(), *lay_out(table(one).columns, width, whole=whole), Text()]
+    for said in (*advice(one), *caught(one)):
+        lines += paragraph(Text(visible(said)), width, "→ ", whole=whole)
+    lines += paragraph(Text(source(one), "dim"), width, whole=whole)
+    return written(lines, width, color=color)
+
+
+def out_of_memory_to_html(one: OutOfMemory) -> bytes:
+    """It as a page in UTF-8, which loads nothing."""
+    main = (
+        f'<section class="answer" aria-label="The answer"><h1>{shown(headline(one))}</h1>'
+        f"{facts_list([*advice(one), *caught(one)])}</section>"
+        f"{tables_of([Section('tables', 'out-of-memory', title='Memory', tables=[table(one)])])}"
+    )
+    return page(
+        f"{headline(one)[:100]} · Backspot",
+        "a training that died of memory",
+        main,
+        f"Made by Backspot {__version__}.",
+        styles=("plots.css",),
+    )
+
+
+def _file(one: OutOfMemory) -> bytes:
+    return (render_out_of_memory(one, width=80) + "\n").encode()
+
+
+__all__ = ["FORMATS", "TEXTS", "headline", "out_of_memory_to_html", "render_out_of_memory"]
+
+FORMATS = (
+    Format(".html", {OutOfMemory: out_of_memory_to_html}),
+    Format(".json", {OutOfMemory: encoded}, name="json"),
+    Format(".txt", {OutOfMemory: _file}),
+)
+TEXTS = {OutOfMemory: render_out_of_memory}

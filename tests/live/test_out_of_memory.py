@@ -1,0 +1,332 @@
+"""How a training died of memory: where, who held what, and what is no such death."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+from torch._C._profiler import gather_traceback, symbolize_tracebacks  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+from backspot.live.memory_history import NamedModules, allocated_by  # noqa: E402
+from backspot.live.out_of_memory import OutOfMemoryWatch, error_of_memory  # noqa: E402
+from backspot.live.torch_internals.allocator import node_at_work, read_snapshot  # noqa: E402
+from backspot.results import OutOfMemory  # noqa: E402
+
+ABSURD = 1 << 47
+"""No machine has so much memory."""
+
+
+def ask() -> None:
+    torch.empty(ABSURD, dtype=torch.uint8)
+
+
+class Asking(nn.Module):
+    """Calls a function in its forward."""
+
+    def __init__(self, asks: Callable[[], None] = ask) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+        self.asks = asks
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.inner(x)
+        self.asks()
+        return x
+
+
+class AskingBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        ask()
+        return gradient
+
+
+class AskingOptimizer(torch.optim.SGD):
+    def step(self, closure: Any = None) -> Any:
+        ask()
+
+
+class Network(nn.Module):
+    def __init__(self, middle: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(4, 4), middle])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def death(model: nn.Module, act: Callable[[], object], step: int = 3) -> OutOfMemory | None:
+    try:
+        act()
+    except Exception as error:
+        return OutOfMemoryWatch(history=False).died(error, {"": model}, step)
+    raise AssertionError("it has not died")
+
+
+def test_a_death_in_a_forward_names_the_module_and_what_it_asked_for() -> None:
+    model = Network(Asking())
+    found = death(model, lambda: model(torch.ones(2, 4)))
+    assert found is not None
+    assert (found.phase, found.path, found.class_name) == ("forward", "layers.1", "Asking")
+    assert (found.asked_bytes, found.step, found.source) == (ABSURD, 3, "process")
+    assert 0 < found.free_bytes < found.total_bytes
+    assert found.in_use_bytes > 1_000_000
+
+
+def test_a_death_in_evaluation_mode_is_one_of_an_evaluation() -> None:
+    model = Network(Asking()).eval()
+    found = death(model, lambda: model(torch.ones(2, 4)))
+    assert found is not None
+    assert (found.phase, found.path) == ("evaluation", "layers.1")
+
+
+def test_a_death_in_a_backward_names_its_function_and_the_module_beside_it() -> None:
+    model = Network(nn.Linear(4, 4))
+    loss = AskingBackward.apply(model(torch.ones(2, 4))).sum()
+    found = death(model, loss.backward)
+    assert found is not None
+    assert (found.phase, found.node) == ("backward", "AskingBackwardBackward")
+    assert (found.path, found.is_nearby) == ("layers.1", True)
+
+
+def test_a_module_that_runs_again_in_a_backward_is_named_as_such() -> None:
+    calls = iter([lambda: None, ask])
+    model = Network(nn.Sequential(Asking(lambda: next(calls)()), nn.Tanh()))
+    x = torch.ones(2, 4, requires_grad=True)
+    loss = checkpoint(model, x, use_reentrant=False).sum()
+    found = death(model, loss.backward)
+    assert found is not None
+    assert (found.phase, found.path) == ("backward", "layers.1.0")
+
+
+def test_a_death_in_an_optimizer_is_of_no_module() -> None:
+    model = nn.Linear(4, 4)
+    model(torch.ones(2, 4)).sum().backward()
+    found = death(model, AskingOptimizer(model.parameters(), lr=0.1).step)
+    assert found is not None
+    assert (found.phase, found.path, found.class_name) == ("optimizer", "", "")
+
+
+def test_a_death_elsewhere_is_of_no_module() -> None:
+    found = death(nn.Linear(4, 4), ask)
+    assert found is not None
+    assert (found.phase, found.class_name) == ("other", "")
+
+
+def test_parameters_gradients_and_states_are_known_to_the_byte() -> None:
+    model = nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64))
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(2, 64)).sum().backward()
+    optimizer.step()
+    found = death(model, ask)
+    del optimizer
+    assert found is not None
+    parameters = 4 * (64 * 64 + 3 * 64)
+    held = {one.kind: one.bytes for one in found.held}
+    assert held["parameter"] >= parameters  # optimizers of other tests may live
+    assert held["gradient"] >= parameters
+    assert held["optimizer"] >= 2 * parameters
+    assert held["buffer"] == 2 * 4 * 64 + 8
+
+
+def test_the_models_of_optimizers_are_found_where_none_is_known() -> None:
+    model = Network(Asking())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    try:
+        model(torch.ones(2, 4))
+    except RuntimeError as error:
+        found = OutOfMemoryWatch(history=False).died(error, {}, None)
+    assert found is not None
+    assert found.path.endswith("layers.1")
+    assert optimizer.param_groups
+
+
+def test_a_death_keeps_nothing_alive() -> None:
+    model, batch = Network(Asking()), torch.ones(2, 4)
+    kept = weakref.ref(model), weakref.ref(batch)
+    watch = OutOfMemoryWatch(history=True)
+    watch.begin()
+    try:
+        model(batch)
+    except RuntimeError as error:
+        found = watch.died(error, {"": model}, 1)
+    del model, batch
+    gc.collect()
+    assert found is not None
+    assert [one() for one in kept] == [None, None]
+
+
+# What is an error of memory ----------------------------------------------------------------------
+
+
+def raised(act: Callable[[], object]) -> BaseException:
+    try:
+        act()
+    except BaseException as error:
+        return error
+    raise AssertionError("nothing was raised")
+
+
+def from_cause(error: Exception) -> None:
+    try:
+        ask()
+    except RuntimeError as cause:
+        raise error from cause
+
+
+def while_handled(error: Exception) -> None:
+    try:
+        ask()
+    except RuntimeError:
+        raise error  # noqa: B904 - what a training may raise long after it has survived
+
+
+def of_a_gpu() -> None:
+    raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
+
+
+@pytest.mark.parametrize(
+    "act",
+    [ask, lambda: bytearray(1 << 60), of_a_gpu, lambda: from_cause(ValueError("no batch"))],
+    ids=["of PyTorch", "of Python", "of a GPU", "as a cause"],
+)
+def test_errors_of_memory_are_known(act: Callable[[], object]) -> None:
+    assert error_of_memory(raised(act)) is not None
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda: torch.empty(1 << 62),
+        lambda: torch.ones(2, 3) @ torch.ones(2, 3),
+        lambda: while_handled(ValueError("another")),
+        lambda: exec("raise RuntimeError('the replay memory is out of samples')"),
+        lambda: exec("raise SystemExit(1)"),
+    ],
+    ids=["a size that overflows", "shapes", "another while handled", "a text", "an exit"],
+)
+def test_other_errors_are_no_death_of_memory(act: Callable[[], object]) -> None:
+    error = raised(act)
+    assert error_of_memory(error) is None
+    assert OutOfMemoryWatch(history=False).died(error, {}, 1) is None
+
+
+def test_no_error_is_no_death() -> None:
+    assert OutOfMemoryWatch(history=False).died(None, {}, 1) is None
+
+
+# The node of a backward --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("at", "name", "is_nearby"),
+    [(0, "AddmmBackward0", False), (1, "GeluBackward0", True), (2, "AddmmBackward0", False)],
+)
+def test_the_node_at_work_tells_its_module(at: int, name: str, is_nearby: bool) -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 4))
+    seen = []
+    x = torch.ones(2, 4)
+    for number, layer in enumerate(model):
+        x = layer(x)
+        if number == at:
+            x.grad_fn.register_prehook(lambda _: seen.append(node_at_work()))
+    x.sum().backward()
+    (node,) = seen
+    assert node is not None
+    assert (node.name, node.is_nearby) == (name, is_nearby)
+    assert node.parameter is not None
+    owner = NamedModules({"": model}).with_parameter(node.parameter())
+    assert owner == (("2" if at == 2 else "0"), "Linear")
+
+
+def test_outside_of_a_backward_no_node_is_at_work() -> None:
+    assert node_at_work() is None
+
+
+# The allocator's history -------------------------------------------------------------------------
+
+
+class Allocating(nn.Module):
+    """Notes its stack as the allocator of a GPU does."""
+
+    def __init__(self, note: Callable[[], None]) -> None:
+        super().__init__()
+        self.note = note
+
+    def forward(self) -> None:
+        (lambda: self.note())()
+
+
+class Layer(nn.Module):
+    def __init__(self, note: Callable[[], None]) -> None:
+        super().__init__()
+        self.mlp = Allocating(note)
+        self.note = note
+
+    def forward(self) -> None:
+        self.note()
+        self.mlp()
+
+
+class Layers(nn.Module):
+    def __init__(self, note: Callable[[], None]) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Layer(note) for _ in range(3))
+        self.head = Allocating(note)
+
+    def forward(self) -> None:
+        for block in self.blocks:
+            block()
+        self.head()
+
+
+def segments(stacks: list[list[dict[str, Any]] | None]) -> list[dict[str, Any]]:
+    """As ``torch.cuda.memory_snapshot`` returns them: blocks of 512 bytes and a free one each."""
+    blocks: list[dict[str, Any]] = []
+    for frames in stacks:
+        known = {} if frames is None else {"frames": frames}
+        blocks += [{"size": 512, "state": "active_allocated", **known}]
+        blocks += [{"size": 1536, "state": "inactive"}]
+    size = sum(block["size"] for block in blocks)
+    here = {"device": 0, "address": 4096, "total_size": size, "blocks": blocks}
+    return [here, {**here, "device": 1}, {**here, "address": 1 << 30, "is_expandable": True}]
+
+
+def test_a_snapshot_has_the_blocks_and_the_pieces_of_one_device() -> None:
+    found = read_snapshot(segments([None, None]), 0)
+    assert [block.address for block in found.blocks[:2]] == [4096, 4096 + 2048]
+    assert {block.stack for block in found.blocks} == {None}
+    assert (found.reserved, sum(block.bytes for block in found.blocks)) == (8192, 4 * 512)
+    assert (found.pieces, found.largest_piece) == (2 * 1536, 1536)  # not of what can grow
+
+
+def test_the_stacks_of_blocks_tell_the_modules_and_equal_layers_are_one() -> None:
+    stacks: list[Any] = []
+    model = Layers(lambda: stacks.append(gather_traceback(True, False, False)))
+    model()
+    stacks.append(gather_traceback(True, False, False))
+    frames = [*symbolize_tracebacks(stacks), []]
+    names = NamedModules({"": model})
+    held, layers = allocated_by(read_snapshot(segments(frames)[:1], 0).blocks, names)
+    assert {(one.kind, one.path, one.class_name, one.members): one.bytes for one in held} == {
+        ("activation", "blocks.*", "Layer", 3): 3 * 512,
+        ("activation", "blocks.*.mlp", "Allocating", 3): 3 * 512,
+        ("activation", "head", "Allocating", 1): 512,
+        ("other", "", "", 0): 512,  # no forward was at work
+        ("backward", "", "", 0): 512,  # no Python was
+    }
+    assert [(one.path, one.members, one.bytes) for one in layers] == [("blocks.*", 3, 6 * 512)]
