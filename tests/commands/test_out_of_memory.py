@@ -193,3 +193,25 @@ def test_show_says_what_it_can_do_with_it(tmp_path, capsys):
     saved = tmp_path / "backspot" / "out-of-memory.json"
     assert main(["show", str(saved), "--top", "3"]) == 2
     assert "has no rows" in capsys.readouterr().err
+
+
+SPAWNED = """
+def work(_):
+    train(3)
+
+if __name__ == "__main__":
+    import multiprocessing
+    process = multiprocessing.get_context("fork").Process(target=work, args=(0,), name="worker")
+    process.start()
+    process.join()
+    sys.exit(process.exitcode)
+"""
+
+
+@pytest.mark.posix
+def test_a_process_that_the_script_starts_leaves_its_own(tmp_path):
+    ours = run(tmp_path, SPAWNED, "forward", 2)
+    assert ours.returncode == 1
+    found = alone(tmp_path)
+    assert (found.step, found.phase, found.path) == (2, "forward", "0")
+    assert b"ran out of memory in step 2" in ours.stderr.replace(b"\n", b" ")
