@@ -161,6 +161,7 @@ def _show(source: str, args: argparse.Namespace) -> None:
     from backspot.commands._verbs import mention_others, show_other
     from backspot.render.parts import first_view
     from backspot.render.view import View
+    from backspot.results.report import RANKINGS
 
     if show_other(source, args):
         return
@@ -176,20 +177,17 @@ def _show(source: str, args: argparse.Namespace) -> None:
     peaks = {"peak_tflops": args.peak_tflops, "peak_gbps": args.peak_gbps}
     report = read(source, jobs=args.jobs, **peaks)
     view = View() if args.sort or args.format != "table" else first_view(report)
-    if args.sort in ("memory", "headroom"):
+    ranking = RANKINGS.get(args.sort)
+    if ranking is not None:
         view = replace(view, order=args.sort)
     elif args.sort:
         view = replace(view, sort=args.sort)
     view = replace(
         view, depth=args.depth, by=args.by or "path", match=args.match, preview=args.preview
     )
-    missing = {
-        "memory": not report.memory and "memory (--memory)",
-        "headroom": not any(row.work for row in report.modules) and "shapes (--shapes)",
-    }.get(args.sort)
-    if missing:
+    if ranking is not None and not ranking.is_known(report):
         complain(
-            f"note: sorted by wall time: {visible(source)} was recorded without {missing}; "
+            f"note: sorted by wall time: {visible(source)} was recorded without {ranking.needs}; "
             "backspot run writes what it records of this into report.json, not into the trace"
         )
     print_result(report, args, view, report.warnings)

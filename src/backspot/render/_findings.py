@@ -66,7 +66,7 @@ def unlisted(report: Report, view: View = DEFAULT_VIEW) -> list[str]:
 
 
 def _in_order(report: Report, found: list[Finding], view: View) -> list[Finding]:
-    if view.order == "memory":
+    if not view.is_of_time:
         return sorted(found, key=lambda one: one.held_bytes is None)
     row = answered(report, replace(view, order=None))
     subjects = [report.answer.path if view.sort == "wall" else "", row.path if row else ""]

@@ -14,7 +14,7 @@ from backspot.formatting import decimals_for, milliseconds
 from backspot.render._words import Part
 from backspot.render.view import View
 from backspot.results.costs import Row
-from backspot.results.report import Report
+from backspot.results.report import Order, Report
 
 Value: TypeAlias = str | float | None
 """An entry of a table for programs."""
@@ -151,7 +151,7 @@ class Lead:
         share: the share of the whole that a row has.
     """
 
-    order: Literal["memory", "headroom"]
+    order: Order
     answer: Sequence[Part]
     facts: Sequence[Sequence[str]]
     advice: str

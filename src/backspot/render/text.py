@@ -267,7 +267,7 @@ class _Page:
                 )
             else:
                 lines += brief_finding(*at, whole=self._whole)
-        if self._view.order != "memory" and (aside := unlisted(report, self._view)):
+        if self._view.is_of_time and (aside := unlisted(report, self._view)):
             lines += self._paragraph(Text(" ".join(aside), "dim"))
         return lines
 

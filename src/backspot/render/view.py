@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from functools import partial
+from typing import TypeAlias
 
 from backspot.results.costs import LineCost, NodeCost, OperatorCost, Row, Sort, time_of
-from backspot.results.report import By, Report
+from backspot.results.report import RANKINGS, By, Order, Report
 
 Cost: TypeAlias = Row | NodeCost | OperatorCost | LineCost
 """What has a wall, a GPU and a CPU time."""
@@ -34,9 +35,15 @@ class View:
     sort: Sort = "wall"
     by: By = "path"
     match: Sequence[str] | None = None
-    order: Literal["memory", "headroom"] | None = None
+    order: Order | None = None
     fewest: int = 3
     preview: bool = False
+
+    @property
+    def is_of_time(self) -> bool:
+        """Whether it ranks by a time."""
+        ranking = RANKINGS.get(self.order or "")
+        return ranking is None or ranking.is_time
 
     def ranked(self, report: Report) -> tuple[Row, ...]:
         """Return all rows, the most expensive first."""
@@ -78,21 +85,20 @@ def select(report: Report, view: View) -> Selection:
     # Without rows this costs nothing, and it checks the view.
     replace(report, modules=()).top(view.top, depth=view.depth, sort=view.sort, by=view.by)
     ranked = view.ranked(report)
-    modules = [row for row in ranked if row.is_module and _is_worth_a_line(row, view)]
+    worth = partial(_is_worth_a_line, report, view)
+    modules = [row for row in ranked if row.is_module and worth(row)]
     limit = len(modules) if view.top is None else view.top
     return Selection(
         shown=tuple(modules[:limit]),
         hidden=tuple(modules[limit:]),
-        idle=sum(
-            row.members for row in ranked if row.is_module and not _is_worth_a_line(row, view)
-        ),
+        idle=sum(row.members for row in ranked if row.is_module and not worth(row)),
         unowned=unowned_rows(ranked),
     )
 
 
-def _is_worth_a_line(row: Row, view: View) -> bool:
-    holds = view.order == "memory" and row.memory is not None and row.memory.at_peak_bytes > 0
-    return holds or costs_anything(row)
+def _is_worth_a_line(report: Report, view: View, row: Row) -> bool:
+    ranking = RANKINGS.get(view.order or "")
+    return costs_anything(row) or (ranking is not None and ranking.weight(report, row) > 0)
 
 
 def unowned_rows(ranked: Sequence[Row]) -> tuple[Row, ...]:

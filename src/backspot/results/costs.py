@@ -36,8 +36,6 @@ class Hiccup:
 
 Sort = Literal["wall", "gpu", "cpu", "saves"]
 """What rows are ranked by: a time, or what a step would save without them."""
-Order = Literal["wall", "gpu", "cpu", "saves", "memory", "headroom"]
-"""The same, or what rows have in memory, or how much faster the device could run them."""
 
 
 @public

@@ -10,7 +10,7 @@ from backspot.errors import UsageError
 from backspot.formatting import quoted
 from backspot.presented import public
 from backspot.results.costs import Row
-from backspot.results.quantities import SELDOM, Measure
+from backspot.results.quantities import SELDOM, Measure, Ranking
 
 REACHABLE_COMPUTE, REACHABLE_MEMORY = 0.7, 0.85
 """The shares of the peaks that headroom is measured against: large products of matrices and large
@@ -183,7 +183,10 @@ class InReport:
         return limit_of(row, self.peaks)
 
 
-def weight(report: InReport, row: Row) -> int:
-    """Return what a row weighs where headroom ranks the rows."""
+def _weight(report: InReport, row: Row) -> int:
     limit = limit_of(row, report.peaks)
     return -1 if limit is None or limit.headroom_ns is None else limit.headroom_ns
+
+
+RANKING = Ranking(_weight, lambda report: report.has_work, "shapes (--shapes)", is_time=True)
+"""By the device time that a row would save near the peak of the device."""

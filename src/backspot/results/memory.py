@@ -14,7 +14,7 @@ import msgspec
 
 from backspot.formatting import size
 from backspot.presented import public
-from backspot.results.quantities import SELDOM, Count
+from backspot.results.quantities import SELDOM, Count, Ranking
 
 MemoryKind = Literal[
     "before",
@@ -231,6 +231,9 @@ class InReport:
             yield "it has a device in memory twice"
 
 
-def weight(_: InReport, row: InRow) -> int:
-    """Return what a row weighs where memory ranks the rows: what it has at the peak."""
+def _weight(_: InReport, row: InRow) -> int:
     return -1 if row.memory is None else row.memory.at_peak_bytes
+
+
+RANKING = Ranking(_weight, lambda report: bool(report.memory), "memory (--memory)", is_time=False)
+"""By what rows have in memory at the peak."""

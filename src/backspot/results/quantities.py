@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -17,3 +17,19 @@ Ratio: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 SELDOM: Mapping[str, Any] = MappingProxyType({"seldom": True})
 """Metadata of a field that few traces have something for: where it is empty, JSON leaves it out."""
+
+
+class Ranking(NamedTuple):
+    """What a part ranks rows by, where that is no time of the backward.
+
+    Attributes:
+        weight: what a row of a report weighs; -1 where that is not known.
+        is_known: whether a report has it at all.
+        needs: what else must be recorded, as a message names it.
+        is_time: whether it is a time.
+    """
+
+    weight: Callable[[Any, Any], int]
+    is_known: Callable[[Any], bool]
+    needs: str
+    is_time: bool

@@ -8,7 +8,7 @@ ends in ``_by_step`` has one entry a recorded step. Both sum exactly.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
@@ -26,7 +26,6 @@ from backspot.results.costs import (
     FusedKernel,
     Hiccup,
     OperatorCost,
-    Order,
     Pass,
     Phase,
     Row,
@@ -45,7 +44,7 @@ from backspot.results.grouping import (
     patterns_of,
     subtree_of,
 )
-from backspot.results.quantities import SELDOM, Count, Ratio
+from backspot.results.quantities import SELDOM, Count, Ranking, Ratio
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -55,6 +54,12 @@ SCHEMA = "backspot.report/3"
 
 _NOISY = 0.1
 """``Report.noise`` from which the module in the first row is often another one in truth."""
+
+Order = Literal["wall", "gpu", "cpu", "saves", "memory", "headroom"]
+"""What rows are ranked by: a time, what a step would save without them, or one of ``RANKINGS``."""
+
+RANKINGS: Mapping[str, Ranking] = {"memory": memory.RANKING, "headroom": limits.RANKING}
+"""What parts rank rows by."""
 
 By = Literal["path", "class", "pattern"]
 LabelSource = Literal["backspot", "lightning", "python", "none"]
@@ -365,8 +370,8 @@ class Report(
         return rankings[asked]
 
     def _weight(self, row: Row, order: Order) -> int:
-        weight = _WEIGHTS.get(order)
-        return time_of(row, cast(Sort, order)) if weight is None else weight(self, row)
+        ranking = RANKINGS.get(order)
+        return time_of(row, cast(Sort, order)) if ranking is None else ranking.weight(self, row)
 
     def __getitem__(self, path: str) -> Subtree:
         """Return the module at ``path`` with the modules inside it.
@@ -591,13 +596,6 @@ class Report(
             ('patch_drop', (77, 44))
         """
         return presented.forms().as_frame(self)
-
-
-_WEIGHTS: dict[str, Callable[[Report, Row], int]] = {
-    "memory": memory.weight,
-    "headroom": limits.weight,
-}
-"""What a row weighs where something else than a time ranks the rows."""
 
 
 def predictor_of(report: Report) -> Predictor | None:
