@@ -138,7 +138,7 @@ def public(cls: _Class) -> _Class:
         before, own, after = cls.__doc__.partition(_ATTRIBUTES)
         if not own:
             before, example, after = cls.__doc__.partition("    Example:\n")
-            after = f"\n{example}{after}"
+            before, after = f"{before.rstrip()}\n\n", f"\n{example}{after}"
         cls.__doc__ = "".join((before, _ATTRIBUTES, *map(_attributes_of, bases), after))
     if issubclass(cls, Presented):
         # Of its own: IPython prefers a class's own __repr__ to the _repr_pretty_ of its base.

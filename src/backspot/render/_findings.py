@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from backspot.formatting import counted, duration, percent, size
+from backspot.formatting import counted, duration, percent
 from backspot.render._answer import answered
 from backspot.render._phases import PHASES
 from backspot.render.view import DEFAULT_VIEW, View
 from backspot.results.costs import Row
-from backspot.results.findings import Finding, Place, Saving, stable
+from backspot.results.findings import Finding, Place, Saving, other_cost, stable
 from backspot.results.report import Report
 
 HEADING = "Why, and what to do"
@@ -67,7 +67,7 @@ def unlisted(report: Report, view: View = DEFAULT_VIEW) -> list[str]:
 
 def _in_order(report: Report, found: list[Finding], view: View) -> list[Finding]:
     if not view.is_of_time:
-        return sorted(found, key=lambda one: one.held_bytes is None)
+        return sorted(found, key=lambda one: other_cost(one) is None)
     row = answered(report, replace(view, order=None))
     subjects = [report.answer.path if view.sort == "wall" else "", row.path if row else ""]
     rule = report.answer.rule if view.sort == "wall" else ""
@@ -107,10 +107,8 @@ def _alike(saves: Saving, ns: int) -> bool:
 
 def cost_of(report: Report, finding: Finding) -> tuple[str, str]:
     """A finding's cost per step and its share: ``5.0 ms`` and ``11% of the step``."""
-    if finding.held_bytes is not None:
-        peak = report.memory[0].peak_bytes if report.memory else 0
-        share = percent(finding.held_bytes / peak if peak else 0.0)
-        return size(finding.held_bytes), f"{share} of the peak"
+    if (other := other_cost(finding)) is not None:
+        return other.said, other.share(report)
     whole = report.whole_ns
     # Where a pass counts as a step, the step has its forward too, if that is recorded.
     step = report.per if whole > report.wall_ns or report.per == "step" else "backward"
@@ -126,8 +124,9 @@ def cost_of(report: Report, finding: Finding) -> tuple[str, str]:
 
 
 def cost_of_place(place: Place) -> str:
-    """What a finding costs in one place: a time, or memory."""
-    return duration(place.wall_ns) if place.held_bytes is None else size(place.held_bytes)
+    """What a finding costs in one place: a time, or something else."""
+    other = other_cost(place)
+    return duration(place.wall_ns) if other is None else other.said
 
 
 def worth(finding: Finding, limit: int) -> tuple[tuple[Place, ...], str]:

@@ -10,10 +10,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias, get_args
 
-from backspot.formatting import duration, labelled, size, visible
+from backspot.formatting import duration, labelled, visible
 from backspot.presented import public
-from backspot.results.quantities import SELDOM, Count, Ratio
-from backspot.results.trials import Tried
+from backspot.results import memory, trials
+from backspot.results.quantities import SELDOM, Count, OtherCost, Ratio
 
 
 @public
@@ -128,10 +128,18 @@ class Predictor(Protocol):
         """Return how much less a step takes if host and devices work so much less in places."""
 
 
-@public
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A place of a finding: a module, time that no module owns, or a phase of the step.
+class _Costly:
+    """What costs time, or something else: a part that knows of such causes says so."""
+
+    __slots__ = ()
+
+    def _other_cost(self) -> OtherCost | None:
+        return None
+
+
+@dataclass(frozen=True)
+class _Where(_Costly):
+    """What each place of a finding has, whatever the finding is about.
 
     Attributes:
         path: Path of a row; a phase, ``(optimizer)`` or ``(data)``; or ``(allocator)``.
@@ -139,15 +147,21 @@ class Place:
         count: Number of nodes, kernels or calls there.
         wall_ns: Clock time there, in nanoseconds of a typical step.
         line: ``file:line`` of the forward, or ``""``.
-        held_bytes: What it has in memory there; ``None`` unless the finding is about memory.
     """
+
+    __slots__ = ()
 
     path: str
     class_name: str
     count: Count
     wall_ns: Count
     line: str = ""
-    held_bytes: Count | None = field(default=None, metadata=SELDOM)
+
+
+@public
+@dataclass(frozen=True, slots=True)
+class Place(memory.InPlace, _Where):
+    """A place of a finding: a module, time that no module owns, or a phase of the step."""
 
     @property
     def label(self) -> str:
@@ -160,10 +174,9 @@ Tier: TypeAlias = Literal["stable", "account", "preview"]
 _TIERS = get_args(Tier)
 
 
-@public
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """A cause that makes the step slower than necessary, and what to do about it.
+@dataclass(frozen=True)
+class _Cause(_Costly):
+    """What each finding has, whatever it is about.
 
     Attributes:
         rule: Name of its section in ``docs/findings.md``.
@@ -180,23 +193,14 @@ class Finding:
         saves: How much less a step would take with the remedy, by replay: that of a named change
             as in ``Report.what_if``, or else without the work of the cause, which is at most
             ``wall_ns``. ``None`` where that is not known.
-        held_bytes: What the cause has in memory; ``None`` if the finding is about time. About
-            memory, ``wall_ns`` is 0.
-        tried: What a trial of the remedy measured on the machine that trains; ``None`` where no
-            trial was made.
         tier: ``stable``; ``account`` if it is true of nearly every step and no remedy is known to
             pay in this one, so that it is a line in the account of the step; or ``preview`` if the
             rule has not been shown right by two sources that nobody here wrote. The answer and the
             order of the others do not depend on these two, and preview findings are shown on demand
             (``--preview``).
-
-    Example:
-        >>> finding = report.findings[0]
-        >>> finding.rule, finding.path
-        ('sorted-indexing', 'patch_drop')
-        >>> print(finding.title)
-        Indexing backward sorts its indices
     """
+
+    __slots__ = ()
 
     rule: str
     title: str
@@ -210,13 +214,26 @@ class Finding:
     kernels: tuple[str, ...] = ()
     link: str = ""
     saves: Saving | None = None
-    held_bytes: Count | None = field(default=None, metadata=SELDOM)
-    tried: Tried | None = field(default=None, metadata=SELDOM)
     tier: Tier = "stable"
+
+
+@public
+@dataclass(frozen=True, slots=True)
+class Finding(trials.InFinding, memory.InFinding, _Cause):
+    """A cause that makes the step slower than necessary, and what to do about it.
+
+    Example:
+        >>> finding = report.findings[0]
+        >>> finding.rule, finding.path
+        ('sorted-indexing', 'patch_drop')
+        >>> print(finding.title)
+        Indexing backward sorts its indices
+    """
 
     def __repr__(self) -> str:
         where = f" in {visible(self.places[0].label)}" if self.places else ""
-        cost = f"{self.wall_ns / 1e6:.3f} ms" if self.held_bytes is None else size(self.held_bytes)
+        other = self._other_cost()
+        cost = f"{self.wall_ns / 1e6:.3f} ms" if other is None else other.said
         return f"<Finding {self.rule}{where}: {cost}>"
 
     @property
@@ -259,6 +276,11 @@ class Answer:
     share: Ratio
     saves: Saving | None
     rule: str
+
+
+def other_cost(one: Finding | Place) -> OtherCost | None:
+    """Return what a finding costs, where that is no time, all in all or in one place."""
+    return one._other_cost()
 
 
 def stable(findings: Iterable[Finding]) -> tuple[Finding, ...]:
@@ -308,8 +330,8 @@ def in_order(findings: Iterable[Finding], step: ReplayedStep | None) -> tuple[Fi
     largest gain first; of a bound all over the step, a part counts. Then those of which it is not
     known, with the most clock time first: other causes may explain it. Then those without which a
     step takes as long, as other work hides them, and those whose remedy a trial tells off. Last
-    come findings about memory, those that hold the most first. Findings of the other tiers follow,
-    each in the same order.
+    come findings about something else than time, such as memory, the largest first. Findings of the
+    other tiers follow, each in the same order.
 
     Args:
         step: the step without any change, ``None`` before it was replayed. Then clock time stands
@@ -318,8 +340,8 @@ def in_order(findings: Iterable[Finding], step: ReplayedStep | None) -> tuple[Fi
 
     def key(one: Finding) -> tuple[int, float, str]:
         best, gain = one.tried and one.tried.best, counted_gain(one)
-        if one.held_bytes is not None:
-            return 4, -one.held_bytes, one.rule
+        if (other := other_cost(one)) is not None:
+            return 4, -other.amount, one.rule
         if one.tried and one.tried.verdict == "does not help":
             return 3, -one.wall_ns, one.rule
         if step is None:

@@ -12,9 +12,9 @@ from typing import Annotated, Literal, Protocol, TypeAlias
 
 import msgspec
 
-from backspot.formatting import size
+from backspot.formatting import percent, size
 from backspot.presented import public
-from backspot.results.quantities import SELDOM, Count, Ranking
+from backspot.results.quantities import SELDOM, Count, OtherCost, Ranking
 
 MemoryKind = Literal[
     "before",
@@ -233,6 +233,52 @@ class InReport:
 
 def _weight(_: InReport, row: InRow) -> int:
     return -1 if row.memory is None else row.memory.at_peak_bytes
+
+
+class _Holding:
+    """What holds memory in place of taking time."""
+
+    __slots__ = ()
+
+    held_bytes: Count | None
+
+    def _other_cost(self) -> OtherCost | None:
+        held = self.held_bytes
+        if held is None:
+            return None
+
+        def share(report: InReport) -> str:
+            peak = report.memory[0].peak_bytes if report.memory else 0
+            return f"{percent(held / peak if peak else 0.0)} of the peak"
+
+        return OtherCost(held, size(held), share)
+
+
+@dataclass(frozen=True, kw_only=True)
+class InPlace(_Holding):
+    """What each place of a finding has.
+
+    Attributes:
+        held_bytes: What it has in memory there; ``None`` unless the finding is about memory.
+    """
+
+    __slots__ = ()
+
+    held_bytes: Count | None = field(default=None, metadata=SELDOM)
+
+
+@dataclass(frozen=True, kw_only=True)
+class InFinding(_Holding):
+    """What each finding has.
+
+    Attributes:
+        held_bytes: What the cause has in memory; ``None`` if the finding is about time. About
+            memory, ``wall_ns`` is 0.
+    """
+
+    __slots__ = ()
+
+    held_bytes: Count | None = field(default=None, metadata=SELDOM)
 
 
 RANKING = Ranking(_weight, lambda report: bool(report.memory), "memory (--memory)", is_time=False)

@@ -33,3 +33,17 @@ class Ranking(NamedTuple):
     is_known: Callable[[Any], bool]
     needs: str
     is_time: bool
+
+
+class OtherCost(NamedTuple):
+    """What a finding costs, where that is no time.
+
+    Attributes:
+        amount: how much, to order such findings.
+        said: the same, as people read it.
+        share: what that is a share of in a report, as people read it: ``11% of the peak``.
+    """
+
+    amount: int
+    said: str
+    share: Callable[[Any], str]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from backspot.formatting import duration
 from backspot.presented import public
-from backspot.results.quantities import Count
+from backspot.results.quantities import SELDOM, Count
 
 Verdict: TypeAlias = Literal["", "helps", "does not help", "undecided", "fails"]
 
@@ -109,3 +109,17 @@ def _of(one: Variant) -> str:
     if not one.ns:
         return f"{one.name} was not measured ({one.note})"
     return f"{duration(one.ns)} with {one.name}" + (f" ({one.note})" if one.note else "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class InFinding:
+    """What each finding has.
+
+    Attributes:
+        tried: What a trial of the remedy measured on the machine that trains; ``None`` where no
+            trial was made.
+    """
+
+    __slots__ = ()
+
+    tried: Tried | None = field(default=None, metadata=SELDOM)
