@@ -30,7 +30,7 @@ from backspot.analysis.findings import (
     rules,
 )
 from backspot.analysis.findings.registry import rule
-from backspot.analysis.memory.registry import rules_about_memory
+from backspot.analysis.parts import RULES
 from backspot.job.findings import all_rules as rules_over_ranks
 from backspot.registry import Registry
 from backspot.results.findings import ALL_OVER, Finding, is_concentrated, stable
@@ -159,7 +159,7 @@ def test_the_page_of_findings_is_current_and_has_a_section_for_every_rule():
     spec.loader.exec_module(make_findings)
     page = DOCS.read_text("utf-8")
     assert page == make_findings.made()
-    names = NAMES | {rule.name for rule in (*rules_about_memory(), *rules_over_ranks())}
+    names = NAMES | {rule.name for of in (*RULES, rules_over_ranks) for rule in of()}
     assert set(re.findall(r"^## (.*)$", page, re.MULTILINE)) == names
     assert set(re.findall(r"^\| \[(.*?)\]\(#(?:.*?)\)", page, re.MULTILINE)) == names
 

@@ -9,12 +9,11 @@ import sys
 
 import pytest
 
-from backspot.analysis.findings import all_rules
-from backspot.analysis.memory.registry import rules_about_memory
+from backspot.analysis.parts import RULES as RULES_OF_PARTS
 from backspot.commands import VERBS, main
 from backspot.job.findings import all_rules as rules_over_ranks
 
-RULES = sorted(rule.name for rule in (*all_rules(), *rules_about_memory(), *rules_over_ranks()))
+RULES = sorted(rule.name for of in (*RULES_OF_PARTS, rules_over_ranks) for rule in of())
 
 
 @pytest.mark.parametrize("rule", RULES)

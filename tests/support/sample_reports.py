@@ -12,11 +12,11 @@ from backspot.results.costs import Hiccup, KernelCost, PhaseName, Row
 from backspot.results.findings import Finding, Place
 from backspot.results.grouping import ranked_lines, ranked_nodes
 from backspot.results.limits import Peaks
-from backspot.results.memory import MemoryOfDevice, MemoryOfModule, MemoryShare, MemoryTimeline
 from backspot.results.report import Report
 from backspot.results.work import WorkOfModule
 from support.deaths import HISTORY
 from support.report_parts import line, node, phases, report, row
+from support.sample_memory import with_memory
 
 ODD_NAMES = (
     "</script><img src=x onerror=alert(1)>",
@@ -196,35 +196,9 @@ def detailed() -> Report:
             forward_flops_by_type={"bf16": flops // 2},
             unknown_share=0.1,
         )
-        held = 10**8 * index
-        memory = MemoryOfModule(held, held, 2 * held, held, held, 2 * held, held // 2)
-        rows.append(replace(one, work=work, memory=memory))
-    live = tuple(
-        MemoryShare(one.path, one.class_name, "activation", 10**8 * index, 2)
-        for index, one in enumerate(rows, 1)
-    )
-    peak = sum(share.bytes for share in live)
-    device = MemoryOfDevice(
-        device=0,
-        peak_bytes=peak,
-        peak_ns=2_000_000,
-        peak_path=rows[0].path,
-        peak_phase="backward",
-        peak_step=0,
-        before_bytes=0,
-        reserved_bytes=2 * peak,
-        reserved_at_peak_bytes=2 * peak,
-        live=live,
-        least_by_step=(0, 0),
-        timeline=MemoryTimeline(
-            paths=("(before the recording)", *ODD_NAMES[:8]),
-            ns=(1_000_000, 2_000_000, 4_000_000),
-            allocated_bytes=(0, peak, peak // 2),
-            bytes_by_path=((0, 0, 0), *[(0, peak // 9, peak // 18)] * 8),
-        ),
-    )
+        rows.append(replace(one, work=work))
     peaks = Peaks("NVIDIA H200", {"bf16": 989.4}, 4800, "a data sheet")
-    return replace(plain, modules=tuple(rows), memory=(device,), peaks=peaks, mfu=0.4)
+    return with_memory(replace(plain, modules=tuple(rows), peaks=peaks, mfu=0.4), ODD_NAMES[:8])
 
 
 def unlabelled() -> Report:
