@@ -4,8 +4,8 @@
 
 Each training runs by itself and under `backspot run`, three times each, in turns. Its own clock
 knows the mean step of the whole run. Equal runs differ where a machine is shared, so that a report
-is also held against the clock in its own run: over the second half, when nothing is recorded any
-more; on a CPU its parts too, as these need no waiting. In one more run the clock waits for the
+is also held against the clock in its own run: over the steps after Backspot was at work; on a CPU
+its parts too, as these need no waiting. In one more run the clock waits for the
 device around parts of the step: data, rollout, evaluation, optimizer. The shares of a report are
 compared with these, unless waiting made the step longer by more than a twentieth. `step_log_cost`
 asks what the notes of all steps cost.
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import itertools
 import json
 import os
 import signal
@@ -195,7 +196,9 @@ def _once(training: Training, run: Any, folder: Path, turn: str) -> dict[str, An
         command = ["-m", "backspot", "run", *options, *command]
     _run(command, environment, run.limit)
     clock: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
-    return clock if turn != "said" else _of_report(reports / "report.json", clock)
+    if turn == "said":
+        return _of_report(reports / "report.json", clock)
+    return {name: clock[name] for name in ("step_ms", "steps", "parts")}
 
 
 def _of_report(path: Path, clock: Mapping[str, Any]) -> dict[str, Any]:
@@ -205,13 +208,14 @@ def _of_report(path: Path, clock: Mapping[str, Any]) -> dict[str, Any]:
     training = report["training"]
     if training is None or training["steps"] < clock["steps"]:
         raise _FailedError("the report is not completed")
+    own_ms, own_steps, own_parts = _undisturbed(clock, training["steps"] - training["counted"])
     return {
         "step_ms": report["step_ns"] / 1e6,
         "before_ms": statistics.mean(report["unprofiled_step_ns_by_step"] or [0]) / 1e6,
         "counted": training["counted"],
-        "own_ms": clock["step_ms"],
-        "own_second_half_ms": clock["second_half_ms"],
-        "own_second_half_parts": clock["second_half_parts"],
+        "own_ms": own_ms,
+        "own_steps": own_steps,
+        "own_parts": own_parts,
         "log": {
             part: training[f"{part}_ns"] / training["step_ns"]
             for part in ("data", "forward", "backward", "optimizer")
@@ -233,6 +237,34 @@ def _of_report(path: Path, clock: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _undisturbed(clock: Mapping[str, Any], left_out: int) -> tuple[float, int, dict[str, float]]:
+    """Return the mean step after Backspot was at work, of how many steps, and the parts' shares.
+
+    The report is prepared beside the steps that follow the recorded ones. As many steps are left
+    out as the report leaves out.
+    """
+    by_step = clock["by_step"]
+    recorded = [number for number, step in enumerate(by_step) if step["is_recorded"]]
+    begin = max(recorded, default=-1) + 1 + max(left_out - len(recorded), 0)
+    begin = min(max(begin, clock["first"]), len(by_step) - clock["period"])
+    begin = -(-begin // clock["period"]) * clock["period"]
+    steps = [
+        (step, before["parts_so_far"])
+        for before, step in itertools.pairwise(by_step[begin - 1 :])
+        if not step["comes_once"]
+    ]
+    seconds = sum(step["seconds"] for step, _ in steps)
+    parts = {
+        name: sum(step["parts_so_far"][name] - before.get(name, 0.0) for step, before in steps)
+        for name in clock["parts"]
+    }
+    return (
+        1e3 * seconds / len(steps),
+        len(steps),
+        {name: part / seconds for name, part in parts.items()},
+    )
+
+
 # The verdict -------------------------------------------------------------------------------------
 
 
@@ -243,7 +275,7 @@ def judged(known: Mapping[str, Any]) -> Record:
     true = statistics.median(plain)
     error = statistics.median(said) / true - 1
     in_its_own_run = statistics.median(
-        report["step_ms"] / report["own_second_half_ms"] for report in known["said"]
+        report["step_ms"] / report["own_ms"] for report in known["said"]
     )
     longer = known["parts"]["step_ms"] / true - 1
     parts: dict[str, Any] = {}
@@ -254,9 +286,9 @@ def judged(known: Mapping[str, Any]) -> Record:
         middle = statistics.median(one for one, _ in shares)
         where = next(where for one, where in sorted(shares) if one >= middle)
         differences = [
-            report["parts"][part][0] - report["own_second_half_parts"][part]
+            report["parts"][part][0] - report["own_parts"][part]
             for report in known["said"]
-            if part in report["own_second_half_parts"]
+            if part in report["own_parts"]
         ]
         parts[part] = {
             "true": share,

@@ -32,9 +32,9 @@ def _now() -> float:
 class Clock:
     """Times the steps from the end of the ``first`` one to the end of the last one.
 
-    It waits for the device at these two ends and in the middle alone. What comes once, before the
-    first step ends or within ``once``, does not count. The second half also has a time of its own:
-    a profiler that records some of the first steps is gone by then.
+    It waits for the device at these two ends alone. What comes once, before the first step ends or
+    within ``once``, does not count. It also notes each step by the host's clock, and whether a
+    profiler recorded it.
 
     Args:
         steps: how many steps the training takes, a multiple of ``period``.
@@ -43,16 +43,15 @@ class Clock:
     """
 
     def __init__(self, steps: int, *, first: int = 20, period: int = 1) -> None:
+        self._period = period
         self._first = -(-first // period) * period
         self.steps = max(round(steps * _SHARE) // period * period, self._first + period)
-        self._middle = (self._first + self.steps) // 2 // period * period
         self._ended = 0
-        self._began = self._in_middle = 0.0
-        self._once_began = 0.0
-        self._left_out = 0.0
-        self._left_out_steps = self._left_out_by_middle = 0
+        self._began = self._once_began = self._left_out = 0.0
+        self._left_out_steps = 0
         self._parts: dict[str, float] = {}
-        self._parts_by_middle: dict[str, float] = {}
+        self._by_step: list[dict[str, Any]] = []
+        self._last_end = time.perf_counter()
 
     @property
     def is_over(self) -> bool:
@@ -61,7 +60,8 @@ class Clock:
     def step(self) -> None:
         """Note that a step has ended."""
         self._ended += 1
-        if self._once_began:
+        comes_once = bool(self._once_began)
+        if comes_once:
             self._left_out += _now() - self._once_began
             self._left_out_steps += 1
             self._once_began = 0.0
@@ -69,12 +69,21 @@ class Clock:
             self._parts = dict.fromkeys(self._parts, 0.0)
             self._left_out = self._left_out_steps = 0
             self._began = _now()
-        if self._ended == self._middle:
-            self._in_middle = _now() - self._left_out
-            self._left_out_by_middle = self._left_out_steps
-            self._parts_by_middle = dict(self._parts)
+        self._note(comes_once)
         if self._ended == self.steps:
             self._write(_now() - self._left_out)
+
+    def _note(self, comes_once: bool) -> None:
+        end = time.perf_counter()
+        self._by_step.append(
+            {
+                "seconds": end - self._last_end,
+                "is_recorded": torch.autograd._profiler_enabled(),
+                "comes_once": comes_once,
+                "parts_so_far": dict(self._parts),
+            }
+        )
+        self._last_end = end
 
     def once(self) -> None:
         """Leave out the step that begins now: something happens in it that comes once."""
@@ -106,19 +115,17 @@ class Clock:
 
     def _write(self, ended: float) -> None:
         count = self.steps - self._first - self._left_out_steps
-        late = self.steps - self._middle - (self._left_out_steps - self._left_out_by_middle)
-        seconds, second_half = ended - self._began, ended - self._in_middle
+        seconds = ended - self._began
         said = {
             "step_ms": seconds * 1e3 / count,
-            "second_half_ms": second_half * 1e3 / late,
             "steps": count,
             "parts": {name: part / seconds for name, part in self._parts.items()},
-            "second_half_parts": {
-                name: (part - self._parts_by_middle.get(name, 0.0)) / second_half
-                for name, part in self._parts.items()
-            },
+            "period": self._period,
+            "first": self._first,
+            "by_step": self._by_step,
         }
         if "STEP_TRUTH_OUT" in os.environ:
             Path(os.environ["STEP_TRUTH_OUT"]).write_text(json.dumps(said), encoding="utf-8")
         else:
+            del said["by_step"]
             print(said)
