@@ -225,6 +225,15 @@ def test_other_errors_are_no_death_of_memory(act: Callable[[], object]) -> None:
     assert OutOfMemoryWatch(history=False).died(error, {}, 1) is None
 
 
+@pytest.mark.skipif(torch.cuda.is_initialized(), reason="it is about a GPU that is not in use")
+@pytest.mark.parametrize(
+    "error", [torch.cuda.OutOfMemoryError("it"), RuntimeError("CUDA error: out of memory")]
+)
+def test_of_a_gpu_that_is_not_in_use_nothing_is_said(error: Exception) -> None:
+    assert error_of_memory(error) is error
+    assert OutOfMemoryWatch(history=False).died(error, {}, 1) is None
+
+
 def test_no_error_is_no_death() -> None:
     assert OutOfMemoryWatch(history=False).died(None, {}, 1) is None
 

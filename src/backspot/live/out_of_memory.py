@@ -43,12 +43,10 @@ from backspot.live.torch_internals.modules import is_call
 from backspot.results.memory import HOST
 from backspot.results.out_of_memory import HeldKind, HeldMemory, OutOfMemory, Phase
 
-_OF_PYTORCH = re.compile(
-    r"DefaultCPUAllocator: .*tried to allocate (\d+) bytes|(?:CUDA|HIP) error: out of memory"
-    r"|MPS backend out of memory|(?:CUBLAS|HIPBLAS)_STATUS_ALLOC_FAILED",
-    re.DOTALL,
-)
-"""What PyTorch says where it raises a plain ``RuntimeError``."""
+_OF_HOST = re.compile(r"DefaultCPUAllocator: .*tried to allocate (\d+) bytes", re.DOTALL)
+_OF_DRIVER = re.compile(r"(?:CUDA|HIP) error: out of memory|(?:CUBLAS|HIPBLAS)_STATUS_ALLOC_FAILED")
+"""What PyTorch says where it raises a plain ``RuntimeError``: of a CPU's memory, and of a GPU's
+that its allocator was not asked for."""
 _OWNERS = torch.nn.Module, torch.optim.Optimizer, BackwardCFunction
 """Whose methods tell where memory was asked for."""
 _CAUSES = 20
@@ -65,10 +63,10 @@ class _Place(NamedTuple):
 
 @dataclass(frozen=True)
 class _Moment:
-    """A CUDA device without memory left."""
+    """A CUDA device without memory left; ``asked`` is ``None`` when the error has ended all."""
 
     device: int
-    asked: int
+    asked: int | None
     total: int
     free: int
     place: _Place
@@ -106,7 +104,12 @@ class OutOfMemoryWatch:
         if cause is None:
             return None
         place = _place_of(_frames_of(cause.__traceback__))
+        of_host = isinstance(cause, MemoryError) or bool(_OF_HOST.search(str(cause)))
         moment = self._last if isinstance(cause, OutOfMemoryError) else None
+        if moment is None and not of_host:
+            moment = _now(place)
+            if moment is None:
+                return None
         names = NamedModules(models or _found(place))
         if moment is None:
             return _on_host(cause, place, names, step)
@@ -128,6 +131,18 @@ class OutOfMemoryWatch:
         self._last = _Moment(device, asked, total, free, place, snapshot)
 
 
+def _now(place: _Place) -> _Moment | None:
+    """Return what the current CUDA device has now; ``None`` where no such device is in use.
+
+    A library has asked the driver by itself, or the allocator told nobody.
+    """
+    if not torch.cuda.is_initialized():
+        return None
+    device = torch.cuda.current_device()
+    free, total = torch.cuda.mem_get_info(device)
+    return _Moment(device, None, total, free, place, snapshot_of(device))
+
+
 def error_of_memory(error: BaseException | None) -> BaseException | None:
     """Return the error of memory that has led to an exception; ``None`` if none has.
 
@@ -139,8 +154,10 @@ def error_of_memory(error: BaseException | None) -> BaseException | None:
             return None
         if isinstance(error, (MemoryError, OutOfMemoryError)):
             return error
-        if isinstance(error, RuntimeError) and _OF_PYTORCH.search(str(error)):
-            return error
+        if isinstance(error, RuntimeError):
+            said = str(error)
+            if _OF_HOST.search(said) or _OF_DRIVER.search(said):
+                return error
         error = error.__cause__
     return None
 
@@ -277,7 +294,7 @@ def _on_host(
     error: BaseException, place: _Place, names: NamedModules, step: int | None
 ) -> OutOfMemory:
     tightest = min(spaces(), key=lambda space: space.free, default=None)
-    said = _OF_PYTORCH.search(str(error))
+    said = _OF_HOST.search(str(error))
     held = held_by_kind((one.kind, one.bytes) for one in _storages(names, HOST).values())
     return OutOfMemory(
         device=HOST,
@@ -285,7 +302,7 @@ def _on_host(
         error=type(error).__name__,
         step=step,
         **_place_in(place, names),
-        asked_bytes=int(said[1]) if said and said[1] else None,
+        asked_bytes=int(said[1]) if said else None,
         total_bytes=tightest.total if tightest else 0,
         free_bytes=tightest.free if tightest else 0,
         limit=tightest.of if tightest else "the machine",
@@ -318,7 +335,7 @@ def _on_gpu(
         caught = errors_caught(device)
     return OutOfMemory(
         device=device,
-        source="history" if has_history else "snapshot",
+        source="process" if moment.asked is None else "history" if has_history else "snapshot",
         error=type(error).__name__,
         step=step,
         **_place_in(moment.place, names),

@@ -69,10 +69,8 @@ def source(one: OutOfMemory) -> str:
             "history: --memory also tells which modules keep activations."
         )
     module = "The module is from the frames of the exception; sizes" if one.label else "Sizes"
-    return (
-        f"{module} are those of the process when the error had ended the script: a CPU's allocator "
-        "has no history."
-    )
+    why = "a CPU's allocator has no history" if one.is_host else "PyTorch's allocator was not asked"
+    return f"{module} are those of the process when the error had ended the script: {why}."
 
 
 def holders(one: OutOfMemory) -> list[tuple[str, HeldMemory]]:
@@ -94,7 +92,7 @@ def holders(one: OutOfMemory) -> list[tuple[str, HeldMemory]]:
 
 def _name(held: HeldMemory, one: OutOfMemory) -> str:
     said = _SAID[held.kind]
-    if held.kind == "other" and one.source == "snapshot":
+    if held.kind == "other" and not any(other.kind == "activation" for other in one.held):
         return f"activations and {said}"
     if held.kind != "activation":
         return said

@@ -59,7 +59,8 @@ class OutOfMemory(Presented):
         device: Index of the GPU, -1 for the host.
         source: How it is known. ``history``: the allocator's history at that moment
             (``--memory``); ``snapshot``: the allocator's blocks at that moment; ``process``: what
-            the process had when the error had ended the script.
+            the process had when the error had ended the script, of the host, or of a GPU where
+            PyTorch's allocator was not asked.
         error: Class of the exception.
         phase: In what: ``forward``, ``evaluation`` (a forward in evaluation mode), ``backward``,
             ``optimizer`` or ``other``.
