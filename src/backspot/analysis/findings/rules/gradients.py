@@ -502,7 +502,7 @@ def zero_grad_fill(evidence: Evidence) -> Finding | None:
 @rule(
     "unread-gradient",
     tier="stable",
-    sources=("cai4cai/torchsparsegradutils#31",),
+    sources=("cai4cai/torchsparsegradutils#31", "meta-pytorch/torchrec#4749"),
     needs=("labels",),
     title="A backward computes gradients that nobody reads",
     remedy=(
