@@ -90,7 +90,7 @@ def compiled_code() -> list[CompiledCode]:
     """Return the compiled graphs in memory: compiled here, or loaded from a cache.
 
     The garbage collector knows them all, also those from before Backspot was imported. Those that
-    ``gc.freeze`` has hidden from it are known if they came while ``complete_sites`` was in effect.
+    ``gc.freeze`` hides from it are known if ``complete_sites`` has been in effect since before.
     """
     output_code = sys.modules.get(_OUTPUT)
     graph_class = getattr(output_code, "CompiledFxGraph", None)
@@ -219,6 +219,7 @@ def complete_sites(note: str) -> Callable[[], None]:
     def stop() -> None:
         for one in (*waiting, *taken_back):
             one()
+        _noted.clear()
 
     return stop
 
