@@ -10,6 +10,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch.torch_version import TorchVersion  # noqa: E402
+
 from backspot.live import torch_internals  # noqa: E402
 from support import preloaded  # noqa: E402
 
@@ -130,6 +132,19 @@ def optional_names() -> list[tuple[str, ...]]:
         and node.func.id == "find"
         and all(isinstance(argument, ast.Constant) for argument in node.args)
     ]
+
+
+@pytest.mark.skipif(
+    TorchVersion(torch.__version__) < (2, 13), reason="older ones lack some of the names"
+)
+@pytest.mark.parametrize("name", optional_names(), ids=".".join)
+def test_a_name_that_has_a_fallback_is_spelled_as_pytorch_spells_it(name):
+    holder = torch
+    for part in name:
+        if "_cuda" in part and torch.version.cuda is None:
+            pytest.skip("needs a build of PyTorch for CUDA")
+        assert hasattr(holder, part)
+        holder = getattr(holder, part)
 
 
 WITHOUT = """

@@ -20,7 +20,7 @@ OutOfMemoryError: type[BaseException] = (
 # Calls a function at the moment at which a device has no memory left, in the thread that asks for
 # it, and cannot be undone. Without it, sizes are those when the error has ended the script.
 _attach: Callable[[Callable[..., None]], None] | None = find(
-    "_C", "_cuda_attachOutOfMemoryObserver"
+    "_C", "_cuda_attach_out_of_memory_observer"
 )
 
 # Calls a function once CUDA is initialized, which ``_attach`` would do by itself. Without it,
