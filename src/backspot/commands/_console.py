@@ -90,7 +90,8 @@ def write_error(text: str) -> None:
     """
     if sys.stderr is not None:
         with contained():
-            print(encodable(text, sys.stderr), file=sys.stderr, flush=True)
+            # One write, as several processes may have one standard error.
+            print(f"{encodable(text, sys.stderr)}\n", end="", file=sys.stderr, flush=True)
 
 
 def complain(message: str) -> None:

@@ -15,7 +15,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-_BEGUN, _NAMED, _ENDED = "begun", "named", "ended"
+_BEGUN, _NAMED, _DONE = "begun", "named", "done"
 
 
 class Process:
@@ -73,19 +73,28 @@ class Process:
             return sentence
         return f"{self.name} (process {self._pid}): {sentence}"
 
-    def end(self) -> None:
-        """Note that this process has said all that it had to say."""
+    @property
+    def is_copied(self) -> bool:
+        """Whether this is a copy of the process."""
+        return os.getpid() != self._pid
+
+    def note_done(self) -> None:
+        """Note that this process has a report, or has said why not."""
         if self.is_child:
-            self._tell(_ENDED)
-        else:
+            self._tell(_DONE)
+
+    def end(self) -> None:
+        """Note that this process ends."""
+        self.note_done()
+        if not self.is_child:
             with suppress(OSError):
                 Path(self.register).unlink()
 
     def children(self) -> tuple[int, list[int]]:
-        """Return how many others were observed, and which of them were killed."""
+        """Return how many others were observed, and which of them were killed before a report."""
         lines = self._lines()
         begun = [one for one, what, _ in lines if what == _BEGUN]
-        done = {one for one, what, _ in lines if what != _BEGUN}
+        done = {one for one, what, _ in lines if what == _DONE}
         left = [int(one.partition(".")[0]) for one in begun if one not in done]
         return len(begun), [pid for pid in left if not _runs(pid)]
 

@@ -199,27 +199,38 @@ def observe(settings: str) -> None:
     Args:
         settings: as the first process gives them to those that it starts.
     """
+    import atexit
+    import weakref
     from multiprocessing.util import Finalize
 
     from backspot.commands._processes import Process
 
-    if _observed and not _observed.pop().leave_copy():
-        return
     given, options, folder, register = json.loads(settings)
-    observer = _Observation(given, argparse.Namespace(**options), Path(folder), Process(register))
+    process = Process(register)
+    if _observed and not _observed.pop().leave_copy():
+        complain(process.said("no report: it was forked while a report was recorded or made"))
+        process.end()
+        return
+    observer = _Observation(given, argparse.Namespace(**options), Path(folder), process)
     observer.begin()
+    has_ended: list[bool] = []
 
     def ended() -> None:
+        if has_ended or process.is_copied:
+            return
+        has_ended.append(True)
         error = sys.exc_info()[1] or getattr(sys, "last_value", None)
         try:
             observer.end(error)
         except Exception as error:
             pass_on(error)
-            complain(observer.process.said(f"no report: {error}"))
+            complain(process.said(f"no report: {error}"))
 
-    # At the end of the interpreter, and of a process of multiprocessing, which has none. Before
-    # what those close that the script has made.
+    # A process of multiprocessing ends without the end of the interpreter. What is called there is
+    # called in the reverse order: before folders are removed that ``weakref`` removes.
     Finalize(None, ended, exitpriority=1000)
+    weakref.finalize(process, bool).detach()
+    atexit.register(ended)
 
 
 _observed: list[_Observation] = []
@@ -256,7 +267,7 @@ class _Observation:
         """Remove what observes, in a copy of the process that is observed.
 
         Returns:
-            Whether the copy can be observed: not if it was made while steps were recorded.
+            Whether the copy can be observed, as ``Observer.leave_copy`` says.
         """
         self._ignore()
         return self._observer is None or self._observer.leave_copy()
@@ -535,6 +546,7 @@ class _Observation:
             if self.process.is_first:
                 self._answer(recorded, joint)
             return None
+        self.process.note_done()
         if not self.process.is_first:
             if saved.problem:
                 self._complain(f"no files: {saved.problem}")

@@ -370,10 +370,13 @@ class Recorder:
             self.log.begin()
 
     def leave_copy(self) -> bool:
-        """Note no more steps, in a copy of the process; return whether nothing was under way."""
+        """Note no more steps, in a copy of the process; return whether nothing was under way.
+
+        The thread that makes a report is not in the copy, but the locks are that it held.
+        """
         self._unwatch()
         self.log.end()
-        return self._measurement is None
+        return self._measurement is None and self._rest is None
 
     def _unwatch(self) -> None:
         if self._watches:

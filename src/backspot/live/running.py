@@ -246,7 +246,8 @@ class Observer:
     def leave_copy(self) -> bool:
         """Remove all hooks, in a copy of the process; return whether the copy can be observed.
 
-        Not if it was made while steps were recorded: a profiler cannot be ended there.
+        Not if it was made while steps were recorded, as a profiler cannot be ended there, or while
+        a report was made.
         """
         self._end_counting()
         return self.recorder.leave_copy()
