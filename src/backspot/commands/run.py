@@ -200,7 +200,6 @@ def observe(settings: str) -> None:
         settings: as the first process gives them to those that it starts.
     """
     import atexit
-    import weakref
     from multiprocessing.util import Finalize
 
     from backspot.commands._processes import Process
@@ -226,10 +225,8 @@ def observe(settings: str) -> None:
             pass_on(error)
             complain(process.said(f"no report: {error}"))
 
-    # A process of multiprocessing ends without the end of the interpreter. What is called there is
-    # called in the reverse order: before folders are removed that ``weakref`` removes.
+    # A process of multiprocessing ends without the end of the interpreter.
     Finalize(None, ended, exitpriority=1000)
-    weakref.finalize(process, bool).detach()
     atexit.register(ended)
 
 

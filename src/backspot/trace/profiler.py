@@ -10,12 +10,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from multiprocessing.util import Finalize
 from operator import itemgetter
 from pathlib import Path
 from shutil import disk_usage
 from tempfile import TemporaryDirectory
 from typing import Any
-from weakref import WeakKeyDictionary, finalize
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -131,7 +132,9 @@ class Export:
     def __init__(self, profiler: Any) -> None:
         file = ExitStack()
         self._path = file.enter_context(exported(profiler))
-        finalize(self, file.close)  # a folder that goes by itself warns
+        # A folder that goes by itself warns. A process of multiprocessing ends as no other does,
+        # and a copy of this process leaves the file alone.
+        Finalize(self, file.close, exitpriority=0)
 
     def __enter__(self) -> Path:
         return self._path
