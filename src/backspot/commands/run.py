@@ -200,6 +200,7 @@ def observe(settings: str) -> None:
         settings: as the first process gives them to those that it starts.
     """
     import atexit
+    import weakref
     from multiprocessing.util import Finalize
 
     from backspot.commands._processes import Process
@@ -225,8 +226,10 @@ def observe(settings: str) -> None:
             pass_on(error)
             complain(process.said(f"no report: {error}"))
 
-    # A process of multiprocessing ends without the end of the interpreter.
+    # A process of multiprocessing ends without the end of the interpreter. What is called there is
+    # called in the reverse order: before folders are removed that ``weakref`` removes.
     Finalize(None, ended, exitpriority=1000)
+    weakref.finalize(process, bool).detach()
     atexit.register(ended)
 
 

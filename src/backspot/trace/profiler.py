@@ -16,7 +16,7 @@ from pathlib import Path
 from shutil import disk_usage
 from tempfile import TemporaryDirectory
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, finalize
 
 import numpy as np
 
@@ -132,9 +132,8 @@ class Export:
     def __init__(self, profiler: Any) -> None:
         file = ExitStack()
         self._path = file.enter_context(exported(profiler))
-        # A folder that goes by itself warns. A process of multiprocessing ends as no other does,
-        # and a copy of this process leaves the file alone.
-        Finalize(self, file.close, exitpriority=0)
+        finalize(self, file.close)  # a folder that goes by itself warns
+        Finalize(self, file.close, exitpriority=0)  # where multiprocessing ends a process
 
     def __enter__(self) -> Path:
         return self._path
