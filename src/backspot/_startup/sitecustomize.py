@@ -11,14 +11,16 @@ import sys
 
 
 def _follow(package):
+    from _frozen_importlib_external import SourceFileLoader  # which is in memory
+
     # Without the rest of the package, which each start of Python would wait for.
     for name in ("imports", "children"):
         module = type(sys)("backspot." + name)
         module.__file__ = os.path.join(package, name + ".py")
-        with open(module.__file__, encoding="utf-8") as file:
-            code = compile(file.read(), module.__file__, "exec")
+        # As an import does, with the bytecode that is kept.
+        code = SourceFileLoader(module.__name__, module.__file__).get_code(module.__name__)
         sys.modules[module.__name__] = module
-        exec(code, vars(module))
+        exec(code, vars(module))  # type: ignore[arg-type]
     module.wait()
 
 
