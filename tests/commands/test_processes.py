@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import sys
+import time
 
 import pytest
 
@@ -45,6 +46,23 @@ def start(how, *steps, target=train):
     for one in children:
         one.start()
     return children
+
+def start_another(steps):
+    wait(start("fork", steps))
+
+def killed(steps):
+    train(1)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def batches():
+    import torch
+    loader = torch.utils.data.DataLoader(torch.randn(400, 8), batch_size=4, num_workers=2)
+    model = torch.nn.Linear(8, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for batch in loader:
+        optimizer.zero_grad()
+        model(batch).sum().backward()
+        optimizer.step()
 
 def wait(children):
     for one in children:
@@ -117,6 +135,60 @@ def test_a_script_that_trains_before_and_after_its_processes(observed, reports):
     listed = [line for line in told(errors) if line.startswith("lr 0.9 (process ")]
     assert len(listed) == 2
     assert all("a backward of" in line and "out/report.lr-0-9" in line for line in listed)
+
+
+@pytest.mark.parametrize("how", ["spawn", "forkserver"])
+def test_a_process_with_a_python_of_its_own(observed, reports, how):
+    output, _, code = observed(f"wait(start('{how}', 9))")
+    assert (output, code) == ("trained 9\n[0]\n", 0)
+    assert reports() == {"": 2}
+
+
+def test_processes_of_a_pool(observed, reports):
+    output, _, code = observed("multiprocessing.get_context('fork').Pool(2).map(train, [9, 9], 1)")
+    assert (output.count("trained 9"), code) == (2, 0)
+    assert set(reports().values()) <= {2}
+    assert 1 <= len(reports()) <= 2  # one worker may take both
+
+
+def test_a_process_of_a_process(observed, reports):
+    output, _, code = observed("wait(start('fork', 9, target=start_another))")
+    assert (output, code) == ("trained 9\n[0]\n[0]\n", 0)
+    assert reports() == {"": 2}
+
+
+def test_a_process_that_is_killed_costs_its_own_report(observed, reports):
+    output, errors, code = observed("wait(start('fork', 9)); wait(start('fork', 8, target=killed))")
+    assert (output.splitlines()[-1], code) == ("[-9]", 0)
+    assert reports() == {"": 2}
+    assert len([line for line in told(errors) if "killed" in line]) == 1
+
+
+def test_a_process_of_the_shell_and_one_in_place_of_the_script(observed, reports):
+    code = (
+        "import subprocess; train(9) if sys.argv[1:] else ("
+        "subprocess.run([sys.executable, __file__, 'x'], check=True),"
+        "os.execv(sys.executable, [sys.executable, __file__, 'x']))"
+    )
+    output, _, status = observed(code)
+    assert (output.count("trained 9"), status) == (2, 0)
+    assert set(reports().values()) == {2}
+    assert len(reports()) == 2
+
+
+def test_a_script_that_ends_before_its_process(observed, reports, tmp_path):
+    observed("start('fork', 60); os._exit(3)")
+    until = time.monotonic() + 60
+    while not reports() and time.monotonic() < until:
+        time.sleep(0.2)
+    assert set(reports().values()) == {2}
+
+
+def test_workers_of_a_loader_are_no_trainings(observed, reports):
+    _, errors, code = observed("batches()")
+    assert code == 0
+    assert reports() == {"": 2}
+    assert not [line for line in told(errors) if "process" in line]
 
 
 def test_ranks_that_a_script_spawns_have_one_answer(observed, reports, tmp_path):
