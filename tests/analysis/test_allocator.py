@@ -163,6 +163,33 @@ def test_where_memory_is_full_the_operator_that_asks_is_named(tmp_path):
     assert found.path.endswith("mlp.act") or "mlp" in found.path
 
 
+def test_a_library_that_gives_each_piece_back_is_not_an_emptied_cache(tmp_path):
+    trace = Recorded("plain_gpt")
+    for name in ("aten::embedding", "aten::gelu_backward"):
+        for at in in_operator(trace, name):
+            trace.call("cudaFree", at, 900)
+            trace.call("cudaMalloc", at, 900)
+
+    found = of_allocator(trace.report(tmp_path))
+
+    assert found is not None
+    assert "piece by piece" in found.seen
+    assert "PyTorch's allocator" in found.remedy
+
+
+def test_one_release_beside_many_new_sizes_is_not_their_reason(tmp_path):
+    trace = Recorded("plain_gpt")
+    for at in after_optimizer(trace):
+        trace.call("cudaFree", at, 100)
+    for at in in_operator(trace, "aten::embedding"):
+        trace.calls(["cudaMalloc"] * 5, at, 3_000)
+
+    found = of_allocator(trace.report(tmp_path))
+
+    assert found is not None
+    assert "a few sizes" in found.remedy
+
+
 @pytest.mark.parametrize(
     ("names", "said"),
     [

@@ -23,6 +23,7 @@ class _Kind(IntEnum):
     FULL = 2
     SEARCHED = 3
     PINNED = 4
+    ALONE = 5
 
 
 _SEGMENTS = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
@@ -32,6 +33,9 @@ _SEEN = {
     _Kind.FULL: "The memory is full: the allocator gives cached blocks back, and asks again.",
     _Kind.SEARCHED: "A convolution tries its kernels for a new size, and empties the cache then.",
     _Kind.PINNED: "Most of it is for pinned memory of the host.",
+    _Kind.ALONE: (
+        "Memory is given back piece by piece, as a library does that has no cache of its own."
+    ),
 }
 _REMEDY = {
     _Kind.ASKED: (
@@ -55,6 +59,10 @@ _REMEDY = {
         "Keep pinned buffers: allocate each once, as large as the largest batch, and copy_() into "
         "it, in place of pin_memory() on new sizes in each step."
     ),
+    _Kind.ALONE: (
+        "Have the library take its memory from PyTorch's allocator, or keep its buffers. If it is "
+        "torch.cuda.empty_cache() with little in the cache, leave it out of the step."
+    ),
 }
 
 
@@ -70,14 +78,16 @@ def allocator_calls(evidence: Evidence) -> Finding | None:
     **Cause.** PyTorch keeps the memory that it has asked the driver for, so that a step like the
     one before needs no call. `torch.cuda.empty_cache()` gives it all back; so does an allocation
     for which there is no room, which then asks again; so does a convolution that has tried its
-    kernels with `torch.backends.cudnn.benchmark`. And a batch of a size that was not seen needs
+    kernels with `torch.backends.cudnn.benchmark`. A library that allocates by itself gives each
+    piece back. And a batch of a size that was not seen needs
     new blocks. `cudaMalloc` and `cudaHostAlloc` take a tenth of a millisecond to some milliseconds
     each, and `cudaFree` waits for the GPU, which then has nothing to do.
 
     **Found by** these calls of the driver, in HIP's names too, in most steps, at the cost of the
     time in which the GPU is idle meanwhile; after a `cudaFree` also until the host is ahead of the
     GPU again. Time in which the GPU computes while `cudaFree` waits for it costs nothing. That the
-    memory was full is known by calls that give back right between two that ask. Steps that are the
+    memory was full is known by calls that give back right between two that ask, that the cache was
+    emptied by several that give back one after the other. Steps that are the
     first of a training have such calls anyway. With expandable segments most calls are not in a
     trace, and with the backend `cudaMallocAsync` they are cheap, and do not count.
 
@@ -162,7 +172,8 @@ def _kinds(evidence: Evidence, calls: Ints, caller: Ints) -> Ints:
     events = evidence.events
     kind = np.full(len(calls), int(_Kind.ASKED))
     released = events.names_where(names.is_release)[events.name[calls]]
-    kind[released] = _Kind.EMPTIED
+    kind[released] = _Kind.ALONE
+    kind[released & _beside_a_release(evidence, calls)] = _Kind.EMPTIED
     searches = events.names_where(lambda name: name.startswith(_CONVOLUTIONS))
     kind[released & (caller >= 0) & searches[events.name[caller]]] = _Kind.SEARCHED
     kind[released & _between_allocations(evidence, calls)] = _Kind.FULL
@@ -175,27 +186,54 @@ _CONVOLUTIONS = ("aten::conv", "aten::cudnn_conv", "aten::miopen_conv")
 
 def _between_allocations(evidence: Evidence, calls: Ints) -> np.ndarray:
     """Whether the program asks for memory directly before and directly after each call."""
+    asks = evidence.events.names_where(names.is_allocation)
+    before, after = _neighbours(evidence, calls, asks)
+    return before & after
+
+
+def _beside_a_release(evidence: Evidence, calls: Ints) -> np.ndarray:
+    """Whether the program gives memory back directly before or directly after each call."""
+    releases = evidence.events.names_where(names.is_release)
+    before, after = _neighbours(evidence, calls, releases)
+    return before | after
+
+
+def _neighbours(
+    evidence: Evidence, calls: Ints, wanted: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return whether the call before each, and the one after it, has a wanted name.
+
+    Calls that launch, ask for memory or are wanted count, each thread's by themselves.
+    """
     events = evidence.events
     runtime = events.of(Category.RUNTIME)
-    asks = events.names_where(names.is_allocation)
-    kept = asks | events.names_where(names.is_launch)
-    runtime = runtime[kept[events.name[runtime]]]
+    counts = events.names_where(lambda name: names.is_allocation(name) or names.is_launch(name))
+    runtime = runtime[(counts | wanted)[events.name[runtime]]]
     runtime = runtime[np.argsort(events.start[runtime], kind="stable")]
     of_thread = dict(grouped(events.thread[runtime]))
-    found = np.zeros(len(calls), bool)
+    before, after = np.zeros(len(calls), bool), np.zeros(len(calls), bool)
     for thread, mine in grouped(events.thread[calls]):
         others = runtime[of_thread.get(thread, runtime[:0])]
-        after = np.searchsorted(events.start[others], events.start[calls[mine]])
-        asked = np.append(asks[events.name[others]], False)
-        found[mine] = asked[after] & asked[after - 1]
-    return found
+        is_wanted = np.append(wanted[events.name[others]], False)
+        start, at = events.start[others], events.start[calls[mine]]
+        before[mine] = is_wanted[np.searchsorted(start, at, side="left") - 1]
+        following = np.searchsorted(start, at, side="right")
+        after[mine] = is_wanted[following]
+    return before, after
 
 
 def _why(kind: Ints, idle: Ints) -> _Kind:
-    """Return the reason that costs the most; what was asked for after a release is due to it."""
+    """Return the reason that costs the most; what was asked for after a release is due to it.
+
+    Where far more is asked for than given back, the few releases are not why.
+    """
     spent = summed(kind, idle, len(_Kind))
+    count = np.bincount(kind, minlength=len(_Kind))
     released = spent.copy()
     released[[_Kind.ASKED, _Kind.PINNED]] = 0
     if 2 * spent[_Kind.PINNED] > spent.sum():
         return _Kind.PINNED
-    return _Kind(int(released.argmax())) if released.any() else _Kind.ASKED
+    asked = count[_Kind.ASKED]
+    if not released.any() or 2 * (count.sum() - asked - count[_Kind.PINNED]) < asked:
+        return _Kind.ASKED
+    return _Kind(int(released.argmax()))
