@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from backspot.live.memory_history import NamedModules, allocated_by  # noqa: E402
 from backspot.live.out_of_memory import OutOfMemoryWatch, error_of_memory  # noqa: E402
+from backspot.live.torch_internals import allocator  # noqa: E402
 from backspot.live.torch_internals.allocator import node_at_work, read_snapshot  # noqa: E402
 from backspot.results import OutOfMemory  # noqa: E402
 
@@ -303,22 +304,21 @@ class Layers(nn.Module):
         self.head()
 
 
-def segments(stacks: list[list[dict[str, Any]] | None]) -> list[dict[str, Any]]:
+def segments(stacks: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
     """As ``torch.cuda.memory_snapshot`` returns them: blocks of 512 bytes and a free one each."""
     blocks: list[dict[str, Any]] = []
     for frames in stacks:
-        known = {} if frames is None else {"frames": frames}
-        blocks += [{"size": 512, "state": "active_allocated", **known}]
-        blocks += [{"size": 1536, "state": "inactive"}]
+        blocks += [{"size": 512, "state": "active_allocated", "frames": frames}]
+        blocks += [{"size": 1536, "state": "inactive", "frames": []}]
     size = sum(block["size"] for block in blocks)
     here = {"device": 0, "address": 4096, "total_size": size, "blocks": blocks}
     return [here, {**here, "device": 1}, {**here, "address": 1 << 30, "is_expandable": True}]
 
 
 def test_a_snapshot_has_the_blocks_and_the_pieces_of_one_device() -> None:
-    found = read_snapshot(segments([None, None]), 0)
+    found = read_snapshot(segments([[], []]), 0)
     assert [block.address for block in found.blocks[:2]] == [4096, 4096 + 2048]
-    assert {block.stack for block in found.blocks} == {None}
+    assert {block.stack for block in found.blocks} == {()}
     assert (found.reserved, sum(block.bytes for block in found.blocks)) == (8192, 4 * 512)
     assert (found.pieces, found.largest_piece) == (2 * 1536, 1536)  # not of what can grow
 
@@ -336,6 +336,117 @@ def test_the_stacks_of_blocks_tell_the_modules_and_equal_layers_are_one() -> Non
         ("activation", "blocks.*.mlp", "Allocating", 3): 3 * 512,
         ("activation", "head", "Allocating", 1): 512,
         ("other", "", "", 0): 512,  # no forward was at work
-        ("backward", "", "", 0): 512,  # no Python was
+        ("no_stack", "", "", 0): 512,  # no Python was
     }
     assert [(one.path, one.members, one.bytes) for one in layers] == [("blocks.*", 3, 6 * 512)]
+
+
+# The moment at which a GPU has no memory left -----------------------------------------------------
+
+GIB = 1 << 30
+
+
+class Gpu:
+    """What PyTorch's allocator says and does on a GPU that is not here, with 4 GiB."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.segments: list[dict[str, Any]] = segments([[], []])
+        self.observe: Callable[..., None] = lambda *_: None
+        self.free, self.errors, self.histories = GIB, 0, 0
+        self.keeps_history = False
+        patch.setattr(allocator, "_once_initialized", lambda begin: begin())
+        patch.setattr(allocator, "_attach", lambda observe: setattr(self, "observe", observe))
+        patch.setattr(allocator, "_record_history", self._record)
+        patch.setattr(allocator, "_keeps_history", lambda: self.keeps_history)
+        patch.setattr(torch.cuda, "memory_snapshot", lambda include_traces=True: self.segments)
+        patch.setattr(torch.cuda, "memory_stats", lambda _: {"num_ooms": self.errors})
+        patch.setattr(torch.cuda, "mem_get_info", lambda _: (self.free, 4 * GIB))
+        patch.setattr(torch.cuda, "is_initialized", lambda: True)
+        patch.setattr(torch.cuda, "current_device", lambda: 0)
+
+    def _record(self, *_: object, **__: object) -> None:
+        self.histories += 1
+
+    def ask(self, size: int = 2 * GIB) -> None:
+        self.observe(0, size, 4 * GIB, self.free)
+        self.errors += 1
+        raise torch.cuda.OutOfMemoryError(
+            f"CUDA out of memory. Tried to allocate {size / GIB:.2f} GiB. GPU 0 has a total …"
+        )
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
+    return Gpu(monkeypatch)
+
+
+def gpu_death(gpu: Gpu, model: nn.Module, act: Callable[[], object]) -> OutOfMemory:
+    watch = OutOfMemoryWatch(history=True)
+    watch.begin()
+    found = watch.died(raised(act), {"": model}, 3)
+    assert found is not None
+    return found
+
+
+def test_blocks_without_a_stack_are_no_history(gpu: Gpu) -> None:
+    model = Network(Asking(gpu.ask))
+    found = gpu_death(gpu, model, lambda: model(torch.ones(2, 4)))
+    assert (found.source, found.path, found.asked_bytes) == ("snapshot", "layers.1", 2 * GIB)
+    assert {one.kind: one.bytes for one in found.held} == {"other": 4 * 512}
+
+
+def test_one_stack_is_a_history_and_blocks_without_one_are_told_as_such(gpu: Gpu) -> None:
+    gpu.segments = segments([[{"filename": "train.py", "name": "train", "line": 3}], []])[:1]
+    found = gpu_death(gpu, nn.Linear(4, 4), gpu.ask)
+    assert found.source == "history"
+    assert {one.kind: one.bytes for one in found.held} == {"other": 512, "no_stack": 512}
+
+
+@pytest.mark.parametrize("keeps", [True, False], ids=["of the script", "none"])
+def test_a_history_of_the_script_is_not_replaced(keeps: bool, gpu: Gpu) -> None:
+    gpu.keeps_history = keeps
+    watch = OutOfMemoryWatch(history=True)
+    watch.begin()
+    assert gpu.histories == (0 if keeps else 1)
+
+
+def test_an_earlier_moment_is_not_told_as_this_death(gpu: Gpu) -> None:
+    model = Network(Asking(gpu.ask))
+    watch = OutOfMemoryWatch(history=False)
+    watch.begin()
+    raised(lambda: model(torch.ones(2, 4)))
+    found = watch.died(torch.cuda.OutOfMemoryError("Tried to allocate 3.00 GiB."), {"": model}, 1)
+    assert found is not None
+    assert (found.source, found.asked_bytes, found.phase) == ("process", None, "other")
+
+
+def test_a_moment_without_a_snapshot_leaves_no_earlier_one(gpu: Gpu) -> None:
+    model = Network(Asking(gpu.ask))
+    watch = OutOfMemoryWatch(history=False)
+    watch.begin()
+    raised(lambda: model(torch.ones(2, 4)))
+    gpu.segments = [{}]  # cannot be read
+    error = raised(gpu.ask)
+    gpu.segments = []
+    found = watch.died(error, {"": model}, 1)
+    assert found is not None
+    assert (found.source, found.path, found.phase) == ("process", "", "other")
+
+
+def test_an_optimizer_that_steps_within_a_backward_is_one(gpu: Gpu) -> None:
+    class Asks(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            gpu.ask()
+
+    model = nn.Linear(4, 4)
+    optimizer = Asks(model.parameters(), lr=0.1)
+    model.weight.register_post_accumulate_grad_hook(lambda _: optimizer.step())
+    found = gpu_death(gpu, model, model(torch.ones(2, 4)).sum().backward)
+    assert (found.phase, found.node) == ("optimizer", "")
+
+
+def test_a_hook_that_asks_within_a_backward_is_of_its_node(gpu: Gpu) -> None:
+    model = nn.Linear(4, 4)
+    model.weight.register_post_accumulate_grad_hook(lambda _: gpu.ask())
+    found = gpu_death(gpu, model, model(torch.ones(2, 4)).sum().backward)
+    assert (found.phase, found.class_name) == ("backward", "Linear")

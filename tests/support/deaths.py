@@ -39,7 +39,7 @@ HISTORY = replace(
     largest_piece_bytes=100_000_000,
     held=(
         HeldMemory("activation", 24 * GB, 48, "blocks.*.mlp.fc1", "Linear", 12),
-        HeldMemory("backward", 6 * GB, 20),
+        HeldMemory("no_stack", 6 * GB, 20),
         HeldMemory("activation", 5 * GB, 1, "head", "Linear", 1),
         HeldMemory("activation", 3 * GB, 40),
         HeldMemory("other", 2 * GB, 40),

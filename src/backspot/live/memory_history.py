@@ -164,8 +164,8 @@ def _by_module(
         if paths:
             size, count = found.get(paths, (0, 0))
             found[paths] = size + block.bytes, count + 1
-        else:  # threads of autograd run no Python
-            others.append(("other" if block.stack else "backward", block.bytes))
+        else:
+            others.append(("other" if block.stack else "no_stack", block.bytes))
     return found, held_by_kind(others)
 
 

@@ -47,6 +47,9 @@ _OF_HOST = re.compile(r"DefaultCPUAllocator: .*tried to allocate (\d+) bytes", r
 _OF_DRIVER = re.compile(r"(?:CUDA|HIP) error: out of memory|(?:CUBLAS|HIPBLAS)_STATUS_ALLOC_FAILED")
 """What PyTorch says where it raises a plain ``RuntimeError``: of a CPU's memory, and of a GPU's
 that its allocator was not asked for."""
+_ASKED = re.compile(r"Tried to allocate ([\d.]+) (bytes|[KMG]iB)")
+"""What PyTorch says of a GPU's memory that its allocator was asked for."""
+_UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _OWNERS = torch.nn.Module, torch.optim.Optimizer, BackwardCFunction
 """Whose methods tell where memory was asked for."""
 _CAUSES = 20
@@ -105,7 +108,7 @@ class OutOfMemoryWatch:
             return None
         place = _place_of(_frames_of(cause.__traceback__))
         of_host = isinstance(cause, MemoryError) or bool(_OF_HOST.search(str(cause)))
-        moment = self._last if isinstance(cause, OutOfMemoryError) else None
+        moment = self._last if _is_of(cause, self._last) else None
         if moment is None and not of_host:
             moment = _now(place)
             if moment is None:
@@ -118,12 +121,17 @@ class OutOfMemoryWatch:
         return _on_gpu(cause, moment, names, step)
 
     def _short(self, device: int, asked: int, total: int, free: int) -> None:
-        """Note the moment; numbers and weak references alone."""
+        """Note the moment; numbers and weak references alone.
+
+        They stay until the next such moment: some 100 bytes for each live block.
+        """
+        self._last = None  # an earlier one is not told as this one, whatever is raised here
         if os.getpid() != self._process:
             return
-        node = node_at_work()
         place = _place_of(_frames_around(sys._getframe(1)))
-        if node is not None and place.module is None:  # else a module runs again in the backward
+        node = node_at_work()
+        # Else a module runs again in the backward, or a hook has an optimizer make its step there.
+        if node is not None and place.module is None and place.phase != "optimizer":
             place = _Place("backward", None, node)
         snapshot = snapshot_of(device)
         # What a process may take can be less than what the device has.
@@ -141,6 +149,15 @@ def _now(place: _Place) -> _Moment | None:
     device = torch.cuda.current_device()
     free, total = torch.cuda.mem_get_info(device)
     return _Moment(device, None, total, free, place, snapshot_of(device))
+
+
+def _is_of(error: BaseException, moment: _Moment | None) -> bool:
+    """Return whether a moment is that of an error: both say how much was asked for."""
+    said = _ASKED.search(str(error)) if isinstance(error, OutOfMemoryError) else None
+    if said is None or moment is None or moment.asked is None:
+        return False
+    # Two decimals are written.
+    return abs(moment.asked / _UNITS[said[2]] - float(said[1])) < 0.006
 
 
 def error_of_memory(error: BaseException | None) -> BaseException | None:
@@ -323,7 +340,7 @@ def _on_gpu(
         for block in snapshot.blocks
         if block.address in known
     )
-    has_history = any(block.stack is not None for block in snapshot.blocks)
+    has_history = any(block.stack for block in snapshot.blocks)
     layers: list[HeldMemory] = []
     if has_history:
         allocated, layers = allocated_by(left, names)

@@ -17,12 +17,12 @@ _SAID: dict[HeldKind, str] = {
     "gradient": "gradients of parameters",
     "optimizer": "states of optimizers",
     "activation": "activations",
-    "backward": "allocated by the backward",
+    "no_stack": "no Python stack: the backward, or before the history",
     "other": "all else",
 }
 _OF_PROCESS = "all else of the process"
 _STAYS: tuple[HeldKind, ...] = ("parameter", "buffer", "gradient", "optimizer")
-_OF_BATCH: tuple[HeldKind, ...] = ("activation", "backward")
+_OF_BATCH: tuple[HeldKind, ...] = ("activation", "no_stack")
 _WORTH = 0.1
 """Share of what is in use from which it is worth advice."""
 _CONTEXT = 4 << 30
@@ -154,7 +154,7 @@ def _batch(one: OutOfMemory) -> list[str]:
         ]
     # Without a history, what is neither is activations and all else.
     changing = _sum_of(one, _OF_BATCH if one.source == "history" else (*_OF_BATCH, "other"))
-    stays, what = _sum_of(one, _STAYS), "activations and their gradients"
+    stays, what = _sum_of(one, _STAYS), "activations and what has no Python stack"
     if one.source != "history":
         what = "activations and all else"
     if changing < _WORTH * one.in_use_bytes:

@@ -20,7 +20,7 @@ SCHEMA = "backspot.out-of-memory/1"
 """Version of the JSON form."""
 
 HeldKind: TypeAlias = Literal[
-    "parameter", "buffer", "gradient", "optimizer", "activation", "backward", "other"
+    "parameter", "buffer", "gradient", "optimizer", "activation", "no_stack", "other"
 ]
 Phase: TypeAlias = Literal["forward", "evaluation", "backward", "optimizer", "other"]
 
@@ -32,8 +32,9 @@ class HeldMemory:
 
     Attributes:
         kind: ``parameter``, ``buffer``, ``gradient`` (of parameters), ``optimizer`` (states),
-            ``activation`` (allocated in the forward of modules), ``backward`` (allocated by
-            autograd's threads) or ``other``, which is all that is not known better.
+            ``activation`` (allocated in the forward of modules), ``no_stack`` (allocated where no
+            Python ran, as in autograd's threads, or before the allocator kept a history) or
+            ``other``, which is all that is not known better.
         bytes: Size of the blocks.
         blocks: Number of blocks.
         path: Path of the module, or of repeated layers (``blocks.*.mlp``); ``""`` where it is of
@@ -58,9 +59,9 @@ class OutOfMemory(Presented):
     Attributes:
         device: Index of the GPU, -1 for the host.
         source: How it is known. ``history``: the allocator's history at that moment
-            (``--memory``); ``snapshot``: the allocator's blocks at that moment; ``process``: what
-            the process had when the error had ended the script, of the host, or of a GPU where
-            PyTorch's allocator was not asked.
+            (``--memory``, or the script's own); ``snapshot``: the allocator's blocks at that
+            moment; ``process``: what the process had when the error had ended the script, of the
+            host, or of a GPU where PyTorch's allocator was not asked.
         error: Class of the exception.
         phase: In what: ``forward``, ``evaluation`` (a forward in evaluation mode), ``backward``,
             ``optimizer`` or ``other``.

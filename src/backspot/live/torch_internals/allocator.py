@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 
 from backspot.interrupts import contained
-from backspot.live.torch_internals.lookup import find, nothing
+from backspot.live.torch_internals.lookup import find, no, nothing
 
 OutOfMemoryError: type[BaseException] = (
     find("OutOfMemoryError") or torch.cuda.OutOfMemoryError  # before torch 2.5
@@ -30,11 +30,13 @@ _once_initialized: Callable[[Callable[[], None]], None] | None = find("cuda", "_
 # Has the allocator keep the stack of each live block. Without it, modules have no activations.
 _record_history: Callable[..., None] | None = find("cuda", "memory", "_record_memory_history")
 
+# Whether the allocator keeps a history already, which another one would replace, as that of the
+# script. Without it, the script's is replaced if it began before CUDA was initialized.
+_keeps_history: Callable[[], bool] = find("_C", "_cuda_isHistoryEnabled") or no
+
 # The node of the backward that this thread runs. Without it, no module of a backward is known.
 _current_node: Callable[[], Any] = find("_C", "_current_autograd_node") or nothing
 
-_ENTRIES = 1_000
-"""Events that the allocator keeps besides the live blocks: none is used."""
 _MOST_NODES = 200
 """How many nodes of a graph are looked at for the nearest parameter."""
 _SAME_VALUES = (
@@ -53,13 +55,13 @@ class Block(NamedTuple):
     Attributes:
         address: where it begins.
         bytes: its size.
-        stack: the lines of Python that allocated it, the innermost first; ``None`` if the allocator
-            keeps no history.
+        stack: the lines of Python that allocated it, the innermost first; empty where no Python
+            ran, and where the allocator kept no history.
     """
 
     address: int
     bytes: int
-    stack: tuple[Line, ...] | None
+    stack: tuple[Line, ...]
 
 
 class Snapshot(NamedTuple):
@@ -83,7 +85,8 @@ def watch_allocator(short: Callable[[int, int, int, int], None], *, history: boo
 
     Args:
         short: called with the device, what was asked for, what there is, and what is free.
-        history: whether the allocator keeps the stack of each live block from now on.
+        history: whether the allocator keeps the stack of each live block from now on. A history
+            of the script's own stays as it is.
     """
     method = weakref.WeakMethod(short)
 
@@ -94,8 +97,8 @@ def watch_allocator(short: Callable[[int, int, int, int], None], *, history: boo
 
     def begin() -> None:
         with contained():
-            if history and _record_history is not None:
-                _record_history("state", context="state", stacks="python", max_entries=_ENTRIES)
+            if history and _record_history is not None and not _keeps_history():
+                _record_history("state", context="state", stacks="python")
             if _attach is not None:
                 _attach(observe)
 
@@ -122,12 +125,10 @@ def read_snapshot(segments: Iterable[Mapping[str, Any]], device: int) -> Snapsho
         for block in segment["blocks"]:
             size = block["size"]
             if block["state"].startswith("active"):
-                stack = None
-                if "frames" in block:
-                    stack = tuple(
-                        (one["filename"], one["name"], one["line"]) for one in block["frames"]
-                    )
-                    stack = known.setdefault(stack, stack)
+                stack = tuple(
+                    (one["filename"], one["name"], one["line"]) for one in block["frames"]
+                )
+                stack = known.setdefault(stack, stack)
                 blocks.append(Block(block.get("address", at), size, stack))
             elif not segment.get("is_expandable"):
                 pieces += size
