@@ -26,7 +26,10 @@ _PACKAGE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - 
 _STARTUP = f"{_PACKAGE}{os.sep}_startup"
 
 _given = os.environ.get(_VARIABLE, "")
-"""The Python that is followed, and what observes it, a line each; empty where nobody follows."""
+"""The Python that is followed, what observes it, and a file with how, a line each.
+
+It is empty where nobody follows. Once the file is gone, all that was to be observed has ended.
+"""
 
 
 def _nothing() -> None:
@@ -36,11 +39,12 @@ def _nothing() -> None:
 _stop_waiting = _nothing
 
 
-def follow(module: str, settings: str, stop_waiting: Callable[[], None]) -> Callable[[], None]:
-    """Have the processes that this one starts observed from now on.
+def follow(module: str, file: str, stop_waiting: Callable[[], None]) -> Callable[[], None]:
+    """Have the processes that this one starts observed from now on, until a file is removed.
 
     Args:
-        module: has ``observe(settings)``, which observes the process that calls it.
+        module: has ``observe(file)``, which observes the process that calls it.
+        file: tells it how. The environment has its path alone, as its size is limited.
         stop_waiting: takes back what waits for torch here, in a copy of this process.
 
     Returns:
@@ -50,8 +54,9 @@ def follow(module: str, settings: str, stop_waiting: Callable[[], None]) -> Call
     _stop_waiting()  # this process itself may be one that is followed
     _stop_waiting = stop_waiting
     before = {name: os.environ.get(name) for name in (_VARIABLE, "PYTHONPATH")}
-    _given = f"{sys.prefix} {sys.hexversion:x}\n{module}\n{settings}"
-    others = [one for one in (before["PYTHONPATH"],) if one]
+    _given = f"{sys.prefix} {sys.hexversion:x}\n{module}\n{file}"
+    folders = (before["PYTHONPATH"] or "").split(os.pathsep)
+    others = [one for one in folders if one and one != _STARTUP]
     now = {_VARIABLE: _given, "PYTHONPATH": os.pathsep.join([_STARTUP, *others])}
     os.environ.update(now)
     _follow_copies()
@@ -86,7 +91,20 @@ def _follow_copies() -> None:
     if _follows_copies or not hasattr(os, "register_at_fork"):
         return
     _follows_copies = True
-    os.register_at_fork(after_in_child=lambda: wait() if _given else None)
+    os.register_at_fork(after_in_child=_wait_in_copy)
+
+
+def _wait_in_copy() -> None:
+    try:
+        if _is_followed():
+            wait()
+    except Exception:
+        # Another thread was importing torch, and is not in the copy, which then has half of it.
+        _stop_waiting()
+
+
+def _is_followed() -> bool:
+    return bool(_given) and os.path.exists(_given.split("\n", 2)[2])  # noqa: PTH110
 
 
 def _watch() -> None:
@@ -131,15 +149,20 @@ def _observe() -> None:
     from importlib import import_module
     from importlib.util import find_spec
 
-    if not _given:
+    if not _is_followed():
         return
-    _, module, settings = _given.split("\n", 2)
+    _, module, file = _given.split("\n", 2)
     try:
-        if find_spec("backspot") is None:
+        spec = find_spec("backspot")
+        if spec is None or spec.origin is None:  # a folder of reports has the same name
             sys.path.append(os.path.dirname(_PACKAGE))  # noqa: PTH120
-        import_module(module).observe(settings)
+        import_module(module).observe(file)
     except Exception as error:
+        from contextlib import suppress
+
         from backspot.interrupts import pass_on
 
         pass_on(error)
-        print(f"backspot: no report of process {os.getpid()}: {error}", file=sys.stderr)
+        with suppress(Exception):  # a closed pipe is no matter of the training
+            if sys.stderr is not None:
+                print(f"backspot: no report of process {os.getpid()}: {error}", file=sys.stderr)

@@ -50,6 +50,12 @@ def start(how, *steps, target=train):
 def start_another(steps):
     wait(start("fork", steps))
 
+def in_a_pool():
+    pool = multiprocessing.get_context("fork").Pool(2)
+    pool.map(train, [9, 9], 1)
+    pool.close()
+    pool.join()
+
 def killed(steps):
     train(1)
     os.kill(os.getpid(), signal.SIGKILL)
@@ -75,13 +81,13 @@ def wait(children):
 def observed(tmp_path):
     """Runs a script under ``backspot run``, which has PyTorch already, and so have its forks."""
 
-    def run(code, *arguments, python=None, **more):
+    def run(code, *arguments, python=None, options=(), **more):
         path = tmp_path / "train.py"
         path.write_text(f"{TRAINING}\nif __name__ == '__main__':\n    {code}\n")
         start = python or preloaded.python()
         (tmp_path / "scratch").mkdir()
         done = program(
-            *("run", *SMALL, path, *arguments),
+            *("run", *SMALL, *options, path, *arguments),
             python=start,
             cwd=tmp_path,
             timeout=100,
@@ -145,7 +151,7 @@ def test_a_process_with_a_python_of_its_own(observed, reports, how):
 
 
 def test_processes_of_a_pool(observed, reports):
-    output, _, code = observed("multiprocessing.get_context('fork').Pool(2).map(train, [9, 9], 1)")
+    output, _, code = observed("in_a_pool()")
     assert (output.count("trained 9"), code) == (2, 0)
     assert set(reports().values()) <= {2}
     assert 1 <= len(reports()) <= 2  # one worker may take both
@@ -182,6 +188,50 @@ def test_a_script_that_ends_before_its_process(observed, reports, tmp_path):
     while not reports() and time.monotonic() < until:
         time.sleep(0.2)
     assert set(reports().values()) == {2}
+
+
+def test_a_process_that_python_waits_for_at_its_end(observed, reports):
+    output, errors, code = observed("start('spawn', 9)")
+    assert (output, code) == ("trained 9\n", 0)
+    assert reports() == {"": 2}
+    assert not [line for line in told(errors) if "no report" in line]
+
+
+def test_a_copy_that_ends_as_the_script_does_ends_nothing_else(observed, reports):
+    code = "pid = os.fork(); pid or sys.exit(0); os.waitpid(pid, 0)"
+    _, errors, status = observed(f"{code}; train_until_its_report(); wait(start('fork', 9))")
+    assert status == 0
+    assert set(reports()) == {"", "lr-0-9"}
+    assert not [line for line in told(errors) if "no report" in line]
+
+
+def test_a_process_of_a_pool_goes_on_with_exit(observed, reports):
+    code = "print(multiprocessing.get_context('fork').Pool(1).map(train, [60, 9], 1))"
+    output, _, status = observed(code, options=("--exit",))
+    assert (output.splitlines()[-1], status) == ("[None, None]", 0)
+    assert reports() == {"": 2}
+
+
+def test_a_long_command_line_leaves_the_script_its_processes(observed):
+    code = "import subprocess; print(subprocess.run(['true']).returncode)"
+    output, _, _ = observed(code, *["x" * 100] * 2_000)
+    assert output == "0\n"
+
+
+def test_a_script_chooses_its_folder_for_temporary_files(observed, tmp_path):
+    folder = tmp_path / "other"
+    folder.mkdir()
+    code = "import tempfile; os.environ['TMPDIR'] = sys.argv[1]; print(tempfile.gettempdir())"
+    output, _, _ = observed(code, folder, python=[sys.executable])
+    assert output == f"{folder}\n"
+
+
+def test_a_program_that_outlives_the_script_is_left_alone(observed, reports):
+    again = "import sys, time; sys.argv = ['x']; time.sleep(3); import train; train.train(9)"
+    code = f"import subprocess; subprocess.Popen([sys.executable, '-c', {again!r}], stdout=-3)"
+    observed(code)
+    time.sleep(9)
+    assert not reports()
 
 
 def test_workers_of_a_loader_are_no_trainings(observed, reports):

@@ -26,9 +26,10 @@ def _follow(package):
 
 _startup = os.path.dirname(os.path.abspath(__file__))
 sys.path[:] = [one for one in sys.path if one != _startup]
-sys.modules.pop("sitecustomize", None)
+_self = sys.modules.pop("sitecustomize", None)  # Python 2 clears a module that nobody holds
 _python = "%s %x\n" % (sys.prefix, sys.hexversion)
-if os.environ.get("BACKSPOT_CHILDREN", "").startswith(_python):
+_given = os.environ.get("BACKSPOT_CHILDREN", "")
+if _given.startswith(_python) and os.path.exists(_given.split("\n", 2)[2]):
     try:
         _follow(os.path.dirname(_startup))
     except Exception:

@@ -15,7 +15,10 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-_BEGUN, _NAMED, _DONE = "begun", "named", "done"
+_BEGUN, _NAMED, _DONE, _SETTINGS = "begun", "named", "done", "settings"
+MOST = 32
+"""How many processes are observed, beside the first one."""
+_PREFIX = "backspot-processes-"
 
 
 class Process:
@@ -29,14 +32,23 @@ class Process:
         self.is_child = register is not None
         if register is None:
             with suppress(OSError):  # no folder for temporary files: one process is all there is
-                file, register = tempfile.mkstemp(prefix="backspot-")
-                os.close(file)
+                register = _new_register()
         self.register = register or ""
         self._pid = os.getpid()
         self._id = f"{self._pid}.{time.time_ns()}"  # another one may get this number later
         self._named: str | None = None
+
+    def begin(self, settings: str = "") -> None:
+        """Note that this process is observed, and how, if it is the first."""
         if self.is_child:
             self._tell(_BEGUN)
+        else:
+            self._tell(_SETTINGS, settings)
+
+    @property
+    def settings(self) -> str:
+        """How the first process is observed; empty once it has ended."""
+        return next((about for _, what, about in self._lines() if what == _SETTINGS), "")
 
     @property
     def name(self) -> str:
@@ -85,6 +97,8 @@ class Process:
 
     def end(self) -> None:
         """Note that this process ends."""
+        if self.is_copied:
+            return
         self.note_done()
         if not self.is_child:
             with suppress(OSError):
@@ -127,6 +141,22 @@ class Process:
         return []
 
 
+def _new_register() -> str:
+    """Make the file, and remove those that processes have left that were killed."""
+    before = tempfile.tempdir
+    try:
+        file, register = tempfile.mkstemp(prefix=f"{_PREFIX}{os.getpid()}-")
+    finally:
+        tempfile.tempdir = before  # the script may choose another folder
+    os.close(file)
+    for other in Path(register).parent.glob(f"{_PREFIX}*"):
+        pid = other.name.removeprefix(_PREFIX).partition("-")[0]
+        with suppress(OSError):
+            if pid.isdecimal() and not _runs(int(pid)):
+                other.unlink()
+    return register
+
+
 def _rank_and_ranks() -> tuple[int, int]:
     from backspot.live.ranks import rank_and_ranks
 
@@ -138,6 +168,8 @@ def _runs(pid: int) -> bool:
         return True
     try:
         os.kill(pid, 0)
+    except PermissionError:
+        return True
     except OSError:
         return False
     return True

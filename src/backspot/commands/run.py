@@ -176,11 +176,17 @@ def run(args: argparse.Namespace) -> Callable[[], int]:
         raise UsageError("--steps and --every: give a whole number of at least 1")
     folder = _folder(args.output, args.force)
     script = Script(given[0], given[1:], is_module=bool(args.module))
-    observer = _Observation(given, args, folder, Process())
+    process = Process()
+    observer = _Observation(given, args, folder, process)
+    process.begin(observer.settings())
     stop_waiting = when_imported("torch", observer.begin)
-    stop_following = children.follow(__name__, observer.settings(), stop_waiting)
+    stop_following = _nothing
+    if process.register:
+        stop_following = children.follow(__name__, process.register, stop_waiting)
 
     def ended(raised: BaseException | None) -> None:
+        if process.is_copied:  # which ends as the script does
+            return
         stop_waiting()
         try:
             observer.end(raised)
@@ -193,20 +199,29 @@ def run(args: argparse.Namespace) -> Callable[[], int]:
     return lambda: script.run(ended)
 
 
-def observe(settings: str) -> None:
+def _nothing() -> None:
+    pass
+
+
+def observe(register: str) -> None:
     """Observe this process, which the script has started, or which is a copy of one.
 
     Args:
-        settings: as the first process gives them to those that it starts.
+        register: the file in which the processes of this run tell each other.
     """
     import atexit
     import weakref
     from multiprocessing.util import Finalize
 
-    from backspot.commands._processes import Process
+    from backspot.commands._processes import MOST, Process
 
-    given, options, folder, register = json.loads(settings)
     process = Process(register)
+    settings = process.settings
+    if not settings or process.children()[0] >= MOST:
+        return
+    given, options, folder = json.loads(settings)
+    options["exit"] = False  # what waits for this process would wait forever
+    process.begin()
     if _observed and not _observed.pop().leave_copy():
         complain(process.said("no report: it was forked while a report was recorded or made"))
         process.end()
@@ -231,6 +246,22 @@ def observe(settings: str) -> None:
     Finalize(None, ended, exitpriority=1000)
     weakref.finalize(process, bool).detach()
     atexit.register(ended)
+
+
+def _once_children_end(action: Callable[[], None], *, last: bool = False) -> None:
+    """Call a function once the processes have ended that Python waits for at its end.
+
+    Args:
+        last: after the other functions.
+    """
+    import multiprocessing
+    from multiprocessing.util import Finalize
+
+    if any(not child.daemon for child in multiprocessing.active_children()):
+        # What is below 0 comes after Python has waited.
+        Finalize(None, action, exitpriority=-2 if last else -1)
+    else:
+        action()
 
 
 _observed: list[_Observation] = []
@@ -261,7 +292,7 @@ class _Observation:
         plain = (str, int, bool, type(None))
         options = {name: one for name, one in vars(self._args).items() if isinstance(one, plain)}
         options["module"] = bool(self._args.module)
-        return json.dumps([self._given, options, str(self._folder), self.process.register])
+        return json.dumps([self._given, options, str(self._folder)])
 
     def leave_copy(self) -> bool:
         """Remove what observes, in a copy of the process that is observed.
@@ -327,10 +358,19 @@ class _Observation:
         try:
             self._end(error)
         finally:
-            self.process.end()
+            _once_children_end(self.process.end, last=True)
 
     def _complain(self, sentence: str) -> None:
         complain(self.process.said(sentence))
+
+    def _complain_if_alone(self, sentence: str) -> None:
+        """Say why there is no report, unless a process that still runs leaves one."""
+
+        def say() -> None:
+            if not self.process.children()[0]:
+                self._complain(sentence)
+
+        _once_children_end(say)
 
     def _end(self, error: BaseException | None) -> None:
         others, killed = self.process.children()
@@ -340,7 +380,7 @@ class _Observation:
             if others:  # they have reports, or have said why not
                 return
             ending = f"{_how_it_ended(error)} before it imported" if error else ""
-            complain(f"no report: {ending or 'the script did not import'} torch")
+            self._complain_if_alone(f"no report: {ending or 'the script did not import'} torch")
             return
         recorder = self._observer.recorder
         if recorder.is_child:
@@ -360,7 +400,8 @@ class _Observation:
             why = "" if others and not recorder.steps else self._why_none(error)
             if why and _is_rank_0():
                 of_steps = why.replace("no report:", "no report of steps:", 1)
-                self._complain(of_steps if death else why)
+                say = self._complain if recorder.steps else self._complain_if_alone
+                say(of_steps if death else why)
         elif not self.process.is_first:
             return
         elif recorder.reports > before and self._recorded:
@@ -463,6 +504,9 @@ class _Observation:
         """Take the signal, if the script has no handler for it after its first step."""
         if step > 1:
             return
+        from backspot.live.parts import note_presence
+
+        note_presence()
         with suppress(AttributeError, ValueError):  # Windows; not the main thread
             if signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:
                 signal.signal(signal.SIGUSR1, self._on_signal)

@@ -36,12 +36,26 @@ from backspot.results.report import Report, changed
 
 LIMIT_S = 120.0
 """How long rank 0 waits for the summaries of the others, after its own is there."""
+_ABSENT_S = 10.0
+"""How long it waits for one that has not said that it is observed."""
 _PIECE = 1 << 22
 """Bytes of a value: the store refuses values of 8 MiB."""
 _SUMMARY, _REASON = b"S", b"R"
 
 
 _profiles = itertools.count()
+
+
+def note_presence() -> None:
+    """Tell the other ranks that this one is observed, and will leave its summaries."""
+    store = default_store()
+    if store is not None:
+        with suppress(RuntimeError):
+            store.set(_presence(rank_and_ranks()[0]), b"1")
+
+
+def _presence(rank: int) -> str:
+    return f"backspot/present/{rank}"
 
 
 def gathering_of(ranks: object) -> Gathering:
@@ -63,13 +77,17 @@ class Gathering(Joint):
 
     Around what may raise before the summary is left, use it as a context manager.
 
+    Args:
+        of_present: whether some ranks may not be observed, which have not called
+            ``note_presence``.
+
     Raises:
         UsageError: If this process is not part of a job.
     """
 
     file_name = "job"
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, of_present: bool = False) -> None:
         store = default_store()
         if store is None:
             raise UsageError(
@@ -80,6 +98,7 @@ class Gathering(Joint):
         self._name = name
         self.rank, self._ranks = rank_and_ranks()
         self._has_left = False
+        self._of_present = of_present
 
     def use(self, path: Path, recording: Recording) -> None:
         """Leave the summary of this rank's recording for rank 0; a second call does nothing."""
@@ -134,16 +153,23 @@ class Gathering(Joint):
         """
         read: list[Summary] = []
         lost = []
-        until = time.monotonic() + LIMIT_S
+        begin = time.monotonic()
         for rank in range(self._ranks):
             try:
-                value = self._take(rank, until)
+                value = self._take(rank, begin + self._limit_s(rank))
                 if value.startswith(_REASON):
                     raise NotATraceError(value[1:].decode(errors="replace"))
                 read.append(from_bytes(value[1:]))
             except (BackspotError, RuntimeError, ValueError) as error:  # stores have their own
                 lost.append(LostRank(f"rank {rank}", str(error)))
         return answer(read, lost)
+
+    def _limit_s(self, rank: int) -> float:
+        """Return how long to wait for a rank. The others wait in their step for this one."""
+        is_absent = False
+        with suppress(RuntimeError):
+            is_absent = self._of_present and not self._store.check([_presence(rank)])
+        return _ABSENT_S if is_absent else LIMIT_S
 
     def _take(self, rank: int, until: float) -> bytes:
         """Return what a rank has left, and remove it from the store."""
@@ -153,7 +179,8 @@ class Gathering(Joint):
             self._store.wait([key], timedelta(seconds=left))
         except Exception as error:
             pass_on(error)
-            reason = f"it left nothing within {LIMIT_S:.0f} s after rank 0: it may have ended"
+            waited = self._limit_s(rank)
+            reason = f"it left nothing within {waited:.0f} s after rank 0: it may have ended"
             raise NotATraceError(reason) from error
         count = int(self._store.get(key))
         keys = [self._key(rank, number) for number in range(count)]

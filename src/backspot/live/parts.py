@@ -39,7 +39,7 @@ def joint_of(name: str) -> Joint | None:
     from backspot.live.gathering import Gathering
 
     with suppress(UsageError):  # the process group is gone
-        return Gathering(name)
+        return Gathering(name, of_present=True)
     return None
 
 
@@ -50,6 +50,15 @@ def load_joint() -> None:
     """
     if rank_and_ranks()[1] > 1:
         import backspot.live.gathering  # noqa: F401
+
+
+def note_presence() -> None:
+    """Tell the other processes of this training that this one will leave its part of answers."""
+    if rank_and_ranks()[1] == 1:
+        return
+    from backspot.live.gathering import note_presence as note
+
+    note()
 
 
 _AS_BEFORE = (with_earlier_trials,)

@@ -188,14 +188,16 @@ def _between_allocations(evidence: Evidence, calls: Ints) -> np.ndarray:
     """Whether the program asks for memory directly before and directly after each call."""
     asks = evidence.events.names_where(names.is_allocation)
     before, after = _neighbours(evidence, calls, asks)
-    return before & after
+    both: np.ndarray = before & after
+    return both
 
 
 def _beside_a_release(evidence: Evidence, calls: Ints) -> np.ndarray:
     """Whether the program gives memory back directly before or directly after each call."""
     releases = evidence.events.names_where(names.is_release)
     before, after = _neighbours(evidence, calls, releases)
-    return before | after
+    either: np.ndarray = before | after
+    return either
 
 
 def _neighbours(
