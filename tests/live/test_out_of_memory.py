@@ -293,14 +293,18 @@ class Layer(nn.Module):
 
 
 class Layers(nn.Module):
-    def __init__(self, note: Callable[[], None]) -> None:
+    def __init__(self, note: Callable[[], None], *, again: bool = False) -> None:
         super().__init__()
+        self.again = again
         self.blocks = nn.ModuleList(Layer(note) for _ in range(3))
         self.head = Allocating(note)
 
     def forward(self) -> None:
         for block in self.blocks:
-            block()
+            if self.again:
+                checkpoint(block, use_reentrant=False)
+            else:
+                block()
         self.head()
 
 
@@ -320,7 +324,14 @@ def test_a_snapshot_has_the_blocks_and_the_pieces_of_one_device() -> None:
     assert [block.address for block in found.blocks[:2]] == [4096, 4096 + 2048]
     assert {block.stack for block in found.blocks} == {()}
     assert (found.reserved, sum(block.bytes for block in found.blocks)) == (8192, 4 * 512)
+    assert found.in_use == 4 * 512
     assert (found.pieces, found.largest_piece) == (2 * 1536, 1536)  # not of what can grow
+
+
+def test_what_is_free_in_the_pool_of_a_cuda_graph_is_no_piece() -> None:
+    private, shared = ({**segments([[]])[0], "segment_pool_id": one} for one in ((0, 1), (0, 0)))
+    assert read_snapshot([private], 0).pieces == 0
+    assert read_snapshot([shared], 0).pieces == 1536
 
 
 def test_the_stacks_of_blocks_tell_the_modules_and_equal_layers_are_one() -> None:
@@ -341,6 +352,27 @@ def test_the_stacks_of_blocks_tell_the_modules_and_equal_layers_are_one() -> Non
     assert [(one.path, one.members, one.bytes) for one in layers] == [("blocks.*", 3, 6 * 512)]
 
 
+@pytest.mark.parametrize("again", [True, False], ids=["checkpointed", "plain"])
+def test_layers_are_not_told_where_a_checkpoint_runs_already(again: bool) -> None:
+    stacks: list[Any] = []
+    model = Layers(lambda: stacks.append(gather_traceback(True, False, False)), again=again)
+    model()
+    frames = symbolize_tracebacks(stacks)
+    blocks = read_snapshot(segments(frames)[:1], 0).blocks
+    held, layers = allocated_by(blocks, NamedModules({"": model}))
+    assert {one.path for one in held} == {"blocks.*", "blocks.*.mlp", "head"}
+    assert bool(layers) is not again
+
+
+def test_an_error_of_a_loaders_worker_has_no_sizes_of_this_process() -> None:
+    said = "Caught MemoryError in DataLoader worker process 0.\nOriginal Traceback …"
+    watch = OutOfMemoryWatch(history=False)
+    for error, is_here in ((MemoryError(said), False), (MemoryError("Unable to allocate"), True)):
+        found = watch.died(error, {"": nn.Linear(4, 4)}, 1)
+        assert found is not None
+        assert bool(found.in_use_bytes) is bool(found.total_bytes) is bool(found.held) is is_here
+
+
 # The moment at which a GPU has no memory left -----------------------------------------------------
 
 GIB = 1 << 30
@@ -354,15 +386,20 @@ class Gpu:
         self.observe: Callable[..., None] = lambda *_: None
         self.free, self.errors, self.histories = GIB, 0, 0
         self.keeps_history = False
+        self.counts: dict[str, int] = {}
+        patch.setattr(allocator, "_began_history", False)
         patch.setattr(allocator, "_once_initialized", lambda begin: begin())
         patch.setattr(allocator, "_attach", lambda observe: setattr(self, "observe", observe))
         patch.setattr(allocator, "_record_history", self._record)
         patch.setattr(allocator, "_keeps_history", lambda: self.keeps_history)
         patch.setattr(torch.cuda, "memory_snapshot", lambda include_traces=True: self.segments)
-        patch.setattr(torch.cuda, "memory_stats", lambda _: {"num_ooms": self.errors})
+        patch.setattr(torch.cuda, "memory_stats", self._stats)
         patch.setattr(torch.cuda, "mem_get_info", lambda _: (self.free, 4 * GIB))
         patch.setattr(torch.cuda, "is_initialized", lambda: True)
         patch.setattr(torch.cuda, "current_device", lambda: 0)
+
+    def _stats(self, _: int) -> dict[str, int]:
+        return {"num_ooms": self.errors, **self.counts}
 
     def _record(self, *_: object, **__: object) -> None:
         self.histories += 1
@@ -420,17 +457,48 @@ def test_an_earlier_moment_is_not_told_as_this_death(gpu: Gpu) -> None:
     assert (found.source, found.asked_bytes, found.phase) == ("process", None, "other")
 
 
-def test_a_moment_without_a_snapshot_leaves_no_earlier_one(gpu: Gpu) -> None:
-    model = Network(Asking(gpu.ask))
-    watch = OutOfMemoryWatch(history=False)
-    watch.begin()
-    raised(lambda: model(torch.ones(2, 4)))
+def test_of_an_allocator_without_blocks_its_sums_are_told(gpu: Gpu) -> None:
     gpu.segments = [{}]  # cannot be read
-    error = raised(gpu.ask)
+    gpu.counts = {"allocated_bytes.all.current": GIB, "reserved_bytes.all.current": 2 * GIB}
+    found = gpu_death(gpu, nn.Linear(4, 4), gpu.ask)
+    assert (found.asked_bytes, found.in_use_bytes, found.reserved_bytes) == (
+        2 * GIB,
+        GIB,
+        2 * GIB,
+    )
+    assert [(one.kind, one.bytes) for one in found.held] == [("other", GIB)]
+
+
+def test_what_no_block_tells_is_held_by_the_model_all_the_same(gpu: Gpu) -> None:
     gpu.segments = []
-    found = watch.died(error, {"": model}, 1)
-    assert found is not None
-    assert (found.source, found.path, found.phase) == ("process", "", "other")
+    model = nn.Linear(64, 64)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("backspot.live.out_of_memory.HOST", 0)  # its parameters are "on the GPU"
+        found = gpu_death(gpu, model, gpu.ask)
+    held = {one.kind: one.bytes for one in found.held}
+    assert held["parameter"] >= 4 * (64 * 64 + 64)  # optimizers of other tests may live
+    assert found.in_use_bytes == sum(held.values())
+
+
+@pytest.mark.parametrize("traces", [True, False], ids=["can be left out", "always come"])
+def test_a_long_history_of_the_script_is_not_read_at_each_error(
+    traces: bool, gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu.keeps_history = True
+    if not traces:
+        monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: gpu.segments)
+    found = gpu_death(gpu, nn.Linear(4, 4), gpu.ask)
+    assert found.in_use_bytes == (4 * 512 if traces else 0)
+
+
+def test_only_errors_before_this_one_are_counted(gpu: Gpu) -> None:
+    gpu.errors = 2
+    assert gpu_death(gpu, nn.Linear(4, 4), gpu.ask).earlier == 2
+    of_a_library = gpu_death(
+        gpu, nn.Linear(4, 4), lambda: exec("raise RuntimeError('CUDA error: out of memory')")
+    )
+    assert of_a_library.earlier == 3
+    assert of_a_library.source == "process"
 
 
 def test_an_optimizer_that_steps_within_a_backward_is_one(gpu: Gpu) -> None:

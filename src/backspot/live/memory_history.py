@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from types import CodeType
 from typing import NamedTuple, TypeAlias
 
@@ -21,6 +22,7 @@ from backspot.results.out_of_memory import HeldKind, HeldMemory
 
 _NAMED = 12
 """How many modules are named that hold activations."""
+_CHECKPOINT = str(Path(torch.__file__).parent / "utils" / "checkpoint.py")
 
 Models: TypeAlias = Mapping[str, torch.nn.Module]
 
@@ -146,10 +148,13 @@ def allocated_by(
     """Return who has allocated some blocks, by module and kind; and the same by repeated layers.
 
     The largest are there by name, and all others as one. Of layers within layers, the outermost
-    count.
+    count; there are none where a checkpoint runs already.
     """
     by_path, others = _by_module(blocks, names)
-    return [*_patterns(by_path, names), *others], _outermost_layers(by_path, names)
+    stacks = {block.stack for block in blocks}
+    has_checkpoint = any(line[0] == _CHECKPOINT for stack in stacks for line in stack)
+    layers = [] if has_checkpoint else _outermost_layers(by_path, names)
+    return [*_patterns(by_path, names), *others], layers
 
 
 def _by_module(

@@ -50,6 +50,8 @@ that its allocator was not asked for."""
 _ASKED = re.compile(r"Tried to allocate ([\d.]+) (bytes|[KMG]iB)")
 """What PyTorch says of a GPU's memory that its allocator was asked for."""
 _UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+_OF_WORKER = re.compile(r"Caught \w+ in DataLoader worker process")
+"""How an error of another process begins, which its loader raises in this one."""
 _OWNERS = torch.nn.Module, torch.optim.Optimizer, BackwardCFunction
 """Whose methods tell where memory was asked for."""
 _CAUSES = 20
@@ -280,7 +282,7 @@ class _Storage(NamedTuple):
 
 
 def _storages(names: NamedModules, device: int) -> dict[int, _Storage]:
-    """Return the memory of models and optimizers on a device, by address."""
+    """Return the memory of models and optimizers on a device, by address, without empty ones."""
     found: dict[int, _Storage] = {}
     for kind, tensor in _tensors(names):
         with suppress(Exception):  # a tensor of a strange kind has no storage
@@ -290,7 +292,8 @@ def _storages(names: NamedModules, device: int) -> dict[int, _Storage]:
             if index == device:
                 storage = local.untyped_storage()
                 at = storage.data_ptr()
-                found.setdefault(at, _Storage(kind, at, storage.nbytes()))
+                if storage.nbytes():
+                    found.setdefault(at, _Storage(kind, at, storage.nbytes()))
     return found
 
 
@@ -310,9 +313,11 @@ def _batch_size() -> int | None:
 def _on_host(
     error: BaseException, place: _Place, names: NamedModules, step: int | None
 ) -> OutOfMemory:
-    tightest = min(spaces(), key=lambda space: space.free, default=None)
+    is_here = not _OF_WORKER.match(str(error))
+    tightest = min(spaces() if is_here else (), key=lambda space: space.free, default=None)
     said = _OF_HOST.search(str(error))
-    held = held_by_kind((one.kind, one.bytes) for one in _storages(names, HOST).values())
+    storages = _storages(names, HOST).values() if is_here else ()
+    held = held_by_kind((one.kind, one.bytes) for one in storages)
     return OutOfMemory(
         device=HOST,
         source="process",
@@ -323,7 +328,7 @@ def _on_host(
         total_bytes=tightest.total if tightest else 0,
         free_bytes=tightest.free if tightest else 0,
         limit=tightest.of if tightest else "the machine",
-        in_use_bytes=max(resident(), sum(one.bytes for one in held)),
+        in_use_bytes=max(resident() if is_here else 0, sum(one.bytes for one in held)),
         held=_largest_first(held),
         batch_size=_batch_size(),
     )
@@ -334,12 +339,10 @@ def _on_gpu(
 ) -> OutOfMemory:
     snapshot, device = moment.snapshot, moment.device
     known = _storages(names, device)
+    sizes = {block.address: block.bytes for block in snapshot.blocks}
     left = [block for block in snapshot.blocks if block.address not in known]
-    held = held_by_kind(
-        (known[block.address].kind, block.bytes)
-        for block in snapshot.blocks
-        if block.address in known
-    )
+    # What no block tells is there all the same: not every allocator tells its blocks.
+    held = held_by_kind((one.kind, sizes.get(at, one.bytes)) for at, one in known.items())
     has_history = any(block.stack for block in snapshot.blocks)
     layers: list[HeldMemory] = []
     if has_history:
@@ -347,9 +350,12 @@ def _on_gpu(
         held += allocated
     else:
         held += held_by_kind(("other", block.bytes) for block in left)
-    caught = 0
+    in_use = max(snapshot.in_use, sum(one.bytes for one in held))
+    if rest := in_use - sum(one.bytes for one in held):
+        held.append(HeldMemory("other", rest, 0))
+    earlier = 0
     with contained():
-        caught = errors_caught(device)
+        earlier = errors_caught(device) - (moment.asked is not None)  # without this one
     return OutOfMemory(
         device=device,
         source="process" if moment.asked is None else "history" if has_history else "snapshot",
@@ -360,12 +366,12 @@ def _on_gpu(
         total_bytes=moment.total,
         free_bytes=moment.free,
         limit=f"{GPU}{device}",
-        in_use_bytes=sum(block.bytes for block in snapshot.blocks),
+        in_use_bytes=in_use,
         reserved_bytes=snapshot.reserved,
         pieces_bytes=snapshot.pieces,
         largest_piece_bytes=snapshot.largest_piece,
         held=_largest_first(held),
         layers=_largest_first(layers),
         batch_size=_batch_size(),
-        earlier=max(caught - 1, 0),
+        earlier=max(earlier, 0),
     )

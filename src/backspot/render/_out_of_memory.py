@@ -20,7 +20,10 @@ _SAID: dict[HeldKind, str] = {
     "no_stack": "no Python stack: the backward, or before the history",
     "other": "all else",
 }
+_ADDRESSES = "ulimit -v"
+"""The limit that is one of addresses, which take no memory before they are used."""
 _OF_PROCESS = "all else of the process"
+_OF_SYSTEM = "other processes and the system"
 _STAYS: tuple[HeldKind, ...] = ("parameter", "buffer", "gradient", "optimizer")
 _OF_BATCH: tuple[HeldKind, ...] = ("activation", "no_stack")
 _WORTH = 0.1
@@ -37,6 +40,9 @@ def headline(one: OutOfMemory) -> str:
     said = f"The training ran out of memory{step}, {where(one)}{asked}"
     if not one.total_bytes:
         return f"{said}."
+    if one.is_elsewhere:
+        free = f"{size(one.free_bytes)} of the {size(one.total_bytes)} of {one.limit}"
+        return f"{said}: of pinned memory of the host, or in a library, as {free} were free."
     pieces = f", {size(one.pieces_bytes)} of it free in pieces" if _is_in_pieces(one) else ""
     used = f"{size(one.used_bytes)} of the {size(one.total_bytes)} of {one.limit}"
     return f"{said}: {used} were in use{pieces}."
@@ -63,28 +69,48 @@ def source(one: OutOfMemory) -> str:
     """How it is known."""
     if one.source == "history":
         return "Who holds it is from the allocator's history at that moment."
+    if one.source == "snapshot" and any(not held.blocks for held in one.held):
+        return (
+            "Parameters, gradients and states are known by their tensors; all else is what the "
+            "allocator counted at that moment, as it tells no blocks."
+        )
     if one.source == "snapshot":
         return (
             "Who holds it is from the sizes of the allocator's blocks at that moment, without a "
             "history: --memory also tells which modules keep activations."
         )
+    if one.is_host and not one.in_use_bytes:
+        return "Sizes are not known: the error is of another process, as of a loader's worker."
     module = "The module is from the frames of the exception; sizes" if one.label else "Sizes"
-    why = "a CPU's allocator has no history" if one.is_host else "PyTorch's allocator was not asked"
+    why = "PyTorch's allocator was not asked"
+    if one.is_host:
+        why = "a CPU's allocator has no history"
+    elif one.error == "OutOfMemoryError" or not one.reserved_bytes:
+        why = "this allocator of PyTorch's does not tell the moment"
     return f"{module} are those of the process when the error had ended the script: {why}."
 
 
 def holders(one: OutOfMemory) -> list[tuple[str, HeldMemory]]:
-    """Who holds what is in use, each as people read it; what is known of no kind comes too."""
+    """Who holds what is in use, each as people read it; what is known of no kind comes too.
+
+    None where it was not the memory of the GPU that was short.
+    """
+    if one.is_elsewhere:
+        return []
     found = [(_name(held, one), held) for held in one.held]
     rest = one.in_use_bytes - sum(held.bytes for held in one.held)
     if rest > 0:
         found.append((_OF_PROCESS, HeldMemory("other", rest, 0)))
     if one.others_bytes:
         outside = HeldMemory("other", one.others_bytes, 0)
-        found.append(("not PyTorch's: CUDA, libraries, other processes", outside))
+        those = "CUDA, libraries, other processes"
+        name = f"not PyTorch's: {those}" if one.reserved_bytes else f"not told: tensors, {those}"
+        found.append((name, outside))
     others = one.used_bytes - one.in_use_bytes if one.is_host else 0
     if others > 0:
-        found.append(("other processes and the system", HeldMemory("other", others, 0)))
+        is_of_addresses = one.limit == _ADDRESSES
+        name = "addresses this process has reserved" if is_of_addresses else _OF_SYSTEM
+        found.append((name, HeldMemory("other", others, 0)))
     if one.pieces_bytes:
         found.append(("free, in pieces", HeldMemory("other", one.pieces_bytes, 0)))
     return sorted(found, key=lambda item: -item[1].bytes)
@@ -108,6 +134,8 @@ def _label(held: HeldMemory) -> str:
 
 def advice(one: OutOfMemory) -> list[str]:
     """What helps, with numbers where they are known."""
+    if one.is_elsewhere:
+        return []
     asked = one.asked_bytes or 0
     culprit = "the script" if one.is_nearby else one.label or "the script"
     if one.total_bytes and asked > one.total_bytes:
@@ -122,7 +150,7 @@ def advice(one: OutOfMemory) -> list[str]:
             f"{size(one.largest_piece_bytes)}: PYTORCH_ALLOC_CONF=expandable_segments:True "
             "(PYTORCH_CUDA_ALLOC_CONF before torch 2.9) lets the allocator use them."
         )
-    if one.others_bytes > _CONTEXT:
+    if one.reserved_bytes and one.others_bytes > _CONTEXT:
         said.append(
             f"{size(one.others_bytes)} of {one.limit} are neither free nor PyTorch's: other "
             "processes may use it; nvidia-smi names them."
@@ -148,10 +176,15 @@ def _checkpointing(one: OutOfMemory) -> list[str]:
 
 def _batch(one: OutOfMemory) -> list[str]:
     if one.is_host:
+        # Elsewhere it is as likely of data: of a NumPy array, or in a loader's worker.
+        if one.phase == "other" or not one.in_use_bytes:
+            return []
         return [
             "A smaller batch, or checkpointing, frees activations: a part of what is all else of "
             "the process."
         ]
+    if not one.reserved_bytes or not one.in_use_bytes:
+        return []  # it is not known what else the training has
     # Without a history, what is neither is activations and all else.
     changing = _sum_of(one, _OF_BATCH if one.source == "history" else (*_OF_BATCH, "other"))
     stays, what = _sum_of(one, _STAYS), "activations and what has no Python stack"
@@ -177,19 +210,22 @@ def _sum_of(one: OutOfMemory, kinds: Collection[HeldKind]) -> int:
 
 def _is_in_pieces(one: OutOfMemory) -> bool:
     """Whether what was asked for is free, but not in one piece."""
-    return one.pieces_bytes >= (one.asked_bytes or one.total_bytes + 1)
+    asked = one.asked_bytes
+    return asked is not None and one.pieces_bytes >= asked > one.largest_piece_bytes
 
 
 def caught(one: OutOfMemory) -> list[str]:
-    """How many errors of memory came before and were caught."""
+    """How often the allocator had run out of memory before, and something had caught it."""
     if not one.earlier:
         return []
-    return [f"{counted(one.earlier, 'error')} of memory had been caught before."]
+    return [f"The allocator had run out of memory {counted(one.earlier, 'time')} before."]
 
 
-def table(one: OutOfMemory) -> Table:
-    """Who holds memory, the most first."""
+def tables(one: OutOfMemory) -> list[Table]:
+    """Who holds memory, the most first; no table where that is not known."""
     rows = holders(one)[:_ROWS]
+    if not rows:
+        return []
     whole = max(one.used_bytes, one.in_use_bytes)
     names: list[Part] = [("name", name) for name, _ in rows]
     shares = numbers(percent(held.bytes / whole) if whole else "" for _, held in rows)
@@ -198,7 +234,7 @@ def table(one: OutOfMemory) -> Table:
         Column("amount", "memory", numbers(size(held.bytes) for _, held in rows)),
         Column("share", "share", shares, need=1),
     ]
-    return Table(f"Memory of {visible(one.limit)} when there was none left", source(one), columns)
+    return [Table(f"Memory of {visible(one.limit)} when there was none left", source(one), columns)]
 
 
 def _sections(report: Report, _: View) -> Sequence[Section]:
@@ -207,8 +243,7 @@ def _sections(report: Report, _: View) -> Sequence[Section]:
         return []
     # The headline is the first warning: every output has it above all else.
     said = [visible(text.rstrip(".")) for text in (*advice(one), *caught(one))]
-    tables = [table(one)]
-    return [Section("tables", "out-of-memory", said, title="Out of memory", tables=tables)]
+    return [Section("tables", "out-of-memory", said, title="Out of memory", tables=tables(one))]
 
 
 SAYING = Saying(_sections)

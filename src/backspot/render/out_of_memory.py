@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from backspot._version import __version__
 from backspot.formatting import visible
-from backspot.render._out_of_memory import advice, caught, headline, source, table
+from backspot.render._out_of_memory import advice, caught, headline, source, tables
 from backspot.render._sections import Section
 from backspot.render._terminal import lay_out, paragraph, space_for, written
 from backspot.render.formats import Format
@@ -18,7 +18,8 @@ def render_out_of_memory(one: OutOfMemory, *, width: int | None = None, color: b
     """Return where it died, who held the memory, and what helps."""
     width, whole = space_for(width)
     lines = [*paragraph(Text(visible(headline(one)), "bold"), width, whole=whole)]
-    lines += [Text(), *lay_out(table(one).columns, width, whole=whole), Text()]
+    for table in tables(one):
+        lines += [Text(), *lay_out(table.columns, width, whole=whole), Text()]
     for said in (*advice(one), *caught(one)):
         lines += paragraph(Text(visible(said)), width, "→ ", whole=whole)
     lines += paragraph(Text(source(one), "dim"), width, whole=whole)
@@ -30,7 +31,7 @@ def out_of_memory_to_html(one: OutOfMemory) -> bytes:
     main = (
         f'<section class="answer" aria-label="The answer"><h1>{shown(headline(one))}</h1>'
         f"{facts_list([*advice(one), *caught(one)])}</section>"
-        f"{tables_of([Section('tables', 'out-of-memory', title='Memory', tables=[table(one)])])}"
+        f"{tables_of([Section('tables', 'out-of-memory', title='Memory', tables=tables(one))])}"
     )
     return page(
         f"{headline(one)[:100]} · Backspot",

@@ -22,6 +22,8 @@ SCHEMA = "backspot.out-of-memory/1"
 HeldKind: TypeAlias = Literal[
     "parameter", "buffer", "gradient", "optimizer", "activation", "no_stack", "other"
 ]
+_MUCH = 0.1
+"""Share of a GPU that is free, from which on it has not run out of memory."""
 Phase: TypeAlias = Literal["forward", "evaluation", "backward", "optimizer", "other"]
 
 
@@ -74,16 +76,20 @@ class OutOfMemory(Presented):
         total_bytes: How much memory there is: of the device, or of what limits the host's.
         free_bytes: How much of that is free.
         limit: What limits it: ``GPU 0``, ``the machine``, ``the cgroup``, …
-        in_use_bytes: What tensors have of PyTorch's allocator; of the host, what the process has.
-        reserved_bytes: What PyTorch's allocator has from the device; 0 for the host.
-        pieces_bytes: How much of that is free, in pieces of segments that cannot grow.
+        in_use_bytes: What tensors have of PyTorch's allocator, with what is freed and still used by
+            a stream, and what models and optimizers have beside it; of the host, what the process
+            has, 0 where the error is of another process.
+        reserved_bytes: What PyTorch's allocator has from the device; 0 for the host, and where the
+            allocator does not tell.
+        pieces_bytes: How much of that is free, in pieces of segments that cannot grow, outside of
+            the pools of CUDA graphs.
         largest_piece_bytes: The largest of these.
         held: Who has ``in_use_bytes``, the most first; sums to it exactly on a GPU, and at most to
             it on the host.
         layers: What all activations of repeated layers are, by their outermost pattern
-            (``blocks.*``), the most first.
+            (``blocks.*``), the most first; none where a checkpoint runs in the model.
         batch_size: Samples in a batch of the only loader; ``None`` if not known.
-        earlier: How many errors of memory the training had caught before, on this GPU.
+        earlier: How often the allocator had run out of memory before, on this GPU.
         schema: Version of the JSON form.
     """
 
@@ -130,7 +136,19 @@ class OutOfMemory(Presented):
     @property
     def others_bytes(self) -> int:
         """What of a GPU is neither free nor PyTorch's: CUDA, libraries, other processes."""
-        return 0 if self.is_host else max(self.used_bytes - self.reserved_bytes, 0)
+        known = max(self.reserved_bytes, self.in_use_bytes)
+        return 0 if self.is_host else max(self.used_bytes - known, 0)
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether CUDA had no memory left while the GPU had: pinned memory, or a library's.
+
+        True where PyTorch's allocator was not asked, and over a tenth of the GPU was free.
+        """
+        was_asked = self.source != "process" or self.error == "OutOfMemoryError"
+        if self.is_host or was_asked or not self.reserved_bytes:
+            return False
+        return self.free_bytes > _MUCH * self.total_bytes
 
     @property
     def used_bytes(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from inspect import signature
 from typing import Any, NamedTuple, TypeAlias
 
@@ -68,16 +69,22 @@ class Snapshot(NamedTuple):
     """What the allocator has on one device.
 
     Attributes:
-        blocks: those in use.
-        reserved: what it has from the device.
-        pieces: what is free in segments that cannot grow.
+        blocks: those in use; none where the allocator does not tell them.
+        in_use: their sum, or what the allocator counts without telling them.
+        reserved: what it has from the device; 0 where it does not tell.
+        pieces: what is free in segments that cannot grow, and that all may use: not in the pool of
+            a CUDA graph.
         largest_piece: the largest of these.
     """
 
     blocks: tuple[Block, ...]
+    in_use: int
     reserved: int
     pieces: int
     largest_piece: int
+
+
+_began_history = False
 
 
 def watch_allocator(short: Callable[[int, int, int, int], None], *, history: bool) -> None:
@@ -96,9 +103,11 @@ def watch_allocator(short: Callable[[int, int, int, int], None], *, history: boo
                 call(device, asked, total, free)
 
     def begin() -> None:
+        global _began_history
         with contained():
             if history and _record_history is not None and not _keeps_history():
                 _record_history("state", context="state", stacks="python")
+                _began_history = True
             if _attach is not None:
                 _attach(observe)
 
@@ -107,21 +116,34 @@ def watch_allocator(short: Callable[[int, int, int, int], None], *, history: boo
 
 
 def snapshot_of(device: int) -> Snapshot:
-    """Return what the allocator has on a CUDA device now."""
-    take: Any = torch.cuda.memory_snapshot
-    fewer = {"include_traces": False} if "include_traces" in signature(take).parameters else {}
-    return read_snapshot(take(**fewer), device)
+    """Return what the allocator has on a CUDA device now.
+
+    Without blocks where it does not tell them, as ``cudaMallocAsync`` and most pluggable ones; and
+    where PyTorch would hand over all events of a history of the script's, which can take seconds.
+    """
+    with suppress(Exception):
+        take: Any = torch.cuda.memory_snapshot
+        fewer = {"include_traces": False} if "include_traces" in signature(take).parameters else {}
+        if fewer or _began_history or not _keeps_history():
+            return read_snapshot(take(**fewer), device)
+    counts: Mapping[str, int] = {}
+    with suppress(Exception):
+        counts = torch.cuda.memory_stats(device)
+    in_use = counts.get("allocated_bytes.all.current", 0)
+    return Snapshot((), in_use, counts.get("reserved_bytes.all.current", 0), 0, 0)
 
 
 def read_snapshot(segments: Iterable[Mapping[str, Any]], device: int) -> Snapshot:
     """Return what segments, as ``torch.cuda.memory_snapshot`` returns them, have on a device."""
     known: dict[tuple[Line, ...], tuple[Line, ...]] = {}
-    blocks, reserved, pieces, largest = [], 0, 0, 0
+    blocks: list[Block] = []
+    reserved = pieces = largest = 0
     for segment in segments:
         if segment["device"] != device:
             continue
         reserved += segment["total_size"]
         at = segment["address"]
+        grows, is_private = segment.get("is_expandable"), any(segment.get("segment_pool_id", ()))
         for block in segment["blocks"]:
             size = block["size"]
             if block["state"].startswith("active"):
@@ -130,15 +152,16 @@ def read_snapshot(segments: Iterable[Mapping[str, Any]], device: int) -> Snapsho
                 )
                 stack = known.setdefault(stack, stack)
                 blocks.append(Block(block.get("address", at), size, stack))
-            elif not segment.get("is_expandable"):
+            elif not grows and not is_private:
                 pieces += size
                 largest = max(largest, size)
             at += size
-    return Snapshot(tuple(blocks), reserved, pieces, largest)
+    in_use = sum(block.bytes for block in blocks)
+    return Snapshot(tuple(blocks), in_use, reserved, pieces, largest)
 
 
 def errors_caught(device: int) -> int:
-    """Return how often a CUDA device had no memory left so far."""
+    """Return how often the allocator had no memory left so far on a CUDA device."""
     return int(torch.cuda.memory_stats(device).get("num_ooms", 0))
 
 
