@@ -338,12 +338,13 @@ def _summary(ended: Mapping[str, Record]) -> dict[str, Any]:
     judged_here = {name: record for name, record in ended.items() if "shares" in record}
     summary: dict[str, Any] = {
         "trainings": len(judged_here),
-        "left out": len(ended) - len(judged_here),
+        "left_out": len(ended) - len(judged_here),
     }
     if not judged_here:
         return summary
     worst = max(judged_here, key=lambda name: abs(judged_here[name]["error_percent"]))
     errors = [abs(record["error_percent"]) for record in judged_here.values()]
+    spreads = [record["spread_percent"] for record in judged_here.values()]
     own = [abs(record["error_in_its_own_run_percent"]) for record in judged_here.values()]
     parts = [
         (abs(said["points"]), f"{part} of {name}")
@@ -358,20 +359,23 @@ def _summary(ended: Mapping[str, Record]) -> dict[str, Any]:
         if said["points_in_its_own_run"] is not None
     ]
     return summary | {
-        "within 5%": sum(error <= 100 * _WITHIN for error in errors),
-        "within 5% or the spread of plain runs": sum(
+        "within_5_percent": sum(error <= 100 * _WITHIN for error in errors),
+        "within_5_percent_or_spread": sum(
             abs(record["error_percent"]) <= max(100 * _WITHIN, record["spread_percent"])
             for record in judged_here.values()
         ),
-        "error, median": statistics.median(errors),
-        "within 5% of the clock in the same run": sum(error <= 100 * _WITHIN for error in own),
+        "median_percent": statistics.median(errors),
+        "median_spread_percent": statistics.median(spreads),
+        "within_5_percent_in_own_run": sum(error <= 100 * _WITHIN for error in own),
+        "median_percent_in_own_run": statistics.median(own),
         "worst": f"{worst}: {judged_here[worst]['error_percent']:+.1f}%",
-        "parts within three points of the clock in the same run": sum(
+        "own_parts": len(own_parts),
+        "own_parts_within_3_points": sum(
             abs(points) <= 100 * _POINTS for points in own_parts
         ),
         "parts": len(parts),
-        "parts within three points": sum(points <= 100 * _POINTS for points, _ in parts),
-        "worst part": "{1}: {0:.1f} points".format(*max(parts)) if parts else "",
+        "parts_within_3_points": sum(points <= 100 * _POINTS for points, _ in parts),
+        "worst_part": "{1}: {0:.1f} points".format(*max(parts)) if parts else "",
     }
 
 
