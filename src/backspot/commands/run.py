@@ -6,8 +6,8 @@ records some more, and writes the report, which it also prints on standard
 error. The script then goes on as if nothing had happened.
 
 Processes that the script starts are observed too, each from its first optimizer
-or backward on. In a job of several ranks, also under torchrun, rank 0 says which
-rank is slow, where, and who waits.
+or backward on. In a job of several ranks, also under torchrun, rank 0 says
+which rank is slow, where, and who waits.
 
 On Linux and macOS, kill -USR1 PID asks a running script for a report now.
 
