@@ -100,9 +100,14 @@ class Process:
         if self.is_copied:
             return
         self.note_done()
-        if not self.is_child:
+        if not self.is_child or self._stands_for_the_first:
             with suppress(OSError):
                 Path(self.register).unlink()
+
+    @property
+    def _stands_for_the_first(self) -> bool:
+        """Whether the first process has become this one, by ``execv``."""
+        return Path(self.register).name.startswith(f"{_PREFIX}{self._pid}-")
 
     def children(self) -> tuple[int, list[int]]:
         """Return how many others were observed, and which of them were killed before a report."""
