@@ -370,9 +370,7 @@ def _summary(ended: Mapping[str, Record]) -> dict[str, Any]:
         "median_percent_in_own_run": statistics.median(own),
         "worst": f"{worst}: {judged_here[worst]['error_percent']:+.1f}%",
         "own_parts": len(own_parts),
-        "own_parts_within_3_points": sum(
-            abs(points) <= 100 * _POINTS for points in own_parts
-        ),
+        "own_parts_within_3_points": sum(abs(points) <= 100 * _POINTS for points in own_parts),
         "parts": len(parts),
         "parts_within_3_points": sum(points <= 100 * _POINTS for points, _ in parts),
         "worst_part": "{1}: {0:.1f} points".format(*max(parts)) if parts else "",
