@@ -96,15 +96,17 @@ def _follow_copies() -> None:
 
 def _wait_in_copy() -> None:
     try:
-        if _is_followed():
+        if _observer() is not None:
             wait()
     except Exception:
         # Another thread was importing torch, and is not in the copy, which then has half of it.
         _stop_waiting()
 
 
-def _is_followed() -> bool:
-    return bool(_given) and os.path.exists(_given.split("\n", 2)[2])  # noqa: PTH110
+def _observer() -> tuple[str, str] | None:
+    """Return what observes this process, and the file with how; ``None`` if nothing does now."""
+    _, module, file = _given.split("\n", 2) if _given else ("", "", "")
+    return (module, file) if os.path.exists(file) else None  # noqa: PTH110
 
 
 def _watch() -> None:
@@ -149,9 +151,10 @@ def _observe() -> None:
     from importlib import import_module
     from importlib.util import find_spec
 
-    if not _is_followed():
+    observer = _observer()
+    if observer is None:
         return
-    _, module, file = _given.split("\n", 2)
+    module, file = observer
     try:
         spec = find_spec("backspot")
         if spec is None or spec.origin is None:  # a folder of reports has the same name

@@ -17,7 +17,11 @@ from pathlib import Path
 
 _BEGUN, _NAMED, _DONE, _SETTINGS = "begun", "named", "done", "settings"
 MOST = 32
-"""How many processes are observed, beside the first one."""
+"""How many processes are observed, beside the first one.
+
+More than the ranks that a node has. A report takes seconds of a core: a sweep of hundreds of short
+trainings is not to become one of reports.
+"""
 _PREFIX = "backspot-processes-"
 
 

@@ -37,7 +37,11 @@ from backspot.results.report import Report, changed
 LIMIT_S = 120.0
 """How long rank 0 waits for the summaries of the others, after its own is there."""
 _ABSENT_S = 10.0
-"""How long it waits for one that has not said that it is observed."""
+"""How long it waits for one that has not said that it is observed.
+
+Long enough for one that takes its first step late, and short beside the time limits of process
+groups, as the others wait in their step.
+"""
 _PIECE = 1 << 22
 """Bytes of a value: the store refuses values of 8 MiB."""
 _SUMMARY, _REASON = b"S", b"R"

@@ -1,6 +1,6 @@
 """Who has allocated what is in memory, by the lines of Python that the allocator has kept.
 
-The lines tell whose forward was at work. Equal layers run the same lines, so they are told
+The lines tell whose forward was at work. Equal layers run the same lines, so they are listed
 together: ``12 × blocks.*.mlp``.
 """
 

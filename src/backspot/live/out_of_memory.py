@@ -55,7 +55,7 @@ _OF_WORKER = re.compile(r"Caught \w+ in DataLoader worker process")
 _OWNERS = torch.nn.Module, torch.optim.Optimizer, BackwardCFunction
 """Whose methods tell where memory was asked for."""
 _CAUSES = 20
-"""How many causes of an exception are looked at."""
+"""How many causes of an exception are looked at: more than programs nest; a circle has an end."""
 
 
 class _Place(NamedTuple):

@@ -159,9 +159,7 @@ def save_death(death: OutOfMemory, folder: Path, process: str) -> tuple[str, ...
         BackspotError: If one cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    names = tuple(
-        ".".join(filter(None, ("out-of-memory", process, suffix))) for suffix in ("html", "json")
-    )
+    names = tuple(_name("out-of-memory", process, suffix) for suffix in ("html", "json"))
     for name in names:
         death.save(folder / name, force=True)
     return names
@@ -179,10 +177,13 @@ def save_training(training: Training, folder: Path, process: str) -> None:
     from backspot.render.files import writing
     from backspot.render.training import to_json
 
-    name = ".".join(filter(None, ("training", process, "json")))
     folder.mkdir(parents=True, exist_ok=True)
-    with writing(folder / name, force=True) as file:
+    with writing(folder / _name("training", process, "json"), force=True) as file:
         file.write(to_json(training))
+
+
+def _name(stem: str, process: str, suffix: str) -> str:
+    return ".".join(part for part in (stem, process, suffix) if part)
 
 
 def _kept(recorded: Recorded) -> Recorded:

@@ -39,7 +39,8 @@ _keeps_history: Callable[[], bool] = find("_C", "_cuda_isHistoryEnabled") or no
 _current_node: Callable[[], Any] = find("_C", "_current_autograd_node") or nothing
 
 _MOST_NODES = 200
-"""How many nodes of a graph are looked at for the nearest parameter."""
+"""How many nodes of a graph are looked at for the nearest parameter: it is a few nodes away, and no
+search through a whole graph holds up an allocator that has failed."""
 _SAME_VALUES = (
     *("TBackward", "Transpose", "Permute", "View", "Reshape", "Unsafe", "Expand", "ToCopy"),
     *("Unsqueeze", "Squeeze", "Alias", "Slice", "AsStrided", "Detach", "Clone"),
