@@ -13,6 +13,7 @@ that nothing records where such steps were timed, and ``recorded_*`` beside them
 - ``findings.py``: ``Finding``, a cause with its places and its remedy; what a step would save;
   ``Answer``, what costs most in it.
 - ``trials.py``: ``Tried``, what a trial of a remedy measured.
+- ``plan.py``: ``Plan``, the settings that were tried on a copy of the model.
 - ``training.py``: ``Training``, all steps of a training, noted without a profiler.
 - ``quantities.py``: the numbers that all of these can hold.
 - ``rare.py``: ``RareWork``, what recurs in some steps only.
@@ -70,6 +71,7 @@ from backspot.results.job import (
 from backspot.results.limits import LimitOfModule, Peaks
 from backspot.results.memory import MemoryOfDevice, MemoryOfModule, MemoryShare, MemoryTimeline
 from backspot.results.out_of_memory import HeldMemory, OutOfMemory
+from backspot.results.plan import Difference, Plan, Rung
 from backspot.results.rare import RareWork
 from backspot.results.report import Report
 from backspot.results.training import (

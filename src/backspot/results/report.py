@@ -19,7 +19,7 @@ from backspot.errors import UsageError
 from backspot.formatting import quoted, visible
 from backspot.paths import path_text
 from backspot.presented import Beside, Presented, beside, known_beside, public, with_beside
-from backspot.results import host, job, limits, memory, out_of_memory, rare, training
+from backspot.results import host, job, limits, memory, out_of_memory, plan, rare, training
 from backspot.results.costs import (
     Coverage,
     DeviceCost,
@@ -173,6 +173,7 @@ class Report(
     _Ranked,
     job.InReport,
     out_of_memory.InReport,
+    plan.InReport,
     training.InReport,
     host.InReport,
     rare.InReport,
