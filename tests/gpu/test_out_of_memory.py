@@ -19,6 +19,9 @@ from support.program import program  # noqa: E402
 
 pytestmark = [*needs_gpu, pytest.mark.slow]
 
+WORKSPACES = 64 << 20
+"""What cuBLAS and cuBLASLt take at most, of which a Hopper GPU has 33 MiB."""
+
 TRAINING = """
 import sys
 import torch
@@ -124,7 +127,8 @@ def test_a_death_in_the_first_step_is_what_pytorch_says_of_it(
         kept = 8192 * 1024 * 4
         of = {one.path: one for one in found.held if one.kind == "activation"}
         assert of["blocks.*.fc"].members == 6
-        assert of["blocks.*.fc"].bytes == 6 * kept
+        # cuBLAS takes its workspaces within the first product, whose module has them from then on.
+        assert 0 <= of["blocks.*.fc"].bytes - 6 * kept <= WORKSPACES
         (layers,) = found.layers
         assert (layers.path, layers.members) == ("blocks.*", 6)
         assert layers.bytes >= 12 * kept
