@@ -23,7 +23,7 @@ SOURCE = HOME / "src"
 PARTS = {
     "ranks": r"job/|render/_?job|html/_job|html/job\.css|commands/ranks|comparison/jobs"
     r"|live/gathering|torch_internals/store",
-    "trials": r"live/trials/",
+    "trials": r"live/trials/|(render|commands)/_trials",
     "monitor": r"live/monitor|analysis/slowdowns",
     "compare": r"comparison/|render/_?comparison|html/_?comparison|commands/diff",
     "memory": r"analysis/memory/|render/(html/)?_memory",
@@ -46,7 +46,7 @@ PARTS = {
 
 # What puts the core and the parts together.
 COMPOSERS = (
-    *("__init__", "analysis/parts", "live/__init__", "live/parts", "pipeline"),
+    *("__init__", "analysis/parts", "commands/_parts", "live/__init__", "live/parts", "pipeline"),
     *("render/__init__", "render/html/__init__", "render/parts", "render/text"),
 )
 

@@ -50,6 +50,7 @@ from backspot.commands._console import (
     write_error,
     write_text,
 )
+from backspot.commands._parts import add_options_of_parts, asked_of_parts
 from backspot.errors import BackspotError, OutputExistsError, UsageError
 from backspot.formatting import quoted, visible
 from backspot.interrupts import contained, pass_on
@@ -59,9 +60,9 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from backspot.commands._processes import Process
-    from backspot.live.acts import Joint
+    from backspot.live.acts import Act, Joint, Rest
     from backspot.live.out_of_memory import OutOfMemoryWatch
-    from backspot.live.recorder import Recorded, Rest
+    from backspot.live.recorder import Recorded
     from backspot.live.running import Observer
     from backspot.live.saving import Saved
     from backspot.live.termination import Termination
@@ -115,14 +116,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="record which lines of Python run and wait too, in the same steps",
     )
-    parser.add_argument(
-        "--trials",
-        choices=("operators", "all", "none"),
-        default="operators",
-        help="what may be tried of what the findings advise, on copies, within five seconds in "
-        "which the training stands still: PyTorch's optimizers and operators, all of it with your "
-        "modules and data set, or nothing (default: operators)",
-    )
+    add_options_of_parts(parser)
     add_preview(parser)
     parser.add_argument(
         "--no-compiled",
@@ -280,6 +274,7 @@ class _Observation:
         self._folder = folder
         self._recorded = 0
         self._observer: Observer | None = None
+        self._acts: Sequence[Act] = ()
         self._ended = False
         self._termination: Termination | None = None
         self._out_of_memory: OutOfMemoryWatch | None = None
@@ -307,7 +302,7 @@ class _Observation:
         """Start to observe; torch has been imported."""
         try:
             from backspot.live.out_of_memory import OutOfMemoryWatch
-            from backspot.live.parts import load_joint
+            from backspot.live.parts import acts_of, load_joint
             from backspot.live.recorder import Plan
             from backspot.live.running import Observer
             from backspot.live.saving import save  # noqa: F401 - with all that a delivery needs
@@ -322,6 +317,7 @@ class _Observation:
             from backspot.analysis.findings import all_rules
 
             all_rules()
+            self._acts = acts_of(**asked_of_parts(self._args))
         except Exception as error:  # the script may still run
             self._complain(f"no report: {error}")
             return
@@ -338,7 +334,8 @@ class _Observation:
             stacks=args.stacks,
             compiled=args.compiled,
             waits=args.at is None,
-            keeps_live=args.trials != "none" and (self.process.is_child or _is_rank_0()),
+            keeps_live=any(act.needs_living for act in self._acts)
+            and (self.process.is_child or _is_rank_0()),
             log=args.log,
         )
         if args.at is not None and args.at < plan.first_step and _is_rank_0():
@@ -579,8 +576,8 @@ class _Observation:
     def _made(
         self, recorded: Recorded, joint: Joint | None, make: Callable[[], Saved]
     ) -> Rest | None:
+        from backspot.live.acts import hand_on
         from backspot.live.ranks import rank_and_ranks
-        from backspot.live.trials.attempts import tried_later
 
         try:
             saved = make()
@@ -607,7 +604,7 @@ class _Observation:
         def show(report: Report) -> None:
             self._show(saved.again(report, self._folder), after_answer=answered)
 
-        return tried_later(saved.report, recorded.live, self._args.trials, show)
+        return hand_on(self._acts, saved.report, recorded.live, show)
 
     def _show(self, saved: Saved, *, after_answer: bool) -> None:
         """Print the report, and where its files are."""

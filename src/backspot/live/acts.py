@@ -7,15 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from inspect import Parameter, cleandoc, signature
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 
 from backspot.analysis.recording import Recording
 from backspot.presented import Presented
 from backspot.results.report import Report
+
+Rest: TypeAlias = "Callable[[bool], Rest | None]"
+"""What a delivery has left for after one more step; called with whether it cannot be later.
+
+What it returns is left for the step after, or called at once if it cannot be later."""
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
@@ -38,7 +46,13 @@ class Living:
 
 
 class Act:
-    """What a part does with a training. By default, nothing."""
+    """What a part does with a training. By default, nothing.
+
+    Attributes:
+        needs_living: whether it does something that needs what still lives of the training.
+    """
+
+    needs_living = False
 
     def __enter__(self) -> Act:
         """Begin, before the steps run."""
@@ -58,6 +72,53 @@ class Act:
     def after(self, report: Report, live: Living) -> Report:
         """Return the report with what the training, as it still lives, adds to it."""
         return report
+
+    def begin(self, report: Report, live: Living) -> Report | Callable[[], Report]:
+        """As ``after``, where the training alone runs its next step.
+
+        Returns:
+            The report; or what returns it once that step has ended, or the training has.
+        """
+        return self.after(report, live)
+
+
+def hand_on(
+    acts: Sequence[Act], report: Report, live: Living, then: Callable[[Report], None]
+) -> Rest | None:
+    """Hand on the report with what parts add: at once, or as they need further steps.
+
+    Returns:
+        What to call when one more step has ended, or the training has; ``None`` if all is done.
+    """
+    for place, act in enumerate(acts):
+        added = act.begin(report, live)
+        if callable(added):
+            ended, others = added, acts[place + 1 :]
+            return lambda _: hand_on(others, ended(), live, then)
+        report = added
+    then(report)
+    return None
+
+
+def takes(of_parts: Callable[..., object], *described: type) -> Callable[[Function], Function]:
+    """Give a function the arguments of parts, as ``help`` and editors show them.
+
+    Args:
+        of_parts: the function to which it passes them on, with their defaults.
+        described: the classes whose docstrings say what each of them means.
+    """
+
+    def decorate(function: Function) -> Function:
+        own = signature(function)
+        kept = [one for one in own.parameters.values() if one.kind is not Parameter.VAR_KEYWORD]
+        every = [*kept, *signature(of_parts).parameters.values()]
+        function.__signature__ = own.replace(parameters=every)  # type: ignore[attr-defined]
+        means = [cleandoc(one.__doc__ or "").partition("Attributes:\n")[2] for one in described]
+        before, returns, after = cleandoc(function.__doc__ or "").partition("\n\nReturns:")
+        function.__doc__ = "\n".join([before, *means]) + returns + after
+        return function
+
+    return decorate
 
 
 class Joint(Act):

@@ -6,16 +6,29 @@ A part is an ``Act``, and an entry in these lists.
 from __future__ import annotations
 
 from contextlib import suppress
+from typing import Literal
 
 from backspot.errors import UsageError
 from backspot.live.acts import Act, Joint
 from backspot.live.ranks import rank_and_ranks
 from backspot.live.trials.attempts import Trying, with_earlier_trials
+from backspot.results import job, trials
 from backspot.results.report import Report
 
+ASKED = (job.InProfile, trials.InProfile)
+"""What ``profile`` takes for parts."""
 
-def acts_of(*, trials: object, ranks: object) -> list[Act]:
-    """Return what ``profile`` was asked to do beside its report.
+
+class Asked(job.InProfile, trials.InProfile):
+    """The same, for type checkers."""
+
+
+def acts_of(
+    *,
+    ranks: Literal["all"] | None = None,
+    trials: Literal["operators", "all", "none"] = "operators",
+) -> list[Act]:
+    """Return what ``profile`` or ``backspot run`` was asked to do beside a report.
 
     Raises:
         UsageError: If one of the arguments is invalid.

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, closing
+from inspect import signature
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -15,12 +16,12 @@ from backspot.analysis.recording import Options, Recording
 from backspot.checks import check_flag, check_whole
 from backspot.errors import BackspotError, UsageError
 from backspot.formatting import visible
-from backspot.live.acts import Living
+from backspot.live.acts import Act, Living, takes
 from backspot.live.instrumentation import NO_FUNCTION, Instrumentation, check_arguments
 from backspot.live.loaders import fetch
 from backspot.live.modules import class_name, unwrap
 from backspot.live.optimizers import stepping
-from backspot.live.parts import acts_of
+from backspot.live.parts import ASKED, acts_of
 from backspot.live.ranks import rank_and_ranks
 from backspot.live.recording import (
     DETAIL,
@@ -45,6 +46,11 @@ from backspot.render.labelled_trace import check_labelled
 from backspot.results.report import Report, changed
 from backspot.trace.names import NEXT_BATCH
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from backspot.live.parts import Asked
+
 _TOO_MANY = (
     "A step calls {:,} Python functions, of which PyTorch cannot record all stacks: the lines of "
     "Python are not known."
@@ -53,6 +59,7 @@ _ALONE = "a step of one rank alone would wait for the others"
 _FETCH = f"{NEXT_BATCH}backspot.profile.__next__"  # as torch's DataLoader marks it, with a class
 
 
+@takes(acts_of, *ASKED)
 def profile(
     step: Callable[..., Any],
     model: torch.nn.Module | Mapping[str, torch.nn.Module],
@@ -67,8 +74,7 @@ def profile(
     stacks: bool = True,
     trace: str | os.PathLike[str] | None = None,
     force: bool = False,
-    ranks: Literal["all"] | None = None,
-    trials: Literal["operators", "all", "none"] = "operators",
+    **asked: Unpack[Asked],
 ) -> Report:
     """Run a training step a few times under the profiler and find the modules that make it slow.
 
@@ -104,19 +110,14 @@ def profile(
         trace: where to write the recording for a trace viewer (``.json`` or ``.json.gz``), with
             tracks of nested spans ``backward: …``. ``None`` (default) writes none.
         force: whether to overwrite a file at ``trace``. Default false.
-        ranks: ``"all"`` sends what each rank recorded to rank 0, by the store of
-            ``torch.distributed``: all ranks must call ``profile`` with the same ``steps``. Rank 0
-            waits two minutes at most, and names ranks without a recording. ``None`` (default): each
-            rank has its own report only.
 
     Returns:
-        The report, with a warning for each model that the step never called. With ``ranks="all"``,
-        ``report.job`` on rank 0 says which rank is slow, where, and who waits for it.
+        The report, with a warning for each model that the step never called.
 
     Raises:
         BackspotError: If memory runs low before one step is recorded.
-        UsageError: If an argument is invalid, a profiler is running already, ``data`` cannot be
-            iterated again, or ``ranks="all"`` outside of a job.
+        UsageError: If an argument is invalid, a profiler is running already, or ``data`` cannot be
+            iterated again.
         AlreadyInstrumentedError: If the model or a part of it is labelled already.
         NoBackwardError: If the step runs no backward.
         OutputExistsError: If ``trace`` exists, without ``force``; before any step runs.
@@ -141,7 +142,7 @@ def profile(
     check_flag("memory", memory)
     check_flag("shapes", shapes)
     check_flag("stacks", stacks)
-    acts = acts_of(trials=trials, ranks=ranks)
+    acts = _acts_of(asked)
     if trace is not None:
         check_labelled(trace, force=force)
     models = dict(model) if isinstance(model, Mapping) else {"": model}
@@ -221,6 +222,15 @@ def profile(
     for act in acts:
         report = act.after(report, live)
     return report
+
+
+def _acts_of(asked: Asked) -> list[Act]:
+    """Return what parts do, or refuse an argument as any function does."""
+    known = signature(acts_of).parameters
+    for name in asked:
+        if name not in known:
+            raise TypeError(f"profile() got an unexpected keyword argument {name!r}")
+    return acts_of(**asked)
 
 
 def _check_arguments(

@@ -20,7 +20,7 @@ from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 from weakref import WeakMethod
 
 import torch
@@ -30,7 +30,7 @@ from backspot.analysis.recording import Options, Recording
 from backspot.formatting import counted
 from backspot.interrupts import contained, heard, pass_on
 from backspot.live import discovery
-from backspot.live.acts import Living
+from backspot.live.acts import Living, Rest
 from backspot.live.compiled import compiled_book
 from backspot.live.recording import (
     DETAIL,
@@ -126,12 +126,6 @@ class Plan:
         warmup = min(max(room // 5, 1), Plan.warmup)
         fits = min((room - warmup) // 2, Plan.steps)
         return (warmup, fits) if fits > 0 else None
-
-
-Rest: TypeAlias = "Callable[[bool], Rest | None]"
-"""What a delivery has left for after one more step; called with whether it cannot be later.
-
-What it returns is left for the step after, or called at once if it cannot be later."""
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,9 @@ import torch
 
 from backspot.interrupts import pass_on
 from backspot.live import discovery
+from backspot.live.acts import Rest
 from backspot.live.host_marks import counts_calls
-from backspot.live.recorder import Models, Plan, Recorded, Recorder, Rest
+from backspot.live.recorder import Models, Plan, Recorded, Recorder
 from backspot.live.torch_internals import autograd
 from backspot.live.torch_internals.engine import others_run_backward, outermost_call, watch_backward
 from backspot.live.torch_internals.lookup import Turn

@@ -11,7 +11,7 @@ from backspot.render._answer import answered
 from backspot.render._phases import PHASES
 from backspot.render.view import DEFAULT_VIEW, View
 from backspot.results.costs import Row
-from backspot.results.findings import Finding, Place, Saving, other_cost, stable
+from backspot.results.findings import Finding, Place, alike, helps, other_cost, stable
 from backspot.results.report import Report
 
 HEADING = "Why, and what to do"
@@ -21,8 +21,6 @@ _ON_A_SCREEN = 3
 _SAME = 0.25
 """The share of the shorter of two times that must be the same, because times of kernels and of the
 clock differ a little."""
-_CLEARLY_LESS = 0.9
-"""A saving of less than this share of another time, or of as much more, is said beside it."""
 _SAME_IDLE = {"launch-bound", "small-batch"}
 """Rules that count the time in which the GPU idles as the host launches little work."""
 
@@ -80,29 +78,8 @@ def _in_order(report: Report, found: list[Finding], view: View) -> list[Finding]
 
 
 def has_advice(finding: Finding) -> bool:
-    """Whether the remedy is worth saying: not where a trial says that it does not help here."""
-    return finding.tried is None or finding.tried.verdict != "does not help"
-
-
-def trial_of(finding: Finding) -> tuple[str, str]:
-    """The mark and the sentences of a finding's trial; empty without one."""
-    tried = finding.tried
-    if tried is None:
-        return "", ""
-    said, saves, best = str(tried), finding.saves, tried.best
-    if _is_measured(finding) and saves and saves.ns and not (best and _alike(saves, best.saves_ns)):
-        said += f" By replay it would save {duration(saves.ns)}{' at best' * saves.at_best}."
-    return {"helps": "✓", "does not help": "✗"}.get(tried.verdict, "·"), said
-
-
-def _is_measured(finding: Finding) -> bool:
-    """Whether a trial has measured what the remedy saves; it is said there alone then."""
-    return finding.tried is not None and finding.tried.verdict in ("helps", "does not help")
-
-
-def _alike(saves: Saving, ns: int) -> bool:
-    """Whether a saving is near another time."""
-    return _CLEARLY_LESS * ns <= saves.ns <= ns / _CLEARLY_LESS
+    """Whether the remedy is worth saying: not where it is known that it does not help here."""
+    return helps(finding) is not False
 
 
 def cost_of(report: Report, finding: Finding) -> tuple[str, str]:
@@ -116,8 +93,9 @@ def cost_of(report: Report, finding: Finding) -> tuple[str, str]:
     of = f"{finding.steps} of {counted(report.steps, report.per, _PLURAL[report.per])}"
     often = "" if finding.steps == report.steps else f" (in {of})"
     saves = ""
-    alike = finding.saves is None or _alike(finding.saves, finding.wall_ns)
-    if finding.saves and not alike and not _is_measured(finding):
+    as_much = finding.saves is None or alike(finding.saves, finding.wall_ns)
+    # What was measured is said beside the remedy alone.
+    if finding.saves and not as_much and helps(finding) is None:
         less = f"{'at least ' * finding.saves.at_least}{duration(finding.saves.ns)} less"
         saves = f" ({less} {'at best' if finding.saves.at_best else 'without it'})"
     return duration(finding.wall_ns), f"{share} of the {step}{often}{saves}"

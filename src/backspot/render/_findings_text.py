@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from backspot.formatting import visible
-from backspot.render._findings import cost_of, has_advice, overlap, place_name, trial_of, worth
+from backspot.render._findings import cost_of, has_advice, overlap, place_name, worth
 from backspot.render._terminal import keep_end, paragraph
+from backspot.render.parts import remarks_on
 from backspot.results.findings import Finding
 from backspot.results.report import Report
 from backspot.styled import Text
@@ -27,7 +28,7 @@ def finding(
     evidence: int | None = None,
     remedy: int | None = None,
 ) -> list[Text]:
-    """A finding as a paragraph: its cost and place, what was seen, the remedy, and its trial.
+    """A finding as a paragraph: its cost and place, what was seen, the remedy, remarks of parts.
 
     Of the findings ``before``, those that may count the same time are named.
     ``evidence`` and ``remedy`` say how many sentences there are at most; ``None`` has all.
@@ -50,9 +51,9 @@ def finding(
     if has_advice(found):
         advice = Text(_sentences(found.remedy, remedy))
         lines += paragraph(advice, width, "   → ", whole=whole)
-    mark, tried = trial_of(found)
-    if tried:
-        lines += paragraph(Text(_sentences(tried, remedy)), width, f"   {mark} ", whole=whole)
+    for one in remarks_on(found):
+        said = Text(_sentences(one.said, remedy))
+        lines += paragraph(said, width, f"   {one.mark} ", whole=whole)
     if same := overlap(report, found, before):
         lines += paragraph(Text(visible(same), "dim"), width, "   ", whole=whole)
     return lines
@@ -68,8 +69,9 @@ def brief_finding(
         name = visible(found.path or found.places[0].label)
         text.append(" in ", "not bold")
         text.append(name if whole else keep_end(name, min(width - 8, 70)), "not bold cyan")
-    if found.tried is not None and found.tried.verdict in ("helps", "does not help"):
-        text.append(f" (tried here, {found.tried.verdict})", "not bold")
+    for one in remarks_on(found):
+        if one.brief:
+            text.append(f" ({one.brief})", "not bold")
     return [*paragraph(text, width, f"{number}. ", whole=whole)]
 
 

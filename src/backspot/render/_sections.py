@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from backspot.formatting import decimals_for, milliseconds
 from backspot.render._words import Part
 from backspot.render.view import View
 from backspot.results.costs import Row
+from backspot.results.findings import Finding
 from backspot.results.report import Order, Report
 
 Value: TypeAlias = str | float | None
@@ -167,6 +168,40 @@ class Fields:
     values: Callable[[Row], Iterable[Value]]
 
 
+class Bar(NamedTuple):
+    """One of several times to compare: its name, the time with its quartiles, what is said of it.
+
+    All times are nanoseconds.
+    """
+
+    name: str
+    ns: int
+    low_ns: int
+    high_ns: int
+    said: str
+
+
+@dataclass(frozen=True, slots=True)
+class Remark:
+    """What a part says of a finding, beside its remedy.
+
+    Attributes:
+        mark: a sign before it.
+        said: it in sentences.
+        brief: the same for a line that is short; ``""`` for nothing.
+        is_good: whether it speaks for the remedy.
+        bars: times to compare.
+        title: what these are.
+    """
+
+    mark: str
+    said: str
+    brief: str = ""
+    is_good: bool = False
+    bars: Sequence[Bar] = ()
+    title: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class Saying:
     """What a part says of a report: functions that say nothing where it has nothing.
@@ -178,6 +213,7 @@ class Saying:
         fields: the same, for programs.
         lead: what a screen begins with if the part ranks the rows.
         page: what the script of a page needs of it.
+        remark: what it says of a finding.
     """
 
     sections: Callable[[Report, View], Sequence[Section]] = lambda _, __: ()
@@ -187,3 +223,4 @@ class Saying:
     fields: Callable[[Report], Fields | None] = lambda _: None
     lead: Callable[[Report], Lead | None] = lambda _: None
     page: Callable[[Report], Mapping[str, Any]] = lambda _: {}
+    remark: Callable[[Finding], Remark | None] = lambda _: None

@@ -19,7 +19,6 @@ from backspot.render._findings import (
     overlap,
     place_name,
     searched,
-    trial_of,
     unlisted,
     worth,
 )
@@ -27,7 +26,7 @@ from backspot.render._phases import explained, kept_phases, phase_text
 from backspot.render._sections import Column, Section
 from backspot.render._words import Part
 from backspot.render.formats import Format
-from backspot.render.parts import sections_of
+from backspot.render.parts import remarks_on, sections_of
 from backspot.render.view import View, only_nodes, operators_by, select
 from backspot.results.comparison import Comparison
 from backspot.results.report import Report
@@ -133,7 +132,8 @@ def _findings(report: Report, view: View) -> list[str]:
         lines.append(f"{number}. **{_text(finding.title)}**: {cost}{where}.")
         remedy = finding.remedy if has_advice(finding) else ""
         same = overlap(report, finding, found[: number - 1])
-        said = [_text(one) for one in (finding.seen, remedy, trial_of(finding)[1], same) if one]
+        remarks = [one.said for one in remarks_on(finding)]
+        said = [_text(one) for one in (finding.seen, remedy, *remarks, same) if one]
         lines.append(f"   {' '.join(said)}")
     if len(found) > _FINDINGS:
         rest = counted(len(found) - _FINDINGS, "more finding")

@@ -8,15 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from backspot.render import _limits, _memory, _out_of_memory, host, training
-from backspot.render._sections import Column, Fields, Lead, Saying, Section
+from backspot.render import _limits, _memory, _out_of_memory, _trials, host, training
+from backspot.render._sections import Column, Fields, Lead, Remark, Saying, Section
 from backspot.render.view import DEFAULT_VIEW, View
 from backspot.results.costs import Row
+from backspot.results.findings import Finding
 from backspot.results.report import Report
 
 PARTS: tuple[Saying, ...] = (
     *(_out_of_memory.SAYING, training.SAYING, host.SAYING, _memory.SAYING),
-    _limits.SAYING,
+    *(_limits.SAYING, _trials.SAYING),
 )
 
 
@@ -50,6 +51,12 @@ def fields_of_parts(report: Report) -> list[Fields]:
 def page_of_parts(report: Report) -> dict[str, Any]:
     """Return what the script of a page needs of the parts."""
     return {name: value for part in PARTS for name, value in part.page(report).items()}
+
+
+def remarks_on(finding: Finding) -> list[Remark]:
+    """Return what the parts say of a finding, beside its remedy."""
+    every = [part.remark(finding) for part in PARTS]
+    return [remark for remark in every if remark is not None]
 
 
 def leads(report: Report) -> list[Lead]:

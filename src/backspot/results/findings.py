@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol, TypeAlias, get_args
 from backspot.formatting import duration, labelled, visible
 from backspot.presented import public
 from backspot.results import memory, trials
-from backspot.results.quantities import SELDOM, Count, OtherCost, Ratio
+from backspot.results.quantities import SELDOM, Count, Measured, OtherCost, Ratio
 
 
 @public
@@ -216,6 +216,9 @@ class _Cause(_Costly):
     saves: Saving | None = None
     tier: Tier = "stable"
 
+    def _measured(self) -> Measured | None:
+        return None
+
 
 @public
 @dataclass(frozen=True, slots=True)
@@ -283,6 +286,17 @@ def other_cost(one: Finding | Place) -> OtherCost | None:
     return one._other_cost()
 
 
+def measured(finding: Finding) -> Measured | None:
+    """Return what the remedy does here, as a part has measured it; ``None`` where none has."""
+    return finding._measured()
+
+
+def helps(finding: Finding) -> bool | None:
+    """Return whether the remedy is known to help here, or not to; ``None`` where it is not."""
+    known = finding._measured()
+    return None if known is None else known.helps
+
+
 def stable(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """Return the findings that count, in their order."""
     return tuple(one for one in findings if one.tier == "stable")
@@ -302,12 +316,11 @@ ALL_OVER = 0.25  # what counts of a saving at best by a cause all over the step,
 
 
 def gain_of(finding: Finding) -> Saving | None:
-    """Return what a step saves with the remedy: as a trial measured it, or else by a replay."""
-    best = finding.tried.best if finding.tried else None
-    if best is None:
+    """Return what a step saves with the remedy: as it was measured, or else by a replay."""
+    known = measured(finding)
+    if known is None or not known.helps:
         return finding.saves
-    low, high = max(best.saves_low_ns, 0), max(best.saves_high_ns, best.saves_ns)
-    return Saving(best.saves_ns, low, high, at_least=True)
+    return Saving(known.saves_ns, known.low_ns, known.high_ns, at_least=True)
 
 
 def counted_gain(finding: Finding) -> float | None:
@@ -318,6 +331,15 @@ def counted_gain(finding: Finding) -> float | None:
     return (ALL_OVER if saves.at_best and not is_concentrated(finding) else 1.0) * saves.ns
 
 
+_CLEARLY_LESS = 0.9
+"""A saving of less than this share of another time, or of as much more, differs from it."""
+
+
+def alike(saves: Saving, ns: int) -> bool:
+    """Return whether a saving is near another time."""
+    return _CLEARLY_LESS * ns <= saves.ns <= ns / _CLEARLY_LESS
+
+
 def is_concentrated(finding: Finding) -> bool:
     """Return whether a cause has most of its time in its first place."""
     return finding.places[0].wall_ns >= _CONCENTRATED * finding.wall_ns
@@ -326,10 +348,10 @@ def is_concentrated(finding: Finding) -> bool:
 def in_order(findings: Iterable[Finding], step: ReplayedStep | None) -> tuple[Finding, ...]:
     """Return the findings in the order in which to act on them: this rule alone orders them.
 
-    First come those of which it is known what a step gains, by a trial or else by a replay, the
+    First come those of which it is known what a step gains, measured or else by a replay, the
     largest gain first; of a bound all over the step, a part counts. Then those of which it is not
     known, with the most clock time first: other causes may explain it. Then those without which a
-    step takes as long, as other work hides them, and those whose remedy a trial tells off. Last
+    step takes as long, as other work hides them, and those whose remedy does not help here. Last
     come findings about something else than time, such as memory, the largest first. Findings of the
     other tiers follow, each in the same order.
 
@@ -339,16 +361,16 @@ def in_order(findings: Iterable[Finding], step: ReplayedStep | None) -> tuple[Fi
     """
 
     def key(one: Finding) -> tuple[int, float, str]:
-        best, gain = one.tried and one.tried.best, counted_gain(one)
+        known, gain = helps(one), counted_gain(one)
         if (other := other_cost(one)) is not None:
             return 4, -other.amount, one.rule
-        if one.tried and one.tried.verdict == "does not help":
+        if known is False:
             return 3, -one.wall_ns, one.rule
         if step is None:
             return 0, -(one.wall_ns if gain is None else gain), one.rule
         if gain is None:
             return 1, -one.wall_ns, one.rule
-        nothing = best is None and saves_nothing(one, step)
+        nothing = known is not True and saves_nothing(one, step)
         return (2, -one.wall_ns, one.rule) if nothing else (0, -gain, one.rule)
 
     return tuple(sorted(findings, key=lambda one: (_TIERS.index(one.tier), key(one))))

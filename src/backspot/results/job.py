@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypedDict
 
 from backspot import presented
 from backspot.formatting import counted, labelled
@@ -385,6 +385,20 @@ class JobReport(Presented):
             f"<JobReport of {counted(len(self.ranks), 'rank')} of {self.world_size}, "
             f"{counted(len(self.steps), 'step')}, {counted(len(self.findings), 'finding')}>"
         )
+
+
+class InProfile(TypedDict, total=False):
+    """What ``profile`` takes.
+
+    Attributes:
+        ranks: ``"all"`` sends what each rank recorded to rank 0, by the store of
+            ``torch.distributed``: all ranks must call ``profile`` with the same ``steps``. Rank 0
+            waits two minutes at most, and names ranks without a recording; its ``report.job`` says
+            which rank is slow, where, and who waits for it. Outside of a job, this is a
+            ``UsageError``. ``None`` (default): each rank has its own report only.
+    """
+
+    ranks: Literal["all"] | None
 
 
 class InReport(Beside):

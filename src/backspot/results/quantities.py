@@ -35,6 +35,24 @@ class Ranking(NamedTuple):
     is_time: bool
 
 
+class Measured(NamedTuple):
+    """What the remedy of a finding does on the machine that trains, as a part measured it.
+
+    All times are nanoseconds of a step.
+
+    Attributes:
+        helps: whether a step takes less with it; ``None`` where that is not known.
+        saves_ns: how much less at least; 0 unless it helps.
+        low_ns: lower end of the interval of that.
+        high_ns: upper end of it.
+    """
+
+    helps: bool | None
+    saves_ns: int = 0
+    low_ns: int = 0
+    high_ns: int = 0
+
+
 class OtherCost(NamedTuple):
     """What a finding costs, where that is no time.
 

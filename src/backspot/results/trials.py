@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, TypedDict
 
 from backspot.formatting import duration
 from backspot.presented import public
-from backspot.results.quantities import SELDOM, Count
+from backspot.results.quantities import SELDOM, Count, Measured
 
 Verdict: TypeAlias = Literal["", "helps", "does not help", "undecided", "fails"]
 
@@ -111,6 +111,22 @@ def _of(one: Variant) -> str:
     return f"{duration(one.ns)} with {one.name}" + (f" ({one.note})" if one.note else "")
 
 
+Trials: TypeAlias = Literal["operators", "all", "none"]
+"""What may be tried."""
+
+
+class InProfile(TypedDict, total=False):
+    """What ``profile`` takes.
+
+    Attributes:
+        trials: what may be tried of what the findings advise, on copies, within five seconds:
+            ``"operators"`` (default), PyTorch's optimizers and operators; ``"all"``, your modules
+            and data set too; or ``"none"``.
+    """
+
+    trials: Trials
+
+
 @dataclass(frozen=True, kw_only=True)
 class InFinding:
     """What each finding has.
@@ -123,3 +139,12 @@ class InFinding:
     __slots__ = ()
 
     tried: Tried | None = field(default=None, metadata=SELDOM)
+
+    def _measured(self) -> Measured | None:
+        if self.tried is None:
+            return None
+        best = self.tried.best
+        if best is None:
+            return Measured(False if self.tried.verdict == "does not help" else None)
+        low, high = max(best.saves_low_ns, 0), max(best.saves_high_ns, best.saves_ns)
+        return Measured(True, best.saves_ns, low, high)

@@ -38,6 +38,7 @@ from backspot.results.findings import (
     Place,
     ReplayedStep,
     counted_gain,
+    helps,
     in_order,
     stable,
 )
@@ -92,16 +93,16 @@ _PAYS = 0.1
 def weighed(findings: Iterable[Finding], step: ReplayedStep | None) -> tuple[Finding, ...]:
     """Return the findings in order; what is common counts only where its remedy is known to pay.
 
-    That is where a trial has measured so, or the replay of the remedy says so.
+    That is where a part has measured so, or the replay of the remedy says so.
     """
     common = {rule.name for rule in all_rules() if rule.common}
 
     def placed(finding: Finding) -> Finding:
         if finding.rule not in common or finding.tier == "preview":
             return finding
-        helps = finding.tried is not None and finding.tried.verdict == "helps"
         gain = counted_gain(finding)
-        pays = helps or bool(step and gain is not None and gain >= _PAYS * step.ns)
+        by_replay = bool(step and gain is not None and gain >= _PAYS * step.ns)
+        pays = helps(finding) is True or by_replay
         return replace(finding, tier="stable" if pays else "account")
 
     return in_order(map(placed, findings), step)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any, Literal, TypeAlias
+from typing import Any, get_args
 
 import torch
 
@@ -26,10 +26,7 @@ from backspot.live.trials.twins import Refused
 from backspot.live.trials.untouched import TouchedError, untouched
 from backspot.results.findings import Finding, Place
 from backspot.results.report import Report, changed, predictor_of
-from backspot.results.trials import Tried
-
-Trials: TypeAlias = Literal["operators", "all", "none"]
-TRIALS: tuple[Trials, ...] = ("operators", "all", "none")
+from backspot.results.trials import Trials, Tried
 
 _SECONDS_IN_ALL = 5.0
 _LEAST_PHASE = 0.05
@@ -43,9 +40,11 @@ _OF_MANY = 0.8
 
 
 def _checked(trials: object) -> Trials:
-    if trials not in TRIALS:
-        raise UsageError(f'trials={quoted(trials)}: give "operators", "all" or "none"')
-    return trials
+    known: tuple[Trials, ...] = get_args(Trials)
+    for one in known:
+        if trials == one:
+            return one
+    raise UsageError(f'trials={quoted(trials)}: give "operators", "all" or "none"')
 
 
 class Trying(Act):
@@ -60,6 +59,7 @@ class Trying(Act):
 
     def __init__(self, trials: object) -> None:
         self._trials = _checked(trials)
+        self.needs_living = self._trials != "none"
 
     def after(self, report: Report, live: Living) -> Report:
         """Return the report with what came out of its trials."""
@@ -69,6 +69,21 @@ class Trying(Act):
         if live.step is not None and _needs_step(report, self._trials):
             watched = chains_of(live.step, watched, report, self._trials)
         return with_trials(report, watched, self._trials)
+
+    def begin(self, report: Report, live: Living) -> Report | Callable[[], Report]:
+        """Return the report with what came out of its trials: at once, or after one more step."""
+        watched = Live.of(live)
+        if _needs_step(report, self._trials):
+            watched = _watching(report, watched, self._trials)
+        chains = watched.chains
+        if chains is None:
+            return with_trials(report, watched, self._trials)
+
+        def ended() -> Report:
+            chains.end()
+            return with_trials(report, watched, self._trials)
+
+        return ended
 
 
 def _needs_step(report: Report, trials: Trials) -> bool:
@@ -110,29 +125,6 @@ def chains_of(step: Callable[[], object], live: Live, report: Report, trials: Tr
         finally:
             live.chains.end()
     return live
-
-
-def tried_later(
-    report: Report, live: Living, trials: Trials, then: Callable[[Report], None]
-) -> Callable[[bool], None] | None:
-    """Hand on the report with what its findings advise tried: at once, or after one more step.
-
-    Returns:
-        What to call when one more step has ended, or the training has; ``None`` if all is done.
-    """
-    watched = Live.of(live)
-    if _needs_step(report, trials):
-        watched = _watching(report, watched, trials)
-    chains = watched.chains
-    if chains is None:
-        then(with_trials(report, watched, trials))
-        return None
-
-    def rest(_: bool) -> None:
-        chains.end()
-        then(with_trials(report, watched, trials))
-
-    return rest
 
 
 def with_trials(report: Report, live: Live, trials: Trials) -> Report:

@@ -16,11 +16,12 @@ from backspot.render._findings import (
     overlap,
     place_name,
     searched,
-    trial_of,
     unlisted,
     worth,
 )
+from backspot.render._sections import Remark
 from backspot.render.html._fragments import shown
+from backspot.render.parts import remarks_on
 from backspot.render.view import View
 from backspot.results.findings import Finding, gain_of
 from backspot.results.report import Report
@@ -72,30 +73,27 @@ def _finding(report: Report, finding: Finding, before: Sequence[Finding]) -> str
     return (
         f'<li><div class="cost"><b>{time}</b><span class="muted">{share}</span>{tick}</div>'
         f"<div><h3>{shown(finding.title)}</h3><p>{shown(finding.seen)}</p>"
-        f"{remedy}{_trial(finding)}"
+        f"{remedy}{''.join(map(_remark, remarks_on(finding)))}"
         f"{same}{where}</div></li>"
     )
 
 
-def _trial(finding: Finding) -> str:
-    """What a trial measured: its sentence, and a bar for each variant, with its quartiles."""
-    mark, said = trial_of(finding)
-    if finding.tried is None:
-        return ""
-    variants = finding.tried.variants
-    per = max((one.high_ns for one in variants), default=0) / 100
+def _remark(remark: Remark) -> str:
+    """What a part says of a finding: its sentence, and a bar for each time, with its quartiles."""
+    per = max((one.high_ns for one in remark.bars), default=0) / 100
     rows = "".join(
         f'<tr><th scope="row">{shown(one.name)}</th><td class="n">{duration(one.ns)}</td><td>'
         '<svg viewBox="0 0 100 10" preserveAspectRatio="none" aria-hidden="true">'
         f'<rect y="1" width="{one.ns / per:.2f}" height="8" stroke="none"/>'
         f'<path d="M{one.low_ns / per:.2f} 5H{one.high_ns / per:.2f}"/></svg>'
-        f"</td><td>{shown(one.verdict or one.note)}</td></tr>"
-        for one in variants
+        f"</td><td>{shown(one.said)}</td></tr>"
+        for one in remark.bars
         if per and one.ns
     )
-    table = f'<table class="variants" aria-label="Tried here">{rows}</table>' if rows else ""
-    kind = finding.tried.verdict.replace(" ", "-")
-    return f'<div class="tried {kind}"><p><b>{mark}</b> {shown(said)}</p>{table}</div>'
+    label = f'class="bars" aria-label="{shown(remark.title)}"'
+    table = f"<table {label}>{rows}</table>" if rows else ""
+    said = f"<p><b>{remark.mark}</b> {shown(remark.said)}</p>"
+    return f'<div class="remark{" good" * remark.is_good}">{said}{table}</div>'
 
 
 def findings_data(
@@ -110,7 +108,9 @@ def _data(report: Report, finding: Finding, place: dict[str, int]) -> dict[str, 
     return {
         "title": finding.title,
         "cost": cost_of(report, finding)[0],
-        "remedy": finding.remedy if has_advice(finding) else trial_of(finding)[1],
+        "remedy": finding.remedy
+        if has_advice(finding)
+        else " ".join(one.said for one in remarks_on(finding)),
         "places": [
             [place[one.path] if one.class_name else visible(one.path), cost_of_place(one)]
             for one in finding.places
