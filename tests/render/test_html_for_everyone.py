@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from backspot.job.answer import answer
+from support.plans import PLAN
 from support.sample_reports import SAMPLES, detailed, diagnosed, vit
 from support.summaries import many, recorded
 
@@ -18,7 +19,7 @@ JOBS = {
     "sixteen ranks": lambda: answer(many(16)),
     "many ranks": lambda: answer([*many(64)[1:], planted()]),
 }
-PAGES = {**SAMPLES, **JOBS}
+PAGES = {**SAMPLES, **JOBS, "planned": lambda: replace(vit(), plan=PLAN)}
 
 
 def planted():
@@ -50,7 +51,7 @@ def test_a_choice_of_light_or_dark_lasts(opened, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["diagnosed", "detailed", "odd", "unlabelled", *JOBS])
+@pytest.mark.parametrize("name", ["diagnosed", "detailed", "odd", "unlabelled", "planned", *JOBS])
 def test_nothing_sticks_out_of_the_page(opened, name):
     # Details are closed on a page that opens on a narrow screen, and stay open on one that shrinks.
     for widths in ([400], [2000, 1280, 820, 400]):

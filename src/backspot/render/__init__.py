@@ -12,8 +12,8 @@ In the order in which they build on each other:
 - ``_phases.py``, ``_answer.py``, ``_findings.py`` and ``_facts.py``: what is said of a report in
   words; ``_comparison.py``: the same for a comparison
 - ``_sections.py``: columns, tables and sections, which each output lays out in its own way
-- ``_memory.py``, ``_limits.py``, ``host.py`` and ``training.py``: what one part says, each;
-  ``parts.py`` lists them
+- ``_memory.py``, ``_limits.py``, ``_plan.py``, ``host.py`` and ``training.py``: what one part
+  says, each; ``parts.py`` lists them
 - ``_columns.py``: the columns of each table, with their cells
 - ``_terminal.py``: lays out columns, paragraphs and sentences in a given width
 - ``text.py``: a report as text; ``text_parts.py``: source lines, and a module with those inside it;

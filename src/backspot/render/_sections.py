@@ -119,7 +119,8 @@ class Section:
 
     Attributes:
         kind: where it stands. ``"facts"``: beside how it was measured; ``"sentences"``: below the
-            phases; ``"tables"``: its tables below all else, and what it says beside the answer.
+            phases; ``"tables"``: its tables below all else, and what it says beside the answer;
+            ``"last"``: whole below the findings, on a screen too, because somebody asked for it.
         part: the part that says it, for the style of a page.
         said: short facts, or sentences of their own; the most important first.
         brief: how many of these a screen has.
@@ -127,9 +128,10 @@ class Section:
         tables: its tables.
         units: the unit of what it adds to the table of modules: ``memory in MB``.
         terms: for a page, what it adds to the table of modules, each with its meaning.
+        code: code to write, in its order, each after what it is for.
     """
 
-    kind: Literal["facts", "sentences", "tables"]
+    kind: Literal["facts", "sentences", "tables", "last"]
     part: str
     said: Sequence[str] = ()
     brief: int = 1
@@ -137,6 +139,7 @@ class Section:
     tables: Sequence[Table] = ()
     units: str = ""
     terms: Sequence[tuple[str, str]] = ()
+    code: Sequence[tuple[str, str]] = ()
 
 
 @dataclass(frozen=True, slots=True)

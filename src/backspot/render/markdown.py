@@ -71,7 +71,9 @@ def to_markdown(report: Report, view: View | None = None, *, preview: bool = Fal
         lines += _table(module_columns(report, chosen.shown, chosen.unowned, view))
         lines += ["", *map(_text, [coverage(report), *notes(report, chosen, view)])]
         lines += ["", *map(_text, savings(report, chosen))]
-    return _joined([*lines, *_findings(report, view), *_tables(sections.tables)])
+    return _joined(
+        [*lines, *_findings(report, view), *_tables(sections.tables), *_last(sections.last)]
+    )
 
 
 def _tables(sections: Sequence[Section]) -> list[str]:
@@ -82,6 +84,30 @@ def _tables(sections: Sequence[Section]) -> list[str]:
         for table in section.tables:
             lines += ["", f"**{table.heading}**", "", *_table(table.columns), "", _text(table.note)]
     return lines
+
+
+def _last(sections: Sequence[Section]) -> list[str]:
+    """What parts say below all else: with a title also tables, sentences and code."""
+    lines = []
+    for section in sections:
+        lines += ["", f"**{_text(section.title)}**"] if section.title else []
+        for table in section.tables:
+            lines += ["", *_table(table.columns), "", _text(table.note)]
+        for said in section.said:
+            lines += ["", _text(said)]
+        for number, (what, code) in enumerate(section.code, 1):
+            lines += ["", f"{number}. {_text(what)}", "", *_block(code)]
+    return lines
+
+
+_BACKTICKS = re.compile(r"`+")
+
+
+def _block(code: str) -> list[str]:
+    """Code in a fence that nothing in it can end."""
+    longest = max((len(run) for run in _BACKTICKS.findall(code)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return [f"   {line}" for line in (f"{fence}python", *map(visible, code.splitlines()), fence)]
 
 
 def comparison_to_markdown(comparison: Comparison, view: View | None = None) -> bytes:

@@ -22,6 +22,7 @@ from backspot.render.html._findings import findings_list
 from backspot.render.html._fragments import (
     facts_list,
     facts_of,
+    last_of,
     line_of_answer,
     module_table,
     operator_table,
@@ -63,7 +64,8 @@ def report_html(report: Report, *, preview: bool = False) -> str:
         parts.append(f'<p class="muted">{shown(coverage(report) + rest)}</p>')
         parts += [f'<p class="muted">{shown(text)}</p>' for text in savings(report, chosen)]
     findings = findings_list(report, shown_first=_FINDINGS, preview=preview)
-    return _whole([*parts, findings, tables_of(sections.tables)])
+    last = last_of(sections.last)
+    return _whole([*parts, findings, tables_of(sections.tables), last])
 
 
 def show_page(report: Report, height: int, *, preview: bool = False) -> None:

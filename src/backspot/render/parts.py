@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from backspot.render import _limits, _memory, _out_of_memory, _trials, host, training
+from backspot.render import _limits, _memory, _out_of_memory, _plan, _trials, host, training
 from backspot.render._sections import Column, Fields, Lead, Remark, Saying, Section
 from backspot.render.view import DEFAULT_VIEW, View
 from backspot.results.costs import Row
@@ -17,7 +17,7 @@ from backspot.results.report import Report
 
 PARTS: tuple[Saying, ...] = (
     *(_out_of_memory.SAYING, training.SAYING, host.SAYING, _memory.SAYING),
-    *(_limits.SAYING, _trials.SAYING),
+    *(_limits.SAYING, _trials.SAYING, _plan.SAYING),
 )
 
 
@@ -27,6 +27,7 @@ class Sections(NamedTuple):
     facts: Sequence[Section]
     sentences: Sequence[Section]
     tables: Sequence[Section]
+    last: Sequence[Section]
 
 
 def sections_of(report: Report, view: View = DEFAULT_VIEW) -> Sections:

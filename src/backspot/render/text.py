@@ -164,6 +164,28 @@ class _Page:
             lines += finding(report, number, found, width, before=before, whole=self._whole)
         for told in filter(None, (*unlisted(report, self._view), searched(report))):
             lines += [Text(), *self._paragraph(Text(told, "dim"))]
+        return [*lines, *self._last(lines)]
+
+    def _last(self, above: Sequence[Text]) -> list[Text]:
+        """What parts say below all else; what has no title is a hint."""
+        lines: list[Text] = []
+        for section in self._sections.last:
+            if not section.title:
+                for text in section.said:
+                    lines += self._paragraph(Text(visible(text), "dim"))
+                continue
+            last = lines or above
+            lines += [Text()] if last and last[-1].plain else []
+            lines += self._paragraph(Text(visible(section.title), "bold"))
+            for table in section.tables:
+                lines += lay_out(_with_units(table.columns), self._width, whole=self._whole)
+                lines += self._paragraph(Text(table.note, "dim"))
+            for text in section.said:
+                lines += self._paragraph(Text(visible(text)))
+            for number, (what, code) in enumerate(section.code, 1):
+                lines += self._paragraph(Text(f"{number}. {visible(what)}", "dim"))
+                # Whole lines, so that they can be copied.
+                lines += [Text(f"   {visible(line)}", no_wrap=True) for line in code.splitlines()]
         return lines
 
     def _below(self, table: Table) -> list[Text]:
@@ -192,6 +214,7 @@ class _Page:
         choices += [(modules, _CHOICES[-1]) for modules in fewer]
         if self._lead and self._lead.advice:
             choices.append((choices[-1][0], (1, 0, 0, 1)))
+        room += len(self._last(lines))
         screen: list[Text] = []
         for modules, choice in choices:
             if hidden := chosen.shown[modules:]:
@@ -199,6 +222,7 @@ class _Page:
                 chosen = replace(chosen, shown=chosen.shown[:modules], hidden=left)
                 table = self._ranked(chosen)
             screen = [*lines, Text(), *table, *self._findings(*choice)]
+            screen += self._last(screen)
             screen += fact_lines(self._next(chosen, choice[0], more), self._width)
             if len(screen) <= room:
                 break

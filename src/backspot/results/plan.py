@@ -42,7 +42,7 @@ class Difference:
 @public
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """One setting, and what a step takes with it.
+    """One setting, and what a step takes with it, in nanoseconds.
 
     Attributes:
         setting: What is set, such as ``bf16`` or ``torch.compile``.
@@ -51,7 +51,8 @@ class Rung:
         on: The settings that it was tried on top of, in their order; empty: the training as it is.
         code: What to write for it, in Python.
         before_ns: The step without it, with ``on``; 0 where it was not tried.
-        step_ns: The step with it; 0 where it was not tried.
+        step_ns: The step with it; 0 where it was not tried. With another batch: the time of as
+            many samples as a step has now, so that it compares.
         low_ns: Lower end of the 95% interval of ``step_ns``.
         high_ns: Upper end of it.
         memory_bytes: The most that forward and backward of the copy allocate on its device; 0 where
@@ -99,6 +100,8 @@ class Rung:
 class Plan:
     """The settings that were tried beside the training, and which of them to take.
 
+    Times are nanoseconds.
+
     Attributes:
         what: What was run, such as ``a copy of ResNet, forward and backward``.
         step_ns: The step as it is: the training's real one.
@@ -108,7 +111,7 @@ class Plan:
             logging, hooks around the model, the optimizer where no form of it was tried.
         took_ns: How long planning took.
         allowed_ns: How long it was allowed to take.
-        batch: Samples a step, 0 where that is not known.
+        batch: Samples a step; 0 where that is not known.
         next_limit: What limits the step once all of the ladder is made, as a sentence; or ``""``.
         why_not: Why nothing was tried, or ``""``.
     """

@@ -5,8 +5,9 @@ A ``Report`` comes in, and the bytes of one HTML file come out, in which everyth
 1. ``_fragments.py`` writes the HTML that needs no script: answer, warnings, phases, findings and
    tables. Notebooks use it too.
 2. What parts draw, if it is recorded, with ``plots.css``: ``_step.py`` one step of host and GPU,
-   ``_training.py`` all steps of a training, ``_memory.py`` memory over time and ``_roofline.py``
-   the roofline, both by ``_plots.py``; ``_findings.py`` writes the findings.
+   ``_training.py`` all steps of a training, ``_plan.py`` the ladder of a plan, ``_memory.py``
+   memory over time and ``_roofline.py`` the roofline, both by ``_plots.py``; ``_findings.py``
+   writes the findings.
 3. ``_page_data.py`` writes the rows of the report for the script: their JSON, deflated.
 4. ``to_html`` puts all into ``report.html``, with ``explorer.html``, and adds the scripts in the
    order of ``_SCRIPTS``: ``model.js`` (the data as a tree), ``icicle.js`` (the module tree),
@@ -50,6 +51,7 @@ from backspot.render.html._fragments import (
 )
 from backspot.render.html._memory import memory_over_time
 from backspot.render.html._page_data import page_data
+from backspot.render.html._plan import plan_ladder
 from backspot.render.html._roofline import roofline
 from backspot.render.html._step import step_lanes
 from backspot.render.html._training import training_picture
@@ -61,7 +63,7 @@ from backspot.results.report import Report
 __all__ = ["FORMATS", "asset", "to_html"]
 
 _SCRIPTS = ("model.js", "icicle.js", "table.js", "details.js", "report.js")
-_STEP = (step_lanes, training_picture)
+_STEP = (plan_ladder, step_lanes, training_picture)
 """What parts draw above the findings."""
 _PLOTS = (memory_over_time, roofline)
 """What parts draw below the modules."""

@@ -168,6 +168,39 @@ def _tables(section: Section) -> str:
     return f'<section class="{section.part}">{heading}{said}{"".join(parts)}</section>'
 
 
+def last_of(sections: Sequence[Section]) -> str:
+    """What parts say below all else: with a title also tables, sentences and code."""
+    return "".join(_last(section) for section in sections)
+
+
+def _last(section: Section) -> str:
+    said = "".join(f"<p>{shown(text)}</p>" for text in section.said)
+    if not section.title:
+        return f'<div class="muted">{said}</div>'
+    tables = "".join(
+        f'<div class="scroll"><table class="ranked">{_head(table.columns)}<tbody>'
+        f"{''.join(_rows(table.columns, (), '<th scope=row>{}'))}</tbody></table></div>"
+        f'<p class="muted">{shown(table.note)}</p>'
+        for table in section.tables
+    )
+    heading = f"<h2>{shown(section.title)}</h2>"
+    return f'<section class="{section.part}">{heading}{tables}{said}{code_list(section)}</section>'
+
+
+def code_list(section: Section) -> str:
+    """Code to write, as a list."""
+    items = "".join(
+        f"<li>{number}. {shown(what)}<pre><code>{block(code)}</code></pre></li>"
+        for number, (what, code) in enumerate(section.code, 1)
+    )
+    return f'<ol class="to-write">{items}</ol>' if items else ""
+
+
+def block(code: str) -> str:
+    """Lines of code."""
+    return "\n".join(map(shown, code.splitlines()))
+
+
 def operator_table(report: Report, limit: int) -> str:
     """The autograd nodes by name, for traces that name no modules."""
     ranked = operators_by(report, "wall")[:limit]

@@ -1,0 +1,217 @@
+"""A plan in words: its ladder as a table, what all of it makes, and what does not help here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from backspot.formatting import MINUS, counted, duration, percent, size
+from backspot.render._sections import Column, Saying, Section, Table, milliseconds_of, numbers
+from backspot.render._words import Part
+from backspot.render.view import View, only_nodes
+from backspot.results.plan import Plan, Rung
+from backspot.results.report import Report
+
+_NOTABLE = 0.02
+"""Share of the step from which it is said that a part of it stays as it is."""
+_NONE = "Of what was tried, nothing makes a step shorter here."
+_HINT = "A plan tries settings on a copy of the model, in a minute: backspot run --plan"
+_AS_IT_IS = "as it is"
+NOTE = (
+    "outputs, loss, gradients: how far from those as it is, relative to their size; first line: "
+    "of a second run as it is. memory: of forward and backward."
+)
+
+
+def heading(plan: Plan) -> str:
+    """What was tried on what, and how long that took; or why nothing was."""
+    if plan.why_not:
+        return f"No plan: {plan.why_not.rstrip('.')}."
+    took = f", in {duration(plan.took_ns)}" if plan.took_ns else ""
+    return f"Plan: settings tried on {plan.what}{took}" if plan.what else "Plan"
+
+
+def sentences_of(plan: Plan) -> list[str]:
+    """What a plan says beside its ladder, in its order; nothing where nothing was tried."""
+    if plan.why_not:
+        return []
+    return [
+        *_altogether(plan),
+        *_compiling(plan),
+        *_of_batch(plan),
+        *_named("Helps less than the plan", _others(plan, "helps"), timed=True),
+        *_named("Does not help here", _others(plan, "does not help"), timed=True),
+        *_named("Too close to tell", _others(plan, "undecided"), timed=True),
+        *_named("Not tried", _others(plan, "not tried"), timed=False),
+    ]
+
+
+def code_of(plan: Plan) -> list[tuple[str, str]]:
+    """The code to write for each rung, in the order in which to write it."""
+    return [(rung.setting, rung.code) for rung in plan.ladder if rung.code]
+
+
+def change_of(before_ns: int, after_ns: int) -> str:
+    """Two times of a step: ``94.7 → 54.0 ms``."""
+    before, after = duration(before_ns), duration(after_ns)
+    (amount, unit), other = before.split(), after.split()[1]
+    return f"{amount if unit == other else before} → {after}"
+
+
+def relative(share: float) -> str:
+    """How far a result is from another: ``0``, ``3e-7``, ``0.4%``."""
+    if share < 0.001:
+        return f"{share:.0e}".replace("e-0", "e-") if share else "0"
+    return percent(share) if share < 10 else f"{share:.0f} times"
+
+
+def ladder_columns(plan: Plan) -> list[Column]:
+    """The ladder as columns: first the training as it is, then each rung on those before it."""
+    rungs = plan.ladder
+    ms = milliseconds_of(max((plan.step_ns, *(rung.step_ns for rung in rungs))))
+    settings: list[Part] = [
+        ("text", _AS_IT_IS),
+        *(("name", f"{number}. {rung.setting}") for number, rung in enumerate(rungs, 1)),
+    ]
+    columns = [
+        Column("name", "setting", settings, least=16, left=True, style="cyan"),
+        Column("other time", "before", numbers(["", *(ms(one.before_ns) for one in rungs)])),
+        Column(
+            "time",
+            "step",
+            numbers(ms(ns) for ns in (plan.step_ns, *(one.step_ns for one in rungs))),
+            full_head="step ms",
+            style="bold",
+        ),
+        Column(
+            "spread",
+            "±",
+            numbers(["", *(ms((one.high_ns - one.low_ns) // 2) for one in rungs)]),
+            full_head="± ms",
+            need=3,
+            gap=1,
+            style="dim",
+        ),
+    ]
+    if any(rung.memory_bytes for rung in rungs):
+        before = size(rungs[0].before_memory_bytes) if rungs[0].before_memory_bytes else ""
+        cells = numbers([before, *(_memory(one) for one in rungs)])
+        columns.append(Column("amount", "memory", cells, full_head="memory", need=2))
+    return [*columns, *_differences(rungs)]
+
+
+def _memory(rung: Rung) -> str:
+    """How much more or less memory a rung takes than the one before it."""
+    if not rung.memory_bytes or not rung.before_memory_bytes:
+        return ""
+    change = rung.memory_bytes - rung.before_memory_bytes
+    return f"{MINUS if change < 0 else '+' if change else ''}{size(abs(change))}"
+
+
+def _differences(rungs: Sequence[Rung]) -> Iterator[Column]:
+    """How far outputs, loss and gradients are, beside a second run as it is."""
+    known = [rung.difference for rung in rungs]
+    for need, name in ((1, "outputs"), (5, "loss"), (4, "gradients")):
+        shares: list[float | None] = [getattr(one, name, None) for one in known]
+        if any(share is not None for share in shares):
+            again = [getattr(one, f"{name}_again") for one in known if one is not None]
+            most = max((share for share in again if share is not None), default=None)
+            cells = numbers("" if one is None else relative(one) for one in (most, *shares))
+            yield Column("amount", name, cells, full_head=name, need=need)
+
+
+def _altogether(plan: Plan) -> Iterator[str]:
+    """What all of the ladder makes of the step, and what limits it then."""
+    if not plan.ladder:
+        tried = any(rung.step_ns for rung in plan.rungs)
+        yield _NONE if tried else "Nothing was tried."
+    else:
+        times = plan.step_ns / plan.planned_ns if plan.planned_ns else 0
+        said = f", {times:.1f} times as fast" if times >= 1.05 else ""
+        yield f"In all: {change_of(plan.step_ns, plan.planned_ns)}{said}."
+    if plan.next_limit:
+        yield _sentence(plan.next_limit)
+    if plan.ladder and plan.rest_ns >= _NOTABLE * plan.planned_ns:
+        yield f"{duration(plan.rest_ns)} of it are outside of what was tried, and stay."
+
+
+def _compiling(plan: Plan) -> Iterator[str]:
+    """What compiling takes, and after how many steps it has paid."""
+    for rung in plan.ladder:
+        if rung.compile_ns:
+            pays = rung.pays_after
+            paid = f", and has paid after {counted(pays, 'step')}" if pays is not None else ""
+            yield f"{rung.setting} compiles for {duration(rung.compile_ns)} once{paid}."
+
+
+def _of_batch(plan: Plan) -> Iterator[str]:
+    """What another batch makes of the same number of samples; it is no part of the ladder."""
+    for rung in plan.rungs:
+        if rung.axis == "batch" and rung.step_ns:
+            samples = f"{plan.batch:,} samples" if plan.batch else "as many samples"
+            note = f" ({rung.note})" if rung.note else ""
+            on = " on top of the plan" if rung.on else ""
+            yield (
+                f"{rung.setting}{on}: {samples} take {change_of(rung.before_ns, rung.step_ns)}, "
+                f"{_VERDICTS[rung.verdict]}{note}."
+            )
+
+
+_VERDICTS = {
+    "helps": "which helps, and changes what the model learns",
+    "does not help": "which does not help here",
+    "undecided": "too close to tell",
+    "not tried": "not tried",
+}
+
+
+def _others(plan: Plan, verdict: str) -> list[Rung]:
+    """The rungs with a verdict that are no part of the ladder."""
+    return [
+        rung
+        for rung in plan.rungs
+        if not rung.kept
+        and rung.verdict == verdict
+        and not (rung.axis == "batch" and rung.step_ns)  # has a sentence of its own
+    ]
+
+
+def _named(lead: str, rungs: Sequence[Rung], *, timed: bool) -> Iterator[str]:
+    """Some rungs in one sentence, each with its times or with the reason."""
+    if not rungs:
+        return
+    told = []
+    for rung in rungs:
+        said = rung.setting
+        if rung.on and timed:
+            said += f" with {' and '.join(rung.on)}"
+        times = f" {change_of(rung.before_ns, rung.step_ns)}" if timed and rung.step_ns else ""
+        note = rung.note.rstrip(".")
+        said += f"{times} ({note})" if times and note else f", {note}" if note else times
+        told.append(said)
+    yield f"{lead}: {'; '.join(told)}."
+
+
+def _sentence(text: str) -> str:
+    text = text.strip()
+    return f"{text[:1].upper()}{text[1:].rstrip('.')}." if text else ""
+
+
+def hint(report: Report) -> str:
+    """That a plan can be made; only of a live training whose modules are known."""
+    can = bool(report.recorded.get("torch")) and report.out_of_memory is None
+    return _HINT if can and report.plan is None and not only_nodes(report) else ""
+
+
+def _sections(report: Report, _: View) -> list[Section]:
+    """The plan with its ladder, below all else; or that one can be made."""
+    plan = report.plan
+    if plan is None:
+        told = hint(report)
+        return [Section("last", "plan", [told])] if told else []
+    tables = [Table("", NOTE, ladder_columns(plan))] if plan.ladder else []
+    said, title = sentences_of(plan), heading(plan)
+    code = code_of(plan)
+    return [Section("last", "plan", said, len(said), title, tables, code=code)]
+
+
+SAYING = Saying(_sections)
