@@ -23,6 +23,7 @@ from backspot.comparison.judge import (
     warnings_of_sides,
 )
 from backspot.comparison.noise import ENOUGH, Runs, Times
+from backspot.comparison.plans import planned_steps, unjudged
 from backspot.errors import UsageError
 from backspot.formatting import counted, quoted
 from backspot.imports import modules_of
@@ -163,6 +164,7 @@ def _check_devices(reports: Reports) -> None:
 
 
 def _compare(before: Reports, after: Reports, names: tuple[str, str]) -> Comparison:
+    planned, without_plan = planned_steps(before, after), unjudged(before, after)
     before, after, other_clock = on_one_clock(before, after)
     by: Literal["module", "node"] = (
         "module" if all(map(_names_modules, (*before, *after))) else "node"
@@ -207,9 +209,11 @@ def _compare(before: Reports, after: Reports, names: tuple[str, str]) -> Compari
             *([other_clock] if other_clock else []),
             *_cautions(before, after, by, noise),
             *([_too_noisy(noise)] if step.is_noisy or whole.is_noisy else []),
+            *without_plan,
         ),
         about=noise.about,
         clock=before[0].clock,
+        planned=planned,
     )
 
 

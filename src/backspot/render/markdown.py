@@ -9,7 +9,7 @@ from dataclasses import replace
 from backspot.formatting import counted, visible
 from backspot.render._answer import sentences
 from backspot.render._columns import module_columns, operator_columns
-from backspot.render._comparison import comparison_answer, left_out, sides, tables
+from backspot.render._comparison import comparison_answer, left_out, planned, sides, tables
 from backspot.render._facts import coverage, notes, remedies, savings, setting, units
 from backspot.render._findings import (
     HEADING,
@@ -125,6 +125,8 @@ def comparison_to_markdown(comparison: Comparison, view: View | None = None) -> 
         *(f"- Warning: {_text(note)}" for note in comparison.notes),
         *([""] if comparison.notes else []),
     ]
+    if told := planned(comparison):
+        lines += [_text(told[0]), "", *(f"- {_text(text)}" for text in told[1:]), ""]
     for rows, columns in tables(comparison, top):
         lines += [*_table(columns, [change.differs for change in rows]), ""]
     return _joined([*lines, *map(_sentence, left_out(comparison, top))])

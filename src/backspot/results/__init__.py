@@ -39,7 +39,7 @@ exactly. *Own* time excludes the modules inside, *total* time includes them. A
 
 from __future__ import annotations
 
-from backspot.results.comparison import Change, Comparison, Move, Side
+from backspot.results.comparison import Change, Comparison, Move, PlannedStep, Side
 from backspot.results.costs import (
     Coverage,
     DeviceCost,

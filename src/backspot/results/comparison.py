@@ -7,7 +7,7 @@ the name ends in ``_ns_by_step``; those of several recordings are means.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -16,6 +16,7 @@ from backspot.checks import is_number
 from backspot.errors import UsageError
 from backspot.formatting import quoted, visible
 from backspot.presented import Presented, public
+from backspot.results.quantities import SELDOM
 from backspot.results.report import StepUnit
 
 
@@ -56,6 +57,8 @@ Verdict = Literal[
     "gone",
     "moved",
 ]
+
+PlanOutcome = Literal["came true", "faster than said", "not reached"]
 
 
 def _check(percent: float, method: str) -> None:
@@ -266,6 +269,36 @@ class Change:
 
 @public
 @dataclass(frozen=True, slots=True)
+class PlannedStep:
+    """What the plan before said of a step with one of its settings, beside the step after.
+
+    Times are milliseconds of a step without the profiler.
+
+    Attributes:
+        setting: What was to be set, such as ``bf16``.
+        on: The settings that it was tried on top of.
+        before_ms: The step as the plan found it.
+        said_ms: The step that the plan said.
+        low_ms: Lower end of its 95% interval.
+        high_ms: Upper end of it.
+        after_ms: The step after.
+        outcome: ``came true`` if the step after is within 5% or the interval of what was said,
+            ``faster than said`` below that, ``not reached`` above: the setting was not made, or
+            does not do what was said.
+    """
+
+    setting: str
+    on: tuple[str, ...]
+    before_ms: float
+    said_ms: float
+    low_ms: float
+    high_ms: float
+    after_ms: float
+    outcome: PlanOutcome
+
+
+@public
+@dataclass(frozen=True, slots=True)
 class Comparison(Presented):
     """The changes between two sides, each one recording or several.
 
@@ -293,6 +326,8 @@ class Comparison(Presented):
         about: ``code`` with three recordings or more on each side, else ``recordings``.
         clock: ``real`` if the times are those of steps without the profiler, which all recordings
             have; else ``recorded``.
+        planned: What the plan before said of each setting that helps, beside the step after; empty
+            without a plan, or where no step after was timed without the profiler.
         schema: Version of the JSON form.
 
     Example:
@@ -318,6 +353,7 @@ class Comparison(Presented):
     ranks: tuple[Change, ...] = ()
     about: About = "recordings"
     clock: Literal["real", "recorded"] = "recorded"
+    planned: tuple[PlannedStep, ...] = field(default=(), metadata=SELDOM)
     schema: str = SCHEMA
 
     def _made_of(self) -> list[str]:

@@ -13,6 +13,7 @@ from backspot.render._comparison import (
     comparison_answer,
     left_out,
     plain,
+    planned,
     recordings,
     tables,
     title_of,
@@ -35,6 +36,7 @@ def comparison_to_html(comparison: Comparison) -> bytes:
         f'<section class="answer" aria-label="The answer"><h1>{sentence(answer)}</h1>'
         f"{facts_list([*recordings(comparison), f'Backspot {__version__}'])}"
         f"{warnings_list(comparison.notes)}</section>",
+        planned_list(comparison),
         _recordings(comparison),
         f'<section id="modules"><h2>Changes</h2>{"".join(change_tables(comparison, _ROWS))}'
         f"{said}</section>",
@@ -46,6 +48,15 @@ def comparison_to_html(comparison: Comparison) -> bytes:
         "Times are means per step, in ms; noise is half of the interval of the change.",
         styles=("comparison.css",),
     )
+
+
+def planned_list(comparison: Comparison) -> str:
+    """Of each setting of the plan before, whether it came true."""
+    told = planned(comparison)
+    if not told:
+        return ""
+    items = "".join(f"<li>{shown(text)}</li>" for text in told[1:])
+    return f'<section class="planned"><p>{shown(told[0])}</p><ul>{items}</ul></section>'
 
 
 def change_tables(comparison: Comparison, top: int) -> Iterator[str]:
