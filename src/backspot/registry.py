@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from inspect import cleandoc
-from typing import Any, Generic, Literal, TypeVar, get_args
+from typing import Any, Generic, Literal, TypeAlias, TypeVar, get_args
 
 from backspot.imports import modules_of
 
@@ -22,9 +22,9 @@ DEVICES: tuple[Device, ...] = get_args(Device)
 Tier = Literal["stable", "preview"]
 """How sure a rule is."""
 
-Need = Literal["stacks", "labels", "blocks", "memory"]
-"""What a rule needs in a recording: lines of Python, labels of Backspot, the thread blocks of
-kernels, what is in memory."""
+Need: TypeAlias = str
+"""What a rule needs in a recording: ``stacks`` (lines of Python), ``labels`` of Backspot,
+``blocks`` (the thread blocks of kernels), or what the part has that registers it."""
 
 Evidence = TypeVar("Evidence")
 Finding = TypeVar("Finding")

@@ -136,7 +136,7 @@ def test_shares_of_memory_are_of_all_gpus_together():
     (gpu,) = made.memory
     host = replace(gpu, device=-1)
     two = replace(made, memory=(gpu, replace(gpu, device=1), host))
-    assert data_of(page_of(two))["peak"] == 2 * gpu.peak_bytes
+    assert data_of(page_of(two))["amounts"][0]["whole"] == 2 * gpu.peak_bytes
 
 
 @pytest.mark.slow

@@ -27,10 +27,10 @@ PARTS = {
     "plan": r"live/plan/|render/(html/)?_plan|comparison/plans",
     "monitor": r"live/monitor|analysis/slowdowns",
     "compare": r"comparison/|render/_?comparison|html/_?comparison|commands/diff",
-    "memory": r"analysis/memory/|render/(html/)?_memory",
+    "memory": r"analysis/memory/|(render|commands)/(html/)?_memory|live/memory\.",
     "out of memory": r"live/(out_of_memory|memory_history)|torch_internals/allocator"
     r"|render/_?out_of_memory",
-    "limits": r"accounting/(formulas/|work|peaks)|render/_limits|html/_roofline",
+    "limits": r"accounting/(formulas/|work|peaks)|(render|commands)/_limits|html/_roofline",
     "what if": r"analysis/replay/",
     "why": r"analysis/findings/|commands/explain|render/(html/)?_findings|^registry",
     "host": r"analysis/host/|render/host|live/host_marks|analysis/picture|html/_step"
@@ -44,6 +44,21 @@ PARTS = {
     "run": r"commands/(run|_script|demo)|live/(recorder|running|saving|discovery)\.py",
     "trainers": r"integrations/",
 }
+
+# The files in ``results`` that parts have.
+RESULTS_OF = {
+    "ranks": ("job",),
+    "trials": ("trials",),
+    "memory": ("memory",),
+    "out of memory": ("out_of_memory",),
+    "limits": ("limits", "work"),
+    "host": ("host",),
+    "training": ("training", "rare"),
+    "labelled trace": ("tracks",),
+    "compare": ("comparison",),
+}
+# Where these meet.
+RESULTS = ("results/__init__", "results/costs", "results/findings", "results/report")
 
 # What puts the core and the parts together.
 COMPOSERS = (
@@ -77,6 +92,11 @@ def part_of(file: str) -> str | None:
     if file.startswith("results/"):
         return None
     return next((part for part, pattern in PARTS.items() if re.search(pattern, file)), None)
+
+
+def results_of(part: str) -> list[str]:
+    """The files of a part in ``results``."""
+    return [f"results/{name}.py" for name in RESULTS_OF.get(part, ())]
 
 
 @functools.cache

@@ -1,6 +1,6 @@
-"""The options of ``backspot run`` that parts have, in the order of its help.
+"""What parts add to verbs: options of ``backspot run``, and orders for ``--sort`` of ``show``.
 
-A part is a file here with its ``OPTIONS``, and an entry in this list.
+A part has a file here with its ``OPTIONS`` or ``ORDERS``, and an entry in these lists.
 """
 
 from __future__ import annotations
@@ -9,10 +9,12 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
-from backspot.commands import _trials
+from backspot.commands import _limits, _memory, _trials
 
-OPTIONS: Mapping[str, Mapping[str, Any]] = {**_trials.OPTIONS}
-"""What argparse needs of each option; ``acts_of`` takes its value by its name."""
+ORDERS: Mapping[str, str] = {**_memory.ORDERS, **_limits.ORDERS}
+"""What parts rank rows by, in words."""
+OPTIONS: Mapping[str, Mapping[str, Any]] = {**_memory.OPTIONS, **_trials.OPTIONS}
+"""What argparse needs of each option; ``acts_for`` takes its value by its name."""
 
 
 def add_options_of_parts(parser: argparse.ArgumentParser) -> None:

@@ -101,15 +101,10 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "--depth", type=count, metavar="D", help="the deepest level that is labelled (default: all)"
     )
     parser.add_argument(
-        "--memory",
-        action="store_true",
-        help="record what is in memory too, in three further steps, and on a GPU who made each "
-        "block, for a training that runs out of memory",
-    )
-    parser.add_argument(
         "--shapes",
         action="store_true",
-        help="record the inputs of operators too, for operations per second, in the same steps",
+        help="record the inputs of operators too, for operations per second, in three further "
+        "steps",
     )
     parser.add_argument(
         "--stacks",
@@ -301,8 +296,9 @@ class _Observation:
     def begin(self) -> None:
         """Start to observe; torch has been imported."""
         try:
+            from backspot.live.acts import acts_for, records_of
             from backspot.live.out_of_memory import OutOfMemoryWatch
-            from backspot.live.parts import acts_of, load_joint
+            from backspot.live.parts import ASKING, load_joint
             from backspot.live.recorder import Plan
             from backspot.live.running import Observer
             from backspot.live.saving import save  # noqa: F401 - with all that a delivery needs
@@ -317,7 +313,7 @@ class _Observation:
             from backspot.analysis.findings import all_rules
 
             all_rules()
-            self._acts = acts_of(**asked_of_parts(self._args))
+            self._acts = acts_for(ASKING, asked_of_parts(self._args))
         except Exception as error:  # the script may still run
             self._complain(f"no report: {error}")
             return
@@ -329,7 +325,7 @@ class _Observation:
             every=args.every,
             ends=args.exit,
             depth=args.depth,
-            memory=args.memory,
+            records=records_of(self._acts),
             shapes=args.shapes,
             stacks=args.stacks,
             compiled=args.compiled,
@@ -346,7 +342,7 @@ class _Observation:
         self._observer = Observer(plan, self._deliver, self._complain, self._stepped)
         self._observer.recorder.log.each_minute = self._save_training
         self._termination = Termination(self._save_training)
-        self._out_of_memory = OutOfMemoryWatch(history=args.memory)
+        self._out_of_memory = OutOfMemoryWatch(history="profile_memory" in plan.records)
         self._out_of_memory.begin()
         self._observer.begin()
 

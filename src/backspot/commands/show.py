@@ -48,6 +48,7 @@ from backspot.commands._console import (
     use_color,
     write_text,
 )
+from backspot.commands._parts import ORDERS
 from backspot.errors import BackspotError, UsageError
 from backspot.formatting import visible
 
@@ -91,10 +92,10 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--sort",
-        choices=("wall", "gpu", "cpu", "saves", "memory", "headroom"),
-        help="the time to rank by; what a step would save without the module; what it has in "
-        "memory at the peak; or the device time it would save near the peak (default: wall, or in "
-        "a table memory if that was recorded)",
+        choices=("wall", "gpu", "cpu", "saves", *ORDERS),
+        help="the time to rank by; what a step would save without the module; "
+        f"{'; '.join(ORDERS.values())} (default: wall, or in a table what is no time, if that was "
+        "recorded)",
     )
     parser.add_argument(
         "--what-if",

@@ -18,8 +18,9 @@ An instrumentation is set up and removed by:
   no optimizer's hook tells of, and ``discovery.py`` finds its models. ``saving.py`` writes the
   report.
 - ``acts.py``: what a part does with a training around its steps and after its report; ``parts.py``
-  lists the parts. ``trials/`` tries what the findings of a report advise, beside the training, and
-  ``gathering.py`` sends what each rank recorded to rank 0, which answers for all.
+  lists the parts. ``trials/`` tries what the findings of a report advise, beside the training,
+  ``gathering.py`` sends what each rank recorded to rank 0, which answers for all, and
+  ``memory.py`` has what is in memory recorded.
 - ``monitor.py``: ``Monitor`` watches the steps of a long training, without a profiler.
 
 A module call that a profiler records goes through:

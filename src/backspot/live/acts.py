@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import Parameter, cleandoc, signature
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
 
@@ -50,9 +50,11 @@ class Act:
 
     Attributes:
         needs_living: whether it does something that needs what still lives of the training.
+        records: further options of PyTorch's profiler for the steps that are recorded in detail.
     """
 
     needs_living = False
+    records: Sequence[str] = ()
 
     def __enter__(self) -> Act:
         """Begin, before the steps run."""
@@ -82,6 +84,11 @@ class Act:
         return self.after(report, live)
 
 
+def records_of(acts: Iterable[Act]) -> tuple[str, ...]:
+    """Return the options of PyTorch's profiler that acts ask for."""
+    return tuple(option for act in acts for option in act.records)
+
+
 def hand_on(
     acts: Sequence[Act], report: Report, live: Living, then: Callable[[Report], None]
 ) -> Rest | None:
@@ -100,25 +107,58 @@ def hand_on(
     return None
 
 
-def takes(of_parts: Callable[..., object], *described: type) -> Callable[[Function], Function]:
-    """Give a function the arguments of parts, as ``help`` and editors show them.
+class Asking(NamedTuple):
+    """What ``profile`` takes for a part.
 
-    Args:
-        of_parts: the function to which it passes them on, with their defaults.
-        described: the classes whose docstrings say what each of them means.
+    Attributes:
+        name: of the argument.
+        default: its value where it is not given.
+        declared: the class that declares it; its docstring says what it means.
+        act: returns what the part does for a value; ``None`` for nothing.
     """
+
+    name: str
+    default: object
+    declared: type
+    act: Callable[[Any], Act | None]
+
+    @property
+    def parameter(self) -> Parameter:
+        """The argument as a signature has it."""
+        declared = self.declared.__annotations__[self.name]
+        text = getattr(declared, "__forward_arg__", declared)
+        return Parameter(self.name, Parameter.KEYWORD_ONLY, default=self.default, annotation=text)
+
+
+def takes(asking: Sequence[Asking]) -> Callable[[Function], Function]:
+    """Give a function the arguments of parts, as ``help`` and editors show them."""
 
     def decorate(function: Function) -> Function:
         own = signature(function)
         kept = [one for one in own.parameters.values() if one.kind is not Parameter.VAR_KEYWORD]
-        every = [*kept, *signature(of_parts).parameters.values()]
+        every = [*kept, *(one.parameter for one in asking)]
         function.__signature__ = own.replace(parameters=every)  # type: ignore[attr-defined]
-        means = [cleandoc(one.__doc__ or "").partition("Attributes:\n")[2] for one in described]
+        means = [
+            cleandoc(one.declared.__doc__ or "").partition("Attributes:\n")[2] for one in asking
+        ]
         before, returns, after = cleandoc(function.__doc__ or "").partition("\n\nReturns:")
         function.__doc__ = "\n".join([before, *means]) + returns + after
         return function
 
     return decorate
+
+
+def acts_for(asking: Sequence[Asking], asked: Mapping[str, Any]) -> list[Act]:
+    """Return what parts do for the arguments that were given.
+
+    Raises:
+        TypeError: If no part takes one of them.
+        UsageError: If one of them is invalid.
+    """
+    for name in asked.keys() - {one.name for one in asking}:
+        raise TypeError(f"profile() got an unexpected keyword argument {name!r}")
+    every = [one.act(asked.get(one.name, one.default)) for one in asking]
+    return [act for act in every if act is not None]
 
 
 class Joint(Act):

@@ -40,8 +40,8 @@ from backspot.live.torch_internals.allocator import (
 )
 from backspot.live.torch_internals.engine import is_engine
 from backspot.live.torch_internals.modules import is_call
-from backspot.results.memory import HOST
 from backspot.results.out_of_memory import HeldKind, HeldMemory, OutOfMemory, Phase
+from backspot.results.quantities import HOST
 
 _OF_HOST = re.compile(r"DefaultCPUAllocator: .*tried to allocate (\d+) bytes", re.DOTALL)
 _OF_DRIVER = re.compile(r"(?:CUDA|HIP) error: out of memory|(?:CUBLAS|HIPBLAS)_STATUS_ALLOC_FAILED")

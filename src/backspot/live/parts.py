@@ -5,40 +5,36 @@ A part is an ``Act``, and an entry in these lists.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Literal
 
 from backspot.errors import UsageError
-from backspot.live.acts import Act, Joint
+from backspot.live.acts import Act, Asking, Joint
+from backspot.live.memory import remembering_of
 from backspot.live.ranks import rank_and_ranks
 from backspot.live.trials.attempts import Trying, with_earlier_trials
-from backspot.results import job, trials
+from backspot.results import job, memory, trials
 from backspot.results.report import Report
 
-ASKED = (job.InProfile, trials.InProfile)
+
+def _gathering(ranks: object) -> Act | None:
+    if ranks is None:
+        return None
+    from backspot.live.gathering import gathering_of  # one rank needs nothing of it
+
+    return gathering_of(ranks)
+
+
+ASKING = (
+    Asking("memory", False, memory.InProfile, remembering_of),
+    Asking("trials", "operators", trials.InProfile, Trying),
+    Asking("ranks", None, job.InProfile, _gathering),
+)
 """What ``profile`` takes for parts."""
 
 
-class Asked(job.InProfile, trials.InProfile):
+class Asked(memory.InProfile, trials.InProfile, job.InProfile):
     """The same, for type checkers."""
-
-
-def acts_of(
-    *,
-    ranks: Literal["all"] | None = None,
-    trials: Literal["operators", "all", "none"] = "operators",
-) -> list[Act]:
-    """Return what ``profile`` or ``backspot run`` was asked to do beside a report.
-
-    Raises:
-        UsageError: If one of the arguments is invalid.
-    """
-    acts: list[Act] = [Trying(trials)]
-    if ranks is not None:
-        from backspot.live.gathering import gathering_of  # one rank needs nothing of it
-
-        acts.append(gathering_of(ranks))
-    return acts
 
 
 def joint_of(name: str) -> Joint | None:
@@ -74,7 +70,7 @@ def note_presence() -> None:
     note()
 
 
-_AS_BEFORE = (with_earlier_trials,)
+_AS_BEFORE: tuple[Callable[[Report, Report], Report], ...] = (with_earlier_trials,)
 
 
 def as_before(report: Report, earlier: Report) -> Report:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, closing
-from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +15,12 @@ from backspot.analysis.recording import Options, Recording
 from backspot.checks import check_flag, check_whole
 from backspot.errors import BackspotError, UsageError
 from backspot.formatting import visible
-from backspot.live.acts import Act, Living, takes
+from backspot.live.acts import Living, acts_for, records_of, takes
 from backspot.live.instrumentation import NO_FUNCTION, Instrumentation, check_arguments
 from backspot.live.loaders import fetch
 from backspot.live.modules import class_name, unwrap
 from backspot.live.optimizers import stepping
-from backspot.live.parts import ASKED, acts_of
+from backspot.live.parts import ASKING
 from backspot.live.ranks import rank_and_ranks
 from backspot.live.recording import (
     DETAIL,
@@ -59,7 +58,7 @@ _ALONE = "a step of one rank alone would wait for the others"
 _FETCH = f"{NEXT_BATCH}backspot.profile.__next__"  # as torch's DataLoader marks it, with a class
 
 
-@takes(acts_of, *ASKED)
+@takes(ASKING)
 def profile(
     step: Callable[..., Any],
     model: torch.nn.Module | Mapping[str, torch.nn.Module],
@@ -69,7 +68,6 @@ def profile(
     warmup: int = 3,
     unprofiled: int = 10,
     depth: int | None = None,
-    memory: bool = False,
     shapes: bool = False,
     stacks: bool = True,
     trace: str | os.PathLike[str] | None = None,
@@ -79,10 +77,10 @@ def profile(
     """Run a training step a few times under the profiler and find the modules that make it slow.
 
     The steps are real: they train the model ``warmup + unprofiled + steps`` times, and three times
-    more for ``stacks``, ``memory`` and ``shapes``; with workers of a ``DataLoader``, also until
-    these have found their pace, at most twice as many steps as they keep batches ready. ``steps``
-    of them are recorded with labels by ``torch.profiler``, on the host and on the devices in use,
-    and analysed as ``locate`` does.
+    more for what is recorded in detail (``stacks``, ``shapes``); with workers of a ``DataLoader``,
+    also until these have found their pace, at most twice as many steps as they keep batches ready.
+    ``steps`` of them are recorded with labels by ``torch.profiler``, on the host and on the devices
+    in use, and analysed as ``locate`` does.
     Batches, model and optimizer are not reset, and nothing but ``trace`` is written to disk. Only
     the calling process is profiled, and no worker of a ``DataLoader``.
 
@@ -100,10 +98,8 @@ def profile(
             the recording, as the device's profiler slows its process down afterwards too. Default
             10.
         depth: the deepest level that is labelled, as in ``instrument``. ``None`` (default): all.
-        memory: whether to record what is in memory, for ``Report.memory``, in three steps of their
+        shapes: whether to record the inputs of operators, for ``Row.work``, in three steps of their
             own. Default false.
-        shapes: whether to record the inputs of operators, for ``Row.work``, in the same three
-            steps. Default false.
         stacks: whether to record which lines of Python run and wait, for ``Report.host`` and
             ``Report.waits``, in the same three steps; not where another profiler uses Python's
             profiling function, or a step calls more than 600,000 functions. Default true.
@@ -139,10 +135,9 @@ def profile(
         1.0
     """
     _check_arguments(step, model, data, steps, warmup, unprofiled)
-    check_flag("memory", memory)
     check_flag("shapes", shapes)
     check_flag("stacks", stacks)
-    acts = _acts_of(asked)
+    acts = acts_for(ASKING, asked)
     if trace is not None:
         check_labelled(trace, force=force)
     models = dict(model) if isinstance(model, Mapping) else {"": model}
@@ -159,7 +154,7 @@ def profile(
         Timed(before),
         Profiled(TIMES, steps, prepared=min(warmup, 1)),
         Timed(unprofiled - before),
-        *in_detail(memory=memory, shapes=shapes, stacks=stacks, prepared=0),
+        *in_detail(records=records_of(acts), shapes=shapes, stacks=stacks, prepared=0),
     )
     passed_over = autograd.PassedOver.calls
     total = sum(stage.count for stage in stages)
@@ -222,15 +217,6 @@ def profile(
     for act in acts:
         report = act.after(report, live)
     return report
-
-
-def _acts_of(asked: Asked) -> list[Act]:
-    """Return what parts do, or refuse an argument as any function does."""
-    known = signature(acts_of).parameters
-    for name in asked:
-        if name not in known:
-            raise TypeError(f"profile() got an unexpected keyword argument {name!r}")
-    return acts_of(**asked)
 
 
 def _check_arguments(

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -71,7 +71,7 @@ class Plan:
         every: make a report each time after so many steps; ``None``: one report.
         ends: whether to end the script after the first report.
         depth: the deepest level that is labelled, as in ``instrument``.
-        memory: whether to record some more steps with what is in memory.
+        records: further options of the profiler for some more steps, as ``Act.records``.
         shapes: whether to record some more steps with the inputs of operators.
         stacks: whether to record some more steps with the lines of Python that run.
         compiled: whether to record for which modules compiled code works, as in ``instrument``.
@@ -85,7 +85,7 @@ class Plan:
     every: int | None = None
     ends: bool = False
     depth: int | None = None
-    memory: bool = False
+    records: Sequence[str] = ()
     shapes: bool = False
     stacks: bool = False
     compiled: bool = True
@@ -100,7 +100,7 @@ class Plan:
 
     def stages(self, labelled: Stage) -> tuple[Stage, ...]:
         """Return the stages of a report, the labels from ``labelled`` on."""
-        more = in_detail(memory=self.memory, shapes=self.shapes, stacks=self.stacks, prepared=1)
+        more = in_detail(records=self.records, shapes=self.shapes, stacks=self.stacks, prepared=1)
         return (Timed(self.steps), labelled, Profiled(TIMES, self.steps), *more)
 
     @property
@@ -138,7 +138,7 @@ class Recorded:
         number: the number of this recording, from 1.
         requested: whether ``request`` asked for it, or it came late as the script's own profiler
             was first, and so perhaps on this rank only.
-        in_detail: the profiler that recorded stacks, memory or shapes in later steps, if any.
+        in_detail: the profiler that recorded stacks, shapes and the like in later steps, if any.
         is_early: whether these are steps of the warm-up, as the training ended soon after.
         live: what still lives of the training; ``None`` if the plan does not keep it, or several
             threads train.

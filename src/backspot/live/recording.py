@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from itertools import pairwise
@@ -47,10 +47,10 @@ from backspot.trace.names import PROFILER_STEP
 from backspot.trace.profiler import Export
 
 TIMES, DETAIL = "times", "detail"
-"""The profiles of a recording: the one for times, and the one with stacks, memory or shapes."""
+"""The profiles of a recording: the one for times, and the one with stacks, shapes and the like."""
 
 STEPS_IN_DETAIL = 3
-"""How many steps are recorded with memory: what grows from step to step shows in three."""
+"""How many steps are recorded in detail: what grows from step to step shows in three."""
 
 _MANY_CALLS, MOST_CALLS = 200_000, 600_000
 """How many calls of functions are recorded with stacks, in several steps and in one: each takes
@@ -265,12 +265,13 @@ class Profiled:
 
     Attributes:
         prepared: how many steps run before, to get used to the labels and a profiler that is ready.
+        records: further options of the profiler, as ``Act.records``.
     """
 
     key: str
     recorded: int
     prepared: int = 1
-    memory: bool = False
+    records: Sequence[str] = ()
     shapes: bool = False
     stacks: bool = False
 
@@ -293,9 +294,9 @@ class Profiled:
         taken.log.pause()
         profiler = torch.profiler.profile(
             activities=activities(models),
-            profile_memory=self.memory,
             record_shapes=self.shapes,
             with_stack=stacks,
+            **dict.fromkeys(self.records, True),
         )
         with _prepared(profiler):
             with taken.giving_way():
@@ -304,7 +305,7 @@ class Profiled:
             synchronize(devices_of(models))
         profile = taken.profiles[self.key] = Profile(profiler)
         memory = MemoryWatch(
-            devices_of(models), detailed=self.memory or self.shapes, end=taken.end_inside
+            devices_of(models), detailed=bool(self.records) or self.shapes, end=taken.end_inside
         )
         try:
             with (
@@ -328,8 +329,8 @@ class Profiled:
         """Return how many steps to record, and whether with stacks."""
         stacks = self.stacks and can_record_stacks()
         if stacks and taken.calls > MOST_CALLS:
-            return (self.recorded if self.memory or self.shapes else 0), False
-        if not stacks or self.memory:  # what grows from step to step shows in all of them
+            return (self.recorded if self.records or self.shapes else 0), False
+        if not stacks or self.records:  # what grows from step to step shows in all of them
             return self.recorded, stacks
         return min(self.recorded, max(1, _MANY_CALLS // max(1, taken.calls))), stacks
 
@@ -357,12 +358,14 @@ class Profiled:
         synchronize(devices_of(models))
 
 
-def in_detail(*, memory: bool, shapes: bool, stacks: bool, prepared: int) -> tuple[Stage, ...]:
+def in_detail(
+    *, records: Sequence[str], shapes: bool, stacks: bool, prepared: int
+) -> tuple[Stage, ...]:
     """Return the stages after those for times, in which recording more makes steps slower."""
-    if not (memory or shapes or stacks):
+    if not (records or shapes or stacks):
         return ()
     before = (LeftAlone(prepared, counted=stacks),) if prepared else ()
-    return (*before, Profiled(DETAIL, STEPS_IN_DETAIL, 0, memory, shapes, stacks))
+    return (*before, Profiled(DETAIL, STEPS_IN_DETAIL, 0, records, shapes, stacks))
 
 
 # Devices and profilers ----------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from dataclasses import replace
 from backspot.formatting import counted, duration, percent
 from backspot.render._answer import answered
 from backspot.render._phases import PHASES
+from backspot.render.parts import needs_of_parts
 from backspot.render.view import DEFAULT_VIEW, View
 from backspot.results.costs import Row
 from backspot.results.findings import Finding, Place, alike, helps, other_cost, stable
@@ -161,11 +162,16 @@ def _counts_forward(finding: Finding, rows: Mapping[str, Row]) -> bool:
 _LACKING = {
     "needs stacks": "lines of Python (--stacks)",
     "needs shapes": "the inputs of operators (--shapes)",
-    "needs memory": "the memory (--memory)",
     "needs labels": "labels of Backspot",
     "needs blocks": "the blocks of kernels",
 }
 """What rules need, for people, with the option that records it."""
+
+
+def _lacking(state: str) -> str:
+    """What a rule lacks, in words."""
+    need = state.removeprefix("needs ")
+    return _LACKING.get(state) or needs_of_parts().get(need, need)
 
 
 def searched(report: Report) -> str:
@@ -175,8 +181,7 @@ def searched(report: Report) -> str:
     if not looked + lacks.total():
         return ""
     need = ", ".join(
-        f"{count:,} {'needs' if count == 1 else 'need'} "
-        f"{_LACKING.get(state, state.removeprefix('needs '))}"
+        f"{count:,} {'needs' if count == 1 else 'need'} {_lacking(state)}"
         for state, count in lacks.items()
     )
     if stable(report.findings):

@@ -7,19 +7,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
 from backspot.formatting import duration, labelled, percent, size
-from backspot.render._sections import Column, Fields, Lead, Saying, Section, numbers
+from backspot.render._sections import Amount, Column, Fields, Lead, Saying, Section, numbers
 from backspot.render._words import Part, said
 from backspot.render.view import View
 from backspot.results.costs import Row
 from backspot.results.findings import stable
 from backspot.results.grouping import numberless
 from backspot.results.memory import (
-    HOST,
     MemoryKind,
     MemoryOfDevice,
     MemoryOfModule,
     MemoryTimeline,
 )
+from backspot.results.quantities import HOST
 from backspot.results.report import Report
 
 _SAID: dict[MemoryKind, str] = {
@@ -274,4 +274,36 @@ def _fields(report: Report) -> Fields | None:
     return Fields(names, lambda row: [getattr(row.memory, name, None) for name in names])
 
 
-SAYING = Saying(_sections, _columns, _fields, _lead, lambda report: {"peak": _peak_bytes(report)})
+def _amounts(report: Report) -> list[Amount]:
+    """What each row has in memory at the peak, for a page."""
+    peak = _peak_bytes(report)
+    if not peak:
+        return []
+    details = [
+        ("at_peak_bytes", "MB at the peak"),
+        ("kept_bytes", "MB kept for the backward"),
+        ("checkpoint_frees_bytes", "MB that checkpointing frees"),
+    ]
+    return [
+        Amount(
+            "memory",
+            name="Memory",
+            head="memory",
+            title="memory at the peak",
+            whole=peak,
+            field="memory",
+            of="at_peak_bytes",
+            details=details,
+            summed=("at_peak_bytes", "kept_bytes"),
+        )
+    ]
+
+
+SAYING = Saying(
+    _sections,
+    _columns,
+    _fields,
+    _lead,
+    amounts=_amounts,
+    needs={"memory": "the memory (--memory)"},
+)

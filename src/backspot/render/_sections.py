@@ -7,7 +7,7 @@ Markdown, pages and notebooks lay it out, and know no part.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from backspot.formatting import decimals_for, milliseconds
@@ -171,6 +171,33 @@ class Fields:
     values: Callable[[Row], Iterable[Value]]
 
 
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """What else than time a page can measure rows by, in bytes.
+
+    Attributes:
+        key: its name for the script.
+        name: on the switch.
+        head: above its column.
+        title: what is measured.
+        whole: of all rows.
+        field: of a row; what it holds has the numbers.
+        of: the number that is measured.
+        details: the numbers that the details of a row show, each with its words.
+        summed: those that add up over a group of rows.
+    """
+
+    key: str
+    name: str
+    head: str
+    title: str
+    whole: int
+    field: str
+    of: str
+    details: Sequence[tuple[str, str]]
+    summed: Sequence[str]
+
+
 class Bar(NamedTuple):
     """One of several times to compare: its name, the time with its quartiles, what is said of it.
 
@@ -216,6 +243,8 @@ class Saying:
         fields: the same, for programs.
         lead: what a screen begins with if the part ranks the rows.
         page: what the script of a page needs of it.
+        amounts: what else than time a page can measure rows by.
+        needs: in words, and with the option that records it, what its rules need.
         remark: what it says of a finding.
     """
 
@@ -226,4 +255,6 @@ class Saying:
     fields: Callable[[Report], Fields | None] = lambda _: None
     lead: Callable[[Report], Lead | None] = lambda _: None
     page: Callable[[Report], Mapping[str, Any]] = lambda _: {}
+    amounts: Callable[[Report], Sequence[Amount]] = lambda _: ()
+    needs: Mapping[str, str] = field(default_factory=dict)
     remark: Callable[[Finding], Remark | None] = lambda _: None

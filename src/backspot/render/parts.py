@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from backspot.render import _limits, _memory, _out_of_memory, _plan, _trials, host, training
-from backspot.render._sections import Column, Fields, Lead, Remark, Saying, Section
+from backspot.render._sections import Amount, Column, Fields, Lead, Remark, Saying, Section
 from backspot.render.view import DEFAULT_VIEW, View
 from backspot.results.costs import Row
 from backspot.results.findings import Finding
@@ -52,6 +52,16 @@ def fields_of_parts(report: Report) -> list[Fields]:
 def page_of_parts(report: Report) -> dict[str, Any]:
     """Return what the script of a page needs of the parts."""
     return {name: value for part in PARTS for name, value in part.page(report).items()}
+
+
+def amounts_of_parts(report: Report) -> list[Amount]:
+    """Return what else than time a page can measure rows by."""
+    return [amount for part in PARTS for amount in part.amounts(report)]
+
+
+def needs_of_parts() -> dict[str, str]:
+    """Return what the rules of parts need, in words."""
+    return {need: words for part in PARTS for need, words in part.needs.items()}
 
 
 def remarks_on(finding: Finding) -> list[Remark]:

@@ -188,5 +188,6 @@ def _weight(report: InReport, row: Row) -> int:
     return -1 if limit is None or limit.headroom_ns is None else limit.headroom_ns
 
 
+Order = Literal["headroom"]
 RANKING = Ranking(_weight, lambda report: report.has_work, "shapes (--shapes)", is_time=True)
 """By the device time that a row would save near the peak of the device."""

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Literal, Protocol, TypeAlias
+from typing import Annotated, Literal, Protocol, TypeAlias, TypedDict
 
 import msgspec
 
 from backspot.formatting import percent, size
 from backspot.presented import public
-from backspot.results.quantities import SELDOM, Count, OtherCost, Ranking
+from backspot.results.quantities import HOST, SELDOM, Count, OtherCost, Ranking
 
 MemoryKind = Literal[
     "before",
@@ -37,8 +37,6 @@ UNACCOUNTED = "(not accounted for)"
 """The path of what the allocator counts although no recorded block explains it."""
 ALLOCATOR = "(allocator)"
 """The path of what the allocator has from the device and has not given out."""
-HOST = -1
-"""The index of the host among the devices."""
 
 
 @public
@@ -231,6 +229,17 @@ class InReport:
             yield "it has a device in memory twice"
 
 
+class InProfile(TypedDict, total=False):
+    """What ``profile`` takes.
+
+    Attributes:
+        memory: whether to record what is in memory, for ``Report.memory``, in three steps of their
+            own. Default false.
+    """
+
+    memory: bool
+
+
 def _weight(_: InReport, row: InRow) -> int:
     return -1 if row.memory is None else row.memory.at_peak_bytes
 
@@ -281,5 +290,6 @@ class InFinding(_Holding):
     held_bytes: Count | None = field(default=None, metadata=SELDOM)
 
 
+Order = Literal["memory"]
 RANKING = Ranking(_weight, lambda report: bool(report.memory), "memory (--memory)", is_time=False)
 """By what rows have in memory at the peak."""

@@ -13,8 +13,7 @@ from typing import Literal, TypeAlias
 from backspot import presented
 from backspot.formatting import labelled, size
 from backspot.presented import Presented, public
-from backspot.results.memory import HOST
-from backspot.results.quantities import SELDOM, Count
+from backspot.results.quantities import HOST, SELDOM, Count
 
 SCHEMA = "backspot.out-of-memory/1"
 """Version of the JSON form."""

@@ -15,6 +15,9 @@ Measure: TypeAlias = Annotated[float, msgspec.Meta(ge=0, lt=1 << 63)]
 Ratio: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1)]
 """A part of a whole."""
 
+HOST = -1
+"""The index of the host among the devices."""
+
 SELDOM: Mapping[str, Any] = MappingProxyType({"seldom": True})
 """Metadata of a field that few traces have something for: where it is empty, JSON leaves it out."""
 

@@ -55,7 +55,7 @@ SCHEMA = "backspot.report/3"
 _NOISY = 0.1
 """``Report.noise`` from which the module in the first row is often another one in truth."""
 
-Order = Literal["wall", "gpu", "cpu", "saves", "memory", "headroom"]
+Order = Literal[Sort, memory.Order, limits.Order]
 """What rows are ranked by: a time, what a step would save without them, or one of ``RANKINGS``."""
 
 RANKINGS: Mapping[str, Ranking] = {"memory": memory.RANKING, "headroom": limits.RANKING}

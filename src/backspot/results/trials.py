@@ -112,7 +112,6 @@ def _of(one: Variant) -> str:
 
 
 Trials: TypeAlias = Literal["operators", "all", "none"]
-"""What may be tried."""
 
 
 class InProfile(TypedDict, total=False):
@@ -124,7 +123,7 @@ class InProfile(TypedDict, total=False):
             and data set too; or ``"none"``.
     """
 
-    trials: Trials
+    trials: Literal["operators", "all", "none"]
 
 
 @dataclass(frozen=True, kw_only=True)

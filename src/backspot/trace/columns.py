@@ -99,7 +99,7 @@ class Columns:
     )
     FLOWS = ("identity", "forward", "thread", "time")
     FRAMES = ("start", "thread", "duration", "function", "line")
-    MEMORY = ("time", "thread", "address", "size", "allocated", "reserved", "device")
+    ALLOCATIONS = ("time", "thread", "address", "size", "allocated", "reserved", "device")
 
     def __init__(self) -> None:
         self.names = Index()
@@ -115,7 +115,7 @@ class Columns:
         self.unknown = UnknownCategories()
         self._pieces: dict[str, list[Ints]] = {field: [] for field in self.FIELDS}
         self._flows: dict[str, list[Ints]] = {field: [] for field in self.FLOWS}
-        self._memory: dict[str, list[Ints]] = {field: [] for field in self.MEMORY}
+        self._blocks: dict[str, list[Ints]] = {field: [] for field in self.ALLOCATIONS}
         self._frames: dict[str, list[Ints]] = {field: [] for field in self.FRAMES}
         self._chunks, self._loose_rows = 0, 0  # pieces that are chunks, rows in those that are not
         # Apart from ``threads``: the order of threads must not depend on where pieces end.
@@ -157,17 +157,17 @@ class Columns:
         for gathered, column in zip(self._flows.values(), columns, strict=True):
             gathered.append(np.array(column, np.int64))
 
-    def add_memory(self, threads: Iterable[tuple[object, object]], *columns: Ints) -> None:
+    def add_allocations(self, threads: Iterable[tuple[object, object]], *columns: Ints) -> None:
         """Add blocks of memory that came or went.
 
         Args:
             threads: (process, thread) of each, as the trace names them.
-            columns: the other columns of ``MEMORY``, in this order.
+            columns: the other columns of ``ALLOCATIONS``, in this order.
         """
-        self._add_apart(self._memory, threads, columns)
+        self._add_apart(self._blocks, threads, columns)
 
     def add_frames(self, threads: Iterable[tuple[object, object]], *columns: Ints) -> None:
-        """Add calls of Python functions; arguments as for ``add_memory``, with ``FRAMES``."""
+        """Add calls of Python functions; arguments as for ``add_allocations``, with ``FRAMES``."""
         self._add_apart(self._frames, threads, columns)
 
     def _add_apart(
@@ -206,7 +206,7 @@ class Columns:
             ),
             (other._flows, "identity", _numbers(self._identities, other._identities)),
             (other._flows, "thread", _numbers(self._other_threads, other._other_threads)),
-            (other._memory, "thread", _numbers(self._other_threads, other._other_threads)),
+            (other._blocks, "thread", _numbers(self._other_threads, other._other_threads)),
             (other._frames, "thread", _numbers(self._other_threads, other._other_threads)),
             *(
                 (
@@ -221,7 +221,7 @@ class Columns:
         for mine, theirs in (
             (self._pieces, other._pieces),
             (self._flows, other._flows),
-            (self._memory, other._memory),
+            (self._blocks, other._blocks),
             (self._frames, other._frames),
         ):
             for field, gathered in mine.items():
@@ -230,7 +230,7 @@ class Columns:
 
     def compact(self) -> None:
         """Join all pieces into one."""
-        every = (self._pieces, self._flows, self._memory, self._frames)
+        every = (self._pieces, self._flows, self._blocks, self._frames)
         for gathered in chain.from_iterable(columns.values() for columns in every):
             gathered[:] = [_joined(gathered)]
         self._chunks, self._loose_rows = 1, 0
@@ -339,7 +339,7 @@ class Columns:
 
     def _allocations(self, origin: int) -> Allocations:
         """Sort by time: Kineto writes one thread after the other."""
-        columns = {field: _joined(gathered) for field, gathered in self._memory.items()}
+        columns = {field: _joined(gathered) for field, gathered in self._blocks.items()}
         if len(columns["time"]):
             columns["time"] -= origin
             columns["thread"] = _numbers(self.threads, self._other_threads)[columns["thread"]]

@@ -153,7 +153,7 @@ _MOST_BLOCK = 1 << 44
 _TOGETHER = 1 << 14
 """Events whose values become arrays at once: numpy's calls take longer than a thousand values."""
 _ENDS = (FLOW_START, FLOW_FINISH)
-_OF_MEMORY = tuple(
+_OF_ALLOCATION = tuple(
     map(attrgetter, ("block", "address", "allocated", "reserved", "device_type", "device_id"))
 )
 _UNKNOWN = -1
@@ -203,7 +203,7 @@ class Gatherer:
         self._collectives: list[int] = []
         self._flows: list[Event] = []
         # Time, thread and what else the allocators' events have:
-        self._memory: list[list[Any]] = [[] for _ in range(2 + len(_OF_MEMORY))]
+        self._allocations: list[list[Any]] = [[] for _ in range(2 + len(_OF_ALLOCATION))]
 
     def take(self, events: Sequence[Event]) -> None:
         """Pick the values out of the events of a piece."""
@@ -212,7 +212,7 @@ class Gatherer:
             others = [event for event in events if event.ph != COMPLETE]
             self._flows += [e for e in others if e.cat == FORWARD_BACKWARD and e.ph in _ENDS]
             if type(others[0]) is _DetailedEvent:
-                self._pick_memory([e for e in others if e.ph == INSTANT and e.name == MEMORY])
+                self._pick_allocations([e for e in others if e.ph == INSTANT and e.name == MEMORY])
         codes = [_CODES[event.cat] for event in rows]
         kinds = set(codes)
         if _UNKNOWN in kinds:
@@ -240,7 +240,7 @@ class Gatherer:
         self._start.append(start)
         self._duration.append(duration)
         self._pick(rows, codes)
-        if len(self._codes) + len(self._flows) + len(self._memory[0]) >= _TOGETHER:
+        if len(self._codes) + len(self._flows) + len(self._allocations[0]) >= _TOGETHER:
             self.flush()
 
     def _pick(self, rows: list[Event], codes: list[int]) -> None:
@@ -270,15 +270,15 @@ class Gatherer:
         self._bytes += [one.bytes for one in args]
         self._blocks += [one.blocks for one in args]
 
-    def _pick_memory(self, events: list[Event]) -> None:
+    def _pick_allocations(self, events: list[Event]) -> None:
         args = [event.args or _NO_DETAILS for event in events]
         values: list[Iterable[Any]] = [
             [event.ts for event in events],
             # One tuple for each thread: the garbage collector would look at each of them.
             [self._places.setdefault(one, one) for one in ((e.pid, e.tid) for e in events)],
-            *(map(get, args) for get in _OF_MEMORY),
+            *(map(get, args) for get in _OF_ALLOCATION),
         ]
-        for gathered, added in zip(self._memory, values, strict=True):
+        for gathered, added in zip(self._allocations, values, strict=True):
             gathered += added
 
     def _pick_collective(self, row: int, args: _Args) -> None:
@@ -295,8 +295,8 @@ class Gatherer:
         """Put the values that were picked out into the columns."""
         if self._flows:
             _gather_flows(self._flows, self._columns)
-        if self._memory[0]:
-            _gather_memory(self._memory, self._columns)
+        if self._allocations[0]:
+            _gather_allocations(self._allocations, self._columns)
         if self._codes:
             category = np.array(self._codes, np.int64)
             of_host, of_device = category < _RUNTIME, category > _RUNTIME
@@ -366,7 +366,7 @@ def _gather_flows(flows: list[Event], columns: Columns) -> None:
     )
 
 
-def _gather_memory(gathered: list[list[Any]], columns: Columns) -> None:
+def _gather_allocations(gathered: list[list[Any]], columns: Columns) -> None:
     start, threads = _floats(gathered[0]), gathered[1]
     block, *others = gathered[2:]
     size = _signed(block)
@@ -374,7 +374,7 @@ def _gather_memory(gathered: list[list[Any]], columns: Columns) -> None:
     known = _possible(start, np.zeros(len(start))) & (size != 0) & (allocated >= 0)
     device = np.where(kind <= 0, -1, np.clip(device, 0, _MOST_DEVICES - 1))
     numbers = (address, size, allocated, reserved, device)
-    columns.add_memory(
+    columns.add_allocations(
         list(compress(threads, known.tolist())),
         _nanoseconds(start[known]),
         *(column[known] for column in numbers),

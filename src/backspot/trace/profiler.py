@@ -68,7 +68,7 @@ def read_profiler(profiler: Any) -> Events:
             "locate(prof): the profile has no CPU activity, so it cannot show a backward; "
             "profile with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
         )
-    _gather_memory(results, columns)
+    _gather_allocations(results, columns)
     columns.lines = (
         source_lines.find_lines(_recorded(results, source_lines.live_tables, source_lines.KEY))
         or source_lines.LineTable()
@@ -263,7 +263,7 @@ def _signatures(events: list[Any], of_operators: np.ndarray, columns: Columns) -
     return found
 
 
-def _gather_memory(results: Any, columns: Columns) -> None:
+def _gather_allocations(results: Any, columns: Columns) -> None:
     """Put the blocks of memory into columns. Only the tree of events has their addresses."""
     events = results.events()
     has_type = hasattr(type(events[0]), "activity_type")
@@ -290,7 +290,7 @@ def _gather_memory(results: Any, columns: Columns) -> None:
         np.int64,
     ).T
     device = [-1 if b.device.type == "cpu" else b.device.index or 0 for _, _, b in blocks]
-    columns.add_memory(
+    columns.add_allocations(
         [places.get(resource, (-1, resource)) for resource in resources],
         time,
         address,

@@ -20,7 +20,6 @@ from backspot.analysis.timeline import FAR, NOTHING, distinct, is_in, numbered, 
 from backspot.results.grouping import numberless, parents_of
 from backspot.results.memory import (
     BEFORE,
-    HOST,
     OPTIMIZER,
     UNACCOUNTED,
     MemoryKind,
@@ -29,6 +28,7 @@ from backspot.results.memory import (
     MemoryShare,
     MemoryTimeline,
 )
+from backspot.results.quantities import HOST
 from backspot.trace import Events
 from backspot.trace.events import Ints, Mask
 

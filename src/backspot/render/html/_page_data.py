@@ -15,7 +15,7 @@ from backspot.render._answer import answered
 from backspot.render._words import KINDS
 from backspot.render.html._findings import findings_data
 from backspot.render.json import compact
-from backspot.render.parts import page_of_parts
+from backspot.render.parts import amounts_of_parts, page_of_parts
 from backspot.render.view import unowned_rows
 from backspot.results.costs import Row
 from backspot.results.grouping import fold, parents_of
@@ -52,6 +52,7 @@ def page_data(report: Report, *, preview: bool = False) -> str:
         "labelled": report.source == "backspot",
         "modules": sum(row.is_module for row in report.modules),
         **page_of_parts(report),
+        "amounts": amounts_of_parts(report),
         "groups": {
             # Limits and savings of modules do not add up to those of their group.
             by: [

@@ -53,6 +53,15 @@ function makeDetails(model, box, change, say) {
       make("div", { class: "copy" }, code, button));
   }
 
+  // What a module has of another amount than time: all of it, and what else is known of it.
+  function amountLines(row, { key, of, details }, whole) {
+    const known = row.amounts[key];
+    if (!known) return [];
+    return details.filter(([field]) => field === of || known[field])
+      .map(([field, text]) => line([text, megabytes(known[field]),
+        whole ? (field === of ? megabytes(row.total[key]) : "") : null]));
+  }
+
   function costs(row) {
     const whole = row.children.length > 0;
     const decimals = decimalsFor(row.total.wall);
@@ -70,9 +79,7 @@ function makeDetails(model, box, change, say) {
       ...(model.saves ? Object.keys({ ...row.savedBy?.[0], ...row.savedBy?.[1] }).map((part) => line([`of it ${part}`,
         per(row.savedBy[0][part] || 0, decimals), whole ? per(row.savedBy[1][part] || 0, decimals) : null])) : []),
       row.isModule ? line(["backward ÷ forward", ratio(row.own), whole ? ratio(row.total) : null]) : null,
-      row.held ? line(["MB at the peak", megabytes(row.held.at_peak_bytes), whole ? megabytes(row.total.memory) : null]) : null,
-      row.held && row.held.kept_bytes ? line(["MB kept for the backward", megabytes(row.held.kept_bytes), whole ? "" : null]) : null,
-      row.held && row.held.checkpoint_frees_bytes ? line(["MB that checkpointing frees", megabytes(row.held.checkpoint_frees_bytes), whole ? "" : null]) : null,
+      ...model.amounts.flatMap((one) => amountLines(row, one, whole)),
       row.limit && row.limit.of_peak !== null ? line([`of the peak, bound by ${row.limit.bound}`, percent(row.limit.of_peak), whole ? "" : null]) : null,
       row.limit && row.limit.headroom_ns !== null ? line(["headroom", per(row.limit.headroom_ns, decimals), whole ? "" : null]) : null,
       row.split ? line(["known without splitting kernels", percent(1 - row.split / row.own.wall), whole ? "" : null]) : null));

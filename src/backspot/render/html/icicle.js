@@ -11,9 +11,9 @@ function makeIcicle(model, box, note, change) {
   let state = null;
   let focused = -1;
 
-  // What time is spent on says nothing about memory.
-  const coloured = () => model.gpu && state.measure !== "memory";
-  const wholeName = () => (state.measure === "memory" ? MEASURES.memory : model.whole.short);
+  // What time is spent on says nothing about another amount.
+  const coloured = () => model.gpu && !AMOUNTS.has(state.measure);
+  const wholeName = () => (AMOUNTS.has(state.measure) ? MEASURES[state.measure] : model.whole.short);
   const width = (row) => row.total[state.measure === "ratio" ? "wall" : state.measure];
 
   function layOut(zoom) {

@@ -6,9 +6,10 @@ const KINDS = []; // what wall time is spent on; the names are in KIND_NAMES
 const KIND_NAMES = {};
 const MEASURES = {
   wall: "wall time", gpu: "GPU time", cpu: "CPU time", ratio: "backward ÷ forward",
-  memory: "memory at the peak", headroom: "headroom",
+  headroom: "headroom",
 };
-const COSTS = ["wall", "gpu", "cpu", "forward", "recompute", "memory", "headroom"];
+const COSTS = ["wall", "gpu", "cpu", "forward", "recompute", "headroom"];
+const AMOUNTS = new Map(); // measures of parts, in bytes
 
 // The data is JSON, deflated and in base64.
 async function readData(text) {
@@ -32,6 +33,12 @@ const nodeName = (name) => name.replace(/^torch::autograd::/, "");
 function readModel(data) {
   Object.assign(KIND_NAMES, data.kinds);
   KINDS.push(...Object.keys(KIND_NAMES));
+  for (const one of data.amounts) {
+    MEASURES[one.key] = one.title;
+    COSTS.push(one.key);
+    AMOUNTS.set(one.key, one);
+  }
+  const ofAmounts = (value) => Object.fromEntries(data.amounts.map((one) => [one.key, value(one)]));
   const rows = data.rows.map(({ row, parent, label, limit, spread }, id) => {
     const around = data.rows[parent]?.row.path;
     return {
@@ -46,10 +53,10 @@ function readModel(data) {
       own: {
         wall: row.wall_ns, gpu: row.gpu_ns, cpu: row.cpu_ns, forward: row.forward_ns,
         recompute: row.recompute_ns, on: KINDS.map((kind) => row.wall_on[`${kind}_ns`]),
-        memory: row.memory?.at_peak_bytes || 0, headroom: limit?.headroom_ns || 0,
+        headroom: limit?.headroom_ns || 0, ...ofAmounts((one) => row[one.field]?.[one.of] || 0),
       },
       split: row.split_ns,
-      held: row.memory || null,
+      amounts: ofAmounts((one) => row[one.field] || null),
       limit,
       // How much less time a step would take without the module, and without all modules in it; or null.
       saves: [row.saves, row.total_saves].map((saving) => saving && saving.ns),
@@ -98,13 +105,13 @@ function readModel(data) {
   const whole = {
     id: -1, level: 0, depth: -1, parent: null, path: "", name: "", cls: "", root: "", calls: 0,
     shown: "the whole backward", short: "the whole backward", title: "the whole backward",
-    isModule: false, held: null, limit: null, split: 0,
+    isModule: false, amounts: {}, limit: null, split: 0,
     own: zero(), total: zero(), saves: [null, null], spread: [], steps: [], nodes: [], kernels: [], lines: [],
     children: top,
   };
   for (const row of top) addTo(whole.total, row.total);
   const [wall, gpu, cpu] = data.whole;
-  const sums = { wall, gpu, cpu, memory: data.peak, headroom: whole.total.headroom };
+  const sums = { wall, gpu, cpu, headroom: whole.total.headroom, ...ofAmounts((one) => one.whole) };
   Object.assign(whole.total, sums);
   const ofGroups = new Map();
   for (const [by, groups] of Object.entries(data.groups)) {
@@ -117,7 +124,6 @@ function readModel(data) {
     sums,
     deepest: rows.reduce((deepest, row) => Math.max(deepest, row.depth), 0),
     around: (row) => (row.id < 0 ? null : rows[row.parent] || whole),
-    memory: data.peak > 0,
     ofGroups,
     groups: new Map(), // the groups that were made, which stay the same
     findings: data.findings.map((finding) => ({ ...finding, places: new Map(finding.places) })),
@@ -179,16 +185,17 @@ function groupOf(name, lines, saving) {
   const cost = zero();
   for (const line of lines) addTo(cost, line.cost);
   const rows = lines.map((line) => line.row);
-  const held = rows.filter((row) => row.held);
-  const sum = (key) => held.reduce((all, row) => all + row.held[key], 0);
+  const summed = (key) => {
+    const known = rows.map((row) => row.amounts[key]).filter(Boolean);
+    const add = (field) => known.reduce((all, one) => all + one[field], 0);
+    return known.length ? Object.fromEntries(AMOUNTS.get(key).summed.map((field) => [field, add(field)])) : null;
+  };
   return {
     id: -2, parent: null, path: name, name, cls: lines[0].cls, isModule: true, root: "",
     group: rows, children: [], level: 0, depth: 0,
     calls: lines.reduce((all, line) => all + (line.calls || 0), 0),
     own: cost, total: cost, split: rows.reduce((all, row) => all + row.split, 0),
-    held: held.length ? {
-      at_peak_bytes: sum("at_peak_bytes"), kept_bytes: sum("kept_bytes"), checkpoint_frees_bytes: 0,
-    } : null,
+    amounts: Object.fromEntries([...AMOUNTS.keys()].map((key) => [key, summed(key)])),
     limit: null,
     saves: [saving?.ns ?? null, null], savedBy: [saving?.parts || {}, {}], spread: [], steps: [], label: "",
     nodes: added(rows, "nodes", (node) => node.name, (a, b) => ({
@@ -307,7 +314,7 @@ function megabytes(bytes) {
   return (bytes / 1e6).toLocaleString("en", { minimumFractionDigits: decimals, maximumFractionDigits: decimals });
 }
 
-const amount = (value, measure) => (measure === "memory" ? size(value) : duration(value));
+const amount = (value, measure) => (AMOUNTS.has(measure) ? size(value) : duration(value));
 
 const times = (ratio) =>
   Number.isFinite(ratio) ? `${ratio.toFixed(ratio < 10 ? 1 : 0)}×` : "–";

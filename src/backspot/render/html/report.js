@@ -67,7 +67,7 @@
     const entries = state.measure === "ratio"
       ? [["r-usual", "up to 3×"], ["r-high", "3 to 6×"], ["r-very", "over 6×"], ["r-none", "no forward recorded"]]
       : KINDS.filter((_, index) => model.whole.total.on[index] > 0).map((kind) => [`k-${kind}`, KIND_NAMES[kind]]);
-    const shown = (model.gpu && state.measure !== "memory") || state.measure === "ratio" ? entries : [];
+    const shown = (model.gpu && !AMOUNTS.has(state.measure)) || state.measure === "ratio" ? entries : [];
     element("legend").replaceChildren(...shown.map(([kind, text]) =>
       make("li", {}, make("i", { class: kind, "aria-hidden": "true" }), text)));
   }
@@ -81,8 +81,13 @@
   }
 
   function controls() {
+    for (const { key, name } of model.amounts) {
+      const radio = make("input", { type: "radio", name: "measure", value: key });
+      document.querySelector("input[value=headroom]").closest("label")
+        .before(make("label", {}, radio, make("span", {}, name)));
+    }
     for (const radio of document.querySelectorAll("input[name=measure]")) {
-      const known = { gpu: model.gpu, memory: model.memory, headroom: model.limits };
+      const known = { gpu: model.gpu, headroom: model.limits };
       if (known[radio.value] === false) radio.closest("label").remove();
       radio.addEventListener("change", () =>
         change({ measure: radio.value, sort: radio.value, descending: true }));

@@ -9,7 +9,7 @@ function makeTable(model, box, change) {
 
   function columns({ measure, by, depth }) {
     const time = (key, head) => ({ key, head, number: true, value: (line) => line.cost[key] });
-    const asked = model.memory || model.limits; // what somebody had recorded in addition
+    const asked = model.amounts.length > 0 || model.limits; // what somebody had recorded in addition
     const limit = (key, head, field, more) => model.limits && ({
       key, head, number: true, limit: true, value: (line) => (line.limit ? line.limit[field] : null), ...more,
     });
@@ -23,7 +23,7 @@ function makeTable(model, box, change) {
       model.saves && { key: "saves", head: "saves", number: true, optional: known ? 1 : 5, value: (line) => line.saves },
       model.gpu && time("gpu", "GPU"),
       time("cpu", "CPU"),
-      model.memory && { ...time("memory", "memory"), optional: 2 },
+      ...model.amounts.map((one) => ({ ...time(one.key, one.head), amount: true, optional: 2 })),
       limit("tflops", "TFLOP/s", "tflops", { optional: measure === "headroom" ? 2 : 4 }),
       limit("share of peak", "of peak", "of_peak", { optional: 2 }),
       limit("headroom", "headroom", "headroom_ns", { optional: 4 }),
@@ -65,7 +65,7 @@ function makeTable(model, box, change) {
     const column = list.find((one) => one.key === state.sort) || list.find((one) => one.key === "wall");
     const all = tableLines(model, state);
     const costs = (line) => line.cost.wall || line.cost.gpu || line.cost.cpu ||
-      (state.measure === "memory" && line.cost.memory);
+      (AMOUNTS.has(state.measure) && line.cost[state.measure]);
     const modules = all.filter((line) => line.isModule);
     // Modules without any cost are only shown when somebody searches for them.
     const found = modules.filter((line) =>
@@ -139,9 +139,10 @@ function makeTable(model, box, change) {
         const saved = line.saves === null ? (line.isModule ? "–" : "") : milliseconds(line.saves, decimals);
         return make("td", { class: kind }, saved);
       }
-      if (column.key === "memory") {
-        const holds = line.row ? line.row.held || line.cost.memory : line.cost.memory;
-        return make("td", { class: kind }, holds ? megabytes(line.cost.memory) : "");
+      if (column.amount) {
+        const cost = line.cost[column.key];
+        const isKnown = line.row ? line.row.amounts[column.key] || cost : cost;
+        return make("td", { class: kind }, isKnown ? megabytes(cost) : "");
       }
       if (column.limit) return make("td", { class: kind }, limitText(column, line, decimals));
       if (column.key === "count") return make("td", { class: kind }, line.isModule ? String(line.count || 1) : "");
