@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from itertools import cycle, pairwise
+from itertools import cycle
 from typing import Any
 
 import torch
@@ -312,43 +312,6 @@ def _copied(context: Context, way: str) -> Built:
 # Modules -----------------------------------------------------------------------------------------
 
 
-def _convolving(*, bf16: bool) -> Callable[[Context, str], Built]:
-    def build(context: Context, way: str) -> Built:
-        torch.manual_seed(0)
-        widths = (3, *(context.pick(64, 4),) * 4)
-        layers = [
-            nn.Sequential(nn.Conv2d(a, b, 3, padding=1, bias=False), nn.BatchNorm2d(b), nn.ReLU())
-            for a, b in pairwise(widths)
-        ]
-        model = nn.Sequential(*layers).to(context.device)
-        side = context.pick(48 if context.device == "cpu" else 128, 8)
-        x = context.randn(context.pick(4 if context.device == "cpu" else 64, 2), 3, side, side)
-        if way == CHANNELS_LAST:
-            model = model.to(memory_format=torch.channels_last)
-            x = x.contiguous(memory_format=torch.channels_last)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, **_fast(context))
-        return _training(model, x, optimizer, around=lambda: context.bf16(bf16))
-
-    return build
-
-
-def _multiplying(width: tuple[int, int], rows: tuple[int, int]) -> Callable[[Context, str], Built]:
-    def build(context: Context, way: str) -> Built:
-        on_gpu = context.device != "cpu"
-        model = _perceptron(context, context.pick(width[on_gpu], 16), 6)
-        x = context.randn(context.pick(rows[on_gpu], 8), next(model.parameters()).shape[1])
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, **_fast(context))
-
-        def around() -> Any:
-            # Each step sets it, as the steps of both builds are measured in turn.
-            torch.set_float32_matmul_precision("high" if way == TF32 else "highest")
-            return context.bf16(way == BF16)
-
-        return _training(model, x, optimizer, around=around)
-
-    return build
-
-
 class Kept(nn.Module):
     """Layers that are checkpointed, or not."""
 
@@ -360,14 +323,6 @@ class Kept(nn.Module):
         for layer in self.layers:
             x = checkpoint(layer, x, use_reentrant=False) if self.again else layer(x)
         return x
-
-
-def _checkpointed(context: Context, way: str) -> Built:
-    model = Kept(_perceptron(context, context.pick(512, 16), 8), again=way == AS_IT_IS)
-    x = context.randn(context.pick(1024 if context.device == "cpu" else 16384, 8), 512)
-    x = x[:, : next(model.parameters()).shape[1]]
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, **_fast(context))
-    return _training(model, x, optimizer)
 
 
 class Written(nn.Module):
@@ -511,10 +466,6 @@ PAIRS = {
     "adamw_small": Pair(_OPTIMIZER, _FORMS, _optimized(_ADAM, (64, 64), 24)),
     "adamw_large": Pair(_OPTIMIZER, _FORMS, _optimized(_ADAM, (512, 2048), 6)),
     "copies": Pair("pageable-copy", (PINNED,), _copied, _GPU),
-    "tf32": Pair("no-tensor-cores", (TF32, BF16), _multiplying((256, 2048), (256, 4096))),
-    "tf32_small": Pair("no-tensor-cores", (TF32, BF16), _multiplying((64, 256), (64, 1024))),
-    "channels_last": Pair("layout-copies", (CHANNELS_LAST,), _convolving(bf16=False)),
-    "channels_last_bf16": Pair("layout-copies", (CHANNELS_LAST,), _convolving(bf16=True), _GPU),
     "sgd_small": Pair(_OPTIMIZER, _FORMS, _optimized(_SGD, (64, 64), 24, momentum=0.9)),
     "sgd_large": Pair(_OPTIMIZER, _FORMS, _optimized(_SGD, (512, 2048), 6, momentum=0.9)),
     "clipping": Pair("clipping", ("foreach=True",), _clipped),
@@ -541,6 +492,4 @@ PAIRS = {
     "embedding_many": Pair(_TABLE, _SPARSE, _words((2000, 20_000), (2048, 65_536))),
     "lookup_few_rows": Pair(_LOOKUP, _WAYS, _looked(20, (4096, 65_536), 256)),
     "lookup_many_rows": Pair(_LOOKUP, _WAYS, _looked(2000, (2048, 32_768), 64)),
-    "checkpoints": Pair("recompute", (NO_CHECKPOINTS,), _checkpointed),
-    "compiled": Pair("launch-bound", (COMPILED,), _written("gelu")),
 }

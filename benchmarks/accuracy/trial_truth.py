@@ -136,8 +136,8 @@ def _tried(rule: str, built: Any, step_ns: int) -> Any:
     times = {"step_ns": step_ns, "recorded_step_ns": step_ns}
     report = changed(report, findings=(replace(finding),), **times)
     live = Live({"": built.model}, built.optimizers)
-    live = chains_of(built.step, live, report, "all")
-    found = with_trials(report, live, "all").findings
+    live = chains_of(built.step, live)
+    found = with_trials(report, live, "operators").findings
     return next(one.tried for one in found if one.rule == rule and one.remedy)
 
 

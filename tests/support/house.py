@@ -24,7 +24,7 @@ PARTS = {
     "ranks": r"job/|render/_?job|html/_job|html/job\.css|commands/ranks|comparison/jobs"
     r"|live/gathering|torch_internals/store",
     "trials": r"live/trials/|(render|commands)/_trials",
-    "plan": r"live/plan/|render/(html/)?_plan|comparison/plans",
+    "plan": r"live/plan/|(render|commands)/(html/)?_plan|comparison/plans",
     "monitor": r"live/monitor|analysis/slowdowns",
     "compare": r"comparison/|render/_?comparison|html/_?comparison|commands/diff",
     "memory": r"analysis/memory/|(render|commands)/(html/)?_memory|live/memory\.",

@@ -129,8 +129,8 @@ def _run(argv: Sequence[str] | None) -> int | Callable[[], int]:
     words = list(sys.argv[1:] if argv is None else argv)
     if words and words[0].endswith(".py"):
         raise UsageError(f"a script comes after run: backspot run {shlex.join(words)}")
-    if words[:1] == ["diff"]:
-        words = verb("diff").worded(words)
+    if words[:1] and words[0] in ("diff", "run"):
+        words = verb(words[0]).worded(words)
     try:
         args, unknown = parser.parse_known_args(words)
     except SystemExit:  # --help and --version have printed everything

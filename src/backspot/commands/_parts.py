@@ -6,21 +6,41 @@ A part has a file here with its ``OPTIONS`` or ``ORDERS``, and an entry in these
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from backspot.commands import _limits, _memory, _trials
+from backspot.commands import _limits, _memory, _plan, _trials
 
 ORDERS: Mapping[str, str] = {**_memory.ORDERS, **_limits.ORDERS}
 """What parts rank rows by, in words."""
-OPTIONS: Mapping[str, Mapping[str, Any]] = {**_memory.OPTIONS, **_trials.OPTIONS}
-"""What argparse needs of each option; ``acts_for`` takes its value by its name."""
+OPTIONS: Mapping[str, Mapping[str, Any]] = {
+    **_memory.OPTIONS,
+    **_trials.OPTIONS,
+    **_plan.OPTIONS,
+}
+"""What argparse needs of each option; ``acts_of`` takes its value by its name."""
 
 
 def add_options_of_parts(parser: argparse.ArgumentParser) -> None:
     """Declare them."""
     for name, how in OPTIONS.items():
         parser.add_argument(f"--{name}", **how)
+
+
+def with_values(words: Sequence[str], parser: argparse.ArgumentParser) -> list[str]:
+    """Return words with a value for each option of Backspot's that may stand alone.
+
+    What comes from the script on is the script's.
+    """
+    known, found, place = parser._option_string_actions, list(words), 0
+    while place < len(found) and found[place][:1] == "-" and found[place] not in ("-m", "--"):
+        word = found[place]
+        if (alone := _plan.ALONE.get(word.removeprefix("--"))) is not None:
+            found[place] = f"{word}={alone}"
+        elif word in known and known[word].nargs != 0:
+            place += 1
+        place += 1
+    return found
 
 
 def asked_of_parts(args: argparse.Namespace) -> dict[str, Any]:

@@ -1,11 +1,21 @@
 """The option of trials."""
 
+import argparse
+
+
+def _trials(word: str) -> str:
+    if word == "all":
+        raise argparse.ArgumentTypeError("all is gone: --plan tries the model and the loader")
+    return word
+
+
 OPTIONS = {
     "trials": {
-        "choices": ("operators", "all", "none"),
+        "type": _trials,
+        "choices": ("operators", "none"),
         "default": "operators",
         "help": "what may be tried of what the findings advise, on copies, within five seconds in "
-        "which the training stands still: PyTorch's optimizers and operators, all of it with your "
-        "modules and data set, or nothing (default: operators)",
+        "which the training stands still: PyTorch's optimizers and operators, or nothing "
+        "(default: operators)",
     },
 }

@@ -50,7 +50,7 @@ from backspot.commands._console import (
     write_error,
     write_text,
 )
-from backspot.commands._parts import add_options_of_parts, asked_of_parts
+from backspot.commands._parts import add_options_of_parts, asked_of_parts, with_values
 from backspot.errors import BackspotError, OutputExistsError, UsageError
 from backspot.formatting import quoted, visible
 from backspot.interrupts import contained, pass_on
@@ -147,6 +147,13 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         metavar="SCRIPT [ARGUMENT ...]",
         help="the script, and its own arguments; options of Backspot come before it",
     )
+
+
+def worded(words: Sequence[str]) -> list[str]:
+    """Return the words with a value for each option that may stand alone."""
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    prepare_parser(parser)
+    return [*words[:1], *with_values(words[1:], parser)]
 
 
 def run(args: argparse.Namespace) -> Callable[[], int]:
@@ -296,9 +303,9 @@ class _Observation:
     def begin(self) -> None:
         """Start to observe; torch has been imported."""
         try:
-            from backspot.live.acts import acts_for, records_of
+            from backspot.live.acts import records_of
             from backspot.live.out_of_memory import OutOfMemoryWatch
-            from backspot.live.parts import ASKING, load_joint
+            from backspot.live.parts import acts_of, load_joint
             from backspot.live.recorder import Plan
             from backspot.live.running import Observer
             from backspot.live.saving import save  # noqa: F401 - with all that a delivery needs
@@ -313,7 +320,8 @@ class _Observation:
             from backspot.analysis.findings import all_rules
 
             all_rules()
-            self._acts = acts_for(ASKING, asked_of_parts(self._args))
+            asked = asked_of_parts(self._args)
+            self._acts = acts_of(asked, asked.pop("plan"))
         except Exception as error:  # the script may still run
             self._complain(f"no report: {error}")
             return

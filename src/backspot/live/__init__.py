@@ -19,8 +19,8 @@ An instrumentation is set up and removed by:
   report.
 - ``acts.py``: what a part does with a training around its steps and after its report; ``parts.py``
   lists the parts. ``trials/`` tries what the findings of a report advise, beside the training,
-  ``gathering.py`` sends what each rank recorded to rank 0, which answers for all, and
-  ``memory.py`` has what is in memory recorded.
+  ``plan/`` settings on a copy of the whole model, ``gathering.py`` sends what each rank recorded
+  to rank 0, which answers for all, and ``memory.py`` has what is in memory recorded.
 - ``monitor.py``: ``Monitor`` watches the steps of a long training, without a profiler.
 
 A module call that a profiler records goes through:

@@ -5,16 +5,19 @@ A part is an ``Act``, and an entry in these lists.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from typing import Any, get_args
 
 from backspot.errors import UsageError
-from backspot.live.acts import Act, Asking, Joint
+from backspot.formatting import quoted
+from backspot.live.acts import Act, Asking, Joint, acts_for
 from backspot.live.memory import remembering_of
 from backspot.live.ranks import rank_and_ranks
 from backspot.live.trials.attempts import Trying, with_earlier_trials
 from backspot.results import job, memory, trials
-from backspot.results.report import Report
+from backspot.results.plan import PLAN_SECONDS
+from backspot.results.report import Report, changed
 
 
 def _gathering(ranks: object) -> Act | None:
@@ -35,6 +38,31 @@ ASKING = (
 
 class Asked(memory.InProfile, trials.InProfile, job.InProfile):
     """The same, for type checkers."""
+
+
+def acts_of(asked: Mapping[str, Any], plan_seconds: int | None = None) -> list[Act]:
+    """Return what parts do for the arguments of ``profile``, or the options of ``backspot run``.
+
+    Args:
+        plan_seconds: how long a plan may take; ``None``: there is none, but for ``trials="plan"``.
+
+    Raises:
+        TypeError: If no part takes one of the arguments.
+        UsageError: If one of them is invalid.
+    """
+    given = dict(asked)
+    tries = given.get("trials", "operators")
+    if tries not in get_args(trials.Trials):
+        hint = '; "plan" also tries the model and the loader' if tries == "all" else ""
+        raise UsageError(f'trials={quoted(tries)}: give "operators", "plan" or "none"{hint}')
+    if tries == "plan":
+        plan_seconds, given["trials"] = PLAN_SECONDS, "operators"
+    acts = acts_for(ASKING, given)
+    if plan_seconds is not None:
+        from backspot.live.plan.planning import Planning  # seldom asked for, and not small
+
+        acts.append(Planning(plan_seconds))
+    return acts
 
 
 def joint_of(name: str) -> Joint | None:
@@ -70,7 +98,14 @@ def note_presence() -> None:
     note()
 
 
-_AS_BEFORE: tuple[Callable[[Report, Report], Report], ...] = (with_earlier_trials,)
+def _with_earlier_plan(report: Report, earlier: Report) -> Report:
+    return report if earlier.plan is None else changed(report, plan=earlier.plan)
+
+
+_AS_BEFORE: tuple[Callable[[Report, Report], Report], ...] = (
+    with_earlier_trials,
+    _with_earlier_plan,
+)
 
 
 def as_before(report: Report, earlier: Report) -> Report:

@@ -15,12 +15,12 @@ from backspot.analysis.recording import Options, Recording
 from backspot.checks import check_flag, check_whole
 from backspot.errors import BackspotError, UsageError
 from backspot.formatting import visible
-from backspot.live.acts import Living, acts_for, records_of, takes
+from backspot.live.acts import Living, records_of, takes
 from backspot.live.instrumentation import NO_FUNCTION, Instrumentation, check_arguments
 from backspot.live.loaders import fetch
 from backspot.live.modules import class_name, unwrap
 from backspot.live.optimizers import stepping
-from backspot.live.parts import ASKING
+from backspot.live.parts import ASKING, acts_of
 from backspot.live.ranks import rank_and_ranks
 from backspot.live.recording import (
     DETAIL,
@@ -137,7 +137,7 @@ def profile(
     _check_arguments(step, model, data, steps, warmup, unprofiled)
     check_flag("shapes", shapes)
     check_flag("stacks", stacks)
-    acts = acts_for(ASKING, asked)
+    acts = acts_of(asked)
     if trace is not None:
         check_labelled(trace, force=force)
     models = dict(model) if isinstance(model, Mapping) else {"": model}

@@ -11,6 +11,8 @@ from typing import Literal, TypeAlias
 from backspot.presented import public
 from backspot.results.quantities import SELDOM, Count, Measure
 
+PLAN_SECONDS = 60
+"""How long a plan may take where nothing else is said."""
 PlanVerdict: TypeAlias = Literal["helps", "does not help", "undecided", "not tried"]
 
 

@@ -111,7 +111,8 @@ def _of(one: Variant) -> str:
     return f"{duration(one.ns)} with {one.name}" + (f" ({one.note})" if one.note else "")
 
 
-Trials: TypeAlias = Literal["operators", "all", "none"]
+Trials: TypeAlias = Literal["operators", "plan", "none"]
+"""What may be tried."""
 
 
 class InProfile(TypedDict, total=False):
@@ -119,11 +120,11 @@ class InProfile(TypedDict, total=False):
 
     Attributes:
         trials: what may be tried of what the findings advise, on copies, within five seconds:
-            ``"operators"`` (default), PyTorch's optimizers and operators; ``"all"``, your modules
-            and data set too; or ``"none"``.
+            ``"operators"`` (default), PyTorch's optimizers and operators; ``"plan"``, settings on a
+            copy of the whole model too, within a minute, for ``Report.plan``; or ``"none"``.
     """
 
-    trials: Literal["operators", "all", "none"]
+    trials: Literal["operators", "plan", "none"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,6 +29,14 @@ def number_of(node: torch.autograd.graph.Node) -> int:
 _graph_task: Callable[[], int] = find("_C", "_current_graph_task_id") or (lambda: -1)
 
 
+def hears_its_gradient(parameter: torch.Tensor) -> bool:
+    """Return whether something is called once a parameter's gradient is there.
+
+    Without the attribute none counts as such.
+    """
+    return bool(getattr(parameter, "_post_accumulate_grad_hooks", None))
+
+
 def in_backward() -> bool:
     """Return whether autograd's engine runs on this thread."""
     return _graph_task() >= 0

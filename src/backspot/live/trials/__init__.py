@@ -20,7 +20,5 @@ other way to write it. Nothing lists them: the first trial imports every file in
 - ``products.py``: products of tiny matrices, and distances.
 - ``convolutions.py``: 3-D depthwise convolutions in other forms.
 - ``losses.py``: the last layer and the loss without positions that have no label.
-- ``modules.py``: copies of modules in another format, precision, compiled, or not checkpointed.
 - ``lookups.py``: rows of a table, sparse gradients of embeddings, copies from pinned memory.
-- ``loader.py``: the data set in worker processes.
 """

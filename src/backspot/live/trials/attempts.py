@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any
 
 import torch
 
 from backspot.analysis.findings import weighed
-from backspot.errors import UsageError
-from backspot.formatting import percent, quoted
+from backspot.formatting import percent
 from backspot.interrupts import pass_on
 from backspot.live.acts import Act, Living
 from backspot.live.ranks import rank_and_ranks
@@ -24,6 +22,7 @@ from backspot.live.trials.measuring import Clock, Times, TooLong, Worth, measure
 from backspot.live.trials.trial import Asked, Entry, Live, remedies_of
 from backspot.live.trials.twins import Refused
 from backspot.live.trials.untouched import TouchedError, untouched
+from backspot.results.costs import Phase
 from backspot.results.findings import Finding, Place
 from backspot.results.report import Report, changed, predictor_of
 from backspot.results.trials import Trials, Tried
@@ -39,27 +38,16 @@ _OF_MANY = 0.8
 """The share of the step in which a device must work, so that the host does not decide its time."""
 
 
-def _checked(trials: object) -> Trials:
-    known: tuple[Trials, ...] = get_args(Trials)
-    for one in known:
-        if trials == one:
-            return one
-    raise UsageError(f'trials={quoted(trials)}: give "operators", "all" or "none"')
-
-
 class Trying(Act):
     """Tries what the findings advise, on the first rank.
 
     Args:
-        trials: what may be tried, as in ``profile``.
-
-    Raises:
-        UsageError: If it is none of the three words.
+        trials: what may be tried: PyTorch's optimizers and operators, or nothing.
     """
 
-    def __init__(self, trials: object) -> None:
-        self._trials = _checked(trials)
-        self.needs_living = self._trials != "none"
+    def __init__(self, trials: Trials) -> None:
+        self._trials = trials
+        self.needs_living = trials != "none"
 
     def after(self, report: Report, live: Living) -> Report:
         """Return the report with what came out of its trials."""
@@ -67,14 +55,14 @@ class Trying(Act):
             return report
         watched = Live.of(live)
         if live.step is not None and _needs_step(report, self._trials):
-            watched = chains_of(live.step, watched, report, self._trials)
+            watched = chains_of(live.step, watched)
         return with_trials(report, watched, self._trials)
 
     def begin(self, report: Report, live: Living) -> Report | Callable[[], Report]:
         """Return the report with what came out of its trials: at once, or after one more step."""
         watched = Live.of(live)
         if _needs_step(report, self._trials):
-            watched = _watching(report, watched, self._trials)
+            watched = _watching(watched)
         chains = watched.chains
         if chains is None:
             return with_trials(report, watched, self._trials)
@@ -91,12 +79,11 @@ def _needs_step(report: Report, trials: Trials) -> bool:
     return any(one.chains for found in report.findings for one in _entries(found, trials))
 
 
-def _watching(report: Report, live: Live, trials: Trials) -> Live:
+def _watching(live: Live) -> Live:
     """Begin to see the operators of a step, for the caller to end; or say why that must not be."""
     if reason := live.why_no_chains or _why_not_watched(live):
         return replace(live, why_no_chains=reason)
-    runs_code = any(one.runs_code for found in report.findings for one in _entries(found, trials))
-    chains = Chains([*live.models.values()] if runs_code else [])
+    chains = Chains()
     chains.begin()
     return replace(live, chains=chains)
 
@@ -116,9 +103,9 @@ def _why_not_watched(live: Live) -> str:
     return "" if innermost_mode() is None else _MODE
 
 
-def chains_of(step: Callable[[], object], live: Live, report: Report, trials: Trials) -> Live:
+def chains_of(step: Callable[[], object], live: Live) -> Live:
     """Run a step and add the operators that it runs, unless they cannot be seen."""
-    live = _watching(report, live, trials)
+    live = _watching(live)
     if live.chains is not None:
         try:
             step()
@@ -159,6 +146,19 @@ def with_earlier_trials(report: Report, earlier: Report) -> Report:
     return changed(report, findings=weighed(found, report.replayed_step))
 
 
+def tried_optimizer(report: Report, live: Living, seconds: float) -> Tried | None:
+    """Return what other forms of the optimizers take, as the report has it or tried now."""
+    found = [one for one in report.findings if one.path == "(optimizer)" and one.tried]
+    if found:
+        return found[0].tried
+    phase = next((one for one in report.phases if one.name == "optimizer"), None)
+    if phase is None:
+        return None
+    finding = _of_phase(phase, report)
+    asked = Asked(finding, report, Live.of(live))
+    return _attempt(asked, remedies_of(finding.rule), time.monotonic() + seconds)
+
+
 def _of_phases(report: Report) -> Iterator[Finding]:
     """Findings without a remedy, of the phases that another form may make faster.
 
@@ -168,21 +168,23 @@ def _of_phases(report: Report) -> Iterator[Finding]:
     for phase in report.phases:
         title, path = _TITLES.get(phase.name, ""), f"({phase.name})"
         if title and path not in known and phase.wall_ns >= _LEAST_PHASE * report.whole_ns:
-            yield Finding(
-                rule="optimizer-kernels",
-                title=title,
-                seen=f"{percent(phase.wall_ns / report.whole_ns)} of the step.",
-                remedy="",
-                wall_ns=phase.wall_ns,
-                places=(Place(path, "", 1, phase.wall_ns),),
-                steps=report.steps,
-            )
+            yield _of_phase(phase, report)
+
+
+def _of_phase(phase: Phase, report: Report) -> Finding:
+    return Finding(
+        rule="optimizer-kernels",
+        title=_TITLES[phase.name],
+        seen=f"{percent(phase.wall_ns / max(1, report.whole_ns))} of the step.",
+        remedy="",
+        wall_ns=phase.wall_ns,
+        places=(Place(f"({phase.name})", "", 1, phase.wall_ns),),
+        steps=report.steps,
+    )
 
 
 def _entries(finding: Finding, trials: Trials) -> list[Entry]:
-    if trials == "none" or (finding.tier == "preview" and trials != "all"):
-        return []
-    return remedies_of(finding.rule, all_of_them=trials == "all")
+    return [] if trials == "none" or finding.tier == "preview" else remedies_of(finding.rule)
 
 
 def _attempt(asked: Asked, entries: list[Entry], until: float) -> Tried | None:
@@ -196,7 +198,7 @@ def _attempt(asked: Asked, entries: list[Entry], until: float) -> Tried | None:
                 raise Refused(asked.live.why_no_chains or "no step came after the recording")
             if is_observed():
                 raise Refused(_MODE)
-            with untouched(asked.live), _own_memory(asked.live.device):
+            with untouched(asked.live), own_memory(asked.live.device):
                 tried = _measured(entry, asked, until)
             if tried is not None and not tried.why_not:
                 return tried
@@ -208,16 +210,13 @@ def _attempt(asked: Asked, entries: list[Entry], until: float) -> Tried | None:
 
 def _measured(entry: Entry, asked: Asked, until: float) -> Tried | None:
     """Return what a remedy measured; when this returns, its copies are gone."""
-    after = None
     try:
         trial = entry.prepare(asked)
-        if trial is None or isinstance(trial, Tried):
-            return trial
-        after = trial.after
-        clock = Clock(asked.live.device)
-        worth = _worth(asked, whole=entry.runs_code)
-        left = math.inf if entry.runs_code else until - time.monotonic()
-        return measure(trial, clock, asked.step_ns, min(trial.allowed_s, left), worth)
+        if trial is None:
+            return None
+        left = until - time.monotonic()
+        seconds = min(trial.allowed_s, left)
+        return measure(trial, Clock(asked.live.device), asked.step_ns, seconds, _worth(asked))
     except Refused as refused:
         if isinstance(refused, TooLong) and entry.chains and asked.at_once > 1:
             return _measured(entry, replace(asked, at_once=1), until)
@@ -225,12 +224,9 @@ def _measured(entry: Entry, asked: Asked, until: float) -> Tried | None:
     except Exception as error:
         pass_on(error)
         return Tried("", why_not=reason(error))
-    finally:
-        if after is not None:
-            after()
 
 
-def _own_memory(device: torch.device) -> AbstractContextManager[Any]:
+def own_memory(device: torch.device) -> AbstractContextManager[Any]:
     """Return a context in which memory of a GPU comes from a pool that goes back to the driver.
 
     The allocator's blocks that the training reuses stay as they are. Before torch 2.5 there are no
@@ -246,12 +242,8 @@ def _own_memory(device: torch.device) -> AbstractContextManager[Any]:
     return pool
 
 
-def _worth(asked: Asked, *, whole: bool) -> Worth:
-    """Return what tells how much less a step takes with less work: a replay, if there is one.
-
-    Args:
-        whole: whether the work is that of the whole model, not of the finding's places.
-    """
+def _worth(asked: Asked) -> Worth:
+    """Return what tells how much less a step takes with less work: a replay, if there is one."""
     predictor = predictor_of(asked.report)
     busy = sum(phase.busy_ns for phase in asked.report.phases)
     host_decides = busy < _OF_MANY * asked.step_ns
@@ -264,5 +256,5 @@ def _worth(asked: Asked, *, whole: bool) -> Worth:
 
     if predictor is None:
         return without_replay
-    paths = {""} if whole else {place.path for place in asked.finding.places}
+    paths = {place.path for place in asked.finding.places}
     return lambda saved: predictor.with_less(paths, saved)

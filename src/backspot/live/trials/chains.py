@@ -32,7 +32,6 @@ from backspot.live.trials.twins import (
     Autocast,
     Refused,
     check_plain,
-    copied,
     free_bytes,
     size_of,
     twin,
@@ -182,17 +181,6 @@ class Chain:
         return run
 
 
-@dataclass
-class ModuleCall:
-    """The first call of a module in the step, with copies of what it was given."""
-
-    module: torch.nn.Module
-    args: Any
-    kwargs: Any
-    autocast: Autocast
-    count: int = 1
-
-
 Watcher = Callable[["Chains", Node], None]
 _watchers: dict[Function | None, dict[str, Watcher]] = {}
 
@@ -213,25 +201,20 @@ def seen(*functions: Function) -> Callable[[Watcher], Watcher]:
 class Chains(TorchFunctionMode):  # type: ignore[misc] # untyped
     """Sees the functions of a step on this thread, while it is entered.
 
-    Args:
-        modules: those whose calls are copied too.
-
     Attributes:
         functions: how many functions gave a tensor that needs a backward.
-        calls: the calls of the modules.
         missed: why chains were seen that are not among them, by kind.
         uses: how often each table of embeddings is used in another way.
         last: what the last linear layer made, its call, the type of its numbers, and its inputs.
     """
 
-    def __init__(self, modules: Collection[torch.nn.Module] = ()) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.functions = 0
-        self.calls: dict[int, ModuleCall] = {}
         self.missed: dict[str, str] = {}
         self.uses: Any = WeakIdKeyDictionary()
         self.last: tuple[Node, Node, torch.dtype, list[Any]] | None = None
-        self._watched, self._handles, self._thread = modules, list[Any](), 0
+        self._thread = 0
         self._found: dict[object, Chain] = {}
         self._nodes: Any = WeakTensorKeyDictionary()
         self._ends: dict[Node, Chain] = {}
@@ -243,10 +226,6 @@ class Chains(TorchFunctionMode):  # type: ignore[misc] # untyped
         """See functions until ``end``, on this thread."""
         modules_of("backspot.live.trials")  # they register what is seen
         self._thread = threading.get_ident()
-        self._handles += [
-            one.register_forward_pre_hook(self._before_call, with_kwargs=True)
-            for one in self._watched
-        ]
         self.__enter__()
 
     def end(self) -> None:
@@ -263,29 +242,10 @@ class Chains(TorchFunctionMode):  # type: ignore[misc] # untyped
         self.last = None
         for node in self._holding:  # what was kept has copies
             node.held = None
-        for handle in self._handles:
-            handle.remove()
 
     def of(self, kind: str) -> list[Chain]:
         """Return the chains of a kind."""
         return [chain for chain in self._found.values() if chain.kind == kind]
-
-    def _before_call(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
-        if threading.get_ident() != self._thread or not torch.is_grad_enabled():
-            return
-        if id(module) in self.calls:
-            self.calls[id(module)].count += 1
-            return
-        try:
-            given = list(tensors_of((args, kwargs)))
-            check_plain(*given)
-            device = next((one.device for one in (*given, *module.parameters())), None)
-            if device is None or not self._fits(device, sum(map(size_of, given))):
-                return
-            args, kwargs = copied((args, kwargs))
-            self.calls[id(module)] = ModuleCall(module, args, kwargs, _autocast(device))
-        except Exception as error:
-            pass_on(error)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the function as it is, and note what a chain needs."""
@@ -366,7 +326,7 @@ class Chains(TorchFunctionMode):  # type: ignore[misc] # untyped
             self.missed[kind] = f"copies take {needed >> 20:,} MiB, more than is left for trials"
             return
         copies = {node: twin(one) for node, one in tensors.items()}
-        chain = Chain(kind, end, given, copies, _autocast(made.device), end)
+        chain = Chain(kind, end, given, copies, autocast_of(made.device), end)
         self._found[whole] = self._ends[end] = chain
 
     def _fits(self, device: torch.device, needed: int) -> bool:
@@ -375,7 +335,8 @@ class Chains(TorchFunctionMode):  # type: ignore[misc] # untyped
         return needed <= left
 
 
-def _autocast(device: torch.device) -> Autocast:
+def autocast_of(device: torch.device) -> Autocast:
+    """Return the autocast that is on for a kind of device."""
     kind = device.type
     return kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
 

@@ -13,7 +13,6 @@ from backspot.live.trials.chains import Chain, Chains
 from backspot.live.trials.twins import Refused, Run, check_fits, forward_and_backward
 from backspot.results.findings import Finding
 from backspot.results.report import Report
-from backspot.results.trials import Tried
 
 AS_IT_IS = "as it is"
 CHAINS_S = 2.0
@@ -50,8 +49,7 @@ class Trial:
         known_ns: what the recorded steps take for exactly this; 0 where that is not known.
         notes: what else is different with a variant, by its name.
         allowed_s: how long it may take.
-        first_is_slow: whether the first call may be much slower, as where code is compiled.
-        after: what to do at the end.
+        first_is_slow: whether a first call tells nothing of the later ones.
     """
 
     what: str
@@ -61,7 +59,6 @@ class Trial:
     notes: Mapping[str, str] = field(default_factory=dict)
     allowed_s: float = 1.0
     first_is_slow: bool = False
-    after: Run = lambda: None
 
 
 @dataclass(frozen=True)
@@ -103,6 +100,15 @@ class Live(Living):
         return next((one.device for one in self.tensors()), torch.device("cpu"))
 
 
+def step_of(report: Report) -> int:
+    """Return how long a step takes, as far as that is known.
+
+    Of the steps without and with the profiler, the shorter: the machine was busy in the others, and
+    a share of a step that is too long would make each remedy look small.
+    """
+    return min(report.whole_ns, report.recorded_step_ns or report.whole_ns)
+
+
 @dataclass(frozen=True)
 class Asked:
     """What a remedy is a function of.
@@ -118,12 +124,8 @@ class Asked:
 
     @property
     def step_ns(self) -> int:
-        """How long a step takes, as far as that is known.
-
-        Of the steps without and with the profiler, the shorter: the machine was busy in the others,
-        and a share of a step that is too long would make each remedy look small.
-        """
-        return min(self.report.whole_ns, self.report.recorded_step_ns or self.report.whole_ns)
+        """How long a step takes, as far as that is known."""
+        return step_of(self.report)
 
     @property
     def known_ns(self) -> int:
@@ -174,7 +176,7 @@ class Asked:
         return {name: pieces for name, pieces in found.items() if len(pieces) == len(chains)}
 
 
-Remedy = Callable[[Asked], Trial | Tried | None]
+Remedy = Callable[[Asked], Trial | None]
 
 
 @dataclass(frozen=True)
@@ -182,38 +184,31 @@ class Entry:
     """A remedy in the list.
 
     Attributes:
-        prepare: return what to measure, or what was measured already, or ``None`` if there is
-            nothing to try in this case; it raises ``Refused`` with the reason why it cannot be
-            tried.
+        prepare: return what to measure, or ``None`` if there is nothing to try in this case; it
+            raises ``Refused`` with the reason why it cannot be tried.
         chains: whether it needs the operators of one more step.
-        runs_code: whether it runs code of the user's, on copies.
     """
 
     prepare: Remedy
     chains: bool = False
-    runs_code: bool = False
 
 
 _entries: dict[str, dict[str, Entry]] = {}
 
 
-def remedy(
-    *rules: str, chains: bool = False, runs_code: bool = False
-) -> Callable[[Remedy], Remedy]:
+def remedy(*rules: str, chains: bool = False) -> Callable[[Remedy], Remedy]:
     """Register the decorated function as what to try for the findings of some rules."""
 
     def register(prepare: Remedy) -> Remedy:
         for rule in rules:
             # By name: an import that was interrupted is made again.
-            entry = Entry(prepare, chains, runs_code)
-            _entries.setdefault(rule, {})[prepare.__qualname__] = entry
+            _entries.setdefault(rule, {})[prepare.__qualname__] = Entry(prepare, chains)
         return prepare
 
     return register
 
 
-def remedies_of(rule: str, *, all_of_them: bool) -> list[Entry]:
-    """Return what can be tried for a rule, first of all what runs none of the user's code."""
+def remedies_of(rule: str) -> list[Entry]:
+    """Return what can be tried for a rule."""
     modules_of("backspot.live.trials")
-    found = sorted(_entries.get(rule, {}).values(), key=lambda one: one.runs_code)
-    return [one for one in found if all_of_them or not one.runs_code]
+    return [*_entries.get(rule, {}).values()]

@@ -28,12 +28,11 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from backspot.live.trials.measuring import verdict_of
-from backspot.live.trials.trial import AS_IT_IS, Asked, remedy
 from backspot.live.trials.twins import Refused
 from backspot.results.trials import Tried, Variant
 
-_SECONDS, _LATEST = 4.0, 2.0
-"""How long blocks of batches may take, and how long the last batch may take then."""
+LATEST_S = 2.0
+"""How long the last batch may take when the time is up."""
 _BATCHES, _FIRST = 10, 3
 """How many batches of a block count, and how many before do not: they wait for workers to start."""
 _BLOCKS = 3
@@ -42,22 +41,25 @@ _OPEN_ELSEWHERE = ("h5py", "lmdb", "sqlite3", "pyodbc", "psycopg2", "zipfile", "
 _MOST_VISITED = 20_000
 
 
-@remedy("waiting-for-data", runs_code=True)
-def workers(asked: Asked) -> Tried | None:
-    """Try other numbers of workers, beside a step that computes as long as the real one."""
-    loader = asked.live.loader
+def workers(loader: Any, step_ns: int, computes: int, seconds: float) -> Tried:
+    """Try other numbers of workers, beside a step that computes for so long.
+
+    Args:
+        step_ns: how long a step takes.
+        computes: what of it is not spent waiting for a batch.
+        seconds: how long the blocks of batches may take.
+
+    Raises:
+        Refused: If the loader cannot be read apart from the training.
+    """
     _check(loader)
-    data = sum(phase.wall_ns for phase in asked.report.phases if phase.name == "data")
-    computes = max(0, asked.step_ns - round(data / max(1, asked.report.whole_ns) * asked.step_ns))
     now = int(loader.num_workers)
     numbers = [now, *(one for one in (1, 2, 4) if one != now and one <= (os.cpu_count() or 1))]
-    found = _in_child(loader, numbers, computes)
+    found = _in_child(loader, numbers, computes, seconds)
     waits = {number: found.get(str(number), []) for number in numbers}
     if len(waits[now]) < _BATCHES:
-        raise Refused("the data set is too slow for the time that a trial may take")
-    names = {number: f"num_workers={number}" for number in numbers}
-    names[now] = f"{AS_IT_IS}, {names[now]}"
-    variants = [_variant(waits[one], names[one], waits[now], asked.step_ns) for one in numbers]
+        raise Refused("the data set is too slow for the time that is left")
+    variants = [_variant(waits[one], f"num_workers={one}", waits[now], step_ns) for one in numbers]
     what = f"{type(loader.dataset).__name__}, beside {computes / 1e6:.1f} ms of computing"
     return Tried(what, tuple(variants), min(map(len, waits.values())))
 
@@ -90,7 +92,9 @@ def _open_in(root: object) -> str:
     return ""
 
 
-def _in_child(loader: Any, numbers: Sequence[int], computes: int) -> Mapping[str, list[int]]:
+def _in_child(
+    loader: Any, numbers: Sequence[int], computes: int, seconds: float
+) -> Mapping[str, list[int]]:
     """Return the times of the steps of each number of workers, measured in another process."""
     sys.stdout.flush()
     sys.stderr.flush()
@@ -101,7 +105,7 @@ def _in_child(loader: Any, numbers: Sequence[int], computes: int) -> Mapping[str
             os.setsid()  # with the workers, in a group that can be ended
             os.close(read)
             torch.set_num_threads(1)
-            found = _steps(loader, numbers, computes)
+            found = _steps(loader, numbers, computes, seconds)
             os.write(write, json.dumps(found).encode())
         except BaseException as error:
             os.write(write, json.dumps({"error": f"{type(error).__name__}: {error}"}).encode())
@@ -110,7 +114,7 @@ def _in_child(loader: Any, numbers: Sequence[int], computes: int) -> Mapping[str
     try:
         os.close(write)
         with open(read, "rb") as pipe:  # noqa: PTH123 - a descriptor
-            ready, _, _ = select.select([pipe], [], [], _SECONDS + _LATEST)
+            ready, _, _ = select.select([pipe], [], [], seconds + LATEST_S)
             said: dict[str, Any] = json.loads(pipe.read() or b"{}") if ready else {}
     finally:
         try:
@@ -123,12 +127,14 @@ def _in_child(loader: Any, numbers: Sequence[int], computes: int) -> Mapping[str
     return said
 
 
-def _steps(loader: Any, numbers: Sequence[int], computes: int) -> dict[str, list[int]]:
+def _steps(
+    loader: Any, numbers: Sequence[int], computes: int, seconds: float
+) -> dict[str, list[int]]:
     """Go through blocks of batches, of each number in turn, until the time is up."""
     sampler = copy.deepcopy(loader.batch_sampler, {id(loader.dataset): loader.dataset})
     indices = list(islice(iter(sampler), _BATCHES + _FIRST))
     times: dict[str, list[int]] = {str(number): [] for number in numbers}
-    end = time.monotonic() + _SECONDS
+    end = time.monotonic() + seconds
     order = random.Random(0)  # noqa: S311 - no secret
     for _ in range(_BLOCKS):
         for number in order.sample(list(numbers), len(numbers)):

@@ -1,0 +1,248 @@
+"""Copies of models that run the calls of a step again, and whether such a copy can be trusted."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import torch
+
+from backspot.formatting import percent
+from backspot.live.plan.settings import Setting
+from backspot.live.plan.watching import (
+    Call,
+    Watching,
+    outputs_of,
+    reached_from,
+    sample_of,
+    set_random_states,
+)
+from backspot.live.torch_internals.process import tree_map
+from backspot.live.trials.chains import tensors_of
+from backspot.live.trials.trial import Piece
+from backspot.live.trials.twins import Refused, copied, numbers_like
+
+_FAR = 0.02
+"""A copy whose outputs differ by more than this share of their size is another model."""
+_AT_ONCE = 3
+"""How many calls come between two moments at which the host waits for a GPU."""
+_SCALE = 1024.0
+_AS_GOOD_AS_ZERO = 1e-3
+
+
+class Copy:
+    """Copies of the models, with settings, that run forward and backward of the watched calls.
+
+    Attributes:
+        modules: the copies by number, without what compiles them.
+        settings: what is set, in the order in which that is made.
+        first_ns: how long the first run of all calls took.
+    """
+
+    def __init__(
+        self, watched: Watching, settings: Sequence[Setting] = (), *, times: int = 1
+    ) -> None:
+        """Copy the models and make the settings.
+
+        Args:
+            times: how many times the batch; 1 or 2.
+        """
+        self.settings = sorted(settings, key=lambda one: one.order)
+        self.watched = watched
+        self.modules = copy.deepcopy(watched.copies)
+        self._called: dict[int, Any] = dict(self.modules)
+        for one in self.settings:
+            self._called = {number: one.change(each) for number, each in self._called.items()}
+        self._before = [one.detach().clone() for one in self._held()]
+        self._given = {call: copied((call.args, call.kwargs)) for call in watched.calls}
+        self._seeds = {call: dict(call.gradients) for call in watched.calls}
+        if times > 1:
+            for call in watched.calls:
+                batch = batch_of(call)
+                more = partial(_repeated, batch=batch)
+                self._given[call] = copied(self._given[call], more)
+                self._seeds[call] = {place: more(one) for place, one in self._seeds[call].items()}
+        self.first_ns = 0
+        self._scaler: Any = None
+        if any(one.dtype == torch.float16 for one in self.settings):
+            self._scaler = torch.amp.GradScaler(self.device.type, init_scale=_SCALE)
+            self._scaled = torch.optim.SGD(self.parameters(), lr=0.0)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the first parameter is, or else the first tensor that a call is given."""
+        held = [*self.parameters(), *tensors_of([*self._given.values()])]
+        return held[0].device if held else torch.device("cpu")
+
+    def parameters(self) -> list[torch.Tensor]:
+        """All parameters of the copies, in an order that all copies have."""
+        return [p for module in self.modules.values() for p in module.parameters()]
+
+    def _held(self) -> list[torch.Tensor]:
+        return [one for module in self.modules.values() for one in module.buffers()]
+
+    def reset(self) -> None:
+        """Put the buffers back, and have random generators draw what they drew in the step."""
+        with torch.no_grad():
+            for one, was in zip(self._held(), self._before, strict=True):
+                one.copy_(was)
+        set_random_states(self.watched.calls[0].random)
+
+    def run_all(self) -> None:
+        """Run each watched call once, forward and backward."""
+        begin = time.perf_counter_ns()
+        for call in self.watched.calls:
+            self.run(call)
+        self._wait()
+        self.first_ns = self.first_ns or time.perf_counter_ns() - begin
+
+    def timed_ns(self) -> int:
+        """Return how long a run takes, of each call as often as a step makes it."""
+        took = 0
+        for call in self.watched.calls:
+            begin = time.perf_counter_ns()
+            self.run(call)
+            self._wait()
+            took += call.count * (time.perf_counter_ns() - begin)
+        return took
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def pieces(self) -> list[Piece]:
+        """Return what is measured: each watched call, as often as a step makes it."""
+        times = _AT_ONCE if self.device.type == "cuda" else 1
+
+        def several(call: Call) -> None:
+            for _ in range(times):
+                self.run(call)
+
+        return [Piece(partial(several, call), call.count / times) for call in self.watched.calls]
+
+    def forget_gradients(self) -> None:
+        """Have no gradients, as at the beginning of a step."""
+        for one in self.parameters():
+            one.grad = None
+
+    def run(self, call: Call, *, backward: bool = True) -> list[torch.Tensor]:
+        """Run a call forward and backward, and return the tensors in its output."""
+        args, kwargs = self._given[call]
+        leaves = [one for one in tensors_of((args, kwargs)) if one.requires_grad]
+        for leaf in leaves:
+            leaf.grad = None
+        self.forget_gradients()
+        kind, on, dtype = call.autocast
+        with ExitStack() as around:
+            for one in self.settings:
+                around.enter_context(one.around())
+                if one.dtype is not None:
+                    on, dtype = True, one.dtype
+            with (
+                torch.set_grad_enabled(call.grad),
+                torch.autocast(kind, enabled=on, dtype=dtype),
+            ):
+                args, kwargs = tree_map(self._fed, (args, kwargs))
+                outputs = outputs_of(self._called[call.module](*args, **kwargs))
+            if backward:
+                self._backward(call, outputs)
+        return outputs
+
+    def _fed(self, one: Any) -> Any:
+        """Return a tensor as a step has it: no leaf, and in the memory format that is set."""
+        if not isinstance(one, torch.Tensor):
+            return one
+        for setting in self.settings:
+            if one.dim() == setting.dims:
+                one = one.contiguous(memory_format=setting.memory_format)
+        return one.view_as(one) if one.requires_grad else one
+
+    def _backward(self, call: Call, outputs: list[torch.Tensor]) -> None:
+        if not call.ends:
+            return
+        if max(call.ends) >= len(outputs):
+            raise Refused("the outputs of a copy are others than the model's")
+        seeds = self._seeds[call]
+        ends = [outputs[place] for place in call.ends]
+        for place, end in zip(call.ends, ends, strict=True):
+            if place not in seeds:
+                seeds[place] = numbers_like(end)
+        gradients = [seeds[place].to(end.dtype) for place, end in zip(call.ends, ends, strict=True)]
+        if self._scaler is not None:
+            gradients = self._scaler.scale(gradients)
+        torch.autograd.backward(ends, gradients)
+        if self._scaler is not None:
+            self._scaler.unscale_(self._scaled)
+            self._scaler.update()
+
+    def check(self) -> None:
+        """Run each call once, and compare with the step what that gives.
+
+        Raises:
+            Refused: If the copy is not like the model: it reaches the parameters of the training,
+                trains others than the step does, or gives other outputs.
+        """
+        own = {id(one) for one in self.parameters()}
+        known = set[int]()
+        self.reset()
+        for call in self.watched.calls:
+            module, first = self.modules[call.module], call.module not in known
+            known.add(call.module)
+            set_random_states(call.random)
+            outputs = self.run(call, backward=False)
+            given = {id(one) for one in tensors_of(self._given[call])}
+            found = reached_from(outputs)
+            if not (own | given).issuperset(map(id, found)):
+                raise Refused("a copy of the model trains the model itself")
+            names = {id(one): name for name, one in module.named_parameters()}
+            reached = {names[id(one)] for one in found if id(one) in names}
+            if reached != call.reached:
+                other = min(reached ^ call.reached)
+                raise Refused(f"a copy of the model trains other parameters, such as {other}")
+            if [one.shape for one in outputs] != call.sizes:
+                raise Refused("a copy of the model has outputs of other sizes")
+            if not first:  # the optimizer may have taken a step since
+                continue
+            for mine, real in zip(outputs, call.samples, strict=True):
+                far = relative([sample_of(mine)], [real])
+                if not far < _FAR:
+                    raise Refused(f"the outputs of a copy differ by {percent(far)}")
+
+
+def relative(ones: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> float:
+    """Return the largest ``|a - b| / |b|`` of pairs of tensors, in norms.
+
+    What is as good as zero, as the gradient of a bias before a norm, counts as a share of the
+    largest: its own digits are noise.
+    """
+    pairs = [(a, b) for a, b in zip(ones, others, strict=True) if b.is_floating_point()]
+    if not pairs:
+        return 0.0
+    sizes = torch.stack([b.detach().double().norm().cpu() for _, b in pairs])
+    apart = [(a.detach().double() - b.detach().double()).norm().cpu() for a, b in pairs]
+    least = float(sizes.max()) * _AS_GOOD_AS_ZERO + 1e-30
+    return float((torch.stack(apart) / sizes.clamp_min(least)).max())
+
+
+def batch_of(call: Call) -> int:
+    """Return the size of the first dimension that all inputs and gradients have.
+
+    Raises:
+        Refused: If they do not have the same.
+    """
+    given = [one for one in tensors_of((call.args, call.kwargs)) if one.dim()]
+    got = [one for one in call.gradients.values() if one.dim()]
+    sizes = {len(one) for one in (*given, *got)}
+    if len(sizes) != 1 or call.seeded:
+        raise Refused("the inputs of the model have no first dimension in common")
+    return sizes.pop()
+
+
+def _repeated(one: torch.Tensor, batch: int) -> torch.Tensor:
+    repeats = one.dim() and len(one) == batch
+    twice = torch.cat([one.detach(), one.detach()]) if repeats else one.detach().clone()
+    return twice.requires_grad_(one.requires_grad)

@@ -1,0 +1,247 @@
+"""Watches one real step, and then tries settings on copies while the training stands still."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from backspot.formatting import duration
+from backspot.interrupts import pass_on
+from backspot.live.acts import Act, Living
+from backspot.live.modules import class_name
+from backspot.live.plan.comparing import predicted
+from backspot.live.plan.loader import LATEST_S as _LATEST, workers
+from backspot.live.plan.search import NO_TIME, Search
+from backspot.live.plan.settings import AS_IT_IS
+from backspot.live.plan.watching import Watching
+from backspot.live.ranks import rank_and_ranks
+from backspot.live.torch_internals.autograd import hears_its_gradient
+from backspot.live.torch_internals.dynamo import compilations, forget_compilations
+from backspot.live.torch_internals.process import is_observed
+from backspot.live.trials.attempts import own_memory, tried_optimizer
+from backspot.live.trials.trial import Live, step_of
+from backspot.live.trials.twins import Refused
+from backspot.live.trials.untouched import TouchedError, untouched
+from backspot.results.plan import Plan, Rung
+from backspot.results.report import Report, changed
+from backspot.results.trials import Variant
+
+_FIXED = ("scaler", "clipping", "optimizer", "zero_grad", "averaging")
+"""Phases that do not grow with the batch."""
+_LOADER_S, _OPTIMIZER_S = 6.0, 2.0
+_LATE = 0.05
+_ENDED = "planning was interrupted"
+_TALKS = (
+    *("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "DataParallel"),
+    "SyncBatchNorm",
+)
+
+
+class Planning(Act):
+    """Plans after the report, with one more real step.
+
+    Args:
+        seconds: how long planning may take.
+
+    """
+
+    def __init__(self, seconds: int) -> None:
+        self._seconds = seconds
+
+    needs_living = True
+
+    def after(self, report: Report, live: Living) -> Report:
+        """Return the report with the plan."""
+        watching = _begun(live)
+        if live.step is not None and not watching.why_not:
+            try:
+                live.step()
+            finally:
+                watching.end()
+        return with_plan(report, live, watching, self._seconds)
+
+    def begin(self, report: Report, live: Living) -> Report | Callable[[], Report]:
+        """Return the report with the plan, after one more step."""
+        watching = _begun(live)
+        if watching.why_not:
+            return with_plan(report, live, watching, self._seconds)
+
+        def ended() -> Report:
+            watching.end()
+            return with_plan(report, live, watching, self._seconds)
+
+        return ended
+
+
+def _begun(live: Living) -> Watching:
+    """Begin to watch a step, or say why it must not be watched."""
+    watching = Watching(live.models)
+    watching.why_not = live.why_no_step or _why_not(live)
+    if not watching.why_not:
+        watching.begin()
+    return watching
+
+
+def _why_not(live: Living) -> str:
+    """Return why copies of this training cannot be run apart from it, ``""`` if they may."""
+    ranks = rank_and_ranks()[1]
+    if ranks > 1:
+        return f"the {ranks} ranks of a job would wait for the one that plans"
+    for model in live.models.values():
+        for part in model.modules():
+            if not {one.__name__ for one in type(part).__mro__}.isdisjoint(_TALKS):
+                return f"{type(part).__name__} talks to other ranks"
+            if isinstance(part, torch.jit.ScriptModule):
+                return f"{type(part).__name__} is scripted"
+    owned = {id(p) for model in live.models.values() for p in model.parameters()}
+    for parameter in (p for model in live.models.values() for p in model.parameters()):
+        if hears_its_gradient(parameter):
+            return "parameters have hooks of their own, such as an optimizer in the backward"
+    if not owned:
+        return "no parameter is trained"
+    if compilations():
+        return "the step runs compiled code"
+    return "a mode of the training sees its functions" if is_observed() else ""
+
+
+def with_plan(report: Report, live: Living, watching: Watching, seconds: int) -> Report:
+    """Return the report with what the settings give; an interrupt ends the plan, not the training.
+
+    Args:
+        watching: the calls of one step, ended.
+    """
+    begin = time.monotonic()
+    names = ", ".join(class_name(watching.models[one]) for one in watching.copies)
+    plan = Plan(
+        f"a copy of {names or 'the model'}, forward and backward",
+        step_ns=step_of(report),
+        allowed_ns=seconds * 10**9,
+    )
+    try:
+        plan = _made(plan, report, live, watching, begin + seconds)
+    except (Refused, TouchedError) as refused:
+        plan = replace(plan, why_not=str(refused))
+    took = round(1e9 * (time.monotonic() - begin))
+    return changed(report, plan=replace(plan, took_ns=took))
+
+
+def _made(plan: Plan, report: Report, live: Living, watching: Watching, until: float) -> Plan:
+    if watching.why_not:
+        raise Refused(watching.why_not)
+    scale = plan.step_ns / max(1, report.whole_ns)
+    phases: dict[str, int] = {one.name: round(scale * one.wall_ns) for one in report.phases}
+    fixed = sum(phases.get(name, 0) for name in _FIXED)
+    reads = isinstance(live.loader, DataLoader)
+    of_loader = min(_LOADER_S, (until - time.monotonic()) / 4) if reads else 0.0
+    search = Search(watching, plan.step_ns, fixed, until - of_loader)
+    ladder: list[Rung] = []
+    others: list[Rung] = []
+    next_limit = ""
+    try:
+        _searched(search, Live.of(live))
+        ladder, others = _apart(search.rungs())
+        kept, lost = _apart(_of_optimizer(report, live, search.step_ns, ladder))
+        ladder, others = ladder + kept, lost + others
+        step = ladder[-1].step_ns if ladder else plan.step_ns
+        more, next_limit = _of_loader(live.loader, step, phases.get("data", 0), ladder, of_loader)
+        kept, lost = _apart(more)
+        ladder, others = ladder + kept, lost + others
+    except KeyboardInterrupt as interrupt:
+        pass_on(interrupt)  # the script may have a handler of its own
+        ladder, others = _apart(search.rungs())
+        others = [
+            replace(one, note="interrupted") if one.note == NO_TIME else one for one in others
+        ]
+    rest = plan.step_ns - search.base_ns
+    if any(one.axis == "optimizer" and one.step_ns for one in (*ladder, *others)):
+        rest -= phases.get("optimizer", 0)
+    others.sort(key=lambda one: not one.step_ns)
+    return replace(
+        plan,
+        rungs=(*ladder, *others),
+        rest_ns=max(0, rest) if search.base_ns else 0,
+        batch=search.batch,
+        next_limit=next_limit,
+    )
+
+
+def _apart(rungs: Sequence[Rung]) -> tuple[list[Rung], list[Rung]]:
+    """Return the rungs of the ladder, and the others."""
+    return [one for one in rungs if one.kept], [one for one in rungs if not one.kept]
+
+
+def _searched(search: Search, live: Live) -> None:
+    """Search, and leave the training as it was."""
+    try:
+        with untouched(live), own_memory(live.device):
+            try:
+                search.go()
+            finally:
+                search.close()
+    finally:
+        if compilations():  # nothing was compiled before
+            forget_compilations()
+
+
+def _of_optimizer(report: Report, live: Living, step: int, ladder: Sequence[Rung]) -> list[Rung]:
+    """Return what other forms of the optimizers give on top of the ladder."""
+    tried = tried_optimizer(report, live, _OPTIMIZER_S)
+    if tried is None:
+        return []
+    names = " and ".join(dict.fromkeys(type(one).__name__ for one in live.optimizers))
+    if not tried.variants:
+        return [Rung(f"{names} in another form", "optimizer", note=tried.why_not or AS_IT_IS)]
+    made = []
+    for one in tried.variants[1:]:
+        rung = Rung(
+            f"{names} with {one.name}",
+            "optimizer",
+            tuple(each.setting for each in ladder),
+            f"torch.optim.{type(live.optimizers[0]).__name__}(..., {one.name})",
+        )
+        made.append(_with(rung, one, step, kept=one is tried.best))
+    return made
+
+
+def _with(rung: Rung, tried: Variant, before: int, *, kept: bool) -> Rung:
+    """Return a rung with what a variant saves of a step."""
+    if not tried.ns or tried.verdict == "fails":
+        return replace(rung, note=tried.note)
+    saves = tried.saves_ns, tried.saves_low_ns, tried.saves_high_ns
+    made = predicted(replace(rung, note=tried.note), before, saves)
+    return replace(made, kept=kept and made.verdict == "helps")
+
+
+def _of_loader(
+    loader: Any, step: int, data: int, ladder: Sequence[Rung], seconds: float
+) -> tuple[list[Rung], str]:
+    """Return what other numbers of workers give beside the step of the ladder, and its limit."""
+    rung = Rung("workers", "loader", tuple(one.setting for one in ladder))
+    computes = max(1, step - data)
+    try:
+        tried = workers(loader, step, computes, min(seconds, _LOADER_S) - _LATEST)
+    except Refused as refused:
+        return [replace(rung, note=str(refused))], ""
+    now, *others = tried.variants
+    before = computes + now.ns
+    best = max(others, key=lambda one: one.saves_ns, default=None)
+    made = [
+        _with(
+            replace(rung, setting=one.name, code=f"DataLoader(..., {one.name})"),
+            one,
+            before,
+            kept=one is best,
+        )
+        for one in others
+    ]
+    if now.ns < _LATE * before:
+        return made, ""
+    return made, (
+        f"The loader with {now.name} then limits the step at {duration(before)}: "
+        f"{duration(now.ns)} of it waits for a batch."
+    )

@@ -1,0 +1,239 @@
+"""The settings of a plan: what each changes, the code to write, and where it is worth trying."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils import checkpoint
+
+from backspot.live.plan.watching import Watching
+from backspot.live.trials.chains import tensors_of
+
+AS_IT_IS = "in use already"
+
+
+def _same(module: torch.nn.Module) -> torch.nn.Module:
+    return module
+
+
+@dataclass(frozen=True, eq=False)
+class Setting:
+    """Something that a training can set.
+
+    Attributes:
+        name: what is set.
+        axis: what kind of setting that is; of most kinds only one can be made.
+        code: what to write for it.
+        change: makes it on a copy of a model.
+        around: makes it for the process, as a context around forward and backward.
+        dtype: the type of autocast.
+        memory_format: the format of the inputs that have ``dims`` dimensions.
+        dims: as above.
+        order: settings of a lower number are made first.
+        compiles: whether the first run compiles.
+        note: what else is true of it.
+        why_not: why it is not tried in this training, or ``""``.
+    """
+
+    name: str
+    axis: str
+    code: str
+    change: Callable[[Any], Any] = _same
+    around: Callable[[], AbstractContextManager[Any]] = nullcontext
+    dtype: torch.dtype | None = None
+    memory_format: torch.memory_format = torch.contiguous_format
+    dims: int = -1
+    order: int = 0
+    compiles: bool = False
+    note: str = ""
+    why_not: str = ""
+
+
+def settings_of(watched: Watching, device: torch.device) -> list[Setting]:
+    """Return what to try, cheap settings first, and what is not tried with the reason."""
+    makers = (_precisions, _layouts, _checkpoints, _libraries, _compilers)
+    return [one for maker in makers for one in maker(watched, device)]
+
+
+def _precisions(watched: Watching, device: torch.device) -> Iterator[Setting]:
+    kind = device.type
+    in_autocast = any(call.autocast[1] for call in watched.calls)
+    singles = any(p.dtype == torch.float32 for p in _parameters(watched))
+    why = AS_IT_IS if in_autocast else "" if singles else "the parameters are no float32"
+    modern = kind != "cuda" or torch.cuda.get_device_capability(device) >= (8, 0)
+    if kind == "cuda" and modern:
+        set_already = torch.get_float32_matmul_precision() != "highest"
+        yield Setting(
+            "TF32",
+            "precision",
+            'torch.set_float32_matmul_precision("high")',
+            around=_tf32,
+            why_not=AS_IT_IS if set_already else why,
+        )
+    cast = f'with torch.autocast("{kind}", torch.{{}}):\n    loss = ...  # the forward and the loss'
+    if modern:
+        yield Setting(
+            "bf16", "precision", cast.format("bfloat16"), dtype=torch.bfloat16, why_not=why
+        )
+        return
+    code = f"{cast.format('float16')}\nscaler = torch.amp.GradScaler()  # scale, unscale, step"
+    yield Setting("fp16", "precision", code, dtype=torch.float16, why_not=why)
+
+
+def _layouts(watched: Watching, _: torch.device) -> Iterator[Setting]:
+    for dims, name in ((4, "channels_last"), (5, "channels_last_3d")):
+        memory_format = getattr(torch, name)
+        weights = [p for p in _parameters(watched) if p.dim() == dims and p[0, 0].numel() > 1]
+        given = [one for one in _given(watched) if one.dim() == dims]
+        if not weights or not given:
+            continue
+        last = all(p.is_contiguous(memory_format=memory_format) for p in weights)
+        yield Setting(
+            name,
+            "layout",
+            f"model = model.to(memory_format=torch.{name})\n"
+            f"x = x.to(memory_format=torch.{name})  # each batch",
+            change=partial(_arranged, memory_format),
+            memory_format=memory_format,
+            dims=dims,
+            order=1,
+            why_not=AS_IT_IS if last else "",
+        )
+
+
+def _arranged(memory_format: torch.memory_format, module: torch.nn.Module) -> torch.nn.Module:
+    for part in module.modules():  # a format is of tensors with so many dimensions
+        held = [*part.parameters(recurse=False), *part.buffers(recurse=False)]
+        for one in held:
+            if one.dim() == (4 if memory_format is torch.channels_last else 5):
+                one.data = one.data.contiguous(memory_format=memory_format)
+    return module
+
+
+def _checkpoints(watched: Watching, _: torch.device) -> Iterator[Setting]:
+    """Without activation checkpointing, where a step calls ``checkpoint``.
+
+    ``checkpoint`` calls its function then, under whatever name a module of Python has it.
+    """
+    if not watched.checkpoints:
+        return
+    yield Setting(
+        "no checkpointing",
+        "checkpoint",
+        "call the module itself, not torch.utils.checkpoint.checkpoint(module, ...)",
+        around=partial(replaced, watched.checkpoints, through),
+        note="for more memory",
+    )
+
+
+def _libraries(watched: Watching, device: torch.device) -> Iterator[Setting]:
+    """What a running process cannot try without a trace."""
+    if device.type != "cuda":
+        return
+    if any(p.dim() in (4, 5) for p in _parameters(watched)):
+        benchmark = torch.backends.cudnn.benchmark
+        yield Setting(
+            "cudnn.benchmark",
+            "cudnn",
+            "torch.backends.cudnn.benchmark = True",
+            why_not=AS_IT_IS
+            if benchmark
+            else "cuDNN keeps what it has chosen for these shapes as long as the process lives",
+        )
+    yield Setting(
+        "CUDA graphs",
+        "graph",
+        'model = torch.compile(model, mode="reduce-overhead")',
+        why_not="their memory would stay with the process",
+    )
+
+
+def _compilers(watched: Watching, _: torch.device) -> Iterator[Setting]:
+    yield Setting(
+        "torch.compile",
+        "compile",
+        "model = torch.compile(model)",
+        change=_compiled,
+        order=2,
+        compiles=True,
+        why_not=watched.why_not_compiled,
+    )
+
+
+def _compiled(module: torch.nn.Module) -> Any:
+    return torch.compile(module)
+
+
+def _parameters(watched: Watching) -> Sequence[torch.Tensor]:
+    return [p for module in watched.copies.values() for p in module.parameters()]
+
+
+def _given(watched: Watching) -> Sequence[torch.Tensor]:
+    return [one for call in watched.calls for one in tensors_of((call.args, call.kwargs))]
+
+
+@contextmanager
+def _tf32() -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+_OPTIONS = {
+    *("use_reentrant", "context_fn", "determinism_check", "debug", "preserve_rng_state"),
+    "early_stop",
+}
+
+
+def through(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a function as ``checkpoint`` does, without checkpointing it."""
+    return function(*args, **{key: one for key, one in kwargs.items() if key not in _OPTIONS})
+
+
+Names = Sequence[tuple[dict[str, Any], str]]
+
+
+def names_of_checkpoint() -> Names:
+    """Return where modules of Python have ``checkpoint``, under whatever name."""
+    return [
+        (vars(module), name)
+        for module in list(sys.modules.values())
+        for name, value in list(getattr(module, "__dict__", {}).items())
+        if value is checkpoint.checkpoint
+    ]
+
+
+@contextmanager
+def replaced(names: Names, value: Any) -> Iterator[None]:
+    """Let names that are ``checkpoint`` have another value for a while."""
+    before = checkpoint.checkpoint
+    for home, name in names:
+        home[name] = value
+    try:
+        yield
+    finally:
+        for home, name in names:
+            home[name] = before
+
+
+@contextmanager
+def counted_checkpoints(names: Names) -> Iterator[list[int]]:
+    """Count the calls of ``checkpoint``; the list has one entry for each."""
+    calls: list[int] = []
+    before = checkpoint.checkpoint
+
+    def count(*args: Any, **kwargs: Any) -> Any:
+        calls.append(1)
+        return before(*args, **kwargs)
+
+    with replaced(names, count):
+        yield calls

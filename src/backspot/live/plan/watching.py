@@ -1,0 +1,316 @@
+"""The calls of models in one real step, with what they were given and the gradients they got."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import random
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from types import CellType, FunctionType
+from typing import Any
+
+import torch
+
+from backspot.interrupts import pass_on
+from backspot.live.free_memory import spaces
+from backspot.live.torch_internals.process import hooks_of
+from backspot.live.trials.chains import autocast_of, tensors_of
+from backspot.live.trials.measuring import reason
+from backspot.live.trials.twins import Autocast, Refused, check_plain, copied, size_of, twin
+
+_SAMPLE = 4096
+"""How many numbers of each output are kept, to compare a copy with the model."""
+_MOST_CALLS = 8
+_DEEPEST = 6
+_COPIES = 6
+"""How many times the model must fit into free memory: three copies, each with gradients."""
+
+
+@dataclass(eq=False)
+class Call:
+    """A call of a model in the step, and how often calls like it came.
+
+    Attributes:
+        module: which of the models, by its number.
+        args: copies of what it was given.
+        kwargs: likewise.
+        autocast: the autocast around it.
+        grad: whether gradients were on.
+        random: the states of random generators before it.
+        sizes: the shape of each tensor in its output.
+        samples: some numbers of each.
+        gradients: the gradient of each that got one, by its place.
+        seeded: places whose gradient was too large to keep.
+        reached: the names of the parameters that a backward from its outputs reaches.
+        count: how often a step makes such a call.
+        problem: why it cannot be made again, or ``""``.
+    """
+
+    module: int
+    args: Any
+    kwargs: Any
+    autocast: Autocast
+    grad: bool
+    random: tuple[Any, ...]
+    sizes: list[torch.Size] = field(default_factory=list)
+    samples: list[torch.Tensor] = field(default_factory=list)
+    gradients: dict[int, torch.Tensor] = field(default_factory=dict)
+    seeded: set[int] = field(default_factory=set)
+    reached: frozenset[str] = frozenset()
+    count: int = 1
+    problem: str = ""
+
+    @property
+    def ends(self) -> list[int]:
+        """The places of the outputs that a backward begins at."""
+        return sorted({*self.gradients, *self.seeded})
+
+
+class Watching:
+    """Sees the calls of models on this thread, from ``begin`` to ``end``.
+
+    Attributes:
+        models: the models by number.
+        copies: a copy of each that was called, as it was before its first call.
+        calls: the calls, each kind once.
+        why_not: why they cannot be made again, or ``""``.
+        why_not_compiled: why copies cannot be compiled, or ``""``.
+        checkpoints: where modules of Python have ``checkpoint``, if the models call it.
+    """
+
+    def __init__(self, models: Mapping[str, torch.nn.Module]) -> None:
+        unique = list(dict.fromkeys(models.values()))
+        inside = {id(part) for one in unique for part in list(one.modules())[1:]}
+        self.models = [one for one in unique if id(one) not in inside]
+        self.copies: dict[int, torch.nn.Module] = {}
+        self.calls: list[Call] = []
+        self.why_not = self.why_not_compiled = ""
+        self.checkpoints: Sequence[tuple[dict[str, Any], str]] = ()
+        self._handles: list[Any] = []
+        self._thread = 0
+        self._running: list[tuple[int, Call | None]] = []
+        self._kinds: dict[object, Call] = {}
+
+    def begin(self) -> None:
+        """See calls until ``end``."""
+        self._thread = threading.get_ident()
+        for number, one in enumerate(self.models):
+            before, after = partial(self._before, number), partial(self._after, number)
+            self._handles += [
+                one.register_forward_pre_hook(before, with_kwargs=True),
+                one.register_forward_hook(after, with_kwargs=True),
+            ]
+
+    def end(self) -> None:
+        """See no more."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        problems = [one.problem for one in self.calls if one.problem]
+        self.why_not = self.why_not or next(iter(problems), "")
+        if not self.calls and not self.why_not:
+            self.why_not = "no call of the model was seen in the step"
+
+    def _before(self, number: int, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
+        if threading.get_ident() != self._thread or self.why_not:
+            return
+        try:
+            call = None if self._running else self._noted(number, module, args, kwargs)
+            self._running.append((number, call))
+        except Refused as refused:
+            self.why_not = str(refused)
+        except Exception as error:
+            pass_on(error)
+            self.why_not = reason(error)
+
+    def _noted(self, number: int, module: torch.nn.Module, args: Any, kwargs: Any) -> Call | None:
+        """Return the call to fill in; ``None`` where one like it was seen."""
+        given = list(tensors_of((args, kwargs)))
+        check_plain(*given)
+        held = [*module.parameters(), *module.buffers()]
+        device = next((one.device for one in (*held, *given)), torch.device("cpu"))
+        autocast = autocast_of(device)
+        grad = torch.is_grad_enabled()
+        shapes = tuple((one.shape, one.dtype, one.requires_grad) for one in given)
+        key = number, module.training, grad, autocast, shapes
+        if key in self._kinds:
+            self._kinds[key].count += 1
+            return None
+        if len(self.calls) == _MOST_CALLS:
+            raise Refused(f"a step calls the models in more than {_MOST_CALLS} different ways")
+        if number not in self.copies:
+            check_plain(*held)
+            _check_room([*held, *given], _COPIES)
+            self.copies[number] = copied_module(module)
+        _check_room(given, 3)
+        args, kwargs = copied((args, dict(kwargs)))
+        call = Call(number, args, kwargs, autocast, grad, random_states())
+        self._kinds[key] = call
+        self.calls.append(call)
+        return call
+
+    def _after(
+        self, number: int, module: torch.nn.Module, args: Any, kwargs: Any, output: Any
+    ) -> None:
+        if threading.get_ident() != self._thread or not self._running:
+            return
+        _, call = self._running.pop()
+        if call is None:
+            return
+        try:
+            outputs = outputs_of(output)
+            call.sizes = [one.shape for one in outputs]
+            call.samples = [sample_of(one) for one in outputs]
+            names = {id(one): name for name, one in module.named_parameters()}
+            found = reached_from(outputs)
+            call.reached = frozenset(names[id(one)] for one in found if id(one) in names)
+            for place, one in enumerate(outputs):
+                if one.requires_grad and not one.is_leaf:
+                    got = partial(self._got, call, place)
+                    self._handles.append(one.register_hook(got))
+        except Exception as error:
+            pass_on(error)
+            call.problem = reason(error)
+
+    def _got(self, call: Call, place: int, gradient: torch.Tensor) -> None:
+        try:
+            if place in call.ends:
+                call.problem = "an output of the model goes through more than one backward"
+            elif fits([gradient], 2):
+                call.gradients[place] = twin(gradient.detach())
+            else:
+                call.seeded.add(place)
+        except Exception as error:
+            pass_on(error)
+            call.problem = reason(error)
+
+
+def copied_module(module: torch.nn.Module) -> torch.nn.Module:
+    """Return a copy without the hooks of the user's; those of PyTorch's norms belong to it.
+
+    Raises:
+        Refused: If a function that is put on the module refers to the module itself: its copy
+            would train the original.
+    """
+    parts = list(module.modules())
+    own = {*map(id, parts), *map(id, module.parameters())}
+    for part in parts:
+        for name, value in vars(part).items():
+            if isinstance(value, FunctionType) and not own.isdisjoint(_refers_to(value)):
+                raise Refused(f"{type(part).__name__}.{name} was replaced, and trains the original")
+    computed = (  # such as the weight of a legacy norm, which cannot be copied as part of a graph
+        value
+        for part in parts
+        for value in vars(part).values()
+        if isinstance(value, torch.Tensor) and not value.is_leaf
+    )
+    memo: dict[int, Any] = {id(one): one.detach().clone() for one in computed}
+    for part in parts:
+        for hooks in hooks_of(part):
+            kept = {key: one for key, one in hooks.items() if _is_torchs(one)}
+            memo[id(hooks)] = type(hooks)(kept)
+    return copy.deepcopy(module, memo)
+
+
+def _refers_to(function: FunctionType) -> Iterator[int]:
+    """Return the ids of what a function closes over, and of what those methods belong to."""
+    cells = [cell.cell_contents for cell in function.__closure__ or () if cell != CellType()]
+    for one in (*cells, *(function.__defaults__ or ())):
+        yield id(one)
+        yield id(getattr(one, "__self__", None))
+
+
+def _is_torchs(hook: object) -> bool:
+    return type(hook).__module__.startswith("torch.nn.utils")
+
+
+def outputs_of(output: Any, depth: int = _DEEPEST) -> list[torch.Tensor]:
+    """Return the tensors in an output: of sequences, dictionaries, dataclasses, objects."""
+    found: dict[int, torch.Tensor] = {}
+
+    def visit(one: Any, depth: int) -> None:
+        if isinstance(one, torch.Tensor):
+            found.setdefault(id(one), one)
+        elif depth:
+            for part in _parts(one):
+                visit(part, depth - 1)
+
+    visit(output, depth)
+    return list(found.values())
+
+
+def _parts(one: Any) -> Iterator[Any]:
+    if isinstance(one, Mapping):
+        yield from one.values()
+    elif isinstance(one, (list, tuple)):
+        yield from one
+    elif dataclasses.is_dataclass(one) and not isinstance(one, type):
+        yield from (getattr(one, part.name) for part in dataclasses.fields(one))
+    elif hasattr(one, "__dict__") and not isinstance(one, (type, torch.nn.Module)):
+        yield from vars(one).values()
+
+
+def reached_from(outputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the leaves that a backward from these tensors writes gradients of."""
+    pending = [one.grad_fn for one in outputs if one.requires_grad and one.grad_fn is not None]
+    seen, leaves = set[Any](pending), []
+    while pending:
+        node: Any = pending.pop()
+        if (variable := getattr(node, "variable", None)) is not None:
+            leaves.append(variable)
+        for other, _ in node.next_functions:
+            if other is not None and other not in seen:
+                seen.add(other)
+                pending.append(other)
+    return leaves
+
+
+def sample_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return some of the numbers of a tensor, evenly chosen."""
+    flat = tensor.detach().reshape(-1) if tensor.numel() <= _SAMPLE else tensor.detach().flatten()
+    return flat[:: max(1, len(flat) // _SAMPLE)][:_SAMPLE].clone().float()
+
+
+def random_states() -> tuple[Any, ...]:
+    """Return the states of the generators that a model may draw from."""
+    numpy: Any = sys.modules.get("numpy")
+    return (
+        torch.get_rng_state(),
+        torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None,
+        random.getstate(),
+        numpy.random.get_state() if numpy is not None else None,
+    )
+
+
+def set_random_states(states: tuple[Any, ...]) -> None:
+    """Have the generators draw again what they drew after ``random_states``."""
+    on_cpu, on_gpu, of_python, of_numpy = states
+    torch.set_rng_state(on_cpu)
+    if on_gpu is not None:
+        torch.cuda.set_rng_state_all(on_gpu)
+    random.setstate(of_python)
+    if of_numpy is not None:
+        sys.modules["numpy"].random.set_state(of_numpy)
+
+
+def fits(tensors: list[torch.Tensor], times: float) -> bool:
+    """Whether so many times these tensors take at most half of the memory that is free."""
+    if not tensors:
+        return True
+    device = tensors[0].device
+    free = (
+        [int(torch.cuda.mem_get_info(device)[0])]
+        if device.type == "cuda"
+        else [space.free for space in spaces()]
+    )
+    return times * sum(map(size_of, tensors)) <= min(free, default=0) / 2
+
+
+def _check_room(tensors: list[torch.Tensor], times: float) -> None:
+    if not fits(tensors, times):
+        size = sum(map(size_of, tensors)) / 2**20
+        raise Refused(f"copies of {size:,.0f} MiB do not fit into the memory that is free")
