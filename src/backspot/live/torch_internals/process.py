@@ -163,8 +163,9 @@ def outermost_step(frame: FrameType | None) -> FrameType | None:
 
 
 def hooks_of(module: Any) -> tuple[dict[Any, Any], ...]:
-    """Return the dictionaries of the hooks of one module."""
-    return tuple(vars(module).get(name) or {} for name in _HOOKS_OF_A_MODULE)
+    """Return the dictionaries of the hooks of one module, themselves."""
+    every = (vars(module).get(name) for name in _HOOKS_OF_A_MODULE)
+    return tuple(hooks for hooks in every if hooks is not None)
 
 
 def version_of(tensor: Any) -> int:
