@@ -116,6 +116,12 @@ QUESTIONS = {
         "accuracy.trial_truth", "GPU or CPU", "6", "trial_truth_{device}.json",
         seconds=340, jobs=1,
     ),
+    "plan_truth": Question(
+        "Is a plan true? Each of its settings and all together, against the setting made in the "
+        "real training, for 24 models",
+        "accuracy.plan_truth", f"{_ALL}; or CPU", "60; 25", "plan_truth_{device}.json",
+        seconds=4000, jobs=1,
+    ),
     "limit_truth": Question(
         "Is the device's limit true? Layers of known work against CUDA events, the operations of "
         "all families of timm, and of each module of 4 compiled models",

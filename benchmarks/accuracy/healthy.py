@@ -195,7 +195,9 @@ def _gpt(context: Context) -> Built:
     return _words(context, model, (16, 4, 2), sizes[2])
 
 
-class _LstmLanguageModel(nn.Module):
+class LstmLanguageModel(nn.Module):
+    """Two layers of an LSTM between an embedding and the words."""
+
     def __init__(self, words: int, width: int) -> None:
         super().__init__()
         self.embedding = nn.Embedding(words, width)
@@ -208,7 +210,7 @@ class _LstmLanguageModel(nn.Module):
 
 def _lstm(context: Context) -> Built:
     words, width = _size(context, _WORDS), _size(context, (1024, 128, 16))
-    model = made(context, lambda: _LstmLanguageModel(words, width))
+    model = made(context, lambda: LstmLanguageModel(words, width))
     return _words(context, model, (64, 8, 2), (128, 32, 8))
 
 
@@ -239,7 +241,7 @@ def _mlp(context: Context) -> Built:
     return _labelled(context, made(context, make), data, shape=(rows,), classes=10)
 
 
-class _GraphNetwork(nn.Module):
+class GraphNetwork(nn.Module):
     """In each layer, a node's own features and the sum over those of its neighbours."""
 
     def __init__(self, width: int, depth: int) -> None:
@@ -258,7 +260,7 @@ class _GraphNetwork(nn.Module):
 
 def _graph(context: Context) -> Built:
     width, nodes = _size(context, (256, 64, 16)), _size(context, (100_000, 4000, 50))
-    model = made(context, lambda: _GraphNetwork(width, 3))
+    model = made(context, lambda: GraphNetwork(width, 3))
     edges = (context.randint(nodes, 8 * nodes) for _ in range(2))
     return _labelled(
         context, model, context.randn(nodes, width), *edges, shape=(nodes,), classes=16

@@ -16,7 +16,7 @@ from backspot.render.markdown import to_markdown
 from backspot.render.notebook import report_html
 from backspot.render.text import render_text
 from backspot.results import Difference, Plan, Rung
-from support.plans import BATCH, BF16, COMPILED, LAYOUT, MS, NOTHING_HELPS, PLAN, REFUSED
+from support.plans import BATCH, BF16, COMPILED, LAYOUT, MS, NOTHING_HELPS, PLAN, REFUSED, TF32
 from support.sample_reports import ODD_NAMES, unlabelled, vit
 
 LIVE = {"torch": "2.14.1"}
@@ -79,6 +79,15 @@ def test_nobody_takes_precision_for_free():
     assert first.split()[-3:] == ["1e-7", "0", "4e-7"]  # of a second run as it is
     assert layout.split()[-3:] == ["2e-6", "3e-7", "1e-5"]
     assert bf16.split()[-3:] == ["0.4%", "8e-4", "2.1%"]
+
+
+def test_what_helps_and_is_no_part_of_the_ladder_is_named_beside_it():
+    alone = replace(TF32, verdict="helps", step_ns=60 * MS)
+    said = plain(render_text(planned(replace(PLAN, rungs=(LAYOUT, alone))), width=80))
+    assert "Helps less: TF32 94.7 → 60.0 ms." in said
+    said = plain(render_text(planned(replace(PLAN, rungs=(alone,))), width=80))
+    assert "Helps: TF32 94.7 → 60.0 ms." in said
+    assert "nothing makes a step shorter" not in said
 
 
 def test_results_of_which_nothing_is_known_have_no_columns():

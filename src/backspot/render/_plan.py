@@ -38,7 +38,7 @@ def sentences_of(plan: Plan) -> list[str]:
         *_altogether(plan),
         *_compiling(plan),
         *_of_batch(plan),
-        *_named("Helps less than the plan", _others(plan, "helps"), timed=True),
+        *_named(f"Helps{' less' if plan.ladder else ''}", _others(plan, "helps"), timed=True),
         *_named("Does not help here", _others(plan, "does not help"), timed=True),
         *_named("Too close to tell", _others(plan, "undecided"), timed=True),
         *_named("Not tried", _others(plan, "not tried"), timed=False),
@@ -122,8 +122,9 @@ def _differences(rungs: Sequence[Rung]) -> Iterator[Column]:
 def _altogether(plan: Plan) -> Iterator[str]:
     """What all of the ladder makes of the step, and what limits it then."""
     if not plan.ladder:
-        tried = any(rung.step_ns for rung in plan.rungs)
-        yield _NONE if tried else "Nothing was tried."
+        tried = [rung for rung in plan.rungs if rung.step_ns]
+        if not any(rung.verdict == "helps" for rung in tried):
+            yield _NONE if tried else "Nothing was tried."
     else:
         times = plan.step_ns / plan.planned_ns if plan.planned_ns else 0
         said = f", {times:.1f} times as fast" if times >= 1.05 else ""
