@@ -15,8 +15,6 @@ _DRAINED = {
     "launch-bound": "once the GPU has run empty, it waits for the host",
     "small-batch": "and it is empty for long",
 }
-_LEFT = 1.15
-"""Times what the longest step reserves: what is left for blocks of other lengths."""
 
 
 def _empty_cache() -> None:
@@ -29,6 +27,14 @@ class _Emptying(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         _empty_cache()
+        return x
+
+
+class _EmptyingBackward(nn.Module):
+    """Empties the cache in the middle of the backward."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x.register_hook(lambda _: _empty_cache())
         return x
 
 
@@ -66,25 +72,11 @@ def emptied_block_vit(context: Context) -> Built:
 
 
 @plant("allocator-calls", None, _DRAINED)
-def full_lengths_gpt(context: Context) -> Built:
-    """Sequences of another length in each step, with hardly more memory than the longest needs."""
-    model = gpt(context)
-    made = built(context, model, _lengths(context, model))
-    if not context.device.startswith("cuda"):
-        return made
-    longest = built(context, model, lambda: model(_tokens(context, model)).float().mean())
-    torch.cuda.reset_peak_memory_stats()
-    longest.step()
-    torch.cuda.synchronize()
-    total = torch.cuda.get_device_properties(context.device).total_memory
-    share = _LEFT * torch.cuda.max_memory_reserved() / total
-    torch.cuda.empty_cache()
-    torch.cuda.set_per_process_memory_fraction(min(1.0, share))
-
-    def close() -> None:
-        torch.cuda.set_per_process_memory_fraction(1.0)
-
-    return Built(made.modules, made.step, close)
+def emptied_backward_vit(context: Context) -> Built:
+    """torch.cuda.empty_cache() within the backward of a block."""
+    model = vit(context)
+    model.blocks[1].mlp = nn.Sequential(_EmptyingBackward(), model.blocks[1].mlp)
+    return train_vit(context, model)
 
 
 def _tokens(context: Context, model: Gpt) -> torch.Tensor:

@@ -30,9 +30,7 @@ def timed(now: Copy, new: Copy, step_ns: int, seconds: float) -> tuple[int, Vari
     Raises:
         Refused: If that takes too long.
     """
-    clock = Clock(now.device)
-    # The whole of a model: the host waits at the end alone, and runs ahead within as in a step.
-    clock.waits = clock.is_cuda
+    clock = Clock(now.device, whole=True)
     variants = {AS_IT_IS: now.pieces(), _NEW: new.pieces()}
     trial = Trial("", variants, first_is_slow=True)
     tried = measure(trial, clock, step_ns, seconds, lambda saved: [host for host, _ in saved])

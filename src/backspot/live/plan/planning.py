@@ -57,7 +57,7 @@ class Planning(Act):
 
     def after(self, report: Report, live: Living) -> Report:
         """Return the report with the plan."""
-        watching = _begun(live)
+        watching = _begun(report, live)
         if live.step is not None and not watching.why_not:
             try:
                 live.step()
@@ -67,7 +67,7 @@ class Planning(Act):
 
     def begin(self, report: Report, live: Living) -> Report | Callable[[], Report]:
         """Return the report with the plan, after one more step."""
-        watching = _begun(live)
+        watching = _begun(report, live)
         if watching.why_not:
             return with_plan(report, live, watching, self._seconds)
 
@@ -78,16 +78,19 @@ class Planning(Act):
         return ended
 
 
-def _begun(live: Living) -> Watching:
+def _begun(report: Report, live: Living) -> Watching:
     """Begin to watch a step, or say why it must not be watched."""
     watching = Watching(live.models)
-    watching.why_not = live.why_no_step or _why_not(live)
+    watching.why_not = live.why_no_step or _why_not(report, live)
+    if compilations():
+        # Its code would be dropped with that of the copies.
+        watching.why_not_compiled = "the process runs other compiled code"
     if not watching.why_not:
         watching.begin()
     return watching
 
 
-def _why_not(live: Living) -> str:
+def _why_not(report: Report, live: Living) -> str:
     """Return why copies of this training cannot be run apart from it, ``""`` if they may."""
     ranks = rank_and_ranks()[1]
     if ranks > 1:
@@ -104,7 +107,7 @@ def _why_not(live: Living) -> str:
             return "parameters have hooks of their own, such as an optimizer in the backward"
     if not owned:
         return "no parameter is trained"
-    if compilations():
+    if any(row.calls for row in report.modules if not row.is_module):
         return "the step runs compiled code"
     return "a mode of the training sees its functions" if is_observed() else ""
 
@@ -143,7 +146,7 @@ def _made(plan: Plan, report: Report, live: Living, watching: Watching, until: f
     others: list[Rung] = []
     next_limit = ""
     try:
-        _searched(search, Live.of(live))
+        _searched(search, watching, Live.of(live))
         ladder, others = _apart(search.rungs())
         kept, lost = _apart(_of_optimizer(report, live, search.step_ns, ladder))
         ladder, others = ladder + kept, lost + others
@@ -175,7 +178,7 @@ def _apart(rungs: Sequence[Rung]) -> tuple[list[Rung], list[Rung]]:
     return [one for one in rungs if one.kept], [one for one in rungs if not one.kept]
 
 
-def _searched(search: Search, live: Live) -> None:
+def _searched(search: Search, watching: Watching, live: Live) -> None:
     """Search, and leave the training as it was."""
     try:
         with untouched(live), own_memory(live.device):
@@ -184,7 +187,7 @@ def _searched(search: Search, live: Live) -> None:
             finally:
                 search.close()
     finally:
-        if compilations():  # nothing was compiled before
+        if compilations() and not watching.why_not_compiled:  # the copies' alone
             forget_compilations()
 
 

@@ -53,15 +53,21 @@ class Clock:
     On a CPU with one thread that is the CPU time of the thread, which other processes do not
     lengthen. On a GPU the device sleeps until the host has launched all, so that it never waits for
     the host; where the host waits for the device within the work, all of it is the host's time.
+
+    Args:
+        device: where the work runs.
+        whole: whether the work is a step's whole, in which the host runs ahead as far as it does in
+            the step: all of it is the host's time, until the device has ended.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, *, whole: bool = False) -> None:
         self._device, self.is_cuda = device, device.type == "cuda"
         self.cpu_time = torch.get_num_threads() == 1 and not torch.cuda.is_initialized()
         self._now = time.thread_time_ns if self.cpu_time else time.perf_counter_ns
         self._ahead: dict[Run, int] = {}
         self._late: Counter[Run] = Counter()
-        self.waits = False
+        self._whole = whole and self.is_cuda
+        self.waits = self._whole
         self._buffer: torch.Tensor | None = None
 
     def of(self, run: Run, times: int, *, cold: bool) -> Times:
@@ -106,7 +112,7 @@ class Clock:
 
     def settle(self) -> None:
         """See whether the host waits within the work: then it always waits for the sleep too."""
-        self.waits = any(count >= _LATE for count in self._late.values())
+        self.waits = self._whole or any(count >= _LATE for count in self._late.values())
 
 
 @dataclass
@@ -215,7 +221,8 @@ def _started(
             if clock.is_cuda:
                 more = min(time.perf_counter_ns() - begin, first_calls)
                 end, first_calls = end + more, first_calls - more
-            for _ in range(_LATE if clock.is_cuda else 1):  # the host is ahead from now on
+            # The host is ahead from now on.
+            for _ in range(_LATE if clock.is_cuda and not clock.waits else 1):
                 one.samples = [one.sample(clock, cold=trial.cold)]
             if now is one:
                 _check_time(one, end, calls=2 * _LEAST_ROUNDS)
