@@ -16,7 +16,18 @@ from backspot.render.markdown import to_markdown
 from backspot.render.notebook import report_html
 from backspot.render.text import render_text
 from backspot.results import Difference, Plan, Rung
-from support.plans import BATCH, BF16, COMPILED, LAYOUT, MS, NOTHING_HELPS, PLAN, REFUSED, TF32
+from support.plans import (
+    BATCH,
+    BF16,
+    COMPILED,
+    GRAPH,
+    LAYOUT,
+    MS,
+    NOTHING_HELPS,
+    PLAN,
+    REFUSED,
+    TF32,
+)
 from support.sample_reports import ODD_NAMES, unlabelled, vit
 
 LIVE = {"torch": "2.14.1"}
@@ -57,7 +68,7 @@ def test_every_output_has_all_that_a_plan_says(form):
     assert "The loader then limits the step at 46 ms" in said
     assert "has paid after 2,324 steps" in said
     assert "Does not help here: TF32 94.7 → 94.8 ms." in said
-    assert "Not tried: CUDA graph, the step waits for the GPU." in said
+    assert "Not tried: CUDA graph (the step waits for the GPU)." in said
     assert "Too close to tell: fused optimizer" in said
     for rung in (LAYOUT, BF16, COMPILED):
         assert rung.setting in said
@@ -79,6 +90,18 @@ def test_nobody_takes_precision_for_free():
     assert first.split()[-3:] == ["1e-7", "0", "4e-7"]  # of a second run as it is
     assert layout.split()[-3:] == ["2e-6", "3e-7", "1e-5"]
     assert bf16.split()[-3:] == ["0.4%", "8e-4", "2.1%"]
+
+
+def test_what_was_not_tried_is_named_by_the_reason_each_once():
+    late = [
+        replace(GRAPH, setting=name, axis=name, note="no time was left")
+        for name in ("torch.compile", "workers")
+    ]
+    said = plain(render_text(planned(replace(PLAN, rungs=(late[0], GRAPH, late[1]))), width=80))
+    assert (
+        "Not tried: torch.compile, workers (no time was left); "
+        "CUDA graph (the step waits for the GPU)." in said
+    )
 
 
 def test_what_helps_and_is_no_part_of_the_ladder_is_named_beside_it():
@@ -110,7 +133,7 @@ def test_another_batch_is_told_by_the_same_samples_and_never_in_all():
     assert "what the model learns" in said
     untried = replace(BATCH, step_ns=0, verdict="not tried", note="memory is full")
     said = plain(render_text(planned(replace(PLAN, rungs=(LAYOUT, untried))), width=80))
-    assert "Not tried: batch 1,024, memory is full." in said
+    assert "Not tried: batch 1,024 (memory is full)." in said
 
 
 def test_a_live_report_without_a_plan_says_in_one_line_how_to_get_one():

@@ -38,10 +38,10 @@ def sentences_of(plan: Plan) -> list[str]:
         *_altogether(plan),
         *_compiling(plan),
         *_of_batch(plan),
-        *_named(f"Helps{' less' if plan.ladder else ''}", _others(plan, "helps"), timed=True),
-        *_named("Does not help here", _others(plan, "does not help"), timed=True),
-        *_named("Too close to tell", _others(plan, "undecided"), timed=True),
-        *_named("Not tried", _others(plan, "not tried"), timed=False),
+        *_timed(f"Helps{' less' if plan.ladder else ''}", _others(plan, "helps")),
+        *_timed("Does not help here", _others(plan, "does not help")),
+        *_timed("Too close to tell", _others(plan, "undecided")),
+        *_untried(_others(plan, "not tried")),
     ]
 
 
@@ -176,20 +176,28 @@ def _others(plan: Plan, verdict: str) -> list[Rung]:
     ]
 
 
-def _named(lead: str, rungs: Sequence[Rung], *, timed: bool) -> Iterator[str]:
-    """Some rungs in one sentence, each with its times or with the reason."""
-    if not rungs:
-        return
+def _timed(lead: str, rungs: Sequence[Rung]) -> Iterator[str]:
+    """Some rungs in one sentence, each with its times."""
     told = []
     for rung in rungs:
-        said = rung.setting
-        if rung.on and timed:
-            said += f" with {' and '.join(rung.on)}"
-        times = f" {change_of(rung.before_ns, rung.step_ns)}" if timed and rung.step_ns else ""
-        note = rung.note.rstrip(".")
-        said += f"{times} ({note})" if times and note else f", {note}" if note else times
-        told.append(said)
-    yield f"{lead}: {'; '.join(told)}."
+        on = f" with {' and '.join(rung.on)}" if rung.on else ""
+        note = f" ({rung.note.rstrip('.')})" if rung.note else ""
+        told.append(f"{rung.setting}{on} {change_of(rung.before_ns, rung.step_ns)}{note}")
+    if told:
+        yield f"{lead}: {'; '.join(told)}."
+
+
+def _untried(rungs: Sequence[Rung]) -> Iterator[str]:
+    """The rungs that were not tried, by the reason."""
+    by_reason: dict[str, list[str]] = {}
+    for rung in rungs:
+        by_reason.setdefault(rung.note.rstrip("."), []).append(rung.setting)
+    told = [
+        f"{', '.join(settings)} ({reason})" if reason else ", ".join(settings)
+        for reason, settings in by_reason.items()
+    ]
+    if told:
+        yield f"Not tried: {'; '.join(told)}."
 
 
 def _sentence(text: str) -> str:
