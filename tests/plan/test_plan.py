@@ -1,5 +1,7 @@
 """A plan tries settings beside a training, says what they give, and leaves the training alone."""
 
+import random
+import time
 import types
 from dataclasses import dataclass
 
@@ -9,6 +11,7 @@ from torch import nn
 
 import backspot
 from backspot.live.acts import Living
+from backspot.live.plan import planning
 from backspot.live.plan.planning import Planning
 from backspot.results.report import changed
 from support.trainings import Scaled, Training
@@ -206,3 +209,234 @@ def test_profile_plans_where_it_is_asked_to():
     plan = backspot.profile(step, model, steps=2, stacks=False, trials="plan").plan
     assert plan.what == "a copy of Sequential, forward and backward"
     assert "bf16" in settings(plan) or plan.why_not
+
+
+# What models are like -----------------------------------------------------------------------------
+
+
+def tried(plan):
+    """The names of what was tried, or why nothing was."""
+    return plan.why_not or {one.setting for one in plan.rungs if one.step_ns}
+
+
+class Recurrent(nn.Module):
+    """Keeps its state from step to step, as a graph until the training detaches it."""
+
+    def __init__(self):
+        super().__init__()
+        self.cell, self.state = nn.LSTMCell(4, 8), None
+
+    def forward(self, x):
+        self.state = self.cell(x, self.state)
+        return self.state[0]
+
+
+def test_a_state_that_is_kept_between_steps_is_the_same_in_each_run(report):
+    model = Recurrent()
+    plain = stepping(model, torch.randn(2, 4))
+
+    def step():
+        plain()
+        model.state = tuple(one.detach() for one in model.state)
+
+    step()
+    before = [one.clone() for one in model.state]
+    assert "bf16" in tried(planned(report, step, model))
+    assert not torch.equal(before[0], model.state[0])  # by the one real step
+
+
+class Tied(nn.Module):
+    """Uses a table twice, and never trains a part."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.out = nn.Embedding(20, 8), nn.Linear(8, 20, bias=False)
+        self.out.weight = self.table.weight
+        self.frozen, self.unused = nn.Linear(8, 8).requires_grad_(False), nn.Linear(8, 8)
+
+    def forward(self, index):
+        return self.out(self.frozen(self.table(index)))
+
+
+def test_tied_frozen_and_unused_parameters_are_so_in_the_copies(report):
+    model = Tied()
+    plan = planned(report, stepping(model, torch.randint(0, 20, (4, 6))), model)
+    assert "bf16" in tried(plan)
+    assert model.unused.weight.grad is None
+    assert model.frozen.weight.grad is None
+
+
+def test_calls_of_one_kind_are_tried_once_and_count_as_often_as_they_come(report):
+    model, other, x = nn.Linear(8, 8), nn.Linear(8, 8), torch.randn(4, 8)
+
+    def step(times=3):
+        for _ in range(times):
+            other(model(x)).sum().backward()
+        with torch.no_grad():
+            model(x)
+
+    watching = planning._begun(Living({"a": model, "b": other}))
+    step()
+    watching.end()
+    assert [(call.module, call.grad, call.count) for call in watching.calls] == [
+        (0, True, 3),
+        (1, True, 3),
+        (0, False, 1),
+    ]
+    assert "bf16" in tried(planned(report, step, model, other))
+
+
+def test_an_output_that_is_written_in_place_has_the_gradient_of_what_the_model_returned(report):
+    model, x = nn.Linear(4, 4), torch.randn(3, 4)
+
+    def step():
+        out = model(x)
+        out.mul_(2)
+        out.sum().backward()
+
+    watching = planning._begun(Living({"": model}))
+    step()
+    watching.end()
+    assert watching.calls[0].gradients[0].tolist() == torch.full((3, 4), 2.0).tolist()
+    assert "bf16" in tried(planned(report, step, model))
+
+
+def test_parts_are_tried_where_a_trainer_calls_a_method_of_the_model(report):
+    class Lit(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net, self.loss = nn.Linear(8, 4), nn.CrossEntropyLoss()
+
+        def training_step(self, x, y):
+            return self.loss(self.net(x), y)
+
+    model, x, y = Lit(), torch.randn(6, 8), torch.zeros(6, dtype=torch.long)
+    plan = planned(report, lambda: model.training_step(x, y).backward(), model)
+    assert plan.what == "a copy of Linear, CrossEntropyLoss, forward and backward"
+    assert "bf16" in tried(plan)
+
+
+def test_a_model_whose_outputs_a_copy_does_not_give_is_refused(report):
+    class Changing(nn.Linear):
+        calls = 0
+
+        def forward(self, x):
+            Changing.calls += 1
+            return super().forward(x) * Changing.calls
+
+    assert "the outputs of a copy differ" in why_not(report, Changing(4, 4), torch.ones(2, 4))
+
+
+def test_checkpoints_are_left_out_where_the_model_makes_them(report):
+    class Checkpointed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x):
+            return torch.utils.checkpoint.checkpoint(self.b, self.a(x), use_reentrant=False)
+
+    model = Checkpointed()
+    assert "no checkpointing" in tried(planned(report, stepping(model, torch.ones(2, 8)), model))
+    assert "no checkpointing" not in tried(
+        planned(report, stepping(model.a, torch.ones(2, 8)), model.a)
+    )
+
+
+# Ends ---------------------------------------------------------------------------------------------
+
+
+def test_an_interrupt_ends_the_plan_with_what_is_known_and_the_training_goes_on(report):
+    class Interrupting(nn.Linear):
+        left = 60
+
+        def forward(self, x):
+            Interrupting.left -= 1
+            if Interrupting.left == 0:
+                raise KeyboardInterrupt
+            return super().forward(x)
+
+    model = Interrupting(8, 8)
+    step = stepping(model, torch.randn(4, 8))
+    plan = planned(report, step, model)
+    assert not plan.why_not
+    assert "interrupted" in {one.note for one in plan.rungs}
+    step()
+
+
+def test_a_step_that_raises_leaves_no_hook(report):
+    model = nn.Linear(4, 4)
+
+    def step():
+        model(torch.ones(2, 4))
+        raise ValueError("boom")
+
+    with pytest.raises(ValueError, match="boom"):
+        planned(report, step, model)
+    assert not model._forward_hooks
+    assert not model._forward_pre_hooks
+
+
+def test_a_write_into_the_training_is_found(report):
+    shared = torch.zeros(1)
+
+    class Writing(nn.Linear):
+        def forward(self, x):
+            shared.add_(1)
+            return super().forward(x)
+
+        def __deepcopy__(self, memo):
+            made = Writing(8, 8)
+            made.load_state_dict(self.state_dict())
+            made.own = shared
+            return made
+
+    model = Writing(8, 8)
+    model.register_buffer("own", shared, persistent=False)
+    plan = planned(report, stepping(model, torch.randn(4, 8)), model)
+    assert "changed the training" in plan.why_not
+
+
+# The loader ---------------------------------------------------------------------------------------
+
+
+class Slow(torch.utils.data.Dataset):
+    """Takes time for each item, and counts them."""
+
+    def __init__(self, seconds):
+        self.seconds, self.read = seconds, 0
+
+    def __len__(self):
+        return 400
+
+    def __getitem__(self, index):
+        self.read += 1
+        random.random()
+        time.sleep(self.seconds)
+        return torch.rand(8) * index
+
+
+@pytest.mark.slow
+@pytest.mark.posix
+def test_workers_are_tried_in_processes_of_their_own(report):
+    data = Slow(0.005)
+    loader = torch.utils.data.DataLoader(data, batch_size=2, shuffle=True)
+    model = nn.Linear(8, 8)
+    step = stepping(model, torch.randn(4, 8))
+    before = torch.get_rng_state().tolist(), random.getstate()
+    quick = changed(report, step_ns=5_000_000, recorded_step_ns=5_000_000)
+    plan = planned(quick, step, model, loader=loader, seconds=30)
+    assert "num_workers=1" in tried(plan)
+    assert "The loader with num_workers=0" in plan.next_limit
+    assert data.read == 0
+    assert (torch.get_rng_state().tolist(), random.getstate()) == before
+
+
+def test_a_data_set_with_an_open_file_is_refused(report, tmp_path):
+    data = Slow(0)
+    data.file = (tmp_path / "file").open("w")
+    model = nn.Linear(8, 8)
+    with data.file:
+        loader = torch.utils.data.DataLoader(data)
+        plan = planned(report, stepping(model, torch.randn(4, 8)), model, loader=loader)
+    assert settings(plan)["workers"].note == "the data set holds an open TextIOWrapper"

@@ -57,6 +57,15 @@ class Copy:
         self._called: dict[int, Any] = dict(self.modules)
         for one in self.settings:
             self._called = {number: one.change(each) for number, each in self._called.items()}
+        held = [
+            (vars(part), name, value)
+            for module in self.modules.values()
+            for part in module.modules()
+            for name, value in vars(part).items()
+            if isinstance(value, (torch.Tensor, list, tuple))
+        ]
+        # Such as what a recurrent module keeps from call to call.
+        self._state = [one for one in held if [*tensors_of(one[2])]]
         self._before = [one.detach().clone() for one in self._held()]
         self._given = {call: copied((call.args, call.kwargs)) for call in watched.calls}
         self._seeds = {call: dict(call.gradients) for call in watched.calls}
@@ -136,6 +145,8 @@ class Copy:
         for leaf in leaves:
             leaf.grad = None
         self.forget_gradients()
+        for home, name, value in self._state:
+            home[name] = value
         kind, on, dtype = call.autocast
         with ExitStack() as around:
             for one in self.settings:

@@ -16,7 +16,7 @@ from backspot.live.acts import Act, Living
 from backspot.live.modules import class_name
 from backspot.live.plan.comparing import predicted
 from backspot.live.plan.loader import LATEST_S as _LATEST, workers
-from backspot.live.plan.search import NO_TIME, Search
+from backspot.live.plan.search import NO_TIME, Search, why
 from backspot.live.plan.settings import AS_IT_IS
 from backspot.live.plan.watching import Watching
 from backspot.live.ranks import rank_and_ranks
@@ -127,8 +127,10 @@ def with_plan(report: Report, live: Living, watching: Watching, seconds: int) ->
     )
     try:
         plan = _made(plan, report, live, watching, begin + seconds)
-    except (Refused, TouchedError) as refused:
-        plan = replace(plan, why_not=str(refused))
+    except Exception as error:  # of the model's copies, which is a result too
+        pass_on(error)
+        said = str(error) if isinstance(error, TouchedError) else why(error)
+        plan = replace(plan, why_not=said)
     took = round(1e9 * (time.monotonic() - begin))
     return changed(report, plan=replace(plan, took_ns=took))
 

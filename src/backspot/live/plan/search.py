@@ -29,10 +29,17 @@ _TOO_LONG = 2.5
 _CALLS = 24
 """How many calls of a copy one comparison takes, about."""
 _LONGEST_S = 4.0
-_RESERVED = 4
-"""Comparisons for which compiling leaves time: of what is compiled, and of the batch."""
+_RESERVED = 2
+"""Comparisons for which compiling leaves time."""
 _HOPELESS = 0.05
 """A setting by which a step takes so much longer is not tried on top of others."""
+
+
+def why(error: Exception) -> str:
+    """Return why something could not be run."""
+    if isinstance(error, torch.cuda.OutOfMemoryError):
+        return "out of memory"
+    return str(error) if isinstance(error, Refused) else reason(error)
 
 
 class Search:
@@ -57,19 +64,18 @@ class Search:
         self._ladder: list[Rung] = []
         self._tried: dict[Setting, Rung] = {}
         self._not_tried: dict[Setting, str] = {}
-        self._batch_rung: Rung | None = None
+        self._of_batch = Rung("batch", "batch", note=NO_TIME)
 
     def rungs(self) -> list[Rung]:
         """Return the ladder, then what else was tried, then what was not, with the reason."""
         names = {one.name for one in self._watched_ladder()}
         others = [rung for one, rung in self._tried.items() if one.name not in names]
         missing = [
-            Rung(one.name, one.axis, code=one.code, note=why)
-            for one, why in self._not_tried.items()
+            Rung(one.name, one.axis, code=one.code, note=said)
+            for one, said in self._not_tried.items()
             if one not in self._tried
         ]
-        batch = [self._batch_rung] if self._batch_rung else []
-        return [*self._ladder, *others, *missing, *batch]
+        return [*self._ladder, *others, *missing, self._of_batch]
 
     def _watched_ladder(self) -> list[Setting]:
         taken = {rung.setting for rung in self._ladder}
@@ -102,10 +108,10 @@ class Search:
         singles = [one for one in cheap if self._try(one, alone=True)]
         for one in sorted(singles, key=lambda one: -self._tried[one].saves_ns):
             self._climb(one)
+        self._try_batch()
         for one in worth:
             if one.compiles:
                 self._try(one)
-        self._try_batch()
 
     def close(self) -> None:
         """Let go of the copies."""
@@ -152,13 +158,9 @@ class Search:
             rung, memory = self._compared(setting, new)
         except TimeUp:
             self._not_tried[setting] = f"compiling takes more than the {left:.0f} s that were left"
-        except Refused as refused:
-            self._not_tried[setting] = str(refused)
         except Exception as error:
             pass_on(error)
-            self._not_tried[setting] = reason(error)
-            if isinstance(error, torch.cuda.OutOfMemoryError):
-                self._not_tried[setting] = "out of memory"
+            self._not_tried[setting] = why(error)
         else:
             self._tried[setting] = rung
             if rung.verdict == "helps" and not alone:
@@ -204,7 +206,7 @@ class Search:
             Refused: If that is not left.
         """
         left = self._until - time.monotonic()
-        waiting = {one for one, why in self._not_tried.items() if why == NO_TIME}
+        waiting = {one for one, said in self._not_tried.items() if said == NO_TIME}
         pending = len(waiting - self._tried.keys())
         needs = _CALLS * self.base_ns / 1e9
         if needs > left:
@@ -212,7 +214,7 @@ class Search:
         return min(max(left / (2 * max(1, pending)), needs), max(_LONGEST_S, needs), left)
 
     def _try_batch(self) -> None:
-        """Try twice the batch, for as many samples as a step has now."""
+        """Try twice the batch, for as many samples as a step has now, before all is compiled."""
         rung = Rung("batch", "batch", tuple(one.setting for one in self._ladder), note=NO_TIME)
         try:
             sizes = {batch_of(call) for call in self._watched.calls}
@@ -221,25 +223,18 @@ class Search:
             self.batch = sizes.pop()
             rung = replace(rung, setting=f"batch {2 * self.batch:,}")
             rung = replace(rung, code=f"batch_size={2 * self.batch}")
-            settings = [one for one in self._best.settings if not one.compiles]
-            now = self._best
-            if len(settings) < len(now.settings):  # other sizes would be compiled anew
-                now = Copy(self._watched, settings)
-            twice = Copy(self._watched, settings, times=2)
-            for one in (now, twice):
-                one.run_all()
+            twice = Copy(self._watched, self._best.settings, times=2)
+            twice.run_all()
             memory = memory_of(twice)
-            takes, variant = timed(now, twice, self._as_it_is, self._seconds())
-            rung = self._of_batch(rung, takes, variant.saves_ns, variant.saves_low_ns)
+            takes, variant = timed(self._best, twice, self.step_ns, self._seconds())
+            rung = self._with_batch(rung, takes, variant.saves_ns, variant.saves_low_ns)
             rung = replace(rung, memory_bytes=memory, before_memory_bytes=self._best_memory)
-        except Refused as refused:
-            rung = replace(rung, note=str(refused))
         except Exception as error:
             pass_on(error)
-            rung = replace(rung, note=reason(error))
-        self._batch_rung = rung
+            rung = replace(rung, note=why(error))
+        self._of_batch = rung
 
-    def _of_batch(self, rung: Rung, takes: int, saves: int, saves_low: int) -> Rung:
+    def _with_batch(self, rung: Rung, takes: int, saves: int, saves_low: int) -> Rung:
         """Return what twice the batch saves, for as many samples as a step has now.
 
         Twice the samples take ``takes - saves`` of the copy, and twice the rest of the step but for

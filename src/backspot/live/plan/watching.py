@@ -17,6 +17,7 @@ import torch
 
 from backspot.interrupts import pass_on
 from backspot.live.free_memory import spaces
+from backspot.live.torch_internals.autograd import in_backward
 from backspot.live.torch_internals.process import hooks_of
 from backspot.live.trials.chains import autocast_of, tensors_of
 from backspot.live.trials.measuring import reason
@@ -74,7 +75,8 @@ class Watching:
     """Sees the calls of models on this thread, from ``begin`` to ``end``.
 
     Attributes:
-        models: the models by number.
+        models: the models and their direct parts, by number; what is called within another call is
+            a part of that.
         copies: a copy of each that was called, as it was before its first call.
         calls: the calls, each kind once.
         why_not: why they cannot be made again, or ``""``.
@@ -83,9 +85,10 @@ class Watching:
     """
 
     def __init__(self, models: Mapping[str, torch.nn.Module]) -> None:
-        unique = list(dict.fromkeys(models.values()))
-        inside = {id(part) for one in unique for part in list(one.modules())[1:]}
-        self.models = [one for one in unique if id(one) not in inside]
+        roots = list(dict.fromkeys(models.values()))
+        # Some trainers call a method of theirs, and the parts of the model in it.
+        parts = [part for root in roots for part in root.children()]
+        self.models = list(dict.fromkeys([*roots, *parts]))
         self.copies: dict[int, torch.nn.Module] = {}
         self.calls: list[Call] = []
         self.why_not = self.why_not_compiled = ""
@@ -119,7 +122,9 @@ class Watching:
         if threading.get_ident() != self._thread or self.why_not:
             return
         try:
-            call = None if self._running else self._noted(number, module, args, kwargs)
+            # A checkpoint runs its part again in the backward.
+            inside = self._running or in_backward()
+            call = None if inside else self._noted(number, module, args, kwargs)
             self._running.append((number, call))
         except Refused as refused:
             self.why_not = str(refused)
@@ -203,10 +208,7 @@ def copied_module(module: torch.nn.Module) -> torch.nn.Module:
             if isinstance(value, FunctionType) and not own.isdisjoint(_refers_to(value)):
                 raise Refused(f"{type(part).__name__}.{name} was replaced, and trains the original")
     computed = (  # such as the weight of a legacy norm, which cannot be copied as part of a graph
-        value
-        for part in parts
-        for value in vars(part).values()
-        if isinstance(value, torch.Tensor) and not value.is_leaf
+        value for part in parts for value in tensors_of([*vars(part).values()]) if not value.is_leaf
     )
     memo: dict[int, Any] = {id(one): one.detach().clone() for one in computed}
     for part in parts:
