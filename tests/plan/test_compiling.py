@@ -1,0 +1,95 @@
+"""A plan compiles copies, and the training compiles as often as without a plan."""
+
+import signal
+
+import pytest
+import torch
+from torch import nn
+
+import backspot
+from backspot.live.acts import Living
+from backspot.live.plan.planning import Planning
+from backspot.results.report import changed
+from support.trainings import Training
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("dynamo")]  # one worker has the built code
+
+
+@pytest.fixture(scope="module")
+def report():
+    """A report of a step that takes long enough for each of the models here."""
+    model = nn.Linear(4, 4)
+    found = backspot.profile(
+        lambda: model(torch.ones(2, 4)).sum().backward(), model, steps=1, warmup=0, trials="none"
+    )
+    return changed(found, step_ns=50_000_000, recorded_step_ns=50_000_000)
+
+
+def planned(report, step, model, seconds):
+    return Planning(seconds).after(report, Living({"": model}, step=step)).plan
+
+
+def compiled(plan):
+    (found,) = [one for one in plan.rungs if one.setting == "torch.compile"]
+    return found
+
+
+def graphs_of(model, shapes):
+    """How many graphs a training compiles of a model that is called with some shapes."""
+    made = []
+
+    def backend(graph, _):
+        made.append(graph)
+        return graph.forward
+
+    called = torch.compile(model, backend=backend, dynamic=False)
+    for one in shapes:
+        called(torch.ones(one, 8)).sum().backward()
+    torch._dynamo.reset()
+    return len(made)
+
+
+def test_a_training_goes_on_bit_for_bit_after_a_copy_was_compiled(report, forget_graphs):
+    expected = Training()
+    for _ in range(4):
+        expected.step()
+    tried = Training()
+    tried.step()
+    plan = planned(report, tried.step, tried.model, 240)
+    tried.step()
+    tried.step()
+    assert compiled(plan).compile_ns > 0, compiled(plan).note
+    assert tried.state() == expected.state()
+
+
+def test_a_training_that_compiles_later_does_so_as_often_as_without_a_plan(report, forget_graphs):
+    def made():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8))
+
+    model, x = made(), torch.ones(4, 8)
+    plan = planned(report, lambda: model(x).sum().backward(), model, 240)
+    assert compiled(plan).compile_ns > 0, compiled(plan).note
+    assert graphs_of(model, range(2, 9)) == graphs_of(made(), range(2, 9)) == 7
+
+
+def test_compiling_ends_when_the_time_is_up(report, tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # nothing is built there
+    before = signal.getsignal(signal.SIGALRM)
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.GELU()) for _ in range(4)))
+    step = lambda: model(torch.ones(4, 8)).sum().backward()  # noqa: E731
+    plan = planned(report, step, model, 4)
+    assert compiled(plan).verdict == "not tried"
+    assert "s that were left" in compiled(plan).note or "no time was left" in compiled(plan).note
+    assert signal.getsignal(signal.SIGALRM) is before
+    assert signal.getitimer(signal.ITIMER_REAL)[0] == 0
+    step()
+
+
+def test_a_step_that_runs_compiled_code_is_refused(report):
+    model = nn.Linear(8, 8)
+    called = torch.compile(model, backend="eager")
+    called(torch.ones(2, 8)).sum().backward()
+    plan = planned(report, lambda: called(torch.ones(2, 8)).sum().backward(), model, 5)
+    assert plan.why_not == "the step runs compiled code"
+    torch._dynamo.reset()
