@@ -275,7 +275,7 @@ def test_calls_of_one_kind_are_tried_once_and_count_as_often_as_they_come(report
         with torch.no_grad():
             model(x)
 
-    watching = planning._begun(Living({"a": model, "b": other}))
+    watching = planning._begun(report, Living({"a": model, "b": other}))
     step()
     watching.end()
     assert [(call.module, call.grad, call.count) for call in watching.calls] == [
@@ -294,7 +294,7 @@ def test_an_output_that_is_written_in_place_has_the_gradient_of_what_the_model_r
         out.mul_(2)
         out.sum().backward()
 
-    watching = planning._begun(Living({"": model}))
+    watching = planning._begun(report, Living({"": model}))
     step()
     watching.end()
     assert watching.calls[0].gradients[0].tolist() == torch.full((3, 4), 2.0).tolist()

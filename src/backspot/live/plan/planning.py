@@ -21,7 +21,12 @@ from backspot.live.plan.settings import AS_IT_IS
 from backspot.live.plan.watching import Watching
 from backspot.live.ranks import rank_and_ranks
 from backspot.live.torch_internals.autograd import hears_its_gradient
-from backspot.live.torch_internals.dynamo import compilations, forget_compilations
+from backspot.live.torch_internals.dynamo import (
+    compilations,
+    compiled_modules,
+    compiles_itself,
+    forget_compilations,
+)
 from backspot.live.torch_internals.process import is_observed
 from backspot.live.trials.attempts import own_memory, tried_optimizer
 from backspot.live.trials.trial import Live, step_of
@@ -107,7 +112,12 @@ def _why_not(report: Report, live: Living) -> str:
             return "parameters have hooks of their own, such as an optimizer in the backward"
     if not owned:
         return "no parameter is trained"
-    if any(row.calls for row in report.modules if not row.is_module):
+    compiled = set(map(id, compiled_modules()))
+    parts = [part for model in live.models.values() for part in model.modules()]
+    # A hook on these, or in their regions, would have them compiled again.
+    if any(id(part) in compiled or compiles_itself(part) for part in parts) or any(
+        row.calls for row in report.modules if not row.is_module
+    ):
         return "the step runs compiled code"
     return "a mode of the training sees its functions" if is_observed() else ""
 
