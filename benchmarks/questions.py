@@ -240,6 +240,16 @@ QUESTIONS = {
         "unedited_{device}.json", "--checkouts FOLDER",
         seconds=14400, jobs=1, load=True,
     ),
+    "endings": Question(
+        "Does a script start and end under `backspot run` as under `python`? 150 ways",
+        "robustness.endings", "CPU, Linux", "15", "endings.json", "--jobs 2",
+        device=False, seconds=3600, jobs=1,
+    ),
+    "random_scripts": Question(
+        "Does `backspot run` change what random training scripts print, or how they end?",
+        "robustness.random_scripts", "CPU, Linux", "40", options="--count 500 --jobs 2",
+        device=False, cases=False, seconds=7200, jobs=1,
+    ),
     # Tools
     "trim": Question(
         "Trims an exported trace", "traces.trim", options="BIG -o SMALL",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,3 +34,23 @@ class Found:
         summary = {"seed": seed, "broken": self.outcomes.total(), **self.outcomes}
         summary |= {"bad": len(rows), "slowest": f"{seconds:.2f} s (case {number})"}
         return {"rows": rows, "summary": summary, "wrong": rows}
+
+
+_CALLS = ("/engine.py", "/call_wrapper.py")
+"""The files whose frames are the last where C++ has called the script, which failed."""
+
+
+def own_error(errors: str) -> str:
+    """Return the frame of Backspot in which an error was raised, by what a script printed.
+
+    A frame of Backspot's further up is one that calls the script.
+    """
+    frame = ""
+    for line in errors.splitlines():
+        if at := re.match(r'\s*File "([^"]*)", line \d+, in ', line):
+            frame = at[1]
+        elif line[:1].strip():
+            if "/src/backspot/" in frame and not frame.endswith(_CALLS):
+                return f"{frame}: {line}"
+            frame = ""
+    return ""

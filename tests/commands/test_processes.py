@@ -159,6 +159,17 @@ def test_a_process_with_a_python_of_its_own(observed, reports, how):
     assert reports() == {"": 2}
 
 
+def test_a_server_of_processes_that_makes_an_optimizer_is_not_said_to_be_killed(
+    observed, reports, tmp_path
+):
+    made = "import torch; other = torch.optim.SGD([torch.ones(1, requires_grad=True)], 0.1)\n"
+    (tmp_path / "made.py").write_text(made)
+    code = "multiprocessing.set_forkserver_preload(['made']); wait(start('forkserver', 9))"
+    _, errors, status = observed(code)
+    assert (status, reports()) == (0, {"": 2})
+    assert not [line for line in told(errors) if "no report" in line]
+
+
 def test_processes_of_a_pool(observed, reports):
     output, _, code = observed("in_a_pool()")
     assert (output.count("trained 9"), code) == (2, 0)

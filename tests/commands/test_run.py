@@ -198,7 +198,7 @@ def test_a_script_or_module_that_is_not_there_is_one_line(tmp_path):
         assert done.stderr.count(b"\n") == 1
     done = program("run", str(tmp_path), cwd=tmp_path)
     assert done.returncode == 3
-    assert b"is a folder: name the script in it" in done.stderr
+    assert b"is a folder without __main__.py: name the script in it" in done.stderr
     done = program("run", cwd=tmp_path)
     assert done.returncode == 2
 

@@ -216,8 +216,9 @@ def _go_on_as_python(arguments: list[str]) -> None:
         sys.argv[:] = arguments
         main = type(sys)("__main__")
         sys.modules["__main__"] = main
-        code = compile(Path(arguments[0]).read_bytes(), arguments[0], "exec")
-        vars(main)["__file__"] = arguments[0]
+        path = os.path.abspath(arguments[0])  # noqa: PTH100
+        code = compile(Path(path).read_bytes(), path, "exec")
+        vars(main)["__file__"] = path
         exec(code, vars(main))
 
 

@@ -15,7 +15,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-_BEGUN, _NAMED, _DONE, _SETTINGS = "begun", "named", "done", "settings"
+_BEGUN, _TRAINS, _NAMED, _DONE, _SETTINGS = "begun", "trains", "named", "done", "settings"
+_KINDS = (_BEGUN, _TRAINS, _DONE)
 MOST = 32
 """How many processes are observed, beside the first one.
 
@@ -94,6 +95,11 @@ class Process:
         """Whether this is a copy of the process."""
         return os.getpid() != self._pid
 
+    def note_trains(self) -> None:
+        """Note that this process has taken a step."""
+        if self.is_child:
+            self._tell(_TRAINS)
+
     def note_done(self) -> None:
         """Note that this process has a report, or has said why not."""
         if self.is_child:
@@ -114,12 +120,15 @@ class Process:
         return Path(self.register).name.startswith(f"{_PREFIX}{self._pid}-")
 
     def children(self) -> tuple[int, list[int]]:
-        """Return how many others were observed, and which of them were killed before a report."""
+        """Return how many others were observed, and which of them were killed before a report.
+
+        One that took no step has no report to lose, such as the server of ``forkserver``.
+        """
         lines = self._lines()
-        begun = [one for one, what, _ in lines if what == _BEGUN]
-        done = {one for one, what, _ in lines if what == _DONE}
-        left = [int(one.partition(".")[0]) for one in begun if one not in done]
-        return len(begun), [pid for pid in left if not _runs(pid)]
+        said = {kind: [one for one, what, _ in lines if what == kind] for kind in _KINDS}
+        left = [one for one in said[_TRAINS] if one not in said[_DONE]]
+        pids = [int(one.partition(".")[0]) for one in left]
+        return len(said[_BEGUN]), [pid for pid in pids if not _runs(pid)]
 
     def _find_name(self) -> str:
         rank, ranks = _rank_and_ranks()

@@ -8,6 +8,7 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import os
+import pkgutil
 import runpy
 import sys
 import threading
@@ -45,13 +46,22 @@ class Script:
                 runpy._run_module_as_main,  # type: ignore[attr-defined]  # what python -m calls
                 name,
             )
+        elif _has_main(name):
+            sys.path[0] = os.path.join(os.getcwd(), name)  # noqa: PTH109, PTH118 - as Python does
+            self._execute = partial(
+                runpy._run_module_as_main,  # type: ignore[attr-defined]
+                "__main__",
+                False,  # what it is called stays
+            )
         else:
             self._execute = self._of_file(name)
             _set_first(os.path.dirname(os.path.realpath(name)))  # noqa: PTH120
 
     def _of_file(self, name: str) -> Callable[[], object]:
         if Path(name).is_dir():
-            raise SourceNotFoundError(f"{visible(name)} is a folder: name the script in it")
+            raise SourceNotFoundError(
+                f"{visible(name)} is a folder without __main__.py: name the script in it"
+            )
         if not Path(name).is_file():
             raise SourceNotFoundError(f"{visible(name)} is not there: check the script's path")
         path = str(Path(name).absolute())
@@ -138,9 +148,11 @@ def _without_ours(error: BaseException) -> TracebackType | None:
         kept = kept.tb_next
     if kept is None:  # the script cannot be compiled, or an error of Backspot itself
         return None if isinstance(error, SyntaxError) else error.__traceback__
+    # An interrupt comes wherever Python is.
+    left_out = ("backspot",) if isinstance(error, KeyboardInterrupt) else _AROUND
     one = kept
     while one.tb_next:
-        if _is_of(one.tb_next, *_AROUND):
+        if _is_of(one.tb_next, *left_out):
             one.tb_next = one.tb_next.tb_next
         else:
             one = one.tb_next
@@ -185,6 +197,13 @@ def _show(error: BaseException) -> None:
 
 def _nothing(*_: object) -> None:
     """Show nothing: the error was shown."""
+
+
+def _has_main(name: str) -> bool:
+    """Whether a folder or an archive has a ``__main__`` that Python runs."""
+    importer = pkgutil.get_importer(name)
+    find_spec = getattr(importer, "find_spec", None)
+    return find_spec is not None and find_spec("__main__") is not None
 
 
 def _set_first(folder: str) -> None:

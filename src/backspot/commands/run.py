@@ -508,6 +508,7 @@ class _Observation:
         from backspot.live.parts import note_presence
 
         note_presence()
+        self.process.note_trains()
         with suppress(AttributeError, ValueError):  # Windows; not the main thread
             if signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:
                 signal.signal(signal.SIGUSR1, self._on_signal)
@@ -766,7 +767,13 @@ def _folder(wanted: str | None, force: bool) -> Path:
         if found and not force:
             raise OutputExistsError(f"{found[0]} exists: use --force or another --output")
         return folder
-    folder, number = Path(_FOLDER).absolute(), 2
+    try:
+        folder, number = Path(_FOLDER).absolute(), 2
+    except OSError:
+        raise UsageError(
+            "the folder for the report: the working folder is not there any more; name another "
+            "one with --output"
+        ) from None
     while folder.exists():
         folder, number = folder.with_name(f"{_FOLDER}-{number}"), number + 1
     check_folder(folder, "the folder for the report:")

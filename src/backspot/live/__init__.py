@@ -37,7 +37,8 @@ A module call that a profiler records goes through:
 4. ``source_lines.py``: the line of source that made each node.
 
 ``step_log.py`` notes each step of a training, from its first to its last, without a profiler;
-``termination.py`` lets it be written when a job is killed.
+``termination.py`` lets it be written when a job is killed, and
+``copies.py`` lets copies of the process end.
 ``loaders.py`` notes each batch that the program asks for, and whether it was ready.
 ``host_marks.py`` marks what holds up the host: the garbage collector, and lines that wait.
 ``out_of_memory.py`` says how a training died of memory, if it did, and ``memory_history.py`` who

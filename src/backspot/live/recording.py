@@ -24,6 +24,7 @@ from torch.profiler import ProfilerActivity, supported_activities
 from backspot.errors import UsageError
 from backspot.formatting import counted
 from backspot.interrupts import contained
+from backspot.live.copies import let_copies_end
 from backspot.live.host_marks import (
     calls_counted,
     can_record_stacks,
@@ -292,6 +293,7 @@ class Profiled:
         if not recorded or taken.shortage:
             return
         taken.log.pause()
+        let_copies_end()
         profiler = torch.profiler.profile(
             activities=activities(models),
             record_shapes=self.shapes,

@@ -8,13 +8,14 @@ the objects that it is given.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing.util import Finalize
 from operator import itemgetter
 from pathlib import Path
-from shutil import disk_usage
-from tempfile import TemporaryDirectory
+from shutil import disk_usage, rmtree
+from tempfile import mkdtemp
 from typing import Any
 from weakref import WeakKeyDictionary, finalize
 
@@ -88,8 +89,8 @@ def exported(profiler: Any) -> Iterator[Path]:
         BackspotError: If the temporary folder has too little space.
     """
     _results(profiler)
-    with TemporaryDirectory(prefix="backspot-") as folder:
-        path = Path(folder) / "trace.json"
+    with _folder() as folder:
+        path = folder / "trace.json"
         try:
             profiler.export_chrome_trace(str(path))
         except RuntimeError as error:
@@ -109,6 +110,17 @@ def exported(profiler: Any) -> Iterator[Path]:
         yield path
 
 
+@contextmanager
+def _folder() -> Iterator[Path]:
+    """Make a folder; a copy of this process leaves it alone, unlike ``TemporaryDirectory``."""
+    process, folder = os.getpid(), mkdtemp(prefix="backspot-")
+    try:
+        yield Path(folder)
+    finally:
+        if os.getpid() == process:
+            rmtree(folder, ignore_errors=True)
+
+
 def _ends_as_json(path: Path) -> bool:
     with path.open("rb") as file:
         file.seek(max(path.stat().st_size - 16, 0))
@@ -120,7 +132,8 @@ class Export:
 
     The work of devices is missing from an export that is made later: Kineto keeps it until the next
     start only. A ``with`` block gives the file, any number of times; the file goes with this
-    object.
+    object. Where the system has open files without a name, it is one, so that nothing is left of it
+    however the process ends, and a copy of the process takes nothing from it.
 
     Args:
         profiler: as for ``exported``.
@@ -132,14 +145,59 @@ class Export:
     def __init__(self, profiler: Any) -> None:
         file = ExitStack()
         self._path = file.enter_context(exported(profiler))
-        finalize(self, file.close)  # a folder that goes by itself warns
+        self._nameless = _Nameless.of(self._path)
+        if self._nameless is not None:
+            self._path = self._nameless.path
+            file.close()
+            finalize(self, self._nameless.close).atexit = False
+            return
+        finalize(self, file.close)
         Finalize(self, file.close, exitpriority=0)  # where multiprocessing ends a process
 
     def __enter__(self) -> Path:
+        if self._nameless is not None and not self._nameless.is_open:
+            raise BackspotError("the recording is gone: the script has closed all open files")
         return self._path
 
     def __exit__(self, *_: object) -> None:
         """Keep the file."""
+
+
+class _Nameless:
+    """A file that this process holds open, under a path that lasts as long as it does."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._identity = self._found()
+        # Other processes of this one read it too.
+        self.path = Path(f"/proc/{os.getpid()}/fd/{descriptor}")
+
+    @classmethod
+    def of(cls, path: Path) -> _Nameless | None:
+        """Open a file; ``None`` where an open file has no path of its own."""
+        with suppress(OSError):
+            opened = cls(os.open(path, os.O_RDONLY))
+            with suppress(OSError):
+                if opened.path.samefile(path) and os.access(opened.path, os.R_OK):
+                    return opened
+            opened.close()
+        return None
+
+    def _found(self) -> tuple[int, int] | None:
+        with suppress(OSError):
+            about = os.fstat(self._descriptor)
+            return about.st_dev, about.st_ino
+        return None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the script has not closed it; the number may be another file's since."""
+        return self._found() == self._identity
+
+    def close(self) -> None:
+        """Let the file go."""
+        if self.is_open:
+            os.close(self._descriptor)
 
 
 def _results(profiler: Any) -> Any:
