@@ -469,7 +469,7 @@ ENDINGS: dict[str, Ending] = {
         prepare=_write("other.py", TRAINING + "print(__name__); train()"),
     ),
     "python -m cProfile": Ending(
-        "train()", start=("-m", "cProfile", "-o", "profile.out", "train.py")
+        "train()", start=("-m", "cProfile", "-o", "profile.out", "train.py"), reports=False
     ),
     "python -m pdb": Ending(
         "train()", start=("-m", "pdb", "-c", "continue", "-c", "quit", "train.py"), given="q\n"
@@ -520,7 +520,7 @@ ENDINGS: dict[str, Ending] = {
     "SIGPIPE ends it": Ending(
         "signal.signal(signal.SIGPIPE, signal.SIG_DFL)\ntrain()\n"
         "while True: print('x', flush=True)",
-        shell="@ | head -n 1", errors=False,
+        shell="@ | head -n 1", errors=False, reports=False,
     ),
     "sys.stdout is None": Ending("sys.stdout = None\ntrain()"),
     "sys.stderr is None": Ending("sys.stderr = None\ntrain()"),
@@ -572,7 +572,9 @@ ENDINGS: dict[str, Ending] = {
         "import gc; gc.collect(); gc.freeze(); train(); print(gc.get_freeze_count() > 0)"
     ),
     "sys.settrace": Ending("sys.settrace(lambda *_: None); train()"),
-    "sys.setprofile": Ending("sys.setprofile(lambda *_: None); train(); sys.setprofile(None)"),
+    "sys.setprofile": Ending(
+        "sys.setprofile(lambda *_: None); train(); sys.setprofile(None)", reports=False
+    ),
     "a short switch interval": Ending("sys.setswitchinterval(1e-6); train()"),
     "an audit hook": Ending(
         "sys.addaudithook(lambda name, _: None)\ntrain()"
@@ -701,7 +703,7 @@ def _run(ending: Ending, folder: Path, observed: bool) -> Ended:
         errors=b"".join(errors).decode(errors="replace").replace(str(folder), "FOLDER"),
         seconds=seconds,
         megabytes=used.ru_maxrss / 1e3,
-        files={one for one in files if not one.startswith("work/backspot")},
+        files={one for one in files if one != "work" and not one.startswith("work/backspot")},
         processes=[*left.values()],
         reports=len([one for one in files if re.fullmatch(r"work/backspot/report.*\.html", one)]),
     )
@@ -752,7 +754,7 @@ _REGISTER = "backspot-processes-"
 
 def _cut_short(ending: Ending, plain: Ended) -> bool:
     """Whether Python itself did not end: a signal ended the process, or ``os._exit``."""
-    return plain.code < 0 or "os._exit" in ending.script
+    return plain.code < 0 or "os._exit" in ending.script or "FATAL" in plain.errors
 
 
 def _named(file: str) -> str:

@@ -152,6 +152,15 @@ def test_a_script_that_trains_before_and_after_its_processes(observed, reports):
     assert all("a backward of" in line and "out/report.lr-0-9" in line for line in listed)
 
 
+def test_of_many_processes_a_few_have_a_line_and_the_rest_one_together(observed, reports):
+    _, errors, status = observed("train_until_its_report(); wait(start('fork', *[9] * 6))")
+    assert (status, len(reports())) == (0, 7)
+    assert len([line for line in told(errors) if "a backward of" in line]) == 4
+    assert [line for line in told(errors) if "more" in line] == [
+        "2 more processes have reports in out/"
+    ]
+
+
 @pytest.mark.parametrize("how", ["spawn", "forkserver"])
 def test_a_process_with_a_python_of_its_own(observed, reports, how):
     output, _, code = observed(f"wait(start('{how}', 9))")

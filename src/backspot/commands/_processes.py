@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 _BEGUN, _TRAINS, _NAMED, _DONE, _SETTINGS = "begun", "trains", "named", "done", "settings"
+_REPORT = "report"
 _KINDS = (_BEGUN, _TRAINS, _DONE)
 MOST = 32
 """How many processes are observed, beside the first one.
@@ -23,6 +24,8 @@ MOST = 32
 More than the ranks that a node has. A report takes seconds of a core: a sweep of hundreds of short
 trainings is not to become one of reports.
 """
+LISTED = 4
+"""How many of them have a line each, beside the report of the first one, which fills a screen."""
 _PREFIX = "backspot-processes-"
 
 
@@ -100,10 +103,27 @@ class Process:
         if self.is_child:
             self._tell(_TRAINS)
 
-    def note_done(self) -> None:
+    def note_done(self, *, report: bool = False) -> None:
         """Note that this process has a report, or has said why not."""
         if self.is_child:
-            self._tell(_DONE)
+            self._tell(_DONE, _REPORT if report else "")
+
+    @property
+    def is_listed(self) -> bool:
+        """Whether it is one of the first with a report, which say so in a line each."""
+        return self._id in self._reported()[:LISTED]
+
+    @property
+    def unlisted(self) -> int:
+        """How many others have a report, and no line that says so."""
+        names = {one: about for one, what, about in self._lines() if what == _NAMED}
+        rest = [names.get(one, "") for one in self._reported()[LISTED:]]
+        # Without a name it has the screen, and ranks answer together.
+        return sum(bool(name) and not name.startswith("rank") for name in rest)
+
+    def _reported(self) -> list[str]:
+        found = (one for one, *said in self._lines() if said == [_DONE, _REPORT])
+        return list(dict.fromkeys(found))
 
     def end(self) -> None:
         """Note that this process ends."""

@@ -359,7 +359,15 @@ class _Observation:
         try:
             self._end(error)
         finally:
-            _once_children_end(self.process.end, last=True)
+            _once_children_end(self._leave, last=True)
+
+    def _leave(self) -> None:
+        more = 0 if self.process.is_child or self.process.is_copied else self.process.unlisted
+        if more:
+            what = f"{more} more process has a report" if more == 1 else ""
+            what = what or f"{more} more processes have reports"
+            complain(f"{what} in {self._shown()}{os.sep}")
+        self.process.end()
 
     def _complain(self, sentence: str) -> None:
         complain(self.process.said(sentence))
@@ -368,7 +376,9 @@ class _Observation:
         """Say why there is no report, unless a process that still runs leaves one."""
 
         def say() -> None:
-            if not self.process.children()[0]:
+            # A server of processes outlives the first one, whose end has told all.
+            outlives = self.process.is_child and not self.process.settings
+            if not (outlives or self.process.children()[0]):
                 self._complain(sentence)
 
         _once_children_end(say)
@@ -592,11 +602,11 @@ class _Observation:
             if self.process.is_first:
                 self._answer(recorded, joint)
             return None
-        self.process.note_done()
+        self.process.note_done(report=True)
         if not self.process.is_first:
             if saved.problem:
                 self._complain(f"no files: {saved.problem}")
-            elif not rank_and_ranks()[0]:
+            elif not rank_and_ranks()[0] and self.process.is_listed:
                 self._list(saved)
             self._last = saved
             return None

@@ -101,7 +101,10 @@ class Termination:
     def _listen(self, reading: int) -> None:
         writing = (self._pipe or (reading, _NONE))[1]
         while True:
-            numbers = os.read(reading, 64)
+            try:
+                numbers = os.read(reading, 64)
+            except OSError:  # the script has closed all files
+                return
             if self._pipe is None:
                 break
             if signal.SIGTERM in numbers:
