@@ -1,0 +1,66 @@
+"""``backspot run --plan``: what the words mean, and a script that trains on bit for bit."""
+
+import subprocess
+
+import pytest
+
+import backspot
+from backspot.commands import main
+from backspot.commands.run import worded
+from support import preloaded
+from support.program import program
+
+SCRIPT = """
+import time
+import torch
+from torch import nn
+torch.manual_seed(0)
+torch.set_num_threads(1)
+model = nn.Sequential(nn.Linear(32, 64), nn.BatchNorm1d(64), nn.Dropout(0.2), nn.Linear(64, 8))
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(300):  # the report is made meanwhile, and the plan needs one step more
+    optimizer.zero_grad()
+    loss = model(torch.randn(16, 32)).square().mean()
+    loss.backward()
+    optimizer.step()
+    print(loss.item().hex())
+    time.sleep(0.02)
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["--plan", "train.py"], ["--plan=60", "train.py"]),
+        (["--plan=300", "train.py"], ["--plan=300", "train.py"]),
+        (["--warmup", "3", "--plan", "train.py"], ["--warmup", "3", "--plan=60", "train.py"]),
+        (["train.py", "--plan"], ["train.py", "--plan"]),
+        (["-m", "package.train", "--plan"], ["-m", "package.train", "--plan"]),
+        (["-o", "--plan", "--", "--plan"], ["-o", "--plan", "--", "--plan"]),
+    ],
+)
+def test_a_plan_without_seconds_takes_none_of_the_words_after_it(words, meant):
+    assert worded(["run", *words]) == ["run", *meant]
+
+
+def test_wrong_values_are_named_with_what_to_give(capsys):
+    assert main(["run", "--plan=0", "train.py"]) == 2
+    assert "at least 1" in capsys.readouterr().err
+    assert main(["run", "--trials", "all", "train.py"]) == 2
+    assert "--plan tries the model and the loader" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.posix
+def test_a_script_trains_on_bit_for_bit_after_a_plan(tmp_path):
+    (tmp_path / "train.py").write_text(SCRIPT)
+    plain = subprocess.run(
+        [*preloaded.python(), "train.py"], capture_output=True, check=True, cwd=tmp_path
+    )
+    options = ("--plan=3", "--warmup", "1", "--steps", "2", "-o", "out")
+    ours = program("run", *options, "train.py", python=preloaded.python(), cwd=tmp_path)
+    assert ours.stdout == plain.stdout
+    plan = backspot.Report.load(tmp_path / "out" / "report.json").plan
+    assert not plan.why_not
+    assert plan.what == "a copy of Sequential, forward and backward"
+    assert "bf16" in {one.setting for one in plan.rungs}
