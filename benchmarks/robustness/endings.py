@@ -767,6 +767,7 @@ def _fitting(text: str) -> str:
     text = re.sub(r"0x[0-9a-f]+", "0x…", text)
     text = re.sub(r"\b(pid|process)[= ]\d+", r"\1 …", text, flags=re.IGNORECASE)
     text = re.sub(r"(?m)^([WEI])\d{4} [\d:.]+ \d+", r"\1…", text)
+    text = re.sub(r"(?m)^USDT:[^ ]* [^ ]* [^ ]*", "USDT", text)  # Kineto's, with time and process
     # The frames of the program are some of those that a recursion may have.
     text = re.sub(r"line repeated \d+ more times", "line repeated … more times", text)
     return re.sub(r"\b\d+(\.\d+)? ?(ms|s|seconds)\b", "…", text)
