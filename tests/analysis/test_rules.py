@@ -12,6 +12,7 @@ import pytest
 
 import backspot
 from backspot.analysis.findings import Evidence, Found, all_rules, find_all
+from backspot.analysis.findings.observations import launching
 from backspot.analysis.host import waits_in
 from backspot.analysis.parts import RULES
 from backspot.analysis.recording import Options, Recording
@@ -62,6 +63,17 @@ def test_a_gpu_that_is_busy_without_the_profiler_waits_for_no_host() -> None:
     assert {"launch-bound", "small-batch"} <= set(idle)
     assert "Without the profiler, the GPU is busy for 10% of the step." in idle["launch-bound"]
     assert not {"launch-bound", "small-batch"} & set(found(busy))
+
+
+@pytest.mark.parametrize(("times", "waits"), [(10, True), (1.1, False)])
+def test_no_span_launches_too_slowly_for_a_gpu_that_is_busy_for_nine_tenths(times, waits) -> None:
+    path = DATA / "h200" / "launch_bound.trace.json.gz"
+    recording = Recording.of(read_events(path))
+    busy = sum(phase.busy_ns for phase in backspot.locate(path).phases)
+    report = report_of(recording, Options(real_steps=(int(times * busy),)))
+    ledger, typical = recording.ledger, recording.typical
+    evidence = Evidence(recording.events, ledger, report, typical, waits_in(recording), None)
+    assert launching(evidence).any() == waits
 
 
 @pytest.mark.parametrize(

@@ -110,6 +110,8 @@ def test_what_holds_up_each_fourth_step_is_what_the_training_does() -> None:
     data = [0, 0, 0, 80] * 3
     length = [100 + one for one in data]
     assert left_out(length, data=data) == []
+    data = [0, 0, 0, 80, 0, 0, 0, 30]  # as often, and never as long
+    assert left_out([100 + one for one in data], data=data) == []
     data = [0] * 11 + [80]
     assert left_out([100 + one for one in data], data=data) == [11]
 

@@ -130,7 +130,7 @@ class _Pruned(ast.NodeTransformer):
         """
         if isinstance(node, ast.Import | ast.ImportFrom):
             return node
-        if not was:
+        if not was or (isinstance(node, ast.If) and self.names_it(node.test)):
             return self._without(node) if self.names_it(node) else node
         body = node.body  # type: ignore[attr-defined]
         is_said = isinstance(node, ast.FunctionDef) and ast.get_docstring(node) is not None

@@ -114,7 +114,8 @@ class Asking(NamedTuple):
         name: of the argument.
         default: its value where it is not given.
         declared: the class that declares it; its docstring says what it means.
-        act: returns what the part does for a value; ``None`` for nothing.
+        act: returns what the part does for a value, or ``None``; the value ``None`` asks for
+            nothing.
     """
 
     name: str
@@ -157,7 +158,8 @@ def acts_for(asking: Sequence[Asking], asked: Mapping[str, Any]) -> list[Act]:
     """
     for name in asked.keys() - {one.name for one in asking}:
         raise TypeError(f"profile() got an unexpected keyword argument {name!r}")
-    every = [one.act(asked.get(one.name, one.default)) for one in asking]
+    given = [(one, asked.get(one.name, one.default)) for one in asking]
+    every = [one.act(value) for one, value in given if value is not None]
     return [act for act in every if act is not None]
 
 

@@ -58,6 +58,13 @@ def note_presence() -> None:
             store.set(_presence(rank_and_ranks()[0]), b"1")
 
 
+def joint_of(name: str) -> Joint | None:
+    """Return what the ranks of this job answer together; ``None`` once the group is gone."""
+    with suppress(UsageError):
+        return Gathering(name, of_present=True)
+    return None
+
+
 def _presence(rank: int) -> str:
     return f"backspot/present/{rank}"
 

@@ -6,7 +6,7 @@ A part is an ``Act``, and an entry in these lists.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from importlib import import_module
 from typing import Any, get_args
 
 from backspot.errors import UsageError
@@ -20,9 +20,7 @@ from backspot.results.plan import PLAN_SECONDS
 from backspot.results.report import Report, changed
 
 
-def _gathering(ranks: object) -> Act | None:
-    if ranks is None:
-        return None
+def _gathering(ranks: object) -> Act:
     from backspot.live.gathering import gathering_of  # one rank needs nothing of it
 
     return gathering_of(ranks)
@@ -65,19 +63,25 @@ def acts_of(asked: Mapping[str, Any], plan_seconds: int | None = None) -> list[A
     return acts
 
 
+_JOINTS: tuple[str, ...] = ("backspot.live.gathering",)
+"""The modules with what several processes do together, imported only where there are several.
+
+Each has ``joint_of(name)`` and ``note_presence()``, as the functions below.
+"""
+
+
+def _joints() -> list[Any]:
+    return [import_module(name) for name in _JOINTS] if rank_and_ranks()[1] > 1 else []
+
+
 def joint_of(name: str) -> Joint | None:
     """Return what the processes of this training answer together; ``None`` where they do not.
 
     Args:
         name: of this answer, the same in all processes.
     """
-    if rank_and_ranks()[1] == 1:
-        return None
-    from backspot.live.gathering import Gathering
-
-    with suppress(UsageError):  # the process group is gone
-        return Gathering(name, of_present=True)
-    return None
+    found = (module.joint_of(name) for module in _joints())
+    return next((joint for joint in found if joint is not None), None)
 
 
 def load_joint() -> None:
@@ -85,17 +89,13 @@ def load_joint() -> None:
 
     Before the training: Python may lose an interrupt that comes during an import.
     """
-    if rank_and_ranks()[1] > 1:
-        import backspot.live.gathering  # noqa: F401
+    _joints()
 
 
 def note_presence() -> None:
     """Tell the other processes of this training that this one will leave its part of answers."""
-    if rank_and_ranks()[1] == 1:
-        return
-    from backspot.live.gathering import note_presence as note
-
-    note()
+    for module in _joints():
+        module.note_presence()
 
 
 def _with_earlier_plan(report: Report, earlier: Report) -> Report:

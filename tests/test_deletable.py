@@ -1,0 +1,98 @@
+"""A part can be deleted: nothing but what puts the parts together knows it.
+
+``support/without.py`` deletes it in a copy. There, what is left is imported, checked by mypy, and
+makes and prints a report.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.house import files, part_of
+from support.without import without
+
+pytestmark = [pytest.mark.slow, pytest.mark.posix]
+
+RECORDING = Path(__file__).parent / "data" / "h200" / "vit_patch_drop.trace.json.gz"
+WORDS = {
+    "memory": r"held_bytes|profile_memory|at_peak_bytes|kept_bytes|Memory(Of\w+|Share|Timeline)",
+    "ranks": r"JobReport|RankCost|Gathering|gathering_of",
+    "trials": r"tried|trials?|Tried|Trying|Variant|with_trials",
+}
+"""What a part calls its own, as a pattern of names; in pages, of words."""
+FIELDS = {
+    "memory": ("held_bytes", "at_peak_bytes", "MemoryOfDevice"),
+    "ranks": ("JobReport", "RankCost"),
+    "trials": ("tried", "Tried", "Variant"),
+}
+"""What the JSON schema has of it, if anything."""
+IMPORTS = """
+import importlib, pkgutil, backspot
+for one in pkgutil.walk_packages(backspot.__path__, "backspot."):
+    if not one.name.startswith(("backspot._startup.", "backspot.integrations.", "backspot.__main")):
+        importlib.import_module(one.name)
+"""
+REPORTS = """
+import sys, backspot
+report = backspot.locate(sys.argv[1])
+print(report)
+for suffix in ("json", "html", "md", "csv"):
+    report.save(f"report.{suffix}")
+assert backspot.Report.load("report.json") == report
+"""
+
+
+def names_in(path: Path) -> Iterator[str]:
+    """All names that code uses or makes."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        match node:
+            case ast.Name(id=name) | ast.Attribute(attr=name) | ast.arg(arg=name):
+                yield name
+            case ast.keyword(arg=str(name)) | ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                yield name
+
+
+def knowing(part: str, home: Path) -> list[str]:
+    """The files of the core that have a word of the part."""
+    found = []
+    for file in files():
+        path = home / "src" / "backspot" / file
+        if not path.exists() or part_of(file) is not None:
+            continue
+        text = path.read_text("utf-8")
+        words = names_in(path) if file.endswith(".py") else re.findall(r"\w+", text)
+        found += [
+            f"{file}: {word}" for word in sorted(set(words)) if re.fullmatch(WORDS[part], word)
+        ]
+    return found
+
+
+@pytest.mark.parametrize("part", WORDS)
+def test_what_is_left_without_a_part_is_whole(part: str, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    touched = without(part, home)
+    assert not knowing(part, home)
+    edited = [name for name in touched if (home / name).exists()]
+    assert len(edited) <= 12, "too many files put this part together with the core"
+
+    def run(*command: str) -> str:
+        env = {**os.environ, "PYTHONPATH": str(home / "src")}
+        done = subprocess.run(
+            [sys.executable, *command], cwd=home, env=env, capture_output=True, text=True
+        )
+        assert done.returncode == 0, f"{done.stdout[-3000:]}{done.stderr[-3000:]}"
+        return done.stdout
+
+    run("-c", IMPORTS)
+    assert "backward" in run("-c", REPORTS, str(RECORDING))
+    schema = run("-m", "backspot.render.json")
+    assert not [field for field in FIELDS[part] if f'"{field}"' in schema]
+    run("-m", "mypy", "--cache-dir", str(tmp_path / "cache"))
