@@ -47,6 +47,7 @@ PARTS = {
 
 # The files in ``results`` that parts have.
 RESULTS_OF = {
+    "plan": ("plan",),
     "ranks": ("job",),
     "trials": ("trials",),
     "memory": ("memory",),
@@ -57,6 +58,8 @@ RESULTS_OF = {
     "labelled trace": ("tracks",),
     "compare": ("comparison",),
 }
+# Parts that build on another one, and go with it.
+BUILDS_ON = {"plan": "trials"}
 # Where these meet.
 RESULTS = ("results/__init__", "results/costs", "results/findings", "results/report")
 

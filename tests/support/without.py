@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from support.house import COMPOSERS, HOME, PARTS, RESULTS, files, part_of, results_of
+from support.house import BUILDS_ON, COMPOSERS, HOME, PARTS, RESULTS, files, part_of, results_of
 
 _ALSO = ("tests/support/house.py", "tests/test_architecture.py")
 """What lists the parts, beside the files that put them together."""
@@ -26,7 +26,7 @@ def without(part: str, home: Path) -> list[str]:
     """Copy the repository into a new folder, and delete a part there.
 
     Args:
-        part: its name in ``PARTS``.
+        part: its name in ``PARTS``; what builds on it goes, too.
 
     Returns:
         The files that were deleted or changed, as paths below ``home``.
@@ -43,7 +43,9 @@ def without(part: str, home: Path) -> list[str]:
             (home / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(HOME / name, home / name)
     source = home / "src" / "backspot"
-    gone = [*(file for file in files() if part_of(file) == part), *results_of(part)]
+    parts = [part, *(one for one, other in BUILDS_ON.items() if other == part)]
+    gone = [file for file in files() if part_of(file) in parts]
+    gone += [file for one in parts for file in results_of(one)]
     touched = [f"src/backspot/{file}" for file in gone]
     for file in gone:
         (source / file).unlink()
@@ -51,7 +53,7 @@ def without(part: str, home: Path) -> list[str]:
     for folder in emptied:
         if not any(one.name != "__pycache__" for one in folder.iterdir()):
             shutil.rmtree(folder)
-    deletion = _Deletion(part, gone)
+    deletion = _Deletion(parts, gone)
     paths = [source / f"{name}.py" for name in (*COMPOSERS, *RESULTS)]
     paths += [home / name for name in _ALSO]
     changed: set[Path] = set()
@@ -61,17 +63,18 @@ def without(part: str, home: Path) -> list[str]:
 
 
 class _Deletion:
-    """What names something of a part, and what goes with it.
+    """What names something of parts, and what goes with it.
 
     Args:
+        parts: their names.
         files: those that are deleted, as paths in the package.
     """
 
-    def __init__(self, part: str, files: Iterable[str]) -> None:
+    def __init__(self, parts: Iterable[str], files: Iterable[str]) -> None:
         names = {Path(file).with_suffix("").as_posix() for file in files}
         self.modules = {_module(name) for name in names}
         rooms = {module.removeprefix("backspot.") for module in self.modules}
-        self.texts = {part, *files, *self.modules, *names, *rooms}
+        self.texts = {*parts, *files, *self.modules, *names, *rooms}
         self.exported: set[tuple[str, str]] = set()
         """Names that no file has any more, each with its module."""
 
