@@ -437,3 +437,13 @@ def test_every_verb_is_a_module_with_its_two_functions():
     folder = Path(backspot.commands.__file__).parent
     modules = {path.stem for path in folder.glob("[!_]*.py")}
     assert modules == set(VERBS)
+
+
+def test_the_help_imports_no_result_and_names_the_seconds_of_a_plan() -> None:
+    from backspot.commands import _plan
+    from backspot.results.plan import PLAN_SECONDS
+
+    assert _plan.PLAN_SECONDS == PLAN_SECONDS
+    asked = "import sys, backspot.commands.run, backspot.commands.show; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)
+    assert not [name for name in done.stdout.split() if name.startswith("backspot.results")]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 
 from backspot.commands._console import count
-from backspot.results.plan import PLAN_SECONDS
+
+PLAN_SECONDS = 60
+"""As ``results.plan`` has it: to import a result takes longer than all of the help."""
 
 
 def _seconds(word: str) -> int:
