@@ -97,6 +97,26 @@ def test_each_setting_has_its_code_and_the_step_with_it(report):
     assert not found["batch 8"].kept
 
 
+@pytest.mark.parametrize(("words", "is_said"), [(20_000, True), (20, False)])
+def test_a_precision_is_uncertain_by_a_large_loss_outside_of_the_model(words, is_said):
+    torch.manual_seed(0)
+    hidden = 512 if words < 100 else 8
+    model = nn.Sequential(nn.Linear(64, hidden), nn.Linear(hidden, words))
+    x, y = torch.randn(256, 64), torch.zeros(256, dtype=torch.long)
+    criterion = torch.nn.functional.cross_entropy
+
+    def step():
+        model.zero_grad()
+        criterion(model(x).float(), y).backward()
+
+    report = backspot.profile(step, model, steps=3, warmup=1, stacks=False, trials="none")
+    bf16 = settings(planned(report, step, model))["bf16"]
+    assert ("the loss" in bf16.note) == is_said, bf16
+    if is_said:
+        loss = next(one.wall_ns for one in report.phases if one.name == "loss")
+        assert bf16.high_ns - bf16.low_ns >= loss
+
+
 def test_what_is_in_use_already_is_not_tried(report):
     model = nn.Conv2d(3, 8, 3).to(memory_format=torch.channels_last)
     x = torch.randn(4, 3, 16, 16)

@@ -31,7 +31,8 @@ def timed(now: Copy, new: Copy, step_ns: int, seconds: float) -> tuple[int, Vari
         Refused: If that takes too long.
     """
     clock = Clock(now.device, whole=True)
-    variants = {AS_IT_IS: now.pieces(), _NEW: new.pieces()}
+    times = now.at_once
+    variants = {AS_IT_IS: now.pieces(times), _NEW: new.pieces(times)}
     trial = Trial("", variants, first_is_slow=True)
     tried = measure(trial, clock, step_ns, seconds, lambda saved: [host for host, _ in saved])
     as_it_is, variant = tried.variants

@@ -28,8 +28,9 @@ from backspot.live.trials.twins import Refused, copied, numbers_like
 
 _FAR = 0.02
 """A copy whose outputs differ by more than this share of their size is another model."""
-_AT_ONCE = 3
-"""How many calls come between two moments at which the host waits for a GPU."""
+_SAMPLE_NS, _AT_ONCE = 100_000_000, 8
+"""How long calls run, and how many at most, between two moments at which the host waits for a GPU:
+each such moment costs the time until the host is ahead again, which a step does not have."""
 _SCALE = 1024.0
 _AS_GOOD_AS_ZERO = 1e-3
 
@@ -41,6 +42,7 @@ class Copy:
         modules: the copies by number, without what compiles them.
         settings: what is set, in the order in which that is made.
         first_ns: how long the first run of all calls took.
+        takes_ns: how long the shortest run takes, of each call as often as a step makes it.
     """
 
     def __init__(
@@ -75,7 +77,7 @@ class Copy:
                 more = partial(_repeated, batch=batch)
                 self._given[call] = copied(self._given[call], more)
                 self._seeds[call] = {place: more(one) for place, one in self._seeds[call].items()}
-        self.first_ns = 0
+        self.first_ns = self.takes_ns = 0
         self._scaler: Any = None
         if any(one.dtype == torch.float16 for one in self.settings):
             self._scaler = torch.amp.GradScaler(self.device.type, init_scale=_SCALE)
@@ -117,15 +119,26 @@ class Copy:
             self.run(call)
             self._wait()
             took += call.count * (time.perf_counter_ns() - begin)
+        self.takes_ns = min(self.takes_ns or took, took)
         return took
+
+    @property
+    def at_once(self) -> int:
+        """How often each call runs in one sample of its time."""
+        if self.device.type != "cuda":
+            return 1
+        return min(max(1, round(_SAMPLE_NS / max(1, self.takes_ns))), _AT_ONCE)
 
     def _wait(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
-    def pieces(self) -> list[Piece]:
-        """Return what is measured: each watched call, as often as a step makes it."""
-        times = _AT_ONCE if self.device.type == "cuda" else 1
+    def pieces(self, times: int) -> list[Piece]:
+        """Return what is measured: each watched call, as often as a step makes it.
+
+        Args:
+            times: how often each call runs in one sample of its time.
+        """
 
         def several(call: Call) -> None:
             for _ in range(times):

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from backspot.analysis.attribution.ownership import Special
 from backspot.formatting import duration
 from backspot.interrupts import pass_on
 from backspot.live.acts import Act, Living
@@ -153,7 +154,9 @@ def _made(plan: Plan, report: Report, live: Living, watching: Watching, until: f
     fixed = sum(phases.get(name, 0) for name in _FIXED)
     reads = isinstance(live.loader, DataLoader)
     of_loader = min(_LOADER_S, (until - time.monotonic()) / 4) if reads else 0.0
-    search = Search(watching, plan.step_ns, fixed, until - of_loader)
+    outside = sum(row.wall_ns for row in report.modules if row.path == Special.OUTSIDE.path)
+    loss = phases.get("loss", 0) + round(scale * outside)
+    search = Search(watching, plan.step_ns, fixed, loss, until - of_loader)
     ladder: list[Rung] = []
     others: list[Rung] = []
     next_limit = ""
@@ -219,17 +222,23 @@ def _of_optimizer(report: Report, live: Living, step: int, ladder: Sequence[Rung
             tuple(each.setting for each in ladder),
             f"torch.optim.{type(live.optimizers[0]).__name__}(..., {one.name})",
         )
-        made.append(_with(rung, one, step, kept=one is tried.best))
-    return made
+        made.append(_with(rung, one, step))
+    return _with_best(made)
 
 
-def _with(rung: Rung, tried: Variant, before: int, *, kept: bool) -> Rung:
+def _with(rung: Rung, tried: Variant, before: int) -> Rung:
     """Return a rung with what a variant saves of a step."""
     if not tried.ns or tried.verdict == "fails":
         return replace(rung, note=tried.note)
     saves = tried.saves_ns, tried.saves_low_ns, tried.saves_high_ns
-    made = predicted(replace(rung, note=tried.note), before, saves)
-    return replace(made, kept=kept and made.verdict == "helps")
+    return predicted(replace(rung, note=tried.note), before, saves)
+
+
+def _with_best(rungs: Sequence[Rung]) -> list[Rung]:
+    """Return rungs of which one can be made at most, with the best that helps kept."""
+    helping = (one for one in rungs if one.verdict == "helps")
+    best = max(helping, key=lambda one: one.saves_ns, default=None)
+    return [replace(one, kept=one is best) for one in rungs]
 
 
 def _of_loader(
@@ -244,16 +253,11 @@ def _of_loader(
         return [replace(rung, note=str(refused))], ""
     now, *others = tried.variants
     before = computes + now.ns
-    best = max(others, key=lambda one: one.saves_ns, default=None)
-    made = [
-        _with(
-            replace(rung, setting=one.name, code=f"DataLoader(..., {one.name})"),
-            one,
-            before,
-            kept=one is best,
-        )
+    named = (
+        (replace(rung, setting=one.name, code=f"DataLoader(..., {one.name})"), one)
         for one in others
-    ]
+    )
+    made = _with_best([_with(rung, one, before) for rung, one in named])
     if now.ns < _LATE * before:
         return made, ""
     return made, (

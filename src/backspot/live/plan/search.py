@@ -26,11 +26,13 @@ from backspot.results.plan import Difference, Rung
 NO_TIME = "no time was left"
 _TOO_LONG = 2.5
 """A copy that takes so many times the step does not run what the step runs."""
-_CALLS = 24
-"""How many calls of a copy one comparison takes, about."""
+_SAMPLES = 24
+"""How many samples one comparison takes at least, about: six rounds of three, and the first."""
 _LONGEST_S = 4.0
 _RESERVED = 2
 """Comparisons for which compiling leaves time."""
+_LOSS = 0.05
+"""A loss of a smaller share of the step changes little, whatever a setting does to it."""
 _HOPELESS = 0.05
 """A setting by which a step takes so much longer is not tried on top of others."""
 
@@ -48,6 +50,7 @@ class Search:
     Args:
         step_ns: the step as it is.
         fixed_ns: what of the step does not grow with the batch.
+        loss_ns: what of the step is a loss outside of the models, forward and backward.
         until: when the time is up, in seconds of ``time.monotonic``.
 
     Attributes:
@@ -56,8 +59,11 @@ class Search:
         batch: samples in a call, 0 where that is not known.
     """
 
-    def __init__(self, watched: Watching, step_ns: int, fixed_ns: int, until: float) -> None:
-        self._watched, self._as_it_is, self._fixed_ns = watched, step_ns, fixed_ns
+    def __init__(
+        self, watched: Watching, step_ns: int, fixed_ns: int, loss_ns: int, until: float
+    ) -> None:
+        self._watched, self._as_it_is = watched, step_ns
+        self._fixed_ns, self._loss_ns = fixed_ns, loss_ns
         self._until = until
         self.base_ns = self.batch = 0
         self.step_ns = step_ns
@@ -144,11 +150,13 @@ class Search:
         new: Copy | None = None
         try:
             left = self._until - time.monotonic()
-            if left < _CALLS * self.base_ns / 1e9:
+            if left < self._needs_s:
                 raise Refused(NO_TIME)
             settings = [*self._best.settings, setting]
             if setting.compiles:
-                left -= _RESERVED * _CALLS * self.base_ns / 1e9
+                left -= _RESERVED * self._needs_s
+                if left < self._needs_s:
+                    raise Refused(NO_TIME)
                 with ended_after(left):
                     new = Copy(self._watched, settings)
                     new.run_all()
@@ -197,7 +205,28 @@ class Search:
         )
         saves = variant.saves_ns, variant.saves_low_ns, variant.saves_high_ns
         scaled = [self._scale * ns for ns in saves]
-        return predicted(rung, self.step_ns, scaled, variant.verdict), memory
+        rung = predicted(rung, self.step_ns, scaled, variant.verdict)
+        return self._with_loss(rung), memory
+
+    def _with_loss(self, rung: Rung) -> Rung:
+        """Return a rung that is as uncertain as what its setting does to a loss outside of a copy.
+
+        That can take half as long in another precision, or half as long again with the casts.
+        """
+        if rung.axis != "precision" or self._loss_ns < _LOSS * rung.before_ns:
+            return rung
+        unknown = self._loss_ns // 2
+        low, high = max(1, rung.low_ns - unknown), rung.high_ns + unknown
+        saved = f"the loss, {duration(self._loss_ns)} outside of the model, was not tried"
+        sure = rung.verdict != "helps" or high < rung.before_ns
+        verdict = rung.verdict if sure else "undecided"
+        note = "; ".join(filter(None, (rung.note, saved)))
+        return replace(rung, low_ns=low, high_ns=high, verdict=verdict, note=note)
+
+    @property
+    def _needs_s(self) -> float:
+        """How long a comparison takes at least, in seconds."""
+        return _SAMPLES * self._best.at_once * self.base_ns / 1e9
 
     def _seconds(self) -> float:
         """Return how long a comparison may take: an even share of what is left, or what it needs.
@@ -208,7 +237,7 @@ class Search:
         left = self._until - time.monotonic()
         waiting = {one for one, said in self._not_tried.items() if said == NO_TIME}
         pending = len(waiting - self._tried.keys())
-        needs = _CALLS * self.base_ns / 1e9
+        needs = self._needs_s
         if needs > left:
             raise Refused(NO_TIME)
         return min(max(left / (2 * max(1, pending)), needs), max(_LONGEST_S, needs), left)
