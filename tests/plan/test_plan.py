@@ -100,8 +100,10 @@ def test_each_setting_has_its_code_and_the_step_with_it(report):
 @pytest.mark.parametrize(("words", "is_said"), [(20_000, True), (20, False)])
 def test_a_precision_is_uncertain_by_a_large_loss_outside_of_the_model(words, is_said):
     torch.manual_seed(0)
-    hidden = 512 if words < 100 else 8
-    model = nn.Sequential(nn.Linear(64, hidden), nn.Linear(hidden, words))
+    hidden = 2048 if words < 100 else 8
+    model = nn.Sequential(
+        nn.Linear(64, hidden), nn.Linear(hidden, hidden), nn.Linear(hidden, words)
+    )
     x, y = torch.randn(256, 64), torch.zeros(256, dtype=torch.long)
     criterion = torch.nn.functional.cross_entropy
 
