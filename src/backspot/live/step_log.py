@@ -39,6 +39,8 @@ _UNSETTLED_STEPS = 3
 """Steps after an interruption in which the host gets ahead of a device again."""
 _FEW_STEPS = 8
 """With fewer steps than these, those before a queue has found its level count instead."""
+_MOST_LOADERS = 64
+"""Loaders that are known one by one, as a script may make a new one for each epoch or step."""
 _LONGEST_SETTLING = 128
 """Steps after which a queue is taken for level, however large it is."""
 
@@ -80,6 +82,9 @@ class QueueLevel:
         loader = fetch.loader
         enough = min(2 * fetch.queue, fetch.epoch or 2 * fetch.queue)
         self._newest = loader, enough
+        if loader not in self._asked and len(self._asked) >= _MOST_LOADERS:
+            self._asked.clear()
+            self._left.clear()
         asked = self._asked[loader] = self._asked.get(loader, 0) + 1
         # The first batches of an epoch are late, as all workers begin with it.
         if fetch.ready is False and asked > fetch.workers + 1:
@@ -168,6 +173,21 @@ class _Thread:
         self.ran = ran
         self.ended = now
 
+    def put_loaders_together(self) -> None:
+        """If many loaders are known, make one of those of few batches, for each number of workers.
+
+        A signal's handler may ask for the account meanwhile.
+        """
+        if len(self.loaders) < _MOST_LOADERS:
+            return
+        by_batches = sorted(self.loaders.items(), key=lambda each: each[1][1])
+        together = dict(by_batches[_MOST_LOADERS // 2 :])
+        for _, (workers, *counts) in by_batches[: _MOST_LOADERS // 2]:
+            known = together.get(-1 - workers, [workers, 0, 0, 0, 0])
+            added = [a + b for a, b in zip(known[1:], counts, strict=True)]
+            together[-1 - workers] = [workers, *added]
+        self.loaders = together
+
 
 class StepLog:
     """Notes each step of a training, from ``begin`` to ``end``.
@@ -238,6 +258,7 @@ class StepLog:
             return  # in no step of the training's own
         use = thread.loaders.get(fetch.loader)
         if use is None:
+            thread.put_loaders_together()
             use = thread.loaders[fetch.loader] = [fetch.workers, 0, 0, 0, 0]
         use[1] += 1
         if fetch.ready is False:

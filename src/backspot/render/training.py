@@ -9,7 +9,7 @@ from backspot.render._sections import Saying, Section
 from backspot.render.view import View
 from backspot.results.rare import RareWork
 from backspot.results.report import Report
-from backspot.results.training import Training
+from backspot.results.training import LoaderUse, Training
 
 _NOTABLE = 0.02
 """Share of the time from which a part is named."""
@@ -55,13 +55,14 @@ def training_facts(training: Training, recorded: Sequence[RareWork] = ()) -> Ite
             f"Once in {work.period:.3g} steps: {work.name}, {duration(work.wall_ns)}, "
             f"{duration(work.per_step_ns)} a step."
         )
-    for use in training.loaders:
-        if use.late > _LATE * use.batches and use.waited_ns:
-            yield (
-                f"{use.late:,} of {use.batches:,} batches were late: the "
-                f"{counted(use.workers, 'worker')} of their loader cannot keep up, by "
-                f"{duration(use.waited_ns / use.late)} each time."
-            )
+    for workers, uses in _late(training).items():
+        late = sum(use.late for use in uses)
+        whose = "loader" if len(uses) == 1 else "loaders"
+        yield (
+            f"{late:,} of {sum(use.batches for use in uses):,} batches were late: the "
+            f"{counted(workers, 'worker')} of their {whose} cannot keep up, by "
+            f"{duration(sum(use.waited_ns for use in uses) / late)} each time."
+        )
     if training.held_up_ns >= _NOTABLE * training.step_ns:
         yield (
             f"The machine held up {counted(training.held_up, 'step')}: "
@@ -84,6 +85,18 @@ def training_facts(training: Training, recorded: Sequence[RareWork] = ()) -> Ite
     ]
     if apart:
         yield f"Not counted: {', '.join(apart)}."
+
+
+def _late(training: Training) -> dict[int, list[LoaderUse]]:
+    """Return the loaders whose batches were late, by their number of workers.
+
+    A script may make a new loader for each epoch, with the same number of workers.
+    """
+    late: dict[int, list[LoaderUse]] = {}
+    for use in training.loaders:
+        if use.late > _LATE * use.batches and use.waited_ns:
+            late.setdefault(use.workers, []).append(use)
+    return late
 
 
 _APART = {

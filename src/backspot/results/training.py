@@ -104,7 +104,8 @@ class Training:
         change: By how much steps became slower in the course of the training, as a share: 0.1 for
             a tenth; 0 where they did not.
         stretches: The training in pieces, at most 64.
-        loaders: The loaders with workers, most batches first.
+        loaders: The loaders with workers, most batches first. Where there are many, as a script
+            makes a new one for each epoch, those of few batches are one of them.
         memory: The process's memory; ``None`` where it is not known.
         apart: What is no step, and what comes once; the longest first.
     """

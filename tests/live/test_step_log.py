@@ -1,0 +1,178 @@
+"""The log of all steps, however a script takes them."""
+
+import threading
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+from backspot.live.step_log import StepLog  # noqa: E402
+from backspot.live.torch_internals.process import hook_steps  # noqa: E402
+
+STEPS = 24
+
+
+class Numbers(torch.utils.data.Dataset):
+    def __len__(self):
+        return STEPS
+
+    def __getitem__(self, index):
+        return torch.full((4,), float(index))
+
+
+class Broken(Numbers):
+    def __getitem__(self, index):
+        if index % 8 == 5:
+            raise ValueError("no such sample")
+        return super().__getitem__(index)
+
+
+class Endless(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        while True:
+            yield torch.ones(4)
+
+
+class Training:
+    def __init__(self, optimizer=torch.optim.SGD):
+        torch.manual_seed(0)
+        self.model = nn.Linear(4, 1)
+        self.optimizer = optimizer(self.model.parameters(), lr=1e-3)
+
+    def loss(self, x):
+        self.optimizer.zero_grad()
+        return self.model(x).square().mean()
+
+    def step(self, x):
+        self.loss(x).backward()
+        self.optimizer.step()
+
+
+def reassigned_step():
+    training = Training()
+    step = training.optimizer.step
+    training.optimizer.step = lambda: step()
+    for x in torch.ones(STEPS, 4):
+        training.step(x)
+    return training
+
+
+def backward_in_threads():
+    training = Training()
+    for x in torch.ones(STEPS, 4):
+        thread = threading.Thread(target=training.loss(x).backward)
+        thread.start()
+        thread.join()
+        training.optimizer.step()
+    return training
+
+
+def no_backward():
+    training = Training()
+    for parameter in training.model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    for _ in range(STEPS):
+        training.optimizer.step()
+    return training
+
+
+def closures():
+    training = Training(torch.optim.LBFGS)
+
+    def closure():
+        loss = training.loss(torch.ones(4))
+        loss.backward()
+        return loss
+
+    for _ in range(STEPS):
+        training.optimizer.step(closure)
+    return training
+
+
+def gradients_by_hand():
+    training = Training()
+    parameters = [*training.model.parameters()]
+    for x in torch.ones(STEPS, 4):
+        gradients = torch.autograd.grad(training.loss(x), parameters)
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
+        training.optimizer.step()
+    return training
+
+
+def a_loader_for_each_step():
+    training = Training()
+    for _ in range(STEPS):
+        training.step(next(iter(torch.utils.data.DataLoader(Numbers(), 2))))
+    return training
+
+
+def a_loader_without_an_end():
+    training = Training()
+    batches = iter(torch.utils.data.DataLoader(Endless(), 2))
+    for _ in range(STEPS):
+        training.step(next(batches))
+    return training
+
+
+def a_loader_that_raises():
+    training, taken = Training(), 0
+    while taken < STEPS:
+        batches = iter(torch.utils.data.DataLoader(Broken(), None))
+        for _ in range(5):
+            training.step(next(batches))
+            taken += 1
+            if taken == STEPS:
+                break
+        else:
+            with pytest.raises(ValueError, match="no such sample"):
+                next(batches)
+    return training
+
+
+def noted(train):
+    log = StepLog()
+    with log:
+        unhook = hook_steps(lambda *_: log.step_ended())
+        try:
+            training = train()
+        finally:
+            unhook()
+    return training, log.training()
+
+
+@pytest.mark.parametrize(
+    "train",
+    [
+        reassigned_step, backward_in_threads, no_backward, closures, gradients_by_hand,
+        a_loader_for_each_step, a_loader_without_an_end, a_loader_that_raises,
+    ],
+    ids=lambda train: train.__name__,
+)  # fmt: skip
+def test_each_step_is_noted_and_the_training_is_the_same(train):
+    plain = train()
+    training, account = noted(train)
+    assert account.steps == STEPS
+    parts = account.data_ns + account.backward_ns + account.optimizer_ns + account.forward_ns
+    assert parts == pytest.approx(account.step_ns, abs=4)
+    for seen, alone in zip(training.model.parameters(), plain.model.parameters(), strict=True):
+        assert torch.equal(seen, alone)
+
+
+@pytest.mark.slow
+@pytest.mark.posix
+def test_loaders_that_a_script_makes_anew_in_each_step_are_not_all_kept():
+    count = 80
+
+    def train():
+        training = Training()
+        for _ in range(count):
+            training.step(next(iter(torch.utils.data.DataLoader(Numbers(), 2, num_workers=1))))
+        return training
+
+    _, account = noted(train)
+    assert len(account.loaders) < count - 10
+    # The first batch comes before the first step ends.
+    assert sum(use.batches for use in account.loaders) == count - 1

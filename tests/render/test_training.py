@@ -1,0 +1,36 @@
+"""A whole training in words."""
+
+from __future__ import annotations
+
+from backspot.analysis.training import StepTimes
+from backspot.render.training import training_facts
+from backspot.results import LoaderUse
+
+MS = 1_000_000
+
+
+def facts(*uses):
+    account = StepTimes()
+    for _ in range(40):
+        account.add(10 * MS, 0, MS, MS, 10 * MS, 0)
+    return list(training_facts(account.training(uses)))
+
+
+def test_loaders_that_are_made_anew_in_each_epoch_are_told_in_one_sentence():
+    assert facts(*[LoaderUse(2, 10, 4, 40 * MS)] * 50) == [
+        "200 of 500 batches were late: the 2 workers of their loaders cannot keep up, by 10.0 ms "
+        "each time."
+    ]
+
+
+def test_loaders_with_other_numbers_of_workers_have_a_sentence_each():
+    assert facts(LoaderUse(2, 10, 4, 40 * MS), LoaderUse(1, 10, 5, 40 * MS)) == [
+        "4 of 10 batches were late: the 2 workers of their loader cannot keep up, by 10.0 ms each "
+        "time.",
+        "5 of 10 batches were late: the 1 worker of their loader cannot keep up, by 8.0 ms each "
+        "time.",
+    ]
+
+
+def test_of_loaders_that_keep_up_nothing_is_told():
+    assert facts(LoaderUse(2, 1000, 4, 40 * MS), LoaderUse(2, 10, 0, 0)) == []
