@@ -44,7 +44,7 @@ A module call that a profiler records goes through:
 ``out_of_memory.py`` says how a training died of memory, if it did, and ``memory_history.py`` who
 had allocated what was in use.
 ``surroundings.py`` tells what makes the process slow beside its training. ``cgroups.py`` has the
-control groups that limit it.
+control groups that limit it. ``process_number.py`` knows which process this is.
 
 Of code that ``torch.compile`` generates, ``compiled.py`` records for which modules each launch
 works, while the code is compiled: ``frames.py`` writes into the graphs what it later reads from the

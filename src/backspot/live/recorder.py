@@ -32,6 +32,7 @@ from backspot.interrupts import contained, heard, pass_on
 from backspot.live import discovery
 from backspot.live.acts import Living, Rest
 from backspot.live.compiled import compiled_book
+from backspot.live.process_number import process_number
 from backspot.live.recording import (
     DETAIL,
     TIMES,
@@ -315,7 +316,7 @@ class Recorder:
         self._said: list[str] = []
         self._gave_up = False
         self._early: Recorded | None = None
-        self._process = os.getpid()
+        self._process = process_number()
         self._due: int | None = plan.warmup
         self._next_due: int | None = None
         self._watches = False
@@ -350,7 +351,7 @@ class Recorder:
     @property
     def is_child(self) -> bool:
         """Whether this process was forked from the one that is observed."""
-        return os.getpid() != self._process
+        return process_number() != self._process
 
     def watch(self) -> None:
         """Have compiled code keep its modules from now on, until no more steps are recorded.
