@@ -63,6 +63,31 @@ def settings(plan):
 pytestmark = pytest.mark.usefixtures("uncompiled")
 
 
+class Drawing(nn.Linear):
+    """Draws random numbers when it is copied, and from a generator of its class in its forward."""
+
+    own = torch.Generator()
+
+    def __deepcopy__(self, memo):
+        made = Drawing(self.in_features, self.out_features)
+        made.load_state_dict(self.state_dict())
+        return made
+
+    def forward(self, x):
+        return super().forward(x) + torch.rand(x.shape[0], 1, generator=Drawing.own)
+
+
+@dataclass
+class Batch:
+    h: torch.Tensor
+
+
+class OfBatches(nn.Linear):
+    def forward(self, batch):
+        batch.h = 0.9 * batch.h + 0.1
+        return super().forward(batch.h)
+
+
 # The training stays as it was ---------------------------------------------------------------------
 
 
@@ -79,6 +104,111 @@ def test_a_training_goes_on_bit_for_bit_after_a_plan(report, kind):
         tried.step()
     assert any(one.step_ns for one in plan.rungs), plan.why_not
     assert tried.state() == expected
+
+
+def test_a_module_that_draws_numbers_when_it_is_copied_leaves_all_generators_as_they_were(report):
+    model, x = Drawing(4, 4), torch.randn(8, 4)
+    step = stepping(model, x)
+    torch.manual_seed(1)
+    Drawing.own.manual_seed(1)
+    step()
+    step()
+    expected = torch.get_rng_state(), Drawing.own.get_state()
+    torch.manual_seed(1)
+    Drawing.own.manual_seed(1)
+    step()
+    planned(report, step, model)
+    assert torch.equal(torch.get_rng_state(), expected[0])
+    assert torch.equal(Drawing.own.get_state(), expected[1])
+
+
+def test_an_object_that_the_model_writes_to_is_the_training_s_alone(report):
+    model, batches = OfBatches(4, 4), [Batch(torch.zeros(8, 4)) for _ in range(2)]
+    model(batches[0])
+    plan = planned(report, stepping(model, batches[1]), model)
+    assert plan.why_not == "the model writes to the Batch that it is given"
+    assert torch.equal(batches[1].h, batches[0].h)
+
+
+def test_what_a_model_appends_to_is_the_same_in_each_run(report):
+    lengths = []
+
+    class Appending(nn.Linear):
+        def __init__(self):
+            super().__init__(4, 4)
+            self.losses = []
+
+        def forward(self, x):
+            out = super().forward(x)
+            lengths.append(len(self.losses))
+            self.losses.append(out.sum())
+            return out
+
+    model = Appending()
+    step = stepping(model, torch.randn(8, 4))
+    plan = planned(report, step, model)
+    assert not plan.why_not
+    assert len(model.losses) == 1
+    assert set(lengths) == {0}
+
+
+def test_a_call_that_fails_and_is_made_again_with_less_counts_alone(report):
+    class Choosy(nn.Linear):
+        def forward(self, x):
+            if len(x) > 4:
+                raise RuntimeError("too much")
+            return super().forward(x)
+
+    model = Choosy(4, 4)
+
+    def step():
+        model.zero_grad()
+        try:
+            out = model(torch.randn(8, 4))
+        except RuntimeError:
+            out = model(torch.randn(4, 4))
+        out.sum().backward()
+
+    plan = planned(report, step, model)
+    assert not plan.why_not
+    assert plan.batch == 4
+
+
+def test_attention_that_is_not_trained_is_not_watched(report):
+    frozen = nn.TransformerEncoderLayer(8, 2, 8, batch_first=True).eval()
+    head = nn.Linear(8, 1)
+    step = lambda: head(frozen(torch.randn(2, 3, 8))).sum().backward()  # noqa: E731
+    plan = planned(report, step, frozen, head)
+    assert "the fast path" in plan.why_not
+
+
+def test_twice_the_batch_is_not_tried_where_the_first_dimension_is_another(report):
+    model = nn.LSTM(4, 4)
+    step = lambda: model(torch.randn(6, 2, 4))[0].sum().backward()  # noqa: E731
+    batch = next(one for one in planned(report, step, model).rungs if one.axis == "batch")
+    assert batch.verdict == "not tried"
+    assert "first dimension" in batch.note
+
+
+def test_samples_of_all_calls_of_a_step_count(report):
+    model = nn.Linear(4, 4)
+
+    def step():
+        for _ in range(4):
+            model(torch.randn(8, 4)).sum().backward()
+
+    assert planned(report, step, model).batch == 32
+
+
+def test_too_few_rounds_say_nothing(report, monkeypatch):
+    monkeypatch.setattr("backspot.live.trials.measuring._MOST_ROUNDS", 3)
+    model = nn.Linear(64, 64)
+    plan = planned(report, stepping(model, torch.randn(64, 64)), model)
+    tried = [one for one in plan.rungs if one.step_ns]
+    assert tried
+    assert {one.verdict for one in tried} == {"undecided"}
+    assert {(one.low_ns, one.high_ns) for one in tried} == {(0, 0)}
+    assert not plan.ladder
 
 
 def test_each_setting_has_its_code_and_the_step_with_it(report):
@@ -207,13 +337,13 @@ def test_an_optimizer_in_the_backward_is_refused(report):
 def test_a_model_that_the_step_does_not_call_is_refused(report):
     called, other = nn.Linear(4, 4), nn.Linear(4, 4)
     plan = planned(report, stepping(called, torch.ones(2, 4)), other)
-    assert plan.why_not == "no call of the model was seen in the step"
+    assert plan.why_not == "no step came that called the model"
 
 
 def test_a_tiny_limit_leaves_settings_untried(report):
     model = nn.Linear(8, 8)
     watched = planned(report, stepping(model, torch.ones(2, 8)), model, seconds=0)
-    assert {one.note for one in watched.rungs if one.axis != "loader"} == {"no time was left"}
+    assert watched.why_not == "no time was left"
 
 
 def test_all_is_no_kind_of_trials_any_more_and_the_error_names_the_plan():

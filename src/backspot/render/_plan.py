@@ -132,7 +132,7 @@ def _altogether(plan: Plan) -> Iterator[str]:
     if plan.next_limit:
         yield _sentence(plan.next_limit)
     if plan.ladder and plan.rest_ns >= _NOTABLE * plan.planned_ns:
-        yield f"{duration(plan.rest_ns)} of it are outside of what was tried, and stay."
+        yield f"{duration(plan.rest_ns)} of it are outside of what was tried."
 
 
 def _compiling(plan: Plan) -> Iterator[str]:

@@ -55,8 +55,8 @@ class Rung:
         before_ns: The step without it, with ``on``; 0 where it was not tried.
         step_ns: The step with it; 0 where it was not tried. With another batch: the time of as
             many samples as a step has now, so that it compares.
-        low_ns: Lower end of the 95% interval of ``step_ns``.
-        high_ns: Upper end of it.
+        low_ns: Lower end of the 95% interval of ``step_ns``; 0 where too few rounds ran for one.
+        high_ns: Upper end of it; 0 as ``low_ns``.
         memory_bytes: The most that forward and backward of the copy allocate on its device; 0 where
             that is not known.
         before_memory_bytes: The same without it.

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import signal
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from types import FrameType
 from typing import Any, cast
 
 import torch
@@ -43,18 +45,18 @@ def timed(now: Copy, new: Copy, step_ns: int, seconds: float) -> tuple[int, Vari
     return as_it_is.ns, variant
 
 
-def predicted(
-    rung: Rung, before: float, saves: Sequence[float], verdict: str | None = None
-) -> Rung:
+def predicted(rung: Rung, before: float, saves: Sequence[float], measured: str) -> Rung:
     """Return a rung with the step as it is without what it saves.
 
     Args:
         before: the step without it.
         saves: the middle, the lower and the upper end.
-        verdict: what is known of it; ``None``: what these say.
+        measured: what the measurement says; ``"undecided"`` stays so, whatever the step is.
     """
     step, high, low = (max(1, round(before - ns)) for ns in saves)
-    said = cast(PlanVerdict, verdict or verdict_of(saves, before))
+    said = cast(PlanVerdict, measured if measured == "undecided" else verdict_of(saves, before))
+    if said == "undecided" and low == high:  # of too few rounds for an interval
+        low = high = 0
     return replace(
         rung, before_ns=round(before), step_ns=step, low_ns=low, high_ns=high, verdict=said
     )
@@ -137,6 +139,15 @@ def _raise_peak(device: torch.device, peak: int) -> None:
             break
 
 
+_AGAIN_S, _SOON_S = 1.0, 0.01
+
+
+def _in_destructor(frame: FrameType) -> bool:
+    """Whether Python drops the errors of a frame: of ``__del__``, or of a weak reference's call."""
+    code = frame.f_code
+    return code.co_name == "__del__" or code.co_filename == weakref.__file__
+
+
 class TimeUp(BaseException):
     """The time of a plan is up in the middle of something; no library may take it for an error."""
 
@@ -156,13 +167,18 @@ def ended_after(seconds: float) -> Iterator[None]:
 
     armed = [True]
 
-    def end(*_: object) -> None:
-        if armed:
-            raise TimeUp
+    def end(_: int, frame: FrameType | None) -> None:
+        if not armed:
+            return
+        if frame is not None and _in_destructor(frame):
+            signal.setitimer(signal.ITIMER_REAL, _SOON_S, _AGAIN_S)
+            return
+        raise TimeUp
 
     before = signal.signal(signal.SIGALRM, end)
     try:
-        signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.01))
+        # Again and again: Python drops an error that comes within a destructor of any other kind.
+        signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.01), _AGAIN_S)
         yield
     finally:
         armed.clear()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
+from collections import deque
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -12,10 +13,14 @@ from typing import Any
 import torch
 
 from backspot.formatting import percent
+from backspot.live.free_memory import resident
 from backspot.live.plan.settings import Setting
 from backspot.live.plan.watching import (
     Call,
+    Kept,
     Watching,
+    copied_input,
+    objects_in,
     outputs_of,
     reached_from,
     sample_of,
@@ -31,6 +36,7 @@ _FAR = 0.02
 _SAMPLE_NS, _AT_ONCE = 100_000_000, 8
 """How long calls run, and how many at most, between two moments at which the host waits for a GPU:
 each such moment costs the time until the host is ahead again, which a step does not have."""
+NO_TIME = "no time was left"
 _SCALE = 1024.0
 _AS_GOOD_AS_ZERO = 1e-3
 
@@ -59,17 +65,10 @@ class Copy:
         self._called: dict[int, Any] = dict(self.modules)
         for one in self.settings:
             self._called = {number: one.change(each) for number, each in self._called.items()}
-        held = [
-            (vars(part), name, value)
-            for module in self.modules.values()
-            for part in module.modules()
-            for name, value in vars(part).items()
-            if isinstance(value, (torch.Tensor, list, tuple))
-        ]
-        # Such as what a recurrent module keeps from call to call.
-        self._state = [one for one in held if [*tensors_of(one[2])]]
+        found = self._attributes() if watched.kept else {}
+        self._state = [(*found[key], contents_of(found[key][-1])) for key in watched.kept]
         self._before = [one.detach().clone() for one in self._held()]
-        self._given = {call: copied((call.args, call.kwargs)) for call in watched.calls}
+        self._given = {call: copied_input((call.args, call.kwargs)) for call in watched.calls}
         self._seeds = {call: dict(call.gradients) for call in watched.calls}
         if times > 1:
             for call in watched.calls:
@@ -95,6 +94,16 @@ class Copy:
 
     def _held(self) -> list[torch.Tensor]:
         return [one for module in self.modules.values() for one in module.buffers()]
+
+    def _attributes(self) -> dict[Kept, tuple[dict[str, Any], str, Any]]:
+        """Return what modules have beside parameters, buffers, parts and hooks."""
+        return {
+            (number, place, name): (vars(part), name, value)
+            for number, module in self.modules.items()
+            for place, part in enumerate(module.modules())
+            for name, value in vars(part).items()
+            if name not in _OF_ALL_MODULES
+        }
 
     def reset(self) -> None:
         """Put the buffers back, and have random generators draw what they drew in the step."""
@@ -153,13 +162,17 @@ class Copy:
 
     def run(self, call: Call, *, backward: bool = True) -> list[torch.Tensor]:
         """Run a call forward and backward, and return the tensors in its output."""
+        if time.monotonic() > self.watched.until:
+            raise Refused(NO_TIME)
         args, kwargs = self._given[call]
         leaves = [one for one in tensors_of((args, kwargs)) if one.requires_grad]
         for leaf in leaves:
             leaf.grad = None
         self.forget_gradients()
-        for home, name, value in self._state:
+        for home, name, value, contents in self._state:
             home[name] = value
+            if contents is not None:
+                put_back(value, contents)
         kind, on, dtype = call.autocast
         with ExitStack() as around:
             for one in self.settings:
@@ -213,11 +226,15 @@ class Copy:
         own = {id(one) for one in self.parameters()}
         known = set[int]()
         self.reset()
+        before = {key: one[-1] for key, one in self._attributes().items()}
+        contents = {key: contents_of(one) for key, one in before.items()}
         for call in self.watched.calls:
             module, first = self.modules[call.module], call.module not in known
             known.add(call.module)
             set_random_states(call.random)
+            resided = resident()
             outputs = self.run(call, backward=False)
+            self.watched.keeps = max(self.watched.keeps, resident() - resided)
             given = {id(one) for one in tensors_of(self._given[call])}
             found = reached_from(outputs)
             if not (own | given).issuperset(map(id, found)):
@@ -235,6 +252,49 @@ class Copy:
                 far = relative([sample_of(mine)], [real])
                 if not far < _FAR:
                     raise Refused(f"the outputs of a copy differ by {percent(far)}")
+            self._check_objects(call)
+        after = self._attributes()
+        self.watched.kept = frozenset(
+            key
+            for key, value in before.items()
+            if key not in after
+            or after[key][-1] is not value
+            or _ids(contents_of(value)) != _ids(contents[key])
+        )
+        self._state = [
+            (*after[key][:2], before[key], contents[key])
+            for key in self.watched.kept
+            if key in after
+        ]
+
+    def _check_objects(self, call: Call) -> None:
+        """Refuse a call that writes to an object that it is given: the next run would find that."""
+        pairs = zip(
+            objects_in(self._given[call]), objects_in((call.args, call.kwargs)), strict=True
+        )
+        for mine, given in pairs:
+            held, was = outputs_of(mine), outputs_of(given)
+            if len(held) != len(was) or not all(map(torch.equal, held, was)):
+                raise Refused(f"the model writes to the {type(given).__name__} that it is given")
+
+
+_OF_ALL_MODULES = {*vars(torch.nn.Module())} - {"training"}
+
+
+def contents_of(value: Any) -> Any:
+    """Return what a list, a dictionary, a set or a queue has; ``None`` of anything else."""
+    return copy.copy(value) if isinstance(value, (list, dict, set, deque)) else None
+
+
+def put_back(value: Any, contents: Any) -> None:
+    """Have a list, a dictionary, a set or a queue hold what it held."""
+    value.clear()
+    (value.update if isinstance(value, (dict, set)) else value.extend)(contents)
+
+
+def _ids(contents: Any) -> list[int] | None:
+    values = contents.values() if isinstance(contents, dict) else contents
+    return None if values is None else [id(one) for one in values]
 
 
 def relative(ones: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> float:

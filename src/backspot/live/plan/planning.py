@@ -16,8 +16,9 @@ from backspot.interrupts import pass_on
 from backspot.live.acts import Act, Living
 from backspot.live.modules import class_name
 from backspot.live.plan.comparing import predicted
+from backspot.live.plan.copies import NO_TIME
 from backspot.live.plan.loader import LATEST_S as _LATEST, workers
-from backspot.live.plan.search import NO_TIME, Search, why
+from backspot.live.plan.search import Search, why
 from backspot.live.plan.settings import AS_IT_IS
 from backspot.live.plan.watching import Watching
 from backspot.live.ranks import rank_and_ranks
@@ -29,7 +30,7 @@ from backspot.live.torch_internals.dynamo import (
     forget_compilations,
 )
 from backspot.live.torch_internals.process import is_observed
-from backspot.live.trials.attempts import own_memory, tried_optimizer
+from backspot.live.trials.attempts import leaves_fast_path, own_memory, tried_optimizer
 from backspot.live.trials.trial import Live, step_of
 from backspot.live.trials.twins import Refused
 from backspot.live.trials.untouched import TouchedError, untouched
@@ -107,6 +108,8 @@ def _why_not(report: Report, live: Living) -> str:
                 return f"{type(part).__name__} talks to other ranks"
             if isinstance(part, torch.jit.ScriptModule):
                 return f"{type(part).__name__} is scripted"
+    if reason := leaves_fast_path(live.models):
+        return reason
     owned = {id(p) for model in live.models.values() for p in model.parameters()}
     for parameter in (p for model in live.models.values() for p in model.parameters()):
         if hears_its_gradient(parameter):
@@ -156,7 +159,8 @@ def _made(plan: Plan, report: Report, live: Living, watching: Watching, until: f
     of_loader = min(_LOADER_S, (until - time.monotonic()) / 4) if reads else 0.0
     outside = sum(row.wall_ns for row in report.modules if row.path == Special.OUTSIDE.path)
     loss = phases.get("loss", 0) + round(scale * outside)
-    search = Search(watching, plan.step_ns, fixed, loss, until - of_loader)
+    of_batch = getattr(live.loader, "batch_size", None) or 0
+    search = Search(watching, plan.step_ns, fixed, loss, until - of_loader, of_batch)
     ladder: list[Rung] = []
     others: list[Rung] = []
     next_limit = ""
@@ -231,7 +235,7 @@ def _with(rung: Rung, tried: Variant, before: int) -> Rung:
     if not tried.ns or tried.verdict == "fails":
         return replace(rung, note=tried.note)
     saves = tried.saves_ns, tried.saves_low_ns, tried.saves_high_ns
-    return predicted(replace(rung, note=tried.note), before, saves)
+    return predicted(replace(rung, note=tried.note), before, saves, tried.verdict)
 
 
 def _with_best(rungs: Sequence[Rung]) -> list[Rung]:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import gc
+import statistics
 import time
 from dataclasses import replace
 
 import torch
 
-from backspot.formatting import duration
+from backspot.formatting import duration, size
 from backspot.interrupts import pass_on
+from backspot.live.free_memory import spaces
 from backspot.live.plan.comparing import Results, TimeUp, ended_after, memory_of, predicted, timed
-from backspot.live.plan.copies import Copy, batch_of
+from backspot.live.plan.copies import NO_TIME, Copy, batch_of
 from backspot.live.plan.settings import (
     Setting,
     counted_checkpoints,
@@ -22,10 +24,12 @@ from backspot.live.plan.watching import Watching
 from backspot.live.trials.measuring import reason
 from backspot.live.trials.twins import Refused
 from backspot.results.plan import Difference, Rung
+from backspot.results.trials import Variant
 
-NO_TIME = "no time was left"
 _TOO_LONG = 2.5
 """A copy that takes so many times the step does not run what the step runs."""
+_MORE_KEPT = 10
+"""How many times as much a model may keep without its checkpoints."""
 _SAMPLES = 24
 """How many samples one comparison takes at least, about: six rounds of three, and the first."""
 _LONGEST_S = 4.0
@@ -51,20 +55,28 @@ class Search:
         step_ns: the step as it is.
         fixed_ns: what of the step does not grow with the batch.
         loss_ns: what of the step is a loss outside of the models, forward and backward.
+        of_loader: samples in a batch of the loader, 0 where that is not known.
         until: when the time is up, in seconds of ``time.monotonic``.
 
     Attributes:
         base_ns: what forward and backward of the copy as it is take; 0 until that is known.
         step_ns: the step with all of the ladder.
-        batch: samples in a call, 0 where that is not known.
+        batch: samples in a step, 0 where that is not known.
     """
 
     def __init__(
-        self, watched: Watching, step_ns: int, fixed_ns: int, loss_ns: int, until: float
+        self,
+        watched: Watching,
+        step_ns: int,
+        fixed_ns: int,
+        loss_ns: int,
+        until: float,
+        of_loader: int = 0,
     ) -> None:
         self._watched, self._as_it_is = watched, step_ns
         self._fixed_ns, self._loss_ns = fixed_ns, loss_ns
-        self._until = until
+        self._until = watched.until = until
+        self._of_loader = of_loader
         self.base_ns = self.batch = 0
         self.step_ns = step_ns
         self._ladder: list[Rung] = []
@@ -103,12 +115,12 @@ class Search:
         begin = time.perf_counter_ns()
         self._results = Results(base)
         self._best_memory = memory_of(base)
-        self.base_ns = self._quickest(base, begin)
+        self.base_ns = self._takes(base, begin)
         if self.base_ns > _TOO_LONG * self._as_it_is:
             takes = f"takes {duration(self.base_ns)}, and the whole step {duration(self._as_it_is)}"
             raise Refused(f"forward and backward of a copy {takes}")
-        # A machine that is busier now than it was shows in all copies alike.
-        self._scale = min(1.0, (self._as_it_is - self._fixed_ns) / self.base_ns)
+        # What of the step no copy runs.
+        self._rest_ns = max(self._as_it_is - self.base_ns, self._fixed_ns)
         worth = [one for one in settings if not one.why_not]
         cheap = [one for one in worth if not one.compiles]
         singles = [one for one in cheap if self._try(one, alone=True)]
@@ -125,12 +137,12 @@ class Search:
         vars(self).pop("_results", None)
         gc.collect()
 
-    def _quickest(self, base: Copy, begin: int) -> int:
-        """Return what a step's calls take, of a few runs within a second."""
+    def _takes(self, base: Copy, begin: int) -> int:
+        """Return what a step's calls take, by a few runs within a second."""
         took: list[int] = []
         while len(took) < 2 or (time.perf_counter_ns() - begin < 10**9 and len(took) < 9):
             took.append(base.timed_ns())
-        return min(took)
+        return round(statistics.median(took))
 
     def _climb(self, setting: Setting) -> None:
         """Try a setting on top of the best so far, where that may help."""
@@ -148,6 +160,7 @@ class Search:
             alone: only to know what it gives, before the best ones are put together.
         """
         new: Copy | None = None
+        failed = True
         try:
             left = self._until - time.monotonic()
             if left < self._needs_s:
@@ -161,6 +174,7 @@ class Search:
                     new = Copy(self._watched, settings)
                     new.run_all()
             else:
+                self._check_memory(_MORE_KEPT if setting.axis == "checkpoint" else 1)
                 new = Copy(self._watched, settings)
                 new.run_all()
             rung, memory = self._compared(setting, new)
@@ -170,6 +184,7 @@ class Search:
             pass_on(error)
             self._not_tried[setting] = why(error)
         else:
+            failed = False
             self._tried[setting] = rung
             if rung.verdict == "helps" and not alone:
                 self._ladder.append(replace(rung, kept=True))
@@ -178,7 +193,7 @@ class Search:
         finally:
             del new
             gc.collect()
-            if setting in self._not_tried and torch.cuda.is_initialized():
+            if failed and torch.cuda.is_initialized():
                 torch.cuda.empty_cache()
         return False
 
@@ -191,7 +206,8 @@ class Search:
         if self._results.draws and setting.compiles:  # it draws other numbers
             difference, note = None, "compiled code draws other random numbers"
         memory = memory_of(new)
-        _, variant = timed(self._best, new, self.step_ns, self._seconds())
+        takes, variant = timed(self._best, new, self.step_ns, self._seconds())
+        scale = self._scale(takes)
         rung = Rung(
             setting.name,
             setting.axis,
@@ -204,7 +220,7 @@ class Search:
             note=note,
         )
         saves = variant.saves_ns, variant.saves_low_ns, variant.saves_high_ns
-        scaled = [self._scale * ns for ns in saves]
+        scaled = [scale * ns for ns in saves]
         rung = predicted(rung, self.step_ns, scaled, variant.verdict)
         return self._with_loss(rung), memory
 
@@ -223,13 +239,35 @@ class Search:
         note = "; ".join(filter(None, (rung.note, saved)))
         return replace(rung, low_ns=low, high_ns=high, verdict=verdict, note=note)
 
+    def _scale(self, takes: int) -> float:
+        """Return how much shorter times are in the step than now.
+
+        A machine that is busier now than it was shows in all copies alike.
+
+        Args:
+            takes: what the best copy takes now.
+        """
+        return min(1.0, max(self.step_ns - self._rest_ns, 0) / max(1, takes))
+
+    def _check_memory(self, times: float) -> None:
+        """Refuse what keeps so many times what a copy keeps, where the host's memory ends.
+
+        A GPU's allocator raises an error, and Linux ends the process.
+        """
+        free = min((space.free for space in spaces()), default=0)
+        if self._best.device.type == "cpu" and times * self._watched.keeps > free / 2:
+            raise Refused(f"it could take more than the {size(free)} of memory that are free")
+
     @property
     def _needs_s(self) -> float:
         """How long a comparison takes at least, in seconds."""
         return _SAMPLES * self._best.at_once * self.base_ns / 1e9
 
-    def _seconds(self) -> float:
+    def _seconds(self, times: float = 1.0) -> float:
         """Return how long a comparison may take: an even share of what is left, or what it needs.
+
+        Args:
+            times: how many times as long it takes as one of copies that take as long as the first.
 
         Raises:
             Refused: If that is not left.
@@ -237,7 +275,7 @@ class Search:
         left = self._until - time.monotonic()
         waiting = {one for one, said in self._not_tried.items() if said == NO_TIME}
         pending = len(waiting - self._tried.keys())
-        needs = self._needs_s
+        needs = times * self._needs_s
         if needs > left:
             raise Refused(NO_TIME)
         return min(max(left / (2 * max(1, pending)), needs), max(_LONGEST_S, needs), left)
@@ -246,31 +284,42 @@ class Search:
         """Try twice the batch, for as many samples as a step has now, before all is compiled."""
         rung = Rung("batch", "batch", tuple(one.setting for one in self._ladder), note=NO_TIME)
         try:
-            sizes = {batch_of(call) for call in self._watched.calls}
+            sizes = {batch_of(call): call.count for call in self._watched.calls}
             if len(sizes) != 1:
                 raise Refused("the models are called with several sizes of batches")
-            self.batch = sizes.pop()
-            rung = replace(rung, setting=f"batch {2 * self.batch:,}")
-            rung = replace(rung, code=f"batch_size={2 * self.batch}")
+            batch, calls = sizes.popitem()
+            if self._of_loader not in (0, batch) or self._second_is_batch():
+                raise Refused("the first dimension of the inputs is not the batch's")
+            self.batch = batch * calls
+            rung = replace(rung, setting=f"batch {2 * batch:,}", code=f"batch_size={2 * batch}")
+            seconds = self._seconds(1.5)
+            self._check_memory(2)
             twice = Copy(self._watched, self._best.settings, times=2)
             twice.run_all()
             memory = memory_of(twice)
-            takes, variant = timed(self._best, twice, self.step_ns, self._seconds())
-            rung = self._with_batch(rung, takes, variant.saves_ns, variant.saves_low_ns)
+            takes, variant = timed(self._best, twice, self.step_ns, seconds)
+            rung = self._with_batch(rung, takes, variant)
             rung = replace(rung, memory_bytes=memory, before_memory_bytes=self._best_memory)
         except Exception as error:
             pass_on(error)
             rung = replace(rung, note=why(error))
         self._of_batch = rung
 
-    def _with_batch(self, rung: Rung, takes: int, saves: int, saves_low: int) -> Rung:
+    def _second_is_batch(self) -> bool:
+        """Whether a part takes batches whose second dimension is that of the samples."""
+        parts = (part for one in self._watched.copies.values() for part in one.modules())
+        return any(getattr(part, "batch_first", True) is False for part in parts)
+
+    def _with_batch(self, rung: Rung, takes: int, variant: Variant) -> Rung:
         """Return what twice the batch saves, for as many samples as a step has now.
 
         Twice the samples take ``takes - saves`` of the copy, and twice the rest of the step but for
         what does not grow.
         """
-        middle = (self._scale * (takes + saves) + self._fixed_ns) / 2
-        spread = self._scale * abs(saves - saves_low) / 2
-        note = "for as many samples as a step has now"
-        saved = middle, middle - spread, middle + spread
-        return predicted(replace(rung, note=note), self.step_ns, saved)
+        scale = self._scale(takes)
+        ends = variant.saves_ns, variant.saves_low_ns, variant.saves_high_ns
+        saved = [(scale * (takes + saves) + self._fixed_ns) / 2 for saves in ends]
+        rung = replace(rung, note="for as many samples as a step has now")
+        # Of a verdict on the copies, only that there were too few rounds is one on this.
+        measured = "undecided" if ends[1] == ends[2] else ""
+        return predicted(rung, self.step_ns, saved, measured)

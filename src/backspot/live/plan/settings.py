@@ -14,6 +14,7 @@ from torch.utils import checkpoint
 
 from backspot.live.plan.watching import Watching
 from backspot.live.trials.chains import tensors_of
+from backspot.live.trials.untouched import signals_later
 
 AS_IT_IS = "in use already"
 
@@ -121,15 +122,32 @@ def _checkpoints(watched: Watching, _: torch.device) -> Iterator[Setting]:
 
     ``checkpoint`` calls its function then, under whatever name a module of Python has it.
     """
-    if not watched.checkpoints:
+    if not (watched.checkpoints or any(map(_partial_checkpoints, watched.copies.values()))):
         return
     yield Setting(
         "no checkpointing",
         "checkpoint",
         "call the module itself, not torch.utils.checkpoint.checkpoint(module, ...)",
+        change=_unchecked,
         around=partial(replaced, watched.checkpoints, through),
         note="for more memory",
     )
+
+
+def _partial_checkpoints(module: torch.nn.Module) -> list[tuple[dict[str, Any], str, Any]]:
+    """Return where modules keep ``checkpoint`` with some of its arguments, as trainers have it."""
+    return [
+        (vars(part), name, value)
+        for part in module.modules()
+        for name, value in vars(part).items()
+        if isinstance(value, partial) and value.func is checkpoint.checkpoint
+    ]
+
+
+def _unchecked(module: torch.nn.Module) -> torch.nn.Module:
+    for home, name, value in _partial_checkpoints(module):
+        home[name] = partial(through, *value.args, **value.keywords)
+    return module
 
 
 def _libraries(watched: Watching, device: torch.device) -> Iterator[Setting]:
@@ -216,13 +234,14 @@ def names_of_checkpoint() -> Names:
 def replaced(names: Names, value: Any) -> Iterator[None]:
     """Let names that are ``checkpoint`` have another value for a while."""
     before = checkpoint.checkpoint
-    for home, name in names:
-        home[name] = value
     try:
+        for home, name in names:
+            home[name] = value
         yield
     finally:
-        for home, name in names:
-            home[name] = before
+        with signals_later():
+            for home, name in names:
+                home[name] = before
 
 
 @contextmanager

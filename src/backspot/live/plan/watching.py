@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import enum
+import math
 import random
 import sys
 import threading
@@ -18,10 +20,10 @@ import torch
 from backspot.interrupts import pass_on
 from backspot.live.free_memory import spaces
 from backspot.live.torch_internals.autograd import in_backward
-from backspot.live.torch_internals.process import hooks_of
+from backspot.live.torch_internals.process import hooks_of, tree_flatten, tree_map
 from backspot.live.trials.chains import autocast_of, tensors_of
 from backspot.live.trials.measuring import reason
-from backspot.live.trials.twins import Autocast, Refused, check_plain, copied, size_of, twin
+from backspot.live.trials.twins import Autocast, Refused, check_plain, size_of, twin
 
 _SAMPLE = 4096
 """How many numbers of each output are kept, to compare a copy with the model."""
@@ -71,6 +73,10 @@ class Call:
         return sorted({*self.gradients, *self.seeded})
 
 
+Kept = tuple[int, int, str]
+"""An attribute of a part of a model: numbers of both, and its name."""
+
+
 class Watching:
     """Sees the calls of models on this thread, from ``begin`` to ``end``.
 
@@ -82,6 +88,9 @@ class Watching:
         why_not: why they cannot be made again, or ``""``.
         why_not_compiled: why copies cannot be compiled, or ``""``.
         checkpoints: where modules of Python have ``checkpoint``, if the models call it.
+        until: when the time of the plan is up, in seconds of ``time.monotonic``.
+        keeps: bytes of the host's memory that a copy keeps from forward to backward; 0: not known.
+        kept: what a call leaves other than it was, as a state that goes from call to call.
     """
 
     def __init__(self, models: Mapping[str, torch.nn.Module]) -> None:
@@ -93,6 +102,9 @@ class Watching:
         self.calls: list[Call] = []
         self.why_not = self.why_not_compiled = ""
         self.checkpoints: Sequence[tuple[dict[str, Any], str]] = ()
+        self.until = math.inf
+        self.keeps = 0
+        self.kept: frozenset[Kept] = frozenset()
         self._handles: list[Any] = []
         self._thread = 0
         self._running: list[tuple[int, Call | None]] = []
@@ -105,7 +117,7 @@ class Watching:
             before, after = partial(self._before, number), partial(self._after, number)
             self._handles += [
                 one.register_forward_pre_hook(before, with_kwargs=True),
-                one.register_forward_hook(after, with_kwargs=True),
+                one.register_forward_hook(after, with_kwargs=True, always_call=True),
             ]
 
     def end(self) -> None:
@@ -116,7 +128,7 @@ class Watching:
         problems = [one.problem for one in self.calls if one.problem]
         self.why_not = self.why_not or next(iter(problems), "")
         if not self.calls and not self.why_not:
-            self.why_not = "no call of the model was seen in the step"
+            self.why_not = "no step came that called the model"
 
     def _before(self, number: int, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
         if threading.get_ident() != self._thread or self.why_not:
@@ -147,13 +159,17 @@ class Watching:
             return None
         if len(self.calls) == _MOST_CALLS:
             raise Refused(f"a step calls the models in more than {_MOST_CALLS} different ways")
+        random = random_states()
         if number not in self.copies:
             check_plain(*held)
             _check_room([*held, *given], _COPIES)
-            self.copies[number] = copied_module(module)
+            try:
+                self.copies[number] = copied_module(module)
+            finally:
+                set_random_states(random)  # a module may draw numbers when it is copied
         _check_room(given, 3)
-        args, kwargs = copied((args, dict(kwargs)))
-        call = Call(number, args, kwargs, autocast, grad, random_states())
+        args, kwargs = copied_input((args, dict(kwargs)))
+        call = Call(number, args, kwargs, autocast, grad, random)
         self._kinds[key] = call
         self.calls.append(call)
         return call
@@ -165,6 +181,10 @@ class Watching:
             return
         _, call = self._running.pop()
         if call is None:
+            return
+        if output is None:  # the call raised an error, as one that is made again with less
+            self.calls.remove(call)
+            self._kinds = {key: one for key, one in self._kinds.items() if one is not call}
             return
         try:
             outputs = outputs_of(output)
@@ -216,6 +236,43 @@ def copied_module(module: torch.nn.Module) -> torch.nn.Module:
             kept = {key: one for key, one in hooks.items() if _is_torchs(one)}
             memo[id(hooks)] = type(hooks)(kept)
     return copy.deepcopy(module, memo)
+
+
+_FIXED = (
+    *(int, float, complex, str, bytes, bool, type(None), type(...), type, range, slice),
+    *(torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format, enum.Enum),
+)
+"""What no forward can write to."""
+
+
+def objects_in(given: Any) -> list[Any]:
+    """Return what a call is given that is no tensor, and that its forward could write to."""
+    return [
+        leaf
+        for leaf in tree_flatten(given)[0]
+        if not isinstance(leaf, (torch.Tensor, *_FIXED)) and not callable(leaf)
+    ]
+
+
+def copied_input(given: Any) -> Any:
+    """Return what a call is given, with copies of all that its forward could write to.
+
+    Raises:
+        Refused: If something of it cannot be copied.
+    """
+
+    def of(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            return twin(leaf)
+        if isinstance(leaf, _FIXED) or callable(leaf):
+            return leaf
+        try:
+            return copy.deepcopy(leaf)
+        except Exception as error:
+            pass_on(error)
+            raise Refused(f"a {type(leaf).__name__} that is given cannot be copied") from None
+
+    return tree_map(of, given)
 
 
 def _refers_to(function: FunctionType) -> Iterator[int]:

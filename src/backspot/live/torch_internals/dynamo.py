@@ -248,10 +248,18 @@ def watch_optimizers(met: Callable[[str], None]) -> Callable[[], None]:
 
 
 def forget_compilations() -> None:
-    """Take back what was compiled so far; where a trial compiled copies and nothing else was."""
+    """Take back what was compiled so far; where a trial compiled copies and nothing else was.
+
+    Whoever hears of compilations hears of those to come.
+    """
     dynamo: Any = sys.modules.get("torch._dynamo")
     if dynamo is not None:
+        heard: Any = getattr(sys.modules.get("torch._dynamo.callback"), "callback_handler", None)
+        lists = [getattr(heard, name, []) for name in ("start_callbacks", "end_callbacks")]
+        callbacks = [list(one) for one in lists]
         dynamo.reset()
+        for one, before in zip(lists, callbacks, strict=True):
+            one[:] = before
     getattr(sys.modules.get("torch._dynamo.utils"), "clear_compilation_metrics", lambda: None)()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -96,11 +96,19 @@ def _why_not_watched(live: Live) -> str:
     """
     if compilations():
         return "the step runs compiled code"
+    return leaves_fast_path(live.models) or ("" if innermost_mode() is None else _MODE)
+
+
+def leaves_fast_path(models: Mapping[str, torch.nn.Module]) -> str:
+    """Return why a step with hooks or a mode gives other numbers, ``""`` if it does not.
+
+    Attention that is not trained takes another way through PyTorch then.
+    """
     fast = torch.nn.MultiheadAttention, torch.nn.TransformerEncoderLayer
-    modules = (module for model in live.models.values() for module in model.modules())
+    modules = (module for model in models.values() for module in model.modules())
     if any(isinstance(module, fast) and not module.training for module in modules):
         return "a step that is watched leaves the fast path of MultiheadAttention"
-    return "" if innermost_mode() is None else _MODE
+    return ""
 
 
 def chains_of(step: Callable[[], object], live: Live) -> Live:

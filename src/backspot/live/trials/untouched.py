@@ -6,7 +6,7 @@ import gc
 import random
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -36,11 +36,7 @@ def untouched(live: Live) -> Iterator[None]:
             training is another one afterwards.
     """
     before = _fingerprint(live)
-    generators = [
-        found
-        for holder in (live.loader, getattr(live.loader, "sampler", None))
-        if isinstance(found := getattr(holder, "generator", None), torch.Generator)
-    ]
+    generators = list(_generators_of(live))
     devices = {one.device.type for one in live.tensors()}
     undo = [*_random_states(generators), *_modes(devices)]
     undo += [(_filled(hooks), dict(hooks)) for hooks in GLOBAL_HOOKS]
@@ -53,14 +49,30 @@ def untouched(live: Live) -> Iterator[None]:
         with torch.inference_mode(mode=False), torch.enable_grad():
             yield
     finally:
-        with _signals_later(), ExitStack() as stack:  # each is put back, whatever another raises
+        with signals_later(), ExitStack() as stack:  # each is put back, whatever another raises
             for put, value in undo:
                 stack.callback(put, value)
     if _fingerprint(live) != before:
         raise TouchedError("a trial changed the training")
 
 
-def _random_states(generators: Iterable[torch.Generator]) -> Iterator[tuple[Put, Any]]:
+def _generators_of(live: Live) -> Iterator[Any]:
+    """Return the random generators of the loader, of modules, and of the files that define them."""
+    for holder in (live.loader, getattr(live.loader, "sampler", None)):
+        yield getattr(holder, "generator", None)
+    homes: dict[int, Mapping[str, Any]] = {}
+    for module in (module for model in live.models.values() for module in model.modules()):
+        kind = type(module)
+        if kind.__module__.startswith("torch."):
+            continue
+        file = sys.modules.get(kind.__module__)
+        for home in (vars(module), vars(kind), getattr(file, "__dict__", {})):
+            homes[id(home)] = home
+    for home in homes.values():
+        yield from list(home.values())
+
+
+def _random_states(generators: Iterable[Any]) -> Iterator[tuple[Put, Any]]:
     yield random.setstate, random.getstate()
     numpy: Any = sys.modules.get("numpy")
     if numpy is not None:
@@ -69,7 +81,14 @@ def _random_states(generators: Iterable[torch.Generator]) -> Iterator[tuple[Put,
     if torch.cuda.is_initialized():
         yield torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all()
     for one in generators:
-        yield one.set_state, one.get_state()
+        if isinstance(one, torch.Generator):
+            yield one.set_state, one.get_state()
+        elif isinstance(one, random.Random):
+            yield one.setstate, one.getstate()
+        elif numpy is not None and isinstance(one, numpy.random.RandomState):
+            yield one.set_state, one.get_state()
+        elif numpy is not None and isinstance(one, numpy.random.Generator):
+            yield partial(setattr, one.bit_generator, "state"), one.bit_generator.state
 
 
 def _modes(devices: set[str]) -> Iterator[tuple[Put, Any]]:
@@ -111,7 +130,7 @@ def _filled(hooks: Any) -> Put:
 
 
 @contextmanager
-def _signals_later() -> Iterator[None]:
+def signals_later() -> Iterator[None]:
     """Have signals come after the block: one in the middle would leave the rest undone."""
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
