@@ -26,7 +26,7 @@ SOURCE = HOME / "src"
 FLOORS = (
     ("errors", "imports", "interrupts", "presented", "_version"),
     ("formatting", "styled"),
-    ("checks", "children", "paths", "progress", "registry"),
+    ("checks", "children", "descriptors", "paths", "progress", "registry"),
     ("results", "_startup", "trace"),
     ("analysis.timeline",),
     ("analysis.typical",),

@@ -218,3 +218,91 @@ def test_a_training_that_ends_after_its_report_leaves_no_trace_of_it(how, tmp_pa
         assert report["training"]["steps"] > 40  # it was completed
     else:  # what tells its processes of each other goes with the next run
         assert all(name.startswith("backspot-processes-") for name in left)
+
+
+CLOSES_ALL = """
+import signal, subprocess, tempfile
+signal.signal(signal.SIGALRM, lambda *_: None)
+train(4)
+os.closerange(3, 256)
+"""
+AFTER_IT = {
+    "a program that it starts ends well": """
+print(subprocess.run(["true"], preexec_fn=lambda: None).returncode)
+""",
+    "a copy has the files that the script had": """
+files = [os.open(os.devnull, os.O_WRONLY) for _ in range(9)]
+if not os.fork():
+    print(sum(os.write(file, b"x") for file in files), flush=True); os._exit(0)
+os.wait()
+""",
+    "a copy waits for no signal": """
+if not os.fork():
+    print(signal.pthread_sigmask(signal.SIG_BLOCK, []), flush=True); os._exit(0)
+os.wait()
+""",
+    "files have what it writes": """
+files = [tempfile.TemporaryFile() for _ in range(9)]
+time.sleep(0.2)
+signal.raise_signal(signal.SIGALRM)
+train(1)
+print([os.fstat(file.fileno()).st_size for file in files])
+""",
+    "a signal ends it": """
+time.sleep(0.2)
+print(signal.getsignal(signal.SIGTERM), flush=True)
+os.kill(os.getpid(), signal.SIGTERM); time.sleep(5)
+""",
+}
+
+
+@pytest.mark.parametrize("what", AFTER_IT)
+def test_once_a_script_has_closed_all_files(what, tmp_path):
+    pytest.importorskip("torch")
+    trains = TRAINS.partition("while")[0]
+    (tmp_path / "train.py").write_text(trains + CLOSES_ALL + AFTER_IT[what])
+    plain = subprocess.run(
+        [*preloaded.python(), "train.py"], cwd=tmp_path, capture_output=True, check=False
+    )
+    ours = program(
+        "run", "--trials", "none", "train.py", python=preloaded.python(), cwd=tmp_path, timeout=60
+    )
+    assert plain.stdout
+    assert (ours.returncode, ours.stdout) == (plain.returncode, plain.stdout)
+
+
+WRITES_A_LOG = """
+import tempfile
+recordings = []
+while not recordings:
+    train(1)
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            if "trace.json" in os.readlink(f"/proc/self/fd/{number}"):
+                recordings.append(int(number))
+        except OSError:
+            pass
+os.closerange(3, 256)
+while (number := os.open(os.devnull, os.O_RDONLY)) < recordings[0]:
+    pass
+os.close(number)
+log = os.open(tempfile.mkdtemp() + "/log", os.O_CREAT | os.O_WRONLY)
+for _ in range(20):
+    train(1)
+    os.write(log, b"x")
+print(log == recordings[0], os.fstat(log).st_size)
+"""
+
+
+def test_a_log_with_the_number_of_a_recording_that_the_script_has_closed_stays_open(tmp_path):
+    pytest.importorskip("torch")
+    trains = TRAINS.partition("while")[0]
+    (tmp_path / "train.py").write_text(trains + WRITES_A_LOG)
+    done = program(
+        *("run", "--warmup", "1", "--steps", "2", "--trials", "none", "train.py"),
+        python=preloaded.python(),
+        cwd=tmp_path,
+        timeout=100,
+        env={"TMPDIR": str(tmp_path)},  # where the log may get the recording's inode
+    )
+    assert (done.returncode, done.stdout) == (0, b"True 20\n"), done.stderr

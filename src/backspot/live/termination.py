@@ -3,6 +3,10 @@
 The signal ends the process as if nothing had been done. Python calls a handler only when the main
 thread comes back from C code, which can be never: a training that waits for other ranks. So a
 thread hears of the signal by Python's wake-up file, and ends the process if the handler does not.
+
+A script may close all files, the wake-up file too. Python does not notice, and would write the
+numbers of signals into whichever file gets that number next. The thread notices, as its pipe ends,
+and has the main thread stop listening: no file is opened in place of those that the script closed.
 """
 
 from __future__ import annotations
@@ -15,6 +19,8 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
+
+from backspot.descriptors import Descriptor
 
 _PATIENCE_S = 0.5
 """For how long the thread waits for the handler."""
@@ -35,7 +41,9 @@ class Termination:
         self._action = action
         self._process = os.getpid()
         self._acting = threading.Lock()
-        self._pipe: tuple[int, int] | None = None
+        self._pipe: tuple[Descriptor, Descriptor] | None = None
+        called_by_c = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
+        self._in_main_thread = called_by_c(self._end_if_closed)
 
     def begin(self) -> None:
         """Listen from now on; only the main thread can."""
@@ -50,43 +58,37 @@ class Termination:
                 os.close(reading)
                 os.close(writing)
                 return
-            self._pipe = reading, writing
+            self._pipe = Descriptor(reading), Descriptor(writing)
             signal.signal(signal.SIGTERM, self._on_signal)
             threading.Thread(
-                target=self._listen, args=(reading,), name="backspot", daemon=True
+                target=self._listen, args=self._pipe[:1], name="backspot", daemon=True
             ).start()
             _copies_forget(self)
 
     def end(self) -> None:
-        """Listen no more. What the script has installed since stays."""
-        pipe, self._pipe = self._pipe, None
+        """Listen no more; only the main thread can. What the script has installed since stays."""
+        pipe = self._pipe
         if pipe is None:
             return
-        with suppress(ValueError):
+        with suppress(ValueError, OSError):
             if signal.getsignal(signal.SIGTERM) == self._on_signal:
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
             found = signal.set_wakeup_fd(_NONE)
-            if found not in (_NONE, pipe[1]):
+            if found not in (_NONE, pipe[1].number):
                 signal.set_wakeup_fd(found)
-        with suppress(OSError):
-            os.write(pipe[1], b"\0")  # the thread ends, and closes the pipe
+            self._pipe = None
+            for descriptor in pipe:
+                descriptor.close()  # which ends the thread
 
     @property
     def is_on(self) -> bool:
         """Whether it listens."""
         return self._pipe is not None
 
-    def forget(self) -> None:
-        """Leave the signal alone: this process is a copy, whose signals are its own."""
-        pipe, self._pipe = self._pipe, None
-        if pipe is None:
-            return
-        with suppress(ValueError):
-            if signal.getsignal(signal.SIGTERM) == self._on_signal:
-                signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            if signal.set_wakeup_fd(_NONE) == pipe[1]:
-                for descriptor in pipe:
-                    os.close(descriptor)
+    def _end_if_closed(self, _: object) -> int:
+        if not all(descriptor.is_open for descriptor in self._pipe or ()):
+            self.end()
+        return 0  # C is told of no error
 
     def _on_signal(self, number: int, _: FrameType | None) -> None:
         self._act()
@@ -98,24 +100,24 @@ class Termination:
             with suppress(Exception):
                 self._action()
 
-    def _listen(self, reading: int) -> None:
-        writing = (self._pipe or (reading, _NONE))[1]
-        while True:
-            try:
-                numbers = os.read(reading, 64)
-            except OSError:  # the script has closed all files
-                return
-            if self._pipe is None:
-                break
+    def _listen(self, reading: Descriptor) -> None:
+        while numbers := _read(reading):
             if signal.SIGTERM in numbers:
                 # The handler ends the process, unless the main thread does not come back.
                 threading.Event().wait(_PATIENCE_S)
                 self._act()
                 ctypes.CDLL(None).signal(int(signal.SIGTERM), None)  # SIG_DFL
                 os.kill(os.getpid(), signal.SIGTERM)
-        for descriptor in (reading, writing):
-            with suppress(OSError):
-                os.close(descriptor)
+        # Here a file of the script could get the number between a look at it and its end.
+        ctypes.pythonapi.Py_AddPendingCall(self._in_main_thread, None)
+
+
+def _read(reading: Descriptor) -> bytes:
+    """Wait for numbers of signals; nothing if an end of the pipe is closed."""
+    with suppress(OSError):
+        if reading.is_open:
+            return os.read(reading.number, 64)
+    return b""
 
 
 _listening: list[Termination] = []
@@ -144,8 +146,10 @@ def _register() -> None:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def forget() -> None:
-        for listening in _listening:
-            listening.forget()
-        release()
+        try:
+            for listening in _listening:
+                listening.end()  # its signals are its own
+        finally:
+            release()
 
     os.register_at_fork(before=hold, after_in_parent=release, after_in_child=forget)

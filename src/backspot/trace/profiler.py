@@ -21,6 +21,7 @@ from weakref import WeakKeyDictionary, finalize
 
 import numpy as np
 
+from backspot.descriptors import Descriptor
 from backspot.errors import BackspotError, NoBackwardError, UsageError
 from backspot.formatting import size
 from backspot.trace import compiled, source_lines
@@ -145,17 +146,19 @@ class Export:
     def __init__(self, profiler: Any) -> None:
         file = ExitStack()
         self._path = file.enter_context(exported(profiler))
-        self._nameless = _Nameless.of(self._path)
-        if self._nameless is not None:
-            self._path = self._nameless.path
+        self._descriptor: Descriptor | None = None
+        opened = _opened(self._path)
+        if opened is not None:
             file.close()
-            finalize(self, self._nameless.close).atexit = False
+            number, self._path = opened
+            self._descriptor = Descriptor(number)
+            finalize(self, self._descriptor.close).atexit = False
             return
         finalize(self, file.close)
         Finalize(self, file.close, exitpriority=0)  # where multiprocessing ends a process
 
     def __enter__(self) -> Path:
-        if self._nameless is not None and not self._nameless.is_open:
+        if self._descriptor is not None and not self._descriptor.is_open:
             raise BackspotError("the recording is gone: the script has closed all open files")
         return self._path
 
@@ -163,41 +166,21 @@ class Export:
         """Keep the file."""
 
 
-class _Nameless:
-    """A file that this process holds open, under a path that lasts as long as it does."""
+def _opened(path: Path) -> tuple[int, Path] | None:
+    """Open a file that is to lose its name.
 
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        self._identity = self._found()
-        # Other processes of this one read it too.
-        self.path = Path(f"/proc/{os.getpid()}/fd/{descriptor}")
-
-    @classmethod
-    def of(cls, path: Path) -> _Nameless | None:
-        """Open a file; ``None`` where an open file has no path of its own."""
+    Returns:
+        Its number, and a path that lasts as long as this process holds it open, for other
+        processes of this one too; ``None`` where an open file has no path of its own.
+    """
+    with suppress(OSError):
+        number = os.open(path, os.O_RDONLY)
+        lasting = Path(f"/proc/{os.getpid()}/fd/{number}")
         with suppress(OSError):
-            opened = cls(os.open(path, os.O_RDONLY))
-            with suppress(OSError):
-                if opened.path.samefile(path) and os.access(opened.path, os.R_OK):
-                    return opened
-            opened.close()
-        return None
-
-    def _found(self) -> tuple[int, int] | None:
-        with suppress(OSError):
-            about = os.fstat(self._descriptor)
-            return about.st_dev, about.st_ino
-        return None
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the script has not closed it; the number may be another file's since."""
-        return self._found() == self._identity
-
-    def close(self) -> None:
-        """Let the file go."""
-        if self.is_open:
-            os.close(self._descriptor)
+            if lasting.samefile(path) and os.access(lasting, os.R_OK):
+                return number, lasting
+        os.close(number)
+    return None
 
 
 def _results(profiler: Any) -> Any:
