@@ -76,6 +76,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="run the quick tests of the half that reads traces, as on a laptop with macOS or "
         "Windows: without torch, signals, forks, links, UTF-8 as the default, and more",
     )
+    parser.addoption(
+        "--live-without-posix",
+        action="store_true",
+        help="run the quick tests of the half that records, with torch, and without all else that "
+        "--without-posix takes away",
+    )
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -88,19 +94,26 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(_Grouping())
     if (skipped := config.getoption("--note-skipped")) and not hasattr(config, "workerinput"):
         config.pluginmanager.register(_Skipped(skipped.resolve()))
-    if config.getoption("--without-posix"):
-        elsewhere.take_away()
+    if _is_elsewhere(config):
+        is_live = config.getoption("--live-without-posix")
+        elsewhere.take_away(torch_too=not is_live)
         here = Path(__file__).parent
         if config.args == config.getini("testpaths"):
-            config.args = [str(here / folder) for folder in elsewhere.FOLDERS]
+            folders = elsewhere.LIVE_FOLDERS if is_live else elsewhere.FOLDERS
+            config.args = [str(here / folder) for folder in folders]
         config.option.markexpr = config.option.markexpr or "not slow"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--without-posix") or sys.platform == "win32":
+    if _is_elsewhere(config) or sys.platform == "win32":
         for item in items:
             if item.get_closest_marker("posix"):
                 item.add_marker(pytest.mark.skip(reason="needs a POSIX system"))
+
+
+def _is_elsewhere(config: pytest.Config) -> bool:
+    """Whether the tests run as on a system that is not Linux."""
+    return any(map(config.getoption, ("--without-posix", "--live-without-posix")))
 
 
 class _Grouping:

@@ -1,5 +1,9 @@
-"""What ``pytest --without-posix`` takes away is away, also in the processes that a test starts."""
+"""What ``pytest --without-posix`` takes away is away, also in the processes that a test starts.
 
+And a whole training is recorded without it.
+"""
+
+import json
 import os
 import subprocess
 import sys
@@ -41,3 +45,42 @@ assert sys.stdout.encoding == "cp1252"
 def test_what_a_laptop_lacks_is_taken_away(tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(SITE), "PYTHONIOENCODING": "cp1252"}
     subprocess.run([sys.executable, "-c", CODE, tmp_path], env=environment, check=True)
+
+
+TRAINS = """
+import os, signal, torch
+assert not hasattr(os, "register_at_fork") and not hasattr(signal, "pthread_sigmask")
+assert not os.path.exists("/proc/self/status")
+model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Tanh(), torch.nn.Linear(64, 8))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = torch.utils.data.DataLoader(torch.randn(1000, 64), batch_size=8)
+for batch in loader:
+    optimizer.zero_grad()
+    model(batch).square().mean().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.posix
+def test_a_training_is_recorded_and_planned_without_what_only_posix_has(tmp_path):
+    pytest.importorskip("torch")
+    (tmp_path / "train.py").write_text(TRAINS)
+    environment = {**os.environ, "PYTHONPATH": str(SITE), "BACKSPOT_TEST_WITH_TORCH": "yes"}
+    environment["PYTHONIOENCODING"] = "cp1252"
+    done = subprocess.run(
+        [sys.executable, "-m", "backspot", "run", "--plan=10", "--stacks", "train.py"],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        encoding="cp1252",
+        errors="replace",  # what the profiler writes is not Python's
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads((tmp_path / "backspot" / "report.json").read_bytes())
+    assert {row["class_name"] for row in report["modules"]} >= {"Linear", "Tanh"}
+    assert report["training"]["steps"] == 125
+    assert report["plan"]["rungs"], report["plan"]
+    assert "Traceback" not in done.stderr

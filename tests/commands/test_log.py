@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -57,7 +58,17 @@ def test_the_report_has_all_steps_of_the_training_once_the_script_has_ended(run)
     parts = training.data_ns, training.forward_ns, training.backward_ns, training.optimizer_ns
     assert sum(parts) == training.step_ns
     assert all(part > 0 for part in parts[1:])
-    assert f"The training: {training.counted} steps" in " ".join(said.split())
+    assert re.search(rf"The training: {training.counted}( of 100)? steps", " ".join(said.split()))
+
+
+def test_each_step_of_a_short_training_is_counted_or_named(run):
+    report, said = run("for _ in range(40): step(); time.sleep(0.005)")
+    training = report.training
+    assert training.steps == 40
+    apart = sum(time.steps for time in training.apart)
+    assert training.counted + apart == 39  # the first begins before there is a stamp
+    assert training.counted < 36
+    assert f"The training: {training.counted} of 40 steps" in " ".join(said.split())
 
 
 def test_what_happens_every_few_steps_is_a_part_of_the_step(run):

@@ -203,6 +203,7 @@ def test_more_calls_than_in_the_saved_report_are_no_slower_machine(suite):
     assert "The work differs: extra (Layer) is called 40 times per step, 1 before." in told
 
 
+@pytest.mark.posix  # what takes names away imports torch
 def test_a_start_of_pytest_imports_nothing_for_it():
     code = (
         "import sys, backspot.integrations.pytest_plugin\n"

@@ -129,6 +129,7 @@ def test_each_step_is_noted_with_its_parts(training):
     assert parts == (10_000_000, 20_000_000, 30_000_000, 40_000_000)
 
 
+@pytest.mark.posix  # the memory is from /proc
 def test_a_sample_has_the_means_since_the_last_one(training):
     samples = []
     with backspot.Monitor(training.model, every=10, on_sample=lambda *said: samples.append(said)):

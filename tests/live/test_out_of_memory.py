@@ -78,6 +78,7 @@ def death(model: nn.Module, act: Callable[[], object], step: int = 3) -> OutOfMe
     raise AssertionError("it has not died")
 
 
+@pytest.mark.posix  # the sizes are from /proc
 def test_a_death_in_a_forward_names_the_module_and_what_it_asked_for() -> None:
     model = Network(Asking())
     found = death(model, lambda: model(torch.ones(2, 4)))
@@ -364,6 +365,66 @@ def test_layers_are_not_told_where_a_checkpoint_runs_already(again: bool) -> Non
     assert bool(layers) is not again
 
 
+class NoMemoryError(MemoryError):
+    """As NumPy's error, it cannot be made of one text."""
+
+    def __init__(self, shape: tuple[int, ...], kind: type) -> None:
+        super().__init__(f"Unable to allocate {shape} of {kind.__name__}")
+
+
+class NotEnoughError(Exception):
+    """An error of another kind, that cannot be made of one text either."""
+
+    def __init__(self, found: int, wanted: int) -> None:
+        super().__init__(f"{found} of {wanted}\nMemoryError: Unable to allocate")
+
+
+def with_numpy() -> None:
+    numpy = pytest.importorskip("numpy")
+    numpy.ones(1 << 50)
+
+
+def with_an_error_of_its_own() -> None:
+    raise NoMemoryError((1, 2), float)
+
+
+def with_another_error() -> None:
+    raise NotEnoughError(1, 2)
+
+
+class Failing(torch.utils.data.Dataset[int]):
+    def __init__(self, fails: Callable[[], None]) -> None:
+        self.fails = fails
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, _: int) -> int:
+        self.fails()
+        return 0
+
+
+@pytest.mark.posix  # the worker is a fork
+@pytest.mark.parametrize(
+    ("fails", "name"),
+    [
+        (with_numpy, "MemoryError"),  # which is the name that NumPy gives its own class
+        (with_an_error_of_its_own, "NoMemoryError"),
+        (with_another_error, None),
+    ],
+)
+def test_an_error_of_memory_in_a_loaders_worker_is_known_by_its_class(
+    fails: Callable[[], None], name: str | None
+) -> None:
+    loader = torch.utils.data.DataLoader(Failing(fails), num_workers=1)
+    error = raised(lambda: next(iter(loader)))
+    assert type(error) is RuntimeError  # PyTorch cannot make the original
+    found = OutOfMemoryWatch(history=False).died(error, {"": nn.Linear(4, 4)}, 1)
+    assert (found and found.error) == name
+    assert found is None or (found.is_host and not found.in_use_bytes)
+
+
+@pytest.mark.posix  # the sizes are from /proc
 def test_an_error_of_a_loaders_worker_has_no_sizes_of_this_process() -> None:
     said = "Caught MemoryError in DataLoader worker process 0.\nOriginal Traceback …"
     watch = OutOfMemoryWatch(history=False)

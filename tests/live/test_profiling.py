@@ -1,7 +1,6 @@
 """``profile``: one call from a step function to a report."""
 
 import os
-import pty
 import subprocess
 import sys
 from functools import partial
@@ -494,7 +493,9 @@ backspot.profile(step, model, steps=2, warmup=1, unprofiled=1, stacks=False)
 
 
 @pytest.mark.slow
+@pytest.mark.posix
 def test_a_terminal_sees_how_far_it_is_and_a_file_does_not():
+    pty = pytest.importorskip("pty")
     ours, theirs = pty.openpty()
     environment = {**os.environ, "TERM": "xterm"}
     command = [*preloaded.python(), preloaded.WHOLE, "-c", LONG]

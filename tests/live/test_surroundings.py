@@ -146,6 +146,20 @@ def test_what_makes_the_process_slow_has_a_line(surroundings: Any, said: str) ->
     assert warnings() == before
 
 
+@pytest.mark.filterwarnings("ignore:Anomaly Detection")
+@pytest.mark.parametrize("looks", [True, False], ids=["is a finding", "is none"])
+def test_anomaly_mode_is_said_by_its_finding_or_by_a_line_and_never_by_both(looks: bool) -> None:
+    model = nn.Sequential(*(nn.Tanh() for _ in range(8)))
+    x = torch.randn(200_000, requires_grad=True)
+    with torch.autograd.detect_anomaly(check_nan=looks):
+        report = backspot.profile(
+            lambda: model(x).sum().backward(), model, steps=3, warmup=1, unprofiled=1, trials="none"
+        )
+    found = any(finding.rule == "anomaly-mode" for finding in report.findings)
+    line = any(warning.startswith("Anomaly mode is on") for warning in report.warnings)
+    assert (found, line) == (looks, not looks)
+
+
 def few_threads() -> AbstractContextManager[None]:
     return threads(1)
 

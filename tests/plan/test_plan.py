@@ -584,6 +584,7 @@ def test_workers_are_tried_in_processes_of_their_own(report):
     assert (torch.get_rng_state().tolist(), random.getstate()) == before
 
 
+@pytest.mark.posix  # where nothing can be forked, that is why
 def test_a_data_set_with_an_open_file_is_refused(report, tmp_path):
     data = Slow(0)
     data.file = (tmp_path / "file").open("w")

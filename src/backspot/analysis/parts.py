@@ -37,6 +37,7 @@ from backspot.analysis.timeline import distinct
 from backspot.formatting import counted, duration, labelled, percent
 from backspot.registry import Rule
 from backspot.results.costs import Row
+from backspot.results.findings import stable
 from backspot.results.grouping import fold, ranked_rows
 from backspot.results.limits import share_of_peak
 from backspot.results.report import Report, changed
@@ -199,10 +200,13 @@ def with_findings(report: Report, recording: Recording, options: Options) -> Rep
     judged = find_all(
         Evidence(events, recording.ledger, report, recording.typical, waits_in(recording), reserved)
     )
+    found = {finding.rule for finding in stable(judged.findings)}
+    said_again = {said for said, rule in options.slowed_by.items() if rule in found}
     return changed(
         report,
         findings=judged.findings,
         rules=judged.states,
+        warnings=tuple(said for said in report.warnings if said not in said_again),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property, wraps
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, TypeVar
@@ -74,7 +74,8 @@ class Options(msgspec.Struct, frozen=True):
         warmed_up: whether steps are known to have run before the recording.
         real_steps: how long steps take without the profiler, in nanoseconds.
         training: all steps of the training so far; ``None`` where they were not noted.
-        slowed_by: what makes the process slow beside its training, each in one sentence.
+        slowed_by: what makes the process slow beside its training, each in one sentence, with the
+            rule whose finding says it better, or ``""``.
         place: gives a file, line and function of a stack the file's name that lines have elsewhere,
             and the line at which the function begins; ``None``: they have them.
     """
@@ -86,7 +87,7 @@ class Options(msgspec.Struct, frozen=True):
     warmed_up: bool = False
     real_steps: tuple[int, ...] = ()
     training: Training | None = None
-    slowed_by: tuple[str, ...] = ()
+    slowed_by: Mapping[str, str] = {}
     place: Callable[[str, int, str], tuple[str, int]] | None = None
 
 

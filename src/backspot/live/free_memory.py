@@ -20,8 +20,11 @@ import torch
 
 from backspot.live.cgroups import groups_of
 
-if sys.platform != "win32":
+resource: Any
+try:
     import resource
+except ImportError:  # Windows
+    resource = None
 
 GPU = "GPU "
 """How the names of devices begin."""
@@ -128,7 +131,7 @@ def _groups() -> Iterator[Space]:
 
 
 def _limits() -> Iterator[Space]:
-    if sys.platform == "win32":
+    if resource is None:
         return
     total, _ = resource.getrlimit(resource.RLIMIT_AS)
     if total != resource.RLIM_INFINITY:

@@ -52,6 +52,13 @@ _ASKED = re.compile(r"Tried to allocate ([\d.]+) (bytes|[KMG]iB)")
 _UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _OF_WORKER = re.compile(r"Caught \w+ in DataLoader worker process")
 """How an error of another process begins, which its loader raises in this one."""
+_IN_OTHER = re.compile(r"Caught \w+ .*\.\nOriginal Traceback")
+"""How PyTorch begins an error of another process or thread. It is a plain ``RuntimeError`` where
+the class of the original takes other arguments than one text, as that of NumPy does."""
+_RAISED = re.compile(
+    r"Traceback \(most recent call last\):\n(?: .*\n)+([\w.]+)\.(\w+)(?=:|$)", re.M
+)
+"""What a traceback ends with: the module and the name of a class that is not Python's own."""
 _OWNERS = torch.nn.Module, torch.optim.Optimizer, BackwardCFunction
 """Whose methods tell where memory was asked for."""
 _CAUSES = 20
@@ -109,7 +116,7 @@ class OutOfMemoryWatch:
         if cause is None:
             return None
         place = _place_of(_frames_of(cause.__traceback__))
-        of_host = isinstance(cause, MemoryError) or bool(_OF_HOST.search(str(cause)))
+        of_host = _is_of_host(cause)
         moment = self._last if _is_of(cause, self._last) else None
         if moment is None and not of_host:
             moment = _now(place)
@@ -173,12 +180,30 @@ def error_of_memory(error: BaseException | None) -> BaseException | None:
             return None
         if isinstance(error, (MemoryError, OutOfMemoryError)):
             return error
-        if isinstance(error, RuntimeError):
-            said = str(error)
-            if _OF_HOST.search(said) or _OF_DRIVER.search(said):
-                return error
+        if isinstance(error, RuntimeError) and (
+            _is_of_host(error) or _OF_DRIVER.search(str(error))
+        ):
+            return error
         error = error.__cause__
     return None
+
+
+def _is_of_host(error: BaseException) -> bool:
+    """Return whether an error is one of the host's memory."""
+    return issubclass(_class_of(error), MemoryError) or bool(_OF_HOST.search(str(error)))
+
+
+def _class_of(error: BaseException) -> type[BaseException]:
+    """Return the class of an error, or of the one of another process that it stands for."""
+    said = str(error)
+    is_of_other = type(error) is RuntimeError and _IN_OTHER.match(said)
+    raised = _RAISED.findall(said) if is_of_other else []
+    module, name = raised[-1] if raised else ("", "")
+    # It has come from the other process, which has imported its module here.
+    original = getattr(sys.modules.get(module), name, None)
+    if isinstance(original, type) and issubclass(original, BaseException):
+        return original
+    return type(error)
 
 
 # Where ------------------------------------------------------------------------------------------
@@ -321,7 +346,7 @@ def _on_host(
     return OutOfMemory(
         device=HOST,
         source="process",
-        error=type(error).__name__,
+        error=_class_of(error).__name__,
         step=step,
         **_place_in(place, names),
         asked_bytes=int(said[1]) if said else None,

@@ -17,7 +17,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -163,7 +163,7 @@ class Recorded:
     training: Training | None = None
     by_backwards: bool = False
     shortage: str = ""
-    slowed_by: tuple[str, ...] = ()
+    slowed_by: Mapping[str, str] = field(default_factory=dict)
 
     def locate(
         self,

@@ -81,7 +81,7 @@ class Measurement:
         times_ns: the times of the timed steps, in nanoseconds.
         calls: how many functions a step calls, 0 where they were not counted.
         shortage: why fewer steps were recorded than wanted; empty if that is not so.
-        slowed_by: what makes the process slow beside its training, each in one sentence.
+        slowed_by: as ``surroundings.slowed_by`` returns it.
         range: the range of the step that is recorded. No variable of a frame holds it, as an
             exception that is kept would keep it until a later session.
     """
@@ -101,7 +101,7 @@ class Measurement:
         self.calls = 0
         self.profiles: dict[str, Profile] = {}
         self.shortage = ""
-        self.slowed_by: tuple[str, ...] = ()
+        self.slowed_by: Mapping[str, str] = {}
         self.step_ended = step_ended
         self.end_inside = end_inside
         self.log = log or StepLog()

@@ -9,7 +9,7 @@ import math
 import os
 import sys
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -30,16 +30,17 @@ _CPU_FILES = "cpu.cfs_quota_us", "cpu.cfs_period_us"
 _REMEDY = "Times have it in them; run without it for true ones."
 
 
-def slowed_by() -> tuple[str, ...]:
+def slowed_by() -> Mapping[str, str]:
     """Return what slows down this thread, or is slow in this process, each in one sentence.
 
-    It reads settings alone, and takes less than a millisecond.
+    Beside each stands the rule whose finding says it better, or ``""``. It reads settings alone,
+    and takes less than a millisecond.
     """
-    found: list[str] = []
-    for look in _LOOKS:
+    found: dict[str, str] = {}
+    for look, rule in _LOOKS:
         with contained():  # a remark is never worth a training
-            found.extend(look())
-    return tuple(found)
+            found.update(dict.fromkeys(look(), rule))
+    return found
 
 
 def _traced() -> Iterator[str]:
@@ -66,12 +67,15 @@ def _traced() -> Iterator[str]:
         yield f"Nsight Systems records this process, too. {_REMEDY}"
 
 
-def _checked() -> Iterator[str]:
+def _in_anomaly_mode() -> Iterator[str]:
     if torch.is_anomaly_enabled():
         looks = ""
         if torch.is_anomaly_check_nan_enabled():
             looks = " and looks for NaN, so the host waits for the device"
         yield f"Anomaly mode is on: each node keeps the stack of its forward{looks}. {_REMEDY}"
+
+
+def _checked() -> Iterator[str]:
     if torch.are_deterministic_algorithms_enabled():
         yield (
             "Deterministic algorithms are on (torch.use_deterministic_algorithms): some operators "
@@ -125,7 +129,13 @@ def _with_few_cpus() -> Iterator[str]:
         )
 
 
-_LOOKS: tuple[Callable[[], Iterator[str]], ...] = (_traced, _checked, _on_gpus, _with_few_cpus)
+_LOOKS: tuple[tuple[Callable[[], Iterator[str]], str], ...] = (
+    (_traced, ""),
+    (_in_anomaly_mode, "anomaly-mode"),
+    (_checked, ""),
+    (_on_gpus, ""),
+    (_with_few_cpus, ""),
+)
 
 
 def _name_of(function: Any) -> str:

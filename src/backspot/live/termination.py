@@ -46,7 +46,12 @@ class Termination:
         self._in_main_thread = called_by_c(self._end_if_closed)
 
     def begin(self) -> None:
-        """Listen from now on; only the main thread can."""
+        """Listen from now on; only the main thread can.
+
+        Where a system asks nobody before it ends a process, as Windows, nothing is done.
+        """
+        if not hasattr(signal, "pthread_sigmask"):
+            return
         with suppress(AttributeError, ValueError, OSError):
             if self._pipe is not None or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
                 return

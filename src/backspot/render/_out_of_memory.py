@@ -27,10 +27,14 @@ _OF_SYSTEM = "other processes and the system"
 _STAYS: tuple[HeldKind, ...] = ("parameter", "buffer", "gradient", "optimizer")
 _OF_BATCH: tuple[HeldKind, ...] = ("activation", "no_stack")
 _WORTH = 0.1
-"""Share of what is in use from which it is worth advice."""
+"""Share of what is in use from which it is worth advice: less is lost among fragments and what the
+allocator rounds up, and would not let the step end."""
 _CONTEXT = 4 << 30
-"""Bytes of a GPU that CUDA and libraries may take in one process, beside PyTorch's allocator."""
+"""Bytes of a GPU that CUDA and libraries may take in one process, beside PyTorch's allocator: its
+context, and workspaces of cuBLAS, cuDNN, NCCL and CUDA graphs. What is more is likely others'."""
 _ROWS = 14
+"""Rows of the table: each kind of memory once, and the modules that have most; the rest is
+in the JSON."""
 
 
 def headline(one: OutOfMemory) -> str:

@@ -13,6 +13,9 @@ from backspot.results.training import LoaderUse, Training
 
 _NOTABLE = 0.02
 """Share of the time from which a part is named."""
+_NEARLY_ALL = 0.9
+"""Share of the steps from which a mean is said to be of all: the first, and those that Backspot
+recorded, are in none."""
 _LATE = 0.02
 """Share of a loader's batches from which it is said that they were late."""
 _EVEN = 0.1
@@ -29,6 +32,8 @@ def to_json(training: Training) -> bytes:
 def training_line(training: Training) -> str:
     """Return how long the steps of a training took, and what they are made of, in one sentence."""
     steps = counted(training.counted, "step")
+    if training.counted < _NEARLY_ALL * training.steps:
+        steps = f"{training.counted:,} of {counted(training.steps, 'step')}"
     parts = [
         f"{percent(nanoseconds / training.step_ns)} {name}"
         for name, nanoseconds in (

@@ -23,7 +23,14 @@ from backspot.live.torch_internals.autograd import in_backward
 from backspot.live.torch_internals.process import hooks_of, tree_flatten, tree_map
 from backspot.live.trials.chains import autocast_of, tensors_of
 from backspot.live.trials.measuring import reason
-from backspot.live.trials.twins import Autocast, Refused, check_plain, size_of, twin
+from backspot.live.trials.twins import (
+    Autocast,
+    Refused,
+    check_plain,
+    free_bytes,
+    size_of,
+    twin,
+)
 
 _SAMPLE = 4096
 """How many numbers of each output are kept, to compare a copy with the model."""
@@ -366,7 +373,9 @@ def fits(tensors: list[torch.Tensor], times: float) -> bool:
         if device.type == "cuda"
         else [space.free for space in spaces()]
     )
-    return times * sum(map(size_of, tensors)) <= min(free, default=0) / 2
+    # Only Linux tells; elsewhere as much as a trial takes is safe.
+    most = min(free) / 2 if free else free_bytes(device)
+    return times * sum(map(size_of, tensors)) <= most
 
 
 def _check_room(tensors: list[torch.Tensor], times: float) -> None:
