@@ -29,6 +29,7 @@ DATA = Path(__file__).parents[1] / "data"
 NOT_REPLAYED = (
     *("cuda_graph_step", "tracelens_qwen_forward_only"),  # no backward
     *("no_search", "search_10x30"),  # ranks exchange gradients by gloo
+    *("replicated_layers", "sharded_experts", "sharded_large"),  # so do these
 )
 PATHS = {
     name: path

@@ -16,6 +16,7 @@ case's function holds what differs from a well-built model; the models are in
 - ``memory``: memory that is asked of the driver in each step, and given back.
 - ``processor``: what makes steps slow on a processor without a GPU.
 - ``ranks``: two GPUs: communication, and copies between devices.
+- ``sharding``: two ranks: modules that are sharded one by one.
 - ``controls``: the same models done well.
 """
 
@@ -35,5 +36,6 @@ from benchmarks.causes.cases import (  # noqa: F401 - each registers its own
     parameters,
     processor,
     ranks,
+    sharding,
     slow_kernels,
 )

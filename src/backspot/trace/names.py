@@ -250,6 +250,7 @@ HOST_MARKS = ("autograd::", "DataLoader", "enumerate(", "Optimizer", "ProfilerSt
 # The actions of Lightning's trainer, with the class of whoever runs them in between.
 _ACTION = r"\[pl\]\[profile\].*"
 _GATHER_MARK = re.compile(r"FSDP::all_gather(?: \((.+)\))?$")
+_SHARDING_HOOK = re.compile(r"FSDP::((?:pre|post)_(?:forward|backward)\w*)(?: \((.+)\))?$")
 is_fetch_mark = _begins(rf"enumerate\(DataLoader\)|{_ACTION}(dataloader_next|val_next)$")
 """Whether PyTorch or Lightning marks with this that a batch is fetched."""
 is_copy_mark = _begins(rf"{_ACTION}batch_to_device$")
@@ -269,6 +270,20 @@ def gathered_module(name: str) -> str | None:
     """
     found = _GATHER_MARK.match(name)
     return None if found is None else found[1] or ""
+
+
+BEFORE_FORWARD, AFTER_FORWARD = "pre_forward", "post_forward"
+"""FSDP2's hooks around the forward of a module whose parameters it shards together."""
+
+
+def sharding_hook(name: str) -> tuple[str, str] | None:
+    """Return which of FSDP2's hooks this mark is around, and of which module; else ``None``.
+
+    The module is ``""`` for the root. The hook is ``BEFORE_FORWARD``, ``AFTER_FORWARD``, or one of
+    the backward.
+    """
+    found = _SHARDING_HOOK.match(name)
+    return None if found is None else (found[1], found[2] or "")
 
 
 is_clipping_mark = _begins(rf"{_ACTION}configure_gradient_clipping$")

@@ -49,6 +49,7 @@ A rule is a pure function that picks spans or device work and says what they cos
 - ``copies.py``: tensors that are copied, cast or laid out again.
 - ``indexing.py``: lookups, and gradients that are added by index.
 - ``gradients.py``: gradients of parameters, and the optimizer.
+- ``sharding.py``: what the hooks of sharded parameters cost the host.
 - ``compute.py``: slower kernels than necessary, and work that need not be done.
 - ``chains.py``: many operators that should be one, or none: copies, and the same again.
 - ``kernels.py``: operators without a fast kernel, or that do not run it.
