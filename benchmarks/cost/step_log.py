@@ -3,12 +3,14 @@
     OMP_NUM_THREADS=1 python -m benchmarks step_log
 
 Steps take about a millisecond, without a loader, with one in the process, and with one of two
-workers. ``empty`` calls functions that do nothing where the log takes its stamps, which is the
-least that any log in Python costs; ``log`` is the log alone; ``observer`` is all that `backspot
+workers. ``hooks`` is PyTorch's own part: a hook before and one after each step of an optimizer, and
+an engine that calls the other one, all of which do nothing. ``empty`` calls functions that do
+nothing where the log takes its stamps; ``log`` is the log alone; ``observer`` is all that `backspot
 run` leaves in a training after its report. Blocks of steps of each variant follow one another in a
-new random order in each round, and what a variant adds to a step is the median difference to the
-plain block of its round, in processor time of the thread, with a 95% interval from resampling the
-rounds. At last, very small steps show whether memory grows with their number.
+new random order in each round. A block is the lower quartile of its steps, as other processes only
+make steps longer, and what a variant adds is the median difference to the plain block of its round,
+with a 95% interval from resampling the rounds. At last, very small steps show whether memory grows
+with their number.
 """
 
 from __future__ import annotations
@@ -24,6 +26,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from backspot.live import loaders
 from backspot.live.free_memory import resident
@@ -38,9 +44,8 @@ from benchmarks.measuring import Budget, spread
 _WIDTH, _BATCH = 128, 32
 _RESAMPLES = 4000
 _GOAL_US = 3.0
-_NEVER = 1 << 40
-_BEFORE = 10
-"""Steps of a block before those that are timed, in which the observer looks for models."""
+_BEFORE_S = 0.15
+"""For how long a variant is at work before its steps are timed: an observer records one first."""
 
 
 class _Samples(torch.utils.data.Dataset[Tensor]):
@@ -92,7 +97,7 @@ def _log() -> Iterator[None]:
 
 @contextmanager
 def _observer() -> Iterator[None]:
-    plan = Plan(warmup=_NEVER, waits=False)
+    plan = Plan(warmup=1, steps=1, compiled=False, waits=False)
     observer = Observer(plan, lambda _: None, print, lambda *_: None)
     observer.begin()
     try:
@@ -118,8 +123,32 @@ def _empty() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _hooks() -> Iterator[None]:
+    def nothing(*_: object) -> None:
+        pass
+
+    engine: Any = torch.autograd.Variable._execution_engine
+    run = engine.run_backward
+
+    class Engine(type(engine)):  # type: ignore[misc]
+        def run_backward(self, *args: Any, **kwargs: Any) -> Any:
+            return run(*args, **kwargs)
+
+    before = register_optimizer_step_pre_hook(nothing)
+    after = register_optimizer_step_post_hook(nothing)
+    torch.autograd.Variable._execution_engine = Engine()
+    try:
+        yield
+    finally:
+        torch.autograd.Variable._execution_engine = engine
+        before.remove()
+        after.remove()
+
+
 VARIANTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "plain": nullcontext,
+    "hooks": _hooks,
     "empty": _empty,
     "log": _log,
     "observer": _observer,
@@ -140,11 +169,16 @@ def _measured(workers: int | None, run: Any, seconds: float) -> list[dict[str, A
             break
         for name in order.sample([*VARIANTS], len(VARIANTS)):
             with VARIANTS[name]():
-                take(_BEFORE)
-                # What the notes cost is work of this thread; other processes do not count.
-                begin = time.thread_time_ns()
-                take(run.steps)
-                times[name].append((time.thread_time_ns() - begin) / 1e3 / run.steps)
+                until = time.perf_counter() + (0 if run.small else _BEFORE_S)
+                take(10)  # the observer records one of these
+                while time.perf_counter() < until:
+                    take(10)
+                steps = []
+                for _ in range(run.steps):
+                    begin = time.perf_counter_ns()
+                    take(1)
+                    steps.append((time.perf_counter_ns() - begin) / 1e3)
+                times[name].append(float(np.percentile(steps, 25)))
     plain = times.pop("plain")
     return [
         {
