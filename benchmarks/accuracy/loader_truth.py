@@ -1,6 +1,7 @@
 """What does a module save where workers load the batches, and what does their wait cost?
 
-    python -m benchmarks loader_truth
+    python -m benchmarks loader_truth            # two cores
+    python -m benchmarks loader_truth --jobs 6   # 16 cores
 
 A small model trains on one thread, on batches of 0, 1, 2 and 8 workers that are never late, always
 late, or late in bursts. What a report says that the step saves without half of the layers stands
@@ -129,7 +130,7 @@ def answer(run: Run) -> Figures:
         found: dict[str, Job] = {}
         for workers in (1,) if run.small else _WORKERS:
             for pace in _PACES:
-                found[f"{workers} workers, {pace}"] = {"workers": workers, "pace": pace}
+                found[f"{workers} workers {pace}"] = {"workers": workers, "pace": pace}
         return found
 
     cases = each(run, known, partial(_examine, run=run))
@@ -138,12 +139,27 @@ def answer(run: Run) -> Figures:
     near = [case["module_error"] <= _GOOD * _of(case, "module") for case in told]
     return {
         "cases": cases,
+        "rows": [_row(name, case) for name, case in done(cases).items()],
         "summary": {
             "trainings": len(ended),
             "savings of a module within a quarter": f"{sum(near)} of {len(ended)}",
             "error of a module, median": _median(told, "module_error"),
             "error of a wait, median": _median(ended, "wait_error"),
         },
+    }
+
+
+def _row(name: str, case: Record) -> dict[str, Any]:
+    module, wait = case["module"], case["wait"]
+    said = "refused" if module["said_ms"] is None else f"{module['said_ms']:.1f}"
+    return {
+        "training": name,
+        "step ms": f"{case['step_ms']:.1f}",
+        "half of the layers: true ms": f"{module['true_ms']:.1f}",
+        "said ms": said,
+        "error": "" if module["said_ms"] is None else f"{case['module_error']:.1%}",
+        "wait: true ms": f"{wait['true_ms']:.1f}",
+        "wait: said ms": f"{wait['said_ms']:.1f}",
     }
 
 

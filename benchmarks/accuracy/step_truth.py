@@ -241,13 +241,12 @@ def _undisturbed(clock: Mapping[str, Any], left_out: int) -> tuple[float, int, d
     """Return the mean step after Backspot was at work, of how many steps, and the parts' shares.
 
     The report is prepared beside the steps that follow the recorded ones. As many steps are left
-    out as the report leaves out.
+    out as the report leaves out: of work that recurs, both have the same times.
     """
     by_step = clock["by_step"]
     recorded = [number for number, step in enumerate(by_step) if step["is_recorded"]]
     begin = max(recorded, default=-1) + 1 + max(left_out - len(recorded), 0)
     begin = min(max(begin, clock["first"]), len(by_step) - clock["period"])
-    begin = -(-begin // clock["period"]) * clock["period"]
     steps = [
         (step, before["parts_so_far"])
         for before, step in itertools.pairwise(by_step[begin - 1 :])
