@@ -306,6 +306,11 @@ def update(): optimizer.step()
 def step():
     optimizer.zero_grad(); model(torch.randn(4, 8)).square().mean().backward(); update()
 """,
+    "the whole step": """
+@torch.compile(backend="aot_eager")
+def step(x=None):
+    optimizer.zero_grad(); model(torch.ones(4, 8)).square().mean().backward(); optimizer.step()
+""",
     "the loss and its gradient": """
 @torch.compile(fullgraph=True, backend="aot_eager")
 def loss_of(x): return model(x).square().mean()
@@ -332,6 +337,17 @@ print("GRAPHS", counters["stats"]["unique_graphs"], dict(counters["graph_break"]
     alone = subprocess.run([sys.executable, plain], capture_output=True, text=True, check=True)
     (graphs,) = [line for line in alone.stderr.splitlines() if "GRAPHS" in line]
     assert graphs in said
+
+
+@pytest.mark.parametrize("part", ["the optimizer's step", "the whole step"])
+def test_each_step_is_noted_whose_optimizer_is_compiled(run, part):
+    report, _ = run(COMPILED[part] + "for _ in range(40): step()\n")
+    training = report.training
+    # Without a hook, the next backward tells of a step: not of the first one, nor of the last one.
+    assert 38 <= training.steps <= 40
+    parts = training.data_ns, training.forward_ns, training.backward_ns, training.optimizer_ns
+    assert sum(parts) == training.step_ns
+    assert training.backward_ns > 0
 
 
 def test_each_thread_that_trains_has_steps_of_its_own(run):
