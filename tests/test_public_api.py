@@ -356,3 +356,11 @@ def test_the_examples_of_a_public_name_run(name, report, comparison, job, tmp_pa
         optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE, verbose=False
     ).run(examples, out=complaints.append)
     assert not complaints, "".join(complaints)
+
+
+@pytest.mark.parametrize("name", ["profile", "instrument", "locate", "compare", "ranks"])
+def test_types_can_be_checked_at_run_time(name):
+    pytest.importorskip("torch")
+    function = getattr(backspot, name)
+    hints = typing.get_type_hints(function)
+    assert hints.keys() == {*inspect.signature(function).parameters, "return"}

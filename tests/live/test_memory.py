@@ -192,8 +192,9 @@ def test_a_live_profile_with_memory_needs_no_export() -> None:
 
 
 def test_memory_is_a_truth_value() -> None:
-    with pytest.raises(backspot.UsageError, match="memory='yes': give True or False"):
-        backspot.profile(lambda: None, Net(), memory="yes")  # type: ignore[arg-type]
+    for value in ("yes", None):
+        with pytest.raises(backspot.UsageError, match=f"memory={value!r}: give True or False"):
+            backspot.profile(lambda: None, Net(), memory=value)  # type: ignore[arg-type]
 
 
 SCRIPT = """

@@ -47,6 +47,8 @@ class Script:
                 name,
             )
         elif _has_main(name):
+            if _is_safe_path():
+                sys.path.insert(0, "")  # Python puts such a program first in any case
             sys.path[0] = os.path.join(os.getcwd(), name)  # noqa: PTH109, PTH118 - as Python does
             self._execute = partial(
                 runpy._run_module_as_main,  # type: ignore[attr-defined]
@@ -208,8 +210,13 @@ def _has_main(name: str) -> bool:
 
 def _set_first(folder: str) -> None:
     """Put a folder where Python has put that of this program, if it did."""
-    if not getattr(sys.flags, "safe_path", False):  # PYTHONSAFEPATH, from Python 3.11 on
+    if not _is_safe_path():
         sys.path[0] = folder
+
+
+def _is_safe_path() -> bool:
+    """Whether Python has put no folder of this program first: PYTHONSAFEPATH, from 3.11 on."""
+    return bool(getattr(sys.flags, "safe_path", False))
 
 
 def _end(ended: Callable[[], None], is_program: bool) -> None:

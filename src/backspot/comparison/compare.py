@@ -32,7 +32,7 @@ from backspot.results.comparison import Change, ChangeKind, Comparison, Move
 from backspot.results.costs import Phase, PhaseName, Row
 from backspot.results.report import Report
 
-Recorded: TypeAlias = "Presented | str | os.PathLike[str]"
+Recorded: TypeAlias = Presented | str | os.PathLike[str]
 """A report or the result of a part, such as a job of many ranks; or the path of a saved report."""
 
 _LEAST_PHASE = 0.01

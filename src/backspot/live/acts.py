@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from inspect import Parameter, cleandoc, signature
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar, get_type_hints
 
 import torch
 
@@ -114,7 +114,7 @@ class Asking(NamedTuple):
         name: of the argument.
         default: its value where it is not given.
         declared: the class that declares it; its docstring says what it means.
-        act: returns what the part does for a value, or ``None``; the value ``None`` asks for
+        act: returns what the part does for a value, or ``None``; a default of ``None`` asks for
             nothing.
     """
 
@@ -138,6 +138,11 @@ def takes(asking: Sequence[Asking]) -> Callable[[Function], Function]:
         own = signature(function)
         kept = [one for one in own.parameters.values() if one.kind is not Parameter.VAR_KEYWORD]
         every = [*kept, *(one.parameter for one in asking)]
+        # What checks types at run time reads these, and knows nothing of a signature.
+        hints = {one.name: get_type_hints(one.declared)[one.name] for one in asking}
+        names = {one.name for one in kept} | {"return"}
+        own_hints = {name: hint for name, hint in function.__annotations__.items() if name in names}
+        function.__annotations__ = {**own_hints, **hints}
         function.__signature__ = own.replace(parameters=every)  # type: ignore[attr-defined]
         means = [
             cleandoc(one.declared.__doc__ or "").partition("Attributes:\n")[2] for one in asking
@@ -159,7 +164,7 @@ def acts_for(asking: Sequence[Asking], asked: Mapping[str, Any]) -> list[Act]:
     for name in asked.keys() - {one.name for one in asking}:
         raise TypeError(f"profile() got an unexpected keyword argument {name!r}")
     given = [(one, asked.get(one.name, one.default)) for one in asking]
-    every = [one.act(value) for one, value in given if value is not None]
+    every = [one.act(value) for one, value in given if not (value is one.default is None)]
     return [act for act in every if act is not None]
 
 
