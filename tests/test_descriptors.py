@@ -56,3 +56,17 @@ def test_another_file_with_its_number_stays_open(what, tmp_path):
     descriptor.close()
     for other in others:
         os.close(other)
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_a_copy_of_the_process_has_it_unless_it_is_kept_from_copies(is_kept, tmp_path):
+    number = removed(tmp_path / "trace")
+    descriptor = Descriptor(number)
+    if is_kept:
+        descriptor.keep_from_copies()
+    copy = os.fork()
+    if not copy:
+        os._exit(os.path.exists(f"/proc/self/fd/{number}"))  # noqa: PTH110
+    assert os.waitstatus_to_exitcode(os.waitpid(copy, 0)[1]) == (not is_kept)
+    assert descriptor.is_open
+    descriptor.close()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import stat
 from contextlib import suppress
+from weakref import WeakSet
 
 
 class Descriptor:
@@ -24,6 +25,10 @@ class Descriptor:
     def __init__(self, number: int) -> None:
         self.number = number
         self._identity = _identity(number)
+
+    def keep_from_copies(self) -> None:
+        """Have it closed in copies of this process, which would keep its space on the disk."""
+        _kept_from_copies.add(self)
 
     @property
     def is_open(self) -> bool:
@@ -47,3 +52,15 @@ def _identity(number: int) -> tuple[int, ...] | None:
     if stat.S_ISREG(about.st_mode):
         return *same, about.st_size, about.st_mtime_ns
     return same  # the times of a pipe are those of its use
+
+
+_kept_from_copies: WeakSet[Descriptor] = WeakSet()
+
+
+def _close_in_copy() -> None:
+    for descriptor in list(_kept_from_copies):
+        descriptor.close()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_in_copy)

@@ -152,6 +152,7 @@ class Export:
             file.close()
             number, self._path = opened
             self._descriptor = Descriptor(number)
+            self._descriptor.keep_from_copies()
             finalize(self, self._descriptor.close).atexit = False
             return
         finalize(self, file.close)
