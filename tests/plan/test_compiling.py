@@ -76,7 +76,7 @@ def test_a_training_that_compiles_later_does_so_as_often_as_without_a_plan(repor
 def test_compiling_ends_when_the_time_is_up(report, tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # nothing is built there
     before = signal.getsignal(signal.SIGALRM)
-    model = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.GELU()) for _ in range(4)))
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.GELU()) for _ in range(60)))
     step = lambda: model(torch.ones(4, 8)).sum().backward()  # noqa: E731
     plan = planned(report, step, model, 4)
     assert compiled(plan).verdict == "not tried"

@@ -38,8 +38,6 @@ from backspot.results.plan import Plan, Rung
 from backspot.results.report import Report, changed
 from backspot.results.trials import Variant
 
-_FIXED = ("scaler", "clipping", "optimizer", "zero_grad", "averaging")
-"""Phases that do not grow with the batch."""
 _LOADER_S, _OPTIMIZER_S = 6.0, 2.0
 _LATE = 0.05
 _ENDED = "planning was interrupted"
@@ -154,13 +152,14 @@ def _made(plan: Plan, report: Report, live: Living, watching: Watching, until: f
         raise Refused(watching.why_not)
     scale = plan.step_ns / max(1, report.whole_ns)
     phases: dict[str, int] = {one.name: round(scale * one.wall_ns) for one in report.phases}
-    fixed = sum(phases.get(name, 0) for name in _FIXED)
     reads = isinstance(live.loader, DataLoader)
     of_loader = min(_LOADER_S, (until - time.monotonic()) / 4) if reads else 0.0
     outside = sum(row.wall_ns for row in report.modules if row.path == Special.OUTSIDE.path)
     loss = phases.get("loss", 0) + round(scale * outside)
     of_batch = getattr(live.loader, "batch_size", None) or 0
-    search = Search(watching, plan.step_ns, fixed, loss, until - of_loader, of_batch)
+    model = phases.get("forward", 0) + phases.get("backward", 0) - round(scale * outside)
+    fixed = plan.step_ns - model - loss - phases.get("data", 0)
+    search = Search(watching, plan.step_ns, model, fixed, loss, until - of_loader, of_batch)
     ladder: list[Rung] = []
     others: list[Rung] = []
     next_limit = ""
@@ -179,7 +178,7 @@ def _made(plan: Plan, report: Report, live: Living, watching: Watching, until: f
         others = [
             replace(one, note="interrupted") if one.note == NO_TIME else one for one in others
         ]
-    rest = plan.step_ns - search.base_ns
+    rest = plan.step_ns - model
     if any(one.axis == "optimizer" and one.step_ns for one in (*ladder, *others)):
         rest -= phases.get("optimizer", 0)
     others.sort(key=lambda one: not one.step_ns)

@@ -21,6 +21,7 @@ from backspot.live.plan.settings import (
     settings_of,
 )
 from backspot.live.plan.watching import Watching
+from backspot.live.torch_internals.dynamo import compilations
 from backspot.live.trials.measuring import reason
 from backspot.live.trials.twins import Refused
 from backspot.results.plan import Difference, Rung
@@ -53,6 +54,7 @@ class Search:
 
     Args:
         step_ns: the step as it is.
+        model_ns: what of it is forward and backward of the models.
         fixed_ns: what of the step does not grow with the batch.
         loss_ns: what of the step is a loss outside of the models, forward and backward.
         of_loader: samples in a batch of the loader, 0 where that is not known.
@@ -68,6 +70,7 @@ class Search:
         self,
         watched: Watching,
         step_ns: int,
+        model_ns: int,
         fixed_ns: int,
         loss_ns: int,
         until: float,
@@ -75,6 +78,7 @@ class Search:
     ) -> None:
         self._watched, self._as_it_is = watched, step_ns
         self._fixed_ns, self._loss_ns = fixed_ns, loss_ns
+        self._rest_ns = step_ns - model_ns  # what no copy runs
         self._until = watched.until = until
         self._of_loader = of_loader
         self.base_ns = self.batch = 0
@@ -119,8 +123,6 @@ class Search:
         if self.base_ns > _TOO_LONG * self._as_it_is:
             takes = f"takes {duration(self.base_ns)}, and the whole step {duration(self._as_it_is)}"
             raise Refused(f"forward and backward of a copy {takes}")
-        # What of the step no copy runs.
-        self._rest_ns = max(self._as_it_is - self.base_ns, self._fixed_ns)
         worth = [one for one in settings if not one.why_not]
         cheap = [one for one in worth if not one.compiles]
         singles = [one for one in cheap if self._try(one, alone=True)]
@@ -170,9 +172,12 @@ class Search:
                 left -= _RESERVED * self._needs_s
                 if left < self._needs_s:
                     raise Refused(NO_TIME)
+                before = compilations()
                 with ended_after(left):
                     new = Copy(self._watched, settings)
                     new.run_all()
+                if compilations() == before:
+                    raise Refused("PyTorch compiled nothing of it here")
             else:
                 self._check_memory(_MORE_KEPT if setting.axis == "checkpoint" else 1)
                 new = Copy(self._watched, settings)
@@ -254,7 +259,7 @@ class Search:
 
         A GPU's allocator raises an error, and Linux ends the process.
         """
-        free = min((space.free for space in spaces()), default=0)
+        free = min((space.free for space in spaces()), default=1 << 62)  # not known
         if self._best.device.type == "cpu" and times * self._watched.keeps > free / 2:
             raise Refused(f"it could take more than the {size(free)} of memory that are free")
 
