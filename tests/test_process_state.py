@@ -186,6 +186,10 @@ train(2)
 found = changes(before, state())
 found.pop(f"handler of {int(signal.SIGUSR1)}", None)
 assert os.path.exists("backspot/report.html")
+# The recording waits for the end of the training, to be told with all of its steps.
+was, now = found.pop("files", ({}, {}))
+more = set(now.values()) - set(was.values())
+assert all(name.endswith("trace.json (deleted)") for name in more), more
 print("CHANGES", found)
 """
 

@@ -93,7 +93,7 @@ class RecordsSteps:
         self._plan = plan_of(warmup, steps, every, depth, compiled, stacks)
         self._folder = folder
         self._recorder: Recorder | None = None
-        self._complete: Callable[[Training | None], None] = lambda _: None
+        self._complete: Callable[[Training | None], None] = _nothing
 
     def _begin(
         self, trainer: str, model: Any, parent: str, to_loggers: Callable[[Written], None]
@@ -151,11 +151,17 @@ class RecordsSteps:
         if recorder is None or recorder.is_child:
             return
         recorder.end()
-        self._complete(recorder.log.training())
+        complete, self._complete = self._complete, _nothing  # the recording goes with the first
+        complete(recorder.log.training())
+        del complete
         if not recorder.reports and (
             why := recorder.why_none("the training ended", "warmup={}, steps={}".format)
         ):
             _say_first(why)
+
+
+def _nothing(_: Training | None) -> None:
+    """Complete no report."""
 
 
 def _say_first(sentence: str) -> None:

@@ -23,9 +23,8 @@ if TYPE_CHECKING:
     from backspot.results.report import Report
     from backspot.results.training import Training
 
-_WORTH_COMPLETING, _SHARE = 20, 0.1
-"""Steps more than a report knows, from which it is written once more when the training ends; of a
-short training, that share of those that it knows."""
+_WORTH_COMPLETING = 20
+"""Steps more than a report knows, from which it is written once more when the training ends."""
 
 
 @dataclass(frozen=True)
@@ -67,11 +66,7 @@ class Saved:
         """
         before = self.recorded.training
         known = before.steps if before is not None else 0
-        if (
-            steps is None
-            or self.problem
-            or steps.steps < known + min(_WORTH_COMPLETING, 1 + _SHARE * known)
-        ):
+        if steps is None or self.problem or steps.steps < known + _WORTH_COMPLETING:
             return None
         recorded = replace(self.recorded, training=steps)
         report = as_before(recorded.locate(training), self.report)
