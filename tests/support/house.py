@@ -61,7 +61,10 @@ RESULTS_OF = {
 # Parts that build on another one, and go with it.
 BUILDS_ON = {"plan": "trials"}
 # Where these meet.
-RESULTS = ("results/__init__", "results/costs", "results/findings", "results/report")
+RESULTS = (
+    *("results/__init__", "results/comparison", "results/costs", "results/findings"),
+    "results/report",
+)
 
 # What puts the core and the parts together.
 COMPOSERS = (

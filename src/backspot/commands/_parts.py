@@ -19,6 +19,8 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     **_plan.OPTIONS,
 }
 """What argparse needs of each option; ``acts_of`` takes its value by its name."""
+ALONE: Mapping[str, Any] = {**_plan.ALONE}
+"""What an option means that is given without ``=`` and a value."""
 
 
 def add_options_of_parts(parser: argparse.ArgumentParser) -> None:
@@ -35,7 +37,7 @@ def with_values(words: Sequence[str], parser: argparse.ArgumentParser) -> list[s
     known, found, place = parser._option_string_actions, list(words), 0
     while place < len(found) and found[place][:1] == "-" and found[place] not in ("-m", "--"):
         word = found[place]
-        if (alone := _plan.ALONE.get(word.removeprefix("--"))) is not None:
+        if (alone := ALONE.get(word.removeprefix("--"))) is not None:
             found[place] = f"{word}={alone}"
         elif word in known and known[word].nargs != 0:
             place += 1

@@ -305,7 +305,7 @@ class _Observation:
         try:
             from backspot.live.acts import records_of
             from backspot.live.out_of_memory import OutOfMemoryWatch
-            from backspot.live.parts import acts_of, load_joint
+            from backspot.live.parts import ASKING, FURTHER, acts_of, load_joint
             from backspot.live.recorder import Plan
             from backspot.live.running import Observer
             from backspot.live.saving import save  # noqa: F401 - with all that a delivery needs
@@ -320,8 +320,7 @@ class _Observation:
             from backspot.analysis.findings import all_rules
 
             all_rules()
-            asked = asked_of_parts(self._args)
-            self._acts = acts_of(asked, asked.pop("plan"))
+            self._acts = acts_of(asked_of_parts(self._args), (*ASKING, *FURTHER))
         except Exception as error:  # the script may still run
             self._complain(f"no report: {error}")
             return

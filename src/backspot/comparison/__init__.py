@@ -14,7 +14,8 @@ the other files in this order:
 4. ``distributions.py`` has what chance does to variances that few values show.
 
 ``clocks.py`` brings reports with real times and those with recorded times to one clock before that.
-``plans.py`` says of each setting of the plan before whether it came true.
+``plans.py`` says of each setting of the plan before whether it came true: what parts add to a
+comparison of reports is in ``ADDING`` of their files.
 ``jobs.py`` compares jobs of many ranks in the same way, by their typical rank and rank by rank.
 ``scaled_to`` puts a report of another machine on the scale of this one, before they are compared.
 

@@ -23,7 +23,6 @@ from backspot.comparison.judge import (
     warnings_of_sides,
 )
 from backspot.comparison.noise import ENOUGH, Runs, Times
-from backspot.comparison.plans import planned_steps, unjudged
 from backspot.errors import UsageError
 from backspot.formatting import counted, quoted
 from backspot.imports import modules_of
@@ -108,14 +107,23 @@ def compare(
     reports = [[_report(one) for one in side] for side in sides]
     if len(sides[0]) + len(sides[1]) > 2:
         _check_devices([*reports[0], *reports[1]])
-    return _compare(reports[0], reports[1], names)
+    comparison = _compare(reports[0], reports[1], names)
+    for add in _listed("ADDING"):
+        comparison = add(comparison, *reports)
+    return comparison
 
 
 @cache
 def _others() -> tuple[Comparer, ...]:
     """What compares other results than reports: ``COMPARERS`` of the modules of this folder."""
-    modules = modules_of("backspot.comparison")
-    return tuple(one for module in modules for one in getattr(module, "COMPARERS", ()))
+    return tuple(_listed("COMPARERS"))
+
+
+def _listed(name: str) -> list[Any]:
+    """What the modules of this folder have in their lists of a name."""
+    return [
+        one for module in modules_of("backspot.comparison") for one in getattr(module, name, ())
+    ]
 
 
 def _side(given: Recorded | Sequence[Recorded], name: str) -> list[object]:
@@ -164,7 +172,6 @@ def _check_devices(reports: Reports) -> None:
 
 
 def _compare(before: Reports, after: Reports, names: tuple[str, str]) -> Comparison:
-    planned, without_plan = planned_steps(before, after), unjudged(before, after)
     before, after, other_clock = on_one_clock(before, after)
     by: Literal["module", "node"] = (
         "module" if all(map(_names_modules, (*before, *after))) else "node"
@@ -209,11 +216,9 @@ def _compare(before: Reports, after: Reports, names: tuple[str, str]) -> Compari
             *([other_clock] if other_clock else []),
             *_cautions(before, after, by, noise),
             *([_too_noisy(noise)] if step.is_noisy or whole.is_noisy else []),
-            *without_plan,
         ),
         about=noise.about,
         clock=before[0].clock,
-        planned=planned,
     )
 
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from statistics import fmean
 
-from backspot.results.comparison import PlannedStep, PlanOutcome
+from backspot.results.comparison import Comparison
+from backspot.results.plan import PlannedStep, PlanOutcome
 from backspot.results.report import Report
 
 _TRUE = 0.05
 """Share of a said step by which the real one can differ from it and still be what was said."""
 
 
-def planned_steps(before: Sequence[Report], after: Sequence[Report]) -> tuple[PlannedStep, ...]:
+def _planned_steps(before: Sequence[Report], after: Sequence[Report]) -> tuple[PlannedStep, ...]:
     """Return what the first plan of a side said, in its order, beside the steps after.
 
     Only settings that were said to help, and none where no step after was timed without the
@@ -47,11 +49,17 @@ def _outcome(low_ns: int, said_ns: int, high_ns: int, after_ns: float) -> PlanOu
     return "faster than said" if after_ns < min(low_ns, said_ns - allowed) else "came true"
 
 
-def unjudged(before: Sequence[Report], after: Sequence[Report]) -> Iterator[str]:
-    """Yield a note where a plan cannot be judged because no step after was timed."""
+def with_planned_steps(
+    comparison: Comparison, before: Sequence[Report], after: Sequence[Report]
+) -> Comparison:
+    """Add what the plan before said, and a note where that cannot be judged."""
     has_plan = any(report.plan is not None and report.plan.ladder for report in before)
-    if has_plan and all(report.unprofiled_step_ns is None for report in after):
-        yield (
-            "Whether the plan before came true is not known: no step after was timed without the "
-            "profiler."
-        )
+    is_timed = any(report.unprofiled_step_ns is not None for report in after)
+    notes = comparison.notes if is_timed or not has_plan else (*comparison.notes, _UNJUDGED)
+    return replace(comparison, planned=_planned_steps(before, after), notes=notes)
+
+
+_UNJUDGED = (
+    "Whether the plan before came true is not known: no step after was timed without the profiler."
+)
+ADDING = (with_planned_steps,)

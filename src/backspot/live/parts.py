@@ -5,7 +5,7 @@ A part is an ``Act``, and an entry in these lists.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, get_args
 
@@ -13,11 +13,11 @@ from backspot.errors import UsageError
 from backspot.formatting import quoted
 from backspot.live.acts import Act, Asking, Joint, acts_for
 from backspot.live.memory import remembering_of
+from backspot.live.plan.earlier import with_earlier_plan
 from backspot.live.ranks import rank_and_ranks
 from backspot.live.trials.attempts import Trying, with_earlier_trials
-from backspot.results import job, memory, trials
-from backspot.results.plan import PLAN_SECONDS
-from backspot.results.report import Report, changed
+from backspot.results import job, memory, plan, trials
+from backspot.results.report import Report
 
 
 def _gathering(ranks: object) -> Act:
@@ -26,41 +26,44 @@ def _gathering(ranks: object) -> Act:
     return gathering_of(ranks)
 
 
+def _planning(seconds: int) -> Act:
+    from backspot.live.plan.planning import Planning  # seldom asked for, and not small
+
+    return Planning(seconds)
+
+
 ASKING = (
     Asking("memory", False, memory.InProfile, remembering_of),
     Asking("trials", "operators", trials.InProfile, Trying),
     Asking("ranks", None, job.InProfile, _gathering),
 )
 """What ``profile`` takes for parts."""
+FURTHER: tuple[Asking, ...] = (Asking("plan", None, plan.InRun, _planning),)
+"""What ``backspot run`` has options for, beside these."""
 
 
 class Asked(memory.InProfile, trials.InProfile, job.InProfile):
     """The same, for type checkers."""
 
 
-def acts_of(asked: Mapping[str, Any], plan_seconds: int | None = None) -> list[Act]:
+def acts_of(asked: Mapping[str, Any], asking: Sequence[Asking] = ASKING) -> list[Act]:
     """Return what parts do for the arguments of ``profile``, or the options of ``backspot run``.
 
     Args:
-        plan_seconds: how long a plan may take; ``None``: there is none, but for ``trials="plan"``.
+        asking: what can be asked for.
 
     Raises:
         TypeError: If no part takes one of the arguments.
         UsageError: If one of them is invalid.
     """
-    given = dict(asked)
+    given, implied = dict(asked), dict[str, Any]()
     tries = given.get("trials", "operators")
     if tries not in get_args(trials.Trials):
         hint = '; "plan" also tries the model and the loader' if tries == "all" else ""
         raise UsageError(f'trials={quoted(tries)}: give "operators", "plan" or "none"{hint}')
     if tries == "plan":
-        plan_seconds, given["trials"] = PLAN_SECONDS, "operators"
-    acts = acts_for(ASKING, given)
-    if plan_seconds is not None:
-        from backspot.live.plan.planning import Planning  # seldom asked for, and not small
-
-        acts.append(Planning(plan_seconds))
-    return acts
+        given["trials"], implied["plan"] = "operators", plan.PLAN_SECONDS
+    return [*acts_for(asking, given), *acts_for(FURTHER, implied)]
 
 
 _JOINTS: tuple[str, ...] = ("backspot.live.gathering",)
@@ -98,13 +101,9 @@ def note_presence() -> None:
         module.note_presence()
 
 
-def _with_earlier_plan(report: Report, earlier: Report) -> Report:
-    return report if earlier.plan is None else changed(report, plan=earlier.plan)
-
-
 _AS_BEFORE: tuple[Callable[[Report, Report], Report], ...] = (
     with_earlier_trials,
-    _with_earlier_plan,
+    with_earlier_plan,
 )
 
 

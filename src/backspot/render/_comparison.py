@@ -73,19 +73,6 @@ def left_out(comparison: Comparison, top: int | None) -> Iterator[list[Part]]:
         yield [("text", _OF_THE_CODE)]
 
 
-def planned(comparison: Comparison) -> list[str]:
-    """Of each setting of the plan before, what it said and what the step takes now; a heading."""
-    if not comparison.planned:
-        return []
-    was = duration(comparison.planned[0].before_ms * 1e6)
-    told = [f"What the plan said of the step, which took {was}:"]
-    for one in comparison.planned:
-        on = f" with {' and '.join(one.on)}" if one.on else ""
-        said_ms, now = (duration(ms * 1e6) for ms in (one.said_ms, one.after_ms))
-        told.append(f"{one.setting}{on}: said {said_ms}, now {now}: {one.outcome}.")
-    return told
-
-
 _OF_THE_CODE = (
     "Whether the code is slower, one recording on each side cannot tell: make three of each, in "
     "turns, and run backspot diff before*.json -- after*.json."

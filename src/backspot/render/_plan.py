@@ -8,6 +8,7 @@ from backspot.formatting import MINUS, counted, duration, percent, size
 from backspot.render._sections import Column, Saying, Section, Table, milliseconds_of, numbers
 from backspot.render._words import Part
 from backspot.render.view import View, only_nodes
+from backspot.results.comparison import Comparison
 from backspot.results.plan import Plan, Rung
 from backspot.results.report import Report
 
@@ -223,4 +224,17 @@ def _sections(report: Report, _: View) -> list[Section]:
     return [Section("last", "plan", said, len(said), title, tables, code=code)]
 
 
-SAYING = Saying(_sections)
+def _planned(comparison: Comparison) -> list[str]:
+    """Of each setting of the plan before, what it said and what the step takes now; a heading."""
+    if not comparison.planned:
+        return []
+    was = duration(comparison.planned[0].before_ms * 1e6)
+    told = [f"What the plan said of the step, which took {was}:"]
+    for one in comparison.planned:
+        on = f" with {' and '.join(one.on)}" if one.on else ""
+        said_ms, now = (duration(ms * 1e6) for ms in (one.said_ms, one.after_ms))
+        told.append(f"{one.setting}{on}: said {said_ms}, now {now}: {one.outcome}.")
+    return told
+
+
+SAYING = Saying(_sections, compared=_planned)

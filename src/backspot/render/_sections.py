@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from backspot.formatting import decimals_for, milliseconds
 from backspot.render._words import Part
 from backspot.render.view import View
+from backspot.results.comparison import Comparison
 from backspot.results.costs import Row
 from backspot.results.findings import Finding
 from backspot.results.report import Order, Report
@@ -246,6 +247,7 @@ class Saying:
         amounts: what else than time a page can measure rows by.
         needs: in words, and with the option that records it, what its rules need.
         remark: what it says of a finding.
+        compared: what it says of a comparison: a heading, then a sentence for each thing.
     """
 
     sections: Callable[[Report, View], Sequence[Section]] = lambda _, __: ()
@@ -258,3 +260,4 @@ class Saying:
     amounts: Callable[[Report], Sequence[Amount]] = lambda _: ()
     needs: Mapping[str, str] = field(default_factory=dict)
     remark: Callable[[Finding], Remark | None] = lambda _: None
+    compared: Callable[[Comparison], Sequence[str]] = lambda _: ()

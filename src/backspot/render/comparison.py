@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 from backspot.formatting import visible
-from backspot.render._comparison import comparison_answer, left_out, planned, recordings, tables
+from backspot.render._comparison import comparison_answer, left_out, recordings, tables
 from backspot.render._terminal import fact_lines, lay_out, paragraph, sentence, space_for, written
 from backspot.render.formats import Format
+from backspot.render.parts import compared_by_parts
 from backspot.render.view import DEFAULT_VIEW, View
 from backspot.results.comparison import Comparison
 from backspot.styled import Text
@@ -33,7 +36,7 @@ def render_comparison(
     lines = [*paragraph(said, width, whole=whole), *fact_lines(recordings(comparison), width)]
     for note in comparison.notes:
         lines += paragraph(Text("! " + visible(note), "yellow"), width)
-    for told in planned(comparison):
+    for told in chain.from_iterable(compared_by_parts(comparison)):
         lines += paragraph(Text(visible(told)), width, whole=whole)
     for rows, columns in tables(comparison, view.top):
         styles = [_VERDICTS.get(change.verdict, "") for change in rows]

@@ -9,7 +9,7 @@ from dataclasses import replace
 from backspot.formatting import counted, visible
 from backspot.render._answer import sentences
 from backspot.render._columns import module_columns, operator_columns
-from backspot.render._comparison import comparison_answer, left_out, planned, sides, tables
+from backspot.render._comparison import comparison_answer, left_out, sides, tables
 from backspot.render._facts import coverage, notes, remedies, savings, setting, units
 from backspot.render._findings import (
     HEADING,
@@ -26,7 +26,7 @@ from backspot.render._phases import explained, kept_phases, phase_text
 from backspot.render._sections import Column, Section
 from backspot.render._words import Part
 from backspot.render.formats import Format
-from backspot.render.parts import remarks_on, sections_of
+from backspot.render.parts import compared_by_parts, remarks_on, sections_of
 from backspot.render.view import View, only_nodes, operators_by, select
 from backspot.results.comparison import Comparison
 from backspot.results.report import Report
@@ -125,7 +125,7 @@ def comparison_to_markdown(comparison: Comparison, view: View | None = None) -> 
         *(f"- Warning: {_text(note)}" for note in comparison.notes),
         *([""] if comparison.notes else []),
     ]
-    if told := planned(comparison):
+    for told in compared_by_parts(comparison):
         lines += [_text(told[0]), "", *(f"- {_text(text)}" for text in told[1:]), ""]
     for rows, columns in tables(comparison, top):
         lines += [*_table(columns, [change.differs for change in rows]), ""]

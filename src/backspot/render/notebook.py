@@ -17,7 +17,7 @@ from backspot.render._comparison import comparison_answer, recordings
 from backspot.render._facts import coverage, remedies, savings
 from backspot.render._words import KINDS
 from backspot.render.html import asset, to_html
-from backspot.render.html._comparison import change_tables, planned_list
+from backspot.render.html._comparison import change_tables, said_by_parts
 from backspot.render.html._findings import findings_list
 from backspot.render.html._fragments import (
     facts_list,
@@ -103,7 +103,7 @@ def comparison_html(comparison: Comparison) -> str:
             f'<p class="said">{sentence(comparison_answer(comparison))}</p>',
             facts_list(recordings(comparison)),
             warnings_list(comparison.notes),
-            planned_list(comparison),
+            said_by_parts(comparison),
             *change_tables(comparison, _ROWS),
         ]
     )

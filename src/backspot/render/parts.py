@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from backspot.render import _limits, _memory, _out_of_memory, _plan, _trials, host, training
 from backspot.render._sections import Amount, Column, Fields, Lead, Remark, Saying, Section
 from backspot.render.view import DEFAULT_VIEW, View
+from backspot.results.comparison import Comparison
 from backspot.results.costs import Row
 from backspot.results.findings import Finding
 from backspot.results.report import Report
@@ -68,6 +69,12 @@ def remarks_on(finding: Finding) -> list[Remark]:
     """Return what the parts say of a finding, beside its remedy."""
     every = [part.remark(finding) for part in PARTS]
     return [remark for remark in every if remark is not None]
+
+
+def compared_by_parts(comparison: Comparison) -> list[Sequence[str]]:
+    """Return what the parts say of a comparison, each a heading and the sentences below it."""
+    every = [part.compared(comparison) for part in PARTS]
+    return [said for said in every if said]
 
 
 def leads(report: Report) -> list[Lead]:

@@ -39,7 +39,7 @@ exactly. *Own* time excludes the modules inside, *total* time includes them. A
 
 from __future__ import annotations
 
-from backspot.results.comparison import Change, Comparison, Move, PlannedStep, Side
+from backspot.results.comparison import Change, Comparison, Move, Side
 from backspot.results.costs import (
     Coverage,
     DeviceCost,
@@ -71,7 +71,7 @@ from backspot.results.job import (
 from backspot.results.limits import LimitOfModule, Peaks
 from backspot.results.memory import MemoryOfDevice, MemoryOfModule, MemoryShare, MemoryTimeline
 from backspot.results.out_of_memory import HeldMemory, OutOfMemory
-from backspot.results.plan import Difference, Plan, Rung
+from backspot.results.plan import Difference, Plan, PlannedStep, Rung
 from backspot.results.rare import RareWork
 from backspot.results.report import Report
 from backspot.results.training import (

@@ -7,7 +7,7 @@ the name ends in ``_ns_by_step``; those of several recordings are means.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -16,7 +16,7 @@ from backspot.checks import is_number
 from backspot.errors import UsageError
 from backspot.formatting import quoted, visible
 from backspot.presented import Presented, public
-from backspot.results.quantities import SELDOM
+from backspot.results import plan
 from backspot.results.report import StepUnit
 
 
@@ -57,8 +57,6 @@ Verdict = Literal[
     "gone",
     "moved",
 ]
-
-PlanOutcome = Literal["came true", "faster than said", "not reached"]
 
 
 def _check(percent: float, method: str) -> None:
@@ -267,47 +265,9 @@ class Change:
         return self.verdict in ("slower", "faster")
 
 
-@public
-@dataclass(frozen=True, slots=True)
-class PlannedStep:
-    """What the plan before said of a step with one of its settings, beside the step after.
-
-    Times are milliseconds of a step without the profiler.
-
-    Attributes:
-        setting: What was to be set, such as ``bf16``.
-        on: The settings that it was tried on top of.
-        before_ms: The step as the plan found it.
-        said_ms: The step that the plan said.
-        low_ms: Lower end of its 95% interval.
-        high_ms: Upper end of it.
-        after_ms: The step after.
-        outcome: ``came true`` if the step after is within 5% or the interval of what was said,
-            ``faster than said`` below that, ``not reached`` above: the setting was not made, or
-            does not do what was said.
-    """
-
-    setting: str
-    on: tuple[str, ...]
-    before_ms: float
-    said_ms: float
-    low_ms: float
-    high_ms: float
-    after_ms: float
-    outcome: PlanOutcome
-
-
-@public
-@dataclass(frozen=True, slots=True)
-class Comparison(Presented):
-    """The changes between two sides, each one recording or several.
-
-    One recording a side tells by how much these recordings differ, give or take the noise of their
-    steps. From three a side on, it is known how much recordings of the same code differ, and what
-    is beyond that is the code: ``about`` tells which.
-
-    ``print(comparison)`` shows it, a notebook displays it, ``comparison[path]`` returns the change
-    of one module.
+@dataclass(frozen=True)
+class _Changes:
+    """What each comparison has.
 
     Attributes:
         step: Change of the whole step.
@@ -326,20 +286,9 @@ class Comparison(Presented):
         about: ``code`` with three recordings or more on each side, else ``recordings``.
         clock: ``real`` if the times are those of steps without the profiler, which all recordings
             have; else ``recorded``.
-        planned: What the plan before said of each setting that helps, beside the step after; empty
-            without a plan, or where no step after was timed without the profiler.
-        schema: Version of the JSON form.
-
-    Example:
-        >>> before = backspot.locate("main.trace.json.gz")
-        >>> after = backspot.locate("branch.trace.json.gz")
-        >>> comparison = backspot.compare(before, after, names=("main", "branch"))
-        >>> comparison
-        <Comparison of main (main.trace.json.gz) with branch (branch.trace.json.gz):
-         +3.067 ms per step, within the noise>
-        >>> [change.name for change in comparison.changes if change.differs]
-        ['blocks.2.attn', 'blocks.1.attn']
     """
+
+    __slots__ = ()
 
     step: Change
     phases: tuple[Change, ...]
@@ -353,7 +302,34 @@ class Comparison(Presented):
     ranks: tuple[Change, ...] = ()
     about: About = "recordings"
     clock: Literal["real", "recorded"] = "recorded"
-    planned: tuple[PlannedStep, ...] = field(default=(), metadata=SELDOM)
+
+
+@public
+@dataclass(frozen=True, slots=True)
+class Comparison(Presented, plan.InComparison, _Changes):
+    """The changes between two sides, each one recording or several.
+
+    One recording a side tells by how much these recordings differ, give or take the noise of their
+    steps. From three a side on, it is known how much recordings of the same code differ, and what
+    is beyond that is the code: ``about`` tells which.
+
+    ``print(comparison)`` shows it, a notebook displays it, ``comparison[path]`` returns the change
+    of one module.
+
+    Attributes:
+        schema: Version of the JSON form.
+
+    Example:
+        >>> before = backspot.locate("main.trace.json.gz")
+        >>> after = backspot.locate("branch.trace.json.gz")
+        >>> comparison = backspot.compare(before, after, names=("main", "branch"))
+        >>> comparison
+        <Comparison of main (main.trace.json.gz) with branch (branch.trace.json.gz):
+         +3.067 ms per step, within the noise>
+        >>> [change.name for change in comparison.changes if change.differs]
+        ['blocks.2.attn', 'blocks.1.attn']
+    """
+
     schema: str = SCHEMA
 
     def _made_of(self) -> list[str]:

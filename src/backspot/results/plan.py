@@ -6,13 +6,14 @@ A rung is one setting, made on top of those before it. All times are nanoseconds
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, TypedDict
 
 from backspot.presented import public
 from backspot.results.quantities import SELDOM, Count, Measure
 
 PLAN_SECONDS = 60
 """How long a plan may take where nothing else is said."""
+PlanOutcome: TypeAlias = Literal["came true", "faster than said", "not reached"]
 PlanVerdict: TypeAlias = Literal["helps", "does not help", "undecided", "not tried"]
 
 
@@ -139,6 +140,36 @@ class Plan:
         return self.ladder[-1].step_ns if self.ladder else self.step_ns
 
 
+@public
+@dataclass(frozen=True, slots=True)
+class PlannedStep:
+    """What the plan before said of a step with one of its settings, beside the step after.
+
+    Times are milliseconds of a step without the profiler.
+
+    Attributes:
+        setting: What was to be set, such as ``bf16``.
+        on: The settings that it was tried on top of.
+        before_ms: The step as the plan found it.
+        said_ms: The step that the plan said.
+        low_ms: Lower end of its 95% interval.
+        high_ms: Upper end of it.
+        after_ms: The step after.
+        outcome: ``came true`` if the step after is within 5% or the interval of what was said,
+            ``faster than said`` below that, ``not reached`` above: the setting was not made, or
+            does not do what was said.
+    """
+
+    setting: str
+    on: tuple[str, ...]
+    before_ms: float
+    said_ms: float
+    low_ms: float
+    high_ms: float
+    after_ms: float
+    outcome: PlanOutcome
+
+
 @dataclass(frozen=True, kw_only=True)
 class InReport:
     """What a report has of a plan.
@@ -150,3 +181,27 @@ class InReport:
     __slots__ = ()
 
     plan: Plan | None = field(default=None, metadata=SELDOM)
+
+
+@dataclass(frozen=True, kw_only=True)
+class InComparison:
+    """What a comparison has of a plan.
+
+    Attributes:
+        planned: What the plan before said of each setting that helps, beside the step after; empty
+            without a plan, or where no step after was timed without the profiler.
+    """
+
+    __slots__ = ()
+
+    planned: tuple[PlannedStep, ...] = field(default=(), metadata=SELDOM)
+
+
+class InRun(TypedDict, total=False):
+    """What ``backspot run`` takes.
+
+    Attributes:
+        plan: how many seconds a plan may take; ``None``: there is none.
+    """
+
+    plan: int | None

@@ -12,4 +12,5 @@ the training stands still; the guard of trials is around all of it.
 - ``comparing.py``: one copy beside another: time, memory, and how far results are apart.
 - ``search.py``: single settings first, then the best ones together; twice the batch at the end.
 - ``loader.py``: the data set in worker processes.
+- ``earlier.py``: the plan that a report of the same recording has already.
 """

@@ -13,13 +13,13 @@ from backspot.render._comparison import (
     comparison_answer,
     left_out,
     plain,
-    planned,
     recordings,
     tables,
     title_of,
 )
 from backspot.render._sections import Column
 from backspot.render.html._fragments import facts_list, page, sentence, shown, warnings_list
+from backspot.render.parts import compared_by_parts
 from backspot.results.comparison import Change, Comparison
 
 _ROWS = 60
@@ -36,7 +36,7 @@ def comparison_to_html(comparison: Comparison) -> bytes:
         f'<section class="answer" aria-label="The answer"><h1>{sentence(answer)}</h1>'
         f"{facts_list([*recordings(comparison), f'Backspot {__version__}'])}"
         f"{warnings_list(comparison.notes)}</section>",
-        planned_list(comparison),
+        said_by_parts(comparison),
         _recordings(comparison),
         f'<section id="modules"><h2>Changes</h2>{"".join(change_tables(comparison, _ROWS))}'
         f"{said}</section>",
@@ -50,13 +50,13 @@ def comparison_to_html(comparison: Comparison) -> bytes:
     )
 
 
-def planned_list(comparison: Comparison) -> str:
-    """Of each setting of the plan before, whether it came true."""
-    told = planned(comparison)
-    if not told:
-        return ""
-    items = "".join(f"<li>{shown(text)}</li>" for text in told[1:])
-    return f'<section class="planned"><p>{shown(told[0])}</p><ul>{items}</ul></section>'
+def said_by_parts(comparison: Comparison) -> str:
+    """What parts say of a comparison: lists with their headings."""
+    return "".join(
+        f'<section class="told"><p>{shown(heading)}</p>'
+        f"<ul>{''.join(f'<li>{shown(text)}</li>' for text in sentences)}</ul></section>"
+        for heading, *sentences in compared_by_parts(comparison)
+    )
 
 
 def change_tables(comparison: Comparison, top: int) -> Iterator[str]:

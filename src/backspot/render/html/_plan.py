@@ -21,8 +21,8 @@ def plan_ladder(report: Report) -> str:
     said = "".join(f"<p>{shown(text)}</p>" for text in sentences_of(plan))
     code = code_list(Section("last", "plan", code=code_of(plan)))
     return (
-        f'<section class="plan"><h2>{shown(heading(plan))}</h2>{_table(plan)}'
-        f'<div class="plan-said">{said}</div>{code}</section>'
+        f'<section class="laddered"><h2>{shown(heading(plan))}</h2>{_table(plan)}'
+        f'<div class="laddered-said">{said}</div>{code}</section>'
     )
 
 
