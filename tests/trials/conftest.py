@@ -1,15 +1,7 @@
 from __future__ import annotations
 
-import sys
-
 import pytest
 
+from support.uncompiled import nothing_is_compiled  # noqa: F401 - for all tests here
+
 pytest.importorskip("torch")
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_compiled():
-    """Trials keep away from steps that run compiled code, which tests before these may have run."""
-    utils = sys.modules.get("torch._dynamo.utils")
-    if utils is not None:
-        utils.clear_compilation_metrics()

@@ -140,6 +140,8 @@ def _raise_peak(device: torch.device, peak: int) -> None:
 
 
 _AGAIN_S, _SOON_S = 1.0, 0.01
+"""After how long the alarm comes again: rarely, so that it does not meet its own clean-up, and soon
+where it came within a destructor, which ends at once."""
 
 
 def _in_destructor(frame: FrameType) -> bool:

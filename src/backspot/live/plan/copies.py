@@ -38,7 +38,9 @@ _SAMPLE_NS, _AT_ONCE = 100_000_000, 8
 each such moment costs the time until the host is ahead again, which a step does not have."""
 NO_TIME = "no time was left"
 _SCALE = 1024.0
+"""A power of two, which changes no digit; as a ``GradScaler`` has after some steps."""
 _AS_GOOD_AS_ZERO = 1e-3
+"""Gradients so much smaller than the largest are, to float32's digits, what rounding leaves."""
 
 
 class Copy:

@@ -39,7 +39,10 @@ from backspot.results.report import Report, changed
 from backspot.results.trials import Variant
 
 _LOADER_S, _OPTIMIZER_S = 6.0, 2.0
+"""What other workers and other optimizers may take at most: they come after the search, which would
+leave them nothing. Workers need seconds to start."""
 _LATE = 0.05
+"""Share of the step from which its wait for a batch is said to limit it."""
 _ENDED = "planning was interrupted"
 _TALKS = (
     *("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "DataParallel"),
@@ -100,22 +103,20 @@ def _why_not(report: Report, live: Living) -> str:
     ranks = rank_and_ranks()[1]
     if ranks > 1:
         return f"the {ranks} ranks of a job would wait for the one that plans"
-    for model in live.models.values():
-        for part in model.modules():
-            if not {one.__name__ for one in type(part).__mro__}.isdisjoint(_TALKS):
-                return f"{type(part).__name__} talks to other ranks"
-            if isinstance(part, torch.jit.ScriptModule):
-                return f"{type(part).__name__} is scripted"
+    parts = [part for model in live.models.values() for part in model.modules()]
+    for part in parts:
+        if not {one.__name__ for one in type(part).__mro__}.isdisjoint(_TALKS):
+            return f"{type(part).__name__} talks to other ranks"
+        if isinstance(part, torch.jit.ScriptModule):
+            return f"{type(part).__name__} is scripted"
     if reason := leaves_fast_path(live.models):
         return reason
-    owned = {id(p) for model in live.models.values() for p in model.parameters()}
-    for parameter in (p for model in live.models.values() for p in model.parameters()):
-        if hears_its_gradient(parameter):
-            return "parameters have hooks of their own, such as an optimizer in the backward"
-    if not owned:
+    parameters = [p for part in parts for p in part.parameters(recurse=False)]
+    if any(map(hears_its_gradient, parameters)):
+        return "parameters have hooks of their own, such as an optimizer in the backward"
+    if not parameters:
         return "no parameter is trained"
     compiled = set(map(id, compiled_modules()))
-    parts = [part for model in live.models.values() for part in model.modules()]
     # A hook on these, or in their regions, would have them compiled again.
     if any(id(part) in compiled or compiles_itself(part) for part in parts) or any(
         row.calls for row in report.modules if not row.is_module

@@ -11,7 +11,6 @@ import torch
 
 from backspot.formatting import duration, size
 from backspot.interrupts import pass_on
-from backspot.live.free_memory import spaces
 from backspot.live.plan.comparing import Results, TimeUp, ended_after, memory_of, predicted, timed
 from backspot.live.plan.copies import NO_TIME, Copy, batch_of
 from backspot.live.plan.settings import (
@@ -20,7 +19,7 @@ from backspot.live.plan.settings import (
     names_of_checkpoint,
     settings_of,
 )
-from backspot.live.plan.watching import Watching
+from backspot.live.plan.watching import Watching, room_on
 from backspot.live.torch_internals.dynamo import compilations
 from backspot.live.trials.measuring import reason
 from backspot.live.trials.twins import Refused
@@ -30,10 +29,12 @@ from backspot.results.trials import Variant
 _TOO_LONG = 2.5
 """A copy that takes so many times the step does not run what the step runs."""
 _MORE_KEPT = 10
-"""How many times as much a model may keep without its checkpoints."""
+"""How many times as much a model may keep without its checkpoints. That is not known before it
+runs: a block of a transformer keeps some ten times its input."""
 _SAMPLES = 24
 """How many samples one comparison takes at least, about: six rounds of three, and the first."""
 _LONGEST_S = 4.0
+"""How long a comparison may go on once it has what it needs: a dozen fit into a minute then."""
 _RESERVED = 2
 """Comparisons for which compiling leaves time."""
 _LOSS = 0.05
@@ -259,9 +260,10 @@ class Search:
 
         A GPU's allocator raises an error, and Linux ends the process.
         """
-        free = min((space.free for space in spaces()), default=1 << 62)  # not known
-        if self._best.device.type == "cpu" and times * self._watched.keeps > free / 2:
-            raise Refused(f"it could take more than the {size(free)} of memory that are free")
+        device = self._best.device
+        if device.type == "cpu" and times * self._watched.keeps > (room := room_on(device)):
+            free = size(round(2 * room))
+            raise Refused(f"it could take more than the {free} of memory that are free")
 
     @property
     def _needs_s(self) -> float:

@@ -35,7 +35,9 @@ from backspot.live.trials.twins import (
 _SAMPLE = 4096
 """How many numbers of each output are kept, to compare a copy with the model."""
 _MOST_CALLS = 8
+"""Calls of different kinds in a step: each is kept with its inputs, and run in each comparison."""
 _DEEPEST = 6
+"""How deep tensors are looked for in an output, which may refer to itself."""
 _COPIES = 6
 """How many times the model must fit into free memory: three copies, each with gradients."""
 
@@ -365,17 +367,18 @@ def set_random_states(states: tuple[Any, ...]) -> None:
 
 def fits(tensors: list[torch.Tensor], times: float) -> bool:
     """Whether so many times these tensors take at most half of the memory that is free."""
-    if not tensors:
-        return True
-    device = tensors[0].device
+    return not tensors or times * sum(map(size_of, tensors)) <= room_on(tensors[0].device)
+
+
+def room_on(device: torch.device) -> float:
+    """Return what copies may take of the memory of a device: half of what is free."""
     free = (
         [int(torch.cuda.mem_get_info(device)[0])]
         if device.type == "cuda"
         else [space.free for space in spaces()]
     )
     # Only Linux tells; elsewhere as much as a trial takes is safe.
-    most = min(free) / 2 if free else free_bytes(device)
-    return times * sum(map(size_of, tensors)) <= most
+    return min(free) / 2 if free else free_bytes(device)
 
 
 def _check_room(tensors: list[torch.Tensor], times: float) -> None:
