@@ -7,6 +7,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+from benchmarks.harness import Run, each
+from benchmarks.workers import NO_TIME, Handler, Phase
+
 Outcome = tuple[int, str, str, float]
 """A case's number, how it ended, what is wrong with that (``""``: nothing), and seconds."""
 
@@ -34,6 +37,23 @@ class Found:
         summary = {"seed": seed, "broken": self.outcomes.total(), **self.outcomes}
         summary |= {"bad": len(rows), "slowest": f"{seconds:.2f} s (case {number})"}
         return {"rows": rows, "summary": summary, "wrong": rows}
+
+
+def found_in(run: Run, count: int, handle: Handler, seconds: float) -> Found:
+    """Run cases by number in workers, and return what came of those for which there was time.
+
+    Args:
+        handle: returns the ``outcome`` of the case of a ``number``.
+        seconds: after how long a case counts as one that hangs.
+    """
+    known = {str(number): {"number": number} for number in range(count)}
+    found = Found()
+    phases = [Phase(run.jobs, seconds)]
+    for name, record in each(run, lambda: known, handle, phases=phases, fresh=False).items():
+        lost = int(name), "no end", record.get("error", record["end"]), 0.0
+        if record["end"] != NO_TIME:
+            found.add(tuple(record.get("outcome", lost)))
+    return found
 
 
 _CALLS = ("/engine.py", "/call_wrapper.py")

@@ -23,10 +23,10 @@ from random import Random
 from typing import Any
 
 from backspot import BackspotError, Report, locate
-from benchmarks.harness import TEST_DATA, Figures, Run, each
-from benchmarks.robustness.found import Found, Outcome
+from benchmarks.harness import TEST_DATA, Figures, Run
+from benchmarks.robustness.found import Found, Outcome, found_in
 from benchmarks.robustness.trace_mutations import mutated
-from benchmarks.workers import NO_TIME, Job, Phase, Record, Stage
+from benchmarks.workers import Job, Record, Stage
 
 _LARGEST = 80_000
 """Bytes of a packed trace to take events of."""
@@ -183,12 +183,5 @@ def answer(run: Run) -> Figures | int:
             run.keep.write_bytes(case(of(), run.seed, run.only)[0])
         print(*one_case(of(), run.seed, run.only), sep="\n")
         return 0
-    numbers = range(run.count or (20 if run.small else 2_000))
-    known = {str(number): {"number": number} for number in numbers}
-    phases = [Phase(run.jobs, _HANGS_S)]
-    found = Found()
-    for name, record in each(run, lambda: known, handle, phases=phases, fresh=False).items():
-        lost = int(name), "no end", record.get("error", record["end"]), 0.0
-        if record["end"] != NO_TIME:
-            found.add(tuple(record.get("outcome", lost)))
-    return found.figures(run.seed)
+    count = run.count or (20 if run.small else 2_000)
+    return found_in(run, count, handle, _HANGS_S).figures(run.seed)

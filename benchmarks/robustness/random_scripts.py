@@ -25,9 +25,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import backspot
-from benchmarks.harness import TEST_DATA, Figures, Run, each
-from benchmarks.robustness.found import Found, Outcome, own_error
-from benchmarks.workers import NO_TIME, Job, Phase, Record, Stage
+from benchmarks.harness import TEST_DATA, Figures, Run
+from benchmarks.robustness.found import Outcome, found_in, own_error
+from benchmarks.workers import Job, Record, Stage
 
 _SRC = Path(backspot.__file__).parents[1]
 _LIMIT_S = 150
@@ -512,12 +512,5 @@ def answer(run: Run) -> Figures | int:
         print(*made.options)
         print(*one_script(run.seed, run.only), sep="\n")
         return 0
-    numbers = range(run.count or (2 if run.small else 500))
-    known = {str(number): {"number": number} for number in numbers}
-    phases = [Phase(run.jobs, 3 * _LIMIT_S)]
-    found = Found()
-    for name, record in each(run, lambda: known, handle, phases=phases, fresh=False).items():
-        lost = int(name), "no end", record.get("error", record["end"]), 0.0
-        if record["end"] != NO_TIME:
-            found.add(tuple(record.get("outcome", lost)))
-    return found.figures(run.seed)
+    count = run.count or (2 if run.small else 500)
+    return found_in(run, count, handle, 3 * _LIMIT_S).figures(run.seed)
