@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 
 import pytest
 
+from backspot.live.running import after_return
 from support import preloaded
 from support.program import program
 
@@ -183,3 +185,33 @@ def test_hooks_of_optimizers_come_and_go_while_no_other_thread_goes_through_them
     (tmp_path / "train.py").write_text(BETWEEN_STEPS)
     done = program_of(tmp_path / "train.py")
     assert (done.returncode, done.stdout) == (0, b"well\n"), done.stderr.decode()
+
+
+def test_what_begins_when_a_function_returns_runs_as_code_outside_of_a_tracer():
+    """Within one, PyTorch compiles nothing (from Python 3.12 on), and no debugger stops."""
+    seen = []
+
+    def note(frame, event, _):
+        if event == "call":
+            seen.append(frame.f_code.co_name)
+
+    def work():
+        pass
+
+    def action():
+        sys.setprofile(note)
+        try:
+            work()
+        finally:
+            sys.setprofile(None)
+
+    def step():
+        assert after_return(sys._getframe(), action)
+
+    before = sys.getprofile()
+    sys.setprofile(None)
+    try:
+        step()
+    finally:
+        sys.setprofile(before)
+    assert seen == ["work"]

@@ -515,7 +515,9 @@ def after_return(frame: FrameType, action: Callable[[], None]) -> bool:
     def on_event(current: FrameType, event: str, _: object) -> Any:
         if event == "return" and current is frame:
             watch(None)
-            action()
+            # As code outside of this function runs: within it Python traces nothing, and for
+            # PyTorch compiles nothing (from Python 3.12 on).
+            sys.call_tracing(action, ())
         return None
 
     if watch is sys.settrace:
