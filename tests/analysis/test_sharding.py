@@ -76,7 +76,7 @@ def test_hooks_that_keep_a_gpu_waiting_are_found_at_their_modules(tmp_path):
     hooks = 10 * 4 * 200 * US
     assert 0.8 * hooks < finding.wall_ns <= hooks
     assert finding.saves is None
-    assert "10 modules, and the GPU has no work" in finding.seen
+    assert "10 modules, and the GPU computes nothing" in finding.seen
 
 
 @pytest.mark.parametrize(

@@ -141,6 +141,8 @@ def replicated_layers(context: Context) -> Built:
 
 
 def _train_vit(context: Context, model: Vit, units: Iterable[nn.Module], batch: int) -> Built:
+    for one in model.parameters():  # FSDP2 takes no other layout
+        one.data = one.data.contiguous()
     outer = _sharded(context, model, units)
     data = images(context, batch, 224, torch.bfloat16)
     return built(context, model, lambda: outer(data).float().square().mean())

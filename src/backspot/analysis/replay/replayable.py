@@ -9,6 +9,7 @@ import numpy as np
 
 from backspot.analysis.accounting.activity import CLIPPING, FORWARD, LOSS, OPTIMIZER, Activity
 from backspot.analysis.accounting.steps import StepWindows
+from backspot.analysis.accounting.unrecorded import RealStep
 from backspot.analysis.attribution.launches import Windows
 from backspot.analysis.attribution.ownership import Ownership
 from backspot.analysis.host.batches import Batches, find_batches
@@ -104,6 +105,7 @@ class Replayable(msgspec.Struct, frozen=True):
             itself, -1 for all others.
         graph: the constraints on device work.
         batches: the batches that worker processes load.
+        workers_decide: whether these decide how long the steps of the whole training take.
         waits: the calls that wait for devices or for batches.
         steps: the steps.
         stations: the moments of the host at which something is launched, a wait ends or a step
@@ -125,6 +127,7 @@ class Replayable(msgspec.Struct, frozen=True):
     own: Floats
     graph: DeviceGraph
     batches: Batches
+    workers_decide: bool
     waits: list[HostWait]
     steps: Steps
     stations: Ints
@@ -211,6 +214,7 @@ def prepare(recording: Recording) -> Replayable | Refusal:
         own=own,
         graph=graph,
         batches=batches,
+        workers_decide=_workers_decide(batches, recording.real_step),
         waits=waits,
         steps=steps,
         stations=stations,
@@ -383,6 +387,16 @@ def _without_launch(_: Events, ownership: Ownership, __: list[int]) -> str:
     duration = work.end - work.start
     share = int(duration[lost].sum()) / max(1, int(duration.sum()))
     return f"{percent(share)} of the device time has no launch record." if share > _LOST else ""
+
+
+def _workers_decide(batches: Batches, real_step: RealStep | None) -> bool:
+    """Return whether the workers have never as many batches ready as they may, in a training.
+
+    From one late batch to the next, fewer come in time then than the queue holds. Where more do,
+    the workers had to wait for the program in between, and what it computes there takes its time.
+    """
+    late = real_step.late if real_step is not None else None
+    return late is not None and late * int(batches.queue.max(initial=0)) >= 1
 
 
 def _unknown_waits(batches: Batches) -> str:

@@ -234,6 +234,9 @@ def replays(
             saved[:] = between.mean(axis=0)
             saved[first_paced + 1 : first_paced + len(paced)] = between
             steps[0] += times[:, :, 0].mean(axis=0) * len(steps) - steps.sum(axis=0)
+        elif recording.workers_decide:  # the next late batch comes after the recording
+            fetches = set(recording.batches.event.tolist())
+            saved[:, :, [fetches.isdisjoint(one.waits.tolist()) for one in some]] = 0.0
         found[:, :, first : first + size] = saved
         waited = [recording.events.duration[change.waits].sum() for change in some]
         shorter[:, first : first + size] = taken_off + waited
@@ -253,13 +256,15 @@ def _paced_by_workers(recording: Replayable) -> tuple[int, Ints]:
 
     Returns:
         The first step that waits for workers; and for each step from it to the last that waits,
-        when its batch has arrived, or its end if it does not wait. Empty if few steps lie between.
+        when its batch has arrived, or its end if it does not wait. Empty if few steps lie between:
+        then only the whole training can tell that workers decide.
     """
     steps = recording.steps
     ends = np.array([one.end for one in recording.waits if one.follows >= 0], np.int64)
     step = np.searchsorted(steps.start, ends, side="right") - 1
     ends, step = ends[step >= 0], step[step >= 0]
-    if not len(step) or 2 * (step.max() - step.min()) < max(2, len(steps.start) - 1):
+    least = 1 if recording.workers_decide else max(1, len(steps.start) // 2)
+    if not len(step) or step.max() - step.min() < least:
         return 0, ends[:0]
     found = steps.host_end.copy()
     found[step] = ends  # sorted: the last one of each step

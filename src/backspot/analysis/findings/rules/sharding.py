@@ -42,8 +42,9 @@ def sharded_small_modules(evidence: Evidence) -> Finding | None:
 
     **Found by** the marks of FSDP2's hooks, for 8 modules or more whose hooks take longer than
     their forward, from 5% of the step. With a GPU, the cost is the time of the hooks in which the
-    GPU has no work. Without one, it is the time in which no operator runs in the hooks and no
-    exchange runs beside them. Communication is not part of it: see
+    GPU computes nothing: kernels of an exchange that run meanwhile mostly wait for the hooks of the
+    other ranks. Without one, it is the time in which no operator runs in the hooks and no
+    exchange runs beside them. What an exchange takes by itself is not part of it: see
     [exposed-communication](#exposed-communication). FSDP1, `FullyShardedDataParallel`, does not say
     in a trace which module its marks are of.
 
@@ -71,7 +72,7 @@ def sharded_small_modules(evidence: Evidence) -> Finding | None:
     placed = costs.places_at(
         hooks.owner[hooks.unit[mine]], start[mine], lost[mine], hooks.before[mine].astype(np.int64)
     )
-    meanwhile = ", and the GPU has no work" if evidence.report.has_gpu else ""
+    meanwhile = ", and the GPU computes nothing" if evidence.report.has_gpu else ""
     ratio = best[small].sum() / max(1, computed[small].sum())
     compared = f"That is {ratio:,.1f} times what their forward takes. " if ratio < _MUCH else ""
     return finding(
@@ -142,18 +143,19 @@ def _by_step(evidence: Evidence, hooks: _Hooks, amount: Ints) -> Ints:
 def _lost(evidence: Evidence, hooks: Ints) -> tuple[Ints, Ints]:
     """Return for how long each of these hooks has the host alone at work: in a step, and recorded.
 
-    Without a device, operators in a hook copy parameters, and threads of gloo exchange them: that
-    is not what the hook itself costs.
+    With a GPU, exchanges that run beside a hook mostly wait for the hooks of other ranks. Without
+    one, operators in a hook copy parameters, and threads of gloo exchange them: that is not what
+    the hook itself costs.
     """
     events, costs, work = evidence.events, evidence.costs, evidence.work
     start, end = events.start[hooks], events.end[hooks]
-    if evidence.report.has_gpu:
-        idle = costs.idle_within(start, end)
-        return idle, idle
-    operators = events.chosen(events.names_where(names.is_operator), Category.OPERATOR)
     exchanges = work.tier == Tier.COMMUNICATION
-    begin = np.concatenate([events.start[operators], work.start[exchanges]])
-    finish = np.concatenate([events.end[operators], work.end[exchanges]])
+    if evidence.report.has_gpu:
+        begin, finish = work.start[~exchanges], work.end[~exchanges]
+    else:
+        operators = events.chosen(events.names_where(names.is_operator), Category.OPERATOR)
+        begin = np.concatenate([events.start[operators], work.start[exchanges]])
+        finish = np.concatenate([events.end[operators], work.end[exchanges]])
     windows = first_started(start, end, np.arange(len(start)))
     line = first_started(begin, finish, np.zeros(len(begin), np.int64)).cut(windows.edges)
     number = windows.over(line.edges[:-1])
