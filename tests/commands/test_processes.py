@@ -161,6 +161,18 @@ def test_of_many_processes_a_few_have_a_line_and_the_rest_one_together(observed,
     ]
 
 
+@pytest.mark.parametrize("how", ["fork", "spawn"])
+def test_processes_that_train_side_by_side_note_all_their_own_steps(observed, tmp_path, how):
+    _, _, code = observed(f"wait(start('{how}', 60, 90))")
+    assert code == 0
+    found = [backspot.Report.load(path) for path in (tmp_path / "out").glob("report*.json")]
+    assert {report.training.steps for report in found} == {60, 90}
+    for report in found:
+        training = report.training
+        apart = sum(time.steps for time in training.apart)
+        assert training.counted + apart == training.steps - 1  # as in one process
+
+
 @pytest.mark.parametrize("how", ["spawn", "forkserver"])
 def test_a_process_with_a_python_of_its_own(observed, reports, how):
     output, _, code = observed(f"wait(start('{how}', 9))")
