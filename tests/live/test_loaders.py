@@ -32,6 +32,7 @@ import backspot  # noqa: E402
 from backspot.analysis.host.batches import find_batches  # noqa: E402
 from backspot.live import loaders  # noqa: E402
 from backspot.live.loaders import Fetch  # noqa: E402
+from backspot.live.torch_internals.batches import loading_of  # noqa: E402
 from backspot.trace import read_events  # noqa: E402
 
 pytestmark = pytest.mark.posix  # the gates below are inherited by a fork
@@ -172,6 +173,39 @@ def test_what_an_iterator_asks_a_loader_for_is_noted_once(fetches: list[Fetch]) 
     for _ in range(3):
         loaders.fetch(batches)
     assert [fetch.workers for fetch in fetches] == [1, 1, 1]
+
+
+def test_the_loader_of_the_last_batch_is_known_as_long_as_it_is_in_use() -> None:
+    stop = loaders.watch(lambda _: None)
+    try:
+        batches = iter(DataLoader(range(9), batch_size=3, num_workers=1))
+        other = iter(DataLoader(range(8), batch_size=2, shuffle=True))
+        next(batches)
+        next(other)
+        assert loaders.newest() is other
+        next(batches)
+        assert loaders.newest() is batches
+        found = loading_of(batches)
+        assert found is not None
+        assert (found.batch_size, found.workers, found.prefetched) == (3, 1, 2)
+        del batches, found
+        assert loaders.newest("nothing") == "nothing"
+    finally:
+        stop()
+    next(other)
+    assert loaders.newest() is None
+
+
+def test_how_batches_are_loaded_is_the_same_of_a_loader_and_of_its_iterator() -> None:
+    loader = DataLoader(range(8), batch_size=2, shuffle=True, collate_fn=list)
+    found = loading_of(loader)
+    assert found == loading_of(iter(loader))
+    assert found is not None
+    assert found.collate is list
+    alone = loading_of(DataLoader(range(8), batch_size=None))
+    assert alone is not None
+    assert (alone.sampler, alone.batch_size) == (None, 0)
+    assert loading_of([1, 2]) is None
 
 
 def test_each_thread_has_its_own_fetches() -> None:

@@ -13,7 +13,9 @@ import backspot
 from backspot.live.acts import Living
 from backspot.live.plan import planning
 from backspot.live.plan.planning import Planning
+from backspot.results.findings import Finding, Place
 from backspot.results.report import changed
+from backspot.results.trials import Tried, Variant
 from support.trainings import Scaled, Training
 
 
@@ -586,6 +588,51 @@ def test_workers_are_tried_in_processes_of_their_own(report):
     assert "The loader with num_workers=0" in plan.next_limit
     assert data.read == 0
     assert (torch.get_rng_state().tolist(), random.getstate()) == before
+
+
+@pytest.mark.slow
+@pytest.mark.posix
+def test_the_loader_that_delivered_the_batch_is_known_where_each_epoch_makes_a_new_one():
+    model, data = nn.Linear(8, 8), Slow(0)
+    others = [torch.utils.data.DataLoader(data, batch_size=3) for _ in range(2)]
+
+    def epochs():
+        while True:
+            yield from torch.utils.data.DataLoader(data, batch_size=4, shuffle=True)
+
+    batches = epochs()
+
+    def step():
+        model.zero_grad()
+        model(next(batches)).square().mean().backward()
+
+    report = backspot.profile(step, model, steps=3, warmup=1, stacks=False, trials="plan")
+    found = settings(report.plan)
+    assert "num_workers=1" in found, (found, others)
+    assert "batch 8" in found
+
+
+def test_pinned_memory_saves_what_its_trial_says(report):
+    places = (Place("(data)", "", 1, 9),)
+
+    def plan_with(tried):
+        finding = Finding("pageable-copy", "Pageable", "copies", "pin", 9, places, 1, tried=tried)
+        model = nn.Linear(8, 8)
+        found = changed(report, findings=(finding,))
+        return settings(planned(found, stepping(model, torch.randn(4, 8)), model))
+
+    faster = Variant("pinned", 1_000_000, 0, 0, 3_000_000, 2_900_000, 3_100_000, "helps")
+    pinned = plan_with(Tried("2 copies", (Variant("as it is", 4_000_000), faster)))["pinned memory"]
+    assert pinned.before_ns - pinned.step_ns == 3_000_000
+    assert "pin_memory=True" in pinned.code
+    assert pinned.kept
+    assert plan_with(Tried("", why_not="no copy was seen"))["pinned memory"].note == (
+        "no copy was seen"
+    )
+    model = nn.Linear(8, 8)
+    assert "pinned memory" not in settings(
+        planned(report, stepping(model, torch.ones(4, 8)), model)
+    )
 
 
 @pytest.mark.posix  # where nothing can be forked, that is why

@@ -33,7 +33,7 @@ class Living:
     Attributes:
         models: the models by name.
         optimizers: those that took a step.
-        loader: where the batches come from, if that is known.
+        loader: the loader of the batches, or its iterator, if that is known.
         step: runs one more real step of the training; ``None`` if only the training does.
         why_no_step: why one more step must not be run; ``""`` if it may.
     """

@@ -77,6 +77,7 @@ def watch(
             _known.clear()
             _loaders.clear()
             _noted_at.clear()
+            _newest.clear()
 
     return end
 
@@ -128,6 +129,17 @@ def fetch(batches: Iterator[Any]) -> Any:
     return batch
 
 
+def newest(otherwise: Any = None) -> Any:
+    """Return the iterator of the loader that this thread got its last batch from.
+
+    Args:
+        otherwise: what to return where nobody watches, and where that iterator is gone.
+    """
+    _, reference = _known.get(_newest.get(get_ident(), 0), (None, None))
+    found = None if reference is None else reference()
+    return otherwise if found is None else found  # not by its truth, which asks for its length
+
+
 # What is known ------------------------------------------------------------------------------------
 
 
@@ -154,6 +166,8 @@ _waiting: dict[int, int] = {}
 """For each thread that fetches a batch, how many nanoseconds it has waited for the workers."""
 _noted_at: dict[int, int] = {}
 """For each thread, when it got the last batch that was noted."""
+_newest: dict[int, int] = {}
+"""For each thread, the ``id`` of the iterator of a loader that it got its last batch from."""
 _known: dict[int, tuple[_Batches, Any]] = {}
 """Iterators by ``id``, each with a reference that removes it."""
 _loaders: dict[int, tuple[_Loader, Any]] = {}
@@ -248,6 +262,7 @@ def _next_noted(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
             raise
         finally:
             waited = _waiting.pop(thread, 0)
+        _newest[thread] = id(batches)
         _tell(about, thread, begin, perf_counter_ns(), waited if about.is_timed else None)
         return batch
 

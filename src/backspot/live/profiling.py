@@ -17,7 +17,7 @@ from backspot.errors import BackspotError, UsageError
 from backspot.formatting import visible
 from backspot.live.acts import Living, records_of, takes
 from backspot.live.instrumentation import NO_FUNCTION, Instrumentation, check_arguments
-from backspot.live.loaders import fetch
+from backspot.live.loaders import fetch, newest
 from backspot.live.modules import class_name, unwrap
 from backspot.live.optimizers import stepping
 from backspot.live.parts import ASKING, acts_of
@@ -178,6 +178,7 @@ def profile(
                 for _ in steps_to_run:
                     take()
                     log.step_ended()
+            loader = newest(data)
         if taken.shortage and not taken.profiles[TIMES].count:
             raise BackspotError(f"profile: no report, as {taken.shortage}")
         detail = taken.profiles.get(DETAIL)
@@ -213,7 +214,7 @@ def profile(
             use=use,
         )
     why_no_step = _ALONE if rank_and_ranks()[1] > 1 else ""
-    live = Living(models, optimizers, data, take, why_no_step)
+    live = Living(models, optimizers, loader, take, why_no_step)
     for act in acts:
         report = act.after(report, live)
     return report

@@ -29,7 +29,7 @@ from torch.profiler import ProfilerAction
 from backspot.analysis.recording import Options, Recording
 from backspot.formatting import counted
 from backspot.interrupts import contained, heard, pass_on
-from backspot.live import discovery
+from backspot.live import discovery, loaders
 from backspot.live.acts import Living, Rest
 from backspot.live.compiled import compiled_book
 from backspot.live.process_number import process_number
@@ -651,7 +651,7 @@ class Recorder:
         if not self.plan.keeps_live or self._is_early or len(self._counts) != 1:
             return None
         assert self._measurement is not None  # noqa: S101 - for type checkers
-        loader = discovery.only_loader()
+        loader = loaders.newest(discovery.only_loader())
         return Living(dict(self._measurement.models), self._search.optimizers(), loader=loader)
 
     def _hand_over(self, recorded: Recorded | None) -> None:

@@ -11,6 +11,7 @@ the training stands still; the guard of trials is around all of it.
 - ``settings.py``: the settings, with what they change and where they are worth trying.
 - ``comparing.py``: one copy beside another: time, memory, and how far results are apart.
 - ``search.py``: single settings first, then the best ones together; twice the batch at the end.
+- ``around.py``: what is around the model: optimizers, pinned memory, workers of the loader.
 - ``loader.py``: the data set in worker processes.
 - ``earlier.py``: the plan that a report of the same recording has already.
 """

@@ -27,6 +27,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from backspot.live.torch_internals.batches import Loading
 from backspot.live.trials.measuring import verdict_of
 from backspot.live.trials.twins import Refused
 from backspot.results.trials import Tried, Variant
@@ -41,10 +42,11 @@ _OPEN_ELSEWHERE = ("h5py", "lmdb", "sqlite3", "pyodbc", "psycopg2", "zipfile", "
 _MOST_VISITED = 20_000
 
 
-def workers(loader: Any, step_ns: int, computes: int, seconds: float) -> Tried:
+def workers(loading: Loading | None, step_ns: int, computes: int, seconds: float) -> Tried:
     """Try other numbers of workers, beside a step that computes for so long.
 
     Args:
+        loading: how the training loads its batches, if that is known.
         step_ns: how long a step takes.
         computes: what of it is not spent waiting for a batch.
         seconds: how long the blocks of batches may take.
@@ -52,27 +54,27 @@ def workers(loader: Any, step_ns: int, computes: int, seconds: float) -> Tried:
     Raises:
         Refused: If the loader cannot be read apart from the training.
     """
-    _check(loader)
-    now = int(loader.num_workers)
+    if loading is None:
+        raise Refused("no DataLoader is known")
+    _check(loading)
+    now = loading.workers
     numbers = [now, *(one for one in (1, 2, 4) if one != now and one <= (os.cpu_count() or 1))]
-    found = _in_child(loader, numbers, computes, seconds)
+    found = _in_child(loading, numbers, computes, seconds)
     waits = {number: found.get(str(number), []) for number in numbers}
     if len(waits[now]) < _BATCHES:
         raise Refused("the data set is too slow for the time that is left")
     variants = [_variant(waits[one], f"num_workers={one}", waits[now], step_ns) for one in numbers]
-    what = f"{type(loader.dataset).__name__}, beside {computes / 1e6:.1f} ms of computing"
+    what = f"{type(loading.dataset).__name__}, beside {computes / 1e6:.1f} ms of computing"
     return Tried(what, tuple(variants), min(map(len, waits.values())))
 
 
-def _check(loader: Any) -> None:
+def _check(loading: Loading) -> None:
     """Refuse what cannot be read without a trace."""
-    if type(loader) is not DataLoader:
-        raise Refused("no DataLoader is known")
-    if isinstance(loader.dataset, IterableDataset):
+    if isinstance(loading.dataset, IterableDataset):
         raise Refused("an IterableDataset cannot be read ahead without losing batches")
-    if not hasattr(os, "fork") or loader.batch_sampler is None:
+    if not hasattr(os, "fork") or loading.sampler is None:
         raise Refused("the data set cannot be read in another process")
-    if held := _open_in(loader.dataset):
+    if held := _open_in(loading.dataset):
         raise Refused(f"the data set holds an open {held}")
 
 
@@ -93,7 +95,7 @@ def _open_in(root: object) -> str:
 
 
 def _in_child(
-    loader: Any, numbers: Sequence[int], computes: int, seconds: float
+    loading: Loading, numbers: Sequence[int], computes: int, seconds: float
 ) -> Mapping[str, list[int]]:
     """Return the times of the steps of each number of workers, measured in another process."""
     sys.stdout.flush()
@@ -105,7 +107,7 @@ def _in_child(
             os.setsid()  # with the workers, in a group that can be ended
             os.close(read)
             torch.set_num_threads(1)
-            found = _steps(loader, numbers, computes, seconds)
+            found = _steps(loading, numbers, computes, seconds)
             os.write(write, json.dumps(found).encode())
         except BaseException as error:
             os.write(write, json.dumps({"error": f"{type(error).__name__}: {error}"}).encode())
@@ -128,23 +130,23 @@ def _in_child(
 
 
 def _steps(
-    loader: Any, numbers: Sequence[int], computes: int, seconds: float
+    loading: Loading, numbers: Sequence[int], computes: int, seconds: float
 ) -> dict[str, list[int]]:
     """Go through blocks of batches, of each number in turn, until the time is up."""
-    sampler = copy.deepcopy(loader.batch_sampler, {id(loader.dataset): loader.dataset})
+    sampler = copy.deepcopy(loading.sampler, {id(loading.dataset): loading.dataset})
     indices = list(islice(iter(sampler), _BATCHES + _FIRST))
     times: dict[str, list[int]] = {str(number): [] for number in numbers}
     end = time.monotonic() + seconds
     order = random.Random(0)  # noqa: S311 - no secret
     for _ in range(_BLOCKS):
         for number in order.sample(list(numbers), len(numbers)):
-            more: dict[str, Any] = {"prefetch_factor": loader.prefetch_factor or 2}
+            more: dict[str, Any] = {"prefetch_factor": loading.prefetched}
             one = DataLoader(
-                loader.dataset,
+                loading.dataset,
                 batch_sampler=indices,
-                collate_fn=loader.collate_fn,
+                collate_fn=loading.collate,
                 num_workers=number,
-                worker_init_fn=loader.worker_init_fn,
+                worker_init_fn=loading.begin_worker,
                 generator=torch.Generator().manual_seed(0),
                 **(more if number else {}),
             )

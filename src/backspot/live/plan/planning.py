@@ -5,24 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from functools import partial
 
 import torch
-from torch.utils.data import DataLoader
 
 from backspot.analysis.attribution.ownership import Special
-from backspot.formatting import duration
 from backspot.interrupts import pass_on
 from backspot.live.acts import Act, Living
 from backspot.live.modules import class_name
-from backspot.live.plan.comparing import predicted
+from backspot.live.plan.around import LOADER_S, Around
 from backspot.live.plan.copies import NO_TIME
-from backspot.live.plan.loader import LATEST_S as _LATEST, workers
 from backspot.live.plan.search import Search, why
-from backspot.live.plan.settings import AS_IT_IS
 from backspot.live.plan.watching import Watching
 from backspot.live.ranks import rank_and_ranks
 from backspot.live.torch_internals.autograd import hears_its_gradient
+from backspot.live.torch_internals.batches import loading_of
 from backspot.live.torch_internals.dynamo import (
     compilations,
     compiled_modules,
@@ -30,19 +27,13 @@ from backspot.live.torch_internals.dynamo import (
     forget_compilations,
 )
 from backspot.live.torch_internals.process import is_observed
-from backspot.live.trials.attempts import leaves_fast_path, own_memory, tried_optimizer
+from backspot.live.trials.attempts import leaves_fast_path, own_memory
 from backspot.live.trials.trial import Live, step_of
 from backspot.live.trials.twins import Refused
 from backspot.live.trials.untouched import TouchedError, untouched
 from backspot.results.plan import Plan, Rung
 from backspot.results.report import Report, changed
-from backspot.results.trials import Variant
 
-_LOADER_S, _OPTIMIZER_S = 6.0, 2.0
-"""What other workers and other optimizers may take at most: they come after the search, which would
-leave them nothing. Workers need seconds to start."""
-_LATE = 0.05
-"""Share of the step from which its wait for a batch is said to limit it."""
 _ENDED = "planning was interrupted"
 _TALKS = (
     *("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "DataParallel"),
@@ -153,11 +144,11 @@ def _made(plan: Plan, report: Report, live: Living, watching: Watching, until: f
         raise Refused(watching.why_not)
     scale = plan.step_ns / max(1, report.whole_ns)
     phases: dict[str, int] = {one.name: round(scale * one.wall_ns) for one in report.phases}
-    reads = isinstance(live.loader, DataLoader)
-    of_loader = min(_LOADER_S, (until - time.monotonic()) / 4) if reads else 0.0
+    loading = loading_of(live.loader)
+    of_loader = min(LOADER_S, (until - time.monotonic()) / 4) if loading else 0.0
     outside = sum(row.wall_ns for row in report.modules if row.path == Special.OUTSIDE.path)
     loss = phases.get("loss", 0) + round(scale * outside)
-    of_batch = getattr(live.loader, "batch_size", None) or 0
+    of_batch = loading.batch_size if loading else 0
     model = phases.get("forward", 0) + phases.get("backward", 0) - round(scale * outside)
     fixed = plan.step_ns - model - loss - phases.get("data", 0)
     search = Search(watching, plan.step_ns, model, fixed, loss, until - of_loader, of_batch)
@@ -167,12 +158,11 @@ def _made(plan: Plan, report: Report, live: Living, watching: Watching, until: f
     try:
         _searched(search, watching, Live.of(live))
         ladder, others = _apart(search.rungs())
-        kept, lost = _apart(_of_optimizer(report, live, search.step_ns, ladder))
-        ladder, others = ladder + kept, lost + others
-        step = ladder[-1].step_ns if ladder else plan.step_ns
-        more, next_limit = _of_loader(live.loader, step, phases.get("data", 0), ladder, of_loader)
-        kept, lost = _apart(more)
-        ladder, others = ladder + kept, lost + others
+        around = Around(report, live, loading, plan.step_ns)
+        for more in (around.of_optimizer, around.of_pinning, partial(around.of_workers, of_loader)):
+            kept, lost = _apart(more(ladder))
+            ladder, others = ladder + kept, lost + others
+        next_limit = around.next_limit
     except KeyboardInterrupt as interrupt:
         pass_on(interrupt)  # the script may have a handler of its own
         ladder, others = _apart(search.rungs())
@@ -208,63 +198,3 @@ def _searched(search: Search, watching: Watching, live: Live) -> None:
     finally:
         if compilations() and not watching.why_not_compiled:  # the copies' alone
             forget_compilations()
-
-
-def _of_optimizer(report: Report, live: Living, step: int, ladder: Sequence[Rung]) -> list[Rung]:
-    """Return what other forms of the optimizers give on top of the ladder."""
-    tried = tried_optimizer(report, live, _OPTIMIZER_S)
-    if tried is None:
-        return []
-    names = " and ".join(dict.fromkeys(type(one).__name__ for one in live.optimizers))
-    if not tried.variants:
-        return [Rung(f"{names} in another form", "optimizer", note=tried.why_not or AS_IT_IS)]
-    made = []
-    for one in tried.variants[1:]:
-        rung = Rung(
-            f"{names} with {one.name}",
-            "optimizer",
-            tuple(each.setting for each in ladder),
-            f"torch.optim.{type(live.optimizers[0]).__name__}(..., {one.name})",
-        )
-        made.append(_with(rung, one, step))
-    return _with_best(made)
-
-
-def _with(rung: Rung, tried: Variant, before: int) -> Rung:
-    """Return a rung with what a variant saves of a step."""
-    if not tried.ns or tried.verdict == "fails":
-        return replace(rung, note=tried.note)
-    saves = tried.saves_ns, tried.saves_low_ns, tried.saves_high_ns
-    return predicted(replace(rung, note=tried.note), before, saves, tried.verdict)
-
-
-def _with_best(rungs: Sequence[Rung]) -> list[Rung]:
-    """Return rungs of which one can be made at most, with the best that helps kept."""
-    helping = (one for one in rungs if one.verdict == "helps")
-    best = max(helping, key=lambda one: one.saves_ns, default=None)
-    return [replace(one, kept=one is best) for one in rungs]
-
-
-def _of_loader(
-    loader: Any, step: int, data: int, ladder: Sequence[Rung], seconds: float
-) -> tuple[list[Rung], str]:
-    """Return what other numbers of workers give beside the step of the ladder, and its limit."""
-    rung = Rung("workers", "loader", tuple(one.setting for one in ladder))
-    computes = max(1, step - data)
-    try:
-        tried = workers(loader, step, computes, min(seconds, _LOADER_S) - _LATEST)
-    except Refused as refused:
-        return [replace(rung, note=str(refused))], ""
-    now, *others = tried.variants
-    before = computes + now.ns
-    named = (
-        (replace(rung, setting=one.name, code=f"DataLoader(..., {one.name})"), one)
-        for one in others
-    )
-    made = _with_best([_with(rung, one, before) for rung, one in named])
-    if now.ns < _LATE * before:
-        return made, ""
-    return made, (
-        f"The loader with {now.name} then limits the step at {duration(before)}: "
-        f"{duration(now.ns)} of it waits for a batch."
-    )

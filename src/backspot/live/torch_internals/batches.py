@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from backspot.live.torch_internals.lookup import Location, find
 
 # PyTorch imports the module itself. Without it no batch is noticed.
 _base = find("utils", "data", "dataloader", "_BaseDataLoaderIter")
 _with_workers = find("utils", "data", "dataloader", "_MultiProcessingDataLoaderIter")
+
+# Without it, how batches are loaded is known from their iterator alone.
+_DataLoader: Any = find("utils", "data", "DataLoader")
 
 _BatchSampler: Any = find("utils", "data", "BatchSampler") or ()
 
@@ -84,6 +87,56 @@ def workers_of(batches: Any) -> int:
 def prefetched_by(batches: Any) -> int:
     """Return how many batches the workers keep ready at most."""
     return workers_of(batches) * int(getattr(batches, "_prefetch_factor", 0) or 0)
+
+
+class Loading(NamedTuple):
+    """How batches are loaded.
+
+    Attributes:
+        dataset: where samples come from.
+        sampler: what chooses the samples of each batch; ``None`` where each sample is a batch.
+        collate: makes a batch of samples.
+        begin_worker: what a worker process calls first, or ``None``.
+        workers: how many processes load.
+        prefetched: how many batches each of them keeps ready.
+        is_pinned: whether batches are put into pinned memory.
+    """
+
+    dataset: Any
+    sampler: Any
+    collate: Any
+    begin_worker: Any
+    workers: int
+    prefetched: int
+    is_pinned: bool
+
+    @property
+    def batch_size(self) -> int:
+        """Samples in a batch; 0 where that is not known."""
+        return getattr(self.sampler, "batch_size", None) or 0
+
+
+def loading_of(loader: Any) -> Loading | None:
+    """Return how a ``DataLoader`` or its iterator loads; ``None`` of anything else.
+
+    An iterator does not know its loader, and may outlive it.
+    """
+    is_iterator = is_of_loader(loader)
+    if not is_iterator and not isinstance(loader, _DataLoader or ()):
+        return None
+
+    def of(name: str) -> Any:
+        return getattr(loader, f"_{name}" if is_iterator else name, None)
+
+    return Loading(
+        of("dataset"),
+        getattr(loader, "_index_sampler", None) if loader._auto_collation else None,
+        of("collate_fn"),
+        of("worker_init_fn"),
+        of("num_workers") or 0,
+        of("prefetch_factor") or 2,
+        bool(of("pin_memory")),
+    )
 
 
 def sampler_of(batches: Any) -> Any:

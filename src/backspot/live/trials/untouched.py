@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from backspot.live.torch_internals.batches import loading_of
 from backspot.live.torch_internals.engine import hears, set_hearing
 from backspot.live.torch_internals.process import GLOBAL_HOOKS, hooks_of, version_of
 from backspot.live.trials.trial import Live
@@ -58,7 +59,8 @@ def untouched(live: Live) -> Iterator[None]:
 
 def _generators_of(live: Live) -> Iterator[Any]:
     """Return the random generators of the loader, of modules, and of the files that define them."""
-    for holder in (live.loader, getattr(live.loader, "sampler", None)):
+    loading = loading_of(live.loader)
+    for holder in (live.loader, getattr(loading and loading.sampler, "sampler", None)):
         yield getattr(holder, "generator", None)
     homes: dict[int, Mapping[str, Any]] = {}
     for module in (module for model in live.models.values() for module in model.modules()):

@@ -1,0 +1,127 @@
+"""Settings of what is around the model: optimizers, pinned memory, workers of the loader."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from backspot.formatting import duration
+from backspot.live.acts import Living
+from backspot.live.plan.comparing import predicted
+from backspot.live.plan.loader import LATEST_S, workers
+from backspot.live.plan.settings import AS_IT_IS
+from backspot.live.torch_internals.batches import Loading
+from backspot.live.trials.attempts import tried_optimizer
+from backspot.live.trials.trial import Live
+from backspot.live.trials.twins import Refused
+from backspot.results.plan import Rung
+from backspot.results.report import Report
+from backspot.results.trials import Variant
+
+LOADER_S = 6.0
+_OPTIMIZER_S = 2.0
+"""What other workers and other optimizers may take at most: they come after the search, which would
+leave them nothing. Workers need seconds to start."""
+_LATE = 0.05
+"""Share of the step from which its wait for a batch is said to limit it."""
+
+
+class Around:
+    """Tries what is around the model, on top of a ladder.
+
+    Args:
+        loading: how batches are loaded, if that is known.
+        step_ns: the step as it is.
+
+    Attributes:
+        next_limit: what then limits the step, as a sentence; or ``""``.
+    """
+
+    def __init__(self, report: Report, live: Living, loading: Loading | None, step_ns: int) -> None:
+        self._report, self._live, self._loading, self._as_it_is = report, live, loading, step_ns
+        self.next_limit = ""
+
+    def _step(self, ladder: Sequence[Rung]) -> int:
+        return ladder[-1].step_ns if ladder else self._as_it_is
+
+    def of_optimizer(self, ladder: Sequence[Rung]) -> list[Rung]:
+        """Return what other forms of the optimizers give."""
+        tried = tried_optimizer(self._report, self._live, _OPTIMIZER_S)
+        if tried is None:
+            return []
+        optimizers = self._live.optimizers
+        names = " and ".join(dict.fromkeys(type(one).__name__ for one in optimizers))
+        if not tried.variants:
+            return [Rung(f"{names} in another form", "optimizer", note=tried.why_not or AS_IT_IS)]
+        on = _names(ladder)
+        form = f"torch.optim.{type(optimizers[0]).__name__}(..., {{}})"
+        made = [
+            (Rung(f"{names} with {one.name}", "optimizer", on, form.format(one.name)), one)
+            for one in tried.variants[1:]
+        ]
+        return _with_best([_with(rung, one, self._step(ladder)) for rung, one in made])
+
+    def of_pinning(self, ladder: Sequence[Rung]) -> list[Rung]:
+        """Return what pinned memory gives, as the trial of the step's copies to the GPU says."""
+        found = [one for one in self._report.findings if one.rule == "pageable-copy"]
+        tried = found[0].tried if found else None
+        rung = Rung(
+            "pinned memory",
+            "loader",
+            _names(ladder),
+            "DataLoader(..., pin_memory=True)\nx = x.to(device, non_blocking=True)  # each batch",
+        )
+        if tried is not None and tried.variants:
+            return _with_best([_with(rung, one, self._step(ladder)) for one in tried.variants[1:]])
+        if found:
+            return [replace(rung, note=tried.why_not if tried else "operators were not tried")]
+        if self._loading is None or Live.of(self._live).device.type != "cuda":
+            return []
+        is_pinned = self._loading.is_pinned
+        return [replace(rung, note=AS_IT_IS if is_pinned else "no copy to the GPU holds up a step")]
+
+    def of_workers(self, seconds: float, ladder: Sequence[Rung]) -> list[Rung]:
+        """Return what other numbers of workers give beside the step of the ladder.
+
+        Args:
+            seconds: how long they may take.
+        """
+        rung = Rung("workers", "loader", _names(ladder))
+        whole, step = self._report.whole_ns, self._step(ladder)
+        waits = sum(one.wall_ns for one in self._report.phases if one.name == "data")
+        computes = max(1, step - round(waits * self._as_it_is / max(1, whole)))
+        try:
+            tried = workers(self._loading, step, computes, min(seconds, LOADER_S) - LATEST_S)
+        except Refused as refused:
+            return [replace(rung, note=str(refused))]
+        now, *others = tried.variants
+        before = computes + now.ns
+        if now.ns >= _LATE * before:
+            self.next_limit = (
+                f"The loader with {now.name} then limits the step at {duration(before)}: "
+                f"{duration(now.ns)} of it waits for a batch."
+            )
+        made = [
+            (replace(rung, setting=one.name, code=f"DataLoader(..., {one.name})"), one)
+            for one in others
+        ]
+        return _with_best([_with(rung, one, before) for rung, one in made])
+
+
+def _names(ladder: Sequence[Rung]) -> tuple[str, ...]:
+    return tuple(one.setting for one in ladder)
+
+
+def _with(rung: Rung, tried: Variant, before: int) -> Rung:
+    """Return a rung with what a variant saves of a step."""
+    if not tried.ns or tried.verdict == "fails":
+        return replace(rung, note=tried.note)
+    saves = tried.saves_ns, tried.saves_low_ns, tried.saves_high_ns
+    return predicted(replace(rung, note=tried.note), before, saves, tried.verdict)
+
+
+def _with_best(rungs: Sequence[Rung]) -> list[Rung]:
+    """Return rungs of which one can be made at most, with the best that helps kept."""
+    helping = (one for one in rungs if one.verdict == "helps")
+    best = max(helping, key=lambda one: one.saves_ns, default=None)
+    return [replace(one, kept=one is best) for one in rungs]
