@@ -501,6 +501,59 @@ def test_checkpoints_are_left_out_where_the_model_makes_them(report):
     )
 
 
+class Attending(nn.Module):
+    def __init__(self, **more):
+        super().__init__()
+        self.qkv, self.more = nn.Linear(32, 96), more
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).unflatten(-1, (3, 4, 8)).transpose(1, 3).unbind(2)
+        return nn.functional.scaled_dot_product_attention(q, k, v, **self.more)
+
+
+def test_other_kernels_of_attention_are_tried_where_a_step_calls_it(report):
+    flags = torch.backends.cuda.flash_sdp_enabled, torch.backends.cuda.math_sdp_enabled
+    before = [flag() for flag in flags]
+    found = settings(planned(report, stepping(Attending(), torch.randn(4, 16, 32)), Attending()))
+    assert "math attention" not in found  # of a model that the step does not call
+    model = Attending()
+    found = settings(planned(report, stepping(model, torch.randn(4, 16, 32)), model))
+    assert found["flash attention"].note == "in use already"
+    assert found["math attention"].step_ns > 0, found["math attention"].note
+    assert "SDPBackend.MATH" in found["math attention"].code
+    assert [flag() for flag in flags] == before
+    model = nn.Linear(8, 8)
+    assert "math attention" not in settings(
+        planned(report, stepping(model, torch.ones(4, 8)), model)
+    )
+
+
+def test_kernels_that_cannot_take_the_inputs_are_named_and_nothing_warns(report, recwarn):
+    model = Attending(dropout_p=0.1)  # on a CPU, only what is written out drops anything
+    found = settings(planned(report, stepping(model, torch.randn(4, 16, 32)), model))
+    assert found["flash attention"].note == "no kernel for these inputs"
+    assert found["math attention"].note == "in use already"
+    assert not [one for one in recwarn if "attention" in str(one.message).lower()]
+
+
+@pytest.mark.slow
+def test_attention_that_a_model_of_transformers_writes_out_is_fused_in_a_copy(report):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(
+        n_layer=1, n_head=2, n_embd=16, vocab_size=20, attn_implementation="eager"
+    )
+    model = transformers.GPT2LMHeadModel(config)
+    index = torch.randint(0, 20, (2, 8))
+    step = lambda: model(index, labels=index).loss.backward()  # noqa: E731
+    found = settings(planned(report, step, model))
+    fused = found["sdpa attention"]
+    assert fused.step_ns > 0, fused.note
+    assert fused.difference.outputs < 0.5
+    assert model.config._attn_implementation == "eager"
+    model.set_attn_implementation("sdpa")
+    assert "sdpa attention" not in settings(planned(report, step, model))
+
+
 # Ends ---------------------------------------------------------------------------------------------
 
 

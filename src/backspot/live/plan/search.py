@@ -15,6 +15,7 @@ from backspot.live.plan.comparing import Results, TimeUp, ended_after, memory_of
 from backspot.live.plan.copies import NO_TIME, Copy, batch_of
 from backspot.live.plan.settings import (
     Setting,
+    backends_of,
     counted_checkpoints,
     names_of_checkpoint,
     settings_of,
@@ -28,9 +29,9 @@ from backspot.results.trials import Variant
 
 _TOO_LONG = 2.5
 """A copy that takes so many times the step does not run what the step runs."""
-_MORE_KEPT = 10
-"""How many times as much a model may keep without its checkpoints. That is not known before it
-runs: a block of a transformer keeps some ten times its input."""
+_MORE_KEPT, _KEEPING = 10, ("checkpoint", "attention")
+"""How many times as much a model may keep without its checkpoints, or with another attention. That
+is not known before it runs: a block of a transformer keeps some ten times its input."""
 _SAMPLES = 24
 """How many samples one comparison takes at least, about: six rounds of three, and the first."""
 _LONGEST_S = 4.0
@@ -129,6 +130,7 @@ class Search:
         singles = [one for one in cheap if self._try(one, alone=True)]
         for one in sorted(singles, key=lambda one: -self._tried[one].saves_ns):
             self._climb(one)
+        self._try_backends()
         self._try_batch()
         for one in worth:
             if one.compiles:
@@ -146,6 +148,18 @@ class Search:
         while len(took) < 2 or (time.perf_counter_ns() - begin < 10**9 and len(took) < 9):
             took.append(base.timed_ns())
         return round(statistics.median(took))
+
+    def _try_backends(self) -> None:
+        """Try other kernels of attention, once it is known what attention gets."""
+        try:
+            backends = backends_of(self._best.run_all, self._best.device)
+        except Exception as error:
+            pass_on(error)
+            return
+        self._not_tried |= {one: one.why_not or NO_TIME for one in backends}
+        for one in backends:
+            if not one.why_not:
+                self._try(one)
 
     def _climb(self, setting: Setting) -> None:
         """Try a setting on top of the best so far, where that may help."""
@@ -180,7 +194,7 @@ class Search:
                 if compilations() == before:
                     raise Refused("PyTorch compiled nothing of it here")
             else:
-                self._check_memory(_MORE_KEPT if setting.axis == "checkpoint" else 1)
+                self._check_memory(_MORE_KEPT if setting.axis in _KEEPING else 1)
                 new = Copy(self._watched, settings)
                 new.run_all()
             rung, memory = self._compared(setting, new)

@@ -10,9 +10,16 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import checkpoint
 
 from backspot.live.plan.watching import Watching
+from backspot.live.torch_internals.attention import (
+    AttentionWatch,
+    can_be_fused,
+    fuse,
+    is_written_out,
+)
 from backspot.live.trials.chains import tensors_of
 from backspot.live.trials.untouched import signals_later
 
@@ -58,7 +65,7 @@ class Setting:
 
 def settings_of(watched: Watching, device: torch.device) -> list[Setting]:
     """Return what to try, cheap settings first, and what is not tried with the reason."""
-    makers = (_precisions, _layouts, _checkpoints, _libraries, _compilers)
+    makers = (_precisions, _layouts, _attention, _checkpoints, _libraries, _compilers)
     return [one for maker in makers for one in maker(watched, device)]
 
 
@@ -115,6 +122,66 @@ def _arranged(memory_format: torch.memory_format, module: torch.nn.Module) -> to
             if one.dim() == (4 if memory_format is torch.channels_last else 5):
                 one.data = one.data.contiguous(memory_format=memory_format)
     return module
+
+
+def _attention(watched: Watching, _: torch.device) -> Iterator[Setting]:
+    """PyTorch's attention, where models of Transformers compute theirs operator by operator."""
+    parts = (part for module in watched.copies.values() for part in module.modules())
+    written_out = [part for part in parts if is_written_out(part)]
+    if written_out:
+        yield Setting(
+            "sdpa attention",
+            "attention",
+            'model.set_attn_implementation("sdpa")',
+            change=_fused,
+            why_not="" if all(map(can_be_fused, written_out)) else "the model has no other",
+        )
+
+
+def _fused(module: torch.nn.Module) -> torch.nn.Module:
+    for part in module.modules():
+        if is_written_out(part):
+            fuse(part)
+    return module
+
+
+_BACKENDS = {
+    "cuda": {
+        "flash attention": SDPBackend.FLASH_ATTENTION,
+        "memory-efficient attention": SDPBackend.EFFICIENT_ATTENTION,
+        "cuDNN attention": SDPBackend.CUDNN_ATTENTION,
+    },
+    "cpu": {
+        "flash attention": SDPBackend.FLASH_ATTENTION,
+        "math attention": SDPBackend.MATH,
+    },
+}
+
+
+def backends_of(run: Callable[[], object], device: torch.device) -> list[Setting]:
+    """Return the kernels of attention that a run could take; none where it calls no attention.
+
+    They depend on the type of what attention gets, and so on the settings that are made already.
+    """
+    backends = _BACKENDS.get(device.type, {})
+    with AttentionWatch([*backends.values()]) as watch:
+        run()
+    return [
+        Setting(
+            name,
+            "attention",
+            "from torch.nn.attention import SDPBackend, sdpa_kernel\n"
+            f"with sdpa_kernel(SDPBackend.{backend.name}):\n    loss = ...  # the forward",
+            around=partial(sdpa_kernel, backend),
+            why_not=AS_IT_IS
+            if watch.takes(backend)
+            else "no kernel for these inputs"
+            if backend not in watch.possible
+            else "",
+        )
+        for name, backend in backends.items()
+        if watch.calls
+    ]
 
 
 def _checkpoints(watched: Watching, _: torch.device) -> Iterator[Setting]:

@@ -10,6 +10,7 @@
   the code that Inductor generates from these.
 - ``process.py``: hooks on all modules and optimizers, and modes of a thread.
 - ``allocator.py``: the allocator of CUDA devices when no memory is left.
+- ``attention.py``: which kernels attention runs, and could run.
 - ``batches.py``: how a ``DataLoader`` hands out batches.
 - ``store.py``: what the ranks of a job share.
 - ``lookup.py``: finds a part of PyTorch now, or once it is loaded.
