@@ -3,7 +3,7 @@
 import random
 import time
 import types
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -12,61 +12,19 @@ from torch import nn
 import backspot
 from backspot.live.acts import Living
 from backspot.live.plan import planning
-from backspot.live.plan.planning import Planning
 from backspot.results.findings import Finding, Place
 from backspot.results.report import changed
 from backspot.results.trials import Tried, Variant
+from support.planning import planned, report_of, settings, stepping
 from support.trainings import Scaled, Training
+
+pytestmark = pytest.mark.usefixtures("short", "uncompiled")
 
 
 @pytest.fixture(scope="module")
 def report():
     """A report of a step that takes long enough for each of the models here."""
-    model = nn.Linear(4, 4)
-    found = backspot.profile(
-        lambda: model(torch.ones(2, 4)).sum().backward(), model, steps=1, warmup=0, trials="none"
-    )
-    phases = tuple(replace(one, wall_ns=_MODEL_NS.get(one.name, 0)) for one in found.phases)
-    return changed(found, step_ns=50_000_000, recorded_step_ns=50_000_000, phases=phases)
-
-
-_MODEL_NS = {"forward": 20_000_000, "backward": 30_000_000}
-
-
-@pytest.fixture(autouse=True)
-def short(monkeypatch):
-    """Few rounds: what they measure matters in few tests."""
-    monkeypatch.setattr("backspot.live.trials.measuring._MOST_ROUNDS", 6)
-    monkeypatch.setattr("backspot.live.trials.measuring._LEAST_SAMPLE", 1)
-
-
-@pytest.fixture
-def uncompiled(monkeypatch):
-    """Nothing is compiled, which takes longer than all else."""
-    monkeypatch.setattr("backspot.live.plan.settings._compilers", lambda *_: iter(()))
-
-
-def planned(report, step, *models, optimizers=(), seconds=20, **more):
-    """The plan of a step that may be run once more."""
-    named = {f"{number}" if number else "": one for number, one in enumerate(models)}
-    live = Living(named, optimizers, step=step, **more)
-    return Planning(seconds).after(report, live).plan
-
-
-def stepping(model, *inputs, loss=lambda out: out.square().mean()):
-    def step():
-        for one in model.parameters():
-            one.grad = None
-        loss(model(*inputs)).backward()
-
-    return step
-
-
-def settings(plan):
-    return {one.setting: one for one in plan.rungs}
-
-
-pytestmark = pytest.mark.usefixtures("uncompiled")
+    return report_of(forward=20, backward=30)
 
 
 class Drawing(nn.Linear):
@@ -233,28 +191,6 @@ def test_each_setting_has_its_code_and_the_step_with_it(report):
     assert not found["batch 8"].kept
 
 
-@pytest.mark.parametrize(("words", "is_said"), [(20_000, True), (20, False)])
-def test_a_precision_is_uncertain_by_a_large_loss_outside_of_the_model(words, is_said):
-    torch.manual_seed(0)
-    hidden = 2048 if words < 100 else 8
-    model = nn.Sequential(
-        nn.Linear(64, hidden), nn.Linear(hidden, hidden), nn.Linear(hidden, words)
-    )
-    x, y = torch.randn(256, 64), torch.zeros(256, dtype=torch.long)
-    criterion = torch.nn.functional.cross_entropy
-
-    def step():
-        model.zero_grad()
-        criterion(model(x).float(), y).backward()
-
-    report = backspot.profile(step, model, steps=3, warmup=1, stacks=False, trials="none")
-    bf16 = settings(planned(report, step, model))["bf16"]
-    assert ("the loss" in bf16.note) == is_said, bf16
-    if is_said:
-        loss = next(one.wall_ns for one in report.phases if one.name == "loss")
-        assert bf16.high_ns - bf16.low_ns >= loss
-
-
 def test_what_is_in_use_already_is_not_tried(report):
     model = nn.Conv2d(3, 8, 3).to(memory_format=torch.channels_last)
     x = torch.randn(4, 3, 16, 16)
@@ -365,7 +301,7 @@ def test_profile_plans_where_it_is_asked_to():
     step = stepping(model, torch.randn(64, 64))
     assert backspot.profile(step, model, steps=2, stacks=False).plan is None
     plan = backspot.profile(step, model, steps=2, stacks=False, trials="plan").plan
-    assert plan.what == "a copy of Sequential, forward and backward"
+    assert plan.what == "a copy of Sequential with its loss, forward and backward"
     assert "bf16" in settings(plan) or plan.why_not
 
 

@@ -62,5 +62,5 @@ def test_a_script_trains_on_bit_for_bit_after_a_plan(tmp_path):
     assert ours.stdout == plain.stdout
     plan = backspot.Report.load(tmp_path / "out" / "report.json").plan
     assert not plan.why_not
-    assert plan.what == "a copy of Sequential, forward and backward"
+    assert plan.what == "a copy of Sequential with its loss, forward and backward"
     assert "bf16" in {one.setting for one in plan.rungs}

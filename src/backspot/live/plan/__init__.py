@@ -1,12 +1,15 @@
 """The plan: settings tried on a deep copy of the whole model, beside the training.
 
 In come a report and what still lives of the training. Out comes the report with ``Report.plan``.
-One real step is watched: what the models were called with, and which gradients their outputs got.
-Copies then run that forward and backward under each setting, in turns with the copy as it is, while
-the training stands still; the guard of trials is around all of it.
+One real step is watched: what the models were called with, which functions made the loss of their
+outputs, and which gradients these got. Copies then run all that under each setting, in turns with
+the copy as it is, while the training stands still; the guard of trials is around all of it.
 
 - ``planning.py``: watches a step, plans within its limit of time, and writes the plan.
 - ``watching.py``: the calls of models in a step, with what they were given and got.
+- ``losses.py``: the functions that follow a call up to the backward, to run them again.
+- ``room.py``: how much of a step may be copied, and samples of tensors.
+- ``account.py``: what the parts of a step take as it is.
 - ``copies.py``: copies of models that run the calls again, and whether such a copy can be trusted.
 - ``settings.py``: the settings, with what they change and where they are worth trying.
 - ``comparing.py``: one copy beside another: time, memory, and how far results are apart.

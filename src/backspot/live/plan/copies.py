@@ -13,7 +13,9 @@ from typing import Any
 import torch
 
 from backspot.formatting import percent
+from backspot.interrupts import pass_on
 from backspot.live.free_memory import resident
+from backspot.live.plan.room import sample_of
 from backspot.live.plan.settings import Setting
 from backspot.live.plan.watching import (
     Call,
@@ -23,11 +25,11 @@ from backspot.live.plan.watching import (
     objects_in,
     outputs_of,
     reached_from,
-    sample_of,
     set_random_states,
 )
 from backspot.live.torch_internals.process import tree_map
 from backspot.live.trials.chains import tensors_of
+from backspot.live.trials.measuring import reason
 from backspot.live.trials.trial import Piece
 from backspot.live.trials.twins import Refused, copied, numbers_like
 
@@ -162,8 +164,17 @@ class Copy:
         for one in self.parameters():
             one.grad = None
 
-    def run(self, call: Call, *, backward: bool = True) -> list[torch.Tensor]:
-        """Run a call forward and backward, and return the tensors in its output."""
+    def run(
+        self, call: Call, *, backward: bool = True, seen: dict[int, torch.Tensor] | None = None
+    ) -> list[torch.Tensor]:
+        """Run a call forward and backward, with the loss that follows it where that runs again.
+
+        Args:
+            seen: takes the gradients of the outputs, by place.
+
+        Returns:
+            The tensors in its output, and the loss.
+        """
         if time.monotonic() > self.watched.until:
             raise Refused(NO_TIME)
         args, kwargs = self._given[call]
@@ -187,7 +198,15 @@ class Copy:
             ):
                 args, kwargs = tree_map(self._fed, (args, kwargs))
                 outputs = outputs_of(self._called[call.module](*args, **kwargs))
-            if backward:
+            if seen is not None:
+                for place, one in enumerate(outputs):
+                    if one.requires_grad and not one.is_leaf:
+                        one.register_hook(partial(seen.__setitem__, place))
+            if backward and call.loss is not None and self.watched.has_loss:
+                everywhere = (kind, on, dtype) if (on, dtype) != call.autocast[1:] else None
+                outputs.append(call.loss.run(outputs, self.modules, everywhere))
+                self._end_at(outputs[-1:], [call.loss.gradient])
+            elif backward:
                 self._backward(call, outputs)
         return outputs
 
@@ -210,10 +229,17 @@ class Copy:
         for place, end in zip(call.ends, ends, strict=True):
             if place not in seeds:
                 seeds[place] = numbers_like(end)
-        gradients = [seeds[place].to(end.dtype) for place, end in zip(call.ends, ends, strict=True)]
-        if self._scaler is not None:
-            gradients = self._scaler.scale(gradients)
-        torch.autograd.backward(ends, gradients)
+        self._end_at(ends, [seeds[place] for place in call.ends])
+
+    def _end_at(
+        self, ends: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None]
+    ) -> None:
+        """Run a backward from some tensors."""
+        got = [
+            torch.ones_like(end) if one is None else one.to(end.dtype)
+            for end, one in zip(ends, gradients, strict=True)
+        ]
+        torch.autograd.backward(ends, got if self._scaler is None else self._scaler.scale(got))
         if self._scaler is not None:
             self._scaler.unscale_(self._scaled)
             self._scaler.update()
@@ -268,6 +294,31 @@ class Copy:
             for key in self.watched.kept
             if key in after
         ]
+        try:
+            self._check_losses()
+        except Exception as error:
+            pass_on(error)
+            self.watched.why_no_loss = str(error) if isinstance(error, Refused) else reason(error)
+        self.watched.has_loss = self.watched.has_loss and not self.watched.why_no_loss
+
+    def _check_losses(self) -> None:
+        """Refuse to run losses again where one, or a gradient from it, is other than the step's."""
+        self.reset()
+        for call in self.watched.calls:
+            if call.loss is None or not self.watched.has_loss:
+                continue
+            seen: dict[int, torch.Tensor] = {}
+            set_random_states(call.random)
+            *_, loss = self.run(call, seen=seen)
+            if sorted(seen) != call.ends:
+                raise Refused("other outputs get gradients from it when it runs again")
+            real = [
+                call.seeded[one] if one in call.seeded else sample_of(call.gradients[one])
+                for one in call.ends
+            ]
+            far = relative([sample_of(seen[one]) for one in call.ends], real)
+            if not max(far, relative([sample_of(loss)], [call.loss.sample])) < _FAR:
+                raise Refused("it gives another loss, or other gradients, when it runs again")
 
     def _check_objects(self, call: Call) -> None:
         """Refuse a call that writes to an object that it is given: the next run would find that."""

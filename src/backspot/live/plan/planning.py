@@ -9,10 +9,10 @@ from functools import partial
 
 import torch
 
-from backspot.analysis.attribution.ownership import Special
 from backspot.interrupts import pass_on
 from backspot.live.acts import Act, Living
 from backspot.live.modules import class_name
+from backspot.live.plan.account import Account
 from backspot.live.plan.around import LOADER_S, Around
 from backspot.live.plan.copies import NO_TIME
 from backspot.live.plan.search import Search, why
@@ -28,7 +28,7 @@ from backspot.live.torch_internals.dynamo import (
 )
 from backspot.live.torch_internals.process import is_observed
 from backspot.live.trials.attempts import leaves_fast_path, own_memory
-from backspot.live.trials.trial import Live, step_of
+from backspot.live.trials.trial import Live
 from backspot.live.trials.twins import Refused
 from backspot.live.trials.untouched import TouchedError, untouched
 from backspot.results.plan import Plan, Rung
@@ -84,6 +84,7 @@ def _begun(report: Report, live: Living) -> Watching:
     if compilations():
         # Its code would be dropped with that of the copies.
         watching.why_not_compiled = "the process runs other compiled code"
+        watching.why_no_loss = watching.why_not_compiled  # a mode would have it compiled again
     if not watching.why_not:
         watching.begin()
     return watching
@@ -126,7 +127,7 @@ def with_plan(report: Report, live: Living, watching: Watching, seconds: int) ->
     names = ", ".join(class_name(watching.models[one]) for one in watching.copies)
     plan = Plan(
         f"a copy of {names or 'the model'}, forward and backward",
-        step_ns=step_of(report),
+        step_ns=Account.of(report).step,
         allowed_ns=seconds * 10**9,
     )
     try:
@@ -142,16 +143,11 @@ def with_plan(report: Report, live: Living, watching: Watching, seconds: int) ->
 def _made(plan: Plan, report: Report, live: Living, watching: Watching, until: float) -> Plan:
     if watching.why_not:
         raise Refused(watching.why_not)
-    scale = plan.step_ns / max(1, report.whole_ns)
-    phases: dict[str, int] = {one.name: round(scale * one.wall_ns) for one in report.phases}
+    account = Account.of(report)
     loading = loading_of(live.loader)
     of_loader = min(LOADER_S, (until - time.monotonic()) / 4) if loading else 0.0
-    outside = sum(row.wall_ns for row in report.modules if row.path == Special.OUTSIDE.path)
-    loss = phases.get("loss", 0) + round(scale * outside)
     of_batch = loading.batch_size if loading else 0
-    model = phases.get("forward", 0) + phases.get("backward", 0) - round(scale * outside)
-    fixed = plan.step_ns - model - loss - phases.get("data", 0)
-    search = Search(watching, plan.step_ns, model, fixed, loss, until - of_loader, of_batch)
+    search = Search(watching, account, until - of_loader, of_batch)
     ladder: list[Rung] = []
     others: list[Rung] = []
     next_limit = ""
@@ -169,12 +165,13 @@ def _made(plan: Plan, report: Report, live: Living, watching: Watching, until: f
         others = [
             replace(one, note="interrupted") if one.note == NO_TIME else one for one in others
         ]
-    rest = plan.step_ns - model
+    rest = search.rest_ns
     if any(one.axis == "optimizer" and one.step_ns for one in (*ladder, *others)):
-        rest -= phases.get("optimizer", 0)
+        rest -= account.optimizer
     others.sort(key=lambda one: not one.step_ns)
     return replace(
         plan,
+        what=plan.what.replace(", for", " with its loss, for") if watching.has_loss else plan.what,
         rungs=(*ladder, *others),
         rest_ns=max(0, rest) if search.base_ns else 0,
         batch=search.batch,

@@ -11,8 +11,10 @@ import torch
 
 from backspot.formatting import duration, size
 from backspot.interrupts import pass_on
+from backspot.live.plan.account import Account
 from backspot.live.plan.comparing import Results, TimeUp, ended_after, memory_of, predicted, timed
 from backspot.live.plan.copies import NO_TIME, Copy, batch_of
+from backspot.live.plan.room import room_on
 from backspot.live.plan.settings import (
     Setting,
     backends_of,
@@ -20,7 +22,7 @@ from backspot.live.plan.settings import (
     names_of_checkpoint,
     settings_of,
 )
-from backspot.live.plan.watching import Watching, room_on
+from backspot.live.plan.watching import Watching
 from backspot.live.torch_internals.dynamo import compilations
 from backspot.live.trials.measuring import reason
 from backspot.live.trials.twins import Refused
@@ -55,10 +57,7 @@ class Search:
     """Tries settings on copies until the time is up; what is known by then is in its attributes.
 
     Args:
-        step_ns: the step as it is.
-        model_ns: what of it is forward and backward of the models.
-        fixed_ns: what of the step does not grow with the batch.
-        loss_ns: what of the step is a loss outside of the models, forward and backward.
+        account: what the step takes as it is.
         of_loader: samples in a batch of the loader, 0 where that is not known.
         until: when the time is up, in seconds of ``time.monotonic``.
 
@@ -69,22 +68,13 @@ class Search:
     """
 
     def __init__(
-        self,
-        watched: Watching,
-        step_ns: int,
-        model_ns: int,
-        fixed_ns: int,
-        loss_ns: int,
-        until: float,
-        of_loader: int = 0,
+        self, watched: Watching, account: Account, until: float, of_loader: int = 0
     ) -> None:
-        self._watched, self._as_it_is = watched, step_ns
-        self._fixed_ns, self._loss_ns = fixed_ns, loss_ns
-        self._rest_ns = step_ns - model_ns  # what no copy runs
+        self._watched, self._account = watched, account
         self._until = watched.until = until
         self._of_loader = of_loader
         self.base_ns = self.batch = 0
-        self.step_ns = step_ns
+        self.step_ns = account.step
         self._ladder: list[Rung] = []
         self._tried: dict[Setting, Rung] = {}
         self._not_tried: dict[Setting, str] = {}
@@ -122,8 +112,8 @@ class Search:
         self._results = Results(base)
         self._best_memory = memory_of(base)
         self.base_ns = self._takes(base, begin)
-        if self.base_ns > _TOO_LONG * self._as_it_is:
-            takes = f"takes {duration(self.base_ns)}, and the whole step {duration(self._as_it_is)}"
+        if self.base_ns > _TOO_LONG * (step := self._account.step):
+            takes = f"takes {duration(self.base_ns)}, and the whole step {duration(step)}"
             raise Refused(f"forward and backward of a copy {takes}")
         worth = [one for one in settings if not one.why_not]
         cheap = [one for one in worth if not one.compiles]
@@ -165,7 +155,7 @@ class Search:
         """Try a setting on top of the best so far, where that may help."""
         single = self._tried[setting]
         taken = {one.axis for one in self._ladder}
-        hopeless = single.saves_ns < -_HOPELESS * self._as_it_is
+        hopeless = single.saves_ns < -_HOPELESS * self._account.step
         if setting.axis in taken or hopeless or (not self._ladder and single.verdict != "helps"):
             return
         self._try(setting)
@@ -249,14 +239,16 @@ class Search:
 
         That can take half as long in another precision, or half as long again with the casts.
         """
-        if rung.axis != "precision" or self._loss_ns < _LOSS * rung.before_ns:
+        loss, has_loss = self._account.loss, self._watched.has_loss
+        if rung.axis != "precision" or has_loss or loss < _LOSS * rung.before_ns:
             return rung
-        unknown = self._loss_ns // 2
+        unknown = loss // 2
         low, high = max(1, rung.low_ns - unknown), rung.high_ns + unknown
-        saved = f"the loss, {duration(self._loss_ns)} outside of the model, was not tried"
+        said = self._watched.why_no_loss or "no backward of it was seen"
+        not_tried = f"the loss, {duration(loss)} outside of the model, was not tried: {said}"
         sure = rung.verdict != "helps" or high < rung.before_ns
         verdict = rung.verdict if sure else "undecided"
-        note = "; ".join(filter(None, (rung.note, saved)))
+        note = "; ".join(filter(None, (rung.note, not_tried)))
         return replace(rung, low_ns=low, high_ns=high, verdict=verdict, note=note)
 
     def _scale(self, takes: int) -> float:
@@ -267,7 +259,13 @@ class Search:
         Args:
             takes: what the best copy takes now.
         """
-        return min(1.0, max(self.step_ns - self._rest_ns, 0) / max(1, takes))
+        return min(1.0, max(self.step_ns - self.rest_ns, 0) / max(1, takes))
+
+    @property
+    def rest_ns(self) -> int:
+        """What of the step no copy runs."""
+        with_loss = self._account.loss if self._watched.has_loss else 0
+        return self._account.step - self._account.model - with_loss
 
     def _check_memory(self, times: float) -> None:
         """Refuse what keeps so many times what a copy keeps, where the host's memory ends.
@@ -304,6 +302,7 @@ class Search:
     def _try_batch(self) -> None:
         """Try twice the batch, for as many samples as a step has now, before all is compiled."""
         rung = Rung("batch", "batch", tuple(one.setting for one in self._ladder), note=NO_TIME)
+        has_loss, self._watched.has_loss = self._watched.has_loss, False
         try:
             sizes = {batch_of(call): call.count for call in self._watched.calls}
             if len(sizes) != 1:
@@ -324,6 +323,8 @@ class Search:
         except Exception as error:
             pass_on(error)
             rung = replace(rung, note=why(error))
+        finally:
+            self._watched.has_loss = has_loss
         self._of_batch = rung
 
     def _second_is_batch(self) -> bool:
@@ -339,7 +340,7 @@ class Search:
         """
         scale = self._scale(takes)
         ends = variant.saves_ns, variant.saves_low_ns, variant.saves_high_ns
-        saved = [(scale * (takes + saves) + self._fixed_ns) / 2 for saves in ends]
+        saved = [(scale * (takes + saves) + self._account.fixed) / 2 for saves in ends]
         rung = replace(rung, note="for as many samples as a step has now")
         # Of a verdict on the copies, only that there were too few rounds is one on this.
         measured = "undecided" if ends[1] == ends[2] else ""

@@ -18,22 +18,14 @@ from typing import Any
 import torch
 
 from backspot.interrupts import pass_on
-from backspot.live.free_memory import spaces
+from backspot.live.plan.losses import Loss, LossWatch
+from backspot.live.plan.room import check_room, fits, sample_of
 from backspot.live.torch_internals.autograd import in_backward
 from backspot.live.torch_internals.process import hooks_of, tree_flatten, tree_map
 from backspot.live.trials.chains import autocast_of, tensors_of
 from backspot.live.trials.measuring import reason
-from backspot.live.trials.twins import (
-    Autocast,
-    Refused,
-    check_plain,
-    free_bytes,
-    size_of,
-    twin,
-)
+from backspot.live.trials.twins import Autocast, Refused, check_plain, twin
 
-_SAMPLE = 4096
-"""How many numbers of each output are kept, to compare a copy with the model."""
 _MOST_CALLS = 8
 """Calls of different kinds in a step: each is kept with its inputs, and run in each comparison."""
 _DEEPEST = 6
@@ -56,7 +48,8 @@ class Call:
         sizes: the shape of each tensor in its output.
         samples: some numbers of each.
         gradients: the gradient of each that got one, by its place.
-        seeded: places whose gradient was too large to keep.
+        seeded: some numbers of those that were too large to keep, by their place.
+        loss: what follows it up to the backward, if that can run again.
         reached: the names of the parameters that a backward from its outputs reaches.
         count: how often a step makes such a call.
         problem: why it cannot be made again, or ``""``.
@@ -71,7 +64,8 @@ class Call:
     sizes: list[torch.Size] = field(default_factory=list)
     samples: list[torch.Tensor] = field(default_factory=list)
     gradients: dict[int, torch.Tensor] = field(default_factory=dict)
-    seeded: set[int] = field(default_factory=set)
+    seeded: dict[int, torch.Tensor] = field(default_factory=dict)
+    loss: Loss | None = None
     reached: frozenset[str] = frozenset()
     count: int = 1
     problem: str = ""
@@ -96,7 +90,10 @@ class Watching:
         calls: the calls, each kind once.
         why_not: why they cannot be made again, or ``""``.
         why_not_compiled: why copies cannot be compiled, or ``""``.
+        why_no_loss: why the loss does not run after the copies, or ``""``.
         checkpoints: where modules of Python have ``checkpoint``, if the models call it.
+        has_loss: whether what follows the calls runs again too; not with another batch, of whose
+            size its functions may know.
         until: when the time of the plan is up, in seconds of ``time.monotonic``.
         keeps: bytes of the host's memory that a copy keeps from forward to backward; 0: not known.
         kept: what a call leaves other than it was, as a state that goes from call to call.
@@ -109,14 +106,16 @@ class Watching:
         self.models = list(dict.fromkeys([*roots, *parts]))
         self.copies: dict[int, torch.nn.Module] = {}
         self.calls: list[Call] = []
-        self.why_not = self.why_not_compiled = ""
+        self.why_not = self.why_not_compiled = self.why_no_loss = ""
         self.checkpoints: Sequence[tuple[dict[str, Any], str]] = ()
+        self.has_loss = False
         self.until = math.inf
         self.keeps = 0
         self.kept: frozenset[Kept] = frozenset()
         self._handles: list[Any] = []
         self._thread = 0
-        self._running: list[tuple[int, Call | None]] = []
+        self._running: list[tuple[Call | None, bool]] = []
+        self._losses = LossWatch(self.models, self.copies)
         self._kinds: dict[object, Call] = {}
 
     def begin(self) -> None:
@@ -128,9 +127,12 @@ class Watching:
                 one.register_forward_pre_hook(before, with_kwargs=True),
                 one.register_forward_hook(after, with_kwargs=True, always_call=True),
             ]
+        if not self.why_no_loss:
+            self._losses.begin()
 
     def end(self) -> None:
         """See no more."""
+        self._losses.end()
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -138,23 +140,30 @@ class Watching:
         self.why_not = self.why_not or next(iter(problems), "")
         if not self.calls and not self.why_not:
             self.why_not = "no step came that called the model"
+        self.why_no_loss = self.why_no_loss or self._losses.why_not
+        for call in self.calls:
+            call.loss = self._losses.losses.get(call)
+        self.has_loss = bool(self._losses.losses) and not self.why_no_loss
 
     def _before(self, number: int, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
         if threading.get_ident() != self._thread or self.why_not:
             return
+        self._losses.rests = True
         try:
             # A checkpoint runs its part again in the backward.
             inside = self._running or in_backward()
-            call = None if inside else self._noted(number, module, args, kwargs)
-            self._running.append((number, call))
+            outermost = (None, False) if inside else self._noted(number, module, args, kwargs)
+            self._running.append(outermost)
         except Refused as refused:
             self.why_not = str(refused)
         except Exception as error:
             pass_on(error)
             self.why_not = reason(error)
 
-    def _noted(self, number: int, module: torch.nn.Module, args: Any, kwargs: Any) -> Call | None:
-        """Return the call to fill in; ``None`` where one like it was seen."""
+    def _noted(
+        self, number: int, module: torch.nn.Module, args: Any, kwargs: Any
+    ) -> tuple[Call, bool]:
+        """Return the call, or the one like it that was seen, and whether it is the first."""
         given = list(tensors_of((args, kwargs)))
         check_plain(*given)
         held = [*module.parameters(), *module.buffers()]
@@ -165,59 +174,67 @@ class Watching:
         key = number, module.training, grad, autocast, shapes
         if key in self._kinds:
             self._kinds[key].count += 1
-            return None
+            return self._kinds[key], False
         if len(self.calls) == _MOST_CALLS:
             raise Refused(f"a step calls the models in more than {_MOST_CALLS} different ways")
         random = random_states()
         if number not in self.copies:
             check_plain(*held)
-            _check_room([*held, *given], _COPIES)
+            check_room([*held, *given], _COPIES)
             try:
                 self.copies[number] = copied_module(module)
             finally:
                 set_random_states(random)  # a module may draw numbers when it is copied
-        _check_room(given, 3)
+        check_room(given, 3)
         args, kwargs = copied_input((args, dict(kwargs)))
         call = Call(number, args, kwargs, autocast, grad, random)
         self._kinds[key] = call
         self.calls.append(call)
-        return call
+        return call, True
 
     def _after(
         self, number: int, module: torch.nn.Module, args: Any, kwargs: Any, output: Any
     ) -> None:
         if threading.get_ident() != self._thread or not self._running:
             return
-        _, call = self._running.pop()
+        call, is_first = self._running.pop()
         if call is None:
             return
         if output is None:  # the call raised an error, as one that is made again with less
-            self.calls.remove(call)
-            self._kinds = {key: one for key, one in self._kinds.items() if one is not call}
+            if is_first:
+                self.calls.remove(call)
+                self._kinds = {key: one for key, one in self._kinds.items() if one is not call}
             return
         try:
             outputs = outputs_of(output)
-            call.sizes = [one.shape for one in outputs]
-            call.samples = [sample_of(one) for one in outputs]
-            names = {id(one): name for name, one in module.named_parameters()}
-            found = reached_from(outputs)
-            call.reached = frozenset(names[id(one)] for one in found if id(one) in names)
-            for place, one in enumerate(outputs):
-                if one.requires_grad and not one.is_leaf:
-                    got = partial(self._got, call, place)
-                    self._handles.append(one.register_hook(got))
+            if is_first:
+                self._fill(call, module, outputs)
+            self._losses.follow(call, outputs, is_first=is_first)
+            self._losses.rests = False
         except Exception as error:
             pass_on(error)
             call.problem = reason(error)
 
+    def _fill(self, call: Call, module: torch.nn.Module, outputs: list[torch.Tensor]) -> None:
+        call.sizes = [one.shape for one in outputs]
+        call.samples = [sample_of(one) for one in outputs]
+        names = {id(one): name for name, one in module.named_parameters()}
+        found = reached_from(outputs)
+        call.reached = frozenset(names[id(one)] for one in found if id(one) in names)
+        for place, one in enumerate(outputs):
+            if one.requires_grad and not one.is_leaf:
+                got = partial(self._got, call, place)
+                self._handles.append(one.register_hook(got))
+
     def _got(self, call: Call, place: int, gradient: torch.Tensor) -> None:
+        self._losses.rests = True
         try:
             if place in call.ends:
                 call.problem = "an output of the model goes through more than one backward"
             elif fits([gradient], 2):
                 call.gradients[place] = twin(gradient.detach())
             else:
-                call.seeded.add(place)
+                call.seeded[place] = sample_of(gradient)
         except Exception as error:
             pass_on(error)
             call.problem = reason(error)
@@ -337,12 +354,6 @@ def reached_from(outputs: list[torch.Tensor]) -> list[torch.Tensor]:
     return leaves
 
 
-def sample_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return some of the numbers of a tensor, evenly chosen."""
-    flat = tensor.detach().reshape(-1) if tensor.numel() <= _SAMPLE else tensor.detach().flatten()
-    return flat[:: max(1, len(flat) // _SAMPLE)][:_SAMPLE].clone().float()
-
-
 def random_states() -> tuple[Any, ...]:
     """Return the states of the generators that a model may draw from."""
     numpy: Any = sys.modules.get("numpy")
@@ -363,25 +374,3 @@ def set_random_states(states: tuple[Any, ...]) -> None:
     random.setstate(of_python)
     if of_numpy is not None:
         sys.modules["numpy"].random.set_state(of_numpy)
-
-
-def fits(tensors: list[torch.Tensor], times: float) -> bool:
-    """Whether so many times these tensors take at most half of the memory that is free."""
-    return not tensors or times * sum(map(size_of, tensors)) <= room_on(tensors[0].device)
-
-
-def room_on(device: torch.device) -> float:
-    """Return what copies may take of the memory of a device: half of what is free."""
-    free = (
-        [int(torch.cuda.mem_get_info(device)[0])]
-        if device.type == "cuda"
-        else [space.free for space in spaces()]
-    )
-    # Only Linux tells; elsewhere as much as a trial takes is safe.
-    return min(free) / 2 if free else free_bytes(device)
-
-
-def _check_room(tensors: list[torch.Tensor], times: float) -> None:
-    if not fits(tensors, times):
-        size = sum(map(size_of, tensors)) / 2**20
-        raise Refused(f"copies of {size:,.0f} MiB do not fit into the memory that is free")
