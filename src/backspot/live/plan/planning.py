@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -20,6 +21,7 @@ from backspot.live.plan.watching import Watching
 from backspot.live.ranks import rank_and_ranks
 from backspot.live.torch_internals.autograd import hears_its_gradient
 from backspot.live.torch_internals.batches import loading_of
+from backspot.live.torch_internals.collectives import shortest_timeout
 from backspot.live.torch_internals.dynamo import (
     compilations,
     compiled_modules,
@@ -39,6 +41,8 @@ _TALKS = (
     *("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "DataParallel"),
     "SyncBatchNorm",
 )
+_OVERRUN_S, _LEAST_S = 10.0, 5.0
+"""By how much a plan may take longer than it should, and how long a useful one takes at least."""
 
 
 class Planning(Act):
@@ -79,7 +83,7 @@ class Planning(Act):
 
 def _begun(report: Report, live: Living) -> Watching:
     """Begin to watch a step, or say why it must not be watched."""
-    watching = Watching(live.models)
+    watching = Watching(_replicas(live))
     watching.why_not = live.why_no_step or _why_not(report, live)
     if compilations():
         # Its code would be dropped with that of the copies.
@@ -92,10 +96,15 @@ def _begun(report: Report, live: Living) -> Watching:
 
 def _why_not(report: Report, live: Living) -> str:
     """Return why copies of this training cannot be run apart from it, ``""`` if they may."""
-    ranks = rank_and_ranks()[1]
-    if ranks > 1:
-        return f"the {ranks} ranks of a job would wait for the one that plans"
-    parts = [part for model in live.models.values() for part in model.modules()]
+    if _most_seconds() < _LEAST_S:
+        waits = shortest_timeout()
+        if waits is None:
+            return "how long the other ranks wait for this one is not known"
+        return (
+            f"the other ranks wait for this one for {waits:.0f} s at most, and a plan needs "
+            f"{2 * (_OVERRUN_S + _LEAST_S):.0f}: init_process_group(timeout=...) sets that"
+        )
+    parts = [part for model in _replicas(live).values() for part in model.modules()]
     for part in parts:
         if not {one.__name__ for one in type(part).__mro__}.isdisjoint(_TALKS):
             return f"{type(part).__name__} talks to other ranks"
@@ -117,6 +126,24 @@ def _why_not(report: Report, live: Living) -> str:
     return "a mode of the training sees its functions" if is_observed() else ""
 
 
+def _most_seconds() -> float:
+    """Return how long a plan may take: while this rank plans, the others wait in their step.
+
+    They give up after a time that is set for their group; half of that is for all else.
+    """
+    if rank_and_ranks()[1] < 2:
+        return math.inf
+    return (shortest_timeout() or 0.0) / 2 - _OVERRUN_S
+
+
+def _replicas(live: Living) -> dict[str, torch.nn.Module]:
+    """Return the models without ``DistributedDataParallel``, which only sends their gradients."""
+    wrapper = torch.nn.parallel.DistributedDataParallel
+    return {
+        name: one.module if isinstance(one, wrapper) else one for name, one in live.models.items()
+    }
+
+
 def with_plan(report: Report, live: Living, watching: Watching, seconds: int) -> Report:
     """Return the report with what the settings give; an interrupt ends the plan, not the training.
 
@@ -124,6 +151,8 @@ def with_plan(report: Report, live: Living, watching: Watching, seconds: int) ->
         watching: the calls of one step, ended.
     """
     begin = time.monotonic()
+    if not watching.why_not:
+        seconds = int(min(seconds, _most_seconds()))
     names = ", ".join(class_name(watching.models[one]) for one in watching.copies)
     plan = Plan(
         f"a copy of {names or 'the model'}, forward and backward",
@@ -175,7 +204,18 @@ def _made(plan: Plan, report: Report, live: Living, watching: Watching, until: f
         rungs=(*ladder, *others),
         rest_ns=max(0, rest) if search.base_ns else 0,
         batch=search.batch,
-        next_limit=next_limit,
+        next_limit=" ".join(filter(None, (_of_ranks(ladder), next_limit))),
+    )
+
+
+def _of_ranks(ladder: Sequence[Rung]) -> str:
+    """Say what no copy of one rank shows."""
+    rank, ranks = rank_and_ranks()
+    if ranks < 2 or not ladder:
+        return ""
+    return (
+        f"Tried on rank {rank} of {ranks}: what the ranks send each other stays as it is, and a "
+        "step that waits for it is at best so short."
     )
 
 

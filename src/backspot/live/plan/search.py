@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import statistics
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 
 import torch
@@ -23,6 +24,8 @@ from backspot.live.plan.settings import (
     settings_of,
 )
 from backspot.live.plan.watching import Watching
+from backspot.live.ranks import rank_and_ranks
+from backspot.live.torch_internals.collectives import NoCollectives
 from backspot.live.torch_internals.dynamo import compilations
 from backspot.live.trials.measuring import reason
 from backspot.live.trials.twins import Refused
@@ -103,8 +106,11 @@ class Search:
         """
         self._best = base = Copy(self._watched)
         names = names_of_checkpoint()
-        with counted_checkpoints(names) as calls:
+        talks = Refused("the model talks to other ranks, which do not run its copy")
+        alone = NoCollectives(talks) if rank_and_ranks()[1] > 1 else nullcontext()
+        with counted_checkpoints(names) as calls, alone:
             base.check()
+            base.run_all()
         self._watched.checkpoints = names if calls else ()
         settings = settings_of(self._watched, base.device)
         self._not_tried = {one: one.why_not or NO_TIME for one in settings}

@@ -12,7 +12,7 @@
 - ``allocator.py``: the allocator of CUDA devices when no memory is left.
 - ``attention.py``: which kernels attention runs, and could run.
 - ``batches.py``: how a ``DataLoader`` hands out batches.
-- ``store.py``: what the ranks of a job share.
+- ``store.py``: what the ranks of a job share. ``collectives.py``: what they take part in together.
 - ``lookup.py``: finds a part of PyTorch now, or once it is loaded.
 
 The policy of these files:
