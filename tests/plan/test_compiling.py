@@ -73,6 +73,24 @@ def test_a_training_that_compiles_later_does_so_as_often_as_without_a_plan(repor
     assert graphs_of(model, range(2, 9)) == graphs_of(made(), range(2, 9)) == 7
 
 
+def test_a_compiled_loss_is_compiled_as_often_as_without_a_plan(report, forget_graphs):
+    made = []
+
+    def backend(graph, _):
+        made.append(graph)
+        return graph.forward
+
+    loss = torch.compile(lambda out: out.square().mean(), backend=backend)
+    model, x = nn.Linear(8, 8), torch.ones(4, 8)
+    step = lambda: loss(model(x)).backward()  # noqa: E731
+    step()
+    plan = planned(report, step, model, 20)
+    step()
+    assert not plan.why_not
+    assert plan.what == "a copy of Linear, forward and backward"
+    assert len(made) == 1
+
+
 def test_compiling_ends_when_the_time_is_up(report, tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # nothing is built there
     before = signal.getsignal(signal.SIGALRM)

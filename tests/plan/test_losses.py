@@ -156,6 +156,53 @@ def test_a_scaled_loss_runs_again(report):
     assert not why_no_loss(planned(report, stepping(model, torch.randn(8, 4), loss=loss), model))
 
 
+class Adversarial:
+    """A generator and a discriminator, with a backward for each call or for both together."""
+
+    def __init__(self, *, together):
+        torch.manual_seed(0)
+        self.made, self.judged, self.together = nn.Linear(4, 4), nn.Linear(4, 1), together
+        both = (self.made, self.judged)
+        self.optimizers = [torch.optim.Adam(one.parameters(), 1e-2) for one in both]
+        self.losses = []
+
+    def loss(self, out, *, real):
+        target = torch.ones_like(out) if real else torch.zeros_like(out)
+        return functional.binary_cross_entropy_with_logits(out, target)
+
+    def step(self):
+        of_made, of_judged = self.optimizers
+        fake = self.made(torch.randn(8, 4))
+        of_judged.zero_grad()
+        one = self.loss(self.judged(torch.randn(8, 4)), real=True)
+        if not self.together:
+            one.backward()
+        other = self.loss(self.judged(fake.detach()), real=False)
+        (one + other if self.together else other).backward()
+        of_judged.step()
+        of_made.zero_grad()
+        loss = self.loss(self.judged(fake), real=True)
+        loss.backward()
+        of_made.step()
+        self.losses.append(loss.item())
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_each_backward_of_a_step_has_its_loss(report, together):
+    plain, tried = Adversarial(together=together), Adversarial(together=together)
+    torch.manual_seed(1)
+    for _ in range(4):
+        plain.step()
+    torch.manual_seed(1)
+    tried.step()
+    plan = planned(report, tried.step, tried.made, tried.judged, optimizers=tried.optimizers)
+    tried.step()
+    tried.step()
+    assert ("several calls" if together else "") in why_no_loss(plan)
+    assert together or not why_no_loss(plan)
+    assert tried.losses == plain.losses
+
+
 # What is not run again ----------------------------------------------------------------------------
 
 

@@ -204,7 +204,10 @@ class Copy:
                         one.register_hook(partial(seen.__setitem__, place))
             if backward and call.loss is not None and self.watched.has_loss:
                 everywhere = (kind, on, dtype) if (on, dtype) != call.autocast[1:] else None
+                resided = resident()
                 outputs.append(call.loss.run(outputs, self.modules, everywhere))
+                if seen is not None:
+                    self.watched.keeps += max(0, resident() - resided)
                 self._end_at(outputs[-1:], [call.loss.gradient])
             elif backward:
                 self._backward(call, outputs)

@@ -9,8 +9,9 @@ writes to a tensor from before the loss.
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import count, groupby
 from typing import Any
 
@@ -18,14 +19,12 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from backspot.interrupts import pass_on
+from backspot.interrupts import contained, pass_on
 from backspot.live.plan.room import fits, sample_of
 from backspot.live.torch_internals.process import innermost_mode, tree_flatten, tree_map, version_of
 from backspot.live.trials.chains import autocast_of, tensors_of
 from backspot.live.trials.measuring import reason
 from backspot.live.trials.twins import Autocast, Refused, check_plain, twin
-
-_NO_CHAIN = "its backward begins at a tensor that no function after the model has made"
 
 
 @dataclass(eq=False)
@@ -50,28 +49,32 @@ class _Operation:
     args: Any
     kwargs: Any
     modes: tuple[bool, Autocast]
-    writes: bool
+
+
+Source = Callable[[Sequence[torch.Tensor], Mapping[int, torch.nn.Module]], torch.Tensor]
+"""Returns a tensor, given the outputs of a call and the copies of the models by number."""
+
+
+def _nowhere(*_: object) -> torch.Tensor:
+    raise Refused("a tensor that it is made of was not kept")
 
 
 @dataclass(eq=False)
 class _Value:
-    """A tensor of the step, and where a further run has it from: one of the attributes.
+    """A tensor of the step, and where a further run has it from.
 
     Attributes:
         made: the operation that makes it, and which of its results it is.
-        output: the call that returned it, its place among the outputs, and whether the call was
-            the first of its kind.
-        parameter: the model and the name of a parameter.
-        given: a copy.
-        why_not: why there is none.
+        source: what returns it, if no operation of the loss makes it.
+        call: which call of a model has returned it, and whether that was the first of its kind.
+        why_not: why a further run has it from nowhere, or ``""``.
     """
 
     memory: _Memory
     requires_grad: bool
     made: tuple[_Operation, int] | None = None
-    output: tuple[Hashable, int, bool] | None = None
-    parameter: tuple[int, str] | None = None
-    given: torch.Tensor | None = None
+    source: Source = _nowhere
+    call: tuple[Hashable, bool] | None = None
     why_not: str = ""
 
 
@@ -88,7 +91,6 @@ class Loss:
     gradient: torch.Tensor | None
     _root: _Value
     _operations: Sequence[_Operation]
-    _leaves: Sequence[_Value]
 
     def run(
         self,
@@ -102,34 +104,22 @@ class Loss:
             modules: the copies of the models, by number.
             autocast: the autocast around all of it; ``None``: that of the step.
         """
-        made: dict[Any, Any] = {}
-        for value in self._leaves:
-            if value.output is not None:
-                made[value] = outputs[value.output[1]]
-            elif value.parameter is not None:
-                number, name = value.parameter
-                made[value] = modules[number].get_parameter(name)
-            elif value.given is not None:
-                value.given.grad = None
-                made[value] = value.given
+        results: dict[_Operation, list[Any]] = {}
 
         def of(one: Any) -> Any:
             if not isinstance(one, _Value):
                 return one
-            if one.made is None:
-                return made[one]
-            operation, place = one.made
-            return made[operation][place]
+            if one.made is not None:
+                operation, place = one.made
+                return results[operation][place]
+            return one.source(outputs, modules)
 
         for (grad, own), several in groupby(self._operations, key=lambda one: one.modes):
             kind, on, dtype = autocast or own
-            with (
-                torch.set_grad_enabled(grad),
-                torch.autocast(kind, enabled=on, dtype=dtype),
-            ):
+            with torch.set_grad_enabled(grad), torch.autocast(kind, enabled=on, dtype=dtype):
                 for one in several:
                     args, kwargs = tree_map(of, (one.args, one.kwargs))
-                    made[one] = tree_flatten(one.function(*args, **kwargs))[0]
+                    results[one] = tree_flatten(one.function(*args, **kwargs))[0]
         loss: torch.Tensor = of(self._root)
         return loss
 
@@ -176,6 +166,8 @@ class LossWatch(TorchFunctionMode):  # type: ignore[misc] # untyped
             self.__exit__(None, None, None)
         self.rests = True
         self._known.clear()
+        self._writes.clear()
+        self._copies.clear()  # losses have those that they need
 
     def follow(self, call: Hashable, outputs: Sequence[torch.Tensor], *, is_first: bool) -> None:
         """See what follows a call.
@@ -187,7 +179,7 @@ class LossWatch(TorchFunctionMode):  # type: ignore[misc] # untyped
         for place, one in enumerate(outputs):
             if one.requires_grad:
                 memory = _Memory(version_of(one), is_own=True)
-                value = _Value(memory, True, output=(call, place, is_first))
+                value = _Value(memory, True, source=partial(_output, place), call=(call, is_first))
                 if type(one) is not torch.Tensor:
                     value.why_not = f"the model returns a {type(one).__name__}"
                 self._known[one] = value
@@ -195,25 +187,19 @@ class LossWatch(TorchFunctionMode):  # type: ignore[misc] # untyped
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the function as it is, and note what a loss needs."""
         kwargs = kwargs or {}
+        if func is torch.Tensor.backward and not self.rests:
+            try:
+                self._ends(*args, **kwargs)
+            except Exception as error:
+                pass_on(error)
+                self.why_not = self.why_not or reason(error)
+            self.rests = True
         if self.rests:
             return func(*args, **kwargs)
-        before: list[tuple[torch.Tensor, int]] = []
-        try:
-            if func is torch.Tensor.backward:
-                self._ends(*args, **kwargs)
-                self.rests = True
-            else:
-                before = [(one, version_of(one)) for one in tensors_of((args, kwargs))]
-        except Exception as error:
-            pass_on(error)
-            self.why_not = self.why_not or reason(error)
+        before = [(one, version_of(one)) for one in tensors_of((args, kwargs))]
         output = func(*args, **kwargs)
-        if self.rests:
-            return output
-        try:
+        with contained():  # at worst nothing has made what it returns
             self._note(func, args, kwargs, output, before)
-        except Exception as error:  # then nothing has made what it returns
-            pass_on(error)
         return output
 
     def _note(
@@ -224,91 +210,92 @@ class LossWatch(TorchFunctionMode):  # type: ignore[misc] # untyped
         output: Any,
         before: Sequence[tuple[torch.Tensor, int]],
     ) -> None:
+        """Note a function.
+
+        Args:
+            before: the tensors that it was given, and how often each was written until then.
+        """
+        written = {id(one) for one, version in before if version_of(one) != version}
         results = tree_flatten(output)[0]
-        if not any(isinstance(one, torch.Tensor) for one in (*results, *self._written(before))):
+        if not written and not any(isinstance(one, torch.Tensor) for one in results):
             return
-        why_not = ""
-        if func is torch.autograd.grad or any(
-            isinstance(one, torch.Generator) for one in tree_flatten((args, kwargs))[0]
-        ):
-            why_not = f"{func.__name__} cannot run again apart from the training"
         given = {id(one): self._value(one, version) for one, version in before}
-        written = [given[id(one)] for one in self._written(before)]
-        if any(not one.memory.is_own for one in written):
+        foreign = {one for one in written if not given[one].memory.is_own}
+        leaves = tree_flatten((args, kwargs))[0]
+        why_not = ""
+        if func is torch.autograd.grad or any(isinstance(one, torch.Generator) for one in leaves):
+            why_not = f"{func.__name__} cannot run again apart from the training"
+        elif foreign:
             why_not = f"{func.__name__} writes to a tensor that the loss has not made"
         device = next((one.device for one, _ in before), torch.device("cpu"))
-        args, kwargs = tree_map(lambda one: given.get(id(one), one), (args, kwargs))
         modes = torch.is_grad_enabled(), autocast_of(device)
-        operation = _Operation(next(self._numbers), func, args, kwargs, modes, bool(written))
-        for one, _ in before:
-            given[id(one)].memory.version = version_of(one)
-        if written and not why_not:
+        args, kwargs = tree_map(lambda one: given.get(id(one), one), (args, kwargs))
+        operation = _Operation(next(self._numbers), func, args, kwargs, modes)
+        if written and not foreign:
             self._writes.append(operation)
-        forgotten = set()
-        for one in self._written(before):
-            if not given[id(one)].memory.is_own:
-                self._known.pop(one, None)  # what it has now is copied once that is used
-                forgotten.add(id(one))
-            elif one.requires_grad != given[id(one)].requires_grad:
-                given[id(one)].requires_grad = one.requires_grad
-        homes = {one.untyped_storage().data_ptr(): given[id(one)].memory for one, _ in before}
+        homes = dict[int, _Memory]()
+        for one, _ in before:
+            value = given[id(one)]
+            value.memory.version = version_of(one)
+            homes[one.untyped_storage().data_ptr()] = value.memory
+            if id(one) in foreign:
+                del self._known[one]  # what it has now is copied once that is used
+            elif id(one) in written:
+                value.requires_grad = one.requires_grad
         for place, one in enumerate(results):
-            if not isinstance(one, torch.Tensor) or id(one) in forgotten:
-                continue
-            memory = homes.get(one.untyped_storage().data_ptr()) if one.numel() else None
-            memory = memory or _Memory(version_of(one), is_own=True)
-            made = (operation, place)
-            self._known[one] = _Value(memory, one.requires_grad, made, why_not=why_not)
-
-    @staticmethod
-    def _written(before: Sequence[tuple[torch.Tensor, int]]) -> list[torch.Tensor]:
-        return [one for one, version in before if version_of(one) != version]
+            if isinstance(one, torch.Tensor) and id(one) not in foreign:
+                home = homes.get(one.untyped_storage().data_ptr()) if one.numel() else None
+                memory = home or _Memory(version_of(one), is_own=True)
+                made = operation, place
+                self._known[one] = _Value(memory, one.requires_grad, made, why_not=why_not)
 
     def _value(self, tensor: torch.Tensor, version: int) -> _Value:
         """Return the value of a tensor that was written so often when the function began."""
         found: _Value | None = self._known.get(tensor)
+        if found is not None and found.memory.version != version:
+            if found.memory.is_own or found.made is not None:
+                found.why_not = "a tensor of the loss is written by what is not seen"
+            else:
+                found = None  # its copy is of another time
+        elif found is not None and found.requires_grad != tensor.requires_grad:
+            found.why_not = "an autograd function of its own is part of it"
         if found is None:
             found = self._known[tensor] = self._begun(tensor, version)
-        elif found.memory.version != version:
-            if not found.memory.is_own and found.made is None:  # its copy is of another time
-                found = self._known[tensor] = self._begun(tensor, version)
-            else:
-                found.why_not = "a tensor of the loss is written by what is not seen"
-        elif found.requires_grad != tensor.requires_grad:
-            found.why_not = "an autograd function of its own is part of it"
         return found
 
     def _begun(self, tensor: torch.Tensor, version: int) -> _Value:
         """Return the value of a tensor that the loss has not made."""
         value = _Value(_Memory(version, is_own=False), tensor.requires_grad)
         try:
-            value.parameter = self._place(tensor)
-            if value.parameter is not None:
-                return value
-            if tensor.requires_grad and not tensor.is_leaf:
-                raise Refused("it follows from more than the outputs of a model")
-            check_plain(tensor)
-            if not fits([*self._copies, tensor], 2):
-                raise Refused("copies of what it is given do not fit into the free memory")
-            value.given = twin(tensor)
-            self._copies.append(value.given)
+            value.source = self._parameter(tensor) or self._copy(tensor)
         except Refused as refused:
             value.why_not = str(refused)
         return value
 
-    def _place(self, tensor: torch.Tensor) -> tuple[int, str] | None:
-        """Return the number of the model, and the name, of a parameter that copies have."""
-        if not isinstance(tensor, torch.nn.Parameter):
-            return None
-        return next(
-            (
-                (number, name)
-                for number in self._copied
-                for name, one in self._models[number].named_parameters()
-                if one is tensor
-            ),
-            None,
-        )
+    def _parameter(self, tensor: torch.Tensor) -> Source | None:
+        """Return what a parameter of the models is in a copy of them."""
+        if isinstance(tensor, torch.nn.Parameter):
+            for number in self._copied:
+                for name, one in self._models[number].named_parameters():
+                    if one is tensor:
+                        return lambda _, modules: modules[number].get_parameter(name)
+        return None
+
+    def _copy(self, tensor: torch.Tensor) -> Source:
+        """Return a copy of what else the loss is given."""
+        if tensor.requires_grad and not tensor.is_leaf:
+            raise Refused("it follows from more than the outputs of a model")
+        check_plain(tensor)
+        if not fits([*self._copies, tensor], 2):
+            raise Refused("copies of what it is given do not fit into the free memory")
+        copy = twin(tensor)
+        self._copies.append(copy)
+
+        def given(*_: object) -> torch.Tensor:
+            copy.grad = None
+            return copy
+
+        return given
 
     def _ends(
         self,
@@ -319,42 +306,44 @@ class LossWatch(TorchFunctionMode):  # type: ignore[misc] # untyped
         inputs: Any = None,
     ) -> None:
         """Keep what has made the tensor that a backward begins at."""
-        values, operations = self._behind(self._value(root, version_of(root)))
+        value = self._value(root, version_of(root))
+        values, operations = self._behind(value)
         self._writes.clear()
-        calls = {one.output[::2] for one in values if one.output is not None}
+        calls = {one.call for one in values if one.call is not None}
         if calls and not any(is_first for _, is_first in calls):
-            return  # as the first call of that kind
+            return  # as after the first call of that kind
         why_not = next((one.why_not for one in values if one.why_not), "")
         if create_graph or inputs is not None:
             why_not = "its backward is another one than that of a training"
         elif not calls:
-            why_not = why_not or _NO_CHAIN
+            why_not = why_not or "its backward begins at what no function after a model has made"
         elif len(calls) > 1:
             why_not = "it follows from several calls of the models"
-        elif len(self.losses.keys() & {call for call, _ in calls}):
+        elif any(call in self.losses for call, _ in calls):
             why_not = "a backward comes more than once after a call"
         self.why_not = self.why_not or why_not
-        if self.why_not or not operations:  # a model may return its loss
-            return
-        begins = None if gradient is None else twin(gradient)
-        root_value = self._known[root]
-        (call, _), *_ = calls
-        self.losses[call] = Loss(sample_of(root), begins, root_value, operations, values)
+        if operations and not self.why_not:  # a model may return its loss
+            ((call, _),) = calls
+            begins = None if gradient is None else twin(gradient)
+            self.losses[call] = Loss(sample_of(root), begins, value, operations)
 
     def _behind(self, root: _Value) -> tuple[list[_Value], list[_Operation]]:
         """Return all values and operations that a value is made by, and those that write."""
-        values, operations = {root: None}, dict[_Operation, None]()
-        pending = [root]
-        for one in self._writes:
-            operations[one] = None
-            pending += _values_of(one)
+        operations = dict.fromkeys(self._writes)
+        values = dict.fromkeys([root, *(each for one in self._writes for each in _values_of(one))])
+        pending = [*values]
         while pending:
-            value = pending.pop()
-            values[value] = None
-            if value.made is not None and value.made[0] not in operations:
-                operations[value.made[0]] = None
-                pending += _values_of(value.made[0])
+            made = pending.pop().made
+            if made is not None and made[0] not in operations:
+                operations[made[0]] = None
+                more = _values_of(made[0])
+                values.update(dict.fromkeys(more))
+                pending += more
         return [*values], sorted(operations, key=lambda one: one.number)
+
+
+def _output(place: int, outputs: Sequence[torch.Tensor], _: object) -> torch.Tensor:
+    return outputs[place]
 
 
 def _values_of(operation: _Operation) -> list[_Value]:

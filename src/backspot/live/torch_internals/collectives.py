@@ -32,6 +32,7 @@ class NoCollectives(TorchDispatchMode):  # type: ignore[misc] # untyped
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator, unless ranks take part in it."""
-        if "c10d" in func.namespace or func.namespace == "symm_mem":
+        namespace = getattr(func, "namespace", "")
+        if "c10d" in namespace or namespace == "symm_mem":
             raise self._error
         return func(*args, **(kwargs or {}))
