@@ -34,8 +34,7 @@ FLOORS = (
     ("analysis.attribution",),
     ("analysis.accounting", "analysis.caveats"),
     ("analysis.recording",),
-    ("analysis.host",),
-    ("analysis.findings",),
+    ("analysis.findings", "analysis.host"),
     ("analysis.replay", "analysis.memory"),
     ("analysis",),
     ("render",),
@@ -55,11 +54,9 @@ WITH_TORCH = ("live", "integrations", "commands.demo")
 # The files of the core that still import a file of a part.
 ARROWS = {
     ("commands/_console.py", "render/comparison.py"),
-    ("commands/show.py", "render/host.py"),
     ("live/profiling.py", "live/loaders.py"),
     ("live/profiling.py", "live/step_log.py"),
     ("live/profiling.py", "render/labelled_trace.py"),
-    ("live/recording.py", "live/host_marks.py"),
     ("live/recording.py", "live/step_log.py"),
     ("render/html/_page_data.py", "render/html/_findings.py"),
 }

@@ -26,6 +26,8 @@ WORDS = {
     "memory": r"held_bytes|profile_memory|at_peak_bytes|kept_bytes|Memory(Of\w+|Share|Timeline)",
     "ranks": r"JobReport|RankCost|Gathering|gathering_of",
     "trials": r"tried|trials?|Tried|Trying|Variant|with_trials",
+    "host": r"HostLine|StepPicture|Wait|places_in|picture|render_lines|step_lanes|with_host"
+    r"|without_waits",
     "plan": r"plan|[Pp]lan_\w+|Plan|Planning|PlannedStep|PlanOutcome|planned|Rung|InRun",
 }
 """What a part calls its own, as a pattern of names; in pages, of words."""
@@ -34,6 +36,7 @@ FIELDS = {
     "ranks": ("JobReport", "RankCost"),
     "trials": ("tried", "Tried", "Variant", "plan"),
     "plan": ("plan", "Plan", "Rung"),
+    "host": ("HostLine", "StepPicture", "launches", "picture", "waits", "without_waits"),
 }
 """What the JSON schema has of it, if anything."""
 IMPORTS = """
@@ -101,6 +104,7 @@ def test_what_is_left_without_a_part_is_whole(
         return done.stdout
 
     assert "backward" in run("-c", IMPORTS + REPORTS, str(RECORDING))
+    assert "backward" in run("-m", "backspot", "show", str(RECORDING))
     schema = run("-m", "backspot.render.json")
     assert not [field for field in FIELDS[part] if f'"{field}"' in schema]
     run("-m", "mypy", "--cache-dir", str(cache))

@@ -32,6 +32,11 @@ def labelled(name: str, class_name: str) -> str:
     return f"{name} ({class_name})" if class_name not in ("", name) else name
 
 
+def place_of(file: str, line: int, last_line: int) -> str:
+    """Return ``file:line``, or ``file:line-last_line``."""
+    return f"{file}:{line}" + (f"-{last_line}" if last_line > line else "")
+
+
 def quoted(value: object) -> str:
     """Return the ``repr`` of an argument for an error message, at most 120 characters."""
     try:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from backspot import Report
-from backspot.analysis.host.batches import Batches, find_batches
+from backspot.analysis.accounting.batches import Batches, find_batches
 from backspot.analysis.recording import Options, Recording
 from backspot.pipeline import report_of
 from backspot.results.training import LoaderUse, Training

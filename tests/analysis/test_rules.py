@@ -13,10 +13,8 @@ import pytest
 import backspot
 from backspot.analysis.findings import Evidence, Found, all_rules, find_all
 from backspot.analysis.findings.observations import launching
-from backspot.analysis.host import waits_in
 from backspot.analysis.parts import RULES
 from backspot.analysis.recording import Options, Recording
-from backspot.analysis.typical import every_step
 from backspot.pipeline import report_of
 from backspot.results.findings import Finding, Saving, in_order
 from backspot.trace import read_events
@@ -71,9 +69,7 @@ def test_no_span_launches_too_slowly_for_a_gpu_that_is_busy_for_nine_tenths(time
     recording = Recording.of(read_events(path))
     busy = sum(phase.busy_ns for phase in backspot.locate(path).phases)
     report = report_of(recording, Options(real_steps=(int(times * busy),)))
-    ledger, typical = recording.ledger, recording.typical
-    evidence = Evidence(recording.events, ledger, report, typical, waits_in(recording), None)
-    assert launching(evidence).any() == waits
+    assert launching(Evidence(recording, report)).any() == waits
 
 
 @pytest.mark.parametrize(
@@ -89,8 +85,8 @@ def test_checkpointing_says_where_memory_is_left(
 ) -> None:
     path = DATA / "findings" / "recompute_tower_recommender.trace.json.gz"
     recording, report = Recording.of(read_events(path)), backspot.locate(path)
-    of = recording.events, recording.ledger, report, every_step(report.steps), waits_in(recording)
-    found = {one.rule: one for one in find_all(Evidence(*of, reserved)).findings}["recompute"]
+    evidence = Evidence(recording, report, reserved)
+    found = {one.rule: one for one in find_all(evidence).findings}["recompute"]
     assert ("while memory is left" in found.title) is left
     assert ("At most 9.5 of 80.0 GB" in found.seen) is left
 
@@ -152,9 +148,7 @@ def test_a_view_is_no_work_of_a_processor(tmp_path) -> None:
 def test_launches_of_another_cause_are_not_found_twice() -> None:
     path = DATA / "findings" / "launch_cells_recommender.trace.json.gz"
     recording, report = Recording.of(read_events(path)), backspot.locate(path)
-    evidence = Evidence(
-        recording.events, recording.ledger, report, every_step(report.steps), waits_in(recording)
-    )
+    evidence = Evidence(recording, report)
     (rule,) = (one for one in all_rules() if one.name == "launch-bound")
     ownership = evidence.ownership
     owners = [ownership.owners.path(owner) for owner in ownership.owner.tolist()]

@@ -29,7 +29,7 @@ from torch.utils.data import (  # noqa: E402
 )
 
 import backspot  # noqa: E402
-from backspot.analysis.host.batches import find_batches  # noqa: E402
+from backspot.analysis.accounting.batches import find_batches  # noqa: E402
 from backspot.live import loaders  # noqa: E402
 from backspot.live.loaders import Fetch  # noqa: E402
 from backspot.live.torch_internals.batches import loading_of  # noqa: E402

@@ -32,9 +32,8 @@ PARTS = {
     r"|render/_?out_of_memory",
     "limits": r"accounting/(formulas/|work|peaks)|(render|commands)/_limits|html/_roofline",
     "what if": r"analysis/replay/",
+    "host": r"analysis/host/|findings/rules/lines|(render|commands)/_?host|html/_step",
     "why": r"analysis/findings/|commands/explain|render/(html/)?_findings|^registry",
-    "host": r"analysis/host/|render/host|live/host_marks|analysis/picture|html/_step"
-    r"|render/_costliest",
     "training": r"live/(step_log|termination)|analysis/(training|rare)|render/training"
     r"|html/_training",
     "loaders": r"live/loaders|torch_internals/batches",
@@ -68,8 +67,9 @@ RESULTS = (
 
 # What puts the core and the parts together.
 COMPOSERS = (
-    *("__init__", "analysis/parts", "commands/_parts", "live/__init__", "live/parts", "pipeline"),
-    *("render/__init__", "render/html/__init__", "render/parts", "render/text"),
+    *("__init__", "analysis/parts", "commands/_parts", "commands/_verbs", "live/__init__"),
+    *("live/parts", "pipeline", "render/__init__", "render/html/__init__", "render/parts"),
+    "render/text",
 )
 
 # What is read first: how a trace becomes a report, and how labels come into a trace.

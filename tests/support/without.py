@@ -104,18 +104,27 @@ class _Pruned(ast.NodeTransformer):
         self.module = module
         self.siblings = siblings
         self.gone: set[str] = set()
+        self.values: set[ast.AST] = set()
         self.count = 0
 
     def names_it(self, node: ast.AST) -> bool:
         """Whether something within a node is gone."""
         return any(
             (isinstance(one, ast.Name) and one.id in self.gone)
-            or (isinstance(one, ast.Constant) and self._is_text(one.value))
+            or (isinstance(one, ast.Constant) and self._is_text(one))
             for one in ast.walk(node)
         )
 
-    def _is_text(self, value: object) -> bool:
-        return isinstance(value, str) and (value in self.deletion.texts or value in self.siblings)
+    def _is_text(self, node: ast.Constant) -> bool:
+        text = node.value if node not in self.values else None
+        return isinstance(text, str) and (text in self.deletion.texts or text in self.siblings)
+
+    def visit_Module(self, node: ast.Module) -> ast.AST:
+        """Note the values of literal types: one may be called as the part is."""
+        types = (one for one in ast.walk(node) if isinstance(one, ast.Subscript))
+        named = (one.slice for one in types if ast.unparse(one.value) == "Literal")
+        self.values = {one for inside in named for one in ast.walk(inside)}
+        return self.generic_visit(node)
 
     def visit(self, node: ast.AST) -> Any:
         """Visit what is within first: a list loses an entry, and stays."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from backspot.analysis.accounting.batches import left_waiting
 from backspot.analysis.accounting.holders import find_fused
 from backspot.analysis.accounting.peaks import peaks_of
 from backspot.analysis.accounting.phases import device_times
@@ -23,12 +24,10 @@ from backspot.analysis.findings import (
     all_rules,
     find_all,
 )
-from backspot.analysis.host import waits_in
-from backspot.analysis.host.batches import left_waiting
-from backspot.analysis.host.report import with_host
+from backspot.analysis.host.picture import with_picture
+from backspot.analysis.host.report import with_host, with_savings_of_waits
 from backspot.analysis.memory.registry import rules_about_memory
 from backspot.analysis.memory.report import with_memory
-from backspot.analysis.picture import with_picture
 from backspot.analysis.rare import rare_parts, with_rare_work
 from backspot.analysis.recorded import find_recorded, reserved_bytes
 from backspot.analysis.recording import Options, Part, Recording
@@ -194,14 +193,11 @@ def _of_backward_hooks(rows: Sequence[Row], wall_ns: int, events: Events) -> lis
 
 def with_findings(report: Report, recording: Recording, options: Options) -> Report:
     """Add what makes the step slower than necessary."""
-    events = recording.events
-    if events.truncated:
+    if recording.events.truncated:
         # Kineto writes device work last. Without it, every rule would find the host at fault.
         return changed(report, rules=dict.fromkeys((rule.name for rule in all_rules()), CUT_SHORT))
     reserved = reserved_bytes(live=options.live)
-    judged = find_all(
-        Evidence(events, recording.ledger, report, recording.typical, waits_in(recording), reserved)
-    )
+    judged = find_all(Evidence(recording, report, reserved))
     found = {finding.rule for finding in stable(judged.findings)}
     said_again = {said for said, rule in options.slowed_by.items() if rule in found}
     return changed(
@@ -252,6 +248,7 @@ PARTS: tuple[Part, ...] = (
     with_picture,
     with_findings,
     with_savings,
+    with_savings_of_waits,
     with_memory,
     with_limits,
     folded,

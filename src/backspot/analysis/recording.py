@@ -12,8 +12,9 @@ from msgspec.structs import replace
 
 from backspot.analysis.accounting.activity import Activity, find_activity
 from backspot.analysis.accounting.clock import Clock
+from backspot.analysis.accounting.launching import find_launches
 from backspot.analysis.accounting.ledger import Ledger
-from backspot.analysis.accounting.phases import PhaseTimes, phase_times
+from backspot.analysis.accounting.phases import PhaseTimes, phase_times, phases_of_work
 from backspot.analysis.accounting.rows import (
     BackwardCosts,
     RecordedCosts,
@@ -22,13 +23,22 @@ from backspot.analysis.accounting.rows import (
 )
 from backspot.analysis.accounting.steps import StepWindows, step_windows
 from backspot.analysis.accounting.unrecorded import Pace, RealStep, pace_of
+from backspot.analysis.accounting.waits import (
+    HostWaits,
+    find_host_waits,
+    lines_as_in,
+    lines_by_turn,
+    lines_of_waits,
+)
 from backspot.analysis.attribution.cutting import Cut
 from backspot.analysis.attribution.launches import Windows
 from backspot.analysis.attribution.ownership import Ownership, attribute
 from backspot.analysis.attribution.partial import only_steps, without_partial
+from backspot.analysis.attribution.sites import HostSites, find_sites
 from backspot.analysis.caveats import why_no_backward
 from backspot.analysis.typical import RareSteps, TypicalStep, rare_steps
 from backspot.errors import NoBackwardError
+from backspot.results.costs import Launches
 from backspot.results.report import Report
 from backspot.results.training import Training
 from backspot.trace import Events, read_events
@@ -264,6 +274,35 @@ class Recording(msgspec.Struct, frozen=True, eq=False, dict=True):
     def typical(self) -> TypicalStep:
         """The steps that count."""
         return self.recorded_costs.typical
+
+    @cached_property
+    def waits(self) -> HostWaits:
+        """The calls of the steps in which the host waits for a device."""
+        activity = self.activity if self.step_windows else None
+        return find_host_waits(self.events, self.ledger, activity)
+
+    @cached_property
+    def lines_of_waits(self) -> list[str]:
+        """The line of each of ``waits``, ``""`` where it is not known."""
+        stacked = self.detailed
+        lines = lines_of_waits(stacked.events, stacked.waits, *stacked.sites.texts)
+        if stacked is self:
+            return lines
+        known = lines_by_turn(stacked.events, stacked.ownership, stacked.waits, lines)
+        return lines_as_in(known, self.events, self.ownership, self.waits)
+
+    @cached_property
+    def sites(self) -> HostSites:
+        """Which line of the user's Python the host runs at each moment; needs stacks."""
+        return find_sites(self.events, self.ownership)
+
+    @cached_property
+    def launches(self) -> tuple[Launches, ...]:
+        """What each module launches in each phase; empty without device work or phases."""
+        if self.step_windows is None or not self.clock.devices:
+            return ()
+        phase = phases_of_work(self.events, self.ownership, self.activity)
+        return find_launches(self.ledger, phase, self.typical)
 
     @cached_property
     def answers(self) -> dict[Any, Any]:

@@ -1,18 +1,20 @@
-"""What parts add to verbs: options of ``backspot run``, and orders for ``--sort`` of ``show``.
+"""What parts add to verbs: options of ``backspot run``, ``--sort`` and ``--by`` of ``show``.
 
-A part has a file here with its ``OPTIONS`` or ``ORDERS``, and an entry in these lists.
+A part has a file here with its ``OPTIONS``, ``ORDERS`` or ``ROWS``, and an entry in these lists.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from backspot.commands import _limits, _memory, _plan, _trials
+from backspot.commands import _host, _limits, _memory, _plan, _trials
 
 ORDERS: Mapping[str, str] = {**_memory.ORDERS, **_limits.ORDERS}
 """What parts rank rows by, in words."""
+ROWS: Mapping[str, tuple[str, Callable[..., str]]] = {**_host.ROWS}
+"""What parts have rows of in place of modules: in words, and what prints so many of them."""
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
     **_memory.OPTIONS,
     **_trials.OPTIONS,

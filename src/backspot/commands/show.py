@@ -48,7 +48,7 @@ from backspot.commands._console import (
     use_color,
     write_text,
 )
-from backspot.commands._parts import ORDERS
+from backspot.commands._parts import ORDERS, ROWS
 from backspot.errors import BackspotError, UsageError
 from backspot.formatting import visible
 
@@ -85,10 +85,10 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--by",
-        choices=("path", "class", "pattern", "line"),
-        help="one row per module, class or repeated layer, like blocks.*.attn, or per line of the "
-        "whole step's Python, if stacks were recorded (default: path; a screen without --full has "
-        "repeated layers as one where they are the answer)",
+        choices=("path", "class", "pattern", *ROWS),
+        help="one row per module, class or repeated layer, like blocks.*.attn"
+        f"{''.join(f', or per {row}' for row, _ in ROWS.values())} (default: path; a screen "
+        "without --full has repeated layers as one where they are the answer)",
     )
     parser.add_argument(
         "--sort",
@@ -172,8 +172,8 @@ def _show(source: str, args: argparse.Namespace) -> None:
     if args.what_if:
         _show_changes(source, args)
         return
-    if args.by == "line":
-        _show_lines(source, args)
+    if args.by in ROWS:
+        _show_rows(source, args)
         return
     peaks = {"peak_tflops": args.peak_tflops, "peak_gbps": args.peak_gbps}
     report = read(source, jobs=args.jobs, **peaks)
@@ -197,15 +197,15 @@ def _show(source: str, args: argparse.Namespace) -> None:
         mention_others(report.trace, args.traces)
 
 
-def _show_lines(source: str, args: argparse.Namespace) -> None:
+def _show_rows(source: str, args: argparse.Namespace) -> None:
+    """Print rows of something else than modules."""
     from backspot.commands._source import read
-    from backspot.render.host import render_lines
 
     if args.format != "table":
-        raise UsageError(f"--by line goes with a table, not with --format {args.format}")
+        raise UsageError(f"--by {args.by} goes with a table, not with --format {args.format}")
     report = read(source, jobs=args.jobs)
-    color = use_color(sys.stdout)
-    write_text(render_lines(report, args.top or None, width=args.width, color=color))
+    _, render = ROWS[args.by]
+    write_text(render(report, args.top or None, width=args.width, color=use_color(sys.stdout)))
 
 
 def _show_changes(source: str, args: argparse.Namespace) -> None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from backspot.analysis.attribution.ownership import Ownership
+from backspot.analysis.attribution.sites import HostSites
 from backspot.analysis.attribution.updates import optimizer_steps
-from backspot.analysis.host.lines import HostSites
 from backspot.analysis.timeline import distinct, first_started, merged, take
 from backspot.job.summary import OutsideTimes
 from backspot.trace import Category, Events

@@ -15,7 +15,6 @@ from backspot.analysis.accounting.ledger import Ledger, Spent
 from backspot.analysis.accounting.steps import host_steps
 from backspot.analysis.attribution.launches import DeviceWork, Tier
 from backspot.analysis.attribution.ownership import Ownership
-from backspot.analysis.host import lines_in, sites_in, waits_in
 from backspot.analysis.recording import Recording
 from backspot.analysis.timeline import (
     FAR,
@@ -63,7 +62,7 @@ def reduce_trace(recording: Recording, identity: Identity) -> Summary:
     collectives = find_collectives(events, ownership)
     work = _work_of_host(ownership, clock, collectives.waits)
     launches = _launches(events)
-    outside, data = Outside(events, ownership, sites_in(recording)), _data(activity)
+    outside, data = Outside(events, ownership, recording.sites), _data(activity)
     hidden = work.edges[_runs_collective(ownership, clock.whole.over(work.edges))]
     edges = [collectives.waits.edges, transfers.edges, operators.edges, launches.edges, hidden]
     marks = events.named(Category.ANNOTATION, names.COLLECTION)
@@ -200,10 +199,10 @@ def _outside(
 
 def _in_modules_too(recording: Recording, collecting: Timeline) -> Iterator[OutsideTimes]:
     """Yield what waits for a device, by line, and the pauses of the collector cost in each step."""
-    events, waits, steps = recording.events, waits_in(recording), recording.ledger.steps
+    events, waits, steps = recording.events, recording.waits, recording.ledger.steps
     none = (0,) * len(recording.windows.start)
     operators = np.where(waits.caller >= 0, waits.caller, waits.event)
-    places = zip(events.name[operators].tolist(), lines_in(recording), strict=True)
+    places = zip(events.name[operators].tolist(), recording.lines_of_waits, strict=True)
     known = Index()
     which = np.array([known[place] for place in places], np.int64)
     idle = summed_by_step(which, waits.step, waits.idle, len(known), len(none))

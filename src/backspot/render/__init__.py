@@ -8,12 +8,13 @@ In the order in which they build on each other:
 
 - ``view.py``: which rows to show, and the time to rank them by
 - ``_words.py``: what sentences are made of
-- ``_costliest.py``: chooses what costs most in the step
-- ``_phases.py``, ``_answer.py``, ``_findings.py`` and ``_facts.py``: what is said of a report in
-  words; ``_comparison.py``: the same for a comparison
+- ``_phases.py``: the phases of a step in words
 - ``_sections.py``: columns, tables and sections, which each output lays out in its own way
 - ``_memory.py``, ``_limits.py``, ``_plan.py``, ``host.py`` and ``training.py``: what one part
   says, each; ``parts.py`` lists them
+- ``_costliest.py``: chooses what costs most in the step
+- ``_answer.py``, ``_findings.py`` and ``_facts.py``: what is said of a report in words;
+  ``_comparison.py``: the same for a comparison
 - ``_columns.py``: the columns of each table, with their cells
 - ``_terminal.py``: lays out columns, paragraphs and sentences in a given width
 - ``text.py``: a report as text; ``text_parts.py``: source lines, and a module with those inside it;
@@ -44,13 +45,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from backspot.presented import Presented
-from backspot.render._costliest import costliest
 from backspot.render.files import check_target, writing
 from backspot.render.formats import Renderer, format_for, formats_of, text_of
 from backspot.results.comparison import Comparison
-from backspot.results.findings import Answer
 from backspot.results.grouping import Subtree
-from backspot.results.report import Report
+from backspot.results.report import Answer, Report
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -99,6 +98,8 @@ def as_text(result: Presented | Subtree) -> str:
 
 def find_answer(report: Report) -> Answer:
     """What costs most in the step of a report."""
+    from backspot.render._costliest import costliest
+
     return costliest(report)
 
 

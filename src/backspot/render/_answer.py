@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from statistics import median
 
-from backspot.formatting import counted, duration, labelled, percent
+from backspot.formatting import duration, labelled, percent
 from backspot.render._phases import taking
 from backspot.render._rare import told
 from backspot.render._words import Part, said
+from backspot.render.parts import costs_of_parts
 from backspot.render.view import (
     DEFAULT_VIEW,
     View,
@@ -19,9 +20,9 @@ from backspot.render.view import (
     share_of,
 )
 from backspot.results.costs import OperatorCost, Row, Sort, time_of
-from backspot.results.findings import Answer, Saving, less, stable
+from backspot.results.findings import Saving, less, stable
 from backspot.results.grouping import numberless
-from backspot.results.report import Report
+from backspot.results.report import Answer, Report
 from backspot.trace.names import short_node_name
 
 _DIFFUSE = 0.10
@@ -62,15 +63,10 @@ def _first(report: Report, found: Answer) -> list[Part]:
     """What costs most in the step; nothing if that is a module, or nothing is known."""
     step, share, time = report.per, percent(found.share), duration(found.wall_ns)
     at = said(" in {}", ("name", found.line)) if found.line else []
-    if found.kind == "waits":
-        waits = counted(sum(wait.count for wait in report.waits), "wait")
-        parts = said(f"{{}} for the GPU cost {{}} of the {step}", waits, share)
-        return [
-            *parts,
-            *([("text", ", most of it"), *at] if at else []),
-            *_saving(found.saves, "them"),
-            ("text", "."),
-        ]
+    for cost in costs_of_parts(report):
+        if cost.answer == found:
+            most: list[Part] = [("text", ", most of it"), *at] if at else []
+            return [*cost.said, *most, *_saving(found.saves, cost.name), ("text", ".")]
     if found.kind == "phase":
         rare = next((work for work in report.rare if f"({work.name})" == found.path), None)
         if rare is not None and rare.share >= _MOSTLY * found.share:

@@ -1,13 +1,14 @@
-"""What costs most in a step: a module, a phase, waits for a device, or another cause."""
+"""What costs most in a step: a module, a phase, another cause, or what a part knows."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from backspot.render._answer import answered
+from backspot.render.parts import costs_of_parts
 from backspot.results.costs import Phase
-from backspot.results.findings import ALL_OVER, Answer, Finding, gain_of, is_concentrated, stable
-from backspot.results.report import Report
+from backspot.results.findings import ALL_OVER, Finding, gain_of, is_concentrated, stable
+from backspot.results.report import Answer, Report, lines_of
 
 _STANDS_OUT = 0.1
 """Share of the step from which something stands out."""
@@ -41,7 +42,7 @@ def _candidates(report: Report) -> Iterator[tuple[float, Answer]]:
     Of a cause that is what a step would gain where a replay knows it, else the clock time; of a
     module the larger of both, as its row has the backward alone.
     """
-    whole, replayed = max(1, report.whole_ns), report.replayed_step
+    whole = max(1, report.whole_ns)
     about = {
         one.places[0].path: one for one in reversed(stable(report.findings)) if len(one.places) == 1
     }
@@ -75,11 +76,8 @@ def _candidates(report: Report) -> Iterator[tuple[float, Answer]]:
         if not is_concentrated(one):
             counts *= ALL_OVER if found.saves and found.saves.at_best else _VAGUE
         yield counts, found
-    saves = report.without_waits
-    if saves is not None and replayed is not None and saves.ns and report.waits:
-        share = min(1.0, saves.ns / max(1, replayed.ns))
-        wait = max(report.waits, key=lambda one: one.saves.ns if one.saves else 0)
-        yield share, Answer("waits", "", "", wait.line, saves.ns, share, saves, "host-waits")
+    for cost in costs_of_parts(report):
+        yield cost.answer.share, cost.answer
 
 
 def _forward_alone(report: Report) -> Answer | None:
@@ -117,7 +115,7 @@ def _cause(report: Report, one: Finding) -> Answer:
 def _phase(report: Report, phase: Phase, share: float, cause: Finding | None) -> Answer:
     """A phase with the line that takes most of it, and with what its cause saves."""
     path, line, saves, rule = f"({phase.name})", "", None, ""
-    if lines := [line for line in report.host if line.phase == phase.name]:
+    if lines := [line for line in lines_of(report) if line.phase == phase.name]:
         most = max(lines, key=lambda one: one.idle_ns)
         if most.idle_ns >= _MOSTLY * sum(one.idle_ns for one in lines):
             line = most.place

@@ -5,7 +5,7 @@ from __future__ import annotations
 from backspot.formatting import duration, percent
 from backspot.results.costs import Phase, PhaseName
 from backspot.results.findings import stable
-from backspot.results.report import Report
+from backspot.results.report import Report, lines_of
 
 _LONG = 0.2
 """From this share of the step, a phase other than forward and backward gets an explanation."""
@@ -177,7 +177,7 @@ def _meaning(report: Report, phase: PhaseName) -> tuple[str, str]:
         return "copies before the forward", "the size of the batch"
     if phase == "idle" and not report.has_gpu:
         meaning = "no operator runs, so this is Python and the program's other work"
-        lines = "" if report.host else ", whose lines backspot run --stacks shows"
+        lines = "" if lines_of(report) else ", whose lines backspot run --stacks shows"
         return f"{meaning}{_of_profiler(report)}", (
             f"Python code between operators{lines}: loops over small tensors, logging and waiting "
             "for another process"

@@ -16,7 +16,7 @@ from backspot.render.view import View
 from backspot.results.comparison import Comparison
 from backspot.results.costs import Row
 from backspot.results.findings import Finding
-from backspot.results.report import Order, Report
+from backspot.results.report import Answer, Order, Report
 
 Value: TypeAlias = str | float | None
 """An entry of a table for programs."""
@@ -164,6 +164,20 @@ class Lead:
     share: Callable[[Row], float]
 
 
+class Cost(NamedTuple):
+    """What a part knows to cost much in a step, as the answer if nothing costs more.
+
+    Attributes:
+        answer: it.
+        said: the same in words.
+        name: what stands for it behind that: ``without them``.
+    """
+
+    answer: Answer
+    said: Sequence[Part]
+    name: str
+
+
 @dataclass(frozen=True, slots=True)
 class Fields:
     """What a part adds to each row of a table for programs: the fields, and their values."""
@@ -247,6 +261,7 @@ class Saying:
         amounts: what else than time a page can measure rows by.
         needs: in words, and with the option that records it, what its rules need.
         remark: what it says of a finding.
+        costs: what else than modules, phases and findings may cost most in the step.
         compared: what it says of a comparison: a heading, then a sentence for each thing.
     """
 
@@ -260,4 +275,5 @@ class Saying:
     amounts: Callable[[Report], Sequence[Amount]] = lambda _: ()
     needs: Mapping[str, str] = field(default_factory=dict)
     remark: Callable[[Finding], Remark | None] = lambda _: None
+    costs: Callable[[Report], Sequence[Cost]] = lambda _: ()
     compared: Callable[[Comparison], Sequence[str]] = lambda _: ()

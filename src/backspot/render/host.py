@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from backspot.errors import UsageError
-from backspot.formatting import counted, duration, labelled
+from backspot.formatting import counted, duration, labelled, percent
 from backspot.render._phases import PHASES
 from backspot.render._sections import (
     UNKNOWN,
     Column,
+    Cost,
     Saying,
     Section,
     Table,
@@ -20,7 +21,7 @@ from backspot.render._terminal import lay_out, paragraph, space_for, written
 from backspot.render._words import Part
 from backspot.render.view import View
 from backspot.results.host import HostLine, Wait
-from backspot.results.report import Report
+from backspot.results.report import Answer, Report
 from backspot.styled import Text
 
 _ROWS = 10
@@ -45,6 +46,24 @@ def _waits_told(report: Report) -> str:
     if not worthwhile:
         return f"{said}; without these waits a {report.per} would gain nothing"
     return f"{said}; without these waits, a {report.per} would take {duration(saves.ns)} less"
+
+
+def _costs(report: Report) -> list[Cost]:
+    """All waits together, as far as a step would take less without them."""
+    saves, step = report.without_waits, report.replayed_step
+    if saves is None or step is None or not saves.ns or not report.waits:
+        return []
+    share = min(1.0, saves.ns / max(1, step.ns))
+    most = max(report.waits, key=lambda one: one.saves.ns if one.saves else 0)
+    number = counted(sum(wait.count for wait in report.waits), "wait")
+    parts: list[Part] = [
+        ("number", number),
+        ("text", " for the GPU cost "),
+        ("number", percent(share)),
+        ("text", f" of the {report.per}"),
+    ]
+    answer = Answer("waits", "", "", most.line, saves.ns, share, saves, "host-waits")
+    return [Cost(answer, parts, "them")]
 
 
 def _sections(report: Report, _: View) -> list[Section]:
@@ -150,7 +169,7 @@ def _words(texts: Iterable[str]) -> list[Part]:
     return [("name", text) for text in texts]
 
 
-SAYING = Saying(_sections)
+SAYING = Saying(_sections, costs=_costs)
 
 
 def render_lines(

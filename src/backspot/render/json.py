@@ -25,8 +25,7 @@ from backspot.render._consistency import contradiction
 from backspot.render.formats import Format
 from backspot.render.view import View
 from backspot.results.comparison import Comparison
-from backspot.results.findings import Answer
-from backspot.results.report import SCHEMA, Report
+from backspot.results.report import SCHEMA, Answer, Report
 
 Saved = TypeVar("Saved")
 _AGAIN = "make it again from the trace"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from backspot.render import _limits, _memory, _out_of_memory, _plan, _trials, host, training
-from backspot.render._sections import Amount, Column, Fields, Lead, Remark, Saying, Section
+from backspot.render._sections import Amount, Column, Cost, Fields, Lead, Remark, Saying, Section
 from backspot.render.view import DEFAULT_VIEW, View
 from backspot.results.comparison import Comparison
 from backspot.results.costs import Row
@@ -69,6 +69,11 @@ def remarks_on(finding: Finding) -> list[Remark]:
     """Return what the parts say of a finding, beside its remedy."""
     every = [part.remark(finding) for part in PARTS]
     return [remark for remark in every if remark is not None]
+
+
+def costs_of_parts(report: Report) -> list[Cost]:
+    """Return what else than modules, phases and findings may cost most in the step."""
+    return [cost for part in PARTS for cost in part.costs(report)]
 
 
 def compared_by_parts(comparison: Comparison) -> list[Sequence[str]]:

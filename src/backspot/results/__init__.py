@@ -7,11 +7,11 @@ typical step: the mean over the recorded steps but those that something held up.
 ``_by_step`` has one entry a recorded step. Clock times, and times of the host, are those of a step
 that nothing records where such steps were timed, and ``recorded_*`` beside them are as recorded.
 
-- ``report.py``: ``Report``, with the methods that rank, look up, save, load and draw.
+- ``report.py``: ``Report``, with the methods that rank, look up, save, load and draw; ``Answer``,
+  what costs most in its step.
 - ``costs.py``: what a ``Report`` holds: ``Row`` for each module, with its nodes, kernels, source
   lines and work; passes, devices and phases; steps that something held up.
-- ``findings.py``: ``Finding``, a cause with its places and its remedy; what a step would save;
-  ``Answer``, what costs most in it.
+- ``findings.py``: ``Finding``, a cause with its places and its remedy; what a step would save.
 - ``trials.py``: ``Tried``, what a trial of a remedy measured.
 - ``plan.py``: ``Plan``, the settings that were tried on a copy of the model.
 - ``training.py``: ``Training``, all steps of a training, noted without a profiler.
@@ -47,6 +47,7 @@ from backspot.results.costs import (
     FusedPart,
     Hiccup,
     KernelCost,
+    Launches,
     LineCost,
     NodeCost,
     OperatorCost,
@@ -55,9 +56,9 @@ from backspot.results.costs import (
     Row,
     WallKinds,
 )
-from backspot.results.findings import Answer, Finding, Place, ReplayedStep, Saving, WhatIf
+from backspot.results.findings import Finding, Place, ReplayedStep, Saving, WhatIf
 from backspot.results.grouping import Subtree
-from backspot.results.host import HostLine, Launches, StepPicture, Wait
+from backspot.results.host import HostLine, StepPicture, Wait
 from backspot.results.job import (
     GroupCost,
     JobFinding,
@@ -73,7 +74,7 @@ from backspot.results.memory import MemoryOfDevice, MemoryOfModule, MemoryShare,
 from backspot.results.out_of_memory import HeldMemory, OutOfMemory
 from backspot.results.plan import Difference, Plan, PlannedStep, Rung
 from backspot.results.rare import RareWork
-from backspot.results.report import Report
+from backspot.results.report import Answer, Report
 from backspot.results.training import (
     Apart,
     LoaderUse,

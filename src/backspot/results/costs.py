@@ -563,3 +563,46 @@ class Phase:
     def utilisation(self) -> float:
         """Share (0 to 1) of the phase in which a device was running something."""
         return self.busy_ns / self.wall_ns if self.wall_ns else 0.0
+
+
+class LineOfStep(Protocol):
+    """A line of the user's Python that the host runs in a step; times are nanoseconds of it."""
+
+    @property
+    def phase(self) -> PhaseName:
+        """The phase of the step in which it runs."""
+
+    @property
+    def place(self) -> str:
+        """``file:line``."""
+
+    @property
+    def wall_ns(self) -> int:
+        """Clock time of the host."""
+
+    @property
+    def idle_ns(self) -> int:
+        """The part of it in which no device has work."""
+
+
+@public
+@dataclass(frozen=True, slots=True)
+class Launches:
+    """What one module launches in one phase of the step: kernels, copies and memsets.
+
+    Attributes:
+        phase: Phase of the step.
+        path: Path of the module, or a name in parentheses.
+        class_name: Class of the module, ``""`` if there is none.
+        count: Number of kernels, copies and memsets in a typical step.
+        late: Number of them that the device waits for: it has nothing left when the host launches.
+        idle_ns: Clock time in nanoseconds for which the device waits so, at most 0.2 ms each time:
+            a longer wait is for something else.
+    """
+
+    phase: PhaseName
+    path: str
+    class_name: str
+    count: Count
+    late: Count
+    idle_ns: Count

@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol, TypeAlias, get_args
 from backspot.formatting import duration, labelled, visible
 from backspot.presented import public
 from backspot.results import memory, trials
-from backspot.results.quantities import SELDOM, Count, Measured, OtherCost, Ratio
+from backspot.results.quantities import SELDOM, Count, Measured, OtherCost
 
 
 @public
@@ -122,6 +122,13 @@ class Predictor(Protocol):
 
         Raises:
             UsageError: If one of them cannot be predicted, with the reason.
+        """
+
+    def without_calls(self, calls: Sequence[Sequence[int]]) -> list[Saving]:
+        """Return what a step saves if the host does not wait in some calls, for each list of them.
+
+        Args:
+            calls: indices into the events of the recording.
         """
 
     def with_less(self, paths: Collection[str], less: Sequence[tuple[float, float]]) -> list[float]:
@@ -243,42 +250,6 @@ class Finding(trials.InFinding, memory.InFinding, _Cause):
     def path(self) -> str:
         """Path of the place that takes most of the time."""
         return self.places[0].path
-
-
-@public
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What costs most in a typical step, wherever it is.
-
-    Attributes:
-        kind: ``module`` (or repeated layers, or communication of ranks), a ``phase`` without
-            modules, ``waits`` of the host for a device, another ``cause``, or ``nothing`` if
-            nothing stands out.
-        path: Path or pattern of the modules, ``(data)`` and the like for a phase, or the first
-            place of a cause; ``""`` for waits and for nothing.
-        class_name: Class of the modules, or ``""``.
-        line: Line of Python that takes most of it, ``file:line``, or ``""``.
-        wall_ns: Its clock time, in nanoseconds of a real step where such were timed
-            (``unprofiled_step_ns``): of a module in the backward, and in the forward too if that
-            takes longer; of waits, what a step would take less. If nothing stands out, that of the
-            longest.
-        share: Its share (0 to 1) of the step.
-        saves: How much less a step would take without it; ``None`` if not known.
-        rule: Rule of the finding about it, or ``""``.
-
-    Example:
-        >>> report.answer.kind, report.answer.path, round(report.answer.share, 2)
-        ('module', 'patch_drop', 0.19)
-    """
-
-    kind: Literal["module", "phase", "waits", "cause", "nothing"]
-    path: str
-    class_name: str
-    line: str
-    wall_ns: Count
-    share: Ratio
-    saves: Saving | None
-    rule: str
 
 
 def other_cost(one: Finding | Place) -> OtherCost | None:

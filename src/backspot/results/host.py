@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Literal
 
-from backspot.formatting import labelled
+from backspot.formatting import labelled, place_of
 from backspot.presented import public
-from backspot.results.costs import PhaseName
+from backspot.results.costs import Launches, PhaseName
 from backspot.results.findings import Saving
 from backspot.results.quantities import SELDOM, Count
 
-
-def place_of(file: str, line: int, last_line: int) -> str:
-    """Return ``file:line``, or ``file:line-last_line``."""
-    return f"{file}:{line}" + (f"-{last_line}" if last_line > line else "")
+Costly = Literal["waits"]
+"""What can cost most in a step."""
 
 
 @public
@@ -55,29 +54,6 @@ class Wait:
         place = self.line or labelled(self.path, self.class_name)
         times = f"{self.count} per step, {self.wall_ns / 1e6:.3f} ms"
         return f"<Wait {self.operator} in {place}: {times}>"
-
-
-@public
-@dataclass(frozen=True, slots=True)
-class Launches:
-    """What one module launches in one phase of the step: kernels, copies and memsets.
-
-    Attributes:
-        phase: Phase of the step.
-        path: Path of the module, or a name in parentheses.
-        class_name: Class of the module, ``""`` if there is none.
-        count: Number of kernels, copies and memsets in a typical step.
-        late: Number of them that the device waits for: it has nothing left when the host launches.
-        idle_ns: Clock time in nanoseconds for which the device waits so, at most 0.2 ms each time:
-            a longer wait is for something else.
-    """
-
-    phase: PhaseName
-    path: str
-    class_name: str
-    count: Count
-    late: Count
-    idle_ns: Count
 
 
 @public
@@ -185,6 +161,9 @@ class InReport:
     host: tuple[HostLine, ...] = ()
     launches: tuple[Launches, ...] = field(default=(), metadata=SELDOM)
     picture: StepPicture | None = field(default=None, metadata=SELDOM)
+
+    def _lines(self) -> tuple[HostLine, ...]:
+        return self.host
 
     def _contradictions(self, _: int) -> Iterator[str]:
         if (drawn := self.picture) is not None:

@@ -25,6 +25,7 @@ from backspot.results.costs import (
     DeviceCost,
     FusedKernel,
     Hiccup,
+    LineOfStep,
     OperatorCost,
     Pass,
     Phase,
@@ -32,7 +33,7 @@ from backspot.results.costs import (
     Sort,
     time_of,
 )
-from backspot.results.findings import Answer, Finding, Predictor, ReplayedStep, Saving, WhatIf
+from backspot.results.findings import Finding, Predictor, ReplayedStep, Saving, WhatIf
 from backspot.results.grouping import (
     Patterns,
     Subtree,
@@ -65,6 +66,42 @@ By = Literal["path", "class", "pattern"]
 LabelSource = Literal["backspot", "lightning", "python", "none"]
 StepUnit = Literal["profiler step", "optimizer step", "backward pass"]
 ClockName = Literal["real", "recorded"]
+
+
+@public
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What costs most in a typical step, wherever it is.
+
+    Attributes:
+        kind: ``module`` (or repeated layers, or communication of ranks), a ``phase`` without
+            modules, ``waits`` of the host for a device, another ``cause``, or ``nothing`` if
+            nothing stands out.
+        path: Path or pattern of the modules, ``(data)`` and the like for a phase, or the first
+            place of a cause; ``""`` for waits and for nothing.
+        class_name: Class of the modules, or ``""``.
+        line: Line of Python that takes most of it, ``file:line``, or ``""``.
+        wall_ns: Its clock time, in nanoseconds of a real step where such were timed
+            (``unprofiled_step_ns``): of a module in the backward, and in the forward too if that
+            takes longer; of waits, what a step would take less. If nothing stands out, that of the
+            longest.
+        share: Its share (0 to 1) of the step.
+        saves: How much less a step would take without it; ``None`` if not known.
+        rule: Rule of the finding about it, or ``""``.
+
+    Example:
+        >>> report.answer.kind, report.answer.path, round(report.answer.share, 2)
+        ('module', 'patch_drop', 0.19)
+    """
+
+    kind: Literal["module", "phase", host.Costly, "cause", "nothing"]
+    path: str
+    class_name: str
+    line: str
+    wall_ns: Count
+    share: Ratio
+    saves: Saving | None
+    rule: str
 
 
 class _Ranked(Beside):
@@ -164,6 +201,9 @@ class _Costs:
     hiccups: tuple[Hiccup, ...] = ()
     noise: Ratio = 0.0
     recorded: dict[str, str] = field(default_factory=dict, compare=False, metadata=SELDOM)
+
+    def _lines(self) -> Sequence[LineOfStep]:
+        return ()
 
 
 @public
@@ -597,6 +637,11 @@ class Report(
             ('patch_drop', (77, 44))
         """
         return presented.forms().as_frame(self)
+
+
+def lines_of(report: Report) -> Sequence[LineOfStep]:
+    """Return the lines of the user's Python in the step; none without stacks."""
+    return report._lines()
 
 
 def predictor_of(report: Report) -> Predictor | None:

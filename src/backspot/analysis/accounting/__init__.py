@@ -18,6 +18,10 @@ are exact: each nanosecond of a window belongs to one owner, and each of a step 
 8. ``rows`` sums it up by owner, node and source line; ``amounts`` has these sums, and the operators
    that show on a CPU what kernels show on a GPU.
 
+Beside the clock, ``waits`` finds the calls in which the host waits for a device, ``batches`` which
+batches of worker processes were late, and ``launching`` counts the device work of each phase and
+module, and what the device waits for.
+
 ``work`` counts floating point operations and the bytes that they move, with the formulas of the
 operators in ``formulas/``; ``peaks`` has what devices can do at best.
 """

@@ -20,6 +20,7 @@ this order:
 7. ``partial`` finds the passes and steps that were recorded in part. ``cutting`` returns a part of
    the trace with the owners that were found.
 
+``sites`` finds which place of the user's Python the host is at, in a recording with stacks.
 ``tracks`` turns ownership into nested spans for the labelled copy of a trace.
 
 Terms: a *logical thread* is autograd's own number of a thread, a *recorded thread* one of the

@@ -9,20 +9,20 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from backspot.analysis.accounting.batches import Batches, find_batches
 from backspot.analysis.accounting.ledger import Ledger
 from backspot.analysis.attribution.launches import DeviceWork
 from backspot.analysis.attribution.ownership import Ownership
 from backspot.analysis.attribution.spans import Spans
 from backspot.analysis.findings.costs import Costs, Removable
-from backspot.analysis.host.batches import Batches, find_batches
-from backspot.analysis.host.waits import HostWaits
+from backspot.analysis.recording import Recording
 from backspot.analysis.timeline import FAR, NOTHING, enclosing, merged, numbered, take
 from backspot.analysis.typical import TypicalStep
 from backspot.formatting import counted, duration, percent
 from backspot.registry import Device, Rule
 from backspot.results.costs import Phase
 from backspot.results.findings import Finding
-from backspot.results.report import Report
+from backspot.results.report import Report, lines_of
 from backspot.trace import Category, Events, names
 from backspot.trace.events import Ints, Mask
 
@@ -85,21 +85,30 @@ class Evidence(msgspec.Struct, frozen=True, dict=True):
     A mask has one entry for each span (``spans``) or for each piece of device work (``work``).
 
     Attributes:
-        events: the trace.
-        ledger: its clock time.
+        recording: the trace with its owners, and what follows from both.
         report: its costs at all depths, without findings.
-        typical: the steps that count.
-        waits: where the host waits for a device.
         reserved_bytes: how many bytes of the device were reserved at most, and how many it has;
             ``None`` if that is not known.
     """
 
-    events: Events
-    ledger: Ledger
+    recording: Recording
     report: Report
-    typical: TypicalStep
-    waits: HostWaits
     reserved_bytes: tuple[int, int] | None = None
+
+    @property
+    def events(self) -> Events:
+        """The trace."""
+        return self.recording.events
+
+    @property
+    def ledger(self) -> Ledger:
+        """Its clock time."""
+        return self.recording.ledger
+
+    @property
+    def typical(self) -> TypicalStep:
+        """The steps that count."""
+        return self.recording.typical
 
     @property
     def ownership(self) -> Ownership:
@@ -145,7 +154,7 @@ class Evidence(msgspec.Struct, frozen=True, dict=True):
     def _has(self) -> dict[str, bool]:
         """Which of the things are in the trace that rules need."""
         return {
-            "stacks": len(self.report.host) > 0,
+            "stacks": len(lines_of(self.report)) > 0,
             "labels": self.report.source == "backspot",
             "blocks": bool((self.events.size[self.work.event] >= 0).any()),
         }

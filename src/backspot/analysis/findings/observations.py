@@ -249,7 +249,7 @@ def both_ways(
         return Placed((), 0, 0)
     found = costs.places_by_step(by_step, owner)
     if whole:
-        waits = evidence.waits.event
+        waits = evidence.recording.waits.event
         waits = waits[enclosing(events, operators, events.thread[waits], events.start[waits]) >= 0]
         return replace(found, removable=costs.removable(nodes, launched, waits, operators))
     if not evidence.report.has_gpu:

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from backspot.analysis.accounting.unrecorded import LABEL, NODE, Floats, unrecorded
+from backspot.analysis.recording import Recording
 from backspot.analysis.timeline import NOTHING, median
 from backspot.trace import Category, Events
 from backspot.trace.events import Ints, Mask
@@ -37,6 +38,14 @@ class HostSteps(msgspec.Struct, frozen=True):
     end: Ints
     chosen: Mask
     noted: Ints
+
+    @classmethod
+    def of(cls, recording: Recording) -> HostSteps:
+        """Return the steps of a recording: as marked, else as on the clock."""
+        marks, windows = recording.ownership.steps, recording.windows
+        marked = marks if len(marks.start) == len(windows.start) else windows
+        chosen, noted = recording.typical.chosen, recording.ownership.noted
+        return cls(recording.events, marked.start, marked.end, chosen, noted)
 
 
 def real_time(stacked: HostSteps, plain: HostSteps | None, step_ns: int) -> tuple[Ints, Floats]:

@@ -2,260 +2,26 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from itertools import pairwise
-from typing import TypeAlias
-
-import msgspec
 import numpy as np
 
-from backspot.analysis.accounting.activity import BACKWARD, IDLE, NAMES, OTHER, Activity
-from backspot.analysis.accounting.ledger import Ledger
-from backspot.analysis.attribution.launches import waiting_calls
-from backspot.analysis.attribution.ownership import Ownership, Special
-from backspot.analysis.timeline import FAR, NOTHING, Timeline, enclosing, grouped, is_in, take
-from backspot.analysis.typical import TypicalStep
+from backspot.analysis.accounting.activity import NAMES
+from backspot.analysis.recording import Recording, once
 from backspot.results.host import Wait
-from backspot.trace import Category, Events, names
 from backspot.trace.columns import Index
-from backspot.trace.events import Ints, Mask
-
-_AHEAD = 50_000
-"""Nanoseconds from launch to start with which the host is ahead of the device again."""
+from backspot.trace.events import Ints
 
 
-class HostWaits(msgspec.Struct, frozen=True):
-    """The calls of the steps in which the host waits for a device, by start.
-
-    All are arrays with one entry a call.
-
-    Attributes:
-        event: index into ``Events``.
-        start: nanoseconds.
-        end: nanoseconds.
-        step: the step.
-        phase: index into ``activity.NAMES``.
-        owner: as in ``Ownership.owner``; outside of all modules where no module's call waits.
-        caller: the outermost operator around it, as an index into ``Events``; ``NOTHING`` for none.
-        first: whether it is a wait of its own, and not the synchronization behind a copy that
-            blocks: both are one wait.
-        ns: how long it takes, in nanoseconds.
-        idle: nanoseconds in which no device has work, during and after it, until the host is ahead
-            again. Without the wait, a device idles less by at most the wait's own length.
-    """
-
-    event: Ints
-    start: Ints
-    end: Ints
-    step: Ints
-    phase: Ints
-    owner: Ints
-    caller: Ints
-    first: Mask
-    ns: Ints
-    idle: Ints
-
-    def where(self, keep: Mask) -> HostWaits:
-        """Return those for which ``keep`` is true."""
-        return HostWaits(*(getattr(self, name)[keep] for name in self.__struct_fields__))
-
-
-def find_host_waits(events: Events, ledger: Ledger, activity: Activity | None) -> HostWaits:
-    """Find the waits of the steps, in any phase and on any thread of the program.
-
-    Args:
-        ledger: the clock time of the steps.
-        activity: the phases; without it, all is backward or other work.
-    """
-    ownership, steps = ledger.ownership, ledger.steps
-    calls = _of_program(events, waiting_calls(events))
-    calls = calls[steps.at(events.start[calls]) >= 0]
-    start, end, thread = events.start[calls], events.end[calls], events.thread[calls]
-    span = ownership.spans.of(events, calls)
-    operators = events.chosen(events.names_where(names.is_operator), Category.OPERATOR)
-    caller = enclosing(events, operators, thread, start)
-    phase = activity.of_launches(thread, start) if activity else np.full(len(calls), OTHER)
-    phase[phase < 0] = IDLE
-    phase[take(ownership.passes.of_span, span) >= 0] = BACKWARD
-    return HostWaits(
-        event=calls,
-        start=start,
-        end=end,
-        step=steps.at(start),
-        phase=phase,
-        owner=np.maximum(take(ownership.owner, span), Special.OUTSIDE),
-        caller=caller,
-        first=_own_waits(events, calls, thread, caller),
-        ns=ledger.elapsed(start, end),
-        idle=_idle(ledger, start, end),
-    )
-
-
-def _of_program(events: Events, calls: Ints) -> Ints:
-    """Leave out the synchronizations with which a recording ends: nothing comes after them."""
-    runtime = events.of(Category.RUNTIME)
-    whole = events.names_where(names.is_device_synchronization)
-    others = runtime[~whole[events.name[runtime]]]
-    last = int(events.start[others].max(initial=-1))
-    return calls[~whole[events.name[calls]] | (events.start[calls] <= last)]
-
-
-def _own_waits(events: Events, calls: Ints, thread: Ints, caller: Ints) -> Mask:
-    """Whether each call is not the synchronization directly behind a copy that blocks."""
-    runtime = events.of(Category.RUNTIME)
-    runtime = runtime[np.lexsort((events.start[runtime], events.thread[runtime]))]
-    place = np.empty(len(events.start), np.int64)
-    place[runtime] = np.arange(len(runtime))
-    before = runtime[place[calls] - 1] if len(calls) else calls
-    of_copy = is_in(before, calls) & (events.correlation[before] > 0)
-    of_copy &= ~events.names_where(names.is_synchronization)[events.name[before]]
-    around = np.full(len(events.start), NOTHING)
-    around[calls] = caller
-    same = (events.thread[before] == thread) & (around[before] == caller)
-    own: Mask = ~(of_copy & same & (events.start[before] < events.start[calls]))
-    return own
-
-
-def _idle(ledger: Ledger, begin: Ints, end: Ints) -> Ints:
-    """Return how long no device has work because of each wait.
-
-    After a wait the host has nothing queued. Until it is ahead again, the next wait begins or the
-    step ends, devices idle between kernels.
-    """
-    ownership, steps, line = ledger.ownership, ledger.steps, ledger.clock.whole
-    count = len(ownership.spans.start)
-    if not len(line.edges) or not len(begin):
-        return np.zeros(len(begin), np.int64)
-    free = (line.values < count).astype(np.int64)
-    until = np.append(0, np.cumsum(free[:-1] * ledger.elapsed(line.edges[:-1], line.edges[1:])))
-
-    def before(times: Ints) -> Ints:
-        at = np.maximum(np.searchsorted(line.edges, times, side="right") - 1, 0)
-        inside = np.clip(ledger.elapsed(line.edges[at], times), 0, None)
-        result: Ints = until[at] + free[at] * inside * (at < len(free) - 1)
-        return result
-
-    work = ownership.work
-    launched = np.flatnonzero(work.launch >= 0)
-    launched = launched[np.argsort(work.launch[launched], kind="stable")]
-    ahead = launched[work.start[launched] - work.launch[launched] > _AHEAD]
-    after = np.searchsorted(work.launch[ahead], end, side="left")
-    stop = np.append(work.start[ahead], FAR)[after]
-    stop = np.minimum(stop, np.append(begin[1:], FAR))
-    ends = np.append(steps.edges, FAR)[np.searchsorted(steps.edges, begin, side="right")]
-    stop = np.maximum(np.minimum(stop, ends), end)
-    waited = ledger.elapsed(begin, end)
-    found: Ints = np.minimum(before(stop) - before(begin), waited + before(end) - before(begin))
-    return found
-
-
-def lines_of_waits(
-    events: Events, waits: HostWaits, at_line: Timeline, lines: Sequence[str]
-) -> list[str]:
-    """Return the line of each wait, ``""`` where it is not known.
-
-    Where the live half has marked it, the mark follows the wait on its thread. Elsewhere it is the
-    line of Python that runs.
-
-    Args:
-        at_line: index into ``lines`` at each moment, as stacks say.
-    """
-    running = at_line.at(waits.start).tolist()
-    found = [lines[one] if one >= 0 else "" for one in running]
-    marks = events.named(Category.ANNOTATION, names.WAITED_AT)
-    marks = marks[np.argsort(events.start[marks], kind="stable")]
-    released = events.names_where(names.is_release)[events.name[waits.event]]
-    for thread, mine in grouped(events.thread[waits.event]):
-        here = marks[events.thread[marks] == thread]
-        # PyTorch does not warn of calls that only wait, such as torch.cuda.synchronize(), nor of
-        # its allocator's.
-        warned = mine[waits.first[mine] & (waits.caller[mine] >= 0) & ~released[mine]]
-        behind = np.searchsorted(waits.start[warned], events.start[here], side="right")
-        before = 0
-        for count, some in ((one, here[at]) for one, at in grouped(behind)):
-            # Marks beyond the waits since the mark before are of waits on autograd's threads.
-            number = min(len(some), count - before)
-            for wait, mark in zip(warned[count - number : count], some, strict=False):
-                found[wait] = events.names[events.name[mark]].removeprefix(names.WAITED_AT)
-            before = count
-        for wait, one in pairwise(mine.tolist()):
-            if not waits.first[one]:
-                found[one] = found[wait]
-    return found
-
-
-_Key: TypeAlias = tuple[int, tuple[str, str], str]
-"""What says which wait of a step it is: the phase, the module, the operator."""
-
-
-def lines_by_turn(
-    events: Events, ownership: Ownership, waits: HostWaits, lines: Sequence[str]
-) -> dict[_Key, list[str]]:
-    """Return the lines of one step's waits by what they do, in their order; of the longest step."""
-    found: dict[_Key, list[str]] = {}
-    for _, mine in grouped(waits.step):
-        of_step: dict[_Key, list[str]] = {}
-        for one, key in zip(mine.tolist(), _keys(events, ownership, waits, mine), strict=True):
-            of_step.setdefault(key, []).append(lines[one])
-        for key, some in of_step.items():
-            if len(some) > len(found.get(key, ())):
-                found[key] = some
-    return found
-
-
-def lines_as_in(
-    known: Mapping[_Key, Sequence[str]], events: Events, ownership: Ownership, waits: HostWaits
-) -> list[str]:
-    """Return the line of each wait, as the same wait of a step with stacks has it; ``""`` for none.
-
-    Args:
-        known: what ``lines_by_turn`` says of the steps with stacks.
-    """
-    found = [""] * len(waits.event)
-    for _, mine in grouped(waits.step):
-        turns: Counter[_Key] = Counter()
-        for one, key in zip(mine.tolist(), _keys(events, ownership, waits, mine), strict=True):
-            some = known.get(key, ())
-            if turns[key] < len(some):
-                found[one] = some[turns[key]]
-            elif len(set(some)) == 1:
-                found[one] = some[0]
-            turns[key] += 1
-    return found
-
-
-def _keys(events: Events, ownership: Ownership, waits: HostWaits, mine: Ints) -> list[_Key]:
-    caller = np.where(waits.caller >= 0, waits.caller, waits.event)[mine]
-    return [
-        (phase, ownership.owners.named(owner), events.names[name])
-        for phase, owner, name in zip(
-            waits.phase[mine].tolist(),
-            waits.owner[mine].tolist(),
-            events.name[caller].tolist(),
-            strict=True,
-        )
-    ]
-
-
-def places_of_waits(
-    events: Events,
-    ownership: Ownership,
-    waits: HostWaits,
-    typical: TypicalStep,
-    lines: Sequence[str] = (),
-) -> tuple[list[Wait], list[Ints]]:
+@once
+def places_in(recording: Recording) -> tuple[list[Wait], list[Ints]]:
     """Return the places of waits, the longest wait first, and for each the calls that wait.
 
-    Args:
-        lines: for each call its line of Python, ``""`` where it is not known; empty if none is.
-
     Returns:
-        The places, and for each of them the calls as indices into ``Events``.
+        The places, and for each of them the calls as indices into the events.
     """
+    events, waits, typical = recording.events, recording.waits, recording.typical
     operator = np.where(waits.caller >= 0, waits.caller, waits.event)
     line_of = Index()
-    line = np.array([line_of[one] for one in lines or [""] * len(operator)], np.int64)
+    line = np.array([line_of[one] for one in recording.lines_of_waits], np.int64)
     keys = np.stack([waits.phase, waits.owner, events.name[operator], line])
     found, place = np.unique(keys, axis=1, return_inverse=True)
     place = place.reshape(-1)  # numpy 2.0 keeps the axis
@@ -270,7 +36,7 @@ def places_of_waits(
     places = [
         Wait(
             NAMES[found[0, one]],
-            *ownership.owners.named(int(found[1, one])),
+            *recording.ownership.owners.named(int(found[1, one])),
             operator=events.names[found[2, one]],
             line=known[found[3, one]],
             count=int(number[one]),

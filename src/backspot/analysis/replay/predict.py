@@ -16,7 +16,6 @@ from backspot.analysis.attribution.cutting import Cut
 from backspot.analysis.attribution.launches import DeviceWork, Tier
 from backspot.analysis.attribution.ownership import Special
 from backspot.analysis.findings import NOTHING_FOUND, Found, Removable, weighed
-from backspot.analysis.host import places_in
 from backspot.analysis.recording import Options, Recording
 from backspot.analysis.replay.changes import CHANGES, change_by_names, free, said
 from backspot.analysis.replay.host import MEASURED, Floats, ProfilerCost
@@ -38,11 +37,9 @@ from backspot.results.costs import Row
 from backspot.results.findings import Finding, ReplayedStep, Saving, WhatIf, saves_nothing
 from backspot.results.grouping import parents_of, repeated_layers
 from backspot.results.report import Report, changed
-from backspot.trace.events import Ints
 
 _MOST_TIMES = 10_000_000  # of stations and works, in all runs without a row or a subtree
 _LEAST_MOST = 100  # rows and subtrees, however large the recording is
-_PLACES = 20  # where the host waits, that are replayed without the wait
 _LAYERS = 12  # groups of repeated layers that are replayed without
 _ENOUGH = 6_000  # spans and pieces of device work
 _FEWEST = 3  # steps
@@ -65,7 +62,7 @@ PARTS_OF_SAVINGS = ("forward", "backward", "recompute", "optimizer")
 
 _Key: TypeAlias = tuple[str | int, ...]
 """What a question is about: ``("row", path, class)``, ``("subtree", path)``, ``("layers", pattern,
-class)``, ``("remedy", rule)``, ``("waits",)`` for all, or ``("wait", place)``."""
+class)`` or ``("remedy", rule)``."""
 
 
 class _Question(NamedTuple):
@@ -179,6 +176,23 @@ class Prediction(msgspec.Struct, frozen=True, dict=True):
             any(bounds),
         )
 
+    def without_calls(self, calls: Sequence[Sequence[int]]) -> list[Saving]:
+        """Return what a step saves if the host waits for no device in some calls.
+
+        Args:
+            calls: for each answer the calls, as indices into the events of the trace.
+        """
+        index, factors = np.empty(0, np.int64), np.empty(0)
+        changes = []
+        for some in calls:
+            waits = np.array(some, np.int64)
+            if self.cut is not None:
+                waits = self.cut.place[waits]
+            changes.append(Change(index, factors, index, factors, waits[waits >= 0]))
+        found = self.savings(changes)
+        assert not isinstance(found, Refusal)  # noqa: S101 - a report has only what was not refused
+        return found[1]
+
     def with_less(self, paths: Collection[str], less: Sequence[tuple[float, float]]) -> list[float]:
         """Return how much less a step takes if some places need so much less; below 0, more.
 
@@ -279,7 +293,6 @@ def with_savings(report: Report, recording: Recording, _: Options) -> Report:
             for rule, (change, _) in remedies.items()
             if change is not None
         },
-        **(_of_waits(recording, prediction) if report.waits else {}),
     }
     found = prediction.savings([question.change for question in questions.values()])
     if isinstance(found, Refusal):
@@ -322,11 +335,6 @@ def with_savings(report: Report, recording: Recording, _: Options) -> Report:
             for (kind, *names), saving in saved.items()
             if kind == "layers"
         },
-        waits=tuple(
-            replace(wait, saves=saved.get(("wait", place)))
-            for place, wait in enumerate(report.waits)
-        ),
-        without_waits=saved.get(("waits",)),
     )
 
 
@@ -405,21 +413,6 @@ def _told_apart(saving: Saving, worth: Floats) -> Saving:
     ends = np.round(np.cumsum(worth) / worth.sum() * saving.ns).astype(np.int64)
     parts = zip(PARTS_OF_SAVINGS, np.diff(ends, prepend=0).tolist(), strict=True)
     return replace(saving, parts={name: ns for name, ns in parts if ns})
-
-
-def _of_waits(recording: Recording, prediction: Prediction) -> dict[_Key, _Question]:
-    """Return what to ask of all waits of the host, and of those at the first places."""
-    places, ownership = places_in(recording)[1], recording.ownership
-    no_span = np.zeros(len(ownership.spans.start), bool)
-    no_work = np.zeros(len(ownership.work.start), bool)
-    calls: dict[_Key, Ints] = {("waits",): np.concatenate(places)}
-    calls |= {("wait", place): waits for place, waits in enumerate(places[:_PLACES])}
-    return {
-        key: _Question(
-            free(prediction.recording, prediction.within(Removable(no_span, no_work, waits)))
-        )
-        for key, waits in calls.items()
-    }
 
 
 def _change_of(finding: Finding, prediction: Prediction) -> tuple[Change | None, Mapping[str, Any]]:

@@ -8,11 +8,11 @@ import msgspec
 import numpy as np
 
 from backspot.analysis.accounting.activity import CLIPPING, FORWARD, LOSS, OPTIMIZER, Activity
+from backspot.analysis.accounting.batches import Batches, find_batches
 from backspot.analysis.accounting.steps import StepWindows
 from backspot.analysis.accounting.unrecorded import RealStep
 from backspot.analysis.attribution.launches import Windows
 from backspot.analysis.attribution.ownership import Ownership
-from backspot.analysis.host.batches import Batches, find_batches
 from backspot.analysis.recording import Recording
 from backspot.analysis.replay.devices import (
     DeviceGraph,

@@ -7,8 +7,8 @@ import re
 import msgspec
 import numpy as np
 
+from backspot.analysis.accounting.batches import Batches
 from backspot.analysis.attribution.ownership import Ownership
-from backspot.analysis.host.batches import Batches
 from backspot.analysis.replay.devices import DeviceGraph
 from backspot.analysis.timeline import NOTHING, distinct, grouped, is_in, take
 from backspot.trace import Category, Events, names

@@ -44,8 +44,9 @@ A rule is a pure function that picks spans or device work and says what they cos
 6. Tests demand two recordings, as CONTRIBUTING.md says.
 
 - ``allocator.py``: calls by which allocators get memory from the driver, and give it back.
-- ``host.py``: a device that waits for the host, for data or for other ranks.
-- ``lines.py``: lines of the user's Python, and the garbage collector.
+- ``host.py``: a device that waits for the host, for data or for other ranks, and the garbage
+  collector.
+- ``lines.py``: lines of the user's Python.
 - ``copies.py``: tensors that are copied, cast or laid out again.
 - ``indexing.py``: lookups, and gradients that are added by index.
 - ``gradients.py``: gradients of parameters, and the optimizer.

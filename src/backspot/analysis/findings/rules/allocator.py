@@ -146,7 +146,7 @@ def _idle(evidence: Evidence, calls: Ints) -> Ints:
     The time after a call that waits, until the host is ahead again, is partly that of calls which
     follow. These have it then.
     """
-    events, waits = evidence.events, evidence.waits
+    events, waits = evidence.events, evidence.recording.waits
     found = evidence.costs.idle_within(events.start[calls], events.end[calls])
     mine = np.flatnonzero(is_in(waits.event, calls))
     if not len(mine):

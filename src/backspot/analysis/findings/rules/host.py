@@ -8,6 +8,8 @@ from dataclasses import replace
 import numpy as np
 
 from backspot.analysis.accounting.activity import NAMES
+from backspot.analysis.accounting.batches import Batches
+from backspot.analysis.accounting.waits import HostWaits
 from backspot.analysis.attribution.launches import Tier
 from backspot.analysis.findings.costs import LEAST_SHARE, Placed, Removable
 from backspot.analysis.findings.evidence import Evidence
@@ -21,13 +23,11 @@ from backspot.analysis.findings.observations import (
     of_synchronized,
 )
 from backspot.analysis.findings.registry import Found, fallback_rule, finding, rule
-from backspot.analysis.host.batches import Batches
-from backspot.analysis.host.waits import HostWaits
 from backspot.analysis.timeline import NOTHING, distinct, enclosing, is_in, merged, numbered, take
 from backspot.formatting import percent
-from backspot.results.costs import WITHOUT_GRADIENTS
+from backspot.results.costs import WITHOUT_GRADIENTS, Launches
 from backspot.results.findings import Finding, Place, Saving
-from backspot.results.host import Launches
+from backspot.results.report import lines_of
 from backspot.trace import Category, names
 from backspot.trace.events import Ints, Mask
 
@@ -139,10 +139,11 @@ def launch_bound(evidence: Evidence, others: Sequence[Finding]) -> Finding | Non
 def _late_phases(evidence: Evidence, known: Container[str]) -> dict[str, list[Launches]]:
     """Return what launches too late in phases with many; not in the backward and ``known``."""
     report, found = evidence.report, dict[str, list[Launches]]()
+    launches = [one for one in evidence.recording.launches if one.path not in known]
     if evidence.costs.busy_ns > (1 - LEAST_LAUNCHING) * evidence.step_ns:
         return found
     for phase in report.phases:
-        some = [one for one in report.launches if one.phase == phase.name and one.path not in known]
+        some = [one for one in launches if one.phase == phase.name]
         # It must matter as much as the same share of the backward does, or of the step.
         whole = report.wall_ns if phase.name == "forward" else evidence.step_ns
         least = max(1, LEAST_LAUNCHING * max(phase.wall_ns, whole))
@@ -435,7 +436,7 @@ def host_waits(evidence: Evidence) -> Finding | None:
     costs, say, events = evidence.costs, evidence.wording, evidence.events
     # Copies to the device are found by the rule pageable-copy.
     to_device = events.correlation[events.named(Category.MEMCPY, names.CUDA_TO_DEVICE)]
-    waits = evidence.waits
+    waits = evidence.recording.waits
     waits = waits.where(~is_in(events.correlation[waits.event], to_device))
     # An allocator's waits are the subject of the rule allocator-calls.
     waits = waits.where(~events.names_where(names.is_release)[events.name[waits.event]])
@@ -564,7 +565,7 @@ def waiting_for_data(evidence: Evidence) -> Finding | None:
     phase = evidence.phase(name)
     if phase is None or not (marked or evidence.report.has_gpu):
         return None
-    known = sum(line.wall_ns for line in evidence.report.host if line.phase == name)
+    known = sum(line.wall_ns for line in lines_of(evidence.report) if line.phase == name)
     if not marked and 2 * known >= phase.wall_ns:
         return None  # stacks say what the host does, and rules about lines whether it matters
     say, costs, batches = evidence.wording, evidence.costs, evidence.batches
@@ -740,4 +741,53 @@ def exposed_communication(evidence: Evidence) -> Finding | None:
         ),
         nodes=costs.top_nodes(evidence.spans_of_work(work)),
         kernels=costs.top_kernels(work),
+    )
+
+
+@rule(
+    "collector-pauses",
+    tier="stable",
+    sources=("huggingface/peft#2894",),
+    seldom=True,
+    title="Python's garbage collector stops the training",
+    remedy=(
+        "Call gc.collect() and then gc.freeze() once before the first step, and keep fewer "
+        "Python objects (arrays in place of lists); or gc.disable() with a gc.collect() every "
+        "so many steps, on all ranks in the same step."
+    ),
+    link="https://docs.python.org/3/library/gc.html#gc.freeze",
+)
+def collector_pauses(evidence: Evidence) -> Finding | None:
+    """Python's garbage collector stops the training.
+
+    **Cause.** Python's garbage collector looks at all objects of the program now and then; with
+    many (a data set as lists) that takes long. Of many ranks, all wait for the one that collects.
+
+    **Found by** marks around full collections, which `backspot run`, `profile` and the callbacks
+    write, at the cost of their mean over all recorded steps. At least two of the recorded steps
+    must have one: a single one may be due to the recording, and does not say how often others come.
+
+    **Fix.** `gc.collect()` and then `gc.freeze()` once before the first step; arrays in place of
+    lists; or `gc.disable()` and a collection every so many steps, on all ranks in the same step.
+    """
+    # A pause holds up the step as long as no device has work. Recording allocates, too, so that one
+    # collection may be its own.
+    events, costs, steps = evidence.events, evidence.costs, evidence.report.steps
+    marks = events.named(Category.ANNOTATION, names.COLLECTION)
+    start, end = events.start[marks], events.end[marks]
+    held = costs.idle_within(start, end) if evidence.report.has_gpu else end - start
+    pauses = costs.times_by_step(start, end - start)
+    saved = int(costs.times_by_step(start, held).sum()) // steps
+    held_up = int(np.count_nonzero(pauses))
+    if held_up < 2:  # what came once says nothing about how often it comes
+        return None
+    cost = int(pauses.sum()) // steps
+    say = evidence.wording
+    return finding(
+        Placed((Place("(garbage collector)", "", 1, cost),), cost, held_up),
+        seen=(
+            f"It looks at all objects {say.in_steps(held_up)}, for {say.ms(int(pauses.max()))} "
+            f"at most: {say.ms(cost)} a step on average, while nothing is launched."
+        ),
+        saves=Saving(saved, saved // 2, min(2 * saved, cost)),
     )

@@ -6,8 +6,6 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from backspot.analysis.findings.costs import Placed
 from backspot.analysis.findings.evidence import Evidence
 from backspot.analysis.findings.registry import finding, rule
@@ -15,7 +13,6 @@ from backspot.formatting import counted, duration
 from backspot.results.costs import PhaseName
 from backspot.results.findings import Finding, Place, Saving
 from backspot.results.host import HostLine
-from backspot.trace import Category, names
 
 _LEAST = 0.05
 """Share of the step from which a function is worth a look."""
@@ -81,55 +78,6 @@ def python_code(evidence: Evidence) -> Finding | None:
         ),
         saves=_saving(evidence, found),
         change=_without(evidence, found) if {one.phase for one, _ in found} == {"host"} else {},
-    )
-
-
-@rule(
-    "collector-pauses",
-    tier="stable",
-    sources=("huggingface/peft#2894",),
-    seldom=True,
-    title="Python's garbage collector stops the training",
-    remedy=(
-        "Call gc.collect() and then gc.freeze() once before the first step, and keep fewer "
-        "Python objects (arrays in place of lists); or gc.disable() with a gc.collect() every "
-        "so many steps, on all ranks in the same step."
-    ),
-    link="https://docs.python.org/3/library/gc.html#gc.freeze",
-)
-def collector_pauses(evidence: Evidence) -> Finding | None:
-    """Python's garbage collector stops the training.
-
-    **Cause.** Python's garbage collector looks at all objects of the program now and then; with
-    many (a data set as lists) that takes long. Of many ranks, all wait for the one that collects.
-
-    **Found by** marks around full collections, which `backspot run`, `profile` and the callbacks
-    write, at the cost of their mean over all recorded steps. At least two of the recorded steps
-    must have one: a single one may be due to the recording, and does not say how often others come.
-
-    **Fix.** `gc.collect()` and then `gc.freeze()` once before the first step; arrays in place of
-    lists; or `gc.disable()` and a collection every so many steps, on all ranks in the same step.
-    """
-    # A pause holds up the step as long as no device has work. Recording allocates, too, so that one
-    # collection may be its own.
-    events, costs, steps = evidence.events, evidence.costs, evidence.report.steps
-    marks = events.named(Category.ANNOTATION, names.COLLECTION)
-    start, end = events.start[marks], events.end[marks]
-    held = costs.idle_within(start, end) if evidence.report.has_gpu else end - start
-    pauses = costs.times_by_step(start, end - start)
-    saved = int(costs.times_by_step(start, held).sum()) // steps
-    held_up = int(np.count_nonzero(pauses))
-    if held_up < 2:  # what came once says nothing about how often it comes
-        return None
-    cost = int(pauses.sum()) // steps
-    say = evidence.wording
-    return finding(
-        Placed((Place("(garbage collector)", "", 1, cost),), cost, held_up),
-        seen=(
-            f"It looks at all objects {say.in_steps(held_up)}, for {say.ms(int(pauses.max()))} "
-            f"at most: {say.ms(cost)} a step on average, while nothing is launched."
-        ),
-        saves=Saving(saved, saved // 2, min(2 * saved, cost)),
     )
 
 

@@ -8,7 +8,6 @@ from itertools import groupby
 import numpy as np
 
 from backspot.analysis.accounting.activity import IDLE, NAMES, OTHER
-from backspot.analysis.host import lines_in, sites_in, waits_in
 from backspot.analysis.host.lines import phases_of_host
 from backspot.analysis.recording import Options, Recording
 from backspot.analysis.timeline import FAR, NOTHING, Timeline, first_started, merged, take
@@ -33,7 +32,7 @@ def with_picture(report: Report, recording: Recording, _: Options) -> Report:
     """
     if len(recording.detailed.events.frames):
         recording = recording.detailed
-    windows, typical, sites = recording.windows, recording.typical, sites_in(recording)
+    windows, typical, sites = recording.windows, recording.typical, recording.sites
     length = windows.end - windows.start
     far = np.where(typical.chosen, np.abs(length - typical.value(length)), FAR)
     step = int(far.argmin())
@@ -105,7 +104,7 @@ def _device(
 
 def _waits(begin: int, recording: Recording, step: int) -> Iterator[tuple[int, int, int, int, str]]:
     """Yield the longest waits of the step, each with the work that it waits for."""
-    waits, work = waits_in(recording), recording.ownership.work
+    waits, work = recording.waits, recording.ownership.work
     mine = np.flatnonzero(waits.step == step)
     length = waits.end[mine] - waits.start[mine]
     mine = np.sort(mine[np.argsort(-length, kind="stable")[:_WAITS]])
@@ -116,4 +115,4 @@ def _waits(begin: int, recording: Recording, step: int) -> Iterator[tuple[int, i
     times = ((column - begin).tolist() for column in columns)
     for wait, start, end, since, until in zip(mine.tolist(), *times, strict=True):
         if until > start:
-            yield start, end, max(0, since), until, lines_in(recording)[wait]
+            yield start, end, max(0, since), until, recording.lines_of_waits[wait]

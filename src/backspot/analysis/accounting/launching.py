@@ -9,7 +9,7 @@ from backspot.analysis.accounting.ledger import Ledger
 from backspot.analysis.attribution.ownership import Special
 from backspot.analysis.timeline import NOTHING, grouped, numbered
 from backspot.analysis.typical import TypicalStep
-from backspot.results.host import Launches
+from backspot.results.costs import Launches
 from backspot.trace.events import Ints
 
 _LAUNCHING = 200_000  # nanoseconds: what keeps a device waiting for longer is no launching
