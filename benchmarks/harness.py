@@ -407,7 +407,10 @@ def turn(*imports: str) -> Iterator[None]:
 
     with _turns().open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+        try:
+            yield
+        finally:  # a loader's workers that a case has started hold the file, and the lock with it
+            fcntl.flock(file, fcntl.LOCK_UN)
 
 
 def profile_in_turn(

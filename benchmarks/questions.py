@@ -182,7 +182,7 @@ QUESTIONS = {
         seconds=480, jobs=2,
     ),
     "published_causes": Question(
-        "Does it name what people published? 42 slow steps that others fixed, rebuilt, before and "
+        "Does it name what people published? 64 slow steps that others fixed, rebuilt, before and "
         "after, 34 by somebody who had not read the rules",
         "causes.published.main", "GPU or CPU", "8; 10", "published_{device}.json", "--jobs 2",
         seconds=900, jobs=1,

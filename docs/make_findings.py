@@ -22,7 +22,7 @@ A finding says why a step is slow. `report.findings` has those first of which it
 - **"3.3 ms less without it"** (`finding.saves`) stands where the remedy saves clearly less or more than that time: other work hides the cause, or the cause has a part in the forward, too. It is a replay with the remedy, such as a fused optimizer, or else without the work of the cause. "At best" is a bound.
 - **Tried here**, the advice was [measured beside the training](tried.md), in `run` and `profile`. Advice that does not help is left out, and its finding goes last.
 - **The places** are modules by path, the most expensive first, or `(optimizer)` and `(data)`.
-- **The tier** of a rule is `stable` once two sources that nobody here wrote have shown it right: the place, the cause and the remedy. A `preview` rule looks, too, and what it finds is the end of `report.findings`, with `finding.tier`. No headline, answer, order or trial depends on it, and it is shown with `--preview`. *Sources* are threads with a fix of which [the slow step was rebuilt](published.md) and the rule named cause and place, `timm` (healthy models) and `scripts` (of others, unedited) in the [results](../benchmarks/results/README.md). Twelve rules had fired on planted causes alone when the tiers were made, and are preview; the others stay stable until the next cases that their author has not seen judge them.
+- **The tier** of a rule is `stable` once two sources that nobody here wrote have shown it right: the place, the cause and the remedy. A `preview` rule looks, too, and what it finds is the end of `report.findings`, with `finding.tier`. No headline, answer, order or trial depends on it, and it is shown with `--preview`. *Sources* are threads with a fix of which [the slow step was rebuilt](published.md) and the rule named cause and place, scripts of others, unedited, in which the remedy pays, and `timm` (healthy models) and `scripts` (of others, unedited) in the [results](../benchmarks/results/README.md). A stable rule that names fewer than two was stable before that was asked, and the cases of its second source wait for a GPU; without it, the rule becomes preview.
 - **True of nearly every step**, as that the host launches late (*common* below): such a rule is a finding where a trial has measured that its remedy helps, or where the replay of the remedy gains a tenth of the step (of a bound all over the step, a quarter counts). Elsewhere its `finding.tier` is `account`, and it is one line of the report.
 - **From** is the share of a step that the cause must take in most steps: 1%, or what the section says.
 - **What a rule needs** may not be in the trace. `report.rules` says of each rule whether it `found` something or `nothing`, or why it could not look: `needs a GPU`, `needs stacks`, `needs memory`, `needs labels` (those of Backspot), `needs blocks` (of kernels), `needs shapes` (where what it saw may be as it should be). `--full` and the page count them. On accelerators other than GPUs of NVIDIA and AMD, only rules for any device look. A trace that is cut short has no findings.
@@ -86,8 +86,11 @@ def _sources(rule: Any) -> str:
     """Return who has shown that a rule is right, with links."""
 
     def linked(source: str) -> str:
-        repository, mark, number = source.partition("#")
-        return f"[{source}](https://github.com/{repository}/issues/{number})" if mark else source
+        for mark, between in (("#", "issues"), (":", "blob/HEAD")):
+            repository, found, rest = source.partition(mark)
+            if found:
+                return f"[{source}](https://github.com/{repository}/{between}/{rest})"
+        return source
 
     return ", ".join(map(linked, rule.sources))
 

@@ -48,9 +48,9 @@ By somebody who had read neither the rules nor these results, after the rules ha
 first set.
 """
 OWN = """
-## By the author of the rules
+## By somebody who had read the rules
 
-These say less: who wrote the rules knew what they look for.
+These say less: who rebuilt the steps knew what the rules look for.
 """
 TABLE = """
 | what people saw | Backspot says | fix | published | step, ms | predicted | gained | after |

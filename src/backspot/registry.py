@@ -52,8 +52,8 @@ class Rule(Generic[Evidence, Finding, Result]):
             the cause and the remedy.
         common: whether it is true of nearly every step, so that it is a finding only where its
             remedy is known to pay, and else a line in the account of the step.
-        sources: those that have: ``owner/repository#number``, or what ``docs/make_findings.py``
-            knows.
+        sources: those that have: a thread (``owner/repository#number``), a public script as it is
+            (``owner/repository:path``), or what ``docs/make_findings.py`` knows.
     """
 
     name: str

@@ -4,8 +4,8 @@ Each file in a folder has one: a first line that says what was slow; ``CASE``, w
 authors changed and gained, with what an ideal answer names; and ``build(fixed, context)``, which
 returns a step, as it was or as it became, and the models to instrument. The facts are the authors',
 the code is ours. What an ideal answer names comes from the published thread alone, and was written
-before any run: in ``blind`` and ``blind_second`` by someone who had not read the rules, in ``own``
-by their author. Figures of the three stand apart.
+before any run: in ``blind`` and ``blind_second`` by somebody who had not read the rules, in ``own``
+by somebody who had. Figures of the three stand apart.
 
 - ``parts.py``: sizes and a training step for the cases.
 - ``page.py``: the page of the documentation.

@@ -152,7 +152,7 @@ def _fits(pattern: Sequence[str], names: Sequence[str]) -> bool:
 def score(cases: Mapping[str, Published], verdicts: Mapping[str, Said], device: str) -> Said:
     """Return how many of the cases that mean something on a device were answered.
 
-    Those of the second set, and those of the author of the rules, are counted apart.
+    Those of the second set, and those of somebody who had read the rules, are counted apart.
     """
     found: Said = {}
     for folder, whose in (("blind", ""), ("blind_second", "second: "), ("own", "own: ")):

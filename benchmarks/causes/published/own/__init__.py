@@ -1,1 +1,1 @@
-"""Cases by the author of the rules, one a file."""
+"""Cases by somebody who had read the rules, one a file."""

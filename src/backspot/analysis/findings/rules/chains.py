@@ -350,7 +350,6 @@ def _chains(evidence: Evidence) -> tuple[Mask, dict[tuple[str, str], Mask]]:
 
 @rule(
     "repeated-tensor",
-    tier="stable",
     sources=("mosaicml/llm-foundry#628",),
     devices=("cpu", "cuda"),
     title="Tensors are copied many times by repeat",

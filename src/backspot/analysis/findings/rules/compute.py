@@ -434,7 +434,11 @@ def _of_function(evidence: Evidence, nodes: Mask) -> str:
 @rule(
     "forward-only",
     tier="stable",
-    sources=("scripts",),
+    sources=(
+        "pytorch/examples:gat/main.py",
+        "tkipf/pygcn:pygcn/train.py",
+        "Diego999/pyGAT:train.py",
+    ),
     least=0.1,
     title="The model runs without a backward",
     remedy=(
@@ -609,7 +613,7 @@ _LITTLE = 0.5
 @rule(
     "recompute",
     tier="stable",
-    sources=("huggingface/diffusers#10611",),
+    sources=("huggingface/diffusers#10611", "bghira/SimpleTuner#1184"),
     link="https://docs.pytorch.org/docs/stable/checkpoint.html",
 )
 def recompute(evidence: Evidence) -> Finding | None:

@@ -448,7 +448,7 @@ def _unused(evidence: Evidence) -> Mask:
 
 @rule(
     "zero-grad-fill",
-    tier="stable",
+    sources=("pytorch/pytorch#82777",),
     devices=("cpu", "cuda"),
     title="zero_grad fills gradients with zeros",
     remedy=(

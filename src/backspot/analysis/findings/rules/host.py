@@ -180,7 +180,6 @@ _OTHERWISE = {
 
 @fallback_rule(
     "small-batch",
-    tier="stable",
     sources=("timm",),
     devices=("cuda",),
     needs=("blocks",),
@@ -253,8 +252,6 @@ _CELLS_MANY = 8
 
 @rule(
     "recurrent-cells",
-    tier="stable",
-    sources=("scripts",),
     least=0.1,
     devices=("cpu",),
     title="A loop calls an LSTM cell for each time step",
@@ -532,7 +529,11 @@ _LEAST_HANDOVER = 0.05
 _LOADING = "https://docs.pytorch.org/docs/stable/data.html#multi-process-data-loading"
 
 
-@rule("waiting-for-data", tier="stable", sources=("scripts",))
+@rule(
+    "waiting-for-data",
+    tier="stable",
+    sources=("shenweichen/DeepCTR-Torch#70", "open-edge-platform/geti#1694"),
+)
 def waiting_for_data(evidence: Evidence) -> Finding | None:
     """The step waits for its batch.
 
@@ -657,6 +658,7 @@ def _paces(evidence: Evidence, spent: int) -> str:
 @rule(
     "batch-handover",
     tier="stable",
+    sources=("roboflow/rf-detr#1399",),
     title="Batches that are ready take long to take over from the workers",
     remedy=(
         "Hand over a few large tensors: have the workers collate a batch into one tensor, and "
@@ -747,7 +749,7 @@ def exposed_communication(evidence: Evidence) -> Finding | None:
 @rule(
     "collector-pauses",
     tier="stable",
-    sources=("huggingface/peft#2894",),
+    sources=("huggingface/peft#2894", "karpathy/nanochat#477", "Nerogar/OneTrainer#1459"),
     seldom=True,
     title="Python's garbage collector stops the training",
     remedy=(

@@ -84,7 +84,11 @@ def python_code(evidence: Evidence) -> Finding | None:
 @rule(
     "code-around-model",
     tier="stable",
-    sources=("NVIDIA-NeMo/labs-molt#29",),
+    sources=(
+        "NVIDIA-NeMo/labs-molt#29",
+        "ultralytics/ultralytics#25315",
+        "allenai/OLMo#326",
+    ),
     needs=("stacks",),
     title="Code around the model takes long",
     link="https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html",
