@@ -1,6 +1,7 @@
 """A plan compiles copies, and the training compiles as often as without a plan."""
 
 import signal
+from functools import partial
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from torch import nn
 
 import backspot
 from backspot.live.acts import Living
+from backspot.live.plan import settings as plan_settings
 from backspot.live.plan.planning import Planning
 from backspot.results.report import changed
 from support.trainings import Training
@@ -89,6 +91,34 @@ def test_a_compiled_loss_is_compiled_as_often_as_without_a_plan(report, forget_g
     assert not plan.why_not
     assert plan.what == "a copy of Linear, forward and backward"
     assert len(made) == 1
+
+
+class Pointwise(nn.Linear):
+    """Many operators in a row, which compiled code puts together."""
+
+    def forward(self, x):
+        y = super().forward(x)
+        for _ in range(12):
+            y = y.sigmoid() * 1.5 - y.tanh() * 0.5
+        return y
+
+
+def test_a_dearer_mode_is_tried_in_place_of_the_default_where_that_helps(
+    report, forget_graphs, monkeypatch
+):
+    of_gpu = partial(plan_settings._compilers, device=torch.device("cuda"))
+    monkeypatch.setattr(plan_settings, "_compilers", lambda watched, _: of_gpu(watched))
+    model, x = Pointwise(64, 64), torch.randn(4096, 64)
+    plan = planned(report, lambda: model(x).sum().backward(), model, 240)
+    found = {one.setting: one for one in plan.rungs}
+    dearer = found["max-autotune"]
+    assert "max-autotune-no-cudagraphs" in dearer.code
+    if compiled(plan).kept:
+        assert dearer.on[-1] == "torch.compile", dearer.note
+        assert dearer.compile_ns > 0
+        assert dearer.before_ns == compiled(plan).step_ns
+    else:
+        assert dearer.note == "torch.compile is no part of the plan"
 
 
 def test_compiling_ends_when_the_time_is_up(report, tmp_path, monkeypatch):

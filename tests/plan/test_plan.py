@@ -544,6 +544,74 @@ def test_a_write_into_the_training_is_found(report):
     assert "changed the training" in plan.why_not
 
 
+# Again after a change -----------------------------------------------------------------------------
+
+
+def again(report, earlier, model, x):
+    """The plan of a training whose earlier plan is known."""
+    live = Living({"": model}, step=stepping(model, x))
+    return Planning(20, changed(report, plan=earlier)).after(report, live).plan
+
+
+def lost(plan, setting, on=()):
+    """The plan, with a setting that did not help on top of others, and these on its ladder."""
+    rungs = [
+        replace(one, verdict="does not help", on=on, kept=False)
+        if one.setting == setting
+        else replace(one, kept=one.setting in on)
+        for one in plan.rungs
+    ]
+    return replace(plan, rungs=tuple(rungs))
+
+
+def images():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3))
+
+
+def test_what_did_not_help_is_not_tried_again_where_nothing_has_changed(report):
+    model, x = images(), torch.randn(4, 3, 16, 16)
+    before = lost(planned(report, stepping(model, x), model), "bf16")
+    assert before.inputs == ("4x3x16x16 float32",)
+    plan = again(report, before, model, x)
+    taken, old = settings(plan)["bf16"], settings(before)["bf16"]
+    assert (taken.step_ns, taken.before_ns, taken.note) == (
+        old.step_ns,
+        old.before_ns,
+        "as the earlier report says",
+    )
+    assert plan.earlier == "1 setting that did not help in the earlier report is not tried again."
+    assert settings(plan)["channels_last"].note != taken.note
+
+
+@pytest.mark.parametrize(("on", "is_taken"), [(("channels_last",), True), ((), False)])
+def test_what_did_not_help_is_tried_again_once_a_rung_below_it_is_made(report, on, is_taken):
+    model, x = images(), torch.randn(4, 3, 16, 16)
+    before = lost(planned(report, stepping(model, x), model), "bf16", ("channels_last",))
+    before = replace(
+        before,
+        rungs=tuple(replace(one, on=on) if one.setting == "bf16" else one for one in before.rungs),
+    )
+    plan = again(report, before, images().to(memory_format=torch.channels_last), x)
+    found = settings(plan)
+    assert found["channels_last"].note == "in use already"
+    assert (found["bf16"].note == "as the earlier report says") == is_taken
+    assert "channels_last is made" in plan.earlier
+
+
+@pytest.mark.parametrize("what", ["inputs", "modules"])
+def test_all_is_tried_again_of_another_model_or_with_other_inputs(report, what):
+    model, x = images(), torch.randn(4, 3, 16, 16)
+    before = lost(planned(report, stepping(model, x), model), "bf16")
+    earlier = changed(report, plan=before)
+    if what == "modules":
+        earlier = changed(earlier, modules=())
+    live = Living({"": model}, step=stepping(model, x[:2] if what == "inputs" else x))
+    plan = Planning(20, earlier).after(report, live).plan
+    assert plan.earlier.startswith("All is tried anew")
+    assert settings(plan)["bf16"].note != "as the earlier report says"
+
+
 # The loader ---------------------------------------------------------------------------------------
 
 

@@ -3,6 +3,7 @@
 import subprocess
 
 import pytest
+import torch
 
 import backspot
 from backspot.commands import main
@@ -50,6 +51,17 @@ def test_wrong_values_are_named_with_what_to_give(capsys):
     assert "--plan tries the model and the loader" in capsys.readouterr().err
 
 
+def test_an_earlier_report_without_a_plan_is_named(capsys, tmp_path):
+    model = torch.nn.Linear(2, 2)
+    step = lambda: model(torch.ones(1, 2)).sum().backward()  # noqa: E731
+    path = tmp_path / "report.json"
+    backspot.profile(step, model, steps=1, warmup=0, trials="none").save(path)
+    assert main(["run", "--plan-from", str(path), "train.py"]) == 2
+    assert "has no plan: record it with --plan" in capsys.readouterr().err
+    assert main(["run", "--plan-from", str(tmp_path / "none.json"), "train.py"]) == 2
+    assert "none.json" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 @pytest.mark.posix
 def test_a_script_trains_on_bit_for_bit_after_a_plan(tmp_path):
@@ -64,3 +76,8 @@ def test_a_script_trains_on_bit_for_bit_after_a_plan(tmp_path):
     assert not plan.why_not
     assert plan.what == "a copy of Sequential with its loss, forward and backward"
     assert "bf16" in {one.setting for one in plan.rungs}
+    options = ("--plan-from", "out/report.json", "--warmup", "1", "--steps", "2", "-o", "again")
+    ours = program("run", *options, "train.py", python=preloaded.python(), cwd=tmp_path)
+    assert ours.stdout == plain.stdout
+    plan = backspot.Report.load(tmp_path / "again" / "report.json").plan
+    assert "not tried again" in plan.earlier

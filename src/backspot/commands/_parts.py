@@ -28,7 +28,7 @@ ALONE: Mapping[str, Any] = {**_plan.ALONE}
 def add_options_of_parts(parser: argparse.ArgumentParser) -> None:
     """Declare them."""
     for name, how in OPTIONS.items():
-        parser.add_argument(f"--{name}", **how)
+        parser.add_argument(f"--{name.replace('_', '-')}", **how)
 
 
 def with_values(words: Sequence[str], parser: argparse.ArgumentParser) -> list[str]:

@@ -26,10 +26,13 @@ def _gathering(ranks: object) -> Act:
     return gathering_of(ranks)
 
 
-def _planning(seconds: int) -> Act:
+def _planning(asked: int | tuple[int, str]) -> Act:
     from backspot.live.plan.planning import Planning  # seldom asked for, and not small
 
-    return Planning(seconds)
+    if isinstance(asked, int):
+        return Planning(asked)
+    seconds, earlier = asked
+    return Planning(seconds, Report.load(earlier))
 
 
 ASKING = (
@@ -38,7 +41,10 @@ ASKING = (
     Asking("ranks", None, job.InProfile, _gathering),
 )
 """What ``profile`` takes for parts."""
-FURTHER: tuple[Asking, ...] = (Asking("plan", None, plan.InRun, _planning),)
+FURTHER: tuple[Asking, ...] = (
+    Asking("plan", None, plan.InRun, _planning),
+    Asking("plan_from", None, plan.InRun, lambda _: None),  # goes with the other one
+)
 """What ``backspot run`` has options for, beside these."""
 
 
@@ -63,6 +69,8 @@ def acts_of(asked: Mapping[str, Any], asking: Sequence[Asking] = ASKING) -> list
         raise UsageError(f'trials={quoted(tries)}: give "operators", "plan" or "none"{hint}')
     if tries == "plan":
         given["trials"], implied["plan"] = "operators", plan.PLAN_SECONDS
+    if (earlier := given.get("plan_from")) is not None:
+        given["plan"] = given.get("plan") or plan.PLAN_SECONDS, earlier
     return [*acts_for(asking, given), *acts_for(FURTHER, implied)]
 
 

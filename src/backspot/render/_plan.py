@@ -43,6 +43,7 @@ def sentences_of(plan: Plan) -> list[str]:
         *_timed("Does not help here", _others(plan, "does not help")),
         *_timed("Too close to tell", _others(plan, "undecided")),
         *_untried(_others(plan, "not tried")),
+        *filter(None, [plan.earlier]),
     ]
 
 

@@ -116,6 +116,8 @@ class Plan:
         allowed_ns: How long it was allowed to take.
         batch: Samples a step; 0 where that is not known.
         next_limit: What limits the step once all of the ladder is made, as a sentence; or ``""``.
+        earlier: What was taken from the plan of an earlier report, as a sentence; ``""`` without.
+        inputs: The tensors that the models were called with, such as ``256x3x224x224 float32``.
         why_not: Why nothing was tried, or ``""``.
     """
 
@@ -127,6 +129,8 @@ class Plan:
     allowed_ns: Count = 0
     batch: Count = 0
     next_limit: str = ""
+    earlier: str = ""
+    inputs: tuple[str, ...] = ()
     why_not: str = ""
 
     @property
@@ -202,6 +206,9 @@ class InRun(TypedDict, total=False):
 
     Attributes:
         plan: how many seconds a plan may take; ``None``: there is none.
+        plan_from: the path of an earlier report, whose plan says what need not be tried again;
+            asks for a plan, too.
     """
 
     plan: int | None
+    plan_from: str | None

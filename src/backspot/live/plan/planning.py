@@ -14,6 +14,7 @@ from backspot.interrupts import pass_on
 from backspot.live.acts import Act, Living
 from backspot.live.modules import class_name
 from backspot.live.plan.account import Account
+from backspot.live.plan.again import comparable, inputs_of, taken_from
 from backspot.live.plan.around import LOADER_S, Around
 from backspot.live.plan.copies import NO_TIME
 from backspot.live.plan.search import Search, why
@@ -50,11 +51,11 @@ class Planning(Act):
 
     Args:
         seconds: how long planning may take.
-
+        earlier: a report whose plan says what need not be tried again.
     """
 
-    def __init__(self, seconds: int) -> None:
-        self._seconds = seconds
+    def __init__(self, seconds: int, earlier: Report | None = None) -> None:
+        self._seconds, self._earlier = seconds, earlier
 
     needs_living = True
 
@@ -66,17 +67,17 @@ class Planning(Act):
                 live.step()
             finally:
                 watching.end()
-        return with_plan(report, live, watching, self._seconds)
+        return with_plan(report, live, watching, self._seconds, self._earlier)
 
     def begin(self, report: Report, live: Living) -> Report | Callable[[], Report]:
         """Return the report with the plan, after one more step."""
         watching = _begun(report, live)
         if watching.why_not:
-            return with_plan(report, live, watching, self._seconds)
+            return with_plan(report, live, watching, self._seconds, self._earlier)
 
         def ended() -> Report:
             watching.end()
-            return with_plan(report, live, watching, self._seconds)
+            return with_plan(report, live, watching, self._seconds, self._earlier)
 
         return ended
 
@@ -144,11 +145,14 @@ def _replicas(live: Living) -> dict[str, torch.nn.Module]:
     }
 
 
-def with_plan(report: Report, live: Living, watching: Watching, seconds: int) -> Report:
+def with_plan(
+    report: Report, live: Living, watching: Watching, seconds: int, earlier: Report | None = None
+) -> Report:
     """Return the report with what the settings give; an interrupt ends the plan, not the training.
 
     Args:
         watching: the calls of one step, ended.
+        earlier: a report whose plan says what need not be tried again.
     """
     begin = time.monotonic()
     if not watching.why_not:
@@ -158,9 +162,13 @@ def with_plan(report: Report, live: Living, watching: Watching, seconds: int) ->
         f"a copy of {names or 'the model'}, forward and backward",
         step_ns=Account.of(report).step,
         allowed_ns=seconds * 10**9,
+        inputs=inputs_of(watching),
     )
+    before = None if earlier is None else comparable(earlier, report, plan)
     try:
-        plan = _made(plan, report, live, watching, begin + seconds)
+        plan = _made(plan, report, live, watching, begin + seconds, before)
+        if earlier is not None:
+            plan = replace(plan, earlier=taken_from(before, plan.rungs))
     except Exception as error:  # of the model's copies, which is a result too
         pass_on(error)
         said = str(error) if isinstance(error, TouchedError) else why(error)
@@ -169,14 +177,21 @@ def with_plan(report: Report, live: Living, watching: Watching, seconds: int) ->
     return changed(report, plan=replace(plan, took_ns=took))
 
 
-def _made(plan: Plan, report: Report, live: Living, watching: Watching, until: float) -> Plan:
+def _made(
+    plan: Plan,
+    report: Report,
+    live: Living,
+    watching: Watching,
+    until: float,
+    earlier: Plan | None,
+) -> Plan:
     if watching.why_not:
         raise Refused(watching.why_not)
     account = Account.of(report)
     loading = loading_of(live.loader)
     of_loader = min(LOADER_S, (until - time.monotonic()) / 4) if loading else 0.0
     of_batch = loading.batch_size if loading else 0
-    search = Search(watching, account, until - of_loader, of_batch)
+    search = Search(watching, account, until - of_loader, of_batch, earlier)
     ladder: list[Rung] = []
     others: list[Rung] = []
     next_limit = ""

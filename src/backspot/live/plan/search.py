@@ -13,6 +13,7 @@ import torch
 from backspot.formatting import duration, size
 from backspot.interrupts import pass_on
 from backspot.live.plan.account import Account
+from backspot.live.plan.again import lost_before
 from backspot.live.plan.comparing import Results, TimeUp, ended_after, memory_of, predicted, timed
 from backspot.live.plan.copies import NO_TIME, Copy, batch_of
 from backspot.live.plan.room import room_on
@@ -29,7 +30,7 @@ from backspot.live.torch_internals.collectives import NoCollectives
 from backspot.live.torch_internals.dynamo import compilations
 from backspot.live.trials.measuring import reason
 from backspot.live.trials.twins import Refused
-from backspot.results.plan import Difference, Rung
+from backspot.results.plan import Difference, Plan, Rung
 from backspot.results.trials import Variant
 
 _TOO_LONG = 2.5
@@ -41,6 +42,8 @@ _SAMPLES = 24
 """How many samples one comparison takes at least, about: six rounds of three, and the first."""
 _LONGEST_S = 4.0
 """How long a comparison may go on once it has what it needs: a dozen fit into a minute then."""
+_DEARER = 4
+"""How many times as long compiling takes that measures each kernel, about."""
 _RESERVED = 2
 """Comparisons for which compiling leaves time."""
 _LOSS = 0.05
@@ -62,6 +65,7 @@ class Search:
     Args:
         account: what the step takes as it is.
         of_loader: samples in a batch of the loader, 0 where that is not known.
+        earlier: what was tried of this model before, with these inputs.
         until: when the time is up, in seconds of ``time.monotonic``.
 
     Attributes:
@@ -71,11 +75,16 @@ class Search:
     """
 
     def __init__(
-        self, watched: Watching, account: Account, until: float, of_loader: int = 0
+        self,
+        watched: Watching,
+        account: Account,
+        until: float,
+        of_loader: int = 0,
+        earlier: Plan | None = None,
     ) -> None:
         self._watched, self._account = watched, account
         self._until = watched.until = until
-        self._of_loader = of_loader
+        self._of_loader, self._earlier = of_loader, earlier
         self.base_ns = self.batch = 0
         self.step_ns = account.step
         self._ladder: list[Rung] = []
@@ -114,6 +123,7 @@ class Search:
         self._watched.checkpoints = names if calls else ()
         settings = settings_of(self._watched, base.device)
         self._not_tried = {one: one.why_not or NO_TIME for one in settings}
+        self._lost = lost_before(self._earlier, settings)
         begin = time.perf_counter_ns()
         self._results = Results(base)
         self._best_memory = memory_of(base)
@@ -172,16 +182,21 @@ class Search:
         Args:
             alone: only to know what it gives, before the best ones are put together.
         """
+        on = frozenset(one.setting for one in self._ladder)
+        if (lost := self._lost.get((setting.name, on))) is not None:
+            self._tried[setting] = lost
+            return True
         new: Copy | None = None
         failed = True
         try:
             left = self._until - time.monotonic()
             if left < self._needs_s:
                 raise Refused(NO_TIME)
-            settings = [*self._best.settings, setting]
+            settings = [one for one in self._best.settings if one.name != setting.replaces]
+            settings.append(setting)
             if setting.compiles:
                 left -= _RESERVED * self._needs_s
-                if left < self._needs_s:
+                if left < max(self._needs_s, self._compiles_s(setting)):
                     raise Refused(NO_TIME)
                 before = compilations()
                 with ended_after(left):
@@ -212,6 +227,19 @@ class Search:
             if failed and torch.cuda.is_initialized():
                 torch.cuda.empty_cache()
         return False
+
+    def _compiles_s(self, setting: Setting) -> float:
+        """Return how many seconds compiling may take, as the setting before it took.
+
+        Raises:
+            Refused: If that does not help, or was not tried.
+        """
+        if not setting.replaces:
+            return 0.0
+        before = [one for one in self._ladder if one.setting == setting.replaces]
+        if not before:
+            raise Refused(f"{setting.replaces} is no part of the plan")
+        return _DEARER * before[0].compile_ns / 1e9
 
     def _compared(self, setting: Setting, new: Copy) -> tuple[Rung, int]:
         """Return the rung of a setting, and the memory of a copy that has it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -45,6 +45,7 @@ class Setting:
         dims: as above.
         order: settings of a lower number are made first.
         compiles: whether the first run compiles.
+        replaces: the name of the setting in whose place it is made, and only where that helps.
         note: what else is true of it.
         why_not: why it is not tried in this training, or ``""``.
     """
@@ -59,6 +60,7 @@ class Setting:
     dims: int = -1
     order: int = 0
     compiles: bool = False
+    replaces: str = ""
     note: str = ""
     why_not: str = ""
 
@@ -229,7 +231,7 @@ def _libraries(watched: Watching, device: torch.device) -> Iterator[Setting]:
             "torch.backends.cudnn.benchmark = True",
             why_not=AS_IT_IS
             if benchmark
-            else "cuDNN keeps what it has chosen for these shapes as long as the process lives",
+            else "PyTorch keeps what was chosen for these shapes as long as the process lives",
         )
     yield Setting(
         "CUDA graphs",
@@ -239,20 +241,26 @@ def _libraries(watched: Watching, device: torch.device) -> Iterator[Setting]:
     )
 
 
-def _compilers(watched: Watching, _: torch.device) -> Iterator[Setting]:
-    yield Setting(
+def _compilers(watched: Watching, device: torch.device) -> Iterator[Setting]:
+    default = Setting(
         "torch.compile",
         "compile",
         "model = torch.compile(model)",
-        change=_compiled,
+        change=torch.compile,
         order=2,
         compiles=True,
         why_not=watched.why_not_compiled,
     )
-
-
-def _compiled(module: torch.nn.Module) -> Any:
-    return torch.compile(module)
+    yield default
+    if device.type == "cuda":  # it chooses among kernels of Triton
+        mode = "max-autotune-no-cudagraphs"
+        yield replace(
+            default,
+            name="max-autotune",
+            code=f'model = torch.compile(model, mode="{mode}")  # in place of torch.compile(model)',
+            change=partial(torch.compile, mode=mode),
+            replaces=default.name,
+        )
 
 
 def _parameters(watched: Watching) -> Sequence[torch.Tensor]:

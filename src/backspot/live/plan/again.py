@@ -1,0 +1,76 @@
+"""What the plan of an earlier report, before a change, leaves to try again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from backspot.formatting import counted
+from backspot.live.plan.settings import AS_IT_IS, Setting
+from backspot.live.plan.watching import Watching
+from backspot.live.trials.chains import tensors_of
+from backspot.results.plan import Plan, Rung
+from backspot.results.report import Report
+
+FROM_EARLIER = "as the earlier report says"
+
+
+def comparable(earlier: Report, report: Report, plan: Plan) -> Plan | None:
+    """Return the earlier plan, if it is of the same modules with the same inputs; else ``None``."""
+    before = earlier.plan
+    alike = before is not None and (before.what, before.inputs) == (plan.what, plan.inputs)
+    return before if alike and _modules(earlier) == _modules(report) else None
+
+
+def inputs_of(watched: Watching) -> tuple[str, ...]:
+    """Return what the models were called with, each kind of tensor once."""
+    given = (one for call in watched.calls for one in tensors_of((call.args, call.kwargs)))
+    said = (
+        f"{'x'.join(map(str, one.shape)) or 'one'} {str(one.dtype).removeprefix('torch.')}"
+        for one in given
+    )
+    return tuple(dict.fromkeys(said))
+
+
+def _modules(report: Report) -> set[tuple[str, str]]:
+    return {(row.path, row.class_name) for row in report.modules if row.is_module}
+
+
+def lost_before(
+    plan: Plan | None, settings: Sequence[Setting]
+) -> dict[tuple[str, frozenset[str]], Rung]:
+    """Return the rungs that did not help before, with nothing below them changed since.
+
+    Args:
+        plan: the earlier plan.
+        settings: what could be tried now.
+
+    Returns:
+        By the setting, and by the names of those that it was tried on top of beside what is in use.
+    """
+    if plan is None:
+        return {}
+    used = {one.setting for one in plan.rungs if one.note == AS_IT_IS}
+    used &= {one.name for one in settings}
+    known = used | {one.setting for one in plan.ladder}
+    now = {one.name for one in settings if one.why_not == AS_IT_IS} & known
+    found = {}
+    for rung in plan.rungs:
+        if rung.verdict == "does not help" and used <= now <= used.union(rung.on):
+            on = tuple(one for one in rung.on if one not in now)
+            found[rung.setting, frozenset(on)] = replace(rung, on=on, note=FROM_EARLIER)
+    return found
+
+
+def taken_from(earlier: Plan | None, rungs: Sequence[Rung]) -> str:
+    """Return what of an earlier plan counts now, as a sentence."""
+    if earlier is None:
+        return "All is tried anew: the earlier report has no plan of this model with these inputs."
+    ladder = {one.setting for one in earlier.ladder}
+    made = [one.setting for one in rungs if one.note == AS_IT_IS and one.setting in ladder]
+    lost = sum(one.note == FROM_EARLIER for one in rungs)
+    said = (
+        f"{counted(lost, 'setting')} that did not help in the earlier report {{}} not tried again"
+    )
+    told = [f"of its plan, {', '.join(made)} {'is' if len(made) == 1 else 'are'} made"] * bool(made)
+    return "; ".join([said.format("is" if lost == 1 else "are"), *told]) + "."
