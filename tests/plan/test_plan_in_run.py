@@ -58,7 +58,7 @@ def test_an_earlier_report_without_a_plan_is_named(capsys, tmp_path):
     backspot.profile(step, model, steps=1, warmup=0, trials="none").save(path)
     assert main(["run", "--plan-from", str(path), "train.py"]) == 2
     assert "has no plan: record it with --plan" in capsys.readouterr().err
-    assert main(["run", "--plan-from", str(tmp_path / "none.json"), "train.py"]) == 2
+    assert main(["run", "--plan-from", str(tmp_path / "none.json"), "train.py"]) == 3
     assert "none.json" in capsys.readouterr().err
 
 

@@ -24,6 +24,11 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
 ALONE: Mapping[str, Any] = {**_plan.ALONE}
 """What an option means that is given without ``=`` and a value."""
 
+CHECKS: Sequence[Callable[[argparse.Namespace], None]] = (
+    _plan.check,
+)  # fmt: skip
+"""What sees, before the script runs, that what is asked of a part can be done."""
+
 
 def add_options_of_parts(parser: argparse.ArgumentParser) -> None:
     """Declare them."""
@@ -45,6 +50,12 @@ def with_values(words: Sequence[str], parser: argparse.ArgumentParser) -> list[s
             place += 1
         place += 1
     return found
+
+
+def check_parts(args: argparse.Namespace) -> None:
+    """Raise an error where what is asked of a part cannot be done, before the script runs."""
+    for check in CHECKS:
+        check(args)
 
 
 def asked_of_parts(args: argparse.Namespace) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from backspot.commands._console import count
-from backspot.errors import BackspotError
+from backspot.errors import UsageError
 
 PLAN_SECONDS = 60
 """As ``results.plan`` has it: to import a result takes longer than all of the help."""
@@ -19,15 +19,21 @@ def _seconds(word: str) -> int:
     return seconds
 
 
-def _earlier(word: str) -> str:
+def check(args: argparse.Namespace) -> None:
+    """See that an earlier report has a plan, before the script runs.
+
+    Raises:
+        BackspotError: If it has none, or cannot be read.
+    """
+    if args.plan_from is None:
+        return
     from backspot.results.report import Report  # takes longer than all of the help
 
-    try:
-        plan = Report.load(word).plan
-    except BackspotError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-    if plan is None:
-        raise argparse.ArgumentTypeError(f"{word} has no plan: record it with --plan")
+    if Report.load(args.plan_from).plan is None:
+        raise UsageError(f"--plan-from: {args.plan_from} has no plan: record it with --plan")
+
+
+def _absolute(word: str) -> str:
     return str(Path(word).absolute())  # a process that the script starts may run elsewhere
 
 
@@ -40,7 +46,7 @@ OPTIONS = {
         f"meanwhile, and goes on as if nothing had happened (--plan alone: {PLAN_SECONDS})",
     },
     "plan_from": {
-        "type": _earlier,
+        "type": _absolute,
         "metavar": "REPORT",
         "help": "make a plan, and leave out what did not help by that of an earlier report.json, "
         "where nothing below it has changed",

@@ -50,7 +50,12 @@ from backspot.commands._console import (
     write_error,
     write_text,
 )
-from backspot.commands._parts import add_options_of_parts, asked_of_parts, with_values
+from backspot.commands._parts import (
+    add_options_of_parts,
+    asked_of_parts,
+    check_parts,
+    with_values,
+)
 from backspot.errors import BackspotError, OutputExistsError, UsageError
 from backspot.formatting import quoted, visible
 from backspot.interrupts import contained, pass_on
@@ -170,6 +175,7 @@ def run(args: argparse.Namespace) -> Callable[[], int]:
         raise UsageError("backspot run: name a script, or a module after -m")
     if args.steps < 1 or args.every == 0:
         raise UsageError("--steps and --every: give a whole number of at least 1")
+    check_parts(args)
     folder = _folder(args.output, args.force)
     script = Script(given[0], given[1:], is_module=bool(args.module))
     process = Process()

@@ -29,10 +29,7 @@ def _gathering(ranks: object) -> Act:
 def _planning(asked: int | tuple[int, str]) -> Act:
     from backspot.live.plan.planning import Planning  # seldom asked for, and not small
 
-    if isinstance(asked, int):
-        return Planning(asked)
-    seconds, earlier = asked
-    return Planning(seconds, Report.load(earlier))
+    return Planning.of(asked)
 
 
 ASKING = (

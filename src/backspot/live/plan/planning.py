@@ -57,6 +57,17 @@ class Planning(Act):
     def __init__(self, seconds: int, earlier: Report | None = None) -> None:
         self._seconds, self._earlier = seconds, earlier
 
+    @classmethod
+    def of(cls, asked: int | tuple[int, str]) -> Planning:
+        """Return what plans for so many seconds, also with the path of an earlier report.
+
+        Raises:
+            BackspotError: If that cannot be read.
+        """
+        if isinstance(asked, int):
+            return cls(asked)
+        return cls(asked[0], Report.load(asked[1]))
+
     needs_living = True
 
     def after(self, report: Report, live: Living) -> Report:
