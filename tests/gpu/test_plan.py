@@ -106,6 +106,120 @@ def test_settings_of_a_gpu_are_tried_and_the_training_goes_on_bit_for_bit():
     assert found["cudnn.benchmark"].verdict == "not tried"
 
 
+class Attending(nn.Module):
+    """Attention over a short sequence, between two products."""
+
+    def __init__(self, words=256, width=512, heads=8):
+        super().__init__()
+        self.heads, self.qkv, self.out = heads, nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).transpose(1, 3).unbind(2)
+        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+
+class Sequences(Images):
+    """Trains attention on noise."""
+
+    def __init__(self, batch=64, length=256, width=512):
+        torch.manual_seed(0)
+        torch.cuda.manual_seed_all(0)
+        self.model = nn.Sequential(*(Attending() for _ in range(4))).to(DEVICE)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), 1e-4, fused=True)
+        self.x = torch.randn(batch, length, width, device=DEVICE)
+        self.losses = []
+
+    def step(self):
+        self.optimizer.zero_grad()
+        loss = self.model(self.x).square().mean()
+        loss.backward()
+        self.optimizer.step()
+        self.losses.append(loss.detach())
+
+
+def test_kernels_of_attention_are_tried_once_it_is_known_what_attention_gets():
+    training = Sequences()
+    flags = (
+        torch.backends.cuda.flash_sdp_enabled,
+        torch.backends.cuda.mem_efficient_sdp_enabled,
+        torch.backends.cuda.cudnn_sdp_enabled,
+        torch.backends.cuda.math_sdp_enabled,
+    )
+    before = [flag() for flag in flags]
+    plan = planned(training, recorded(training))
+    found = said(plan)
+    assert [flag() for flag in flags] == before
+    names = ("flash attention", "memory-efficient attention", "cuDNN attention")
+    assert any(found[name].step_ns or found[name].note == "in use already" for name in names)
+    for name in names:
+        one = found[name]
+        assert one.step_ns or one.note, name
+        if any(rung.setting == "bf16" for rung in plan.ladder) and one.step_ns:
+            assert "bf16" in one.on
+    in_bf16 = {rung.setting for rung in plan.ladder} >= {"bf16"}
+    assert in_bf16 or found["flash attention"].note == "no kernel for these inputs"
+
+
+def test_a_dearer_mode_is_tried_in_place_of_compiling_where_its_time_is_left():
+    training = Sequences()
+    plan = planned(training, recorded(training), seconds=400)
+    found = said(plan)
+    training.step()
+    assert torch.isfinite(training.losses[-1])
+    default, dearer = found["torch.compile"], found["max-autotune"]
+    assert dearer.step_ns or dearer.note
+    if default.kept and dearer.step_ns:
+        assert dearer.compile_ns > 0
+        assert dearer.on[-1] == "torch.compile"
+    print("compiling:", default.compile_ns / 1e9, "s; max-autotune:", dearer.compile_ns / 1e9, "s")
+
+
+def test_graphs_are_named_with_what_a_replay_says_of_them():
+    training = Images(batch=2, size=32)  # limited by the host
+    found = said(planned(training, recorded(training), seconds=30))
+    assert "a capture that fails cannot be undone" in found["CUDA graphs"].note
+    assert "at most" in found["CUDA graphs"].note
+
+
+def test_what_a_plan_leaves_on_the_device_is_little_and_is_printed():
+    training = Sequences()
+    report = recorded(training)
+    training.step()
+    gc.collect()
+    torch.cuda.synchronize()
+
+    def state():
+        free, whole = torch.cuda.mem_get_info()
+        reserved, allocated = torch.cuda.memory_reserved(), torch.cuda.memory_allocated()
+        return {"allocated": allocated, "reserved": reserved, "outside": whole - free - reserved}
+
+    before = state()
+    plan = planned(training, report, seconds=120)
+    gc.collect()
+    after = state()
+    for name, value in after.items():
+        print(f"{name}: {before[name] / 2**20:.0f} -> {value / 2**20:.0f} MiB")
+    print("tried:", [one.setting for one in plan.rungs if one.step_ns])
+    assert after["allocated"] <= before["allocated"] + (64 << 20)  # workspaces of cuBLAS
+    assert after["reserved"] <= before["reserved"] + (96 << 20)
+
+
+def test_pinned_memory_is_a_rung_where_batches_come_from_ordinary_memory():
+    training = Images(batch=256, size=64)
+    on_host = training.x.cpu()
+
+    def step():
+        training.x = on_host.to(DEVICE, non_blocking=True)
+        Images.step(training)
+
+    report = backspot.profile(step, training.model, steps=3, stacks=False)
+    live = Living({"": training.model}, [training.optimizer], step=step)
+    found = said(Planning(60).after(report, live).plan)
+    if any(one.rule == "pageable-copy" for one in report.findings):
+        assert found["pinned memory"].step_ns or found["pinned memory"].note
+
+
 def test_nothing_of_a_plan_stays_on_the_device():
     training = Images()
     report = recorded(training)

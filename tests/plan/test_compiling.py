@@ -11,6 +11,7 @@ import backspot
 from backspot.live.acts import Living
 from backspot.live.plan import settings as plan_settings
 from backspot.live.plan.planning import Planning
+from backspot.live.torch_internals.dynamo import end_compile_workers
 from backspot.results.report import changed
 from support.trainings import Training
 
@@ -119,6 +120,20 @@ def test_a_dearer_mode_is_tried_in_place_of_the_default_where_that_helps(
         assert dearer.before_ns == compiled(plan).step_ns
     else:
         assert dearer.note == "torch.compile is no part of the plan"
+
+
+@pytest.mark.posix
+def test_processes_that_compile_end_and_others_can_be_started(monkeypatch):
+    async_compile = pytest.importorskip("torch._inductor.async_compile")
+    monkeypatch.setattr(torch._inductor.config, "compile_threads", 2)
+    pool = async_compile.AsyncCompile.process_pool()
+    end_compile_workers()
+    assert pool.process.wait(60) is not None
+    other = async_compile.AsyncCompile.process_pool()
+    assert other is not pool
+    assert other.submit(abs, -3).result(60) == 3
+    end_compile_workers()
+    assert other.process.wait(60) is not None
 
 
 def test_compiling_ends_when_the_time_is_up(report, tmp_path, monkeypatch):

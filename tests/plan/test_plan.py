@@ -12,9 +12,12 @@ from torch import nn
 import backspot
 from backspot.live.acts import Living
 from backspot.live.plan import planning
+from backspot.live.plan.around import on_graphs
+from backspot.live.plan.planning import Planning
 from backspot.results.findings import Finding, Place
 from backspot.results.report import changed
 from backspot.results.trials import Tried, Variant
+from support import h200
 from support.planning import planned, report_of, settings, stepping
 from support.trainings import Scaled, Training
 
@@ -690,6 +693,14 @@ def test_pinned_memory_saves_what_its_trial_says(report):
     assert "pinned memory" not in settings(
         planned(report, stepping(model, torch.ones(4, 8)), model)
     )
+
+
+def test_graphs_have_what_a_replay_saves_at_most_where_the_step_runs_on_a_gpu(report):
+    reason = "a capture that fails cannot be undone"
+    assert on_graphs(report) == reason
+    recorded = h200.report_of("vit_patch_drop")
+    said = on_graphs(recorded)
+    assert said.startswith(f"{reason}; by a replay of the step as it is, at most ")
 
 
 @pytest.mark.posix  # where nothing can be forked, that is why

@@ -1,10 +1,11 @@
-"""Settings of what is around the model: optimizers, pinned memory, workers of the loader."""
+"""What is around the model: optimizers, pinned memory, workers, and how the host launches all."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
 
+from backspot.errors import UsageError
 from backspot.formatting import duration
 from backspot.live.acts import Living
 from backspot.live.plan.comparing import predicted
@@ -80,6 +81,13 @@ class Around:
         is_pinned = self._loading.is_pinned
         return [replace(rung, note=AS_IT_IS if is_pinned else "no copy to the GPU holds up a step")]
 
+    def of_graphs(self, ladder: Sequence[Rung]) -> list[Rung]:
+        """Return what CUDA graphs save at most; a capture that fails could not be undone."""
+        if Live.of(self._live).device.type != "cuda":
+            return []
+        code = 'model = torch.compile(model, mode="reduce-overhead")'
+        return [Rung("CUDA graphs", "graph", code=code, note=on_graphs(self._report))]
+
     def of_workers(self, seconds: float, ladder: Sequence[Rung]) -> list[Rung]:
         """Return what other numbers of workers give beside the step of the ladder.
 
@@ -106,6 +114,16 @@ class Around:
             for one in others
         ]
         return _with_best([_with(rung, one, before) for rung, one in made])
+
+
+def on_graphs(report: Report) -> str:
+    """Return why CUDA graphs are not tried, with what a replay of the recording says of them."""
+    reason = "a capture that fails cannot be undone"
+    try:
+        saves = max(0, report.what_if(graph=True).saves_ns)
+    except UsageError:
+        return reason
+    return f"{reason}; by a replay of the step as it is, at most {duration(saves)} less"
 
 
 def _names(ladder: Sequence[Rung]) -> tuple[str, ...]:

@@ -210,7 +210,12 @@ def _made(
         _searched(search, watching, Live.of(live))
         ladder, others = _apart(search.rungs())
         around = Around(report, live, loading, plan.step_ns)
-        for more in (around.of_optimizer, around.of_pinning, partial(around.of_workers, of_loader)):
+        for more in (
+            around.of_optimizer,
+            around.of_pinning,
+            around.of_graphs,
+            partial(around.of_workers, of_loader),
+        ):
             kept, lost = _apart(more(ladder))
             ladder, others = ladder + kept, lost + others
         next_limit = around.next_limit

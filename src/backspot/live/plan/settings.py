@@ -221,9 +221,7 @@ def _unchecked(module: torch.nn.Module) -> torch.nn.Module:
 
 def _libraries(watched: Watching, device: torch.device) -> Iterator[Setting]:
     """What a running process cannot try without a trace."""
-    if device.type != "cuda":
-        return
-    if any(p.dim() in (4, 5) for p in _parameters(watched)):
+    if device.type == "cuda" and any(p.dim() in (4, 5) for p in _parameters(watched)):
         benchmark = torch.backends.cudnn.benchmark
         yield Setting(
             "cudnn.benchmark",
@@ -233,12 +231,6 @@ def _libraries(watched: Watching, device: torch.device) -> Iterator[Setting]:
             if benchmark
             else "PyTorch keeps what was chosen for these shapes as long as the process lives",
         )
-    yield Setting(
-        "CUDA graphs",
-        "graph",
-        'model = torch.compile(model, mode="reduce-overhead")',
-        why_not="their memory would stay with the process",
-    )
 
 
 def _compilers(watched: Watching, device: torch.device) -> Iterator[Setting]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 from weakref import ref
@@ -247,6 +248,22 @@ def watch_optimizers(met: Callable[[str], None]) -> Callable[[], None]:
     return stop
 
 
+def end_compile_workers() -> None:
+    """End the processes in which Inductor compiles; a later compilation starts others.
+
+    A thread waits for them, as what they compile may take long.
+    """
+    home: Any = sys.modules.get("torch._inductor.async_compile")
+    # Without it the processes end with the program.
+    pools = list(getattr(home, "_pool_set", ()))
+    if pools:
+        with contained():
+            home.AsyncCompile._ready_future = None
+            home.after_fork()  # forgets them
+            for pool in pools:
+                threading.Thread(target=pool.shutdown, daemon=True).start()
+
+
 def forget_compilations() -> None:
     """Take back what was compiled so far; where a trial compiled copies and nothing else was.
 
@@ -260,6 +277,7 @@ def forget_compilations() -> None:
         dynamo.reset()
         for one, before in zip(lists, callbacks, strict=True):
             one[:] = before
+    end_compile_workers()
     getattr(sys.modules.get("torch._dynamo.utils"), "clear_compilation_metrics", lambda: None)()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -34,6 +34,8 @@ _TITLES = {
     "clipping": "Gradient clipping is faster in another form",
 }
 _MODE = "a mode of the training sees its functions"
+_KEPT = 64 << 20
+"""Bytes that may stay in the allocator after trials: to give them back costs the next step time."""
 _OF_MANY = 0.8
 """The share of the step in which a device must work, so that the host does not decide its time."""
 
@@ -234,14 +236,28 @@ def _measured(entry: Entry, asked: Asked, until: float) -> Tried | None:
         return Tried("", why_not=reason(error))
 
 
-def own_memory(device: torch.device) -> AbstractContextManager[Any]:
-    """Return a context in which memory of a GPU comes from a pool that goes back to the driver.
+@contextmanager
+def own_memory(device: torch.device) -> Iterator[None]:
+    """Have memory of a GPU come from a pool that goes back to the driver.
 
-    The allocator's blocks that the training reuses stay as they are. Before torch 2.5 there are no
-    pools.
+    Before torch 2.5 there are no pools. A backward runs on a thread of PyTorch's, which takes
+    memory from the training's pool: what that has grown by goes back, too.
     """
+    if device.type != "cuda":
+        yield
+        return
+    before = torch.cuda.memory_reserved(device)
+    try:
+        with _pool(device):
+            yield
+    finally:
+        if torch.cuda.memory_reserved(device) > before + _KEPT:
+            torch.cuda.empty_cache()
+
+
+def _pool(device: torch.device) -> AbstractContextManager[Any]:
     pools = getattr(torch.cuda, "MemPool", None)
-    if device.type != "cuda" or pools is None:
+    if pools is None:
         return nullcontext()
     try:
         pool: AbstractContextManager[Any] = torch.cuda.use_mem_pool(pools(), device)
