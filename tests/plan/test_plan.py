@@ -3,7 +3,7 @@
 import random
 import time
 import types
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch

@@ -18,7 +18,7 @@ FROM_EARLIER = "as the earlier report says"
 def comparable(earlier: Report, report: Report, plan: Plan) -> Plan | None:
     """Return the earlier plan, if it is of the same modules with the same inputs; else ``None``."""
     before = earlier.plan
-    alike = before is not None and (before.what, before.inputs) == (plan.what, plan.inputs)
+    alike = before is not None and before.inputs == plan.inputs
     return before if alike and _modules(earlier) == _modules(report) else None
 
 
