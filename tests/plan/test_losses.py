@@ -1,6 +1,8 @@
 """A loss outside of the model runs again after its copies, where it gives what the step gave."""
 
 import random
+import statistics
+import weakref
 
 import pytest
 import torch
@@ -201,6 +203,37 @@ def test_each_backward_of_a_step_has_its_loss(report, together):
     assert ("several calls" if together else "") in why_no_loss(plan)
     assert together or not why_no_loss(plan)
     assert tried.losses == plain.losses
+
+
+class Noted(nn.Linear):
+    """Notes whether its output is held by anybody when its backward runs."""
+
+    held = []  # noqa: RUF012 - for all copies
+
+    def forward(self, x):
+        hidden = super().forward(x)
+        out = hidden * 2.0
+        reference = weakref.ref(out)
+        hidden.register_hook(lambda _: Noted.held.append(reference() is not None))
+        return out
+
+
+@pytest.mark.parametrize("holds", [False, True])
+def test_copies_hold_in_their_backward_what_the_step_holds(report, holds):
+    model, x = Noted(4, 4), torch.randn(8, 4)
+
+    def step():
+        model.zero_grad()
+        if not holds:
+            model(x).sum().mul(2.0).backward()
+            return
+        out = model(x)
+        out.sum().mul(2.0).backward()
+
+    Noted.held.clear()
+    assert not why_no_loss(planned(report, step, model))
+    assert Noted.held[0] == holds
+    assert statistics.mode(Noted.held) == holds  # what is compared holds its results
 
 
 # What is not run again ----------------------------------------------------------------------------

@@ -90,7 +90,7 @@ def _results(one: Copy) -> _All:
     one.reset()
     found: _All = []
     for call in one.watched.calls:
-        outputs = [each.detach().clone() for each in one.run(call)]
+        outputs = [each.detach().clone() for each in one.run(call, seen={})]
         gradients = [p.grad for p in one.parameters() if p.grad is not None]
         one.forget_gradients()
         losses = [each for each in outputs if not each.dim()]

@@ -170,7 +170,8 @@ class Copy:
         """Run a call forward and backward, with the loss that follows it where that runs again.
 
         Args:
-            seen: takes the gradients of the outputs, by place.
+            seen: takes the gradients of the outputs, by place. Without it a run holds what the step
+                held, and lets go of the other outputs.
 
         Returns:
             The tensors in its output, and the loss.
@@ -205,10 +206,13 @@ class Copy:
             if backward and call.loss is not None and self.watched.has_loss:
                 everywhere = (kind, on, dtype) if (on, dtype) != call.autocast[1:] else None
                 resided = resident()
-                outputs.append(call.loss.run(outputs, self.modules, everywhere))
+                held = outputs if seen is None else [*outputs]
+                loss, rest = call.loss.run(held, self.modules, everywhere)
                 if seen is not None:
                     self.watched.keeps += max(0, resident() - resided)
-                self._end_at(outputs[-1:], [call.loss.gradient])
+                self._end_at([loss], [call.loss.gradient])
+                del rest
+                outputs.append(loss)
             elif backward:
                 self._backward(call, outputs)
         return outputs

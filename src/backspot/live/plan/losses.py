@@ -66,6 +66,7 @@ class _Value:
     Attributes:
         made: the operation that makes it, and which of its results it is.
         source: what returns it, if no operation of the loss makes it.
+        place: that among the outputs of a call.
         call: which call of a model has returned it, and whether that was the first of its kind.
         why_not: why a further run has it from nowhere, or ``""``.
     """
@@ -74,6 +75,7 @@ class _Value:
     requires_grad: bool
     made: tuple[_Operation, int] | None = None
     source: Source = _nowhere
+    place: int = 0
     call: tuple[Hashable, bool] | None = None
     why_not: str = ""
 
@@ -91,16 +93,18 @@ class Loss:
     gradient: torch.Tensor | None
     _root: _Value
     _operations: Sequence[_Operation]
+    _let_go: Mapping[_Operation, Sequence[_Value]]
 
     def run(
         self,
-        outputs: Sequence[torch.Tensor],
+        outputs: list[Any],
         modules: Mapping[int, torch.nn.Module],
         autocast: Autocast | None,
-    ) -> torch.Tensor:
-        """Return the loss of other outputs.
+    ) -> tuple[torch.Tensor, object]:
+        """Return the loss of other outputs, and what the step held until the end of its backward.
 
         Args:
+            outputs: of a call; those that the step let go after their last use are ``None`` then.
             modules: the copies of the models, by number.
             autocast: the autocast around all of it; ``None``: that of the step.
         """
@@ -120,8 +124,16 @@ class Loss:
                 for one in several:
                     args, kwargs = tree_map(of, (one.args, one.kwargs))
                     results[one] = tree_flatten(one.function(*args, **kwargs))[0]
+                    del args, kwargs
+                    for value in self._let_go.get(one, ()):
+                        home, place = (
+                            (results[value.made[0]], value.made[1])
+                            if value.made
+                            else (outputs, value.place)
+                        )
+                        home[place] = None
         loss: torch.Tensor = of(self._root)
-        return loss
+        return loss, results
 
 
 class LossWatch(TorchFunctionMode):  # type: ignore[misc] # untyped
@@ -179,7 +191,7 @@ class LossWatch(TorchFunctionMode):  # type: ignore[misc] # untyped
         for place, one in enumerate(outputs):
             if one.requires_grad:
                 memory = _Memory(version_of(one), is_own=True)
-                value = _Value(memory, True, source=partial(_output, place), call=(call, is_first))
+                value = _Value(memory, True, None, partial(_output, place), place, (call, is_first))
                 if type(one) is not torch.Tensor:
                     value.why_not = f"the model returns a {type(one).__name__}"
                 self._known[one] = value
@@ -325,7 +337,23 @@ class LossWatch(TorchFunctionMode):  # type: ignore[misc] # untyped
         if operations and not self.why_not:  # a model may return its loss
             ((call, _),) = calls
             begins = None if gradient is None else twin(gradient)
-            self.losses[call] = Loss(sample_of(root), begins, value, operations)
+            let_go = self._let_go(operations, value)
+            self.losses[call] = Loss(sample_of(root), begins, value, operations, let_go)
+
+    def _let_go(
+        self, operations: Sequence[_Operation], root: _Value
+    ) -> Mapping[_Operation, Sequence[_Value]]:
+        """Return after which operation nobody holds which values, as far as the loss has made them.
+
+        What the step's own code holds at the beginning of the backward takes memory until its end.
+        """
+        last = {value: one for one in operations for value in _values_of(one)}
+        held = {root, *self._known.values()}
+        found: dict[_Operation, list[_Value]] = {}
+        for value, one in last.items():
+            if value not in held and (value.made or value.call):
+                found.setdefault(one, []).append(value)
+        return found
 
     def _behind(self, root: _Value) -> tuple[list[_Value], list[_Operation]]:
         """Return all values and operations that a value is made by, and those that write."""

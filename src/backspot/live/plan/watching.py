@@ -316,15 +316,14 @@ def _is_torchs(hook: object) -> bool:
 def outputs_of(output: Any, depth: int = _DEEPEST) -> list[torch.Tensor]:
     """Return the tensors in an output: of sequences, dictionaries, dataclasses, objects."""
     found: dict[int, torch.Tensor] = {}
-
-    def visit(one: Any, depth: int) -> None:
+    pending = [(output, depth)]
+    # An inner function that calls itself would hold the tensors until garbage is collected.
+    while pending:
+        one, left = pending.pop()
         if isinstance(one, torch.Tensor):
             found.setdefault(id(one), one)
-        elif depth:
-            for part in _parts(one):
-                visit(part, depth - 1)
-
-    visit(output, depth)
+        elif left:
+            pending += [(part, left - 1) for part in reversed([*_parts(one)])]
     return list(found.values())
 
 
