@@ -98,3 +98,29 @@ def test_operators_of_a_backward_with_create_graph_are_no_recomputation(locate) 
         trace.node("MulBackward0", at, at + 5 * TICK, seq=seq, thread=1)
         trace.operator("aten::mul", at + TICK, at + 2 * TICK, seq=10 + position)
     assert recomputed(locate(trace)) == {}
+
+
+def own_function(*, calls: bool) -> Trace:
+    """The backward of a Function of the program's own works with gradients, then without."""
+    trace = Trace()
+    trace.forward("block", "Block", 1 * TICK, 40 * TICK)
+    trace.operator("aten::exp", 2 * TICK, 3 * TICK, seq=1)
+    if calls:
+        trace.forward("block.fc", "Linear", 4 * TICK, 8 * TICK)
+    trace.operator("aten::sum", 41 * TICK, 42 * TICK, seq=3)
+    trace.node("SumBackward0", 60 * TICK, 61 * TICK, seq=3, thread=1)
+    trace.operator("aten::expand", 60 * TICK + 10, 60 * TICK + 20)
+    trace.node("SolveBackward", 62 * TICK, 90 * TICK, seq=1, thread=1)
+    trace.operator("aten::exp", 63 * TICK, 73 * TICK, seq=4)
+    if calls:
+        trace.forward("block.fc", "Linear", 74 * TICK, 78 * TICK)
+    trace.operator("aten::mm", 85 * TICK, 89 * TICK)
+    return trace
+
+
+def test_what_a_function_differentiates_in_its_backward_is_its_own_work(locate) -> None:
+    assert recomputed(locate(own_function(calls=False))) == {}
+
+
+def test_a_function_in_a_checkpointed_module_is_run_again_with_it(locate) -> None:
+    assert recomputed(locate(own_function(calls=True))) == {"block": 11, "block.fc": 4}

@@ -299,6 +299,32 @@ def test_a_class_with_a_call_of_its_own_has_labels(kind, markers, record):
     assert [vars(cls).get("__call__") for cls in kind.__mro__] == calls
 
 
+class Borrows(nn.Module):
+    """A part calls a module that is not inside of it, as kernels of GPyTorch do."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.base = nn.Linear(4, 4)
+        self.part = kind()
+        borrowed = [self.base]
+        self.part.forward = lambda x: self.part.fc(borrowed[0](x)).tanh()
+
+    def forward(self, x):
+        return self.part(x)
+
+
+@pytest.mark.parametrize("kind", [Block, Own, Through, Forwards, Inherits, Chained])
+def test_a_call_goes_on_after_a_call_of_a_module_that_is_not_inside_of_it(kind, record):
+    model = Borrows(kind)
+    with backspot.instrument(model):
+        recording = record(step(model))
+    part = f"forward: part ({kind.__name__})"
+    around = {one.name: recording.parent(one) for one in recording.labels if "rd: " in one.name}
+    assert around["forward: base (Linear)"] == part
+    assert around["forward: part.fc (Linear)"] == part
+    assert around[part] == "forward: (Borrows)"
+
+
 def test_calls_of_their_own_may_fail_repeat_and_be_of_several_classes(record):
     class Fails(Forwards):
         def forward(self, x):

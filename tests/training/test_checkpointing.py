@@ -244,3 +244,45 @@ def test_a_checkpointed_vit_has_the_owners_of_the_plain_one(reentrant, set_reent
 def test_a_backward_within_a_checkpoint_is_one_pass(reentrant):
     report = check(lambda: Net(each(reentrant)), step)
     assert len(report.passes) == 2
+
+
+class Solve(torch.autograd.Function):
+    """Its backward is a forward of its own, differentiated: as solvers of GPyTorch have it."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.exp()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            (found,) = torch.autograd.grad(x.exp().cumsum(1).sum(), x)
+        return gradient * found
+
+
+class Solver(nn.Module):
+    def __init__(self, how):
+        super().__init__()
+        self.how, self.before, self.fc = how, nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def inner(self, x):
+        return Solve.apply(self.fc(x))
+
+    def forward(self, x):
+        x = self.before(x)
+        return (checkpoint(self.inner, x, use_reentrant=False) if self.how else self.inner(x)).sum()
+
+
+def test_a_function_that_differentiates_in_its_backward_recomputes_nothing():
+    report = check(lambda: Solver(how=False), step)
+    assert recomputed(report) == set()
+    assert {"SolveBackward", "CumsumBackward0"} <= set(owners(report)[""])
+    assert not [one for one in report.findings if one.rule == "recompute"]
+
+
+def test_such_a_function_within_a_checkpoint_runs_again():
+    report = check(lambda: Solver(how=True), step)
+    assert {"", "fc"} <= recomputed(report)

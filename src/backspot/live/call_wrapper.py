@@ -431,7 +431,7 @@ call_wrapper = CallWrapper()
 sessions.when_started = call_wrapper.begin
 sessions.when_ending = call_wrapper.end
 sessions.when_stepped = call_wrapper.after_step
-wrapper_codes.update((labelled_call.__code__, labelled_on_class.__code__))
+wrapper_codes.add(_listed_call.__code__)
 
 # Every frame that a call can open, but for those that node hooks open too.
 dynamo.keep_from_dynamo(

@@ -70,7 +70,7 @@ class Intervals(list[tuple[int, Owner | None]]):
 
 
 wrapper_codes: set[CodeType] = set()
-"""The code of the wrapper, of which each frame is a running call of its local ``self``."""
+"""The code of the wrapper that lists calls: each frame is a running call of its first argument."""
 
 _next_number, _new_range = autograd.sequence_number, profiler.new_range
 
@@ -329,12 +329,12 @@ def _running_modules(entering: torch.nn.Module) -> tuple[Counter[int], Counter[i
     methods: Counter[int] = Counter()
     while frame is not None:
         code = frame.f_code
-        if code.co_argcount and code.co_varnames[0] == "self":
+        if code in wrapper_codes:
+            wrapped[id(frame.f_locals.get(code.co_varnames[0]))] += 1
+        elif code.co_argcount and code.co_varnames[0] == "self":
             module_id = id(frame.f_locals.get("self"))
             if is_call(code):
                 running[module_id] += 1
-            elif code in wrapper_codes:
-                wrapped[module_id] += 1
             else:
                 methods[module_id] += 1
         frame = frame.f_back

@@ -3,7 +3,7 @@
 Modules that run again have their labels. The checkpointed function's own code around the modules
 has no label, and would count as the work of the node that first needed a tensor. This code is
 recognised by its operators: they number autograd nodes, as operators of a forward do and operators
-of a backward do not.
+of a backward do not. So do those of a program's own Function that differentiates in its backward.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ def find_recomputation(events: Events, spans: Spans) -> Spans:
     if not numbered.any():
         return spans
     recomputing = _recomputing(events, spans, node, numbered)
+    recomputing = recomputing[~_differentiates_itself(spans, recomputing)]
     kept = numbered & is_in(node, recomputing)
     if not kept.any():
         return spans
@@ -139,6 +140,19 @@ def _recomputing(events: Events, spans: Spans, node: Ints, numbered: Mask) -> In
     around = summed[high] - summed[low]
     rare[order] |= does[order] & (2 * around <= high - low)
     found: Ints = nodes[rare]
+    return found
+
+
+def _differentiates_itself(spans: Spans, node: Ints) -> Mask:
+    """Whether each node is a program's own Function whose backward calls no module.
+
+    It computes its gradient by a forward of its own and autograd, as those of GPyTorch do. That is
+    its backward, and nothing that a checkpoint runs again. A Function within a checkpointed module
+    has that module's calls inside.
+    """
+    own = np.array(list(map(names.is_custom_function, spans.node_names)), bool)
+    calls = merged(spans.parent[spans.module >= 0])
+    found: Mask = take(own, spans.node[node], False) & ~is_in(node, calls)
     return found
 
 
