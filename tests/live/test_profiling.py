@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from functools import partial
 
 import pytest
@@ -214,6 +215,79 @@ def test_groups_of_an_optimizer_that_could_be_one_are_found(groups, settings):
         assert "2 different settings" in one.seen
         assert one.path == "(optimizer)"
         assert 0 < one.saves.ns < report.step_ns
+
+
+def _same_arithmetic(optimizer):
+    """Update as Adam does without the forms of PyTorch's."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            state = optimizer.state[parameter]
+            mean = state.setdefault("mean", torch.zeros_like(parameter))
+            mean.lerp_(parameter.grad, 0.1)
+            square = state.setdefault("square", torch.zeros_like(parameter))
+            square.mul_(0.99).addcmul_(parameter.grad, parameter.grad, value=0.01)
+            parameter.data.addcdiv_(mean, square.sqrt().add_(1e-8), value=-1e-3)
+
+
+def _named_adamw(kind):
+    """Classes of the name of PyTorch's."""
+
+    class PassesOn(torch.optim.AdamW):
+        def __init__(self, params, lr=1e-3, **options):
+            super().__init__(params, lr=lr, **options)
+
+        def step(self, closure=None):
+            return super().step(closure)
+
+    class TakesNone(torch.optim.AdamW):
+        def __init__(self, params, lr=1e-3):
+            super().__init__(params, lr=lr)
+
+    class StepsItself(torch.optim.AdamW):
+        @torch.no_grad()
+        def step(self, closure=None):
+            _same_arithmetic(self)
+
+    class Other(torch.optim.Optimizer):
+        def __init__(self, params, **options):
+            super().__init__(params, options)
+
+        @torch.no_grad()
+        def step(self, closure=None):
+            _same_arithmetic(self)
+
+    classes = {"own": torch.optim.AdamW, "passes on": PassesOn}
+    classes |= {"takes none": TakesNone, "steps itself": StepsItself, "other": Other}
+    for cls in classes.values():
+        cls.__name__ = "AdamW"
+    return classes[kind]
+
+
+@pytest.mark.parametrize(
+    ("kind", "has_it"),
+    [
+        ("own", True),
+        ("passes on", True),
+        ("takes none", False),
+        ("steps itself", False),
+        ("other", False),
+    ],
+)
+def test_a_fused_form_is_advice_for_an_optimizer_that_has_one(kind, has_it):
+    model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(20)))
+    optimizer = _named_adamw(kind)(model.parameters())
+
+    def step():
+        optimizer.zero_grad()
+        model(torch.randn(2, 64)).sum().backward()
+        optimizer.step()
+
+    report = profile(step, model, steps=4, unprofiled=2, stacks=False, trials="none")
+    found = [one.remedy for one in report.findings if one.rule == "optimizer-kernels"]
+    assert ["fused=True" in remedy for remedy in found] == [True] * has_it
+    lacks = pytest.raises(backspot.UsageError, match="AdamW has no fused form")
+    with nullcontext() if has_it else lacks:
+        assert report.what_if(optimizer="fused").step_ns > 0
 
 
 def test_a_profiling_function_of_the_program_stays(case):

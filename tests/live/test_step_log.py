@@ -1,6 +1,7 @@
 """The log of all steps, however a script takes them."""
 
 import threading
+import time
 
 import pytest
 
@@ -8,6 +9,9 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
+from backspot.live import discovery  # noqa: E402
+from backspot.live.recorder import Plan  # noqa: E402
+from backspot.live.running import Observer  # noqa: E402
 from backspot.live.step_log import StepLog  # noqa: E402
 from backspot.live.torch_internals.process import hook_steps  # noqa: E402
 
@@ -176,3 +180,36 @@ def test_loaders_that_a_script_makes_anew_in_each_step_are_not_all_kept():
     assert len(account.loaders) < count - 10
     # The first batch comes before the first step ends.
     assert sum(use.batches for use in account.loaders) == count - 1
+
+
+@pytest.mark.slow
+def test_a_search_for_what_updates_the_parameters_is_no_part_of_a_step(monkeypatch):
+    # Of an optimizer that is not PyTorch's, as Keras's; in a large program a search takes long.
+    search, found, took = discovery.other_optimizers, [], []
+
+    def long_search(known):
+        begin = time.perf_counter_ns()
+        time.sleep(0.5)
+        took.append(time.perf_counter_ns() - begin)
+        return search(known)
+
+    monkeypatch.setattr(discovery, "other_optimizers", long_search)
+    model = nn.Linear(4, 1)
+    observer = Observer(Plan(warmup=5, steps=8, waits=False), found.append, print, lambda _: None)
+    observer.begin()
+    try:
+        for _ in range(40):
+            model(torch.ones(2, 4)).square().mean().backward()
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.sub_(parameter.grad, alpha=1e-3)
+                    parameter.grad = None
+        training = observer.recorder.log.training()
+    finally:
+        observer.recorder.end()
+    (recorded,) = found
+    assert len(recorded.times_ns) == 8
+    # Backwards 1, 2, 4 and 8 search; the last of them is one of the steps that are timed.
+    assert len(took) >= 4
+    assert max(recorded.times_ns) < min(took)
+    assert training.longest_ns < min(took)

@@ -9,6 +9,7 @@ step so far. A module also gets one if all its gradients are gone when its optim
 
 from __future__ import annotations
 
+import inspect
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -20,8 +21,9 @@ from backspot.live.owner import Scope
 from backspot.live.torch_internals import autograd, profiler
 from backspot.live.torch_internals.modules import parameters_of
 from backspot.live.torch_internals.process import hook_steps
-from backspot.trace.names import groups_mark
+from backspot.trace.names import NO_FORMS, OPTIMIZER_FORMS, groups_mark
 
+_FORMS = ("fused", "foreach")
 _MANY_GROUPS = 10
 """Groups of parameters from which it is looked at whether they could be fewer."""
 
@@ -70,6 +72,7 @@ class OptimizerWatch:
                 with autograd.ignore_torch_function():  # a mode of the script sees only its own
                     self._label_unused(optimizer)
                 _mark_groups(optimizer)
+                _mark_forms(optimizer)
         except Exception as error:
             pass_on(error)  # a label is never worth a failed step
 
@@ -98,6 +101,35 @@ def _mark_groups(optimizer: torch.optim.Optimizer) -> None:
     }
     if len(settings) < len(groups):
         profiler.emit(groups_mark(len(groups), len(settings)))
+
+
+def _mark_forms(optimizer: torch.optim.Optimizer) -> None:
+    """Mark whose forms an optimizer has that is none of PyTorch's, though it may be called so."""
+    cls = type(optimizer)
+    if not _is_of_torch(cls):
+        profiler.emit(OPTIMIZER_FORMS + (_forms_of(cls) or NO_FORMS))
+
+
+def _forms_of(cls: type) -> str:
+    """Return the class of PyTorch's whose forms a class derived from it has, ``""`` if none.
+
+    It has them if it takes their arguments, or any, and runs the step of that class.
+    """
+    base = next(filter(_is_of_torch, cls.__mro__), torch.optim.Optimizer)
+    taken = inspect.signature(cls).parameters
+    takes_any = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in taken.values())
+    asked = [form for form in _FORMS if form in inspect.signature(base).parameters]
+    if not asked or not all(takes_any or form in taken for form in asked):
+        return ""
+    derived = cls.__mro__[: cls.__mro__.index(base)]
+    steps = [inspect.unwrap(vars(one)["step"]) for one in derived if "step" in vars(one)]
+    codes = [getattr(step, "__code__", None) for step in steps]
+    goes_on = all(code is not None and "step" in code.co_names for code in codes)
+    return base.__name__ if goes_on else ""
+
+
+def _is_of_torch(cls: type) -> bool:
+    return cls.__module__.startswith("torch.optim.")
 
 
 def _setting(value: object) -> object:

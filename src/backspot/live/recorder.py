@@ -16,7 +16,8 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -427,6 +428,19 @@ class Recorder:
             self.steps = max(self.steps, steps)
             # Which thread it is comes with ``advance``, which may be a moment later.
             return self._due is not None and (steps >= self._due or self._may_be_early(steps))
+
+    @contextmanager
+    def own_work(self) -> Iterator[None]:
+        """Leave what Backspot does in the block out of this thread's step."""
+        begin = time.perf_counter_ns()
+        try:
+            yield
+        finally:
+            took = time.perf_counter_ns() - begin
+            self.log.set_aside(took)
+            measurement = self._measurement
+            if measurement is not None and self._thread == threading.get_ident():
+                measurement.aside_ns += took
 
     def advance(self) -> None:
         """Go on, at the end of a step."""

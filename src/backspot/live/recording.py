@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import compress, pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -79,6 +79,7 @@ class Measurement:
     Attributes:
         labelled: the instrumentations by name, without models that others have labelled.
         times_ns: the times of the timed steps, in nanoseconds.
+        aside_ns: what Backspot did inside of the step under way, in nanoseconds.
         calls: how many functions a step calls, 0 where they were not counted.
         shortage: why fewer steps were recorded than wanted; empty if that is not so.
         slowed_by: as ``surroundings.slowed_by`` returns it.
@@ -98,6 +99,7 @@ class Measurement:
         self.models: Mapping[str, torch.nn.Module] = {}
         self.labelled: dict[str, Instrumentation] = {}
         self.times_ns: list[int] = []
+        self.aside_ns = 0
         self.calls = 0
         self.profiles: dict[str, Profile] = {}
         self.shortage = ""
@@ -204,10 +206,10 @@ class Timed:
             yield from self._by_events(taken, device)
             return
         for _ in range(self.count):
-            begin = time.perf_counter_ns()
+            taken.aside_ns, begin = 0, time.perf_counter_ns()
             yield
             synchronize(devices)
-            taken.times_ns.append(time.perf_counter_ns() - begin)
+            taken.times_ns.append(time.perf_counter_ns() - begin - taken.aside_ns)
             taken.step_ended()
 
     def _by_events(self, taken: Measurement, device: torch.device) -> Iterator[None]:
@@ -216,16 +218,20 @@ class Timed:
             event.record(torch.cuda.current_stream(device))
             return event
 
-        marks = [mark()]
+        marks, undisturbed = [mark()], []
         try:
             for _ in range(self.count):
+                taken.aside_ns = 0
                 yield
                 marks.append(mark())
+                undisturbed.append(not taken.aside_ns)
                 taken.step_ended()
         finally:
             with contained():  # an error of the device reaches the next step by itself
                 marks[-1].synchronize()
-                taken.times_ns += [round(1e6 * a.elapsed_time(b)) for a, b in pairwise(marks)]
+                times = [round(1e6 * a.elapsed_time(b)) for a, b in pairwise(marks)]
+                # How much of what the host did the device saw is not known.
+                taken.times_ns += [*compress(times, undisturbed)] or times
 
 
 @dataclass(frozen=True)

@@ -362,7 +362,8 @@ class Observer:
                 self._steps_inside, self._steps_outside = False, True
                 updates = self._updates_here
                 if not self._are_several():
-                    updates.found(self._unheard())
+                    with self.recorder.own_work():
+                        updates.found(self._unheard())
             key = self._updated_by(optimizer)
             for updates in [*self._updates.values()]:
                 updates.holders = [one for one in updates.holders if one.key != key]
@@ -444,25 +445,27 @@ class Observer:
         if self._steps_inside:
             return into_grad
         updates, several = self._updates_here, self._are_several()
-        updated = updates.count_backward()
+        recorder, updated = self.recorder, updates.count_backward()
         if several:
-            if self._steps_outside or (self.recorder.steps == 0 and self._may_step(updates)):
+            if self._steps_outside or (recorder.steps == 0 and self._may_step(updates)):
                 return False
         else:
             updates.note()
             ends = [self._ends_with_update(holder) for holder in updated]
             if updates.may_be_others and not self._steps_outside:
-                known, holders = updates.holders, self._holders(updates)
-                updates.found(holders)
+                known = updates.holders
+                with recorder.own_work():
+                    holders = self._holders(updates)
+                    updates.found(holders)
                 # A model without an optimizer is updated after this backward, too.
                 if not known and any(isinstance(one.owner(), torch.nn.Module) for one in holders):
                     ends.append(True)
             if updates.holders or self._steps_outside:
-                self.recorder.by_backwards = False
+                recorder.by_backwards = False
                 return any(ends)
         # Nothing is known of updates: each backward is a step, but for the gradients that a loss
         # is made of.
-        self.recorder.by_backwards = True
+        recorder.by_backwards = True
         self._into_grad |= into_grad
         return into_grad or not self._into_grad
 

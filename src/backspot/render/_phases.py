@@ -98,7 +98,7 @@ _MEANINGS: dict[PhaseName, tuple[str, str]] = {
     ),
     "optimizer": (
         "updates of the parameters",
-        "whether the optimizer runs with fused=True or foreach=True",
+        "what it does for each parameter, and whether one operator can do it for all",
     ),
     "zero_grad": (
         "gradients are dropped, or set to zero",
@@ -182,8 +182,6 @@ def _meaning(report: Report, phase: PhaseName) -> tuple[str, str]:
             f"Python code between operators{lines}: loops over small tensors, logging and waiting "
             "for another process"
         )
-    if phase == "optimizer" and not report.has_gpu:  # foreach=True gains nothing there
-        return _MEANINGS[phase][0], "fused=True, if the optimizer is Adam, AdamW or Adagrad"
     if phase == "other" and not _has_forward(report):
         return (
             "the trace shows neither modules nor the forward of these nodes, so this may be "

@@ -16,6 +16,7 @@ from backspot.trace.names import (
     BATCH,
     COLLECTION,
     NEXT_BATCH,
+    OPTIMIZER_FORMS,
     OPTIMIZER_GROUPS,
     PROFILER_STEP,
     SAVING,
@@ -39,6 +40,7 @@ _MARKS = (
     SAVING,
     WAITED_AT,
     BATCH,
+    OPTIMIZER_FORMS,
     OPTIMIZER_GROUPS,
     BACKWARD_HOOK,
 )

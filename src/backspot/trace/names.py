@@ -153,6 +153,10 @@ BATCH = "batch of loader "
 38.211 ms``. Up to so many batches are kept ready ahead."""
 OPTIMIZER_GROUPS = "groups of the optimizer: "
 """In the step of an optimizer: see ``groups_mark``."""
+OPTIMIZER_FORMS = "optimizer with the arguments of "
+"""In the step of an optimizer that is none of ``torch.optim``'s own: whose arguments ``fused`` and
+``foreach`` it takes, such as ``AdamW``; ``NO_FORMS`` if it does not take them."""
+NO_FORMS = "no class"
 
 BACKWARD_HOOK = "full backward hook "
 """At the start of a recording, for each of a module's: see ``backward_hook_mark``."""

@@ -11,6 +11,7 @@ import numpy as np
 from backspot.analysis.timeline import NOTHING, enclosing, grouped, innermost, is_in, take
 from backspot.trace import Category, Events, names
 from backspot.trace.events import Ints, Mask
+from backspot.trace.operations import optimizer_of
 
 
 def optimizer_steps(events: Events) -> Ints:
@@ -26,6 +27,24 @@ def optimizer_steps(events: Events) -> Ints:
         steps = np.concatenate([marks, compiled[~marked]])
         kept["_optimizer_steps"] = steps[np.argsort(events.start[steps], kind="stable")]
     found: Ints = kept["_optimizer_steps"]
+    return found
+
+
+def forms_of(events: Events, steps: Ints) -> list[str]:
+    """Return for each marked step the class of ``torch.optim`` whose forms its optimizer has.
+
+    The forms are those that the arguments ``fused`` and ``foreach`` choose. ``""`` stands for an
+    optimizer that has none of them, whatever its name is. Who recorded the trace without Backspot
+    does not tell that: then the name counts.
+    """
+    found = [optimizer_of(events.names[name]) for name in events.name[steps]]
+    said = events.named(Category.ANNOTATION, names.OPTIMIZER_FORMS)
+    position = {step: at for at, step in enumerate(steps.tolist())}
+    around = enclosing(events, steps, events.thread[said], events.start[said])
+    for step, name in zip(around.tolist(), events.name[said].tolist(), strict=True):
+        if step >= 0:
+            of = events.names[name].removeprefix(names.OPTIMIZER_FORMS)
+            found[position[step]] = "" if of == names.NO_FORMS else of
     return found
 
 

@@ -14,6 +14,12 @@ from backspot.analysis.timeline import NOTHING, enclosing, first_started, groupe
 from backspot.trace import Category, names, operations
 from backspot.trace.events import Ints, Mask
 
+UPDATED_BY_HAND = (
+    "Update many parameters in one kernel: torch._foreach_ functions in place of a loop over "
+    "parameters, one batched product for matrices of one shape, or torch.compile of the update."
+)
+"""The remedy for an optimizer that has no other form."""
+
 # Device work -------------------------------------------------------------------------------------
 
 

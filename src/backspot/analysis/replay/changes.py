@@ -19,6 +19,7 @@ from backspot.analysis.accounting.activity import NAMES
 from backspot.analysis.accounting.peaks import peaks_of
 from backspot.analysis.attribution.launches import Tier
 from backspot.analysis.attribution.ownership import Special
+from backspot.analysis.attribution.updates import forms_of
 from backspot.analysis.findings import Removable
 from backspot.analysis.replay.host import Floats
 from backspot.analysis.replay.replayable import Refusal, Replayable
@@ -356,12 +357,14 @@ def _optimizer(recording: Replayable, kind: str) -> Change | Refusal:
     """Each optimizer updates all of its parameters in one operator."""
     events, work = recording.events, recording.ownership.work
     marks = events.named(Category.ANNOTATION, names.OPTIMIZER_STEP)
-    classes = [optimizer_of(name) for name in events.names]
-    used = {classes[name] for name in distinct(events.name[marks])}
+    classes = dict(zip(marks.tolist(), forms_of(events, marks), strict=True))
+    used = set(classes.values())
     if kind != "fused":
         return Refusal(f"only 'fused' can be predicted, not {kind!r}.")
     if not used or not used <= set(FUSED):
-        without = ", ".join(sorted(used - set(FUSED)))
+        lack = [mark for mark, form in classes.items() if form not in FUSED]
+        found = {optimizer_of(events.names[name]) for name in events.name[lack]}
+        without = ", ".join(sorted(found))
         return Refusal(f"{without or 'the optimizer'} has no fused form.")
     index = _outermost(recording)
     inside = enclosing(events, marks, events.thread[index], events.start[index])
@@ -371,7 +374,7 @@ def _optimizer(recording: Replayable, kind: str) -> Change | Refusal:
         return Refusal("the optimizer is fused already.")
     factors: dict[str, float] = {}
     for optimizer in used:
-        mine = np.array([classes[name] == optimizer for name in events.name[inside]], bool)
+        mine = np.array([classes[mark] == optimizer for mark in inside.tolist()], bool)
         factor = _factor_of_fused(FUSED[optimizer], [done[one] for one in events.name[index[mine]]])
         if factor is None:
             return Refusal("the operators of the optimizer are not recorded.")
@@ -383,7 +386,7 @@ def _optimizer(recording: Replayable, kind: str) -> Change | Refusal:
     known = sum(one.tensors for one in events.compiled.parameters) if len(used) == 1 else 0
     launched = enclosing(events, marks, work.thread, work.launch)
     for mark in merged(inside).tolist():
-        optimizer = classes[events.name[mark]]
+        optimizer = classes[mark]
         mine = index[inside == mark]
         (all_of_it,) = _between(
             recording, events.start[mine[:1]], events.end[mine].max(keepdims=True)

@@ -6,10 +6,11 @@ import numpy as np
 
 from backspot.analysis.attribution.launches import Tier, in_optimizer
 from backspot.analysis.attribution.ownership import Special
-from backspot.analysis.attribution.updates import optimizer_steps
+from backspot.analysis.attribution.updates import forms_of, optimizer_steps
 from backspot.analysis.findings.costs import Removable
 from backspot.analysis.findings.evidence import Evidence
 from backspot.analysis.findings.observations import (
+    UPDATED_BY_HAND,
     accumulating,
     fills,
     made_by_nodes,
@@ -170,10 +171,6 @@ _AT_ONCE = (
     "Pass foreach=True to the optimizer, which updates many parameters in one kernel, or "
     f"fused=True ({', '.join(_FASTER_FUSED)} and SGD), which runs the whole step in a few kernels."
 )
-_BY_HAND = (
-    "Update many parameters in one kernel: torch._foreach_ functions in place of a loop over "
-    "parameters, one batched product for matrices of one shape, or torch.compile of the update."
-)
 _OPTIMIZER_LEAST = 0.05
 _OPTIMIZER_LINK = "https://docs.pytorch.org/docs/stable/optim.html"
 
@@ -288,9 +285,7 @@ def _of_groups(evidence: Evidence, marks: Ints, begin: Ints) -> Ints:
 def _optimizer_unfused(evidence: Evidence) -> Finding | None:
     costs, say, events = evidence.costs, evidence.wording, evidence.events
     marks = events.named(Category.ANNOTATION, names.OPTIMIZER_STEP)
-    marks = marks[
-        [optimizer_of(events.names[name]) in _FASTER_FUSED for name in events.name[marks]]
-    ]
+    marks = marks[np.array([of in _FASTER_FUSED for of in forms_of(events, marks)], bool)]
     operators = events.named(Category.OPERATOR, names.ATEN)
     inside = enclosing(events, marks, events.thread[operators], events.start[operators])
     fused = inside[events.name_mask("aten::_fused_")[events.name[operators]]]
@@ -345,6 +340,7 @@ def _optimizer_one_by_one(evidence: Evidence) -> Finding | None:
     by_step = costs.of_work_by_step(single) + costs.times_by_step(begin[used], idle)
     cost = costs.place("(optimizer)", by_step, number)
     optimizers = sorted({optimizer_of(events.names[name]) for name in events.name[marks[used]]})
+    at_once = FOREACH.issuperset(forms_of(events, marks[used]))
     return finding(
         cost,
         title="The optimizer updates parameters one by one",
@@ -353,7 +349,7 @@ def _optimizer_one_by_one(evidence: Evidence) -> Finding | None:
             f"{usual / 1e3:.1f} µs (median), {say.ms(cost.wall_ns)} in all, "
             f"{say.share(cost.wall_ns)} of the step."
         ),
-        remedy=_AT_ONCE if FOREACH.issuperset(optimizers) else _BY_HAND,
+        remedy=_AT_ONCE if at_once else UPDATED_BY_HAND,
         link=_OPTIMIZER_LINK,
         change={"optimizer": "fused"},
         kernels=costs.top_kernels(single),

@@ -11,10 +11,12 @@ from backspot.analysis.accounting.activity import NAMES
 from backspot.analysis.accounting.batches import Batches
 from backspot.analysis.accounting.waits import HostWaits
 from backspot.analysis.attribution.launches import Tier
+from backspot.analysis.attribution.updates import forms_of
 from backspot.analysis.findings.costs import LEAST_SHARE, Placed, Removable
 from backspot.analysis.findings.evidence import Evidence
 from backspot.analysis.findings.observations import (
     LEAST_LAUNCHING,
+    UPDATED_BY_HAND,
     anomaly_checks,
     compiled,
     graph_breaks,
@@ -30,6 +32,7 @@ from backspot.results.findings import Finding, Place, Saving
 from backspot.results.report import lines_of
 from backspot.trace import Category, names
 from backspot.trace.events import Ints, Mask
+from backspot.trace.operations import FOREACH
 
 _LAUNCHED = (
     "Launch fewer, larger kernels: torch.compile(model) (mode='reduce-overhead' replays CUDA "
@@ -129,11 +132,18 @@ def launch_bound(evidence: Evidence, others: Sequence[Finding]) -> Finding | Non
     return finding(
         _with_phases(evidence, costs.places_of_spans(mine, with_work=False), late),
         seen=f"{seen} {said}",
-        remedy=_FUSED if not cost and name == "optimizer" else remedy,
+        remedy=_of_update(evidence) if not cost and name == "optimizer" else remedy,
         link=_COMPILE,
         nodes=costs.top_nodes(mine),
         change={"graph": True},
     )
+
+
+def _of_update(evidence: Evidence) -> str:
+    """Return the remedy for updates that are launched too late."""
+    steps = evidence.events.named(Category.ANNOTATION, names.OPTIMIZER_STEP)
+    forms = forms_of(evidence.events, steps)
+    return _FUSED if forms and FOREACH.issuperset(forms) else UPDATED_BY_HAND
 
 
 def _late_phases(evidence: Evidence, known: Container[str]) -> dict[str, list[Launches]]:
