@@ -91,6 +91,34 @@ def test_each_of_two_optimizers_is_fused_by_what_it_moves_itself(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("taken", "has_it"),
+    [
+        (None, True),  # recorded without Backspot: the name counts
+        ("AdamW", True),
+        ("no class", False),
+        ("NAdam", False),  # which has no fused form
+    ],
+)
+def test_an_optimizer_has_a_fused_form_by_its_class_and_not_by_its_name(tmp_path, taken, has_it):
+    program = Program()
+    for step, at in program.steps():
+        program.node(step, "b", at, at + 2 * MS)
+        update(program, at + 3 * MS, (500 * US, 1), (10 * US, 10))
+        if taken is not None:
+            begin = at + 3 * MS + US
+            mark = f"optimizer with the arguments of {taken}"
+            program.trace.annotation(mark, begin, begin + 1)
+    report = backspot.locate(program.save(tmp_path))
+    remedies = [one.remedy for one in report.findings if one.rule == "optimizer-kernels"]
+    assert ["fused=True" in remedy for remedy in remedies] == [True] * has_it
+    if has_it:
+        assert report.what_if(optimizer="fused").saves_ns > 0
+    else:
+        with pytest.raises(backspot.UsageError, match="AdamW has no fused form"):
+            report.what_if(optimizer="fused")
+
+
+@pytest.mark.parametrize(
     ("name", "gpu", "saved"),
     [
         ("_fused_adamw_", True, 4000 * US),  # all that the host does goes with groups

@@ -306,6 +306,43 @@ def train(rank, ranks):
 """
 
 
+@pytest.mark.parametrize(
+    "code",
+    [
+        "accelerate.notebook_launcher(job.train, (), num_processes=2, use_port=sys.argv[1])",
+        "accelerate.debug_launcher(job.train)",
+        "run.main(['--nproc-per-node', '2', '--master-port', sys.argv[1], 'job.py'])",
+    ],
+    ids=["notebook_launcher", "debug_launcher", "torchrun"],
+)
+def test_ranks_of_a_launcher_that_a_script_calls_have_one_answer(code, observed, reports, tmp_path):
+    pytest.importorskip("accelerate")
+    (tmp_path / "job.py").write_text(LAUNCHED)
+    begin = "import accelerate, job; from torch.distributed import run; "
+    output, errors, code = observed(begin + code, str(free_port()))
+    assert (output.count("trained"), code) == (2, 0)
+    assert reports() == {"rank0": 2, "rank1": 2}
+    assert "2 ranks of 2" in errors
+
+
+LAUNCHED = """
+import torch
+def train():
+    from accelerate import Accelerator
+    accelerator = Accelerator(cpu=True)
+    model = torch.nn.Linear(8, 2)
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for step in range(9):
+        accelerator.backward(model(torch.randn(4, 8)).square().mean())
+        optimizer.step()
+        optimizer.zero_grad()
+    print("trained", flush=True)
+    accelerator.end_training()
+if __name__ == "__main__":
+    train()
+"""
+
+
 def free_port():
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))

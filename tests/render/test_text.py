@@ -339,7 +339,7 @@ def test_a_phase_that_comes_first_has_advice_from_a_finding_or_else_from_its_mea
     times = {"optimizer": [50_000_000] * 3, "backward": [20_000_000] * 3}
     found = SAMPLES["diagnosed"]().findings[0]
     made = report([row("fc", wall=60_000_000)], phases=phases(times), findings=(found,))
-    advice = "Look first at whether the optimizer runs with fused=True"
+    advice = "Look first at what it does for each parameter"
     assert advice in " ".join(render_text(made, width=100).split())
     about = replace(found, places=(Place("(optimizer)", "", 1, 9),))
     told = " ".join(render_text(replace(made, findings=(about,)), width=100).split())
