@@ -283,7 +283,8 @@ def test_whose_arguments_an_optimizer_takes_is_in_the_trace(kind, mark, tmp_path
     begin = "optimizer with the arguments of "
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     names = [event["name"] for event in events if event.get("ph") == "X"]
-    assert [name.removeprefix(begin) for name in names if name.startswith(begin)] == mark
+    # PyTorch calls its hooks once more for a step that goes on with that of its base.
+    assert {name.removeprefix(begin) for name in names if name.startswith(begin)} == {*mark}
     assert "Optimizer.step#AdamW.step" in names
 
 

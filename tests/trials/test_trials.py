@@ -113,6 +113,18 @@ def test_a_step_that_raises_is_watched_no_longer(report):
     assert not torch.overrides._get_current_function_mode_stack()
 
 
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_a_step_is_watched_as_long_as_somebody_can_end_it(goes_on, report):
+    training, modes = Training(), torch.overrides._get_current_function_mode_stack
+    training.step()
+    rest = attempts.Trying("operators").begin(asked(report, "pointwise-chain"), training.live())
+    assert len(modes()) == 1
+    if goes_on:
+        rest()
+    del rest  # as an interrupt does before anybody has it
+    assert not modes()
+
+
 def test_a_step_that_is_watched_frees_what_it_frees_otherwise(report):
     linear, dead = nn.Linear(8, 8), []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -86,8 +87,11 @@ def _watching(live: Live) -> Live:
     if reason := live.why_no_chains or _why_not_watched(live):
         return replace(live, why_no_chains=reason)
     chains = Chains()
+    watched = replace(live, chains=chains)
+    # An interrupt may leave nobody who ends it.
+    weakref.finalize(watched, chains.end).atexit = False
     chains.begin()
-    return replace(live, chains=chains)
+    return watched
 
 
 def _why_not_watched(live: Live) -> str:
