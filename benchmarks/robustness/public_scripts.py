@@ -33,6 +33,8 @@ class Script:
         timings: regular expressions of what the script prints about its own speed.
         path: folders, from the working folder, that the script imports from.
         interrupt: text on standard output after which Ctrl-C is pressed.
+        compiled: whether its model is compiled: the second clock sees no module in compiled code.
+        environment: variables as `NAME=VALUE`.
         devices: where it runs.
         options: of ``backspot run``.
     """
@@ -47,6 +49,8 @@ class Script:
     timings: tuple[str, ...] = ()
     path: tuple[str, ...] = ()
     interrupt: str = ""
+    compiled: bool = False
+    environment: tuple[str, ...] = ()
     devices: tuple[str, ...] = ("cpu",)
     options: tuple[str, ...] = ()
 

@@ -8,16 +8,19 @@ thread on a CPU, which other processes do not disturb, of CUDA events on a GPU.
 
 ``steps``, or ``steps:REMEDY``: how long each step takes, as it is or with a remedy applied.
 
-OUT gets the result as JSON once enough was measured; the script ends then.
+OUT gets the result as JSON once enough was measured; the script ends then. A process that the
+script starts has a clock of its own, and the first one that has measured enough ends them all.
 """
 
 from __future__ import annotations
 
 import functools
 import gc
+import inspect
 import json
 import os
 import runpy
+import signal
 import sys
 import time
 from bisect import bisect_right
@@ -38,10 +41,23 @@ OUTSIDE = "(outside model)"
 Hook = Callable[..., None]
 
 
+CLOCK = "SECOND_CLOCK"
+"""In the environment of processes that are started: where the result goes, what is measured."""
+_IN_CHILDREN = f"""import os, sys
+sys.path.append({str(Path(__file__).parent)!r})
+import second_clock
+second_clock.start(*os.environ[second_clock.CLOCK].split(os.pathsep))
+"""
+
+
 def finish(path: str, found: Any) -> None:
-    """Write what was measured, and end the process with all that it started."""
-    Path(path).write_text(json.dumps(found), encoding="utf-8")
+    """Write what was measured, and end the script with all that it started."""
+    written = Path(f"{path}.{os.getpid()}")
+    written.write_text(json.dumps(found), encoding="utf-8")
+    written.replace(path)
     sys.stdout.flush()
+    if os.getpid() != os.getpgrp():
+        os.killpg(0, signal.SIGKILL)
     os._exit(0)
 
 
@@ -63,8 +79,19 @@ class ModuleClock:
 
     def start(self) -> None:
         """Follow calls of modules and backward passes."""
-        call = nn.Module.__call__
+        nn.Module.__call__ = self._followed(nn.Module.__call__)  # type: ignore[method-assign]
 
+        def made(cls: type, **options: Any) -> None:
+            super(nn.Module, cls).__init_subclass__(**options)
+            if inspect.isfunction(own := vars(cls).get("__call__")):
+                cls.__call__ = self._followed(own)  # type: ignore[operator]
+
+        nn.Module.__init_subclass__ = classmethod(made)  # type: ignore[assignment]
+        for name in ("backward", "grad"):
+            setattr(torch.autograd, name, self._around(getattr(torch.autograd, name)))
+
+    def _followed(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(call)
         def followed(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling():
                 return call(module, *args, **kwargs)
@@ -74,9 +101,7 @@ class ModuleClock:
             finally:
                 self._leave()
 
-        nn.Module.__call__ = followed  # type: ignore[assignment, method-assign]
-        for name in ("backward", "grad"):
-            setattr(torch.autograd, name, self._around(getattr(torch.autograd, name)))
+        return followed
 
     def _enter(self, module: nn.Module) -> None:
         self.stack.append(module)
@@ -291,19 +316,35 @@ REMEDIES: dict[str, Callable[[], Any]] = {
 }
 
 
-def main(out: str, mode: str, script: str, *arguments: str) -> None:
-    """Run the script."""
+def start(out: str, mode: str) -> ModuleClock | StepClock:
+    """Start a clock in this process."""
     kind, _, remedy = mode.partition(":")
     if remedy:
         REMEDIES[remedy]()
     clock: ModuleClock | StepClock = ModuleClock(out) if kind == "modules" else StepClock(out)
     clock.start()
+    return clock
+
+
+def main(out: str, mode: str, script: str, *arguments: str) -> None:
+    """Run the script."""
+    if os.getpid() != os.getpgrp():
+        os.setpgrp()  # whoever ends the script ends this group
+    children = Path(out).with_suffix(".children")
+    children.mkdir(exist_ok=True)
+    (children / "sitecustomize.py").write_text(_IN_CHILDREN, encoding="utf-8")
+    os.environ[CLOCK] = os.pathsep.join((out, mode))
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        (str(children), *filter(None, [os.environ.get("PYTHONPATH")]))
+    )
+    clock = start(out, mode)
     sys.argv = [script, *arguments]
     sys.path[0] = str(Path(script).resolve().parent)
     try:
         runpy.run_path(script, run_name="__main__")
     finally:
-        clock.end()
+        if os.getpid() == os.getpgrp():  # not in a fork of it
+            clock.end()
 
 
 if __name__ == "__main__":

@@ -106,6 +106,50 @@ def tokens(path: Path, count: int, distinct: int) -> None:
 
 
 @kind
+def nanochat(path: Path) -> None:
+    """What nanochat keeps beside its code: a tokenizer of single bytes, and two shards of text."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+    import tiktoken
+    import torch
+
+    special = ["bos", *(f"{who}_{what}" for who in _SPEAKERS for what in ("start", "end"))]
+    encoding = tiktoken.Encoding(
+        name="bytes",
+        pat_str=r"\S+|\s+",
+        mergeable_ranks={bytes([number]): number for number in range(256)},
+        special_tokens={f"<|{name}|>": 256 + n for n, name in enumerate(special)},
+    )
+    tokenizer, data = path / "tokenizer", path / "base_data_climbmix"
+    for folder in (tokenizer, data):
+        folder.mkdir(parents=True)
+    with (tokenizer / "tokenizer.pkl").open("wb") as file:
+        pickle.dump(encoding, file)
+    sizes = torch.tensor([1] * 256 + [0] * len(special), dtype=torch.int32)
+    torch.save(sizes, tokenizer / "token_bytes.pt")
+    words = _words(60000, 500)
+    texts = [" ".join(words[n : n + 60]) for n in range(0, len(words), 60)]
+    for shard in range(2):
+        pq.write_table(
+            pa.table({"text": texts}), data / f"shard_{shard:05d}.parquet", row_group_size=100
+        )
+
+
+_SPEAKERS = "user", "assistant", "python", "output"
+
+
+@kind
+def names(path: Path, languages: int, each: int) -> None:
+    """A file of names for each language."""
+    path.mkdir(parents=True)
+    random = np.random.default_rng(0)
+    for language in range(languages):
+        letters = random.integers(97, 123, (each, 8), dtype=np.uint8)
+        lines = (bytes(row).decode() for row in letters)
+        (path / f"language{language}.txt").write_text("\n".join(lines) + "\n")
+
+
+@kind
 def cora(path: Path, papers: int, features: int) -> None:
     """cora.content and cora.cites."""
     path.mkdir(parents=True, exist_ok=True)
@@ -147,13 +191,45 @@ def bert(path: Path, width: int, layers: int) -> None:
     _tokenizer(path)
 
 
-def _tokenizer(path: Path) -> None:
+@kind
+def llama(path: Path, width: int, layers: int) -> None:
+    """A small Llama with a tokenizer of whole words."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=1005,
+        hidden_size=width,
+        num_hidden_layers=layers,
+        num_attention_heads=max(1, width // 32),
+        intermediate_size=4 * width,
+    )
+    LlamaForCausalLM(config).save_pretrained(path)
+    _tokenizer(path, "eos_token")
+
+
+@kind
+def instructions(path: Path, rows: int) -> None:
+    """Instructions as Alpaca has them, in a folder that ``load_dataset`` reads."""
+    path.mkdir(parents=True)
+    found = _words(rows * 30, 1000)
+    with (path / "train.json").open("w") as file:
+        for number in range(rows):
+            asked, given, answered = (
+                " ".join(found[30 * number + n : 30 * number + n + 10]) for n in (0, 10, 20)
+            )
+            row = {"instruction": asked, "input": given, "output": answered}
+            file.write(json.dumps(row) + "\n")
+
+
+def _tokenizer(path: Path, *further: str) -> None:
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+    names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token", *further)
     special = {name: f"[{name[:-6].upper()}]" for name in names}
-    words = [*special.values(), *(f"w{n}" for n in range(1000))]
+    words = [*special.values(), *(f"w{n}" for n in range(1000 - len(further)))]
     made = Tokenizer(models.WordLevel({word: n for n, word in enumerate(words)}, "[UNK]"))
     made.pre_tokenizer = pre_tokenizers.Whitespace()
     PreTrainedTokenizerFast(tokenizer_object=made, **special).save_pretrained(path)

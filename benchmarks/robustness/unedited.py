@@ -116,6 +116,7 @@ class Place:
             "MPLBACKEND": "agg",
             "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1",  # for scripts older than the new default
         }
+        environment |= dict(one.split("=", 1) for one in self.what.environment)
         if self.device == "cpu":
             environment |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
         process = subprocess.Popen(
@@ -308,7 +309,7 @@ def run_script(place: Place, repeats: int) -> tuple[Verdict, list[Report]]:
 
 def judge(place: Place, found: Verdict, reports: Sequence[Report], rounds: int) -> None:
     """Judge the first rows by the second clock, and the findings by real steps."""
-    clocked = place.measured("modules")
+    clocked = None if place.what.compiled else place.measured("modules")
     for report in reports:
         top = [
             f"{row.label} {row.wall_ns / max(1, report.wall_ns):.0%}" for row in report.modules[:4]

@@ -317,9 +317,12 @@ def backward_ratio(evidence: Evidence, found: Sequence[Finding]) -> Finding | No
     for other in found:
         for place in other.places:
             explained[place.path] = explained.get(place.path, 0) + place.wall_ns
+    # What full backward hooks do is no operation's backward.
+    hooks = evidence.nodes_named(lambda name: name.startswith(names.BACKWARD_HOOK_FUNCTION))
     for module in np.flatnonzero(odd).tolist():
-        path = evidence.ownership.owners.path(module)
-        odd[module] = 2 * explained.get(path, 0) < spent[module]
+        known = explained.get(evidence.ownership.owners.path(module), 0)
+        known += costs.of_spans(hooks & (owner == module))
+        odd[module] = 2 * known < spent[module]
     if not odd.any():
         return None
     worst = int(np.argmax(np.where(odd, spent, 0)))

@@ -576,6 +576,9 @@ def second_backward(evidence: Evidence) -> Finding | None:
     """
     costs, say = evidence.costs, evidence.wording
     made, within = made_by_nodes(evidence)
+    # A Function that differentiates in its own backward runs these nodes in it, and no later pass.
+    later = evidence.spans.start[made] >= evidence.spans.end[within]
+    made, within = made[later], within[later]
     passes = evidence.ownership.passes.of_span
     kept = is_in(passes, distinct(passes[within])) & evidence.in_pass
     kept[made] = True
