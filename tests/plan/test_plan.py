@@ -557,11 +557,13 @@ def again(report, earlier, model, x):
 
 
 def lost(plan, setting, on=()):
-    """The plan, with a setting that did not help on top of others, and these on its ladder."""
+    """The plan with one setting that did not help, on top of others, and these on its ladder."""
     rungs = [
         replace(one, verdict="does not help", on=on, kept=False)
         if one.setting == setting
-        else replace(one, kept=one.setting in on)
+        else replace(
+            one, verdict="undecided" if one.step_ns else one.verdict, kept=one.setting in on
+        )
         for one in plan.rungs
     ]
     return replace(plan, rungs=tuple(rungs))
