@@ -50,10 +50,7 @@ ONE_SOURCE = {
     "batch-handover",
     "cpu-operators",
     "device-copies",
-    "host-to-device-volume",
-    "no-tensor-cores",
     "slow-convolution",
-    "sorted-indexing",
 }
 """Stable rules whose second source is not shown yet: it needs a GPU, or free cores. The list may
 only become shorter."""

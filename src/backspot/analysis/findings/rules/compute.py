@@ -568,7 +568,7 @@ _FP64 = (
 @rule(
     "no-tensor-cores",
     tier="stable",
-    sources=("timm",),
+    sources=("microsoft/retrochimera#36", "timm"),
     least=0.03,
     devices=("cuda",),
     link=(

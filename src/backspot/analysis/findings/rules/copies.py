@@ -142,7 +142,7 @@ _PER_BLOCK = 512  # elements for each block of a casting kernel
 @rule(
     "host-to-device-volume",
     tier="stable",
-    sources=("scripts",),
+    sources=("Kaixhin/Rainbow#48", "scripts"),
     devices=("cuda",),
     title="Large batches travel to the GPU at full width",
     remedy=(

@@ -309,6 +309,7 @@ def recurrent_cells(evidence: Evidence) -> Finding | None:
 @rule(
     "cpu-operators",
     tier="stable",
+    sources=("sdatkinson/neural-amp-modeler#164",),
     devices=("cuda",),
     title="Operators of a GPU model run on the CPU",
     remedy=(

@@ -231,7 +231,7 @@ _INDEX = (
 @rule(
     "sorted-indexing",
     tier="stable",
-    sources=("timm",),
+    sources=("deepmodeling/deepmd-kit#4747", "timm"),
     devices=("cuda",),
     title="Indexing backward sorts its indices",
     link="https://docs.pytorch.org/docs/stable/generated/torch.use_deterministic_algorithms.html",
