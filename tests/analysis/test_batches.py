@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -152,7 +153,7 @@ def steps_with_data(step: int, data: int, late: int = 0, workers: int = 1) -> Tr
     """A training of a thousand steps; all times in milliseconds."""
     rest = (step - data) * MS // 4
     parts = (data * MS, step * MS - data * MS - 2 * rest, rest, rest)
-    use = (LoaderUse(workers, 1000, late, 0),) if workers else ()
+    use = (LoaderUse(workers, 1000, late, 0, late),) if workers else ()
     return Training(1000, 1000, step * MS, *parts, step * MS, step * MS, loaders=use)
 
 
@@ -219,3 +220,10 @@ def test_a_faster_module_saves_its_time_where_workers_are_late_now_and_then(tmp_
     """They have all batches ready from one stall to the next. What one stall takes is waited."""
     assert saves_of(tmp_path, steps_with_data(20, 5, late=20, workers=8)) > 6
     assert saves_of(tmp_path, None) > 6
+
+
+def test_batches_that_are_late_as_an_epoch_begins_decide_nothing(tmp_path: Path) -> None:
+    """Nor do those of an evaluation: neither counts as behind."""
+    training = steps_with_data(20, 5, late=200, workers=8)
+    uses = tuple(replace(use, behind=0) for use in training.loaders)
+    assert saves_of(tmp_path, replace(training, loaders=uses)) > 6

@@ -123,9 +123,8 @@ def real_step(recording: Recording, options: Options) -> RealStep | None:
     parts = rare_parts(recording, training)
     parts |= {(name,): part for name, part in known.items() if part}
     is_steady = training.held_up_ns <= _HELD_UP * training.step_ns
-    batches = sum(use.batches for use in training.loaders)
-    late = sum(use.late for use in training.loaders) / batches if batches else None
-    return RealStep(training.step_ns, timed, parts if is_steady else {}, late)
+    behind = max((use.behind / use.batches for use in training.loaders if use.batches), default=0.0)
+    return RealStep(training.step_ns, timed, parts if is_steady else {}, behind)
 
 
 def _left_waiting(recording: Recording, training: Training) -> int:

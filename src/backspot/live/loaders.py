@@ -36,6 +36,7 @@ class Fetch(msgspec.Struct, frozen=True, gc=False):
         workers: how many processes load.
         queue: how many batches these keep ready at most; 0 without workers.
         epoch: how many batches an epoch has; ``None`` if unknown.
+        place: its number in the epoch, from 1; 0 if unknown.
     """
 
     loader: int
@@ -46,6 +47,12 @@ class Fetch(msgspec.Struct, frozen=True, gc=False):
     workers: int
     queue: int
     epoch: int | None
+    place: int = 0
+
+    @property
+    def is_within_epoch(self) -> bool:
+        """Whether the workers had time to get ahead since the epoch began, as all begin with it."""
+        return self.place > 2 * self.queue
 
 
 def watch(
@@ -215,11 +222,14 @@ def _removing(key: Any, known: dict[int, Any]) -> Any:
 # What is noted ------------------------------------------------------------------------------------
 
 
-def _tell(about: _Batches, thread: int, begin: int, end: int, waited: int | None) -> None:
+def _tell(
+    about: _Batches, thread: int, begin: int, end: int, waited: int | None, place: int = 0
+) -> None:
     """Tell the watchers of a batch.
 
     Args:
         waited: nanoseconds; ``None`` if it is unknown whether the batch was ready.
+        place: as in ``Fetch``.
     """
     loader = about.loader
     noted = Fetch(
@@ -231,6 +241,7 @@ def _tell(about: _Batches, thread: int, begin: int, end: int, waited: int | None
         about.workers,
         about.queue,
         loader.epoch,
+        place,
     )
     _noted_at[thread] = end
     for note, _ in _watchers:
@@ -263,7 +274,8 @@ def _next_noted(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
         finally:
             waited = _waiting.pop(thread, 0)
         _newest[thread] = id(batches)
-        _tell(about, thread, begin, perf_counter_ns(), waited if about.is_timed else None)
+        end, place = perf_counter_ns(), internals.handed_out_by(batches) or 0
+        _tell(about, thread, begin, end, waited if about.is_timed else None, place)
         return batch
 
     return noted

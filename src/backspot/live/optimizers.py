@@ -124,12 +124,15 @@ def _forms_of(cls: type) -> str:
     derived = cls.__mro__[: cls.__mro__.index(base)]
     steps = [inspect.unwrap(vars(one)["step"]) for one in derived if "step" in vars(one)]
     codes = [getattr(step, "__code__", None) for step in steps]
-    goes_on = all(code is not None and "step" in code.co_names for code in codes)
+    goes_on = all(
+        code is not None and {"step"} < {*code.co_names} & {"step", "super", base.__name__}
+        for code in codes
+    )
     return base.__name__ if goes_on else ""
 
 
 def _is_of_torch(cls: type) -> bool:
-    return cls.__module__.startswith("torch.optim.")
+    return f"{cls.__module__}.".startswith("torch.optim.")  # some say to be of the package itself
 
 
 def _setting(value: object) -> object:

@@ -152,7 +152,7 @@ class _Thread:
         self.marks = 0
         self.has_closures = False
         self.interrupted_ns = self.interrupted_steps = 0
-        self.loaders: dict[int, list[int]] = {}  # workers, batches, late, waited, steps
+        self.loaders: dict[int, list[int]] = {}  # workers, batches, late, waited, behind, steps
         self.used: dict[int, int] = {}
         """For each loader of this step, nanoseconds in it."""
         self.fetched: set[int] = set()
@@ -183,7 +183,7 @@ class _Thread:
         by_batches = sorted(self.loaders.items(), key=lambda each: each[1][1])
         together = dict(by_batches[_MOST_LOADERS // 2 :])
         for _, (workers, *counts) in by_batches[: _MOST_LOADERS // 2]:
-            known = together.get(-1 - workers, [workers, 0, 0, 0, 0])
+            known = together.get(-1 - workers, [workers, 0, 0, 0, 0, 0])
             added = [a + b for a, b in zip(known[1:], counts, strict=True)]
             together[-1 - workers] = [workers, *added]
         self.loaders = together
@@ -259,11 +259,13 @@ class StepLog:
         use = thread.loaders.get(fetch.loader)
         if use is None:
             thread.put_loaders_together()
-            use = thread.loaders[fetch.loader] = [fetch.workers, 0, 0, 0, 0]
+            use = thread.loaders[fetch.loader] = [fetch.workers, 0, 0, 0, 0, 0]
         use[1] += 1
         if fetch.ready is False:
             use[2] += 1
             use[3] += fetch.waited_ns
+            if fetch.loader not in thread.untrained and fetch.is_within_epoch:
+                use[4] += 1
 
     def _in_loader(self, loader: int, took: int) -> None:
         thread = self._threads.get(_here()) or self._thread()
@@ -348,8 +350,8 @@ class StepLog:
             use = thread.loaders.get(loader)
             if use is None:
                 continue
-            use[4] += 1
-            is_rare = 2 * use[4] < thread.times.steps and len(thread.loaders) > 1
+            use[5] += 1
+            is_rare = 2 * use[5] < thread.times.steps and len(thread.loaders) > 1
             if is_rare and loader in thread.untrained:
                 marks |= Marks.OTHER_DATA
                 data -= took  # a part of what these batches are for
@@ -432,7 +434,7 @@ class StepLog:
         if times.counted < min(_FEW_STEPS, thread.settling.counted):
             times = thread.settling
             times.steps = thread.times.steps
-        uses = [LoaderUse(*use[:4]) for use in thread.loaders.values() if use[0]]
+        uses = [LoaderUse(*use[:5]) for use in thread.loaders.values() if use[0]]
         apart = []
         if thread.interrupted_ns:
             apart.append(Apart("backspot", thread.interrupted_steps, thread.interrupted_ns))

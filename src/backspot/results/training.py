@@ -55,12 +55,15 @@ class LoaderUse:
         batches: Number of batches that were asked for while nothing was recorded.
         late: Number of them that had not arrived by then.
         waited_ns: Clock time for which the training waited for these, in nanoseconds.
+        behind: Number of the late ones that steps train on and that come after twice as many
+            batches of their epoch as the workers keep ready: all workers begin with an epoch.
     """
 
     workers: Count
     batches: Count
     late: Count
     waited_ns: Count
+    behind: Count = 0
 
 
 @public

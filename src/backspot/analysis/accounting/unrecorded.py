@@ -47,14 +47,13 @@ class RealStep(msgspec.Struct, frozen=True):
         by_step: the steps that were timed one by one; none where only the mean is known.
         parts: how long some phases take of it together, by their names in ``NAMES``. The others
             take the rest, as the recording says.
-        late: share (0 to 1) of the batches from workers that had not arrived when they were asked
-            for; ``None`` where that is unknown.
+        behind: share (0 to 1) of the batches of a loader that were late within an epoch.
     """
 
     step_ns: int
     by_step: tuple[int, ...] = ()
     parts: Mapping[tuple[str, ...], int] = {}
-    late: float | None = None
+    behind: float = 0.0
 
     @classmethod
     def of(cls, by_step: Sequence[int]) -> RealStep | None:

@@ -146,13 +146,15 @@ def _recomputing(events: Events, spans: Spans, node: Ints, numbered: Mask) -> In
 def _differentiates_itself(spans: Spans, node: Ints) -> Mask:
     """Whether each node is a program's own Function whose backward calls no module.
 
-    It computes its gradient by a forward of its own and autograd, as those of GPyTorch do. That is
-    its backward, and nothing that a checkpoint runs again. A Function within a checkpointed module
-    has that module's calls inside.
+    It computes its gradient by a forward of its own and autograd, as those of GPyTorch do, so that
+    nodes run within it. That is its backward, and nothing that a checkpoint runs again. A Function
+    at the end of what is checkpointed runs that again, and no node; one within a checkpointed
+    module has that module's calls inside.
     """
     own = np.array(list(map(names.is_custom_function, spans.node_names)), bool)
     calls = merged(spans.parent[spans.module >= 0])
-    found: Mask = take(own, spans.node[node], False) & ~is_in(node, calls)
+    passes = merged(spans.parent[spans.is_node])
+    found: Mask = take(own, spans.node[node], False) & ~is_in(node, calls) & is_in(node, passes)
     return found
 
 

@@ -395,8 +395,8 @@ def _workers_decide(batches: Batches, real_step: RealStep | None) -> bool:
     From one late batch to the next, fewer come in time then than the queue holds. Where more do,
     the workers had to wait for the program in between, and what it computes there takes its time.
     """
-    late = real_step.late if real_step is not None else None
-    return late is not None and late * int(batches.queue.max(initial=0)) >= 1
+    behind = real_step.behind if real_step is not None else 0.0
+    return behind * int(batches.queue.max(initial=0)) >= 1
 
 
 def _unknown_waits(batches: Batches) -> str:

@@ -263,8 +263,7 @@ def _paced_by_workers(recording: Replayable) -> tuple[int, Ints]:
     ends = np.array([one.end for one in recording.waits if one.follows >= 0], np.int64)
     step = np.searchsorted(steps.start, ends, side="right") - 1
     ends, step = ends[step >= 0], step[step >= 0]
-    least = 1 if recording.workers_decide else max(1, len(steps.start) // 2)
-    if not len(step) or step.max() - step.min() < least:
+    if not len(step) or step.max() - step.min() < max(1, len(steps.start) // 2):
         return 0, ends[:0]
     found = steps.host_end.copy()
     found[step] = ends  # sorted: the last one of each step
