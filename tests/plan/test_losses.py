@@ -387,3 +387,71 @@ def test_a_training_whose_loss_runs_again_goes_on_bit_for_bit(report, kind):
     tried.step()
     assert "with its loss" in plan.what, plan
     assert tried.state() == plain.state()
+
+
+# What is not PyTorch's alone ----------------------------------------------------------------------
+
+
+def test_a_function_in_place_of_pytorchs_runs_once_a_step(report, monkeypatch):
+    """PyTorch hands it to a mode, and what it calls within to nobody."""
+    original, calls = functional.cross_entropy, []
+
+    def doubled(*args, **kwargs):
+        calls.append(1)
+        return 2 * original(*args, **kwargs)
+
+    monkeypatch.setattr(functional, "cross_entropy", doubled)
+    model = nn.Linear(6, 4)
+    step = stepping(
+        model, torch.randn(8, 6), loss=lambda out: functional.cross_entropy(out, LABELS)
+    )
+    plan = planned(report, step, model)
+    assert len(calls) == 1
+    assert why_no_loss(plan).endswith("cross_entropy is not PyTorch's own, and would run twice")
+
+
+def test_code_that_a_function_is_given_does_not_run_again(report):
+    own, calls = nn.Parameter(torch.ones(4)), []
+
+    def distance(a, b):
+        calls.append(1)
+        return ((a - b) * own).square().sum(1)
+
+    def loss(out):
+        return functional.triplet_margin_with_distance_loss(
+            out, out.flip(0), out.roll(1, 0), distance_function=distance
+        )
+
+    model = nn.Linear(6, 4)
+    plan = planned(report, stepping(model, torch.randn(8, 6), loss=loss), model)
+    assert len(calls) == 2
+    assert "cannot run again apart from the training" in why_no_loss(plan)
+
+
+def test_memory_of_an_array_is_written_once(report):
+    numpy = pytest.importorskip("numpy")
+    seen = numpy.zeros(4, numpy.float32)
+
+    def loss(out):
+        torch.as_tensor(seen).add_(1)
+        return out.square().mean()
+
+    model = nn.Linear(6, 4)
+    plan = planned(report, stepping(model, torch.randn(8, 6), loss=loss), model)
+    assert not plan.why_not
+    assert seen.tolist() == [1, 1, 1, 1]
+
+
+def test_a_tensor_that_answers_its_own_functions_alone_is_not_asked(report):
+    class Strict(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            if func is not torch.Tensor.mul:
+                raise TypeError(func)
+            with torch._C.DisableTorchFunctionSubclass():
+                return torch.Tensor.mul(*(one.as_subclass(torch.Tensor) for one in args))
+
+    weight = torch.ones(4).as_subclass(Strict)
+    model = nn.Linear(6, 4)
+    step = stepping(model, torch.randn(8, 6), loss=lambda out: (out * weight).sum())
+    assert why_no_loss(planned(report, step, model)) == "it has a Strict"

@@ -287,3 +287,32 @@ def test_a_function_that_differentiates_in_its_backward_recomputes_nothing():
 def test_such_a_function_within_a_checkpoint_runs_again():
     report = check(lambda: Solver(how=True), step)
     assert {"", "fc"} <= recomputed(report)
+
+
+class Doubling(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors  # a checkpoint runs its part again here
+        return 2 * x * gradient
+
+
+class EndsInFunction(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8, 8))
+
+    def inner(self, x):
+        return Doubling.apply(nn.functional.gelu(x @ self.weight))
+
+    def forward(self, x):
+        return checkpoint(self.inner, x, use_reentrant=False).sum()
+
+
+def test_what_a_checkpoint_runs_again_in_a_function_is_recomputation():
+    """The function asks first for what was not kept, and calls no module."""
+    assert recomputed(check(EndsInFunction, step)) == {""}

@@ -113,6 +113,15 @@ def test_a_step_that_raises_is_watched_no_longer(report):
     assert not torch.overrides._get_current_function_mode_stack()
 
 
+def test_a_step_with_a_function_in_place_of_pytorchs_is_not_watched(monkeypatch):
+    """PyTorch hands that to a mode, and what it calls within to nobody: it would run twice."""
+    original = functional.relu
+    monkeypatch.setattr(functional, "relu", lambda *args: original(*args))
+    live = chains_of(lambda: functional.relu(torch.ones(2)), Training().live())
+    assert live.chains is None
+    assert live.why_no_chains.endswith("relu is not PyTorch's own, and would run twice")
+
+
 @pytest.mark.parametrize("goes_on", [True, False])
 def test_a_step_is_watched_as_long_as_somebody_can_end_it(goes_on, report):
     training, modes = Training(), torch.overrides._get_current_function_mode_stack

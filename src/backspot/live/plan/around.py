@@ -11,6 +11,7 @@ from backspot.live.acts import Living
 from backspot.live.plan.comparing import predicted
 from backspot.live.plan.loader import LATEST_S, workers
 from backspot.live.plan.settings import AS_IT_IS
+from backspot.live.ranks import rank_and_ranks
 from backspot.live.torch_internals.batches import Loading
 from backspot.live.trials.attempts import tried_optimizer
 from backspot.live.trials.trial import Live
@@ -95,6 +96,8 @@ class Around:
             seconds: how long they may take.
         """
         rung = Rung("workers", "loader", _names(ladder))
+        if rank_and_ranks()[1] > 1:
+            return [replace(rung, note="the process that reads would have the ranks' connections")]
         whole, step = self._report.whole_ns, self._step(ladder)
         waits = sum(one.wall_ns for one in self._report.phases if one.name == "data")
         computes = max(1, step - round(waits * self._as_it_is / max(1, whole)))

@@ -116,7 +116,9 @@ def _in_child(
     try:
         os.close(write)
         with open(read, "rb") as pipe:  # noqa: PTH123 - a descriptor
-            ready, _, _ = select.select([pipe], [], [], seconds + LATEST_S)
+            poll = select.poll()  # ``select`` takes no large descriptors
+            poll.register(pipe, select.POLLIN)
+            ready = poll.poll(1000 * (seconds + LATEST_S))
             said: dict[str, Any] = json.loads(pipe.read() or b"{}") if ready else {}
     finally:
         try:

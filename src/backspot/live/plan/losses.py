@@ -20,11 +20,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from backspot.interrupts import contained, pass_on
-from backspot.live.plan.room import fits, sample_of
+from backspot.live.plan.room import FIXED, room_on, sample_of
 from backspot.live.torch_internals.process import innermost_mode, tree_flatten, tree_map, version_of
 from backspot.live.trials.chains import autocast_of, tensors_of
 from backspot.live.trials.measuring import reason
-from backspot.live.trials.twins import Autocast, Refused, check_plain, twin
+from backspot.live.trials.twins import Autocast, Refused, check_plain, size_of, twin
 
 
 @dataclass(eq=False)
@@ -136,6 +136,11 @@ class Loss:
         return loss, results
 
 
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_GIVEN = (torch.Tensor, *FIXED)
+"""What a function may be given to run again: neither the user's own code nor memory."""
+
+
 class LossWatch(TorchFunctionMode):  # type: ignore[misc] # untyped
     """Sees the functions of a step on this thread, while it is entered.
 
@@ -159,7 +164,10 @@ class LossWatch(TorchFunctionMode):  # type: ignore[misc] # untyped
         self._models, self._copied = models, copies
         self._known: Any = WeakTensorKeyDictionary()
         self._writes: list[_Operation] = []
-        self._copies: list[torch.Tensor] = []
+        self._copied_bytes = 0
+        self._named = 0
+        self._sources: dict[int, tuple[int, str]] = {}
+        """The model and the name of each parameter, by its ``id``."""
         self._numbers = count()
         self._thread = 0
 
@@ -179,7 +187,6 @@ class LossWatch(TorchFunctionMode):  # type: ignore[misc] # untyped
         self.rests = True
         self._known.clear()
         self._writes.clear()
-        self._copies.clear()  # losses have those that they need
 
     def follow(self, call: Hashable, outputs: Sequence[torch.Tensor], *, is_first: bool) -> None:
         """See what follows a call.
@@ -206,7 +213,10 @@ class LossWatch(TorchFunctionMode):  # type: ignore[misc] # untyped
                 pass_on(error)
                 self.why_not = self.why_not or reason(error)
             self.rests = True
-        if self.rests:
+        if self.rests or self.why_not:
+            return func(*args, **kwargs)
+        if other := next((one for one in types if one not in _PLAIN), None):
+            self.why_not = f"it has a {other.__name__}"  # which may answer nothing but its own
             return func(*args, **kwargs)
         before = [(one, version_of(one)) for one in tensors_of((args, kwargs))]
         output = func(*args, **kwargs)
@@ -235,8 +245,9 @@ class LossWatch(TorchFunctionMode):  # type: ignore[misc] # untyped
         foreign = {one for one in written if not given[one].memory.is_own}
         leaves = tree_flatten((args, kwargs))[0]
         why_not = ""
-        if func is torch.autograd.grad or any(isinstance(one, torch.Generator) for one in leaves):
+        if func is torch.autograd.grad or not all(isinstance(one, _GIVEN) for one in leaves):
             why_not = f"{func.__name__} cannot run again apart from the training"
+            foreign |= written
         elif foreign:
             why_not = f"{func.__name__} writes to a tensor that the loss has not made"
         device = next((one.device for one, _ in before), torch.device("cpu"))
@@ -257,7 +268,8 @@ class LossWatch(TorchFunctionMode):  # type: ignore[misc] # untyped
         for place, one in enumerate(results):
             if isinstance(one, torch.Tensor) and id(one) not in foreign:
                 home = homes.get(one.untyped_storage().data_ptr()) if one.numel() else None
-                memory = home or _Memory(version_of(one), is_own=True)
+                # What is made of the user's own memory, as of an array, is no tensor of the loss.
+                memory = home or _Memory(version_of(one), is_own=not why_not)
                 made = operation, place
                 self._known[one] = _Value(memory, one.requires_grad, made, why_not=why_not)
 
@@ -286,22 +298,27 @@ class LossWatch(TorchFunctionMode):  # type: ignore[misc] # untyped
 
     def _parameter(self, tensor: torch.Tensor) -> Source | None:
         """Return what a parameter of the models is in a copy of them."""
-        if isinstance(tensor, torch.nn.Parameter):
-            for number in self._copied:
-                for name, one in self._models[number].named_parameters():
-                    if one is tensor:
-                        return lambda _, modules: modules[number].get_parameter(name)
-        return None
+        if len(self._copied) != self._named:  # a model was called for the first time
+            self._named = len(self._copied)
+            self._sources = {
+                id(one): (number, name)
+                for number in self._copied
+                for name, one in self._models[number].named_parameters()
+            }
+        if (found := self._sources.get(id(tensor))) is None:
+            return None
+        number, name = found
+        return lambda _, modules: modules[number].get_parameter(name)
 
     def _copy(self, tensor: torch.Tensor) -> Source:
         """Return a copy of what else the loss is given."""
         if tensor.requires_grad and not tensor.is_leaf:
             raise Refused("it follows from more than the outputs of a model")
         check_plain(tensor)
-        if not fits([*self._copies, tensor], 2):
+        self._copied_bytes += size_of(tensor)
+        if 2 * self._copied_bytes > room_on(tensor.device):
             raise Refused("copies of what it is given do not fit into the free memory")
         copy = twin(tensor)
-        self._copies.append(copy)
 
         def given(*_: object) -> torch.Tensor:
             copy.grad = None

@@ -31,6 +31,7 @@ from backspot.live.torch_internals.dynamo import (
 )
 from backspot.live.torch_internals.process import is_observed
 from backspot.live.trials.attempts import leaves_fast_path, own_memory
+from backspot.live.trials.chains import replaced_function
 from backspot.live.trials.trial import Live
 from backspot.live.trials.twins import Refused
 from backspot.live.trials.untouched import TouchedError, untouched
@@ -101,6 +102,8 @@ def _begun(report: Report, live: Living) -> Watching:
         # Its code would be dropped with that of the copies.
         watching.why_not_compiled = "the process runs other compiled code"
         watching.why_no_loss = watching.why_not_compiled  # a mode would have it compiled again
+    elif replaced := replaced_function():
+        watching.why_no_loss = f"{replaced} is not PyTorch's own, and would run twice"
     if not watching.why_not:
         watching.begin()
     return watching
@@ -216,7 +219,11 @@ def _made(
             around.of_graphs,
             partial(around.of_workers, of_loader),
         ):
-            kept, lost = _apart(more(ladder))
+            try:
+                kept, lost = _apart(more(ladder))
+            except Exception as error:
+                pass_on(error)
+                kept, lost = [], [Rung("what is around the model", "loader", note=why(error))]
             ladder, others = ladder + kept, lost + others
         next_limit = around.next_limit
     except KeyboardInterrupt as interrupt:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import enum
+
 import torch
 
 from backspot.live.free_memory import spaces
@@ -9,6 +11,11 @@ from backspot.live.trials.twins import Refused, free_bytes, size_of
 
 _SAMPLE = 4096
 """How many numbers of each output are kept, to compare a copy with the model."""
+FIXED = (
+    *(int, float, complex, str, bytes, bool, type(None), type(...), type, range, slice),
+    *(torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format, enum.Enum),
+)
+"""What no forward can write to."""
 
 
 def sample_of(tensor: torch.Tensor) -> torch.Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import enum
 import math
 import random
 import sys
@@ -19,8 +18,9 @@ import torch
 
 from backspot.interrupts import pass_on
 from backspot.live.plan.losses import Loss, LossWatch
-from backspot.live.plan.room import check_room, fits, sample_of
+from backspot.live.plan.room import FIXED, check_room, fits, sample_of
 from backspot.live.torch_internals.autograd import in_backward
+from backspot.live.torch_internals.dynamo import compilations
 from backspot.live.torch_internals.process import hooks_of, tree_flatten, tree_map
 from backspot.live.trials.chains import autocast_of, tensors_of
 from backspot.live.trials.measuring import reason
@@ -136,6 +136,8 @@ class Watching:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        if compilations() and not self.why_not_compiled:  # the step's own code, for the first time
+            self.why_not_compiled = self.why_no_loss = "the step has compiled code"
         problems = [one.problem for one in self.calls if one.problem]
         self.why_not = self.why_not or next(iter(problems), "")
         if not self.calls and not self.why_not:
@@ -264,19 +266,12 @@ def copied_module(module: torch.nn.Module) -> torch.nn.Module:
     return copy.deepcopy(module, memo)
 
 
-_FIXED = (
-    *(int, float, complex, str, bytes, bool, type(None), type(...), type, range, slice),
-    *(torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format, enum.Enum),
-)
-"""What no forward can write to."""
-
-
 def objects_in(given: Any) -> list[Any]:
     """Return what a call is given that is no tensor, and that its forward could write to."""
     return [
         leaf
         for leaf in tree_flatten(given)[0]
-        if not isinstance(leaf, (torch.Tensor, *_FIXED)) and not callable(leaf)
+        if not isinstance(leaf, (torch.Tensor, *FIXED)) and not callable(leaf)
     ]
 
 
@@ -290,7 +285,7 @@ def copied_input(given: Any) -> Any:
     def of(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
             return twin(leaf)
-        if isinstance(leaf, _FIXED) or callable(leaf):
+        if isinstance(leaf, FIXED) or callable(leaf):
             return leaf
         try:
             return copy.deepcopy(leaf)

@@ -18,7 +18,7 @@ from backspot.live.acts import Act, Living
 from backspot.live.ranks import rank_and_ranks
 from backspot.live.torch_internals.dynamo import compilations
 from backspot.live.torch_internals.process import innermost_mode, is_observed
-from backspot.live.trials.chains import Chains
+from backspot.live.trials.chains import Chains, replaced_function
 from backspot.live.trials.measuring import Clock, Times, TooLong, Worth, measure, reason
 from backspot.live.trials.trial import Asked, Entry, Live, remedies_of
 from backspot.live.trials.twins import Refused
@@ -102,6 +102,8 @@ def _why_not_watched(live: Live) -> str:
     """
     if compilations():
         return "the step runs compiled code"
+    if replaced := replaced_function():
+        return f"{replaced} is not PyTorch's own, and would run twice"
     return leaves_fast_path(live.models) or ("" if innermost_mode() is None else _MODE)
 
 

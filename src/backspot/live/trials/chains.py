@@ -12,9 +12,11 @@ does.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from typing import Any
 from weakref import WeakSet, ref
@@ -196,6 +198,26 @@ def seen(*functions: Function) -> Callable[[Watcher], Watcher]:
         return watcher
 
     return register
+
+
+_HOMES = (functional, torch.functional, torch.Tensor, torch.autograd)
+_OTHERS = {*sys.stdlib_module_names, "torch", "typing_extensions"}
+"""Where functions come from that are in modules of PyTorch by themselves."""
+
+
+def replaced_function() -> str:
+    """Return a function of PyTorch's in whose place another one stands, ``""`` if there is none.
+
+    PyTorch hands a mode what its own name is bound to now. To call that runs the other one's code
+    twice, as it calls PyTorch's within.
+    """
+    for home in _HOMES:
+        for name, value in list(vars(home).items()):
+            is_partial = isinstance(value, partial)
+            made = getattr(value, "__globals__", {}).get("__name__", "torch")
+            if is_partial or made.partition(".")[0] not in _OTHERS:
+                return f"{home.__name__}.{name}"
+    return ""
 
 
 class Chains(TorchFunctionMode):  # type: ignore[misc] # untyped

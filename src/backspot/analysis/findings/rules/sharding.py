@@ -44,8 +44,8 @@ def sharded_small_modules(evidence: Evidence) -> Finding | None:
     their forward, from 5% of the step. With a GPU, the cost is the time of the hooks in which the
     GPU computes nothing: kernels of an exchange that run meanwhile mostly wait for the hooks of the
     other ranks. Without one, it is the time in which no operator runs in the hooks and no
-    exchange runs beside them. What an exchange takes by itself is not part of it: see
-    [exposed-communication](#exposed-communication). FSDP1, `FullyShardedDataParallel`, does not say
+    exchange runs beside them. Where exchanges are slow,
+    [exposed-communication](#exposed-communication) can name the same time. FSDP1, `FullyShardedDataParallel`, does not say
     in a trace which module its marks are of.
 
     **Fix.** Call `fully_shard` for whole blocks, not for the layers in them, and for several small
