@@ -32,13 +32,19 @@ dist.init_process_group(
 with open(f"pid{rank}", "w") as file:
     file.write(str(os.getpid()))
 
+def is_copy():
+    frame, copies = sys._getframe(), os.path.join("plan", "copies.py")
+    while frame and not frame.f_code.co_filename.endswith(copies):
+        frame = frame.f_back
+    return frame is not None
+
 class Mean(nn.Module):
-    calls = 0
+    calls = 0  # of copies
 
     def forward(self, x):
-        if "WHILE_WAITING" in os.environ:
+        if rank == 0 and "WHILE_WAITING" in os.environ and Mean.calls < 10 and is_copy():
             Mean.calls += 1
-            if rank == 0 and Mean.calls == step + 10:  # a copy makes the others
+            if Mean.calls == 10:
                 open("plans", "w").close()
         if os.environ.get("TALKS"):
             mean = x.detach().mean()

@@ -45,8 +45,8 @@ def sharded_small_modules(evidence: Evidence) -> Finding | None:
     GPU computes nothing: kernels of an exchange that run meanwhile mostly wait for the hooks of the
     other ranks. Without one, it is the time in which no operator runs in the hooks and no
     exchange runs beside them. Where exchanges are slow,
-    [exposed-communication](#exposed-communication) can name the same time. FSDP1, `FullyShardedDataParallel`, does not say
-    in a trace which module its marks are of.
+    [exposed-communication](#exposed-communication) can name the same time. FSDP1,
+    `FullyShardedDataParallel`, does not say in a trace which module its marks are of.
 
     **Fix.** Call `fully_shard` for whole blocks, not for the layers in them, and for several small
     blocks at once: `fully_shard([first, second])`. A group keeps its parameters gathered until its
