@@ -166,7 +166,7 @@ class LossWatch(TorchFunctionMode):  # type: ignore[misc] # untyped
         self._writes: list[_Operation] = []
         self._copied_bytes = 0
         self._named = 0
-        self._sources: dict[int, tuple[int, str]] = {}
+        self._parameters_of: dict[int, tuple[int, str]] = {}
         """The model and the name of each parameter, by its ``id``."""
         self._numbers = count()
         self._thread = 0
@@ -300,12 +300,12 @@ class LossWatch(TorchFunctionMode):  # type: ignore[misc] # untyped
         """Return what a parameter of the models is in a copy of them."""
         if len(self._copied) != self._named:  # a model was called for the first time
             self._named = len(self._copied)
-            self._sources = {
+            self._parameters_of = {
                 id(one): (number, name)
                 for number in self._copied
                 for name, one in self._models[number].named_parameters()
             }
-        if (found := self._sources.get(id(tensor))) is None:
+        if (found := self._parameters_of.get(id(tensor))) is None:
             return None
         number, name = found
         return lambda _, modules: modules[number].get_parameter(name)
