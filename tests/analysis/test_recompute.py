@@ -100,7 +100,7 @@ def test_operators_of_a_backward_with_create_graph_are_no_recomputation(locate) 
     assert recomputed(locate(trace)) == {}
 
 
-def own_function(*, calls: bool) -> Trace:
+def own_function(*, calls: bool = False, differentiates: bool = False) -> Trace:
     """The backward of a Function of the program's own works with gradients, then without."""
     trace = Trace()
     trace.forward("block", "Block", 1 * TICK, 40 * TICK)
@@ -114,12 +114,20 @@ def own_function(*, calls: bool) -> Trace:
     trace.operator("aten::exp", 63 * TICK, 73 * TICK, seq=4)
     if calls:
         trace.forward("block.fc", "Linear", 74 * TICK, 78 * TICK)
+    if differentiates:
+        trace.node("ExpBackward0", 80 * TICK, 84 * TICK, seq=4, thread=1)
+        trace.operator("aten::mul", 81 * TICK, 83 * TICK)
     trace.operator("aten::mm", 85 * TICK, 89 * TICK)
     return trace
 
 
 def test_what_a_function_differentiates_in_its_backward_is_its_own_work(locate) -> None:
-    assert recomputed(locate(own_function(calls=False))) == {}
+    assert recomputed(locate(own_function(differentiates=True))) == {}
+
+
+def test_what_runs_again_in_a_function_without_a_node_is_recomputation(locate) -> None:
+    """It asks first for what a checkpoint has not kept."""
+    assert sum(recomputed(locate(own_function())).values()) == 10
 
 
 def test_a_function_in_a_checkpointed_module_is_run_again_with_it(locate) -> None:
