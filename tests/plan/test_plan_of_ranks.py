@@ -25,6 +25,8 @@ from torch import nn
 
 rank = int(os.environ["RANK"])
 torch.set_num_threads(1)
+# A shell has what it starts in the background ignore it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 dist.init_process_group(
     "gloo", init_method=f"file://{os.environ['MEETING']}", rank=rank, world_size=2,
     timeout=timedelta(seconds=int(os.environ.get("WAITS", "90"))),
