@@ -173,6 +173,17 @@ def waves(path: Path, count: int, length: int) -> None:
     torch.save(np.sin((np.arange(length) + phases) / 20.0), path)
 
 
+def _sizes(width: int, layers: int) -> dict[str, int]:
+    """The sizes of a small model of Transformers."""
+    return {
+        "vocab_size": 1005,
+        "hidden_size": width,
+        "num_hidden_layers": layers,
+        "num_attention_heads": max(1, width // 32),
+        "intermediate_size": 4 * width,
+    }
+
+
 @kind
 def bert(path: Path, width: int, layers: int) -> None:
     """A small BERT with a tokenizer of whole words."""
@@ -180,13 +191,7 @@ def bert(path: Path, width: int, layers: int) -> None:
     from transformers import BertConfig, BertForSequenceClassification
 
     torch.manual_seed(0)
-    config = BertConfig(
-        vocab_size=1005,
-        hidden_size=width,
-        num_hidden_layers=layers,
-        num_attention_heads=max(1, width // 32),
-        intermediate_size=4 * width,
-    )
+    config = BertConfig(**_sizes(width, layers))
     BertForSequenceClassification(config).save_pretrained(path)
     _tokenizer(path)
 
@@ -198,13 +203,7 @@ def llama(path: Path, width: int, layers: int) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=1005,
-        hidden_size=width,
-        num_hidden_layers=layers,
-        num_attention_heads=max(1, width // 32),
-        intermediate_size=4 * width,
-    )
+    config = LlamaConfig(**_sizes(width, layers))
     LlamaForCausalLM(config).save_pretrained(path)
     _tokenizer(path, "eos_token")
 

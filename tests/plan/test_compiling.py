@@ -104,7 +104,7 @@ class Pointwise(nn.Linear):
         return y
 
 
-def test_a_dearer_mode_is_tried_in_place_of_the_default_where_that_helps(
+def test_max_autotune_is_tried_in_place_of_the_default_where_that_helps(
     report, forget_graphs, monkeypatch
 ):
     of_gpu = partial(plan_settings._compilers, device=torch.device("cuda"))
@@ -112,14 +112,14 @@ def test_a_dearer_mode_is_tried_in_place_of_the_default_where_that_helps(
     model, x = Pointwise(64, 64), torch.randn(4096, 64)
     plan = planned(report, lambda: model(x).sum().backward(), model, 240)
     found = {one.setting: one for one in plan.rungs}
-    dearer = found["max-autotune"]
-    assert "max-autotune-no-cudagraphs" in dearer.code
+    autotuned = found["max-autotune"]
+    assert "max-autotune-no-cudagraphs" in autotuned.code
     if compiled(plan).kept:
-        assert dearer.on[-1] == "torch.compile", dearer.note
-        assert dearer.compile_ns > 0
-        assert dearer.before_ns == compiled(plan).step_ns
+        assert autotuned.on[-1] == "torch.compile", autotuned.note
+        assert autotuned.compile_ns > 0
+        assert autotuned.before_ns == compiled(plan).step_ns
     else:
-        assert dearer.note == "torch.compile is no part of the plan"
+        assert autotuned.note == "torch.compile is no part of the plan"
 
 
 @pytest.mark.posix

@@ -32,7 +32,7 @@ from backspot.live.torch_internals.dynamo import (
 from backspot.live.torch_internals.process import is_observed
 from backspot.live.trials.attempts import leaves_fast_path, own_memory
 from backspot.live.trials.chains import replaced_function
-from backspot.live.trials.trial import Live
+from backspot.live.trials.trial import Live, step_of
 from backspot.live.trials.twins import Refused
 from backspot.live.trials.untouched import TouchedError, untouched
 from backspot.results.plan import Plan, Rung
@@ -174,7 +174,7 @@ def with_plan(
     names = ", ".join(class_name(watching.models[one]) for one in watching.copies)
     plan = Plan(
         f"a copy of {names or 'the model'}, forward and backward",
-        step_ns=Account.of(report).step,
+        step_ns=step_of(report),
         allowed_ns=seconds * 10**9,
         inputs=inputs_of(watching),
     )

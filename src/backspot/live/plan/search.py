@@ -42,7 +42,7 @@ _SAMPLES = 24
 """How many samples one comparison takes at least, about: six rounds of three, and the first."""
 _LONGEST_S = 4.0
 """How long a comparison may go on once it has what it needs: a dozen fit into a minute then."""
-_DEARER = 4
+_AUTOTUNING = 4
 """How many times as long compiling takes that measures each kernel, about."""
 _RESERVED = 2
 """Comparisons for which compiling leaves time."""
@@ -246,7 +246,7 @@ class Search:
         before = [one for one in self._ladder if one.setting == setting.replaces]
         if not before:
             raise Refused(f"{setting.replaces} is no part of the plan")
-        return _DEARER * before[0].compile_ns / 1e9
+        return _AUTOTUNING * before[0].compile_ns / 1e9
 
     def _compared(self, setting: Setting, new: Copy) -> tuple[Rung, int]:
         """Return the rung of a setting, and the memory of a copy that has it."""
