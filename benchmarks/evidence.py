@@ -40,6 +40,7 @@ PLAN = {
         "step_truth": "--jobs 4",
         "trial_truth": "",
         "gpu_truth": "--jobs 4",
+        "price_truth": "--keep {folder}/price_truth",
         "published_causes": "--jobs 2",
         "what_if": "--keep {folder}/what_if",
         "waits_truth": "--jobs 3",
@@ -77,13 +78,17 @@ PLAN = {
         "causes": "record -o {folder}/causes --jobs 1 && judge {folder}/causes --jobs 2",
         "false_alarms": "",
         "published_causes": "",
+        "price_truth": "--keep {folder}/price_truth",
         "published_jobs": "",
         "unedited": "",
     },
 }
 """What answers on which device, the most important first, and the options of a full run."""
 
-_TIMED = ("gpu_truth", "trial_truth", "what_if", "published_causes", "limit_truth", "overhead")
+_TIMED = (
+    "gpu_truth", "trial_truth", "price_truth", "what_if", "published_causes", "limit_truth",
+    "overhead",
+)  # fmt: skip
 _COUNTED = (
     ("timm_sweep",),
     ("waits_truth", "planted", "planted_python"),

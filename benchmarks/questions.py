@@ -122,6 +122,12 @@ QUESTIONS = {
         "accuracy.plan_truth", f"{_ALL}; or CPU", "60; 25", "plan_truth_{device}.json",
         seconds=4000, jobs=1,
     ),
+    "price_truth": Question(
+        "Is a price that of the cause? 85 cases of 39 rules, each beside an innocent heavy "
+        "operator in the same module, function or phase, and their fixes",
+        "accuracy.price_truth", "GPU or CPU", "25", "price_truth_{device}.json",
+        seconds=3600, jobs=1,
+    ),
     "limit_truth": Question(
         "Is the device's limit true? Layers of known work against CUDA events, the operations of "
         "all families of timm, and of each module of 4 compiled models",

@@ -243,6 +243,107 @@ def test_a_machine_is_busy_until_the_measurement_ends(monkeypatch):
     assert all(process.poll() is not None for process in started)
 
 
+# Prices ------------------------------------------------------------------------------------------
+
+
+def record_of(*, gain: float, price: float | None, tried: str = "", after: dict | None = None):
+    """What was measured of a case whose step takes 100 ms, and whose cause takes 12."""
+    finding = {
+        "rule": "operator-loop", "tier": "stable", "path": "", "bound": "", "tried": tried,
+        "price": price,
+    }  # fmt: skip
+    return {
+        "times": [[100.0] * 5, [100.0 - gain] * 5],
+        "alone": [12.0, 1.0],
+        "slow": {"findings": [finding]},
+        "fixed": {"findings": [finding | after] if after else []},
+    }
+
+
+@pytest.mark.parametrize(
+    ("record", "found"),
+    [
+        (record_of(gain=11, price=0.10), {"verdict": "right", "above": False}),
+        (record_of(gain=11, price=0.30), {"verdict": "too high", "above": True}),
+        (record_of(gain=11, price=0.30, tried="helps"), {"verdict": "too high", "above": False}),
+        (record_of(gain=11, price=0.02), {"verdict": "too low", "above": False}),
+        (record_of(gain=11, price=None), {"verdict": "no price", "said_ms": None}),
+        (record_of(gain=1, price=None), {"verdict": "right"}),
+        (record_of(gain=0, price=0.08), {"verdict": "too high"}),
+        (record_of(gain=11, price=0.1, after={"price": 0.01}), {"new": "", "promised": ""}),
+        (record_of(gain=11, price=0.1, after={"price": 0.03}), {"promised": "operator-loop"}),
+        (record_of(gain=11, price=0.1, after={"rule": "casts", "price": None}), {"new": "casts"}),
+        (record_of(gain=11, price=0.1, after={"rule": "casts", "tier": "account"}), {"new": ""}),
+    ],
+)
+def test_a_price_is_held_against_the_gain_and_what_the_cause_takes(record, found):
+    pytest.importorskip("torch")
+    from benchmarks.accuracy.price_causes import CASES
+    from benchmarks.accuracy.price_truth import judged
+
+    verdict = judged(CASES["loop-product"], record)
+    assert {key: verdict[key] for key in found} == found
+
+
+def test_a_cause_that_is_not_found_is_missing():
+    pytest.importorskip("torch")
+    from benchmarks.accuracy.price_causes import CASES
+    from benchmarks.accuracy.price_truth import judged
+
+    verdict = judged(CASES["gelu-product"], record_of(gain=11, price=0.1))
+    assert (verdict["verdict"], verdict["rule"]) == ("missing", "pointwise-chain")
+
+
+def test_causes_of_many_rules_stand_beside_innocent_operators():
+    pytest.importorskip("torch")
+    from backspot.analysis.findings import all_rules
+    from benchmarks.accuracy.price_causes import CASES, cases_on
+
+    rules = {case.cause.rule[0] for case in CASES.values()}
+    assert len(CASES) >= 60
+    assert len(rules) >= 25
+    assert rules <= {rule.name for rule in all_rules()}
+    assert len(cases_on("cpu")) >= 30
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_each_cause_and_its_fix_train_and_a_clock_is_around_the_cause(settings):
+    torch = pytest.importorskip("torch")
+    from benchmarks.accuracy.price_causes import CASES
+    from benchmarks.accuracy.price_models import NEIGHBOURS, alone, built, size_of
+    from benchmarks.models import Context
+
+    torch.set_num_threads(1)
+    size = size_of(Context("cpu", small=True))
+    for name, case in CASES.items():
+        for training in (case.cause.slow, case.cause.fixed):
+            made = built(training, NEIGHBOURS[case.neighbour], size, clocked=True)
+            weights = [weight for model in made.models.values() for weight in model.parameters()]
+            before = [weight.detach().clone() for weight in weights]
+            spent = alone(made, 3)
+            assert any(map(lambda a, b: not torch.equal(a, b), before, weights)), name
+            if training is case.cause.slow and case.cause.whole:
+                assert spent is not None, name
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_was_measured_of_prices_is_judged_again_and_not_measured_twice(
+    tmp_path, capsys, settings
+):
+    kept, first, again = str(tmp_path / "kept"), tmp_path / "first.json", tmp_path / "again.json"
+    ask_small = ["price_truth", "--small", "--device", "cpu", "--cases", "keys-product"]
+    assert ask(*ask_small, "--keep", kept, "-o", str(first)) == 0
+    files = {path: path.stat().st_mtime_ns for path in Path(kept).iterdir()}
+    assert ask("price_truth", "judge", kept, "--small", "-o", str(again)) == 0
+    assert ask(*ask_small, "--keep", kept) == 0
+    assert {path: path.stat().st_mtime_ns for path in Path(kept).iterdir()} == files != {}
+    cases = [json.loads(path.read_text())["cases"] for path in (first, again)]
+    assert cases[0] == cases[1]
+    capsys.readouterr()
+    assert ask("price_truth", "judge", str(tmp_path / "none")) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
 # Scripts of others -------------------------------------------------------------------------------
 
 SCRIPT = """

@@ -1,0 +1,281 @@
+"""Is a price that of the cause? Causes planted beside an innocent heavy operator, and their fixes.
+
+    python -m benchmarks price_truth --device cuda
+    python -m benchmarks price_truth --device cpu --cases loop-product --keep reports
+    python -m benchmarks price_truth judge reports           # by the rules of judging of today
+
+Each case is a training with a cause in the module, the function or the phase of an innocent
+operator, and the same training with the cause taken away. Steps of both are timed in turn, which
+gives the gain, and a clock around the cause alone says what it takes forward and backward. Then
+both are profiled with the defaults of ``backspot.profile``.
+
+A price is right within the larger of 3% of the step and a quarter of the gain. Prices and gains are
+shares of a step, of the report's and of the timed one, so that a busy machine, on which clock and
+processor time part, changes neither. The fixed training must have no finding that the slow one
+lacks, and none that promises above 2% of the step.
+
+``--keep`` keeps what each report said; a run that was ended goes on with what is kept there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import statistics
+import time
+import warnings
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.harness import (
+    RESULTS,
+    Figures,
+    Run,
+    UsageError,
+    commit,
+    done,
+    each,
+    print_rows,
+    write_json,
+)
+from benchmarks.measuring import interleaved
+from benchmarks.workers import Job, Record, Stage
+
+if TYPE_CHECKING:
+    import backspot
+    from benchmarks.accuracy.price_causes import Case
+
+_TIMEOUT_S = 240.0
+_SMALL = ("loop-product", "keys-product")
+_OF_STEP, _OF_GAIN, _PROMISE = 0.03, 0.25, 0.02
+VERDICTS = ("right", "too high", "too low", "no price", "missing")
+"""What can be said of a price; of a cause that costs less than 3% of a step, none is right too."""
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("verb", nargs="?", choices=("record", "judge"), default="record")
+    add("folder", nargs="?", type=Path, help="judge: what --keep has saved")
+    add("--keep", type=Path, help="keep what was measured here, and go on from what is there")
+
+
+def answer(run: Run) -> Figures:
+    """Measure and judge each case."""
+    from benchmarks.accuracy.price_causes import CASES, cases_on
+
+    folder = run.folder if run.verb == "judge" else run.keep
+    if run.verb == "judge" and (folder is None or not folder.is_dir()):
+        raise UsageError("judge needs the folder that --keep has filled")
+    if (run.cases or run.verb == "judge") and run.out is not None and run.out.parent == RESULTS:
+        run.out = None  # in part, or of another commit
+
+    def known() -> dict[str, Any]:
+        wanted = CASES if run.cases else cases_on(run.device)
+        return {name: f"{' or '.join(case.cause.rule)}" for name, case in wanted.items()}
+
+    if run.verb == "judge":
+        kept = {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
+        wanted = {name: kept[name] for name in run.choose(CASES) if name in kept}
+        records = {name: {"end": "done", **record} for name, record in wanted.items()}
+    else:
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+        handle = partial(_kept, run=run, folder=folder)
+        records = each(run, known, handle, small=_SMALL, timeout_s=_TIMEOUT_S)
+    verdicts = {name: judged(CASES[name], record) for name, record in done(records).items()}
+    failed = {name: record for name, record in records.items() if record["end"] != "done"}
+    print_rows([{"case": name, **one} for name, one in verdicts.items()])
+    lines = {name: {"end": "done", "is": _line(one)} for name, one in verdicts.items()}
+    return {
+        "rows": by_rule(verdicts),
+        "summary": summary_of(verdicts),
+        "columns": " | ".join(next(iter(verdicts.values()), {})),
+        # In short: what was measured is in the folder of --keep.
+        "cases": lines | failed,
+    }
+
+
+def _line(verdict: Mapping[str, Any]) -> str:
+    """A verdict as one line."""
+    values = (f"{one:.2f}" if isinstance(one, float) else f"{one}" for one in verdict.values())
+    return " | ".join(values)
+
+
+def _kept(job: Job, stage: Stage, run: Run, folder: Path | None) -> Record:
+    """What was measured of a case at this commit, or what is measured now."""
+    path = folder / f"{job['name']}.json" if folder else None
+    if path is not None and path.exists():
+        record = json.loads(path.read_text())
+        if record["of"] == [commit(), run.device, run.small]:
+            return record
+    record = _measured(job, stage, run)
+    if path is not None:
+        write_json(path, record)
+    return record
+
+
+# Measuring ---------------------------------------------------------------------------------------
+
+
+def _measured(job: Job, stage: Stage, run: Run) -> Record:
+    """Time and profile a case, slow and fixed."""
+    import torch
+
+    import backspot
+    from benchmarks.accuracy.price_causes import CASES
+    from benchmarks.accuracy.price_models import NEIGHBOURS, alone, built, size_of
+    from benchmarks.causes.case import settings
+
+    warnings.simplefilter("ignore")  # anomaly mode and deterministic operators say what they do
+    case = CASES[job["name"]]
+    settings()
+    if run.device == "cpu":
+        torch.set_num_threads(1)
+    else:  # else each product of an innocent operator would be a cause
+        torch.set_float32_matmul_precision("high")
+    size, neighbour = size_of(run.context), NEIGHBOURS[case.neighbour]
+    trainings = (case.cause.slow, case.cause.fixed)
+    stage("time", {})
+    clock = time.process_time if run.device == "cpu" else time.perf_counter
+    made = [built(one, neighbour, size) for one in trainings]
+    inner, rounds = (1, 21) if run.device == "cpu" else (6, 9)
+    rounds = 3 if run.small else rounds
+    steps = [one.step for one in made]
+    times = interleaved(
+        steps, run.device, rounds=rounds, inner=inner, warmup=2, seconds=5, clock=clock
+    )
+    stage("the cause alone", {"times": times})
+    clocked = [built(one, neighbour, size, clocked=True) for one in trainings]
+    spent = [alone(one, 2 if run.small else 8) for one in clocked]
+    del clocked
+    said = {}
+    for name, one in zip(("slow", "fixed"), made, strict=True):
+        gc.collect()
+        stage(f"profile {name}", {"times": times, "alone": spent})
+        said[name] = _said(backspot.profile(one.step, one.models))
+    of = [commit(), run.device, run.small]
+    return {"of": of, "times": times, "alone": spent, **said}
+
+
+def _said(report: backspot.Report) -> dict[str, Any]:
+    """What a report says, with prices as shares of its step."""
+    from backspot.results.findings import gain_of
+
+    step = report.replayed_step.ns if report.replayed_step else report.step_ns
+    findings = []
+    for one in report.findings:
+        gain = gain_of(one)
+        tried = one.tried.verdict if one.tried else ""
+        price = None if gain is None else gain.ns / step
+        findings.append(
+            {
+                "rule": one.rule,
+                "tier": one.tier,
+                "path": one.path,
+                "takes": one.wall_ns / step,
+                "price": 0.0 if tried == "does not help" else price,
+                "bound": "" if gain is None else "best" * gain.at_best or "least" * gain.at_least,
+                "tried": tried,
+                "seen": one.seen,
+            }
+        )
+    return {"step_ms": step / 1e6, "findings": findings, "not_replayed": report.not_replayed}
+
+
+# Judging -----------------------------------------------------------------------------------------
+
+
+def judged(case: Case, record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the verdict on a case, in milliseconds of the timed step."""
+    slow, fixed = record["times"]
+    step = statistics.median(slow)
+    gains = sorted(a - b for a, b in zip(slow, fixed, strict=True))
+    gain = statistics.median(gains)
+    spread = (gains[3 * len(gains) // 4] - gains[len(gains) // 4]) / 2
+    allowed = max(_OF_STEP * step, _OF_GAIN * abs(gain))
+    before, after = (_counted(record[name]) for name in ("slow", "fixed"))
+    found = [one for one in before if one["rule"] in case.cause.rule]
+    # Of several findings of a cause, that of the first rule that has a price.
+    found.sort(key=lambda one: (one["price"] is None, case.cause.rule.index(one["rule"])))
+    first = found[0] if found else None
+    price = None if first is None or first["price"] is None else first["price"] * step
+    takes, left = record["alone"] if case.cause.whole else (None, None)
+    said = price or 0.0
+    if abs(said - gain) <= allowed and (price is not None or gain <= _OF_STEP * step):
+        verdict = "right"
+    elif first is None:
+        verdict = "missing"
+    elif price is None:
+        verdict = "no price"
+    else:
+        verdict = "too high" if price > gain else "too low"
+    of_slow = {one["rule"] for one in before}
+    false = {one["rule"] for one in after if one["rule"] not in of_slow}
+    promised = {one["rule"] for one in after if (one["price"] or 0.0) > _PROMISE}
+    return {
+        "rule": first["rule"] if first else case.cause.rule[0],
+        "verdict": verdict,
+        "said_ms": price,
+        "bound": first["bound"] if first else "",
+        "tried": first["tried"] if first else "",
+        "gain_ms": gain,
+        "spread_ms": spread,
+        "alone_ms": takes,
+        "alone_less_ms": None if takes is None else takes - (left or 0.0),
+        "step_ms": step,
+        "above": bool(takes and said > takes + allowed and first and not first["tried"]),
+        "new": " ".join(sorted(false)),
+        "promised": " ".join(sorted(promised)),
+    }
+
+
+def _counted(said: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The findings; what is true of nearly every step is none."""
+    return [one for one in said["findings"] if one["tier"] != "account"]
+
+
+def by_rule(verdicts: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return how often the price of each rule is right, too high and so on."""
+    rules: dict[str, Counter[str]] = {}
+    for one in verdicts.values():
+        counts = rules.setdefault(one["rule"], Counter())
+        counts["cases"] += 1
+        counts[one["verdict"]] += 1
+        counts["above the cause"] += one["above"]
+        counts["false after the fix"] += bool(one["new"] or one["promised"])
+    shown = ("cases", *VERDICTS, "above the cause", "false after the fix")
+    return [
+        {"rule": rule, **{name: counts[name] for name in shown}}
+        for rule, counts in sorted(rules.items())
+    ]
+
+
+def summary_of(verdicts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the counts of all cases."""
+    every: Sequence[Mapping[str, Any]] = list(verdicts.values())
+    counts = Counter(one["verdict"] for one in every)
+    return {
+        "cases": len(every),
+        "rules": len({one["rule"] for one in every}),
+        **{name: counts[name] for name in VERDICTS},
+        "gain agrees with the clock around the cause": sum(map(_agrees, every)),
+        "above the cause, untried": sum(one["above"] for one in every),
+        "at best, and beaten": _beaten(every, "best", "too low"),
+        "a new finding after the fix": sum(bool(one["new"]) for one in every),
+        "a promise above 2% after the fix": sum(bool(one["promised"]) for one in every),
+    }
+
+
+def _agrees(one: Mapping[str, Any]) -> bool:
+    """Whether both ways to time a gain say the same, by the measure for prices."""
+    less = one["alone_less_ms"]
+    allowed = max(_OF_STEP * one["step_ms"], _OF_GAIN * abs(one["gain_ms"]))
+    return less is not None and abs(less - one["gain_ms"]) <= allowed
+
+
+def _beaten(every: Sequence[Mapping[str, Any]], bound: str, verdict: str) -> int:
+    return sum(one["bound"] == bound and one["verdict"] == verdict for one in every)
