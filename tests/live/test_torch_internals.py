@@ -21,10 +21,12 @@ OTHERS = sorted({*FOLDER.parent.rglob("*.py")} - {*FILES})
 PRIVATE = re.compile(r"_[A-Za-z]\w*")
 WITHOUT_HOOKS = True
 NOT_OF_TORCH = {
+    "_communicate": "subprocess",
     "_current_exceptions": "sys",
     "_current_frames": "sys",
     "_exit": "os",
     "_getframe": "sys",
+    "_try_wait": "subprocess",
     "_filename_map": "IPython's compiler",
 }
 

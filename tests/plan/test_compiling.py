@@ -1,16 +1,19 @@
 """A plan compiles copies, and the training compiles as often as without a plan."""
 
 import signal
+import sys
 from functools import partial
 
 import pytest
 import torch
+import torch._inductor.config
 from torch import nn
 
 import backspot
 from backspot.live.acts import Living
 from backspot.live.plan import settings as plan_settings
 from backspot.live.plan.planning import Planning
+from backspot.live.plan.time_limit import TimeUp, ended_after
 from backspot.live.torch_internals.dynamo import end_compile_workers
 from backspot.results.report import changed
 from support.trainings import Training
@@ -123,9 +126,9 @@ def test_max_autotune_is_tried_in_place_of_the_default_where_that_helps(
 
 
 @pytest.mark.posix
-def test_processes_that_compile_end_and_others_can_be_started(monkeypatch):
+@torch._inductor.config.patch(compile_threads=2)
+def test_processes_that_compile_end_and_others_can_be_started():
     async_compile = pytest.importorskip("torch._inductor.async_compile")
-    monkeypatch.setattr(torch._inductor.config, "compile_threads", 2)
     pool = async_compile.AsyncCompile.process_pool()
     end_compile_workers()
     assert pool.process.wait(60) is not None
@@ -136,10 +139,17 @@ def test_processes_that_compile_end_and_others_can_be_started(monkeypatch):
     assert other.process.wait(60) is not None
 
 
+class Layers(nn.Sequential):
+    """Layers that take some seconds to compile."""
+
+    def __init__(self, layers=60):
+        super().__init__(*(nn.Sequential(nn.Linear(8, 8), nn.GELU()) for _ in range(layers)))
+
+
 def test_compiling_ends_when_the_time_is_up(report, tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # nothing is built there
     before = signal.getsignal(signal.SIGALRM)
-    model = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.GELU()) for _ in range(60)))
+    model = Layers()
     step = lambda: model(torch.ones(4, 8)).sum().backward()  # noqa: E731
     plan = planned(report, step, model, 4)
     assert compiled(plan).verdict == "not tried"
@@ -147,6 +157,50 @@ def test_compiling_ends_when_the_time_is_up(report, tmp_path, monkeypatch):
     assert signal.getsignal(signal.SIGALRM) is before
     assert signal.getitimer(signal.ITIMER_REAL)[0] == 0
     step()
+
+
+def compile_until_ended(model, seconds):
+    """Whether a first step was ended in its midst."""
+    try:
+        with ended_after(seconds):
+            torch.compile(model)(torch.ones(4, 8)).sum().backward()
+    except TimeUp:
+        return True
+    return False
+
+
+@pytest.mark.posix
+@torch._inductor.config.patch(compile_threads=1)  # so this process waits for the compiler of C++
+def test_an_end_at_any_moment_leaves_pytorch_as_it_was(tmp_path, monkeypatch, forget_graphs, capfd):
+    x = torch.ones(4, 8)
+    compile_until_ended(Layers(1), 600)  # what the first one alone does
+    torch._dynamo.reset()
+    ended = []
+    for moment in (0.03, 0.5, 1.6, 3.5):
+        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / str(moment)))
+        ended.append(compile_until_ended(Layers(), moment))
+        torch._dynamo.reset()
+        assert torch.is_grad_enabled()
+        assert not torch.is_anomaly_enabled()
+        assert sys.getprofile() is None
+        if not ended[-1]:
+            break
+    assert ended[0]
+    capfd.readouterr()
+    model = Layers(2)
+    assert torch.allclose(torch.compile(model)(x), model(x), atol=1e-5)
+    assert capfd.readouterr().err == ""
+
+
+def test_compiling_is_not_begun_where_it_could_not_be_ended(report):
+    model = nn.Linear(8, 8)
+    sys.setprofile(lambda *_: None)
+    try:
+        plan = planned(report, lambda: model(torch.ones(4, 8)).sum().backward(), model, 60)
+    finally:
+        sys.setprofile(None)
+    assert compiled(plan).verdict == "not tried"
+    assert compiled(plan).note == "another profiler follows the calls of Python functions"
 
 
 def test_a_step_that_runs_compiled_code_is_refused(report):

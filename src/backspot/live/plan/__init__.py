@@ -12,6 +12,7 @@ the copy as it is, while the training stands still; the guard of trials is aroun
 - ``account.py``: what the parts of a step take as it is.
 - ``copies.py``: copies of models that run the calls again, and whether such a copy can be trusted.
 - ``settings.py``: the settings, with what they change and where they are worth trying.
+- ``time_limit.py``: the end of a compilation that takes too long.
 - ``comparing.py``: one copy beside another: time, memory, and how far results are apart.
 - ``search.py``: single settings first, then the best ones together; twice the batch at the end.
 - ``around.py``: what is around the model: optimizers, pinned memory, workers of the loader.

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import signal
-import threading
-import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
-from types import FrameType
 from typing import Any, cast
 
 import torch
@@ -137,52 +132,3 @@ def _raise_peak(device: torch.device, peak: int) -> None:
             blocks.append(torch.empty(size, dtype=torch.uint8, device=device))
         except torch.OutOfMemoryError:
             break
-
-
-_AGAIN_S, _SOON_S = 1.0, 0.01
-"""After how long the alarm comes again: rarely, so that it does not meet its own clean-up, and soon
-where it came within a destructor, which ends at once."""
-
-
-def _in_destructor(frame: FrameType) -> bool:
-    """Whether Python drops the errors of a frame: of ``__del__``, or of a weak reference's call."""
-    code = frame.f_code
-    return code.co_name == "__del__" or code.co_filename == weakref.__file__
-
-
-class TimeUp(BaseException):
-    """The time of a plan is up in the middle of something; no library may take it for an error."""
-
-
-@contextmanager
-def ended_after(seconds: float) -> Iterator[None]:
-    """End what runs inside by ``TimeUp`` once so much time has passed.
-
-    Raises:
-        Refused: If this thread cannot be interrupted.
-    """
-    in_main = threading.current_thread() is threading.main_thread()
-    if not in_main or not hasattr(signal, "setitimer"):
-        raise Refused("compiling could not be ended here when the time is up")
-    if signal.getitimer(signal.ITIMER_REAL)[0]:
-        raise Refused("the training has an alarm of its own")
-
-    armed = [True]
-
-    def end(_: int, frame: FrameType | None) -> None:
-        if not armed:
-            return
-        if frame is not None and _in_destructor(frame):
-            signal.setitimer(signal.ITIMER_REAL, _SOON_S, _AGAIN_S)
-            return
-        raise TimeUp
-
-    before = signal.signal(signal.SIGALRM, end)
-    try:
-        # Again and again: Python drops an error that comes within a destructor of any other kind.
-        signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.01), _AGAIN_S)
-        yield
-    finally:
-        armed.clear()
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)

@@ -14,7 +14,7 @@ from backspot.formatting import duration, size
 from backspot.interrupts import pass_on
 from backspot.live.plan.account import Account
 from backspot.live.plan.again import lost_before
-from backspot.live.plan.comparing import Results, TimeUp, ended_after, memory_of, predicted, timed
+from backspot.live.plan.comparing import Results, memory_of, predicted, timed
 from backspot.live.plan.copies import NO_TIME, Copy, batch_of
 from backspot.live.plan.room import room_on
 from backspot.live.plan.settings import (
@@ -24,6 +24,7 @@ from backspot.live.plan.settings import (
     names_of_checkpoint,
     settings_of,
 )
+from backspot.live.plan.time_limit import TimeUp, ended_after
 from backspot.live.plan.watching import Watching
 from backspot.live.ranks import rank_and_ranks
 from backspot.live.torch_internals.collectives import NoCollectives

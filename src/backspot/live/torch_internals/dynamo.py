@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import sys
 import threading
 from collections.abc import Callable
+from operator import attrgetter
+from types import CodeType
 from typing import Any
 from weakref import ref
 
@@ -262,6 +265,39 @@ def end_compile_workers() -> None:
             home.after_fork()  # forgets them
             for pool in pools:
                 threading.Thread(target=pool.shutdown, daemon=True).start()
+
+
+# Functions of Dynamo, FX and Inductor that run often while something compiles, and in which an
+# error is expected: an operator that cannot be traced, lowered, fused or measured. Python calls
+# them. What C++ calls, as an operator of a fake tensor, is not among them: some of its callers end
+# the process at an error. Without one of them a compilation ends a little later.
+_FUNCTIONS_OF_COMPILING = {
+    "torch._dynamo.symbolic_convert": ("InstructionTranslatorBase.step",),
+    "torch.fx.graph": ("Graph.eliminate_dead_code", "Graph.python_code"),
+    "torch.fx.interpreter": ("Interpreter.run_node",),
+    "torch._inductor.graph": ("GraphLowering.run_node",),
+    "torch._inductor.pattern_matcher": ("CallFunction._match", "PatternExpr.find_anchor_nodes"),
+    "torch._inductor.scheduler": ("Scheduler.can_fuse", "SchedulerNode.codegen"),
+    "torch._inductor.select_algorithm": (
+        "ExternKernelCaller.benchmark",
+        "TritonTemplateCaller.benchmark",
+    ),
+    "torch._inductor.runtime.triton_heuristics": (
+        "CachingAutotuner.bench",
+        "CachingAutotuner.precompile",
+    ),
+}
+
+
+def functions_of_compiling() -> frozenset[CodeType]:
+    """Return the functions that a compilation enters often, and may fail in."""
+    codes: set[CodeType] = set()
+    for home, names in _FUNCTIONS_OF_COMPILING.items():
+        for name in names:
+            with contained():
+                function = inspect.unwrap(attrgetter(name)(sys.modules[home]))
+                codes.add(function.__code__)
+    return frozenset(codes)
 
 
 def forget_compilations() -> None:

@@ -1,0 +1,82 @@
+"""The end of a compilation that takes too long."""
+
+from __future__ import annotations
+
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import CodeType, FrameType
+
+from backspot.live.torch_internals.dynamo import functions_of_compiling
+from backspot.live.trials.twins import Refused
+
+_WAITING = {
+    (threading.__file__, "wait"),
+    *((subprocess.__file__, name) for name in ("communicate", "_communicate", "_try_wait")),
+    (selectors.__file__, "select"),
+}
+"""Functions of Python that wait for a process or a thread. Ctrl-C may end these, too."""
+_AGAIN_S, _CALLS = 0.05, 5_000
+"""How often, and for how many calls at a time, such a function is looked for. That makes Python some
+twice as slow, and PyTorch can trace for seconds without entering one."""
+
+
+def _waits(frame: FrameType) -> bool:
+    return (frame.f_code.co_filename, frame.f_code.co_name) in _WAITING
+
+
+class TimeUp(BaseException):
+    """The time of a plan is up while something compiles; no library may take it for an error."""
+
+
+@contextmanager
+def ended_after(seconds: float) -> Iterator[None]:
+    """End what compiles inside by ``TimeUp``, soon after so much time has passed.
+
+    It comes where PyTorch expects an error: as one of its functions begins that can fail. Anywhere
+    else, as between two lines of a ``finally``, PyTorch would stay in the midst of something, and
+    what C++ calls from a destructor ends the process at an error.
+
+    Raises:
+        Refused: If this thread cannot be interrupted.
+    """
+    in_main = threading.current_thread() is threading.main_thread()
+    if not in_main or not hasattr(signal, "setitimer"):
+        raise Refused("compiling could not be ended here when the time is up")
+    if signal.getitimer(signal.ITIMER_REAL)[0]:
+        raise Refused("the training has an alarm of its own")
+    if sys.getprofile() is not None:
+        raise Refused("another profiler follows the calls of Python functions")
+    expected = frozenset[CodeType]()
+    left = _CALLS
+
+    def on_call(frame: FrameType, event: str, _: object) -> None:
+        nonlocal left
+        left -= 1
+        ends = event == "call" and (frame.f_code in expected or _waits(frame))
+        if ends or left <= 0:
+            sys.setprofile(None)
+        if ends:
+            raise TimeUp
+
+    def on_alarm(_: int, frame: FrameType | None) -> None:
+        nonlocal expected, left
+        if frame is not None and _waits(frame):
+            raise TimeUp
+        expected, left = functions_of_compiling(), _CALLS
+        sys.setprofile(on_call)
+
+    before = signal.signal(signal.SIGALRM, on_alarm)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.01), _AGAIN_S)
+        yield
+        if expected:
+            raise TimeUp
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        sys.setprofile(None)
