@@ -123,9 +123,9 @@ QUESTIONS = {
         seconds=4000, jobs=1,
     ),
     "price_truth": Question(
-        "Is a price that of the cause? 85 cases of 39 rules, each beside an innocent heavy "
+        "Is a price that of the cause? 86 cases of 39 rules, each beside an innocent heavy "
         "operator in the same module, function or phase, and their fixes",
-        "accuracy.price_truth", "GPU or CPU", "25", "price_truth_{device}.json",
+        "accuracy.price_truth", "GPU or CPU", "25", "price_truth_{device}.json", "--jobs 3",
         seconds=3600, jobs=1,
     ),
     "limit_truth": Question(

@@ -255,7 +255,7 @@ def record_of(*, gain: float, price: float | None, tried: str = "", after: dict 
     return {
         "times": [[100.0] * 5, [100.0 - gain] * 5],
         "alone": [12.0, 1.0],
-        "slow": {"findings": [finding]},
+        "slow": {"findings": [finding], "step_ms": 200.0, "not_replayed": ""},
         "fixed": {"findings": [finding | after] if after else []},
     }
 
@@ -266,6 +266,7 @@ def record_of(*, gain: float, price: float | None, tried: str = "", after: dict 
         (record_of(gain=11, price=0.10), {"verdict": "right", "above": False}),
         (record_of(gain=11, price=0.30), {"verdict": "too high", "above": True}),
         (record_of(gain=11, price=0.30, tried="helps"), {"verdict": "too high", "above": False}),
+        (record_of(gain=11, price=0.06, tried="helps"), {"verdict": "right", "said_ms": 12}),
         (record_of(gain=11, price=0.02), {"verdict": "too low", "above": False}),
         (record_of(gain=11, price=None), {"verdict": "no price", "said_ms": None}),
         (record_of(gain=1, price=None), {"verdict": "right"}),
@@ -320,7 +321,7 @@ def test_each_cause_and_its_fix_train_and_a_clock_is_around_the_cause(settings):
             made = built(training, NEIGHBOURS[case.neighbour], size, clocked=True)
             weights = [weight for model in made.models.values() for weight in model.parameters()]
             before = [weight.detach().clone() for weight in weights]
-            spent = alone(made, 3)
+            (spent,) = alone([made], rounds=2)
             assert any(map(lambda a, b: not torch.equal(a, b), before, weights)), name
             if training is case.cause.slow and case.cause.whole:
                 assert spent is not None, name

@@ -54,6 +54,7 @@ class Cause:
         devices: where it costs something.
         whole: whether the clock around the cause holds all that it takes; an option of the step
             costs in many places.
+        partly: whether the fix leaves a part of the cause.
     """
 
     rule: tuple[str, ...]
@@ -62,6 +63,7 @@ class Cause:
     beside: Sequence[str] = _BOTH
     devices: tuple[str, ...] = ("cpu", "cuda")
     whole: bool = True
+    partly: bool = False
 
 
 CAUSES: dict[str, Cause] = {}
@@ -236,8 +238,14 @@ def _kept_table(x: torch.Tensor) -> torch.Tensor:
     return _kept_tables[key]
 
 
+def _anew(x: torch.Tensor, state: State, mark: Mark) -> torch.Tensor:
+    _kept_tables.clear()
+    return x
+
+
 def _deep(run: Run) -> Training:
-    return Training(Part(run), depth=5, batch=2)
+    """Several modules, of which each needs a table that is new in each step."""
+    return Training(Part(run), depth=5, batch=2, before=_anew)
 
 
 def _looked_up(x: torch.Tensor, table: torch.Tensor, *, sparse: bool) -> torch.Tensor:
@@ -323,6 +331,17 @@ def _penalised(part: int) -> Training:
     return Training(loss=loss)
 
 
+def _of_forces() -> Training:
+    """The slope of an energy is trained: there is nothing to leave out."""
+
+    def loss(model: nn.Module, x: torch.Tensor, mark: Mark) -> torch.Tensor:
+        places = x.detach().requires_grad_()
+        (force,) = torch.autograd.grad(model(places).sum(), places, create_graph=True)
+        return (force - x).square().mean()
+
+    return Training(loss=loss)
+
+
 def _wide_weight(size: Size) -> list[Shape]:
     return [(size.width, size.rows)]
 
@@ -345,7 +364,10 @@ _cause(
     Training(Part(lambda x, w: x + x @ w, _square, trained=None)),
 )  # fmt: skip
 _cause("slow_backward", "backward-ratio", _backward_by(4), _backward_by(1))
-_cause("penalty", "second-backward", _penalised(1), _penalised(8), whole=False)
+_cause(
+    "penalty", "second-backward", _penalised(1), _penalised(8), whole=False, partly=True,
+)  # fmt: skip
+_cause("forces", "second-backward", _of_forces(), _of_forces(), beside=_PRODUCT, whole=False)
 _cause("zeros", "zero-grad-fill", Training(_WIDE, drops=False), Training(_WIDE), whole=False)
 _cause(
     "passes", "gradient-accumulation",
@@ -535,10 +557,6 @@ def _waited(x: torch.Tensor) -> torch.Tensor:
         if x.detach().abs().amax().item() > 1e6:
             raise ValueError("it diverges")
     return x * 1.0
-
-
-def _on_host(x: torch.Tensor) -> torch.Tensor:
-    return x + _kept_table(x.cpu()[:, :1]).cos().mean().to(x.device)
 
 
 def _enlarged(x: torch.Tensor, *, by_products: bool, dtype: torch.dtype) -> torch.Tensor:

@@ -317,15 +317,28 @@ def built(training: Training, neighbour: Part, size: Size, *, clocked: bool = Fa
     return Built(step, models, clock)
 
 
-def alone(made: Built, rounds: int) -> float | None:
-    """Return the median of the milliseconds that the cause takes in a step, by its clock."""
-    if made.clock is None:
-        return None
-    times = []
-    for _ in range(rounds):
-        made.step()
-        times.append(made.clock.take())
-    return statistics.median(times[1:]) or None
+def alone(
+    made: Sequence[Built], now: Callable[[], float] = time.process_time, rounds: int = 8
+) -> list[float | None]:
+    """Return the share of a step that each cause takes alone, by the clock around it, in turn.
+
+    Args:
+        made: trainings with a clock.
+        now: seconds, by which a step is timed.
+        rounds: steps of each of them, of which the first does not count.
+    """
+    shares: list[list[float]] = [[] for _ in made]
+    for number in range(rounds + 1):
+        for index, one in enumerate(made):
+            if one.clock is None:
+                continue
+            one.clock.take()
+            begin = now()
+            one.step()
+            spent = one.clock.take()  # waits for a GPU
+            if number:
+                shares[index].append(spent / (1e3 * (now() - begin)))
+    return [statistics.median(some) or None if some else None for some in shares]
 
 
 # Neighbours --------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """Is a price that of the cause? Causes planted beside an innocent heavy operator, and their fixes.
 
-    python -m benchmarks price_truth --device cuda
+    python -m benchmarks price_truth --device cuda --jobs 3
     python -m benchmarks price_truth --device cpu --cases loop-product --keep reports
     python -m benchmarks price_truth judge reports           # by the rules of judging of today
 
@@ -9,12 +9,14 @@ operator, and the same training with the cause taken away. Steps of both are tim
 gives the gain, and a clock around the cause alone says what it takes forward and backward. Then
 both are profiled with the defaults of ``backspot.profile``.
 
-A price is right within the larger of 3% of the step and a quarter of the gain. Prices and gains are
-shares of a step, of the report's and of the timed one, so that a busy machine, on which clock and
-processor time part, changes neither. The fixed training must have no finding that the slow one
-lacks, and none that promises above 2% of the step.
+A price is right within the larger of 3% of the step and a quarter of the gain. What a replay says
+is taken as a share of the report's step, and gains are timed as shares of a timed one, so that a
+busy machine, on which clock and processor time part, changes neither. What a trial has measured is
+taken as it is: on a CPU both are the processor's time. The fixed training must have no finding
+that the slow one lacks, and none that promises above 2% of the step.
 
-``--keep`` keeps what each report said; a run that was ended goes on with what is kept there.
+Processes take turns on the device. ``--keep`` keeps what each report said; a run that was ended
+goes on with what is kept there.
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ from benchmarks.harness import (
     done,
     each,
     print_rows,
+    turn,
     write_json,
 )
 from benchmarks.measuring import interleaved
@@ -139,24 +142,30 @@ def _measured(job: Job, stage: Stage, run: Run) -> Record:
         torch.set_float32_matmul_precision("high")
     size, neighbour = size_of(run.context), NEIGHBOURS[case.neighbour]
     trainings = (case.cause.slow, case.cause.fixed)
-    stage("time", {})
     clock = time.process_time if run.device == "cpu" else time.perf_counter
-    made = [built(one, neighbour, size) for one in trainings]
-    inner, rounds = (1, 21) if run.device == "cpu" else (6, 9)
+    inner, rounds = (1, 15) if run.device == "cpu" else (6, 9)
     rounds = 3 if run.small else rounds
-    steps = [one.step for one in made]
-    times = interleaved(
-        steps, run.device, rounds=rounds, inner=inner, warmup=2, seconds=5, clock=clock
-    )
-    stage("the cause alone", {"times": times})
-    clocked = [built(one, neighbour, size, clocked=True) for one in trainings]
-    spent = [alone(one, 2 if run.small else 8) for one in clocked]
-    del clocked
+    stage("time", {})
+    with turn("torch"):
+        made = [built(one, neighbour, size) for one in trainings]
+        times = interleaved(
+            [one.step for one in made],
+            run.device, rounds=rounds, inner=inner, warmup=2, seconds=4, clock=clock,
+        )  # fmt: skip
+        stage("the cause alone", {"times": times})
+        clocked = [built(one, neighbour, size, clocked=True) for one in trainings]
+        shares = alone(clocked, clock, 2 if run.small else 6)
+        del clocked
+    spent = [
+        None if share is None else share * statistics.median(some)
+        for share, some in zip(shares, times, strict=True)
+    ]
     said = {}
     for name, one in zip(("slow", "fixed"), made, strict=True):
         gc.collect()
         stage(f"profile {name}", {"times": times, "alone": spent})
-        said[name] = _said(backspot.profile(one.step, one.models))
+        with turn():
+            said[name] = _said(backspot.profile(one.step, one.models))
     of = [commit(), run.device, run.small]
     return {"of": of, "times": times, "alone": spent, **said}
 
@@ -202,7 +211,11 @@ def judged(case: Case, record: Mapping[str, Any]) -> dict[str, Any]:
     # Of several findings of a cause, that of the first rule that has a price.
     found.sort(key=lambda one: (one["price"] is None, case.cause.rule.index(one["rule"])))
     first = found[0] if found else None
-    price = None if first is None or first["price"] is None else first["price"] * step
+    price = None
+    if first is not None and first["price"] is not None:
+        # A trial measures what a replay takes as a share of a step.
+        tried = first["tried"] == "helps"
+        price = first["price"] * (record["slow"]["step_ms"] if tried else step)
     takes, left = record["alone"] if case.cause.whole else (None, None)
     said = price or 0.0
     if abs(said - gain) <= allowed and (price is not None or gain <= _OF_STEP * step):
@@ -215,13 +228,16 @@ def judged(case: Case, record: Mapping[str, Any]) -> dict[str, Any]:
         verdict = "too high" if price > gain else "too low"
     of_slow = {one["rule"] for one in before}
     false = {one["rule"] for one in after if one["rule"] not in of_slow}
+    left_over = case.cause.rule if case.cause.partly else ()
     promised = {one["rule"] for one in after if (one["price"] or 0.0) > _PROMISE}
+    promised.difference_update(left_over)
     return {
         "rule": first["rule"] if first else case.cause.rule[0],
         "verdict": verdict,
         "said_ms": price,
         "bound": first["bound"] if first else "",
         "tried": first["tried"] if first else "",
+        "refused": bool(record["slow"]["not_replayed"]),
         "gain_ms": gain,
         "spread_ms": spread,
         "alone_ms": takes,
@@ -262,6 +278,9 @@ def summary_of(verdicts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         "cases": len(every),
         "rules": len({one["rule"] for one in every}),
         **{name: counts[name] for name in VERDICTS},
+        "no price, as the replay is refused": sum(
+            one["verdict"] == "no price" and one["refused"] for one in every
+        ),
         "gain agrees with the clock around the cause": sum(map(_agrees, every)),
         "above the cause, untried": sum(one["above"] for one in every),
         "at best, and beaten": _beaten(every, "best", "too low"),
