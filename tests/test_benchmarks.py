@@ -247,10 +247,10 @@ def test_a_machine_is_busy_until_the_measurement_ends(monkeypatch):
 
 
 def record_of(*, gain: float, price: float | None, tried: str = "", after: dict | None = None):
-    """What was measured of a case whose step takes 100 ms, and whose cause takes 12."""
+    """A case whose step takes 100 ms, its cause 12, and what its finding names 20."""
     finding = {
         "rule": "operator-loop", "tier": "stable", "path": "", "bound": "", "tried": tried,
-        "price": price,
+        "price": price, "takes": 0.2,
     }  # fmt: skip
     return {
         "times": [[100.0] * 5, [100.0 - gain] * 5],
@@ -267,6 +267,8 @@ def record_of(*, gain: float, price: float | None, tried: str = "", after: dict 
         (record_of(gain=11, price=0.30), {"verdict": "too high", "above": True}),
         (record_of(gain=11, price=0.30, tried="helps"), {"verdict": "too high", "above": False}),
         (record_of(gain=11, price=0.06, tried="helps"), {"verdict": "right", "said_ms": 12}),
+        (record_of(gain=11, price=0.24), {"above_named": True}),
+        (record_of(gain=11, price=0.22), {"above_named": False}),
         (record_of(gain=11, price=0.02), {"verdict": "too low", "above": False}),
         (record_of(gain=11, price=None), {"verdict": "no price", "said_ms": None}),
         (record_of(gain=1, price=None), {"verdict": "right"}),

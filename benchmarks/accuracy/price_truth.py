@@ -226,6 +226,7 @@ def judged(case: Case, record: Mapping[str, Any]) -> dict[str, Any]:
         verdict = "no price"
     else:
         verdict = "too high" if price > gain else "too low"
+    untried = first is not None and not first["tried"]
     of_slow = {one["rule"] for one in before}
     false = {one["rule"] for one in after if one["rule"] not in of_slow}
     left_over = case.cause.rule if case.cause.partly else ()
@@ -243,7 +244,8 @@ def judged(case: Case, record: Mapping[str, Any]) -> dict[str, Any]:
         "alone_ms": takes,
         "alone_less_ms": None if takes is None else takes - (left or 0.0),
         "step_ms": step,
-        "above": bool(takes and said > takes + allowed and first and not first["tried"]),
+        "above": bool(takes and untried and said > takes + allowed),
+        "above_named": bool(untried and said > first["takes"] * step + _OF_STEP * step),
         "new": " ".join(sorted(false)),
         "promised": " ".join(sorted(promised)),
     }
@@ -283,6 +285,7 @@ def summary_of(verdicts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         ),
         "gain agrees with the clock around the cause": sum(map(_agrees, every)),
         "above the cause, untried": sum(one["above"] for one in every),
+        "above what the finding names, untried": sum(one["above_named"] for one in every),
         "at best, and beaten": _beaten(every, "best", "too low"),
         "a new finding after the fix": sum(bool(one["new"]) for one in every),
         "a promise above 2% after the fix": sum(bool(one["promised"]) for one in every),
