@@ -21,8 +21,8 @@ _WAITING = {
 }
 """Functions of Python that wait for a process or a thread. Ctrl-C may end these, too."""
 _AGAIN_S, _CALLS = 0.05, 5_000
-"""How often, and for how many calls at a time, such a function is looked for. That makes Python some
-twice as slow, and PyTorch can trace for seconds without entering one."""
+"""How often, and for how many calls at a time, a function is looked for that may fail. Python is
+half as fast meanwhile, and PyTorch can trace for seconds without entering one."""
 
 
 def _waits(frame: FrameType) -> bool:
