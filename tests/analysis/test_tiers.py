@@ -46,22 +46,9 @@ def test_a_new_rule_is_preview() -> None:
     assert (rule.tier, rule.short) == ("preview", "Something new")
 
 
-ONE_SOURCE = {
-    "batch-handover",
-    "cpu-operators",
-    "device-copies",
-    "slow-convolution",
-}
-"""Stable rules whose second source is not shown yet: it needs a GPU, or free cores. The list may
-only become shorter."""
-
-
 def test_a_rule_is_stable_if_two_sources_have_shown_it_right() -> None:
     shown = {rule.name for rule in all_rules() if len(set(rule.sources)) >= 2}
-    kept = {rule.name for rule in all_rules() if rule.tier == "stable"}
-    assert shown <= kept, "these rules can be stable"
-    assert kept - shown <= ONE_SOURCE, "these rules need two sources, or tier='preview'"
-    assert kept - shown >= ONE_SOURCE, "these are shown, or preview: the list becomes shorter"
+    assert {rule.name for rule in all_rules() if rule.tier == "stable"} == shown
 
 
 @pytest.mark.parametrize("name", [*WITH_BOTH, *PREVIEW_ALONE])

@@ -90,7 +90,6 @@ _DEVICE_LARGE = 1 << 14  # bytes: a smaller copy reads a value rather than movin
 
 @rule(
     "device-copies",
-    tier="stable",
     sources=("ultralytics/ultralytics#26150",),
     devices=("cuda",),
     link="https://docs.pytorch.org/docs/stable/notes/cuda.html#best-practices",

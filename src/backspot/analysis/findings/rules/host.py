@@ -308,7 +308,6 @@ def recurrent_cells(evidence: Evidence) -> Finding | None:
 
 @rule(
     "cpu-operators",
-    tier="stable",
     sources=("sdatkinson/neural-amp-modeler#164",),
     devices=("cuda",),
     title="Operators of a GPU model run on the CPU",
@@ -668,7 +667,6 @@ def _paces(evidence: Evidence, spent: int) -> str:
 
 @rule(
     "batch-handover",
-    tier="stable",
     sources=("roboflow/rf-detr#1399",),
     title="Batches that are ready take long to take over from the workers",
     remedy=(

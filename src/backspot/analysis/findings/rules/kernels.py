@@ -44,7 +44,6 @@ _CONVOLUTION_REMEDY = (
 
 @rule(
     "slow-convolution",
-    tier="stable",
     least=0.03,
     devices=("cuda",),
     link="https://docs.pytorch.org/docs/stable/backends.html#torch-backends-cudnn",
