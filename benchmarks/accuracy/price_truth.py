@@ -6,8 +6,8 @@
 
 Each case is a training with a cause in the module, the function or the phase of an innocent
 operator, and the same training with the cause taken away. Steps of both are timed in turn, which
-gives the gain, and a clock around the cause alone says what it takes forward and backward. Then
-both are profiled with the defaults of ``backspot.profile``.
+gives the gain, and a clock around the cause alone says what it takes forward and backward. Both are
+profiled with the defaults of ``backspot.profile``, and timed again.
 
 A price is right within the larger of 3% of the step and a quarter of the gain. What a replay says
 is taken as a share of the report's step, and gains are timed as shares of a timed one, so that a
@@ -143,29 +143,30 @@ def _measured(job: Job, stage: Stage, run: Run) -> Record:
     size, neighbour = size_of(run.context), NEIGHBOURS[case.neighbour]
     trainings = (case.cause.slow, case.cause.fixed)
     clock = time.process_time if run.device == "cpu" else time.perf_counter
-    inner, rounds = (1, 15) if run.device == "cpu" else (6, 9)
-    rounds = 3 if run.small else rounds
+    inner, rounds = (1, 9) if run.device == "cpu" else (6, 5)
+    how = {"rounds": 2 if run.small else rounds, "inner": inner, "warmup": 2, "seconds": 3}
     stage("time", {})
     with turn("torch"):
         made = [built(one, neighbour, size) for one in trainings]
-        times = interleaved(
-            [one.step for one in made],
-            run.device, rounds=rounds, inner=inner, warmup=2, seconds=4, clock=clock,
-        )  # fmt: skip
+        steps = [one.step for one in made]
+        times = interleaved(steps, run.device, **how, clock=clock)
         stage("the cause alone", {"times": times})
         clocked = [built(one, neighbour, size, clocked=True) for one in trainings]
         shares = alone(clocked, clock, 2 if run.small else 6)
         del clocked
+    said = {}
+    for name, one in zip(("slow", "fixed"), made, strict=True):
+        gc.collect()
+        stage(f"profile {name}", {"times": times})
+        with turn():
+            said[name] = _said(backspot.profile(one.step, one.models))
+    with turn():  # before and after: what others do on the machine changes meanwhile
+        later = interleaved(steps, run.device, **how, clock=clock)
+    times = [first + second for first, second in zip(times, later, strict=True)]
     spent = [
         None if share is None else share * statistics.median(some)
         for share, some in zip(shares, times, strict=True)
     ]
-    said = {}
-    for name, one in zip(("slow", "fixed"), made, strict=True):
-        gc.collect()
-        stage(f"profile {name}", {"times": times, "alone": spent})
-        with turn():
-            said[name] = _said(backspot.profile(one.step, one.models))
     of = [commit(), run.device, run.small]
     return {"of": of, "times": times, "alone": spent, **said}
 
@@ -205,7 +206,7 @@ def judged(case: Case, record: Mapping[str, Any]) -> dict[str, Any]:
     gains = sorted(a - b for a, b in zip(slow, fixed, strict=True))
     gain = statistics.median(gains)
     spread = (gains[3 * len(gains) // 4] - gains[len(gains) // 4]) / 2
-    allowed = max(_OF_STEP * step, _OF_GAIN * abs(gain))
+    allowed = _may_err(step, gain)
     before, after = (_counted(record[name]) for name in ("slow", "fixed"))
     found = [one for one in before if one["rule"] in case.cause.rule]
     # Of several findings of a cause, that of the first rule that has a price.
@@ -283,6 +284,7 @@ def summary_of(verdicts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         "no price, as the replay is refused": sum(
             one["verdict"] == "no price" and one["refused"] for one in every
         ),
+        "unsteady: the gain's spread is above what a price may err": sum(map(_wavers, every)),
         "gain agrees with the clock around the cause": sum(map(_agrees, every)),
         "above the cause, untried": sum(one["above"] for one in every),
         "above what the finding names, untried": sum(one["above_named"] for one in every),
@@ -292,11 +294,19 @@ def summary_of(verdicts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
+def _may_err(step_ms: float, gain_ms: float) -> float:
+    """What a price may differ from the gain, in milliseconds."""
+    return max(_OF_STEP * step_ms, _OF_GAIN * abs(gain_ms))
+
+
 def _agrees(one: Mapping[str, Any]) -> bool:
-    """Whether both ways to time a gain say the same, by the measure for prices."""
-    less = one["alone_less_ms"]
-    allowed = max(_OF_STEP * one["step_ms"], _OF_GAIN * abs(one["gain_ms"]))
+    """Whether both ways to time a gain say the same."""
+    less, allowed = one["alone_less_ms"], _may_err(one["step_ms"], one["gain_ms"])
     return less is not None and abs(less - one["gain_ms"]) <= allowed
+
+
+def _wavers(one: Mapping[str, Any]) -> bool:
+    return one["spread_ms"] > _may_err(one["step_ms"], one["gain_ms"])
 
 
 def _beaten(every: Sequence[Mapping[str, Any]], bound: str, verdict: str) -> int:
