@@ -530,7 +530,11 @@ _LAYERS = Part(_norm, _vectors)
 _cause("average", "code-around-model", _averaged(False), _averaged(True))
 _cause("evaluation", "forward-only", _evaluated(True), _evaluated(False))
 _cause("keys", "python-code code-around-model", _keyed(True), _keyed(False))
-_cause("single_rows", "waiting-for-data", _loaded(False), _loaded(True), beside=_PRODUCT)
+# What is left of loading can be hidden by workers.
+_cause(
+    "single_rows", "waiting-for-data",
+    _loaded(False), _loaded(True), beside=_PRODUCT, partly=True,
+)  # fmt: skip
 _cause(
     "anomaly", "anomaly-mode",
     Training(_LAYERS, around=lambda: torch.autograd.detect_anomaly()), Training(_LAYERS),
