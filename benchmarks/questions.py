@@ -61,6 +61,12 @@ QUESTIONS = {
         "--trials 104 --jobs 8",
         cases=False, seconds=500, jobs=1, load=True,
     ),
+    "steady_answer": Question(
+        "Does the same step get the same first answer each time, and the planted one? (`--busy 2`: "
+        "while other processes keep the cores busy)",
+        "accuracy.steady_answer", "GPU or CPU", "2", "steady_answer_{device}.json",
+        seconds=500, jobs=1, load=True,
+    ),
     "planted_python": Question(
         "Does it name the right line? Python loops are planted at random into the step, and their "
         "time is compared",

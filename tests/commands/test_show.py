@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -161,18 +162,21 @@ def test_an_order_that_was_not_recorded_is_said_to_be_missing(wanted, trace, cap
     assert "report.json" in note
 
 
-def test_a_table_ranks_by_memory_where_that_was_recorded_and_a_file_by_time(tmp_path, capsys):
+def test_a_table_ranks_by_memory_where_that_was_asked_for_and_a_file_by_time(tmp_path, capsys):
     source = Path(__file__).parents[1] / "data" / "memory" / "vit.trace.json.gz"
-    saved = str(locate(source).save(tmp_path / "report.json"))
+    asked = replace(locate(source), memory_asked=True)
+    saved = str(asked.save(tmp_path / "report.json"))
 
-    def shown(*options):
-        assert main(["show", saved, *options]) == 0
+    def shown(*options, of=saved):
+        assert main(["show", of, *options]) == 0
         return capsys.readouterr().out
+
+    assert shown(of=str(source)) == shown("--sort", "wall", of=str(source))
 
     assert shown() == shown("--sort", "memory")
     assert " of the memory at the peak" in shown()
     by_time = shown("--sort", "wall")
-    assert by_time == render_text(locate(source), View(), width=80, more="--full") + "\n"
+    assert by_time == render_text(asked, View(), width=80, more="--full") + "\n"
     assert "of the memory at the peak" not in by_time
     assert shown("--format", "csv") == shown("--format", "csv", "--sort", "wall")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.profiler import ProfilerActivity, profile as recorded
 from torch.utils.checkpoint import checkpoint
 
 import backspot
@@ -226,3 +228,36 @@ def test_a_script_gets_its_memory_from_further_steps(
     assert report.steps == 3
     if has_memory:
         assert report["1"].row.memory is not None
+
+
+class _Slow(torch.utils.data.Dataset[torch.Tensor]):
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        time.sleep(0.01)
+        return torch.randn(8)
+
+
+@pytest.mark.slow
+def test_a_trace_with_memory_of_a_step_that_waits_begins_with_the_wait(
+    tmp_path: Path,
+) -> None:
+    model = torch.nn.Linear(8, 8)
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def train(steps: int) -> None:
+        for _, batch in zip(range(steps), torch.utils.data.DataLoader(_Slow(), 4), strict=False):
+            optimizer.zero_grad()
+            model(batch).square().mean().backward()
+            optimizer.step()
+
+    train(1)
+    with recorded(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        train(3)
+    profiler.export_chrome_trace(str(tmp_path / "trace.json"))
+    report = backspot.locate(tmp_path / "trace.json")
+    assert report.memory
+    assert str(report).startswith("Waiting for data takes ")
+    asked = backspot.profile(lambda: train(1), model, steps=1, warmup=0, memory=True, trials="none")
+    assert " of the memory at the peak" in " ".join(str(asked).split("\n")[:2])

@@ -650,3 +650,34 @@ def test_an_export_that_lives_to_the_end_warns_of_nothing():
     command = [sys.executable, "-c", code]  # with what it does at its end
     done = subprocess.run(command, capture_output=True, check=True, timeout=60)
     assert b"ResourceWarning" not in done.stderr
+
+
+class _Watched(nn.Conv2d):
+    """A convolution whose forward takes many times its backward."""
+
+    def forward(self, x):
+        with torch.no_grad():
+            for _ in range(40):
+                super().forward(x)
+        return super().forward(x)
+
+
+def _block(inputs, layer=nn.Conv2d):
+    return nn.Sequential(layer(inputs, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layer", [_Watched, nn.Conv2d])
+def test_a_layer_whose_forward_takes_most_is_the_first_line(layer):
+    model = nn.Sequential(_block(3), _block(8, layer), _block(8))
+    optimizer = torch.optim.SGD(model.parameters(), 1e-6)
+    x = torch.randn(8, 3, 16, 16)
+
+    def step():
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+
+    made = backspot.profile(step, model, steps=6, warmup=1, trials="none")
+    first = " ".join(str(made).split()).startswith("1.0 (_Watched) takes ")
+    assert first is (layer is _Watched)

@@ -168,7 +168,7 @@ def test_samples_of_all_calls_of_a_step_count(report):
 
 
 def test_too_few_rounds_say_nothing(report, monkeypatch):
-    monkeypatch.setattr("backspot.live.trials.measuring._MOST_ROUNDS", 3)
+    monkeypatch.setattr("backspot.live.trials.measuring._MOST_ROUNDS", 2)
     model = nn.Linear(64, 64)
     plan = planned(report, stepping(model, torch.randn(64, 64)), model)
     tried = [one for one in plan.rungs if one.step_ns]

@@ -15,6 +15,7 @@ from backspot.render.notebook import report_html
 from backspot.render.text import render_text
 from backspot.results.findings import Place, ReplayedStep, Saving
 from backspot.results.host import Wait
+from backspot.results.trials import Tried, Variant
 from support import h200
 from support.report_parts import phases, report, row
 from support.sample_reports import SAMPLES, diagnosed, reports
@@ -46,6 +47,126 @@ def test_a_module_that_takes_most_is_the_answer():
     assert (made.answer.kind, made.answer.path, made.answer.wall_ns) == ("module", "fc", 40_000_000)
     assert made.answer.share == pytest.approx(0.4)
     assert first_line(made).startswith("fc (Linear) takes 100% of the backward: 40.0 ms")
+
+
+MS = 3_000_000
+"""A millisecond of each of three steps."""
+
+
+def step_with(*rows, noise=0.0, saves=None):
+    """A step of 100 ms with these rows, of which the forward takes what the backward leaves."""
+    backward = sum(one.wall_ns for one in rows)
+    times = {"forward": [STEP - backward] * 3, "backward": [backward] * 3}
+    made = [replace(one, saves=saves and saves.get(one.path)) for one in rows]
+    step = ReplayedStep(STEP, STEP, STEP, True) if saves else None
+    return replace(report(made, phases=phases(times)), noise=noise, replayed_step=step)
+
+
+def saving(ms):
+    return Saving(ms * 1_000_000, 0, STEP)
+
+
+@pytest.mark.parametrize("replayed", [True, False])
+def test_forward_and_backward_count_together_whether_the_step_can_be_replayed_or_not(replayed):
+    rows = [row("fc", wall=12 * MS, forward=6 * MS), row("conv", wall=3 * MS, forward=60 * MS)]
+    saves = {"fc": saving(18), "conv": saving(64)} if replayed else None
+    made = step_with(*rows, saves=saves)
+    assert (made.answer.path, made.answer.wall_ns) == ("conv", 63_000_000)
+    assert made.answer.saves == (saving(64) if replayed else None)
+    said = "conv (Linear) takes 63% of the step: 63.0 ms, most of it in its forward"
+    assert first_line(made).startswith(said)
+    in_both = step_with(row("fc", wall=20 * MS), row("conv", wall=18 * MS, forward=9 * MS))
+    said = "conv (Linear) takes 27% of the step: 27.0 ms, in its forward and backward."
+    assert first_line(in_both) == said
+
+
+def test_a_layer_that_costs_in_its_forward_is_not_lost_among_its_like():
+    names = [f"{number}.conv" for number in range(3)]
+    rows = [row(name, wall=5 * MS, forward=MS) for name in names]
+    assert step_with(*rows).answer.path == "*.conv"
+    rows[1] = row(names[1], wall=5 * MS, forward=70 * MS)
+    assert step_with(*rows).answer.path == "1.conv"
+
+
+def test_layers_that_cost_in_their_forwards_are_the_answer_together():
+    rows = [row(f"{number}.watch", wall=0, forward=10 * MS) for number in range(6)]
+    made = step_with(*rows, row("fc", wall=9 * MS))
+    assert made.answer.path == "*.watch"
+    said = "6 × *.watch (Linear) take 60% of the step: 60.0 ms, most of it in their forward."
+    assert first_line(made) == said
+
+
+def test_a_module_that_hides_behind_other_work_is_not_the_answer_for_its_clock_time():
+    rows = [row("fc", wall=12 * MS, forward=6 * MS), row("conv", wall=3 * MS, forward=60 * MS)]
+    made = step_with(*rows, saves={"fc": saving(18), "conv": saving(0)})
+    assert made.answer.path == "fc"
+
+
+def test_the_forward_has_a_column_where_it_decides():
+    def head(made):
+        text = render_text(made, width=70)
+        return next(line for line in text.splitlines() if line.startswith("#"))
+
+    decides = step_with(row("fc", wall=12 * MS), row("conv", wall=3 * MS, forward=60 * MS))
+    assert "forward" in head(decides)
+    decides_not = step_with(row("fc", wall=62 * MS), row("conv", wall=3 * MS, forward=MS))
+    assert "forward" not in head(decides_not)
+
+
+def test_what_a_finding_explains_nearly_all_of_is_said_as_the_finding_says_it():
+    made = step_with(row("conv", wall=3 * MS, forward=60 * MS))
+    slow = cause("slow-kernel", 60, "conv", class_name="Conv2d")
+    assert replace(made, findings=(slow,)).answer.rule == "slow-kernel"
+    part = cause("slow-kernel", 20, "conv", class_name="Conv2d")
+    found = replace(made, findings=(part,)).answer
+    assert (found.kind, found.path, found.rule) == ("module", "conv", "slow-kernel")
+
+
+def test_a_finding_that_does_not_help_here_is_no_answer():
+    now, other = Variant("as it is", 4_000_000), Variant("other", verdict="does not help")
+    made = cause("slow-kernel", 60, "conv", class_name="Conv2d", saves=False)
+    refuted = replace(made, tried=Tried("it", (now, other), 15))
+    assert step_of(made).answer.rule == "slow-kernel"
+    assert step_of(refuted).answer.rule == ""
+
+
+def by_turns(path, *steps, gpu=10):
+    """A row that takes so many milliseconds of the clock in each step, and of a device."""
+    wall, of_gpu = tuple(1_000_000 * ms for ms in steps), (1_000_000 * gpu,) * len(steps)
+    made = row(path, wall=sum(wall), gpu=sum(of_gpu))
+    return replace(made, wall_ns_by_step=wall, gpu_ns_by_step=of_gpu)
+
+
+def wavering(*rows, has_gpu=True):
+    whole = report(rows)
+    wall, gpu = (
+        tuple(map(sum, zip(*(getattr(one, f"{of}_ns_by_step") for one in rows), strict=True)))
+        for of in ("wall", "gpu")
+    )
+    return replace(whole, wall_ns_by_step=wall, gpu_ns_by_step=gpu, noise=0.2, has_gpu=has_gpu)
+
+
+def test_a_module_that_is_clearly_first_is_ranked_although_the_steps_disagree():
+    clear = wavering(
+        by_turns("fc", 80, 60, 80, gpu=60), by_turns("a", 5, 12, 5), by_turns("b", 9, 3, 5)
+    )
+    assert first_line(clear).startswith("fc (Linear) takes 85% of the backward")
+    open_ = wavering(by_turns("fc", 50, 20, 40), by_turns("a", 20, 45, 30), has_gpu=False)
+    assert first_line(open_).startswith("Too noisy to rank: 20% of the backward")
+
+
+def test_where_the_host_wavers_the_time_of_the_device_ranks():
+    rows = by_turns("fc", 50, 20, 40, gpu=3), by_turns("a", 20, 45, 30, gpu=9)
+    said = first_line(wavering(*rows))
+    assert said.startswith("The host's time wavers. By GPU time, a (Linear) takes 75% of the ")
+    assert first_line(wavering(*rows, has_gpu=False)).startswith("Too noisy to rank")
+
+
+def test_where_nothing_is_steady_the_first_line_says_so():
+    changing = [by_turns("fc", 50, 20, 40), by_turns("a", 20, 45, 30)]
+    gpu = (9_000_000, 1_000_000, 4_000_000), (1_000_000, 9_000_000, 4_000_000)
+    rows = [replace(one, gpu_ns_by_step=of) for one, of in zip(changing, gpu, strict=True)]
+    assert first_line(wavering(*rows)).startswith("Too noisy to rank")
 
 
 def test_a_phase_that_takes_most_is_the_answer_with_what_its_cause_saves():

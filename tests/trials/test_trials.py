@@ -21,12 +21,13 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import backspot
+from backspot.live.torch_internals.allocator import OutOfMemoryError
 from backspot.live.trials import attempts, lookups
 from backspot.live.trials.attempts import chains_of, with_trials
 from backspot.live.trials.trial import Live, Piece, Trial
 from backspot.render.text import render_text
 from backspot.results import Finding, Phase
-from backspot.results.findings import Place
+from backspot.results.findings import Place, Saving
 from backspot.results.report import changed
 from support import preloaded
 from support.gloo import TRAINING, train
@@ -458,10 +459,34 @@ def test_multihead_attention_is_tried_without_its_weights_if_it_returns_them(rep
     assert all(map(torch.equal, before, (one.grad for one in attention.parameters())))
 
 
+@pytest.mark.parametrize(("dropout", "tried"), [(0.1, True), (0.0, False)])
+@pytest.mark.parametrize("kind", ["module", "function"])
+def test_attention_that_is_one_function_already_is_tried_without_its_dropout(
+    report, kind, dropout, tried
+):
+    attention = nn.MultiheadAttention(8, 2, dropout=dropout, batch_first=True)
+    x = torch.randn(2, 5, 8, requires_grad=True)
+
+    def step():
+        if kind == "module":
+            attention(x, x, x, need_weights=False)[0].sum().backward()
+        else:
+            functional.scaled_dot_product_attention(x, x, x, dropout_p=dropout).sum().backward()
+
+    live = chains_of(step, Live({"": attention}, []))
+    before = x.grad.clone()
+    (found,) = with_trials(asked(report, "attention-math"), live, "operators").findings
+    names = [one.name for one in found.tried.variants]
+    assert names == (["as it is", "dropout_p=0"] if tried else [])
+    if not tried:
+        assert found.tried.why_not == "it is PyTorch's attention already, without dropout"
+    assert torch.equal(before, x.grad)
+
+
 def test_scores_that_are_made_in_an_unknown_way_are_not_tried(report):
     """They may be a product of queries and keys all the same."""
     tried = attended(report, lambda h: (h @ h.mT).view(24, 12).cosh().view(2, 12, 12))
-    assert tried.why_not == "how the scores of a softmax are made was not recognised"
+    assert tried.why_not == "how the scores of its softmax are made is not known"
 
 
 @pytest.fixture
@@ -500,6 +525,60 @@ def test_the_verdict_says_whether_it_helps(report, monkeypatch):
     bad = verdict_of(report, monkeypatch, 1, 4)
     assert bad.tried.verdict == "does not help"
     assert "does not help" in str(bad.tried)
+
+
+@pytest.mark.usefixtures("measured")
+@pytest.mark.parametrize(
+    ("now", "new", "said"),
+    [(4, 0.1, {"helps"}), (1, 4, {"does not help"}), (2, 2, {"does not help", "undecided"})],
+)
+def test_three_rounds_tell_what_differs_by_far_and_nothing_else(
+    report, monkeypatch, now, new, said
+):
+    monkeypatch.setattr("backspot.live.trials.measuring._MOST_ROUNDS", 3)
+    tried = verdict_of(report, monkeypatch, now, new).tried
+    assert tried.rounds == 3
+    assert tried.verdict in said
+
+
+@pytest.mark.usefixtures("measured")
+def test_two_rounds_tell_nothing(report, monkeypatch):
+    monkeypatch.setattr("backspot.live.trials.measuring._MOST_ROUNDS", 2)
+    assert verdict_of(report, monkeypatch, 4, 0.1).tried.verdict == "undecided"
+
+
+def _failing():
+    raise NotImplementedError("not for these numbers")
+
+
+def _without_room():
+    raise OutOfMemoryError("no room for copies")
+
+
+@pytest.mark.usefixtures("measured")
+@pytest.mark.parametrize(
+    ("other", "third", "said", "price"),
+    [
+        (_failing, None, "fails", 0),
+        (_failing, _Work(4), "does not help", 0),
+        (_failing, _Work(0.1), "helps", 1),
+        # What has no room beside the training may have it in its place.
+        (_without_room, None, "undecided", 1),
+    ],
+)
+def test_a_price_by_replay_goes_where_the_remedy_fails(
+    report, monkeypatch, other, third, said, price
+):
+    pieces = {"as it is": [Piece(_Work(1))], "other": [Piece(other)]}
+    pieces |= {"third": [Piece(third)]} if third else {}
+    trial = Trial("work", pieces, allowed_s=20.0)
+    monkeypatch.setattr(attempts, "remedies_of", lambda *_, **__: [attempts.Entry(lambda _: trial)])
+    with_price = asked(report, "clipping")
+    priced = replace(with_price.findings[0], saves=Saving(2_000_000, 0, 3_000_000))
+    with_price = changed(with_price, findings=(priced,))
+    (found,) = with_trials(with_price, Live({}, []), "operators").findings
+    assert found.tried.verdict == said
+    assert (found.saves is not None) is bool(price)
 
 
 @pytest.mark.usefixtures("measured")
@@ -702,7 +781,7 @@ import backspot
 from backspot.live.trials.attempts import chains_of, with_trials
 from backspot.live.trials.trial import Live
 from backspot.results import Finding
-from backspot.results.findings import Place
+from backspot.results.findings import Place, Saving
 from backspot.results.report import changed
 from torch.distributed.fsdp import fully_shard
 
@@ -771,7 +850,7 @@ before = counters["stats"]["unique_graphs"]
 from backspot.live.trials.attempts import chains_of, with_trials
 from backspot.live.trials.trial import Live
 from backspot.results import Finding
-from backspot.results.findings import Place
+from backspot.results.findings import Place, Saving
 from backspot.results.report import changed
 
 places = (Place("(optimizer)", "", 1, 10**6),)

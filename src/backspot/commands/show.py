@@ -95,7 +95,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         choices=("wall", "gpu", "cpu", "saves", *ORDERS),
         help="the time to rank by; what a step would save without the module; "
         f"{'; '.join(ORDERS.values())} (default: wall, or in a table what is no time, if that was "
-        "recorded)",
+        "asked for when it was recorded)",
     )
     parser.add_argument(
         "--what-if",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from statistics import median
 
 from backspot.formatting import duration, labelled, percent
 from backspot.render._phases import taking
 from backspot.render._rare import told
+from backspot.render._steadiness import is_clearly_first, is_steady
 from backspot.render._words import Part, said
 from backspot.render.parts import costs_of_parts
 from backspot.render.view import (
@@ -84,17 +86,12 @@ def _first(report: Report, found: Answer) -> list[Part]:
             parts += said(", in {}", ("name", name))
         elif found.path == "(outside model)":
             parts.append(("text", ", in no module"))
-    elif found.kind == "module" and (row := answered(report)) and row.path == found.path:
-        return []  # it is the first row, which the next sentence is about
     elif found.kind == "module":
-        name = labelled(found.path or found.class_name, found.class_name)
-        parts = said(f"{{}} takes {{}} of the {step}: {{}}", ("name", name), share, time)
-        return [
-            *parts,
-            ("text", ", most of it in its forward"),
-            *_saving(found.saves),
-            ("text", "."),
-        ]
+        rows = [row for row in (costliest_row(report), answered(report)) if row is not None]
+        row = next((one for one in rows if one.path == found.path), None)
+        if row is None or _is_said_next(report, row):
+            return []
+        return [*_with_its_forward(row, step, share, time), *_saving(found.saves), ("text", ".")]
     elif only_nodes(report) or not found.share:
         return []
     else:
@@ -107,13 +104,32 @@ def _first(report: Report, found: Answer) -> list[Part]:
 
 
 def answer(report: Report, view: View = DEFAULT_VIEW) -> list[Part]:
-    """What makes the backward slow; first, that the steps disagree too much to say so."""
-    return [*_too_noisy(report), *_ranked(report, view)]
+    """What makes the backward slow; first, whether the clock of these steps can say so."""
+    steady = _by_what_is_steady(report, view)
+    if steady is not view:
+        return [("text", "The host's time wavers. By GPU time, "), *_ranked(report, steady)]
+    return [*_too_noisy(report, view), *_ranked(report, view)]
 
 
-def _too_noisy(report: Report) -> list[Part]:
-    """That the steps disagree, how busy the machine was, and what gives steadier steps."""
+def _by_what_is_steady(report: Report, view: View) -> View:
+    """The view by the time of devices, where the clock does not tell which row comes first."""
+    if view.sort != "wall" or not (report.has_gpu and _is_open(report, view)):
+        return view
+    by_device = replace(view, sort="gpu")
+    return by_device if is_steady(report, "gpu") and _answered(report, by_device) else view
+
+
+def _is_open(report: Report, view: View) -> bool:
+    """Whether the steps disagree so much that another row may be the first."""
     if not report.is_noisy:
+        return False
+    row = _answered(report, view)
+    return row is None or not is_clearly_first(report, row, view)
+
+
+def _too_noisy(report: Report, view: View) -> list[Part]:
+    """That the steps disagree, how busy the machine was, and what gives steadier steps."""
+    if not _is_open(report, view):
         return []
     host = report.recorded.get("host", "")
     threads = "" if report.has_gpu else "OMP_NUM_THREADS=1 and "
@@ -144,7 +160,7 @@ def _ranked(report: Report, view: View) -> list[Part]:
         return _answer_by_node(report, sort, whole)
     chosen = select(report, replace(view, top=None))
     first = chosen.shown[0]
-    row = answered(report, view)
+    row = _answered(report, view)
     if row is None:
         takes = "The step would save nothing without any one module" if sort == "saves" else ""
         return [("text", f"{takes or f'No module takes any of {whole}'}.")]
@@ -173,7 +189,12 @@ def answered(report: Report, view: View = DEFAULT_VIEW) -> Row | None:
     """The row that the answer is about, or ``None`` if no module takes any of that time.
 
     This is a module or some modules, or the communication between ranks that takes more clock time.
+    Where the clock does not tell which one comes first, and the time of devices does, that tells.
     """
+    return _answered(report, _by_what_is_steady(report, view))
+
+
+def _answered(report: Report, view: View) -> Row | None:
     if only_nodes(report):
         return None
     chosen = select(report, replace(view, top=1))
@@ -192,32 +213,86 @@ def view_of_answer(report: Report, top: int) -> View:
     return View(top=top, by="pattern" if row is not None and row.members > 1 else "path")
 
 
+def costliest_row(report: Report) -> Row | None:
+    """The module, or the repeated layers, that take most of the step, forward and backward.
+
+    ``None`` where no module takes any time, or where the steps disagree too much to tell, and the
+    time of devices ranks the modules in its place.
+    """
+    rows = sorted((row for row in report.modules if row.is_module), key=_both, reverse=True)
+    if not rows or not _both(rows[0]):
+        return None
+    layers = max((row for row in report.top(by="pattern") if row.is_module), key=_both)
+    row = _alone_or_alike(rows, layers, _both, max(1, report.whole_ns))
+    by_clock = _by_what_is_steady(report, DEFAULT_VIEW) is DEFAULT_VIEW
+    is_known = by_clock or is_clearly_first(report, row, DEFAULT_VIEW, forward=True)
+    return row if is_known else None
+
+
+def _both(row: Row) -> int:
+    """The clock time of a row in forward and backward."""
+    return row.wall_ns + row.forward_ns
+
+
 def _heaviest_module(report: Report, first: Row, view: View) -> Row | None:
     """The first row, or the repeated layers that take more together, ``None`` without any time."""
-    if not time_of(first, view.sort):
+
+    def time(row: Row) -> int:
+        return time_of(row, view.sort)
+
+    if not time(first):
         return None
     if view.by != "path":
         return first
     layers = select(report, replace(view, top=1, by="pattern")).shown[0]
-    if layers.members == 1 or time_of(layers, view.sort) < 2 * time_of(first, view.sort):
+    rows = select(report, replace(view, top=None)).shown
+    share = report.share(first, view.sort)
+    return _alone_or_alike(rows, layers, time, time(first) / share if share else 1)
+
+
+def _alone_or_alike(
+    rows: Sequence[Row], layers: Row, time: Callable[[Row], int], whole: float
+) -> Row:
+    """The first row, or the repeated layers that take more together.
+
+    Args:
+        rows: each module by itself, those that take most first.
+        layers: the modules of one pattern that take most together.
+        whole: what the times are a share of.
+    """
+    first = rows[0]
+    if layers.members == 1 or time(layers) < 2 * time(first):
         return first
-    is_little = report.share(first, view.sort) < _DIFFUSE
+    is_little = time(first) < _DIFFUSE * whole
     # A module around the layers takes what they leave over.
     is_around = layers.path.startswith(f"{numberless(first.path)}." if first.path else "")
-    if is_little or is_around or _is_like_others(report, first, view):
+    if is_little or is_around or _is_like_others(first, rows, time):
         return layers
     return first
 
 
-def _is_like_others(report: Report, first: Row, view: View) -> bool:
+def _is_said_next(report: Report, row: Row) -> bool:
+    """Whether the sentence about the backward is about the same, which is most of its time."""
+    next_one = answered(report)
+    same = next_one is not None and (next_one.path, next_one.members) == (row.path, row.members)
+    return same and row.wall_ns >= row.forward_ns
+
+
+def _with_its_forward(row: Row, step: str, share: str, time: str) -> list[Part]:
+    """What a module takes of the step, forward and backward."""
+    number: list[Part] = [("number", f"{row.members} × ")] if row.members > 1 else []
+    verb, own = ("take", "their") if row.members > 1 else ("takes", "its")
+    parts = said(f" {verb} {{}} of the {step}: {{}}", share, time)
+    forward = row.forward_ns > row.wall_ns
+    where = f", most of it in {own} forward" if forward else f", in {own} forward and backward"
+    return [*number, ("name", row.label), *parts, ("text", where)]
+
+
+def _is_like_others(first: Row, rows: Iterable[Row], time: Callable[[Row], int]) -> bool:
     """Whether the first row is a repeated layer that takes hardly longer than the others."""
     kind = numberless(first.path), first.class_name
-    times = [
-        time_of(row, view.sort)
-        for row in select(report, replace(view, top=None)).shown
-        if (numberless(row.path), row.class_name) == kind
-    ]
-    slowest = time_of(first, view.sort)
+    times = [time(row) for row in rows if (numberless(row.path), row.class_name) == kind]
+    slowest = time(first)
     return sum(times) >= 2 * slowest and slowest < _STANDS_OUT * median(times)
 
 

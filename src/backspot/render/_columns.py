@@ -98,8 +98,18 @@ def module_columns(
     columns.append(Column("calls", "calls", of_modules(lambda row: _calls(row.calls)), need=6))
     if any(row.forward_ns for row in rows):
         forward = of_modules(lambda row: ms(row.forward_ns))
-        columns.append(Column("forward", "forward", forward, full_head="forward ms", need=8))
+        need = 1 if _forward_decides(report) else 8
+        columns.append(Column("forward", "forward", forward, full_head="forward ms", need=need))
     return columns + _node_columns(rows, sort, ms)
+
+
+def _forward_decides(report: Report) -> bool:
+    """Whether the answer is a module of which the time of its backward is the smaller part."""
+    found = report.answer
+    of = found.path, found.class_name
+    rows = (*report.modules, *report.top(by="pattern"))
+    row = next((one for one in rows if (one.path, one.class_name) == of), None)
+    return found.kind == "module" and row is not None and row.wall_ns < row.forward_ns
 
 
 _FEWEST = 3

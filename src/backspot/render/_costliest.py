@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from backspot.render._answer import answered
+from backspot.render._answer import answered, costliest_row
 from backspot.render.parts import costs_of_parts
-from backspot.results.costs import Phase
-from backspot.results.findings import ALL_OVER, Finding, gain_of, is_concentrated, stable
+from backspot.results.costs import Phase, Row
+from backspot.results.findings import (
+    ALL_OVER,
+    Finding,
+    gain_of,
+    helps,
+    is_concentrated,
+    stable,
+)
+from backspot.results.grouping import numberless
 from backspot.results.report import Answer, Report, lines_of
 
 _STANDS_OUT = 0.1
@@ -17,6 +25,8 @@ _UNPRICED = 0.3
 _VAGUE = 0.5
 """What counts of a phase without a known cause, and of a cause all over the step, as neither says
 where to look."""
+_CLEAR = ("data",)
+"""Phases that say where to look without a cause."""
 _MOSTLY = 0.5
 """Share of a phase from which one line or one cause has most of it."""
 _NEARLY = 0.75
@@ -39,21 +49,21 @@ def costliest(report: Report) -> Answer:
 def _candidates(report: Report) -> Iterator[tuple[float, Answer]]:
     """Everything that may cost most, each with the share of the step for which it counts.
 
-    Of a cause that is what a step would gain where a replay knows it, else the clock time; of a
-    module the larger of both, as its row has the backward alone.
+    That is what a step would gain where a replay knows it, else the clock time: of a module at
+    least that of its backward, and at most that of forward and backward, as replays of noisy steps
+    can say more. So its place is about the same where the step cannot be replayed.
     """
     whole = max(1, report.whole_ns)
-    about = {
-        one.places[0].path: one for one in reversed(stable(report.findings)) if len(one.places) == 1
-    }
-    if (row := answered(report)) is not None:
-        share = min(1.0, row.wall_ns / whole)
+    findings = [one for one in stable(report.findings) if helps(one) is not False]
+    about = {one.places[0].path: one for one in reversed(findings) if len(one.places) == 1}
+    for row in _rows(report):
+        forward_ns = 0 if row.is_exchange else row.forward_ns  # waits, in which others compute
+        wall_ns = min(row.wall_ns + forward_ns, report.whole_ns)
+        share, of_backward = wall_ns / whole, min(1.0, row.wall_ns / whole)
         rule = about[row.path].rule if row.path in about else ""
-        at = (row.path, row.class_name, "", row.wall_ns, share, row.saves, rule)
+        at = (row.path, row.class_name, "", wall_ns, share, row.saves, rule)
         module = Answer("module", *at)
-        yield max(share, _gain(report, module)), module
-    if (found := _forward_alone(report)) is not None:
-        yield min(found.share, _gain(report, found)), found  # replays of noisy steps can say more
+        yield min(share, max(of_backward, _gain(report, module))), module
     of_phases = max(1, sum(phase.wall_ns for phase in report.phases))
     of_phase = set[str]()
     for phase in report.phases:
@@ -62,16 +72,19 @@ def _candidates(report: Report) -> Iterator[tuple[float, Answer]]:
             cause = about.get(f"({phase.name})")
             cause = cause if cause and cause.wall_ns >= _MOSTLY * phase.wall_ns else None
             of_phase.add(cause.rule if cause else "")
-            counts = share * (1 if cause else _VAGUE)
+            counts = share * (1 if cause or phase.name in _CLEAR else _VAGUE)
             if rare := next((work for work in report.rare if work.name == phase.name), None):
                 # Of what takes most of the step, a module's part is a part of the same.
                 counts = 1.0 if rare.share >= _MOSTLY else share
             yield counts, _phase(report, phase, share, cause)
-    for one in stable(report.findings):
+    for one in findings:
         if one.rule in of_phase:
             continue
         found, outside = _cause(report, one), one.path.startswith("(")
-        priced = found.saves is not None or (outside and not one.places[0].class_name)
+        of_no_module = outside and not one.places[0].class_name
+        # Of a step that cannot be replayed, nothing has a price, and what is large counts.
+        counted = report.replayed_step is None and found.share >= _UNPRICED
+        priced = found.saves is not None or of_no_module or counted
         counts = _gain(report, found) if priced else 0.0
         if not is_concentrated(one):
             counts *= ALL_OVER if found.saves and found.saves.at_best else _VAGUE
@@ -80,22 +93,33 @@ def _candidates(report: Report) -> Iterator[tuple[float, Answer]]:
         yield cost.answer.share, cost.answer
 
 
-def _forward_alone(report: Report) -> Answer | None:
-    """The module that a step gains most without, if its forward takes more than its backward.
+def _rows(report: Report) -> Iterator[Row]:
+    """The modules that take most of the step, and the communication that the backward waits for.
 
-    Rankings of the backward do not show it: a metric, a frozen encoder, a module without gradients.
-    Where a finding explains it, the finding says more.
+    Not a module of which a finding explains nearly all, as the finding says more.
     """
-    first = next(iter(report.top(1, sort="saves")), None)
-    saves = first.saves if first and first.is_module else None
-    if first is None or saves is None or first.wall_ns >= first.forward_ns:
-        return None
+    row, first = costliest_row(report), answered(report)
+    if row is not None and not _is_explained(report, row):
+        yield row
+    # Those that the backward takes longest for may take longer in all; not what the row is one of.
+    if first is not None and (row is None or _kind(first) != _kind(row)):
+        yield first
+
+
+def _kind(row: Row) -> tuple[str, str]:
+    """What a row has in common with its like."""
+    return numberless(row.path), row.class_name
+
+
+def _is_explained(report: Report, row: Row) -> bool:
+    """Whether a finding about a module alone has nearly all of its time."""
+    least = _NEARLY * (row.wall_ns + row.forward_ns)
     for one in stable(report.findings):
-        if one.path == first.path and one.saves and one.saves.ns >= _NEARLY * saves.ns:
-            return None
-    wall_ns = min(first.wall_ns + first.forward_ns, report.whole_ns)
-    share = wall_ns / max(1, report.whole_ns)
-    return Answer("module", first.path, first.class_name, "", wall_ns, share, saves, "")
+        if one.path == row.path and is_concentrated(one) and helps(one) is not False:
+            gain = gain_of(one)
+            if (one.wall_ns if gain is None else gain.ns) >= least:
+                return True
+    return False
 
 
 def _gain(report: Report, found: Answer) -> float:

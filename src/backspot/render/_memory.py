@@ -239,6 +239,7 @@ def _lead(report: Report) -> Lead | None:
         _checkpointing(report),
         _layers_hold_most(report),
         share,
+        report.memory_asked,
     )
 
 

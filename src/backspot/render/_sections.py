@@ -154,6 +154,7 @@ class Lead:
         advice: what to do about it; ``""`` for nothing.
         is_repeated: whether repeated layers come first.
         share: the share of the whole that a row has.
+        is_asked: whether a screen begins with it although nobody asks for this ranking.
     """
 
     order: Order
@@ -162,6 +163,7 @@ class Lead:
     advice: str
     is_repeated: bool
     share: Callable[[Row], float]
+    is_asked: bool
 
 
 class Cost(NamedTuple):

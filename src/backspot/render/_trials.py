@@ -16,7 +16,7 @@ def _remark(finding: Finding) -> Remark | None:
         return None
     said, saves, best, known = str(tried), finding.saves, tried.best, helps(finding)
     agrees = bool(best and saves and alike(saves, best.saves_ns))
-    if known is not None and saves and saves.ns and not agrees:
+    if known and saves and saves.ns and not agrees:
         said += f" By replay it would save {duration(saves.ns)}{' at best' * saves.at_best}."
     return Remark(
         _MARKS[known],

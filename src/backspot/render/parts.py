@@ -89,5 +89,6 @@ def leads(report: Report) -> list[Lead]:
 
 
 def first_view(report: Report) -> View:
-    """Return what a terminal shows first: what a part ranks rows by, else who is slow."""
-    return next((View(order=lead.order) for lead in leads(report)), DEFAULT_VIEW)
+    """Return what a terminal shows first: what was asked for at recording, else who is slow."""
+    asked = (View(order=lead.order) for lead in leads(report) if lead.is_asked)
+    return next(asked, DEFAULT_VIEW)

@@ -208,11 +208,15 @@ class InReport:
     Attributes:
         memory: Memory of each device, the highest peak first, the host last; only with
             ``profile_memory=True``.
+        memory_asked: Whether Backspot was asked for the memory (``profile(memory=True)``,
+            ``backspot run --memory``). Then a screen begins with it; else, as tutorials record
+            memory by habit, with the time.
     """
 
     __slots__ = ()
 
     memory: tuple[MemoryOfDevice, ...] = field(default=(), metadata=SELDOM)
+    memory_asked: bool = field(default=False, metadata=SELDOM)
 
     def _contradictions(self, steps: int) -> Iterator[str]:
         for one in self.memory:

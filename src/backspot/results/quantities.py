@@ -48,12 +48,14 @@ class Measured(NamedTuple):
         saves_ns: how much less at least; 0 unless it helps.
         low_ns: lower end of the interval of that.
         high_ns: upper end of it.
+        refutes: whether it contradicts what a replay says that the remedy saves.
     """
 
     helps: bool | None
     saves_ns: int = 0
     low_ns: int = 0
     high_ns: int = 0
+    refutes: bool = False
 
 
 class OtherCost(NamedTuple):

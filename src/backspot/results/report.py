@@ -82,9 +82,8 @@ class Answer:
         class_name: Class of the modules, or ``""``.
         line: Line of Python that takes most of it, ``file:line``, or ``""``.
         wall_ns: Its clock time, in nanoseconds of a real step where such were timed
-            (``unprofiled_step_ns``): of a module in the backward, and in the forward too if that
-            takes longer; of waits, what a step would take less. If nothing stands out, that of the
-            longest.
+            (``unprofiled_step_ns``): of a module in forward and backward together; of waits, what a
+            step would take less. If nothing stands out, that of the longest.
         share: Its share (0 to 1) of the step.
         saves: How much less a step would take without it; ``None`` if not known.
         rule: Rule of the finding about it, or ``""``.

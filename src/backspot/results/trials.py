@@ -94,7 +94,8 @@ class Tried:
         of_cpu = " of CPU time" * self.cpu_time
         if best is not None:
             return (
-                f"Tried here: {duration(now.ns)} → {duration(best.ns)}{of_cpu} with {best.name}; a "
+                f"Tried here: {duration(now.ns)} → {duration(best.ns)}{of_cpu} with {best.name}"
+                f"{f' ({best.note})' if best.note else ''}; a "
                 f"step takes at least {duration(best.saves_ns)} less "
                 f"({duration(max(best.saves_low_ns, 0))} to {duration(best.saves_high_ns)}).{rest}"
             )
@@ -143,8 +144,11 @@ class InFinding:
     def _measured(self) -> Measured | None:
         if self.tried is None:
             return None
-        best = self.tried.best
+        best, verdict = self.tried.best, self.tried.verdict
         if best is None:
-            return Measured(False if self.tried.verdict == "does not help" else None)
+            # What fails may be what a replay has a price for.
+            fails = any(one.verdict == "fails" for one in self.tried.variants)
+            known = False if verdict in ("does not help", "fails") else None
+            return Measured(known, refutes=fails or known is False)
         low, high = max(best.saves_low_ns, 0), max(best.saves_high_ns, best.saves_ns)
         return Measured(True, best.saves_ns, low, high)

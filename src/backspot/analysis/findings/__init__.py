@@ -40,6 +40,7 @@ from backspot.results.findings import (
     counted_gain,
     helps,
     in_order,
+    measured,
     stable,
 )
 
@@ -93,11 +94,14 @@ _PAYS = 0.1
 def weighed(findings: Iterable[Finding], step: ReplayedStep | None) -> tuple[Finding, ...]:
     """Return the findings in order; what is common counts only where its remedy is known to pay.
 
-    That is where a part has measured so, or the replay of the remedy says so.
+    That is where a part has measured so, or the replay of the remedy says so. A price by replay
+    goes where a part has measured something else.
     """
     common = {rule.name for rule in all_rules() if rule.common}
 
     def placed(finding: Finding) -> Finding:
+        if (known := measured(finding)) is not None and known.refutes:
+            finding = replace(finding, saves=None)
         if finding.rule not in common or finding.tier == "preview":
             return finding
         gain = counted_gain(finding)

@@ -22,7 +22,9 @@ def with_memory(report: Report, recording: Recording, _: Options) -> Report:
     named = detailed.ownership.owners.named
     of = {named(owner): one for owner, one in enumerate(memory.of_owner)}
     rows = tuple(replace(row, memory=of.get((row.path, row.class_name))) for row in report.modules)
-    report = changed(report, modules=rows, memory=memory.devices)
+    # What is asked for is recorded in steps of their own.
+    asked = recording.detail is not None
+    report = changed(report, modules=rows, memory=memory.devices, memory_asked=asked)
     if detailed.events.truncated:
         return report
     held = find_in_memory(MemoryEvidence(detailed.events, detailed.ownership, memory))

@@ -33,6 +33,7 @@ _SAME = 0.05
 _VERY_LOW = -1e4
 """A mask fills in such a number or a lower one, so that the softmax gives 0."""
 _WITH_MASK = "scaled_dot_product_attention"
+_NO_DROPOUT = "dropout_p=0"
 _CAUSAL = "scaled_dot_product_attention(is_causal=True)"
 _SCORES = "scaled_dot_product_attention, the scores as a mask"
 Attend = Callable[[], torch.Tensor]
@@ -57,7 +58,7 @@ def _attended(chains: Chains, end: Node) -> None:
     if given is None and _is_narrow(scores):
         given = {"scores": scores}
     if given is None:
-        chains.missed["attention"] = "how the scores of a softmax are made was not recognised"
+        chains.missed["attention"] = "how the scores of its softmax are made is not known"
     else:
         chains.keep("attention", end, {**given, "v": end.parts[1], "p": p}, key=tuple(given))
     node.held = None
@@ -65,9 +66,30 @@ def _attended(chains: Chains, end: Node) -> None:
 
 @seen(functional.multi_head_attention_forward)
 def _weighed(chains: Chains, end: Node) -> None:
-    """Keep the attention of ``nn.MultiheadAttention``, one function, if it returns its weights."""
+    """Keep the attention of ``nn.MultiheadAttention``, one function.
+
+    If it returns its weights, or drops some of them.
+    """
     if end.item == 0 and end.option("need_weights", 15, True):
         chains.keep("weights", end, {"parts": end.parts})
+    elif end.item == 0:
+        _keep_fused(chains, end, 10, is_on=bool(end.option("training", 13, True)))
+
+
+@seen(functional.scaled_dot_product_attention)
+def _in_one_function(chains: Chains, end: Node) -> None:
+    """Keep attention that is one function already, if it drops some of its weights."""
+    _keep_fused(chains, end, 4, is_on=True)
+
+
+def _keep_fused(chains: Chains, end: Node, place: int, *, is_on: bool) -> None:
+    """Keep a call of PyTorch's attention with dropout, whose probability has a place."""
+    named = [one for one in end.kwargs.values() if isinstance(one, torch.Tensor)]
+    if is_on and end.option("dropout_p", place, 0.0) > 0:
+        if not any(one.requires_grad for one in named):
+            chains.keep("dropout", end, {"parts": end.parts, "place": place})
+        return
+    chains.missed["attention"] = "it is PyTorch's attention already, without dropout"
 
 
 def _scored(scores: Node) -> dict[str, Any] | None:
@@ -141,7 +163,7 @@ def _is_narrow(scores: Node) -> bool:
 @remedy("attention-math", "kept-softmax", chains=True)
 def attention(asked: Asked) -> Trial | None:
     """Try ``scaled_dot_product_attention`` on what the largest products of the step were given."""
-    missing = "no softmax between two products was recognised in the step"
+    missing = "a function that trials do not take apart computes this attention"
 
     def scores(chain: Chain) -> int:
         return int(chain.given["v"].shape[-2] * chain.end.shape[:-1].numel())
@@ -164,6 +186,28 @@ def without_weights(asked: Asked) -> Trial | None:
     found = asked.seen("weights", "", lambda chain: chain.end.shape.numel())[:MOST_CHAINS]
     what = f"nn.MultiheadAttention of {tuple(found[0].end.shape)}, forward and backward"
     return Trial(what, asked.variants(found, _without_weights), allowed_s=CHAINS_S)
+
+
+@remedy("attention-math", chains=True)
+def without_dropout(asked: Asked) -> Trial | None:
+    """Try the largest calls of PyTorch's attention without dropout of the weights."""
+    on_cpu = asked.live.device.type == "cpu"  # kernels for GPUs have dropout
+    if not (on_cpu and asked.live.chains and asked.live.chains.of("dropout")):
+        return None
+    found = asked.seen("dropout", "", lambda chain: chain.end.shape.numel())[:MOST_CHAINS]
+    what = f"PyTorch's attention of {tuple(found[0].end.shape)}, forward and backward"
+    variants = asked.variants(found, _without_dropout)
+    notes = {_NO_DROPOUT: "which trains without dropout of the weights"}
+    return Trial(what, variants, allowed_s=CHAINS_S, notes=notes)
+
+
+def _without_dropout(chain: Chain) -> dict[str, Attend]:
+    end, place = chain.end, chain.given["place"]
+    parts = (*end.parts[:place], 0.0, *end.parts[place + 1 :])[: len(end.parts)]
+    by_name = {"dropout_p": 0.0} if "dropout_p" in end.kwargs else {}
+    other = replace(end, parts=parts, kwargs={**end.kwargs, **by_name})
+    now, way = chain.again(end), chain.again(other)
+    return {AS_IT_IS: lambda: now()[0], _NO_DROPOUT: lambda: way()[0]}
 
 
 def _without_weights(chain: Chain) -> dict[str, Attend]:
