@@ -45,6 +45,7 @@ PLAN = {
         "what_if": "--keep {folder}/what_if",
         "waits_truth": "--jobs 3",
         "planted_python": "--jobs 4",
+        "steady_answer": "",
         "memory_truth": "--jobs 3",
         "overhead": "",
         "false_alarms": "--jobs 5 --keep {folder}/false_alarms",
@@ -79,6 +80,7 @@ PLAN = {
         "false_alarms": "",
         "published_causes": "",
         "price_truth": "--jobs 3 --keep {folder}/price_truth",
+        "steady_answer": "--busy 2",
         "published_jobs": "",
         "unedited": "",
     },
@@ -87,7 +89,7 @@ PLAN = {
 
 _TIMED = (
     "gpu_truth", "trial_truth", "price_truth", "what_if", "published_causes", "limit_truth",
-    "overhead",
+    "steady_answer", "overhead",
 )  # fmt: skip
 _COUNTED = (
     ("timm_sweep",),
