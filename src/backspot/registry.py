@@ -46,6 +46,8 @@ class Rule(Generic[Evidence, Finding, Result]):
         least: the share of a step that a cause must take, in most steps, to be a finding.
         devices: the kinds of device that the rule's advice is for.
         seldom: whether the cause may be in less than half of the steps.
+        whole_calls: whether the remedy takes away whole calls of modules. That of others takes away
+            nodes, operators and waits, and nothing else of a module.
         needs: without which the rule cannot look.
         fallback: whether the rule needs the findings of the others, and so runs after them.
         tier: ``preview`` until two sources that nobody here wrote have shown it right: the place,
@@ -65,6 +67,7 @@ class Rule(Generic[Evidence, Finding, Result]):
     least: float = 0.0
     devices: Sequence[Device] = DEVICES
     seldom: bool = False
+    whole_calls: bool = False
     needs: Sequence[Need] = ()
     fallback: bool = False
     tier: Tier = "preview"

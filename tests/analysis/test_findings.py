@@ -92,7 +92,7 @@ def test_rules_are_sorted_by_name_with_those_that_need_the_others_last():
     names = [(rule.fallback, rule.name) for rule in all_rules()]
     assert names == sorted(names)
     last = [rule.name for rule in all_rules() if rule.fallback]
-    assert last == ["backward-ratio", "launch-bound", "small-batch"]
+    assert last == ["backward-ratio", "launch-bound", "slow-node", "small-batch"]
 
 
 @pytest.mark.slow

@@ -200,13 +200,13 @@ def test_noting_the_lines_of_nodes_takes_time_where_they_are_made() -> None:
     assert noted["backward"] > 1.05 * plain["backward"]
 
 
-def test_without_a_device_a_loop_is_worth_what_its_module_is() -> None:
+def test_without_a_device_a_loop_is_worth_most_of_a_module_that_does_nothing_else() -> None:
     report = timed(of_small_operators(noted=True), real_ns=700_000)
     (loop,) = (one for one in report.findings if one.rule == "operator-loop")
     (module,) = (row for row in report.modules if row.path == "a")
     assert loop.saves is not None
     assert module.saves is not None
-    assert loop.saves.ns == pytest.approx(module.saves.ns, rel=0.02)
+    assert 0.75 * module.saves.ns < loop.saves.ns <= module.saves.ns
 
 
 def said_of_rows(report: Report, tmp_path: Path) -> dict[str, list[tuple[str, int]]]:

@@ -143,6 +143,78 @@ _parts(
     },
 )
 
+# Forms of one operation --------------------------------------------------------------------------
+
+
+def _scaled(x: torch.Tensor, scale: _Function) -> torch.Tensor:
+    wide = torch.cat([x] * 4, -1)
+    return (wide / scale(wide))[..., : x.shape[-1]]
+
+
+_parts(
+    "slow-node",
+    {
+        "node_max": ("A scale by the largest element.", partial(_scaled, scale=torch.max)),
+        "node_min": ("A scale by the smallest element.", partial(_scaled, scale=torch.min)),
+        "node_amax": (
+            "A scale by the largest element of each row, by amax.",
+            partial(_scaled, scale=lambda x: x.amax(2, keepdim=True)),
+        ),
+        "node_amin": (
+            "A scale by the smallest element of each row, by amin.",
+            partial(_scaled, scale=lambda x: x.amin(2, keepdim=True)),
+        ),
+    },
+    {
+        "node_max_of_rows": (
+            "A scale by the largest element, whose index is kept.",
+            partial(_scaled, scale=lambda x: x.flatten().max(0).values),
+        ),
+        "node_norm": ("A scale by the norm.", partial(_scaled, scale=torch.norm)),
+    },
+)
+
+
+def _mixed(x: torch.Tensor, product: Callable[[torch.Tensor, torch.Tensor], Any]) -> torch.Tensor:
+    rows = x[..., :32].reshape(-1, 32)
+    table = torch.linspace(-1, 1, 32 * 32, device=x.device).reshape(32, 32)
+    return torch.cat([product(rows, table).reshape(*x.shape[:-1], 32), x[..., 32:]], -1)
+
+
+def _scores(x: torch.Tensor) -> torch.Tensor:
+    some = x[:, :8]
+    return torch.cat([(x[:, :, None] * some[:, None]).sum(-1), x[..., 8:]], -1)
+
+
+_parts(
+    "written-out-product",
+    {
+        "product_of_rows": (
+            "A product of rows and a table, as broadcasting and a sum.",
+            partial(_mixed, product=lambda x, w: (x[:, :, None] * w).sum(1)),
+        ),
+        "product_of_columns": (
+            "The same over the last dimension.",
+            partial(_mixed, product=lambda x, w: (x[:, None] * w).sum(-1)),
+        ),
+        "product_as_mean": (
+            "The same as a mean.",
+            partial(_mixed, product=lambda x, w: (x[:, :, None] * w).mean(1)),
+        ),
+        "product_of_scores": ("Scores of pairs, as broadcasting and a sum.", _scores),
+    },
+    {
+        "product_of_matrices": (
+            "The product of rows and a table.",
+            partial(_mixed, product=torch.matmul),
+        ),
+        "product_by_element": (
+            "Products of elements and their sum, which need no larger tensor.",
+            lambda x: x * (x * x.roll(1, -1)).sum(-1, keepdim=True),
+        ),
+    },
+)
+
 # Copies -------------------------------------------------------------------------------------------
 
 

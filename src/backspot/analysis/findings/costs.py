@@ -38,14 +38,18 @@ _NAMED = 3  # how many nodes, operators or kernels a finding names
 
 @dataclass(frozen=True, slots=True)
 class Removable:
-    """The work of a cause, which a step would save without the cause.
+    """The work that the remedy of a cause takes away, and nothing else of a module or a phase.
+
+    No finding has a price above what this takes in a replay.
 
     Attributes:
-        spans: whether the host's time in each span is part of the cause.
+        spans: whether each span goes: nodes, and calls of modules that would not be made at all.
         work: whether each piece of device work is part of the cause.
         waits: calls in which the host would not wait for a device, as indices into ``Events``.
         operators: operators that are part of the cause with all that they launch, as indices into
             ``Events``.
+        stretches: host time from the first of some operators to the end of the last, with the
+            Python between them: one row for the starts, one for the ends.
         with_host: whether the host's part is known. The host also needs time to launch device
             work, but spans can be too coarse to say how much.
     """
@@ -54,6 +58,7 @@ class Removable:
     work: Mask
     waits: Ints
     operators: Ints = field(default_factory=lambda: np.empty(0, np.int64))
+    stretches: Ints = field(default_factory=lambda: np.empty((2, 0), np.int64))
     with_host: bool = True
 
 

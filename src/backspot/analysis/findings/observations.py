@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 
 from backspot.analysis.findings.costs import Placed
@@ -212,6 +213,20 @@ def forward_operators(evidence: Evidence) -> tuple[Ints, Ints]:
     return index, spans.of(events, index)
 
 
+class Stretches(msgspec.Struct, frozen=True):
+    """Host time of a forward from the first of some operators to the end of the last.
+
+    Attributes:
+        start: nanoseconds.
+        end: nanoseconds.
+        span: the span that each stretch is in.
+    """
+
+    start: Ints
+    end: Ints
+    span: Ints
+
+
 def both_ways(
     evidence: Evidence,
     nodes: Mask,
@@ -220,8 +235,9 @@ def both_ways(
     *,
     others: Mask | None = None,
     whole: bool = False,
+    stretches: Stretches | None = None,
 ) -> Placed:
-    """Return the places of nodes, and of operators of the forward.
+    """Return the places of what a remedy takes away: nodes, and operators of the forward.
 
     Work of devices holds the clock by itself. Without a device, operators cost their own time.
 
@@ -231,24 +247,25 @@ def both_ways(
         least: the share of the step that both take in most steps; else there are no places.
         others: device work that counts, too.
         whole: whether the operators are not done at all: what a device waits for in them counts.
+        stretches: where all of these operators are, with the Python between them, which goes too.
     """
     events, costs, work = evidence.events, evidence.costs, evidence.work
     operators = merged(operators[operators >= 0])
     if not len(operators) and not nodes.any() and others is None:
         return Placed((), 0, 0)
-    spans = evidence.spans.of(events, operators)
+    spans = evidence.spans.of(events, operators) if stretches is None else stretches.span
     owner = np.maximum(take(evidence.ownership.owner, spans, NOTHING), 0)
     around = enclosing(events, operators, work.thread, work.launch)
     launched = (around >= 0) & evidence.recorded | evidence.work_of(nodes)
     if others is not None:
         launched |= others
     by_step = costs.owned_by_step(nodes, launched)
-    start, ns = (
-        events.start[operators],
-        costs.elapsed(events.start[operators], events.end[operators]),
-    )
+    start, end = events.start[operators], events.end[operators]
+    if stretches is not None:
+        start, end = stretches.start, stretches.end
+    ns = costs.elapsed(start, end)
     if whole and evidence.report.has_gpu:
-        ns = costs.idle_within(start, events.end[operators])
+        ns = costs.idle_within(start, end)
     if whole or not evidence.report.has_gpu:
         by_step = by_step + costs.operators_by_step(start, ns, owner)
     if not costs.holds_in_most_steps(by_step.sum(axis=0), least):
@@ -257,10 +274,25 @@ def both_ways(
     if whole:
         waits = evidence.recording.waits.event
         waits = waits[enclosing(events, operators, events.thread[waits], events.start[waits]) >= 0]
-        return replace(found, removable=costs.removable(nodes, launched, waits, operators))
+        removable = costs.removable(nodes, launched, waits, operators)
+        if stretches is not None:
+            removable = replace(removable, stretches=np.stack([start, end]))
+        return replace(found, removable=removable)
     if not evidence.report.has_gpu:
         return found
     return replace(found, removable=costs.removable(nodes, launched))
+
+
+def nodes_of(evidence: Evidence, operators: Ints) -> Mask:
+    """Whether each span is a node of the backward that one of these operators made.
+
+    Args:
+        operators: indices into the events; none within another.
+    """
+    events, made = evidence.events, evidence.ownership.join.operator
+    known = np.flatnonzero((made >= 0) & evidence.in_pass & evidence.spans.is_node)
+    inside = enclosing(events, operators, events.thread[made[known]], events.start[made[known]])
+    return evidence.spans_with(known[inside >= 0])
 
 
 _BY_MASK = ("aten::index", "aten::index_put", "aten::_index_put_impl_", "aten::masked_select")

@@ -45,6 +45,8 @@ class Found(Finding):
         removable: the work of the cause, ``None`` where that is not known.
         at_least: whether the remedy makes other work faster too, by what is not known.
         at_best: whether the remedy does the same in another form, which takes its time too.
+        priced: whether a step is known to gain that work. It is not where the work may be what the
+            step is for, or where another form can be slower.
         by_step: the clock time of the cause in each step.
         change: the remedy as changes by the names of ``analysis.replay.changes``, with what each is
             asked for; if there is none, the work of the cause is free.
@@ -53,6 +55,7 @@ class Found(Finding):
     removable: Removable | None = None
     at_least: bool = False
     at_best: bool = False
+    priced: bool = True
     by_step: Ints | None = field(default=None, compare=False)
     change: Mapping[str, Any] = field(default_factory=dict)
 
@@ -80,6 +83,7 @@ def finding(
     saves: Saving | None = None,
     at_least: bool = False,
     at_best: bool = False,
+    priced: bool = True,
     change: Mapping[str, Any] | None = None,
 ) -> Found | None:
     """Return a finding with this cost, or ``None`` where there is no place.
@@ -105,6 +109,7 @@ def finding(
         removable=cost.removable,
         at_least=at_least,
         at_best=at_best,
+        priced=priced,
         by_step=cost.by_step,
         change=change or {},
     )

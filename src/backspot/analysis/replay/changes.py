@@ -142,7 +142,7 @@ named("factors")(change_of_paths)
 
 @named("free")
 def free(recording: Replayable, work: Removable) -> Change:
-    """Work is not done at all: spans, operators with what they launch, device work, waits.
+    """Work is not done at all: spans, stretches, operators with what they launch, and waits.
 
     Launches of compiled code in a span go with it.
     """
@@ -150,7 +150,11 @@ def free(recording: Replayable, work: Removable) -> Change:
     events, device = recording.events, recording.ownership.work
     launches = take(work.spans, recording.ownership.compiled.span, False)
     host[recording.intervals(np.flatnonzero(np.append(work.spans, launches)))[0]] = 0.0
-    for interval in _between(recording, events.start[work.operators], events.end[work.operators]):
+    start, end = work.stretches
+    for interval in (
+        *_between(recording, events.start[work.operators], events.end[work.operators]),
+        *_between(recording, start, end),
+    ):
         host[interval] = 0.0
     around = enclosing(events, work.operators, device.thread, device.launch)
     of_work[work.work | (around >= 0)] = 0.0

@@ -57,6 +57,8 @@ _UPDATING = {"(optimizer)", "(clipping)"}
 _MOST_STEPS = [0.1, 0.9]  # from the tenth to the ninetieth of a hundred recorded steps
 _NOTHING = Saving(0, 0, 0)
 """What a module saves that does nothing."""
+_TAKEN_AWAY = {"free", "update"}
+"""Changes in which work is not done at all, so that a replay knows what it takes."""
 PARTS_OF_SAVINGS = ("forward", "backward", "recompute", "optimizer")
 
 
@@ -309,9 +311,11 @@ def with_savings(report: Report, recording: Recording, _: Options) -> Report:
         )
         for finding in report.findings
     ]
-    # Of what at best saves nothing there is nothing to say.
+    # Of a change that at best saves nothing there is nothing to say.
     vain = {
-        one.rule for one in priced if one.saves and one.saves.at_best and saves_nothing(one, step)
+        one.rule
+        for one in priced
+        if any(CHANGES[name].at_best for name in remedies[one.rule][1]) and saves_nothing(one, step)
     }
 
     def saves(row: Row) -> Row:
@@ -420,7 +424,7 @@ def _change_of(finding: Finding, prediction: Prediction) -> tuple[Change | None,
 
     There is no change where what the remedy saves is not known.
     """
-    if not isinstance(finding, Found):
+    if not (isinstance(finding, Found) and finding.priced):
         return None, {}
     change = prediction.change(finding.change) if finding.change else None
     if isinstance(change, Change):
@@ -458,10 +462,12 @@ def _with_saving(
         return finding
     if saves is None:  # the rule may know it without a replay
         return finding.with_saves(finding.saves)
-    # What is free instead of a change that is refused is a bound, too, if that change is one.
+    # What is free instead of a change that is refused is a bound.
     work, bounds = finding.removable, [CHANGES[name].at_best for name in finding.change]
-    best = finding.at_best or any(bounds)
+    best = finding.at_best or any(bounds) or not (names or _TAKEN_AWAY.issuperset(finding.change))
     most = saves.ns
+    if slower is None and not _TAKEN_AWAY.issuperset(names):
+        most = finding.wall_ns  # in another form, work takes at least no time
     if slower is not None and (best or not names):
         launched = "graph" in names or (work and work.work.any())
         most = round(finding.wall_ns * (slower if best and launched else 1.0))

@@ -5,17 +5,21 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 
 from backspot.analysis.findings.costs import LEAST_SHARE
 from backspot.analysis.findings.evidence import Evidence
 from backspot.analysis.findings.observations import (
+    Stretches,
     both_ways,
     forward_operators,
+    nodes_of,
     runs_of_nodes,
 )
 from backspot.analysis.findings.registry import finding, rule
-from backspot.analysis.timeline import NOTHING, enclosing, grouped, is_in, median, take
+from backspot.analysis.recording import once
+from backspot.analysis.timeline import NOTHING, enclosing, grouped, is_in, median, merged, take
 from backspot.formatting import labelled
 from backspot.results.findings import Finding
 from backspot.trace import names, operations
@@ -58,108 +62,193 @@ def operator_loop(evidence: Evidence) -> Finding | None:
     **Found by** one call of a module that runs the same operator at least 32 times, with at most 16
     others in between, half of them within 30 µs; or one that calls the same module at least 16
     times, of three or more such operators each. A few heads, groups or experts in a loop do not
-    count, nor one activation for all layers.
+    count, nor one activation for all layers. The cost is that of the loop: its operators with the
+    Python between them, and the nodes that they make. What else its module does, and operators in
+    it of more than 30 µs, are not counted.
 
     **Fix.** Where no call needs what another returns, one call for all of them. Else operators on
     whole tensors, larger tiles, the parallel form of the recurrence, or the package. Else compile
-    the body of the loop.
+    the body of the loop. What the loop computes takes time in any form, so that the price is a
+    bound.
     """
     # Each operator takes a short time.
     costs, say, owners = evidence.costs, evidence.wording, evidence.ownership.owners
-    calls, turns = _loops(evidence)
-    again, times, inside = _called_again(evidence)
+    loops, again = _loops(evidence), _called_again(evidence)
     owner = evidence.ownership.owner
-    looped = np.zeros(len(owners), bool)
-    looped[owner[calls]] = looped[owner[inside]] = True
-    looped[owners.is_special] = False
-    mine = looped[owner]
-    placed = costs.places_of_spans(mine)
+    operators = merged(loops.operators, again.operators)
+    nodes = nodes_of(evidence, operators)
+    placed = both_ways(
+        evidence, nodes, operators, LEAST_SHARE, whole=True, stretches=_united(loops, again)
+    )
     if not placed.places:
         return None
-    first = [owners.path(one) == placed.places[0].path for one in owner[calls].tolist()]
+    first = [owners.path(one) == placed.places[0].path for one in owner[loops.calls].tolist()]
     what = f"{placed.places[0].label} runs the same operators"
-    most = int(turns[first].max(initial=0))
-    if not most:
-        call, most = int(again[np.argmax(times)]), int(times.max())
+    most = int(loops.turns[first].max(initial=0))
+    if not most and len(again.calls):
+        call, most = int(again.calls[np.argmax(again.turns)]), int(again.turns.max())
         outer, inner = (
             labelled(*owners.named(int(owner[one]))) for one in (evidence.spans.parent[call], call)
         )
         what = f"{outer} calls {inner}"
-    within = mine & ~evidence.in_pass
-    kernels = int((evidence.work_of(within) & evidence.recorded).sum())
+    around = enclosing(evidence.events, operators, evidence.work.thread, evidence.work.launch)
+    kernels = int(((around >= 0) & evidence.recorded).sum())
     launched = f"{kernels // evidence.report.steps:,} kernels in its forward of a step. "
-    waits = bool((within & evidence.spans_with(evidence.ownership.waits.span)).any())
+    removed = placed.removable
     return finding(
         placed,
         seen=(
             f"One call of {what} {most:,} times: "
-            f"{launched if kernels else ''}Forward and backward take {say.ms(placed.wall_ns)}, "
-            "most of it to start operators rather than to compute."
+            f"{launched if kernels else ''}The loop takes {say.ms(placed.wall_ns)}, forward and "
+            "backward, most of it to start operators rather than to compute."
         ),
         remedy=(
-            ("Do not synchronize in the loop. " if waits else "")
+            ("Do not synchronize in the loop. " if removed and len(removed.waits) else "")
             + "Where no call needs what another returns, call the module once for all of them. "
-            * bool(len(again))
+            * bool(len(again.calls))
             + "Replace the loop over time steps, parts or tiles by operators on whole tensors, "
             "with larger tiles, or by the parallel form of the recurrence. If a package has a "
             "fused kernel for this layer, install it: this may be its slow path. Else compile the "
             "body of the loop."
         ),
-        nodes=costs.top_nodes(mine),
+        nodes=costs.top_nodes(nodes),
+        operators=costs.top_operators(
+            evidence.names_of(operators), evidence.events.duration[operators]
+        ),
+        at_best=True,
     )
 
 
-def _loops(evidence: Evidence) -> tuple[Ints, Ints]:
-    """Return the module calls that loop, and how often each does."""
+class _Loops(msgspec.Struct, frozen=True):
+    """Loops of the forward.
+
+    Attributes:
+        calls: the module calls that loop, or a call of each module that is called in a loop.
+        turns: how often, one entry for each of ``calls``.
+        operators: what runs in the loops, as indices into the events.
+        stretches: where, with the Python between them.
+    """
+
+    calls: Ints
+    turns: Ints
+    operators: Ints
+    stretches: Stretches
+
+
+def _no_loops() -> _Loops:
+    none = np.empty(0, np.int64)
+    return _Loops(none, none, none, Stretches(none, none, none))
+
+
+def _united(*loops: _Loops) -> Stretches:
+    """Return the stretches of these loops; of those that overlap, the outermost count once."""
+    start, end, span = (
+        np.concatenate([getattr(one.stretches, name) for one in loops])
+        for name in ("start", "end", "span")
+    )
+    order = np.lexsort((-end, start))
+    start, end, span = start[order], end[order], span[order]
+    before = np.append(0, np.maximum.accumulate(end)[:-1])[: len(end)]
+    kept = end > before
+    return Stretches(np.maximum(start, before)[kept], end[kept], span[kept])
+
+
+@once
+def _loops(evidence: Evidence) -> _Loops:
+    """Return the module calls that loop, how often each does, and what is in the loop.
+
+    A call can do other things, too: in the loop is what runs again and again and is short, with
+    what is as short or a view between two of these.
+    """
     events = evidence.events
-    index, span = forward_operators(evidence)
-    works = ~events.names_where(operations.is_view)[events.name[index]]
-    index, span = index[works], span[works]
+    every, spans = forward_operators(evidence)
+    views = events.names_where(operations.is_view)[events.name[every]]
+    index, span = every[~views], spans[~views]
     keys = span * len(events.names) + events.name[index]
     pairs, count = np.unique(keys, return_counts=True)
     which = pairs // len(events.names)
     begins = np.flatnonzero(np.append(True, which[1:] != which[:-1])[: len(which)])
     if not len(begins):
-        return span[:0], span[:0]
+        return _no_loops()
     calls, turns = which[begins], np.maximum.reduceat(count, begins)
     loops = (turns >= _TURNS) & (np.add.reduceat(count, begins) <= _BODY * turns)
-    of_call = dict(grouped(span, np.flatnonzero(is_in(span, calls[loops]))))
+    of_call = dict(grouped(spans, np.flatnonzero(is_in(spans, calls[loops]))))
+    first, last, inside, around = [], [], [], []
     for at in np.flatnonzero(loops).tolist():
+        mine = of_call[int(calls[at])]
+        mine = mine[np.argsort(events.start[every[mine]], kind="stable")]
+        times = _time_of(evidence, every[mine])
         # The median: some of the operators of a loop can be held up.
-        times = _time_of(evidence, index[of_call[int(calls[at])]])
-        loops[at] = float(median(times)) <= _SMALL
-    return calls[loops], turns[loops]
+        loops[at] = float(median(times[~views[mine]])) <= _SMALL
+        if not loops[at]:
+            continue
+        name, is_view = events.name[every[mine]], views[mine]
+        for low, high in _turning(name, times, is_view, min(_TURNS, int(turns[at]) // 2)):
+            inside.append(every[mine[low : high + 1]])
+            first.append(every[mine[low]])
+            last.append(every[mine[high]])
+            around.append(int(calls[at]))
+    if not first:
+        return _no_loops()
+    stretches = Stretches(events.start[first], events.end[last], np.array(around, np.int64))
+    return _Loops(calls[loops], turns[loops], merged(*inside), stretches)
 
 
-def _called_again(evidence: Evidence) -> tuple[Ints, Ints, Mask]:
-    """Find modules that one call of another module calls again and again.
+def _turning(name: Ints, times: Ints, is_view: Mask, least: int) -> list[tuple[int, int]]:
+    """Return where operators of a call, in their order, are a loop: pairs of first and last.
 
-    Returns:
-        One call of each such module, how often it is called, and whether each span is in its calls.
+    Args:
+        name: the name of each.
+        times: how long each works.
+        is_view: whether each only looks at memory.
+        least: how often an operator runs in the call that is one of the loop.
     """
-    spans, owner = evidence.spans, evidence.ownership.owner
+    _, which, count = np.unique(name, return_inverse=True, return_counts=True)
+    spent = np.zeros(len(count))
+    for one, mine in grouped(which):
+        spent[one] = float(median(times[mine]))
+    again = ((count >= least) & (spent <= _SMALL))[which] & ~is_view
+    short = is_view | again | ((times <= _SMALL) & (spent <= _SMALL)[which])
+    found = []
+    for part in np.split(np.arange(len(name)), np.flatnonzero(~short)):
+        turning = part[again[part]]
+        for run in np.split(turning, np.flatnonzero(np.diff(turning) > 2 * _BODY) + 1):
+            if len(run) > 1:
+                low = int(run[0])
+                while low > part[0] and is_view[low - 1]:
+                    low -= 1
+                found.append((low, int(run[-1])))
+    return found
+
+
+@once
+def _called_again(evidence: Evidence) -> _Loops:
+    """Find modules that one call of another module calls again and again."""
+    spans, owner, events = evidence.spans, evidence.ownership.owner, evidence.events
     root = np.full(len(owner), NOTHING)
     calls = np.flatnonzero((spans.module >= 0) & (spans.parent >= 0) & ~evidence.in_pass)
     pair = spans.parent[calls] * len(evidence.ownership.owners) + owner[calls]
     _, which, count = np.unique(pair, return_inverse=True, return_counts=True)
     calls, times = calls[count[which] >= _CALLS], count[which][count[which] >= _CALLS]
     if not len(calls):
-        return calls, times, root >= 0
+        return _no_loops()
     root[calls] = calls
     while (more := (root < 0) & (take(root, spans.parent) >= 0)).any():
         root[more] = root[spans.parent[more]]
     index, span = forward_operators(evidence)
-    works = ~evidence.events.names_where(operations.is_view)[evidence.events.name[index]]
-    index, within = index[works], root[span[works]]
+    within = root[span]
     index, within = index[within >= 0], within[within >= 0]
+    works = ~events.names_where(operations.is_view)[events.name[index]]
     kept = [
         one
-        for one, mine in grouped(owner[within])
+        for one, mine in grouped(owner[within], np.flatnonzero(works))
         if len(mine) >= _OF_A_CALL * len(np.unique(within[mine]))
         and float(median(_time_of(evidence, index[mine]))) <= _SMALL
     ]
     chosen = is_in(owner[calls], np.array(kept, np.int64))
-    return calls[chosen], times[chosen], is_in(take(owner, root), np.array(kept, np.int64))
+    calls, times = calls[chosen], times[chosen]
+    inside = index[is_in(within, calls)]
+    return _Loops(calls, times, inside, Stretches(spans.start[calls], spans.end[calls], calls))
 
 
 def _time_of(evidence: Evidence, index: Ints) -> Ints:
@@ -279,8 +368,7 @@ def pointwise_chain(evidence: Evidence) -> Finding | None:
     placed = both_ways(evidence, chains, operator[chains], LEAST_SHARE)
     if not placed.places:
         return None
-    calls, _ = _loops(evidence)  # of a loop, another rule says more
-    chains &= ~is_in(evidence.ownership.owner, evidence.ownership.owner[calls])
+    chains &= ~nodes_of(evidence, _loops(evidence).operators)  # of a loop, another rule says more
     spent = {name: costs.of_spans(nodes & chains) for name, nodes in kinds.items()}
     kind = max(spent, key=lambda one: spent[one])
     what, remedy, others = "", "", ""
@@ -306,7 +394,8 @@ def pointwise_chain(evidence: Evidence) -> Finding | None:
         seen=(
             f"{say.per_step(int(chains.sum()), 'node')} of products, sums and the like in a row "
             f"({', '.join(costs.top_nodes(chains))}), {say.ms(placed.wall_ns)} forward and "
-            f"backward. Each of them reads and writes a whole tensor.{others}"
+            f"backward. Each of them reads and writes a whole tensor.{others} The price is that of "
+            "one kernel in their place. That it needs no new memory between them is not counted."
         ),
         remedy=remedy or _COMPILE,
         nodes=costs.top_nodes(chains),

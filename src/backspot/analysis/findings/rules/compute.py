@@ -96,7 +96,8 @@ def attention_math(evidence: Evidence) -> Finding | None:
         seen=(
             f"{say.per_step(int(softmax.sum()), 'softmax', 'softmaxes')} between batched products: "
             f"{', '.join(names)} take {say.ms(costs.of_spans(nodes))} of the backward. Each of "
-            "these nodes reads and writes the whole matrix of attention weights."
+            "these nodes reads and writes the whole matrix of attention weights, and so do the "
+            "products, whose gain is not counted."
         ),
         remedy=_attention_remedy(evidence, softmax),
         nodes=names,
@@ -443,6 +444,7 @@ def _of_function(evidence: Evidence, nodes: Mask) -> str:
         "Diego999/pyGAT:train.py",
     ),
     least=0.1,
+    whole_calls=True,
     title="The model runs without a backward",
     remedy=(
         "If these calls evaluate the model, evaluate every few steps or epochs, not in each. "
@@ -605,6 +607,7 @@ def no_tensor_cores(evidence: Evidence) -> Finding | None:
         remedy=_FP64 if wide else _FP32,
         nodes=costs.top_nodes(evidence.spans_of_work(work)),
         kernels=costs.top_kernels(work),
+        at_best=wide,
         change={} if wide else {"dtype": "bf16"},
     )
 
@@ -617,6 +620,7 @@ _LITTLE = 0.5
     "recompute",
     tier="stable",
     sources=("huggingface/diffusers#10611", "bghira/SimpleTuner#1184"),
+    whole_calls=True,
     link="https://docs.pytorch.org/docs/stable/checkpoint.html",
 )
 def recompute(evidence: Evidence) -> Finding | None:

@@ -178,6 +178,7 @@ def host_to_device_volume(evidence: Evidence) -> Finding | None:
             f"{say.copies(size[work])}: {say.ms(costs.of_work(work))} in which nothing else runs."
         ),
         kernels=costs.top_kernels(work),
+        at_best=True,
     )
 
 
@@ -310,11 +311,15 @@ def _many_copies(evidence: Evidence, work: Mask, converts: Mask) -> Found | None
         if not costs.holds_in_most_steps(costs.of_work_by_step(converts), least):
             return None
         work = converts
-    cost = costs.of_work(work)
+    cost, not_counted = costs.of_work(work), ""
     if 2 * converted > cost:
         remedy = (
             "Train convolutions in one layout: model.to(memory_format=torch.channels_last), and "
             "the batch likewise. Look for a layer that falls back to NCHW."
+        )
+        not_counted = (
+            " Convolutions and norms also have faster kernels for channels_last, above all in half "
+            "precision, which is not counted and can be more than the copies."
         )
     else:
         remedy = (
@@ -328,7 +333,7 @@ def _many_copies(evidence: Evidence, work: Mask, converts: Mask) -> Found | None
         title="Gradients are copied into another memory layout",
         seen=(
             f"{say.per_step(int(work.sum()), 'copy', 'copies')}: {say.ms(cost)} of the backward in "
-            "which nothing is computed."
+            f"which nothing is computed.{not_counted}"
         ),
         remedy=remedy,
         link="https://docs.pytorch.org/tutorials/intermediate/memory_format_tutorial.html",

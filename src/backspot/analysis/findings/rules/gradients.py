@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from backspot.analysis.attribution.launches import Tier, in_optimizer
 from backspot.analysis.attribution.ownership import Special
 from backspot.analysis.attribution.updates import forms_of, optimizer_steps
-from backspot.analysis.findings.costs import Removable
+from backspot.analysis.findings.costs import LEAST_SHARE, Removable
 from backspot.analysis.findings.evidence import Evidence
 from backspot.analysis.findings.observations import (
     UPDATED_BY_HAND,
@@ -123,6 +125,7 @@ def gradient_accumulation(evidence: Evidence) -> Finding | None:
             evidence.names_of(operator[work]), np.maximum(costs.work_ns[work], 1)
         ),
         kernels=costs.top_kernels(work),
+        at_best=passes > 1,
     )
 
 
@@ -552,14 +555,19 @@ def _part(mark: str) -> float:
     return some / max(1, every)
 
 
+_REPEATS = 0.75
+"""Of the time of a pass, for nodes that an earlier pass has run: from here on it repeats that one.
+A gradient of a gradient runs some nodes of the first one again, for another result."""
+
+
 @rule(
     "second-backward",
     least=0.1,
     title="The step differentiates through a backward",
     remedy=(
-        "If it is a penalty or another regularizer, compute it in every eighth or sixteenth "
-        "step with that weight, or on a part of the batch. If the training is about these "
-        "gradients themselves, such as forces, it cannot be left out."
+        "A penalty or another regularizer can be computed in every eighth or sixteenth step with "
+        "that weight, or on a part of the batch. Where the training is about these gradients "
+        "themselves, as forces, scores or the terms of an equation are, they are needed."
     ),
     link="https://docs.pytorch.org/docs/stable/generated/torch.autograd.grad.html",
 )
@@ -569,10 +577,15 @@ def second_backward(evidence: Evidence) -> Finding | None:
     **Cause.** A backward with `create_graph=True`, as of a gradient penalty, and the next backward
     through it take several times the work of the loss. The limit is 10% of the step, in most steps.
 
-    **Found by** nodes that another node made. Checkpointing does not count.
+    **Found by** nodes that another node made. Checkpointing does not count. Whether the step is
+    about these gradients (forces, scores, an equation) or could do without them is not in a trace,
+    so there is no price. What can be had is priced: where three quarters of a pass are nodes that
+    an earlier pass of the step has run, too, these nodes, and those that they make.
 
     **Fix.** Compute a penalty in every eighth or sixteenth step with that weight. Where the
-    gradients themselves are trained, such as forces, they are needed.
+    gradients themselves are trained, they are needed. For several gradients of one result, call
+    `torch.autograd.grad` once with all inputs; for several directions, `is_grads_batched=True`,
+    `torch.func.vmap` or forward mode (`torch.func.jvp`).
     """
     costs, say = evidence.costs, evidence.wording
     made, within = made_by_nodes(evidence)
@@ -580,18 +593,77 @@ def second_backward(evidence: Evidence) -> Finding | None:
     later = evidence.spans.start[made] >= evidence.spans.end[within]
     made, within = made[later], within[later]
     passes = evidence.ownership.passes.of_span
-    kept = is_in(passes, distinct(passes[within])) & evidence.in_pass
+    inner = is_in(passes, distinct(passes[within])) & evidence.in_pass
+    kept = inner.copy()
     kept[made] = True
     placed = costs.places_of_spans(kept)
-    return finding(
-        placed,
-        seen=(
-            f"A backward with create_graph=True, and {say.per_step(len(made), 'node')} of the next "
-            f"one that go through it, take {say.ms(placed.wall_ns)}: this double backward is what "
-            "a gradient penalty costs."
-        ),
-        nodes=costs.top_nodes(kept),
+    if not placed.places:
+        return None
+    again, times = _again(evidence, inner)
+    while (more := again[within] & ~again[made]).any():  # and what the next passes run for them
+        again[made[more]] = True
+    several = costs.holds_in_most_steps(costs.of_spans_by_step(again), LEAST_SHARE)
+    seen = (
+        f"A backward with create_graph=True, and {say.per_step(len(made), 'node')} of the next "
+        f"one that go through it, take {say.ms(placed.wall_ns)}: this double backward is what "
+        "a gradient penalty costs."
     )
+    if not several:
+        return finding(
+            placed,
+            seen=seen,
+            nodes=costs.top_nodes(kept),
+            priced=False,  # whether the step is for it is not known
+        )
+    repeated = costs.places_of_spans(again)
+    return finding(
+        replace(placed, removable=repeated.removable),
+        title="Backward passes run the same nodes again",
+        seen=(
+            f"{seen} In it, {say.per_step(times, 'pass', 'passes')} mostly run nodes that an "
+            f"earlier pass of the step has run: {say.ms(repeated.wall_ns)}, with the nodes that "
+            "they make."
+        ),
+        remedy=(
+            "Ask for all gradients of one result in a single torch.autograd.grad(result, [a, b, "
+            "c]). For several directions, torch.autograd.grad(…, is_grads_batched=True), "
+            "torch.func.vmap or forward mode (torch.func.jvp) run one pass for all."
+        ),
+        nodes=costs.top_nodes(again),
+        at_best=True,
+    )
+
+
+def _again(evidence: Evidence, inner: Mask) -> tuple[Mask, int]:
+    """Return nodes that an earlier pass of the step has run, in passes that repeat it.
+
+    Args:
+        inner: the nodes of passes that are differentiated.
+
+    Returns:
+        The nodes, and how many passes repeat another one.
+    """
+    join, spans = evidence.ownership.join, evidence.spans
+    passes = evidence.ownership.passes
+    step = evidence.ownership.steps.of_pass
+    mine = np.flatnonzero(inner & spans.is_node & (join.sequence >= 0))
+    mine = mine[np.argsort(spans.start[mine], kind="stable")]
+    length = spans.end - spans.start
+    run = passes.of_span[mine]
+    again = np.zeros(len(spans.start), bool)
+    earlier: dict[int, list[set[tuple[int, int]]]] = {}  # the nodes of each pass, by step
+    times = 0
+    for one in merged(run).tolist():
+        nodes = mine[run == one]
+        keys = [*zip(join.builder[nodes].tolist(), join.sequence[nodes].tolist(), strict=True)]
+        known = earlier.setdefault(int(step[one]), [])
+        shared = [np.array([key in before for key in keys], bool) for before in known]
+        best = max(shared, key=lambda some: int(length[nodes[some]].sum()), default=None)
+        if best is not None and length[nodes[best]].sum() >= _REPEATS * length[nodes].sum():
+            again[nodes[best]] = True
+            times += 1
+        known.append(set(keys))
+    return again, times
 
 
 @rule(

@@ -17,11 +17,14 @@ from backspot.analysis.findings.evidence import Evidence
 from backspot.analysis.findings.observations import (
     LEAST_LAUNCHING,
     UPDATED_BY_HAND,
+    Stretches,
     anomaly_checks,
+    both_ways,
     compiled,
     graph_breaks,
     host_operators,
     launching,
+    nodes_of,
     of_synchronized,
 )
 from backspot.analysis.findings.registry import Found, fallback_rule, finding, rule
@@ -82,10 +85,12 @@ def launch_bound(evidence: Evidence, others: Sequence[Finding]) -> Finding | Non
     # launched too late. Time in which the host waits or computes by itself belongs to other rules,
     # and so do a phase that another finding is about, and the calls and nodes that are its cause.
     costs, say, report = evidence.costs, evidence.wording, evidence.report
-    claimed = np.zeros(len(evidence.spans.start), bool)
+    claimed, looped = np.zeros(len(evidence.spans.start), bool), set[str]()
     for one in others:
         if isinstance(one, Found) and one.removable and one.removable.with_host:
             claimed |= one.removable.spans
+            if one.removable.stretches.size:
+                looped |= {place.path for place in one.places}
     mine = launching(evidence) & ~claimed
     cost = costs.of_host(mine)
     if cost < LEAST_LAUNCHING * report.wall_ns:
@@ -93,7 +98,7 @@ def launch_bound(evidence: Evidence, others: Sequence[Finding]) -> Finding | Non
     calls = merged(evidence.ownership.owner[claimed & (evidence.spans.module >= 0)])
     paths = {evidence.ownership.owners.path(owner) for owner in calls.tolist()}
     phases = {place.path for one in others for place in one.places if place.path[:1] == "("}
-    late = _late_phases(evidence, paths | phases)
+    late = _late_phases(evidence, paths | phases | looped)
     idle = {
         "backward": cost,
         **{name: sum(one.idle_ns for one in some) for name, some in late.items()},
@@ -295,14 +300,32 @@ def recurrent_cells(evidence: Evidence) -> Finding | None:
     owner = evidence.ownership.owner[span[(span >= 0) & ~evidence.in_pass[span]]]
     calls = np.bincount(owner, minlength=len(evidence.ownership.owners))
     looped = calls >= _CELLS_MANY * evidence.report.steps
-    mine = looped[evidence.ownership.owner]
+    kept = (span >= 0) & take(~evidence.in_pass, span, False)
+    kept &= looped[take(evidence.ownership.owner, span, 0)]
+    cells, span = cells[kept], span[kept]
+    mine = nodes_of(evidence, cells)
+    # The call of a cell is nothing but the cell. A module with a loop of its own does more.
+    cell = evidence.ownership.owners.mask(lambda one: one.class_name == "LSTMCell")
+    whole = cell[evidence.ownership.owner[span]]
+    start, end = (
+        np.where(whole, of_call[span], of_cell[cells])
+        for of_call, of_cell in (
+            (spans.start, evidence.events.start),
+            (spans.end, evidence.events.end),
+        )
+    )
+    placed = both_ways(
+        evidence, mine, cells, LEAST_SHARE, whole=True, stretches=Stretches(start, end, span)
+    )
     return finding(
-        costs.places_of_spans(mine),
+        placed,
         seen=(
             f"{say.per_step(int(calls[looped].sum()), 'call')} take "
-            f"{say.ms(costs.of_spans(mine))}, forward and backward."
+            f"{say.ms(placed.wall_ns)}, forward and backward."
         ),
         nodes=costs.top_nodes(mine),
+        operators=("aten::lstm_cell",),
+        at_best=True,
     )
 
 

@@ -81,6 +81,7 @@ def dense_embedding_gradient(evidence: Evidence) -> Finding | None:
         remedy=remedy,
         nodes=names,
         kernels=costs.top_kernels(evidence.work_of(nodes)),
+        at_best=not is_whole,
         change={"free": placed.removable, "update": [place.path for place in placed.places]},
     )
 
@@ -169,6 +170,7 @@ def duplicate_indices(evidence: Evidence) -> Finding | None:
         ),
         nodes=names,
         kernels=costs.top_kernels(work),
+        at_best=True,
     )
 
 
@@ -208,6 +210,7 @@ def masked_indexing(evidence: Evidence) -> Finding | None:
         ),
         nodes=costs.top_nodes(nodes),
         kernels=costs.top_kernels(evidence.work_of(nodes)),
+        at_best=True,
         change={"free": placed.removable},
     )
 
@@ -222,9 +225,9 @@ _SELECT = (
     "multiplying by a mask, needs no index at all."
 )
 _INDEX = (
-    "If one dimension is indexed, use x.index_select(dim, index), which adds without a sort (in an "
-    "order that varies from run to run). Slices, multiplying by a mask and torch.where need no "
-    "index."
+    "If one dimension is indexed, time x.index_select(dim, index), which adds without a sort (in "
+    "an order that varies from run to run): where many indices are equal, it can be slower. "
+    "Slices, multiplying by a mask and torch.where need no index."
 )
 
 
@@ -247,8 +250,9 @@ def sorted_indexing(evidence: Evidence) -> Finding | None:
 
     **Fix.** If the index of a `gather` was expanded over features, every element is sorted: index
     whole rows, `x[torch.arange(len(x))[:, None], keep]`. For one dimension, `index_select` does not
-    sort (and its order varies). Leave deterministic mode off, unless runs must be reproducible bit
-    by bit.
+    sort (and its order varies). On an H200 it was faster in some models and slower in others, so
+    that it has no price unless it is tried. Leave deterministic mode off, unless runs must be
+    reproducible bit by bit.
     """
     # A floating-point sum over equal indices is reproducible only in a fixed order, so PyTorch
     # sorts the indices first: always where the forward was ``x[index]``, and for ``gather`` and
@@ -259,6 +263,7 @@ def sorted_indexing(evidence: Evidence) -> Finding | None:
         return None
     work = evidence.work_of(nodes)
     sorts = work & evidence.work_named(names.is_sort)
+    remedy = _remedy(evidence, nodes)
     return finding(
         costs.places_of_spans(nodes),
         seen=(
@@ -267,9 +272,11 @@ def sorted_indexing(evidence: Evidence) -> Finding | None:
             f"{say.per_step(int(sorts.sum()), 'kernel')} to sort indices "
             f"({say.ms(costs.of_device(sorts))}) before anything is added."
         ),
-        remedy=_remedy(evidence, nodes),
+        remedy=remedy,
         nodes=costs.top_nodes(nodes),
         kernels=costs.top_kernels(work),
+        # Additions in any order can take longer than the sort: on an H200 they did in two models.
+        priced=remedy is not _INDEX,
     )
 
 

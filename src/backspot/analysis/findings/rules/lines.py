@@ -6,13 +6,19 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+import msgspec
+import numpy as np
+
 from backspot.analysis.findings.costs import Placed
 from backspot.analysis.findings.evidence import Evidence
 from backspot.analysis.findings.registry import finding, rule
+from backspot.analysis.recording import once
+from backspot.analysis.timeline import NOTHING, first_started, grouped, merged, take
 from backspot.formatting import counted, duration
 from backspot.results.costs import PhaseName
 from backspot.results.findings import Finding, Place, Saving
 from backspot.results.host import HostLine
+from backspot.trace import Category, names, operations
 
 _LEAST = 0.05
 """Share of the step from which a function is worth a look."""
@@ -100,12 +106,16 @@ def code_around_model(evidence: Evidence) -> Finding | None:
     operators for each of many tensors (an average of the weights, clipping by hand), or is long by
     itself.
 
-    **Found by** stacks: a function with at least 20 calls and 20 operators in each step, or a tenth
-    of the step, if every device is idle for long in it. The cost is its clock time, with the work
-    of devices for it; on a CPU, that of its lines.
+    **Found by** stacks: a function that runs the same operator at least 20 times in each step, or
+    takes a tenth of the step, if every device is idle for long in it. A loss or another function
+    that is a labelled module, and so a row of its own, does not count. The cost is its clock time,
+    with the work of devices for it; on a CPU, that of its lines. What it does for all tensors at
+    once takes time, too, so that the price is a bound.
 
     **Fix.** One operator for all tensors (`torch._foreach_lerp_`, `clip_grad_norm_`,
-    `AveragedModel` with `get_ema_multi_avg_fn`), or fewer steps.
+    `AveragedModel` with `get_ema_multi_avg_fn`), or fewer steps. Where it reads by boolean masks
+    again and again: one sum by class (`index_add_`, `scatter_reduce_`, a product with the one-hot
+    classes) in place of a mask for each.
     """
     loops = _loops(evidence)
     known = {(line.file, line.function) for line, _ in loops}
@@ -115,6 +125,7 @@ def code_around_model(evidence: Evidence) -> Finding | None:
         if one.phase in _AROUND
         and one.phase not in ("loss", "clipping")
         and (one.file, one.function) not in known
+        and not _done_in(evidence, one).in_modules
     )
     much = _MUCH * evidence.step_ns
     long = [(line, cost) for line, cost in _functions(evidence, others) if cost >= much]
@@ -125,22 +136,99 @@ def code_around_model(evidence: Evidence) -> Finding | None:
     timed = [(line, max(ns, cost)) for (line, cost), ns in zip(found, clock, strict=True)]
     timed.sort(key=lambda one: -one[1])
     (first, cost), *_ = timed
+    done = _done_in(evidence, first)
+    often = (
+        f", {done.operator} {done.times:,} times"
+        if (first.file, first.function) in known and done.operator
+        else ""
+    )
     return finding(
         _placed(evidence, timed),
         seen=(
             f"{_named(first)} takes {duration(cost)} of each step, outside of the "
-            f"model, its backward and the optimizer: {counted(first.operators, 'operator')}."
+            f"model, its backward and the optimizer: {counted(first.operators, 'operator')}{often}."
         ),
         remedy=(
-            "Call one operator for all tensors (torch._foreach_…, clip_grad_norm_, "
-            "torch.optim.swa_utils.AveragedModel with get_ema_multi_avg_fn) in place of some for "
-            "each, or do it in fewer steps."
-            if min(first.calls, first.operators) >= _MANY
-            else "Do it in fewer steps, or in a compiled function."
+            "Do it in fewer steps, or in a compiled function."
+            if (first.file, first.function) not in known
+            else _MASKS
+            if done.operator in _BY_MASK
+            else _AT_ONCE
         ),
-        saves=_saving(evidence, found),
+        operators=(done.operator,) if often else (),
+        saves=replace(_saving(evidence, found), at_best=True),
         change=_without(evidence, found),
     )
+
+
+_AT_ONCE = (
+    "Call one operator for all tensors (torch._foreach_…, clip_grad_norm_, "
+    "torch.optim.swa_utils.AveragedModel with get_ema_multi_avg_fn) in place of some for "
+    "each, or do it in fewer steps."
+)
+_MASKS = (
+    "Replace the mask for each class or sample by one operation on all rows: sums by class are "
+    "index_add_, scatter_reduce_ or a product with the one-hot classes; or sort the rows by class "
+    "once, and split them."
+)
+_BY_MASK = ("aten::index", "aten::masked_select", "aten::nonzero", "aten::index_put_")
+
+
+class _Done(msgspec.Struct, frozen=True):
+    """What a function around the model does in a step.
+
+    Attributes:
+        operator: the operator that it runs most often, views aside; ``""`` for none.
+        times: how often in a step.
+        in_modules: whether it runs its operators in calls of labelled modules.
+    """
+
+    operator: str = ""
+    times: int = 0
+    in_modules: bool = False
+
+
+def _done_in(evidence: Evidence, line: HostLine) -> _Done:
+    """Return what the function of a line does."""
+    return _done(evidence).get((line.file, line.function), _Done())
+
+
+@once
+def _done(evidence: Evidence) -> dict[tuple[str, str], _Done]:
+    """Return what each function does that is not in the backward, by file and name."""
+    stacked = evidence.recording.detailed
+    events, sites = stacked.events, stacked.sites
+    index = events.named(Category.OPERATOR, names.ATEN)
+    outermost = [index[:0]]
+    for _, mine in grouped(events.thread, index):
+        line = first_started(events.start[mine], events.end[mine], mine)
+        outermost.append(merged(line.values[line.values >= 0]))
+    index = np.concatenate(outermost)
+    step = stacked.ledger.steps.at(events.start[index])
+    site = sites.line.at(events.start[index]) // 2
+    span = stacked.ownership.spans.of(events, index)
+    in_pass = take(stacked.ownership.passes.of_span >= 0, span, False)
+    kept = (site >= 0) & (step >= 0) & ~in_pass
+    index, site, span = index[kept], site[kept], span[kept]
+    functions = [(one.file, one.function) for one in sites.sites]
+    number = {name: at for at, name in enumerate(dict.fromkeys(functions))}
+    of_site = np.array([number[name] for name in functions], np.int64)
+    steps = max(1, len(stacked.ledger.step_ns))
+    works = ~events.names_where(operations.is_view)
+    masks = events.names_where(_BY_MASK.__contains__).astype(np.int64)
+    found = {}
+    for which, mine in grouped(of_site[site]) if len(site) else ():
+        ns, inside = events.duration[index[mine]], take(stacked.ownership.spans.module, span[mine])
+        name = events.name[index[mine]]
+        known, count = np.unique(name[works[name]], return_counts=True)
+        count += masks[known] * (count >= _MANY * steps)  # these say most of what to do
+        most = int(np.argmax(count)) if len(count) else NOTHING
+        found[functions[int(np.flatnonzero(of_site == which)[0])]] = _Done(
+            events.names[known[most]] if most >= 0 else "",
+            int(count[most]) // steps if most >= 0 else 0,
+            bool(2 * ns[inside >= 0].sum() > ns.sum()),
+        )
+    return found
 
 
 def _without(evidence: Evidence, found: list[tuple[HostLine, int]]) -> dict[str, Any]:
@@ -154,10 +242,14 @@ def _without(evidence: Evidence, found: list[tuple[HostLine, int]]) -> dict[str,
 
 
 def _loops(evidence: Evidence) -> list[tuple[HostLine, int]]:
-    """Return the functions that call many operators around the model, as ``_functions`` does."""
+    """Return the functions that call an operator again and again around the model."""
     around = ((line, line.idle_ns) for line in evidence.report.host if line.phase in _AROUND)
-    found = _functions(evidence, around)
-    return [one for one in found if min(one[0].calls, one[0].operators) >= _MANY]
+    found = []
+    for line, cost in _functions(evidence, around):
+        done = _done_in(evidence, line)
+        if min(line.calls, line.operators, done.times) >= _MANY and not done.in_modules:
+            found.append((line, cost))
+    return found
 
 
 def _spent(

@@ -1,0 +1,282 @@
+"""Rules about operations that PyTorch also has in a faster form."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from math import prod
+
+import numpy as np
+
+from backspot.analysis.findings.costs import LEAST_SHARE
+from backspot.analysis.findings.evidence import Evidence
+from backspot.analysis.findings.observations import (
+    accumulating,
+    backward_of,
+    both_ways,
+    compiled,
+    forward_of,
+    is_indexing,
+    runs_of_nodes,
+)
+from backspot.analysis.findings.registry import Found, fallback_rule, finding, rule
+from backspot.analysis.timeline import NOTHING, numbered
+from backspot.results.findings import Finding
+from backspot.trace import Category, names, operations
+from backspot.trace.events import Ints, Mask
+from backspot.trace.operations import Kind, kind_of, of_node
+
+# One node ----------------------------------------------------------------------------------------
+
+_TIMES = 10.0
+"""A backward of one operation takes as long as its forward, or twice as long."""
+_LEAST_ON_HOST = 1_000_000
+"""Nanoseconds of such nodes in a step on a CPU: less may be an interruption."""
+_AS_LONG = (
+    *operations.VIEWS,
+    Kind.CAST,
+    Kind.COPY,
+    Kind.POINTWISE,
+    Kind.COMPARISON,
+    Kind.PRODUCT,
+    Kind.JOIN,
+)
+"""Operations whose backward moves and computes as much as their forward; what takes longer in such
+a node is memory that is new to the process, or a hook."""
+_SUMS = ("sum", "mean")
+_READ_ONCE = (*_SUMS, "norm", "linalgvectornorm")
+"""Reductions that only read, and whose gradient is one pass that writes all elements."""
+_SPARSE = ("nllloss", "embedding", "embeddingbag", "index", "take")
+"""Operations that read a few elements, and whose gradient has all of them."""
+_VALUE = (
+    "The backward of {0}() over a whole tensor looks for all elements that are equal to the "
+    "result. x.flatten().{0}(0).values keeps the index of one, and its backward writes this one. "
+    "If the result only scales, take it under torch.no_grad() or .detach() it."
+)
+_EXTREME = (
+    "a{0}() shares its gradient among all elements that are equal to the result, for which it "
+    "compares all of them. x.{0}(dim).values keeps the index of one, and its backward writes this "
+    "one."
+)
+_BETTER = {
+    "max": _VALUE.format("max"),
+    "min": _VALUE.format("min"),
+    "amax": _EXTREME.format("max"),
+    "amin": _EXTREME.format("min"),
+    "prod": "Where all elements are positive, x.log().sum(dim).exp() has a backward of simple "
+    "operators.",
+}
+"""Another form of some operations, by their node. (On one core of a CPU, forward and backward for a
+million elements: ``max`` 7.2 ms and 1.4; ``amax(1)`` 7.2 and 1.3; ``prod(1)`` 7.1 and 1.7.
+``median`` and ``cumprod`` have no other form that is faster.)"""
+_REWRITE = (
+    "Use another form of this operation, or write its backward as a torch.autograd.Function. If "
+    "its result needs no gradient, .detach() its input."
+)
+
+
+@fallback_rule(
+    "slow-node",
+    least=0.05,
+    devices=("cpu", "cuda"),
+    title="The backward of one operation takes many times its forward",
+    link="https://docs.pytorch.org/docs/stable/notes/extending.html",
+)
+def slow_node(evidence: Evidence, found: Sequence[Finding]) -> Finding | None:
+    """The backward of one operation takes many times its forward.
+
+    **Cause.** Some operations have a backward that does much more than their forward: `x.max()` of
+    a whole tensor looks for all elements that are equal to the result, `prod` looks for zeros.
+
+    **Found by** nodes that take more than ten times the operator that made them, from 5% of the
+    step (on a CPU also 1 ms), in most steps. The nodes of a module count by their names, so that a
+    long forward beside them does not hide them. Lookups, views, casts, convolutions, attention,
+    sums, element-wise operations, compiled code, a Function of the program, and what another
+    finding explains do not count.
+
+    **Fix.** For one value of a whole tensor, `x.flatten().max(0).values`: on one core of a CPU, a
+    million elements took 1.4 ms so, forward and backward, where `max()` took 7.2; likewise
+    `x.max(1).values` for `amax(1)` (1.3 and 7.2 ms). If the value only scales something, take it
+    under `torch.no_grad()`.
+    """
+    costs, say = evidence.costs, evidence.wording
+    nodes = evidence.nodes_named(_is_judged) & ~accumulating(evidence) & ~compiled(evidence)
+    for other in found:
+        if isinstance(other, Found) and other.removable:
+            nodes &= ~other.removable.spans
+    ratios = (other for other in found if other.rule == "backward-ratio")
+    explained = {place.path for other in ratios for place in other.places}
+    known = evidence.ownership.owners.mask(lambda one: one.path in explained)
+    # Hooks that shard or exchange run in nodes, too, and say so by marks.
+    marks = evidence.spans_around(evidence.events.of(Category.ANNOTATION))
+    nodes &= ~known[evidence.ownership.owner] & ~marks
+    if not nodes.any():
+        return None
+    forward, backward = _times(evidence, nodes)
+    nodes &= (forward > 0) & (backward > _TIMES * forward)
+    by_step = costs.owned_by_step(nodes, evidence.work_of(nodes)).sum(axis=0)
+    least = 0 if evidence.report.has_gpu else _LEAST_ON_HOST
+    if not nodes.any() or 2 * int((by_step > least).sum()) <= len(by_step):
+        return None
+    (first, *_) = heaviest = costs.top_nodes(nodes)
+    mine = nodes & evidence.nodes_named(lambda name: name == first)
+    times = int(backward[mine].max() / max(1, forward[mine].max()))
+    return finding(
+        costs.places_of_spans(nodes),
+        seen=(
+            f"{', '.join(heaviest)}: {say.ms(costs.of_spans(nodes))} in "
+            f"{say.per_step(int(nodes.sum()), 'node')}. {first} takes {times:,} times the operator "
+            "that made it; once or twice is usual."
+        ),
+        remedy=_BETTER.get(of_node(first), _REWRITE),
+        nodes=heaviest,
+        kernels=costs.top_kernels(evidence.work_of(nodes)),
+        at_best=True,
+    )
+
+
+def _is_judged(name: str) -> bool:
+    """Whether a node of this name has as much work as its operator, and no other rule is for it."""
+    done = of_node(name)
+    return not (
+        kind_of(done) in _AS_LONG
+        or done in _READ_ONCE
+        or done.startswith(_SPARSE)
+        or is_indexing(name)
+        or "::" in name  # a Function of an extension
+        or names.is_custom_function(name)
+        or "ScaledDotProduct" in name
+        or "onvolution" in name
+        or name.startswith(names.BACKWARD_HOOK_FUNCTION)
+    )
+
+
+def _times(evidence: Evidence, nodes: Mask) -> tuple[Ints, Ints]:
+    """Return how long the forward operators of each node and of its like take, and the nodes.
+
+    Alike are nodes of one name and one owner. A lookup of the time of a single one can be held up.
+    """
+    spans = evidence.spans
+    key = evidence.ownership.owner * len(spans.node_names) + spans.node
+    _, alike = numbered(np.where(nodes, key, NOTHING))
+    sums = np.zeros((2, int(alike.max(initial=0)) + 1), np.int64)
+    of_nodes = backward_of(evidence) if evidence.report.has_gpu else spans.end - spans.start
+    for row, spent in enumerate((forward_of(evidence), of_nodes)):
+        np.add.at(sums[row], alike[nodes], spent[nodes])
+    return sums[0][alike], sums[1][alike]
+
+
+# A product of matrices ---------------------------------------------------------------------------
+
+_WIDER = 4
+"""A product by broadcasting that has so many times the elements of its larger input is no longer
+bound by reading that input."""
+
+
+@rule(
+    "written-out-product",
+    least=0.05,
+    devices=("cpu", "cuda"),
+    title="A product of matrices is written as broadcasting and a sum",
+    remedy=(
+        "Write it as a product: torch.einsum, x @ w, or torch.matmul of the same tensors without "
+        "the expanded dimensions. It never writes the expanded tensor, and neither does its "
+        "backward."
+    ),
+    link="https://docs.pytorch.org/docs/stable/generated/torch.einsum.html",
+)
+def written_out_product(evidence: Evidence) -> Finding | str | None:
+    """A product of matrices is written as broadcasting and a sum.
+
+    **Cause.** `(x[:, :, None] * w).sum(1)` computes what `x @ w` does, but writes a tensor of all
+    single products, reads it for the sum, and in the backward does the same twice.
+
+    **Found by** a product of element by element whose result has at least four times the elements
+    of its larger input, and the sum or the mean of this result right after it, with the nodes of
+    both, from 5% of the step. That needs shapes (`profile(shapes=True)`, `record_shapes=True`).
+    Products of tensors of one shape that are summed, as of a cosine, do not count.
+
+    **Fix.** `torch.einsum("bi,ij->bj", x, w)`, `x @ w`, `torch.bmm`. On one core of a CPU, a layer
+    of 64 by 64 for 1,024 rows took 13 to 26 ms so, and 2 ms as a product. The product takes time,
+    too, so that the price is a bound.
+    """
+    costs, say = evidence.costs, evidence.wording
+    pairs = _summed_products(evidence)
+    detailed = evidence
+    if evidence.recording.detailed is not evidence.recording:
+        detailed = Evidence(evidence.recording.detailed, evidence.report)
+    wide = _wide(detailed, _summed_products(detailed) if detailed is not evidence else pairs)
+    known = {key for key, _, _ in pairs if wide.get(key)}
+    unknown = any(key not in wide for key, _, _ in pairs)
+    chosen = known or ({key for key, _, _ in pairs} if unknown else set())
+    kept = [(multiplied, total) for key, multiplied, total in pairs if key in chosen]
+    nodes = evidence.spans_with(np.array(kept, np.int64).reshape(-1))
+    made = evidence.ownership.join.operator[nodes]
+    placed = both_ways(evidence, nodes, made, LEAST_SHARE, whole=True)
+    if not known:
+        by_step = placed.by_step
+        often = by_step is not None and costs.holds_in_most_steps(by_step, _LEAST_UNKNOWN)
+        return "needs shapes" if placed.places and often else None
+    return finding(
+        placed,
+        seen=(
+            f"{say.per_step(len(kept), 'product')} by broadcasting and the sum of each, forward "
+            f"and backward: {say.ms(placed.wall_ns)}. The product has at least {_WIDER} times the "
+            "elements of its inputs."
+        ),
+        nodes=costs.top_nodes(nodes),
+        operators=costs.top_operators(evidence.names_of(made), evidence.events.duration[made]),
+        kernels=costs.top_kernels(evidence.work_of(nodes)),
+        at_best=True,
+    )
+
+
+_LEAST_UNKNOWN = 0.05
+_Key = tuple[str, str, int]
+
+
+def _summed_products(evidence: Evidence) -> list[tuple[_Key, int, int]]:
+    """Return the nodes of products whose next operator, views aside, is a sum, and that of it.
+
+    Each comes with what has it in all steps: the path and the class of its module, and its number
+    in the nodes that follow each other there.
+    """
+    done = [of_node(name) for name in evidence.spans.node_names]
+    named, owner = evidence.ownership.owners.named, evidence.ownership.owner
+    found = []
+    for part in runs_of_nodes(evidence):
+        steps = [done[node] for node in evidence.spans.node[part].tolist()]
+        for number, at in enumerate(place for place, one in enumerate(steps) if one == "mul"):
+            then = at + 1
+            while then < len(steps) and kind_of(steps[then]) in operations.VIEWS:
+                then += 1
+            if then < len(steps) and steps[then] in _SUMS:
+                key = (*named(int(owner[part[at]])), number)
+                found.append((key, int(part[at]), int(part[then])))
+    return found
+
+
+def _wide(evidence: Evidence, pairs: list[tuple[_Key, int, int]]) -> dict[_Key, bool]:
+    """Return which of these products have a result that is much larger than their inputs.
+
+    Products whose shapes are not recorded are left out.
+    """
+    operator = evidence.ownership.join.operator
+    found: dict[_Key, bool] = {}
+    for key, multiplied, total in pairs:
+        inputs, summed = (_shapes(evidence, int(operator[one])) for one in (multiplied, total))
+        if len(inputs) < 1 or not summed:
+            continue
+        size = prod(summed[0])
+        larger = max(prod(one) for one in inputs)
+        found[key] = found.get(key, False) or (len(inputs) > 1 and size >= _WIDER * larger)
+    return found
+
+
+def _shapes(evidence: Evidence, operator: int) -> list[list[int]]:
+    """Return the sizes of an operator's inputs that are tensors, ``[]`` where not recorded."""
+    events = evidence.events
+    signature = int(events.signature[operator]) if operator >= 0 else NOTHING
+    if signature < 0:
+        return []
+    return [one for one in json.loads(events.signatures[signature].shapes) if one]

@@ -1,0 +1,247 @@
+"""A price is that of the cause: of what a remedy takes away, and of nothing else around it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import backspot
+from backspot import Finding, Report
+from backspot.analysis.findings import Evidence, Found, Removable, all_rules, find_all
+from backspot.analysis.recording import Recording
+from backspot.analysis.replay.changes import free
+from backspot.analysis.replay.predict import predict
+from backspot.analysis.replay.replayable import Refusal
+from backspot.trace import read_events
+from support.choice import slow_except
+from support.synthetic import Trace
+
+DATA = Path(__file__).parents[1] / "data"
+US, MS = 1_000, 1_000_000
+TRACES = sorted(
+    str(path.relative_to(DATA))
+    for folder in ("findings", "h200", "host", "optimizers", "loops", "work", "foreign", "ranks")
+    for path in DATA.joinpath(folder).rglob("*.json.gz")
+    if "forward_only" not in path.name and "cuda_graph_step" not in path.name
+)
+WHOLE_CALLS = {rule.name for rule in all_rules() if rule.whole_calls}
+
+
+@cache
+def causes(name: str) -> tuple[Recording, Report, list[Found]]:
+    """A recording, its report, and what its rules find before it is replayed."""
+    try:
+        report = backspot.locate(DATA / name)
+    except backspot.BackspotError:
+        pytest.skip("this trace has no report")
+    recording = Recording.of(read_events(DATA / name)).whole
+    found = find_all(Evidence(recording, report)).findings
+    return recording, report, [one for one in found if isinstance(one, Found)]
+
+
+def named_by(found: Found) -> list[Removable]:
+    """The work that a finding names: what its remedy takes away."""
+    changed = [what for what in found.change.values() if isinstance(what, Removable)]
+    return changed or ([found.removable] if found.removable else [])
+
+
+@pytest.mark.parametrize("name", slow_except(TRACES[::6], TRACES))
+def test_no_remedy_takes_away_calls_of_modules_but_where_it_leaves_them_out(name: str) -> None:
+    recording, _, found = causes(name)
+    calls = recording.ownership.spans.module >= 0
+    for one in found:
+        if one.rule not in WHOLE_CALLS:
+            assert not any((work.spans & calls).any() for work in named_by(one)), one.rule
+
+
+@pytest.mark.parametrize("name", slow_except(TRACES[::6], TRACES))
+def test_no_price_is_above_what_the_named_work_takes_in_the_replay(name: str) -> None:
+    recording, report, found = causes(name)
+    prediction = predict(recording, report.unprofiled_step_ns)
+    saves = {one.rule: one.saves for one in report.findings if one.saves}
+    if isinstance(prediction, Refusal) or report.replayed_step is None:
+        assert all(one.change == {} or one.rule not in saves for one in found if named_by(one))
+        return
+    for one in found:
+        if (saving := saves.get(one.rule)) is None:
+            continue
+        assert one.priced, one.rule
+        within = [prediction.within(work) for work in named_by(one)]
+        asked = [free(prediction.recording, work) for work in within]
+        answer = prediction.savings(asked)
+        assert not isinstance(answer, Refusal)
+        most = max([saved.ns for saved in answer[1]], default=one.wall_ns)
+        if "graph" in one.change:  # takes away launches, in whatever phase they are late
+            most = round(one.wall_ns * max(1.0, report.recorded_step_ns / report.step_ns))
+        assert saving.ns <= most + 0.01 * report.step_ns, one.rule
+
+
+def test_what_a_step_may_be_for_has_no_price() -> None:
+    report = backspot.locate(DATA / "findings" / "penalty_inputs.trace.json.gz")
+    (found,) = (one for one in report.findings if one.rule == "second-backward")
+    assert found.saves is None
+    assert "they are needed" in found.remedy
+
+
+def test_what_can_be_slower_in_another_form_has_no_price() -> None:
+    report = backspot.locate(DATA / "h200" / "sync_in_backward.trace.json.gz")
+    (found,) = (one for one in report.findings if one.rule == "sorted-indexing")
+    assert found.saves is None
+    assert "time x.index_select" in found.remedy
+
+
+# Loops -------------------------------------------------------------------------------------------
+
+Operators = Sequence[tuple[str, int]]
+
+
+def run(
+    folder: Path, operators: Operators, nodes: Callable[[str], int] = lambda _: 0, steps: int = 3
+) -> Report:
+    """The report of a step on a CPU whose module ``scaled`` runs these operators, in nanoseconds.
+
+    There are 5 µs of Python between two of them. Those for which ``nodes`` says so have a node.
+    """
+    trace, now, sequence = Trace(), 0, 0
+    for step in range(steps):
+        begin, made = now, []
+        for name, ns in operators:
+            takes = nodes(name)
+            trace.operator(name, now, now + ns, seq=sequence if takes else None)
+            if takes:
+                made.append((f"{name[6:].title()}Backward0", sequence, takes))
+                sequence += 1
+            now += ns + 5 * US
+        trace.forward("scaled", "Scaled", begin, now)
+        for name, number, ns in reversed(made):
+            trace.node(name, now, now + ns, seq=number, thread=1)
+            now += ns
+        trace.annotation(f"ProfilerStep#{step}", begin, now)
+        now += 10 * US
+    return backspot.locate(trace.save(folder / "trace.json"))
+
+
+def loop(turns: int) -> Operators:
+    return [("aten::select", 2 * US), ("aten::abs", 8 * US), ("aten::amax", 8 * US)] * turns
+
+
+def cost(report: Report, rule: str) -> Finding | None:
+    return next((one for one in report.findings if one.rule == rule), None)
+
+
+TURN = (2 + 8 + 8 + 3 * 5) * US
+
+
+def takes(name: str) -> int:
+    return 4 * MS if name == "aten::linear" else 0
+
+
+def test_a_loop_costs_its_own_time_and_not_that_of_the_product_beside_it(tmp_path) -> None:
+    found = cost(run(tmp_path, [*loop(64), ("aten::linear", 2 * MS)], takes), "operator-loop")
+    assert found is not None
+    assert found.saves is not None
+    assert 60 * TURN <= found.wall_ns <= 64 * TURN
+    assert found.saves.ns <= 64 * TURN
+    assert found.saves.at_best
+    assert set(found.operators) == {"aten::abs", "aten::amax", "aten::select"}
+
+
+def test_a_product_between_two_loops_is_part_of_neither(tmp_path) -> None:
+    both = [*loop(40), ("aten::linear", 2 * MS), *loop(40)]
+    found = cost(run(tmp_path, both, takes), "operator-loop")
+    assert found is not None
+    assert 76 * TURN <= found.wall_ns <= 80 * TURN
+    assert found.nodes == ()
+
+
+def test_the_nodes_that_a_loop_makes_are_its_cost_and_others_are_not(tmp_path) -> None:
+    def each(name: str) -> int:
+        return {"aten::linear": 4 * MS, "aten::abs": 10 * US}.get(name, 0)
+
+    found = cost(run(tmp_path, [*loop(64), ("aten::linear", 2 * MS)], each), "operator-loop")
+    assert found is not None
+    assert 60 * (TURN + 10 * US) <= found.wall_ns <= 64 * (TURN + 10 * US)
+    assert found.nodes == ("AbsBackward0",)
+
+
+def test_a_loop_of_less_than_a_tenth_of_the_step_is_no_finding(tmp_path) -> None:
+    """Its module takes nearly all of the step."""
+    assert (
+        cost(run(tmp_path, [*loop(34), ("aten::linear", 9 * MS)], takes), "operator-loop") is None
+    )
+
+
+def test_operators_that_take_long_by_themselves_are_no_loop(tmp_path) -> None:
+    parts = [("aten::abs", 40 * US)] * 64
+    assert cost(run(tmp_path, parts, lambda _: 40 * US), "operator-loop") is None
+
+
+# One node, and a product -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("operator", "backward", "found"),
+    [
+        ("aten::max", 20 * MS, True),
+        ("aten::max", 4 * MS, False),
+        ("aten::sum", 20 * MS, False),
+        ("aten::embedding", 20 * MS, False),
+        ("aten::mul", 20 * MS, False),
+    ],
+)
+def test_a_node_that_takes_many_times_its_operator_is_found_beside_a_long_forward(
+    tmp_path, operator: str, backward: int, found: bool
+) -> None:
+    """Sums, lookups and element-wise operators have a backward that writes what they only read."""
+    parts = [("aten::linear", 20 * MS), (operator, MS)]
+    report = run(tmp_path, parts, lambda name: 20 * MS if name == "aten::linear" else backward)
+    one = cost(report, "slow-node")
+    assert (one is not None) == found
+    if one is not None:
+        assert one.wall_ns == backward
+        assert "flatten().max(0)" in one.remedy
+
+
+def product(folder: Path, first: list[int], second: list[int], shapes: bool = True) -> Report:
+    """The report of a step that multiplies two tensors by broadcasting, and sums the result."""
+    whole = [max(a, b) for a, b in zip(first, second, strict=True)]
+    trace, now = Trace(), 0
+    for step in range(3):
+        begin = now
+        for number, (name, dims) in enumerate(
+            (("aten::mul", [first, second]), ("aten::sum", [whole, [], []]))
+        ):
+            more = {"Input Dims": dims, "Input type": ["float"] * len(dims)} if shapes else {}
+            numbers = {"Sequence number": 2 * step + number, "Fwd thread id": 0}
+            trace.event("cpu_op", name, now, now + 5 * MS, **numbers, **more)
+            now += 5 * MS
+        trace.forward("mix", "Mix", begin, now)
+        for number, name in ((1, "SumBackward1"), (0, "MulBackward0")):
+            trace.node(name, now, now + 5 * MS, seq=2 * step + number, thread=1)
+            now += 5 * MS
+        trace.annotation(f"ProfilerStep#{step}", begin, now)
+        now += 10 * US
+    return backspot.locate(trace.save(folder / "trace.json"))
+
+
+def test_a_product_of_matrices_that_is_written_out_is_found_by_its_shapes(tmp_path) -> None:
+    report = product(tmp_path, [1024, 64, 1], [1, 64, 64])
+    found = cost(report, "written-out-product")
+    assert found is not None
+    assert found.path == "mix"
+    assert found.wall_ns == 20 * MS
+    assert found.saves is not None
+    assert found.saves.at_best
+
+
+@pytest.mark.parametrize("second", [[1024, 64, 64], [1, 1, 64]], ids=["one shape", "a scale"])
+def test_a_sum_of_products_that_need_no_larger_tensor_is_not_found(tmp_path, second) -> None:
+    assert cost(product(tmp_path, [1024, 64, 64], second), "written-out-product") is None
+
+
+def test_without_shapes_the_rule_says_what_it_needs(tmp_path) -> None:
+    report = product(tmp_path, [1024, 64, 1], [1, 64, 64], shapes=False)
+    assert report.rules["written-out-product"] == "needs shapes"

@@ -1,0 +1,125 @@
+"""Steps whose cause is known by construction: what a report says of it, and what not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+import backspot
+from backspot import Finding, Report
+
+pytestmark = pytest.mark.slow
+profile = partial(backspot.profile, trials="none", steps=2, warmup=1, unprofiled=2)
+
+
+def found(report: Report, rule: str) -> Finding | None:
+    return next((one for one in report.findings if one.rule == rule), None)
+
+
+class Triplet(nn.Module):
+    """A loss of many operators, none of which runs often."""
+
+    def forward(self, e: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        d = torch.cdist(e, e)
+        same, far = y[:, None] == y[None], d.detach()
+        s, o = far.masked_fill(same, float("inf")).sort(1)
+        k = torch.searchsorted(s, far.contiguous(), right=True).clamp(max=len(e) - 1)
+        index, known = o.gather(1, k), s.gather(1, k).isfinite()
+        nearest = far.masked_fill(same, -1).argmax(1)[:, None]
+        negative = torch.where(known, d.gather(1, index), d.gather(1, nearest))
+        positive = same & ~torch.eye(len(e), dtype=torch.bool)
+        return torch.relu((d - negative + 0.2) * positive).sum() / positive.sum()
+
+
+@pytest.mark.parametrize("labelled", [True, False])
+def test_a_loss_of_many_operators_is_no_loop_around_the_model(labelled: bool) -> None:
+    """Nothing in it is done for each of many tensors, labelled as a module or not."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 32))
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+    loss, x, y = Triplet(), torch.randn(128, 64), torch.randint(0, 32, (128,))
+
+    def step() -> None:
+        optimizer.zero_grad()
+        loss(net(x), y).backward()
+        optimizer.step()
+
+    models: dict[str, nn.Module] = {"": net, "loss": loss} if labelled else {"": net}
+    one = found(profile(step, models), "code-around-model")
+    assert one is None or "torch._foreach_" not in one.remedy
+
+
+def test_masks_for_each_class_get_a_remedy_for_masks() -> None:
+    torch.manual_seed(0)
+    net = nn.Linear(16, 16)
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+    x, y = torch.randn(512, 16), torch.randint(0, 200, (512,))
+
+    def by_class(scores: torch.Tensor) -> torch.Tensor:
+        return torch.stack([scores[y == one].square().sum() for one in range(200)]).mean()
+
+    def step() -> None:
+        optimizer.zero_grad()
+        by_class(net(x)).backward()
+        optimizer.step()
+
+    one = found(profile(step, net), "code-around-model")
+    assert one is not None
+    assert "torch._foreach_" not in one.remedy
+    assert "index_add_" in one.remedy
+    assert one.saves is not None
+    assert one.saves.at_best
+
+
+def differentiating(loss: Callable[[nn.Module], torch.Tensor]) -> Finding:
+    torch.manual_seed(0)
+    wide = 128
+    net = nn.Sequential(
+        *(nn.Linear(3, wide), nn.Tanh(), nn.Linear(wide, wide), nn.Tanh(), nn.Linear(wide, 1))
+    )
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        loss(net).backward()
+        optimizer.step()
+
+    one = found(profile(step, net), "second-backward")
+    assert one is not None
+    return one
+
+
+def inputs() -> list[torch.Tensor]:
+    return [torch.rand(4096, 1, requires_grad=True) for _ in range(3)]
+
+
+def at_once(net: nn.Module) -> torch.Tensor:
+    parts = inputs()
+    result = net(torch.cat(parts, 1)).sum()
+    return sum(one.square().mean() for one in torch.autograd.grad(result, parts, create_graph=True))
+
+
+def one_by_one(net: nn.Module) -> torch.Tensor:
+    parts = inputs()
+    result = net(torch.cat(parts, 1)).sum()
+    gradients = (torch.autograd.grad(result, one, create_graph=True)[0] for one in parts)
+    return sum(one.square().mean() for one in gradients)
+
+
+def test_gradients_that_a_step_is_for_are_not_said_to_be_saved() -> None:
+    one = differentiating(at_once)
+    assert one.saves is None
+    assert "they are needed" in one.remedy
+
+
+def test_passes_that_run_the_same_nodes_again_are_found_and_priced() -> None:
+    one = differentiating(one_by_one)
+    assert one.title == "Backward passes run the same nodes again"
+    assert "torch.autograd.grad(result, [a, b, c])" in one.remedy
+    assert one.saves is not None
+    assert one.saves.at_best
+    assert one.saves.ns < one.wall_ns
