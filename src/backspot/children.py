@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import sys
 
-from backspot.imports import when_imported
+from backspot.imports import unseen_by_warnings, when_imported
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -140,6 +140,7 @@ def _after(action: Callable[[], None], function: Callable[..., Any]) -> Callable
     from functools import wraps
 
     @wraps(function)
+    @unseen_by_warnings
     def call(*args: Any, **kwargs: Any) -> Any:
         action()
         return function(*args, **kwargs)

@@ -1,4 +1,7 @@
-"""Import all modules of a package; hear of a module being imported, without importing it."""
+"""Import all modules of a package; hear of a module being imported, without importing it.
+
+Also have warnings pass over a function's frames, as over those of Python's own imports.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,9 @@ if (
 ):  # ``children.py`` uses this file at the start of Python: it imports next to nothing
     from collections.abc import Callable
     from types import ModuleType
-    from typing import Any
+    from typing import Any, TypeVar
+
+    Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def modules_of(package: str) -> list[ModuleType]:
@@ -78,3 +83,15 @@ class _Finder:
             if spec is not None:
                 return spec
         return None
+
+
+def unseen_by_warnings(function: Function) -> Function:
+    """Have a warning in what a function calls name the line that it names without the function.
+
+    A warning with a ``stacklevel`` counts frames, but for those of imports: of files whose names
+    have two words in them. Each line has a warning once, so that another line has it once more.
+    """
+    code: Any = function.__code__
+    name = code.co_filename + " (importlib, _bootstrap)"
+    function.__code__ = code.replace(co_filename=name)
+    return function

@@ -358,6 +358,47 @@ def test_a_script_may_ask_where_torch_is_before_it_imports_it(write, tmp_path):
 
 
 @pytest.mark.slow
+def test_tensors_that_the_script_trains_can_be_swapped(write, tmp_path):
+    script = write(
+        training(
+            "torch.__future__.set_swap_module_params_on_conversion(True)",
+            "for _ in range(20):",
+            "    train(1)",
+            "    optimizer.zero_grad()",
+            "    model.load_state_dict(model.state_dict())",
+            "    other = nn.Parameter(model[0].weight.detach() * 0.9)",
+            "    torch.utils.swap_tensors(model[0].weight, other)",
+        )
+    )
+    plain = python(script, cwd=tmp_path)
+    observed = python("-m", "backspot", "run", *SMALL, script, cwd=tmp_path)
+    assert b"wrote" in observed.stderr
+    assert (observed.returncode, observed.stdout) == (0, plain.stdout)
+
+
+@pytest.mark.slow
+def test_a_script_that_never_compiles_loads_no_compiler_and_gets_no_folder_for_it(write, tmp_path):
+    script = write(
+        TRAINING.replace("optimizer = torch.optim.SGD(model.parameters(), lr=0.1)", "")
+        .replace("optimizer.zero_grad()", "model.zero_grad()")
+        .replace("optimizer.step()", "[p.data.sub_(0.1 * p.grad) for p in model.parameters()]")
+        + "train(20)\nimport os\n"
+        "print(*(name for name in ('torch._dynamo', 'torch._inductor') if name in sys.modules))\n"
+        "print(os.environ.get('TORCHINDUCTOR_CACHE_DIR'))\n"
+    )
+    (tmp_path / "temporary").mkdir()
+    environment = {**os.environ, "TMPDIR": str(tmp_path / "temporary")}
+    environment.pop("TORCHINDUCTOR_CACHE_DIR", None)
+    plain = python(script, cwd=tmp_path, env=environment)
+    observed = python(
+        "-m", "backspot", "run", *SMALL, "--memory", script, cwd=tmp_path, env=environment
+    )
+    assert b"wrote" in observed.stderr
+    assert observed.stdout == plain.stdout
+    assert not [*(tmp_path / "temporary").iterdir()]
+
+
+@pytest.mark.slow
 def test_a_training_in_a_thread_is_reported_after_the_script_has_ended(write, tmp_path):
     code = training(
         "import threading",

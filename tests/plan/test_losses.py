@@ -358,6 +358,58 @@ def test_a_loss_that_runs_compiled_code_has_no_mode_around_it(report, monkeypatc
     assert modes.pop() is None
 
 
+def _kept_out(out):
+    """A loss of which a digit that bfloat16 has not decides, kept from autocast."""
+    with torch.autocast("cpu", enabled=False):
+        a = (out.float() * 0 + 1.0) * torch.tensor([1.0, 1.0 + 2**-12, 1.0, 1.0])
+        far = (a @ a.t() - 4.0).abs()
+    return far.mean() * 1000 + out.float().mean() * 0
+
+
+def test_numbers_that_are_kept_from_autocast_have_all_digits(report):
+    model = nn.Linear(4, 4)
+    step = stepping(model, torch.randn(8, 4), loss=_kept_out)
+    plan = planned(report, step, model)
+    assert not why_no_loss(plan)
+    assert settings(plan)["bf16"].difference.loss < 0.05
+
+
+@pytest.mark.parametrize("kind", ["functions", "a default device"])
+def test_a_mode_that_the_step_leaves_entered_is_alone_there_afterwards(report, kind):
+    class Mode(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            return func(*args, **(kwargs or {}))
+
+    mode = Mode() if kind == "functions" else torch.device("cpu")
+    model = nn.Linear(4, 4)
+
+    def loss(out):
+        mode.__enter__()
+        return out.square().mean()
+
+    try:
+        planned(report, stepping(model, torch.randn(8, 4), loss=loss), model)
+        found = torch._C._len_torch_function_stack()
+    finally:
+        mode.__exit__(None, None, None)
+    assert found == 1
+    assert innermost_mode() is None
+
+
+def test_tensors_of_a_step_can_be_swapped_and_the_loss_does_not_run_again(report):
+    model = nn.Linear(4, 4)
+
+    def loss(out):
+        torch.utils.swap_tensors(MOVING, torch.randn(8, 4))
+        return (out - MOVING).square().mean()
+
+    plan = planned(report, stepping(model, torch.randn(8, 4), loss=loss), model)
+    assert "swaps tensors" in why_no_loss(plan)
+
+
+MOVING = torch.randn(8, 4)
+
+
 # The training stays as it was ---------------------------------------------------------------------
 
 

@@ -604,17 +604,38 @@ def test_what_did_not_help_is_tried_again_once_a_rung_below_it_is_made(report, o
     assert "channels_last is made" in plan.earlier
 
 
-@pytest.mark.parametrize("what", ["inputs", "modules"])
-def test_all_is_tried_again_of_another_model_or_with_other_inputs(report, what):
+ELSEWHERE = {
+    "inputs": {},
+    "modules": {},
+    "device": {"device": "NVIDIA H100"},
+    "torch": {"torch": "2.4.0"},
+    "host": {"host": "load 0.1, 64 threads of PyTorch, 128 CPUs"},
+}
+
+
+@pytest.mark.parametrize("what", ELSEWHERE)
+def test_all_is_tried_again_of_another_model_or_machine_or_with_other_inputs(report, what):
     model, x = images(), torch.randn(4, 3, 16, 16)
     before = lost(planned(report, stepping(model, x), model), "bf16")
-    earlier = changed(report, plan=before)
+    earlier = changed(report, plan=before, recorded={**report.recorded, **ELSEWHERE[what]})
     if what == "modules":
         earlier = changed(earlier, modules=())
     live = Living({"": model}, step=stepping(model, x[:2] if what == "inputs" else x))
     plan = Planning(20, earlier).after(report, live).plan
     assert plan.earlier.startswith("All is tried anew")
+    said = ELSEWHERE[what].get(what, "this model with these inputs").partition(", ")
+    assert (said[2] or said[0]) in plan.earlier
     assert settings(plan)["bf16"].note != "as the earlier report says"
+
+
+def test_an_earlier_plan_counts_whatever_the_load_was(report):
+    model, x = images(), torch.randn(4, 3, 16, 16)
+    before = lost(planned(report, stepping(model, x), model), "bf16")
+    busy = report.recorded["host"].replace("load ", "load 1", 1)
+    earlier = changed(report, plan=before, recorded={**report.recorded, "host": busy})
+    live = Living({"": model}, step=stepping(model, x))
+    plan = Planning(20, earlier).after(report, live).plan
+    assert "not tried again" in plan.earlier
 
 
 # The loader ---------------------------------------------------------------------------------------

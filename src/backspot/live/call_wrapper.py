@@ -31,6 +31,7 @@ from typing import Any
 
 import torch
 
+from backspot.imports import unseen_by_warnings
 from backspot.interrupts import contained
 from backspot.live.calls import Call, Thread, calls_that_fail, local as _local, wrapper_codes
 from backspot.live.class_calls import ClassCalls, passes_to_common, put_hook
@@ -334,6 +335,7 @@ def labelled_on_class(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
 labelled_on_class.__name__ = "__call__"
 
 
+@unseen_by_warnings
 def _listed_call(
     module: torch.nn.Module,
     args: tuple[Any, ...],

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import gc
 import itertools
+import re
 import sys
 import threading
 import warnings
@@ -129,25 +130,52 @@ def waits_marked() -> Iterator[None]:
     if not torch.cuda.is_initialized() or torch.cuda.get_sync_debug_mode():
         yield
         return
-    with warnings.catch_warnings():
-        # In front of the program's filters, which may turn warnings into errors.
-        warnings.filterwarnings("always", message=_WARNING)
-        warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype")
-        show, name = warnings.showwarning, functools.cache(file_name)
+    show, name = warnings.showwarning, functools.cache(file_name)
 
-        def mark(message: Warning | str, *others: Any, **more: Any) -> None:
-            if not str(message).startswith(_WARNING):
-                show(message, *others, **more)
-                return
-            frame = user_frame(sys._getframe(1))
-            while frame is not None and frame.f_globals.get("__name__") == "warnings":
-                frame = user_frame(frame.f_back)
-            if frame is not None:
-                profiler.emit(f"{WAITED_AT}{name(frame.f_code.co_filename)}:{frame.f_lineno}")
+    def mark(message: Warning | str, *others: Any, **more: Any) -> None:
+        if not str(message).startswith(_WARNING):
+            show(message, *others, **more)
+            return
+        frame = user_frame(sys._getframe(1))
+        while frame is not None and frame.f_globals.get("__name__") == "warnings":
+            frame = user_frame(frame.f_back)
+        if frame is not None:
+            profiler.emit(f"{WAITED_AT}{name(frame.f_code.co_filename)}:{frame.f_lineno}")
 
+    with filtered(("always", _WARNING), ("ignore", "Synchronization debug mode is a prototype")):
         warnings.showwarning = mark
-        torch.cuda.set_sync_debug_mode("warn")
         try:
+            _set_sync_debug_mode("warn")
             yield
         finally:
-            torch.cuda.set_sync_debug_mode("default")
+            _set_sync_debug_mode("default")
+            if warnings.showwarning is mark:
+                warnings.showwarning = show
+
+
+def _set_sync_debug_mode(mode: str) -> None:
+    """Set it so that what PyTorch says of it once, in a process, does not count as said."""
+    always = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)
+    try:
+        torch.cuda.set_sync_debug_mode(mode)
+    finally:
+        torch.set_warn_always(always)
+
+
+@contextmanager
+def filtered(*filters: tuple[str, str]) -> Iterator[None]:
+    """Have filters of warnings come first, which may be errors for the program.
+
+    ``warnings.filterwarnings`` would have Python show again what it has shown once of each line.
+
+    Args:
+        filters: what is done with a warning, and how its text begins.
+    """
+    added = [(action, re.compile(text), Warning, None, 0) for action, text in filters]
+    place: Any = warnings.filters
+    place[:0] = added
+    try:
+        yield
+    finally:
+        place[:] = [one for one in place if not any(one is mine for mine in added)]

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import time
-import warnings
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -37,12 +36,14 @@ from backspot.live.instrumentation import Instrumentation, instrument
 from backspot.live.memory_watch import MemoryWatch
 from backspot.live.step_log import StepLog
 from backspot.live.surroundings import slowed_by
-from backspot.live.torch_internals.lookup import Watch, nothing
+from backspot.live.torch_internals.lookup import Watch, Wrapping, nothing
 from backspot.live.torch_internals.profiler import (
     PROFILER_PREPARES,
+    PROFILER_WARNS,
     new_range,
     privateuse1_name,
     recording as is_recording,
+    without_inductor,
 )
 from backspot.trace.names import PROFILER_STEP
 from backspot.trace.profiler import Export
@@ -488,9 +489,9 @@ def _detached(profiler: torch.profiler.profile) -> Iterator[None]:
 @contextmanager
 def _prepared(profiler: torch.profiler.profile) -> Iterator[None]:
     """Prepare the profiler; an error inside the block ends it."""
-    with warnings.catch_warnings(), _quiet(profiler):
-        # torch 2.8 to 2.11 warn at every profile that events of earlier cycles are gone.
-        warnings.filterwarnings("ignore", message="Warning: Profiler clears events")
+    # A filter of warnings would have Python show again what it has shown once of each line.
+    silent = Wrapping(PROFILER_WARNS, lambda _: lambda *_, **__: None)
+    with silent, without_inductor(), _quiet(profiler):
         profiler.prepare_trace()
     try:
         yield

@@ -30,6 +30,7 @@ from backspot.live.torch_internals.engine import others_run_backward, outermost_
 from backspot.live.torch_internals.lookup import Turn
 from backspot.live.torch_internals.process import hook_steps, outermost_step, step_around
 from backspot.live.torch_internals.profiler import recording as is_recording
+from backspot.live.torch_internals.references import TensorRef
 from backspot.live.updates import Holder, Updates
 
 _LONGEST_SEARCH_S = 5.0
@@ -216,7 +217,7 @@ class Observer:
         self.recorder = Recorder(plan, self._models, deliver, say, self._end_counting)
         self._cycles: defaultdict[int, Cycle] = defaultdict(Cycle)  # by thread
         # The first parameters of optimizers, by id, each with what no other one has.
-        self._first: dict[int, tuple[weakref.ref[torch.Tensor], object]] = {}
+        self._first: dict[int, tuple[TensorRef, object]] = {}
         self._steps_inside = False
         """Whether an optimizer has stepped inside a backward, and none outside."""
         self._steps_outside = False
@@ -329,7 +330,7 @@ class Observer:
         first = groups[0][0]
         known = self._first.get(id(first))
         if known is None or known[0]() is not first:  # another one had this id before
-            known = self._first[id(first)] = weakref.ref(first), object()
+            known = self._first[id(first)] = TensorRef(first), object()
         return known[1], *((id(group[0]), id(group[-1]), len(group)) for group in groups)
 
     @property

@@ -19,6 +19,7 @@ import torch
 
 from backspot.live.torch_internals.autograd import ignore_torch_function
 from backspot.live.torch_internals.process import version_of
+from backspot.live.torch_internals.references import TensorRef
 
 _MOST_PARAMETERS = 4
 """So many parameters of each holder are looked at. An update leaves out none, or whole layers."""
@@ -47,8 +48,8 @@ class Holder:
         self.key = key
         self.owner: weakref.ref[Any] = weakref.ref(owner)
         self.updates = 0
-        self._held = [*map(weakref.ref, parameters)]
-        self._watched: list[weakref.ref[torch.Tensor]] = []
+        self._held = [*map(TensorRef, parameters)]
+        self._watched: list[TensorRef] = []
         self._by_gradients = by_gradients
         self._before: _State | None = None
         self._after: _State | None = None

@@ -15,11 +15,27 @@ from backspot.results.report import Report
 FROM_EARLIER = "as the earlier report says"
 
 
-def comparable(earlier: Report, report: Report, plan: Plan) -> Plan | None:
-    """Return the earlier plan, if it is of the same modules with the same inputs; else ``None``."""
-    before = earlier.plan
-    alike = before is not None and before.inputs == plan.inputs
-    return before if alike and _modules(earlier) == _modules(report) else None
+def why_anew(earlier: Report, report: Report, plan: Plan) -> str:
+    """Return why nothing counts of an earlier plan, ``""`` if it does.
+
+    It is of the same modules with the same inputs, and was made where this one is.
+    """
+    if earlier.plan is None:
+        return "the earlier report has no plan"
+    if _modules(earlier) != _modules(report) or earlier.plan.inputs != plan.inputs:
+        return "the earlier report has no plan of this model with these inputs"
+    for before, now in zip(_made_on(earlier), _made_on(report), strict=True):
+        if before != now:
+            return f"the earlier plan was made with {before}, and this one is with {now}"
+    return ""
+
+
+def _made_on(report: Report) -> tuple[str, str, str]:
+    """Return what the times of a report depend on: the devices, PyTorch, threads and CPUs."""
+    known = report.recorded
+    threads = known.get("host", "").partition(", ")[2]  # without the load
+    torch = known.get("torch", "")
+    return known.get("device") or "no GPU", f"PyTorch {torch}", threads or "other CPUs"
 
 
 def inputs_of(watched: Watching) -> tuple[str, ...]:
@@ -62,10 +78,14 @@ def lost_before(
     return found
 
 
-def taken_from(earlier: Plan | None, rungs: Sequence[Rung]) -> str:
-    """Return what of an earlier plan counts now, as a sentence."""
+def taken_from(earlier: Plan | None, rungs: Sequence[Rung], why: str) -> str:
+    """Return what of an earlier plan counts now, as a sentence.
+
+    Args:
+        why: why nothing counts, or ``""``.
+    """
     if earlier is None:
-        return "All is tried anew: the earlier report has no plan of this model with these inputs."
+        return f"All is tried anew: {why}."
     ladder = {one.setting for one in earlier.ladder}
     made = [one.setting for one in rungs if one.note == AS_IT_IS and one.setting in ladder]
     lost = sum(one.note == FROM_EARLIER for one in rungs)

@@ -108,19 +108,16 @@ def _in_child(
             os.close(read)
             torch.set_num_threads(1)
             found = _steps(loading, numbers, computes, seconds)
-            os.write(write, json.dumps(found).encode())
+            _tell(write, found)
         except BaseException as error:
-            os.write(write, json.dumps({"error": f"{type(error).__name__}: {error}"}).encode())
+            _tell(write, {"error": f"{type(error).__name__}: {error}"})
         finally:
             os._exit(0)
     try:
         os.close(write)
-        with open(read, "rb") as pipe:  # noqa: PTH123 - a descriptor
-            poll = select.poll()  # ``select`` takes no large descriptors
-            poll.register(pipe, select.POLLIN)
-            ready = poll.poll(1000 * (seconds + LATEST_S))
-            said: dict[str, Any] = json.loads(pipe.read() or b"{}") if ready else {}
+        said = _told(read, time.monotonic() + seconds + LATEST_S)
     finally:
+        os.close(read)
         try:
             os.killpg(child, signal.SIGKILL)
         except (ProcessLookupError, PermissionError):
@@ -129,6 +126,34 @@ def _in_child(
     if "error" in said:
         raise Refused(said["error"])
     return said
+
+
+def _tell(write: int, what: Mapping[str, Any]) -> None:
+    """Write what a process has found, and that this is all of it."""
+    left = memoryview(json.dumps(what).encode() + b"\n")
+    while left:
+        left = left[os.write(write, left) :]
+
+
+def _told(read: int, until: float) -> dict[str, Any]:
+    """Return what another process has found; nothing where it has not told all in time.
+
+    The end of a pipe does not tell that: its workers have the other end, too.
+
+    Args:
+        until: in seconds of ``time.monotonic``.
+    """
+    poll = select.poll()  # ``select`` takes no large descriptors
+    poll.register(read, select.POLLIN)
+    said = b""
+    while not said.endswith(b"\n"):
+        if not poll.poll(1000 * max(0.0, until - time.monotonic())):
+            return {}
+        if not (more := os.read(read, 1 << 16)):
+            return {}
+        said += more
+    found: dict[str, Any] = json.loads(said)
+    return found
 
 
 def _steps(

@@ -17,11 +17,17 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from backspot.interrupts import contained, pass_on
 from backspot.live.plan.room import FIXED, room_on, sample_of
-from backspot.live.torch_internals.process import innermost_mode, tree_flatten, tree_map, version_of
+from backspot.live.torch_internals.process import (
+    autocasts,
+    take_mode_away,
+    tree_flatten,
+    tree_map,
+    version_of,
+)
+from backspot.live.torch_internals.references import by_tensor, swaps
 from backspot.live.trials.chains import autocast_of, tensors_of
 from backspot.live.trials.measuring import reason
 from backspot.live.trials.twins import Autocast, Refused, check_plain, size_of, twin
@@ -42,13 +48,17 @@ class _Memory:
 
 @dataclass(eq=False)
 class _Operation:
-    """A function that the step called after a model; its tensors are values."""
+    """A function that the step called after a model; its tensors are values.
+
+    Attributes:
+        modes: whether gradients were on, the autocast, and whether that is of the loss alone.
+    """
 
     number: int
     function: Any
     args: Any
     kwargs: Any
-    modes: tuple[bool, Autocast]
+    modes: tuple[bool, Autocast, bool]
 
 
 Source = Callable[[Sequence[torch.Tensor], Mapping[int, torch.nn.Module]], torch.Tensor]
@@ -106,7 +116,8 @@ class Loss:
         Args:
             outputs: of a call; those that the step let go after their last use are ``None`` then.
             modules: the copies of the models, by number.
-            autocast: the autocast around all of it; ``None``: that of the step.
+            autocast: the autocast around all of it, but for what has one of its own, such as one
+                that is off; ``None``: that of the step.
         """
         results: dict[_Operation, list[Any]] = {}
 
@@ -118,8 +129,8 @@ class Loss:
                 return results[operation][place]
             return one.source(outputs, modules)
 
-        for (grad, own), several in groupby(self._operations, key=lambda one: one.modes):
-            kind, on, dtype = autocast or own
+        for (grad, own, inner), several in groupby(self._operations, key=lambda one: one.modes):
+            kind, on, dtype = own if inner else autocast or own
             with torch.set_grad_enabled(grad), torch.autocast(kind, enabled=on, dtype=dtype):
                 for one in several:
                     args, kwargs = tree_map(of, (one.args, one.kwargs))
@@ -162,28 +173,31 @@ class LossWatch(TorchFunctionMode):  # type: ignore[misc] # untyped
         self.why_not = ""
         self.rests = True
         self._models, self._copied = models, copies
-        self._known: Any = WeakTensorKeyDictionary()
+        self._known = by_tensor()
+        self._swaps = 0
         self._writes: list[_Operation] = []
-        self._copied_bytes = 0
         self._named = 0
         self._parameters_of: dict[int, tuple[int, str]] = {}
         """The model and the name of each parameter, by its ``id``."""
         self._numbers = count()
-        self._thread = 0
+        self._thread = self._autocasts = 0
+        self._room: dict[torch.device, float] = {}
+        """What copies may take, as it was after the last call."""
 
     def begin(self) -> None:
         """See functions until ``end``, on this thread."""
-        self._thread = threading.get_ident()
+        self._thread, self._swaps = threading.get_ident(), swaps()
         self.__enter__()
 
     def end(self) -> None:
         """See no more functions.
 
-        Where another mode was entered since, or on another thread, this one stays there and does
-        nothing: PyTorch would take the other one away.
+        On another thread this mode stays where it was entered, and does nothing.
         """
-        if threading.get_ident() == self._thread and innermost_mode() is self:
-            self.__exit__(None, None, None)
+        if threading.get_ident() == self._thread:
+            take_mode_away(self)
+        if swaps() != self._swaps:
+            self.why_not = self.why_not or "the step swaps tensors (torch.utils.swap_tensors)"
         self.rests = True
         self._known.clear()
         self._writes.clear()
@@ -195,6 +209,8 @@ class LossWatch(TorchFunctionMode):  # type: ignore[misc] # untyped
             outputs: the tensors that it returns.
             is_first: whether no call of its kind was before.
         """
+        self._autocasts = autocasts()
+        self._room.clear()
         for place, one in enumerate(outputs):
             if one.requires_grad:
                 memory = _Memory(version_of(one), is_own=True)
@@ -251,7 +267,7 @@ class LossWatch(TorchFunctionMode):  # type: ignore[misc] # untyped
         elif foreign:
             why_not = f"{func.__name__} writes to a tensor that the loss has not made"
         device = next((one.device for one, _ in before), torch.device("cpu"))
-        modes = torch.is_grad_enabled(), autocast_of(device)
+        modes = torch.is_grad_enabled(), autocast_of(device), autocasts() > self._autocasts
         args, kwargs = tree_map(lambda one: given.get(id(one), one), (args, kwargs))
         operation = _Operation(next(self._numbers), func, args, kwargs, modes)
         if written and not foreign:
@@ -315,8 +331,10 @@ class LossWatch(TorchFunctionMode):  # type: ignore[misc] # untyped
         if tensor.requires_grad and not tensor.is_leaf:
             raise Refused("it follows from more than the outputs of a model")
         check_plain(tensor)
-        self._copied_bytes += size_of(tensor)
-        if 2 * self._copied_bytes > room_on(tensor.device):
+        if tensor.device not in self._room:  # to read it takes longer than many a loss
+            self._room[tensor.device] = room_on(tensor.device)
+        self._room[tensor.device] -= 2 * size_of(tensor)
+        if self._room[tensor.device] < 0:
             raise Refused("copies of what it is given do not fit into the free memory")
         copy = twin(tensor)
 

@@ -14,7 +14,7 @@ from backspot.interrupts import pass_on
 from backspot.live.acts import Act, Living
 from backspot.live.modules import class_name
 from backspot.live.plan.account import Account
-from backspot.live.plan.again import comparable, inputs_of, taken_from
+from backspot.live.plan.again import inputs_of, taken_from, why_anew
 from backspot.live.plan.around import LOADER_S, Around
 from backspot.live.plan.copies import NO_TIME
 from backspot.live.plan.search import Search, why
@@ -29,7 +29,11 @@ from backspot.live.torch_internals.dynamo import (
     compiles_itself,
     forget_compilations,
 )
-from backspot.live.torch_internals.process import is_observed
+from backspot.live.torch_internals.process import (
+    default_device_leaves_innermost,
+    innermost_mode,
+    is_observed,
+)
 from backspot.live.trials.attempts import leaves_fast_path, own_memory
 from backspot.live.trials.chains import replaced_function
 from backspot.live.trials.trial import Live, step_of
@@ -104,6 +108,8 @@ def _begun(report: Report, live: Living) -> Watching:
         watching.why_no_loss = watching.why_not_compiled  # a mode would have it compiled again
     elif replaced := replaced_function():
         watching.why_no_loss = f"{replaced} is not PyTorch's own, and would run twice"
+    elif innermost_mode() is not None and default_device_leaves_innermost():
+        watching.why_no_loss = "the default device is a mode, which this PyTorch could mix up"
     if not watching.why_not:
         watching.begin()
     return watching
@@ -178,11 +184,12 @@ def with_plan(
         allowed_ns=seconds * 10**9,
         inputs=inputs_of(watching),
     )
-    before = None if earlier is None else comparable(earlier, report, plan)
+    anew = "" if earlier is None else why_anew(earlier, report, plan)
+    before = None if earlier is None or anew else earlier.plan
     try:
         plan = _made(plan, report, live, watching, begin + seconds, before)
         if earlier is not None:
-            plan = replace(plan, earlier=taken_from(before, plan.rungs))
+            plan = replace(plan, earlier=taken_from(before, plan.rungs, anew))
     except Exception as error:  # of the model's copies, which is a result too
         pass_on(error)
         said = str(error) if isinstance(error, TouchedError) else why(error)

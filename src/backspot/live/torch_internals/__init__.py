@@ -13,6 +13,7 @@
 - ``attention.py``: which kernels attention runs, and could run.
 - ``batches.py``: how a ``DataLoader`` hands out batches.
 - ``store.py``: what the ranks of a job share. ``collectives.py``: what they take part in together.
+- ``references.py``: weak references to tensors, which PyTorch would refuse to swap for those.
 - ``lookup.py``: finds a part of PyTorch now, or once it is loaded.
 
 The policy of these files:

@@ -13,6 +13,7 @@ import torch
 
 from backspot.interrupts import contained
 from backspot.live.torch_internals.lookup import find, no, nothing
+from backspot.live.torch_internals.references import TensorRef
 
 OutOfMemoryError: type[BaseException] = (
     find("OutOfMemoryError") or torch.cuda.OutOfMemoryError  # before torch 2.5
@@ -176,7 +177,7 @@ class NodeAtWork(NamedTuple):
     """
 
     name: str
-    parameter: weakref.ref[torch.Tensor] | None
+    parameter: TensorRef | None
     is_nearby: bool
 
 
@@ -192,7 +193,7 @@ def looked_at(node: Any) -> NodeAtWork:
     while pending and len(seen) < _MOST_NODES:
         one, is_nearby = pending.popleft()
         if isinstance(found := getattr(one, "variable", None), torch.Tensor):
-            return NodeAtWork(node.name(), weakref.ref(found), is_nearby)
+            return NodeAtWork(node.name(), TensorRef(found), is_nearby)
         for other, _ in one.next_functions:
             if other is not None and other not in seen:
                 seen.add(other)

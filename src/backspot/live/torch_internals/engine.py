@@ -1,7 +1,13 @@
-"""Autograd's engine: a function is called before and after each of its outermost runs."""
+"""Autograd's engine: a function is called before and after each of its outermost runs.
+
+No frame of Backspot's is there while a backward runs that begins in PyTorch: a warning names the
+line that it names without, and is shown as often. PyTorch's own function has a call before and
+after the engine, for a log that hardly anybody reads, and that is where users are called.
+"""
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 from collections.abc import Callable
@@ -19,6 +25,11 @@ from backspot.live.torch_internals.lookup import Location, Turn, find, nothing
 # ``torch.autograd.backward`` and ``grad``, ``torch.func.grad``, and those who call it themselves,
 # as Megatron does. Without it no backward is seen.
 _ENGINE = Location(torch.autograd.Variable, "_execution_engine")
+
+# What PyTorch's own function asks for its level, and calls then; without them each backward has a
+# frame of Backspot's around the engine.
+_LOG = Location(torch.autograd.graph, "log")
+_LOGGED = Location(torch.autograd.graph, "_register_logging_hooks_on_whole_graph")
 
 # What Dynamo knows while it compiles a graph: it runs the graph's backward once to see what it
 # does. Without it this counts as a backward.
@@ -103,43 +114,118 @@ def others_run_backward() -> bool:
     return any(map(outermost_call, frames.values()))
 
 
+def _begun(into_grad: bool) -> Callable[[], None]:
+    """Call the users before a run of the engine, and return what calls them after it."""
+    if not _hears or in_backward() or _compiling() is not None:
+        return nothing
+    users = _users
+    for begin, _ in users:
+        begin(into_grad)
+
+    def ended() -> None:
+        for _, end in users:
+            end(into_grad)
+
+    keep_from_dynamo(ended)
+    return ended
+
+
+class _Log:
+    """A log that has PyTorch call what it calls for messages, whatever its level."""
+
+    def __init__(self, log: Any) -> None:
+        self.log = log
+
+    def getEffectiveLevel(self) -> int:  # noqa: N802 - as loggers have it
+        return logging.DEBUG
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.log, name)
+
+
+_local = threading.local()
+"""``is_told``: whether this thread is in PyTorch's function, which has called the users."""
+
+
+def _logged_around(log: Any, logged: Callable[..., Callable[[], None]]) -> Callable[..., Any]:
+    """Return what calls the users where PyTorch writes messages of a graph, and writes those."""
+
+    def begun(outputs: Any) -> Callable[[], None]:
+        written = logged(outputs) if log.getEffectiveLevel() <= logging.DEBUG else nothing
+        given = sys._getframe(1).f_locals
+        ended = _begun(_goes_into_grad((outputs, *given["args"]), given["kwargs"]))
+        handled = sys.exc_info()[1]
+        before, _local.is_told = getattr(_local, "is_told", False), True
+
+        def end() -> None:
+            _local.is_told = before
+            written()
+            if sys.exc_info()[1] is handled:  # else the engine has raised that
+                ended()
+
+        keep_from_dynamo(end)
+        return end
+
+    keep_from_dynamo(begun, _Log.getEffectiveLevel, _begun, _goes_into_grad)
+    return begun
+
+
+def _goes_into_grad(args: Any, kwargs: Any) -> bool:
+    """Return what an engine is told: the seventh, as far as it is given by its place."""
+    return bool(kwargs.get("accumulate_grad", args[6:7] == (True,)))
+
+
 def _engine_around(original: Any) -> Any:
     """Return an engine that does what another one does, and calls the users."""
     run: Callable[..., Any] = original.run_backward
 
+    def heard(*args: Any, **kwargs: Any) -> Any:
+        ended = _begun(_goes_into_grad(args, kwargs))
+        result = run(*args, **kwargs)
+        ended()
+        return result
+
+    def of_thread(_: Any) -> Callable[..., Any]:
+        return run if getattr(_local, "is_told", False) else heard
+
     # A subclass, as Dynamo asks for the class; the engine proper is one for the whole process.
     class Engine(type(original)):  # type: ignore[misc]
-        def run_backward(self, *args: Any, **kwargs: Any) -> Any:
-            if not _hears or in_backward() or _compiling() is not None:
-                return run(*args, **kwargs)
-            users = _users
-            # The seventh, as far as it is given by its place.
-            into_grad = bool(kwargs.get("accumulate_grad", args[6:7] == (True,)))
-            for begin, _ in users:
-                begin(into_grad)
-            result = run(*args, **kwargs)
-            for _, end in users:
-                end(into_grad)
-            return result
+        run_backward = property(of_thread)
 
-    keep_from_dynamo(Engine.run_backward)
+    keep_from_dynamo(heard, of_thread, _begun, _goes_into_grad)
     return Engine()
 
 
 _original: Any = None
 _watched: Any = None
+_logs: tuple[tuple[Any, Any], tuple[Any, Any]] | None = None
+"""The log and its function, and what stands in for both."""
 
 
 def _install() -> None:
-    global _original, _watched
+    global _original, _watched, _logs
     if _watched is None and (engine := _ENGINE.get()) is not None:
         _original, _watched = engine, _engine_around(engine)
         _ENGINE.set(_watched)
+    log, logged = _LOG.get(), _LOGGED.get()
+    if _logs is None and log is not None and logged is not None:
+        _logs = (log, logged), (_Log(log), _logged_around(log, logged))
+        _put_logs(_logs[1])
 
 
 def _uninstall() -> None:
-    """Put the engine back. If other code has wrapped it since, it stays, for no user."""
-    global _original, _watched
+    """Put all back. What other code has wrapped since stays, for no user."""
+    global _original, _watched, _logs
     if _ENGINE.get() is _watched is not None:
         _ENGINE.set(_original)
         _original = _watched = None
+    if _logs is not None and (_LOG.get(), _LOGGED.get()) == _logs[1]:
+        _put_logs(_logs[0])
+        _logs = None
+
+
+def _put_logs(logs: tuple[Any, Any]) -> None:
+    log, logged = logs
+    # The function is called if the log says so.
+    _LOGGED.set(logged)
+    _LOG.set(log)

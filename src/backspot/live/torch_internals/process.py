@@ -13,13 +13,14 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+import torch
 from torch.nn.modules import module as _module
 from torch.optim import optimizer as _optimizer
 from torch.utils._device import DeviceContext
 from torch.utils._pytree import tree_flatten, tree_map
 
 from backspot.live.torch_internals.dynamo import is_dynamo_compiling, keep_from_dynamo
-from backspot.live.torch_internals.lookup import Turn, find
+from backspot.live.torch_internals.lookup import Turn, find, nothing
 
 __all__ = [
     "GLOBAL_HOOKS", "dispatch_modes", "hooks_of", "innermost_mode", "is_observed", "is_rescheduled",
@@ -199,6 +200,36 @@ def innermost_mode() -> Any:
     """Return the innermost mode that sees functions of this thread, or ``None``."""
     modes = _number_of_modes()
     return _mode_at(modes - 1) if modes else None
+
+
+_take: Callable[[], Any] = find("_C", "_pop_torch_function_stack") or nothing
+_put: Callable[[Any], Any] = find("_C", "_push_on_torch_function_stack") or (lambda _: None)
+
+
+def take_mode_away(mode: Any) -> None:
+    """Take a mode out of those of this thread, also where the program has entered another since."""
+    modes = [_mode_at(place) for place in range(_number_of_modes())]
+    if mode not in modes:
+        return
+    within = len(modes) - 1 - modes.index(mode)
+    inner = [_take() for _ in range(within)]
+    _take()
+    for one in reversed(inner):
+        _put(one)
+
+
+def default_device_leaves_innermost() -> bool:
+    """Return whether a default device that ends takes the innermost mode away, whichever it is.
+
+    It has a place of its own since torch 2.6.
+    """
+    return not hasattr(DeviceContext("cpu"), "prev_mode")
+
+
+def autocasts() -> int:
+    """Return how many autocasts are around what this thread runs, also those that are off."""
+    torch.autocast_increment_nesting()
+    return int(torch.autocast_decrement_nesting())
 
 
 def is_observed() -> bool:

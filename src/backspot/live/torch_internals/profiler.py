@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
+import torch
 from torch.autograd import profiler as _profiler
 from torch.profiler import record_function
 
@@ -49,6 +53,44 @@ PROFILER_STOPPED = Location(_profiler, "_run_on_profiler_stop")
 # newest takes it over. ``recording`` wraps the function, so that our own ends before. Without it a
 # profiler that the script starts while ours records gets an empty trace.
 PROFILER_PREPARES = Location(_profiler, "_prepare_profiler")
+
+# What says once, in a process, that a profile has the events of its last cycle alone; torch 2.8 to
+# 2.11 also say it of a first one. Where ours is the first, that is not to be said, nor to count as
+# said: the script's own profiler says it. Without it that is said of ours.
+PROFILER_WARNS = Location(find("profiler", "profiler"), "_warn_once")
+
+# The modules that torch imports when somebody asks for them. A profiler that is prepared asks for
+# Inductor, to know a setting of it. Without it a profiler imports that.
+_LAZY_MODULES = Location(torch, "_lazy_modules")
+
+
+class _WithoutInductor(set[str]):
+    def __init__(self, lazy: Iterable[str]) -> None:
+        super().__init__(lazy)
+        self._thread = threading.get_ident()
+
+    def __contains__(self, name: object) -> bool:
+        asked_here = threading.get_ident() == self._thread
+        return super().__contains__(name) and not (name == "_inductor" and asked_here)
+
+
+@contextmanager
+def without_inductor() -> Iterator[None]:
+    """Have PyTorch not import Inductor inside the block on this thread, unless the program has.
+
+    A script without compiled code and without PyTorch's optimizers never does: the import takes
+    seconds, makes a folder for what is compiled, and names it in the environment.
+    """
+    lazy: Any = _LAZY_MODULES.get()
+    if lazy is None or "torch._inductor" in sys.modules:
+        yield
+        return
+    _LAZY_MODULES.set(_WithoutInductor(lazy))
+    try:
+        yield
+    finally:
+        _LAZY_MODULES.set(lazy)
+
 
 # A range, opened by ``__enter__`` and closed by ``__exit__``, at a tenth of the cost of the public
 # ``record_function``, which is used without it.

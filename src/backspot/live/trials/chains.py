@@ -19,17 +19,17 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from typing import Any
-from weakref import WeakSet, ref
+from weakref import WeakSet
 
 import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
-from torch.utils.weak import WeakIdKeyDictionary, WeakTensorKeyDictionary
 
 from backspot.imports import modules_of
 from backspot.interrupts import pass_on
 from backspot.live.torch_internals.autograd import is_view_of
-from backspot.live.torch_internals.process import innermost_mode, tree_flatten
+from backspot.live.torch_internals.process import take_mode_away, tree_flatten
+from backspot.live.torch_internals.references import TensorRef, by_tensor, swaps
 from backspot.live.trials.twins import (
     Autocast,
     Refused,
@@ -234,11 +234,12 @@ class Chains(TorchFunctionMode):  # type: ignore[misc] # untyped
         super().__init__()
         self.functions = 0
         self.missed: dict[str, str] = {}
-        self.uses: Any = WeakIdKeyDictionary()
+        self.uses = by_tensor()
         self.last: tuple[Node, Node, torch.dtype, list[Any]] | None = None
         self._thread = 0
         self._found: dict[object, Chain] = {}
-        self._nodes: Any = WeakTensorKeyDictionary()
+        self._nodes = by_tensor()
+        self._swaps = swaps()
         self._ends: dict[Node, Chain] = {}
         self._numbers = count()
         self._holding: WeakSet[Node] = WeakSet()
@@ -253,12 +254,13 @@ class Chains(TorchFunctionMode):  # type: ignore[misc] # untyped
     def end(self) -> None:
         """See no more functions, and forget what is not complete.
 
-        Where another mode was entered since, or on another thread, this one stays there and does
-        nothing: PyTorch would take the other one away.
+        On another thread this mode stays where it was entered, and does nothing.
         """
-        if threading.get_ident() == self._thread and innermost_mode() is self:
-            self.__exit__(None, None, None)
+        if threading.get_ident() == self._thread:
+            take_mode_away(self)
         self._thread = 0
+        if swaps() != self._swaps:  # what a tensor holds is no longer what made it
+            self._found.clear()
         self._nodes.clear()
         self._ends.clear()
         self.last = None
@@ -298,7 +300,9 @@ class Chains(TorchFunctionMode):  # type: ignore[misc] # untyped
             and is_view_of(out, source)
         )
         parts = tuple(self.node(one) if isinstance(one, torch.Tensor) else one for one in args)
-        made = Node(next(self._numbers), ref(out), out.shape, func, parts, kwargs, item, is_view)
+        made = Node(
+            next(self._numbers), TensorRef(out), out.shape, func, parts, kwargs, item, is_view
+        )
         made.depth = 1 + max((one.depth for one in made.inner), default=0)
         if is_view or func in SOFTMAX:
             made.held = source
@@ -319,7 +323,7 @@ class Chains(TorchFunctionMode):  # type: ignore[misc] # untyped
     def node(self, one: torch.Tensor) -> Node:
         """Return the node of a tensor."""
         if one not in self._nodes:
-            self._nodes[one] = Node(next(self._numbers), ref(one), one.shape)
+            self._nodes[one] = Node(next(self._numbers), TensorRef(one), one.shape)
         found: Node = self._nodes[one]
         return found
 
