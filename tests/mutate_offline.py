@@ -257,13 +257,6 @@ MUTATIONS = (
         OF_WORK,
     ),
     Mutation(
-        "steps overlap",
-        "analysis/accounting/steps.py",
-        "    start = np.maximum(start, np.append(0, end[:-1]))  # steps do not overlap\n",
-        "",
-        f"{STEPS} {PHASES}",
-    ),
-    Mutation(
         "a step waits for work that is launched at its end",
         "analysis/accounting/steps.py",
         'before = np.searchsorted(launched[order], times, side="left")',

@@ -268,14 +268,14 @@ def test_without_a_verb_the_help_says_what_there_is(capsys):
         (["show", "a", "--depth", "deep"], "'deep' is not a whole number of at least 0"),
         (["show", "a", "--by", "name"], "invalid choice: 'name'"),
         (["show", "a", "--form", "json"], "unrecognized arguments: --form json"),
-        (["show", "a", "--format", "html"], "not a format; choose from table, csv, json, md"),
+        (["show", "a", "--format", "html"], "choose from table, csv, github, json, md"),
         (["diff", "a", "b", "--format", "xml"], "not a format; choose from table, csv, json, md"),
         (["show", "a", "b", "-o", "report.html"], "-o takes one TRACE"),
         (["show", "a", "-o", "a.csv", "--top", "3", "--by", "class"], "leave out --top and --by"),
         (["show", "a", "-o", "a.csv", "--format", "md"], "leave out --format"),
         (
             ["show", "a", "-o", "report.html5"],
-            "use one of .csv, .html, .json, .md, .speedscope.json or .txt",
+            "use one of .csv, .github.txt, .html, .json, .md, .speedscope.json or .txt",
         ),
     ],
 )

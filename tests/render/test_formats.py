@@ -31,7 +31,7 @@ def test_each_suffix_and_each_name_of_a_kind_is_declared_once():
 def test_a_format_with_a_name_keeps_to_a_view(made):
     for one in formats_of(type(made)):
         render = one.renderer(type(made))
-        if one.name:
+        if one.name not in ("", "github"):  # which has findings alone, and no rows
             assert len(render(made, View(top=1))) < len(render(made))
 
 

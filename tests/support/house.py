@@ -33,7 +33,7 @@ PARTS = {
     "limits": r"accounting/(formulas/|work|peaks)|(render|commands)/_limits|html/_roofline",
     "what if": r"analysis/replay/",
     "host": r"analysis/host/|findings/rules/lines|(render|commands)/_?host|html/_step",
-    "why": r"analysis/findings/|commands/explain|render/(html/)?_findings|^registry",
+    "why": r"analysis/findings/|commands/explain|render/((html/)?_findings|annotations)|^registry",
     "training": r"live/(step_log|termination)|analysis/(training|rare)|render/training"
     r"|html/_training",
     "loaders": r"live/loaders|torch_internals/batches",

@@ -4,7 +4,8 @@ The arguments come in; text on standard output, one-line complaints on standard 
 code come out. In the order in which they are used:
 
 - this file parses the arguments and turns every error into one line and an exit code
-- ``run.py``, ``demo.py``, ``show.py``, ``diff.py``, ``ranks.py`` and ``explain.py`` are the verbs
+- ``run.py``, ``demo.py``, ``show.py``, ``diff.py``, ``ranks.py``, ``explain.py`` and ``skill.py``
+  (with ``SKILL.md``) are the verbs
 - ``_script.py`` runs a script as ``python`` does; ``_processes.py`` knows which of its processes
   this is
 - ``_source.py`` reads the trace that a verb was given

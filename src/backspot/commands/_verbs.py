@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from backspot.presented import Presented
 
-VERBS = ("run", "demo", "show", "diff", "ranks", "explain")
+VERBS = ("run", "demo", "show", "diff", "ranks", "explain", "skill")
 """The verbs, in the order of the help; each is a module of this package."""
 
 

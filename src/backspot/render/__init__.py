@@ -20,8 +20,8 @@ In the order in which they build on each other:
 - ``text.py``: a report as text; ``text_parts.py``: source lines, and a module with those inside it;
   ``_findings_text.py``: a finding; ``comparison.py``: a comparison
 - ``markdown.py``, ``tables.py`` (CSV and pandas), ``html/``, ``flamegraph.py``,
-  ``json.py`` (with ``_consistency.py``, which checks what is read back) and ``notebook.py``: one
-  output each
+  ``json.py`` (with ``_consistency.py``, which checks what is read back), ``annotations.py`` (for
+  GitHub Actions) and ``notebook.py``: one output each
 - ``job.py``: many ranks, in each format; ``_job_words.py`` says it, ``html/_job.py`` is the page
 - ``out_of_memory.py``: a training that died of memory; ``_out_of_memory.py`` says it
 - ``labelled_trace.py``: a copy of a trace with added tracks

@@ -28,6 +28,12 @@ from backspot.results.comparison import Comparison
 from backspot.results.report import SCHEMA, Answer, Report
 
 Saved = TypeVar("Saved")
+HOW_TO_READ = (
+    "Times in ns, of one step on the clock that clock names; by step_ns they are shares of it. "
+    "First answer: what costs most. Then findings of tier stable, the one to act on first, with "
+    "remedy and saves (backspot explain RULE has more). Then modules, the slowest backward first; "
+    "is_module is false for time that no module owns. warnings: read them before you trust it."
+)
 _AGAIN = "make it again from the trace"
 _SELDOM = {
     field.name
@@ -66,11 +72,12 @@ FORMATS = (Format(".json", {Report: to_json, Comparison: comparison_to_json}, na
 def compact(result: Any) -> bytes:
     """A result, or what holds results, as JSON in UTF-8 without blanks.
 
-    A report's answer, which its fields say, is written behind them for other programs.
+    A report begins with how to read it and with its answer, for other programs.
     """
     data = plain(result)
     if isinstance(result, Report):
-        data = data[:-1] + b',"answer":' + plain(result.answer) + b"}"
+        head = b'{"how_to_read":' + plain(HOW_TO_READ) + b',"answer":' + plain(result.answer)
+        data = head + b"," + data[1:]
     return _UNRECORDED.sub(b"", data)
 
 
@@ -194,6 +201,8 @@ def schema() -> bytes:
     form = {**form, "$defs": defs}
     meaning = cleandoc(Report.answer.__doc__ or "")
     defs["Report"]["properties"]["answer"] = {**answer, "description": meaning}
+    how = {"type": "string", "description": "How to read the report, in some sentences."}
+    defs["Report"]["properties"]["how_to_read"] = how
     for kind, definition in form["$defs"].items():
         summary, fields = _described(getattr(results, kind))
         definition["description"] = summary

@@ -1,0 +1,49 @@
+"""Findings as annotations of GitHub Actions, which shows them beside the lines of a change.
+
+Source: "Workflow commands for GitHub Actions", setting a warning message, and the escapes of its
+toolkit (`@actions/core`, `command.ts`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from backspot.formatting import visible
+from backspot.render._findings import cost_of, listed, place_name
+from backspot.render.formats import Format
+from backspot.render.view import View
+from backspot.results.findings import Finding
+from backspot.results.report import Report
+
+_IN_TEXT = {"%": "%25", "\r": "%0D", "\n": "%0A"}
+_IN_PROPERTY = {**_IN_TEXT, ":": "%3A", ",": "%2C"}
+
+
+def to_annotations(report: Report, view: View | None = None, *, preview: bool = False) -> bytes:
+    """The findings as workflow commands in UTF-8, one a line; nothing where there are none.
+
+    A finding stands at the line of its first place that has one, else beside the whole run.
+    """
+    view = view or View(preview=preview)
+    lines = [_annotation(report, finding) for finding in listed(report, view)]
+    return "".join(f"{line}\n" for line in lines).encode("utf-8", "backslashreplace")
+
+
+def _annotation(report: Report, finding: Finding) -> str:
+    place = next((one for one in finding.places if one.line), finding.places[0])
+    file, _, number = place.line.rpartition(":")
+    properties = {"file": file, "line": number} if file else {}
+    properties["title"] = f"{finding.title} ({finding.rule})"
+    said = ", ".join(cost_of(report, finding))
+    text = f"{place_name(place)}: {said}. {finding.remedy}"
+    named = ",".join(
+        f"{name}={_escaped(value, _IN_PROPERTY)}" for name, value in properties.items()
+    )
+    return f"::warning {named}::{_escaped(text, _IN_TEXT)}"
+
+
+def _escaped(text: str, escapes: Mapping[str, str]) -> str:
+    return visible(text).translate({ord(one): code for one, code in escapes.items()})
+
+
+FORMATS = (Format(".github.txt", {Report: to_annotations}, name="github", has_warnings=False),)
