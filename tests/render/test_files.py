@@ -48,7 +48,7 @@ def test_the_suffix_decides_the_form(tmp_path, suffix):
 
 @pytest.mark.parametrize("name", ["report.text", "report", "json", "report.json.bak"])
 def test_a_suffix_that_names_no_form_is_refused_and_the_known_ones_are_listed(tmp_path, name):
-    with pytest.raises(UsageError, match=r"use one of \.csv, \.html, .* or \.txt"):
+    with pytest.raises(UsageError, match=r"use one of \.csv, \.github\.txt, \.html, .* or \.txt"):
         vit().save(tmp_path / name)
     assert not list(tmp_path.iterdir())
 
