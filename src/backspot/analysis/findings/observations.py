@@ -278,9 +278,9 @@ def both_ways(
         if stretches is not None:
             removable = replace(removable, stretches=np.stack([start, end]))
         return replace(found, removable=removable)
-    if not evidence.report.has_gpu:
-        return found
-    return replace(found, removable=costs.removable(nodes, launched))
+    # What an operator launches goes with its work; the host's time in it is only without a device.
+    alone = operators if not evidence.report.has_gpu else None
+    return replace(found, removable=costs.removable(nodes, launched, operators=alone))
 
 
 def nodes_of(evidence: Evidence, operators: Ints) -> Mask:

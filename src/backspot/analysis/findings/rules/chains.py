@@ -47,7 +47,7 @@ What a model uses often in a row, such as one activation for all layers, is one 
         "facebookresearch/tbsm#1",
         "wutong16/Density_aware_Chamfer_Distance#3",
     ),
-    least=0.1,
+    least=0.05,
     devices=("cpu", "cuda"),
     title="A Python loop runs many small operators",
     link="https://docs.pytorch.org/docs/stable/generated/torch.compile.html",
@@ -57,7 +57,7 @@ def operator_loop(evidence: Evidence) -> Finding | None:
 
     **Cause.** A Python loop over time steps, parts, tiles or rounds calls small operators, and
     starting them takes longer than what they compute. Often it is the slow path of a layer whose
-    package with a fused kernel is missing. The limit is 10% of the step.
+    package with a fused kernel is missing. The limit is 5% of the step.
 
     **Found by** one call of a module that runs the same operator at least 32 times, with at most 16
     others in between, half of them within 30 µs; or one that calls the same module at least 16
@@ -474,7 +474,8 @@ def repeated_tensor(evidence: Evidence) -> Finding | None:
         seen=(
             f"{say.per_step(len(operators), 'call')} of repeat and the sums of their backward "
             f"take {say.ms(placed.wall_ns)}. Each call writes every copy to memory, and its "
-            "backward reads all of them."
+            "backward reads all of them. What reads the copies reads less without them, which is "
+            "not counted and can be more than the copies."
         ),
         nodes=costs.top_nodes(nodes),
         kernels=costs.top_kernels(evidence.work_of(nodes)),

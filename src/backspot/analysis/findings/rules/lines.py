@@ -109,8 +109,10 @@ def code_around_model(evidence: Evidence) -> Finding | None:
     **Found by** stacks: a function that runs the same operator at least 20 times in each step, or
     takes a tenth of the step, if every device is idle for long in it. A loss or another function
     that is a labelled module, and so a row of its own, does not count. The cost is its clock time,
-    with the work of devices for it; on a CPU, that of its lines. What it does for all tensors at
-    once takes time, too, so that the price is a bound.
+    with the work of devices for it; on a CPU, that of its lines. Of a function that runs operators
+    again and again, those that it runs once do not count, and the price is a bound, as what it does
+    for all tensors at once takes time, too. One that is long by itself has no price: the training
+    may need it.
 
     **Fix.** One operator for all tensors (`torch._foreach_lerp_`, `clip_grad_norm_`,
     `AveragedModel` with `get_ema_multi_avg_fn`), or fewer steps. Where it reads by boolean masks
@@ -132,7 +134,12 @@ def code_around_model(evidence: Evidence) -> Finding | None:
     found = loops + long
     if not found:
         return None
-    clock = [sum(ns for ns, _ in _spent(evidence, [one]).values()) for one in found]
+    clock = [
+        round(sum(ns for ns, _ in _spent(evidence, [one]).values()) * _part_of(evidence, one[0]))
+        if one in loops
+        else sum(ns for ns, _ in _spent(evidence, [one]).values())
+        for one in found
+    ]
     timed = [(line, max(ns, cost)) for (line, cost), ns in zip(found, clock, strict=True)]
     timed.sort(key=lambda one: -one[1])
     (first, cost), *_ = timed
@@ -156,8 +163,9 @@ def code_around_model(evidence: Evidence) -> Finding | None:
             else _AT_ONCE
         ),
         operators=(done.operator,) if often else (),
-        saves=replace(_saving(evidence, found), at_best=True),
-        change=_without(evidence, found),
+        # Whether a long function does what the training needs is not known.
+        saves=replace(_saving(evidence, loops), at_best=True) if loops else None,
+        change=_without(evidence, loops) if loops else {},
     )
 
 
@@ -181,11 +189,13 @@ class _Done(msgspec.Struct, frozen=True):
         operator: the operator that it runs most often, views aside; ``""`` for none.
         times: how often in a step.
         in_modules: whether it runs its operators in calls of labelled modules.
+        again: which share of the time of its operators is that of what it runs again and again.
     """
 
     operator: str = ""
     times: int = 0
     in_modules: bool = False
+    again: float = 1.0
 
 
 def _done_in(evidence: Evidence, line: HostLine) -> _Done:
@@ -221,12 +231,15 @@ def _done(evidence: Evidence) -> dict[tuple[str, str], _Done]:
         ns, inside = events.duration[index[mine]], take(stacked.ownership.spans.module, span[mine])
         name = events.name[index[mine]]
         known, count = np.unique(name[works[name]], return_counts=True)
+        often = np.zeros(len(events.names), bool)
+        often[known] = 2 * count >= _MANY * steps
         count += masks[known] * (count >= _MANY * steps)  # these say most of what to do
         most = int(np.argmax(count)) if len(count) else NOTHING
         found[functions[int(np.flatnonzero(of_site == which)[0])]] = _Done(
             events.names[known[most]] if most >= 0 else "",
             int(count[most]) // steps if most >= 0 else 0,
             bool(2 * ns[inside >= 0].sum() > ns.sum()),
+            float(ns[often[name]].sum() / max(1, ns.sum())),
         )
     return found
 
@@ -248,8 +261,24 @@ def _loops(evidence: Evidence) -> list[tuple[HostLine, int]]:
     for line, cost in _functions(evidence, around):
         done = _done_in(evidence, line)
         if min(line.calls, line.operators, done.times) >= _MANY and not done.in_modules:
-            found.append((line, cost))
-    return found
+            found.append((line, round(cost * _part_of(evidence, line))))
+    least = max(_LEAST_NS, _LEAST * evidence.step_ns)
+    return [one for one in found if one[1] >= least]
+
+
+def _part_of(evidence: Evidence, line: HostLine) -> float:
+    """Return which part of the time of a function goes with what it runs again and again.
+
+    Its Python does; of its operators, those that it runs often. A single product beside a loop is
+    as long without the loop.
+    """
+    here = (line.file, line.function)
+    lines = [one for one in evidence.report.host if (one.file, one.function) == here]
+    of_operators = sum(one.operators_ns for one in lines if one.phase in _AROUND)
+    whole = sum(one.wall_ns for one in lines if one.phase in _AROUND)
+    if not whole:
+        return 1.0
+    return max(0.0, 1 - (1 - _done_in(evidence, line).again) * of_operators / whole)
 
 
 def _spent(
