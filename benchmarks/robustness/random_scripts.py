@@ -489,9 +489,12 @@ def _difference(plain: _Done, observed: _Done, *, ends_at_once: bool) -> str:
 
 
 def _steady(line: str) -> bool:
-    """Whether every run writes this line: it has no number of a process, address or time."""
+    """Whether every run writes this line: it has no number of a process, address or time.
+
+    Nor is it of Kineto, which says some things in a process's first profile alone.
+    """
     return bool(line.strip()) and not re.search(
-        r"UserWarning|^USDT|0x[0-9a-f]+|\d{5,}|\^|~~|/preloaded.py|_go_on_as_python|exec\(code",
+        r"UserWarning|^(USDT|ERROR):|0x[0-9a-f]+|\d{5,}|\^|~~|/preloaded.py|_go_on_as_python|exec\(code",
         line,
     )
 

@@ -90,7 +90,7 @@ class Answer:
 
     Example:
         >>> report.answer.kind, report.answer.path, round(report.answer.share, 2)
-        ('module', 'patch_drop', 0.19)
+        ('module', 'patch_drop', 0.2)
     """
 
     kind: Literal["module", "phase", host.Costly, "cause", "nothing"]
