@@ -158,10 +158,11 @@ def _apart(context: Context) -> Case:
                 x = x @ self.weight
             return x
 
-    width = 128 if context.small else 384 if context.device == "cpu" else 4096
-    model = nn.Sequential(Products(width, 21), Products(width, 20))
+    width = 128 if context.small else 256 if context.device == "cpu" else 4096
+    # Behind a layer, both have a gradient for what they are given.
+    model = nn.Sequential(nn.Linear(width, width), Products(width, 21), Products(width, 20))
     step = _trained(model, torch.randn(width, width), context.device)
-    return Case(step, model, ("0",))
+    return Case(step, model, ("1",))
 
 
 CASES: dict[str, Callable[[Context], Case]] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 
 import msgspec
@@ -14,12 +15,34 @@ from backspot.analysis.recording import once
 from backspot.analysis.timeline import NOTHING, enclosing, first_started, grouped, merged, take
 from backspot.trace import Category, names, operations
 from backspot.trace.events import Ints, Mask
+from backspot.trace.operations import FOREACH, FUSED
 
 UPDATED_BY_HAND = (
     "Update many parameters in one kernel: torch._foreach_ functions in place of a loop over "
     "parameters, one batched product for matrices of one shape, or torch.compile of the update."
 )
 """The remedy for an optimizer that has no other form."""
+
+
+def at_once(forms: Sequence[str]) -> str:
+    """Return how optimizers of some classes update many parameters at once, ``""`` if they cannot.
+
+    Args:
+        forms: the classes of ``torch.optim`` whose forms they have, as of ``forms_of``.
+    """
+    classes = sorted(set(forms))
+    if not classes or not FOREACH.issuperset(classes):
+        return ""
+    said = f"Pass foreach=True to {classes[0]}" if len(classes) == 1 else "Pass foreach=True"
+    fused = [one for one in classes if one in FUSED]
+    if not fused:
+        return f"{said}, which updates many parameters in one kernel."
+    of = "" if fused == classes else f" of {' and '.join(fused)}"
+    return (
+        f"{said}, which updates many parameters in one kernel, or fused=True{of}, which runs the "
+        "whole step in a few kernels."
+    )
+
 
 # Device work -------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Sequence
 
 import numpy as np
@@ -19,7 +20,16 @@ from backspot.analysis.findings.observations import (
     is_indexing,
 )
 from backspot.analysis.findings.registry import fallback_rule, finding, rule
-from backspot.analysis.timeline import FAR, NOTHING, grouped, is_in, merged, numbered, take
+from backspot.analysis.timeline import (
+    FAR,
+    NOTHING,
+    distinct,
+    grouped,
+    is_in,
+    merged,
+    numbered,
+    take,
+)
 from backspot.formatting import counted, gigabytes, percent
 from backspot.results.findings import Finding, Place
 from backspot.trace import Category, Events, names, operations
@@ -242,13 +252,11 @@ _COMPILED = (
     "move the operation that makes them slow out of the region, or rewrite it."
 )
 _CONVOLUTIONS = ("Convolution", "Cudnn", "Mkldnn", "Miopen", "SlowConv", "ConvDepthwise")
-_CONVOLUTION = (
-    "Grouped, dilated and transposed convolutions have slow gradients: try others in their place."
+_SLOW_KINDS = "grouped, dilated or transposed"
+_LAID_OUT_OTHERWISE = (
+    "memory_format=torch.channels_last for the model and its inputs can help: try it."
 )
-_CONVOLUTION_ON_GPU = (
-    "Set torch.backends.cudnn.benchmark = True, and use memory_format=torch.channels_last for the "
-    f"model and its inputs. {_CONVOLUTION}"
-)
+_TUNED = "Set torch.backends.cudnn.benchmark = True. "
 _TABLE = (
     "This is a lookup in a large table, whose gradient is mostly zeros: use "
     "torch.nn.Embedding(..., sparse=True) with torch.optim.SparseAdam, which writes only the rows "
@@ -292,9 +300,9 @@ def backward_ratio(evidence: Evidence, found: Sequence[Finding]) -> Finding | No
       or save in the forward what the backward computes again.
     - A lookup in a large table: see [dense-embedding-gradient](#dense-embedding-gradient).
       `x.index_select(dim, index)` adds faster than `x[index]` and `gather`.
-    - Convolutions on a GPU: `memory_format=torch.channels_last`, and
+    - Convolutions: `memory_format=torch.channels_last`, and on a GPU
       `torch.backends.cudnn.benchmark = True`. Grouped, dilated and transposed ones have slow
-      gradients.
+      gradients: the advice is about these where shapes are recorded and it is one.
     - A compiled region: `TORCH_LOGS=output_code` shows its kernels.
     - Elsewhere, look for sums over expanded dimensions and for atomic additions, or compile the
       module.
@@ -408,10 +416,40 @@ def _ratio_remedy(evidence: Evidence, nodes: Mask, name: str) -> str:
     if names.is_custom_function(name):
         return _of_function(evidence, nodes)
     if name.startswith(_CONVOLUTIONS):
-        return _CONVOLUTION_ON_GPU if evidence.device == "cuda" else _CONVOLUTION
+        return _of_convolutions(evidence, nodes)
     if is_indexing(name):
         return _TABLE if is_filled(evidence, nodes) else _RATIO_INDEX
     return _RATIO_OTHER
+
+
+def _of_convolutions(evidence: Evidence, nodes: Mask) -> str:
+    """Return what to do about convolutions, by their settings where shapes are recorded."""
+    tuned = _TUNED if evidence.device == "cuda" else ""
+    events = evidence.events
+    index = events.named(Category.OPERATOR, "aten::convolution_backward")
+    span = evidence.spans.of(events, index)
+    mine = index[take(nodes, span, False)]
+    kinds = set[str]()
+    for signature in distinct(events.signature[mine]):
+        if signature < 0:
+            kinds.add(_SLOW_KINDS)
+            continue
+        values = json.loads(events.signatures[signature].values)
+        *_, dilation, transposed, _, groups, _ = (str(one) for one in values)
+        kinds |= {"grouped"} if groups != "1" else set()
+        kinds |= {"dilated"} if set(re.findall(r"\d+", dilation)) - {"1"} else set()
+        kinds |= {"transposed"} if transposed == "True" else set()
+    if not len(mine) or _SLOW_KINDS in kinds:
+        return (
+            f"{tuned}{_LAID_OUT_OTHERWISE} If the convolution is {_SLOW_KINDS}, another one in its "
+            "place may have a faster gradient."
+        )
+    if not kinds:
+        return f"{tuned}{_LAID_OUT_OTHERWISE}"
+    return (
+        f"{tuned}{_LAID_OUT_OTHERWISE} The convolution is {' and '.join(sorted(kinds))}: another "
+        "one in its place may have a faster gradient."
+    )
 
 
 def _of_function(evidence: Evidence, nodes: Mask) -> str:

@@ -14,6 +14,7 @@ from backspot.analysis.findings.evidence import Evidence
 from backspot.analysis.findings.observations import (
     UPDATED_BY_HAND,
     accumulating,
+    at_once,
     fills,
     made_by_nodes,
     zeroing,
@@ -35,7 +36,7 @@ from backspot.results.findings import Finding, Saving
 from backspot.trace import Category, names
 from backspot.trace.events import Ints, Mask
 from backspot.trace.labels import Kind
-from backspot.trace.operations import FOREACH, FUSED, optimizer_of
+from backspot.trace.operations import FUSED, optimizer_of
 
 _ACCUMULATION_LEAST = 0.01  # of the step
 _ACCUMULATION_LEAST_OF_SEVERAL = 0.03
@@ -173,10 +174,6 @@ _OPTIMIZER_SMALL = 30_000  # nanoseconds
 _FASTER_FUSED = [name for name in FUSED if name != "SGD"]
 """Optimizers that run faster with ``fused=True``; SGD has so few operators that it does not matter.
 ``foreach=True`` runs the same operators one after the other on a CPU."""
-_AT_ONCE = (
-    "Pass foreach=True to the optimizer, which updates many parameters in one kernel, or "
-    f"fused=True ({', '.join(_FASTER_FUSED)} and SGD), which runs the whole step in a few kernels."
-)
 _OPTIMIZER_LEAST = 0.05
 _OPTIMIZER_LINK = "https://docs.pytorch.org/docs/stable/optim.html"
 
@@ -346,7 +343,7 @@ def _optimizer_one_by_one(evidence: Evidence) -> Finding | None:
     by_step = costs.of_work_by_step(single) + costs.times_by_step(begin[used], idle)
     cost = costs.place("(optimizer)", by_step, number)
     optimizers = sorted({optimizer_of(events.names[name]) for name in events.name[marks[used]]})
-    at_once = FOREACH.issuperset(forms_of(events, marks[used]))
+    forms = forms_of(events, marks[used])
     return finding(
         cost,
         title="The optimizer updates parameters one by one",
@@ -355,8 +352,9 @@ def _optimizer_one_by_one(evidence: Evidence) -> Finding | None:
             f"{usual / 1e3:.1f} µs (median), {say.ms(cost.wall_ns)} in all, "
             f"{say.share(cost.wall_ns)} of the step."
         ),
-        remedy=_AT_ONCE if at_once else UPDATED_BY_HAND,
+        remedy=at_once(forms) or UPDATED_BY_HAND,
         link=_OPTIMIZER_LINK,
+        at_best=not FUSED.keys() >= set(forms),  # others read and write more than once
         change={"optimizer": "fused"},
         kernels=costs.top_kernels(single),
     )

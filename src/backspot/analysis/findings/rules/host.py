@@ -19,6 +19,7 @@ from backspot.analysis.findings.observations import (
     UPDATED_BY_HAND,
     Stretches,
     anomaly_checks,
+    at_once,
     both_ways,
     compiled,
     graph_breaks,
@@ -35,7 +36,6 @@ from backspot.results.findings import Finding, Place, Saving
 from backspot.results.report import lines_of
 from backspot.trace import Category, names
 from backspot.trace.events import Ints, Mask
-from backspot.trace.operations import FOREACH
 
 _LAUNCHED = (
     "Launch fewer, larger kernels: torch.compile(model) (mode='reduce-overhead' replays CUDA "
@@ -49,7 +49,6 @@ _COMPILED = (
     "The backward is compiled already, and launches its kernels one by one. "
     "mode='reduce-overhead' replays CUDA graphs; fewer graph breaks and a larger batch help, too."
 )
-_FUSED = "Let one kernel update many parameters: fused=True or foreach=True of the optimizer."
 _COMPILE = "https://docs.pytorch.org/docs/stable/generated/torch.compile.html"
 _LAUNCHING_PHASES = {"forward", "loss", "clipping", "optimizer", "averaging", *WITHOUT_GRADIENTS}
 
@@ -147,8 +146,7 @@ def launch_bound(evidence: Evidence, others: Sequence[Finding]) -> Finding | Non
 def _of_update(evidence: Evidence) -> str:
     """Return the remedy for updates that are launched too late."""
     steps = evidence.events.named(Category.ANNOTATION, names.OPTIMIZER_STEP)
-    forms = forms_of(evidence.events, steps)
-    return _FUSED if forms and FOREACH.issuperset(forms) else UPDATED_BY_HAND
+    return at_once(forms_of(evidence.events, steps)) or UPDATED_BY_HAND
 
 
 def _late_phases(evidence: Evidence, known: Container[str]) -> dict[str, list[Launches]]:
@@ -546,8 +544,8 @@ _WORKERS_AND_GPU = (
 )
 _DATA_WHOLE = (
     "A worker process costs more than this wait. If the data is in memory, index it by whole "
-    "batches: DataLoader(data, batch_size=None, sampler=BatchSampler(RandomSampler(data), size, "
-    "drop_last=False)), for which data[indices] returns a batch."
+    "batches: DataLoader(data, batch_size=None, sampler=loader.batch_sampler), which draws as this "
+    "loader does, and for which data[indices] returns a batch."
 )
 _DATA_LOOK = (
     "Find out what the program does before it copies the batch. If it loads data, prepare the "
@@ -585,8 +583,8 @@ def waiting_for_data(evidence: Evidence) -> Finding | None:
     pinned memory, and decoding on the GPU or once beforehand. Where workers are late already, or on
     a CPU: less work for each batch, then more workers, as these need free cores. Below 5 ms without
     workers, which cost some milliseconds themselves: index data in memory by whole batches,
-    `DataLoader(data, batch_size=None, sampler=BatchSampler(RandomSampler(data), size,
-    drop_last=False))`.
+    `DataLoader(data, batch_size=None, sampler=loader.batch_sampler)`, which draws as the loader
+    does.
     """
     # Without the marks of a loader, it looks at the host before the first operator, where nothing
     # is recorded. On a GPU, a copy follows, which may be that of a batch. Without a GPU, nothing

@@ -286,6 +286,15 @@ _RECURRENT: dict[str, tuple[str, ...]] = {
     "cpu": ("aten::lstm",),
     "cuda": ("aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu"),
 }
+_PACKED = (
+    "oneDNN has no kernel for a PackedSequence. Give the layer the padded batch, and mask what "
+    "comes behind each end, or take the state there: in one direction, that changes nothing before "
+    "it. Batches of sequences of about one length have little to pad."
+)
+_PROJECTED = (
+    "oneDNN has no kernel for LSTM(proj_size=…): a Linear behind an LSTM without it projects the "
+    "outputs, though not what the next time step is given."
+)
 _WHOLE_LAYERS = ("aten::mkldnn_rnn_layer", "aten::_cudnn_rnn", "aten::miopen_rnn")
 """What a recurrent layer runs for all time steps at once."""
 _FAST = {
@@ -311,8 +320,8 @@ def slow_path(evidence: Evidence) -> Finding | str | None:
     """A layer does not run its fast kernel.
 
     **Cause.** A convolution or a recurrent layer runs a general way in place of the kernel that
-    oneDNN or cuDNN has for it: fp16 and fp64 on a CPU, `LSTM(proj_size=…)`, a library that is
-    switched off.
+    oneDNN or cuDNN has for it: on a CPU fp16 and fp64, `LSTM(proj_size=…)` and packed sequences, or
+    a library that is switched off.
 
     **Found by** `aten::_slow_conv2d_forward` and its like within a convolution (on a CPU only in
     fp16 and fp64, which needs shapes: in fp32, PyTorch takes this way on purpose for some sizes),
@@ -351,11 +360,39 @@ def slow_path(evidence: Evidence) -> Finding | str | None:
             f"{say.ms(placed.wall_ns)}, forward and backward, by a general way: copies and "
             "products, or a loop over time steps."
         ),
-        remedy=(
-            f"Give the layer what the fast kernel takes: {_FAST[evidence.device]}. A projection "
-            "can be a Linear behind the LSTM."
-        ),
+        remedy=_of_recurrent(evidence, slow)
+        or f"Give the layer what the fast kernel takes: {_FAST[evidence.device]}.",
         nodes=costs.top_nodes(nodes),
         operators=operators,
     )
     return found or lacks or None
+
+
+def _of_recurrent(evidence: Evidence, slow: Ints) -> str:
+    """Return what helps recurrent layers on a CPU that run a general way for one known reason.
+
+    For a packed sequence they cut each time step out of the others, and a projection is a product
+    of its own, beside the linear layers. ``""`` where neither is the reason of all.
+    """
+    events = evidence.events
+    if (
+        evidence.device != "cpu"
+        or not events.names_where(_RECURRENT["cpu"].__contains__)[events.name[slow]].all()
+    ):
+        return ""
+
+    def has(name: str, besides: str) -> bool:
+        """Whether each layer runs this operator otherwise than within another one."""
+        index, others = (events.named(Category.OPERATOR, one) for one in (name, besides))
+        within = [
+            enclosing(events, outer, events.thread[index], events.start[index])
+            for outer in (slow, others)
+        ]
+        found = within[0][(within[0] >= 0) & (within[1] < 0)]
+        return bool(is_in(slow, merged(found)).all())
+
+    if has("aten::narrow", "aten::unsafe_chunk"):
+        return _PACKED
+    if has("aten::matmul", "aten::linear"):
+        return _PROJECTED
+    return ""
