@@ -76,3 +76,25 @@ def test_an_optimizer_is_told_of_the_forms_that_its_class_has(forms, said):
 
 def options_of(name):
     return torch.optim.__dict__[name].__init__.__code__.co_varnames
+
+
+class Attention(nn.Module):
+    """Attention that is written out, whose weights may scale its output too."""
+
+    def __init__(self, *, used_again):
+        super().__init__()
+        self.qkv, self.used_again = nn.Linear(WIDTH, 3 * WIDTH), used_again
+
+    def forward(self, x):
+        q, k, v = (one.unflatten(-1, (2, -1)).transpose(1, 2) for one in self.qkv(x).chunk(3, -1))
+        weights = (q @ k.mT / 4).softmax(-1)
+        out = weights @ v
+        return out * weights.amax(-1, keepdim=True) if self.used_again else out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("used_again", [True, False])
+def test_attention_whose_weights_are_used_again_is_not_told_to_fuse(used_again):
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), Attention(used_again=used_again))
+    found = advice(model, torch.randn(8, 128, WIDTH), "attention-math")
+    assert bool(found) is not used_again

@@ -44,6 +44,23 @@ def at_once(forms: Sequence[str]) -> str:
     )
 
 
+# Nodes ------------------------------------------------------------------------------------------
+
+
+@once
+def adds_to_others(evidence: Evidence) -> Mask:
+    """Whether each node adds its gradient to one that another node gave for the same tensor.
+
+    The engine does that behind the node, within its span: the tensor is used more than once.
+    """
+    events, spans = evidence.events, evidence.spans
+    own = events.chosen(events.names_where(set(spans.node_names).__contains__), Category.OPERATOR)
+    adds = events.named(Category.OPERATOR, "aten::add", "aten::add_")
+    behind = enclosing(events, own, events.thread[adds], events.start[adds]) < 0
+    span = spans.of(events, adds[behind])
+    return evidence.spans_with(span[span >= 0]) & spans.is_node
+
+
 # Device work -------------------------------------------------------------------------------------
 
 

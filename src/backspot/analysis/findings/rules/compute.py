@@ -13,6 +13,7 @@ from backspot.analysis.findings.costs import LEAST_SHARE
 from backspot.analysis.findings.evidence import Evidence
 from backspot.analysis.findings.observations import (
     accumulating,
+    adds_to_others,
     anomaly_checks,
     both_ways,
     forward_of,
@@ -86,7 +87,8 @@ def attention_math(evidence: Evidence) -> Finding | None:
     weights several times.
 
     **Found by** these three in the forward, with only views, a factor and a mask between the first
-    two. Talking heads, the router of experts and, on a CPU, a learned bias do not count.
+    two. Talking heads, the router of experts, weights that are used again and, on a CPU, a learned
+    bias do not count.
 
     **Fix.** `torch.nn.functional.scaled_dot_product_attention`. If the model uses it already, it
     runs its math backend: on a GPU because of fp32 inputs, an arbitrary mask or the head size; on a
@@ -131,13 +133,15 @@ def _chains(evidence: Evidence) -> tuple[Mask, Mask]:
     after = {*laid_out, *_DROPPED_OUT, *of_values}
     numbered = evidence.in_pass & evidence.spans.is_node & (join.sequence >= 0)
     nodes, softmax = np.zeros((2, len(numbered)), bool)
+    summed = adds_to_others(evidence)
     found: dict[int, list[tuple[Ints, int]]] = {}
     for _, mine in grouped(join.builder, np.flatnonzero(numbered)):
         mine = mine[np.argsort(join.sequence[mine], kind="stable")]
         steps = [done[node] for node in evidence.spans.node[mine].tolist()]
         for at in (at for at, one in enumerate(steps) if one in _SOFTMAX):
             first, last = _product(steps, at, -1, before), _product(steps, at, 1, after)
-            if first is not None and last is not None:
+            used_again = summed[mine[at + 1 : last]].any()  # as a router's gate is, say
+            if first is not None and last is not None and not used_again:
                 among = [one for one in range(first, last + 1) if steps[one] not in of_values]
                 owner = int(evidence.ownership.owner[mine[first]])
                 found.setdefault(owner, []).append((mine[among], int(mine[at])))
