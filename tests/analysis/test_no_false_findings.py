@@ -542,6 +542,31 @@ def test_the_remedy_for_a_slow_backward_goes_by_its_node(tmp_path, node, inside,
     assert never not in remedy
 
 
+@pytest.mark.parametrize(
+    ("dilation", "transposed", "groups", "says"),
+    [
+        ("[1, 1]", "False", "1", "neither grouped nor dilated nor transposed"),
+        ("[2, 2]", "False", "1", "The convolution is dilated:"),
+        ("[1, 1]", "True", "8", "The convolution is grouped and transposed:"),
+    ],
+)
+def test_a_convolution_is_told_what_it_is_where_shapes_are_recorded(
+    tmp_path, dilation, transposed, groups, says
+):
+    step = Step()
+    values = ["", "", "", "[8]", "[1, 1]", "[0, 0]", dilation, transposed, "[0, 0]", groups, "[]"]
+    shape = [[4, 8, 9, 9], [4, 8, 9, 9], [8, 8, 3, 3], *([[]] * 8)]
+    known = {"Input Dims": shape, "Input type": ["float"] * 3, "Concrete Inputs": values}
+    for at in (0, 1000, 2000):
+        step.mark(f"ProfilerStep#{at}", at, at + 1000)
+        step.trace.forward("slow", "Slow", (at + 100) * TICK, (at + 110) * TICK)
+        step.operator("aten::conv2d", at + 101, at + 102, seq=at)
+        step.node("ConvolutionBackward0", at + 300, at + 590, seq=at)
+        span = (at + 310) * TICK, (at + 580) * TICK
+        step.trace.event("cpu_op", "aten::convolution_backward", *span, ENGINE, **known)
+    assert says in step.findings(tmp_path)["backward-ratio"].remedy
+
+
 @pytest.mark.parametrize("held_up", [1, 2])
 def test_a_gradient_that_is_held_up_in_one_step_is_no_cause(tmp_path, held_up):
     step = Step()

@@ -257,10 +257,11 @@ _COMPILED = (
 )
 _CONVOLUTIONS = ("Convolution", "Cudnn", "Mkldnn", "Miopen", "SlowConv", "ConvDepthwise")
 _SLOW_KINDS = "grouped, dilated or transposed"
-_LAID_OUT_OTHERWISE = (
-    "memory_format=torch.channels_last for the model and its inputs can help: try it."
+_TUNED = (
+    "Set torch.backends.cudnn.benchmark = True, and use memory_format=torch.channels_last for the "
+    "model and its inputs. "
 )
-_TUNED = "Set torch.backends.cudnn.benchmark = True. "
+_PLAIN = "The convolution is neither grouped nor dilated nor transposed: compiling it can help."
 _TABLE = (
     "This is a lookup in a large table, whose gradient is mostly zeros: use "
     "torch.nn.Embedding(..., sparse=True) with torch.optim.SparseAdam, which writes only the rows "
@@ -304,9 +305,9 @@ def backward_ratio(evidence: Evidence, found: Sequence[Finding]) -> Finding | No
       or save in the forward what the backward computes again.
     - A lookup in a large table: see [dense-embedding-gradient](#dense-embedding-gradient).
       `x.index_select(dim, index)` adds faster than `x[index]` and `gather`.
-    - Convolutions: `memory_format=torch.channels_last`, and on a GPU
+    - Convolutions on a GPU: `memory_format=torch.channels_last`, and
       `torch.backends.cudnn.benchmark = True`. Grouped, dilated and transposed ones have slow
-      gradients: the advice is about these where shapes are recorded and it is one.
+      gradients: where shapes are recorded, the advice knows whether it is one.
     - A compiled region: `TORCH_LOGS=output_code` shows its kernels.
     - Elsewhere, look for sums over expanded dimensions and for atomic additions, or compile the
       module.
@@ -445,14 +446,14 @@ def _of_convolutions(evidence: Evidence, nodes: Mask) -> str:
         kinds |= {"transposed"} if transposed == "True" else set()
     if not len(mine) or _SLOW_KINDS in kinds:
         return (
-            f"{tuned}{_LAID_OUT_OTHERWISE} If the convolution is {_SLOW_KINDS}, another one in its "
-            "place may have a faster gradient."
+            f"{tuned}If the convolution is {_SLOW_KINDS}, another one in its place may have a "
+            "faster gradient."
         )
     if not kinds:
-        return f"{tuned}{_LAID_OUT_OTHERWISE}"
+        return f"{tuned}{_PLAIN}"
     return (
-        f"{tuned}{_LAID_OUT_OTHERWISE} The convolution is {' and '.join(sorted(kinds))}: another "
-        "one in its place may have a faster gradient."
+        f"{tuned}The convolution is {' and '.join(sorted(kinds))}: another one in its place may "
+        "have a faster gradient."
     )
 
 
