@@ -512,11 +512,12 @@ def _loaded(whole: bool) -> Training:
     def loader(size: Size) -> DataLoader[Any]:
         count = size.batch * size.length
         data = TensorDataset(torch.randn(4 * count, FEATURES))
-        matrix = torch.eye(count)
+        matrix = torch.eye(min(count, 1024))
 
         def collate(rows: Any) -> torch.Tensor:
             (batch,) = rows if whole else default_collate(rows)
-            return (matrix @ batch).view(size.batch, size.length, FEATURES).to(size.device)
+            batch = matrix @ batch.reshape(len(matrix), -1)
+            return batch.view(size.batch, size.length, FEATURES).to(size.device)
 
         if not whole:
             return DataLoader(data, count, shuffle=True, collate_fn=collate, drop_last=True)

@@ -288,7 +288,9 @@ def summary_of(verdicts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         "gain agrees with the clock around the cause": sum(map(_agrees, every)),
         "above the cause, untried": sum(one["above"] for one in every),
         "above what the finding names, untried": sum(one["above_named"] for one in every),
-        "at best, and beaten": _beaten(every, "best", "too low"),
+        "too high, and said at best": _bounded(every, "best", "too high"),
+        "too low, and said at least": _bounded(every, "least", "too low"),
+        "at best, and beaten": _bounded(every, "best", "too low"),
         "a new finding after the fix": sum(bool(one["new"]) for one in every),
         "a promise above 2% after the fix": sum(bool(one["promised"]) for one in every),
     }
@@ -309,5 +311,5 @@ def _wavers(one: Mapping[str, Any]) -> bool:
     return one["spread_ms"] > _may_err(one["step_ms"], one["gain_ms"])
 
 
-def _beaten(every: Sequence[Mapping[str, Any]], bound: str, verdict: str) -> int:
+def _bounded(every: Sequence[Mapping[str, Any]], bound: str, verdict: str) -> int:
     return sum(one["bound"] == bound and one["verdict"] == verdict for one in every)
