@@ -229,7 +229,7 @@ def folder(tmp_path_factory) -> Path:
 
 
 ELSEWHERE = (
-    *("backspot run", "backspot demo"),  # they train, and have tests of their own
+    *("backspot run", "backspot demo", "--install"),  # they have tests of their own
     *("s3://", "tcp://", "jq "),  # need a network, or another program
     *(
         "before/ ",

@@ -6,7 +6,7 @@ With --install it is written to FOLDER/backspot/SKILL.md, where agents look.
 Example:
   backspot skill
   backspot skill --install
-  backspot skill --install ~/.claude/skills
+  backspot skill --install tools/skills
 """
 
 from __future__ import annotations
