@@ -528,6 +528,14 @@ def test_names_cannot_steer_the_terminal(color):
     assert len(ODD_NAMES) == len(re.findall(r"^ *\d+  ", ranked, re.MULTILINE))
 
 
+@pytest.mark.parametrize("name", [" ", "  ", "\u3000", " " * 60])
+def test_a_name_that_is_blank_takes_its_room_of_the_line(name):
+    row = replace(SAMPLES["diagnosed"]().modules[0], path=name, class_name="", is_module=True)
+    made = replace(SAMPLES["diagnosed"](), modules=(row,), findings=())
+    for width in range(40, 60):
+        assert all(cell_len(line) <= width for line in render_text(made, width=width).splitlines())
+
+
 def test_a_rule_of_a_saved_report_is_cut_where_its_name_is_wider_than_the_screen():
     found = SAMPLES["diagnosed"]()
     (first, *rest) = found.findings

@@ -240,7 +240,8 @@ def paragraph(text: Text, width: int, lead: str = "", *, whole: bool = False) ->
 
 def _breaks(text: str, width: int, *, whole: bool) -> list[int]:
     """Where lines begin, but the first; a word is broken if it is longer than a line, or never."""
-    begins, taken = [], 0
+    begins = []
+    taken = cell_len(text[: len(text) - len(text.lstrip())])  # the name that comes first is blank
     for word in _WORD.finditer(text):
         if taken and taken + cell_len(word[1]) > width:
             begins.append(word.start())
