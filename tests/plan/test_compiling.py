@@ -2,6 +2,7 @@
 
 import signal
 import sys
+import threading
 from functools import partial
 
 import pytest
@@ -11,7 +12,7 @@ from torch import nn
 
 import backspot
 from backspot.live.acts import Living
-from backspot.live.plan import settings as plan_settings
+from backspot.live.plan import settings as plan_settings, time_limit
 from backspot.live.plan.planning import Planning
 from backspot.live.plan.time_limit import TimeUp, ended_after
 from backspot.live.torch_internals.dynamo import end_compile_workers
@@ -159,37 +160,53 @@ def test_compiling_ends_when_the_time_is_up(report, tmp_path, monkeypatch):
     step()
 
 
-def compile_until_ended(model, seconds):
-    """Whether a first step was ended in its midst."""
+def ended_in(model, seconds):
+    """In which function a first step was ended; ``None`` if it came to its end."""
     try:
         with ended_after(seconds):
             torch.compile(model)(torch.ones(4, 8)).sum().backward()
-    except TimeUp:
-        return True
-    return False
+    except TimeUp as up:
+        return str(up)
+    return None
 
 
 @pytest.mark.posix
+@pytest.mark.parametrize(
+    "function",
+    [
+        *("step", "_match", "find_anchor_nodes", "eliminate_dead_code", "python_code"),
+        *("run_node", "can_fuse", "codegen", "communicate"),
+    ],
+)
 @torch._inductor.config.patch(compile_threads=1)  # so this process waits for the compiler of C++
-def test_an_end_at_any_moment_leaves_pytorch_as_it_was(tmp_path, monkeypatch, forget_graphs, capfd):
-    x = torch.ones(4, 8)
-    compile_until_ended(Layers(1), 600)  # what the first one alone does
+def test_an_end_in_any_function_leaves_pytorch_as_it_was(
+    function, tmp_path, monkeypatch, forget_graphs, capfd
+):
+    every = time_limit.functions_of_compiling
+    alone = lambda: frozenset(one for one in every() if one.co_name == function)  # noqa: E731
+    monkeypatch.setattr(time_limit, "functions_of_compiling", alone)
+    monkeypatch.setattr(time_limit, "_CALLS", 10**9)  # however rare it is
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # nothing is built there
+    assert ended_in(Layers(2), 0.01) == function
+    assert torch.is_grad_enabled()
+    assert not torch.is_anomaly_enabled()
+    assert sys.getprofile() is None
     torch._dynamo.reset()
-    ended = []
-    for moment in (0.03, 0.5, 1.6, 3.5):
-        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / str(moment)))
-        ended.append(compile_until_ended(Layers(), moment))
-        torch._dynamo.reset()
-        assert torch.is_grad_enabled()
-        assert not torch.is_anomaly_enabled()
-        assert sys.getprofile() is None
-        if not ended[-1]:
-            break
-    assert ended[0]
     capfd.readouterr()
-    model = Layers(2)
+    model, x = Layers(1), torch.ones(4, 8)
     assert torch.allclose(torch.compile(model)(x), model(x), atol=1e-5)
-    assert capfd.readouterr().err == ""
+    assert "Error" not in capfd.readouterr().err
+
+
+def test_a_library_that_takes_it_for_another_error_does_not_go_on():
+    def step():
+        try:
+            threading.Event().wait(60)
+        except TimeUp:
+            raise ValueError("something failed") from None
+
+    with pytest.raises(TimeUp), ended_after(0.01):
+        step()
 
 
 def test_compiling_is_not_begun_where_it_could_not_be_ended(report):

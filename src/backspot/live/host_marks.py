@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, SupportsIndex
 
 import torch
 
@@ -163,6 +163,28 @@ def _set_sync_debug_mode(mode: str) -> None:
         torch.set_warn_always(always)
 
 
+class _Filters(list[Any]):
+    """Filters of warnings of which the first stay first, whatever a program adds inside.
+
+    Attributes:
+        first: how many.
+    """
+
+    first = 0
+
+    def insert(self, index: SupportsIndex, filter_: Any) -> None:
+        """Add a filter, as ``warnings.simplefilter`` does before all others."""
+        super().insert(max(int(index), self.first), filter_)
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return a filter, or for ``warnings.catch_warnings`` a copy of all of them."""
+        found = super().__getitem__(index)
+        if isinstance(index, slice) and index == slice(None):
+            found = _Filters(found)
+            found.first = self.first
+        return found
+
+
 @contextmanager
 def filtered(*filters: tuple[str, str]) -> Iterator[None]:
     """Have filters of warnings come first, which may be errors for the program.
@@ -173,9 +195,17 @@ def filtered(*filters: tuple[str, str]) -> Iterator[None]:
         filters: what is done with a warning, and how its text begins.
     """
     added = [(action, re.compile(text), Warning, None, 0) for action, text in filters]
-    place: Any = warnings.filters
-    place[:0] = added
+    before: Any = warnings.filters
+    ours = _Filters([*added, *before])
+    ours.first = len(added)
+    warnings.filters = ours
     try:
         yield
     finally:
-        place[:] = [one for one in place if not any(one is mine for mine in added)]
+        for place in {id(one): one for one in (ours, warnings.filters)}.values():
+            kept = [one for one in place if not any(one is mine for mine in added)]
+            place[:] = kept
+        ours.first = 0
+        if warnings.filters is ours:
+            before[:] = ours
+            warnings.filters = before

@@ -26,7 +26,9 @@ half as fast meanwhile, and PyTorch can trace for seconds without entering one."
 
 
 def _waits(frame: FrameType) -> bool:
-    return (frame.f_code.co_filename, frame.f_code.co_name) in _WAITING
+    """Whether a function waits, and not for a lock that it has to give back."""
+    code = frame.f_code
+    return (code.co_filename, code.co_name) in _WAITING and not frame.f_locals.get("gotit", False)
 
 
 class TimeUp(BaseException):
@@ -51,32 +53,45 @@ def ended_after(seconds: float) -> Iterator[None]:
         raise Refused("the training has an alarm of its own")
     if sys.getprofile() is not None:
         raise Refused("another profiler follows the calls of Python functions")
+    before = signal.getsignal(signal.SIGALRM)
+    if before is None:
+        raise Refused("other code than Python's handles alarms")
     expected = frozenset[CodeType]()
-    left = _CALLS
+    left, is_up = _CALLS, False
+
+    def end(frame: FrameType) -> None:
+        nonlocal is_up
+        is_up = True  # also where a library takes it for another error
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        sys.setprofile(None)
+        raise TimeUp(frame.f_code.co_name)
 
     def on_call(frame: FrameType, event: str, _: object) -> None:
         nonlocal left
         left -= 1
-        ends = event == "call" and (frame.f_code in expected or _waits(frame))
-        if ends or left <= 0:
+        if event == "call" and (frame.f_code in expected or _waits(frame)):
+            end(frame)
+        if left <= 0:
             sys.setprofile(None)
-        if ends:
-            raise TimeUp
 
     def on_alarm(_: int, frame: FrameType | None) -> None:
-        nonlocal expected, left
+        nonlocal expected, left, is_up
+        is_up = True
         if frame is not None and _waits(frame):
-            raise TimeUp
+            end(frame)
         expected, left = functions_of_compiling(), _CALLS
         sys.setprofile(on_call)
 
-    before = signal.signal(signal.SIGALRM, on_alarm)
+    signal.signal(signal.SIGALRM, on_alarm)
     try:
         signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.01), _AGAIN_S)
         yield
-        if expected:
-            raise TimeUp
+    except Exception:
+        if not is_up:
+            raise
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
         sys.setprofile(None)
+        signal.signal(signal.SIGALRM, before)
+    if is_up:
+        raise TimeUp

@@ -85,8 +85,8 @@ def without_inductor() -> Iterator[None]:
     if lazy is None or "torch._inductor" in sys.modules:
         yield
         return
-    _LAZY_MODULES.set(_WithoutInductor(lazy))
     try:
+        _LAZY_MODULES.set(_WithoutInductor(lazy))
         yield
     finally:
         _LAZY_MODULES.set(lazy)
