@@ -16,6 +16,7 @@ from backspot.results.report import changed
 
 DATA = Path(__file__).parents[1] / "data"
 TRACE = DATA / "h200/vit_patch_drop.trace.json.gz"
+NOTICE = re.compile(r"::notice title=Backspot::([^\r\n]+)")
 COMMAND = re.compile(r"::warning ((?:[a-z]+=[^,:\r\n]*,?)+)::([^\r\n]*)")
 
 
@@ -27,7 +28,9 @@ def report():
 def annotations(report, **options):
     """Properties and text of each annotation, as a runner reads them."""
     read = []
-    for line in to_annotations(report, **options).decode().splitlines():
+    answer, *lines = to_annotations(report, **options).decode().splitlines()
+    assert NOTICE.fullmatch(answer)
+    for line in lines:
         properties, text = COMMAND.fullmatch(line).groups()
         named = dict(one.split("=", 1) for one in properties.split(","))
         read.append(({name: plain(value) for name, value in named.items()}, plain(text)))
@@ -46,6 +49,12 @@ def test_a_finding_is_a_warning_with_its_rule_its_cost_and_its_remedy(report):
     assert properties == {"title": f"{finding.title} ({finding.rule})"}
     assert text.startswith("patch_drop (PatchDropout): 5.6 ms, 19% of the step")
     assert text.endswith(finding.remedy)
+
+
+def test_the_answer_comes_first_also_where_nothing_was_found(report):
+    for one in (report, changed(report, findings=())):
+        answer, *_ = to_annotations(one).decode().splitlines()
+        assert "patch_drop (PatchDropout) takes 28%25 of the backward" in answer
 
 
 def test_it_stands_at_the_line_of_its_first_place_that_has_one(report):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from backspot.formatting import visible
+from backspot.render._answer import sentences
 from backspot.render._findings import cost_of, listed, place_name
 from backspot.render.formats import Format
 from backspot.render.view import View
@@ -20,12 +21,15 @@ _IN_PROPERTY = {**_IN_TEXT, ":": "%3A", ",": "%2C"}
 
 
 def to_annotations(report: Report, view: View | None = None, *, preview: bool = False) -> bytes:
-    """The findings as workflow commands in UTF-8, one a line; nothing where there are none.
+    """The answer and the findings as workflow commands in UTF-8, one a line.
 
-    A finding stands at the line of its first place that has one, else beside the whole run.
+    A finding stands at the line of its first place that has one, else beside the whole run, as the
+    answer does.
     """
     view = view or View(preview=preview)
-    lines = [_annotation(report, finding) for finding in listed(report, view)]
+    said = " ".join("".join(text for _, text in parts) for parts in sentences(report, view))
+    lines = [f"::notice title=Backspot::{_escaped(said, _IN_TEXT)}"]
+    lines += [_annotation(report, finding) for finding in listed(report, view)]
     return "".join(f"{line}\n" for line in lines).encode("utf-8", "backslashreplace")
 
 
