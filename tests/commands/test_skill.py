@@ -92,6 +92,25 @@ def test_without_such_a_folder_it_makes_one_and_a_folder_can_be_named(tmp_path, 
     assert (tmp_path / "mine/backspot/SKILL.md").read_text() == skill
 
 
+def test_a_link_is_not_followed_and_nothing_is_written_before_all_can_be(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    for name in (".claude/skills", ".agents/skills/backspot"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / ".agents/skills/backspot/SKILL.md").symlink_to(tmp_path / "elsewhere")
+    for more in ((), ("--force",)):
+        assert main(["skill", "--install", *more]) == 6
+        assert "is a link" in capsys.readouterr().err
+    assert not (tmp_path / "elsewhere").exists()
+    assert not (tmp_path / ".claude/skills/backspot").exists()
+
+
+def test_a_user_that_does_not_exist_is_a_folder_of_that_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["skill", "--install", "~nobody_of_that_name"]) == 0
+
+
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path, capsys):
     (tmp_path / "file").touch()
     assert main(["skill", "--install", str(tmp_path / "file")]) == 3

@@ -123,3 +123,43 @@ def test_passes_that_run_the_same_nodes_again_are_found_and_priced() -> None:
     assert one.saves is not None
     assert one.saves.at_best
     assert one.saves.ns < one.wall_ns
+
+
+class Cell(nn.Module):
+    """Small operators on a few numbers, beside one large product."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.weight = nn.Linear(width, width)
+
+    def forward(self, x):
+        few = x[:1, :8]
+        for _ in range(2):
+            few = few.sin().exp().neg().tanh()
+        return self.weight(x) + few.sum()
+
+
+class Refined(nn.Module):
+    """One module, called again and again."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.cell = Cell(width)
+
+    def forward(self, x):
+        for _ in range(16):
+            x = self.cell(x)
+        return x
+
+
+def test_the_product_of_a_module_that_is_called_again_is_no_part_of_the_loops_price():
+    torch.set_num_threads(1)
+    model, x = Refined(512), torch.randn(256, 512)
+    found = backspot.profile(lambda: model(x).mean().backward(), model, trials="none")
+    products = sum(
+        row.wall_ns + row.forward_ns for row in found.modules if row.path == "cell.weight"
+    )
+    assert products > found.step_ns / 2
+    for one in found.findings:
+        if one.rule == "operator-loop":
+            assert one.wall_ns < found.step_ns / 2, one.seen

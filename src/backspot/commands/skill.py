@@ -12,6 +12,7 @@ Example:
 from __future__ import annotations
 
 import argparse
+from contextlib import suppress
 from pathlib import Path
 
 EXIT_CODES = (3, 6)
@@ -44,13 +45,17 @@ def run(args: argparse.Namespace) -> int:
     if args.install is None:
         write_text(skill.rstrip())
         return 0
-    for folder in _targets(args.install):
-        file = folder / "backspot" / "SKILL.md"
+    files = [folder / "backspot" / "SKILL.md" for folder in _targets(args.install)]
+    for file in files:
         shown = visible(str(file))
+        if file.is_symlink():
+            raise OutputExistsError(f"{shown} is a link: remove it, or give another FOLDER")
         if file.exists() and not args.force and file.read_text("utf-8", "replace") != skill:
             raise OutputExistsError(
                 f"{shown} is another version: overwrite it with --force, or give another FOLDER"
             )
+    for file in files:
+        shown = visible(str(file))
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(skill, encoding="utf-8")
@@ -62,6 +67,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _targets(given: str) -> list[Path]:
     if given != _HERE:
-        return [Path(given).expanduser()]
+        with suppress(RuntimeError):  # there is no such user
+            return [Path(given).expanduser()]
+        return [Path(given)]
     there = [Path(name) for name in _FOLDERS if Path(name).is_dir()]
     return there or [Path(_FOLDERS[-1])]

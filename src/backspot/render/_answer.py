@@ -210,7 +210,8 @@ def _answered(report: Report, view: View) -> Row | None:
 def view_of_answer(report: Report, top: int) -> View:
     """The view whose first row the answer is about: of repeated layers, or of modules."""
     row = answered(report)
-    return View(top=top, by="pattern" if row is not None and row.members > 1 else "path")
+    view = replace(_by_what_is_steady(report, DEFAULT_VIEW), top=top)
+    return replace(view, by="pattern") if row is not None and row.members > 1 else view
 
 
 def costliest_row(report: Report) -> Row | None:

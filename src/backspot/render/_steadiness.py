@@ -52,9 +52,10 @@ def is_clearly_first(report: Report, first: Row, view: View, *, forward: bool = 
 def _shares(report: Report, row: Row, sort: Sort, *, forward: bool = False) -> list[float]:
     """Return the share that a row has in each step that counts: of the backward, or of the step."""
     times, whole = (getattr(one, f"{sort}_ns_by_step") for one in (row, report))
-    if forward:
-        times = [sum(both) for both in zip(times, row.forward_ns_by_step, strict=True)]
+    if forward and report.step_ns_by_step:
         whole = report.step_ns_by_step
+        if row.forward_ns_by_step:
+            times = [sum(both) for both in zip(times, row.forward_ns_by_step, strict=True)]
     return [times[step] / whole[step] for step in report.typical_steps if whole[step]]
 
 

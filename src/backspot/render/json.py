@@ -29,7 +29,8 @@ from backspot.results.report import SCHEMA, Answer, Report
 
 Saved = TypeVar("Saved")
 HOW_TO_READ = (
-    "Times in ns, of one step on the clock that clock names; by step_ns they are shares of it. "
+    "Times are nanoseconds of one step, on the clock that clock names; divide by step_ns for a "
+    "share. "
     "First answer: what costs most. Then findings of tier stable, the one to act on first, with "
     "remedy and saves (backspot explain RULE has more). Then modules, the slowest backward first; "
     "is_module is false for time that no module owns. warnings: read them before you trust it."

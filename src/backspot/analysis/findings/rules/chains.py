@@ -239,16 +239,41 @@ def _called_again(evidence: Evidence) -> _Loops:
     within = root[span]
     index, within = index[within >= 0], within[within >= 0]
     works = ~events.names_where(operations.is_view)[events.name[index]]
-    kept = [
-        one
-        for one, mine in grouped(owner[within], np.flatnonzero(works))
-        if len(mine) >= _OF_A_CALL * len(np.unique(within[mine]))
-        and float(median(_time_of(evidence, index[mine]))) <= _SMALL
-    ]
+    kept, is_long = [], np.zeros(len(index), bool)
+    for one, mine in grouped(owner[within], np.flatnonzero(works)):
+        spent = _time_of(evidence, index[mine])
+        often = len(mine) >= _OF_A_CALL * len(np.unique(within[mine]))
+        if often and float(median(spent)) <= _SMALL:
+            kept.append(one)
+            for _, same in grouped(events.name[index[mine]]):
+                is_long[mine[same]] = float(median(spent[same])) > _SMALL
     chosen = is_in(owner[calls], np.array(kept, np.int64))
     calls, times = calls[chosen], times[chosen]
-    inside = index[is_in(within, calls)]
-    return _Loops(calls, times, inside, Stretches(spans.start[calls], spans.end[calls], calls))
+    inside = is_in(within, calls)
+    index, within, is_long = index[inside], within[inside], is_long[inside]
+    return _Loops(calls, times, index[~is_long], _short(evidence, calls, index, within, is_long))
+
+
+def _short(evidence: Evidence, calls: Ints, index: Ints, within: Ints, is_long: Mask) -> Stretches:
+    """Return these calls, without what they do beside short operators.
+
+    Args:
+        index: the operators in them, as indices into the events.
+        within: the call that each is in.
+        is_long: whether it computes longer than it takes to start.
+    """
+    spans, events = evidence.spans, evidence.events
+    cut = np.unique(within[is_long])
+    whole = calls[~is_in(calls, cut)]
+    start, end, span = [*spans.start[whole]], [*spans.end[whole]], [*whole]
+    for call, mine in grouped(within, np.flatnonzero(is_in(within, cut))):
+        mine = mine[np.argsort(events.start[index[mine]], kind="stable")]
+        for part in np.split(mine, np.flatnonzero(is_long[mine])):
+            if len(run := part[~is_long[part]]):
+                start.append(events.start[index[run[0]]])
+                end.append(events.end[index[run[-1]]])
+                span.append(call)
+    return Stretches(*(np.array(one, np.int64) for one in (start, end, span)))
 
 
 def _time_of(evidence: Evidence, index: Ints) -> Ints:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Collection, Sequence
 
 import numpy as np
 
 from backspot.analysis.accounting.amounts import operators_inside
+from backspot.analysis.accounting.formulas import Inputs, Unknown
 from backspot.analysis.findings.costs import LEAST_SHARE
 from backspot.analysis.findings.evidence import Evidence
 from backspot.analysis.findings.observations import (
@@ -436,14 +436,17 @@ def _of_convolutions(evidence: Evidence, nodes: Mask) -> str:
     mine = index[take(nodes, span, False)]
     kinds = set[str]()
     for signature in distinct(events.signature[mine]):
-        if signature < 0:
+        try:
+            inputs = Inputs.of(events.signatures[signature]) if signature >= 0 else None
+            if inputs is None:
+                raise Unknown
+            dilation, transposed, groups = (inputs.value(at) for at in (6, 7, 9))
+        except Unknown:
             kinds.add(_SLOW_KINDS)
             continue
-        values = json.loads(events.signatures[signature].values)
-        *_, dilation, transposed, _, groups, _ = (str(one) for one in values)
-        kinds |= {"grouped"} if groups != "1" else set()
-        kinds |= {"dilated"} if set(re.findall(r"\d+", dilation)) - {"1"} else set()
-        kinds |= {"transposed"} if transposed == "True" else set()
+        kinds |= {"grouped"} if groups != 1 else set()
+        kinds |= {"dilated"} if set(dilation) - {1} else set()
+        kinds |= {"transposed"} if transposed else set()
     if not len(mine) or _SLOW_KINDS in kinds:
         return (
             f"{tuned}If the convolution is {_SLOW_KINDS}, another one in its place may have a "

@@ -120,7 +120,8 @@ def slow_node(evidence: Evidence, found: Sequence[Finding]) -> Finding | None:
         return None
     (first, *_) = heaviest = costs.top_nodes(nodes)
     mine = nodes & evidence.nodes_named(lambda name: name == first)
-    times = int(backward[mine].max() / max(1, forward[mine].max()))
+    slowest = np.flatnonzero(mine)[np.argmax(backward[mine])]
+    times = int(backward[slowest] / max(1, forward[slowest]))
     return finding(
         costs.places_of_spans(nodes),
         seen=(

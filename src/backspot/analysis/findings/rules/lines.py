@@ -233,8 +233,9 @@ def _done(evidence: Evidence) -> dict[tuple[str, str], _Done]:
         known, count = np.unique(name[works[name]], return_counts=True)
         often = np.zeros(len(events.names), bool)
         often[known] = 2 * count >= _MANY * steps
-        count += masks[known] * (count >= _MANY * steps)  # these say most of what to do
-        most = int(np.argmax(count)) if len(count) else NOTHING
+        # Masks say most of what to do.
+        says_more = masks[known] * (count >= _MANY * steps)
+        most = int(np.lexsort((count, says_more))[-1]) if len(count) else NOTHING
         found[functions[int(np.flatnonzero(of_site == which)[0])]] = _Done(
             events.names[known[most]] if most >= 0 else "",
             int(count[most]) // steps if most >= 0 else 0,
