@@ -92,6 +92,7 @@ def test_without_such_a_folder_it_makes_one_and_a_folder_can_be_named(tmp_path, 
     assert (tmp_path / "mine/backspot/SKILL.md").read_text() == skill
 
 
+@pytest.mark.posix
 def test_a_link_is_not_followed_and_nothing_is_written_before_all_can_be(
     tmp_path, monkeypatch, capsys
 ):
