@@ -507,7 +507,8 @@ def _prepared(profiler: torch.profiler.profile) -> Iterator[None]:
 def _recording(profiler: torch.profiler.profile) -> Iterator[None]:
     """Record what runs inside the block with a prepared profiler."""
     try:
-        profiler.start_trace()
+        with without_inductor():  # torch 2.4 asks for it here
+            profiler.start_trace()
         yield
     finally:
         if is_recording():  # unless an interrupt came before the start
