@@ -134,21 +134,14 @@ def code_around_model(evidence: Evidence) -> Finding | None:
     found = loops + long
     if not found:
         return None
-    clock = [
-        round(sum(ns for ns, _ in _spent(evidence, [one]).values()) * _part_of(evidence, one[0]))
-        if one in loops
-        else sum(ns for ns, _ in _spent(evidence, [one]).values())
-        for one in found
-    ]
+    clock = [sum(ns for ns, _ in _spent(evidence, [one]).values()) for one in found]
+    parts = [_part_of(evidence, line) for line, _ in loops] + [1.0] * len(long)
+    clock = [round(ns * part) for ns, part in zip(clock, parts, strict=True)]
     timed = [(line, max(ns, cost)) for (line, cost), ns in zip(found, clock, strict=True)]
     timed.sort(key=lambda one: -one[1])
     (first, cost), *_ = timed
-    done = _done_in(evidence, first)
-    often = (
-        f", {done.operator} {done.times:,} times"
-        if (first.file, first.function) in known and done.operator
-        else ""
-    )
+    done, is_loop = _done_in(evidence, first), (first.file, first.function) in known
+    often = f", {done.operator} {done.times:,} times" if is_loop and done.operator else ""
     return finding(
         _placed(evidence, timed),
         seen=(
@@ -157,7 +150,7 @@ def code_around_model(evidence: Evidence) -> Finding | None:
         ),
         remedy=(
             "Do it in fewer steps, or in a compiled function."
-            if (first.file, first.function) not in known
+            if not is_loop
             else _MASKS
             if done.operator in _BY_MASK
             else _AT_ONCE
