@@ -85,6 +85,12 @@ def duration(ns: float) -> str:
     return f"{ns:.0f} ns" if ns else "0 ms"
 
 
+def between(low_ns: float, high_ns: float, doubt: str = "uncertain") -> str:
+    """Format a range: ``4.0 ms to 6.4 ms``; one wider than twice its start says so in a word."""
+    said = f"{duration(low_ns)} to {duration(high_ns)}"
+    return f"{doubt}, {said}" if high_ns > 2 * low_ns else said
+
+
 def decimals_for(largest_ns: float) -> int:
     """Return how many decimals of a millisecond suit a column with this largest time."""
     ms = largest_ns / 1e6

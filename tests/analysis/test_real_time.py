@@ -264,7 +264,7 @@ def test_a_trace_alone_says_that_its_times_are_recorded_ones() -> None:
     report = report_of(trace)
     forms = [renderer_for(f"x.{suffix}")(report).decode() for suffix in ("html", "md")]
     for text in (render_text(report, width=200), report._repr_html_(), *forms):
-        assert "while recorded" in text or "as recorded" in text
+        assert "with the profiler" in text or "as recorded" in text
 
 
 def test_the_recipes_for_agents_have_the_share_that_is_printed(tmp_path: Path) -> None:

@@ -327,7 +327,7 @@ def test_real_steps_are_timed_before_the_recording(case):
 def test_without_real_steps_the_report_does_not_know_how_long_they_take(case):
     report = profile(case.step, case.model, steps=2, warmup=0, unprofiled=0)
     assert report.unprofiled_step_ns is None
-    assert "while recorded" in str(report)
+    assert "with the profiler" in str(report)
 
 
 def test_several_modules_go_by_name(case):

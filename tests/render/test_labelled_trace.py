@@ -303,7 +303,7 @@ def test_a_span_shows_what_its_module_costs_and_which_line_made_it(tmp_path):
         "wall ms per step": f"{row.wall_ms:.3f}",
         "share of the backward": percent(report.share(row)),
         "GPU ms per step": f"{row.gpu_ns / 1e6:.3f}",
-        "heaviest node": "GatherBackward0",
+        "slowest node": "GatherBackward0",
     }
     attention = shown["backward: blocks.0.attn (Attention)"]
     whole = report["blocks.0.attn"].row

@@ -33,7 +33,7 @@ from backspot.analysis.recorded import find_recorded, reserved_bytes
 from backspot.analysis.recording import Options, Part, Recording
 from backspot.analysis.replay.predict import with_savings
 from backspot.analysis.timeline import distinct
-from backspot.formatting import counted, duration, labelled, percent
+from backspot.formatting import counted, duration, percent
 from backspot.registry import Rule
 from backspot.results.costs import Row
 from backspot.results.findings import stable
@@ -174,7 +174,7 @@ def _of_backward_hooks(rows: Sequence[Row], wall_ns: int, events: Events) -> lis
     if not ns or ns < _MUCH * wall_ns:
         return []
     first = [row for _, row in costly[:_NAMED]]
-    listed = [labelled(row.path, row.class_name) for row in first]
+    listed = [row.label for row in first]
     if len(costly) > _NAMED:
         listed.append(counted(len(costly) - _NAMED, "more module"))
     marks = events.named(Category.ANNOTATION, names.BACKWARD_HOOK)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from statistics import median
 
-from backspot.formatting import duration, labelled, percent
+from backspot.formatting import between, duration, labelled, percent
 from backspot.render._phases import taking
 from backspot.render._rare import told
 from backspot.render._steadiness import is_clearly_first, is_steady
@@ -358,8 +358,8 @@ def _without(row: Row) -> list[Part]:
 def _saving(saves: Saving | None, what: str = "it") -> list[Part]:
     if saves is None:
         return []
-    least, most = duration(saves.low_ns), duration(saves.high_ns)
-    return said(f"; without {what}, a step would take {{}} ({least} to {most})", less(saves.ns))
+    known = between(saves.low_ns, saves.high_ns)
+    return said(f"; without {what}, a step would take {{}} ({known})", less(saves.ns))
 
 
 def _exchanges(report: Report, row: Row, module: Row) -> list[Part]:

@@ -68,7 +68,7 @@ def module_columns(
             least=20,
             left=True,
             cut_start=True,
-            outlasts=4,
+            outlasts=3,
             style="cyan",
         ),
     ]
@@ -189,7 +189,7 @@ def _node_columns(rows: Sequence[Row], sort: Sort, ms: Callable[[int], str]) -> 
     columns = [
         Column(
             "node",
-            "heaviest node",
+            "slowest node",
             node_cells(rows, sort),
             need=3,
             least=14,

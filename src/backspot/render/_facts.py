@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from backspot.formatting import counted, duration, percent
+from backspot.formatting import between, counted, duration, percent
 from backspot.render._phases import PHASES
 from backspot.render._rare import iteration, kinds_of_steps, rarely
 from backspot.render._sections import Section
@@ -19,6 +19,8 @@ _MOVED = 0.03
 """From this share of the step, a replayed step that is shorter than the recorded one is shown."""
 _HIDDEN = 0.5
 """A row that saves certainly less than this share of its time is hidden behind other work."""
+_BETWEEN_NODES = 0.1
+"""Share of the backward from which the time between nodes is explained."""
 _CONCERNED = 5
 """How many of the first rows can get the sentence about hidden work."""
 _LEAST_HIDDEN = 0.05
@@ -58,11 +60,11 @@ def setting(report: Report) -> list[str]:
         real = kinds or _spread(report.unprofiled_step_ns_by_step)
         facts.insert(0, f"a step takes {duration(whole)}{real}")
     elif report.per == "step" and whole > 1.001 * report.wall_ns:
-        unit += f" of {duration(whole)} while recorded{_replayed(report)}{kinds}"
+        unit += f" of {duration(whole)} with the profiler{_replayed(report)}{kinds}"
     facts.append(unit)
     if report.clock == "real":
         facts.append(f"times {WITHOUT_PROFILER}")
-    elif "while recorded" not in unit:
+    elif "with the profiler" not in unit:
         facts.append("times as recorded")
     facts += [*filter(None, [iteration(report)]), *rarely(report)]
     return [*facts, *_device_and_host(report), _SOURCES[report.source]]
@@ -98,7 +100,7 @@ def _replayed(report: Report) -> str:
         or abs(report.step_ns - step.ns) < _MOVED * report.step_ns
     ):
         return ""
-    return f", about {duration(step.ns)} without the profiler"
+    return f", about {duration(step.ns)} without it"
 
 
 def _has_ranks(report: Report) -> bool:
@@ -109,7 +111,7 @@ def _has_ranks(report: Report) -> bool:
 def _spread(by_step: Sequence[int]) -> str:
     if len(by_step) < 2 or max(by_step) <= 1.2 * min(by_step):
         return ""
-    return f" ({duration(min(by_step))} to {duration(max(by_step))})"
+    return f" ({between(min(by_step), max(by_step), 'unsteady')})"
 
 
 def coverage(report: Report) -> str:
@@ -166,12 +168,24 @@ def has_repeats(chosen: Selection) -> bool:
     return len(patterns) < len(rows) > SCREEN_ROWS
 
 
+def between_nodes(report: Report) -> list[str]:
+    """What the engine's own time is, and what makes it less, where it is much of the backward."""
+    row = next((one for one in report.modules if one.path == "(autograd engine)"), None)
+    if row is None or report.share(row) < _BETWEEN_NODES:
+        return []
+    return [
+        "(autograd engine): the time between nodes, in which no module's work runs. It is long "
+        "where a backward has many short nodes (fewer, larger operations or torch.compile help) "
+        "or the machine is busy."
+    ]
+
+
 def savings(report: Report, chosen: Selection) -> list[str]:
     """Where what a step would save comes from, why it is not known, and what surprises in it."""
     step = report.replayed_step
     unknown = unknown_savings(report, chosen)
     if step is None:
-        return unknown
+        return [*between_nodes(report), *unknown]
     parts = {name for row in report.modules if row.saves for name in row.saves.parts}
     updates = any(phase.name == "optimizer" and phase.wall_ns for phase in report.phases)
     share = (
@@ -187,7 +201,7 @@ def savings(report: Report, chosen: Selection) -> list[str]:
         meaning += f" with a cost of the profiler that was measured elsewhere, so roughly{why}"
     if _has_ranks(report):
         meaning += "; other ranks are not replayed"
-    return [*hidden_work(report, chosen), f"{meaning}.", *unknown]
+    return [*between_nodes(report), *hidden_work(report, chosen), f"{meaning}.", *unknown]
 
 
 def told_apart(saves: Saving | None) -> str:
@@ -195,8 +209,8 @@ def told_apart(saves: Saving | None) -> str:
     if saves is None:
         return ""
     parts = ", ".join(f"{duration(ns)} {name}" for name, ns in saves.parts.items())
-    least, most = duration(saves.low_ns), duration(saves.high_ns)
-    return f"{less(saves.ns)} ({least} to {most}){f': {parts}' if parts else ''}"
+    known = between(saves.low_ns, saves.high_ns)
+    return f"{less(saves.ns)} ({known}){f': {parts}' if parts else ''}"
 
 
 def unknown_savings(report: Report, chosen: Selection) -> list[str]:
@@ -251,7 +265,7 @@ def _hiccups(report: Report) -> list[str]:
     first, *others = report.hiccups
     phases = {f"({name})": f" ({text})" for name, text in PHASES.items()}
     where = phases.get(first.where, f", in {first.where}") if first.where else ""
-    recorded = " while recorded" if report.clock == "real" else ""
+    recorded = " with the profiler" if report.clock == "real" else ""
     text = f"Step {first.step + 1} took {duration(first.longer_ns)} longer{recorded}{where}"
     if others:
         least = duration(others[-1].longer_ns)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 
 from backspot.formatting import visible
 from backspot.render._findings import cost_of, has_advice, overlap, place_name, worth
@@ -12,7 +11,7 @@ from backspot.render._terminal import keep_end, paragraph
 from backspot.render.parts import remarks_on
 from backspot.results.findings import Finding
 from backspot.results.report import Report
-from backspot.styled import Text
+from backspot.styled import Text, cell_len
 
 _BETWEEN_SENTENCES = re.compile(r"(?<=\.) (?=[A-Z(])")
 
@@ -62,16 +61,16 @@ def finding(
 def brief_finding(
     report: Report, number: int, found: Finding, width: int, *, whole: bool = False
 ) -> list[Text]:
-    """A finding in a line: its cost, and its place if it has one; the arguments of ``finding``."""
+    """A finding in a line: its price, and its place if there is room."""
     text = Text(visible(found.title), "bold")
-    text.append(f": {', '.join(cost_of(report, replace(found, saves=None)))}", "not bold")
-    if len(found.places) == 1 and worth(found, 1)[0]:
-        name = visible(found.path or found.places[0].label)
-        text.append(" in ", "not bold")
-        text.append(name if whole else keep_end(name, min(width - 8, 70)), "not bold cyan")
+    text.append(f": {', '.join(cost_of(report, found))}", "not bold")
     for one in remarks_on(found):
         if one.brief:
             text.append(f" ({one.brief})", "not bold")
+    if len(found.places) == 1 and worth(found, 1)[0]:
+        name = f" in {visible(found.path or found.places[0].label)}"
+        if cell_len(text.plain + name) <= width - len(f"{number}. "):
+            text.append(name, "not bold cyan")
     return [*paragraph(text, width, f"{number}. ", whole=whole)]
 
 

@@ -26,6 +26,7 @@ _NARROWEST = 40
 _MARKS = 8
 """Characters that one terminal cell may take: a letter and its combining marks."""
 _WIDENS = "\ufe0f"
+_BETWEEN_NAMES = re.compile(r"[./](?=\w)")
 _WORD = re.compile(
     r"((?:\d+ × (?=\S{1,40}(?:\s|$)))?(?:\S*\d (?:ns|µs|ms|s|kB|MB|GB)\b\S*|\S+)(?: ·(?!\S))?)\s*"
 )
@@ -34,10 +35,12 @@ the dot behind it."""
 
 
 def keep_end(text: str, width: int) -> str:
-    """Cut the start where the text is too wide: ``…ks.11.mlp.fc1``."""
+    """Cut the start where the text is too wide, between names if possible: ``….11.mlp.fc1``."""
     if _fits_in(text, width):
         return text
-    return "…" + text[len(text) - _fitting(reversed(text), width - 1) :]
+    kept = text[len(text) - _fitting(reversed(text), width - 1) :]
+    between = _BETWEEN_NAMES.search(kept, 0, len(kept) // 2)
+    return "…" + (kept[between.start() :] if between else kept)
 
 
 def keep_start(text: str, width: int) -> str:
@@ -71,14 +74,10 @@ def lay_out(
 ) -> list[Text]:
     """Lay out a table; the first line is its head, and ``styles`` has one for each other line."""
     columns = [_readable(column, width, whole=whole) for column in columns]
+    columns = _with_whole_paths(columns, width) if whole else columns
     full = [replace(column, head=column.full_head or column.head) for column in columns]
     kept = full if _fits(full, width) else _chosen(columns, width)
     widths = _widths(kept, width)
-    if whole:
-        widths = [
-            max(least, _natural(column)) if _identifies(column) else least
-            for column, least in zip(kept, widths, strict=True)
-        ]
     lines = [_line(kept, widths, None)]
     for index in range(max((len(column.cells) for column in kept), default=0)):
         line = _line(kept, widths, index)
@@ -86,6 +85,20 @@ def lay_out(
             line.stylize(styles[index])
         lines.append(line)
     return lines
+
+
+def _with_whole_paths(columns: Sequence[Column], width: int) -> list[Column]:
+    """The columns, of which others are dropped before a path that fits into the line is cut."""
+    needed = [column for column in columns if column.need <= 1]
+    left = width - _taken(needed, [_narrowest(column) for column in needed])
+    found = []
+    for column in columns:
+        if _identifies(column) and not column.need:
+            more = max(0, min(left, _natural(column) - _narrowest(column)))
+            left -= more
+            column = replace(column, least=_narrowest(column) + more)
+        found.append(column)
+    return found
 
 
 def _identifies(column: Column) -> bool:

@@ -208,7 +208,7 @@ def _costs(report: Report, row: Row) -> dict[str, str | float]:
         costs["wall ms of its own"] = _milliseconds(row.wall_ns)
     node, line = heaviest(row, "wall"), heaviest_line(row, "wall")
     if node is not None:
-        costs["heaviest node"] = visible(short_node_name(node.name))
+        costs["slowest node"] = visible(short_node_name(node.name))
     if line is not None:
         costs["source line"] = visible(made_by(line))
         if line.text:

@@ -10,6 +10,7 @@ from backspot.formatting import counted, percent, visible
 from backspot.render._answer import answer, answered, sentences
 from backspot.render._columns import module_columns, operator_columns
 from backspot.render._facts import (
+    between_nodes,
     coverage,
     has_repeats,
     hidden_work,
@@ -51,7 +52,6 @@ from backspot.styled import Text
 
 _SCREEN = 23  # lines: those of a small terminal, without that of the prompt
 _WARNINGS = 2
-_MARGIN = 8  # what breaking lines between words can cost in two lines
 _LEAST_PHASE = 0.01  # share of the step from which a screen shows a phase
 _LEAST_MODEL = 0.05  # share of the backward from which a model counts as one of several
 _MODELS = 6  # number of models up to which a screen shows their shares
@@ -60,11 +60,15 @@ _LEAST_UNOWNED = 0.05  # share of the backward from which a screen shows a row w
 
 _Choice = tuple[int, int, int, "int | None"]
 _CHOICES: tuple[_Choice, ...] = (
-    *((3, 3, 1, None), (3, 2, 1, None), (2, 2, 1, None), (3, 1, 1, None), (2, 1, 1, None)),
-    *((1, 1, 1, None), (1, 1, 0, None), (1, 1, 0, 1)),
+    *((4, 4, 1, None), (4, 3, 1, None), (4, 2, 1, None), (4, 1, 1, None), (4, 1, 0, None)),
 )
 """How many findings a screen names, of how many it has the remedy, and how many sentences each of
 these has about what was seen, and about what to do (``None``: all). The best comes first."""
+_FEWER_CHOICES: tuple[_Choice, ...] = (
+    *((4, 1, 0, 1), (3, 1, 0, None), (3, 1, 0, 1), (2, 1, 0, None), (2, 1, 0, 1)),
+    *((1, 1, 0, None), (1, 1, 0, 1)),
+)
+"""Those for which the last modules have given way."""
 
 
 def render_text(
@@ -82,7 +86,8 @@ def render_text(
     Args:
         view: which rows to show; ``None`` ranks by what a part ranks them by, else by time.
         width: number of cells in a line; ``None`` takes the terminal's. Without a terminal, that is
-            80 (or ``COLUMNS``), and no path is cut, so that a line may be longer.
+            80 (or ``COLUMNS``); a path in a table loses its start only where it is longer than
+            the line, and in a sentence it stays whole.
         color: whether to write colours as escape sequences.
         full: whether to show all warnings, facts and findings, the source lines, and the rows of
             no module that take little. How many modules there are is up to ``view``.
@@ -197,21 +202,21 @@ class _Page:
     def screen(self, more: str) -> list[Text]:
         """What matters most, on one screen unless ``view`` wants many rows; then what to ask for.
 
-        The first finding and its remedy are always there, unless there is advice above the table;
-        as many others as there is room for, with their evidence and remedies before their number.
+        The first finding and its remedy are always there, unless there is advice above the table.
+        The next three have a line each before the last modules have one.
         """
         report = self._report
         lines = self._led(self._lead) if self._lead else self._above_the_table()
         for text in remedies(report)[:_WARNINGS]:
-            shown = keep_start(visible(text), 2 * self._width - _MARGIN)
-            lines += self._paragraph(Text("! " + shown, "yellow"))
+            lines += self._paragraph(Text("! " + visible(text), "yellow"))
         rows = len(self._nodes[: self._view.top] or self._chosen.shown)
         room = _SCREEN + max(0, rows - SCREEN_ROWS)
         chosen, table = self._chosen, self._ranked(self._chosen)
         fewest = self._view.fewest if self._view.top == SCREEN_ROWS else len(chosen.shown)
-        choices = [(len(chosen.shown), choice) for choice in _CHOICES]
-        fewer = range(len(chosen.shown) - 1, fewest - 1, -1)
-        choices += [(modules, _CHOICES[-1]) for modules in fewer]
+        most, few = len(chosen.shown), min(len(chosen.shown), fewest)
+        choices = [(most, choice) for choice in _CHOICES]
+        choices += [(modules, _CHOICES[-1]) for modules in range(most - 1, few - 1, -1)]
+        choices += [(few, choice) for choice in _FEWER_CHOICES]
         if self._lead and self._lead.advice:
             choices.append((choices[-1][0], (1, 0, 0, 1)))
         room += len(self._last(lines))
@@ -232,7 +237,11 @@ class _Page:
         """The table, and what surprises in it."""
         unowned = [row for row in chosen.unowned if self._share(row) >= _LEAST_UNOWNED]
         lines = self._table(replace(chosen, unowned=tuple(unowned)))
-        said = [*hidden_work(self._report, chosen), *unknown_savings(self._report, chosen)]
+        said = [
+            *between_nodes(self._report),
+            *hidden_work(self._report, chosen),
+            *unknown_savings(self._report, chosen),
+        ]
         for text in () if self._lead or self._nodes else said:
             lines += self._paragraph(Text(visible(text), "dim"))
         return lines

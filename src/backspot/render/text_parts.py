@@ -62,7 +62,7 @@ def lines_table(shown: Sequence[Row], sort: Sort, width: int, *, whole: bool) ->
     texts: list[Part] = [("name", line.text) for line in lines]
     columns = [
         Column("rank", "#", rows, least=6, left=True, style="dim"),
-        Column("node", "heaviest node", nodes, least=14, left=True),
+        Column("node", "slowest node", nodes, least=14, left=True),
         Column("line", head, places, least=20, left=True, cut_start=True, style="green"),
         Column("line", "source", texts, need=1, least=24, left=True),
     ]
@@ -99,14 +99,14 @@ def render_subtree(subtree: Subtree, *, width: int | None = None) -> str:
     cpu = numbers(ms(row.total_cpu_ns) for row in rows)
     nodes = node_cells(rows, "wall")
     columns = [
-        Column("name", "module", names, least=24, left=True, outlasts=4, style="cyan"),
+        Column("name", "module", names, least=24, left=True, outlasts=3, style="cyan"),
         Column("class", "class", classes, need=4, least=10, left=True),
         Column("time", "total ms", total, style="bold"),
         Column("share", "share", shares, need=1),
         Column("other time", "own", own, full_head="own ms", need=2),
         Column("other time", "GPU", gpu, full_head="GPU ms", need=5),
         Column("other time", "CPU", cpu, full_head="CPU ms", need=6),
-        Column("node", "heaviest node", nodes, need=3, least=15, left=True),
+        Column("node", "slowest node", nodes, need=3, least=15, left=True),
     ]
     if not subtree.row.total_gpu_ns:
         columns = [column for column in columns if column.cells is not gpu]

@@ -82,14 +82,18 @@ def training_facts(training: Training, recorded: Sequence[RareWork] = ()) -> Ite
             f"{size(growth.last_bytes)}: {size(round(1000 * growth.per_step_bytes))} in 1,000 "
             "steps."
         )
+    yield from not_counted(training)
+
+
+def not_counted(training: Training) -> list[str]:
+    """Return what is no step of the training, in a sentence; nothing if that is little."""
     apart = [
         f"{duration(time.wall_ns)} {_APART.get(time.name, time.name)}"
         + (f" ({counted(time.steps, 'step')})" if time.steps else "")
         for time in training.apart
         if time.wall_ns >= _NOTABLE * training.step_ns * training.counted
     ]
-    if apart:
-        yield f"Not counted: {', '.join(apart)}."
+    return [f"Not counted: {', '.join(apart)}."] if apart else []
 
 
 def _late(training: Training) -> dict[int, list[LoaderUse]]:
@@ -117,7 +121,8 @@ def _sections(report: Report, _: View) -> list[Section]:
     if training is None:
         return []
     said = [training_line(training), *training_facts(training, report.rare)]
-    return [Section("sentences", "training", said, brief=2)]
+    brief = min(2, len(said) - len(not_counted(training)))
+    return [Section("sentences", "training", said, brief=brief)]
 
 
 SAYING = Saying(_sections)

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias, get_args
 
-from backspot.formatting import duration, labelled, visible
+from backspot.formatting import between, duration, labelled, visible
 from backspot.presented import public
 from backspot.results import memory, trials
 from backspot.results.quantities import SELDOM, Count, Measured, OtherCost
@@ -76,7 +76,7 @@ class WhatIf:
 
     Example:
         >>> print(report.what_if({"patch_drop": 0.5}))
-        A step would take 24.5 ms: 2.2 ms less (0 ms to 4.4 ms), by a replay without the profiler
+        A step would take 24.5 ms: 2.2 ms less (uncertain, 0 ms to 4.4 ms), by ...
     """
 
     step_ns: int
@@ -88,16 +88,16 @@ class WhatIf:
 
     def __str__(self) -> str:
         """Return one sentence and, for several changes, a table of each of them alone."""
-        least, most = (duration(max(ns, 0)) for ns in (self.low_ns, self.high_ns))
+        ends = max(self.low_ns, 0), max(self.high_ns, 0)
         said = f"{less(self.saves_ns)}{' at best' * self.at_best}"
         sentence = (
-            f"A step would take {duration(self.step_ns)}: {said} ({least} to {most}), by a replay "
+            f"A step would take {duration(self.step_ns)}: {said} ({between(*ends)}), by a replay "
             "without the profiler"
         )
         if len(self.alone) < 2:
             return sentence
         rows = [("change", "alone", "range"), *map(_row, self.alone.items())]
-        rows.append(("together", less(self.saves_ns), f"{least} to {most}"))
+        rows.append(("together", less(self.saves_ns), " to ".join(map(duration, ends))))
         name, alone, _ = (max(map(len, column)) for column in zip(*rows, strict=True))
         table = (f"{a:<{name}}  {b:<{alone}}  {c}".rstrip() for a, b, c in rows)
         return "\n".join((sentence, *table))

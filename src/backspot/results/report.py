@@ -235,7 +235,8 @@ class Report(
         <Report of trace.json.gz: 77 rows, backward 20.906 ms per step>
         >>> print(report)
         patch_drop (PatchDropout) takes 28% of the backward: 5.9 ms, mostly
-        GatherBackward0; without it, a step would take 4.0 ms less (1.2 ms to 6.4 ms)
+        GatherBackward0; without it, a step would take 4.0 ms less (uncertain, 1.2 ms to
+        6.4 ms)
         ...
         >>> [step_ns / 1e6 for step_ns in report.step_ns_by_step]
         [28.916678, 31.928339]

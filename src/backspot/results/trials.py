@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, TypedDict
 
-from backspot.formatting import duration
+from backspot.formatting import between, duration
 from backspot.presented import public
 from backspot.results.quantities import SELDOM, Count, Measured
+
+_APART = 0.1
+"""Share of a time by which another one is not close to it."""
 
 Verdict: TypeAlias = Literal["", "helps", "does not help", "undecided", "fails"]
 
@@ -97,11 +100,20 @@ class Tried:
                 f"Tried here: {duration(now.ns)} → {duration(best.ns)}{of_cpu} with {best.name}"
                 f"{f' ({best.note})' if best.note else ''}; a "
                 f"step takes at least {duration(best.saves_ns)} less "
-                f"({duration(max(best.saves_low_ns, 0))} to {duration(best.saves_high_ns)}).{rest}"
+                f"({between(max(best.saves_low_ns, 0), best.saves_high_ns)}).{rest}"
             )
-        said = {"undecided": "undecided", "fails": "no variant runs"}
+        said = {"undecided": self._doubt(), "fails": "no variant runs"}
         verdict = said.get(self.verdict, "does not help")
         return f"Tried here, {verdict}: {duration(now.ns)}{of_cpu} as it is;{rest}"
+
+    def _doubt(self) -> str:
+        """Why there is no verdict: the times are alike, or those of the same code differ."""
+        now = self.variants[0]
+        tried = [one for one in self.variants if one.verdict == "undecided"]
+        if not any(one.ns for one in tried):
+            return "not measured"
+        apart = max(abs(one.ns - now.ns) for one in tried if one.ns)
+        return "the times vary too much" if apart > _APART * now.ns else "too close to tell"
 
 
 def _of(one: Variant) -> str:

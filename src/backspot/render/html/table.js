@@ -31,7 +31,7 @@ function makeTable(model, box, change) {
       { key: "ratio", head: "bwd ÷ fwd", number: true, optional: asked ? 5 : by === "path" ? 3 : 4,
         value: (line) => measured(line.cost, "ratio") },
       { key: "calls", head: "calls", number: true, optional: asked ? 5 : 4, value: (line) => line.calls },
-      { key: "node", head: "heaviest node", text: true, optional: asked ? 5 : 4, value: (line) => line.node },
+      { key: "node", head: "slowest node", text: true, optional: asked ? 5 : 4, value: (line) => line.node },
     ].filter(Boolean);
     for (const column of list) {
       if (column.key === measure) delete column.optional;
