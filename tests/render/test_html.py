@@ -13,7 +13,9 @@ import pytest
 from hypothesis import given
 
 from backspot import locate
-from backspot.render.html import to_html
+from backspot.render.html import asset, to_html
+from backspot.results.trials import Tried, Variant
+from support.report_parts import phases
 from support.sample_reports import (
     SAMPLES,
     diagnosed,
@@ -188,6 +190,32 @@ def test_the_heading_of_the_page_is_what_costs_most_in_the_step():
     assert words.index(said) < words.index("patch_drop (PatchDropout) takes")
     assert words.index(said) < words.index("Time in a step")
     assert "more than the backward" not in page_of(found).words
+
+
+def test_what_a_trial_of_the_remedy_says_stands_below_the_heading():
+    found = diagnosed()
+    first, *rest = found.findings
+    now, indexed = Variant("as it is", 5_000_000), Variant("rows", 1_000_000, verdict="helps")
+    tried = replace(first, tried=Tried("it", (now, indexed), 15))
+    words = page_of(replace(found, findings=(tried, *rest))).words
+    assert words.index("✓ Tried here") < words.index("Time in a step")
+    assert words.count("✓ Tried here") == 2  # and beside the finding
+    assert "Tried here" not in page_of(found).words
+
+
+def test_phases_that_take_little_have_one_entry_of_the_legend_together():
+    spent = {"forward": (60_000,), "backward": (90_000,), "metrics": (90,), "clipping": (80,)}
+    made = report([row("fc", wall=90_000)], phases=phases(spent), step_ns=150_170)
+    assert "metrics, gradient clipping: 170 ns together" in page_of(made).words
+    alone = replace(made, phases=phases({**spent, "clipping": (0,)}))
+    assert "together" not in page_of(alone).words
+
+
+def test_each_phase_between_backward_and_optimizer_has_a_colour_of_its_own():
+    style = asset("report.css")
+    named = ("clipping", "scaler", "zero_grad", "averaging", "optimizer", "metrics", "copy")
+    colours = [re.search(rf"\.p-{name} {{ --strong: (.*?); }}", style) for name in named]
+    assert len({found[1] for found in colours if found}) == len(named)
 
 
 def test_a_share_names_what_it_is_a_share_of():

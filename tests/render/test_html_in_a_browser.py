@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from backspot.formatting import decimals_for, duration, milliseconds, percent, size, visible
 from backspot.results.costs import LineCost
 from backspot.results.findings import ReplayedStep, Saving
+from backspot.results.trials import Tried, Variant
 from support.sample_reports import (
     SAMPLES,
     checkpointed,
@@ -274,6 +275,31 @@ def test_the_source_lines_that_made_the_nodes_are_shown(opened):
 
 
 @pytest.mark.slow
+def test_a_block_whose_name_is_a_number_shows_its_class(opened):
+    rows = [row("layers", "Block"), row("layers.0", "Conv2d", wall=60_000_000)]
+    rows.append(row("layers.head", wall=40_000_000))
+    page = opened(report(rows))
+    assert block(page, "layers.0").inner_text().startswith("Conv2d 0")
+    assert block(page, "layers.head").inner_text().startswith("head")
+
+
+@pytest.mark.slow
+def test_on_a_narrow_screen_a_trial_shows_its_bars_and_its_verdict(opened):
+    of = diagnosed()
+    variants = (
+        Variant("as it is", 5_000_000, 4_900_000, 5_100_000),
+        Variant("a variant with a long name", 4_800_000, 4_700_000, 5_200_000, verdict="undecided"),
+    )
+    tried = replace(of.findings[0], tried=Tried("it", variants, 15))
+    page = opened(
+        replace(of, findings=(tried, *of.findings[1:])), viewport={"width": 390, "height": 800}
+    )
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    verdict = page.locator(".bars").get_by_text("undecided").bounding_box()
+    assert verdict["x"] + verdict["width"] <= 390
+
+
+@pytest.mark.slow
 def test_ticked_fixes_say_what_the_step_takes_between_the_largest_and_all_of_them(opened):
     of = diagnosed()
     step, ms = 40_000_000, 1_000_000
@@ -291,11 +317,14 @@ def test_ticked_fixes_say_what_the_step_takes_between_the_largest_and_all_of_the
     boxes, told = page.locator(".fix input"), page.locator("#together")
     assert told.is_hidden()
     boxes.nth(0).check()
-    assert "With 1 fix, a step would take 32.0 ms instead of 40.0 ms." in told.inner_text()
+    assert (
+        "Without what 1 finding names, a step would take 32.0 ms instead of 40.0 ms."
+        in told.inner_text()
+    )
     boxes.nth(1).check()
-    assert "With 2 fixes, a step would take 27.0 ms to 32.0 ms" in told.inner_text()
+    assert "Without what 2 findings name, a step would take 27.0 ms to 32.0 ms" in told.inner_text()
     boxes.nth(0).uncheck()
-    assert "With 1 fix, a step would take 35.0 ms to 40.0 ms" in told.inner_text()
+    assert "Without what 1 finding names, a step would take 35.0 ms to 40.0 ms" in told.inner_text()
 
 
 @pytest.mark.slow

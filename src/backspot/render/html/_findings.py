@@ -50,6 +50,17 @@ def findings_list(report: Report, *, shown_first: int, preview: bool = False) ->
     )
 
 
+def verdict_of_answer(report: Report) -> str:
+    """What a trial of the answer's remedy says, for the headline; nothing where none was made."""
+    found = report.answer
+    for one in listed(report):
+        about = [place.path for place in one.places] == [found.path] or one.rule == found.rule
+        if about and (remarks := remarks_on(one)):
+            mark, said = remarks[0].mark, remarks[0].said
+            return f'<p class="verdict"><b>{mark}</b> {shown(said)}</p>'
+    return ""
+
+
 def _finding(report: Report, finding: Finding, before: Sequence[Finding]) -> str:
     time, share = cost_of(report, finding)
     places, more = worth(finding, 3)
@@ -69,7 +80,7 @@ def _finding(report: Report, finding: Finding, before: Sequence[Finding]) -> str
     tick = ""
     if (gain := gain_of(finding)) and gain.ns:
         data = f'data-ns="{gain.ns}" data-best="{int(gain.at_best)}"'
-        tick = f'<label class="fix" hidden><input type="checkbox" {data}> fix this</label>'
+        tick = f'<label class="fix" hidden><input type="checkbox" {data}> what if</label>'
     return (
         f'<li><div class="cost"><b>{time}</b><span class="muted">{share}</span>{tick}</div>'
         f"<div><h3>{shown(finding.title)}</h3><p>{shown(finding.seen)}</p>"

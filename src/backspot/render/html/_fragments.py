@@ -26,6 +26,8 @@ from backspot.render.view import Selection, View, heaviest_line, operators_by
 from backspot.results.costs import OperatorCost, Row, WallKinds
 from backspot.results.report import Report
 
+_LITTLE = 0.01
+"""Share of the step below which phases have one entry of the legend together."""
 _TAGS = {"text": "", "name": "code", "node": "code", "number": "b"}
 
 
@@ -84,6 +86,8 @@ def phases_bar(report: Report) -> str:
     if not phases:
         return ""
     texts = [phase_text(report, phase) for phase in phases]
+    little = [one for one in phases if 0 <= one.wall_ns < _LITTLE * report.step_ns]
+    little = little if len(little) > 1 else []
     label = "; ".join(f"{name} {time}, {share}" for name, time, share in texts)
     bar = "".join(
         f'<span class="p-{phase.name}" style="flex-grow:{phase.wall_ns}"></span>'
@@ -96,7 +100,16 @@ def phases_bar(report: Report) -> str:
         + (f", GPU busy {percent(phase.utilisation)}" if report.has_gpu else "")
         + "</span></li>"
         for phase, (name, time, share) in zip(phases, texts, strict=True)
+        if phase not in little
     )
+    if little:
+        names = ", ".join(
+            name for phase, (name, _, _) in zip(phases, texts, strict=True) if phase in little
+        )
+        legend += (
+            f'<li class="muted">{shown(names)}: {duration(sum(one.wall_ns for one in little))} '
+            "together</li>"
+        )
     unit = "backward pass" if report.per == "pass" else "step"
     whole = duration(report.step_ns)
     meanings = "".join(f'<p class="meaning">{shown(text)}</p>' for text in explained(report))

@@ -64,7 +64,7 @@ function makeDetails(model, box, change, say) {
 
   function costs(row) {
     const whole = row.children.length > 0;
-    const decimals = decimalsFor(row.total.wall);
+    const { decimals } = model;
     const kinds = [["wall", "wall"], model.gpu && ["gpu", "GPU"], ["cpu", "CPU"], ["forward", "forward"],
       row.total.recompute > 0 && ["recompute", "recompute"]].filter(Boolean);
     const ratio = (cost) => times(measured(cost, "ratio"));
@@ -110,7 +110,7 @@ function makeDetails(model, box, change, say) {
 
   function nodes(row) {
     if (!row.nodes.length) return section("Autograd nodes", make("p", { class: "muted small" }, "None ran in the backward."));
-    const decimals = decimalsFor(row.nodes[0].spent[0]);
+    const { decimals } = model;
     return section("Autograd nodes", table(["node", `per ${model.per}`, "wall", model.gpu && "GPU", "CPU"],
       row.nodes.map((node) => [node.name, perStep(node.count), per(node.spent[0], decimals),
         model.gpu && per(node.spent[1], decimals), per(node.spent[2], decimals)])));
@@ -127,7 +127,7 @@ function makeDetails(model, box, change, say) {
 
   function kernels(row) {
     if (!row.kernels.length) return null;
-    const decimals = decimalsFor(row.kernels[0].gpu);
+    const { decimals } = model;
     return section(model.gpu ? "Kernels and copies" : "Operators", table([model.gpu ? "kernel" : "operator", `per ${model.per}`, model.gpu ? "GPU" : "CPU"], row.kernels.map((kernel) =>
       [kernel.name, perStep(kernel.count), per(kernel.gpu, decimals)])));
   }
@@ -136,7 +136,7 @@ function makeDetails(model, box, change, say) {
     const inside = (row.group || row.children).filter((child) => child.total.wall > 0);
     inside.sort((a, b) => b.total.wall - a.total.wall).splice(12);
     if (!inside.length) return null;
-    const decimals = decimalsFor(inside[0].total.wall);
+    const { decimals } = model;
     return section(row.group ? "Its modules" : "Modules inside", make("ul", { class: "within" }, ...inside.map((child) =>
       make("li", {}, link(child), " ", make("b", {}, per(child.total.wall, decimals))))));
   }

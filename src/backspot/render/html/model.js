@@ -85,7 +85,9 @@ function readModel(data) {
   const finish = (row, around, level) => {
     row.level = level;
     row.shown = row.path || row.cls || "(root)";
-    row.short = row.name || row.cls || "(root)";
+    // A number alone, as modules have in a Sequential, tells nothing.
+    const numbered = row.cls && /^[\d.]+$/.test(row.name);
+    row.short = numbered ? `${row.cls} ${row.name}` : row.name || row.cls || "(root)";
     row.title =
       row.isModule && row.cls && row.cls !== row.shown ? `${row.shown} (${row.cls})` : row.shown;
     // Only modules that were called make a level, and the root.

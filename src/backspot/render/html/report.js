@@ -143,7 +143,7 @@
     }
   }
 
-  // What the step takes with the ticked fixes: some can save the same time, so between the largest
+  // What the step takes without the ticked findings: some can save the same time, so between the largest
   // of them alone and all of them added up. A saving at best can be nothing.
   function fixes() {
     const boxes = [...document.querySelectorAll(".fix input")];
@@ -155,7 +155,8 @@
       const sure = Math.max(0, ...ticked.filter((one) => one.best === "0").map((one) => Number(one.ns)));
       const [least, most] = [Math.max(0, step - sum), step - Math.min(step, sure)].map(duration);
       told.hidden = !ticked.length;
-      told.textContent = `With ${counted(ticked.length, "fix", "fixes")}, a ${model.per} would take ` +
+      told.textContent = `Without what ${counted(ticked.length, "finding names", "findings name")}, ` +
+        `a ${model.per} would take ` +
         `${least === most ? least : `${least} to ${most}`} instead of ${duration(step)}.`;
     };
     for (const box of boxes) {

@@ -80,6 +80,7 @@ function makeTable(model, box, change) {
     const value = (line) => measured(line.cost, state.measure) || 0;
     const longest = Math.max(...all.filter(worth).map(value).filter(Number.isFinite), 0) || 1;
     const decimals = decimalsFor(Math.max(...all.map((line) => line.cost.wall), 0));
+    model.decimals = decimals; // the details show the same numbers
     const view = { list, state, longest, decimals };
     const table = make("table", { class: "ranked live" }, head(list, state, column));
     table.append(make("tbody", {}, ...ranked.slice(0, limit).map((line, index) => cells(line, index + 1, view))));
