@@ -463,7 +463,9 @@ def _averaged(at_once: bool) -> Training:
 
     def after(model: nn.Module, x: torch.Tensor, state: State, mark: Mark) -> None:
         weights = [weight.detach() for weight in model.parameters()]
-        averages = state.setdefault("averages", [weight.clone() for weight in weights])
+        if "averages" not in state:
+            state["averages"] = [weight.clone() for weight in weights]
+        averages = state["averages"]
         with mark():
             if at_once:
                 torch._foreach_lerp_(averages, weights, 0.01)

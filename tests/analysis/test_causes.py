@@ -179,6 +179,49 @@ def test_operators_that_take_long_by_themselves_are_no_loop(tmp_path) -> None:
     assert cost(run(tmp_path, parts, lambda _: 40 * US), "operator-loop") is None
 
 
+# A loss ------------------------------------------------------------------------------------------
+
+SOFTMAX, ADD, LOG, PICK = "aten::softmax", "aten::add", "aten::log", "aten::gather"
+
+
+@pytest.mark.parametrize(
+    ("operators", "between"),
+    [
+        ((SOFTMAX, ADD, LOG, PICK), 2),
+        ((SOFTMAX, "aten::clamp", "aten::view", LOG, "aten::view", PICK), 3),
+        ((SOFTMAX, LOG), 1),
+    ],
+)
+def test_the_logarithm_of_a_softmax_costs_what_comes_after_the_softmax(
+    tmp_path, operators: Sequence[str], between: int
+) -> None:
+    parts = [("aten::linear", 20 * MS), *((name, MS) for name in operators)]
+    found = cost(run(tmp_path, parts, lambda name: 3 * MS), "loss-passes")
+    assert found is not None
+    assert found.title == "The loss takes the logarithm of a softmax"
+    assert found.saves is not None
+    assert found.saves.at_best
+    assert found.saves.ns == pytest.approx(between * 4 * MS, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    "operators",
+    [("aten::relu", ADD, LOG, PICK), (SOFTMAX, "aten::bmm", LOG), (LOG, SOFTMAX), (SOFTMAX, ADD)],
+)
+def test_another_logarithm_or_another_softmax_is_no_loss(tmp_path, operators) -> None:
+    parts = [("aten::linear", 2 * MS), *((name, MS) for name in operators)]
+    assert cost(run(tmp_path, parts, lambda name: 3 * MS), "loss-passes") is None
+
+
+def test_the_score_that_is_picked_from_a_log_softmax_is_a_pass_of_the_loss(tmp_path) -> None:
+    """By an index it is what ``nll_loss`` does: nothing is said to be gained by the other form."""
+    parts = [("aten::linear", 2 * MS), ("aten::logsoftmax", MS), (PICK, MS)]
+    found = cost(run(tmp_path, parts, lambda name: 3 * MS), "loss-passes")
+    assert found is not None
+    assert found.saves is None
+    assert found.wall_ns == 8 * MS
+
+
 # One node, and a product -------------------------------------------------------------------------
 
 

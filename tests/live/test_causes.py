@@ -75,6 +75,41 @@ def test_masks_for_each_class_get_a_remedy_for_masks() -> None:
     assert one.saves.at_best
 
 
+CURVES = [torch.sin, torch.cos, torch.tan, torch.exp, torch.tanh, torch.erf, torch.atan]
+CURVES += [torch.sinh, torch.cosh, torch.asinh, torch.sigmoid, torch.expm1, torch.sinc]
+CURVES += [torch.log1p, torch.sqrt, torch.rsqrt, torch.exp2, torch.erfc, torch.square, torch.abs]
+CURVES += [torch.log2, torch.log10, torch.log]
+
+
+@pytest.mark.parametrize(
+    ("prepared", "is_found"),
+    [
+        (lambda x: x @ x, False),
+        (lambda x: sum(curve(x[:256]).mean() for curve in CURVES), True),
+    ],
+    ids=["one product", "many operators"],
+)
+def test_what_few_operators_compute_before_the_model_is_no_code_around_it(
+    prepared: Callable[[torch.Tensor], torch.Tensor], is_found: bool
+) -> None:
+    torch.set_num_threads(1)
+    net, x, large = nn.Linear(16, 16), torch.randn(512, 16), torch.rand(1024, 1024) + 0.1
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+
+    def prepare() -> torch.Tensor:
+        return prepared(large)
+
+    def step() -> None:
+        shift = prepare().mean() * 1e-9
+        optimizer.zero_grad()
+        (net(x) + shift).square().mean().backward()
+        optimizer.step()
+
+    report = profile(step, net)
+    assert max(report.phases, key=lambda one: one.wall_ns).name == "other"
+    assert (found(report, "code-around-model") is not None) is is_found
+
+
 def differentiating(loss: Callable[[nn.Module], torch.Tensor]) -> Finding:
     torch.manual_seed(0)
     wide = 128

@@ -509,9 +509,9 @@ class _Work:
             pass
 
 
-def verdict_of(report, monkeypatch, now, new, rule="optimizer-kernels"):
+def verdict_of(report, monkeypatch, now, new, rule="optimizer-kernels", seconds=20.0):
     pieces = {"as it is": [Piece(_Work(now))], "other": [Piece(_Work(new))]}
-    trial = Trial("work", pieces, allowed_s=20.0)
+    trial = Trial("work", pieces, allowed_s=seconds)
     monkeypatch.setattr(attempts, "remedies_of", lambda *_, **__: [attempts.Entry(lambda _: trial)])
     (found,) = with_trials(asked(report, rule), Live({}, []), "operators").findings
     return found
@@ -547,6 +547,13 @@ def test_two_rounds_tell_nothing(report, monkeypatch):
     assert verdict_of(report, monkeypatch, 4, 0.1).tried.verdict == "undecided"
 
 
+@pytest.mark.usefixtures("measured")
+def test_a_round_that_has_no_time_left_is_not_begun(report, monkeypatch):
+    """Before the first round, each runs twice; then 0.5 of the second are left."""
+    tried = verdict_of(report, monkeypatch, 5, 240, seconds=1.0).tried
+    assert tried.rounds < 3
+
+
 def _failing():
     raise NotImplementedError("not for these numbers")
 
@@ -564,9 +571,12 @@ def _without_room():
         (_failing, _Work(0.1), "helps", 1),
         # What has no room beside the training may have it in its place.
         (_without_room, None, "undecided", 1),
+        # The first one is the remedy that the price is for.
+        (_failing, _without_room, "undecided", 0),
+        (_without_room, _failing, "undecided", 1),
     ],
 )
-def test_a_price_by_replay_goes_where_the_remedy_fails(
+def test_a_price_by_replay_goes_where_its_remedy_fails_and_not_where_another_one_does(
     report, monkeypatch, other, third, said, price
 ):
     pieces = {"as it is": [Piece(_Work(1))], "other": [Piece(other)]}
@@ -768,10 +778,54 @@ def test_a_loss_that_ignores_positions_is_tried_without_them(report, labels, opt
         scores = head(body(x)).float().view(-1, 16)
         return nn.functional.cross_entropy(scores, target, **options)
 
-    tried = stepped(report, "loss-passes", loss, torch.randn(4, 5, 8))
+    check_fewer_labels(stepped(report, "loss-passes", loss, torch.randn(4, 5, 8)), count)
+
+
+def check_fewer_labels(tried, count):
     names = [one.name for one in tried.variants] if tried else []
     assert names == ["as it is", "only positions with a label"][:count], tried.why_not
+    assert not count or "last layer of 16 classes" in tried.what
     assert not count or "15% of the positions" in tried.what
+
+
+@pytest.mark.parametrize(
+    ("layer", "count"),
+    [
+        (lambda x, weight: x @ weight.t(), 2),
+        (lambda x, weight: torch.matmul(x, weight.t().contiguous()), 2),
+        # A batch of matrices is no layer.
+        (lambda x, weight: x @ weight.t().expand(len(x), 8, 16), 0),
+    ],
+)
+def test_a_last_layer_can_be_a_product_with_its_weights(report, layer, count):
+    body, weight = nn.Linear(8, 8), nn.Parameter(torch.randn(16, 8))
+    target = torch.randint(1, 16, (20,))
+    target[3:] = -100
+
+    def loss(x):
+        return nn.functional.cross_entropy(layer(body(x), weight).view(-1, 16), target)
+
+    check_fewer_labels(stepped(report, "loss-passes", loss, torch.randn(4, 5, 8)), count)
+
+
+@pytest.mark.parametrize(
+    ("logarithm", "names"),
+    [
+        (lambda x: (x.softmax(-1) + 1e-9).log(), ["as it is", "log_softmax"]),
+        (lambda x: torch.log(nn.functional.softmax(x, dim=1)), ["as it is", "log_softmax"]),
+        (lambda x: x.softmax(0).clamp_min(1e-9).log(), ["as it is", "log_softmax"]),
+        (lambda x: x.sigmoid().log(), []),
+        (lambda x: (x.softmax(-1) + x.sigmoid()).log(), []),
+    ],
+)
+def test_a_logarithm_of_a_softmax_is_tried_as_one_operator(report, logarithm, names):
+    body, target = nn.Linear(8, 16), torch.randint(16, (20, 1))
+
+    def loss(x):
+        return -logarithm(body(x)).gather(1, target).mean()
+
+    tried = stepped(report, "loss-passes", loss, torch.randn(20, 8))
+    assert ([one.name for one in tried.variants] if tried else []) == names
 
 
 # Ranks and compiled code --------------------------------------------------------------------------

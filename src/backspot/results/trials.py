@@ -13,6 +13,7 @@ _APART = 0.1
 """Share of a time by which another one is not close to it."""
 
 Verdict: TypeAlias = Literal["", "helps", "does not help", "undecided", "fails"]
+_NO_HELP: tuple[Verdict, ...] = ("does not help", "fails")
 
 
 @public
@@ -56,7 +57,8 @@ class Tried:
 
     Attributes:
         what: What was measured, such as ``AdamW.step() on copies of 52 parameters``.
-        variants: The code as it is, and then each variant. Empty if nothing was tried.
+        variants: The code as it is, then the remedy of the finding, then other variants. Empty if
+            nothing was tried.
         rounds: How often each variant was measured.
         why_not: Why nothing was tried, or ``""``.
         cpu_time: Whether times are CPU time of the one thread that trains, which other processes do
@@ -158,9 +160,9 @@ class InFinding:
             return None
         best, verdict = self.tried.best, self.tried.verdict
         if best is None:
-            # What fails may be what a replay has a price for.
-            fails = any(one.verdict == "fails" for one in self.tried.variants)
-            known = False if verdict in ("does not help", "fails") else None
-            return Measured(known, refutes=fails or known is False)
+            # A replay has a price for the remedy itself, whatever others are undecided.
+            remedy = self.tried.variants[1].verdict if len(self.tried.variants) > 1 else ""
+            known = False if verdict in _NO_HELP else None
+            return Measured(known, refutes=remedy in _NO_HELP or known is False)
         low, high = max(best.saves_low_ns, 0), max(best.saves_high_ns, best.saves_ns)
         return Measured(True, best.saves_ns, low, high)

@@ -219,15 +219,23 @@ def runs_of_nodes(evidence: Evidence) -> list[Ints]:
 
     What the forward did not write, but another node made, is left out.
     """
+    owner, found = evidence.ownership.owner, []
+    for mine in passes_of_nodes(evidence):
+        found += np.split(mine, np.flatnonzero(np.diff(owner[mine])) + 1)
+    return found
+
+
+@once
+def passes_of_nodes(evidence: Evidence) -> list[Ints]:
+    """Return the nodes of each pass in the order of its forward, otherwise as ``runs_of_nodes``."""
     ownership = evidence.ownership
-    sequence, owner, run = ownership.join.sequence, ownership.owner, ownership.passes.of_span
+    sequence, run = ownership.join.sequence, ownership.passes.of_span
     written = evidence.in_pass & evidence.spans.is_node & (sequence >= 0)
     written[made_by_nodes(evidence)[0]] = False
     found = []
     for _, mine in grouped(ownership.join.builder, np.flatnonzero(written)):
         mine = mine[np.lexsort((sequence[mine], run[mine]))]
-        parts = np.flatnonzero(np.diff(owner[mine]) | np.diff(run[mine])) + 1
-        found += np.split(mine, parts)
+        found += np.split(mine, np.flatnonzero(np.diff(run[mine])) + 1)
     return found
 
 

@@ -63,6 +63,8 @@ ADDED = _named("add")
 FILLED = _named("masked_fill")
 CHOSEN = _named("where")
 SOFTMAX = _named("softmax")
+LOGARITHM = _named("log")
+LIMITED = _named("clamp", "clamp_min", "clip", "maximum")
 DROPOUT = _named("dropout")
 CAST = _named(*names_of(Kind.CAST), homes=(_T,))
 POINTWISE = _named(*names_of(Kind.POINTWISE) - ACTIVATIONS, "mean", "var") | CAST

@@ -1,13 +1,26 @@
-"""The last layer and the loss for those positions alone that have a label."""
+"""The loss of many classes: for those positions alone that have a label, and as one operator."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch.nn import functional
 
-from backspot.live.trials.chains import CAST, LAID_OUT, Chains, Node, seen
+from backspot.live.trials.chains import (
+    ADDED,
+    CAST,
+    LAID_OUT,
+    LIMITED,
+    LOGARITHM,
+    PRODUCTS,
+    SOFTMAX,
+    Chains,
+    Node,
+    seen,
+)
 from backspot.live.trials.trial import AS_IT_IS, CHAINS_S, Asked, Piece, Trial, remedy
 from backspot.live.trials.twins import forward_and_backward, free_bytes
 
@@ -18,11 +31,16 @@ _MOST_SCORES = 1 << 22
 """How many scores a CPU computes in the time that one call may take."""
 
 
-@seen(functional.linear)
+@seen(functional.linear, *PRODUCTS)
 def _projected(chains: Chains, end: Node) -> None:
+    """Note a layer, which can also be written as a product with a matrix of weights."""
+    is_product = end.function in PRODUCTS
+    if is_product and [len(one.shape) for one in end.inner][1:] != [2]:
+        return
     if (made := end.tensor()) is not None:
         given = [one.tensor() for one in end.inner]  # what it was given lives until the loss
-        chains.last = chains.node(made), end, made.dtype, given
+        # Of a product, this node is the one that later ones are made of.
+        chains.last = end if is_product else chains.node(made), end, made.dtype, given
 
 
 @seen(functional.cross_entropy)
@@ -35,9 +53,11 @@ def _compared(chains: Chains, end: Node) -> None:
         node = node.parts[0]
     if node is not made or read is None or (read.dim(), len(target.shape)) != (2, 1):
         return
-    given = dict(zip(("x", "weight", "bias"), layer.inner, strict=False))
+    given: dict[str, Any] = dict(zip(("x", "weight", "bias"), layer.inner, strict=False))
     if given["x"].shape[:-1].numel() == len(read):
-        chains.keep("labels", end, {**given, "target": target, "types": (dtype, read.dtype)})
+        types, is_product = (dtype, read.dtype), layer.function in PRODUCTS
+        given |= {"target": target, "types": types, "is_product": is_product}
+        chains.keep("labels", end, given)
 
 
 @remedy("loss-passes", chains=True)
@@ -45,13 +65,14 @@ def labelled(asked: Asked) -> Trial | None:
     """Try the last layer and the loss without the positions that the loss ignores."""
     missing = "no cross-entropy of a linear layer's scores was recognised"
     chain = asked.seen("labels", missing, lambda one: one.given["target"].shape.numel())[0]
-    *layer, target, (made, read) = chain.given.values()
+    *layer, target, (made, read), is_product = chain.given.values()
     given, (labels,) = chain.again(*layer), chain.again(target)()
     ignored = chain.end.option("ignore_index", 4, -100)
     share = float((labels != ignored).float().mean())
     if not 0 < share < _MOST_LABELS:
         return None
-    classes, width = layer[1].shape
+    classes, width = layer[1].shape[::-1] if is_product else layer[1].shape
+    projected: Callable[..., torch.Tensor] = torch.matmul if is_product else functional.linear
     scores = free_bytes(labels.device) // (2 * made.itemsize + 3 * read.itemsize)
     if labels.is_cpu:
         scores = min(scores, _MOST_SCORES)
@@ -65,7 +86,7 @@ def labelled(asked: Asked) -> Trial | None:
             kept = (labels != ignored).nonzero().squeeze(1)
             x, of = x.index_select(0, kept), labels[kept]
         with torch.autocast(labels.device.type, enabled=False):
-            scores = functional.linear(x.to(made), *(one.to(made) for one in rest))
+            scores = projected(x.to(made), *(one.to(made) for one in rest))
         return functional.cross_entropy(
             scores.to(read), of, *chain.end.parts[2:], **chain.end.kwargs
         )
@@ -82,4 +103,42 @@ def labelled(asked: Asked) -> Trial | None:
         f"a last layer of {classes:,} classes and its loss, of which {share:.0%} of the positions "
         "have a label, forward and backward"
     )
+    return Trial(what, variants, allowed_s=CHAINS_S)
+
+
+@seen(*LOGARITHM)
+def _logarithm(chains: Chains, end: Node) -> None:
+    node = end.inner[0]
+    while node.function in ADDED | LIMITED and len(node.inner) == 1:
+        node = node.inner[0]
+    dim = node.option("dim", 1, None)
+    if node.function in SOFTMAX and dim is not None and len(node.shape) > 1:
+        dim %= len(node.shape)
+        chains.keep("logarithm", end, {"scores": node.inner[0], "dim": dim})
+
+
+@remedy("loss-passes", chains=True)
+def one_operator(asked: Asked) -> Trial | None:
+    """Try ``log_softmax`` in place of a softmax and its logarithm."""
+    if not (asked.live.chains and asked.live.chains.of("logarithm")):
+        return None
+    chain = asked.seen("logarithm", "", lambda one: one.end.shape.numel())[0]
+    scores, dim = chain.given["scores"], chain.given["dim"]
+    (given,), written = chain.again(scores)(), chain.again(chain.end, given=[scores])
+    rows = 0 if dim else 1  # of which a part is a trial of the same
+    whole, device = given.numel(), given.device
+    most = free_bytes(device) // (6 * given.element_size())
+    every = -(-whole // max(1, min(most, _MOST_SCORES) if given.is_cpu else most))
+    kept = max(1, given.shape[rows] // every)
+    some = given.detach().narrow(rows, 0, kept).clone().requires_grad_()
+    ways: dict[str, Callable[[], torch.Tensor]] = {
+        AS_IT_IS: lambda: written(some)[0],
+        "log_softmax": lambda: torch.log_softmax(some, dim),
+    }
+    times = chain.count * given.shape[rows] / kept
+    variants = {
+        name: [Piece(forward_and_backward(way, [some], chain.autocast), times)]
+        for name, way in ways.items()
+    }
+    what = f"the logarithm of a softmax of {given.shape[dim]:,} classes, forward and backward"
     return Trial(what, variants, allowed_s=CHAINS_S)

@@ -302,7 +302,7 @@ def _rounds(
         for one in order:
             one.samples.append(one.sample(clock, cold=trial.cold))
         left = end - time.perf_counter_ns()
-        if number >= _FEWEST_ROUNDS and sum(one.wall_ns for one in order) > left:
+        if sum(one.wall_ns for one in order) > left:
             break
         if number >= _CLEAR_ROUNDS and number % 2 and _all_narrow(running, step_ns):
             break

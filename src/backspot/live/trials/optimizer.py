@@ -22,7 +22,7 @@ from backspot.live.trials.twins import (
     twin,
 )
 
-_FORMS = ("foreach", "fused")
+_FORMS = ("fused", "foreach")
 
 
 @remedy("optimizer-kernels")

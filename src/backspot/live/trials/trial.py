@@ -44,7 +44,8 @@ class Trial:
 
     Attributes:
         what: what that is, in words.
-        variants: the pieces of the code as it is, first, and of each other way to write it.
+        variants: the pieces of the code as it is, first, and of each other way to write it. The
+            first of these is the remedy that the finding has a price for, if it has one.
         cold: whether the step runs it with other data in the caches, as an optimizer.
         known_ns: what the recorded steps take for exactly this; 0 where that is not known.
         notes: what else is different with a variant, by its name.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import msgspec
@@ -15,6 +16,7 @@ from backspot.analysis.findings.observations import (
     both_ways,
     forward_operators,
     nodes_of,
+    passes_of_nodes,
     runs_of_nodes,
 )
 from backspot.analysis.findings.registry import finding, rule
@@ -608,6 +610,12 @@ def _begins_table(operator: str) -> bool:
 # The loss ----------------------------------------------------------------------------------------
 
 
+_NEAR_ZERO = ("add", "clamp", "clampmin", "maximum")
+"""What keeps the logarithm of a probability from being infinite."""
+_PICKED = ("nllloss", "gather", "index")
+"""What reads the score of the label."""
+
+
 @rule(
     "loss-passes",
     tier="stable",
@@ -630,38 +638,85 @@ def loss_passes(evidence: Evidence) -> Finding | None:
     """The loss reads and writes the scores of many classes.
 
     **Cause.** The scores of a large vocabulary are cast to fp32, and `log_softmax`, `nll_loss` and
-    their backward read and write all of them, up to nine times.
+    their backward read and write all of them, up to nine times. A softmax whose logarithm is taken
+    afterwards does that once more.
 
-    **Found by** the nodes of `log_softmax` and `nll_loss`, a cast before them, and the operators
-    that made them, from 8% of the step.
+    **Found by** the nodes of `log_softmax`, a cast before them, and those of `nll_loss` or an index
+    behind them, and the operators that made them, from 8% of the step; or those of a softmax and,
+    after a small number that is added or a limit, its logarithm. The price of that is a bound, as
+    `log_softmax` takes longer than a softmax; it is [tried](tried.md).
 
     **Fix.** Compile the loss with its cast; on one core of a CPU, for 32,000 words, last layer and
     loss together took 16% less. Give the last layer only the positions that have a label, which is
     tried where at least a tenth has none. Cross-entropy in chunks saves memory, and no time on a
-    CPU. `nll_loss(log_softmax(x))` and `cross_entropy(x)` are the same.
+    CPU. `nll_loss(log_softmax(x))` and `cross_entropy(x)` are the same. A softmax with a logarithm
+    behind it is `log_softmax`; with the label's score picked out of that, `cross_entropy`.
     """
     costs, say = evidence.costs, evidence.wording
     done = [operations.of_node(name) for name in evidence.spans.node_names]
-    if "logsoftmax" not in done:
-        return None
-    nodes = np.zeros(len(evidence.spans.start), bool)
-    for part in runs_of_nodes(evidence):
+    nodes, written = np.zeros((2, len(evidence.spans.start)), bool)
+    for part in passes_of_nodes(evidence):
         steps = [done[node] for node in evidence.spans.node[part].tolist()]
-        for at in (at for at, one in enumerate(steps) if one == "logsoftmax"):
+        for at, last in _logarithms(steps):
             before = at - 1
             while before >= 0 and operations.kind_of(steps[before]) in operations.VIEWS:
                 before -= 1
-            nodes[part[at]] = True
+            nodes[part[at : last + 1]] = True
+            written[part[at + 1 : last + 1]] = True
             nodes[part[before]] |= before >= 0 and operations.kind_of(steps[before]) is Kind.CAST
-            nodes[part[at + 1 :]] |= np.array(steps[at + 1 :]) == "nllloss"
+            picked = last + 1
+            while picked < len(steps) and operations.kind_of(steps[picked]) in operations.VIEWS:
+                picked += 1
+            if picked < len(steps) and steps[picked] in _PICKED:
+                nodes[part[picked]] = True
+    if not nodes.any():
+        return None
     made = evidence.ownership.join.operator[nodes]
     placed = both_ways(evidence, nodes, made, LEAST_SHARE)
+    passes = (
+        f"{', '.join(costs.top_nodes(nodes))}: {say.ms(placed.wall_ns)} forward and backward, "
+        "each of which reads or writes the scores of all classes, mostly in fp32."
+    )
+    if written.any():
+        return finding(
+            placed,
+            title="The loss takes the logarithm of a softmax",
+            seen=f"{passes} {say.ms(costs.of_spans(written))} of it are the backward of "
+            "what comes between the softmax and its logarithm, and of that.",
+            remedy=(
+                "Use torch.nn.functional.cross_entropy on the scores themselves, or log_softmax in "
+                "place of the softmax and its logarithm: one operator forward and one backward, "
+                "and no small number is needed against the logarithm of 0."
+            ),
+            link="https://docs.pytorch.org/docs/stable/generated/"
+            "torch.nn.functional.cross_entropy.html",
+            nodes=costs.top_nodes(nodes),
+            kernels=costs.top_kernels(evidence.work_of(nodes)),
+            at_best=True,  # log_softmax and its backward take longer than softmax
+            change={"free": evidence.with_forward(written)},
+        )
     return finding(
         replace(placed, removable=None),  # some of the passes stay
-        seen=(
-            f"{', '.join(costs.top_nodes(nodes))}: {say.ms(placed.wall_ns)} forward and backward, "
-            "each of which reads or writes the scores of all classes, mostly in fp32."
-        ),
+        seen=passes,
         nodes=costs.top_nodes(nodes),
         kernels=costs.top_kernels(evidence.work_of(nodes)),
     )
+
+
+def _logarithms(steps: Sequence[str]) -> Iterator[tuple[int, int]]:
+    """Yield where a softmax is, and where its logarithm, which can be one operation.
+
+    Args:
+        steps: operations in the order of the forward.
+    """
+    for at, one in enumerate(steps):
+        if one == "logsoftmax":
+            yield at, at
+        elif one == "softmax":
+            last = at + 1
+            while last < len(steps) and (
+                steps[last] in _NEAR_ZERO or operations.kind_of(steps[last]) in operations.VIEWS
+            ):
+                last += 1
+            if last < len(steps) and steps[last] == "log":
+                yield at, last

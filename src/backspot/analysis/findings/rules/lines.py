@@ -25,7 +25,7 @@ _LEAST = 0.05
 _LEAST_NS = 200_000
 """Nanoseconds of a step that are worth a change."""
 _MUCH = 0.1
-"""The same, for a function that calls few others: what it does may be needed."""
+"""The same, for a function that runs no operator often: what it does may be needed."""
 _AROUND = ("host", "other", "idle", "loss", "metrics", "clipping", "averaging", "trainer", "saving")
 _ERROR = 0.04
 """Share of the step by which times of lines may be off, as those of a replay."""
@@ -103,16 +103,17 @@ def code_around_model(evidence: Evidence) -> Finding | None:
     """A function around the model takes long.
 
     **Cause.** Before the model, or between model, backward and optimizer, a function calls some
-    operators for each of many tensors (an average of the weights, clipping by hand), or is long by
-    itself.
+    operators for each of many tensors (an average of the weights, clipping by hand), or many
+    different ones.
 
     **Found by** stacks: a function that runs the same operator at least 20 times in each step, or
-    takes a tenth of the step, if every device is idle for long in it. A loss or another function
-    that is a labelled module, and so a row of its own, does not count. The cost is its clock time,
+    20 operators in all that take a tenth of the step, if every device is idle for long in it. A
+    function of few operators is as long as what it computes. A loss or another function that is a
+    labelled module, and so a row of its own, does not count. The cost is its clock time,
     with the work of devices for it; on a CPU, that of its lines. Of a function that runs operators
     again and again, those that it runs once do not count, and the price is a bound, as what it does
-    for all tensors at once takes time, too. One that is long by itself has no price: the training
-    may need it.
+    for all tensors at once takes time, too. One that is long with different ones has no price: the
+    training may need it.
 
     **Fix.** One operator for all tensors (`torch._foreach_lerp_`, `clip_grad_norm_`,
     `AveragedModel` with `get_ema_multi_avg_fn`), or fewer steps. Where it reads by boolean masks
@@ -129,8 +130,13 @@ def code_around_model(evidence: Evidence) -> Finding | None:
         and (one.file, one.function) not in known
         and not _done_in(evidence, one).in_modules
     )
+    # Few operators are as long as what they compute, which no other code around them changes.
     much = _MUCH * evidence.step_ns
-    long = [(line, cost) for line, cost in _functions(evidence, others) if cost >= much]
+    long = [
+        (line, cost)
+        for line, cost in _functions(evidence, others)
+        if cost >= much and line.operators >= _MANY
+    ]
     found = loops + long
     if not found:
         return None
