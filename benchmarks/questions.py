@@ -199,6 +199,12 @@ QUESTIONS = {
         "causes.published.main", "GPU or CPU", "8; 10", "published_{device}.json", "--jobs 2",
         seconds=900, jobs=1,
     ),
+    "blind_set_3": Question(
+        "The same of a third set, of other fields, judged apart for each tier; to be run once",
+        "causes.published.main:third", "GPU or CPU", "5; 8", "blind_set_3_{device}.json",
+        "--jobs 4",
+        seconds=900, jobs=1,
+    ),
     # Cost
     "overhead": Question(
         "What does it cost on a training step, and what do memory and shapes?",

@@ -39,6 +39,7 @@ class Published:
     Attributes:
         source: the thread, ``owner/repository#number``.
         cause: phrases, one of which names the cause: all of its words are in a finding's text.
+        half: phrases that name what the cause leads to, but not the cause itself.
         place: paths of modules (``*`` is one name, ``**`` any number of them), functions
             (``name()``) and rows that are no module (``(optimizer)``).
         fix: what was changed.
@@ -46,6 +47,9 @@ class Published:
         device: ``cuda`` where its figures mean nothing on a CPU, else ``any``.
         same: whether the loss stays the same.
         partly: whether the fix leaves a part of the cause.
+        remains: whether what the fix leaves may be found for the same cause. The promise is judged
+            all the same; whether the finding is gone is not.
+        because: the cause in a sentence.
     """
 
     source: str
@@ -56,13 +60,19 @@ class Published:
     device: str = "any"
     same: bool = True
     partly: bool = False
+    half: tuple[str, ...] = ()
+    remains: bool = False
+    because: str = ""
 
 
 FOLDERS = ("blind", "blind_second", "own")
+"""Of ``published_causes``."""
+THIRD = "blind_third"
+"""Of ``blind_set_3``."""
 
 
 def names(folder: str = "") -> list[str]:
-    """Return the names of the cases, or of those in one folder."""
+    """Return the names of the cases of ``published_causes``, or of those in one folder."""
     folders = [folder] if folder else FOLDERS
     paths = [str(Path(__file__).parent / one) for one in folders]
     return sorted(found.name for found in iter_modules(paths))
@@ -81,7 +91,7 @@ def title(name: str) -> str:
 
 def folder_of(name: str) -> str:
     """Return the folder of a case."""
-    return next(folder for folder in FOLDERS if name in names(folder))
+    return next(folder for folder in (*FOLDERS, THIRD) if name in names(folder))
 
 
 def _module(name: str) -> Any:

@@ -30,7 +30,7 @@ def said(report: backspot.Report) -> Said:
         places = [asdict(place) for place in one.places[:_FIRST]]
         tried, gain = one.tried.verdict if one.tried else "", gain_of(one)
         promised = 0 if tried == "does not help" else gain.ns if gain else one.wall_ns
-        about = {"places": places, "tried": tried, "promised": promised / 1e6}
+        about = {"places": places, "tried": tried, "promised": promised / 1e6, "tier": one.tier}
         findings.append({**texts, **about})
     rows = list(report.modules)
     first = [row.path for row in rows][:_FIRST]
@@ -48,6 +48,12 @@ def said(report: backspot.Report) -> Said:
 
 def _is_answer(line: str) -> bool:
     return bool(line.strip()) and not line.startswith((" ", "A step takes", "Backward ", "Step"))
+
+
+def of_tier(report: Said, tier: str) -> Said:
+    """Return what a report says by the rules of one tier; modules and the answer are stable."""
+    found = {**report, "findings": [one for one in report["findings"] if one["tier"] == tier]}
+    return found if tier == "stable" else {**found, "rows": [], "answer": "", "answer_saves": None}
 
 
 def judged(case: Published, before: Said, after: Said, times: Sequence[Sequence[float]]) -> Said:
@@ -85,6 +91,7 @@ def judged(case: Published, before: Said, after: Said, times: Sequence[Sequence[
         "nothing": gain < _NOTHING * step,
         "place": bool(places) or answered or any(_is_at(case.place, p) for p in before["rows"]),
         "cause": bool(causes),
+        "half": not causes and any(_says(case.half, found) for found in first),
         "by": best[0]["rule"] if best else None,
         "promised_ms": promised,
         "right": promised is not None and abs(promised - gain) <= max(0.03 * step, abs(gain) / 4),
@@ -92,12 +99,15 @@ def judged(case: Published, before: Said, after: Said, times: Sequence[Sequence[
     }
     if case.partly:
         verdict["right"] = None
+    if case.remains:
+        verdict["gone"] = None
     if verdict["nothing"]:
         false = max((found["promised"] for found in causes if found in places), default=0.0)
         verdict |= {
             "promised_ms": false,
             "place": None,
             "cause": None,
+            "half": None,
             "gone": None,
             "right": false <= _NOTHING * step,
         }
@@ -109,8 +119,12 @@ def _middle(values: Sequence[float]) -> float:
 
 
 def _names_cause(case: Published, found: Said) -> bool:
+    return _says(case.cause, found)
+
+
+def _says(phrases: Sequence[str], found: Said) -> bool:
     text = " ".join(found[key] for key in ("rule", "title", "seen", "remedy")).lower()
-    return any(all(word in text for word in phrase.lower().split()) for phrase in case.cause)
+    return any(all(word in text for word in phrase.lower().split()) for phrase in phrases)
 
 
 def _names_place(case: Published, found: Said) -> bool:
@@ -156,16 +170,28 @@ def score(cases: Mapping[str, Published], verdicts: Mapping[str, Said], device: 
     """
     found: Said = {}
     for folder, whose in (("blind", ""), ("blind_second", "second: "), ("own", "own: ")):
-        meant = [
-            verdicts[name]
-            for name in names(folder)
-            if name in verdicts and (device != "cpu" or cases[name].device == "any")
-        ]
-        nothing = [verdict for verdict in meant if verdict["nothing"]]
-        real = [verdict for verdict in meant if not verdict["nothing"]]
-        for what in ("place", "cause", "right", "gone"):
-            known = [verdict[what] for verdict in real if verdict[what] is not None]
-            found[whose + what] = f"{sum(known)} of {len(known)}"
-        silent = sum(verdict["right"] for verdict in nothing)
-        found[f"{whose}nothing promised for nothing"] = f"{silent} of {len(nothing)}"
+        among = {name: verdicts[name] for name in names(folder) if name in verdicts}
+        found |= {whose + what: value for what, value in counted(cases, among, device).items()}
     return found
+
+
+def counted(
+    cases: Mapping[str, Published],
+    verdicts: Mapping[str, Said],
+    device: str,
+    asked: Sequence[str] = ("place", "cause", "right", "gone"),
+) -> Said:
+    """Return how many of the cases that mean something on a device were answered."""
+    meant = [
+        verdict
+        for name, verdict in verdicts.items()
+        if device != "cpu" or cases[name].device == "any"
+    ]
+    nothing = [verdict for verdict in meant if verdict["nothing"]]
+    real = [verdict for verdict in meant if not verdict["nothing"]]
+    found: Said = {}
+    for what in asked:
+        known = [verdict[what] for verdict in real if verdict[what] is not None]
+        found[what] = f"{sum(known)} of {len(known)}"
+    silent = sum(verdict["right"] for verdict in nothing)
+    return {**found, "nothing promised for nothing": f"{silent} of {len(nothing)}"}

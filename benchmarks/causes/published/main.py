@@ -3,36 +3,49 @@
 python -m benchmarks published_causes --device cuda --jobs 2
 python -m benchmarks published_causes --device cpu --cases gae_loop,confusion_matrix
 python docs/make_published.py       # the page, from the figures of a GPU
+python -m benchmarks blind_set_3 --device cuda --jobs 4 --keep reports
+python -m benchmarks blind_set_3 judge reports --device cuda
 
 Each case has a process of its own. Its two steps are timed without the profiler, in turn, and then
 profiled: the slow one by ``backspot.profile`` with its defaults, so that what it advises is tried,
 and the fixed one without trials, as only what is left matters there. The processes take turns on
 the device. On a CPU, cases that need a GPU run only if they are named.
+
+``blind_set_3`` does the same with the third set, and judges what stable rules and what those in
+preview say apart. Its cases are to be seen once, so that a small run takes two of the older ones.
+``--keep`` keeps what was measured and what each report said; ``judge`` judges that again.
 """
 
 from __future__ import annotations
 
+import argparse
 import gc
+import json
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-from benchmarks.causes.published import folder_of, judge, load, names, title
+from benchmarks.causes.published import THIRD, folder_of, judge, load, names, title
 from benchmarks.harness import (
     RESULTS,
     Figures,
     Run,
+    UsageError,
     done,
     each,
     profile_in_turn,
     turn,
+    write_json,
 )
 from benchmarks.measuring import interleaved
 from benchmarks.workers import Job, Record, Stage
 
 _SMALL = ("gae_loop", "zeroed_gradients")
 _TIMEOUT_S = 120.0
+_TIERS = ("stable", "preview")
 
 
 def _examine(job: Job, stage: Stage, run: Run) -> Record:
@@ -42,7 +55,7 @@ def _examine(job: Job, stage: Stage, run: Run) -> Record:
     import backspot
     from benchmarks.causes.case import settings
 
-    case, build = load(job["name"])
+    build = load(job["name"])[1]
     if run.device == "cpu":
         torch.set_num_threads(1)
     else:  # what the first profile of a process takes, beside the turns of others
@@ -73,8 +86,23 @@ def _examine(job: Job, stage: Stage, run: Run) -> Record:
         _give_back(run)
     of_fixed = {"steps": 5, "warmup": 1, "unprofiled": 4}
     after = judge.said(profile_in_turn(steps[1], models[1], **of_fixed, trials="none"))
+    measured = {"losses": losses, "times": times, "before": before, "after": after}
+    if run.keep is not None:
+        write_json(run.keep.absolute() / f"{job['name']}.json", measured)
+    return _judged(job["name"], measured, run)
+
+
+def _judged(name: str, measured: Mapping[str, Any], run: Run) -> Record:
+    """Return the verdict on a case, with what it is on."""
+    case = load(name)[0]
+    before, after, times = (measured[key] for key in ("before", "after", "times"))
     verdict = judge.judged(case, before, after, times)
-    return {**verdict, "losses": losses, "times": times, "before": before, "after": after}
+    if run.question == "blind_set_3":
+        verdict["tiers"] = {
+            tier: judge.judged(case, judge.of_tier(before, tier), judge.of_tier(after, tier), times)
+            for tier in _TIERS
+        }
+    return {**verdict, **measured}
 
 
 def _give_back(run: Run) -> None:
@@ -86,27 +114,71 @@ def _give_back(run: Run) -> None:
         torch.cuda.empty_cache()
 
 
+def options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("verb", nargs="?", choices=("record", "judge"), default="record")
+    add("folder", nargs="?", type=Path, help="judge: what --keep has filled")
+    add("--keep", type=Path, help="keep what was measured and said here")
+
+
 def answer(run: Run) -> Figures:
+    figures, cases, verdicts = _asked(run, names())
+    return {"summary": judge.score(cases, verdicts, run.device), **figures}
+
+
+def third(run: Run) -> Figures:
+    """Judge the third set, by all rules and by those of each tier."""
+    figures, cases, verdicts = _asked(run, _SMALL if run.small else names(THIRD))
+    asked = ("place", "cause", "half", "right", "gone")
+    summary = judge.counted(cases, verdicts, run.device, asked)
+    for tier in _TIERS:
+        of_tier = {name: verdict["tiers"][tier] for name, verdict in verdicts.items()}
+        found = judge.counted(cases, of_tier, run.device, asked)
+        summary |= {f"{tier}: {what}": value for what, value in found.items()}
+    return {"summary": summary, **figures}
+
+
+def _asked(run: Run, chosen: Sequence[str]) -> tuple[Figures, dict[str, Any], dict[str, Record]]:
+    """Return rows, records and what is known of the cases; the cases; the verdicts on them."""
+
     def known() -> dict[str, Any]:
-        about = {name: load(name)[0] for name in names()}
+        about = {name: load(name)[0] for name in chosen}
         if run.device == "cpu" and not (run.cases or run.listed):
             about = {name: case for name, case in about.items() if case.device == "any"}
         return {name: f"{title(name)} ({case.source}: {case.gain})" for name, case in about.items()}
 
     if run.cases and run.out is not None and run.out.parent == RESULTS:
         run.out = None  # in part
-    records = each(run, known, partial(_examine, run=run), small=_SMALL, timeout_s=_TIMEOUT_S)
+    if run.verb == "judge":
+        records = _again(run, known())
+    else:
+        handle = partial(_examine, run=run)
+        records = each(run, known, handle, small=_SMALL, timeout_s=_TIMEOUT_S)
     cases = {name: load(name)[0] for name in records}
     verdicts = done(records)
-    shown = ("step_ms", "gain_ms", "place", "cause", "by", "promised_ms", "right", "gone")
+    shown = ("step_ms", "gain_ms", "place", "cause", "half", "by", "promised_ms", "right", "gone")
     rows = [
         {"case": name, "source": cases[name].source, "of": folder_of(name)}
         | ({key: record[key] for key in shown} if name in verdicts else {"by": record["end"]})
         for name, record in records.items()
     ]
-    summary = judge.score(cases, verdicts, run.device)
     about = {
         name: {"title": title(name), "of": folder_of(name), **asdict(case)}
         for name, case in cases.items()
     }
-    return {"summary": summary, "rows": rows, "cases": records, "about": about}
+    return {"rows": rows, "cases": records, "about": about}, cases, verdicts
+
+
+def _again(run: Run, known: Mapping[str, Any]) -> dict[str, Record]:
+    """Judge what ``--keep`` has kept."""
+    if run.folder is None or not run.folder.is_dir():
+        raise UsageError("judge needs the folder that --keep has filled")
+    if run.out is not None and run.out.parent == RESULTS:
+        run.out = None
+    records = {}
+    for name in run.choose(known):
+        path = run.folder / f"{name}.json"
+        if path.exists():
+            measured = json.loads(path.read_text(encoding="utf-8"))
+            records[name] = {**_judged(name, measured, run), "end": "done"}
+    return records
