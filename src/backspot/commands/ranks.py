@@ -116,6 +116,7 @@ def show_other(source: str, args: argparse.Namespace) -> bool:
     from backspot.results.job import JobReport
 
     given = args.depth is not None or args.match or args.by or args.sort or args.full
+    given = given or args.anonymous
     if given or args.output is not None or args.format != "table":
         raise UsageError(
             f"{visible(source)} is an answer for many ranks: show takes --top and --width for it, "

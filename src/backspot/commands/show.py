@@ -27,15 +27,18 @@ Example:
   backspot show trace.json.gz --format json | jq '.findings[].rule'
   backspot show trace.json.gz -o report.html
   backspot show trace.json.gz -o labelled.json.gz
+  backspot show runs/ -o shared.html --anonymous
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
 
 from backspot.commands._console import (
     add_format,
@@ -51,6 +54,9 @@ from backspot.commands._console import (
 from backspot.commands._parts import ORDERS, ROWS
 from backspot.errors import BackspotError, UsageError
 from backspot.formatting import visible
+
+if TYPE_CHECKING:
+    from backspot.results.report import Report
 
 EXIT_CODES = (3, 4, 5, 6)
 
@@ -110,6 +116,13 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     add_format(parser, "Report")
     parser.add_argument(
         "-o", "--output", metavar="FILE", help="write this file, and print no report"
+    )
+    parser.add_argument(
+        "--anonymous",
+        action="store_true",
+        help="leave out lines of source, names of files, folders and the machine, the command line "
+        "and annotations of your own, to share the result; names of modules, classes and functions "
+        "stay",
     )
     parser.add_argument("--force", action="store_true", help="overwrite an existing file")
     parser.add_argument(
@@ -177,6 +190,8 @@ def _show(source: str, args: argparse.Namespace) -> None:
         return
     peaks = {"peak_tflops": args.peak_tflops, "peak_gbps": args.peak_gbps}
     report = read(source, jobs=args.jobs, **peaks)
+    if args.anonymous:
+        report = _without_names(report)
     view = View() if args.sort or args.format != "table" else first_view(report)
     ranking = RANKINGS.get(args.sort)
     if ranking is not None:
@@ -192,15 +207,34 @@ def _show(source: str, args: argparse.Namespace) -> None:
             "backspot run writes what it records of this into report.json, not into the trace"
         )
     print_result(report, args, view, report.warnings)
-    if source != "-" and not is_report(source):
+    if source != "-" and not args.anonymous and not is_report(source):
         flush_output()
         mention_others(report.trace, args.traces)
+
+
+def _trace_to_hide(source: str, stack: ExitStack) -> str:
+    """The trace itself if it has tracks, as that of ``run``; else where its copy with them goes."""
+    from backspot.trace.read import has_tracks, trace_file
+
+    if source == "-":
+        raise UsageError("--anonymous writes a copy of a trace that is a file: give its name")
+    if has_tracks(path := trace_file(source)):
+        return str(path)
+    return str(Path(stack.enter_context(TemporaryDirectory())) / "labelled.json.gz")
+
+
+def _without_names(report: Report) -> Report:
+    from backspot.render.anonymous import anonymous
+
+    return anonymous(report)
 
 
 def _show_rows(source: str, args: argparse.Namespace) -> None:
     """Print rows of something else than modules."""
     from backspot.commands._source import read
 
+    if args.anonymous:
+        raise UsageError(f"--by {args.by} shows lines of source: leave out --anonymous")
     if args.format != "table":
         raise UsageError(f"--by {args.by} goes with a table, not with --format {args.format}")
     report = read(source, jobs=args.jobs)
@@ -212,7 +246,7 @@ def _show_changes(source: str, args: argparse.Namespace) -> None:
     """Print the step with changes."""
     from backspot.commands._source import read
 
-    chosen = ("top", "depth", "match", "by", "sort", "full", "output")
+    chosen = ("top", "depth", "match", "by", "sort", "full", "output", "anonymous")
     given = [f"--{name}" for name in chosen if getattr(args, name) not in (None, False)]
     if given or args.format != "table":
         raise UsageError(
@@ -270,15 +304,27 @@ def _write(source: str, args: argparse.Namespace) -> None:
         renderer_for(args.output)
     check_target(args.output, force=args.force, sources=_files(source))
     saved = is_report(source)
-    report = read(
-        source,
-        depth=args.depth,
-        jobs=args.jobs,
-        peak_tflops=args.peak_tflops,
-        peak_gbps=args.peak_gbps,
-        trace=args.output if labelled and not saved else None,
-        force=args.force,
-    )
+    with ExitStack() as stack:
+        copy = args.output if labelled and not saved else None
+        hidden = ""
+        if copy and args.anonymous:
+            hidden = _trace_to_hide(source, stack)
+            copy = None if Path(hidden).exists() else hidden
+        report = read(
+            source,
+            depth=args.depth,
+            jobs=args.jobs,
+            peak_tflops=args.peak_tflops,
+            peak_gbps=args.peak_gbps,
+            trace=copy,
+            force=args.force,
+        )
+        if hidden:
+            from backspot.render.anonymous import write_anonymous_trace
+
+            write_anonymous_trace(Path(hidden), args.output, force=args.force)
+    if args.anonymous:
+        report = _without_names(report)
     if args.match:
         report = replace(report, modules=report.top(match=args.match))
     if saved or not labelled:

@@ -84,17 +84,14 @@ def write_labelled(
             _copy(path, _added(events, tracks, report), file)
 
 
-_MARK = b'{"ph":"M","cat":"backspot",'
-
-
 def _copy(path: Path, added: Iterator[bytes], file: BinaryIO | gzip.GzipFile) -> None:
-    from backspot.trace.read import trace_bytes  # the list of formats imports this file
+    from backspot.trace.read import OWN_TRACKS, trace_bytes  # the list of formats imports this file
 
     try:
         with trace_bytes(path) as (head, read):
             file.write(head)
             rest = read(_PIECE)
-            if rest.lstrip().startswith(_MARK):
+            if rest.lstrip().startswith(OWN_TRACKS):
                 raise UsageError(f"{path} already has Backspot's tracks: give the original")
             while events := b"".join(islice(added, 4096)):
                 file.write(events)

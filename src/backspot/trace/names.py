@@ -663,3 +663,46 @@ is_tf32 = _has("tf32", "xf32", "TF32", "XF32", "s1688", "s161616")
 """Whether a product or convolution of fp32 runs on tensor cores, rounded to tf32 or xf32."""
 is_double = _has("dgemm", "<double")
 """Whether a kernel of cuBLAS, cuDNN or Tensile computes in fp64."""
+
+
+HEAD_TELLING_NOTHING = frozenset(
+    (
+        "schemaVersion",
+        "displayTimeUnit",
+        "baseTimeNanoseconds",
+        "record_shapes",
+        "profile_memory",
+        "with_stack",
+        "with_flops",
+        "with_modules",
+        "cuda_runtime_version",
+        "cuda_driver_version",
+        "hip_runtime_version",
+        "hip_driver_version",
+    )
+)
+"""What a trace says of its recording that names nobody."""
+TELLING_NOTHING = frozenset(
+    (
+        "Input type",
+        "Collective name",
+        "dtype",
+        "kernel",
+        "slowest node",
+        "share of the backward",
+        "times",
+    )
+)
+"""Fields of events whose texts name nobody; numbers stay in all fields."""
+_KNOWN_ANNOTATIONS = (
+    *("forward: ", "backward: ", "backward end: ", PROFILER_STEP, *OPTIMIZER, NEXT_BATCH),
+    *(COMPILED_REGION, COMPILED_GRAPH, *COMPILING, EVALUATE_FUNCTION, MODULE_CALL),
+    *(UNREAD, WAITED_AT, BATCH, OPTIMIZER_GROUPS, OPTIMIZER_FORMS, BACKWARD_HOOK, COLLECTION),
+    *(DDP_FORWARD, DDP_SEARCH, "FSDP::", *LAUNCHES_OF_COLLECTIVES, *HOST_COLLECTIVES),
+    *("[pl][module]", "PyTorch Profiler", ATEN, *NODE_NAMESPACES),
+)
+
+
+def is_known_annotation(name: str) -> bool:
+    """Return whether PyTorch, a library that it knows, or Backspot writes this, and no user."""
+    return name.startswith(_KNOWN_ANNOTATIONS)
