@@ -13,6 +13,13 @@ where the real step does by 2% of the step without it; its sign is right where t
 that of the real one. Of another batch, the time of as many samples counts. On a CPU, one thread
 runs, and its own time counts.
 
+What a plan's numbers are made of is kept beside them, so that another formula can be tried without
+the device: ``account`` has the real step's parts, and what host and device need for it by a replay;
+``turns`` has for each rung what the copies needed in each round (host, device and clock time, in
+nanoseconds), and what the step without it needs; ``apart`` has host and device of the real steps.
+``whole_said_ms`` is what a difference of the copies' clock times would say, ``replay_said_ms`` what
+the recording says when it is replayed with so much less work of host and device.
+
 Beside that: how long planning took and by how much more than it may, the memory of the GPU at most
 while it planned beside that of a step, and what stays with the process. ``same`` says whether the
 training went on bit for bit: its state after some more steps against a twin that took as many steps
@@ -26,10 +33,14 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
-from benchmarks.harness import Figures, Run, each
+from benchmarks.harness import Figures, Run, each, write_json
 from benchmarks.measuring import interleaved
 from benchmarks.workers import Job, Record, Stage
 
@@ -43,8 +54,10 @@ _MORE_STEPS = 5
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    """Add how long a plan may take."""
+    """Add how long a plan and the real steps may take, and where to keep what is known so far."""
     parser.add_argument("--plan", type=int, help="seconds (default: those of profile; small: 5)")
+    parser.add_argument("--real", type=int, help="seconds of real steps (default: 20; CPU: 40)")
+    parser.add_argument("--keep", type=Path, help="a folder for each case as far as it is known")
 
 
 def answer(run: Run) -> Figures:
@@ -55,7 +68,12 @@ def answer(run: Run) -> Figures:
 
         return {name: one.about for name, one in CASES.items() if run.device in one.devices}
 
-    asked = {"context": vars(run.context), "plan": run.plan or (5 if run.small else None)}
+    asked: dict[str, Any] = {
+        "context": vars(run.context),
+        "plan": run.plan or (5 if run.small else None),
+        "real": run.real or run.context.pick(40 if run.device == "cpu" else 20, 1),
+        "keep": str(run.keep) if run.keep else "",
+    }
     small = ("deep_and_narrow",)
     records = each(run, known, _measured, small=small, timeout_s=420, **asked)
     rows = [
@@ -69,6 +87,10 @@ def _summary(rows: list[dict[str, Any]], cases: list[Record]) -> dict[str, Any]:
     real = [row for row in rows if row["error_percent"] is not None]
     differ = [row for row in real if row["differs"]]
     errors, in_ms = ([abs(row[key]) for row in real] for key in ("error_percent", "in_ms"))
+    others = {
+        way: [abs(row[f"{way}_error_percent"]) for row in real if f"{way}_error_percent" in row]
+        for way in _WAYS
+    }
     last = [
         abs(one["whole_error_percent"]) for one in cases if one["whole_error_percent"] is not None
     ]
@@ -82,7 +104,15 @@ def _summary(rows: list[dict[str, Any]], cases: list[Record]) -> dict[str, Any]:
         "worst error, % of the step": max(errors, default=None),
         "median error in ms, % of the step": statistics.median(in_ms) if in_ms else None,
         "worst error in ms, % of the step": max(in_ms, default=None),
+        **{
+            f"{what} error by {way}, % of the step": of(found) if found else None
+            for way, found in others.items()
+            for what, of in (("median", statistics.median), ("worst", max))
+        },
         "worst error of a whole plan, %": max(last, default=None),
+        "most of a plan that compiling takes": max(
+            (one["compiling"] for one in cases), default=None
+        ),
         "median gain of a whole plan": _median(
             one["real_ms"] / one["real_planned_ms"] for one in cases if one["real_planned_ms"]
         ),
@@ -110,27 +140,38 @@ def _measured(job: Job, stage: Stage) -> Record:
     context, case = Context(**job["context"]), CASES[job["name"]]
     if context.device == "cpu":
         torch.set_num_threads(1)
-    stage("the plan", {})
+    found: Record = {}
+
+    def enter(name: str) -> None:
+        stage(name, found)
+        if job["keep"]:
+            write_json(Path(job["keep"]) / f"{job['name']}.json", {"stage": name, **found})
+
+    enter("the plan")
     training = Training(context, case)
     usual = _memory_of_steps(training)
-    report = _planned(training, job["plan"])
+    with _kept_turns() as turns:
+        report = _planned(training, job["plan"])
     plan = report.plan
     assert plan is not None
     most, stays = (used - before for used, before in zip(_memory(context), usual, strict=True))
     for _ in range(_MORE_STEPS):
         training.step()
-    found: Record = {
+    found |= {
         "why_not": plan.why_not,
         "took_s": plan.took_ns / 1e9,
+        "compiling": plan.compiling_ns / max(1, plan.took_ns),
         "overrun_s": max(0.0, (plan.took_ns - plan.allowed_ns) / 1e9),
         "memory_gb": most / 1e9,
         "stays_gb": stays / 1e9,
         "next_limit": plan.next_limit,
+        **_made_of(report, turns),
+        "rungs": [asdict(one) for one in plan.rungs],
     }
-    stage("twins", found)
+    enter("twins")
     found["same"] = _is_same(training)  # this draws random numbers: nothing trains on after it
     del training
-    stage("real steps", found)
+    enter("real steps")
     axes = {rung.setting: rung.axis for rung in plan.rungs}
     made: dict[frozenset[str], Training] = {frozenset(): Training(context, case)}
     not_made: dict[frozenset[str], str] = {}
@@ -153,7 +194,7 @@ def _measured(job: Job, stage: Stage) -> Record:
         context.device,
         rounds=context.pick(41, 3),
         inner=context.pick(3, 1),
-        seconds=context.pick(40 if context.device == "cpu" else 20, 1),
+        seconds=job["real"],
         # One thread's own time, as other programs on a machine move its clock.
         clock=time.thread_time if context.device == "cpu" else time.perf_counter,
     )
@@ -164,10 +205,18 @@ def _measured(job: Job, stage: Stage) -> Record:
     as_it_is = real[frozenset()]
     said_ms = plan.step_ns / 1e6
     rows = [_row(rung, real, not_made, as_it_is, said_ms) for rung in plan.rungs]
+    for row in rows:
+        _add_other_ways(row, turns, said_ms)
     whole = real.get(frozenset(rung.setting for rung in plan.ladder))
     error = None
     if whole is not None and plan.step_ns:
         error = 100 * (plan.planned_ns / plan.step_ns - whole / as_it_is)
+    found["real"] = [
+        {"settings": sorted(names), "ms": some, "batches": one.times}
+        | ({} if context.device == "cpu" else _apart(one.step))
+        for (names, one), some in zip(made.items(), times, strict=True)
+    ]
+    enter("all")
     return found | {
         "said_ms": said_ms,
         "real_ms": as_it_is,
@@ -176,6 +225,107 @@ def _measured(job: Job, stage: Stage) -> Record:
         "whole_error_percent": error,
         "rows": rows,
     }
+
+
+# What a plan is made of ---------------------------------------------------------------------------
+
+_WAYS = ("whole", "replay")
+"""Other ways to say a step: by clock times of copies, and by a replay of the recording."""
+
+
+@contextmanager
+def _kept_turns() -> Iterator[list[Record]]:
+    """Keep what each prediction of the plans within is made of."""
+    from backspot.live.plan import search
+    from backspot.live.plan.comparing import with_copy
+
+    kept: list[Record] = []
+
+    def keep(rung: Rung, step: Any, rounds: Sequence[Any], *more: Any, **options: Any) -> Any:
+        said, found = with_copy(rung, step, rounds, *more, **options)
+        of_turn = {"setting": rung.setting, "on": [*rung.on], "without": asdict(step)}
+        of_turn |= {"with": asdict(found), "more": more, **options}
+        kept.append({**of_turn, "rounds": [[*map(list, both)] for both in rounds]})
+        return said, found
+
+    with patch.object(search, "with_copy", keep):
+        yield kept
+
+
+def _made_of(report: backspot.Report, turns: list[Record]) -> Record:
+    """The account of the step and the turns, with what other ways would say of each."""
+    from backspot.live.plan.account import Account
+    from backspot.results.report import predictor_of
+
+    account, plan = Account.of(report), report.plan
+    assert plan is not None
+    predictor = predictor_of(report)
+    for turn in turns:
+        if turn.get("steps", 1) != 1:
+            continue
+        now, new = (statistics.median(both[at][2] for both in turn["rounds"]) for at in (0, 1))
+        without = turn["without"]
+        before = max(without["host"], without["device"]) + without["beside"]
+        part = max(0, before - account.rest("with its loss" in plan.what))
+        turn["whole_ms"] = (before - min(1.0, part / max(1, now)) * (now - new)) / 1e6
+    alone = [turn for turn in turns if "whole_ms" in turn]
+    if predictor is not None and alone and plan.device_ns:
+        less = [
+            (plan.host_ns - turn["with"]["host"], plan.device_ns - turn["with"]["device"])
+            for turn in alone
+        ]
+        for turn, saves in zip(alone, predictor.with_less((), less), strict=True):
+            turn["replay_ms"] = (plan.step_ns - saves) / 1e6
+    replayed = report.replayed_step
+    return {
+        "account": {
+            **asdict(account),
+            "host_ns": plan.host_ns,
+            "device_ns": plan.device_ns,
+            "replayed_ns": replayed.ns if replayed else None,
+            "not_replayed": report.not_replayed,
+            "busy_ns": sum(phase.busy_ns for phase in report.phases),
+            "device_sum_ns": report.step_gpu_ns,
+        },
+        "turns": turns,
+    }
+
+
+def _add_other_ways(row: dict[str, Any], turns: list[Record], said_as_it_is: float) -> None:
+    """Add to a row what other ways say, and by how much they miss."""
+    for turn in turns:
+        if turn["setting"] != row["setting"] or "+".join(turn["on"]) != row["on"]:
+            continue
+        for way in _WAYS:
+            if f"{way}_ms" in turn and row["error_percent"] is not None:
+                row[f"{way}_said_ms"] = said = turn[f"{way}_ms"]
+                off = 100 * (said - row["said_ms"]) / said_as_it_is
+                row[f"{way}_error_percent"] = row["error_percent"] + off
+
+
+def _apart(step: Callable[[], None]) -> Record:
+    """What host and device need for a real step, in milliseconds, by a few of them."""
+    import torch
+
+    found: list[tuple[float, float]] = []
+    for _ in range(5):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        step()
+        host = time.perf_counter() - begin
+        torch.cuda.synchronize()
+        torch.cuda._sleep(round(2.5e9 * host))
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        first.record()
+        step()
+        last.record()
+        torch.cuda.synchronize()
+        found.append((1e3 * host, first.elapsed_time(last)))
+    host_ms, device_ms = (statistics.median(some) for some in zip(*found[1:], strict=True))
+    return {"host_ms": host_ms, "device_ms": device_ms}
+
+
+# Rows --------------------------------------------------------------------------------------------
 
 
 def _both(rung: Rung) -> tuple[frozenset[str], frozenset[str]]:
@@ -208,6 +358,7 @@ def _row(
         "in_ms": None,
         "differs": None,
         "right_sign": None,
+        "limit": "device" if rung.device_ns > rung.host_ns else "host" if rung.host_ns else None,
         "compile_s": rung.compile_ns / 1e9 or None,
         "note": not_made.get(with_it) or rung.note,
     }

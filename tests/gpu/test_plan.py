@@ -14,6 +14,8 @@ from torch.nn import functional  # noqa: E402
 import backspot  # noqa: E402
 from backspot.live.acts import Living  # noqa: E402
 from backspot.live.plan.planning import Planning  # noqa: E402
+from backspot.live.plan.search import _let_go  # noqa: E402
+from backspot.live.trials.attempts import own_memory  # noqa: E402
 from backspot.results.report import changed  # noqa: E402
 from support.gpu_models import DEVICE, needs_gpu  # noqa: E402
 
@@ -250,3 +252,42 @@ def test_a_setting_that_runs_out_of_memory_is_refused_and_the_training_goes_on()
     found = said(plan)
     assert plan.why_not or found["batch 512"].note == "out of memory"
     assert torch.isfinite(training.losses[-1])
+
+
+def test_memory_that_ran_out_goes_back_while_other_copies_live_in_the_pool():
+    torch.ones(1, device=DEVICE)
+    whole = torch.cuda.get_device_properties(DEVICE).total_memory
+    torch.cuda.empty_cache()
+    with own_memory(torch.device(DEVICE, 0)):
+        best = torch.ones(64 << 20, dtype=torch.uint8, device=DEVICE)
+        before = torch.cuda.memory_reserved()
+        torch.cuda.set_per_process_memory_fraction((before + (1 << 30)) / whole)
+        blocks = []
+        try:
+            size, kind = 128 << 20, torch.uint8
+            blocks.extend(torch.ones(size, dtype=kind, device=DEVICE) for _ in range(9))
+        except torch.OutOfMemoryError:
+            pass
+        finally:
+            torch.cuda.set_per_process_memory_fraction(1.0)
+        assert len(blocks) < 9
+        blocks.clear()
+        full = torch.cuda.memory_reserved()
+        _let_go(failed=True)
+        after = torch.cuda.memory_reserved()
+    print("reserved:", before >> 20, "->", full >> 20, "->", after >> 20, "MiB")
+    assert full > before + (512 << 20)
+    assert after <= before + (2 << 20)
+    assert best.sum() == best.numel()
+
+
+@pytest.mark.parametrize(("batch", "size", "limit"), [(2, 32, "host"), (256, 128, "device")])
+def test_host_and_device_of_a_step_are_told_apart(batch, size, limit):
+    training = Images(batch, size)
+    plan = planned(training, recorded(training), seconds=40)
+    said(plan)
+    print(f"host {plan.host_ns / 1e6:.2f} ms, device {plan.device_ns / 1e6:.2f} ms of the step")
+    for one in plan.rungs:
+        print(one.setting, "host", one.host_ns / 1e6, "device", one.device_ns / 1e6, "ms")
+    assert (plan.device_ns > plan.host_ns) == (limit == "device")
+    assert plan.step_ns >= max(plan.host_ns, plan.device_ns) > 0

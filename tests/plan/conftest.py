@@ -10,6 +10,7 @@ pytest.importorskip("torch")
 @pytest.fixture
 def short(monkeypatch):
     """Few rounds: what they measure matters in few tests."""
+    monkeypatch.setattr("backspot.live.plan.comparing._MOST_ROUNDS", 6)
     monkeypatch.setattr("backspot.live.trials.measuring._MOST_ROUNDS", 6)
     monkeypatch.setattr("backspot.live.trials.measuring._LEAST_SAMPLE", 1)
 

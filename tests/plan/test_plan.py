@@ -168,7 +168,7 @@ def test_samples_of_all_calls_of_a_step_count(report):
 
 
 def test_too_few_rounds_say_nothing(report, monkeypatch):
-    monkeypatch.setattr("backspot.live.trials.measuring._MOST_ROUNDS", 2)
+    monkeypatch.setattr("backspot.live.plan.comparing._MOST_ROUNDS", 2)
     model = nn.Linear(64, 64)
     plan = planned(report, stepping(model, torch.randn(64, 64)), model)
     tried = [one for one in plan.rungs if one.step_ns]
@@ -498,7 +498,7 @@ def test_attention_that_a_model_of_transformers_writes_out_is_fused_in_a_copy(re
 
 def test_an_interrupt_ends_the_plan_with_what_is_known_and_the_training_goes_on(report):
     class Interrupting(nn.Linear):
-        left = 60
+        left = 30
 
         def forward(self, x):
             Interrupting.left -= 1

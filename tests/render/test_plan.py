@@ -67,6 +67,8 @@ def test_every_output_has_all_that_a_plan_says(form):
     assert "In all: 94.7 → 30.2 ms, 3.1 times as fast." in said
     assert "The loader then limits the step at 46 ms" in said
     assert "has paid after 2,324 steps" in said
+    assert "in 58.0 s, 50% of it to compile" in said
+    assert "The GPU then limits the step: the host needs 12.3 ms of it." in said
     assert "Does not help here: TF32 94.7 → 94.8 ms." in said
     assert "Not tried: CUDA graph (the step waits for the GPU)." in said
     assert "Too close to tell: fused optimizer" in said
@@ -81,6 +83,24 @@ def test_every_output_says_why_there_is_no_plan(form):
     said = plain(outputs(planned(REFUSED))[form])
     assert "No plan: the step runs an optimizer within the backward." in said
     assert "In all" not in said
+
+
+@pytest.mark.parametrize(
+    ("host", "device", "said"),
+    [
+        (20, 50, "The GPU limits the step: the host needs 20.0 ms of it."),
+        (50, 20, "The host limits the step: the GPU needs 20.0 ms of it."),
+        (50, 0, ""),
+    ],
+)
+def test_a_plan_says_whether_host_or_gpu_limits_the_step_where_there_is_one(host, device, said):
+    text = plain(
+        render_text(
+            planned(replace(NOTHING_HELPS, host_ns=host * MS, device_ns=device * MS)), width=80
+        )
+    )
+    assert said in text
+    assert ("limits the step" in text) == bool(said)
 
 
 def test_nobody_takes_precision_for_free():

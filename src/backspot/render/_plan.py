@@ -28,6 +28,8 @@ def heading(plan: Plan) -> str:
     if plan.why_not:
         return f"No plan: {plan.why_not.rstrip('.')}."
     took = f", in {duration(plan.took_ns)}" if plan.took_ns else ""
+    if took and plan.compiling_ns >= _NOTABLE * plan.took_ns:
+        took += f", {percent(plan.compiling_ns / plan.took_ns)} of it to compile"
     return f"Plan: settings tried on {plan.what}{took}" if plan.what else "Plan"
 
 
@@ -131,6 +133,15 @@ def _altogether(plan: Plan) -> Iterator[str]:
         times = plan.step_ns / plan.planned_ns if plan.planned_ns else 0
         said = f", {times:.1f} times as fast" if times >= 1.05 else ""
         yield f"In all: {change_of(plan.step_ns, plan.planned_ns)}{said}."
+    last = next((one for one in reversed(plan.ladder) if one.limit), plan)
+    if last.limit:
+        then = "then " * (last is not plan)
+        limit, other, ns = (
+            ("GPU", "host", last.host_ns)
+            if last.limit == "device"
+            else ("host", "GPU", last.device_ns)
+        )
+        yield f"The {limit} {then}limits the step: the {other} needs {duration(ns)} of it."
     if plan.next_limit:
         yield _sentence(plan.next_limit)
     if plan.ladder and plan.rest_ns >= _NOTABLE * plan.planned_ns:

@@ -13,8 +13,13 @@ from backspot.results.quantities import SELDOM, Count, Measure
 
 PLAN_SECONDS = 60
 """How long a plan may take where nothing else is said."""
+PlanLimit: TypeAlias = Literal["host", "device", ""]
 PlanOutcome: TypeAlias = Literal["came true", "faster than said", "not reached"]
 PlanVerdict: TypeAlias = Literal["helps", "does not help", "undecided", "not tried"]
+
+
+def _limit(host_ns: int, device_ns: int) -> PlanLimit:
+    return "" if not device_ns else "host" if host_ns > device_ns else "device"
 
 
 @public
@@ -61,6 +66,10 @@ class Rung:
         memory_bytes: The most that forward and backward of the copy allocate on its device; 0 where
             that is not known.
         before_memory_bytes: The same without it.
+        host_ns: What the host needs for the step with it, without its waits for the device; 0 where
+            that is not known.
+        device_ns: What the device needs for it, without waits for the host; 0 on a CPU, and where
+            that is not known.
         compile_ns: What compiling takes, once; 0 where nothing is compiled.
         difference: How far results are from those as it is; ``None`` where that is not known.
         verdict: ``"helps"``, ``"does not help"`` or ``"undecided"``, as for ``Variant.verdict``;
@@ -79,6 +88,8 @@ class Rung:
     high_ns: Count = 0
     memory_bytes: Count = 0
     before_memory_bytes: Count = 0
+    host_ns: Count = 0
+    device_ns: Count = 0
     compile_ns: Count = 0
     difference: Difference | None = None
     verdict: PlanVerdict = "not tried"
@@ -89,6 +100,14 @@ class Rung:
     def saves_ns(self) -> int:
         """What a step saves with it; below 0 where it takes longer, 0 where it was not tried."""
         return self.before_ns - self.step_ns if self.step_ns else 0
+
+    @property
+    def limit(self) -> PlanLimit:
+        """What limits the step with it: the larger of ``host_ns`` and ``device_ns``.
+
+        ``""`` on a CPU, and where the two are not known.
+        """
+        return _limit(self.host_ns, self.device_ns)
 
     @property
     def pays_after(self) -> int | None:
@@ -112,7 +131,10 @@ class Plan:
             were tried alone or on top of it and are not part of it; then those not tried.
         rest_ns: The part of the step that no setting of the plan changes: the loader's waits,
             logging, hooks around the model, the optimizer where no form of it was tried.
+        host_ns: What the host needs for the step as it is, as ``Rung.host_ns``.
+        device_ns: What the device needs for it, as ``Rung.device_ns``.
         took_ns: How long planning took.
+        compiling_ns: The part of that in which PyTorch compiled.
         allowed_ns: How long it was allowed to take.
         batch: Samples a step; 0 where that is not known.
         next_limit: What limits the step once all of the ladder is made, as a sentence; or ``""``.
@@ -125,13 +147,21 @@ class Plan:
     step_ns: Count = 0
     rungs: tuple[Rung, ...] = ()
     rest_ns: Count = 0
+    host_ns: Count = 0
+    device_ns: Count = 0
     took_ns: Count = 0
+    compiling_ns: Count = 0
     allowed_ns: Count = 0
     batch: Count = 0
     next_limit: str = ""
     earlier: str = ""
     inputs: tuple[str, ...] = ()
     why_not: str = ""
+
+    @property
+    def limit(self) -> PlanLimit:
+        """What limits the step as it is, as ``Rung.limit``."""
+        return _limit(self.host_ns, self.device_ns)
 
     @property
     def ladder(self) -> tuple[Rung, ...]:

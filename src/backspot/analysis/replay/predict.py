@@ -19,7 +19,7 @@ from backspot.analysis.findings import NOTHING_FOUND, Found, Removable, weighed
 from backspot.analysis.recording import Options, Recording
 from backspot.analysis.replay.changes import CHANGES, change_by_names, free, said
 from backspot.analysis.replay.host import MEASURED, Floats, ProfilerCost
-from backspot.analysis.replay.replay import contradiction, fit
+from backspot.analysis.replay.replay import apart, contradiction, fit
 from backspot.analysis.replay.replayable import Refusal, Replayable, prepare
 from backspot.analysis.replay.saving import (
     Change,
@@ -236,6 +236,10 @@ class Prediction(msgspec.Struct, frozen=True, dict=True):
         ]
         saved = replays(recording, self.cost, changes)[0].saved[self.typical.chosen]
         return [float(one) for one in saved.mean(axis=0)]
+
+    def apart(self) -> tuple[float, float]:
+        """Return what the host needs for a step, and the devices, each without the other."""
+        return apart(self.recording, self.cost, self.typical)
 
     @cached_property
     def worth(self) -> Floats:

@@ -103,21 +103,39 @@ def _scaled(cost: ProfilerCost, factor: float) -> ProfilerCost:
 
 
 def steps_at(
-    recording: Replayable, costs: Sequence[ProfilerCost], *, at_hand: bool = False
+    recording: Replayable,
+    costs: Sequence[ProfilerCost],
+    *,
+    at_hand: bool = False,
+    host: Sequence[float] = (1.0,),
+    device: Sequence[float] = (1.0,),
 ) -> Floats:
     """Return how long each step (rows) takes at each of these costs (columns), in nanoseconds.
 
     Args:
         at_hand: whether the batches that workers load are at hand, and need not be fetched.
+        host: what the host's time is multiplied by, at each cost or at all of them.
+        device: what the devices' time is multiplied by, as ``host``.
     """
-    lengths, skipped = recording.host(*costs), {}
+    lengths, skipped = recording.host(*costs) * np.array(host), {}
     if at_hand:
         batches, edges = recording.batches, recording.line.edges
         for start, end in np.searchsorted(edges, [batches.start, batches.end]).T.tolist():
             lengths[start:end] = 0.0
         skipped = {event: np.ones(len(costs), bool) for event in batches.event.tolist()}
-    host, work = host_times(recording, lengths), recording.work(*costs)
-    return simulate(recording, host, work, skipped).step_lengths(recording, work)
+    times, work = host_times(recording, lengths), recording.work(*costs) * np.array(device)
+    return simulate(recording, times, work, skipped).step_lengths(recording, work)
+
+
+def apart(recording: Replayable, cost: ProfilerCost, typical: TypicalStep) -> tuple[float, float]:
+    """Return what a step takes if no device has any work, and if the host takes no time.
+
+    Each is what host or devices need by themselves. Batches that workers load late are at hand.
+    """
+    late = any(wait.follows >= 0 for wait in recording.waits)
+    steps = steps_at(recording, [cost] * 2, at_hand=late, host=(1, 0), device=(0, 1))
+    host, device = steps[typical.chosen].mean(axis=0).tolist()
+    return host, device
 
 
 def host_times(recording: Replayable, lengths: Floats) -> Floats:

@@ -9,11 +9,11 @@ the copy as it is, while the training stands still; the guard of trials is aroun
 - ``watching.py``: the calls of models in a step, with what they were given and got.
 - ``losses.py``: the functions that follow a call up to the backward, to run them again.
 - ``room.py``: how much of a step may be copied, and samples of tensors.
-- ``account.py``: what the parts of a step take as it is.
+- ``account.py``: what a step needs of host and device, as it is and with another copy.
 - ``copies.py``: copies of models that run the calls again, and whether such a copy can be trusted.
 - ``settings.py``: the settings, with what they change and where they are worth trying.
 - ``time_limit.py``: the end of a compilation that takes too long.
-- ``comparing.py``: one copy beside another: time, memory, and how far results are apart.
+- ``comparing.py``: one copy beside another: times, memory, and how far results are apart.
 - ``search.py``: single settings first, then the best ones together; twice the batch at the end.
 - ``around.py``: what is around the model: optimizers, pinned memory, workers of the loader.
 - ``loader.py``: the data set in worker processes.

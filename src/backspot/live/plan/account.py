@@ -1,12 +1,67 @@
-"""What the parts of a step take as it is, before anything is tried."""
+"""What a step needs of host and device as it is, and with another copy in place of a part of it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from backspot.analysis.attribution.ownership import Special
 from backspot.live.trials.trial import step_of
-from backspot.results.report import Report
+from backspot.results.report import Report, predictor_of
+
+
+class Times(NamedTuple):
+    """What something needs, in nanoseconds.
+
+    Attributes:
+        host: until all is issued.
+        device: the device's own time, as if all were issued before; 0 on a CPU.
+        whole: clock time, until the device has ended.
+    """
+
+    host: float
+    device: float = 0.0
+    whole: float = 0.0
+
+
+NOTHING = Times(0.0)
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step as what it needs, in nanoseconds: the larger of host and device, and what is beside.
+
+    Attributes:
+        host: the host's time, without what it waits for the device.
+        device: the device's time; 0 on a CPU, and where it is not known.
+        beside: what neither explains, such as waits of one for the other, or for a batch.
+        outside: what of the host's time no copy runs; 0 where that is not known.
+    """
+
+    host: float
+    device: float = 0.0
+    beside: float = 0.0
+    outside: float = 0.0
+
+    @property
+    def ns(self) -> int:
+        """How long it takes."""
+        return max(1, round(max(self.host, self.device) + self.beside))
+
+    def with_copy(self, now: Times, new: Times, more: Times = NOTHING) -> Step:
+        """Return the step with a copy that needs ``new`` in place of one that needs ``now``.
+
+        ``more`` is what it then needs beside the copy.
+
+        Where ``now`` is more than the step itself has for that, the copy ran on a machine that is
+        busier than the step's was, or each of host and device waited for the other. That holds for
+        both copies alike, so that their difference counts by as much less.
+        """
+        host = min(1.0, (self.host - self.outside) / max(1.0, now.host)) * (now.host - new.host)
+        device = min(1.0, self.device / max(1.0, now.device)) * (now.device - new.device)
+        return replace(
+            self, host=self.host - host + more.host, device=self.device - device + more.device
+        )
 
 
 @dataclass(frozen=True)
@@ -19,6 +74,8 @@ class Account:
         loss: forward and backward of a loss outside of the models.
         data: the wait for a batch.
         optimizer: clipping is not part of it.
+        apart: what host and device need for it, each without the other; ``None`` on a CPU, and
+            where the recording cannot be replayed.
     """
 
     step: int
@@ -26,6 +83,7 @@ class Account:
     loss: int
     data: int
     optimizer: int
+    apart: tuple[float, float] | None = None
 
     @classmethod
     def of(cls, report: Report) -> Account:
@@ -38,9 +96,29 @@ class Account:
         )
         rows = (row.wall_ns for row in report.modules if row.path == Special.OUTSIDE.path)
         outside = round(scale * sum(rows))
-        return cls(step, forward + backward - outside, loss + outside, data, optimizer)
+        predictor = predictor_of(report) if report.has_gpu else None
+        apart = None if predictor is None else predictor.apart()
+        return cls(step, forward + backward - outside, loss + outside, data, optimizer, apart)
 
-    @property
-    def fixed(self) -> int:
-        """What of the step does not grow with the batch."""
-        return self.step - self.model - self.loss - self.data
+    def needs(self, copy: Times, has_loss: bool) -> Step:
+        """Return what the step needs.
+
+        Args:
+            copy: what a copy of the models needs as it is.
+            has_loss: whether the copy runs the loss, too.
+        """
+        if not copy.device:
+            return Step(self.step, outside=self.rest(has_loss))
+        host, device = self.apart or (
+            (self.step, copy.device) if copy.host > copy.device else (copy.host, self.step)
+        )
+        host, device = min(host, self.step), min(device, self.step)
+        return Step(host, device, self.step - max(host, device))
+
+    def rest(self, has_loss: bool) -> int:
+        """Return what of the step no copy runs."""
+        return max(0, self.step - self.model - self.loss * has_loss)
+
+    def more(self, has_device: bool) -> Times:
+        """Return what a step with twice the batch needs more, beside its models."""
+        return Times(self.data, self.loss) if has_device else Times(self.data + self.loss)

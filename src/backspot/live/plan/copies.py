@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import ExitStack
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -30,14 +30,10 @@ from backspot.live.plan.watching import (
 from backspot.live.torch_internals.process import tree_map
 from backspot.live.trials.chains import tensors_of
 from backspot.live.trials.measuring import reason
-from backspot.live.trials.trial import Piece
 from backspot.live.trials.twins import Refused, copied, numbers_like
 
 _FAR = 0.02
 """A copy whose outputs differ by more than this share of their size is another model."""
-_SAMPLE_NS, _AT_ONCE = 100_000_000, 8
-"""How long calls run, and how many at most, between two moments at which the host waits for a GPU:
-each such moment costs the time until the host is ahead again, which a step does not have."""
 NO_TIME = "no time was left"
 _SCALE = 1024.0
 """A power of two, which changes no digit; as a ``GradScaler`` has after some steps."""
@@ -52,7 +48,6 @@ class Copy:
         modules: the copies by number, without what compiles them.
         settings: what is set, in the order in which that is made.
         first_ns: how long the first run of all calls took.
-        takes_ns: how long the shortest run takes, of each call as often as a step makes it.
     """
 
     def __init__(
@@ -80,13 +75,13 @@ class Copy:
                 more = partial(_repeated, batch=batch)
                 self._given[call] = copied(self._given[call], more)
                 self._seeds[call] = {place: more(one) for place, one in self._seeds[call].items()}
-        self.first_ns = self.takes_ns = 0
+        self.first_ns = 0
         self._scaler: Any = None
         if any(one.dtype == torch.float16 for one in self.settings):
             self._scaler = torch.amp.GradScaler(self.device.type, init_scale=_SCALE)
             self._scaled = torch.optim.SGD(self.parameters(), lr=0.0)
 
-    @property
+    @cached_property
     def device(self) -> torch.device:
         """Where the first parameter is, or else the first tensor that a call is given."""
         held = [*self.parameters(), *tensors_of([*self._given.values()])]
@@ -121,43 +116,13 @@ class Copy:
         begin = time.perf_counter_ns()
         for call in self.watched.calls:
             self.run(call)
-        self._wait()
+        self.wait()
         self.first_ns = self.first_ns or time.perf_counter_ns() - begin
 
-    def timed_ns(self) -> int:
-        """Return how long a run takes, of each call as often as a step makes it."""
-        took = 0
-        for call in self.watched.calls:
-            begin = time.perf_counter_ns()
-            self.run(call)
-            self._wait()
-            took += call.count * (time.perf_counter_ns() - begin)
-        self.takes_ns = min(self.takes_ns or took, took)
-        return took
-
-    @property
-    def at_once(self) -> int:
-        """How often each call runs in one sample of its time."""
-        if self.device.type != "cuda":
-            return 1
-        return min(max(1, round(_SAMPLE_NS / max(1, self.takes_ns))), _AT_ONCE)
-
-    def _wait(self) -> None:
+    def wait(self) -> None:
+        """Have the GPU end all that was issued; nothing on a CPU."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-
-    def pieces(self, times: int) -> list[Piece]:
-        """Return what is measured: each watched call, as often as a step makes it.
-
-        Args:
-            times: how often each call runs in one sample of its time.
-        """
-
-        def several(call: Call) -> None:
-            for _ in range(times):
-                self.run(call)
-
-        return [Piece(partial(several, call), call.count / times) for call in self.watched.calls]
 
     def forget_gradients(self) -> None:
         """Have no gradients, as at the beginning of a step."""

@@ -239,7 +239,7 @@ def _made(
         others = [
             replace(one, note="interrupted") if one.note == NO_TIME else one for one in others
         ]
-    rest = search.rest_ns
+    rest = account.rest(watching.has_loss)
     if any(one.axis == "optimizer" and one.step_ns for one in (*ladder, *others)):
         rest -= account.optimizer
     others.sort(key=lambda one: not one.step_ns)
@@ -247,7 +247,10 @@ def _made(
         plan,
         what=plan.what.replace(", for", " with its loss, for") if watching.has_loss else plan.what,
         rungs=(*ladder, *others),
-        rest_ns=max(0, rest) if search.base_ns else 0,
+        rest_ns=max(0, rest) if search.as_it_is else 0,
+        host_ns=round(search.as_it_is.host) if search.as_it_is else 0,
+        device_ns=round(search.as_it_is.device) if search.as_it_is else 0,
+        compiling_ns=round(1e9 * search.compiling_s),
         batch=search.batch,
         next_limit=" ".join(filter(None, (_of_ranks(ladder), next_limit))),
     )

@@ -12,9 +12,16 @@ import torch
 
 from backspot.formatting import duration, size
 from backspot.interrupts import pass_on
-from backspot.live.plan.account import Account
+from backspot.live.plan.account import Account, Step, Times
 from backspot.live.plan.again import lost_before
-from backspot.live.plan.comparing import Results, memory_of, predicted, timed
+from backspot.live.plan.comparing import (
+    LEAST_ROUNDS,
+    Results,
+    in_turns,
+    memory_of,
+    times_of,
+    with_copy,
+)
 from backspot.live.plan.copies import NO_TIME, Copy, batch_of
 from backspot.live.plan.room import room_on
 from backspot.live.plan.settings import (
@@ -32,15 +39,16 @@ from backspot.live.torch_internals.dynamo import compilations
 from backspot.live.trials.measuring import reason
 from backspot.live.trials.twins import Refused
 from backspot.results.plan import Difference, Plan, Rung
-from backspot.results.trials import Variant
 
 _TOO_LONG = 2.5
 """A copy that takes so many times the step does not run what the step runs."""
 _MORE_KEPT, _KEEPING = 10, ("checkpoint", "attention")
 """How many times as much a model may keep without its checkpoints, or with another attention. That
 is not known before it runs: a block of a transformer keeps some ten times its input."""
-_SAMPLES = 24
-"""How many samples one comparison takes at least, about: six rounds of three, and the first."""
+_RUNS = 2 * (LEAST_ROUNDS + 1)
+"""How many runs of copies one comparison takes at least: those of six rounds, and the first."""
+_ON_GPU = 2.5
+"""How many times as long times take on a GPU, apart: two runs, and a sleep before the second."""
 _LONGEST_S = 4.0
 """How long a comparison may go on once it has what it needs: a dozen fit into a minute then."""
 _AUTOTUNING = 4
@@ -64,6 +72,13 @@ def why(error: Exception) -> str:
     return str(error) if isinstance(error, Refused) else reason(error)
 
 
+def _let_go(failed: bool) -> None:
+    """Free a copy that nothing refers to; after a failure its memory goes back, too."""
+    gc.collect()
+    if failed and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+
+
 class Search:
     """Tries settings on copies until the time is up; what is known by then is in its attributes.
 
@@ -74,8 +89,8 @@ class Search:
         until: when the time is up, in seconds of ``time.monotonic``.
 
     Attributes:
-        base_ns: what forward and backward of the copy as it is take; 0 until that is known.
-        step_ns: the step with all of the ladder.
+        as_it_is: what the step as it is needs; ``None`` until that is known.
+        compiling_s: how long compiling took.
         batch: samples in a step, 0 where that is not known.
     """
 
@@ -90,13 +105,14 @@ class Search:
         self._watched, self._account = watched, account
         self._until = watched.until = until
         self._of_loader, self._earlier = of_loader, earlier
-        self.base_ns = self.batch = 0
-        self.step_ns = account.step
+        self.batch = 0
+        self.as_it_is: Step | None = None
+        self.compiling_s = 0.0
         self._ladder: list[Rung] = []
         self._tried: dict[Setting, Rung] = {}
         self._not_tried: dict[Setting, str] = {}
         self._of_batch = Rung("batch", "batch", note=NO_TIME)
-        self._kept_s = 0.0  # for compiling
+        self._kept_s = self._needs_s = 0.0  # for compiling, and what a comparison needs
 
     def rungs(self) -> list[Rung]:
         """Return the ladder, then what else was tried, then what was not, with the reason."""
@@ -133,10 +149,12 @@ class Search:
         begin = time.perf_counter_ns()
         self._results = Results(base)
         self._best_memory = memory_of(base)
-        self.base_ns = self._takes(base, begin)
-        if self.base_ns > _TOO_LONG * (step := self._account.step):
-            takes = f"takes {duration(self.base_ns)}, and the whole step {duration(step)}"
+        needs = self._needed(base, begin)
+        if needs.whole > _TOO_LONG * (step := self._account.step):
+            takes = f"takes {duration(needs.whole)}, and the whole step {duration(step)}"
             raise Refused(f"forward and backward of a copy {takes}")
+        self._needs_s = _RUNS * (_ON_GPU if needs.device else 1) * needs.whole / 1e9
+        self.as_it_is = self._step = self._account.needs(needs, self._watched.has_loss)
         worth = [one for one in settings if not one.why_not]
         cheap = [one for one in worth if not one.compiles]
         self._kept_s = _FOR_COMPILING * self._left_s if len(cheap) < len(worth) else 0.0
@@ -156,12 +174,12 @@ class Search:
         vars(self).pop("_results", None)
         gc.collect()
 
-    def _takes(self, base: Copy, begin: int) -> int:
-        """Return what a step's calls take, by a few runs within a second."""
-        took: list[int] = []
-        while len(took) < 2 or (time.perf_counter_ns() - begin < 10**9 and len(took) < 9):
-            took.append(base.timed_ns())
-        return round(statistics.median(took))
+    def _needed(self, base: Copy, begin: int) -> Times:
+        """Return what a step's calls need, by a few runs within a second."""
+        found: list[Times] = []
+        while len(found) < 3 or (time.perf_counter_ns() - begin < 10**9 and len(found) < 9):
+            found.append(times_of(base))
+        return Times(*map(statistics.median, zip(*found[1:], strict=True)))
 
     def _try_backends(self) -> None:
         """Try other kernels of attention, once it is known what attention gets."""
@@ -206,17 +224,20 @@ class Search:
                 left -= _RESERVED * self._needs_s
                 if left < max(self._needs_s, self._compiles_s(setting)):
                     raise Refused(NO_TIME)
-                before = compilations()
-                with ended_after(left):
-                    new = Copy(self._watched, settings)
-                    new.run_all()
+                before, begin = compilations(), time.monotonic()
+                try:
+                    with ended_after(left):
+                        new = Copy(self._watched, settings)
+                        new.run_all()
+                finally:
+                    self.compiling_s += time.monotonic() - begin
                 if compilations() == before:
                     raise Refused("PyTorch compiled nothing of it here")
             else:
                 self._check_memory(_MORE_KEPT if setting.axis in _KEEPING else 1)
                 new = Copy(self._watched, settings)
                 new.run_all()
-            rung, memory = self._compared(setting, new)
+            rung, step, memory = self._compared(setting, new)
         except TimeUp:
             self._not_tried[setting] = f"compiling takes more than the {left:.0f} s that were left"
         except Exception as error:
@@ -227,13 +248,11 @@ class Search:
             self._tried[setting] = rung
             if rung.verdict == "helps" and not alone:
                 self._ladder.append(replace(rung, kept=True))
-                self.step_ns, self._best, self._best_memory = rung.step_ns, new, memory
+                self._step, self._best, self._best_memory = step, new, memory
             return True
         finally:
             del new
-            gc.collect()
-            if failed and torch.cuda.is_initialized():
-                torch.cuda.empty_cache()
+            _let_go(failed)
         return False
 
     def _compiles_s(self, setting: Setting) -> float:
@@ -249,17 +268,15 @@ class Search:
             raise Refused(f"{setting.replaces} is no part of the plan")
         return _AUTOTUNING * before[0].compile_ns / 1e9
 
-    def _compared(self, setting: Setting, new: Copy) -> tuple[Rung, int]:
-        """Return the rung of a setting, and the memory of a copy that has it."""
+    def _compared(self, setting: Setting, new: Copy) -> tuple[Rung, Step, int]:
+        """Return the rung of a setting, its step, and the memory of a copy that has it."""
         first = new.first_ns
-        again = min(new.timed_ns(), new.timed_ns())
+        again = min(times_of(new).whole for _ in range(2))
         difference: Difference | None = self._results.difference(new)
         note = setting.note
         if self._results.draws and setting.compiles:  # it draws other numbers
             difference, note = None, "compiled code draws other random numbers"
         memory = memory_of(new)
-        takes, variant = timed(self._best, new, self.step_ns, self._seconds())
-        scale = self._scale(takes)
         rung = Rung(
             setting.name,
             setting.axis,
@@ -267,14 +284,13 @@ class Search:
             setting.code,
             memory_bytes=memory,
             before_memory_bytes=self._best_memory,
-            compile_ns=max(0, first - again) if setting.compiles else 0,
+            compile_ns=max(0, round(first - again)) if setting.compiles else 0,
             difference=difference,
             note=note,
         )
-        saves = variant.saves_ns, variant.saves_low_ns, variant.saves_high_ns
-        scaled = [scale * ns for ns in saves]
-        rung = predicted(rung, self.step_ns, scaled, variant.verdict)
-        return self._with_loss(rung), memory
+        turns = in_turns(self._best, new, self._step.ns, self._seconds())
+        rung, step = with_copy(rung, self._step, turns)
+        return self._with_loss(rung), step, memory
 
     def _with_loss(self, rung: Rung) -> Rung:
         """Return a rung that is as uncertain as what its setting does to a loss outside of a copy.
@@ -293,22 +309,6 @@ class Search:
         note = "; ".join(filter(None, (rung.note, not_tried)))
         return replace(rung, low_ns=low, high_ns=high, verdict=verdict, note=note)
 
-    def _scale(self, takes: int) -> float:
-        """Return how much shorter times are in the step than now.
-
-        A machine that is busier now than it was shows in all copies alike.
-
-        Args:
-            takes: what the best copy takes now.
-        """
-        return min(1.0, max(self.step_ns - self.rest_ns, 0) / max(1, takes))
-
-    @property
-    def rest_ns(self) -> int:
-        """What of the step no copy runs."""
-        with_loss = self._account.loss if self._watched.has_loss else 0
-        return self._account.step - self._account.model - with_loss
-
     def _check_memory(self, times: float) -> None:
         """Refuse what keeps so many times what a copy keeps, where the host's memory ends.
 
@@ -323,11 +323,6 @@ class Search:
     def _left_s(self) -> float:
         """How much time is left, without what is kept for compiling."""
         return self._until - time.monotonic() - self._kept_s
-
-    @property
-    def _needs_s(self) -> float:
-        """How long a comparison takes at least, in seconds."""
-        return _SAMPLES * self._best.at_once * self.base_ns / 1e9
 
     def _seconds(self, times: float = 1.0) -> float:
         """Return how long a comparison may take: an even share of what is left, or what it needs.
@@ -350,6 +345,7 @@ class Search:
         """Try twice the batch, for as many samples as a step has now, before all is compiled."""
         rung = Rung("batch", "batch", tuple(one.setting for one in self._ladder), note=NO_TIME)
         has_loss, self._watched.has_loss = self._watched.has_loss, False
+        twice: Copy | None = None
         try:
             sizes = {batch_of(call): call.count for call in self._watched.calls}
             if len(sizes) != 1:
@@ -364,31 +360,24 @@ class Search:
             twice = Copy(self._watched, self._best.settings, times=2)
             twice.run_all()
             memory = memory_of(twice)
-            takes, variant = timed(self._best, twice, self.step_ns, seconds)
-            rung = self._with_batch(rung, takes, variant)
-            rung = replace(rung, memory_bytes=memory, before_memory_bytes=self._best_memory)
+            turns = in_turns(self._best, twice, self._step.ns, seconds)
+            more = self._account.more(has_device=self._best.device.type != "cpu")
+            found, _ = with_copy(rung, self._step, turns, more, steps=2)
+            self._of_batch = replace(
+                found,
+                memory_bytes=memory,
+                before_memory_bytes=self._best_memory,
+                note="for as many samples as a step has now",
+            )
         except Exception as error:
             pass_on(error)
-            rung = replace(rung, note=why(error))
+            self._of_batch = replace(rung, note=why(error))
         finally:
+            del twice
             self._watched.has_loss = has_loss
-        self._of_batch = rung
+            _let_go(not self._of_batch.step_ns)
 
     def _second_is_batch(self) -> bool:
         """Whether a part takes batches whose second dimension is that of the samples."""
         parts = (part for one in self._watched.copies.values() for part in one.modules())
         return any(getattr(part, "batch_first", True) is False for part in parts)
-
-    def _with_batch(self, rung: Rung, takes: int, variant: Variant) -> Rung:
-        """Return what twice the batch saves, for as many samples as a step has now.
-
-        Twice the samples take ``takes - saves`` of the copy, and twice the rest of the step but for
-        what does not grow.
-        """
-        scale = self._scale(takes)
-        ends = variant.saves_ns, variant.saves_low_ns, variant.saves_high_ns
-        saved = [(scale * (takes + saves) + self._account.fixed) / 2 for saves in ends]
-        rung = replace(rung, note="for as many samples as a step has now")
-        # Of a verdict on the copies, only that there were too few rounds is one on this.
-        measured = "undecided" if ends[1] == ends[2] else ""
-        return predicted(rung, self.step_ns, saved, measured)

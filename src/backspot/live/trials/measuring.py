@@ -61,18 +61,15 @@ class Clock:
 
     Args:
         device: where the work runs.
-        whole: whether the work is a step's whole, in which the host runs ahead as far as it does in
-            the step: all of it is the host's time, until the device has ended.
     """
 
-    def __init__(self, device: torch.device, *, whole: bool = False) -> None:
+    def __init__(self, device: torch.device) -> None:
         self._device, self.is_cuda = device, device.type == "cuda"
         self.cpu_time = torch.get_num_threads() == 1 and not torch.cuda.is_initialized()
         self._now = time.thread_time_ns if self.cpu_time else time.perf_counter_ns
         self._ahead: dict[Run, int] = {}
         self._late: Counter[Run] = Counter()
-        self._whole = whole and self.is_cuda
-        self.waits = self._whole
+        self.waits = False
         self._buffer: torch.Tensor | None = None
 
     def of(self, run: Run, times: int, *, cold: bool) -> Times:
@@ -117,7 +114,7 @@ class Clock:
 
     def settle(self) -> None:
         """See whether the host waits within the work: then it always waits for the sleep too."""
-        self.waits = self._whole or any(count >= _LATE for count in self._late.values())
+        self.waits = any(count >= _LATE for count in self._late.values())
 
 
 @dataclass
@@ -223,14 +220,14 @@ def _started(
             one.samples = [one.sample(clock, cold=trial.cold)]
             if now is one:
                 _check_time(one, end, calls=2)
-            elif 4 * one.wall_ns > end - begin and not (trial.first_is_slow or clock.is_cuda):
+            elif 4 * one.wall_ns > end - begin and not clock.is_cuda:
                 left_out[name] = _too_long(name, one, now)
                 continue
             if clock.is_cuda:
                 more = min(time.perf_counter_ns() - begin, first_calls)
                 end, first_calls = end + more, first_calls - more
             # The host is ahead from now on.
-            for _ in range(_LATE if clock.is_cuda and not clock.waits else 1):
+            for _ in range(_LATE if clock.is_cuda else 1):
                 one.samples = [one.sample(clock, cold=trial.cold)]
             if now is one:
                 _check_time(one, end, calls=2 * _LEAST_ROUNDS)

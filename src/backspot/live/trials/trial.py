@@ -50,7 +50,6 @@ class Trial:
         known_ns: what the recorded steps take for exactly this; 0 where that is not known.
         notes: what else is different with a variant, by its name.
         allowed_s: how long it may take.
-        first_is_slow: whether a first call tells nothing of the later ones.
     """
 
     what: str
@@ -59,7 +58,6 @@ class Trial:
     known_ns: int = 0
     notes: Mapping[str, str] = field(default_factory=dict)
     allowed_s: float = 1.0
-    first_is_slow: bool = False
 
 
 @dataclass(frozen=True)

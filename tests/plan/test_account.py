@@ -1,0 +1,169 @@
+"""What is said of a step from what host and device of two copies need."""
+
+from __future__ import annotations
+
+import random
+from itertools import accumulate, chain
+
+import pytest
+from hypothesis import assume, given, strategies as st
+
+from backspot.live.plan.account import Account, Step, Times
+from backspot.live.plan.comparing import with_copy
+from backspot.results import Rung
+
+MS = 1_000_000
+
+times = st.integers(0, 200).map(lambda ms: float(ms * MS))
+copies = st.builds(Times, times, times)
+steps = st.builds(Step, times, times, times)
+
+
+# Any numbers --------------------------------------------------------------------------------------
+
+
+@given(steps, copies)
+def test_a_copy_that_needs_the_same_changes_nothing(step, copy):
+    assert step.with_copy(copy, copy) == step
+
+
+@given(steps, copies, copies)
+def test_no_copy_makes_a_step_shorter_than_what_no_copy_changes(step, now, new):
+    found = step.with_copy(now, new)
+    assert found.host >= -1
+    assert found.device >= -1
+    assert found.ns >= step.beside - 1
+    assert found.beside == step.beside
+
+
+@given(steps, copies, copies, times)
+def test_more_work_never_makes_a_step_shorter(step, now, new, more):
+    for longer in (new._replace(host=new.host + more), new._replace(device=new.device + more)):
+        assert step.with_copy(now, longer).ns >= step.with_copy(now, new).ns
+
+
+@given(steps, copies, copies, copies)
+def test_two_settings_in_turn_make_what_both_make_at_once(step, now, middle, last):
+    """Where the copies fit into the step."""
+    for one, other in ((now, step), (middle, step.with_copy(now, middle))):
+        assume(one.host <= other.host and one.device <= other.device)
+    apart = step.with_copy(now, middle).with_copy(middle, last)
+    assert apart.ns == pytest.approx(step.with_copy(now, last).ns, abs=2)
+
+
+@given(steps, copies, st.floats(1, 3))
+def test_a_machine_that_is_slower_now_than_in_the_step_changes_nothing(step, new, slower):
+    """Where the copies are all of the step, their ratio counts."""
+    now = Times(step.host, step.device)
+    later = (Times(*(slower * ns for ns in one)) for one in (now, new))
+    assert step.with_copy(*later).ns == pytest.approx(step.with_copy(now, new).ns, rel=1e-6)
+
+
+# One of the two limits ----------------------------------------------------------------------------
+
+
+def test_a_faster_device_helps_until_the_host_limits_the_step():
+    step = Step(30 * MS, 100 * MS, 1 * MS)
+    now = Times(20 * MS, 90 * MS)
+    assert step.with_copy(now, Times(20 * MS, 40 * MS)).ns == 51 * MS
+    assert step.with_copy(now, Times(20 * MS, 10 * MS)).ns == 31 * MS
+    assert step.with_copy(now, Times(25 * MS, 10 * MS)).ns == 36 * MS
+
+
+def test_a_faster_host_does_not_help_where_the_device_limits_the_step():
+    step = Step(30 * MS, 100 * MS)
+    assert step.with_copy(Times(20 * MS, 90 * MS), Times(5 * MS, 90 * MS)).ns == 100 * MS
+
+
+@pytest.mark.parametrize(
+    ("faster", "limit", "verdict"),
+    [(Times(20, 85), "device", "helps"), (Times(40, 10), "host", "helps"),
+     (Times(25, 99), "device", "does not help"), (Times(95, 10), "host", "does not help")],
+)  # fmt: skip
+def test_a_rung_says_which_of_the_two_limits_its_step(faster, limit, verdict):
+    step, now = Step(30 * MS, 100 * MS), Times(20 * MS, 90 * MS)
+    new = Times(faster.host * MS, faster.device * MS)
+    rung, _ = with_copy(Rung("bf16", "precision"), step, [(now, new)] * 8)
+    assert (rung.limit, rung.verdict) == (limit, verdict)
+    assert rung.low_ns == rung.step_ns == rung.high_ns == step.with_copy(now, new).ns
+
+
+@given(st.lists(st.tuples(copies, copies), min_size=1, max_size=12), steps)
+def test_the_step_is_within_its_interval_which_few_rounds_do_not_have(rounds, step):
+    rung, found = with_copy(Rung("bf16", "precision"), step, rounds)
+    assert rung.step_ns == pytest.approx(found.ns, abs=1)
+    if len(rounds) < 6:
+        assert (rung.low_ns, rung.high_ns) == (0, 0)
+        assert rung.verdict == "undecided"
+    elif rung.high_ns:
+        assert rung.low_ns <= rung.step_ns <= rung.high_ns
+
+
+def test_twice_the_batch_takes_what_two_steps_take_less_than_a_rest_that_does_not_grow():
+    """Of 50 ms on a CPU, 30 are the model's, 5 the loss's and the loader's each."""
+    account = Account(50 * MS, 30 * MS, 5 * MS, 5 * MS, 10 * MS)
+    now, twice = Times(30 * MS), Times(60 * MS)
+    step = account.needs(now, has_loss=False)
+    rung, _ = with_copy(
+        Rung("batch", "batch"), step, [(now, twice)] * 8, account.more(has_device=False), steps=2
+    )
+    assert rung.step_ns == (60 + 2 * 5 + 2 * 5 + 10) * MS // 2
+
+
+# A host that runs ahead of its device -------------------------------------------------------------
+
+
+def queued(issued, works, start=0.0):
+    """When the host has issued all work, and when the device has ended each piece of it."""
+    moments = [start + after for after in accumulate(issued)]
+    ends = []
+    for moment, work in zip(moments, works, strict=True):
+        ends.append(max(moment, ends[-1] if ends else 0.0) + work)
+    return moments[-1], ends
+
+
+def usual_step(parts):
+    """How long a step takes in a training of many steps, of which the host waits in none."""
+    issued, works = ([*chain(*one)] for one in zip(*parts * 30, strict=True))
+    _, ends = queued(issued, works)
+    last = ends[len(ends) // 30 - 1 :: len(ends) // 30]
+    return (last[-1] - last[9]) / 20
+
+
+def kernels(draw, count, host, device):
+    return [draw.uniform(0.5, 1.5) * host for _ in range(count)], [
+        draw.uniform(0.2, 1.8) * device for _ in range(count)
+    ]
+
+
+def measured(part):
+    """What a copy of it needs: the host from an idle device, the device with all issued before."""
+    issued, works = part
+    return Times(sum(issued), sum(works))
+
+
+@pytest.mark.parametrize("of_device", [0.3, 0.8, 1.1, 2.0, 4.0])
+@pytest.mark.parametrize("faster", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize("of_host", [0.2, 1.0, 1.4])
+def test_the_step_of_a_host_that_runs_ahead_is_what_was_said(of_device, faster, of_host):
+    """Also where it is host or device by turns, and an optimizer that no copy runs comes last."""
+    draw = random.Random(0)
+    model = kernels(draw, 200, 1.0, of_device)
+    optimizer = kernels(draw, 60, 1.5, 0.2)
+    new = [of_host * one for one in model[0]], [faster * one for one in model[1]]
+    real = usual_step([model, optimizer])
+    needs = [sum(map(sum, one)) for one in zip(model, optimizer, strict=True)]
+    step = Step(min(needs[0], real), min(needs[1], real), real - max(needs))
+    said = step.with_copy(measured(model), measured(new))
+    truth = usual_step([new, optimizer])
+    assert max(said.host, said.device) + said.beside == pytest.approx(truth, rel=0.02)
+
+
+def test_a_difference_of_copies_that_wait_for_their_device_is_not_that_step():
+    """What the two ways differ by where a faster device leaves the host as the limit."""
+    draw = random.Random(0)
+    model, optimizer = kernels(draw, 200, 1.0, 4.0), kernels(draw, 60, 1.5, 0.2)
+    new = model[0], [0.1 * one for one in model[1]]
+    real, truth = usual_step([model, optimizer]), usual_step([new, optimizer])
+    before, after = (queued(*one)[1][-1] for one in (model, new))
+    assert abs(real - (before - after) - truth) > 0.1 * truth
