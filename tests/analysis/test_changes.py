@@ -401,3 +401,15 @@ def test_less_work_of_host_and_devices_saves_what_a_replay_of_both_says():
         assert both > 0.9 * (host, device)[decides]
     assert host == 0
     assert device == pytest.approx(of_device, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "limit"), [("attention_math", 0), ("vit_patch_drop", 0), ("compiled_whole", 1)]
+)
+def test_host_and_device_by_themselves_need_the_step_and_what_the_device_is_busy(name, limit):
+    report = h200.report_of(name)
+    apart = predictor_of(report).apart()
+    busy = sum(phase.busy_ns for phase in report.phases)
+    assert apart[limit] == max(apart)
+    assert apart[limit] == pytest.approx(report.replayed_step.ns, rel=0.05)
+    assert busy <= apart[1] <= 1.05 * busy

@@ -99,6 +99,24 @@ def test_the_step_is_within_its_interval_which_few_rounds_do_not_have(rounds, st
         assert rung.low_ns <= rung.step_ns <= rung.high_ns
 
 
+@pytest.mark.parametrize(
+    ("apart", "copy", "expected"),
+    [
+        ((30, 48), Times(20, 40), Step(30, 48, 2)),
+        ((48, 49), Times(20, 40), Step(48, 49, 1)),
+        ((60, 55), Times(20, 40), Step(50, 50, 0)),
+        (None, Times(20, 40), Step(20, 50, 0)),
+        (None, Times(45, 40), Step(50, 40, 0)),
+        (None, Times(30), Step(50, outside=20)),
+    ],
+    ids=["known", "near", "too long", "limited by device", "limited by host", "CPU"],
+)
+def test_what_a_step_needs_is_known_by_a_replay_or_else_by_the_copy_that_takes_longer(
+    apart, copy, expected
+):
+    assert Account(50, 30, 0, 0, 0, apart).needs(copy, has_loss=False) == expected
+
+
 def test_twice_the_batch_takes_what_two_steps_take_less_than_a_rest_that_does_not_grow():
     """Of 50 ms on a CPU, 30 are the model's, 5 the loss's and the loader's each."""
     account = Account(50 * MS, 30 * MS, 5 * MS, 5 * MS, 10 * MS)
