@@ -15,7 +15,14 @@ from backspot.results import Rung
 MS = 1_000_000
 
 times = st.integers(0, 200).map(lambda ms: float(ms * MS))
-copies = st.builds(Times, times, times)
+
+
+def needs(host: float, device: float = 0.0) -> Times:
+    """What a copy needs whose host and device work at once."""
+    return Times(host, device, max(host, device))
+
+
+copies = st.builds(needs, times, times)
 steps = st.builds(Step, times, times, times)
 
 
@@ -54,35 +61,42 @@ def test_two_settings_in_turn_make_what_both_make_at_once(step, now, middle, las
 @given(steps, copies, st.floats(1, 3))
 def test_a_machine_that_is_slower_now_than_in_the_step_changes_nothing(step, new, slower):
     """Where the copies are all of the step, their ratio counts."""
-    now = Times(step.host, step.device)
-    later = (Times(*(slower * ns for ns in one)) for one in (now, new))
+    now = needs(step.host, step.device)
+    later = (needs(*(slower * ns for ns in one[:2])) for one in (now, new))
     assert step.with_copy(*later).ns == pytest.approx(step.with_copy(now, new).ns, rel=1e-6)
 
 
 # One of the two limits ----------------------------------------------------------------------------
 
 
+def test_a_thread_s_own_time_is_clock_time_of_a_step_that_other_programs_held_up():
+    """Each copy takes a quarter of the clock time for itself, as the step did."""
+    step = Step(120 * MS, outside=40 * MS)
+    found = step.with_copy(Times(20 * MS, whole=80 * MS), Times(10 * MS, whole=70 * MS))
+    assert found.ns == 80 * MS
+
+
 def test_a_faster_device_helps_until_the_host_limits_the_step():
     step = Step(30 * MS, 100 * MS, 1 * MS)
-    now = Times(20 * MS, 90 * MS)
-    assert step.with_copy(now, Times(20 * MS, 40 * MS)).ns == 51 * MS
-    assert step.with_copy(now, Times(20 * MS, 10 * MS)).ns == 31 * MS
-    assert step.with_copy(now, Times(25 * MS, 10 * MS)).ns == 36 * MS
+    now = needs(20 * MS, 90 * MS)
+    assert step.with_copy(now, needs(20 * MS, 40 * MS)).ns == 51 * MS
+    assert step.with_copy(now, needs(20 * MS, 10 * MS)).ns == 31 * MS
+    assert step.with_copy(now, needs(25 * MS, 10 * MS)).ns == 36 * MS
 
 
 def test_a_faster_host_does_not_help_where_the_device_limits_the_step():
     step = Step(30 * MS, 100 * MS)
-    assert step.with_copy(Times(20 * MS, 90 * MS), Times(5 * MS, 90 * MS)).ns == 100 * MS
+    assert step.with_copy(needs(20 * MS, 90 * MS), needs(5 * MS, 90 * MS)).ns == 100 * MS
 
 
 @pytest.mark.parametrize(
     ("faster", "limit", "verdict"),
-    [(Times(20, 85), "device", "helps"), (Times(40, 10), "host", "helps"),
-     (Times(25, 99), "device", "does not help"), (Times(95, 10), "host", "does not help")],
+    [(needs(20, 85), "device", "helps"), (needs(40, 10), "host", "helps"),
+     (needs(25, 99), "device", "does not help"), (needs(95, 10), "host", "does not help")],
 )  # fmt: skip
 def test_a_rung_says_which_of_the_two_limits_its_step(faster, limit, verdict):
-    step, now = Step(30 * MS, 100 * MS), Times(20 * MS, 90 * MS)
-    new = Times(faster.host * MS, faster.device * MS)
+    step, now = Step(30 * MS, 100 * MS), needs(20 * MS, 90 * MS)
+    new = needs(faster.host * MS, faster.device * MS)
     rung, _ = with_copy(Rung("bf16", "precision"), step, [(now, new)] * 8)
     assert (rung.limit, rung.verdict) == (limit, verdict)
     assert rung.low_ns == rung.step_ns == rung.high_ns == step.with_copy(now, new).ns
@@ -102,12 +116,12 @@ def test_the_step_is_within_its_interval_which_few_rounds_do_not_have(rounds, st
 @pytest.mark.parametrize(
     ("apart", "copy", "expected"),
     [
-        ((30, 48), Times(20, 40), Step(30, 48, 2)),
-        ((48, 49), Times(20, 40), Step(48, 49, 1)),
-        ((60, 55), Times(20, 40), Step(50, 50, 0)),
-        (None, Times(20, 40), Step(20, 50, 0)),
-        (None, Times(45, 40), Step(50, 40, 0)),
-        (None, Times(30), Step(50, outside=20)),
+        ((30, 48), needs(20, 40), Step(30, 48, 2)),
+        ((48, 49), needs(20, 40), Step(48, 49, 1)),
+        ((60, 55), needs(20, 40), Step(50, 50, 0)),
+        (None, needs(20, 40), Step(20, 50, 0)),
+        (None, needs(45, 40), Step(50, 40, 0)),
+        (None, needs(30), Step(50, outside=20)),
     ],
     ids=["known", "near", "too long", "limited by device", "limited by host", "CPU"],
 )
@@ -120,7 +134,7 @@ def test_what_a_step_needs_is_known_by_a_replay_or_else_by_the_copy_that_takes_l
 def test_twice_the_batch_takes_what_two_steps_take_less_than_a_rest_that_does_not_grow():
     """Of 50 ms on a CPU, 30 are the model's, 5 the loss's and the loader's each."""
     account = Account(50 * MS, 30 * MS, 5 * MS, 5 * MS, 10 * MS)
-    now, twice = Times(30 * MS), Times(60 * MS)
+    now, twice = needs(30 * MS), needs(60 * MS)
     step = account.needs(now, has_loss=False)
     rung, _ = with_copy(
         Rung("batch", "batch"), step, [(now, twice)] * 8, account.more(has_device=False), steps=2
@@ -157,7 +171,7 @@ def kernels(draw, count, host, device):
 def measured(part):
     """What a copy of it needs: the host from an idle device, the device with all issued before."""
     issued, works = part
-    return Times(sum(issued), sum(works))
+    return needs(sum(issued), sum(works))
 
 
 @pytest.mark.parametrize("of_device", [0.3, 0.8, 1.1, 2.0, 4.0])
@@ -170,8 +184,8 @@ def test_the_step_of_a_host_that_runs_ahead_is_what_was_said(of_device, faster, 
     optimizer = kernels(draw, 60, 1.5, 0.2)
     new = [of_host * one for one in model[0]], [faster * one for one in model[1]]
     real = usual_step([model, optimizer])
-    needs = [sum(map(sum, one)) for one in zip(model, optimizer, strict=True)]
-    step = Step(min(needs[0], real), min(needs[1], real), real - max(needs))
+    host, device = (sum(map(sum, one)) for one in zip(model, optimizer, strict=True))
+    step = Step(min(host, real), min(device, real), real - max(host, device))
     said = step.with_copy(measured(model), measured(new))
     truth = usual_step([new, optimizer])
     assert max(said.host, said.device) + said.beside == pytest.approx(truth, rel=0.02)

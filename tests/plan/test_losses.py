@@ -29,7 +29,7 @@ def why_no_loss(plan):
     said = bf16.note.partition("was not tried: ")[2]
     runs = "with its loss" in plan.what
     assert runs == (not said), (plan.what, bf16)
-    assert runs == (bf16.high_ns - bf16.low_ns < 10_000_000)
+    assert runs or bf16.high_ns - bf16.low_ns >= 10_000_000  # half of the loss on each side
     return said
 
 

@@ -14,7 +14,8 @@ class Times(NamedTuple):
     """What something needs, in nanoseconds.
 
     Attributes:
-        host: until all is issued.
+        host: until all is issued; on a CPU with one thread that thread's own time, which other
+            programs do not lengthen.
         device: the device's own time, as if all were issued before; 0 on a CPU.
         whole: clock time, until the device has ended.
     """
@@ -57,8 +58,12 @@ class Step:
         busier than the step's was, or each of host and device waited for the other. That holds for
         both copies alike, so that their difference counts by as much less.
         """
-        host = min(1.0, (self.host - self.outside) / max(1.0, now.host)) * (now.host - new.host)
-        device = min(1.0, self.device / max(1.0, now.device)) * (now.device - new.device)
+        host, device = now.host - new.host, now.device - new.device
+        of_host, of_device = now.host, now.device
+        if not of_device and of_host:  # of a thread's own time, and a step is clock time
+            of_host, host = now.whole, host * now.whole / of_host
+        host *= min(1.0, (self.host - self.outside) / max(1.0, of_host))
+        device *= min(1.0, self.device / max(1.0, of_device))
         return replace(
             self, host=self.host - host + more.host, device=self.device - device + more.device
         )

@@ -43,7 +43,6 @@ def times_of(one: Copy) -> Times:
 
 def _of_call(one: Copy, call: Call) -> Times:
     on_gpu = one.device.type == "cuda"
-    # The time of one thread is not longer on a machine that is busy.
     alone = not on_gpu and torch.get_num_threads() == 1
     clock = time.thread_time_ns if alone else time.perf_counter_ns
     one.wait()
@@ -110,7 +109,12 @@ def with_copy(
     now, new = (Times(*one) for one in medians)
     found = step.with_copy(now, new, more)
     saves = step.ns - found.ns / steps
-    each = [step.ns - step.with_copy(*both, more).ns / steps for both in rounds]
+    # A single run of a few microseconds may be held up for milliseconds.
+    usual = now.whole / max(1.0, now.host)
+    each = [
+        step.ns - step.with_copy(Times(a.host, a.device, usual * a.host), b, more).ns / steps
+        for a, b in rounds
+    ]
     _, low, high = interval(each)
     rung = predicted(rung, step.ns, (saves, min(low, saves), max(high, saves)))
     host, device = round(found.host / steps), round(found.device / steps)
