@@ -155,8 +155,7 @@ def add_width(parser: argparse.ArgumentParser) -> None:
         "--width",
         type=count,
         metavar="COLUMNS",
-        help="how wide a table is (default: as the terminal; elsewhere 80, or $COLUMNS, and no "
-        "path is cut)",
+        help="how wide a table is (default: as the terminal; elsewhere 80, or $COLUMNS)",
     )
 
 
