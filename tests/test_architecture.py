@@ -24,7 +24,7 @@ SOURCE = HOME / "src"
 
 # From the ground up. A room imports rooms of lower floors only. "" is the package's root.
 FLOORS = (
-    ("errors", "imports", "interrupts", "presented", "_version"),
+    ("errors", "imports", "interrupts", "presented", "threads", "_version"),
     ("formatting", "styled"),
     ("checks", "children", "descriptors", "paths", "progress", "registry"),
     ("results", "_startup", "trace"),

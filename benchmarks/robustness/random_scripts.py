@@ -420,7 +420,8 @@ def _run(folder: Path, text: str, under: Sequence[str]) -> _Done:
     (folder / "train.py").write_text(text)
     environment = {
         **os.environ,
-        "PYTHONPATH": str(_SRC),
+        # What the folders of the environment hold is for the processes of a script, too.
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(_SRC), os.environ.get("PYTHONPATH")))),
         "TMPDIR": str(folder / "tmp"),
         "OMP_NUM_THREADS": "1",
     }
@@ -483,7 +484,7 @@ def _difference(plain: _Done, observed: _Done, *, ends_at_once: bool) -> str:
         left = [name for name in left if not name.startswith("backspot-processes-")]
     if len(left) > len(plain.left) or any("backspot" in name for name in left):
         return f"it leaves {left}"
-    if not ends_at_once and "no report of process" in observed.errors:
+    if not ends_at_once and "it was killed" in observed.errors:
         return "a process is said to be killed"
     return ""
 
@@ -494,7 +495,7 @@ def _steady(line: str) -> bool:
     Nor is it of Kineto, which says some things in a process's first profile alone.
     """
     return bool(line.strip()) and not re.search(
-        r"UserWarning|^(USDT|ERROR):|0x[0-9a-f]+|\d{5,}|\^|~~|/preloaded.py|_go_on_as_python|exec\(code",
+        r"UserWarning|^(USDT|ERROR):|0x[0-9a-f]+|\d{5,}|pid=\d|\^|~~|/preloaded.py|_go_on_as_python|exec\(code",
         line,
     )
 

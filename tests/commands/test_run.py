@@ -1134,3 +1134,43 @@ def test_new_optimizers_end_iterations_too():
     for one in "DGDGDG":
         cycle.ends_with(ord(one))
     assert [cycle.ends_with(ord("N")) for _ in range(200)][-1]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="needs two CPUs, for two counts of threads")
+@pytest.mark.parametrize("options", [("--trials", "none"), ()])
+def test_a_training_in_a_thread_multiplies_with_as_many_threads_as_before(options, write):
+    # PyTorch gives a thread the count of set_num_threads once an operator of it needs the count.
+    # These are too small for that, so that products sum in the order of another count.
+    script = write(
+        """
+import threading, zlib
+import torch
+from torch import nn
+
+torch.set_num_threads(1)
+
+def train():
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Unflatten(1, (1, 8)), nn.Conv1d(1, 4, 3), nn.Flatten(), nn.Linear(24, 4)
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(60):
+        outputs = model(torch.randn(6, 8))
+        outputs.square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        print(zlib.crc32(outputs.detach().numpy().tobytes()))
+
+training = threading.Thread(target=train)
+training.start()
+training.join()
+"""
+    )
+    environment = {name: one for name, one in os.environ.items() if name != "OMP_NUM_THREADS"}
+    where = {"cwd": script.parent, "env": environment, "text": True}
+    plain = python(script, **where)
+    observed = python("-m", "backspot", "run", *options, script, **where)
+    assert "backspot: wrote" in observed.stderr
+    assert observed.stdout.splitlines()[:60] == plain.stdout.splitlines()

@@ -9,10 +9,10 @@ import sys
 from collections import Counter
 from datetime import datetime, timezone
 from pathlib import Path
-from types import ModuleType
 
 from backspot.analysis.attribution.ownership import Ownership
 from backspot.formatting import counted, gigabytes
+from backspot.threads import thread_count
 from backspot.trace import Events
 
 _FIRST = 1_400_000_000_000_000_000  # nanoseconds; PyTorch is younger, and clocks since boot less
@@ -38,16 +38,16 @@ def find_recorded(events: Events, ownership: Ownership, *, live: bool) -> dict[s
         "time": _time(events.clock_ns),
         "torch": str(getattr(torch, "__version__", "")),
         "command": _command() if live else "",
-        "host": _host(torch) if torch else "",
+        "host": _host() if torch else "",
         "memory": gigabytes(*reserved) if (reserved := reserved_bytes(live=live)) else "",
     }
     return {name: text for name, text in found.items() if text}
 
 
-def _host(torch: ModuleType) -> str:
+def _host() -> str:
     """How busy the machine is at the end of a recording: its load, and threads for its CPUs."""
     load = f"load {os.getloadavg()[0]:.1f}, " if hasattr(os, "getloadavg") else ""
-    threads = counted(int(torch.get_num_threads()), "thread")
+    threads = counted(thread_count(), "thread")
     return f"{load}{threads} of PyTorch, {counted(os.cpu_count() or 1, 'CPU')}"
 
 

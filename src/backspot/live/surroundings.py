@@ -20,6 +20,7 @@ from backspot.interrupts import contained
 from backspot.live.cgroups import groups_of
 from backspot.live.ranks import in_process_group
 from backspot.live.torch_internals.process import dispatch_mode_stack
+from backspot.threads import thread_count
 
 _CONTEXT = 4 << 30
 """Bytes of a GPU that CUDA and libraries may take in one process, beside PyTorch's allocator."""
@@ -119,7 +120,7 @@ def _on_gpus() -> Iterator[str]:
 
 
 def _with_few_cpus() -> Iterator[str]:
-    threads, cpus = torch.get_num_threads(), _cpus()
+    threads, cpus = thread_count(), _cpus()
     usable = max(1, math.ceil(cpus))
     if cpus and threads > usable:
         yield (

@@ -25,6 +25,7 @@ from backspot.live.torch_internals.process import sleep_on_gpu
 from backspot.live.trials.trial import AS_IT_IS, Piece, Trial
 from backspot.live.trials.twins import Refused, Run
 from backspot.results.trials import Tried, Variant, Verdict
+from backspot.threads import thread_count
 
 LEAST_SHARE = 0.01
 """A remedy helps if a step saves this share of its time."""
@@ -65,7 +66,7 @@ class Clock:
 
     def __init__(self, device: torch.device) -> None:
         self._device, self.is_cuda = device, device.type == "cuda"
-        self.cpu_time = torch.get_num_threads() == 1 and not torch.cuda.is_initialized()
+        self.cpu_time = thread_count() == 1 and not torch.cuda.is_initialized()
         self._now = time.thread_time_ns if self.cpu_time else time.perf_counter_ns
         self._ahead: dict[Run, int] = {}
         self._late: Counter[Run] = Counter()

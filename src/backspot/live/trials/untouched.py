@@ -17,6 +17,7 @@ from backspot.live.torch_internals.batches import loading_of
 from backspot.live.torch_internals.engine import hears, set_hearing
 from backspot.live.torch_internals.process import GLOBAL_HOOKS, hooks_of, version_of
 from backspot.live.trials.trial import Live
+from backspot.threads import thread_count
 
 Put = Callable[[Any], object]
 
@@ -103,7 +104,7 @@ def _modes(devices: set[str]) -> Iterator[tuple[Put, Any]]:
         (torch.is_grad_enabled, torch.set_grad_enabled),
         (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
         (torch.get_default_dtype, torch.set_default_dtype),
-        (torch.get_num_threads, torch.set_num_threads),
+        (thread_count, torch.set_num_threads),
         (gc.isenabled, lambda on: gc.enable() if on else gc.disable()),
     ]
     for kind in {"cpu", *devices} - {"meta"}:
