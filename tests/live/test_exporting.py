@@ -10,6 +10,7 @@ import json
 import os
 import pickle
 import shutil
+import signal
 import subprocess
 import sys
 import textwrap
@@ -356,6 +357,37 @@ def test_the_profiler_of_autograd_exports_them_itself(untouched, tmp_path):
     assert_labelled_as_by_show(tmp_path / "trace.json", *untouched, tmp_path)
 
 
+def test_a_profiler_that_keeps_the_events_of_all_cycles_has_them_in_each_export(tmp_path):
+    model, exported = net(), []
+    step = step_of(model)
+
+    def ready(profiler):
+        exported.append(tmp_path / f"cycle{len(exported)}.json")
+        profiler.export_chrome_trace(str(exported[-1]))
+
+    cycles = schedule(wait=0, warmup=1, active=1, repeat=2)
+    options = {"schedule": cycles, "on_trace_ready": ready, "acc_events": True}
+    with backspot.instrument(model), profile(activities=CPU, **options) as profiler:
+        for _ in range(4):
+            step()
+            profiler.step()
+    assert [names(file) for file in exported] == [WHOLE, WHOLE]
+
+
+def test_a_profile_of_all_threads_has_them_too(tmp_path):
+    config = torch._C._profiler._ExperimentalConfig
+    try:
+        options = {"experimental_config": config(profile_all_threads=True)}
+    except TypeError:
+        pytest.skip("this PyTorch cannot profile all threads")
+    model = net()
+    with backspot.instrument(model), profile(activities=CPU, **options) as profiler:
+        step_of(model)()
+    profiler.export_chrome_trace(str(tmp_path / "trace.json"))
+    assert names(tmp_path / "trace.json") == WHOLE
+    assert markers(tmp_path / "trace.json") == []
+
+
 def test_two_profilers_and_two_instrumentations_do_not_mix(tmp_path):
     first, second = net(), nn.Sequential(nn.Linear(6, 6))
     with backspot.instrument(first):
@@ -571,6 +603,45 @@ def test_an_export_by_python_has_pytorchs_own_file_and_says_so_once(untouched, t
     if said[0]:  # else another test has had the line in this process
         assert_own_file(path, untouched[1], said[0], "use_python_export")
     assert path.read_bytes() == untouched[1].read_bytes()
+
+
+def test_a_file_that_the_cupti_monitor_completes_is_left_to_it(untouched, tmp_path, capsys):
+    """The monitor itself needs a GPU; this is the part of the export that it builds on."""
+    config = torch._C._profiler._ExperimentalConfig
+    try:
+        options = {"experimental_config": config(custom_profiler_config="cupti_monitor")}
+    except TypeError:
+        pytest.skip("this PyTorch has no CUPTI monitor")
+    model, path = net(), tmp_path / "trace.json"
+    with backspot.instrument(model), KINETO(**options) as profiler:
+        step_of(model)()
+    profiler.export_chrome_trace(str(path))
+    assert_own_file(path, untouched[0], capsys.readouterr().err, "CUPTI monitor")
+
+
+@pytest.mark.posix
+def test_what_a_signals_handler_raises_meanwhile_reaches_the_script(untouched, tmp_path, capsys):
+    def handler(*_):
+        raise TimeoutError("of the script")
+
+    def at_the_spans(frame, event, arg):
+        if frame.f_code.co_name == "label_in_place":
+            sys.settrace(None)
+            signal.raise_signal(signal.SIGALRM)
+
+    model, path, tracing = net(), tmp_path / "trace.json", sys.gettrace()
+    with backspot.instrument(model), profile(activities=CPU) as profiler:
+        step_of(model)()
+    before = signal.signal(signal.SIGALRM, handler)
+    sys.settrace(at_the_spans)
+    try:
+        with pytest.raises(TimeoutError, match="of the script"):
+            profiler.export_chrome_trace(str(path))
+    finally:
+        sys.settrace(tracing)
+        signal.signal(signal.SIGALRM, before)
+    said = capsys.readouterr().err
+    assert_own_file(path, untouched[0], said, "interrupted")
 
 
 def test_a_trace_that_is_too_large_has_pytorchs_own_file(tmp_path, capsys, monkeypatch):
