@@ -84,7 +84,7 @@ MUTATIONS = (
         "live/exporting.py",
         "    if is_plain_export():\n",
         "    if False:\n",
-        f"{EXPORTING}::test_locate_labels_a_profile_with_costs_by_its_one_export",
+        f"{EXPORTING}::test_whoever_reads_an_export_gets_pytorchs_own_file",
     ),
     Mutation(
         "a profiler without a trace has no markers",
@@ -96,8 +96,8 @@ MUTATIONS = (
     Mutation(
         "the end of a session is not waited for",
         "live/sessions.py",
-        "        if book.is_open or compiled_book.is_open or (self.labelled and self._completes):\n",
-        "        if book.is_open or compiled_book.is_open:\n",
+        " or (self.labelled and self._completes):\n",
+        ":\n",
         f"{EXPORTING}::{REMOVED}",
     ),
     Mutation(

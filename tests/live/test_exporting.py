@@ -26,6 +26,7 @@ from torch.utils.checkpoint import checkpoint
 
 import backspot
 from backspot.commands import main
+from backspot.trace.profiler import exported as exported_for_reading
 from support import preloaded
 from support.leftovers import left_in_torch
 from support.tracks import added_of, assert_nested, original_within, slices_of, text_of
@@ -328,12 +329,15 @@ def test_the_handler_of_tensorboard_writes_them(packed, tmp_path):
     assert names(file) == WHOLE
 
 
-def test_a_model_that_is_instrumented_within_a_profile_and_removed_before_its_end(tmp_path):
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_model_that_is_instrumented_within_a_profile_and_removed_before_its_end(
+    compiled, tmp_path
+):
     model = net()
     step = step_of(model)
     with profile(activities=CPU) as profiler:
         step()
-        handle = backspot.instrument(model)
+        handle = backspot.instrument(model, compiled=compiled)
         step()
         handle.remove()
         step()
@@ -441,6 +445,14 @@ def test_locate_labels_a_profile_with_costs_by_its_one_export(tmp_path):
     assert any("share of the backward" in one.get("args", ()) for one in added_of(text))
     with pytest.raises(backspot.UsageError, match="exported already"):
         backspot.locate(profiler, trace=tmp_path / "again.json")
+
+
+def test_whoever_reads_an_export_gets_pytorchs_own_file():
+    model = net()
+    with backspot.instrument(model), profile(activities=CPU) as profiler:
+        step_of(model)()
+    with exported_for_reading(profiler) as path:
+        assert names(path) == []
 
 
 # The profiler is as before -----------------------------------------------------------------------
