@@ -1,10 +1,10 @@
 """A trace with tracks added that show which module's backward runs when.
 
 The original is copied byte for byte, and the new events go in front of its first one, in the place
-of those that an earlier copy has there. A span is
-written as a begin and an end event, not as one event with a duration. Viewers round times, and with
-begin and end events nested spans stay nested. Viewers sort tracks by number, so a track gets the
-next free number after the thread or stream that it explains.
+of those that an earlier copy has there. A span is written as a begin and an end event, not as one
+event with a duration. Viewers round times, and with begin and end events nested spans stay nested.
+Viewers sort tracks by number, so a track gets the next free number after the thread or stream that
+it explains.
 """
 
 from __future__ import annotations
