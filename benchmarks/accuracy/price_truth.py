@@ -12,8 +12,16 @@ profiled with the defaults of ``backspot.profile``, and timed again.
 A price is right within the larger of 3% of the step and a quarter of the gain. What a replay says
 is taken as a share of the report's step, and gains are timed as shares of a timed one, so that a
 busy machine, on which clock and processor time part, changes neither. What a trial has measured is
-taken as it is: on a CPU both are the processor's time. The fixed training must have no finding
-that the slow one lacks, and none that promises above 2% of the step.
+taken as it is: on a CPU both are the processor's time. A fix that makes the step slower gains
+nothing: there, no price and one of 0 are right.
+
+The fixed training must have no finding that the slow one lacks, and none that promises above 2% of
+the step. What most fixed trainings beside an innocent operator have, in the same time, is of that
+operator and not of a fix: it is counted apart. A promise that the slow training has, too, of
+another rule than the cause's and of as many milliseconds, is not new.
+
+``--keep`` keeps what reports said, and no recording: what rules would say today of what was
+recorded then is not known.
 
 Processes take turns on the device. ``--keep`` keeps what each report said; a run that was ended
 goes on with what is kept there.
@@ -55,6 +63,8 @@ if TYPE_CHECKING:
 _TIMEOUT_S = 240.0
 _SMALL = ("loop-product", "keys-product")
 _OF_STEP, _OF_GAIN, _PROMISE = 0.03, 0.25, 0.02
+_OF_NEIGHBOUR = 5
+"""Fixed trainings that have a finding, from which it can be that of their innocent operator."""
 VERDICTS = ("right", "too high", "too low", "no price", "missing")
 """What can be said of a price; of a cause that costs less than 3% of a step, none is right too."""
 
@@ -89,7 +99,12 @@ def answer(run: Run) -> Figures:
             folder.mkdir(parents=True, exist_ok=True)
         handle = partial(_kept, run=run, folder=folder)
         records = each(run, known, handle, small=_SMALL, timeout_s=_TIMEOUT_S)
-    verdicts = {name: judged(CASES[name], record) for name, record in done(records).items()}
+    measured = done(records)
+    usual = of_neighbours({name: (CASES[name], record) for name, record in measured.items()})
+    verdicts = {
+        name: judged(CASES[name], record, usual.get(CASES[name].neighbour, {}))
+        for name, record in measured.items()
+    }
     failed = {name: record for name, record in records.items() if record["end"] != "done"}
     print_rows([{"case": name, **one} for name, one in verdicts.items()])
     lines = {name: {"end": "done", "is": _line(one)} for name, one in verdicts.items()}
@@ -199,14 +214,54 @@ def _said(report: backspot.Report) -> dict[str, Any]:
 # Judging -----------------------------------------------------------------------------------------
 
 
-def judged(case: Case, record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the verdict on a case, in milliseconds of the timed step."""
+def of_neighbours(
+    measured: Mapping[str, tuple[Case, Mapping[str, Any]]],
+) -> dict[str, dict[str, float]]:
+    """Return what fixed trainings have of their innocent operators, by neighbour and rule.
+
+    That is what more than half of them have, whatever the cause beside it was, in milliseconds.
+    """
+    beside: dict[str, list[dict[str, float]]] = {}
+    for case, record in measured.values():
+        takes = {one["rule"]: _ms(record["fixed"], "takes", one) for one in _after(record)}
+        beside.setdefault(case.neighbour, []).append(takes)
+    found: dict[str, dict[str, float]] = {}
+    for neighbour, each_takes in beside.items():
+        seen = Counter(rule for takes in each_takes for rule in takes)
+        found[neighbour] = {
+            rule: statistics.median(takes[rule] for takes in each_takes if rule in takes)
+            for rule, count in seen.items()
+            if count >= _OF_NEIGHBOUR and 2 * count > len(each_takes)
+        }
+    return found
+
+
+def _after(record: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return _counted(record["fixed"])
+
+
+def _ms(said: Mapping[str, Any], what: str, finding: Mapping[str, Any]) -> float:
+    """Return what a finding takes or promises in milliseconds of the report's step."""
+    share: float = (finding[what] or 0.0) * said["step_ms"]
+    return share
+
+
+def judged(
+    case: Case, record: Mapping[str, Any], usual: Mapping[str, float] | None = None
+) -> dict[str, Any]:
+    """Return the verdict on a case, in milliseconds of the timed step.
+
+    Args:
+        usual: what fixed trainings beside the same innocent operator have of it, by rule, as
+            ``of_neighbours`` has it.
+    """
     slow, fixed = record["times"]
     step = statistics.median(slow)
     gains = sorted(a - b for a, b in zip(slow, fixed, strict=True))
     gain = statistics.median(gains)
     spread = (gains[3 * len(gains) // 4] - gains[len(gains) // 4]) / 2
-    allowed = _may_err(step, gain)
+    can_be_had = max(0.0, gain)
+    allowed = _may_err(step, can_be_had)
     before, after = (_counted(record[name]) for name in ("slow", "fixed"))
     found = [one for one in before if one["rule"] in case.cause.rule]
     # Of several findings of a cause, that of the first rule that has a price.
@@ -219,7 +274,7 @@ def judged(case: Case, record: Mapping[str, Any]) -> dict[str, Any]:
         price = first["price"] * (record["slow"]["step_ms"] if tried else step)
     takes, left = record["alone"] if case.cause.whole else (None, None)
     said = price or 0.0
-    if abs(said - gain) <= allowed and (price is not None or gain <= _OF_STEP * step):
+    if abs(said - can_be_had) <= allowed and (price is not None or gain <= _OF_STEP * step):
         verdict = "right"
     elif first is None:
         verdict = "missing"
@@ -228,10 +283,17 @@ def judged(case: Case, record: Mapping[str, Any]) -> dict[str, Any]:
     else:
         verdict = "too high" if price > gain else "too low"
     untried = first is not None and not first["tried"]
+    of_neighbour = {one["rule"] for one in after if _is_usual(one, record["fixed"], usual or {})}
+    of_neighbour.difference_update(case.cause.rule)
     of_slow = {one["rule"] for one in before}
     false = {one["rule"] for one in after if one["rule"] not in of_slow}
     left_over = case.cause.rule if case.cause.partly else ()
-    promised = {one["rule"] for one in after if (one["price"] or 0.0) > _PROMISE}
+    promised = {
+        one["rule"]
+        for one in after
+        if (one["price"] or 0.0) > _PROMISE
+        and (one["rule"] in case.cause.rule or not _is_as_before(one, record))
+    }
     promised.difference_update(left_over)
     return {
         "rule": first["rule"] if first else case.cause.rule[0],
@@ -247,9 +309,34 @@ def judged(case: Case, record: Mapping[str, Any]) -> dict[str, Any]:
         "step_ms": step,
         "above": bool(takes and untried and said > takes + allowed),
         "above_named": bool(untried and said > first["takes"] * step + _OF_STEP * step),
-        "new": " ".join(sorted(false)),
-        "promised": " ".join(sorted(promised)),
+        "new": " ".join(sorted(false - of_neighbour)),
+        "promised": " ".join(sorted(promised - of_neighbour)),
+        "of_neighbour": " ".join(sorted(of_neighbour & (false | promised))),
     }
+
+
+def _is_usual(
+    finding: Mapping[str, Any], said: Mapping[str, Any], usual: Mapping[str, float]
+) -> bool:
+    """Whether fixed trainings beside the same operator have this, and in the same time."""
+    takes = usual.get(finding["rule"])
+    return takes is not None and _alike(_ms(said, "takes", finding), takes, said)
+
+
+def _is_as_before(finding: Mapping[str, Any], record: Mapping[str, Any]) -> bool:
+    """Whether the slow training has this promise, too, of as many milliseconds."""
+    promise = _ms(record["fixed"], "price", finding)
+    return any(
+        one["rule"] == finding["rule"]
+        and one["path"] == finding["path"]
+        and _alike(promise, _ms(record["slow"], "price", one), record["fixed"])
+        for one in _counted(record["slow"])
+    )
+
+
+def _alike(some_ms: float, other_ms: float, said: Mapping[str, Any]) -> bool:
+    """Whether two times of a step are the same."""
+    return abs(some_ms - other_ms) <= max(_PROMISE * said["step_ms"], _OF_GAIN * other_ms)
 
 
 def _counted(said: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -293,6 +380,7 @@ def summary_of(verdicts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         "at best, and beaten": _bounded(every, "best", "too low"),
         "a new finding after the fix": sum(bool(one["new"]) for one in every),
         "a promise above 2% after the fix": sum(bool(one["promised"]) for one in every),
+        "after the fix, of the innocent operator": sum(bool(one["of_neighbour"]) for one in every),
     }
 
 
