@@ -188,8 +188,8 @@ def test_in_one_layout_convolutions_are_faster_too():
 
 
 def test_a_remedy_that_does_the_same_in_another_form_says_that_it_saves_at_best_so_much():
-    report = backspot.locate(PATHS["depthwise_volume"])
-    (found,) = (one for one in report.findings if one.rule == "slow-convolution")
+    report = backspot.locate(PATHS["loop_decay"])
+    (found,) = (one for one in report.findings if one.rule == "operator-loop")
     assert found.saves.at_best
     text = render_text(report, View(preview=True))
     assert f"{found.saves.ns / 1e6:.2g} ms less at best" in " ".join(text.split())
@@ -276,11 +276,14 @@ def test_a_copy_to_pinned_memory_that_has_ended_by_chance_is_no_wait(tmp_path):
         report.what_if(no_waits=True)
 
 
-def masked(folder, *, asked: bool, by: str = "M") -> dict[str, backspot.Finding]:
+def masked(
+    folder, *, asked: bool = False, by: str = "M", each: str = ""
+) -> dict[str, backspot.Finding]:
     """Rows that a forward picks by eight masks, and what asks first whether there are any.
 
     Args:
         by: the class of the module.
+        each: an operator on the rows of each mask.
 
     Returns:
         The findings by their rule.
@@ -298,6 +301,8 @@ def masked(folder, *, asked: bool, by: str = "M") -> dict[str, backspot.Finding]
             program.trace.operator("aten::index", start + 400 * US, start + 800 * US)
             program.trace.operator("aten::nonzero", start + 410 * US, start + 700 * US)
             program.call("cudaStreamSynchronize", start + 420 * US, start + 690 * US, thread=1)
+            if each:
+                program.trace.operator(each, start + 850 * US, start + 950 * US)
         program.node(step, "b", at + 10 * MS, at + 11 * MS)
         program.trace.kernel(at + 10 * MS + 9 * US, at + 11 * MS, launch=at + 10 * MS + 8 * US)
     return {one.rule: one for one in backspot.locate(program.save(folder)).findings}
@@ -311,6 +316,18 @@ def test_without_masks_nobody_asks_whether_they_pick_anything(tmp_path):
         for name in ("asked", "not")
     )
     assert more == pytest.approx(less + 8 * 340 * US, rel=0.05)
+
+
+def test_what_is_done_alike_for_the_rows_of_each_mask_goes_with_the_masks_if_it_is_light(tmp_path):
+    saves = {}
+    for each in ("", "aten::square", "aten::linear"):
+        folder = tmp_path / each.removeprefix("aten::") / "made"
+        folder.mkdir(parents=True)
+        saves[each] = masked(folder, each=each)["masked-indexing"].saves
+    # From the first mask to the last, with the Python between; products of rows stay.
+    assert saves["aten::square"].ns == pytest.approx(saves[""].ns + (7 * 600 + 150) * US, rel=0.05)
+    assert saves["aten::linear"].ns == saves[""].ns
+    assert all(one.at_best for one in saves.values())
 
 
 def test_masks_of_synchronized_statistics_are_waits_that_no_other_mask_avoids(tmp_path):

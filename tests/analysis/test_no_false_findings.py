@@ -9,7 +9,7 @@ import pytest
 
 import backspot
 from backspot.results.findings import Finding
-from backspot.trace.labels import Kind, Label, format_label
+from backspot.trace.labels import Kind, Label, format_label, unused_label
 from support.h200 import EACH_WITH_BACKWARD, report_of
 from support.synthetic import Trace
 
@@ -291,7 +291,8 @@ def test_a_gradient_that_an_input_wants_is_used(tmp_path, at_the_end):
     assert ("unused-gradient" in step.findings(tmp_path)) is at_the_end
 
 
-def test_a_node_that_passes_a_gradient_on_is_half_needless(tmp_path):
+@pytest.mark.parametrize("part", [1.0, 0.5])
+def test_a_node_that_passes_a_gradient_on_is_half_needless(tmp_path, part):
     step = Step()
     step.mark("ProfilerStep#1", 0, 1000)
     step.trace.forward("used", "Linear", 50 * TICK, 100 * TICK)
@@ -303,9 +304,9 @@ def test_a_node_that_passes_a_gradient_on_is_half_needless(tmp_path):
     step.node("MulBackward0", 420, 600, seq=0)
     step.node("torch::autograd::AccumulateGrad", 600, 610)
     step.mark("Optimizer.step#SGD.step", 700, 800)
-    step.operator(format_label(Label(Kind.UNUSED, "idle", "Linear")), 790, 791)
+    step.operator(format_label(unused_label("idle", "Linear", part)), 790, 791)
     (place,) = step.findings(tmp_path)["unused-gradient"].places
-    assert (place.path, place.wall_ns) == ("idle", (100 // 2 + 10) * TICK)
+    assert (place.path, place.wall_ns) == ("idle", part * (100 // 2 + 10) * TICK)
 
 
 @pytest.mark.parametrize(

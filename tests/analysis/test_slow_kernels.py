@@ -24,6 +24,10 @@ SCATTER_HALF = f"{SCATTER}internal_kernel<true, c10::BFloat16>::operator()<at::n
 SCATTER_FLOAT = f"{SCATTER}internal_kernel<true, float>::operator()<at::native::ReduceAdd>"
 GEMV = "void gemv2T_kernel_val<int, int, __nv_bfloat16, __nv_bfloat16, __nv_bfloat16, float, 128>"
 GEMM = "nvjet_sm90_tst_128x128_64x6_1x2_h_bz_NTN"
+FILL = (
+    f"{ATEN}vectorized_elementwise_kernel<4, at::native::FillFunctor<float>, std::array<char*, 1>>"
+)
+SGEMM = "ampere_sgemm_32x32_sliced1x4_nn"
 CDIST = f"{ATEN}(anonymous namespace)::cdist_kernel_cuda_impl<float, dists<float>::one>"
 
 
@@ -38,6 +42,9 @@ class Step:
     backward: int
     blocks: float = 4.0
     rest: int = 4_000
+    blocks_forward: float | None = None
+    zeros: float = 0.0
+    times: int = 1
 
     def findings(self, folder: Path) -> dict[str, Finding]:
         trace = Trace()
@@ -50,15 +57,24 @@ class Step:
         trace.operator(self.operator, 310 * US, 390 * US, thread=ENGINE)
         trace.node("AddmmBackward0", 500 * US, 600 * US, seq=0)
         at = 600 * US
-        for launch, thread, name, length in (
-            (25, HOST, GEMM, self.rest // 3),
-            (60, HOST, self.kernel, self.forward),
-            (320, ENGINE, self.kernel, self.backward),
-            (520, ENGINE, GEMM, 2 * self.rest // 3),
+        forward = self.blocks if self.blocks_forward is None else self.blocks_forward
+        several = range(self.times)
+        for launch, thread, name, length, blocks in (
+            (25, HOST, GEMM, self.rest // 3, self.blocks),
+            *(
+                (60 + one, HOST, self.kernel, self.forward // self.times, forward)
+                for one in several
+            ),
+            *([(315, ENGINE, FILL, 1, self.zeros)] if self.zeros else []),
+            *(
+                (320 + one, ENGINE, self.kernel, self.backward // self.times, self.blocks)
+                for one in several
+            ),
+            (520, ENGINE, GEMM, 2 * self.rest // 3, self.blocks),
         ):
             trace.kernel(at, at + length * US, launch=launch * US, launch_thread=thread, name=name)
             work = next(one for one in reversed(trace.events) if one["cat"] == "kernel")
-            work["args"]["blocks per SM"] = self.blocks
+            work["args"]["blocks per SM"] = blocks
             at += length * US
         report = backspot.locate(trace.save(folder / "trace.json"))
         return {one.rule: one for one in report.findings}
@@ -83,6 +99,24 @@ RULES = ("slow-convolution", "atomic-additions", "tiny-products", "pairwise-dist
             "in fp32",
         ),
         (RULES[1], Step("aten::gather", "GatherBackward0", SCATTER_HALF, 90, 900), "in fp32"),
+        # From 8 by 8 cells to 64 by 64, with four blocks of threads for all channels together.
+        (
+            RULES[1],
+            Step(
+                "aten::upsample_bilinear2d",
+                "UpsampleBilinear2DBackward0",
+                BILINEAR,
+                700,
+                1_200,
+                124.0,
+                4_000,
+                0.03,
+                3.9,
+            ),
+            "products",
+        ),
+        # 65,535 matrices a launch, with a block for each.
+        (RULES[2], Step("aten::bmm", "BmmBackward0", SGEMM, 976, 976, 496.5, times=8), "element"),
         (RULES[2], Step("aten::bmm", "BmmBackward0", GEMV, 500, 500), "element-wise products"),
         (RULES[2], Step("aten::bmm", "BmmBackward0", GEMM, 500, 500, 30_000), "element-wise"),
         (RULES[3], Step("aten::cdist", "CdistBackward0", CDIST, 500, 500), "broadcast"),
@@ -101,13 +135,50 @@ def test_an_operator_without_a_fast_kernel_is_found_where_it_is(tmp_path, rule, 
         Step("aten::conv2d", "ConvolutionBackward0", DENSE, 200, 1_000),
         Step("aten::conv2d", "ConvolutionBackward0", DEPTHWISE_2D, 100, 1_000),
         Step("aten::upsample_bilinear2d", "UpsampleBilinear2DBackward0", BILINEAR, 300, 600),
+        Step(
+            "aten::upsample_bilinear2d",
+            "UpsampleBilinear2DBackward0",
+            BILINEAR,
+            700,
+            1_200,
+            124.0,
+            4_000,
+            0.03,
+            62.0,
+        ),
+        Step(
+            "aten::upsample_bilinear2d",
+            "UpsampleBilinear2DBackward0",
+            BILINEAR,
+            700,
+            1_200,
+            124.0,
+            4_000,
+            2.0,
+            3.9,
+        ),
+        Step("aten::bmm", "BmmBackward0", SGEMM, 1_600, 1_600, 496.5, times=8),
+        Step("aten::bmm", "BmmBackward0", SGEMM, 122, 122, 496.5),
         Step("aten::gather", "GatherBackward0", SCATTER_FLOAT, 90, 900),
         Step("aten::bmm", "BmmBackward0", GEMM, 500, 1_000, 60.0),
         Step("aten::linear", "AddmmBackward0", GEMV, 500, 1_000),
         Step("aten::cdist", "MmBackward0", GEMM, 500, 1_000),
         Step("aten::conv3d", "ConvolutionBackward0", DEPTHWISE, 4, 9),
     ],
-    ids=["dense", "flat", "doubled", "gathered", "large", "vector", "euclidean", "little"],
+    ids=[
+        "dense",
+        "flat",
+        "doubled",
+        "doubled by few threads",
+        "by many threads",
+        "many of 30 by 30",
+        "one launch",
+        "gathered",
+        "large",
+        "vector",
+        "euclidean",
+        "little",
+    ],
 )
 def test_a_healthy_operator_of_the_same_kind_is_left_alone(tmp_path, step):
     assert not set(step.findings(tmp_path)) & set(RULES)

@@ -306,7 +306,8 @@ def test_a_module_that_is_held_up_in_one_step_is_ranked_by_the_others(
     assert sum(held_up.wall_ns_by_step) == 309 * TICK
     for finding in report.findings:
         assert finding.path != "c"
-        assert all(place.wall_ns <= TICK for place in finding.places if place.path == "c")
+        # An operator on the CPU counts with as much of the time behind it.
+        assert all(place.wall_ns <= 2 * TICK for place in finding.places if place.path == "c")
     assert "Step 5 took 299 ms longer, in c" in str(report)
     (hiccup,) = report.hiccups
     assert (hiccup.step, hiccup.longer_ns, hiccup.where) == (4, 299 * TICK, "c")

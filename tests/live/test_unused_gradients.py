@@ -114,3 +114,31 @@ def test_a_mode_of_the_script_sees_no_look_at_its_gradients():
     plain = functions()
     with backspot.instrument(model), profile(activities=[ProfilerActivity.CPU]):
         assert functions() == plain
+
+
+class Halves(nn.Module):
+    """One large weight, and a small one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.large = nn.Parameter(torch.randn(64, 75))
+        self.small = nn.Parameter(torch.randn(64, 25))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([x @ self.large, x @ self.small], -1)
+
+
+@pytest.mark.parametrize(
+    ("left_out", "label"),
+    [("small", "(Halves) #25"), ("large", "(Halves) #75"), ("", "(Halves)")],
+)
+def test_of_a_module_it_is_told_which_part_of_its_gradients_nobody_uses(left_out, label):
+    model, other = Halves(), nn.Linear(100, 4)
+    kept = [p for name, p in model.named_parameters() if left_out and name != left_out]
+    optimizer = torch.optim.SGD([*kept, *other.parameters()], lr=1e-3)
+    whole = nn.Sequential(model, other)
+    with backspot.instrument(whole), profile(activities=[ProfilerActivity.CPU]) as prof:
+        whole(torch.randn(8, 64)).sum().backward()
+        optimizer.step()
+    told = {event.name for event in prof.events() if event.name.startswith("unused gradient")}
+    assert told == {f"unused gradient: 0 {label}"}

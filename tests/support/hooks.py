@@ -24,9 +24,6 @@ def instrument(model: Any, *, hooks: str = "call", **options: Any) -> backspot.I
         return backspot.instrument(model, **options)
 
 
-_MARKED = "marked"  # "call", with markers where nothing else is asked for
-
-
 def for_each_kind(metafunc: pytest.Metafunc) -> None:
     """Run a test with each kind as the default of ``hooks=``, unless the test names the kinds.
 
@@ -37,12 +34,11 @@ def for_each_kind(metafunc: pytest.Metafunc) -> None:
     kinds: list[Any]
     match metafunc.config.getoption("hooks"):
         case "all":
-            kinds = [*KINDS, _MARKED]
+            kinds = [*KINDS]
         case None if metafunc.definition.get_closest_marker("slow"):
             kinds = ["call"]
         case None:
-            others = ("node", _MARKED)
-            kinds = ["call", *(pytest.param(one, marks=pytest.mark.slow) for one in others)]
+            kinds = ["call", pytest.param("node", marks=pytest.mark.slow)]
         case kind:
             kinds = [kind]
     metafunc.parametrize("default_hooks", kinds, indirect=True)
@@ -54,8 +50,7 @@ def default_hooks(request: pytest.FixtureRequest) -> Iterator[str]:
     from backspot.live.sessions import sessions
 
     kind = getattr(request, "param", "call")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sessions, "watches_starts", sessions.watches_starts and kind != "node")
-        if kind == _MARKED:  # as where no backward label can come later
-            patch.setattr(sessions, "when_labelled", None)
-        yield "node" if kind == "node" else "call"
+    before = sessions.watches_starts
+    sessions.watches_starts = before and kind == "call"
+    yield kind
+    sessions.watches_starts = before

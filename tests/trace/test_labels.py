@@ -5,7 +5,15 @@ import json
 import pytest
 from hypothesis import given, strategies as st
 
-from backspot.trace.labels import Kind, Label, format_label, parse_label, readable_label
+from backspot.trace.labels import (
+    Kind,
+    Label,
+    format_label,
+    parse_label,
+    readable_label,
+    unused_label,
+    unused_part,
+)
 
 any_text = st.text(st.characters(codec=None, categories=None))
 module_name = any_text.filter(lambda name: name and "." not in name)
@@ -76,3 +84,16 @@ def test_any_other_text_is_no_label_or_a_whole_one(text: str) -> None:
 )
 def test_other_text_is_no_label(text: str) -> None:
     assert parse_label(text) is None
+
+
+@pytest.mark.parametrize("percent", [2, 11, 50, 99, 100])
+def test_a_label_of_unused_gradients_says_which_part_they_are(percent):
+    text = format_label(unused_label("blocks.3", "Mixed", percent / 100))
+    label = parse_label(text)
+    assert label is not None
+    assert (label.path, unused_part(label)) == ("blocks.3", percent / 100)
+
+
+def test_a_small_part_of_unused_gradients_is_not_taken_for_all():
+    assert unused_part(unused_label("a", "M", 0.001)) == 0.02
+    assert unused_part(unused_label("a", "M", 1.0)) == 1.0

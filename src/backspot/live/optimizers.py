@@ -86,8 +86,8 @@ class OptimizerWatch:
                 continue
             # After each step, as parameters can be added, removed and frozen.
             for owner, module in scope.live_modules():
-                if _is_unused(module, held, mine):
-                    profiler.emit(owner.unused)
+                if part := _unused_part(module, held, mine):
+                    profiler.emit(owner.unused(part))
 
 
 def _mark_groups(optimizer: torch.optim.Optimizer) -> None:
@@ -154,8 +154,8 @@ def _setting(value: object) -> object:
     return value if isinstance(value, (int, float, type(None))) else id(value)
 
 
-def _is_unused(module: torch.nn.Module, held: set[int], mine: set[int]) -> bool:
-    """Return whether no optimizer uses a gradient of the module's own parameters.
+def _unused_part(module: torch.nn.Module, held: set[int], mine: set[int]) -> float:
+    """Return which part of the gradients of the module's own parameters no optimizer uses: 0 to 1.
 
     Either a parameter with a gradient is in no optimizer, or all parameters of the optimizer that
     took a step have lost theirs. The latter counts only if the trace shows that gradients were
@@ -166,10 +166,12 @@ def _is_unused(module: torch.nn.Module, held: set[int], mine: set[int]) -> bool:
         mine: ids of the parameters of the optimizer that took a step.
     """
     parameters = parameters_of(module)
-    if any(p.grad is not None and id(p) not in held for p in parameters):
-        return True
+    computed = [p for p in parameters if p.grad is not None]
+    needless = sum(int(p.numel()) for p in computed if id(p) not in held)
+    if needless:
+        return needless / sum(int(p.numel()) for p in computed)
     asked = [p for p in parameters if id(p) in mine and p.requires_grad]
-    return bool(asked) and all(p.grad is None for p in asked)
+    return float(bool(asked) and all(p.grad is None for p in asked))
 
 
 @contextmanager

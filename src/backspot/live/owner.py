@@ -12,7 +12,7 @@ import torch
 
 from backspot.interrupts import pass_on
 from backspot.live.torch_internals import autograd, dynamo, profiler
-from backspot.trace.labels import Kind, Label, format_label
+from backspot.trace.labels import Kind, Label, format_label, unused_label
 
 _is_dynamo_compiling, _recording = dynamo.is_dynamo_compiling, profiler.recording
 _new_range = profiler.new_range
@@ -26,20 +26,10 @@ class Scope:
         active: false once it was removed: hooks that are still on the nodes of a graph then do
             nothing.
         hooks: ``"call"``, ``"node"`` or ``"module"``.
-        markers: whether there are backward markers; ``None``: where no trace is exported.
-        marks_nodes: whether backward markers are on boundary nodes in this session.
+        marks_nodes: whether backward markers are on boundary nodes.
     """
 
-    __slots__ = (
-        "active",
-        "hooks",
-        "lines",
-        "markers",
-        "marks_nodes",
-        "model",
-        "modules",
-        "paths",
-    )
+    __slots__ = ("active", "hooks", "lines", "marks_nodes", "model", "modules", "paths")
 
     def __init__(
         self,
@@ -47,14 +37,13 @@ class Scope:
         paths: frozenset[str],
         *,
         hooks: str,
-        markers: bool | None,
+        markers: bool,
         lines: bool,
     ) -> None:
         self.active = True
         self.hooks = hooks
         self.lines = lines
-        self.markers = markers
-        self.marks_nodes = bool(markers) and hooks != "module"
+        self.marks_nodes = markers and hooks != "module"
         self.paths = paths
         self.model = weakref.ref(model)
         self.modules: list[tuple[Owner, weakref.ref[torch.nn.Module]]] = []
@@ -101,7 +90,6 @@ class Owner:
         "path",
         "scope",
         "unmarked",
-        "unused",
     )
 
     def __init__(
@@ -113,7 +101,6 @@ class Owner:
         self.ancestors = ancestors
         self.forward = self.label(Kind.FORWARD)
         self.unmarked = self.label(Kind.UNMARKED)
-        self.unused = self.label(Kind.UNUSED)
         self.on_node = marker(scope, self.label(Kind.BACKWARD))
         self.hook = autograd.node_hooker(self.on_node)
         self._repeated: dict[int, str] = {}
@@ -121,6 +108,10 @@ class Owner:
     def label(self, kind: Kind, call: int = 1) -> str:
         """Return the label of a kind, as it is written into a trace."""
         return format_label(Label(kind, self.path, self.class_name, call))
+
+    def unused(self, part: float) -> str:
+        """Return the label for a part of the module's gradients that no optimizer uses: 0 to 1."""
+        return format_label(unused_label(self.path, self.class_name, part))
 
     def repeated(self, call: int) -> str:
         """Return the forward label of a call after the first within one outermost forward."""

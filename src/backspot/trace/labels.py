@@ -8,6 +8,7 @@ One grammar serves both halves, so that a trace recorded on one machine means th
     backward end: blocks.3.attn (Attention)     written by ``hooks="module"`` only
     unmarked: blocks.3.attn (Attention)         a tensor here has no marker: adding one is not safe
     unused gradient: blocks.3.attn (Attention)  parameters with a gradient that no optimizer has
+    unused gradient: blocks.3.attn (Attention) #11  some of them, with 11% of their numbers
     forward: (VisionTransformer)                the root: its path is empty
 
 In names, some characters are percent-encoded as UTF-8: those that the grammar uses, that JSON
@@ -43,7 +44,8 @@ class Label(msgspec.Struct, frozen=True):
         kind: what the label marks.
         path: the module path as ``named_modules()`` gives it; ``""`` is the root.
         class_name: the module's class, without its package.
-        call: 1 for the first call of this module within one outermost forward, 2 for the next, …
+        call: 1 for the first call of this module within one outermost forward, 2 for the next, …;
+            of unused gradients see ``unused_part``.
     """
 
     kind: Kind
@@ -82,6 +84,20 @@ def _escape(name: str) -> str:
         else character
         for character in name
     )
+
+
+def unused_label(path: str, class_name: str, part: float) -> Label:
+    """Return the label of unused gradients, which are a part of those of a module's parameters."""
+    percent = round(100 * part)
+    return Label(Kind.UNUSED, path, class_name, 1 if percent >= 100 else max(_LEAST, percent))
+
+
+def unused_part(label: Label) -> float:
+    """Return of which part of a module's parameters no optimizer has the gradients: 0 to 1."""
+    return 1.0 if label.call < _LEAST else min(1.0, label.call / 100)
+
+
+_LEAST = 2  # percent: 1 is no number in a label, which stands for all
 
 
 def parse_label(text: str) -> Label | None:

@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import msgspec
 import numpy as np
 
+from backspot.analysis.attribution.launches import Tier
 from backspot.analysis.findings.costs import Placed
 from backspot.analysis.findings.evidence import Evidence
 from backspot.analysis.recording import once
-from backspot.analysis.timeline import NOTHING, enclosing, first_started, grouped, merged, take
+from backspot.analysis.timeline import (
+    NOTHING,
+    enclosing,
+    first_started,
+    grouped,
+    is_in,
+    merged,
+    numbered,
+    take,
+)
 from backspot.trace import Category, names, operations
 from backspot.trace.events import Ints, Mask
-from backspot.trace.operations import FOREACH, FUSED
+from backspot.trace.operations import FOREACH, FUSED, Kind
 
 UPDATED_BY_HAND = (
     "Update many parameters in one kernel: torch._foreach_ functions in place of a loop over "
@@ -156,9 +168,28 @@ def forward_of(evidence: Evidence) -> Ints:
 
     It is device time, or host time where the trace has no device work.
     """
-    events, work, operator = evidence.events, evidence.work, evidence.ownership.join.operator
     if not evidence.report.has_gpu:
-        return take(events.duration, operator, 0)
+        return take(evidence.events.duration, evidence.ownership.join.operator, 0)
+    return _of_forward(evidence, evidence.costs.device_ns)
+
+
+@once
+def filled_forward_of(evidence: Evidence) -> Ints:
+    """Return what the forward of each node would take with work for the whole device.
+
+    A kernel with thread blocks for a part of the multiprocessors counts by this part.
+    """
+    blocks = evidence.events.size[evidence.work.event]
+    part = np.where(blocks < 0, 1.0, np.minimum(1.0, blocks / ONE_EACH))
+    return _of_forward(evidence, (evidence.costs.device_ns * part).astype(np.int64))
+
+
+ONE_EACH = 1000  # Events.size of a kernel with one thread block for each multiprocessor
+
+
+def _of_forward(evidence: Evidence, ns: Ints) -> Ints:
+    """Return the sum of some times of device work over the forward operator of each node."""
+    events, work, operator = evidence.events, evidence.work, evidence.ownership.join.operator
     made = np.flatnonzero(operator >= 0)
     made_by = dict(grouped(events.thread[operator], made))
     spent = np.zeros(len(operator), np.int64)
@@ -167,7 +198,7 @@ def forward_of(evidence: Evidence) -> Ints:
             continue
         mine = mine[work.launch[mine] >= 0]
         mine = mine[np.argsort(work.launch[mine], kind="stable")]
-        total = np.append(0, np.cumsum(evidence.costs.device_ns[mine]))
+        total = np.append(0, np.cumsum(ns[mine]))
         nodes = made_by.get(thread, mine[:0])
         low = np.searchsorted(work.launch[mine], events.start[operator[nodes]], side="left")
         high = np.searchsorted(work.launch[mine], events.end[operator[nodes]], side="left")
@@ -199,6 +230,39 @@ def backward_of(evidence: Evidence) -> Ints:
     spent = np.zeros(len(evidence.spans.start), np.int64)
     np.add.at(spent, work.span[launched], evidence.costs.device_ns[launched])
     return spent
+
+
+_BATCHED = ("aten::bmm", "aten::baddbmm")
+_BLOCK = 150
+"""Nanoseconds of one multiprocessor for each block of threads: a GPU starts about one block a
+clock, so that one of a hundred multiprocessors gets one in 60 to 100 ns. A kernel with so short
+blocks spends its time on starting them; reading 5 KB takes as long."""
+_MANY_BLOCKS = 16_000
+"""Thousandths of a block for each multiprocessor: fewer fit on the device at the same time."""
+_SPLIT = 2
+"""Times as long may blocks last where one product takes several launches with many blocks each, as
+one launch takes at most 65,535 matrices: there each matrix has a block of its own. (Of fp32
+matrices of 2 by 2 on an H200, at most 250 ns.)"""
+
+
+@once
+def of_tiny_products(evidence: Evidence) -> tuple[Mask, Ints]:
+    """Whether each piece of device work is a batched product of tiny matrices, and its operator.
+
+    That is a kernel for vectors, or one that ends its blocks of threads as soon as they start.
+    """
+    work, length = evidence.work, evidence.costs.device_ns
+    inside = evidence.launched_in(*_BATCHED)
+    blocks = evidence.events.size[work.event]
+    mine = (inside >= 0) & (work.tier == Tier.COMPUTE) & evidence.recorded
+    many = mine & (blocks >= _MANY_BLOCKS)
+    split, which = np.zeros(len(mine), bool), np.flatnonzero(many)
+    if len(which):
+        _, alike = numbered(inside[which] * len(evidence.events.names) + work.name[which])
+        split[which] = np.bincount(alike)[alike] > 1
+    least = np.where(split, _SPLIT * _BLOCK, _BLOCK)
+    short = many & (1000 * length < least * blocks)
+    return mine & (short | evidence.work_named(names.is_vector_product)), inside
 
 
 def made_by_nodes(evidence: Evidence) -> tuple[Ints, Ints]:
@@ -259,6 +323,37 @@ def forward_operators(evidence: Evidence) -> tuple[Ints, Ints]:
         outermost.append(merged(line.values[line.values >= 0]))
     index = np.sort(np.concatenate(outermost))
     return index, spans.of(events, index)
+
+
+def only_read(evidence: Evidence, reads: Ints) -> Ints:
+    """Return operators of the forward that compute a value for nothing but to be read.
+
+    Such run in one module call from ``detach`` to the operator that reads, and change nothing.
+
+    Args:
+        reads: operators that return a value to Python, as indices into the events.
+    """
+    events = evidence.events
+    index, span = forward_operators(evidence)
+    order = np.lexsort((events.start[index], span))
+    index, span = index[order], span[order]
+    kinds = [operations.kind_of(operations.of_operator(name)) for name in events.names]
+    pure = np.array(
+        [
+            kind is not None and not name.endswith("_")
+            for kind, name in zip(kinds, events.names, strict=True)
+        ],
+        bool,
+    )[events.name[index]]
+    detached = events.name_mask("aten::detach")[events.name[index]]
+    found: list[int] = []
+    for at in np.flatnonzero(is_in(index, reads)).tolist():
+        before = at - 1
+        while before >= 0 and span[before] == span[at] and pure[before] and not detached[before]:
+            before -= 1
+        if before >= 0 and span[before] == span[at] and detached[before]:
+            found += index[before:at].tolist()
+    return merged(np.array(found, np.int64))
 
 
 class Stretches(msgspec.Struct, frozen=True):
@@ -357,7 +452,9 @@ def by_masks(evidence: Evidence) -> tuple[Mask, Ints, Placed]:
     """Return nodes that index by a mask, such operators of the forward, and what both cost.
 
     The cost includes what asks, directly before, whether the mask picks anything: without an index
-    nobody asks. There are none where they are few, or take little.
+    nobody asks. It includes what the forward does for each mask alike, forward and backward, if
+    that is light: it is done once for all rows then. There are none where they are few, or take
+    little.
     """
     events = evidence.events
     index, span = forward_operators(evidence)
@@ -376,10 +473,63 @@ def by_masks(evidence: Evidence) -> tuple[Mask, Ints, Placed]:
     goes, same = np.isin(index, operators), np.diff(span, append=NOTHING) == 0
     for kind in _ASKS:
         goes |= np.append(goes[1:], False) & same & events.name_mask(*kind)[events.name[index]]
-    placed = both_ways(evidence, nodes, index[goes], _MASKS_LEAST, whole=True)
+    of_each, loops = _of_each_mask(evidence, index, span, np.isin(index, operators))
+    alone = goes & ~of_each
+    stretches = Stretches(
+        np.concatenate([events.start[index[alone]], loops.start]),
+        np.concatenate([events.end[index[alone]], loops.end]),
+        np.concatenate([span[alone], loops.span]),
+    )
+    goes |= of_each
+    priced = nodes | nodes_of(evidence, merged(index[of_each]))
+    placed = both_ways(evidence, priced, index[goes], _MASKS_LEAST, whole=True, stretches=stretches)
     if not placed.places:
         nodes, operators = np.zeros_like(nodes), operators[:0]
     return nodes, operators, placed
+
+
+_LIGHT = (*operations.VIEWS, Kind.CAST, Kind.POINTWISE, Kind.COMPARISON, Kind.REDUCTION)
+"""What all rows together take hardly longer for than some of them; not so products."""
+
+
+def _of_each_mask(
+    evidence: Evidence, index: Ints, span: Ints, masked: Mask
+) -> tuple[Mask, Stretches]:
+    """Return operators of loops over masks, and where these are, with the Python between them.
+
+    In a loop the same light operators follow most masks, in one call of a module that calls no
+    other one meanwhile.
+
+    Args:
+        index: operators of the forward, sorted by span and start.
+        span: the span of each.
+        masked: whether each indexes by a mask.
+    """
+    events, spans = evidence.events, evidence.spans
+    kinds = [operations.kind_of(operations.of_operator(name)) for name in events.names]
+    asks = np.isin(events.names, [name for kind in _ASKS for name in kind])[events.name[index]]
+    light = np.array([kind in _LIGHT for kind in kinds], bool)[events.name[index]] & ~asks
+    works = (
+        light & ~np.array([kind in operations.VIEWS for kind in kinds], bool)[events.name[index]]
+    )
+    light |= asks | masked
+    kept, found = np.zeros(len(index), bool), list[tuple[int, int, int]]()
+    for one in merged(span[masked]).tolist():
+        first, last = np.searchsorted(span, [one, one + 1])
+        at = first + np.flatnonzero(masked[first:last])
+        names_of = events.name[index]
+        bodies = Counter(tuple(names_of[a:b].tolist()) for a, b in pairwise(at.tolist()))
+        if len(at) < _MASKS or not bodies:
+            continue
+        body, count = bodies.most_common(1)[0]
+        stop = min(int(last), int(at[-1]) + len(body))
+        start, end = int(events.start[index[at[0]]]), int(events.end[index[stop - 1]])
+        inside = (spans.parent == one) & (spans.start >= start) & (spans.start < end)
+        alike = 2 * count >= len(at) - 1 and light[at[0] : stop].all()
+        if alike and works[at[0] : stop].any() and not inside.any():
+            kept[at[0] : stop] = True
+            found.append((start, end, one))
+    return kept, Stretches(*np.array(found, np.int64).reshape(-1, 3).T)
 
 
 _CHECK = ("aten::isnan", "aten::_is_any_true", "aten::item")

@@ -146,19 +146,40 @@ def free(recording: Replayable, work: Removable) -> Change:
 
     Launches of compiled code in a span go with it.
     """
+    host, of_work = _left_of(recording, work)
+    return _of_factors(host, of_work, work.waits)
+
+
+def _left_of(recording: Replayable, work: Removable, left: float = 0.0) -> tuple[Floats, Floats]:
+    """Return the factors of the host's intervals and of device work where so much of some is left.
+
+    Args:
+        left: 0 for nothing of it.
+    """
     host, of_work = _unchanged(recording)
     events, device = recording.events, recording.ownership.work
     launches = take(work.spans, recording.ownership.compiled.span, False)
-    host[recording.intervals(np.flatnonzero(np.append(work.spans, launches)))[0]] = 0.0
+    host[recording.intervals(np.flatnonzero(np.append(work.spans, launches)))[0]] = left
     start, end = work.stretches
     for interval in (
         *_between(recording, events.start[work.operators], events.end[work.operators]),
         *_between(recording, start, end),
     ):
-        host[interval] = 0.0
+        host[interval] = left
     around = enclosing(events, work.operators, device.thread, device.launch)
-    of_work[work.work | (around >= 0)] = 0.0
-    return _of_factors(host, of_work, work.waits)
+    of_work[work.work | (around >= 0)] = left
+    return host, of_work
+
+
+@named("parts")
+def _parts(recording: Replayable, asked: Sequence[tuple[Removable, float]]) -> Change | Refusal:
+    """Of some work, a part is not done. The host launches the rest as before, and waits for it."""
+    host, of_work = _unchanged(recording)
+    for work, part in asked:
+        more, of_device = _left_of(recording, work, 1.0 - part)
+        host *= more
+        of_work *= of_device
+    return _of_factors(host, of_work)
 
 
 @named("update")

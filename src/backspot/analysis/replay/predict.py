@@ -57,7 +57,7 @@ _UPDATING = {"(optimizer)", "(clipping)"}
 _MOST_STEPS = [0.1, 0.9]  # from the tenth to the ninetieth of a hundred recorded steps
 _NOTHING = Saving(0, 0, 0)
 """What a module saves that does nothing."""
-_TAKEN_AWAY = {"free", "update"}
+_TAKEN_AWAY = {"free", "parts", "update"}
 """Changes in which work is not done at all, so that a replay knows what it takes."""
 PARTS_OF_SAVINGS = ("forward", "backward", "recompute", "optimizer")
 
@@ -111,11 +111,14 @@ class Prediction(msgspec.Struct, frozen=True, dict=True):
 
     def change(self, asked: Mapping[str, Any]) -> Change | Refusal:
         """Return changes together, by the name of each and what is asked of it."""
-        within = {
-            name: self.within(what) if isinstance(what, Removable) else what
-            for name, what in asked.items()
-        }
-        return change_by_names(self.recording, within)
+
+        def within(what: Any) -> Any:
+            if isinstance(what, Removable):
+                return self.within(what)
+            return [*map(within, what)] if isinstance(what, (list, tuple)) else what
+
+        asked = {name: within(what) for name, what in asked.items()}
+        return change_by_names(self.recording, asked)
 
     @property
     def most(self) -> int:

@@ -12,6 +12,7 @@ from backspot.analysis.accounting.formulas import Inputs, Unknown
 from backspot.analysis.findings.costs import LEAST_SHARE
 from backspot.analysis.findings.evidence import Evidence
 from backspot.analysis.findings.observations import (
+    Stretches,
     accumulating,
     adds_to_others,
     anomaly_checks,
@@ -19,6 +20,7 @@ from backspot.analysis.findings.observations import (
     forward_of,
     is_filled,
     is_indexing,
+    of_tiny_products,
 )
 from backspot.analysis.findings.registry import fallback_rule, finding, rule
 from backspot.analysis.timeline import (
@@ -27,6 +29,7 @@ from backspot.analysis.timeline import (
     distinct,
     grouped,
     is_in,
+    median,
     merged,
     numbered,
     take,
@@ -574,31 +577,62 @@ def anomaly_mode(evidence: Evidence) -> Finding | None:
     forward.
 
     **Found by** the operators of this check in nodes of the backward, at their cost, with that of
-    views in the forward, which do nothing but keep their stack. That of other operators is not
-    known apart, so a step gains more than the finding says.
+    views in the forward, which do nothing but keep their stack. That of other operators is taken to
+    be as long, at most all of the operator. What else the engine keeps for each node is not known,
+    so a step gains more than the finding says.
 
     **Fix.** Turn it on only to look for a NaN. Trainers have an option of that name
     (`detect_anomaly`).
     """
     # In the forward it keeps the Python stack of each operator that makes a node, within the
-    # operator. How long that takes is known of views, which do nothing else.
+    # operator, before it launches anything. How long that takes is known of views, which do nothing
+    # else.
     costs, say, events = evidence.costs, evidence.wording, evidence.events
     checks, none = anomaly_checks(evidence), np.zeros(len(evidence.spans.start), bool)
     made = evidence.ownership.join.operator[evidence.in_pass & evidence.spans.is_node]
     views = made[take(events.names_where(operations.is_view), evidence.names_of(made), False)]
-    kept = merged(views) if len(checks) else views[:0]
-    placed = both_ways(evidence, none, np.concatenate([checks, kept]), LEAST_SHARE, whole=True)
+    if not len(checks):
+        return None
+    kept = merged(views)
+    others = merged(made[made >= 0])
+    others = others[~is_in(others, kept)] if len(kept) else kept
+    stretches = _of_stacks(evidence, checks, kept, others)
+    gone = np.concatenate([checks, kept])
+    placed = both_ways(evidence, none, gone, LEAST_SHARE, whole=True, stretches=stretches)
     return finding(
         placed,
         seen=(
             f"{say.per_step(len(checks) // 3, 'gradient')} are looked through for NaN: "
-            f"{say.ms(placed.wall_ns)}, with {say.per_step(len(kept), 'view')} in the forward, "
-            "whose Python stack is kept. That of other operators is kept, too, and not counted."
+            f"{say.ms(placed.wall_ns)}, with the Python stacks that are kept in the forward: of "
+            f"{say.per_step(len(kept), 'view')}, and for as long of "
+            f"{say.per_step(len(others), 'other operator')}."
         ),
         operators=costs.top_operators(evidence.names_of(checks), events.duration[checks]),
         at_least=True,
         change={"free": placed.removable},
     )
+
+
+def _of_stacks(evidence: Evidence, checks: Ints, views: Ints, others: Ints) -> Stretches:
+    """Return where the host looks for NaN, and where it keeps a stack.
+
+    Args:
+        checks: operators that look for NaN, as indices into the events.
+        views: operators of the forward that do nothing but keep their stack.
+        others: operators that keep it first, which takes as long as the usual view.
+    """
+    events = evidence.events
+    usual = int(median(events.duration[views])) if len(views) else 0
+    index = np.concatenate([checks, views, others])
+    length = events.duration[index].copy()
+    length[len(index) - len(others) :] = np.minimum(events.duration[others], usual)
+    order = np.lexsort((events.start[index], events.thread[index]))
+    index, length = index[order], length[order]
+    start = events.start[index]
+    end = start + length
+    same = events.thread[index[1:]] == events.thread[index[:-1]]
+    end[:-1] = np.where(same, np.minimum(end[:-1], start[1:]), end[:-1])
+    return Stretches(start, end, evidence.spans.of(events, index))
 
 
 _FP32 = (
@@ -632,7 +666,8 @@ def no_tensor_cores(evidence: Evidence) -> Finding | None:
 
     **Found by** the names of kernels (`…sgemm…`, `…_ffma…`, `f32f32_f32f32`), in forward and
     backward, from 3% of the step. Where a replay says that tensor cores save nothing at best, as
-    the host is late anyway, nothing is said.
+    the host is late anyway, nothing is said. [Products of tiny matrices](#tiny-products) do not
+    count.
 
     **Fix.** `torch.autocast("cuda", dtype=torch.bfloat16)`; before Ampere, float16 with a
     `GradScaler`. (On an H100, 8.4 ms were promised for thirteen products in fp32; TF32 gained 6.2.)
@@ -641,6 +676,7 @@ def no_tensor_cores(evidence: Evidence) -> Finding | None:
     """
     costs, say = evidence.costs, evidence.wording
     work = evidence.work_named(names.is_without_tensor_cores)
+    work &= ~of_tiny_products(evidence)[0]  # these have hardly any arithmetic
     double = evidence.work_named(names.is_double) & work
     wide = 2 * costs.of_work(double) > costs.of_work(work)
     return finding(

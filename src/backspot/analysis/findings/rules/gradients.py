@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from backspot.analysis.attribution.launches import Tier, in_optimizer
 from backspot.analysis.attribution.ownership import Special
@@ -35,7 +37,7 @@ from backspot.formatting import counted
 from backspot.results.findings import Finding, Saving
 from backspot.trace import Category, names
 from backspot.trace.events import Ints, Mask
-from backspot.trace.labels import Kind
+from backspot.trace.labels import Kind, unused_part
 from backspot.trace.operations import FUSED, optimizer_of
 
 _ACCUMULATION_LEAST = 0.01  # of the step
@@ -382,7 +384,7 @@ def unused_gradient(evidence: Evidence) -> Finding | None:
 
     **Found by** labels that `instrument` writes after each optimizer step. Gradients that were
     dropped before their optimizer used them count too. Nodes that also pass a gradient on count
-    half.
+    half; of a module of whose parameters an optimizer has some, the part of the others' numbers.
 
     **Fix.** `requires_grad_(False)` before the forward. Frozen layers at the start of a network
     then need no backward at all.
@@ -396,25 +398,32 @@ def unused_gradient(evidence: Evidence) -> Finding | None:
         return None
     accumulate = accumulating(evidence)
     feeder = evidence.ownership.join.feeder
-    whole, half = np.zeros(len(owner), bool), np.zeros(len(owner), bool)
+    of_span = unused[owner]
+    part = np.zeros(len(owner))
     for run in range(len(evidence.report.passes)):
         mine = evidence.ownership.passes.of_span == run
-        used = mine & accumulate & ~unused[owner]
-        wasted = mine & accumulate & unused[owner]
+        used = mine & accumulate & (of_span < 1)
+        wasted = mine & accumulate & (of_span > 0)
         last = spans.start[used].max(initial=-1)
         # If no unused gradient comes last, the engine goes on for the gradient of an input.
         behind = last >= 0 and spans.start[wasted].max(initial=-1) > last
         needless = mine & (spans.start > last) if behind else np.zeros(len(mine), bool)
-        whole |= needless | wasted
         fed = feeder[wasted & ~needless]
-        half[fed[fed >= 0]] = True
-    half &= ~whole
+        fed = fed[fed >= 0]
+        part[fed] = np.maximum(part[fed], of_span[fed] / 2)
+        part[wasted] = of_span[wasted]
+        part[needless] = 1.0
     owners = len(evidence.ownership.owners)
-    by_step, halved = (
-        costs.spans_by_step(np.where(mask, np.maximum(owner, Special.OUTSIDE), NOTHING), owners)
-        for mask in (whole, half)
-    )
-    cost = costs.places_by_step(by_step + halved // 2, owner[whole | half])
+    by_step = np.zeros((owners, len(costs.step_ns)), np.int64)
+    gone: list[tuple[Removable, float]] = []
+    for share in sorted(set(part[part > 0].tolist())):
+        chosen = part == share
+        group = np.where(chosen, np.maximum(owner, Special.OUTSIDE), NOTHING)
+        by_step += (share * costs.spans_by_step(group, owners)).astype(np.int64)
+        # What is needed in part is launched as before.
+        spans_gone = chosen if share == 1 else None
+        gone.append((costs.removable(spans_gone, evidence.work_of(chosen)), share))
+    cost = costs.places_by_step(by_step, owner[part > 0])
     return finding(
         cost,
         seen=(
@@ -422,13 +431,17 @@ def unused_gradient(evidence: Evidence) -> Finding | None:
             f"that no optimizer updates: about {evidence.wording.ms(cost.wall_ns)} of needless "
             "work."
         ),
+        nodes=costs.top_nodes(part > 0),
         saves=_of_a_part(evidence, cost.wall_ns),
-        nodes=costs.top_nodes(whole | half),
+        change=_on_a_device(evidence, gone),
     )
 
 
-def _unused(evidence: Evidence) -> Mask:
-    """Whether the last optimizer step found each owner's parameters in no optimizer."""
+def _unused(evidence: Evidence) -> NDArray[np.float64]:
+    """Return which part of each owner's parameters the last optimizer step found in no optimizer.
+
+    It is a part of their numbers, as these decide how long their gradients take.
+    """
     events = evidence.events
     wanted = np.array(
         [label is not None and label.kind is Kind.UNUSED for label in events.labels], bool
@@ -438,13 +451,14 @@ def _unused(evidence: Evidence) -> Mask:
     if len(steps):
         # Before each optimizer has taken a step, its parameters seem to belong to none.
         index = index[events.start[index] >= events.start[steps].max()]
-    found = {
-        (label.path, label.class_name)
-        for name in distinct(events.name[index])
-        if (label := events.labels[name]) is not None
-    }
+    found: dict[tuple[str, str], float] = {}
+    for name in distinct(events.name[index]):
+        if (label := events.labels[name]) is not None:
+            key = label.path, label.class_name
+            found[key] = max(found.get(key, 0.0), unused_part(label))
     owners = evidence.ownership.owners
-    return owners.mask(lambda module: (module.path, module.class_name) in found)
+    parts = (found.get((one.path, one.class_name), 0.0) for one in owners.modules)
+    return np.array([*[0.0] * len(Special), *parts])
 
 
 @rule(
@@ -464,8 +478,8 @@ def zero_grad_fill(evidence: Evidence) -> Finding | None:
     **Cause.** Gradients are filled with zeros, and backward adds to the zeros: all gradients are
     written twice for nothing.
 
-    **Found by** fills inside `zero_grad`. On a GPU, if a step has one pass, the additions of
-    `AccumulateGrad` count too.
+    **Found by** fills inside `zero_grad`. If a step has one pass, the additions of `AccumulateGrad`
+    count too.
 
     **Fix.** `zero_grad(set_to_none=True)`, the default since PyTorch 2.0.
     """
@@ -484,7 +498,10 @@ def zero_grad_fill(evidence: Evidence) -> Finding | None:
     else:
         work = fills(evidence)
         # Hooks of these nodes launch the exchange of gradients, which is not an addition.
-        adding = evidence.work_of(adds) & (evidence.launched_in("aten::add_", "aten::add") >= 0)
+        around = evidence.launched_in("aten::add_", "aten::add")
+        adding = evidence.work_of(adds) & (around >= 0)
+        operators = merged(zeroing(evidence), around[adding])
+        change = {"free": costs.removable(None, work | adding, operators=operators)}
         number, thing = int(work.sum()), "kernel"
         filled, added = costs.of_work_by_step(work), costs.of_work_by_step(adding)
         kernels = costs.top_kernels(work | adding)
@@ -534,10 +551,12 @@ def unread_gradient(evidence: Evidence) -> Finding | None:
     parts = np.array([_part(events.names[name]) for name in events.name[marks]])
     owner, owners = evidence.ownership.owner, len(evidence.ownership.owners)
     by_step = np.zeros((owners, len(costs.step_ns)), np.int64)
+    unread: list[tuple[Removable, float]] = []
     for part in merged(parts).tolist():
         nodes = evidence.spans_with(span[parts == part])
         mine = costs.owned_by_step(nodes, evidence.work_of(nodes))
         by_step += (part * mine).astype(np.int64)
+        unread.append((costs.removable(None, evidence.work_of(nodes)), part))
     placed = costs.places_by_step(by_step, owner[span])
     of_user = costs.top_nodes(evidence.spans_with(span))
     return finding(
@@ -549,16 +568,26 @@ def unread_gradient(evidence: Evidence) -> Finding | None:
         ),
         saves=_of_a_part(evidence, placed.wall_ns),
         nodes=of_user,
+        change=_on_a_device(evidence, unread),
     )
 
 
 def _of_a_part(evidence: Evidence, ns: int) -> Saving | None:
-    """Return what a step saves without a part of the work of nodes, which no replay can leave out.
+    """Return what a step saves without a part of the work of nodes; ``None`` beside a device.
 
-    Beside the host of a device it is not known. Elsewhere it is the part, and may be none or twice
-    as much: gradients of one node differ.
+    It is the part, and may be none or twice as much: gradients of one node differ.
     """
     return None if evidence.report.has_gpu else Saving(ns, 0, min(2 * ns, evidence.step_ns))
+
+
+def _on_a_device(
+    evidence: Evidence, parts: Sequence[tuple[Removable, float]]
+) -> dict[str, Sequence[tuple[Removable, float]]]:
+    """Return the change without parts of some work: beside a device, a replay knows what that is.
+
+    What the device does less is a part of its time, and what the host hides of it saves nothing.
+    """
+    return {"parts": parts} if evidence.report.has_gpu else {}
 
 
 def _part(mark: str) -> float:

@@ -27,9 +27,20 @@ from backspot.analysis.findings.observations import (
     launching,
     nodes_of,
     of_synchronized,
+    only_read,
 )
 from backspot.analysis.findings.registry import Found, fallback_rule, finding, rule
-from backspot.analysis.timeline import NOTHING, distinct, enclosing, is_in, merged, numbered, take
+from backspot.analysis.timeline import (
+    FAR,
+    NOTHING,
+    distinct,
+    enclosing,
+    grouped,
+    is_in,
+    merged,
+    numbered,
+    take,
+)
 from backspot.formatting import percent
 from backspot.results.costs import WITHOUT_GRADIENTS, Launches
 from backspot.results.findings import Finding, Place, Saving
@@ -345,7 +356,8 @@ def cpu_operators(evidence: Evidence) -> Finding | None:
     `device=`, a constant that is no buffer, a detour through NumPy.
 
     **Found by** operators of more than 0.2 ms without the driver, while the GPU idles, in every
-    step.
+    step. The time right behind each until the program goes on counts too, in which its memory is
+    given back, at most as long as the operator. On the GPU the same takes its time there, too.
 
     **Fix.** `torch.arange(..., device=x.device)`, and `register_buffer` so that `.to()` moves
     constants. Keep sampling and sorting on the device.
@@ -360,15 +372,44 @@ def cpu_operators(evidence: Evidence) -> Finding | None:
     if not len(index):
         return None
     operators = costs.top_operators(evidence.names_of(index), cost)
-    together = evidence.typical.value(costs.times_by_step(evidence.events.start[index], cost))
+    none = np.zeros(len(evidence.spans.start), bool)
+    start, end = evidence.events.start[index], _freed(evidence, index)
+    stretches = Stretches(start, end, span)
+    placed = both_ways(evidence, none, index, LEAST_SHARE, whole=True, stretches=stretches)
     return finding(
-        costs.places_at(evidence.ownership.owner[span], evidence.events.start[index], cost),
+        placed,
         seen=(
             f"{say.per_step(len(index), 'operator')} on the CPU ({', '.join(operators)}), "
-            f"{say.ms(together)} in which the GPU is idle."
+            f"{say.ms(placed.wall_ns)} in which the GPU is idle. The time behind them counts, "
+            "too, in which their memory is given back."
         ),
         operators=operators,
+        at_best=True,
+        change={"free": placed.removable},
     )
+
+
+def _freed(evidence: Evidence, index: Ints) -> Ints:
+    """Return when the program goes on behind each of these operators.
+
+    That is at its next operator or call of the driver on the thread, or at the end of the span; at
+    most as long after the operator as that has taken.
+    """
+    events, spans = evidence.events, evidence.spans
+    others = np.concatenate(
+        [
+            events.chosen(~events.is_label, Category.OPERATOR, Category.ANNOTATION),
+            events.of(Category.RUNTIME),
+        ]
+    )
+    of_thread = dict(grouped(events.thread, others))
+    end = events.end[index]
+    found = end + events.duration[index]
+    for thread, mine in grouped(events.thread[index]):
+        starts = np.append(np.sort(events.start[of_thread.get(thread, others[:0])]), FAR)
+        found[mine] = np.minimum(found[mine], starts[np.searchsorted(starts, end[mine])])
+    ends: Ints = np.minimum(found, spans.end[spans.of(events, index)])
+    return np.maximum(ends, end)
 
 
 def _in_every_step(evidence: Evidence, index: Ints, span: Ints) -> Mask:
@@ -446,8 +487,9 @@ def host_waits(evidence: Evidence) -> Finding | None:
     GPU idles.
 
     **Found by** waiting calls of the driver, at the cost of the idle time. Where the GPU is busy
-    anyway, a wait costs nothing. `report.waits` has each place with its line and what a step would
-    take without it.
+    anyway, a wait costs nothing. What a step saves includes operators from `detach()` to `.item()`
+    in a forward, which compute a value for nothing but to be read. `report.waits` has each place
+    with its line and what a step would take without it.
 
     Waits of anomaly mode belong to [anomaly-mode](#anomaly-mode) where that finds something, and
     those of `cudaFree` to [allocator-calls](#allocator-calls).
@@ -504,7 +546,8 @@ def host_waits(evidence: Evidence) -> Finding | None:
 def _waiting(evidence: Evidence, waits: HostWaits) -> Removable:
     """Return the waits, with the operators that read a value, or whose result has any size.
 
-    Of the latter, the nodes of the backward go too: an operator on all rows has neither.
+    Of the latter, the nodes of the backward go too: an operator on all rows has neither. With what
+    reads a value goes what computes it for nothing else.
     """
     events, made = evidence.events, evidence.ownership.join.operator
     callers = merged(waits.caller[waits.caller >= 0])
@@ -518,7 +561,10 @@ def _waiting(evidence: Evidence, waits: HostWaits) -> Removable:
     nodes = np.zeros(len(made), bool)
     nodes[known[inside >= 0]] = True
     return evidence.costs.removable(
-        nodes, evidence.work_of(nodes), waits.event, np.concatenate([sized, read])
+        nodes,
+        evidence.work_of(nodes),
+        waits.event,
+        np.concatenate([sized, read, only_read(evidence, read)]),
     )
 
 

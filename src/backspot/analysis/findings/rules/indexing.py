@@ -193,8 +193,10 @@ def masked_indexing(evidence: Evidence) -> Finding | None:
     the step is made of that.
 
     **Found by** at least four operators a step in the forward that index by a mask, from 5% of the
-    step, with the nodes that they made and the GPU's idle time in them. One or two masks, which
-    pick the tokens of a loss, are as usual, and those within SyncBatchNorm are PyTorch's own.
+    step, with the nodes that they made and the GPU's idle time in them. Where the same
+    element-wise operators and sums follow each mask, they count too, forward and backward: all rows
+    need them once. One or two masks, which pick the tokens of a loss, are as usual, and those
+    within SyncBatchNorm are PyTorch's own.
 
     **Fix.** If the masks together pick most rows, compute all rows and choose: `torch.where(mask[:,
     None], a, b)`. Else sort the rows once by what the masks ask for, and split them.
@@ -206,7 +208,8 @@ def masked_indexing(evidence: Evidence) -> Finding | None:
         seen=(
             f"{say.per_step(len(operators), 'mask')} in the forward, and those of "
             f"{say.per_step(int(nodes.sum()), 'node')}: {say.ms(placed.wall_ns)}. Each mask is "
-            "turned into indices, for whose number the host waits, in forward and backward."
+            "turned into indices, for whose number the host waits, in forward and backward. What "
+            "is done alike for the rows of each mask counts, too, where it is light."
         ),
         nodes=costs.top_nodes(nodes),
         kernels=costs.top_kernels(evidence.work_of(nodes)),

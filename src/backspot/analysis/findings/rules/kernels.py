@@ -17,9 +17,11 @@ from backspot.analysis.findings.evidence import Evidence
 from backspot.analysis.findings.observations import (
     backward_of,
     both_ways,
+    filled_forward_of,
     forward_of,
     forward_operators,
     is_indexing,
+    of_tiny_products,
 )
 from backspot.analysis.findings.registry import finding, rule
 from backspot.analysis.timeline import NOTHING, enclosing, is_in, merged, numbered
@@ -60,7 +62,9 @@ def slow_convolution(evidence: Evidence) -> Finding | None:
 
     **Fix.** 3-D depthwise: a dense convolution, or 2-D depthwise ones that are summed over the
     frames of the kernel; both are tried, as on many sizes neither is faster. Others:
-    `torch.backends.cudnn.benchmark = True`, channels last and bf16, or the layer without cuDNN.
+    `torch.backends.cudnn.benchmark = True`, channels last and bf16, or the layer without cuDNN. On
+    an H200, 2-D depthwise ones made steps of 4.8 to 7.4 ms up to 3.8 ms slower, so that there is no
+    price unless a form is tried.
     """
     # 2-D depthwise ones are left out: all kernels for the gradient of their weights are slow.
     say = evidence.wording
@@ -92,19 +96,23 @@ def slow_convolution(evidence: Evidence) -> Finding | None:
         remedy=_DEPTHWISE_REMEDY if in_depth else _CONVOLUTION_REMEDY,
         nodes=evidence.costs.top_nodes(slow),
         kernels=evidence.costs.top_kernels(evidence.work_of(slow)),
-        at_best=True,
+        priced=False,  # other forms and layouts lose on some sizes, and gain on others
     )
 
 
-def _times(evidence: Evidence, nodes: Mask) -> tuple[Ints, Ints]:
+def _times(evidence: Evidence, nodes: Mask, forward: Ints | None = None) -> tuple[Ints, Ints]:
     """Return how long the device works for the forward of these nodes, and for them.
 
     Each has the times of all nodes of its name and its owner.
+
+    Args:
+        forward: another time of each node's forward.
     """
+    of_forward = forward_of(evidence) if forward is None else forward
     key = evidence.ownership.owner * len(evidence.spans.node_names) + evidence.spans.node
     _, alike = numbered(np.where(nodes, key, NOTHING))
     sums = np.zeros((2, int(alike.max(initial=0)) + 1), np.int64)
-    for row, spent in enumerate((forward_of(evidence), backward_of(evidence))):
+    for row, spent in enumerate((of_forward, backward_of(evidence))):
         np.add.at(sums[row], alike[nodes], spent[nodes])
     return sums[0][alike], sums[1][alike]
 
@@ -115,6 +123,23 @@ read it once for each window that it is in, which are few."""
 _CROWDED = 4
 """Forward and backward of these move as many bytes, and the backward of a sampling grid twice as
 many. With this many times the forward's time, additions wait for each other."""
+
+
+_OF_FEW = 8
+"""Blocks of threads that add, for each that sets the sums to zero: one of the first has up to 1,024
+gradients, one of the others 512 sums. Twice the side has two of them."""
+
+
+def _of_few(evidence: Evidence, nodes: Mask) -> Mask:
+    """Whether each of these nodes adds many gradients to each element, by its thread blocks."""
+    work, blocks = evidence.work, evidence.events.size[evidence.work.event]
+    zeros = evidence.work_named(names.is_zero_fill)
+    most = np.zeros((2, len(nodes)), np.int64)
+    for row, chosen in enumerate((zeros, ~zeros & (work.tier == Tier.COMPUTE))):
+        mine = np.flatnonzero(chosen & evidence.work_of(nodes))
+        np.maximum.at(most[row], work.span[mine], blocks[mine])
+    found: Mask = (most[0] > 0) & (most[1] >= _OF_FEW * most[0])
+    return found
 
 
 @rule(
@@ -138,6 +163,8 @@ def atomic_additions(evidence: Evidence) -> Finding | None:
 
     **Found by** such nodes that take more than four times their forward, which moves as many bytes
     (not pooling, where few windows share an element); of indexing, only those in half precision.
+    Where the forward runs on few multiprocessors and many gradients go to each element, by the
+    number of thread blocks, it counts as if it filled the device, and is part of the cause.
 
     **Fix.** From a few cells, interpolate by two products with small matrices. In half precision,
     time the operator in fp32: on an H200 it gained nothing for bilinear interpolation, so that this
@@ -153,19 +180,28 @@ def atomic_additions(evidence: Evidence) -> Finding | None:
     if not nodes.any():
         return None
     forward, backward = _times(evidence, nodes)
-    nodes &= (forward > 0) & (backward > _CROWDED * forward)
-    placed = both_ways(evidence, nodes, np.empty(0, np.int64), LEAST_SHARE)
+    # A forward with a thread for each place of the result, which goes through all channels, can be
+    # as slow: then it is no measure.
+    filled, _ = _times(evidence, nodes, filled_forward_of(evidence))
+    shared = nodes & (filled > 0) & (backward > _CROWDED * filled) & _of_few(evidence, nodes)
+    nodes &= (forward > 0) & (backward > _CROWDED * forward) | shared
+    shared &= backward <= _CROWDED * forward
+    made = evidence.ownership.join.operator[shared]
+    placed = both_ways(evidence, nodes, made, LEAST_SHARE)
     if not placed.places:
         return None
+    costs = evidence.costs
     times = backward[nodes].max() / max(1, forward[nodes].max())
-    in_half = 2 * evidence.costs.of_spans(nodes & evidence.spans_of_work(half)) > placed.wall_ns
+    in_half = 2 * costs.of_spans(nodes & evidence.spans_of_work(half)) > costs.of_spans(nodes)
+    measure = f"{times:.0f} times the forward, which moves as many bytes"
+    if 2 * costs.of_spans(shared) > costs.of_spans(nodes):
+        measure = "and the forward, which has a thread for each place of all channels together"
     return finding(
         placed,
         seen=(
-            f"{', '.join(evidence.costs.top_nodes(nodes))}: {say.ms(placed.wall_ns)} in "
-            f"{say.per_step(int(nodes.sum()), 'node')}, {times:.0f} times the forward, which moves "
-            "as many bytes. Many threads add to the same elements"
-            f"{', and in half precision' if in_half else ''}."
+            f"{', '.join(costs.top_nodes(nodes))}: {say.ms(placed.wall_ns)} in "
+            f"{say.per_step(int(nodes.sum()), 'node')}, {measure}. Many threads add to the same "
+            f"elements{', and in half precision' if in_half else ''}."
         ),
         remedy=(
             "Time this operator in fp32 (disable autocast around it, .float() before it): "
@@ -182,15 +218,6 @@ def atomic_additions(evidence: Evidence) -> Finding | None:
         # The same in fp32 moves twice the bytes, and was no faster for interpolation on an H200.
         priced=not in_half,
     )
-
-
-_BATCHED = ("aten::bmm", "aten::baddbmm")
-_BLOCK = 150
-"""Nanoseconds of one multiprocessor for each block of threads: a GPU starts about one block a
-clock, so that one of a hundred multiprocessors gets one in 60 to 100 ns. A kernel with so short
-blocks spends its time on starting them; reading 5 KB takes as long."""
-_MANY_BLOCKS = 16_000
-"""Thousandths of a block for each multiprocessor: fewer fit on the device at the same time."""
 
 
 @rule(
@@ -213,18 +240,14 @@ def tiny_products(evidence: Evidence) -> Finding | None:
     bookkeeping costs far more than its arithmetic. The limit is 3% of the step.
 
     **Found by** kernels of `bmm` for vectors, and kernels whose blocks of threads end within 150 ns
-    of a multiprocessor: starting one takes half of that.
+    of a multiprocessor: starting one takes half of that. Where a product has so many matrices that
+    it takes several launches, within 300 ns.
 
     **Fix.** Write the product out as element-wise products and sums, and compile it; or make one
     large product.
     """
-    # That is a kernel for vectors, or one that ends its blocks of threads as soon as they start.
-    costs, say, work = evidence.costs, evidence.wording, evidence.work
-    inside = evidence.launched_in(*_BATCHED)
-    blocks = evidence.events.size[work.event]
-    short = (blocks >= _MANY_BLOCKS) & (1000 * costs.device_ns < _BLOCK * blocks)
-    tiny = (inside >= 0) & (work.tier == Tier.COMPUTE) & evidence.recorded
-    tiny &= short | evidence.work_named(names.is_vector_product)
+    costs, say = evidence.costs, evidence.wording
+    tiny, inside = of_tiny_products(evidence)
     return finding(
         costs.places_of_work(tiny),
         seen=(
