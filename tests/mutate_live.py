@@ -14,6 +14,8 @@ import sys
 from support.mutations import Mutation, main
 
 INSTRUMENTATION = "live/test_instrumentation.py"
+EXPORTING = "live/test_exporting.py"
+REMOVED = "test_a_model_that_is_instrumented_within_a_profile_and_removed_before_its_end"
 LABELLING = "live/test_labelling.py"
 CALLS = "live/test_call_wrapper.py"
 MARKERS = "live/test_markers.py"
@@ -75,6 +77,56 @@ MUTATIONS = (
         "strategy(function.__code__, skip)",
         "pass",
         f"{TRANSFORMS}::test_compiling_is_undisturbed",
+    ),
+    # Backward labels that come with the export.
+    Mutation(
+        "an export that is to be read has backward labels",
+        "live/exporting.py",
+        "    if is_plain_export():\n",
+        "    if False:\n",
+        f"{EXPORTING}::test_whoever_reads_an_export_gets_pytorchs_own_file",
+    ),
+    Mutation(
+        "a profiler without a trace has no markers",
+        "live/sessions.py",
+        "                scope.marks_nodes = not later\n",
+        "                scope.marks_nodes = False\n",
+        f"{EXPORTING}::test_what_writes_no_trace_has_markers_while_it_records",
+    ),
+    Mutation(
+        "the end of a session is not waited for",
+        "live/sessions.py",
+        " or (self.labelled and self._completes):\n",
+        ":\n",
+        f"{EXPORTING}::{REMOVED}",
+    ),
+    Mutation(
+        "that a label was written is not noted",
+        "live/calls.py",
+        "            sessions.labelled = True\n",
+        "",
+        f"{EXPORTING}::test_a_packed_export_has_them_too",
+    ),
+    Mutation(
+        "a profiler refers to itself",
+        "live/torch_internals/profiler.py",
+        "    reference = weakref.ref(profiler)\n",
+        "    reference = partial(getattr, profiler, '__self__', profiler)\n",
+        f"{EXPORTING}::test_a_profiler_keeps_no_model_alive_and_nothing_keeps_a_profiler",
+    ),
+    Mutation(
+        "a trace of any length is labelled",
+        "live/exporting.py",
+        "    if length > _MOST:\n",
+        "    if False:\n",
+        f"{EXPORTING}::test_a_trace_that_is_too_large_has_pytorchs_own_file",
+    ),
+    Mutation(
+        "tracks of an earlier copy stay",
+        "render/labelled_trace.py",
+        "            rest = _without_added(read)\n",
+        "            rest = read(_PIECE)\n",
+        f"{EXPORTING}::test_what_shows_a_trace_again_writes_costs_into_the_same_spans",
     ),
     # Names.
     Mutation(

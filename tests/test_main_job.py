@@ -11,6 +11,7 @@ import pytest
 import backspot
 from backspot import Report
 from backspot.trace.labels import parse_label
+from support.tracks import added_of, assert_nested, padded, slices_of, text_of
 
 torch = pytest.importorskip("torch")
 
@@ -39,10 +40,23 @@ def training():
 
 @pytest.fixture(scope="module")
 def profiled(tmp_path_factory: pytest.TempPathFactory):
+    return profile_of(tmp_path_factory.mktemp("main"))
+
+
+@pytest.fixture(scope="module")
+def marked(tmp_path_factory: pytest.TempPathFactory):
+    """The same with backward labels written while the profiler records."""
+    return profile_of(tmp_path_factory.mktemp("marked"), markers=True)
+
+
+def profile_of(folder: Path, **options: bool):
     model, loss, step = training()
     torch.use_deterministic_algorithms(True)
     try:
-        with backspot.instrument(model), backspot.instrument(loss, name="loss"):
+        with (
+            backspot.instrument(model, **options),
+            backspot.instrument(loss, name="loss", **options),
+        ):
             step()
             with torch.profiler.profile(
                 activities=[torch.profiler.ProfilerActivity.CPU]
@@ -52,7 +66,7 @@ def profiled(tmp_path_factory: pytest.TempPathFactory):
     finally:
         torch.use_deterministic_algorithms(False)
     before = backspot.locate(profiler)
-    path = tmp_path_factory.mktemp("main") / "trace.json.gz"
+    path = folder / "trace.json.gz"
     profiler.export_chrome_trace(str(path))
     return profiler, path, before
 
@@ -105,10 +119,21 @@ def spans_of(path: Path) -> list[tuple[int, int, str]]:
     return sorted(spans, key=lambda span: (span[0], -span[1]))
 
 
-def test_the_last_marker_before_the_gather_names_the_patch_dropout(profiled) -> None:
+def test_the_innermost_span_around_the_gather_is_that_of_the_patch_dropout(profiled) -> None:
+    text = text_of(profiled[1])
+    (track,) = slices_of(added_of(text), padded).values()
+    gathers = [s for s in spans_of(profiled[1]) if s[2] == "GatherBackward0"]
+    assert len(gathers) == 3
+    for start, end, _ in gathers:
+        # A float has no room for the last nanosecond.
+        around = [one for one in track if one.start <= start + 2 and end <= one.end + 2]
+        assert around[-1].name == "backward: patch_drop (PatchDropout)"
+
+
+def test_the_last_marker_before_the_gather_names_the_patch_dropout(marked) -> None:
     marker = ""
     seen = []
-    for _, _, name in spans_of(profiled[1]):
+    for _, _, name in spans_of(marked[1]):
         if name.startswith("backward: "):
             marker = name
         elif name == "GatherBackward0":
@@ -116,8 +141,8 @@ def test_the_last_marker_before_the_gather_names_the_patch_dropout(profiled) -> 
     assert seen == ["backward: patch_drop (PatchDropout)"] * 3
 
 
-def test_a_marker_stands_within_the_engines_event_before_the_node(profiled) -> None:
-    spans = spans_of(profiled[1])
+def test_a_marker_stands_within_the_engines_event_before_the_node(marked) -> None:
+    spans = spans_of(marked[1])
     markers = [s for s in spans if s[2] == "backward: patch_drop (PatchDropout)"]
     engines = [s for s in spans if s[2] == f"{EVALUATE}GatherBackward0"]
     nodes = [s for s in spans if s[2] == "GatherBackward0"]
@@ -128,18 +153,23 @@ def test_a_marker_stands_within_the_engines_event_before_the_node(profiled) -> N
         assert node[1] <= engine[1]
 
 
-def test_perfetto_drops_none_of_our_labels(profiled) -> None:
+@pytest.mark.parametrize("kind", ["profiled", "marked"])
+def test_perfetto_drops_none_of_our_labels(kind, request: pytest.FixtureRequest) -> None:
     """Its rule: on one track no slice overlaps another without lying within it."""
+    path = request.getfixturevalue(kind)[1]
     stack: list[int] = []
     labels = 0
-    for start, end, name in spans_of(profiled[1]):  # on the CPU all is on one thread
+    for start, end, name in spans_of(path):  # on the CPU all is on one thread
         while stack and stack[-1] <= start:
             stack.pop()
         if parse_label(name) is not None:
             labels += 1
             assert not stack or end <= stack[-1], name
         stack.append(end)
-    assert labels > 200
+    assert labels > {"profiled": 100, "marked": 200}[kind]
+    if kind == "profiled":
+        assert_nested(text_of(path))
+        assert len(added_of(text_of(path))) > 200
 
 
 def test_a_schedule_and_its_handlers_work(tmp_path: Path) -> None:

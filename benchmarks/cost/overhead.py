@@ -1,7 +1,7 @@
 """What Backspot costs on a training step, with the profiler off and on.
 
     python -m benchmarks overhead [--device cuda] [--seconds 240] [--cases vit,gpt2]
-    python -m benchmarks overhead --variants "call, no markers" call "with_stack=True"
+    python -m benchmarks overhead --variants default call "with_stack=True"
     python -m benchmarks overhead_ranks
 
 Every variant runs in every round, in a new random order, so that other work on the machine meets
@@ -54,11 +54,16 @@ _SHARES = {"off": 0.2, "on": 1.0}  # of a case's time: rounds without profiler a
 # A percentage of the plain step that a variant may add, by what decides the step's time.
 _TARGETS = {
     "off": {name: {"gpu": 1.0, "host": 1.0} for name in LABELS},
-    "on": {"call, no markers": {"gpu": 2.0, "host": 6.0}, "call": {"gpu": 4.0, "host": 12.0}},
+    "on": {
+        "call, no markers": {"gpu": 2.0, "host": 6.0},
+        "call": {"gpu": 4.0, "host": 12.0},
+        "default": {"gpu": 6.0, "host": 6.0},
+        "default, depth=2": {"gpu": 2.0, "host": 2.0},
+    },
 }
 _ON_RANKS = (
-    PLAIN, UNPROFILED, "call, no markers", "call", "node, no markers", "Lightning's labels",
-    "with_stack=True",
+    PLAIN, UNPROFILED, "call, no markers", "call", "default", "node, no markers",
+    "Lightning's labels", "with_stack=True",
 )  # fmt: skip
 
 

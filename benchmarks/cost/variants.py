@@ -59,6 +59,14 @@ def _gpt2(context: Context) -> Training:
     return _train(context, model, gpt2_loss(context, model, 8, 512))
 
 
+def _layers(context: Context) -> Training:
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(16, 16) for _ in range(context.pick(120, 8))]
+    model = torch.nn.Sequential(*layers).to(context.device)
+    rows = context.randn(8, 16)
+    return _train(context, model, lambda: model(rows).square().mean())
+
+
 _VIT, _TINY, _CONV = "vit_base_patch16_224", "vit_tiny_patch16_224", "resnet50"
 CASES: Mapping[str, Case] = {
     "vit": Case("cuda", _images(_VIT, 128), "ViT-B/16, batch 128, bf16 autocast"),
@@ -75,6 +83,7 @@ CASES: Mapping[str, Case] = {
     "convnet": Case(
         "cpu", _images("resnet18", 4, size=64), "ResNet-18 at 64 pixels, batch 4, one thread"
     ),
+    "layers": Case("cpu", _layers, "120 linear layers of 16 features, batch 8, one thread"),
 }
 
 
@@ -151,7 +160,8 @@ def _lightning_labels(model: torch.nn.Module) -> Iterator[None]:
 PLAIN, UNPROFILED = "nothing", "no profiler"
 LABELS: dict[str, dict[str, Any]] = {
     "call, no markers": {"hooks": "call", "markers": False},
-    "call": {"hooks": "call"},
+    "call": {"hooks": "call", "markers": True},
+    "default": {},  # backward labels come with the export, which is not timed here
     "node, no markers": {"hooks": "node", "markers": False},
     "module": {"hooks": "module"},
 }
@@ -164,6 +174,8 @@ VARIANTS: dict[str, Variant] = {
     PLAIN: Variant(_plain),
     UNPROFILED: Variant(_plain, without_profiler=False, profiled=False),
     **{name: Variant(_instrumented(**options)) for name, options in LABELS.items()},
+    "default, depth=2": Variant(_instrumented(depth=2)),
+    "call, depth=2": Variant(_instrumented(depth=2, **LABELS["call"])),
     "call, no markers, depth=2": Variant(_instrumented(depth=2, **LABELS["call, no markers"])),
     "call, no markers, lines": Variant(_instrumented(hooks="call", markers=False, lines=True)),
     # ``profile(memory=True, shapes=True)`` records these in steps of their own.

@@ -17,14 +17,14 @@ from backspot.checks import check_whole, is_number
 from backspot.errors import UsageError
 from backspot.formatting import quoted, visible
 from backspot.paths import check_force, path_text
-from backspot.render.labelled_trace import check_labelled, write_labelled
+from backspot.render.labelled_trace import check_labelled, label_in_place, write_labelled
 from backspot.results.report import Report
 from backspot.trace import Progress, read_events
 from backspot.trace.profiler import LIVE, Export, exported, is_profiler
 from backspot.trace.read import trace_file
 from backspot.trace.source import Source
 
-__all__ = ["locate", "locate_export", "report_of", "save_labelled"]
+__all__ = ["label_export", "locate", "locate_export", "report_of", "save_labelled"]
 
 
 def locate(
@@ -161,6 +161,20 @@ def locate_export(
         if trace is not None:
             _label(path, recording, report, trace, force=force)
         return report
+
+
+def label_export(path: Path) -> None:
+    """Write tracks of ``backward: …`` spans into a plain trace itself, as ``_label`` into a copy.
+
+    Without a report, as that takes longer than reading. A trace without a backward stays as it is.
+
+    Raises:
+        BackspotError: If the trace cannot be read or written; it stays as it is.
+    """
+    recording = Recording.of(read_events(path, jobs=1))  # the process trains: it starts no others
+    tracks = find_tracks(recording.events, recording.ownership)
+    if tracks.tracks:
+        label_in_place(path, recording.events, tracks)
 
 
 def _label(

@@ -89,7 +89,7 @@ def test_hooks_that_a_graph_still_holds_do_nothing_after_removal(hooks, record):
 
 def test_removal_within_a_forward_closes_its_labels(record):
     model = net()
-    instrumentation = backspot.instrument(model)
+    instrumentation = backspot.instrument(model, markers=True)
 
     def remove(*_):
         instrumentation.remove()

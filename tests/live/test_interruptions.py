@@ -83,7 +83,7 @@ WHOLE = [
 )
 def test_the_steps_after_a_failure_are_labelled_rightly(action, error, record):
     model = net()
-    with backspot.instrument(model):
+    with backspot.instrument(model, markers=True):
         fail = failing(model, action, error)
         within = record(lambda: (fail(), step(model)()))
         assert within.names[-len(WHOLE) :] == WHOLE
@@ -148,7 +148,7 @@ class Handles(nn.Module):
 
 def test_a_failure_that_its_caller_handles_ends_the_label_of_what_failed(record):
     model = nn.Sequential(nn.Linear(4, 4), Handles())
-    with backspot.instrument(model):
+    with backspot.instrument(model, markers=True):
         recording = record(step(model))
     (failed,) = (x for x in recording.labels if x.name == "forward: 1.fails (Acting)")
     (exp,) = (event for event in recording.events if event.name == "aten::exp")
@@ -315,7 +315,7 @@ def test_a_profiler_may_stop_within_a_forward(where, record):
         outputs[0].sum().backward()
 
     inside, stopped, outputs = threading.Event(), threading.Event(), []
-    with backspot.instrument(model):
+    with backspot.instrument(model, markers=True):
         if where == "in a forward":
             model[1][1].action = lambda x: (stop(), torch.relu(x))[1]
         else:

@@ -40,7 +40,7 @@ def test_forward_labels_nest_as_the_calls_do(record):
 
 def test_depth_limits_the_levels_of_modules(record):
     model = Net()
-    with backspot.instrument(model, depth=1) as instrumentation:
+    with backspot.instrument(model, depth=1, markers=True) as instrumentation:
         assert instrumentation.paths == ("", "blocks", "head")
         assert record(step(model)).names == [
             "forward: (Net)",
@@ -50,7 +50,7 @@ def test_depth_limits_the_levels_of_modules(record):
             "backward: (Net)",
             "backward: blocks (Sequential)",
         ]
-    with backspot.instrument(model, depth=0) as instrumentation:
+    with backspot.instrument(model, depth=0, markers=True) as instrumentation:
         assert instrumentation.paths == ("",)
 
 
@@ -160,7 +160,10 @@ def test_a_list_with_a_forward_of_its_own_is_a_level():
 
 def test_a_name_tells_instrumented_modules_apart(record):
     model, loss = Net(), nn.MSELoss()
-    with backspot.instrument(model), backspot.instrument(loss, name="loss"):
+    with (
+        backspot.instrument(model, markers=True),
+        backspot.instrument(loss, name="loss", markers=True),
+    ):
         recording = record(lambda: loss(model(torch.randn(3, 4)), torch.zeros(3, 2)).backward())
     assert recording.forward()[-1] == "forward: loss (MSELoss)"
     assert recording.backward()[:2] == ["backward: loss (MSELoss)", "backward: head (Linear)"]
@@ -224,7 +227,7 @@ def test_recursion_is_followed(record):
             return x if times == 1 else self(x, times - 1) * 2
 
     model = Recursive()
-    with backspot.instrument(model):
+    with backspot.instrument(model, markers=True):
         recording = record(step(model))
     assert recording.forward() == [
         "forward: (Recursive)",
@@ -256,7 +259,7 @@ def test_each_thread_has_its_own_calls(record):
         for thread in threads:
             thread.join()
 
-    with backspot.instrument(model):
+    with backspot.instrument(model, markers=True):
         recording = record(run, all_threads=True)
     assert recording.forward().count("forward: blocks.0.fc (Linear)") == 2
     assert not [name for name in recording.names if "#" in name]
@@ -276,7 +279,7 @@ def test_checkpointed_blocks_are_labelled_again_when_they_run_again(reentrant, r
             return x
 
     model = Checkpointed()
-    with backspot.instrument(model):
+    with backspot.instrument(model, markers=True):
         recording = record(step(model, torch.randn(3, 4, requires_grad=True)))
         assert not current_thread().calls
     assert recording.forward().count("forward: blocks.1 (Block)") == 2
@@ -296,7 +299,7 @@ def test_no_grad_and_inference_mode_have_forward_labels_only(record):
 
 def test_lazy_modules_are_labelled(record):
     model = nn.Sequential(nn.LazyLinear(3), nn.Tanh())
-    with backspot.instrument(model):
+    with backspot.instrument(model, markers=True):
         names = record(step(model)).names
         assert {"forward: 0 (Linear)", "backward: 1 (Tanh)"} <= {*names}
         assert model[0].weight.shape == (3, 4)
@@ -304,7 +307,7 @@ def test_lazy_modules_are_labelled(record):
 
 def test_a_parametrized_module_keeps_the_name_of_its_class(record):
     model = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)))
-    with backspot.instrument(model):
+    with backspot.instrument(model, markers=True):
         names = record(step(model)).names
     assert {
         "forward: 0 (Linear)",

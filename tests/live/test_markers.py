@@ -16,7 +16,7 @@ from support.choice import slow_except
 
 def test_backward_markers_follow_the_engine(record):
     model = Net()
-    with backspot.instrument(model):
+    with backspot.instrument(model, markers=True):
         assert record(step(model)).backward() == [
             "backward: head (Linear)",
             "backward: (Net)",
@@ -31,7 +31,7 @@ def test_backward_markers_follow_the_engine(record):
 
 def test_a_marker_stands_in_the_event_of_its_node_and_before_the_node(record):
     model = Net()
-    with backspot.instrument(model):
+    with backspot.instrument(model, markers=True):
         recording = record(step(model))
     marker = next(x for x in recording.labels if x.name == "backward: blocks.1.act (GELU)")
     node = next(x for x in recording.events if x.name == "GeluBackward0")
@@ -43,17 +43,17 @@ def test_a_marker_stands_in_the_event_of_its_node_and_before_the_node(record):
 
 def test_an_identity_does_not_claim_what_it_passes_on(record):
     model = nn.Sequential(nn.Linear(4, 4), nn.Identity(), nn.Tanh(), nn.Identity())
-    with backspot.instrument(model):
+    with backspot.instrument(model, markers=True):
         assert record(step(model)).backward() == ["backward: 2 (Tanh)", "backward: 0 (Linear)"]
 
 
 def test_an_identity_bears_a_label_only_where_somebody_hooks_it(record):
     model = nn.Sequential(nn.Linear(4, 4), nn.Identity(), nn.Identity())
     model[1].register_forward_hook(lambda module, args, output: output * 2)
-    with backspot.instrument(model) as instrumentation:
+    with backspot.instrument(model, markers=True) as instrumentation:
         assert instrumentation.paths == ("", "0", "1")
         assert record(step(model)).backward() == ["backward: 1 (Identity)", "backward: 0 (Linear)"]
-    with backspot.instrument(nn.Identity()) as instrumentation:
+    with backspot.instrument(nn.Identity(), markers=True) as instrumentation:
         assert instrumentation.paths == ("",)
 
 
@@ -65,7 +65,7 @@ class Doubling(nn.Identity):
 def test_an_identity_with_a_forward_of_its_own_bears_a_label(record):
     model = nn.Sequential(nn.Linear(4, 4), nn.Identity(), nn.Identity(), Doubling())
     model[1].forward = lambda x: x * 2
-    with backspot.instrument(model) as instrumentation:
+    with backspot.instrument(model, markers=True) as instrumentation:
         assert instrumentation.paths == ("", "0", "1", "3")
         assert record(step(model)).backward() == [
             "backward: 3 (Doubling)",
@@ -86,7 +86,7 @@ def test_a_feature_belongs_to_the_module_that_made_it(record):
             return self.late(torch.relu(feature), feature)
 
     model = Skips()
-    with backspot.instrument(model):
+    with backspot.instrument(model, markers=True):
         recording = record(step(model))
     assert recording.backward() == [
         "backward: late (Bilinear)",
@@ -102,7 +102,7 @@ def test_a_node_made_outside_of_every_module_bears_no_marker(record):
         x = torch.randn(3, 4, requires_grad=True)
         model(model(x).exp()).sum().backward()
 
-    with backspot.instrument(model):
+    with backspot.instrument(model, markers=True):
         assert record(run).backward() == 2 * ["backward: (Tanh)"]
 
 
@@ -140,7 +140,7 @@ def test_a_node_made_on_another_thread_bears_no_marker(had_here, record):
         model(made[0]).sum().backward()
 
     # A new thread counts from zero, and its number is reached soon.
-    with backspot.instrument(model), ThreadPoolExecutor(1) as new:
+    with backspot.instrument(model, markers=True), ThreadPoolExecutor(1) as new:
         found = new.submit(record, run).result().backward()
     assert found == ["backward: 1 (Tanh)", "backward: 0 (Linear)"]
 
@@ -205,7 +205,7 @@ def test_every_marker_names_the_module_that_was_running_when_the_node_was_made(n
             node.register_prehook(probe(node))
         loss.backward()
 
-    with backspot.instrument(model):
+    with backspot.instrument(model, markers=True):
         recording = record(run)
     told = [
         event.name for event in recording.events if event.name.startswith(("truth: ", "backward: "))
@@ -226,7 +226,7 @@ def test_what_a_module_joins_bears_its_marker_too(record):
             return torch.cat([x.exp(), x.tanh()])
 
     model = nn.Sequential(nn.Linear(4, 4), Joins())
-    with backspot.instrument(model):
+    with backspot.instrument(model, markers=True):
         recording = record(step(model))
     joins = "backward: 1 (Joins)"
     assert recording.backward() == [joins, joins, joins, "backward: 0 (Linear)"]
@@ -256,7 +256,7 @@ def test_outputs_in_containers_are_looked_into(container, record):
     made = []
     model = Gives()
     x = torch.randn(2, 4, requires_grad=True)
-    with backspot.instrument(model):
+    with backspot.instrument(model, markers=True):
         recording = record(lambda: (model(x), (made[0] + made[1]).sum().backward()))
     assert recording.backward() == 2 * ["backward: (Gives)"]
 
@@ -276,6 +276,6 @@ def test_outputs_of_transformers_are_looked_into(record):
             )
 
     model = Hidden()
-    with backspot.instrument(model):
+    with backspot.instrument(model, markers=True):
         recording = record(lambda: model(torch.randn(2, 4)).last_hidden_state.sum().backward())
     assert recording.backward() == ["backward: (Hidden)", "backward: fc (Linear)"]

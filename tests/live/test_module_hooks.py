@@ -48,7 +48,7 @@ def test_an_in_place_failure_names_the_module_and_the_way_out(recorded, record):
 
     with backspot.instrument(model, hooks="module"):
         record(run) if recorded else run()
-    with backspot.instrument(model):
+    with backspot.instrument(model, markers=True):
         assert "backward: 1.0 (ReLU)" in record(step(model)).names
 
 

@@ -240,7 +240,7 @@ def test_labels_leave_real_models_as_they_are(name, graph_of, record):
 
 def test_a_stale_view_is_counted_and_not_asked(record):
     model = StaleUnbind()
-    with backspot.instrument(model):
+    with backspot.instrument(model, markers=True):
         names = record(lambda: model(torch.randn(2, 4)).sum().backward()).names
         with profile(activities=[ProfilerActivity.CPU]) as profiler:
             model(torch.randn(2, 4)).sum().backward()
@@ -295,7 +295,7 @@ def test_state_dict_is_unchanged():
 def test_a_module_that_gives_back_its_input_is_marked_where_it_changed_it(record):
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True), nn.Dropout(0.0), nn.Tanh())
     model.eval()  # the dropout hands on the very tensor
-    with backspot.instrument(model):
+    with backspot.instrument(model, markers=True):
         names = record(lambda: model(torch.randn(3, 4)).sum().backward()).backward()
     assert names == ["backward: 3 (Tanh)", "backward: 1 (ReLU)", "backward: 0 (Linear)"]
 
@@ -334,7 +334,7 @@ def test_a_mode_of_the_user_hears_of_no_operator_of_ours(record):
         return mode.heard
 
     plain = heard()
-    with backspot.instrument(model):
+    with backspot.instrument(model, markers=True):
         found = []
         recording = record(lambda: found.extend(heard()))
     assert found == plain

@@ -135,7 +135,7 @@ def test_functional_transforms_are_left_alone(transform, record):
 
     expected = run()
     results = []
-    with backspot.instrument(model):
+    with backspot.instrument(model, markers=True):
         assert record(lambda: results.append(run())).names == []
         labels = record(step(model)).names
     assert torch.equal(results[0], expected)
@@ -175,7 +175,7 @@ def test_tensor_subclasses_are_passed_through(record):
 
     model = net()
     x = torch.randn(3, 4).as_subclass(Loud)
-    with backspot.instrument(model):
+    with backspot.instrument(model, markers=True):
         recording = record(lambda: model(x).as_subclass(torch.Tensor).sum().backward())
     assert "backward: 1 (Block)" in recording.backward()
 
@@ -232,7 +232,7 @@ def test_double_backward_is_labelled_too(record):
         (gradient,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
         gradient.square().sum().backward()
 
-    with backspot.instrument(model):
+    with backspot.instrument(model, markers=True):
         names = record(run).backward()
     assert names[:2] == ["backward: 1 (Tanh)", "backward: 0 (Linear)"]
     assert names[2:] == ["backward: 1 (Tanh)", "backward: 0 (Linear)"]

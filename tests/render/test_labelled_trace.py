@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import shutil
 from bisect import bisect_right
 from collections import defaultdict
 from dataclasses import replace
@@ -15,30 +16,28 @@ import pytest
 
 import backspot
 from backspot.analysis.attribution.ownership import attribute
+from backspot.analysis.attribution.tracks import find_tracks
 from backspot.commands import main
 from backspot.errors import NoBackwardError, NotATraceError, OutputExistsError, UsageError
 from backspot.formatting import percent
-from backspot.render.labelled_trace import CATEGORY
+from backspot.render.labelled_trace import CATEGORY, label_in_place
 from backspot.trace import read_events
 from support.choice import slow_except
 from support.h200 import WITH_BACKWARD, path_of, report_of
 from support.synthetic import Trace
-from support.tracks import added_of, assert_nested, exactly, padded, slices_of, text_of
+from support.tracks import (
+    added_of,
+    assert_nested,
+    exactly,
+    original_within,
+    padded,
+    slices_of,
+    text_of,
+)
 
 pytestmark = pytest.mark.xdist_group("h200")  # one worker reads them
 
 FOREIGN = Path(__file__).parents[1] / "data" / "foreign" / "hta_resnet.json.gz"
-
-
-def original_within(annotated: bytes) -> tuple[bytes, bytes]:
-    """The text without what was added, and that."""
-    start = annotated.index(b'{"ph":"M","cat":"backspot"')
-    end = start
-    while (
-        annotated.startswith(b'{"ph":"', end) and b'"cat":"backspot"' in annotated[end : end + 40]
-    ):
-        end = annotated.index(b"},\n", end) + 3
-    return annotated[:start] + annotated[end:], annotated[start:end]
 
 
 @cache
@@ -353,7 +352,6 @@ def test_what_cannot_be_is_refused_with_its_exit_code_and_nothing_is_written(tmp
         (tmp_path / "missing.json", out, [], 3, "missing.json"),
         (short, out, [], 4, "cut short"),
         (packed, out, [], 4, "cut short"),
-        (done, out, [], 2, "already"),
         (no_backward, out, [], 5, "no backward pass"),
         ("-", out, [], 2, "standard input"),
     ]:
@@ -364,6 +362,30 @@ def test_what_cannot_be_is_refused_with_its_exit_code_and_nothing_is_written(tmp
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
     assert main(["show", str(trace), "-o", str(there), "--force"]) == 0
     assert there.read_bytes() == done.read_bytes()
+
+
+@pytest.mark.parametrize("name", ["vit_patch_drop", "two_streams"])
+def test_tracks_that_a_trace_has_already_are_replaced(name, tmp_path):
+    """More than a piece of the file is added to the first, and some other line begins like that."""
+    labelled, again = tmp_path / "labelled.json", tmp_path / "again.json"
+    labelled.write_bytes(annotated_text(name))
+    report = backspot.locate(labelled, trace=again)
+    assert again.read_bytes() == labelled.read_bytes()
+    # Tracks without costs, as an export has them, get costs.
+    with_costs = added_of(again.read_bytes())
+    assert any("args" in event for event in with_costs if event["ph"] == "B")
+    plain = read_events(path_of(name))
+    label_in_place(
+        Path(shutil.copy(again, tmp_path / "in place.json")),
+        plain,
+        find_tracks(plain, attribute(plain)),
+    )
+    without = (tmp_path / "in place.json").read_bytes()
+    assert not any("args" in event for event in added_of(without) if event["ph"] == "B")
+    assert original_within(without)[0] == text_of(path_of(name))
+    backspot.locate(tmp_path / "in place.json", trace=again, force=True)
+    assert added_of(again.read_bytes()) == with_costs
+    assert report.modules
 
 
 def test_the_errors_have_their_types(tmp_path):

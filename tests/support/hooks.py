@@ -24,6 +24,9 @@ def instrument(model: Any, *, hooks: str = "call", **options: Any) -> backspot.I
         return backspot.instrument(model, **options)
 
 
+_MARKED = "marked"  # "call", with markers where nothing else is asked for
+
+
 def for_each_kind(metafunc: pytest.Metafunc) -> None:
     """Run a test with each kind as the default of ``hooks=``, unless the test names the kinds.
 
@@ -34,11 +37,12 @@ def for_each_kind(metafunc: pytest.Metafunc) -> None:
     kinds: list[Any]
     match metafunc.config.getoption("hooks"):
         case "all":
-            kinds = [*KINDS]
+            kinds = [*KINDS, _MARKED]
         case None if metafunc.definition.get_closest_marker("slow"):
             kinds = ["call"]
         case None:
-            kinds = ["call", pytest.param("node", marks=pytest.mark.slow)]
+            others = ("node", _MARKED)
+            kinds = ["call", *(pytest.param(one, marks=pytest.mark.slow) for one in others)]
         case kind:
             kinds = [kind]
     metafunc.parametrize("default_hooks", kinds, indirect=True)
@@ -50,7 +54,8 @@ def default_hooks(request: pytest.FixtureRequest) -> Iterator[str]:
     from backspot.live.sessions import sessions
 
     kind = getattr(request, "param", "call")
-    before = sessions.watches_starts
-    sessions.watches_starts = before and kind == "call"
-    yield kind
-    sessions.watches_starts = before
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sessions, "watches_starts", sessions.watches_starts and kind != "node")
+        if kind == _MARKED:  # as where no backward label can come later
+            patch.setattr(sessions, "when_labelled", None)
+        yield "node" if kind == "node" else "call"

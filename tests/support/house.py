@@ -37,7 +37,7 @@ PARTS = {
     "training": r"live/(step_log|termination)|analysis/(training|rare)|render/training"
     r"|html/_training",
     "loaders": r"live/loaders|torch_internals/batches",
-    "labelled trace": r"labelled_trace|attribution/tracks",
+    "labelled trace": r"labelled_trace|attribution/tracks|live/exporting",
     "formats": r"render/(flamegraph|markdown|notebook|tables)\.py|html/notebook",
     "children": r"^children|^_startup/|commands/_processes",
     "run": r"commands/(run|_script|demo)|live/(recorder|running|saving|discovery)\.py",

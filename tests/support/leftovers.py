@@ -40,7 +40,8 @@ def left_in_torch() -> list[str]:
         "copyreg",
     )
     holders = {name: import_module(name) for name in modules}
-    classes = (nn.Module, torch.fx.GraphModule, profile, torch.optim.Optimizer)
+    profilers = (profile, torch.autograd.profiler.profile)
+    classes = (nn.Module, torch.fx.GraphModule, *profilers, torch.optim.Optimizer)
     holders |= {str(held): held for held in classes}
     return [f"{home}.{name}" for home, held in holders.items() for name in _places(vars(held))]
 

@@ -49,6 +49,17 @@ def text_of(path: Path) -> bytes:
     return gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
 
 
+def original_within(annotated: bytes) -> tuple[bytes, bytes]:
+    """The text without what was added, and that."""
+    start = annotated.index(b'{"ph":"M","cat":"backspot"')
+    end = start
+    while (
+        annotated.startswith(b'{"ph":"', end) and b'"cat":"backspot"' in annotated[end : end + 40]
+    ):
+        end = annotated.index(b"},\n", end) + 3
+    return annotated[:start] + annotated[end:], annotated[start:end]
+
+
 def added_of(text: bytes) -> list[dict[str, Any]]:
     # Times as text: a double has no room for the nanoseconds of a year.
     events = json.loads(text, parse_float=str)

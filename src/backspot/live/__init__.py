@@ -32,8 +32,9 @@ A module call that a profiler records goes through:
 2. ``calls.py``: the running *calls* of each thread. A call opens the *range* of its forward label
    and ends the range when the call returns. Autograd numbers the nodes that a thread makes; the
    calls cut these sequence numbers into *intervals*, so that a node's number gives its owner.
-3. ``markers.py``: the *boundary nodes*, which made the inputs and outputs of calls, get a *marker*:
-   a prehook that writes the backward label.
+3. ``markers.py``: with markers the *boundary nodes*, which made the inputs and outputs of calls,
+   get a *marker*: a prehook that writes the backward label. Otherwise ``exporting.py`` writes
+   backward labels into the trace when it is exported.
 4. ``source_lines.py``: the line of source that made each node.
 
 ``step_log.py`` notes each step of a training, from its first to its last, without a profiler;
@@ -72,6 +73,7 @@ except ModuleNotFoundError as error:
     ) from None
 
 from backspot.analysis.slowdowns import Alarm
+from backspot.live.exporting import label_its_export
 from backspot.live.instrumentation import Instrumentation, instrument
 from backspot.live.loaders import mark_batches
 from backspot.live.monitor import Monitor
@@ -79,5 +81,6 @@ from backspot.live.profiling import profile
 from backspot.live.sessions import sessions
 
 sessions.beside.append(mark_batches)
+sessions.when_labelled = label_its_export
 
 __all__ = ["Alarm", "Instrumentation", "Monitor", "instrument", "profile"]

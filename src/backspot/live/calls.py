@@ -167,6 +167,7 @@ class Thread:
             self.repair(module, call)
         counts = self.counts
         if not calls:
+            sessions.labelled = True
             counts.clear()
             self.unmarked.clear()
             self.seen_id = 0

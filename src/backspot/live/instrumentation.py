@@ -42,6 +42,9 @@ from backspot.results.grouping import Patterns, patterns_of
 NO_FUNCTION = ": functions have no labels, but modules such as nn.CrossEntropyLoss() do"
 """The end of an error message when a function is given instead of a module."""
 
+# Node hooks are for a PyTorch that is not known, and full backward hooks are markers themselves.
+_DEFAULT_MARKERS = {"call": None, "node": True, "module": True}
+
 
 class Instrumentation:
     """A labelled model, as ``instrument`` returns it; a context manager that removes the labels.
@@ -55,7 +58,8 @@ class Instrumentation:
         match: the patterns of the paths that are labelled; ``None`` for all paths.
         hooks: ``"call"`` or ``"module"``; ``"node"`` where the start of a profiler cannot be
             noticed.
-        markers: Whether backward labels are written.
+        markers: Whether backward labels are written while a profiler records; ``None``: when its
+            trace is exported.
         lines: Whether source lines are recorded.
         compiled: Whether the modules of compiled code are recorded.
         paths: The labelled paths, parents first; ``""`` is the model without a name.
@@ -82,7 +86,7 @@ class Instrumentation:
         depth: int | None,
         patterns: Patterns | None,
         hooks: str,
-        markers: bool,
+        markers: bool | None,
         lines: bool,
         compiled: bool,
     ) -> None:
@@ -129,7 +133,7 @@ class Instrumentation:
             path = _path(self.name, inner_path)
             if patterns is not None and inner_path and not patterns.matches(path):
                 continue
-            if reason := _refusal(module, self.hooks, self.markers):
+            if reason := _refusal(module, self.hooks, bool(self.markers)):
                 self.skipped[path] = reason
             elif not (inner_path and self.hooks != "module" and _passes_on(module)):
                 found.append((path, module, around))
@@ -191,8 +195,8 @@ class Instrumentation:
             parts.append(f"depth={self.depth}")
         if self.match is not None:
             parts.append(f"match={list(self.match)!r}")
-        if not self.markers:
-            parts.append("markers=False")
+        if self.markers is not _DEFAULT_MARKERS[self.hooks]:
+            parts.append(f"markers={self.markers}")
         if self.lines:
             parts.append("lines=True")
         if not self.compiled:
@@ -248,7 +252,7 @@ def instrument(
     match: str | Sequence[str] | None = None,
     name: str = "",
     hooks: Literal["call", "module"] = "call",
-    markers: bool = True,
+    markers: bool | None = None,
     lines: bool = False,
     compiled: bool = True,
 ) -> Instrumentation:
@@ -265,11 +269,18 @@ def instrument(
     ``hooks="module"``, full backward hooks, is for comparison: it changes the graph, fails on
     in-place operations, and breaks compiled graphs.
 
-    Backward labels are markers for trace viewers; the report needs none. A view of memory that was
-    changed in place gets none: labels ``unmarked: …`` count these. A shared module has the first of
-    its paths. A plain ``torch.nn.Identity`` gets no label, and neither do modules that are added
-    later. Paths leave out the parts that wrappers add, such as ``torch.compile``.
-    ``torch.jit.script`` refuses a model with hooks: call ``remove()`` before.
+    Backward labels are for trace viewers; the report needs none. They come when the trace is
+    exported, as tracks of nested spans, also after ``remove``: ``export_chrome_trace`` writes
+    PyTorch's file and then the labelled one in its place, which takes less than twice as long as
+    to read it. Where that fails, PyTorch's file stays, and one line on standard error says why. So
+    ``key_averages()`` and ``events()`` have nothing of a module's backward, unless ``markers=True``
+    writes labels while the profiler records: a marker says where autograd starts on a module. A
+    view of memory that was changed in place gets none; labels ``unmarked: …`` count these.
+    ``emit_nvtx``, ``emit_itt`` and ``hooks="module"`` write labels at once in any case.
+
+    A shared module has the first of its paths. A plain ``torch.nn.Identity`` gets no label, and
+    neither do modules that are added later. Paths leave out the parts that wrappers add, such as
+    ``torch.compile``. ``torch.jit.script`` refuses a model with hooks: call ``remove()`` before.
 
     Args:
         model: the model, or any other ``torch.nn.Module``, such as a loss function.
@@ -281,7 +292,9 @@ def instrument(
             itself always has a label. With ``depth``, both must hold. ``None`` (default): all.
         name: the first part of all paths, which distinguishes several models. Default ``""``.
         hooks: ``"call"`` (default) or ``"module"``.
-        markers: whether to write backward labels; without them no node has a hook. Default true.
+        markers: ``True`` writes backward labels while the profiler records, by hooks on autograd's
+            nodes, at up to a third of a profiled step; ``False`` writes none at all. ``None``
+            (default): when the trace is exported.
         lines: whether to record the line of source that creates each node, at about 3 µs a node.
             Before torch 2.14: the line that calls the module, for PyTorch's own. Default false.
         compiled: whether to record for which modules compiled code works, if ``instrument`` is
@@ -307,8 +320,11 @@ def instrument(
     """
     check_arguments(model, depth, name)
     check_choice("hooks", hooks, ("call", "module"))
-    for word, value in (("markers", markers), ("lines", lines), ("compiled", compiled)):
+    for word, value in (("lines", lines), ("compiled", compiled)):
         check_flag(word, value)
+    if markers is not None:
+        check_flag("markers", markers)
+    kind = "node" if hooks == "call" and not sessions.watches_starts else hooks
     patterns = _checked_patterns(match, model, name)
     instrumentation = None
     try:
@@ -319,8 +335,8 @@ def instrument(
                 name=name,
                 depth=depth,
                 patterns=patterns,
-                hooks="node" if hooks == "call" and not sessions.watches_starts else hooks,
-                markers=markers,
+                hooks=kind,
+                markers=_DEFAULT_MARKERS[kind] if markers is None else markers,
                 lines=lines,
                 compiled=compiled,
             )

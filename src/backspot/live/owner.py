@@ -26,10 +26,20 @@ class Scope:
         active: false once it was removed: hooks that are still on the nodes of a graph then do
             nothing.
         hooks: ``"call"``, ``"node"`` or ``"module"``.
-        marks_nodes: whether backward markers are on boundary nodes.
+        markers: whether there are backward markers; ``None``: where no trace is exported.
+        marks_nodes: whether backward markers are on boundary nodes in this session.
     """
 
-    __slots__ = ("active", "hooks", "lines", "marks_nodes", "model", "modules", "paths")
+    __slots__ = (
+        "active",
+        "hooks",
+        "lines",
+        "markers",
+        "marks_nodes",
+        "model",
+        "modules",
+        "paths",
+    )
 
     def __init__(
         self,
@@ -37,13 +47,14 @@ class Scope:
         paths: frozenset[str],
         *,
         hooks: str,
-        markers: bool,
+        markers: bool | None,
         lines: bool,
     ) -> None:
         self.active = True
         self.hooks = hooks
         self.lines = lines
-        self.marks_nodes = markers and hooks != "module"
+        self.markers = markers
+        self.marks_nodes = bool(markers) and hooks != "module"
         self.paths = paths
         self.model = weakref.ref(model)
         self.modules: list[tuple[Owner, weakref.ref[torch.nn.Module]]] = []

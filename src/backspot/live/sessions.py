@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
@@ -54,6 +55,10 @@ class Sessions:
         when_ending: called after a profiler stopped, before PyTorch clears its flag for that.
         when_stepped: called after an optimizer has taken a step while a profiler records.
         when_stopped: called with each active instrumentation after that.
+        when_labelled: called with the profiler of a session that has ended, if a label was written
+            in it and the backward labels are still to come. Without it they never are: they are
+            written while the session records.
+        labelled: whether a label was written in this session.
         wraps_calls: whether the wrapper around module calls is installed.
         ending: set while the recording is to end inside a step: called where a profiler may be
             able to stop, it returns whether it has stopped.
@@ -64,7 +69,9 @@ class Sessions:
     when_ending: Callable[[], None] | None = None
     when_stepped: Callable[[], None] | None = None
     when_stopped: Callable[[Scope], None] | None = None
+    when_labelled: Callable[[Any], None] | None = None
     ending: Callable[[], bool] | None = None
+    labelled = False
     wraps_calls = False
 
     def __init__(self) -> None:
@@ -79,7 +86,10 @@ class Sessions:
             *(Watch(place, self._starting) for place in profiler.PROFILER_STARTS),
             *(Watch(place, self._stopping) for place in profiler.PROFILER_STOPS),
             Watch(profiler.PROFILER_STOPPED, self._stopped),
+            Watch(profiler.PROFILER_LEFT, self._leaving),
         )
+        self._completes = False  # whether backward labels of this session come later
+        self._to_complete = False  # the same of the session that has just ended
         self._optimizers = OptimizerWatch(self.live_scopes, self._stepped)
         self._stack_room = _StackRoom()
         self._ends: list[Callable[[], None]] = []
@@ -96,6 +106,8 @@ class Sessions:
         if not self.live_scopes():
             self._watch()
         self._scopes.append(scope)
+        if profiler.recording():
+            self._consider_markers()
         self._consider()
         self.dispose()
 
@@ -113,6 +125,14 @@ class Sessions:
         self.marking = any(scope.marks_nodes for scope in scopes)
         self.lines = any(scope.lines for scope in scopes)
         self.make_room()
+
+    def _consider_markers(self) -> None:
+        """Note whether nodes are to be marked in this session, or its trace is completed later."""
+        later = self.when_labelled is not None and profiler.is_exported_by_kineto()
+        for scope in self.live_scopes():
+            if scope.markers is None:
+                scope.marks_nodes = not later
+                self._completes = self._completes or later
 
     def make_room(self) -> None:
         """Raise the recursion limit while module calls go through hooks or the wrapper."""
@@ -154,6 +174,8 @@ class Sessions:
     def _watch(self) -> None:
         # A session may have begun and ended since the last watch.
         self.number += 1
+        if not (self.labelled and self._completes):  # else it is still to be completed
+            self.labelled = self._completes = False
         self._optimizers.start()
         for watch in self._watches:
             watch.begin()
@@ -162,7 +184,8 @@ class Sessions:
         self.number += 1  # from here on sessions are not counted
         self._optimizers.stop()
         self._end_others()
-        if book.is_open or compiled_book.is_open:  # tables wait for the end of their trace
+        # Tables and labels wait for the end of their trace.
+        if book.is_open or compiled_book.is_open or (self.labelled and self._completes):
             return
         for watch in self._watches:
             watch.end()
@@ -171,7 +194,10 @@ class Sessions:
         self.number += 1
         self.dispose()  # the last moment at which nothing records
         result = original()
+        self.labelled = self._completes = False
         with contained():  # at worst the trace has no labels
+            self._consider_markers()
+            self._consider()
             if self.when_started is not None:
                 self.when_started()
             self._end_others()
@@ -187,6 +213,8 @@ class Sessions:
                 if form is not None:
                     forms.append((each, form))
         self.number += 1  # before the session ends: open ranges must not end in it any more
+        self._to_complete = self.labelled and self._completes
+        self.labelled = self._completes = False
         try:
             results = original()
         finally:
@@ -196,10 +224,20 @@ class Sessions:
         for each, form in forms:
             with suppress(TypeError):  # results that take no weak reference
                 each.keep(results, form)
-        if forms and not self.live_scopes():
+        if (forms or self._to_complete) and not self.live_scopes():
             self._unwatch()
         self._tidy()  # here, if PyTorch has no flag to clear
         return results
+
+    def _leaving(self, original: partial[Any]) -> Any:
+        self._to_complete = False
+        try:
+            return original()
+        finally:
+            if self._to_complete and self.when_labelled is not None:
+                with contained():  # at worst the trace has no backward labels
+                    self.when_labelled(original.args[0])
+            self._to_complete = False
 
     def _stepped(self) -> None:
         if self.when_stepped is not None:

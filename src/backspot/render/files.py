@@ -89,12 +89,15 @@ def check_folder(path: str | os.PathLike[str], what: str) -> None:
 
 @contextmanager
 def writing(
-    path: str | os.PathLike[str], *, force: bool, sources: Sources = ()
+    path: str | os.PathLike[str], *, force: bool, sources: Sources = (), synced: bool = True
 ) -> Iterator[BinaryIO]:
     """Open a temporary file, which gets its real name only once it is complete.
 
     If anything fails, an older file stays as it was, and no new one appears. Temporary files that a
     killed process left behind are removed by the next process that writes into the folder.
+
+    Args:
+        synced: whether the content is on the disk before, and so outlasts a crash of the system.
 
     Raises:
         BackspotError: If the file cannot be written; otherwise as ``check_target``.
@@ -109,7 +112,8 @@ def writing(
             _clear(part, os.fstat(file.fileno()).st_mtime)
             yield file
             file.flush()
-            os.fsync(file.fileno())
+            if synced:
+                os.fsync(file.fileno())
         if force:
             with suppress(OSError):
                 shutil.copymode(target, part)

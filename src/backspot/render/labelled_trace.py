@@ -1,9 +1,10 @@
 """A trace with tracks added that show which module's backward runs when.
 
-The original is copied byte for byte, and the new events go in front of its first one. A span is
-written as a begin and an end event, not as one event with a duration. Viewers round times, and with
-begin and end events nested spans stay nested. Viewers sort tracks by number, so a track gets the
-next free number after the thread or stream that it explains.
+The original is copied byte for byte, and the new events go in front of its first one, in the place
+of those that an earlier copy has there. A span is written as a begin and an end event, not as one
+event with a duration. Viewers round times, and with begin and end events nested spans stay nested.
+Viewers sort tracks by number, so a track gets the next free number after the thread or stream that
+it explains.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -30,6 +32,7 @@ from backspot.trace.names import short_node_name
 
 if TYPE_CHECKING:
     from backspot.trace import Events
+    from backspot.trace.stream import Read
 
 CATEGORY = "backspot"
 """The category of all added events; reading a trace ignores it."""
@@ -67,32 +70,53 @@ def write_labelled(
 ) -> None:
     """Write a copy of a trace with tracks of ``backward: …`` spans; it appears whole or not at all.
 
-    A click on a span shows costs of the report. A ``.json.gz`` is compressed.
+    A click on a span shows costs of the report. A ``.json.gz`` is compressed. Tracks that the trace
+    has already are replaced.
 
     Raises:
-        UsageError: If the trace already has such tracks.
         OutputExistsError: If the output exists and ``force`` is false.
         NotATraceError: If the trace is cut short.
     """
-    if events.truncated:
-        raise NotATraceError(f"{path} is cut short, and its copy would be too: export it again")
+    _check_whole(path, events)
+    rows = {row.path: _costs(report, row) for row in report.modules}
     with writing(output, force=force, sources=(path,)) as file:
         if os.fspath(output).lower().endswith(".gz"):
             with gzip.GzipFile("", "wb", _LEVEL, file, mtime=0) as packed:
-                _copy(path, _added(events, tracks, report), packed)
+                _copy(path, _added(events, tracks, rows), packed)
         else:
-            _copy(path, _added(events, tracks, report), file)
+            _copy(path, _added(events, tracks, rows), file)
+
+
+def label_in_place(path: Path, events: Events, tracks: Tracks) -> None:
+    """Write the tracks into a plain trace itself, without costs: no report is there yet.
+
+    The trace stays as it is until the labelled one is complete, beside it.
+
+    Raises:
+        NotATraceError: If the trace is cut short.
+        BackspotError: If it cannot be written.
+    """
+    _check_whole(path, events)
+    with writing(path, force=True, synced=False) as file:
+        _copy(path, _added(events, tracks, {}), file)
+
+
+def _check_whole(path: Path, events: Events) -> None:
+    if events.truncated:
+        raise NotATraceError(f"{path} is cut short, and its copy would be too: export it again")
+
+
+_ADDED = re.compile(rb'\s*(?:\{"ph":"\w",(?:"bp":"e",)?"cat":"backspot",[^\n]*,\n)+')
+"""Events that ``_added`` has made: whole lines, whose texts have no line end."""
 
 
 def _copy(path: Path, added: Iterator[bytes], file: BinaryIO | gzip.GzipFile) -> None:
-    from backspot.trace.read import OWN_TRACKS, trace_bytes  # the list of formats imports this file
+    from backspot.trace.read import trace_bytes  # the list of formats imports this file
 
     try:
         with trace_bytes(path) as (head, read):
             file.write(head)
-            rest = read(_PIECE)
-            if rest.lstrip().startswith(OWN_TRACKS):
-                raise UsageError(f"{path} already has Backspot's tracks: give the original")
+            rest = _without_added(read)
             while events := b"".join(islice(added, 4096)):
                 file.write(events)
             while rest:
@@ -104,10 +128,26 @@ def _copy(path: Path, added: Iterator[bytes], file: BinaryIO | gzip.GzipFile) ->
         raise NotATraceError(f"{path} changed while it was copied: try again") from error
 
 
-def _added(events: Events, added: Tracks, report: Report) -> Iterator[bytes]:
+def _without_added(read: Read) -> bytes:
+    """Read over the events that an earlier copy has in front; return what was read beyond them."""
+    rest = read(_PIECE)
+    while found := _ADDED.match(rest):
+        rest = rest[found.end() :]
+        if b"\n" in rest:  # a whole line that is none of them
+            break
+        more = read(_PIECE)
+        rest += more
+        if not more:
+            break
+    return rest
+
+
+def _added(
+    events: Events, added: Tracks, costs: Mapping[str, dict[str, str | float]]
+) -> Iterator[bytes]:
     """The new events, each with the comma and the line end that follow it."""
     numbers = _thread_numbers(events, added.tracks)
-    named = _named(added, report)
+    named = _named(added, costs)
     leading_to: dict[tuple[int, int], list[int]] = defaultdict(list)
     for number, arrow in enumerate(added.arrows):
         leading_to[arrow.track, arrow.span].append(_FIRST_ARROW + number)
@@ -179,14 +219,13 @@ def _thread_numbers(events: Events, tracks: Sequence[Track]) -> list[int]:
     return numbers
 
 
-def _named(added: Tracks, report: Report) -> list[str]:
+def _named(added: Tracks, costs: Mapping[str, dict[str, str | float]]) -> list[str]:
     """For each owner the name of its spans and what they show of its costs, as JSON fields."""
-    rows = {row.path: row for row in report.modules}
     fields = []
     for name, path in zip(added.names, added.paths, strict=True):
-        row = rows.get(path)  # none where the report adds deeper modules up, or names another unit
-        costs = f',"args":{json.dumps(_costs(report, row))}' if row is not None else ""
-        fields.append(f'"name":{json.dumps(name)}{costs}')
+        shown = costs.get(path)  # none where the report adds deeper modules up, or names another
+        arguments = f',"args":{json.dumps(shown)}' if shown is not None else ""
+        fields.append(f'"name":{json.dumps(name)}{arguments}')
     return fields
 
 

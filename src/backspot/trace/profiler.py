@@ -11,6 +11,7 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from contextvars import ContextVar
 from multiprocessing.util import Finalize
 from operator import itemgetter
 from pathlib import Path
@@ -81,6 +82,23 @@ def read_profiler(profiler: Any) -> Events:
     return columns.finish(LIVE)
 
 
+_plain: ContextVar[bool] = ContextVar("backspot-plain-export", default=False)
+
+
+def is_plain_export() -> bool:
+    """Whether the export that runs at this moment is to have PyTorch's own file, for reading it."""
+    return _plain.get()
+
+
+@contextmanager
+def _plainly() -> Iterator[None]:
+    token = _plain.set(True)
+    try:
+        yield
+    finally:
+        _plain.reset(token)
+
+
 @contextmanager
 def exported(profiler: Any) -> Iterator[Path]:
     """Yield the profiler's trace as a temporary file; this is its one export.
@@ -93,7 +111,8 @@ def exported(profiler: Any) -> Iterator[Path]:
     with _folder() as folder:
         path = folder / "trace.json"
         try:
-            profiler.export_chrome_trace(str(path))
+            with _plainly():
+                profiler.export_chrome_trace(str(path))
         except RuntimeError as error:
             if "already saved" not in str(error):
                 raise

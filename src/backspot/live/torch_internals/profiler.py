@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial, wraps
+from inspect import signature
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.autograd import profiler as _profiler
@@ -48,6 +51,10 @@ PROFILER_STOPS = (
     Location(_legacy, "_disable_profiler_legacy"),
 )
 PROFILER_STOPPED = Location(_profiler, "_run_on_profiler_stop")
+
+# What stops the profiler of one cycle, which also writes its trace. Without it no export gets
+# backward labels.
+PROFILER_LEFT = Location(find("autograd", "profiler", "profile"), "__exit__")
 
 # What every profiler of Kineto calls before it starts. Kineto has one recording at a time, and the
 # newest takes it over. ``recording`` wraps the function, so that our own ends before. Without it a
@@ -106,8 +113,15 @@ def emit(label: str) -> None:
 # Adds a key to the trace: the table of source lines. Without it the exported trace has no lines.
 _add_metadata = find("autograd", "_add_metadata_json")
 
-# The kind of profiler. NVTX and ITT write no trace, and warn about metadata. Without it, they warn.
+# The kind of profiler. NVTX and ITT write no trace, and warn about metadata. Without it, they warn,
+# and get no backward labels.
 _profiler_type = find("_C", "_autograd", "_profiler_type")
+
+
+def is_exported_by_kineto() -> bool:
+    """Return whether what records on this thread, or on all, has a trace to export."""
+    # Where all threads are profiled, the answer is that nothing records.
+    return _profiler_type is None or _profiler_type().name in ("KINETO", "NONE")
 
 
 def add_metadata(key: str, value: str) -> None:
@@ -116,6 +130,62 @@ def add_metadata(key: str, value: str) -> None:
         return
     if _profiler_type is None or "KINETO" in _profiler_type().name:
         _add_metadata(key, value)
+
+
+class Export(NamedTuple):
+    """The export of a profiler's trace.
+
+    Attributes:
+        run: runs it, and returns what it returns.
+        path: the file that it writes.
+        other_writer: what else writes or completes the file, if anything; else ``""``.
+    """
+
+    run: Callable[[], Any]
+    path: Any
+    other_writer: str
+
+
+_EXPORT = "export_chrome_trace"
+_AROUND = "backspot"  # an attribute of the function that stands in the place of an export
+
+
+def surround_export(profiler: Any, around: Callable[[Export], Any]) -> None:
+    """Have a function called in the place of each export of a profiler of one cycle.
+
+    The profiler lives as long as without that: the function in its attributes refers to it weakly.
+    Another function that is in this place already stays.
+    """
+    method = getattr(type(profiler), _EXPORT, None)
+    present = vars(profiler).get(_EXPORT)
+    if method is None or (present is not None and not hasattr(present, _AROUND)):
+        return
+    reference = weakref.ref(profiler)
+
+    @wraps(method)
+    def surrounded(*args: Any, **kwargs: Any) -> Any:
+        itself = reference()
+        if itself is None:
+            raise ReferenceError("the profiler is gone: keep it until its trace is exported")
+        run = partial(method, itself, *args, **kwargs)
+        given: dict[str, Any] = {}
+        with suppress(TypeError):  # the export itself raises it again
+            given = signature(method).bind(itself, *args, **kwargs).arguments
+        return around(Export(run, given.get("path"), _other_writer(itself, given)))
+
+    setattr(surrounded, _AROUND, True)
+    setattr(profiler, _EXPORT, surrounded)
+
+
+def _other_writer(profiler: Any, given: dict[str, Any]) -> str:
+    """Return what else writes or completes the file of an export; ``""`` if nothing does."""
+    if given.get("use_python_export"):
+        return "use_python_export=True"
+    config = getattr(profiler, "experimental_config", None)
+    # Work of the device is merged into the file after the export, at times by another thread.
+    if "cupti_monitor" in (getattr(config, "custom_profiler_config", None) or ""):
+        return "the CUPTI monitor"
+    return ""
 
 
 # The name that a backend from outside of PyTorch has given to its device. Without it: PyTorch's

@@ -1,0 +1,99 @@
+"""Backward labels come when a trace is exported: they are written into the exported file.
+
+While the profiler records, they would cost more than all else that is recorded. The exact spans
+are known only afterwards, and from the trace alone: so the model need not live, nor be labelled.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from backspot.errors import BackspotError, NoBackwardError
+from backspot.formatting import size, visible
+from backspot.interrupts import heard
+from backspot.live.free_memory import spaces
+from backspot.live.torch_internals.profiler import Export, surround_export
+from backspot.pipeline import label_export
+from backspot.trace.profiler import is_plain_export
+
+_MOST = 1 << 30
+"""Bytes of a trace that is labelled. A larger one would hold up the training for 10 s or more."""
+_LATER = "`backspot show {} -o labelled.json.gz` writes them"
+
+_said: set[str] = set()  # what is true of every trace of this process is said once
+
+
+def label_its_export(profiler: Any) -> None:
+    """Have the export of a profiler of one cycle, which has stopped, write backward labels."""
+    surround_export(profiler, _labelled)
+
+
+def _labelled(export: Export) -> Any:
+    """Run an export; then replace its file by the same one with backward labels.
+
+    Returns:
+        What the export returns. If it raises, nothing else happens.
+    """
+    result = export.run()
+    if is_plain_export():
+        return result
+    path = _file(export.path)
+    if path is None:
+        return result
+    if export.other_writer:
+        if export.other_writer not in _said:
+            _said.add(export.other_writer)
+            _say(path, f"with {export.other_writer} PyTorch completes the file itself")
+        return result
+    reason = ""
+    try:
+        with heard():
+            try:
+                _label(path)
+            except Exception as error:
+                reason = _reason(error)
+    except BaseException:  # an interrupt, or what a signal's handler raised
+        reason = "writing them was interrupted"
+        raise
+    finally:
+        if reason:
+            _say(path, reason)
+    return result
+
+
+def _file(path: Any) -> Path | None:
+    """Return the file that was written; ``None`` if there is none, as for a pipe."""
+    with suppress(TypeError, ValueError, OSError):
+        file = Path(os.fsdecode(path))
+        if file.is_file():
+            return file
+    return None
+
+
+def _label(path: Path) -> None:
+    length = path.stat().st_size
+    if length > _MOST:
+        raise BackspotError(f"it has {size(length)}, and at most {size(_MOST)} are labelled")
+    free = min((space.free for space in spaces()), default=length)
+    if free < length:  # reading takes about as much as the file has
+        raise BackspotError(f"its {size(length)} do not fit into the {size(free)} of free memory")
+    with suppress(NoBackwardError):
+        label_export(path)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, (BackspotError, OSError)):
+        return str(error)
+    return f"{type(error).__name__}: {error}"
+
+
+def _say(path: Path, reason: str) -> None:
+    """Say in one line why a trace has no backward labels; never raises."""
+    shown = visible(os.fspath(path))
+    line = f"backspot: {shown} stays as PyTorch wrote it, without backward labels: {reason}"
+    with suppress(Exception):  # a stream that is closed, or is none
+        print(f"{line}. {_LATER.format(shown)}", file=sys.stderr, flush=True)
