@@ -765,6 +765,34 @@ def test_the_first_four_findings_are_on_the_screen_and_the_others_are_counted():
     assert render_text(made, width=160, full=True).count("Index whole rows") == 7
 
 
+def test_other_findings_have_their_line_before_what_says_the_training_again():
+    sorting, copying = SAMPLES["diagnosed"]().findings
+    ms = 1_000_000
+    training = Training(
+        steps=40,
+        counted=30,
+        step_ns=45 * ms,
+        data_ns=0,
+        forward_ns=10 * ms,
+        backward_ns=30 * ms,
+        optimizer_ns=5 * ms,
+        typical_ns=45 * ms,
+        longest_ns=50 * ms,
+    )
+    remedy = "Write it as one kernel, which reads each number once. " * 8
+    full = replace(
+        SAMPLES["diagnosed"](),
+        findings=(replace(sorting, remedy=remedy), copying),
+        training=training,
+        warnings=("Beware of this.", "Beware of that."),
+    )
+    text = render_text(full, width=80)
+    assert f"2. {copying.title}: " in text
+    assert "The training: " not in text
+    assert len(text.splitlines()) <= 26
+    assert "The training: " in render_text(replace(full, findings=full.findings[:0]), width=80)
+
+
 # A fragment of a trace: the device's work is there in part, and the rest looks idle.
 
 

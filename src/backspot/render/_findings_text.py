@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from backspot.formatting import visible
 from backspot.render._findings import cost_of, has_advice, overlap, place_name, worth
@@ -62,14 +63,18 @@ def brief_finding(
     report: Report, number: int, found: Finding, width: int, *, whole: bool = False
 ) -> list[Text]:
     """A finding in a line: its price, and its place if there is room."""
-    text = Text(visible(found.title), "bold")
-    text.append(f": {', '.join(cost_of(report, found))}", "not bold")
+    title, room = visible(found.title), width - len(f"{number}. ")
+    price = ", ".join(cost_of(report, found))
+    if cell_len(f"{title}: {price}") > room:
+        price = ", ".join(cost_of(report, replace(found, saves=None)))
+    text = Text(title, "bold")
+    text.append(f": {price}", "not bold")
     for one in remarks_on(found):
         if one.brief:
             text.append(f" ({one.brief})", "not bold")
     if len(found.places) == 1 and worth(found, 1)[0]:
         name = f" in {visible(found.path or found.places[0].label)}"
-        if cell_len(text.plain + name) <= width - len(f"{number}. "):
+        if cell_len(text.plain + name) <= room:
             text.append(name, "not bold cyan")
     return [*paragraph(text, width, f"{number}. ", whole=whole)]
 

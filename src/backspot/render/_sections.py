@@ -130,6 +130,8 @@ class Section:
         units: the unit of what it adds to the table of modules: ``memory in MB``.
         terms: for a page, what it adds to the table of modules, each with its meaning.
         code: code to write, in its order, each after what it is for.
+        gives_way: how many of the first of what is said a screen leaves out that lacks room for
+            findings.
     """
 
     kind: Literal["facts", "sentences", "tables", "last"]
@@ -141,6 +143,7 @@ class Section:
     units: str = ""
     terms: Sequence[tuple[str, str]] = ()
     code: Sequence[tuple[str, str]] = ()
+    gives_way: int = 0
 
 
 @dataclass(frozen=True, slots=True)

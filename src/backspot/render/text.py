@@ -203,12 +203,9 @@ class _Page:
         """What matters most, on one screen unless ``view`` wants many rows; then what to ask for.
 
         The first finding and its remedy are always there, unless there is advice above the table.
-        The next three have a line each before the last modules have one.
+        The next three have a line each before the last modules have one, if need be beyond it.
         """
-        report = self._report
-        lines = self._led(self._lead) if self._lead else self._above_the_table()
-        for text in remedies(report)[:_WARNINGS]:
-            lines += self._paragraph(Text("! " + visible(text), "yellow"))
+        lines = self._top()
         rows = len(self._nodes[: self._view.top] or self._chosen.shown)
         room = _SCREEN + max(0, rows - SCREEN_ROWS)
         chosen, table = self._chosen, self._ranked(self._chosen)
@@ -226,12 +223,23 @@ class _Page:
                 left = (*hidden, *chosen.hidden)
                 chosen = replace(chosen, shown=chosen.shown[:modules], hidden=left)
                 table = self._ranked(chosen)
+            more_room = 0
+            if choice in _FEWER_CHOICES:  # rather a line that scrolls than a finding unseen
+                lines = self._top(full=False)
+                more_room = 3 if min(choice[0], len(self._found)) > 1 and not self._lead else 0
             screen = [*lines, Text(), *table, *self._findings(*choice)]
             screen += self._last(screen)
             screen += fact_lines(self._next(chosen, choice[0], more), self._width)
-            if len(screen) <= room:
+            if len(screen) <= room + more_room:
                 break
         return screen
+
+    def _top(self, *, full: bool = True) -> list[Text]:
+        """What stands above the table; without the sentences that give way if it is not full."""
+        lines = self._led(self._lead) if self._lead else self._above_the_table(full=full)
+        for text in remedies(self._report)[:_WARNINGS]:
+            lines += self._paragraph(Text("! " + visible(text), "yellow"))
+        return lines
 
     def _ranked(self, chosen: Selection) -> list[Text]:
         """The table, and what surprises in it."""
@@ -262,7 +270,7 @@ class _Page:
         short = takewhile(lambda part: part[0] != "text" or part[1][0] not in ",;", parts)
         return [*lines, *self._paragraph(sentence([*short], width, whole=self._whole))]
 
-    def _above_the_table(self) -> list[Text]:
+    def _above_the_table(self, *, full: bool) -> list[Text]:
         report, width = self._report, self._width
         facts = setting(report)
         if report.source in ("backspot", "none"):
@@ -272,7 +280,7 @@ class _Page:
         lines = [*self._answer(look), *fact_lines(_packed(facts), width)]
         lines += self._phases(_LEAST_PHASE)
         for section in self._sections.sentences:
-            for text in section.said[: section.brief]:
+            for text in section.said[0 if full else section.gives_way : section.brief]:
                 lines += self._paragraph(Text(text))
         lines += self._models()
         for section in (*self._sections.tables, *self._sections.facts):

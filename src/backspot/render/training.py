@@ -122,7 +122,7 @@ def _sections(report: Report, _: View) -> list[Section]:
         return []
     said = [training_line(training), *training_facts(training, report.rare)]
     brief = min(2, len(said) - len(not_counted(training)))
-    return [Section("sentences", "training", said, brief=brief)]
+    return [Section("sentences", "training", said, brief=brief, gives_way=1)]
 
 
 SAYING = Saying(_sections)
