@@ -96,6 +96,8 @@ def test_what_can_be_slower_in_another_form_has_no_price() -> None:
 # Loops -------------------------------------------------------------------------------------------
 
 Operators = Sequence[tuple[str, int]]
+OF_ALL = ("aten::max",)
+"""What has another node with ``dim`` than without."""
 
 
 def run(
@@ -112,7 +114,8 @@ def run(
             takes = nodes(name)
             trace.operator(name, now, now + ns, seq=sequence if takes else None)
             if takes:
-                made.append((f"{name[6:].title()}Backward0", sequence, takes))
+                node = f"{name[6:].title()}Backward{int(name in OF_ALL)}"
+                made.append((node, sequence, takes))
                 sequence += 1
             now += ns + 5 * US
         trace.forward("scaled", "Scaled", begin, now)
@@ -177,6 +180,23 @@ def test_a_loop_of_less_than_a_twentieth_of_the_step_is_no_finding(tmp_path) -> 
 def test_operators_that_take_long_by_themselves_are_no_loop(tmp_path) -> None:
     parts = [("aten::abs", 40 * US)] * 64
     assert cost(run(tmp_path, parts, lambda _: 40 * US), "operator-loop") is None
+
+
+CELL = "aten::lstm_cell"
+
+
+@pytest.mark.parametrize(
+    ("between", "gaps"),
+    [([], 15), ([("aten::select", 5 * US)], 15), ([("aten::linear", MS)], 0)],
+    ids=["Python", "a view", "a product"],
+)
+def test_the_python_between_cells_is_a_part_of_their_loop(tmp_path, between, gaps) -> None:
+    parts = [("aten::mul", MS), *[(CELL, MS), *between] * 16]
+    report = run(tmp_path, parts, lambda name: MS * (name == "aten::mul"))
+    found = cost(report, "recurrent-cells")
+    assert found is not None
+    gap = 5 * US + sum(ns + 5 * US for _, ns in between)
+    assert found.wall_ns == 16 * MS + gaps * gap
 
 
 # A loss ------------------------------------------------------------------------------------------
@@ -248,6 +268,70 @@ def test_a_node_that_takes_many_times_its_operator_is_found_beside_a_long_forwar
         assert "flatten().max(0)" in one.remedy
 
 
+def test_a_maximum_of_rows_does_not_get_the_advice_for_one_of_all(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(f"{__name__}.OF_ALL", ())
+    parts = [("aten::linear", 20 * MS), ("aten::max", MS)]
+    found = cost(run(tmp_path, parts, lambda _: 20 * MS), "slow-node")
+    assert found is not None
+    assert found.nodes == ("MaxBackward0",)
+    assert "flatten" not in found.remedy
+
+
+@pytest.mark.parametrize(("operator", "found"), [("aten::cumsum", True), ("aten::addmm", False)])
+def test_a_product_of_matrices_that_is_held_up_on_a_cpu_has_no_slow_backward(
+    tmp_path, operator: str, found: bool
+) -> None:
+    report = run(tmp_path, [(operator, MS)], lambda _: 20 * MS)
+    assert (cost(report, "backward-ratio") is not None) is found
+
+
+def function(folder: Path, within: Operators, forward: int = MS) -> Report:
+    """The report of a product and of a Function in one module, with what its backward runs."""
+    trace, now = Trace(), 0
+    for step in range(3):
+        begin = now
+        trace.operator("aten::linear", now, now + 20 * MS, seq=2 * step)
+        now += 20 * MS
+        trace.operator("Reversed", now, now + forward, seq=2 * step + 1)
+        now += forward
+        trace.forward("mix", "Mix", begin, now)
+        for name, seq, inside in (
+            ("ReversedBackward", 2 * step + 1, within),
+            ("LinearBackward0", 2 * step, [("aten::mm", 40 * MS)]),
+        ):
+            trace.node(name, now, now + sum(ns for _, ns in inside), seq=seq, thread=1)
+            for operator, ns in inside:
+                trace.operator(operator, now, now + ns)
+                now += ns
+        trace.annotation(f"ProfilerStep#{step}", begin, now)
+        now += 10 * US
+    return backspot.locate(trace.save(folder / "trace.json"))
+
+
+def test_what_a_function_runs_again_in_its_backward_is_found_beside_a_product(tmp_path) -> None:
+    report = function(tmp_path, [("aten::zeros", MS), *[("aten::matmul", 5 * MS)] * 4])
+    found = cost(report, "backward-ratio")
+    assert found is not None
+    assert found.nodes == ("ReversedBackward",)
+    assert found.wall_ns == 21 * MS
+    assert found.saves is not None
+    assert found.saves.at_best
+    assert found.saves.ns == pytest.approx(15 * MS, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("within", "forward"),
+    [
+        ([("aten::matmul", 10 * MS)] * 2, MS),  # the gradients of two inputs
+        ([("aten::matmul", 5 * MS)] * 4, 5 * MS),
+        ([("aten::mul", US)] * 4, MS),
+    ],
+    ids=["once for each input", "a long forward", "little"],
+)
+def test_a_function_with_an_ordinary_backward_is_not_found(tmp_path, within, forward) -> None:
+    assert cost(function(tmp_path, within, forward), "backward-ratio") is None
+
+
 def product(folder: Path, first: list[int], second: list[int], shapes: bool = True) -> Report:
     """The report of a step that multiplies two tensors by broadcasting, and sums the result."""
     whole = [max(a, b) for a, b in zip(first, second, strict=True)]
@@ -288,3 +372,42 @@ def test_a_sum_of_products_that_need_no_larger_tensor_is_not_found(tmp_path, sec
 def test_without_shapes_the_rule_says_what_it_needs(tmp_path) -> None:
     report = product(tmp_path, [1024, 64, 1], [1, 64, 64], shapes=False)
     assert report.rules["written-out-product"] == "needs shapes"
+
+
+# The same again ----------------------------------------------------------------------------------
+
+
+def tables(folder: Path, between: str = "") -> Report:
+    """The report of four modules that make a table each, with 1 ms after each operator."""
+    trace, now = Trace(), 0
+    parts = ["aten::arange", "aten::mul", *[between][: len(between)], "aten::cos"]
+    for step in range(3):
+        begin = now
+        for number in range(4):
+            first = now
+            for name in parts:
+                trace.operator(name, now, now + 2 * MS)
+                now += 3 * MS
+            trace.operator("aten::linear", now, now + 2 * MS, seq=4 * step + number)
+            now += 2 * MS
+            trace.forward(f"blocks.{number}", "Block", first, now)
+        for number in reversed(range(4)):
+            trace.node("LinearBackward0", now, now + MS, seq=4 * step + number, thread=1)
+            now += MS
+        trace.annotation(f"ProfilerStep#{step}", begin, now)
+    return backspot.locate(trace.save(folder / "trace.json"))
+
+
+def test_tables_that_layers_make_again_cost_the_python_between_their_operators_too(
+    tmp_path,
+) -> None:
+    """There the memory of what they no longer need is given back."""
+    found = cost(tables(tmp_path), "repeated-work")
+    assert found is not None
+    assert found.wall_ns == 3 * (3 * 2 + 2 * 1) * MS
+    assert found.saves is not None
+    assert found.saves.ns == pytest.approx(found.wall_ns, rel=0.01)
+
+
+def test_what_else_runs_between_the_operators_of_a_table_is_no_part_of_it(tmp_path) -> None:
+    assert cost(tables(tmp_path, "aten::linear"), "repeated-work") is None

@@ -405,6 +405,11 @@ def is_custom_function(name: str) -> bool:
     return is_node(name) and name.endswith(BACKWARD) and not name.startswith(of_torch)
 
 
+is_extreme_of_all = _begins(r"(Max|Min)Backward1\Z")
+"""Whether this is the node of ``max()`` or ``min()`` of a whole tensor; with ``dim`` it is the
+other one of the name."""
+
+
 is_view_node = _begins(r"(.*::)?(CopySlices|CopyBackwards|AsStridedBackward\d*)\Z")
 """Whether autograd made this node for a view or a copy, beside the operator's own node."""
 

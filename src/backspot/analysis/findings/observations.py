@@ -265,6 +265,21 @@ def of_tiny_products(evidence: Evidence) -> tuple[Mask, Ints]:
     return mine & (short | evidence.work_named(names.is_vector_product)), inside
 
 
+def times_of_alike(evidence: Evidence, nodes: Mask) -> tuple[Ints, Ints]:
+    """Return how long the forward operators of each node and of its like take, and the nodes.
+
+    Alike are nodes of one name and one owner. A lookup of the time of a single one can be held up.
+    """
+    spans = evidence.spans
+    key = evidence.ownership.owner * len(spans.node_names) + spans.node
+    _, alike = numbered(np.where(nodes, key, NOTHING))
+    sums = np.zeros((2, int(alike.max(initial=0)) + 1), np.int64)
+    of_nodes = backward_of(evidence) if evidence.report.has_gpu else spans.end - spans.start
+    for row, spent in enumerate((forward_of(evidence), of_nodes)):
+        np.add.at(sums[row], alike[nodes], spent[nodes])
+    return sums[0][alike], sums[1][alike]
+
+
 def made_by_nodes(evidence: Evidence) -> tuple[Ints, Ints]:
     """Return the nodes that another node made, with ``create_graph=True``, and these other nodes.
 
@@ -356,6 +371,24 @@ def only_read(evidence: Evidence, reads: Ints) -> Ints:
     return merged(np.array(found, np.int64))
 
 
+def time_of(evidence: Evidence, index: Ints) -> Ints:
+    """Return how long the work of each operator runs, on the device if it launched any."""
+    events, work = evidence.events, evidence.work
+    if not evidence.report.has_gpu:
+        return events.duration[index]
+    spent = np.zeros(len(index), np.int64)
+    for thread, those in grouped(events.thread[index]):
+        mine = np.flatnonzero((work.thread == thread) & (work.launch >= 0))
+        mine = mine[np.argsort(work.launch[mine], kind="stable")]
+        total = np.append(0, np.cumsum(evidence.costs.device_ns[mine]))
+        low, high = (
+            np.searchsorted(work.launch[mine], times[index[those]])
+            for times in (events.start, events.end)
+        )
+        spent[those] = total[high] - total[low]
+    return spent
+
+
 class Stretches(msgspec.Struct, frozen=True):
     """Host time of a forward from the first of some operators to the end of the last.
 
@@ -438,7 +471,14 @@ def nodes_of(evidence: Evidence, operators: Ints) -> Mask:
     return evidence.spans_with(known[inside >= 0])
 
 
-_BY_MASK = ("aten::index", "aten::index_put", "aten::_index_put_impl_", "aten::masked_select")
+BY_MASK = (
+    "aten::index",
+    "aten::index_put",
+    "aten::index_put_",
+    "aten::_index_put_impl_",
+    "aten::masked_select",
+)
+"""Operators that read or write by a mask, where ``aten::nonzero`` runs in them."""
 _MASKS = 4
 """Indexing by a mask in a step, from which it is a pattern. One or two pick the tokens of a loss,
 say, which saves the work of the others."""
@@ -460,7 +500,7 @@ def by_masks(evidence: Evidence) -> tuple[Mask, Ints, Placed]:
     index, span = forward_operators(evidence)
     order = np.lexsort((events.start[index], span))
     index, span = index[order], span[order]
-    named = events.names_where(lambda name: name.startswith(_BY_MASK))[events.name[index]]
+    named = events.names_where(BY_MASK.__contains__)[events.name[index]]
     counting = events.named(Category.OPERATOR, "aten::nonzero")
     around = enclosing(events, index[named], events.thread[counting], events.start[counting])
     operators = merged(around[around >= 0])

@@ -231,8 +231,8 @@ def _measured(entry: Entry, asked: Asked, until: float) -> Tried | None:
         if trial is None:
             return None
         left = until - time.monotonic()
-        seconds = min(trial.allowed_s, left)
-        return measure(trial, Clock(asked.live.device), asked.step_ns, seconds, _worth(asked))
+        seconds, clock = min(trial.allowed_s, left), Clock(asked.live.device)
+        return measure(trial, clock, asked.step_ns, seconds, _worth(asked), most_seconds=left)
     except Refused as refused:
         if isinstance(refused, TooLong) and entry.chains and asked.at_once > 1:
             return _measured(entry, replace(asked, at_once=1), until)

@@ -147,23 +147,33 @@ class _Timed:
         return statistics.median(host), statistics.median(device)
 
 
-def measure(trial: Trial, clock: Clock, step_ns: int, seconds: float, worth: Worth) -> Tried:
+def measure(
+    trial: Trial,
+    clock: Clock,
+    step_ns: int,
+    seconds: float,
+    worth: Worth,
+    *,
+    most_seconds: float = 0.0,
+) -> Tried:
     """Run each variant in turn, in an order of its own in each round.
 
     Args:
         step_ns: how long a step takes.
         seconds: how long the trial may take.
         worth: what a step saves.
+        most_seconds: how long it may take where three rounds, which can tell, need more than that.
 
     Raises:
         Refused: If one call takes too long.
     """
-    end = time.perf_counter_ns() + round(1e9 * seconds)
-    running, left_out, end = _started(trial, clock, end)
+    begin = time.perf_counter_ns()
+    last = begin + round(1e9 * max(seconds, most_seconds))
+    running, left_out, end = _started(trial, clock, begin + round(1e9 * seconds))
     number = 0
     if len(running) > 1:
         running[_AGAIN] = _Timed(trial.variants[AS_IT_IS], running[AS_IT_IS].repeats)
-        number = _rounds(running, trial, clock, step_ns, end)
+        number = _rounds(running, trial, clock, step_ns, (end, max(end, last)))
     known = trial.known_ns / max(*running[AS_IT_IS].typical, 1.0)
     # Where both differ much, the recording is not about exactly this.
     scale = known if 0.4 < known < 2.5 else 1.0
@@ -285,9 +295,17 @@ def reason(error: BaseException) -> str:
 
 
 def _rounds(
-    running: Mapping[str, _Timed], trial: Trial, clock: Clock, step_ns: int, end: int
+    running: Mapping[str, _Timed],
+    trial: Trial,
+    clock: Clock,
+    step_ns: int,
+    ends: tuple[int, int],
 ) -> int:
-    """Measure, and return how many rounds that were."""
+    """Measure, and return how many rounds that were.
+
+    Args:
+        ends: when to end, and when to end before there are three rounds.
+    """
     shortest = min(one.wall_ns for one in running.values() if one.wall_ns) or 1
     for one in running.values():
         if not trial.cold:
@@ -299,7 +317,7 @@ def _rounds(
         shuffle.shuffle(order)
         for one in order:
             one.samples.append(one.sample(clock, cold=trial.cold))
-        left = end - time.perf_counter_ns()
+        left = ends[number < _FEWEST_ROUNDS] - time.perf_counter_ns()
         if sum(one.wall_ns for one in order) > left:
             break
         if number >= _CLEAR_ROUNDS and number % 2 and _all_narrow(running, step_ns):

@@ -18,6 +18,7 @@ from backspot.analysis.findings.observations import (
     nodes_of,
     passes_of_nodes,
     runs_of_nodes,
+    time_of,
 )
 from backspot.analysis.findings.registry import finding, rule
 from backspot.analysis.recording import once
@@ -179,7 +180,7 @@ def _loops(evidence: Evidence) -> _Loops:
     for at in np.flatnonzero(loops).tolist():
         mine = of_call[int(calls[at])]
         mine = mine[np.argsort(events.start[every[mine]], kind="stable")]
-        times = _time_of(evidence, every[mine])
+        times = time_of(evidence, every[mine])
         # The median: some of the operators of a loop can be held up.
         loops[at] = float(median(times[~views[mine]])) <= _SMALL
         if not loops[at]:
@@ -212,7 +213,7 @@ def _turning(name: Ints, times: Ints, is_view: Mask, least: int) -> list[tuple[i
     again = ((count >= least) & (spent <= _SMALL))[which] & ~is_view
     short = is_view | again | ((times <= _SMALL) & (spent <= _SMALL)[which])
     found = []
-    for part in np.split(np.arange(len(name)), np.flatnonzero(~short)):
+    for part in _parts_between(~short):
         turning = part[again[part]]
         for run in np.split(turning, np.flatnonzero(np.diff(turning) > 2 * _BODY) + 1):
             if len(run) > 1:
@@ -243,7 +244,7 @@ def _called_again(evidence: Evidence) -> _Loops:
     works = ~events.names_where(operations.is_view)[events.name[index]]
     kept, is_long = [], np.zeros(len(index), bool)
     for one, mine in grouped(owner[within], np.flatnonzero(works)):
-        spent = _time_of(evidence, index[mine])
+        spent = time_of(evidence, index[mine])
         often = len(mine) >= _OF_A_CALL * len(np.unique(within[mine]))
         if often and float(median(spent)) <= _SMALL:
             kept.append(one)
@@ -270,28 +271,17 @@ def _short(evidence: Evidence, calls: Ints, index: Ints, within: Ints, is_long: 
     start, end, span = [*spans.start[whole]], [*spans.end[whole]], [*whole]
     for call, mine in grouped(within, np.flatnonzero(is_in(within, cut))):
         mine = mine[np.argsort(events.start[index[mine]], kind="stable")]
-        for part in np.split(mine, np.flatnonzero(is_long[mine])):
-            if len(run := part[~is_long[part]]):
-                start.append(events.start[index[run[0]]])
-                end.append(events.end[index[run[-1]]])
-                span.append(call)
+        for part in _parts_between(is_long[mine]):
+            start.append(events.start[index[mine[part[0]]]])
+            end.append(events.end[index[mine[part[-1]]]])
+            span.append(call)
     return Stretches(*(np.array(one, np.int64) for one in (start, end, span)))
 
 
-def _time_of(evidence: Evidence, index: Ints) -> Ints:
-    """Return how long the work of each operator runs, on the device if it launched any."""
-    events, work = evidence.events, evidence.work
-    if not evidence.report.has_gpu:
-        return events.duration[index]
-    thread = events.thread[index[0]]
-    mine = np.flatnonzero((work.thread == thread) & (work.launch >= 0))
-    mine = mine[np.argsort(work.launch[mine], kind="stable")]
-    total = np.append(0, np.cumsum(evidence.costs.device_ns[mine]))
-    low, high = (
-        np.searchsorted(work.launch[mine], times[index]) for times in (events.start, events.end)
-    )
-    spent: Ints = total[high] - total[low]
-    return spent
+def _parts_between(is_long: Mask) -> list[Ints]:
+    """Return the places of short operators that follow each other, in the order of a call."""
+    parts = np.split(np.arange(len(is_long)), np.flatnonzero(is_long))
+    return [short for part in parts if len(short := part[~is_long[part]])]
 
 
 # Chains ------------------------------------------------------------------------------------------
@@ -544,7 +534,8 @@ def repeated_work(evidence: Evidence) -> Finding | None:
 
     **Found by** at least three operators in a row without a gradient that begin with `arange`,
     `ones` and the like, or take a cosine; that are neither random nor read by index; and that four
-    or more modules run alike in a step. The cost is all but the first of a step, from 2% of it.
+    or more modules run alike in a step. The cost is all but the first of a step, with the Python
+    between their operators, from 2% of it.
     What is computed twice from activations is not seen.
 
     **Fix.** Make it once in a step and pass it on, or keep it in a buffer (`register_buffer(…,
@@ -552,9 +543,9 @@ def repeated_work(evidence: Evidence) -> Finding | None:
     """
     # No gradient flows through them. All but the first of a step are needless.
     costs, say, events = evidence.costs, evidence.wording, evidence.events
-    index, times = _again(evidence)
+    index, times, stretches = _again(evidence)
     none = np.zeros(len(evidence.spans.start), bool)
-    placed = both_ways(evidence, none, index, LEAST_SHARE, whole=True)
+    placed = both_ways(evidence, none, index, LEAST_SHARE, whole=True, stretches=stretches)
     operators = costs.top_operators(evidence.names_of(index), events.duration[index])
     return finding(
         placed,
@@ -567,8 +558,13 @@ def repeated_work(evidence: Evidence) -> Finding | None:
     )
 
 
-def _again(evidence: Evidence) -> tuple[Ints, int]:
-    """Return operators that do what others did in the step before, and how many calls do so."""
+def _again(evidence: Evidence) -> tuple[Ints, int, Stretches]:
+    """Return operators that do what others did in the step before, and how many calls do so.
+
+    Returns:
+        Indices into the events, the number of calls, and where these operators are, with the Python
+        between them: there the memory of what they no longer need is given back.
+    """
     events = evidence.events
     index, span = forward_operators(evidence)
     made = evidence.ownership.join.operator
@@ -591,10 +587,11 @@ def _again(evidence: Evidence) -> tuple[Ints, int]:
             groups.setdefault(what, []).append(part)
     owner = evidence.ownership.owner[span]  # one module called again gets other inputs
     found = [parts for parts in groups.values() if len({owner[one[0]] for one in parts}) >= _AGAIN]
-    if not found:
-        return index[:0], 0
-    kept = np.concatenate([part for parts in found for part in parts[1:]])
-    return index[kept], max(map(len, found))
+    again = [part for parts in found for part in parts[1:]]
+    first, last = np.array([(part[0], part[-1]) for part in again], np.int64).reshape(-1, 2).T
+    stretches = Stretches(events.start[index[first]], events.end[index[last]], span[first])
+    kept = np.concatenate([index[:0], *again])
+    return index[kept], max(map(len, found), default=0), stretches
 
 
 def _makes_tables(operator: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -21,8 +22,10 @@ from backspot.analysis.findings.observations import (
     is_filled,
     is_indexing,
     of_tiny_products,
+    time_of,
+    times_of_alike,
 )
-from backspot.analysis.findings.registry import fallback_rule, finding, rule
+from backspot.analysis.findings.registry import Found, fallback_rule, finding, rule
 from backspot.analysis.timeline import (
     FAR,
     NOTHING,
@@ -252,8 +255,12 @@ _LEAST_STEPS_ON_HOST = 3
 busy machine, the host loses the processor for milliseconds, and any module is held up in a few
 steps. (Measured on healthy MLPs beside two busy processes: in up to 2 of 3 steps and 4 of 10.)
 """
+_MATRICES = ("addmm", "mm", *BATCHED_PRODUCTS, "linear")
+"""Products of matrices."""
 _LOOP = 100
 """Operators of one name in one node: so many come from a loop."""
+_AGAIN = 3
+"""The same: the gradients of two inputs take one or two of a kind."""
 _COMPILED = (
     "The region is compiled already. TORCH_LOGS=output_code shows the kernels of its backward: "
     "move the operation that makes them slow out of the region, or rewrite it."
@@ -297,10 +304,12 @@ def backward_ratio(evidence: Evidence, found: Sequence[Finding]) -> Finding | No
 
     **Cause.** A backward usually takes twice its forward; this one takes more than ten times, and
     at least 3% of the step, and no other finding explains it. Fused attention (seven to twelve
-    times) does not count.
+    times) does not count, nor do products of matrices on a CPU.
 
     **Found by** the GPU time of the module's own nodes and forward, in most steps; without a GPU by
-    host time, from 1 ms in at least three steps.
+    host time, from 1 ms in at least three steps. Beside other work of its module, a custom Function
+    is found by its own node and forward, where the operator that takes most of its backward runs
+    three times or more in a node. The price is that of all but the first of these, at best.
 
     **Fix.** It depends on the most expensive node:
 
@@ -334,14 +343,20 @@ def backward_ratio(evidence: Evidence, found: Sequence[Finding]) -> Finding | No
     for other in found:
         for place in other.places:
             explained[place.path] = explained.get(place.path, 0) + place.wall_ns
-    # What full backward hooks do is no operation's backward.
-    hooks = evidence.nodes_named(lambda name: name.startswith(names.BACKWARD_HOOK_FUNCTION))
+    # What full backward hooks do is no operation's backward. On a CPU that of a product is two
+    # products: where it takes longer, the processor was held up, or memory is new to the process.
+    ordinary = evidence.nodes_named(
+        lambda name: (
+            name.startswith(names.BACKWARD_HOOK_FUNCTION)
+            or (not evidence.report.has_gpu and of_node(name) in _MATRICES)
+        )
+    )
     for module in np.flatnonzero(odd).tolist():
         known = explained.get(evidence.ownership.owners.path(module), 0)
-        known += costs.of_spans(hooks & (owner == module))
+        known += costs.of_spans(ordinary & (owner == module))
         odd[module] = 2 * known < spent[module]
     if not odd.any():
-        return None
+        return _of_one_function(evidence, found)
     worst = int(np.argmax(np.where(odd, spent, 0)))
     computes = evidence.in_pass & evidence.spans.is_node & ~accumulating(evidence)
     nodes = computes & _working_for(evidence, odd)
@@ -359,7 +374,83 @@ def backward_ratio(evidence: Evidence, found: Sequence[Finding]) -> Finding | No
         ),
         remedy=_ratio_remedy(evidence, of_worst, heaviest[0]),
         nodes=costs.top_nodes(nodes),
+        **_priced(evidence, _run_again(evidence, of_worst)),
     )
+
+
+def _of_one_function(evidence: Evidence, found: Sequence[Finding]) -> Finding | None:
+    """Find a Function whose backward takes long beside what else its module does.
+
+    A Function may do little in its forward, as one that only reverses a gradient. What its backward
+    does once may be needed; what it does again and again is what can be saved.
+    """
+    costs, say = evidence.costs, evidence.wording
+    nodes = evidence.nodes_named(names.is_custom_function)
+    for other in found:
+        if isinstance(other, Found) and other.removable:
+            nodes &= ~other.removable.spans
+    # Hooks that shard or exchange run in nodes, too, and say so by marks.
+    nodes &= ~evidence.spans_around(evidence.events.of(Category.ANNOTATION))
+    if not nodes.any():
+        return None
+    forward, backward = times_of_alike(evidence, nodes)
+    nodes &= (forward > 0) & (backward > _RATIO_HIGH * forward)
+    again = _run_again(evidence, nodes)
+    nodes &= evidence.spans_around(again)
+    by_step = costs.owned_by_step(nodes, evidence.work_of(nodes)).sum(axis=0)
+    often = by_step > _RATIO_LEAST * costs.step_ns
+    least = 1
+    if not evidence.report.has_gpu:
+        often &= by_step > _LEAST_ON_HOST
+        least = _LEAST_STEPS_ON_HOST
+    if int(often.sum()) < least or not costs.holds_in_most_steps(by_step, _RATIO_LEAST):
+        return None
+    (first, *_) = heaviest = costs.top_nodes(nodes)
+    mine = nodes & evidence.nodes_named(lambda name: name == first)
+    times = int((backward[mine] / np.maximum(forward[mine], 1)).max())
+    return finding(
+        costs.places_of_spans(nodes),
+        seen=(
+            f"{', '.join(heaviest)}: {say.ms(costs.of_spans(nodes))} in "
+            f"{say.per_step(int(nodes.sum()), 'node')} of a Function. {first} takes {times:,} "
+            f"times its forward; twice is usual. "
+            f"{', '.join(costs.top_operators(evidence.names_of(again), time_of(evidence, again)))} "
+            "runs again and again in it."
+        ),
+        remedy=_of_function(evidence, mine),
+        nodes=heaviest,
+        **_priced(evidence, again),
+    )
+
+
+def _run_again(evidence: Evidence, nodes: Mask) -> Ints:
+    """Return what the backward of a Function runs again and again: all but the first, as events.
+
+    Of each node it is the operator that takes most of its time.
+    """
+    events = evidence.events
+    nodes = nodes & evidence.nodes_named(names.is_custom_function)
+    index, span = operators_inside(events, evidence.ownership)
+    index, span = (one[take(nodes, span, False)] for one in (index, span))
+    again = [index[:0]]
+    if not len(index):
+        return index
+    spent = time_of(evidence, index)
+    for _, inside_node in grouped(span):
+        called, which = numbered(events.name[index[inside_node]].astype(np.int64))
+        most = np.argmax(np.bincount(which, spent[inside_node], len(called)))
+        those = index[inside_node[which == most]]
+        if len(those) >= _AGAIN:
+            again.append(those[np.argsort(events.start[those], kind="stable")][1:])
+    return merged(*again)
+
+
+def _priced(evidence: Evidence, again: Ints) -> dict[str, Any]:
+    """Return the price of what a Function runs again and again, as fields of a finding."""
+    if not len(again):
+        return {}
+    removable = evidence.costs.removable(None, None, operators=again)
+    return {"at_best": True, "change": {"free": removable}}
 
 
 def _times(evidence: Evidence) -> tuple[Ints, Ints, Ints]:

@@ -12,18 +12,16 @@ from backspot.analysis.findings.costs import LEAST_SHARE
 from backspot.analysis.findings.evidence import Evidence
 from backspot.analysis.findings.observations import (
     accumulating,
-    backward_of,
     both_ways,
     compiled,
-    forward_of,
     is_indexing,
     runs_of_nodes,
+    times_of_alike,
 )
 from backspot.analysis.findings.registry import Found, fallback_rule, finding, rule
-from backspot.analysis.timeline import NOTHING, numbered
+from backspot.analysis.timeline import NOTHING
 from backspot.results.findings import Finding
 from backspot.trace import Category, names, operations
-from backspot.trace.events import Ints, Mask
 from backspot.trace.operations import Kind, kind_of, of_node
 
 # One node ----------------------------------------------------------------------------------------
@@ -69,6 +67,8 @@ _BETTER = {
 """Another form of some operations, by their node. (On one core of a CPU, forward and backward for a
 million elements: ``max`` 7.2 ms and 1.4; ``amax(1)`` 7.2 and 1.3; ``prod(1)`` 7.1 and 1.7.
 ``median`` and ``cumprod`` have no other form that is faster.)"""
+_OF_ALL = ("max", "min")
+"""Operations that have this other form only without ``dim``."""
 _REWRITE = (
     "Use another form of this operation, or write its backward as a torch.autograd.Function. If "
     "its result needs no gradient, .detach() its input."
@@ -112,7 +112,7 @@ def slow_node(evidence: Evidence, found: Sequence[Finding]) -> Finding | None:
     nodes &= ~known[evidence.ownership.owner] & ~marks
     if not nodes.any():
         return None
-    forward, backward = _times(evidence, nodes)
+    forward, backward = times_of_alike(evidence, nodes)
     nodes &= (forward > 0) & (backward > _TIMES * forward)
     by_step = costs.owned_by_step(nodes, evidence.work_of(nodes)).sum(axis=0)
     least = 0 if evidence.report.has_gpu else _LEAST_ON_HOST
@@ -129,11 +129,19 @@ def slow_node(evidence: Evidence, found: Sequence[Finding]) -> Finding | None:
             f"{say.per_step(int(nodes.sum()), 'node')}. {first} takes {times:,} times the operator "
             "that made it; once or twice is usual."
         ),
-        remedy=_BETTER.get(of_node(first), _REWRITE),
+        remedy=_better(first),
         nodes=heaviest,
         kernels=costs.top_kernels(evidence.work_of(nodes)),
         at_best=True,
     )
+
+
+def _better(name: str) -> str:
+    """Return another form of the operation of a node."""
+    done = of_node(name)
+    if done in _OF_ALL and not names.is_extreme_of_all(name):
+        return _REWRITE  # its gradient goes to the values that it picks
+    return _BETTER.get(done, _REWRITE)
 
 
 def _is_judged(name: str) -> bool:
@@ -150,21 +158,6 @@ def _is_judged(name: str) -> bool:
         or "onvolution" in name
         or name.startswith(names.BACKWARD_HOOK_FUNCTION)
     )
-
-
-def _times(evidence: Evidence, nodes: Mask) -> tuple[Ints, Ints]:
-    """Return how long the forward operators of each node and of its like take, and the nodes.
-
-    Alike are nodes of one name and one owner. A lookup of the time of a single one can be held up.
-    """
-    spans = evidence.spans
-    key = evidence.ownership.owner * len(spans.node_names) + spans.node
-    _, alike = numbered(np.where(nodes, key, NOTHING))
-    sums = np.zeros((2, int(alike.max(initial=0)) + 1), np.int64)
-    of_nodes = backward_of(evidence) if evidence.report.has_gpu else spans.end - spans.start
-    for row, spent in enumerate((forward_of(evidence), of_nodes)):
-        np.add.at(sums[row], alike[nodes], spent[nodes])
-    return sums[0][alike], sums[1][alike]
 
 
 # A product of matrices ---------------------------------------------------------------------------

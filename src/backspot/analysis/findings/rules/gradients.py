@@ -98,7 +98,8 @@ def gradient_accumulation(evidence: Evidence) -> Finding | None:
     if passes > 1:
         why = (
             f"with {passes} passes before each update, each pass adds to the gradients so far. "
-            "That fewer passes start fewer operators, on larger tensors, is not counted"
+            "That fewer passes start fewer operators, on larger tensors, and compute each gradient "
+            "of a weight fewer times, is not counted and can be more than the additions"
         )
         remedy = (
             "Use fewer, larger micro-batches: each pass reads and writes every gradient once more. "

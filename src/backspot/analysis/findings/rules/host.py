@@ -22,6 +22,7 @@ from backspot.analysis.findings.observations import (
     at_once,
     both_ways,
     compiled,
+    forward_operators,
     graph_breaks,
     host_operators,
     launching,
@@ -45,7 +46,7 @@ from backspot.formatting import percent
 from backspot.results.costs import WITHOUT_GRADIENTS, Launches
 from backspot.results.findings import Finding, Place, Saving
 from backspot.results.report import lines_of
-from backspot.trace import Category, names
+from backspot.trace import Category, names, operations
 from backspot.trace.events import Ints, Mask
 
 _LAUNCHED = (
@@ -293,7 +294,8 @@ def recurrent_cells(evidence: Evidence) -> Finding | None:
     operators.
 
     **Found by** at least eight calls of `aten::lstm_cell` by a module in each step, from 10% of the
-    step. A whole GRU, or LSTM in fp64, runs the same operators as its cells: no finding.
+    step, with the Python between them. A whole GRU, or LSTM in fp64, runs the same operators as its
+    cells: no finding.
 
     **Fix.** If no input depends on an earlier output, call `torch.nn.LSTM` once with the whole
     sequence: on a CPU, steps of 52 to 168 ms took 10 to 87 ms. A decoder that feeds its output back
@@ -323,9 +325,9 @@ def recurrent_cells(evidence: Evidence) -> Finding | None:
             (spans.end, evidence.events.end),
         )
     )
-    placed = both_ways(
-        evidence, mine, cells, LEAST_SHARE, whole=True, stretches=Stretches(start, end, span)
-    )
+    outer = np.where(whole, spans.parent[span], span)
+    stretches = _with_python(evidence, Stretches(start, end, span), outer)
+    placed = both_ways(evidence, mine, cells, LEAST_SHARE, whole=True, stretches=stretches)
     return finding(
         placed,
         seen=(
@@ -336,6 +338,23 @@ def recurrent_cells(evidence: Evidence) -> Finding | None:
         operators=("aten::lstm_cell",),
         at_best=True,
     )
+
+
+def _with_python(evidence: Evidence, turns: Stretches, outer: Ints) -> Stretches:
+    """Return the turns of loops, those as one between which only Python runs, or a view.
+
+    Args:
+        outer: the call that loops, for each turn.
+    """
+    events = evidence.events
+    order = np.argsort(turns.start, kind="stable")
+    start, end, span = (one[order] for one in (turns.start, turns.end, turns.span))
+    index, _ = forward_operators(evidence)
+    works = ~events.names_where(operations.is_view)[events.name[index]]
+    times = np.sort(events.start[index[works]])
+    alone = np.searchsorted(times, end[:-1]) == np.searchsorted(times, start[1:])
+    begins = np.append(True, ~alone | (np.diff(outer[order]) != 0))[: len(order)]
+    return Stretches(start[begins], end[np.append(begins[1:], True)[: len(order)]], span[begins])
 
 
 @rule(

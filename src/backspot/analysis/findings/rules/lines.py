@@ -11,6 +11,7 @@ import numpy as np
 
 from backspot.analysis.findings.costs import Placed
 from backspot.analysis.findings.evidence import Evidence
+from backspot.analysis.findings.observations import BY_MASK
 from backspot.analysis.findings.registry import finding, rule
 from backspot.analysis.recording import once
 from backspot.analysis.timeline import NOTHING, first_started, grouped, merged, take
@@ -178,7 +179,7 @@ _MASKS = (
     "index_add_, scatter_reduce_ or a product with the one-hot classes; or sort the rows by class "
     "once, and split them."
 )
-_BY_MASK = ("aten::index", "aten::masked_select", "aten::nonzero", "aten::index_put_")
+_BY_MASK = (*BY_MASK, "aten::nonzero")
 
 
 class _Done(msgspec.Struct, frozen=True):
