@@ -314,7 +314,7 @@ def _compiled(
 
     case = _Case(name, device, small, number)
     instrumented = how == "with"
-    handle = backspot.instrument(case.model) if instrumented else None
+    handle = backspot.instrument(case.model, markers=False) if instrumented else None
     settings = {"deterministic": True} if hasattr(config, "deterministic") else {}
     origins = _Origins()
     code: list[list[str]] = []

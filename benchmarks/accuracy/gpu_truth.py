@@ -102,7 +102,7 @@ def _measure(name: str, run: Run, trace: Path) -> Record:
     build = MODELS[name](run.context)
     optimizer = torch.optim.SGD(build.model.parameters(), lr=1e-6)
     step = training_step(build.model, build.loss, optimizer)
-    with backspot.instrument(build.model):
+    with backspot.instrument(build.model, markers=False):
         for _ in range(3):
             step()
         # A host varies more than a GPU does.

@@ -82,7 +82,7 @@ def examine(job: Job, stage: Stage, device: str) -> Record:
     del again, again_loss
     stage("instrumented", record)
     hooks = hooks_of(model)
-    with backspot.instrument(model) as handle:
+    with backspot.instrument(model, markers=True) as handle:
         with profiling(device) as profiler:
             labelled_loss, labelled, labelled_names = step()
         skipped = len(handle.skipped)

@@ -161,7 +161,10 @@ def _recorded(build: Build) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarr
     schedule = torch.profiler.schedule(wait=0, warmup=1, active=STEPS, repeat=1)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
-        with backspot.instrument(model), torch.profiler.profile(schedule=schedule) as profiler:
+        with (
+            backspot.instrument(model, markers=False),
+            torch.profiler.profile(schedule=schedule) as profiler,
+        ):
             for number in range(STEPS + 1):
                 step(number - 1)
                 profiler.step()

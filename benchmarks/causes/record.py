@@ -105,7 +105,9 @@ def _record_case(case: Case, context: Context, path: Path) -> Record:
         for _ in range(3):
             made.step()
         times = [milliseconds(made.step, context.device, 2) for _ in range(2)]
-        handles = [backspot.instrument(module, name=name) for module, name in made.modules]
+        handles = [
+            backspot.instrument(module, name=name, markers=False) for module, name in made.modules
+        ]
         try:
             made.step()
             synchronize(context.device)
