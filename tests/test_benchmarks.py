@@ -393,6 +393,30 @@ def test_what_was_measured_of_prices_is_judged_again_and_not_measured_twice(
     assert capsys.readouterr().err.count("\n") == 1
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_the_rules_of_today_are_asked_about_a_recording_of_prices_that_is_kept(tmp_path, settings):
+    kept, out = tmp_path / "kept", tmp_path / "judged.json"
+    of_loop = ["--small", "--device", "cpu", "--cases", "loop-product"]
+    assert ask("price_truth", *of_loop, "--keep", str(kept)) == 0
+
+    def judged_again() -> dict:
+        assert ask("price_truth", "judge", str(kept), "--small", "-o", str(out)) == 0
+        return json.loads(out.read_text())["cases"]
+
+    path = kept / "loop-product.json"
+    said, cases = json.loads(path.read_text()), judged_again()
+    said["slow"]["findings"] = [
+        {"rule": "operator-loop", "tier": "stable", "path": "blocks.0", "takes": 0.9, "price": 0.77,
+         "bound": "", "tried": ""}
+    ]  # fmt: skip
+    path.write_text(json.dumps(said))
+    assert judged_again() == cases
+    for recording in kept.glob("*.trace.json.gz"):
+        recording.unlink()
+    assert judged_again() != cases  # what was said is all that is known
+
+
 # Scripts of others -------------------------------------------------------------------------------
 
 SCRIPT = """

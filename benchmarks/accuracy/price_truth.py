@@ -2,7 +2,7 @@
 
     python -m benchmarks price_truth --device cuda --jobs 3
     python -m benchmarks price_truth --device cpu --cases loop-product --keep reports
-    python -m benchmarks price_truth judge reports           # by the rules of judging of today
+    python -m benchmarks price_truth judge reports           # by the rules of today
 
 Each case is a training with a cause in the module, the function or the phase of an innocent
 operator, and the same training with the cause taken away. Steps of both are timed in turn, which
@@ -20,11 +20,10 @@ the step. What most fixed trainings beside an innocent operator have, in the sam
 operator and not of a fix: it is counted apart. A promise that the slow training has, too, of
 another rule than the cause's and of as many milliseconds, is not new.
 
-``--keep`` keeps what reports said, and no recording: what rules would say today of what was
-recorded then is not known.
-
-Processes take turns on the device. ``--keep`` keeps what each report said; a run that was ended
-goes on with what is kept there.
+Processes take turns on the device. ``--keep`` keeps what each report said, and its recording; a run
+that was ended goes on with what is kept there. ``judge`` asks the rules of today about a recording
+that is there. What a trial has measured stays, and so does what only stacks show, which a recording
+does not hold. Without a recording, what the report said is judged.
 """
 
 from __future__ import annotations
@@ -93,7 +92,10 @@ def answer(run: Run) -> Figures:
     if run.verb == "judge":
         kept = {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
         wanted = {name: kept[name] for name in run.choose(CASES) if name in kept}
-        records = {name: {"end": "done", **record} for name, record in wanted.items()}
+        records = {
+            name: {"end": "done", **record, **_said_today(folder, name, record)}
+            for name, record in wanted.items()
+        }
     else:
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
@@ -130,7 +132,7 @@ def _kept(job: Job, stage: Stage, run: Run, folder: Path | None) -> Record:
         record = json.loads(path.read_text())
         if record["of"] == [commit(), run.device, run.small]:
             return record
-    record = _measured(job, stage, run)
+    record = _measured(job, stage, run, folder)
     if path is not None:
         write_json(path, record)
     return record
@@ -139,8 +141,8 @@ def _kept(job: Job, stage: Stage, run: Run, folder: Path | None) -> Record:
 # Measuring ---------------------------------------------------------------------------------------
 
 
-def _measured(job: Job, stage: Stage, run: Run) -> Record:
-    """Time and profile a case, slow and fixed."""
+def _measured(job: Job, stage: Stage, run: Run, folder: Path | None) -> Record:
+    """Time and profile a case, slow and fixed, and keep the recordings in a folder."""
     import torch
 
     import backspot
@@ -174,7 +176,8 @@ def _measured(job: Job, stage: Stage, run: Run) -> Record:
         gc.collect()
         stage(f"profile {name}", {"times": times})
         with turn():
-            said[name] = _said(backspot.profile(one.step, one.models))
+            trace = folder and _recording(folder, job["name"], name)
+            said[name] = _said(backspot.profile(one.step, one.models, trace=trace, force=True))
     with turn():  # before and after: what others do on the machine changes meanwhile
         later = interleaved(steps, run.device, **how, clock=clock)
     times = [first + second for first, second in zip(times, later, strict=True)]
@@ -209,6 +212,36 @@ def _said(report: backspot.Report) -> dict[str, Any]:
             }
         )
     return {"step_ms": step / 1e6, "findings": findings, "not_replayed": report.not_replayed}
+
+
+def _recording(folder: Path, name: str, which: str) -> Path:
+    """Where a recording is kept: of the ``slow`` or of the ``fixed`` training of a case."""
+    return folder / f"{name}.{which}.trace.json.gz"
+
+
+def _said_today(folder: Path, name: str, record: Mapping[str, Any]) -> dict[str, Any]:
+    """What the rules of today say of what is kept of a case, where its recordings are there."""
+    import backspot
+
+    found = {}
+    for which in ("slow", "fixed"):
+        if (path := _recording(folder, name, which)).exists():
+            found[which] = _with_kept(_said(backspot.locate(path)), record[which])
+    return found
+
+
+def _with_kept(said: dict[str, Any], kept: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is said of a recording, with what trials and stacks have shown beside it."""
+    from backspot.analysis.findings import all_rules
+
+    of_stacks = {rule.name for rule in all_rules() if "stacks" in rule.needs}
+    tried = {(one["rule"], one["path"]): one for one in kept["findings"] if one["tried"]}
+    measured = ("tier", "price", "bound", "tried")
+    for one in said["findings"]:
+        if (known := tried.get((one["rule"], one["path"]))) is not None:
+            one.update({key: known[key] for key in measured})
+    said["findings"] += [one for one in kept["findings"] if one["rule"] in of_stacks]
+    return said
 
 
 # Judging -----------------------------------------------------------------------------------------
