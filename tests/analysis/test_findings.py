@@ -259,7 +259,7 @@ def test_whatever_a_trace_holds_the_rules_end_without_complaint(tmp_path_factory
         time += length
     folder = tmp_path_factory.mktemp("trace")
     located = backspot.locate(trace.save(folder / "trace.json"))
-    assert {finding.rule for finding in located.findings} <= {"host-waits"}
+    assert {finding.rule for finding in located.findings} <= {"host-waits", "launch-bound"}
     for finding in located.findings:
         assert 0 < finding.wall_ns <= located.wall_ns
         assert finding.wall_ns == sum(place.wall_ns for place in finding.places)
