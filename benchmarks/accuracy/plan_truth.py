@@ -8,10 +8,13 @@ For each training of ``plan_models.py``: the plan of ``profile(trials="plan")``.
 training for each rung, with the settings that it was tried on, made as a script has them, and steps
 of all trainings in turn, loss, AdamW and ``zero_grad`` included. ``error`` is what the plan said of
 the step less the real step, each in percent of its own step as it is, as the speed of a machine can
-change between the two; ``in_ms`` is the same error by the times themselves. A rung ``differs``
-where the real step does by 2% of the step without it; its sign is right where the plan's saving has
-that of the real one. Of another batch, the time of as many samples counts. On a CPU, one thread
-runs, and its own time counts.
+change between the two; ``in_ms`` is the same error by the times themselves. A real step's percent
+is the median of those of rounds, in each of which it and the one as it is come soon after each
+other; ``unsure_percent`` is half of the interval that holds it at 95%, ``beyond_percent`` what of
+the error is outside of that, and ``drift_percent`` by how much longer the step as it is takes there
+than it did when it was recorded. A rung ``differs`` where the real step does by 2% of the step
+without it; its sign is right where the plan's saving has that of the real one. Of another batch,
+the time of as many samples counts. On a CPU, one thread runs, and its own time counts.
 
 What a plan's numbers are made of is kept beside them, so that another formula can be tried without
 the device: ``account`` has the real step's parts, and what host and device need for it by a replay;
@@ -31,6 +34,7 @@ A run that its time limit ends goes on where it was when the same command is sta
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -50,6 +54,7 @@ if TYPE_CHECKING:
     from benchmarks.accuracy.plan_models import Setting, Training
 
 _DIFFERS = 2.0  # percent of the step without the setting
+_WRONG = 5.0  # percent of the step as it is
 _MORE_STEPS = 5
 
 
@@ -86,7 +91,9 @@ def answer(run: Run) -> Figures:
 def _summary(rows: list[dict[str, Any]], cases: list[Record]) -> dict[str, Any]:
     real = [row for row in rows if row["error_percent"] is not None]
     differ = [row for row in real if row["differs"]]
-    errors, in_ms = ([abs(row[key]) for row in real] for key in ("error_percent", "in_ms"))
+    errors, in_ms, beyond = (
+        [abs(row[key]) for row in real] for key in ("error_percent", "in_ms", "beyond_percent")
+    )
     others = {
         way: [abs(row[f"{way}_error_percent"]) for row in real if f"{way}_error_percent" in row]
         for way in _WAYS
@@ -102,6 +109,13 @@ def _summary(rows: list[dict[str, Any]], cases: list[Record]) -> dict[str, Any]:
         "right sign": sum(row["right_sign"] for row in differ),
         "median error, % of the step": statistics.median(errors) if errors else None,
         "worst error, % of the step": max(errors, default=None),
+        "errors over 5%": sum(error > _WRONG for error in errors),
+        "of these, beyond what the real step is known to": sum(
+            error > _WRONG and outside > 0 for error, outside in zip(errors, beyond, strict=True)
+        ),
+        "worst error beyond that, % of the step": max(beyond, default=None),
+        "median drift, %": _median(abs(row["drift_percent"]) for row in real),
+        "worst drift, %": max((abs(row["drift_percent"]) for row in real), default=None),
         "median error in ms, % of the step": statistics.median(in_ms) if in_ms else None,
         "worst error in ms, % of the step": max(in_ms, default=None),
         **{
@@ -202,15 +216,20 @@ def _measured(job: Job, stage: Stage) -> Record:
         names: statistics.median(some) / one.times
         for (names, one), some in zip(made.items(), times, strict=True)
     }
+    shares = {
+        names: _share(some, times[0], one.times)
+        for (names, one), some in zip(made.items(), times, strict=True)
+    }
     as_it_is = real[frozenset()]
     said_ms = plan.step_ns / 1e6
-    rows = [_row(rung, real, not_made, as_it_is, said_ms) for rung in plan.rungs]
+    rows = [_row(rung, real, shares, not_made, as_it_is, said_ms) for rung in plan.rungs]
     for row in rows:
         _add_other_ways(row, turns, said_ms)
     whole = real.get(frozenset(rung.setting for rung in plan.ladder))
     error = None
     if whole is not None and plan.step_ns:
-        error = 100 * (plan.planned_ns / plan.step_ns - whole / as_it_is)
+        share, _, _ = shares[frozenset(rung.setting for rung in plan.ladder)]
+        error = 100 * (plan.planned_ns / plan.step_ns - share)
     found["real"] = [
         {"settings": sorted(names), "ms": some, "batches": one.times}
         | ({} if context.device == "cpu" else _apart(one.step))
@@ -333,6 +352,13 @@ def _both(rung: Rung) -> tuple[frozenset[str], frozenset[str]]:
     return frozenset(rung.on), frozenset((*rung.on, rung.setting))
 
 
+def _share(times: Sequence[float], as_it_is: Sequence[float], steps: int) -> Sequence[float]:
+    """What of the step as it is another one takes, by rounds, and the interval that holds it."""
+    from backspot.live.trials.measuring import interval
+
+    return interval([a / b / steps for a, b in zip(times, as_it_is, strict=True)])
+
+
 def _in_order(settings: list[Setting]) -> list[Setting]:
     """Compile what all else has made."""
     return sorted(settings, key=lambda one: one.axis == "compile")
@@ -341,6 +367,7 @@ def _in_order(settings: list[Setting]) -> list[Setting]:
 def _row(
     rung: Rung,
     real: Mapping[frozenset[str], float],
+    shares: Mapping[frozenset[str], Sequence[float]],
     not_made: Mapping[Any, str],
     as_it_is: float,
     said_as_it_is: float,
@@ -355,6 +382,9 @@ def _row(
         "said_ms": rung.step_ns / 1e6 if rung.step_ns else None,
         "real_ms": real.get(with_it),
         "error_percent": None,
+        "unsure_percent": None,
+        "beyond_percent": None,
+        "drift_percent": None,
         "in_ms": None,
         "differs": None,
         "right_sign": None,
@@ -364,11 +394,16 @@ def _row(
     }
     if not rung.step_ns or without not in real or with_it not in real:
         return row
-    saves = real[without] - real[with_it]
-    differs = 100 * abs(saves) >= _DIFFERS * real[without]
+    share, low, high = shares[with_it]
+    saves = shares[without][0] - share
+    differs = 100 * abs(saves) >= _DIFFERS * shares[without][0]
     said, found = rung.step_ns / 1e6, real[with_it]
+    of_step = said / said_as_it_is
     errors = {
-        "error_percent": 100 * (said / said_as_it_is - found / as_it_is),
+        "error_percent": 100 * (of_step - share),
+        "unsure_percent": 50 * (high - low) if math.isfinite(high) else None,
+        "beyond_percent": 100 * max(0.0, of_step - high, low - of_step),
+        "drift_percent": 100 * (as_it_is / said_as_it_is - 1),
         "in_ms": 100 * (said - found) / as_it_is,
     }
     right = (rung.saves_ns > 0) == (saves > 0) if differs else None

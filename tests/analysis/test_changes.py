@@ -430,3 +430,18 @@ def test_host_and_device_by_themselves_need_the_step_and_what_the_device_is_busy
     assert apart[limit] == max(apart)
     assert apart[limit] == pytest.approx(report.replayed_step.ns, rel=0.05)
     assert busy <= apart[1] <= 1.05 * busy
+
+
+@pytest.mark.parametrize(
+    ("name", "least", "most"),
+    [
+        ("gpt2_checkpointed", 0.97, 1.0),
+        ("vit_patch_drop", 0.95, 1.0),
+        ("ddp.rank0", 0.8, 0.95),
+        ("optimizer_foreach_false", 0.6, 0.75),
+    ],
+)
+def test_the_host_works_for_the_models_but_for_their_optimizer_and_their_loss(name, least, most):
+    predictor = predictor_of(h200.report_of(name))
+    without, with_loss = (predictor.of_models(with_loss=one) for one in (False, True))
+    assert least < without < with_loss < most

@@ -14,7 +14,6 @@ from torch.nn import functional  # noqa: E402
 import backspot  # noqa: E402
 from backspot.live.acts import Living  # noqa: E402
 from backspot.live.plan.planning import Planning  # noqa: E402
-from backspot.live.plan.search import _let_go  # noqa: E402
 from backspot.live.trials.attempts import own_memory  # noqa: E402
 from backspot.results.report import changed  # noqa: E402
 from support.gpu_models import DEVICE, needs_gpu  # noqa: E402
@@ -258,7 +257,7 @@ def test_memory_that_ran_out_goes_back_while_other_copies_live_in_the_pool():
     torch.ones(1, device=DEVICE)
     whole = torch.cuda.get_device_properties(DEVICE).total_memory
     torch.cuda.empty_cache()
-    with own_memory(torch.device(DEVICE, 0)):
+    with own_memory(torch.device(DEVICE, 0)) as give_back:
         best = torch.ones(64 << 20, dtype=torch.uint8, device=DEVICE)
         before = torch.cuda.memory_reserved()
         torch.cuda.set_per_process_memory_fraction((before + (1 << 30)) / whole)
@@ -273,8 +272,11 @@ def test_memory_that_ran_out_goes_back_while_other_copies_live_in_the_pool():
         assert len(blocks) < 9
         blocks.clear()
         full = torch.cuda.memory_reserved()
-        _let_go(failed=True)
+        give_back()
         after = torch.cuda.memory_reserved()
+        again = torch.ones(128 << 20, dtype=torch.uint8, device=DEVICE)
+        assert torch.cuda.memory_reserved() >= after + again.numel()
+        del again
     print("reserved:", before >> 20, "->", full >> 20, "->", after >> 20, "MiB")
     assert full > before + (512 << 20)
     assert after <= before + (2 << 20)

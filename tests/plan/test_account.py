@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import asdict
 from itertools import accumulate, chain
 
 import pytest
@@ -116,19 +117,46 @@ def test_the_step_is_within_its_interval_which_few_rounds_do_not_have(rounds, st
 @pytest.mark.parametrize(
     ("apart", "copy", "expected"),
     [
-        ((30, 48), needs(20, 40), Step(30, 48, 2)),
-        ((48, 49), needs(20, 40), Step(48, 49, 1)),
-        ((60, 55), needs(20, 40), Step(50, 50, 0)),
-        (None, needs(20, 40), Step(20, 50, 0)),
-        (None, needs(45, 40), Step(50, 40, 0)),
+        ((30, 48), needs(16, 40), Step(30, 48, 2, 6)),
+        ((30, 48), needs(32, 40), Step(40, 48, 2, 8)),
+        ((30, 48), needs(44, 40), Step(50, 48, 0, 10)),
+        ((48, 49), needs(20, 40), Step(48, 49, 1, 9.6)),
+        ((60, 55), needs(20, 40), Step(50, 50, 0, 10)),
+        (None, needs(20, 40), Step(25, 50, 0, 5)),
+        (None, needs(45, 40), Step(50, 40, 0, 10)),
         (None, needs(30), Step(50, outside=20)),
     ],
-    ids=["known", "near", "too long", "limited by device", "limited by host", "CPU"],
+    ids=[
+        *("known", "slower copy", "copy of another time", "near", "too long"),
+        *("limited by device", "limited by host", "CPU"),
+    ],
 )
-def test_what_a_step_needs_is_known_by_a_replay_or_else_by_the_copy_that_takes_longer(
+def test_the_host_s_part_of_a_step_is_what_a_copy_shows_and_at_least_what_a_replay_says(
     apart, copy, expected
 ):
-    assert Account(50, 30, 0, 0, 0, apart).needs(copy, has_loss=False) == expected
+    """Four fifths of the host's time are the models'."""
+    account = Account(50, 30, 0, 0, 0, apart, (0.8, 0.9))
+    found = account.needs(copy, has_loss=False)
+    assert asdict(found) == pytest.approx(asdict(expected))
+
+
+def test_what_of_the_host_no_copy_runs_is_the_step_s_where_no_replay_knows_it():
+    """Of 50 ms, 30 are the model's, and 10 its loss's."""
+    account = Account(50, 30, 10, 0, 0)
+    assert account.needs(needs(15, 40), has_loss=False).outside == pytest.approx(10)
+    assert account.needs(needs(16, 40), has_loss=True).outside == pytest.approx(4)
+
+
+@pytest.mark.parametrize("slow", [1, 2, 5])
+def test_a_host_that_is_slow_for_a_while_is_so_for_both_copies(slow):
+    """In three of seven rounds all takes as many times as long; the copies differ by a half."""
+    step = Step(20 * MS, 100 * MS, outside=2 * MS)
+    speeds = [1, slow, 1, slow, 1, slow, 1]
+    rounds = [(needs(18 * MS * x, 98 * MS), needs(27 * MS * x, 8 * MS)) for x in speeds]
+    rung, found = with_copy(Rung("bf16", "precision"), step, rounds)
+    assert found.host == pytest.approx(29 * MS)
+    assert rung.limit == "host"
+    assert rung.low_ns <= 29 * MS <= rung.high_ns
 
 
 def test_twice_the_batch_takes_what_two_steps_take_less_than_a_rest_that_does_not_grow():

@@ -134,6 +134,9 @@ class Predictor(Protocol):
     def with_less(self, paths: Collection[str], less: Sequence[tuple[float, float]]) -> list[float]:
         """Return how much less a step takes if host and devices work so much less in places."""
 
+    def of_models(self, *, with_loss: bool) -> float:
+        """Return the models' share of the host's time, or theirs and their loss's."""
+
     def apart(self) -> tuple[float, float]:
         """Return what the host needs for a step, and the devices, each without the other."""
 

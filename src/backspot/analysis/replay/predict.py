@@ -244,6 +244,18 @@ class Prediction(msgspec.Struct, frozen=True, dict=True):
         """Return what the host needs for a step, and the devices, each without the other."""
         return apart(self.recording, self.cost, self.typical)
 
+    def of_models(self, *, with_loss: bool) -> float:
+        """Return the models' share of the host's time, or theirs and their loss's.
+
+        That is all but updates of the parameters and, without the loss, the forward outside of
+        modules: what runs between two nodes of a backward belongs to neither.
+        """
+        recording = self.recording
+        host, part = recording.host(self.cost)[:, 0], recording.part
+        outside = recording.forward_outside
+        rest = (part == outside + 1) | (not with_loss) & (part == outside)
+        return 1.0 - float(host[rest].sum()) / max(1.0, float(host.sum()))
+
     @cached_property
     def worth(self) -> Floats:
         """How long each owner's work takes (rows), by ``PARTS_OF_SAVINGS`` (columns).

@@ -26,6 +26,8 @@ class Times(NamedTuple):
 
 
 NOTHING = Times(0.0)
+_LEAST_SHARE = 0.1
+"""Share of the host's time below which a copy says nothing of the rest."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,8 @@ class Account:
         optimizer: clipping is not part of it.
         apart: what host and device need for it, each without the other; ``None`` on a CPU, and
             where the recording cannot be replayed.
+        of_models: the models' share of the host's time, without their loss and with it; 0 where
+            that is not known.
     """
 
     step: int
@@ -89,6 +93,7 @@ class Account:
     data: int
     optimizer: int
     apart: tuple[float, float] | None = None
+    of_models: tuple[float, float] = (0.0, 0.0)
 
     @classmethod
     def of(cls, report: Report) -> Account:
@@ -102,11 +107,17 @@ class Account:
         rows = (row.wall_ns for row in report.modules if row.path == Special.OUTSIDE.path)
         outside = round(scale * sum(rows))
         predictor = predictor_of(report) if report.has_gpu else None
-        apart = None if predictor is None else predictor.apart()
-        return cls(step, forward + backward - outside, loss + outside, data, optimizer, apart)
+        account = cls(step, forward + backward - outside, loss + outside, data, optimizer)
+        if predictor is None:
+            return account
+        without, with_loss = (predictor.of_models(with_loss=one) for one in (False, True))
+        return replace(account, apart=predictor.apart(), of_models=(without, with_loss))
 
     def needs(self, copy: Times, has_loss: bool) -> Step:
         """Return what the step needs.
+
+        Of a step that the device limits, a recording says too little of the host: it takes the
+        profiler's cost out of a host that was hardly ever seen at work alone. A copy shows that.
 
         Args:
             copy: what a copy of the models needs as it is.
@@ -114,11 +125,13 @@ class Account:
         """
         if not copy.device:
             return Step(self.step, outside=self.rest(has_loss))
+        share = self.of_models[has_loss] or 1 - self.rest(has_loss) / max(1, self.step)
+        of_copy = copy.host / max(_LEAST_SHARE, share)
         host, device = self.apart or (
-            (self.step, copy.device) if copy.host > copy.device else (copy.host, self.step)
+            (self.step, copy.device) if copy.host > copy.device else (0.0, self.step)
         )
-        host, device = min(host, self.step), min(device, self.step)
-        return Step(host, device, self.step - max(host, device))
+        host, device = min(max(host, of_copy), self.step), min(device, self.step)
+        return Step(host, device, self.step - max(host, device), (1 - share) * host)
 
     def rest(self, has_loss: bool) -> int:
         """Return what of the step no copy runs."""

@@ -105,8 +105,7 @@ def with_copy(
         more: what the step with it needs beside that.
         steps: how many steps the one with it does the work of.
     """
-    medians = (map(statistics.median, zip(*one, strict=True)) for one in zip(*rounds, strict=True))
-    now, new = (Times(*one) for one in medians)
+    now, new = _typical(rounds)
     found = step.with_copy(now, new, more)
     saves = step.ns - found.ns / steps
     # A single run of a few microseconds may be held up for milliseconds.
@@ -119,6 +118,19 @@ def with_copy(
     rung = predicted(rung, step.ns, (saves, min(low, saves), max(high, saves)))
     host, device = round(found.host / steps), round(found.device / steps)
     return replace(rung, host_ns=host, device_ns=device), found
+
+
+def _typical(rounds: Turns) -> tuple[Times, Times]:
+    """Return what two copies need: the median of one, and by what factor the other one differs.
+
+    Other programs make a host half as fast for some seconds, in which it is so for both copies.
+    """
+    now, new = [], []
+    for part in range(3):
+        now.append(statistics.median(a[part] for a, _ in rounds))
+        factor = statistics.median(b[part] / max(1.0, a[part]) for a, b in rounds)
+        new.append(now[-1] * factor)
+    return Times(*now), Times(*new)
 
 
 def predicted(rung: Rung, before: float, saves: Sequence[float], measured: str = "") -> Rung:

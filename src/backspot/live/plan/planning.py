@@ -275,9 +275,9 @@ def _apart(rungs: Sequence[Rung]) -> tuple[list[Rung], list[Rung]]:
 def _searched(search: Search, watching: Watching, live: Live) -> None:
     """Search, and leave the training as it was."""
     try:
-        with untouched(live), own_memory(live.device):
+        with untouched(live), own_memory(live.device) as give_back:
             try:
-                search.go()
+                search.go(give_back)
             finally:
                 search.close()
     finally:

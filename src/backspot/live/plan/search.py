@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import statistics
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -72,13 +73,6 @@ def why(error: Exception) -> str:
     return str(error) if isinstance(error, Refused) else reason(error)
 
 
-def _let_go(failed: bool) -> None:
-    """Free a copy that nothing refers to; after a failure its memory goes back, too."""
-    gc.collect()
-    if failed and torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
-
-
 class Search:
     """Tries settings on copies until the time is up; what is known by then is in its attributes.
 
@@ -129,12 +123,16 @@ class Search:
         taken = {rung.setting for rung in self._ladder}
         return [one for one in self._tried if one.name in taken]
 
-    def go(self) -> None:
+    def go(self, give_back: Callable[[], None]) -> None:
         """Try everything.
+
+        Args:
+            give_back: gives back the memory that no copy holds.
 
         Raises:
             Refused: If a copy cannot be trusted.
         """
+        self._give_back = give_back
         self._best = base = Copy(self._watched)
         names = names_of_checkpoint()
         talks = Refused("the model talks to other ranks, which do not run its copy")
@@ -252,8 +250,14 @@ class Search:
             return True
         finally:
             del new
-            _let_go(failed)
+            self._let_go(failed)
         return False
+
+    def _let_go(self, failed: bool) -> None:
+        """Free a copy that nothing refers to; after a failure its memory goes back, too."""
+        gc.collect()
+        if failed:
+            self._give_back()
 
     def _compiles_s(self, setting: Setting) -> float:
         """Return how many seconds compiling may take, as the setting before it took.
@@ -375,7 +379,7 @@ class Search:
         finally:
             del twice
             self._watched.has_loss = has_loss
-            _let_go(not self._of_batch.step_ns)
+            self._let_go(not self._of_batch.step_ns)
 
     def _second_is_batch(self) -> bool:
         """Whether a part takes batches whose second dimension is that of the samples."""

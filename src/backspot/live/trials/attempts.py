@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -243,19 +243,33 @@ def _measured(entry: Entry, asked: Asked, until: float) -> Tried | None:
 
 
 @contextmanager
-def own_memory(device: torch.device) -> Iterator[None]:
+def own_memory(device: torch.device) -> Iterator[Callable[[], None]]:
     """Have memory of a GPU come from a pool that goes back to the driver.
 
     Before torch 2.5 there are no pools. A backward runs on a thread of PyTorch's, which takes
     memory from the training's pool: what that has grown by goes back, too.
+
+    Yields:
+        Gives back at once what is free of it.
     """
     if device.type != "cuda":
-        yield
+        yield lambda: None
         return
     before = torch.cuda.memory_reserved(device)
+    pool = ExitStack()
+
+    def give_back() -> None:
+        # PyTorch keeps what is free of a pool in use. Tensors in one that has ended stay there.
+        pool.close()
+        try:
+            torch.cuda.empty_cache()
+        finally:
+            pool.enter_context(_pool(device))
+
     try:
-        with _pool(device):
-            yield
+        with pool:
+            pool.enter_context(_pool(device))
+            yield give_back
     finally:
         if torch.cuda.memory_reserved(device) > before + _KEPT:
             torch.cuda.empty_cache()
