@@ -335,3 +335,13 @@ def test_every_file_that_contributing_names_exists() -> None:
     named = set(re.findall(r"[\w/]+\.py\b", (HOME / "CONTRIBUTING.md").read_text("utf-8")))
     assert len(named) > 20
     assert not [name for name in named if not any(path.endswith(f"/{name}") for path in paths)]
+
+
+def test_no_thread_of_a_training_is_asked_for_its_threads():
+    # The question gives it the number of torch.set_num_threads, which changes its sums.
+    asking = [
+        str(file.relative_to(SOURCE))
+        for file in SOURCE.rglob("*.py")
+        if "get_num_threads" in file.read_text(encoding="utf-8")
+    ]
+    assert sorted(asking) == ["backspot/commands/demo.py", "backspot/threads.py"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -19,6 +20,7 @@ from torch import nn  # noqa: E402
 
 import backspot  # noqa: E402
 from backspot.live import cgroups  # noqa: E402
+from backspot.threads import thread_count  # noqa: E402
 
 
 def warnings() -> tuple[str, ...]:
@@ -216,3 +218,18 @@ def test_a_quota_below_the_threads_is_said(
     with threads(2):
         found = [one for one in warnings() if one.startswith("PyTorch works with 2 threads")]
     assert len(found) == said
+
+
+def test_a_thread_that_pins_batches_does_not_count_as_the_trainings_threads():
+    count = torch.get_num_threads()
+    try:
+        pinning = threading.Thread(target=torch.set_num_threads, args=(1,))
+        pinning.start()
+        pinning.join()
+        counts = [thread_count()]
+        training = threading.Thread(target=lambda: counts.append(thread_count()))
+        training.start()
+        training.join()
+        assert counts == [count, count]
+    finally:
+        torch.set_num_threads(count)

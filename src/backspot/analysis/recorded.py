@@ -12,7 +12,7 @@ from pathlib import Path
 
 from backspot.analysis.attribution.ownership import Ownership
 from backspot.formatting import counted, gigabytes
-from backspot.threads import thread_count
+from backspot.threads import thread_count_of_process
 from backspot.trace import Events
 
 _FIRST = 1_400_000_000_000_000_000  # nanoseconds; PyTorch is younger, and clocks since boot less
@@ -47,7 +47,7 @@ def find_recorded(events: Events, ownership: Ownership, *, live: bool) -> dict[s
 def _host() -> str:
     """How busy the machine is at the end of a recording: its load, and threads for its CPUs."""
     load = f"load {os.getloadavg()[0]:.1f}, " if hasattr(os, "getloadavg") else ""
-    threads = counted(thread_count(), "thread")
+    threads = counted(thread_count_of_process(), "thread")
     return f"{load}{threads} of PyTorch, {counted(os.cpu_count() or 1, 'CPU')}"
 
 

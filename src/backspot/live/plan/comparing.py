@@ -19,6 +19,7 @@ from backspot.live.torch_internals.process import sleep_on_gpu
 from backspot.live.trials.measuring import interval, verdict_of
 from backspot.live.trials.twins import Refused
 from backspot.results.plan import Difference, PlanVerdict, Rung
+from backspot.threads import thread_count
 
 Turns = Sequence[tuple[Times, Times]]
 """What two copies need, in each round."""
@@ -43,7 +44,7 @@ def times_of(one: Copy) -> Times:
 
 def _of_call(one: Copy, call: Call) -> Times:
     on_gpu = one.device.type == "cuda"
-    alone = not on_gpu and torch.get_num_threads() == 1
+    alone = not on_gpu and thread_count() == 1
     clock = time.thread_time_ns if alone else time.perf_counter_ns
     one.wait()
     begin, start = time.perf_counter_ns(), clock()
