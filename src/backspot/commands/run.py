@@ -711,6 +711,7 @@ def show_other(source: str, args: argparse.Namespace) -> bool:
     from backspot.results.out_of_memory import OutOfMemory
 
     given = args.depth is not None or args.match or args.by or args.sort or args.top is not None
+    given = given or args.anonymous
     if given or args.output is not None or args.format != "table":
         raise UsageError(
             f"{visible(source)} says how a training died of memory, and has no rows: show takes "

@@ -34,10 +34,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from backspot.commands._console import (
@@ -120,9 +118,9 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--anonymous",
         action="store_true",
-        help="leave out lines of source, names of files, folders and the machine, the command line "
-        "and annotations of your own, to share the result; names of modules, classes and functions "
-        "stay",
+        help="leave out lines of source, names of files and folders, the command line, messages of "
+        "errors, and each word of a sentence that is not Backspot's own, to share a report; names "
+        "of modules, classes and functions stay",
     )
     parser.add_argument("--force", action="store_true", help="overwrite an existing file")
     parser.add_argument(
@@ -160,7 +158,7 @@ def run(args: argparse.Namespace) -> int:
     for number, source in enumerate(args.traces):
         if number:
             write_text("")
-        write_text(f"── {visible(source)}")
+        write_text(f"── recording {number + 1}" if args.anonymous else f"── {visible(source)}")
         try:
             _show(source, args)
         except BackspotError as error:
@@ -210,17 +208,6 @@ def _show(source: str, args: argparse.Namespace) -> None:
     if source != "-" and not args.anonymous and not is_report(source):
         flush_output()
         mention_others(report.trace, args.traces)
-
-
-def _trace_to_hide(source: str, stack: ExitStack) -> str:
-    """The trace itself if it has tracks, as that of ``run``; else where its copy with them goes."""
-    from backspot.trace.read import has_tracks, trace_file
-
-    if source == "-":
-        raise UsageError("--anonymous writes a copy of a trace that is a file: give its name")
-    if has_tracks(path := trace_file(source)):
-        return str(path)
-    return str(Path(stack.enter_context(TemporaryDirectory())) / "labelled.json.gz")
 
 
 def _without_names(report: Report) -> Report:
@@ -299,30 +286,25 @@ def _write(source: str, args: argparse.Namespace) -> None:
 
     labelled = args.output.lower().endswith(LABELLED)
     _refuse_choices(args, labelled=labelled)
+    if labelled and args.anonymous:
+        raise UsageError(
+            f"--anonymous writes reports, such as .html and .json, not {visible(args.output)}: a "
+            "trace has names in places that nobody lists"
+        )
     # A wrong name is reported before the trace is read, which can take long.
     if not labelled:
         renderer_for(args.output)
     check_target(args.output, force=args.force, sources=_files(source))
     saved = is_report(source)
-    with ExitStack() as stack:
-        copy = args.output if labelled and not saved else None
-        hidden = ""
-        if copy and args.anonymous:
-            hidden = _trace_to_hide(source, stack)
-            copy = None if Path(hidden).exists() else hidden
-        report = read(
-            source,
-            depth=args.depth,
-            jobs=args.jobs,
-            peak_tflops=args.peak_tflops,
-            peak_gbps=args.peak_gbps,
-            trace=copy,
-            force=args.force,
-        )
-        if hidden:
-            from backspot.render.anonymous import write_anonymous_trace
-
-            write_anonymous_trace(Path(hidden), args.output, force=args.force)
+    report = read(
+        source,
+        depth=args.depth,
+        jobs=args.jobs,
+        peak_tflops=args.peak_tflops,
+        peak_gbps=args.peak_gbps,
+        trace=args.output if labelled and not saved else None,
+        force=args.force,
+    )
     if args.anonymous:
         report = _without_names(report)
     if args.match:

@@ -25,7 +25,7 @@ In the order in which they build on each other:
 - ``job.py``: many ranks, in each format; ``_job_words.py`` says it, ``html/_job.py`` is the page
 - ``out_of_memory.py``: a training that died of memory; ``_out_of_memory.py`` says it
 - ``labelled_trace.py``: a copy of a trace with added tracks
-- ``anonymous.py``: a report, or a trace, to share
+- ``anonymous.py``: a report to share
 - ``formats.py``: finds the format for a suffix; ``files.py``: writes a file whole or not at all
 
 Each sentence and each table is written once, as parts and columns, and each output styles them in

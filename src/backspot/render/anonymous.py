@@ -1,104 +1,212 @@
-"""Results to share: without what could name a person, a machine, a file, or show its content.
+"""Reports to share: without what could name a person, a machine, a file, or show its content.
 
-Names of modules, classes, functions, operators and kernels stay, and so do all numbers, the device,
-the version of PyTorch and the time of the recording.
+What stays is listed, not what goes. Each field of a result is of one kind:
+
+- names of modules, classes, functions, operators and kernels stay, and so do numbers;
+- places become ``source-1.py:12``, the same file the same number;
+- of errors the class stays; lines of source and the command go;
+- all else is a sentence: a word of it stays if Backspot's own files have it, if it is a number, or
+  if it is one of the names that stay. Any other word becomes ``…``, and with it all paths,
+  addresses, annotations and names that nobody could list.
 """
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
-from pathlib import Path
+from functools import cache
+from importlib.resources import files
 from typing import Any, cast
 
-from backspot.errors import NotATraceError
-from backspot.formatting import visible
-from backspot.render.files import writing
 from backspot.results.report import Report
-from backspot.trace.anonymous import Anonymizer
 
-_KEPT = {
-    "path",
-    "paths",
-    "class_name",
-    "root",
-    "before_path",
-    "peak_path",
-    "schema",
-    "rule",
-    "link",
+_NAMES = frozenset(
+    (
+        *("path", "paths", "class_name", "root", "before_path", "peak_path", "function", "node"),
+        *("nodes", "operator", "operators", "kernels", "device"),
+    )
+)
+"""Fields with names of modules, classes, functions, operators, kernels and devices."""
+_OWN = frozenset(("schema", "rule", "link"))
+"""Fields that only Backspot writes."""
+_NAMED = frozenset(("NodeCost", "KernelCost", "OperatorCost", "FusedKernel"))
+"""Results whose ``name`` is one of autograd or of a kernel."""
+_PLACES = frozenset(("line", "file", "lines", "waits"))
+_SOURCE = frozenset(("text", "command"))
+_ERRORS = frozenset(("note", "why_not", "error", "reason"))
+"""Fields that may be the message of an exception."""
+_RECORDED = {
+    "device": re.compile(r"[\w().,;:+× -]+"),
+    "time": re.compile(r"[\d:.TZ +-]+(?:UTC)?"),
+    "torch": re.compile(r"\d[\w.]*(?:\+(?:cpu|cu|rocm|xpu|git)[\w.]*)?"),
+    "memory": re.compile(r"[\d.]+ of [\d.]+ GB"),
 }
-"""Fields with names of modules and classes, and with what Backspot itself writes."""
-_PLACES = {"line", "file", "lines", "waits"}
-_SOURCE = {"text"}
-_RECORDED = ("device", "time", "torch", "memory")
+"""What stays of ``Report.recorded``, and the form that it has."""
+_GONE = "…"
+
+_WORD = re.compile(r"\w+")
+_TOKEN = re.compile(r"\S+")
+_EDGES = "\"'`“”‘’()[]{}<>,.;:!?…"
+_PYTHON = re.compile(r"(?P<file>.*\S\.(?:pyx?|ipynb)|<[\w -]+>)(?P<line>:\d+(?:-\d+)?)")
+_PLACE = re.compile(r"(?P<file>.+):(?P<line>\d+(?:-\d+)?)", re.DOTALL)
+_STAND_IN = re.compile(r"source-\d+\.py(?::\d+(?:-\d+)?)?")
+_NUMBER = re.compile(r"\d[\d_]*(?:[x×]\d+)*(?:e\d+)?[x×]?|[\d.,]*\d[a-zµμ]{1,2}")
+_FRACTION = re.compile(r"\d+/\d+")
+_ADDRESS = re.compile(r"\d+(?:\.\d+){3,}")
+_OF_PATHS = re.compile(r"[/\\@]|~(?!\d)")
+_CLASS_OF_ERROR = re.compile(r"((?:torch\.(?:\w+\.)*)?[A-Z]\w*)(?::.*)?", re.DOTALL)
+_MESSAGE = re.compile(
+    r"((?:\w+\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Warning)):\s.*", re.DOTALL
+)
 
 
 def anonymous(report: Report) -> Report:
-    """Return a report without lines of source, files, the command, and paths in its sentences."""
-    found = cast(Report, _changed(report, Anonymizer()))
-    recorded = {name: report.recorded[name] for name in _RECORDED if name in report.recorded}
-    return replace(found, recorded=recorded, trace="a recording")
+    """Return a report without lines of source, files, the command, and foreign words."""
+    anonymizer = _Anonymizer(report)
+    changed = cast(Report, anonymizer.result(report))
+    recorded = {
+        name: value
+        for name, value in report.recorded.items()
+        if name in _RECORDED and _RECORDED[name].fullmatch(value)
+    }
+    return replace(changed, recorded=recorded, trace="a recording")
 
 
-def _changed(result: Any, anonymizer: Anonymizer) -> Any:
-    changes = {}
-    for one in fields(result):
-        if one.init and one.name not in _KEPT:
-            before = getattr(result, one.name)
-            if one.name == "host" and isinstance(before, str):
-                after: Any = "a machine"
-            else:
-                after = _value(before, one.name, anonymizer)
-            if after is not before:
-                changes[one.name] = after
-    return replace(result, **changes) if changes else result
+class _Anonymizer:
+    """Takes out of one report what could name somebody: a file has one stand-in in all of it."""
 
+    def __init__(self, report: Report) -> None:
+        self._files: dict[str, int] = {}
+        self._names: set[str] = set()
+        places: set[str] = set()
+        for kind, value in _strings(report, "", ""):
+            if kind == "name":
+                self._names |= {value, *_WORD.findall(value)}
+                self._names |= {token.strip(_EDGES) for token in value.split()}
+            elif kind == "place":
+                found = _PLACE.fullmatch(value)
+                places.add(found["file"] if found else value)
+        known = sorted(map(re.escape, filter(None, places)), key=len, reverse=True)
+        self._places = re.compile(rf"(?<![\w/\\])({'|'.join(known)})(?=:\d)") if known else None
 
-def _value(value: Any, name: str, anonymizer: Anonymizer) -> Any:
-    if isinstance(value, str):
-        if name in _SOURCE:
+    def result(self, result: Any) -> Any:
+        """Return a result of the report without foreign words."""
+        changes = {}
+        for one in fields(result):
+            if one.init:
+                before = getattr(result, one.name)
+                after = self._value(before, one.name, type(result).__name__)
+                if after is not before:
+                    changes[one.name] = after
+        return replace(result, **changes) if changes else result
+
+    def _value(self, value: Any, field: str, owner: str) -> Any:
+        if isinstance(value, str):
+            return self._string(value, _kind(field, owner))
+        if isinstance(value, tuple):
+            return tuple(self._value(one, field, owner) for one in value)
+        if isinstance(value, Mapping):
+            return {
+                self._string(key, _kind("path", owner)): self._value(one, field, owner)
+                for key, one in value.items()
+            }
+        if is_dataclass(value) and not isinstance(value, type):
+            return self.result(value)
+        return value
+
+    def _string(self, text: str, kind: str) -> str:
+        if kind in ("name", "own") or not text:
+            return text
+        if kind == "source":
             return ""
-        return anonymizer.place(value) if name in _PLACES else anonymizer.text(value)
-    if isinstance(value, tuple):
-        return tuple(_value(one, name, anonymizer) for one in value)
-    if isinstance(value, Mapping):
-        return {key: _value(one, name, anonymizer) for key, one in value.items()}
-    if is_dataclass(value) and not isinstance(value, type):
-        return _changed(value, anonymizer)
-    return value
+        if kind == "place":
+            found = _PLACE.fullmatch(text)
+            return f"{self._file(found['file'])}:{found['line']}" if found else self._file(text)
+        if kind == "error" and (found := _CLASS_OF_ERROR.fullmatch(text)):
+            return found[1]
+        return self._sentence(text)
+
+    def _file(self, file: str) -> str:
+        return f"source-{self._files.setdefault(file, len(self._files) + 1)}.py"
+
+    def _sentence(self, text: str) -> str:
+        text = _MESSAGE.sub(r"\1", text)
+        if self._places is not None:
+            text = self._places.sub(lambda found: self._file(found[1]), text)
+        text = _TOKEN.sub(self._token, text)
+        return re.sub(rf"{_GONE}(?:\s+{_GONE})+", _GONE, text)
+
+    def _token(self, found: re.Match[str]) -> str:
+        token = found[0]
+        if token in self._names or token in _own_words():
+            return token
+        core = token.strip(_EDGES)
+        before, after = token.split(core, 1) if core else (token, "")
+        return before + self._core(core) + after
+
+    def _core(self, core: str) -> str:
+        if not core or core in self._names or core in _own_words() or _FRACTION.fullmatch(core):
+            return core
+        if _STAND_IN.fullmatch(core):
+            return core
+        if python := _PYTHON.fullmatch(core):
+            return self._file(python["file"]) + python["line"]
+        if _OF_PATHS.search(core) or _ADDRESS.search(core):
+            return _GONE
+        return core if all(map(self._stays, _WORD.findall(core))) else _GONE
+
+    def _stays(self, word: str) -> bool:
+        return bool(word in _own_words() or word in self._names or _NUMBER.fullmatch(word))
 
 
-def write_anonymous_trace(
-    path: Path, output: str | os.PathLike[str], *, force: bool = False
-) -> None:
-    """Write a copy of a trace without what could name somebody; it appears whole or not at all.
+def _kind(field: str, owner: str) -> str:
+    """What a text is: a name, Backspot's own, a place, source, an error, a sentence."""
+    if field in _OWN:
+        return "own"
+    if field in _NAMES or (field == "name" and owner in _NAMED):
+        # An operator, a kernel or a class is no path; a module's key may have any character.
+        return "name"
+    if field in _PLACES:
+        return "place"
+    if field in _SOURCE:
+        return "source"
+    return "error" if field in _ERRORS else "sentence"
 
-    The whole trace is in memory for it. Notes of lines and of compiled code are left out.
 
-    Raises:
-        NotATraceError: If it is no whole JSON.
-        OutputExistsError: If the output exists and ``force`` is false.
+def _strings(value: Any, field: str, owner: str) -> Iterator[tuple[str, str]]:
+    """Yield all texts of a result, each after what it is."""
+    if isinstance(value, str):
+        yield _kind(field, owner), value
+    elif isinstance(value, tuple):
+        for one in value:
+            yield from _strings(one, field, owner)
+    elif isinstance(value, Mapping):
+        for key, one in value.items():
+            yield _kind("path", owner), key
+            yield from _strings(one, field, owner)
+    elif is_dataclass(value) and not isinstance(value, type):
+        for of in fields(value):
+            if of.init:
+                yield from _strings(getattr(value, of.name), of.name, type(value).__name__)
+
+
+@cache
+def _own_words() -> frozenset[str]:
+    """The words of Backspot's own files, alone and with what is written beside them.
+
+    Without these files, as in an installation of compiled files alone, no word of a sentence stays.
     """
-    from backspot.trace.read import trace_bytes  # the list of formats imports the room's files
+    found: set[str] = set()
+    for text in _sources(files("backspot")):
+        found.update(_WORD.findall(text))
+        found.update(token.strip(_EDGES) for token in text.split())
+    return frozenset(found)
 
-    with trace_bytes(path) as (head, read):
-        pieces = [head]
-        while piece := read(1 << 20):
-            pieces.append(piece)
-    try:
-        trace = json.loads(b"".join(pieces).decode("utf-8", "replace"), strict=False)
-    except (ValueError, RecursionError) as error:
-        raise NotATraceError(f"{visible(str(path))} is no whole JSON: export it again") from error
-    if isinstance(trace, list):
-        trace = {"traceEvents": trace}
-    with writing(output, force=force, sources=(path,)) as file:
-        import gzip
 
-        if os.fspath(output).lower().endswith(".gz"):
-            with gzip.GzipFile("", "wb", 3, file, mtime=0) as packed:
-                packed.writelines(Anonymizer().trace(trace))
-        else:
-            file.writelines(Anonymizer().trace(trace))
+def _sources(folder: Any) -> Iterator[str]:
+    for entry in folder.iterdir():
+        if entry.is_dir():
+            yield from _sources(entry)
+        elif entry.name.endswith(".py"):
+            yield entry.read_text("utf-8")

@@ -18,7 +18,6 @@ The way of a trace::
     profiler.py    a live profiler's events, without its one export
     columns.py     the columns as they grow, joined into ``Events`` in the end
     unknown_categories.py   a warning of events that are left out
-    anonymous.py   the text of a trace without what could name somebody
     events.py      ``Events`` and ``Category``: what the other rooms use
 
 Five files are contracts with whoever writes the trace: ``names.py`` for PyTorch, Kineto and others,

@@ -184,16 +184,6 @@ def _finished(decoder: ChromeDecoder, source: str) -> Events:
     return columns.finish(source, warnings, impossible=decoder.impossible, truncated=truncated)
 
 
-OWN_TRACKS = b'{"ph":"M","cat":"backspot",'
-"""How the tracks begin that ``render/labelled_trace.py`` puts before the first event."""
-
-
-def has_tracks(path: Path) -> bool:
-    """Return whether a trace has Backspot's tracks already."""
-    with trace_bytes(path) as (_, read):
-        return read(1 << 16).lstrip().startswith(OWN_TRACKS)
-
-
 @contextmanager
 def trace_bytes(path: Path) -> Iterator[tuple[bytes, Read]]:
     """Yield the unpacked text of a trace up to its first event, and a function that reads on."""
