@@ -39,6 +39,31 @@ def found_in(model: nn.Module, *inputs: Tensor, shapes: bool = True) -> dict[str
     return {finding.rule: finding for finding in backspot.locate(profiler).findings}
 
 
+class Entropy(nn.Module):
+    """The entropy of a softmax, or the score of a label."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.layer, self.kind = nn.Linear(16, 4000), kind
+        self.labels = torch.randint(4000, (256, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        p = self.layer(x).softmax(-1)
+        logarithm = (p + 1e-8).log()
+        if self.kind == "entropy":
+            return (logarithm * p).sum(-1)
+        return logarithm.gather(1, self.labels)
+
+
+@pytest.mark.parametrize("kind", ["entropy", "label"])
+def test_a_softmax_that_is_used_beside_its_logarithm_is_said_to_stay(kind):
+    found = found_in(Entropy(kind), torch.randn(256, 16))["loss-passes"]
+    assert found.remedy.startswith("Use ")
+    assert ("The softmax is used again" in found.remedy) is (kind == "entropy")
+    assert ("cross_entropy" in found.remedy) is (kind == "label")
+    assert (found.saves is None) is (kind == "entropy")
+
+
 class Attention(nn.Module):
     """Attention over 128 tokens, written out."""
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
@@ -96,23 +97,30 @@ def test_what_can_be_slower_in_another_form_has_no_price() -> None:
 # Loops -------------------------------------------------------------------------------------------
 
 Operators = Sequence[tuple[str, int]]
+Shapes = Mapping[str, Sequence[Sequence[int]]]
 OF_ALL = ("aten::max",)
 """What has another node with ``dim`` than without."""
 
 
 def run(
-    folder: Path, operators: Operators, nodes: Callable[[str], int] = lambda _: 0, steps: int = 3
+    folder: Path,
+    operators: Operators,
+    nodes: Callable[[str], int] = lambda _: 0,
+    steps: int = 3,
+    shapes: Shapes = MappingProxyType({}),
 ) -> Report:
     """The report of a step on a CPU whose module ``scaled`` runs these operators, in nanoseconds.
 
-    There are 5 µs of Python between two of them. Those for which ``nodes`` says so have a node.
+    There are 5 µs of Python between two of them. Those for which ``nodes`` says so have a node, and
+    ``shapes`` has the inputs of some.
     """
     trace, now, sequence = Trace(), 0, 0
     for step in range(steps):
         begin, made = now, []
         for name, ns in operators:
             takes = nodes(name)
-            trace.operator(name, now, now + ns, seq=sequence if takes else None)
+            made_by = sequence if takes else None
+            trace.operator(name, now, now + ns, seq=made_by, shapes=shapes.get(name, ()))
             if takes:
                 node = f"{name[6:].title()}Backward{int(name in OF_ALL)}"
                 made.append((node, sequence, takes))
@@ -202,6 +210,19 @@ def test_the_python_between_cells_is_a_part_of_their_loop(tmp_path, between, gap
 # A loss ------------------------------------------------------------------------------------------
 
 SOFTMAX, ADD, LOG, PICK = "aten::softmax", "aten::add", "aten::log", "aten::gather"
+SCORES = [64, 1000]
+OF_ONE: Shapes = {
+    SOFTMAX: [SCORES, [], []],
+    ADD: [SCORES, [], []],
+    "aten::clamp": [SCORES, [], []],
+    "aten::view": [SCORES, []],
+    LOG: [SCORES],
+}
+
+
+def loss(folder: Path, operators: Sequence[str], shapes: Shapes) -> Finding | None:
+    parts = [("aten::linear", 20 * MS), *((name, MS) for name in operators)]
+    return cost(run(folder, parts, lambda name: 3 * MS, shapes=shapes), "loss-passes")
 
 
 @pytest.mark.parametrize(
@@ -215,10 +236,13 @@ SOFTMAX, ADD, LOG, PICK = "aten::softmax", "aten::add", "aten::log", "aten::gath
 def test_the_logarithm_of_a_softmax_costs_what_comes_after_the_softmax(
     tmp_path, operators: Sequence[str], between: int
 ) -> None:
-    parts = [("aten::linear", 20 * MS), *((name, MS) for name in operators)]
-    found = cost(run(tmp_path, parts, lambda name: 3 * MS), "loss-passes")
+    found = loss(tmp_path, operators, OF_ONE)
     assert found is not None
     assert found.title == "The loss takes the logarithm of a softmax"
+    assert found.form == "log_softmax"
+    assert found.remedy.startswith("Use ")
+    assert ("cross_entropy" in found.remedy) is (PICK in operators)
+    assert ("cross_entropy" in found.link) is (PICK in operators)
     assert found.saves is not None
     assert found.saves.at_best
     assert found.saves.ns == pytest.approx(between * 4 * MS, rel=0.05)
@@ -231,6 +255,40 @@ def test_the_logarithm_of_a_softmax_costs_what_comes_after_the_softmax(
 def test_another_logarithm_or_another_softmax_is_no_loss(tmp_path, operators) -> None:
     parts = [("aten::linear", 2 * MS), *((name, MS) for name in operators)]
     assert cost(run(tmp_path, parts, lambda name: 3 * MS), "loss-passes") is None
+
+
+def test_without_shapes_the_logarithm_may_be_of_another_tensor_and_has_no_price(tmp_path) -> None:
+    found = loss(tmp_path, (SOFTMAX, ADD, LOG, PICK), {})
+    assert found is not None
+    assert found.saves is None
+    assert found.remedy.startswith("If the logarithm is of the softmax, use ")
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        {LOG: [[64, 64]]},
+        {SOFTMAX: [[64, 4], [], []]},
+        {ADD: [SCORES, SCORES, []]},
+    ],
+    ids=["another logarithm", "another softmax", "a sum of two"],
+)
+def test_a_logarithm_of_another_tensor_than_the_softmax_is_no_loss(tmp_path, shapes) -> None:
+    assert loss(tmp_path, (SOFTMAX, ADD, LOG, PICK), {**OF_ONE, **shapes}) is None
+
+
+@pytest.mark.parametrize(
+    ("between", "is_found"),
+    [
+        ([], False),
+        (["aten::linear"], False),
+        (["aten::view", "aten::linear", "aten::linear"], False),
+        (["aten::bmm", "aten::relu", "aten::linear"], True),  # the first one is of an attention
+    ],
+)
+def test_two_softmaxes_before_a_sum_may_be_added(tmp_path, between, is_found) -> None:
+    found = loss(tmp_path, (SOFTMAX, *between, SOFTMAX, ADD, LOG, PICK), {})
+    assert (found is not None) is is_found
 
 
 def test_the_score_that_is_picked_from_a_log_softmax_is_a_pass_of_the_loss(tmp_path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +44,19 @@ class Trace:
         self.event("cpu_op", label, start, end, thread)
 
     def operator(
-        self, name: str, start: int, end: int, *, seq: int | None = None, thread: int = 1
+        self,
+        name: str,
+        start: int,
+        end: int,
+        *,
+        seq: int | None = None,
+        thread: int = 1,
+        shapes: Sequence[Sequence[int]] = (),
     ) -> None:
         numbers = {} if seq is None else {"Sequence number": seq, "Fwd thread id": 0}
-        self.event("cpu_op", name, start, end, thread, **numbers)
+        types = ["float"] * len(shapes)
+        inputs = {"Input Dims": shapes, "Input type": types} if shapes else {}
+        self.event("cpu_op", name, start, end, thread, **numbers, **inputs)
 
     def node(
         self,

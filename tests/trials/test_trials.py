@@ -40,9 +40,10 @@ RULES = (
 )
 
 
-def finding(rule, wall_ns=1_000_000):
+def finding(rule, wall_ns=1_000_000, form=""):
     path = "(clipping)" if rule == "clipping" else "(optimizer)"
-    return Finding(rule, rule, "", "Do it.", wall_ns, (Place(path, "", 1, wall_ns),), 1)
+    places = (Place(path, "", 1, wall_ns),)
+    return Finding(rule, rule, "", "Do it.", wall_ns, places, 1, form=form)
 
 
 @pytest.fixture(scope="module")
@@ -54,9 +55,9 @@ def report():
     )
 
 
-def asked(report, *rules):
+def asked(report, *rules, form=""):
     """The report with a finding of each rule, of a step that takes 5 ms."""
-    findings = tuple(finding(rule) for rule in rules)
+    findings = tuple(finding(rule, form=form) for rule in rules)
     return changed(report, findings=findings, step_ns=5_000_000)
 
 
@@ -695,10 +696,10 @@ class Other(Written):
         return x + self.linear(x * 0.4 * (1 + torch.erf(x / 2**0.5)) ** 2)
 
 
-def stepped(report, rule, run, x):
+def stepped(report, rule, run, x, form=""):
     """What the trial says of a step that runs this."""
     live = chains_of(lambda: run(x).square().mean().backward(), Live({}, []))
-    (found,) = with_trials(asked(report, rule), live, "operators").findings
+    (found,) = with_trials(asked(report, rule, form=form), live, "operators").findings
     return found.tried
 
 
@@ -824,8 +825,105 @@ def test_a_logarithm_of_a_softmax_is_tried_as_one_operator(report, logarithm, na
     def loss(x):
         return -logarithm(body(x)).gather(1, target).mean()
 
-    tried = stepped(report, "loss-passes", loss, torch.randn(20, 8))
-    assert ([one.name for one in tried.variants] if tried else []) == names
+    tried = stepped(report, "loss-passes", loss, torch.randn(20, 8), "log_softmax")
+    assert [one.name for one in tried.variants] == names
+    assert bool(tried.why_not) == (not names)
+
+
+def entropy(p):
+    return ((p + 1e-9).log() * p).sum(-1)
+
+
+def distance(p):
+    """Of each distribution to the mean of all."""
+    return (p * (p.log() - p.mean(0, keepdim=True).log())).sum(-1)
+
+
+def kept_before(p):
+    return p.square().sum(-1) + p.log().sum(-1)
+
+
+def kept_within(p):
+    limited = p.clamp_min(1e-9)
+    return limited.log().sum(-1) + torch.cat([limited, limited]).sum()
+
+
+@pytest.mark.parametrize("loss", [entropy, distance, kept_before, kept_within])
+def test_a_softmax_that_is_used_beside_its_logarithm_is_not_tried_without_it(report, loss):
+    body, x = nn.Linear(8, 16), torch.randn(20, 8)
+    tried = stepped(report, "loss-passes", lambda x: loss(body(x).softmax(-1)), x, "log_softmax")
+    assert tried.variants == ()
+    assert "the softmax is used beside its logarithm" in tried.why_not
+
+
+def test_of_two_logarithms_that_one_is_tried_whose_softmax_is_not_used_again(report):
+    """Both are of the same shapes, and so copied once."""
+    body, other = nn.Linear(8, 16), nn.Linear(8, 16)
+
+    def loss(x):
+        return entropy(body(x).softmax(-1)) + (other(x).softmax(-1) + 1e-9).log().sum(-1)
+
+    live = chains_of(lambda: loss(torch.randn(20, 8)).sum().backward(), Live({}, []))
+    (chain,) = live.chains.of("logarithm")
+    assert (chain.count, len(chain.staying)) == (2, 1)
+    (found,) = with_trials(
+        asked(report, "loss-passes", form="log_softmax"), live, "operators"
+    ).findings
+    assert [one.name for one in found.tried.variants] == ["as it is", "log_softmax"]
+
+
+def test_a_logarithm_that_needs_no_gradient_is_not_tried(report):
+    body = nn.Linear(8, 16)
+
+    def loss(x):
+        return functional.kl_div(x.softmax(-1).log(), body(x[:, :8]), None, None, "batchmean", True)
+
+    tried = stepped(report, "loss-passes", loss, torch.randn(20, 16), "log_softmax")
+    assert tried.variants == ()
+
+
+@pytest.mark.parametrize(
+    "softmax",
+    [
+        lambda x: torch.softmax(x, -1, dtype=torch.float32),
+        lambda x: x.softmax(-1, torch.float32),
+        lambda x: functional.softmax(x, -1, 3, torch.float32),
+        lambda x: functional.softmax(x, dim=-1, dtype=torch.float32),
+    ],
+)
+def test_a_softmax_in_another_type_is_tried_in_that_type(report, softmax, monkeypatch):
+    """In bf16, as the scores are, it would take half of the memory, and be another loss."""
+    made, original = [], torch.log_softmax
+    body = nn.Linear(8, 16)
+
+    def noted(*args, **kwargs):
+        made.append(original(*args, **kwargs))
+        return made[-1]
+
+    def loss(x):
+        return softmax(body(x).bfloat16()).log().sum(-1)
+
+    live = chains_of(lambda: loss(torch.randn(20, 8)).sum().backward(), Live({}, []))
+    monkeypatch.setattr(torch, "log_softmax", noted)
+    with_trials(asked(report, "loss-passes", form="log_softmax"), live, "operators")
+    assert {one.dtype for one in made} == {torch.float32}
+
+
+@pytest.mark.parametrize(
+    ("form", "name"), [("", "only positions with a label"), ("log_softmax", "log_softmax")]
+)
+def test_a_finding_is_proved_by_a_trial_of_its_own_remedy_alone(report, form, name):
+    """A step with labels that are ignored, and with a logarithm of a softmax elsewhere."""
+    body, head, target = nn.Linear(8, 8), nn.Linear(8, 16), torch.randint(1, 16, (20,))
+    target[3:] = -100
+
+    def loss(x):
+        scores = head(body(x))
+        ignored = functional.cross_entropy(scores, target)
+        return ignored + ((scores / 2).softmax(-1) + 1e-9).log().mean()
+
+    tried = stepped(report, "loss-passes", loss, torch.randn(20, 8), form)
+    assert [one.name for one in tried.variants] == ["as it is", name]
 
 
 # Ranks and compiled code --------------------------------------------------------------------------

@@ -44,7 +44,7 @@ _SELDOM = {
 }
 # What few traces have is left out where it is empty. A string has no quote without a backslash.
 _UNRECORDED = re.compile(
-    rf',"(?:{"|".join(sorted(_SELDOM))})":(?:null|false|\[\]|\{{\}})(?=[,}}])'.encode()
+    rf',"(?:{"|".join(sorted(_SELDOM))})":(?:null|false|""|\[\]|\{{\}})(?=[,}}])'.encode()
 )
 # Characters that a terminal or a page might obey. In JSON they only occur in strings.
 _UNSAFE = re.compile(r"[^\x20-\x7e\n]+")

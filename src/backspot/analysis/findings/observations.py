@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -71,6 +72,15 @@ def adds_to_others(evidence: Evidence) -> Mask:
     behind = enclosing(events, own, events.thread[adds], events.start[adds]) < 0
     span = spans.of(events, adds[behind])
     return evidence.spans_with(span[span >= 0]) & spans.is_node
+
+
+def shapes_of(evidence: Evidence, operator: int) -> list[list[int]]:
+    """Return the sizes of an operator's inputs that are tensors, ``[]`` where not recorded."""
+    events = evidence.events
+    signature = int(events.signature[operator]) if operator >= 0 else NOTHING
+    if signature < 0:
+        return []
+    return [one for one in json.loads(events.signatures[signature].shapes) if one]
 
 
 # Device work -------------------------------------------------------------------------------------

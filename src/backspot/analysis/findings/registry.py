@@ -85,6 +85,7 @@ def finding(
     at_best: bool = False,
     priced: bool = True,
     change: Mapping[str, Any] | None = None,
+    form: str = "",
 ) -> Found | None:
     """Return a finding with this cost, or ``None`` where there is no place.
 
@@ -112,4 +113,5 @@ def finding(
         priced=priced,
         by_step=cost.by_step,
         change=change or {},
+        form=form,
     )

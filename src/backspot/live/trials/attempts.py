@@ -152,14 +152,18 @@ def with_trials(report: Report, live: Live, trials: Trials) -> Report:
 
 def with_earlier_trials(report: Report, earlier: Report) -> Report:
     """Return a report with what was tried for an earlier one of the same recording."""
-    known = {(one.rule, one.places[:1] and one.places[0].path): one for one in earlier.findings}
+    known = {_cause(one): one for one in earlier.findings}
     found = []
     for finding in report.findings:
-        before = known.pop((finding.rule, finding.places[:1] and finding.places[0].path), None)
+        before = known.pop(_cause(finding), None)
         found.append(replace(finding, tried=before.tried) if before else finding)
     # A trial that found a better form has made a finding by itself.
     found += [one for one in known.values() if one.tried is not None and one.tried.best]
     return changed(report, findings=weighed(found, report.replayed_step))
+
+
+def _cause(finding: Finding) -> tuple[object, ...]:
+    return finding.rule, finding.form, finding.places[:1] and finding.places[0].path
 
 
 def tried_optimizer(report: Report, live: Living, seconds: float) -> Tried | None:
@@ -172,7 +176,7 @@ def tried_optimizer(report: Report, live: Living, seconds: float) -> Tried | Non
         return None
     finding = _of_phase(phase, report)
     asked = Asked(finding, report, Live.of(live))
-    return _attempt(asked, remedies_of(finding.rule), time.monotonic() + seconds)
+    return _attempt(asked, remedies_of(finding.rule, form=finding.form), time.monotonic() + seconds)
 
 
 def _of_phases(report: Report) -> Iterator[Finding]:
@@ -200,7 +204,9 @@ def _of_phase(phase: Phase, report: Report) -> Finding:
 
 
 def _entries(finding: Finding, trials: Trials) -> list[Entry]:
-    return [] if trials == "none" or finding.tier == "preview" else remedies_of(finding.rule)
+    if trials == "none" or finding.tier == "preview":
+        return []
+    return remedies_of(finding.rule, form=finding.form)
 
 
 def _attempt(asked: Asked, entries: list[Entry], until: float) -> Tried | None:

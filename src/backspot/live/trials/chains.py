@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -90,6 +90,9 @@ class Node:
         is_view: whether it is a view of its first part.
         depth: how many functions in a row have made it.
         is_used: whether what a chain of pointwise functions has made was used.
+        uses: how many functions were given it.
+        replaced: the chains that another form replaces with this node in them, unless a second
+            function uses it; each with the number of its last node.
     """
 
     number: int
@@ -103,6 +106,8 @@ class Node:
     depth: int = 0
     held: torch.Tensor | None = None
     is_used: bool = False
+    uses: int = 0
+    replaced: list[tuple[Chain, int]] = field(default_factory=list)
 
     @property
     def root(self) -> Node:
@@ -135,6 +140,7 @@ class Chain:
         autocast: that of the step.
         after: the last node that only lays out what the chain has made.
         count: how often a step does that.
+        staying: the numbers of last nodes, of which what comes before is used by others, too.
     """
 
     kind: str
@@ -144,6 +150,7 @@ class Chain:
     autocast: Autocast
     after: Node
     count: int = 1
+    staying: set[int] = field(default_factory=set)
 
     @property
     def leaves(self) -> list[torch.Tensor]:
@@ -281,12 +288,27 @@ class Chains(TorchFunctionMode):  # type: ignore[misc] # untyped
             return output
         try:
             several = isinstance(output, (tuple, list))
-            for item, one in enumerate(output if several else (output,)):
-                if isinstance(one, torch.Tensor):
-                    self._note(func, args, kwargs, one, item if several else None)
+            made = {
+                item: one
+                for item, one in enumerate(output if several else (output,))
+                if isinstance(one, torch.Tensor)
+            }
+            if made and not (func in CAST and args[0] is output):
+                self._use(args, kwargs)
+            for item, one in made.items():
+                self._note(func, args, kwargs, one, item if several else None)
         except Exception as error:  # a form that is not known: nothing to try
             pass_on(error)
         return output
+
+    def _use(self, *given: object) -> None:
+        """Count a use of each tensor in these."""
+        for one in tensors_of(given):
+            node = self.node(one)
+            node.uses += 1
+            if node.uses > 1:
+                for chain, number in node.replaced:
+                    chain.staying.add(number)
 
     def _note(
         self, func: Function, args: Any, kwargs: Any, out: torch.Tensor, item: int | None
@@ -329,7 +351,15 @@ class Chains(TorchFunctionMode):  # type: ignore[misc] # untyped
         found: Node = self._nodes[one]
         return found
 
-    def keep(self, kind: str, end: Node, given: Mapping[str, Any], *, key: object = None) -> None:
+    def keep(
+        self,
+        kind: str,
+        end: Node,
+        given: Mapping[str, Any],
+        *,
+        key: object = None,
+        replaced: Sequence[Node] = (),
+    ) -> None:
         """Count a complete chain, and copy what the first of its kind begins with.
 
         Args:
@@ -337,6 +367,8 @@ class Chains(TorchFunctionMode):  # type: ignore[misc] # untyped
             end: its last node.
             given: nodes and other values.
             key: what tells it from others of its kind, beside the shapes.
+            replaced: the nodes before the last one that another form does not make. Where a second
+                function uses one of them, they stay, and so does their backward.
         """
         made = end.tensor()
         roots = [one.root for one in nodes_of(given)]
@@ -347,6 +379,7 @@ class Chains(TorchFunctionMode):  # type: ignore[misc] # untyped
         known = self._found.get(whole := (kind, end.function, end.shape, alike, key))
         if known is not None:
             known.count += 1
+            _replace(replaced, known, end)
             return
         check_plain(*tensors.values())
         needed = sum(map(size_of, tensors.values()))
@@ -356,11 +389,20 @@ class Chains(TorchFunctionMode):  # type: ignore[misc] # untyped
         copies = {node: twin(one) for node, one in tensors.items()}
         chain = Chain(kind, end, given, copies, autocast_of(made.device), end)
         self._found[whole] = self._ends[end] = chain
+        _replace(replaced, chain, end)
 
     def _fits(self, device: torch.device, needed: int) -> bool:
         left = self._left.setdefault(device, free_bytes(device))
         self._left[device] = left - needed if needed <= left else left
         return needed <= left
+
+
+def _replace(nodes: Sequence[Node], chain: Chain, end: Node) -> None:
+    """Have a second use of these nodes, before this or after it, be noted in the chain."""
+    for node in nodes:
+        node.replaced.append((chain, end.number))
+    if any(node.uses > 1 for node in nodes):
+        chain.staying.add(end.number)
 
 
 def autocast_of(device: torch.device) -> Autocast:

@@ -22,7 +22,7 @@ from backspot.live.trials.chains import (
     seen,
 )
 from backspot.live.trials.trial import AS_IT_IS, CHAINS_S, Asked, Piece, Trial, remedy
-from backspot.live.trials.twins import forward_and_backward, free_bytes
+from backspot.live.trials.twins import Refused, forward_and_backward, free_bytes
 
 _MOST_LABELS = 0.9
 """Share of positions with a label, from which to leave the others out is no remedy."""
@@ -108,22 +108,34 @@ def labelled(asked: Asked) -> Trial | None:
 
 @seen(*LOGARITHM)
 def _logarithm(chains: Chains, end: Node) -> None:
-    node = end.inner[0]
-    while node.function in ADDED | LIMITED and len(node.inner) == 1:
-        node = node.inner[0]
-    dim = node.option("dim", 1, None)
+    nodes = [end.inner[0]]
+    while (node := nodes[-1]).function in ADDED | LIMITED and len(node.inner) == 1:
+        nodes.append(node.inner[0])
+    dim, made = node.option("dim", 1, None), end.tensor()
+    if made is None or not made.requires_grad:  # of a model that is not trained
+        return
     if node.function in SOFTMAX and dim is not None and len(node.shape) > 1:
-        dim %= len(node.shape)
-        chains.keep("logarithm", end, {"scores": node.inner[0], "dim": dim})
+        # F.softmax has the level of a warning before the type.
+        dtype = node.option("dtype", 3 if node.function is functional.softmax else 2, None)
+        given = {"scores": node.inner[0], "dim": dim % len(node.shape), "dtype": dtype}
+        key = given["dim"], dtype, tuple(one.function for one in nodes)
+        chains.keep("logarithm", end, given, key=key, replaced=nodes)
 
 
-@remedy("loss-passes", chains=True)
+@remedy("loss-passes", chains=True, form="log_softmax")
 def one_operator(asked: Asked) -> Trial | None:
     """Try ``log_softmax`` in place of a softmax and its logarithm."""
-    if not (asked.live.chains and asked.live.chains.of("logarithm")):
-        return None
-    chain = asked.seen("logarithm", "", lambda one: one.end.shape.numel())[0]
-    scores, dim = chain.given["scores"], chain.given["dim"]
+    missing = "no logarithm of a softmax was recognised"
+    chain, count = max(
+        (
+            (one, one.count - len(one.staying))
+            for one in asked.seen("logarithm", missing, lambda one: one.end.shape.numel())
+        ),
+        key=lambda one: one[0].end.shape.numel() * one[1],
+    )
+    if not count:
+        raise Refused("the softmax is used beside its logarithm, too, so that it stays")
+    scores, dim, dtype = chain.given.values()
     (given,), written = chain.again(scores)(), chain.again(chain.end, given=[scores])
     rows = 0 if dim else 1  # of which a part is a trial of the same
     whole, device = given.numel(), given.device
@@ -133,9 +145,9 @@ def one_operator(asked: Asked) -> Trial | None:
     some = given.detach().narrow(rows, 0, kept).clone().requires_grad_()
     ways: dict[str, Callable[[], torch.Tensor]] = {
         AS_IT_IS: lambda: written(some)[0],
-        "log_softmax": lambda: torch.log_softmax(some, dim),
+        "log_softmax": lambda: torch.log_softmax(some, dim, dtype=dtype),
     }
-    times = chain.count * given.shape[rows] / kept
+    times = count * given.shape[rows] / kept
     variants = {
         name: [Piece(forward_and_backward(way, [some], chain.autocast), times)]
         for name, way in ways.items()

@@ -186,28 +186,30 @@ class Entry:
         prepare: return what to measure, or ``None`` if there is nothing to try in this case; it
             raises ``Refused`` with the reason why it cannot be tried.
         chains: whether it needs the operators of one more step.
+        form: of which of the remedies of a rule, as ``Finding.form`` has it.
     """
 
     prepare: Remedy
     chains: bool = False
+    form: str = ""
 
 
 _entries: dict[str, dict[str, Entry]] = {}
 
 
-def remedy(*rules: str, chains: bool = False) -> Callable[[Remedy], Remedy]:
+def remedy(*rules: str, chains: bool = False, form: str = "") -> Callable[[Remedy], Remedy]:
     """Register the decorated function as what to try for the findings of some rules."""
 
     def register(prepare: Remedy) -> Remedy:
         for rule in rules:
             # By name: an import that was interrupted is made again.
-            _entries.setdefault(rule, {})[prepare.__qualname__] = Entry(prepare, chains)
+            _entries.setdefault(rule, {})[prepare.__qualname__] = Entry(prepare, chains, form)
         return prepare
 
     return register
 
 
-def remedies_of(rule: str) -> list[Entry]:
-    """Return what can be tried for a rule."""
+def remedies_of(rule: str, *, form: str = "") -> list[Entry]:
+    """Return what can be tried for the findings of a rule with this form of the remedy."""
     modules_of("backspot.live.trials")
-    return [*_entries.get(rule, {}).values()]
+    return [one for one in _entries.get(rule, {}).values() if one.form == form]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from math import prod
 
 import msgspec
 import numpy as np
@@ -13,11 +14,13 @@ from backspot.analysis.findings.costs import LEAST_SHARE
 from backspot.analysis.findings.evidence import Evidence
 from backspot.analysis.findings.observations import (
     Stretches,
+    adds_to_others,
     both_ways,
     forward_operators,
     nodes_of,
     passes_of_nodes,
     runs_of_nodes,
+    shapes_of,
     time_of,
 )
 from backspot.analysis.findings.registry import finding, rule
@@ -609,6 +612,9 @@ def _begins_table(operator: str) -> bool:
 
 _NEAR_ZERO = ("add", "clamp", "clampmin", "maximum")
 """What keeps the logarithm of a probability from being infinite."""
+_OR_CROSS_ENTROPY = "torch.nn.functional.cross_entropy on the scores themselves, or "
+_STAYS = " The softmax is used again: it stays, and so does its backward."
+_OF_A_LAYER = {*operations.VIEWS, Kind.PRODUCT, Kind.CAST}
 _PICKED = ("nllloss", "gather", "index")
 """What reads the score of the label."""
 
@@ -640,8 +646,10 @@ def loss_passes(evidence: Evidence) -> Finding | None:
 
     **Found by** the nodes of `log_softmax`, a cast before them, and those of `nll_loss` or an index
     behind them, and the operators that made them, from 8% of the step; or those of a softmax and,
-    after a small number that is added or a limit, its logarithm. The price of that is a bound, as
-    `log_softmax` takes longer than a softmax; it is [tried](tried.md).
+    after a small number that is added or a limit, its logarithm. Nodes have an order only: where
+    shapes are recorded, they must be the same, and no second tensor of that size is added. Without
+    shapes, or where the softmax is used again and so stays, there is no price. Else it is a bound,
+    as `log_softmax` takes longer than a softmax; it is [tried](tried.md).
 
     **Fix.** Compile the loss with its cast; on one core of a CPU, for 32,000 words, last layer and
     loss together took 16% less. Give the last layer only the positions that have a label, which is
@@ -652,9 +660,14 @@ def loss_passes(evidence: Evidence) -> Finding | None:
     costs, say = evidence.costs, evidence.wording
     done = [operations.of_node(name) for name in evidence.spans.node_names]
     nodes, written = np.zeros((2, len(evidence.spans.start)), bool)
+    is_known, picks = True, False
     for part in passes_of_nodes(evidence):
         steps = [done[node] for node in evidence.spans.node[part].tolist()]
         for at, last in _logarithms(steps):
+            is_one = _is_one(evidence, part[at : last + 1]) if at < last else True
+            if is_one is False or (is_one is None and _adds_two(steps, at, last)):
+                continue
+            is_known &= bool(is_one)
             before = at - 1
             while before >= 0 and operations.kind_of(steps[before]) in operations.VIEWS:
                 before -= 1
@@ -666,6 +679,7 @@ def loss_passes(evidence: Evidence) -> Finding | None:
                 picked += 1
             if picked < len(steps) and steps[picked] in _PICKED:
                 nodes[part[picked]] = True
+                picks |= at < last
     if not nodes.any():
         return None
     made = evidence.ownership.join.operator[nodes]
@@ -675,18 +689,23 @@ def loss_passes(evidence: Evidence) -> Finding | None:
         "each of which reads or writes the scores of all classes, mostly in fp32."
     )
     if written.any():
+        stays = bool((written & adds_to_others(evidence)).any())
         return finding(
             placed,
             title="The loss takes the logarithm of a softmax",
             seen=f"{passes} {say.ms(costs.of_spans(written))} of it are the backward of "
             "what comes between the softmax and its logarithm, and of that.",
             remedy=(
-                "Use torch.nn.functional.cross_entropy on the scores themselves, or log_softmax in "
-                "place of the softmax and its logarithm: one operator forward and one backward, "
-                "and no small number is needed against the logarithm of 0."
+                f"{'Use' if is_known else 'If the logarithm is of the softmax, use'} "
+                f"{_OR_CROSS_ENTROPY if picks else ''}log_softmax in place of "
+                f"{'its logarithm' if stays else 'the softmax and its logarithm'}: one operator "
+                "forward and one backward, and no small number is needed against the logarithm "
+                f"of 0.{_STAYS if stays else ''}"
             ),
-            link="https://docs.pytorch.org/docs/stable/generated/"
-            "torch.nn.functional.cross_entropy.html",
+            link="https://docs.pytorch.org/docs/stable/generated/torch.nn.functional."
+            f"{'cross_entropy' if picks else 'log_softmax'}.html",
+            form="log_softmax",
+            priced=is_known and not stays,
             nodes=costs.top_nodes(nodes),
             kernels=costs.top_kernels(evidence.work_of(nodes)),
             at_best=True,  # log_softmax and its backward take longer than softmax
@@ -717,3 +736,31 @@ def _logarithms(steps: Sequence[str]) -> Iterator[tuple[int, int]]:
                 last += 1
             if last < len(steps) and steps[last] == "log":
                 yield at, last
+
+
+def _is_one(evidence: Evidence, nodes: Ints) -> bool | None:
+    """Return whether each node has what the one before has made, by the sizes of their inputs.
+
+    A second input of many numbers is another tensor, such as another softmax.
+
+    Args:
+        nodes: of a softmax, of what comes after it, and of its logarithm.
+
+    Returns:
+        ``None`` where the sizes are not recorded.
+    """
+    operators = evidence.ownership.join.operator[nodes].tolist()
+    shapes = [shapes_of(evidence, one) for one in operators]
+    if not all(shapes):
+        return None
+    sizes = [[size for one in inputs if (size := prod(one)) > 1] for inputs in shapes]
+    return all(one == sizes[0][:1] for one in sizes)
+
+
+def _adds_two(steps: Sequence[str], at: int, last: int) -> bool:
+    """Return whether a softmax is added to another one that only a layer is between."""
+    before = at - 1
+    while before >= 0 and operations.kind_of(steps[before]) in _OF_A_LAYER:
+        before -= 1
+    is_second = before >= 0 and steps[before] == "softmax"
+    return is_second and not {"add", "maximum"}.isdisjoint(steps[at:last])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from math import prod
 
@@ -16,10 +15,10 @@ from backspot.analysis.findings.observations import (
     compiled,
     is_indexing,
     runs_of_nodes,
+    shapes_of,
     times_of_alike,
 )
 from backspot.analysis.findings.registry import Found, fallback_rule, finding, rule
-from backspot.analysis.timeline import NOTHING
 from backspot.results.findings import Finding
 from backspot.trace import Category, names, operations
 from backspot.trace.operations import Kind, kind_of, of_node
@@ -258,19 +257,10 @@ def _wide(evidence: Evidence, pairs: list[tuple[_Key, int, int]]) -> dict[_Key, 
     operator = evidence.ownership.join.operator
     found: dict[_Key, bool] = {}
     for key, multiplied, total in pairs:
-        inputs, summed = (_shapes(evidence, int(operator[one])) for one in (multiplied, total))
+        inputs, summed = (shapes_of(evidence, int(operator[one])) for one in (multiplied, total))
         if len(inputs) < 1 or not summed:
             continue
         size = prod(summed[0])
         larger = max(prod(one) for one in inputs)
         found[key] = found.get(key, False) or (len(inputs) > 1 and size >= _WIDER * larger)
     return found
-
-
-def _shapes(evidence: Evidence, operator: int) -> list[list[int]]:
-    """Return the sizes of an operator's inputs that are tensors, ``[]`` where not recorded."""
-    events = evidence.events
-    signature = int(events.signature[operator]) if operator >= 0 else NOTHING
-    if signature < 0:
-        return []
-    return [one for one in json.loads(events.signatures[signature].shapes) if one]
