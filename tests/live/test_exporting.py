@@ -690,6 +690,34 @@ def test_a_file_that_pytorch_could_not_write_whole_stays_as_it_is(tmp_path, caps
     assert_own_file(path, tmp_path / "cut.json", capsys.readouterr().err, "cut short")
 
 
+def test_an_older_trace_stays_as_it_is_where_an_export_writes_nothing(tmp_path, capsys):
+    """PyTorch raises nothing then."""
+    model, path = net(), tmp_path / "trace.json"
+    with profile(activities=CPU) as profiler:
+        step_of(model)()
+    profiler.export_chrome_trace(str(path))
+    older = path.read_bytes()
+    path.with_name("trace.json.tmp").mkdir()  # the name that Kineto writes to
+    with backspot.instrument(model), profile(activities=CPU) as profiler:
+        step_of(model)()
+    profiler.export_chrome_trace(str(path))
+    assert path.read_bytes() == older
+    assert capsys.readouterr().err == ""
+    path.with_name("trace.json.tmp").rmdir()
+    with backspot.instrument(model), profile(activities=CPU) as profiler:
+        step_of(model)()
+    profiler.export_chrome_trace(str(path))  # this one is written, in the older one's place
+    assert names(path) == WHOLE
+
+
+def test_a_file_that_is_named_by_its_url_has_them_too(tmp_path):
+    model, path = net(), tmp_path / "trace.json"
+    with backspot.instrument(model), profile(activities=CPU) as profiler:
+        step_of(model)()
+    profiler.export_chrome_trace(f"file://{path}")
+    assert names(path) == WHOLE
+
+
 FULL = """
     import os, resource, shutil, sys
     import torch

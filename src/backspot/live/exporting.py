@@ -14,7 +14,7 @@ from typing import Any
 
 from backspot.errors import BackspotError, NoBackwardError
 from backspot.formatting import size, visible
-from backspot.interrupts import heard
+from backspot.interrupts import contained, heard
 from backspot.live.free_memory import spaces
 from backspot.live.torch_internals.profiler import Export, surround_export
 from backspot.pipeline import label_export
@@ -38,11 +38,13 @@ def _labelled(export: Export) -> Any:
     Returns:
         What the export returns. If it raises, nothing else happens.
     """
-    result = export.run()
     if is_plain_export():
-        return result
-    path = _file(export.path)
-    if path is None:
+        return export.run()
+    path = _path(export.path)
+    before = _state(path)
+    result = export.run()
+    # Kineto raises nothing if it cannot write: a file that is as it was is not of this export.
+    if path is None or _state(path) in (None, before):
         return result
     if export.other_writer:
         if export.other_writer not in _said:
@@ -65,12 +67,19 @@ def _labelled(export: Export) -> Any:
     return result
 
 
-def _file(path: Any) -> Path | None:
-    """Return the file that was written; ``None`` if there is none, as for a pipe."""
-    with suppress(TypeError, ValueError, OSError):
-        file = Path(os.fsdecode(path))
-        if file.is_file():
-            return file
+def _path(target: Any) -> Path | None:
+    """Return the path that Kineto writes to, which takes the URL of a file too."""
+    with contained():  # the export itself raises what is wrong with it
+        return Path(os.fsdecode(target).removeprefix("file://"))
+    return None
+
+
+def _state(path: Path | None) -> tuple[int, ...] | None:
+    """Return what changes when a file is written; ``None`` if there is none, as for a pipe."""
+    with contained():
+        if path is not None and path.is_file():
+            about = path.stat()
+            return about.st_dev, about.st_ino, about.st_mtime_ns, about.st_size
     return None
 
 
@@ -95,5 +104,7 @@ def _say(path: Path, reason: str) -> None:
     """Say in one line why a trace has no backward labels; never raises."""
     shown = visible(os.fspath(path))
     line = f"backspot: {shown} stays as PyTorch wrote it, without backward labels: {reason}"
-    with suppress(Exception):  # a stream that is closed, or is none
+    if sys.stderr is None:  # ``print`` would take standard output
+        return
+    with contained():  # a stream that is closed
         print(f"{line}. {_LATER.format(shown)}", file=sys.stderr, flush=True)
