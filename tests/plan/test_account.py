@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import random
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import accumulate, chain
 
 import pytest
 from hypothesis import assume, given, strategies as st
 
 from backspot.live.plan.account import Account, Step, Times
-from backspot.live.plan.comparing import with_copy
+from backspot.live.plan.comparing import with_copy, with_unknown_loss
 from backspot.results import Rung
+from backspot.results.report import predictor_of
+from support import h200
 
 MS = 1_000_000
 
@@ -24,7 +26,8 @@ def needs(host: float, device: float = 0.0) -> Times:
 
 
 copies = st.builds(needs, times, times)
-steps = st.builds(Step, times, times, times)
+steps = st.builds(Step, times, times, times, times)
+shares = st.integers(0, 10).map(lambda tenths: tenths / 10)
 
 
 # Any numbers --------------------------------------------------------------------------------------
@@ -50,19 +53,19 @@ def test_more_work_never_makes_a_step_shorter(step, now, new, more):
         assert step.with_copy(now, longer).ns >= step.with_copy(now, new).ns
 
 
-@given(steps, copies, copies, copies)
-def test_two_settings_in_turn_make_what_both_make_at_once(step, now, middle, last):
+@given(steps, shares, shares, copies, copies)
+def test_two_settings_in_turn_make_what_both_make_at_once(step, of_host, of_device, middle, last):
     """Where the copies fit into the step."""
-    for one, other in ((now, step), (middle, step.with_copy(now, middle))):
-        assume(one.host <= other.host and one.device <= other.device)
+    assume(step.outside <= step.host)
+    now = needs(of_host * (step.host - step.outside), of_device * step.device)
     apart = step.with_copy(now, middle).with_copy(middle, last)
     assert apart.ns == pytest.approx(step.with_copy(now, last).ns, abs=2)
 
 
 @given(steps, copies, st.floats(1, 3))
 def test_a_machine_that_is_slower_now_than_in_the_step_changes_nothing(step, new, slower):
-    """Where the copies are all of the step, their ratio counts."""
-    now = needs(step.host, step.device)
+    """Where the copies are all of the step that they can be, their ratio counts."""
+    now = needs(max(0.0, step.host - step.outside), step.device)
     later = (needs(*(slower * ns for ns in one[:2])) for one in (now, new))
     assert step.with_copy(*later).ns == pytest.approx(step.with_copy(now, new).ns, rel=1e-6)
 
@@ -168,6 +171,73 @@ def test_twice_the_batch_takes_what_two_steps_take_less_than_a_rest_that_does_no
         Rung("batch", "batch"), step, [(now, twice)] * 8, account.more(has_device=False), steps=2
     )
     assert rung.step_ns == (60 + 2 * 5 + 2 * 5 + 10) * MS // 2
+
+
+@given(steps, copies, copies)
+def test_no_part_of_a_copy_takes_less_than_nothing_or_more_than_the_step(step, whole, rest):
+    part = step.share_of(whole, rest)
+    assert 0 <= part.host <= max(step.host, 0) + 1
+    assert 0 <= part.device <= step.device + 1
+
+
+@pytest.mark.parametrize("busy", [1, 2, 0.5])
+def test_a_part_has_its_share_of_the_host_and_its_time_on_the_device(busy):
+    """The copy is 60 of 70 ms of the host and 90 of 100 of the device, however busy the host is."""
+    step = Step(70 * MS, 100 * MS, outside=10 * MS)
+    part = step.share_of(needs(60 * MS * busy, 90 * MS), needs(40 * MS * busy, 60 * MS))
+    assert part[:2] == pytest.approx((20 * MS, 30 * MS))
+
+
+def test_twice_the_batch_has_the_loss_that_the_settings_below_it_leave():
+    """Of 70 ms on a CPU, the loss takes 40 as it is, and 20 in bf16: the model takes 30."""
+    account = Account(70 * MS, 30 * MS, 40 * MS, 0, 0)
+    as_it_is = account.needs(needs(70 * MS), has_loss=True)
+    step = as_it_is.with_copy(needs(70 * MS), needs(50 * MS))
+    loss = step.share_of(needs(50 * MS), needs(30 * MS))
+    more = account.more(has_device=False, loss=loss)
+    twice = [(needs(30 * MS), needs(60 * MS))] * 8
+    rung, _ = with_copy(Rung("batch", "batch"), step, twice, more, steps=2)
+    assert (step.ns, rung.step_ns) == (50 * MS, 50 * MS)
+
+
+def test_of_a_loss_a_device_works_twice_as_long_for_twice_the_batch_and_the_host_does_not():
+    account = Account(70 * MS, 30 * MS, 40 * MS, 5 * MS, 0)
+    assert account.more(has_device=True) == Times(5 * MS, 40 * MS)
+    assert account.more(True, Times(9 * MS, 20 * MS)) == Times(5 * MS, 20 * MS)
+
+
+def test_an_undecided_rung_of_few_rounds_has_no_interval_whatever_its_loss_is():
+    few = Rung("bf16", "precision", before_ns=50, step_ns=40, verdict="undecided")
+    rung = with_unknown_loss(few, 20, "no backward of it was seen")
+    assert (rung.low_ns, rung.high_ns, rung.verdict) == (0, 0, "undecided")
+    assert "was not tried: no backward of it was seen" in rung.note
+
+
+@pytest.mark.parametrize(("loss", "verdict"), [(10, "helps"), (30, "undecided")])
+def test_a_rung_is_as_uncertain_as_the_loss_that_it_was_not_tried_with(loss, verdict):
+    known = Rung(
+        "bf16", "precision", before_ns=50, step_ns=40, low_ns=39, high_ns=41, verdict="helps"
+    )
+    rung = with_unknown_loss(known, loss, "")
+    assert (rung.low_ns, rung.high_ns) == (39 - loss // 2, 41 + loss // 2)
+    assert rung.verdict == verdict
+
+
+# A recording --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("asked", ["apart", "of_models"])
+def test_a_recording_that_cannot_be_replayed_leaves_the_account_without_what_that_says(
+    asked, monkeypatch
+):
+    def fails(*_, **__):
+        raise IndexError("out of bounds")
+
+    report = h200.report_of("gpt2_checkpointed")
+    known = Account.of(report)
+    assert known.apart
+    monkeypatch.setattr(type(predictor_of(report)), asked, fails)
+    assert Account.of(report) == replace(known, apart=None, of_models=(0.0, 0.0))
 
 
 # A host that runs ahead of its device -------------------------------------------------------------

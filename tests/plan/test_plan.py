@@ -1,6 +1,7 @@
 """A plan tries settings beside a training, says what they give, and leaves the training alone."""
 
 import random
+import threading
 import time
 import types
 from dataclasses import dataclass, replace
@@ -12,11 +13,16 @@ from torch import nn
 import backspot
 from backspot.live.acts import Living
 from backspot.live.plan import planning
+from backspot.live.plan.account import Account
 from backspot.live.plan.around import on_graphs
+from backspot.live.plan.copies import Copy
 from backspot.live.plan.planning import Planning
+from backspot.live.plan.watching import Watching
+from backspot.live.trials.twins import Refused
 from backspot.results.findings import Finding, Place
 from backspot.results.report import changed
 from backspot.results.trials import Tried, Variant
+from backspot.threads import thread_count
 from support import h200
 from support.planning import planned, report_of, settings, stepping
 from support.trainings import Scaled, Training
@@ -167,6 +173,41 @@ def test_samples_of_all_calls_of_a_step_count(report):
     assert planned(report, step, model).batch == 32
 
 
+class Recomputing(nn.Linear):
+    """Its forward takes much longer than its backward, and runs twice with a checkpoint."""
+
+    def forward(self, x):
+        return torch.utils.checkpoint.checkpoint(self.computed, x, use_reentrant=False)
+
+    def computed(self, x):
+        with torch.no_grad():
+            for _ in range(5):
+                x.T @ x
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("verdict", ["helps", "does not help"])
+def test_twice_the_batch_has_the_loss_of_the_best_copy_where_a_setting_is_below_it(
+    report, monkeypatch, verdict
+):
+    losses = []
+    more = Account.more
+
+    def spied(account, has_device, loss=None):
+        losses.append(loss)
+        return more(account, has_device, loss)
+
+    monkeypatch.setattr(Account, "more", spied)
+    monkeypatch.setattr("backspot.live.plan.comparing.verdict_of", lambda *_: verdict)
+    monkeypatch.setattr("backspot.live.plan.settings._precisions", lambda *_: iter(()))
+    model, weight = Recomputing(256, 4), torch.randn(4, 2_000)
+    step = stepping(model, torch.ones(64, 256), loss=lambda out: (out @ weight).sin().mean())
+    plan = planned(report, step, model)
+    (loss,) = losses
+    assert [one.setting for one in plan.ladder] == ["no checkpointing"] * (verdict == "helps")
+    assert (loss is not None and loss.host > 0) == (verdict == "helps")
+
+
 def test_too_few_rounds_say_nothing(report, monkeypatch):
     monkeypatch.setattr("backspot.live.plan.comparing._MOST_ROUNDS", 2)
     model = nn.Linear(64, 64)
@@ -283,6 +324,60 @@ def test_a_model_that_the_step_does_not_call_is_refused(report):
     called, other = nn.Linear(4, 4), nn.Linear(4, 4)
     plan = planned(report, stepping(called, torch.ones(2, 4)), other)
     assert plan.why_not == "no step came that called the model"
+
+
+def test_a_copy_on_several_devices_is_refused():
+    model = nn.Linear(4, 4)
+    watching = Watching({"": model})
+    watching.begin()
+    model(torch.ones(2, 4)).sum().backward()
+    watching.end()
+    Copy(watching).check()
+    for one in watching.copies.values():
+        one.elsewhere = nn.Parameter(torch.empty(2, device="meta"), requires_grad=False)
+    with pytest.raises(Refused, match="the model is on several devices: cpu, meta"):
+        Copy(watching).check()
+
+
+def planned_in_a_thread(report, before):
+    """The plan of a training in a thread of its own, and its threads before and after it."""
+    found = []
+
+    def train():
+        before()
+        model = nn.Linear(4, 4)
+        first = thread_count()
+        plan = planned(report, stepping(model, torch.ones(2, 4)), model)
+        found.extend([plan, first, thread_count()])
+
+    training = threading.Thread(target=train)
+    training.start()
+    training.join()
+    return found
+
+
+@pytest.mark.posix  # where OpenMP can be asked how many threads a thread has
+def test_a_training_in_a_thread_whose_sums_a_plan_would_change_is_refused(report):
+    count = torch.get_num_threads()
+    try:
+        (initial,) = in_a_thread(thread_count)
+        torch.set_num_threads(initial + 1)
+        refused, first, last = planned_in_a_thread(report, lambda: None)
+        assert (first, last) == (initial, initial)
+        assert f"{initial + 1} after a plan: call torch.set_num_threads" in refused.why_not
+        made, first, last = planned_in_a_thread(report, lambda: torch.set_num_threads(initial))
+        assert (first, last) == (initial, initial)
+        assert made.rungs, made.why_not
+    finally:
+        torch.set_num_threads(count)
+
+
+def in_a_thread(ask):
+    found = []
+    thread = threading.Thread(target=lambda: found.append(ask()))
+    thread.start()
+    thread.join()
+    return found
 
 
 def test_a_tiny_limit_leaves_settings_untried(report):

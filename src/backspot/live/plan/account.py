@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from backspot.analysis.attribution.ownership import Special
+from backspot.interrupts import pass_on
 from backspot.live.trials.trial import step_of
 from backspot.results.report import Report, predictor_of
 
@@ -64,11 +65,25 @@ class Step:
         of_host, of_device = now.host, now.device
         if not of_device and of_host:  # of a thread's own time, and a step is clock time
             of_host, host = now.whole, host * now.whole / of_host
-        host *= min(1.0, (self.host - self.outside) / max(1.0, of_host))
+        host *= min(1.0, max(0.0, self.host - self.outside) / max(1.0, of_host))
         device *= min(1.0, self.device / max(1.0, of_device))
         return replace(
             self, host=self.host - host + more.host, device=self.device - device + more.device
         )
+
+    def share_of(self, whole: Times, rest: Times) -> Times:
+        """Return what a part of a copy takes of the step: of the host the share it has of the copy.
+
+        A host may be slower in the step than now, or faster. What a copy runs on a device takes as
+        long in the step, which runs more there.
+
+        Args:
+            whole: what the copy needs.
+            rest: what it needs without that part.
+        """
+        host, device = (max(0.0, whole[at] - rest[at]) / max(1.0, whole[at]) for at in (0, 1))
+        of_copy = max(0.0, self.host - self.outside)
+        return Times(of_copy * host, min(self.device, whole.device) * device)
 
 
 @dataclass(frozen=True)
@@ -110,8 +125,12 @@ class Account:
         account = cls(step, forward + backward - outside, loss + outside, data, optimizer)
         if predictor is None:
             return account
-        without, with_loss = (predictor.of_models(with_loss=one) for one in (False, True))
-        return replace(account, apart=predictor.apart(), of_models=(without, with_loss))
+        try:
+            without, with_loss = (predictor.of_models(with_loss=one) for one in (False, True))
+            return replace(account, apart=predictor.apart(), of_models=(without, with_loss))
+        except Exception as error:  # a recording that cannot be replayed is no reason for no plan
+            pass_on(error)
+            return account
 
     def needs(self, copy: Times, has_loss: bool) -> Step:
         """Return what the step needs.
@@ -137,6 +156,16 @@ class Account:
         """Return what of the step no copy runs."""
         return max(0, self.step - self.model - self.loss * has_loss)
 
-    def more(self, has_device: bool) -> Times:
-        """Return what a step with twice the batch needs more, beside its models."""
-        return Times(self.data, self.loss) if has_device else Times(self.data + self.loss)
+    def more(self, has_device: bool, loss: Times | None = None) -> Times:
+        """Return what a step with twice the batch needs more, beside its models.
+
+        Of a loss, a device works twice as long, and the host issues as much as before.
+
+        Args:
+            has_device: whether the loss runs on a device.
+            loss: what the loss takes with the settings that are made; ``None`` where none of them
+                changes it, or none was tried with it.
+        """
+        if has_device:
+            return Times(self.data, self.loss if loss is None else loss.device)
+        return Times(self.data + (self.loss if loss is None else loss.host))

@@ -12,11 +12,11 @@ from typing import Any, cast
 
 import torch
 
+from backspot.formatting import duration
 from backspot.live.plan.account import NOTHING, Step, Times
 from backspot.live.plan.copies import Copy, relative
 from backspot.live.plan.watching import Call, random_states
-from backspot.live.torch_internals.process import sleep_on_gpu
-from backspot.live.trials.measuring import interval, verdict_of
+from backspot.live.trials.measuring import clock_of_thread, interval, sleep_before, verdict_of
 from backspot.live.trials.twins import Refused
 from backspot.results.plan import Difference, PlanVerdict, Rung
 from backspot.threads import thread_count
@@ -25,9 +25,13 @@ Turns = Sequence[tuple[Times, Times]]
 """What two copies need, in each round."""
 LEAST_ROUNDS, _CLEAR_ROUNDS, _MOST_ROUNDS = 6, 15, 41
 """From six rounds on there is an interval of 95%; from 15 on, narrow ones end a comparison."""
+_ROUNDS_OF_LOSS = 5
+_MOST_SLEEP = 1_000_000_000
+"""Nanoseconds that a GPU sleeps at most: longer than a model's host needs, and not as long as one
+that compiles again."""
 _NARROW = 0.005
-_AHEAD = 2.5
-"""Cycles, of at most 2 GHz, that a GPU sleeps for a nanosecond of the host: a quarter more."""
+_AHEAD = 1.25
+"""How many times as long as the host needs a GPU sleeps: a quarter longer."""
 _CHUNK = 1 << 28
 """In such blocks memory is taken and given back to have PyTorch's statistics as they were."""
 
@@ -45,7 +49,7 @@ def times_of(one: Copy) -> Times:
 def _of_call(one: Copy, call: Call) -> Times:
     on_gpu = one.device.type == "cuda"
     alone = not on_gpu and thread_count() == 1
-    clock = time.thread_time_ns if alone else time.perf_counter_ns
+    clock = clock_of_thread() if alone else time.perf_counter_ns
     one.wait()
     begin, start = time.perf_counter_ns(), clock()
     one.run(call)
@@ -54,11 +58,13 @@ def _of_call(one: Copy, call: Call) -> Times:
     whole = time.perf_counter_ns() - begin
     if not on_gpu:
         return Times(host, 0.0, whole)
-    sleep_on_gpu(round(_AHEAD * host))
+    # On the stream that the copy runs on, as the current GPU may be another one.
+    sleep_before(one.device, _AHEAD * host, _MOST_SLEEP)
+    stream = torch.cuda.current_stream(one.device)
     first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    first.record()
+    first.record(stream)
     one.run(call)
-    last.record()
+    last.record(stream)
     one.wait()
     return Times(host, 1e6 * first.elapsed_time(last), whole)
 
@@ -149,6 +155,43 @@ def predicted(rung: Rung, before: float, saves: Sequence[float], measured: str =
     return replace(
         rung, before_ns=round(before), step_ns=step, low_ns=low, high_ns=high, verdict=said
     )
+
+
+def with_unknown_loss(rung: Rung, loss: int, why: str) -> Rung:
+    """Return a rung that is as uncertain as what its setting does to a loss that no copy ran.
+
+    That can take half as long in another precision, or half as long again with the casts. A rung of
+    too few rounds for an interval has none afterwards, either.
+
+    Args:
+        loss: how long the loss takes, in nanoseconds.
+        why: why no copy ran it.
+    """
+    not_tried = f"the loss, {duration(loss)} outside of the model, was not tried: {why}"
+    rung = replace(rung, note="; ".join(filter(None, (rung.note, not_tried))))
+    if not rung.high_ns:
+        return rung
+    low, high = max(1, rung.low_ns - loss // 2), rung.high_ns + loss // 2
+    sure = rung.verdict != "helps" or high < rung.before_ns
+    return replace(rung, low_ns=low, high_ns=high, verdict=rung.verdict if sure else "undecided")
+
+
+def loss_of(one: Copy, step: Step) -> Times:
+    """Return what the loss that runs with a copy takes of a step that has the copy's settings.
+
+    The copy runs in turns with its loss and without it. A first run of each does not count.
+    """
+    watched, has_loss = one.watched, one.watched.has_loss
+    rounds: list[tuple[Times, Times]] = []
+    try:
+        for _ in range(_ROUNDS_OF_LOSS + 1):
+            watched.has_loss = True
+            with_loss = times_of(one)
+            watched.has_loss = False
+            rounds.append((with_loss, times_of(one)))
+    finally:
+        watched.has_loss = has_loss
+    return step.share_of(*_typical(rounds[1:]))
 
 
 class Results:

@@ -221,9 +221,12 @@ class Copy:
 
         Raises:
             Refused: If the copy is not like the model: it reaches the parameters of the training,
-                trains others than the step does, or gives other outputs.
+                trains others than the step does, gives other outputs, or is on several devices.
         """
         own = {id(one) for one in self.parameters()}
+        devices = sorted({str(one.device) for one in self.parameters()})
+        if len(devices) > 1:  # each would be timed as if it waited for no other
+            raise Refused(f"the model is on several devices: {', '.join(devices)}")
         known = set[int]()
         self.reset()
         before = {key: one[-1] for key, one in self._attributes().items()}

@@ -10,6 +10,7 @@ from functools import partial
 
 import torch
 
+from backspot.formatting import counted
 from backspot.interrupts import pass_on
 from backspot.live.acts import Act, Living
 from backspot.live.modules import class_name
@@ -41,6 +42,7 @@ from backspot.live.trials.twins import Refused
 from backspot.live.trials.untouched import TouchedError, untouched
 from backspot.results.plan import Plan, Rung
 from backspot.results.report import Report, changed
+from backspot.threads import thread_count, thread_count_of_process
 
 _ENDED = "planning was interrupted"
 _TALKS = (
@@ -131,7 +133,7 @@ def _why_not(report: Report, live: Living) -> str:
             return f"{type(part).__name__} talks to other ranks"
         if isinstance(part, torch.jit.ScriptModule):
             return f"{type(part).__name__} is scripted"
-    if reason := leaves_fast_path(live.models):
+    if reason := leaves_fast_path(live.models) or _why_not_here(live):
         return reason
     parameters = [p for part in parts for p in part.parameters(recurse=False)]
     if any(map(hears_its_gradient, parameters)):
@@ -145,6 +147,23 @@ def _why_not(report: Report, live: Living) -> str:
     ):
         return "the step runs compiled code"
     return "a mode of the training sees its functions" if is_observed() else ""
+
+
+def _why_not_here(live: Living) -> str:
+    """Return why a plan would change the sums of a training in this thread, ``""`` if not.
+
+    PyTorch gives a thread the process's number of threads when an operator first needs it. In a
+    training of tiny operators on a CPU, none may ever do, until a plan's do.
+    """
+    if Live.of(live).device.type != "cpu":
+        return ""
+    here, process = thread_count(), thread_count_of_process()
+    if here == process:
+        return ""
+    return (
+        f"the training has a thread of its own, which computes with {counted(here, 'thread')}, and "
+        f"{process} after a plan: call torch.set_num_threads in that thread"
+    )
 
 
 def _most_seconds() -> float:

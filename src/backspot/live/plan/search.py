@@ -19,9 +19,11 @@ from backspot.live.plan.comparing import (
     LEAST_ROUNDS,
     Results,
     in_turns,
+    loss_of,
     memory_of,
     times_of,
     with_copy,
+    with_unknown_loss,
 )
 from backspot.live.plan.copies import NO_TIME, Copy, batch_of
 from backspot.live.plan.room import room_on
@@ -60,6 +62,9 @@ _FOR_COMPILING = 0.4
 """Share of the time that is kept for compiling, which comes last: on an H200, with 40 s, 21 of 23
 models had none left after all else, and of a minute this leaves what most of them take to
 compile."""
+_TWICE, _WITH_LOSS = 1.5, 2.5
+"""How many times as long as another comparison that of twice the batch takes, without what the loss
+takes and with it."""
 _LOSS = 0.05
 """A loss of a smaller share of the step changes little, whatever a setting does to it."""
 _HOPELESS = 0.05
@@ -294,24 +299,11 @@ class Search:
         )
         turns = in_turns(self._best, new, self._step.ns, self._seconds())
         rung, step = with_copy(rung, self._step, turns)
-        return self._with_loss(rung), step, memory
-
-    def _with_loss(self, rung: Rung) -> Rung:
-        """Return a rung that is as uncertain as what its setting does to a loss outside of a copy.
-
-        That can take half as long in another precision, or half as long again with the casts.
-        """
         loss, has_loss = self._account.loss, self._watched.has_loss
-        if rung.axis != "precision" or has_loss or loss < _LOSS * rung.before_ns:
-            return rung
-        unknown = loss // 2
-        low, high = max(1, rung.low_ns - unknown), rung.high_ns + unknown
-        said = self._watched.why_no_loss or "no backward of it was seen"
-        not_tried = f"the loss, {duration(loss)} outside of the model, was not tried: {said}"
-        sure = rung.verdict != "helps" or high < rung.before_ns
-        verdict = rung.verdict if sure else "undecided"
-        note = "; ".join(filter(None, (rung.note, not_tried)))
-        return replace(rung, low_ns=low, high_ns=high, verdict=verdict, note=note)
+        if rung.axis == "precision" and not has_loss and loss >= _LOSS * rung.before_ns:
+            why_not = self._watched.why_no_loss or "no backward of it was seen"
+            rung = with_unknown_loss(rung, loss, why_not)
+        return rung, step, memory
 
     def _check_memory(self, times: float) -> None:
         """Refuse what keeps so many times what a copy keeps, where the host's memory ends.
@@ -348,7 +340,7 @@ class Search:
     def _try_batch(self) -> None:
         """Try twice the batch, for as many samples as a step has now, before all is compiled."""
         rung = Rung("batch", "batch", tuple(one.setting for one in self._ladder), note=NO_TIME)
-        has_loss, self._watched.has_loss = self._watched.has_loss, False
+        has_loss = self._watched.has_loss
         twice: Copy | None = None
         try:
             sizes = {batch_of(call): call.count for call in self._watched.calls}
@@ -359,13 +351,18 @@ class Search:
                 raise Refused("the first dimension of the inputs is not the batch's")
             self.batch = batch * calls
             rung = replace(rung, setting=f"batch {2 * batch:,}", code=f"batch_size={2 * batch}")
-            seconds = self._seconds(1.5)
+            loss: Times | None = None
+            if has_loss and self._ladder:
+                self._seconds(_WITH_LOSS)
+                loss = loss_of(self._best, self._step)
+            seconds = self._seconds(_TWICE)
             self._check_memory(2)
+            self._watched.has_loss = False  # its target has the batch that a step has
             twice = Copy(self._watched, self._best.settings, times=2)
             twice.run_all()
             memory = memory_of(twice)
             turns = in_turns(self._best, twice, self._step.ns, seconds)
-            more = self._account.more(has_device=self._best.device.type != "cpu")
+            more = self._account.more(self._best.device.type != "cpu", loss)
             found, _ = with_copy(rung, self._step, turns, more, steps=2)
             self._of_batch = replace(
                 found,

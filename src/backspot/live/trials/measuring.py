@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 
 import torch
 
@@ -27,6 +28,8 @@ from backspot.live.trials.twins import Refused, Run
 from backspot.results.trials import Tried, Variant, Verdict
 from backspot.threads import thread_count
 
+Now = Callable[[], int]
+"""A clock, in nanoseconds."""
 LEAST_SHARE = 0.01
 """A remedy helps if a step saves this share of its time."""
 _AGAIN = "as it is, again"
@@ -46,11 +49,49 @@ _HOPELESS = 5
 """A variant that takes this many times as long, and too long to be run again, does not help."""
 _CACHES = {"cpu": 64 << 20, "cuda": 256 << 20}
 _MOST_SLEEP = 60_000_000  # nanoseconds
+_OWN_TIME: Now | None = getattr(time, "thread_time_ns", None)  # not every system has it
+_FINE = 1_000_000
+"""Nanoseconds at which a clock may tick. The one of a thread's own time ticks 64 times a second on
+Windows, which says of itself that it tells 100 ns."""
 
 Times = tuple[float, float]
 """Nanoseconds of the host, and of the device."""
 Worth = Callable[[Sequence[Times]], Sequence[float]]
 """What a step saves if host and device need so much less for it; below 0 they need more."""
+
+
+def tick_of(clock: Now) -> int:
+    """Return in what steps a clock of this thread goes forward: the shortest of three."""
+
+    def tick() -> int:
+        start = now = clock()
+        while now == start:
+            now = clock()
+        return now - start
+
+    return min(tick() for _ in range(3))
+
+
+@cache
+def clock_of_thread(own: Now | None = _OWN_TIME) -> Now:
+    """Return the clock of a thread's own time, or clock time where that is too coarse for a sample.
+
+    Args:
+        own: the system's clock of a thread's own time, in nanoseconds.
+    """
+    return time.perf_counter_ns if own is None or tick_of(own) > _FINE else own
+
+
+def sleep_before(device: torch.device, ns: float, most: int = _MOST_SLEEP) -> None:
+    """Have a GPU sleep before what is issued next, so that the host gets ahead of it.
+
+    Args:
+        device: the GPU, which need not be the current one.
+        ns: how long, at 2 GHz; a slower clock makes it longer.
+        most: it sleeps no longer, whatever is asked for, as nothing ends a kernel that runs.
+    """
+    with torch.cuda.device(device):
+        sleep_on_gpu(round(2 * min(ns, most)))
 
 
 class Clock:
@@ -67,7 +108,7 @@ class Clock:
     def __init__(self, device: torch.device) -> None:
         self._device, self.is_cuda = device, device.type == "cuda"
         self.cpu_time = thread_count() == 1 and not torch.cuda.is_initialized()
-        self._now = time.thread_time_ns if self.cpu_time else time.perf_counter_ns
+        self._now = clock_of_thread() if self.cpu_time else time.perf_counter_ns
         self._ahead: dict[Run, int] = {}
         self._late: Counter[Run] = Counter()
         self.waits = False
@@ -98,14 +139,15 @@ class Clock:
         torch.cuda.synchronize(self._device)
         ahead = 0 if self.waits else min(2 * times * self._ahead.get(run, 0), _MOST_SLEEP)
         if ahead:
-            sleep_on_gpu(2 * ahead)  # cycles, of at most 2 GHz
+            sleep_before(self._device, ahead)
+        stream = torch.cuda.current_stream(self._device)
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
+        begin.record(stream)
         start = time.perf_counter_ns()
         for _ in range(times):
             run()
         host = time.perf_counter_ns() - start
-        end.record()
+        end.record(stream)
         torch.cuda.synchronize(self._device)
         if self.waits:
             return (time.perf_counter_ns() - start) / times, 0.0
