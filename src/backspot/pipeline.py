@@ -163,18 +163,22 @@ def locate_export(
         return report
 
 
-def label_export(path: Path) -> None:
+def label_export(path: Path, check: Callable[[], None]) -> None:
     """Write tracks of ``backward: …`` spans into a plain trace itself, as ``_label`` into a copy.
 
     Without a report, as that takes longer than reading. A trace without a backward stays as it is.
 
+    Args:
+        check: called now and then, and before the file changes. What it raises ends the work.
+
     Raises:
         BackspotError: If the trace cannot be read or written; it stays as it is.
     """
-    recording = Recording.of(read_events(path, jobs=1))  # the process trains: it starts no others
+    # The process trains: it starts no others.
+    recording = Recording.of(read_events(path, progress=lambda *_: check(), jobs=1))
     tracks = find_tracks(recording.events, recording.ownership)
     if tracks.tracks:
-        label_in_place(path, recording.events, tracks)
+        label_in_place(path, recording.events, tracks, check)
 
 
 def _label(

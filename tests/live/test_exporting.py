@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import ctypes
+import faulthandler
 import gc
 import gzip
 import inspect
@@ -14,6 +16,8 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
+import time
 import weakref
 from functools import wraps
 from pathlib import Path
@@ -631,6 +635,12 @@ def test_a_file_that_the_cupti_monitor_completes_is_left_to_it(untouched, tmp_pa
     assert_own_file(path, untouched[0], capsys.readouterr().err, "CUPTI monitor")
 
 
+def signal_main_thread(number):
+    """Send a signal as a system does, from another thread, and let the main thread take it."""
+    signal.pthread_kill(threading.main_thread().ident, number)
+    time.sleep(0.2)
+
+
 @pytest.mark.posix
 def test_what_a_signals_handler_raises_meanwhile_reaches_the_script(untouched, tmp_path, capsys):
     def handler(*_):
@@ -639,21 +649,52 @@ def test_what_a_signals_handler_raises_meanwhile_reaches_the_script(untouched, t
     def at_the_spans(frame, event, arg):
         if frame.f_code.co_name == "label_in_place":
             sys.settrace(None)
-            signal.raise_signal(signal.SIGALRM)
+            signal_main_thread(signal.SIGALRM)
 
-    model, path, tracing = net(), tmp_path / "trace.json", sys.gettrace()
+    model, path, tracing = net(), tmp_path / "trace.json", threading.gettrace()
     with backspot.instrument(model), profile(activities=CPU) as profiler:
         step_of(model)()
     before = signal.signal(signal.SIGALRM, handler)
-    sys.settrace(at_the_spans)
+    threading.settrace(at_the_spans)
     try:
         with pytest.raises(TimeoutError, match="of the script"):
             profiler.export_chrome_trace(str(path))
     finally:
-        sys.settrace(tracing)
+        threading.settrace(tracing)
         signal.signal(signal.SIGALRM, before)
     said = capsys.readouterr().err
     assert_own_file(path, untouched[0], said, "interrupted")
+
+
+def signal_actions():
+    """What the system has for each signal: the function in C, and the flags."""
+    libc, found = ctypes.CDLL(None), {}
+    for number in signal.valid_signals():
+        action = ctypes.create_string_buffer(512)
+        libc.sigaction(int(number), None, action)
+        found[number] = action.raw[:8], action.raw[136:140]  # before and after 1024 bits of mask
+    return found
+
+
+@pytest.mark.posix
+def test_an_export_leaves_the_handling_of_signals_as_it_is(tmp_path):
+    model, path = net(), tmp_path / "trace.json"
+    with backspot.instrument(model), profile(activities=CPU) as profiler:
+        step_of(model)()
+    handled = signal.SIGUSR1, signal.SIGUSR2
+    before = [signal.signal(number, lambda *_: None) for number in handled]
+    with (tmp_path / "stacks").open("w") as stacks:
+        faulthandler.register(signal.SIGUSR2, file=stacks)  # behind the back of ``signal``
+        signal.siginterrupt(signal.SIGUSR1, False)
+        try:
+            actions = signal_actions()
+            profiler.export_chrome_trace(str(path))
+            assert signal_actions() == actions
+        finally:
+            faulthandler.unregister(signal.SIGUSR2)
+            for number, handler in zip(handled, before, strict=True):
+                signal.signal(number, handler)
+    assert names(path) == WHOLE
 
 
 def test_a_trace_that_is_too_large_has_pytorchs_own_file(tmp_path, capsys, monkeypatch):
@@ -757,6 +798,7 @@ def test_a_disk_that_is_full_keeps_pytorchs_own_file(name, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == [name, "untouched.json"]
 
 
+@pytest.mark.posix
 @pytest.mark.parametrize("every", [pytest.param(5, marks=pytest.mark.slow), 67])
 def test_an_interrupt_at_any_line_leaves_a_whole_file(every, untouched, tmp_path, capsys):
     """PyTorch's own or the labelled one, and nothing beside it; the interrupt goes on."""
@@ -771,29 +813,36 @@ def test_an_interrupt_at_any_line_leaves_a_whole_file(every, untouched, tmp_path
         def count(frame, event, arg):
             nonlocal number
             number -= event == "line"
-            if number == 0:
+            if number == 0 and event == "line":
                 sys.settrace(None)
-                raise KeyboardInterrupt
+                if threading.current_thread() is threading.main_thread():
+                    raise KeyboardInterrupt
+                signal_main_thread(signal.SIGINT)
             return count
 
         return enter
 
-    model, path, tracing = nn.Linear(6, 2), tmp_path / "trace.json", sys.gettrace()
+    model, path = nn.Linear(6, 2), tmp_path / "trace.json"
+    tracing = sys.gettrace(), threading.gettrace()
     step, outcomes, number, interrupted = step_of(model), set(), 1 - every, True
     while interrupted:
         number += every
         with backspot.instrument(model), profile(activities=CPU) as profiler:
             step()
         path.unlink(missing_ok=True)
-        sys.settrace(interrupting(number))
+        written = len(untouched)
+        at_lines = interrupting(number)
+        threading.settrace(at_lines)
+        sys.settrace(at_lines)
         try:
             profiler.export_chrome_trace(str(path))
             interrupted = False
         except KeyboardInterrupt:
             interrupted = True
         finally:
-            sys.settrace(tracing)
-        if number == 1:  # before the export itself
+            sys.settrace(tracing[0])
+            threading.settrace(tracing[1])
+        if len(untouched) == written:  # before the export itself
             assert not path.exists()
             continue
         own = path.read_bytes() == untouched[-1].read_bytes()

@@ -379,6 +379,7 @@ def test_tracks_that_a_trace_has_already_are_replaced(name, tmp_path):
         Path(shutil.copy(again, tmp_path / "in place.json")),
         plain,
         find_tracks(plain, attribute(plain)),
+        check=lambda: None,
     )
     without = (tmp_path / "in place.json").read_bytes()
     assert not any("args" in event for event in added_of(without) if event["ph"] == "B")

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from backspot.errors import BackspotError, NoBackwardError
 from backspot.formatting import size, visible
-from backspot.interrupts import contained, heard
+from backspot.interrupts import contained, pass_on
 from backspot.live.free_memory import spaces
 from backspot.live.torch_internals.profiler import Export, surround_export
 from backspot.pipeline import label_export
@@ -22,6 +24,7 @@ from backspot.trace.profiler import is_plain_export
 
 _MOST = 1 << 30
 """Bytes of a trace that is labelled. A larger one would hold up the training for 10 s or more."""
+_INTERRUPTED = "writing them was interrupted"
 _LATER = "`backspot show {} -o labelled.json.gz` writes them"
 
 _said: set[str] = set()  # what is true of every trace of this process is said once
@@ -51,20 +54,57 @@ def _labelled(export: Export) -> Any:
             _said.add(export.other_writer)
             _say(path, f"with {export.other_writer} PyTorch completes the file itself")
         return result
-    reason = ""
-    try:
-        with heard():
-            try:
-                _label(path)
-            except Exception as error:
-                reason = _reason(error)
-    except BaseException:  # an interrupt, or what a signal's handler raised
-        reason = "writing them was interrupted"
-        raise
-    finally:
-        if reason:
-            _say(path, reason)
+    _complete(path)
     return result
+
+
+class _GivenUp(BaseException):
+    """Backward labels are not wanted any more. No handler of errors catches it."""
+
+
+def _complete(path: Path) -> None:
+    """Write backward labels into a file, or say why there are none.
+
+    Another thread does it: the handlers of signals run in the main thread alone, where they find
+    nothing half done, and none has to be replaced meanwhile. What they raise leaves this function
+    once the other thread has cleared up.
+    """
+    given_up, ended = threading.Event(), threading.Event()
+    reasons: list[str] = []
+
+    def check() -> None:
+        if given_up.is_set():
+            raise _GivenUp
+
+    def run() -> None:
+        try:
+            check()
+            _label(path, check)
+        except _GivenUp:
+            reasons.append(_INTERRUPTED)
+        except Exception as error:
+            reasons.append(_reason(error))
+        finally:
+            ended.set()
+
+    thread = threading.Thread(target=run, name="backspot labels", daemon=True)
+    try:
+        thread.start()
+        # Not ``join``: once it is interrupted, some Pythons believe that the thread has ended.
+        ended.wait()
+    except BaseException as error:
+        given_up.set()
+        if thread.ident is not None:
+            ended.wait()
+        else:  # the thread will do nothing, if it still starts
+            reasons.append(_INTERRUPTED)
+        if not isinstance(error, Exception):
+            raise
+        pass_on(error)
+        reasons[:] = [_reason(error)]  # no thread can start
+    finally:
+        if reasons:
+            _say(path, reasons[0])
 
 
 def _path(target: Any) -> Path | None:
@@ -83,7 +123,7 @@ def _state(path: Path | None) -> tuple[int, ...] | None:
     return None
 
 
-def _label(path: Path) -> None:
+def _label(path: Path, check: Callable[[], None]) -> None:
     length = path.stat().st_size
     if length > _MOST:
         raise BackspotError(f"it has {size(length)}, and at most {size(_MOST)} are labelled")
@@ -91,7 +131,7 @@ def _label(path: Path) -> None:
     if free < length:  # reading takes about as much as the file has
         raise BackspotError(f"its {size(length)} do not fit into the {size(free)} of free memory")
     with suppress(NoBackwardError):
-        label_export(path)
+        label_export(path, check)
 
 
 def _reason(error: Exception) -> str:

@@ -14,7 +14,7 @@ import json
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -87,18 +87,24 @@ def write_labelled(
             _copy(path, _added(events, tracks, rows), file)
 
 
-def label_in_place(path: Path, events: Events, tracks: Tracks) -> None:
+def label_in_place(path: Path, events: Events, tracks: Tracks, check: Callable[[], None]) -> None:
     """Write the tracks into a plain trace itself, without costs: no report is there yet.
 
     The trace stays as it is until the labelled one is complete, beside it.
+
+    Args:
+        check: called before the file is written, and before it takes the trace's place. If it
+            raises, the trace stays as it is.
 
     Raises:
         NotATraceError: If the trace is cut short.
         BackspotError: If it cannot be written.
     """
     _check_whole(path, events)
+    check()
     with writing(path, force=True, synced=False) as file:
         _copy(path, _added(events, tracks, {}), file)
+        check()
 
 
 def _check_whole(path: Path, events: Events) -> None:
