@@ -365,6 +365,10 @@ def test_the_profiler_of_autograd_exports_them_itself(untouched, tmp_path):
     assert_labelled_as_by_show(tmp_path / "trace.json", *untouched, tmp_path)
 
 
+@pytest.mark.skipif(
+    "acc_events" not in inspect.signature(profile).parameters,
+    reason="this PyTorch keeps those of one cycle",
+)
 def test_a_profiler_that_keeps_the_events_of_all_cycles_has_them_in_each_export(tmp_path):
     model, exported = net(), []
     step = step_of(model)

@@ -86,7 +86,7 @@ def test_a_compiled_root_that_dynamo_inlines_is_undisturbed(compiled, record, de
     labels = {"call": ["forward: (Sequential)", "backward: (Sequential)"], "node": []}
     model = nn.Sequential(Block())
     fast, counted = compiled(model, fullgraph=True)
-    with backspot.instrument(model), warnings.catch_warnings():
+    with backspot.instrument(model, markers=True), warnings.catch_warnings():
         warnings.simplefilter("error")
         warnings.filterwarnings("ignore", message=PROFILERS_OWN)
         step(fast)()
@@ -109,7 +109,7 @@ def test_blocks_compiled_one_by_one_keep_their_labels(compiled, record):
 def test_blocks_wrapped_by_compile_have_their_own_paths(compiled, record):
     model = net()
     model[1], _ = compiled(model[1])
-    with backspot.instrument(model) as instrumentation:
+    with backspot.instrument(model, markers=True) as instrumentation:
         step(model)()
         recording = record(step(model))
     assert instrumentation.paths[-3:] == ("1", "1.fc", "1.act")
