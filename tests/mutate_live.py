@@ -108,11 +108,25 @@ MUTATIONS = (
         f"{EXPORTING}::test_a_packed_export_has_them_too",
     ),
     Mutation(
-        "a profiler refers to itself",
+        "the wrapper around exports stays",
         "live/torch_internals/profiler.py",
-        "    reference = weakref.ref(profiler)\n",
-        "    reference = partial(getattr, profiler, '__self__', profiler)\n",
+        "            if not self._results:\n",
+        "            if False:\n",
         f"{EXPORTING}::test_a_profiler_keeps_no_model_alive_and_nothing_keeps_a_profiler",
+    ),
+    Mutation(
+        "an export under a wrapper of other code is not surrounded",
+        "live/torch_internals/profiler.py",
+        "            if not self._watch.is_outermost():\n",
+        "            if not self._results:\n",
+        f"{EXPORTING}::test_other_code_may_wrap_the_export_and_put_back_what_it_found",
+    ),
+    Mutation(
+        "an older trace is taken for the export",
+        "live/exporting.py",
+        "    if path is None or _state(path) in (None, before):\n",
+        "    if path is None or _state(path) is None:\n",
+        f"{EXPORTING}::test_an_older_trace_stays_as_it_is_where_an_export_writes_nothing",
     ),
     Mutation(
         "a trace of any length is labelled",

@@ -19,7 +19,7 @@ import textwrap
 import threading
 import time
 import weakref
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 
 import pytest
@@ -474,12 +474,79 @@ def test_a_profiler_keeps_no_model_alive_and_nothing_keeps_a_profiler():
     del model
     gc.collect()
     assert gone() is None
+    plain = KINETO.export_chrome_trace.__wrapped__
     gc.disable()  # a circle would live on
     try:
         del profiler
         assert held() is None
+        assert KINETO.export_chrome_trace is plain
     finally:
         gc.enable()
+
+
+def recorded():
+    """A profiler of autograd, with labels in its trace."""
+    model = net()
+    with backspot.instrument(model), KINETO() as profiler:
+        step_of(model)()
+    return profiler
+
+
+@pytest.mark.parametrize(
+    "taken",
+    [
+        lambda profiler: profiler.export_chrome_trace,
+        lambda profiler: copy.copy(profiler).export_chrome_trace,
+        lambda profiler: partial(KINETO.export_chrome_trace, profiler),
+    ],
+    ids=["method", "copy", "function"],
+)
+def test_what_was_taken_from_a_profiler_exports_after_it_is_gone(taken, tmp_path):
+    export = taken(recorded())
+    gc.collect()
+    export(str(tmp_path / "trace.json"))
+    assert names(tmp_path / "trace.json") == WHOLE
+
+
+def test_nothing_is_on_a_profiler_and_nothing_is_left_after_its_export(tmp_path):
+    gc.collect()  # profilers of other tests
+    plain = KINETO.export_chrome_trace
+    with KINETO() as other:
+        step_of(net())()
+    profiler = recorded()
+    assert vars(profiler).keys() == vars(other).keys()
+    assert inspect.signature(profiler.export_chrome_trace) == inspect.signature(
+        plain.__get__(profiler)
+    )
+    other.export_chrome_trace(str(tmp_path / "other.json"))
+    assert names(tmp_path / "other.json") == []
+    assert KINETO.export_chrome_trace is not plain
+    profiler.export_chrome_trace(str(tmp_path / "trace.json"))
+    assert KINETO.export_chrome_trace is plain
+
+
+def test_other_code_may_wrap_the_export_and_put_back_what_it_found(tmp_path):
+    plain, calls = KINETO.export_chrome_trace, []
+
+    def counting(self, *args, **kwargs):
+        calls.append(args)
+        return within(self, *args, **kwargs)
+
+    first = recorded()
+    within = KINETO.export_chrome_trace
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(KINETO, "export_chrome_trace", counting)
+        first.export_chrome_trace(str(tmp_path / "first.json"))
+        second = recorded()
+        second.export_chrome_trace(str(tmp_path / "second.json"))
+        patch.setattr(KINETO, "export_chrome_trace", plain)
+        third = recorded()
+        third.export_chrome_trace(str(tmp_path / "third.json"))
+        patch.setattr(KINETO, "export_chrome_trace", plain)
+    assert len(calls) == 2
+    for name in ("first", "second", "third"):
+        assert names(tmp_path / f"{name}.json") == WHOLE
+    KINETO.export_chrome_trace = plain  # what the block has put back was ours
 
 
 def test_a_copy_of_a_profiler_exports_as_the_profiler(tmp_path):

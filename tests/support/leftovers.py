@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from importlib import import_module
@@ -30,7 +31,8 @@ def hooks_on(model: nn.Module) -> list[str]:
 def left_in_torch() -> list[str]:
     """The places in PyTorch itself, and in ``copy``, where Backspot is.
 
-    There are some while anything is instrumented, and none afterwards.
+    There are some while anything is instrumented, and none afterwards; but for the export of
+    profilers, which waits for the traces that are still to be exported.
     """
     modules = (
         "torch.autograd.profiler",
@@ -43,7 +45,20 @@ def left_in_torch() -> list[str]:
     profilers = (profile, torch.autograd.profiler.profile)
     classes = (nn.Module, torch.fx.GraphModule, *profilers, torch.optim.Optimizer)
     holders |= {str(held): held for held in classes}
-    return [f"{home}.{name}" for home, held in holders.items() for name in _places(vars(held))]
+    exporting = f"{torch.autograd.profiler.profile}.export_chrome_trace"
+
+    def found() -> list[str]:
+        return [f"{home}.{name}" for home, held in holders.items() for name in _places(vars(held))]
+
+    if exporting not in found():
+        return found()
+    gc.collect()  # a profiler is in a circle
+    waits = any(_has_trace(one) for one in gc.get_objects())
+    return [place for place in found() if place != exporting or not waits]
+
+
+def _has_trace(thing: object) -> bool:
+    return type(thing) is torch.autograd.profiler.profile and thing.kineto_results is not None
 
 
 def labels_of(run: Callable[[], Any]) -> set[str]:

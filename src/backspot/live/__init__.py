@@ -73,7 +73,7 @@ except ModuleNotFoundError as error:
     ) from None
 
 from backspot.analysis.slowdowns import Alarm
-from backspot.live.exporting import label_its_export
+from backspot.live.exporting import label_the_export_of
 from backspot.live.instrumentation import Instrumentation, instrument
 from backspot.live.loaders import mark_batches
 from backspot.live.monitor import Monitor
@@ -81,6 +81,6 @@ from backspot.live.profiling import profile
 from backspot.live.sessions import sessions
 
 sessions.beside.append(mark_batches)
-sessions.when_labelled = label_its_export
+sessions.when_labelled = label_the_export_of
 
 __all__ = ["Alarm", "Instrumentation", "Monitor", "instrument", "profile"]

@@ -18,7 +18,7 @@ from backspot.errors import BackspotError, NoBackwardError
 from backspot.formatting import size, visible
 from backspot.interrupts import contained, pass_on
 from backspot.live.free_memory import spaces
-from backspot.live.torch_internals.profiler import Export, surround_export
+from backspot.live.torch_internals.profiler import Export, Exports
 from backspot.pipeline import label_export
 from backspot.trace.profiler import is_plain_export
 
@@ -28,11 +28,6 @@ _INTERRUPTED = "writing them was interrupted"
 _LATER = "`backspot show {} -o labelled.json.gz` writes them"
 
 _said: set[str] = set()  # what is true of every trace of this process is said once
-
-
-def label_its_export(profiler: Any) -> None:
-    """Have the export of a profiler of one cycle, which has stopped, write backward labels."""
-    surround_export(profiler, _labelled)
 
 
 def _labelled(export: Export) -> Any:
@@ -148,3 +143,7 @@ def _say(path: Path, reason: str) -> None:
         return
     with contained():  # a stream that is closed
         print(f"{line}. {_LATER.format(shown)}", file=sys.stderr, flush=True)
+
+
+label_the_export_of: Callable[[Any], None] = Exports(_labelled).add
+"""Have the export of the results of a session, which has stopped, write backward labels."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from typing import Any, Protocol
 
 import msgspec
@@ -55,7 +54,7 @@ class Sessions:
         when_ending: called after a profiler stopped, before PyTorch clears its flag for that.
         when_stepped: called after an optimizer has taken a step while a profiler records.
         when_stopped: called with each active instrumentation after that.
-        when_labelled: called with the profiler of a session that has ended, if a label was written
+        when_labelled: called with the results of a session that has ended, if a label was written
             in it and the backward labels are still to come. Without it they never are: they are
             written while the session records.
         labelled: whether a label was written in this session.
@@ -86,10 +85,8 @@ class Sessions:
             *(Watch(place, self._starting) for place in profiler.PROFILER_STARTS),
             *(Watch(place, self._stopping) for place in profiler.PROFILER_STOPS),
             Watch(profiler.PROFILER_STOPPED, self._stopped),
-            Watch(profiler.PROFILER_LEFT, self._leaving),
         )
         self._completes = False  # whether backward labels of this session come later
-        self._to_complete = False  # the same of the session that has just ended
         self._optimizers = OptimizerWatch(self.live_scopes, self._stepped)
         self._stack_room = _StackRoom()
         self._ends: list[Callable[[], None]] = []
@@ -213,7 +210,7 @@ class Sessions:
                 if form is not None:
                     forms.append((each, form))
         self.number += 1  # before the session ends: open ranges must not end in it any more
-        self._to_complete = self.labelled and self._completes
+        to_complete = self.labelled and self._completes
         self.labelled = self._completes = False
         try:
             results = original()
@@ -224,20 +221,13 @@ class Sessions:
         for each, form in forms:
             with suppress(TypeError):  # results that take no weak reference
                 each.keep(results, form)
-        if (forms or self._to_complete) and not self.live_scopes():
+        if to_complete and self.when_labelled is not None:
+            with contained():  # at worst the trace has no backward labels
+                self.when_labelled(results)
+        if (forms or to_complete) and not self.live_scopes():
             self._unwatch()
         self._tidy()  # here, if PyTorch has no flag to clear
         return results
-
-    def _leaving(self, original: partial[Any]) -> Any:
-        self._to_complete = False
-        try:
-            return original()
-        finally:
-            if self._to_complete and self.when_labelled is not None:
-                with contained():  # at worst the trace has no backward labels
-                    self.when_labelled(original.args[0])
-            self._to_complete = False
 
     def _stepped(self) -> None:
         if self.when_stepped is not None:

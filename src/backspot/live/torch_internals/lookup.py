@@ -85,6 +85,10 @@ class Wrapping:
             self._place.set(self._original)
             self._original = self._wrapper = None
 
+    def is_outermost(self) -> bool:
+        """Return whether the wrapper is installed, and no other code's stands in its place."""
+        return self._installed and self._place.get() is self._wrapper
+
     def __enter__(self) -> None:
         self.begin()
 

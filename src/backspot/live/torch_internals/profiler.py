@@ -7,7 +7,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial, wraps
+from functools import partial
 from inspect import signature
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ import torch
 from torch.autograd import profiler as _profiler
 from torch.profiler import record_function
 
-from backspot.live.torch_internals.lookup import Location, find, no
+from backspot.live.torch_internals.lookup import Location, Turn, Watch, find, no
 
 # Whether a profiler records on this thread. Where all threads are profiled
 # (``profile_all_threads``) PyTorch answers no on every one of them, so both this and the flag below
@@ -52,9 +52,8 @@ PROFILER_STOPS = (
 )
 PROFILER_STOPPED = Location(_profiler, "_run_on_profiler_stop")
 
-# What stops the profiler of one cycle, which also writes its trace. Without it no export gets
-# backward labels.
-PROFILER_LEFT = Location(find("autograd", "profiler", "profile"), "__exit__")
+# What exports the trace of the profiler of one cycle. Without it no export gets backward labels.
+_EXPORT = Location(find("autograd", "profiler", "profile"), "export_chrome_trace")
 
 # What every profiler of Kineto calls before it starts. Kineto has one recording at a time, and the
 # newest takes it over. ``recording`` wraps the function, so that our own ends before. Without it a
@@ -146,35 +145,61 @@ class Export(NamedTuple):
     other_writer: str
 
 
-_EXPORT = "export_chrome_trace"
-_AROUND = "backspot"  # an attribute of the function that stands in the place of an export
+class Exports:
+    """Has a function called in the place of the export of some results of the profiler.
 
+    While there are such results, the method of PyTorch's class is wrapped, and nothing is on a
+    profiler: what is bound to it keeps it alive, and its copy is exported as itself. Without such
+    results, as once they are exported or gone, nothing is left.
 
-def surround_export(profiler: Any, around: Callable[[Export], Any]) -> None:
-    """Have a function called in the place of each export of a profiler of one cycle.
-
-    The profiler lives as long as without that: the function in its attributes refers to it weakly.
-    Another function that is in this place already stays.
+    Args:
+        around: called in the place of an export.
     """
-    method = getattr(type(profiler), _EXPORT, None)
-    present = vars(profiler).get(_EXPORT)
-    if method is None or (present is not None and not hasattr(present, _AROUND)):
-        return
-    reference = weakref.ref(profiler)
 
-    @wraps(method)
-    def surrounded(*args: Any, **kwargs: Any) -> Any:
-        itself = reference()
-        if itself is None:
-            raise ReferenceError("the profiler is gone: keep it until its trace is exported")
-        run = partial(method, itself, *args, **kwargs)
-        given: dict[str, Any] = {}
+    def __init__(self, around: Callable[[Export], Any]) -> None:
+        self._around = around
+        self._results: set[weakref.ref[Any]] = set()
+        self._watch = Watch(_EXPORT, self._export)
+        self._turn = Turn()  # results can go at any moment, on any thread
+
+    def add(self, results: Any) -> None:
+        """Surround the export of the results of a session."""
+        with self._turn:
+            self._results.add(weakref.ref(results, self._forget))
+            # Other code may have wrapped the method since, or put back what it had found.
+            if not self._watch.is_outermost():
+                self._watch = Watch(_EXPORT, self._export)
+                self._watch.begin()
+
+    def _forget(self, reference: weakref.ref[Any]) -> None:
+        with self._turn:
+            self._results.discard(reference)
+            if not self._results:
+                self._watch.end()
+
+    def _export(self, original: partial[Any]) -> Any:
+        profiler = original.args[0] if original.args else None
+        results = getattr(profiler, "kineto_results", None)
+        try:
+            awaited = weakref.ref(results)
+        except TypeError:  # there are none
+            return original()
+        if awaited not in self._results:
+            return original()
+        given: dict[str, Any] = dict(zip(("profiler", "path"), original.args, strict=False))
+        given |= original.keywords  # other code may pass on whatever it is given
         with suppress(TypeError):  # the export itself raises it again
-            given = signature(method).bind(itself, *args, **kwargs).arguments
-        return around(Export(run, given.get("path"), _other_writer(itself, given)))
+            given |= signature(original.func).bind(*original.args, **original.keywords).arguments
 
-    setattr(surrounded, _AROUND, True)
-    setattr(profiler, _EXPORT, surrounded)
+        def run() -> Any:
+            self._forget(awaited)  # first: a wrapper within that of other code calls nothing again
+            try:
+                return original()
+            except BaseException:
+                self.add(results)  # an export that fails can be tried again
+                raise
+
+        return self._around(Export(run, given.get("path"), _other_writer(profiler, given)))
 
 
 def _other_writer(profiler: Any, given: dict[str, Any]) -> str:
