@@ -7,20 +7,23 @@ are known only afterwards, and from the trace alone: so the model need not live,
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Any
 
 from backspot.errors import BackspotError, NoBackwardError
 from backspot.formatting import size, visible
 from backspot.interrupts import contained, pass_on
-from backspot.live.free_memory import spaces
+from backspot.live.free_memory import ranks_here, spaces
 from backspot.live.torch_internals.profiler import Export, Exports
 from backspot.pipeline import label_export
 from backspot.trace.profiler import is_plain_export
+from backspot.trace.stream import GZIP
 
 _MOST = 1 << 30
 """Bytes of a trace that is labelled. A larger one would hold up the training for 10 s or more."""
@@ -122,11 +125,26 @@ def _label(path: Path, check: Callable[[], None]) -> None:
     length = path.stat().st_size
     if length > _MOST:
         raise BackspotError(f"it has {size(length)}, and at most {size(_MOST)} are labelled")
-    free = min((space.free for space in spaces()), default=length)
-    if free < length:  # reading takes about as much as the file has
-        raise BackspotError(f"its {size(length)} do not fit into the {size(free)} of free memory")
+    with path.open("rb") as file:
+        if file.read(len(GZIP)) == GZIP:
+            raise BackspotError("other code has packed it already")
+    # Reading takes about as much as the file has, and the ranks of a machine export together.
+    needed = length * ranks_here()
+    free = min((space.free for space in spaces()), default=needed)
+    if free < needed:
+        raise BackspotError(f"{size(needed)} of memory are needed, and {size(free)} are free")
+    _check_disk(path, length)
     with suppress(NoBackwardError):
         label_export(path, check)
+
+
+def _check_disk(path: Path, length: int) -> None:
+    """Refuse to fill a disk that the training writes to: as much again is to be left of it."""
+    disk = shutil.disk_usage(path.resolve().parent)
+    if disk.total and disk.free < 2 * length:  # some systems of files do not say
+        raise BackspotError(
+            f"{size(2 * length)} of the disk are needed, and {size(disk.free)} free"
+        )
 
 
 def _reason(error: Exception) -> str:
@@ -136,13 +154,15 @@ def _reason(error: Exception) -> str:
 
 
 def _say(path: Path, reason: str) -> None:
-    """Say in one line why a trace has no backward labels; never raises."""
-    shown = visible(os.fspath(path))
-    line = f"backspot: {shown} stays as PyTorch wrote it, without backward labels: {reason}"
+    """Say in one line why a trace has no backward labels."""
     if sys.stderr is None:  # ``print`` would take standard output
         return
     with contained():  # a stream that is closed
-        print(f"{line}. {_LATER.format(shown)}", file=sys.stderr, flush=True)
+        # PyTorch packs a file in the temporary folder, and removes it then.
+        lasts = path.exists() and path.parent != Path(gettempdir())
+        what, file = [visible(os.fspath(path))] * 2 if lasts else ("the exported trace", "TRACE")
+        line = f"{what} stays as PyTorch wrote it, without backward labels: {reason}"
+        print(f"backspot: {line}. {_LATER.format(file)}", file=sys.stderr, flush=True)
 
 
 label_the_export_of: Callable[[Any], None] = Exports(_labelled).add

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import mmap
+import os
 import re
 import sys
 from collections.abc import Iterable, Iterator
@@ -62,6 +63,12 @@ def spaces() -> list[Space]:
         with suppress(OSError, ValueError):
             found.extend(read())
     return found
+
+
+def ranks_here() -> int:
+    """Return how many ranks on this machine do the same at the same time, as a launcher says."""
+    ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return max(int(ranks), 1) if ranks.isdecimal() else 1
 
 
 def resident() -> int:

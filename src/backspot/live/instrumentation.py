@@ -271,8 +271,8 @@ def instrument(
 
     Backward labels are for trace viewers; the report needs none. They come when the trace is
     exported, as tracks of nested spans, also after ``remove``: ``export_chrome_trace`` writes
-    PyTorch's file and then the labelled one in its place, which takes less than twice as long as
-    to read it. Where that fails, PyTorch's file stays, and one line on standard error says why. So
+    PyTorch's file and then the labelled one in its place, which takes about twice as long as to
+    read it. Where that fails, PyTorch's file stays, and one line on standard error says why. So
     ``key_averages()`` and ``events()`` have nothing of a module's backward, unless ``markers=True``
     writes labels while the profiler records: a marker says where autograd starts on a module. A
     view of memory that was changed in place gets none; labels ``unmarked: …`` count these.
@@ -293,8 +293,9 @@ def instrument(
         name: the first part of all paths, which distinguishes several models. Default ``""``.
         hooks: ``"call"`` (default) or ``"module"``.
         markers: ``True`` writes backward labels while the profiler records, by hooks on autograd's
-            nodes, at up to a third of a profiled step; ``False`` writes none at all. ``None``
-            (default): when the trace is exported.
+            nodes, at up to a third of a profiled step; ``False`` writes none for
+            this model; another one's export labels all that the trace shows. ``None`` (default):
+            when the trace is exported.
         lines: whether to record the line of source that creates each node, at about 3 µs a node.
             Before torch 2.14: the line that calls the module, for PyTorch's own. Default false.
         compiled: whether to record for which modules compiled code works, if ``instrument`` is

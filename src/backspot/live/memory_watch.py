@@ -29,6 +29,7 @@ from backspot.live.free_memory import (
     give_back,
     grown,
     heap,
+    ranks_here,
     resident,
     spaces,
 )
@@ -78,9 +79,7 @@ class MemoryWatch:
         self._devices = devices
         self._end = end
         self._reading = _READING_DETAIL if detailed else _READING
-        # Ranks on this machine record at the same time.
-        ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
-        self._reading *= int(ranks) if ranks.isdecimal() else 1
+        self._reading *= ranks_here()
         self._owner = os.getpid(), threading.get_ident()
         self._thread = threading.Thread(target=self._watch, name="backspot memory", daemon=True)
         self._on = threading.Lock()  # released when the thread is to end; no fork hangs on it
