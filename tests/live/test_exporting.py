@@ -370,8 +370,6 @@ def test_the_profiler_of_autograd_exports_them_itself(untouched, tmp_path):
     reason="this PyTorch keeps those of one cycle",
 )
 def test_a_profiler_that_keeps_the_events_of_all_cycles_has_them_in_each_export(tmp_path):
-    if "acc_events" not in inspect.signature(profile).parameters:
-        pytest.skip("this PyTorch keeps the events of one cycle alone")
     model, exported = net(), []
     step = step_of(model)
 
