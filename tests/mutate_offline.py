@@ -460,8 +460,8 @@ MUTATIONS = (
     Mutation(
         "half of a needless node counts as all of it",
         "analysis/findings/rules/gradients.py",
-        "by_step + halved // 2",
-        "by_step + halved",
+        "of_span[fed] / 2)",
+        "of_span[fed])",
         NO_FALSE,
     ),
     Mutation(

@@ -168,7 +168,7 @@ def test_two_cpp_functions_in_a_row_are_their_modules(cpp):
 def test_the_line_that_calls_them_is_known(cpp):
     network = nn.Sequential(OfCpp(cpp.half), Scripted())
     scripted()
-    with backspot.instrument(network, lines=True), cpu_profile() as profiler:
+    with backspot.instrument(network, lines=True, markers=True), cpu_profile() as profiler:
         network(torch.randn(4, 6, requires_grad=True)).sum().backward()
     report = backspot.locate(profiler)
     made = [(row.path, line.text) for row in report.modules for line in row.lines]

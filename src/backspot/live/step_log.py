@@ -434,7 +434,7 @@ class StepLog:
         if times.counted < min(_FEW_STEPS, thread.settling.counted):
             times = thread.settling
             times.steps = thread.times.steps
-        uses = [LoaderUse(*use[:5]) for use in thread.loaders.values() if use[0]]
+        uses = [LoaderUse(*use[:5]) for use in list(thread.loaders.values()) if use[0]]
         apart = []
         if thread.interrupted_ns:
             apart.append(Apart("backspot", thread.interrupted_steps, thread.interrupted_ns))

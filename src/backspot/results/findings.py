@@ -211,6 +211,7 @@ class _Cause(_Costly):
             rule has not been shown right by two sources that nobody here wrote. The answer and the
             order of the others do not depend on these two, and preview findings are shown on demand
             (``--preview``).
+        form: Which of the remedies of its rule this finding has, ``""`` for the usual one.
     """
 
     __slots__ = ()
@@ -228,6 +229,7 @@ class _Cause(_Costly):
     link: str = ""
     saves: Saving | None = None
     tier: Tier = "stable"
+    form: str = field(default="", metadata=SELDOM)
 
     def _measured(self) -> Measured | None:
         return None

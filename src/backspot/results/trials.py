@@ -149,14 +149,11 @@ class InFinding:
     Attributes:
         tried: What a trial of the remedy measured on the machine that trains; ``None`` where no
             trial was made.
-        form: Which of the remedies of its rule this finding has, ``""`` for the usual one. No other
-            one is tried for it.
     """
 
     __slots__ = ()
 
     tried: Tried | None = field(default=None, metadata=SELDOM)
-    form: str = field(default="", metadata=SELDOM)
 
     def _measured(self) -> Measured | None:
         if self.tried is None:
