@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -83,6 +83,13 @@ class Step:
 RULES = ("slow-convolution", "atomic-additions", "tiny-products", "pairwise-distance")
 
 
+ENLARGED = Step(
+    "aten::upsample_bilinear2d", "UpsampleBilinear2DBackward0", BILINEAR, 700, 1_200, 124.0,
+    blocks_forward=0.03,
+)  # fmt: skip
+"""Cells become many, with four blocks of threads for all channels together in the forward."""
+
+
 @pytest.mark.parametrize(
     ("rule", "step", "says"),
     [
@@ -102,17 +109,7 @@ RULES = ("slow-convolution", "atomic-additions", "tiny-products", "pairwise-dist
         # From 8 by 8 cells to 64 by 64, with four blocks of threads for all channels together.
         (
             RULES[1],
-            Step(
-                "aten::upsample_bilinear2d",
-                "UpsampleBilinear2DBackward0",
-                BILINEAR,
-                700,
-                1_200,
-                124.0,
-                4_000,
-                0.03,
-                3.9,
-            ),
+            replace(ENLARGED, zeros=3.9),
             "products",
         ),
         # 65,535 matrices a launch, with a block for each.
@@ -135,17 +132,7 @@ def test_an_operator_without_a_fast_kernel_is_found_where_it_is(tmp_path, rule, 
         Step("aten::conv2d", "ConvolutionBackward0", DENSE, 200, 1_000),
         Step("aten::conv2d", "ConvolutionBackward0", DEPTHWISE_2D, 100, 1_000),
         Step("aten::upsample_bilinear2d", "UpsampleBilinear2DBackward0", BILINEAR, 300, 600),
-        Step(
-            "aten::upsample_bilinear2d",
-            "UpsampleBilinear2DBackward0",
-            BILINEAR,
-            700,
-            1_200,
-            124.0,
-            4_000,
-            0.03,
-            62.0,
-        ),
+        replace(ENLARGED, zeros=62.0),
         Step(
             "aten::upsample_bilinear2d",
             "UpsampleBilinear2DBackward0",

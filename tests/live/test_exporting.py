@@ -33,6 +33,7 @@ from backspot.commands import main
 from backspot.trace.profiler import exported as exported_for_reading
 from support import preloaded
 from support.leftovers import left_in_torch
+from support.modules import Residual
 from support.tracks import added_of, assert_nested, original_within, slices_of, text_of
 
 WITHOUT_HOOKS = True  # labels come later with the default hooks alone
@@ -96,20 +97,6 @@ def assert_labelled_as_by_show(exported, plain, tmp_path):
 
 
 # Models ------------------------------------------------------------------------------------------
-
-
-class Residual(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv = nn.Conv2d(3, 3, 3, padding=1)
-        self.norm = nn.BatchNorm2d(3)
-        self.act = nn.ReLU(inplace=True)
-
-    def forward(self, x):
-        shortcut = x
-        x = self.norm(self.conv(x))
-        x += shortcut
-        return self.act(x)
 
 
 class Shared(nn.Module):
