@@ -11,11 +11,12 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import backspot
 from backspot import results
-from backspot.results import comparison as changes, costs, job, memory, report
+from backspot.results import costs, report
 from backspot.trace import source
 
 GROUPS = {
@@ -42,6 +43,8 @@ GROUPS = {
         "MissingDependencyError",
     ),
 }
+EXPLAINED = ("Answer", "Change", "Place", "Saving")
+"""What results hold most often: each of their fields has a line."""
 INTEGRATIONS = {
     "backward_budget": ("pytest_plugin.py", "BackwardBudget", "__call__"),
 }
@@ -49,13 +52,8 @@ INTEGRATIONS = {
 ALIASES = {
     **{
         alias: str(vars(report).get(alias) or getattr(costs, alias)).removeprefix("typing.")
-        for alias in ("By", "LabelSource", "PhaseName", "Sort", "StepUnit")
+        for alias in ("By", "Sort")
     },
-    **{
-        alias: str(getattr(changes, alias)).removeprefix("typing.")
-        for alias in ("ChangeKind", "Time", "Verdict")
-    },
-    "MemoryKind": str(memory.MemoryKind).removeprefix("typing."),
     **dict.fromkeys(("Count", "_Bytes"), "int"),
     **dict.fromkeys(("Measure", "Ratio"), "float"),
     "Progress": "Callable[[int, int | None], None]",
@@ -64,23 +62,24 @@ ALIASES = {
 HEAD = """\
 # The Python API
 
-The names that programs need are imported from `backspot`, and the classes of what results hold are
-in `backspot.results`. `import backspot` loads neither torch nor numpy;
-`profile`, `instrument` and `Monitor` need torch, everything else does not. An invalid argument
-raises `UsageError`, with the remedy. `help()` has an example of each class and method.
+Programs import from `backspot`, and the classes of what results hold from `backspot.results`.
+`import backspot` loads neither torch nor numpy; `profile`, `instrument` and `Monitor` need torch.
+An invalid argument raises `UsageError`, with the remedy.
 
-Results are frozen, and [their JSON](json.md) has the same fields. What ends in `_ns` is a whole
-number of nanoseconds of a [typical step](concepts.md#typical-step), in `_ms` milliseconds, and in
-`_by_step` has one entry for each recorded step. Sizes are in bytes. Where no type stands, a field
-is a number, a text or a truth value.
+This page has names, signatures and one line for each argument and field, from the docstrings
+(`python docs/make_api.py`). `help(backspot.profile)` has the details, what is raised, and an
+example; [report.schema.json](report.schema.json) the whole meaning of each field of a report.
 
-Made from the docstrings by `python docs/make_api.py`.
+Results are frozen, and [their JSON](json.md) has the same fields. What ends in `_ns` is whole
+nanoseconds of a [typical step](concepts.md#typical-step), in `_ms` milliseconds, in `_bytes` bytes,
+and in `_by_step` has one entry for each recorded step. Where no type stands, a field is a number, a
+text or a truth value; with `?` it is `None` where it is not known, or does not apply.
 """
 PARTS_HEAD = """\
 ## What results hold
 
-The classes of `backspot.results`. Those of a job come last; `help(backspot.results.RankCost)` says
-what their fields mean.
+The classes of `backspot.results`, with the types of their fields.
+`help(backspot.results.LineCost)` and the schema say what each field means.
 """
 INTEGRATIONS_HEAD = """\
 ## In other programs
@@ -91,14 +90,10 @@ has [these options](lightning.md#options). `backward_budget` is a fixture of pyt
 """
 _SECTIONS = ("Args", "Attributes", "Returns", "Raises", "Example")
 _TITLES = {"Args": "Arguments"}
-_DEFAULT = re.compile(r" Default (?:[\w.]+|``[^`]*``)\.$")
-"""The default of an argument, which its signature shows."""
-_INVALID = re.compile(
-    r"If (?:an argument|``\w+``(?: or ``\w+``)?) is (?:invalid|unknown|not a \w+)\."
-)
-"""What holds for every function, and stands at the head of the page."""
-_TIMES = "Times are nanoseconds of a typical step."
-"""What the head of the page says of all results."""
+_SENTENCE = re.compile(r"(?<=[^.\s]{2})[.;] |\.$")
+"""Where the first sentence of a meaning ends, or the part of it that stands alone."""
+_REMARK = re.compile(r": (?!`)|, (?=(?:as|at|by|for|if|most|so|until|where|which|with)\b)")
+"""Where an explanation begins that the first words of a sentence do not need."""
 _PLAIN = ("int", "float", "str", "bool", "tuple[int, ...]", "tuple[str, ...]")
 """Types that a field's name and meaning say."""
 
@@ -111,41 +106,38 @@ def main() -> None:
 def made() -> str:
     """Return the whole page."""
     parts = [HEAD]
+    seen: dict[str, str] = {}
     for title, names in GROUPS.items():
         parts.append(f"## {title}\n")
         if title == "Errors":
             parts.append(f"| error | also a | meaning |\n| --- | --- | --- |\n{_errors(names)}\n")
             continue
         for name in names:
-            parts += _section(name)
-    parts.append(PARTS_HEAD)
-    held = sorted(set(results.__all__) - set(backspot.__all__))
-    of_jobs = [name for name in held if getattr(results, name).__module__ == job.__name__]
-    seen: dict[str, str] = {}
-    for name in held:
-        if name not in of_jobs:
-            parts += _part(name, seen)
-    parts.append("| of a job | what it is | fields |\n| --- | --- | --- |")
-    parts[-1] += "".join(map(_row, of_jobs)) + "\n"
+            parts += _section(name, seen)
+    phases = _wrapped(f"PhaseName = {_type_of_phases}")
+    parts.append(f"{PARTS_HEAD}\n{_code(phases)}")
+    for name in sorted(set(results.__all__) - set(backspot.__all__)):
+        kept = _class if name in EXPLAINED else _fields
+        parts += kept(name, getattr(results, name), seen)
     parts.append(INTEGRATIONS_HEAD)
     for name in INTEGRATIONS:
         parts += _integration(name)
     return "\n".join(parts)
 
 
-def _section(name: str) -> Iterator[str]:
-    yield f"### {name}\n"
+def _section(name: str, seen: dict[str, str]) -> Iterator[str]:
+    """Yield a public name; ``seen`` has the fields so far, with their first class."""
     if name == "Source":
         # The text below an alias is no docstring that Python keeps.
         *_, text = ast.parse(inspect.getsource(source)).body
+        yield f"### {name}\n"
         yield f"{_markdown(ast.literal_eval(ast.unparse(text)).strip())}\n"
         return
     value = getattr(backspot, name)
     if not isinstance(value, type):
-        yield _code(_signature(name, value))
-        yield from _body(value)
+        yield from _function(name, value)
         return
-    yield from _body(value, example=False)
+    yield from _class(name, value, seen)
     members = {
         member: found
         for member, found in defined_by(value).items()
@@ -153,17 +145,50 @@ def _section(name: str) -> Iterator[str]:
     }
     properties = {key: found for key, found in members.items() if isinstance(found, property)}
     if properties:
-        yield "**Properties**\n"
+        yield "Properties:\n"
         yield "\n".join(_property(key, found) for key, found in properties.items()) + "\n"
     for member, found in members.items():
         if isinstance(found, classmethod) or inspect.isfunction(found):
             heading = f"{name}.{member}".replace("__", r"\_\_")
             yield f"#### {heading}\n"
+            yield _code(_signature(f"{name}.{member}", getattr(value, member)))
             if name != "Report" and member in ("save", "load"):
                 yield f"{_markdown(_summary(found))} As [`Report.{member}`](#report{member}).\n"
-                continue
-            yield _code(_signature(f"{name}.{member}", getattr(value, member)))
-            yield from _body(found, example=False)
+            else:
+                yield from _body(found)
+
+
+def _class(name: str, cls: Any, seen: dict[str, str]) -> Iterator[str]:
+    """Yield a class with its arguments and fields, each field where it is first explained."""
+    yield f"### {name}\n"
+    yield f"{_markdown(_summary(cls))}\n"
+    for title, section in _sections(inspect.cleandoc(cls.__doc__)):
+        entries = [*_entries(section, _types(cls))] if title in ("Args", "Attributes") else []
+        if title == "Args":
+            yield "Arguments:\n\n" + "\n".join(entries) + "\n"
+        elif entries:
+            earlier: dict[str, list[str]] = {}
+            for entry in entries:
+                earlier.setdefault(seen.setdefault(entry, name), []).append(entry)
+            entries = earlier.pop(name, [])
+            for first, known in earlier.items():
+                names = ", ".join(line[2:].partition(":")[0] for line in known)
+                entries.append(f"- {names}: as in [`{first}`](#{first.lower()})")
+            yield "\n".join(entries) + "\n"
+
+
+def _fields(name: str, cls: Any, _: dict[str, str]) -> Iterator[str]:
+    """Yield a class with the types of its fields."""
+    yield f"### {name}\n"
+    yield f"{_markdown(_summary(cls))}\n"
+    yield _code("\n".join(_wrapped(f"{field}: {kind}") for field, kind in _types(cls).items()))
+
+
+def _function(name: str, function: Any) -> Iterator[str]:
+    """Yield a function: its signature, its summary and its arguments."""
+    yield f"### {name}\n"
+    yield _code(_signature(name, function))
+    yield from _body(function)
 
 
 def defined_by(cls: type) -> dict[str, Any]:
@@ -180,32 +205,6 @@ def _errors(names: Iterable[str]) -> str:
         f"{_markdown(_summary(error))} |"
         for name, error in found
     )
-
-
-def _part(name: str, seen: dict[str, str]) -> Iterator[str]:
-    """Yield a class that results hold; ``seen`` has the fields so far, with their first class."""
-    cls = getattr(results, name)
-    yield f"### {name}\n"
-    for title, section in _sections(inspect.cleandoc(cls.__doc__)):
-        if not title:
-            yield f"{_markdown(section.removesuffix(_TIMES).rstrip())}\n"
-        elif title == "Attributes":
-            entries = [*_entries(section, _types(cls))]
-            firsts = [seen.setdefault(line, name) for line in entries]
-            # Three fields or more that another class explains are named with that class.
-            for first in sorted({one for one in firsts if firsts.count(one) > 2} - {name}):
-                same = [line for line, one in zip(entries, firsts, strict=True) if one == first]
-                names = ", ".join(line[2:].partition(":")[0] for line in same)
-                entries = [line for line in entries if line not in same]
-                entries.append(f"- {names}: as in [`{first}`](#{first.lower()})")
-            yield "\n".join(entries) + "\n"
-
-
-def _row(name: str) -> str:
-    """Return the line of a table for a class that jobs hold."""
-    cls = getattr(results, name)
-    names = ", ".join(f"`{field.name}`" for field in fields(cls))
-    return f"\n| `{name}` | {_markdown(_summary(cls))} | {names} |"
 
 
 def _summary(value: Any) -> str:
@@ -228,15 +227,13 @@ def _integration(name: str) -> Iterator[str]:
     known: dict[str, Any] = {}
     exec(ast.unparse(function), known)  # noqa: S102 - a signature of this package
     known[method].__doc__ = text
-    yield f"### {name}\n"
-    yield _code(_signature(name, known[method]).removesuffix(" -> None"))
-    yield from _body(known[method])
+    yield from _function(name, known[method])
 
 
 def _property(name: str, value: property) -> str:
     kind = _type(inspect.signature(value.fget).return_annotation) if value.fget else ""
-    shown = "" if kind.removesuffix(" | None") in _PLAIN else f" (`{kind}`)"
-    return f"- `{name}`{shown}: {_markdown(' '.join((value.__doc__ or '').split()))}"
+    (line,) = _entries(f"{name}: {value.__doc__}", {name: kind})
+    return line
 
 
 def _signature(name: str, function: Any) -> str:
@@ -269,6 +266,15 @@ class _Shown:
         return self.text
 
 
+def _wrapped(line: str) -> str:
+    """Put what a type can be on a line each, if they are too many for one."""
+    line = line.replace("'", '"')
+    if len(line) <= 100 or not line.endswith("]"):
+        return line
+    before, _, inside = line.partition("[")
+    return f"{before}[\n" + "".join(f"    {one},\n" for one in _split(inside[:-1])) + "]"
+
+
 def _split(parameters: str) -> list[str]:
     """Split at the commas that are not inside brackets."""
     return re.split(r", (?![^\[(]*[\])])", parameters)
@@ -277,26 +283,22 @@ def _split(parameters: str) -> list[str]:
 def _type(annotation: Any) -> str:
     """Return an annotation as users would write it."""
     text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
-    text = re.sub(r"\bos\.(?=PathLike)", "", text)
+    text = re.sub(r"\b(?:os|typing|backspot|backspot\.results)\.(?=[A-Z])", "", text)
+    text = text.replace(_type_of_phases, "PhaseName").replace("'", '"')
     return re.sub(rf"\b({'|'.join(ALIASES)})\b", lambda found: ALIASES[found[0]], text)
 
 
-def _body(value: Any, example: bool = True) -> Iterator[str]:
-    function = value.__func__ if isinstance(value, classmethod) else value
-    text = inspect.cleandoc(function.__doc__ or "")
-    for index, (title, section) in enumerate(_sections(text)):
-        if not index:
-            yield f"{_markdown(section)}\n"
-        elif title == "Example":
-            if example:
-                yield _code(section.replace("  # doctest: +SKIP", ""), "pycon")
-        elif title == "Note":
-            yield f"{_markdown(section)}\n"
-        elif title == "Returns":
-            yield f"**Returns:** {_markdown(section)}\n"
-        elif entries := [*_entries(section, _types(value) if title == "Attributes" else {})]:
-            yield f"**{_TITLES.get(title, title)}**\n"
-            yield "\n".join(entries) + "\n"
+_type_of_phases = str(costs.PhaseName).removeprefix("typing.")
+
+
+def _body(function: Any) -> Iterator[str]:
+    """Yield the first sentence of a docstring, the arguments, and the errors by name."""
+    yield f"{_markdown(_summary(function))}\n"
+    found = dict(_sections(inspect.cleandoc(getattr(function, "__func__", function).__doc__)))
+    if entries := [*_entries(found.get("Args", ""), {})]:
+        yield "\n".join(entries) + "\n"
+    if raised := re.findall(r"^(\w+): ", found.get("Raises", ""), re.MULTILINE):
+        yield f"Raises {', '.join(f'`{one}`' for one in raised)}.\n"
 
 
 def _sections(text: str) -> Iterator[tuple[str, str]]:
@@ -312,29 +314,55 @@ def _sections(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _entries(section: str, types: dict[str, str]) -> Iterator[str]:
-    """Yield ``name: meaning`` entries as the items of a list; names with one meaning share it."""
+    """Yield names and meanings as the items of a list; names with one meaning share it."""
     names: dict[str, list[str]] = {}
-    for entry in re.split(r"\n(?=\S)", section):
+    for entry in re.split(r"\n(?=\S)", section) if section else ():
         name, _, meaning = entry.partition(": ")
-        meaning = _DEFAULT.sub("", " ".join(meaning.split()))
-        if name == "UsageError" and _INVALID.fullmatch(meaning):
-            continue
         kind = types.get(name, "")
-        words = re.findall(r"'([^']+)'", kind)
-        if kind in _PLAIN or (words and all(f"``{word}``" in meaning for word in words)):
+        asked = "?" if kind.endswith(" | None") else ""
+        kind = kind.removesuffix(" | None")
+        meaning = _short(" ".join(meaning.split()))
+        words = re.findall(r'"([^"]+)"', kind)
+        if kind in _PLAIN or (words and all(f"`{word}`" in meaning for word in words)):
             kind = ""
         kind = f" (`{kind}`)" if kind else ""
-        line = f"{kind}: {_markdown(meaning[:1].upper() + meaning[1:])}"
-        names.setdefault(line, []).append(f"`{name}`")
+        names.setdefault(f"{kind}: {meaning}", []).append(f"`{name}`{asked}")
     for line, found in names.items():
         yield f"- {', '.join(found)}{line}"
 
 
+def _short(meaning: str) -> str:
+    """Return the first sentence of a meaning, without full stop and explanations."""
+    text = _markdown(_SENTENCE.split(meaning, maxsplit=1)[0])
+    for found in _REMARK.finditer(text):
+        before = text[: found.start()]
+        whole = before.count("`") % 2 == 0 and before.count("(") == before.count(")")
+        if whole and len(before.split()) > 3 and before.count("`") < 4:
+            text = before
+            break
+    return text[:1].lower() + text[1:]
+
+
 def _types(cls: Any) -> dict[str, str]:
-    """Return the types of a result's fields, without whether they can be ``None``."""
+    """Return the types of a result's fields, as users would write them."""
     if not is_dataclass(cls):
         return {}
-    return {field.name: _type(field.type).removesuffix(" | None") for field in fields(cls)}
+    hints = get_type_hints(cls)
+    return {field.name: _type(_written(hints[field.name])) for field in fields(cls)}
+
+
+def _written(hint: Any) -> str:
+    """Return a type as an annotation has it, in all versions of Python the same."""
+    of = get_args(hint)
+    if hint in (None, type(None)) or hint is ...:
+        return "None" if hint is not ... else "..."
+    if get_origin(hint) is Literal:
+        return f"Literal[{', '.join(map(repr, of))}]"
+    if get_origin(hint) in (Union, UnionType):
+        if all(get_origin(one) is Literal for one in of):
+            return _written(Literal[tuple(word for one in of for word in get_args(one))])
+        return " | ".join(map(_written, of))
+    return f"{hint.__name__}[{', '.join(map(_written, of))}]" if of else hint.__name__
 
 
 def _markdown(text: str) -> str:

@@ -102,12 +102,14 @@ def test_the_published_schema_is_current():
 
 
 def test_every_field_is_described_in_the_schema_and_in_the_reference():
-    page = "".join((DOCS / name).read_text("utf-8") for name in ("api.md", "json.md"))
+    page, about = ((DOCS / name).read_text("utf-8") for name in ("api.md", "json.md"))
     for name, definition in json.loads(schema())["$defs"].items():
         assert definition["description"]
+        section = page.partition(f"\n### {name}\n")[2].partition("\n##")[0]
         for field, meaning in definition["properties"].items():
             assert meaning.get("description"), f"{name}.{field} has no meaning in its docstring"
-            assert f"`{field}`" in page, f"{name}.{field} is in neither page"
+            is_there = re.search(rf"(?m)^- .*`{field}`|^{field}: ", section)
+            assert is_there or f"`{field}`" in about, f"{name}.{field} is not in its section"
 
 
 def test_the_form_tells_its_version():

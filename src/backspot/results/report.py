@@ -559,14 +559,14 @@ class Report(
     ) -> Path:
         """Write the report in the format that the suffix of ``path`` names.
 
-        ``.html`` is a self-contained page; ``.json`` is what ``load`` reads; ``.txt``, ``.csv`` and
-        ``.md`` are text and tables; ``.speedscope.json`` is a flame graph. ``.trace.json`` and
-        ``.json.gz`` copy the trace file with tracks of ``backward: …`` spans; of a live profile,
-        ``profile(trace=)`` or ``locate(trace=)`` write that copy. The file is written completely or
-        not at all.
+        Of a live profile, ``profile(trace=)`` or ``locate(trace=)`` write the labelled copy of the
+        trace. The file is written completely or not at all.
 
         Args:
-            path: Where to write.
+            path: Where to write: ``.html`` (a self-contained page), ``.json`` (what ``load``
+                reads), ``.txt``, ``.csv`` and ``.md`` (text and tables), ``.speedscope.json`` (a
+                flame graph), or ``.trace.json`` and ``.json.gz`` (the trace file again, with tracks
+                of ``backward: …`` spans).
             force: Whether to overwrite a file. Default false.
             preview: Whether a page or a text shows the findings of preview rules too. Default
                 false.
