@@ -1,4 +1,4 @@
-"""Write findings.md: the pages of all rules, made from the docstrings of their functions.
+"""Write findings.md: what rules find, why and what to do, from the docstrings of their functions.
 
 Usage: python docs/make_findings.py
 """
@@ -16,18 +16,18 @@ from backspot.commands._verbs import other_rules
 HEAD = """\
 # Findings: why a step is slow, and what to do
 
-A finding says why a step is slow. `report.findings` has those first of which it is known what a step gains, by a trial or by replay (of a bound for causes all over the step, a quarter counts); then those of which it is not known; then those without which a step takes as long. `backspot show` and the page begin with one about their headline, if it is among the first three. `backspot explain RULE` prints a section of this page.
+`report.findings` has those first of which it is known what a step gains, by a trial or by replay (of a bound for causes all over the step, a quarter counts); then those of which it is not known; then those without which a step takes as long. `backspot show` and the page begin with one about their headline, if it is among the first three.
 
 - **The time** of a finding is clock time in a typical step, and the most that its remedy can save; but where the host waits no more, later work begins earlier, too. Findings can share time: do not add them up.
-- **"3.3 ms less without it"** (`finding.saves`) stands where the remedy saves clearly less or more than that time: other work hides the cause, or the cause has a part in the forward, too. It is a replay with the remedy, such as a fused optimizer, or else without the work of the cause. "At best" is a bound.
-- **Tried here**, the advice was [measured beside the training](tried.md), in `run` and `profile`. Advice that does not help is left out, and its finding goes last.
+- **"3.3 ms less without it"** (`finding.saves`) stands where the remedy saves clearly less or more than that time, by a replay with the remedy, or else without the work of the cause. "At best" is a bound.
+- **Tried here**, the advice was [measured beside the training](tried.md). Advice that does not help is left out, and its finding goes last.
 - **The places** are modules by path, the most expensive first, or `(optimizer)` and `(data)`.
-- **The tier** of a rule is `stable` once two sources that nobody here wrote have shown it right: the place, the cause and the remedy. A `preview` rule looks, too, and what it finds is the end of `report.findings`, with `finding.tier`. No headline, answer, order or trial depends on it, and it is shown with `--preview`. *Sources* are threads with a fix of which [the slow step was rebuilt](published.md) and the rule named cause and place, scripts of others, unedited, in which the remedy pays, and `timm` (healthy models) and `scripts` (of others, unedited) in the [results](../benchmarks/results/README.md). A stable rule that names fewer than two was stable before that was asked, and the cases of its second source wait for a GPU; without it, the rule becomes preview.
-- **True of nearly every step**, as that the host launches late (*common* below): such a rule is a finding where a trial has measured that its remedy helps, or where the replay of the remedy gains a tenth of the step (of a bound all over the step, a quarter counts). Elsewhere its `finding.tier` is `account`, and it is one line of the report.
-- **From** is the share of a step that the cause must take in most steps: 1%, or what the section says.
-- **What a rule needs** may not be in the trace. `report.rules` says of each rule whether it `found` something or `nothing`, or why it could not look: `needs a GPU`, `needs stacks`, `needs memory`, `needs labels` (those of Backspot), `needs blocks` (of kernels), `needs shapes` (where what it saw may be as it should be). `--full` and the page count them. On accelerators other than GPUs of NVIDIA and AMD, only rules for any device look. A trace that is cut short has no findings.
+- **The tier** ([why](decisions/tiers.md)): a rule is `stable` once two sources that nobody here wrote have shown it right in place, cause and remedy: threads with a fix of which [the slow step was rebuilt](published.md), `timm` (healthy models) and `scripts` (of others, unedited) in the [results](../benchmarks/results/README.md). Those with fewer were stable before that was asked. `preview` findings come last and are shown with `--preview`; no headline, answer, order or trial depends on them.
+- **True of nearly every step** (*common*): a finding only where a trial or the replay of the remedy says that it pays (a tenth of the step; of a bound, a quarter). Elsewhere its tier is `account`, and it is one line of the report.
+- **From 1%** of the step, in most steps, unless the rule says otherwise.
+- **What a rule needs** may not be in the trace. `report.rules` says of each whether it `found` something or `nothing`, or why it could not look: `needs a GPU`, `needs stacks`, `needs memory`, `needs labels` (of Backspot), `needs blocks` (of kernels), `needs shapes`. On accelerators other than GPUs of NVIDIA and AMD, only rules for any device look. A trace that is cut short has no findings.
 
-Each rule is tested on a recording with its cause and on one without ([results](../benchmarks/results/README.md)). This page is made from the docstrings of the rules by `python docs/make_findings.py`.
+**`backspot explain RULE`** says more than this page: how the rule finds its cause, from which limits on, and what does not count. Both are the docstring of the rule (`python docs/make_findings.py`). Each rule is tested on a recording with its cause and on one without.
 
 """  # noqa: E501
 MEMORY = """\
@@ -58,28 +58,33 @@ def made() -> str:
         for rules in (all_rules(), rules_about_memory(), other_rules())
     )
     tables = (
-        _table(
-            "rule",
-            ("looks at", "from", "tier", "sources"),
-            [
-                (rule, *_head(rule), rule.tier + ", common" * rule.common, _sources(rule))
-                for rule in of_time
-            ],
-        ),
-        MEMORY + _table("rule about memory", ("tier",), [(rule, rule.tier) for rule in of_memory]),
-        RANKS + _table("rule over ranks", ("tier",), [(rule, rule.tier) for rule in of_ranks]),
+        _table("rule", of_time),
+        MEMORY + _table("rule about memory", of_memory),
+        RANKS + _table("rule over ranks", of_ranks),
     )
     sections = (
-        f"## {rule.name}\n\n{rule.page.partition(chr(10))[2].strip()}\n"
-        for rule in (*of_time, *of_memory, *of_ranks)
+        *(_section(rule, _head(rule)) for rule in of_time),
+        *(_section(rule) for rule in (*of_memory, *of_ranks)),
     )
     return HEAD + "\n".join((*tables, *sections))
 
 
-def _head(rule: Any) -> tuple[str, str]:
-    """Return what a rule looks at, and from which share of a step it finds something."""
+def _section(rule: Any, *parts: str) -> str:
+    """Return the section of a rule: its cause and its remedy, and not how it is found."""
+    shown = [f"## {rule.name}", *parts]
+    kept = True
+    for part in rule.page.partition("\n")[2].strip().split("\n\n"):
+        if part.startswith("**"):
+            kept = not part.startswith("**Found by**")
+        if kept:
+            shown.append(part.removeprefix("**Cause.** "))
+    return "\n\n".join(shown) + "\n"
+
+
+def _head(rule: Any) -> str:
+    """Return what a rule looks at, and who has shown it right."""
     looks_at = ", ".join((DEVICES[tuple(rule.devices)], *rule.needs))
-    return looks_at, f"{100 * rule.least:g}%" if rule.least else ""
+    return " · ".join(filter(None, (looks_at, _sources(rule))))
 
 
 def _sources(rule: Any) -> str:
@@ -95,11 +100,11 @@ def _sources(rule: Any) -> str:
     return ", ".join(map(linked, rule.sources))
 
 
-def _table(name: str, columns: Iterable[str], rows: Iterable[tuple[Any, ...]]) -> str:
-    head = (name, "in short", *columns)
-    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
-    for rule, *cells in rows:
-        lines.append(f"| {' | '.join((f'[{rule.name}](#{rule.name})', rule.short, *cells))} |")
+def _table(name: str, rules: Iterable[Any]) -> str:
+    lines = [f"| {name} | in short | tier |", "|---|---|---|"]
+    for rule in rules:
+        tier = rule.tier + ", common" * rule.common
+        lines.append(f"| [{rule.name}](#{rule.name}) | {rule.short} | {tier} |")
     return "\n".join(lines) + "\n"
 
 

@@ -17,26 +17,22 @@ RESULTS = Path(__file__).parents[1] / "benchmarks" / "results" / "published_cuda
 HEAD = """\
 # Published bottlenecks
 
-Others published what made a training step slow, what they changed and what it gained. We rebuilt \
-{number} such steps from the published facts, ran them before and after the fix on one \
-{device} (torch {torch}), and asked Backspot about the slow one. Misses are in the table.
+Others published what made a training step slow, and what they changed. We rebuilt {number} such \
+steps from the published facts, ran them before and after the fix on one {device} (torch {torch}), \
+and asked Backspot about the slow one. Misses are in the table.
 
 - **Says**: the rule that answers best of the first three findings, or the first sentence of the \
-report, and where. It is judged by what the author names: *place and cause*, one of them, or \
-*missed*.
-- **Predicted** is what the report of the slow step says that it would save, before the fix. \
-Its advice is tried on the spot, as it is by default. \
-**Gained** is the fix, timed without a profiler, in turns, with the host ahead as in training: a \
-median with half the distance of the quartiles. A fix gains the work of the cause less what takes \
-its place. Where it gains less than 2% of the step here, only a promise for its cause is wrong: \
-other advice may gain.
-- **After**: whether that finding is gone once the step is fixed.
+report, and where. It is judged by what the author names, written down before any run: *place and \
+cause*, one of them, or *missed*.
+- **Predicted**: what the report of the slow step says that it would save, its advice tried on the \
+spot. **Gained**: the fix, timed without a profiler, in turns: a median with half the distance of \
+the quartiles. Where it gains less than 2% of the step, only a promise for its cause is wrong.
 
-{summary} What counts as the right place and cause was written down from the published thread \
-before any run.
+{summary}
 
 Made by `python docs/make_published.py` from the figures of `python -m benchmarks \
-published_causes` (commit {commit}); the [results](../benchmarks/results/README.md) have more.
+published_causes` (commit {commit}); the [results](../benchmarks/results/README.md) have more, and \
+the threads what their authors gained.
 """
 BLIND = """
 ## By somebody who had not read the rules
@@ -53,8 +49,8 @@ OWN = """
 These say less: who rebuilt the steps knew what the rules look for.
 """
 TABLE = """
-| what people saw | Backspot says | fix | published | step, ms | predicted | gained | after |
-| --- | --- | --- | --- | ---: | ---: | ---: | --- |
+| what people saw | Backspot says | fix | step, ms | predicted | gained |
+| --- | --- | --- | ---: | ---: | ---: |
 """
 
 
@@ -96,11 +92,11 @@ def _summary(found: Mapping[str, str]) -> str:
         else ""
     )
     return (
-        f"Of the cases that somebody wrote who had not read the rules, and whose fix gains "
-        f"something, the place is right in {found['place']}, the cause in "
-        f"{found['cause']}, and the prediction, within the larger of 3% of the step and a "
-        f"quarter of the gain, in {found['right']}. After the fix, the finding that named the "
-        f"cause is gone in {found['gone']}.{none if silent != '0 of 0' else ''}{second}"
+        f"By somebody who had not read the rules, and where the fix gains something, the place is "
+        f"right in {found['place']}, the cause in {found['cause']}, and the prediction, within the "
+        f"larger of 3% of the step and a quarter of the gain, in {found['right']}. After the fix, "
+        f"the finding that named the cause is gone in {found['gone']}."
+        f"{none if silent != '0 of 0' else ''}{second}"
     )
 
 
@@ -110,22 +106,21 @@ def _row(about: Mapping[str, Any], found: Mapping[str, Any]) -> str:
     link = source if "://" in source else f"https://github.com/{repository}/issues/{number}"
     best = next((one for one in found["before"]["findings"] if one["rule"] == found["by"]), None)
     if best is None:
-        says = found["before"]["says"].partition(". ")[0]
+        says = found["before"]["says"].partition(": ")[0]
     else:
         place = best["places"][0]
         line = f" ({Path(place['line']).name})" if place["line"] else ""
         where = f"`{place['path'] or 'the whole model'}`{line}"
         says = f"[{best['title']}](findings.md#{best['rule']}), at {where}"
     promised = found["promised_ms"]
+    still_there = ", still there after the fix" if found["gone"] is False else ""
     cells = (
         f"{about['title']} ([{repository if number else 'source'}]({link}))",
-        f"{_cell(says)} · *{_verdict(found)}*",
+        f"{_cell(says)} · *{_verdict(found)}*{still_there}",
         about["fix"],
-        about["gain"],
         f"{found['step_ms']:.1f}",
         "–" if promised is None else f"{promised:.1f}",
         f"{found['gain_ms']:.1f} ± {found['gain_spread_ms']:.1f}",
-        {True: "gone", False: "still there", None: ""}[found["gone"]],
     )
     return f"| {' | '.join(cells)} |\n"
 

@@ -76,20 +76,17 @@ def allocator_calls(evidence: Evidence) -> Finding | None:
     """Memory is asked of the driver, or given back to it, in each step.
 
     **Cause.** PyTorch keeps the memory that it has asked the driver for, so that a step like the
-    one before needs no call. `torch.cuda.empty_cache()` gives it all back; so does an allocation
-    for which there is no room, which then asks again; so does a convolution that has tried its
-    kernels with `torch.backends.cudnn.benchmark`. A library that allocates by itself gives each
-    piece back. And a batch of a size that was not seen needs
-    new blocks. `cudaMalloc` and `cudaHostAlloc` take a tenth of a millisecond to some milliseconds
-    each, and `cudaFree` waits for the GPU, which then has nothing to do.
+    one before needs no call. `torch.cuda.empty_cache()` gives it back, and so does an allocation
+    for which there is no room, or a convolution that tried its kernels with
+    `torch.backends.cudnn.benchmark`. A batch of a size that was not seen needs new blocks, and a
+    library may allocate by itself. `cudaMalloc` and `cudaHostAlloc` take 0.1 to some milliseconds
+    each, and `cudaFree` waits for the GPU.
 
-    **Found by** these calls of the driver, in HIP's names too, in most steps, at the cost of the
+    **Found by** these calls of the driver (in HIP's names too), in most steps, at the cost of the
     time in which the GPU is idle meanwhile; after a `cudaFree` also until the host is ahead of the
-    GPU again. Time in which the GPU computes while `cudaFree` waits for it costs nothing. That the
-    memory was full is known by calls that give back right between two that ask, that the cache was
-    emptied by several that give back one after the other. Steps that are the
-    first of a training have such calls anyway. With expandable segments most calls are not in a
-    trace, and with the backend `cudaMallocAsync` they are cheap, and do not count.
+    GPU again. The memory was full where calls give back right between two that ask; the cache was
+    emptied where several give back one after the other. With expandable segments most calls are not
+    in a trace; with `cudaMallocAsync` they are cheap, and do not count.
 
     **Fix.** Leave out `empty_cache()`. If the memory is full or batches differ in size:
     `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True` (`PYTORCH_ALLOC_CONF` in newer PyTorch),

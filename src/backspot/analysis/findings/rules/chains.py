@@ -63,19 +63,17 @@ def operator_loop(evidence: Evidence) -> Finding | None:
 
     **Cause.** A Python loop over time steps, parts, tiles or rounds calls small operators, and
     starting them takes longer than what they compute. Often it is the slow path of a layer whose
-    package with a fused kernel is missing. The limit is 5% of the step.
+    package with a fused kernel is missing.
 
-    **Found by** one call of a module that runs the same operator at least 32 times, with at most 16
-    others in between, half of them within 30 µs; or one that calls the same module at least 16
-    times, of three or more such operators each. A few heads, groups or experts in a loop do not
-    count, nor one activation for all layers. The cost is that of the loop: its operators with the
-    Python between them, and the nodes that they make. What else its module does, and operators in
-    it of more than 30 µs, are not counted.
+    **Found by** one call of a module, from 5% of the step, that runs the same operator at least 32
+    times, with at most 16 others in between, half of them within 30 µs; or that calls the same
+    module at least 16 times, of three or more such operators each. A few heads, groups or experts
+    do not count, nor one activation for all layers. The cost is that of the loop: its operators of
+    up to 30 µs, the Python between them, and the nodes that they make.
 
     **Fix.** Where no call needs what another returns, one call for all of them. Else operators on
     whole tensors, larger tiles, the parallel form of the recurrence, or the package. Else compile
-    the body of the loop. What the loop computes takes time in any form, so that the price is a
-    bound.
+    the body of the loop. What the loop computes takes time in any form, so the price is a bound.
     """
     # Each operator takes a short time.
     costs, say, owners = evidence.costs, evidence.wording, evidence.ownership.owners
@@ -370,17 +368,15 @@ def pointwise_chain(evidence: Evidence) -> Finding | None:
 
     **Cause.** A norm, an activation or a rotary embedding is written as products, sums and roots.
     Each reads and writes a whole tensor, forward and backward, where one kernel would do it once.
-    The limit is 5% of the step.
 
-    **Found by** at least four nodes of at least three kinds that follow each other in one module.
-    Forms of GELU, LayerNorm, RMSNorm and rotary embeddings are named. On a CPU, other chains count
-    if a node takes 0.1 ms or more: smaller tensors stay in the cache. Nodes of a
-    [loop](#operator-loop) do not count.
+    **Found by** at least four nodes of at least three kinds that follow each other in one module,
+    from 5% of the step. Forms of GELU, LayerNorm, RMSNorm and rotary embeddings are named. On a
+    CPU, other chains count if a node takes 0.1 ms or more: smaller tensors stay in the cache. Nodes
+    of a [loop](#operator-loop) do not count.
 
     **Fix.** `torch.nn.functional.gelu` and `layer_norm`, and on a GPU `rms_norm`, are one operator
     each. Elsewhere, compile the module. On a CPU, `gelu` took 13% to 15% off the step of wide
     layers; compiled chains over 8 MB took 22% to 57% of their time, over 0.8 MB 65% to 100%.
-    `rms_norm` is no faster on a CPU.
     """
     costs, say = evidence.costs, evidence.wording
     chains, kinds = _chains(evidence)
@@ -537,9 +533,8 @@ def repeated_work(evidence: Evidence) -> Finding | None:
 
     **Found by** at least three operators in a row without a gradient that begin with `arange`,
     `ones` and the like, or take a cosine; that are neither random nor read by index; and that four
-    or more modules run alike in a step. The cost is all but the first of a step, with the Python
-    between their operators, from 2% of it.
-    What is computed twice from activations is not seen.
+    or more modules run alike. The cost is all but the first of a step, with the Python between,
+    from 2% of it. What is computed twice from activations is not seen.
 
     **Fix.** Make it once in a step and pass it on, or keep it in a buffer (`register_buffer(…,
     persistent=False)`).
@@ -644,18 +639,16 @@ def loss_passes(evidence: Evidence) -> Finding | None:
     their backward read and write all of them, up to nine times. A softmax whose logarithm is taken
     afterwards does that once more.
 
-    **Found by** the nodes of `log_softmax`, a cast before them, and those of `nll_loss` or an index
-    behind them, and the operators that made them, from 8% of the step; or those of a softmax and,
-    after a small number that is added or a limit, its logarithm. Nodes have an order only: where
-    shapes are recorded, they must be the same, and no second tensor of that size is added. Without
-    shapes, or where the softmax is used again and so stays, there is no price. Else it is a bound,
-    as `log_softmax` takes longer than a softmax; it is [tried](tried.md).
+    **Found by** the nodes of `log_softmax` with a cast before them, `nll_loss` or an index behind
+    them, and their operators, from 8% of the step; or those of a softmax and its logarithm. Without
+    recorded shapes, or where the softmax is used again, there is no price; else it is a bound, and
+    [tried](tried.md).
 
     **Fix.** Compile the loss with its cast; on one core of a CPU, for 32,000 words, last layer and
     loss together took 16% less. Give the last layer only the positions that have a label, which is
     tried where at least a tenth has none. Cross-entropy in chunks saves memory, and no time on a
-    CPU. `nll_loss(log_softmax(x))` and `cross_entropy(x)` are the same. A softmax with a logarithm
-    behind it is `log_softmax`; with the label's score picked out of that, `cross_entropy`.
+    CPU. A softmax with a logarithm behind it is `log_softmax`; with the label's score picked out of
+    that, `cross_entropy`.
     """
     costs, say = evidence.costs, evidence.wording
     done = [operations.of_node(name) for name in evidence.spans.node_names]

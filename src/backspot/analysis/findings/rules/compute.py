@@ -99,9 +99,8 @@ def attention_math(evidence: Evidence) -> Finding | None:
     **Fix.** `torch.nn.functional.scaled_dot_product_attention`. If the model uses it already, it
     runs its math backend: on a GPU because of fp32 inputs, an arbitrary mask or the head size; on a
     CPU because of `dropout_p > 0`, a mask that needs a gradient, or inputs without four dimensions.
-    `torch.nn.attention.sdpa_kernel(SDPBackend.FLASH_ATTENTION)` warns why. Attention that returns
-    its weights cannot be fused: `nn.MultiheadAttention` does unless it is called with
-    `need_weights=False`.
+    `torch.nn.attention.sdpa_kernel(SDPBackend.FLASH_ATTENTION)` warns why. `nn.MultiheadAttention`
+    returns its weights, and is not fused, unless it is called with `need_weights=False`.
     """
     costs, say = evidence.costs, evidence.wording
     nodes, softmax = _chains(evidence)
@@ -307,9 +306,9 @@ def backward_ratio(evidence: Evidence, found: Sequence[Finding]) -> Finding | No
     times) does not count, nor do products of matrices on a CPU.
 
     **Found by** the GPU time of the module's own nodes and forward, in most steps; without a GPU by
-    host time, from 1 ms in at least three steps. Beside other work of its module, a custom Function
-    is found by its own node and forward, where the operator that takes most of its backward runs
-    three times or more in a node. The price is that of all but the first of these, at best.
+    host time, from 1 ms in at least three steps. A custom Function is found by its own node and
+    forward, where the operator that takes most of its backward runs three times or more in a node;
+    its price is that of all but the first, at best.
 
     **Fix.** It depends on the most expensive node:
 
@@ -319,7 +318,7 @@ def backward_ratio(evidence: Evidence, found: Sequence[Finding]) -> Finding | No
       `x.index_select(dim, index)` adds faster than `x[index]` and `gather`.
     - Convolutions on a GPU: `memory_format=torch.channels_last`, and
       `torch.backends.cudnn.benchmark = True`. Grouped, dilated and transposed ones have slow
-      gradients: where shapes are recorded, the advice knows whether it is one.
+      gradients.
     - A compiled region: `TORCH_LOGS=output_code` shows its kernels.
     - Elsewhere, look for sums over expanded dimensions and for atomic additions, or compile the
       module.
@@ -596,10 +595,10 @@ def forward_only(evidence: Evidence) -> Finding | None:
     """The model runs without a backward.
 
     **Cause.** The trained model also runs without a backward in each step, for an evaluation or for
-    a number to print. The limit is 10% of the step.
+    a number to print.
 
-    **Found by** outermost calls without a backward, of modules that also have calls with one: a
-    frozen teacher or encoder does not count.
+    **Found by** outermost calls without a backward, from 10% of the step, of modules that also have
+    calls with one: a frozen teacher or encoder does not count.
 
     **Fix.** Evaluate every few steps or epochs. Keep what the training needs (rollouts, targets,
     samples for a discriminator), under `torch.no_grad()`.
@@ -663,13 +662,11 @@ def _roots(parent: Ints) -> Ints:
 def anomaly_mode(evidence: Evidence) -> Finding | None:
     """Autograd looks for NaN in every gradient.
 
-    **Cause.** `torch.autograd.set_detect_anomaly(True)` looks for NaN in each gradient of each
-    node, for whose answer the host waits, and keeps the Python stack of each operator in the
-    forward.
+    **Cause.** `torch.autograd.set_detect_anomaly(True)` looks for NaN in each gradient, for whose
+    answer the host waits, and keeps the Python stack of each operator in the forward.
 
-    **Found by** the operators of this check in nodes of the backward, at their cost, with that of
-    views in the forward, which do nothing but keep their stack. That of other operators is taken to
-    be as long, at most all of the operator. What else the engine keeps for each node is not known,
+    **Found by** the operators of this check in the backward, at their cost, with that of keeping
+    stacks in the forward, as views show it. What else the engine keeps for each node is not known,
     so a step gains more than the finding says.
 
     **Fix.** Turn it on only to look for a NaN. Trainers have an option of that name
@@ -756,14 +753,13 @@ def no_tensor_cores(evidence: Evidence) -> Finding | None:
     several times as fast in TF32 or bf16.
 
     **Found by** the names of kernels (`…sgemm…`, `…_ffma…`, `f32f32_f32f32`), in forward and
-    backward, from 3% of the step. Where a replay says that tensor cores save nothing at best, as
-    the host is late anyway, nothing is said. [Products of tiny matrices](#tiny-products) do not
-    count.
+    backward, from 3% of the step, unless a replay says that tensor cores save nothing, as the host
+    is late anyway. [Products of tiny matrices](#tiny-products) do not count.
 
     **Fix.** `torch.autocast("cuda", dtype=torch.bfloat16)`; before Ampere, float16 with a
-    `GradScaler`. (On an H100, 8.4 ms were promised for thirteen products in fp32; TF32 gained 6.2.)
-    Or stay in fp32, with inputs rounded to the ten bits of TF32:
-    `torch.set_float32_matmul_precision("high")` and `torch.backends.cudnn.allow_tf32 = True`.
+    `GradScaler`. Or stay in fp32, with inputs rounded to the ten bits of TF32:
+    `torch.set_float32_matmul_precision("high")` and `torch.backends.cudnn.allow_tf32 = True`. (On
+    an H100, 8.4 ms were promised for thirteen products in fp32; TF32 gained 6.2.)
     """
     costs, say = evidence.costs, evidence.wording
     work = evidence.work_named(names.is_without_tensor_cores)

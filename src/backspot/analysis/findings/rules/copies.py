@@ -50,10 +50,10 @@ def casts(evidence: Evidence) -> Finding | None:
     """Gradients are cast between dtypes.
 
     **Cause.** Gradients of activations are converted between fp32 and half precision again and
-    again. The limit is 3% of the step: some of this is normal.
+    again. Some of this is normal.
 
-    **Found by** `ToCopyBackward` nodes. Gradients of parameters, which autocast must cast, and the
-    loss do not count.
+    **Found by** `ToCopyBackward` nodes, from 3% of the step. Gradients of parameters, which
+    autocast must cast, and the loss do not count.
 
     **Fix.** Remove `.float()` and `.to(dtype)` from the middle of the model, and put operations
     that need fp32 next to each other. Or keep a module's weights in bf16 on a GPU, and in one dtype
@@ -224,13 +224,13 @@ _LEAST_OF_CONVOLUTIONS = 0.03
 def layout_copies(evidence: Evidence) -> Finding | None:
     """Tensors are copied into another memory layout.
 
-    **Cause.** Backward copies tensors only to change their memory layout. The limit is 5.5% of the
-    step, as every attention has to join three gradients; for convolutions 3%.
+    **Cause.** Backward copies tensors only to change their memory layout.
 
-    **Found by** `contiguous` and `clone` inside nodes (what a step saves counts those of the
-    forward, too), cuDNN's conversions between NCHW and NHWC, and compiled kernels that only copy;
-    and from 1% of the step by permute, `contiguous`, one operator (and a cast before it), permute
-    and `contiguous` in one module.
+    **Found by** `contiguous` and `clone` inside nodes (a saving counts those of the forward, too),
+    cuDNN's conversions between NCHW and NHWC, and compiled kernels that only copy: from 5.5% of the
+    step, as every attention has to join three gradients; for convolutions 3%; and from 1% by
+    permute, `contiguous`, one operator (and a cast before it), permute and `contiguous` in one
+    module.
 
     **Fix.** Convolutions: `memory_format=torch.channels_last` for model and batch. Elsewhere: fewer
     `permute` and `transpose` between operators that must then copy.

@@ -88,15 +88,14 @@ def slow_node(evidence: Evidence, found: Sequence[Finding]) -> Finding | None:
     a whole tensor looks for all elements that are equal to the result, `prod` looks for zeros.
 
     **Found by** nodes that take more than ten times the operator that made them, from 5% of the
-    step (on a CPU also 1 ms), in most steps. The nodes of a module count by their names, so that a
-    long forward beside them does not hide them. Lookups, views, casts, convolutions, attention,
-    sums, element-wise operations, compiled code, a Function of the program, and what another
-    finding explains do not count.
+    step (on a CPU also 1 ms), in most steps. Lookups, views, casts, convolutions, attention, sums,
+    element-wise operations, compiled code, a Function of the program, and what another finding
+    explains do not count.
 
     **Fix.** For one value of a whole tensor, `x.flatten().max(0).values`: on one core of a CPU, a
     million elements took 1.4 ms so, forward and backward, where `max()` took 7.2; likewise
-    `x.max(1).values` for `amax(1)` (1.3 and 7.2 ms). If the value only scales something, take it
-    under `torch.no_grad()`.
+    `x.max(1).values` for `amax(1)`. If the value only scales something, take it under
+    `torch.no_grad()`.
     """
     costs, say = evidence.costs, evidence.wording
     nodes = evidence.nodes_named(_is_judged) & ~accumulating(evidence) & ~compiled(evidence)
@@ -187,11 +186,11 @@ def written_out_product(evidence: Evidence) -> Finding | str | None:
     **Found by** a product of element by element whose result has at least four times the elements
     of its larger input, and the sum or the mean of this result right after it, with the nodes of
     both, from 5% of the step. That needs shapes (`profile(shapes=True)`, `record_shapes=True`).
-    Products of tensors of one shape that are summed, as of a cosine, do not count.
+    Products of tensors of one shape, as of a cosine, do not count.
 
     **Fix.** `torch.einsum("bi,ij->bj", x, w)`, `x @ w`, `torch.bmm`. On one core of a CPU, a layer
     of 64 by 64 for 1,024 rows took 13 to 26 ms so, and 2 ms as a product. The product takes time,
-    too, so that the price is a bound.
+    too, so the price is a bound.
     """
     costs, say = evidence.costs, evidence.wording
     pairs = _summed_products(evidence)

@@ -63,7 +63,7 @@ def gradient_accumulation(evidence: Evidence) -> Finding | None:
     parameter's.
 
     **Found by** additions and copies that `AccumulateGrad` launches, without what hooks do there.
-    With several passes, which have to add, the limit is 3% of the step.
+    With several passes, which have to add, from 3% of the step.
 
     **Fix.** With one pass: `zero_grad(set_to_none=True)`; look at gradients that are shared
     (`weight + change`, both trained) or kept by a hook; with DistributedDataParallel,
@@ -201,10 +201,9 @@ def optimizer_kernels(evidence: Evidence) -> Finding | None:
     other.
 
     **Found by** at least fifty kernels of less than 30 µs in each `Optimizer.step`, neither fused
-    nor `foreach`; by Adam, AdamW and Adagrad without a fused operator, from 5% of the step. Groups
-    and their settings are known of trainings that Backspot recorded; what the host does for those
-    that could be one group is found from 2% of the step. Of another optimizer, and of gradient
-    clipping, from 5% of the step on, where another form was [tried](tried.md) and helps.
+    nor `foreach`; by Adam, AdamW and Adagrad without a fused operator, from 5% of the step; by
+    groups that could be one, from 2%, in trainings that Backspot recorded. Of another optimizer,
+    and of gradient clipping, from 5%, where another form was [tried](tried.md) and helps.
 
     **Fix.** One group for each setting. `fused=True`; on a GPU, where the optimizer lacks it,
     `foreach=True`. On a CPU, `fused=True` took a third off the step of an AdamW of twenty layers;
@@ -617,12 +616,12 @@ def second_backward(evidence: Evidence) -> Finding | None:
     """The step differentiates through a backward.
 
     **Cause.** A backward with `create_graph=True`, as of a gradient penalty, and the next backward
-    through it take several times the work of the loss. The limit is 10% of the step, in most steps.
+    through it take several times the work of the loss.
 
-    **Found by** nodes that another node made. Checkpointing does not count. Whether the step is
-    about these gradients (forces, scores, an equation) or could do without them is not in a trace,
-    so there is no price. What can be had is priced: where three quarters of a pass are nodes that
-    an earlier pass of the step has run, too, these nodes, and those that they make.
+    **Found by** nodes that another node made, from 10% of the step, in most steps. Checkpointing
+    does not count. Whether the step is about these gradients (forces, scores, an equation) is not
+    in a trace, so there is no price, but where three quarters of a pass are nodes that an earlier
+    pass of the step has run, too.
 
     **Fix.** Compute a penalty in every eighth or sixteenth step with that weight. Where the
     gradients themselves are trained, they are needed. For several gradients of one result, call

@@ -80,13 +80,12 @@ _LAUNCHING_PHASES = {"forward", "loss", "clipping", "optimizer", "averaging", *W
 def launch_bound(evidence: Evidence, others: Sequence[Finding]) -> Finding | None:
     """The GPU waits for the host to launch kernels.
 
-    **Cause.** The GPU idles while Python and autograd prepare the next kernel. The limit is 15% of
-    the backward, or of another phase that is as long.
+    **Cause.** The GPU idles while Python and autograd prepare the next kernel.
 
-    **Found by** moments in which the GPU has nothing to run while the host is in a node. If that is
-    little, by launches of another phase that find the GPU without work (`report.launches`), in the
-    phase where it idles longest. Calls and nodes that another finding would remove do not count.
-    Without the profiler, the share is somewhat lower.
+    **Found by** moments in which the GPU has nothing to run while the host is in a node, from 15%
+    of the backward. If that is little, by launches of another phase that is as long and finds the
+    GPU without work (`report.launches`). Calls and nodes that another finding would remove do not
+    count. Without the profiler, the share is somewhat lower.
 
     **Fix.** Launch fewer and larger kernels: `torch.compile` (`mode="reduce-overhead"` replays CUDA
     graphs), a larger batch, fused layers, one wide layer instead of many. For a compiled backward,
@@ -375,8 +374,8 @@ def cpu_operators(evidence: Evidence) -> Finding | None:
     `device=`, a constant that is no buffer, a detour through NumPy.
 
     **Found by** operators of more than 0.2 ms without the driver, while the GPU idles, in every
-    step. The time right behind each until the program goes on counts too, in which its memory is
-    given back, at most as long as the operator. On the GPU the same takes its time there, too.
+    step, with the time right behind each, in which its memory is given back. The same takes its
+    time on the GPU, too.
 
     **Fix.** `torch.arange(..., device=x.device)`, and `register_buffer` so that `.to()` moves
     constants. Keep sampling and sorting on the device.
@@ -507,18 +506,15 @@ def host_waits(evidence: Evidence) -> Finding | None:
 
     **Found by** waiting calls of the driver, at the cost of the idle time. Where the GPU is busy
     anyway, a wait costs nothing. What a step saves includes operators from `detach()` to `.item()`
-    in a forward, which compute a value for nothing but to be read. `report.waits` has each place
-    with its line and what a step would take without it.
-
-    Waits of anomaly mode belong to [anomaly-mode](#anomaly-mode) where that finds something, and
-    those of `cudaFree` to [allocator-calls](#allocator-calls).
+    in a forward, which compute a value only to be read. `report.waits` has each place. Waits of
+    [anomaly mode](#anomaly-mode) and of [`cudaFree`](#allocator-calls) belong to their own
+    findings.
 
     **Fix.** Keep values on the GPU: add metrics up there and read them in some steps; `torch.where`
     for `x[mask]`; `clip_grad_norm_` to clip; copies with `non_blocking=True` from pinned memory.
-    Waits within a convolution are those of `torch.backends.cudnn.benchmark`, which tries all
-    kernels for each new size: give it a few sizes. Those within SyncBatchNorm are PyTorch's own:
-    use `BatchNorm` where a rank's batch is large enough, or a norm without a batch, such as
-    `GroupNorm`.
+    Waits within a convolution are those of `torch.backends.cudnn.benchmark`, for each new size:
+    give it a few sizes. Those within SyncBatchNorm are PyTorch's own: use `BatchNorm` where a
+    rank's batch is large enough, or a norm without a batch, such as `GroupNorm`.
     """
     # After a wait the host has no kernels queued. Until it is ahead again, the GPU idles between
     # kernels. Without the wait, the GPU would be spared at most the wait's own length of that.
@@ -635,14 +631,13 @@ def waiting_for_data(evidence: Evidence) -> Finding | None:
 
     **Cause.** The step waits for its next batch. A faster backward does not help.
 
-    **Found by** the `data` phase: the step stands still while the DataLoader works. Waits below 0.5
-    ms do not count. Of a loader with workers, only the time until the batch has arrived is a wait,
-    and where they decide how long a step takes, both paces are said: "the workers deliver 21
-    batches a second, the model takes 33". `profile` and `run` note for each batch whether it was
-    ready ([how](how-it-works.md#batches-of-workers)). Without marks of a loader, the finding is
-    that the GPU is idle before a batch is copied (the `host` phase), and says no more: the host may
-    load data, or do anything else. Where stacks say what the host does, it is left to
-    [python-code](#python-code) and [code-around-model](#code-around-model).
+    **Found by** the `data` phase: the step stands still for 0.5 ms or more while the DataLoader
+    works. Of a loader with workers, only the time until the batch has arrived is a wait
+    ([how](how-it-works.md#batches-of-workers)), and where they decide how long a step takes, both
+    paces are said: "the workers deliver 21 batches a second, the model takes 33". Without marks of
+    a loader, the finding is that the GPU is idle before a batch is copied (the `host` phase),
+    whatever the host does; where stacks say that, it is left to [python-code](#python-code) and
+    [code-around-model](#code-around-model).
 
     **Fix.** For a GPU: workers (`num_workers`, `persistent_workers=True`, `prefetch_factor`),
     pinned memory, and decoding on the GPU or once beforehand. Where workers are late already, or on
@@ -768,8 +763,8 @@ def batch_handover(evidence: Evidence) -> Finding | None:
     do not help.
 
     **Found by** the time from a batch's arrival to the end of its fetch, from 5% of the step and
-    0.5 ms, where it is known that most batches were ready. It is spent on unpickling, and on asking
-    the worker for its memory, once for each tensor.
+    0.5 ms, where most batches were ready. It goes into unpickling, and into asking the worker for
+    its memory, once for each tensor.
 
     **Fix.** Let the workers collate a batch into one tensor instead of many or of lists, and hand
     over uint8 where that is enough. For a GPU, `pin_memory=True`: a thread unpickles beside the
@@ -861,8 +856,8 @@ def collector_pauses(evidence: Evidence) -> Finding | None:
     many (a data set as lists) that takes long. Of many ranks, all wait for the one that collects.
 
     **Found by** marks around full collections, which `backspot run`, `profile` and the callbacks
-    write, at the cost of their mean over all recorded steps. At least two of the recorded steps
-    must have one: a single one may be due to the recording, and does not say how often others come.
+    write, at the cost of their mean over all recorded steps. At least two of these must have one: a
+    single one may be due to the recording.
 
     **Fix.** `gc.collect()` and then `gc.freeze()` once before the first step; arrays in place of
     lists; or `gc.disable()` and a collection every so many steps, on all ranks in the same step.

@@ -51,11 +51,10 @@ def dense_embedding_gradient(evidence: Evidence) -> Finding | None:
 
     **Cause.** The gradient of an embedding is as large as its table: filled with zeros, a few rows
     added, and all of it updated. Or many gradients are added to few rows, one after the other,
-    which the title says where hardly any time goes into zeros.
+    which the title says.
 
     **Found by** embedding nodes without `sparse=True` from 4% of the step, as every language model
-    has one; from 2% where they fill the whole table, which the optimizer then reads and writes
-    several times.
+    has one; from 2% where they fill the whole table.
 
     **Fix.** If batches use few rows of a large table: `sparse=True` with `torch.optim.SparseAdam`.
     Weights tied to the output layer have a dense gradient anyway. `padding_idx` leaves padding out
@@ -193,10 +192,8 @@ def masked_indexing(evidence: Evidence) -> Finding | None:
     the step is made of that.
 
     **Found by** at least four operators a step in the forward that index by a mask, from 5% of the
-    step, with the nodes that they made and the GPU's idle time in them. Where the same
-    element-wise operators and sums follow each mask, they count too, forward and backward: all rows
-    need them once. One or two masks, which pick the tokens of a loss, are as usual, and those
-    within SyncBatchNorm are PyTorch's own.
+    step, with their nodes and the GPU's idle time in them; with the element-wise operators and sums
+    that follow each mask alike. One or two masks, which pick the tokens of a loss, are as usual.
 
     **Fix.** If the masks together pick most rows, compute all rows and choose: `torch.where(mask[:,
     None], a, b)`. Else sort the rows once by what the masks ask for, and split them.
@@ -253,9 +250,9 @@ def sorted_indexing(evidence: Evidence) -> Finding | None:
 
     **Fix.** If the index of a `gather` was expanded over features, every element is sorted: index
     whole rows, `x[torch.arange(len(x))[:, None], keep]`. For one dimension, `index_select` does not
-    sort (and its order varies). On an H200 it was faster in some models and slower in others, so
-    that it has no price unless it is tried. Leave deterministic mode off, unless runs must be
-    reproducible bit by bit.
+    sort (and its order varies); on an H200 it was faster in some models and slower in others, so it
+    has no price unless it is tried. Leave deterministic mode off, unless runs must be reproducible
+    bit by bit.
     """
     # A floating-point sum over equal indices is reproducible only in a fixed order, so PyTorch
     # sorts the indices first: always where the forward was ``x[index]``, and for ``gather`` and

@@ -54,16 +54,16 @@ def slow_convolution(evidence: Evidence) -> Finding | None:
     """The gradients of a convolution have no fast kernel.
 
     **Cause.** cuDNN or PyTorch has no fast gradient for these sizes: 3-D depthwise convolutions,
-    some with few channels or many tiny filters. The limit is 3% of the step.
+    some with few channels or many tiny filters.
 
     **Found by** kernels for 3-D depthwise convolutions, and convolutions whose gradients take more
-    than six times their forward. (Healthy networks: up to five times.) 2-D depthwise ones do not
-    count.
+    than six times their forward (healthy networks: up to five), from 3% of the step. 2-D depthwise
+    ones do not count.
 
     **Fix.** 3-D depthwise: a dense convolution, or 2-D depthwise ones that are summed over the
     frames of the kernel; both are tried, as on many sizes neither is faster. Others:
     `torch.backends.cudnn.benchmark = True`, channels last and bf16, or the layer without cuDNN. On
-    an H200, 2-D depthwise ones made steps of 4.8 to 7.4 ms up to 3.8 ms slower, so that there is no
+    an H200, 2-D depthwise ones made steps of 4.8 to 7.4 ms up to 3.8 ms slower, so there is no
     price unless a form is tried.
     """
     # 2-D depthwise ones are left out: all kernels for the gradient of their weights are slow.
@@ -158,13 +158,11 @@ def atomic_additions(evidence: Evidence) -> Finding | None:
     """A backward adds many gradients to the same elements.
 
     **Cause.** The backward of interpolation or of a sampling grid adds many gradients to the same
-    elements, one after the other; in half precision each addition may be repeated. The limit is 3%
-    of the step.
+    elements, one after the other; in half precision each addition may be repeated.
 
-    **Found by** such nodes that take more than four times their forward, which moves as many bytes
-    (not pooling, where few windows share an element); of indexing, only those in half precision.
-    Where the forward runs on few multiprocessors and many gradients go to each element, by the
-    number of thread blocks, it counts as if it filled the device, and is part of the cause.
+    **Found by** such nodes, from 3% of the step, that take more than four times their forward (not
+    pooling, where few windows share an element); of indexing, only those in half precision. A
+    forward that runs on few multiprocessors counts as if it filled the device.
 
     **Fix.** From a few cells, interpolate by two products with small matrices. In half precision,
     time the operator in fp32: on an H200 it gained nothing for bilinear interpolation, so that this
@@ -237,11 +235,11 @@ def tiny_products(evidence: Evidence) -> Finding | None:
     """Batched products of tiny matrices.
 
     **Cause.** A batched product of 2 by 2 matrices or of vectors, such as a rotation: its
-    bookkeeping costs far more than its arithmetic. The limit is 3% of the step.
+    bookkeeping costs far more than its arithmetic.
 
     **Found by** kernels of `bmm` for vectors, and kernels whose blocks of threads end within 150 ns
-    of a multiprocessor: starting one takes half of that. Where a product has so many matrices that
-    it takes several launches, within 300 ns.
+    of a multiprocessor (300 ns where a product takes several launches), from 3% of the step:
+    starting one takes half of that.
 
     **Fix.** Write the product out as element-wise products and sums, and compile it; or make one
     large product.
@@ -278,11 +276,10 @@ def tiny_products(evidence: Evidence) -> Finding | None:
 def pairwise_distance(evidence: Evidence) -> Finding | None:
     """`cdist` computes one pair of points at a time.
 
-    **Cause.** `cdist` and `pdist` compute one pair of points at a time, in fp32. The limit is 3% of
-    the step.
+    **Cause.** `cdist` and `pdist` compute one pair of points at a time, in fp32.
 
-    **Found by** their kernels. `cdist` with `p=2` and many points is a product of matrices and does
-    not run them.
+    **Found by** their kernels, from 3% of the step. `cdist` with `p=2` and many points is a product
+    of matrices and does not run them.
 
     **Fix.** With few coordinates, broadcast: `(a[:, None] - b[None]).abs().sum(-1)`.
     """
@@ -348,8 +345,8 @@ def slow_path(evidence: Evidence) -> Finding | str | None:
 
     **Found by** `aten::_slow_conv2d_forward` and its like within a convolution (on a CPU only in
     fp16 and fp64, which needs shapes: in fp32, PyTorch takes this way on purpose for some sizes),
-    and by recurrent layers without an operator for all time steps, with their backward, from 5% of
-    the step. Attention has [its own rule](#attention-math).
+    and by recurrent layers without an operator for all time steps, from 5% of the step. Attention
+    has [its own rule](#attention-math).
 
     **Fix.** A number format that the kernel takes. On one core of a CPU, a convolution in fp64 took
     3.8 times as long as in fp32, and in fp16 22 times; an LSTM with a projection 6 times as long as

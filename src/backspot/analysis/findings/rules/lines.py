@@ -52,10 +52,10 @@ def python_code(evidence: Evidence) -> Finding | None:
     **Cause.** A function of yours runs Python for long: a loop over elements, keys of a cache,
     checks, logging, or `torch.tensor()` of a list. No operator runs meanwhile.
 
-    **Found by** stacks, which `backspot run --stacks` and `profile` record in three further steps
-    (a trace needs `with_stack=True`), at the cost of the time in which the function's own lines run
-    and every device is idle. Before the first operator of a step, PyTorch's own code that they call
-    counts, too: it makes tensors of lists there.
+    **Found by** stacks, which `backspot run --stacks` and `profile` record (a trace needs
+    `with_stack=True`), at the cost of the time in which the function's own lines run and every
+    device is idle. Before the first operator of a step, PyTorch's own code that they call counts,
+    too.
 
     **Fix.** Do it once before the training, in the loader's workers, or for whole arrays:
     `torch.from_numpy(numpy.stack(arrays))` for `torch.tensor(arrays)`.
@@ -109,17 +109,14 @@ def code_around_model(evidence: Evidence) -> Finding | None:
 
     **Found by** stacks: a function that runs the same operator at least 20 times in each step, or
     20 operators in all that take a tenth of the step, if every device is idle for long in it. A
-    function of few operators is as long as what it computes. A loss or another function that is a
-    labelled module, and so a row of its own, does not count. The cost is its clock time,
-    with the work of devices for it; on a CPU, that of its lines. Of a function that runs operators
-    again and again, those that it runs once do not count, and the price is a bound, as what it does
-    for all tensors at once takes time, too. One that is long with different ones has no price: the
-    training may need it.
+    labelled module, such as a loss, is a row of its own. The cost is the function's clock time,
+    with the work of devices for it. What it does for all tensors at once takes time too, so the
+    price is a bound; one with different operators has no price: the training may need it.
 
     **Fix.** One operator for all tensors (`torch._foreach_lerp_`, `clip_grad_norm_`,
     `AveragedModel` with `get_ema_multi_avg_fn`), or fewer steps. Where it reads by boolean masks
     again and again: one sum by class (`index_add_`, `scatter_reduce_`, a product with the one-hot
-    classes) in place of a mask for each.
+    classes).
     """
     loops = _loops(evidence)
     known = {(line.file, line.function) for line, _ in loops}

@@ -41,12 +41,10 @@ def sharded_small_modules(evidence: Evidence) -> Finding | None:
     and take the host the same time for a LayerNorm as for a block of a Transformer.
 
     **Found by** the marks of FSDP2's hooks, for 8 modules or more whose hooks take longer than
-    their forward, from 5% of the step. With a GPU, the cost is the time of the hooks in which the
-    GPU computes nothing: kernels of an exchange that run meanwhile mostly wait for the hooks of the
-    other ranks. Without one, it is the time in which no operator runs in the hooks and no
-    exchange runs beside them. Where exchanges are slow,
-    [exposed-communication](#exposed-communication) can name the same time. FSDP1,
-    `FullyShardedDataParallel`, does not say in a trace which module its marks are of.
+    their forward, from 5% of the step. The cost is the time of the hooks in which the GPU computes
+    nothing; without a GPU, that in which no operator runs and no exchange runs beside them. Where
+    exchanges are slow, [exposed-communication](#exposed-communication) can name the same time.
+    FSDP1 does not say in a trace which module its marks are of.
 
     **Fix.** Call `fully_shard` for whole blocks, not for the layers in them, and for several small
     blocks at once: `fully_shard([first, second])`. A group keeps its parameters gathered until its
