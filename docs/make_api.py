@@ -43,8 +43,10 @@ GROUPS = {
         "MissingDependencyError",
     ),
 }
-EXPLAINED = ("Answer", "Change", "Place", "Saving")
+EXPLAINED = ("Answer", "Place", "Saving")
 """What results hold most often: each of their fields has a line."""
+LISTED = ("JobReport",)
+"""Public results whose fields stand in a list of types, as those of what results hold."""
 INTEGRATIONS = {
     "backward_budget": ("pytest_plugin.py", "BackwardBudget", "__call__"),
 }
@@ -92,7 +94,10 @@ _SECTIONS = ("Args", "Attributes", "Returns", "Raises", "Example")
 _TITLES = {"Args": "Arguments"}
 _SENTENCE = re.compile(r"(?<=[^.\s]{2})[.;] |\.$")
 """Where the first sentence of a meaning ends, or the part of it that stands alone."""
-_REMARK = re.compile(r": (?!`)|, (?=(?:as|at|by|for|if|most|so|until|where|which|with)\b)")
+_REMARK = re.compile(
+    r": (?!`)|, (?=(?:as|at|by|for|if|so|those|until|where|which|with)\b"
+    r"|(?:the )?(?:largest|longest|most)\b)"
+)
 """Where an explanation begins that the first words of a sentence do not need."""
 _PLAIN = ("int", "float", "str", "bool", "tuple[int, ...]", "tuple[str, ...]")
 """Types that a field's name and meaning say."""
@@ -110,7 +115,7 @@ def made() -> str:
     for title, names in GROUPS.items():
         parts.append(f"## {title}\n")
         if title == "Errors":
-            parts.append(f"| error | also a | meaning |\n| --- | --- | --- |\n{_errors(names)}\n")
+            parts.append(f"{_errors(names)}\n")
             continue
         for name in names:
             parts += _section(name, seen)
@@ -135,9 +140,9 @@ def _section(name: str, seen: dict[str, str]) -> Iterator[str]:
         return
     value = getattr(backspot, name)
     if not isinstance(value, type):
-        yield from _function(name, value)
+        yield from _function(name, value, seen)
         return
-    yield from _class(name, value, seen)
+    yield from (_fields if name in LISTED else _class)(name, value, seen)
     members = {
         member: found
         for member, found in defined_by(value).items()
@@ -155,7 +160,7 @@ def _section(name: str, seen: dict[str, str]) -> Iterator[str]:
             if name != "Report" and member in ("save", "load"):
                 yield f"{_markdown(_summary(found))} As [`Report.{member}`](#report{member}).\n"
             else:
-                yield from _body(found)
+                yield from _body(found, name, {})
 
 
 def _class(name: str, cls: Any, seen: dict[str, str]) -> Iterator[str]:
@@ -165,8 +170,8 @@ def _class(name: str, cls: Any, seen: dict[str, str]) -> Iterator[str]:
     for title, section in _sections(inspect.cleandoc(cls.__doc__)):
         entries = [*_entries(section, _types(cls))] if title in ("Args", "Attributes") else []
         if title == "Args":
-            yield "Arguments:\n\n" + "\n".join(entries) + "\n"
-        elif entries:
+            yield "Arguments:\n"
+        if entries:
             earlier: dict[str, list[str]] = {}
             for entry in entries:
                 earlier.setdefault(seen.setdefault(entry, name), []).append(entry)
@@ -184,11 +189,11 @@ def _fields(name: str, cls: Any, _: dict[str, str]) -> Iterator[str]:
     yield _code("\n".join(_wrapped(f"{field}: {kind}") for field, kind in _types(cls).items()))
 
 
-def _function(name: str, function: Any) -> Iterator[str]:
+def _function(name: str, function: Any, seen: dict[str, str]) -> Iterator[str]:
     """Yield a function: its signature, its summary and its arguments."""
     yield f"### {name}\n"
     yield _code(_signature(name, function))
-    yield from _body(function)
+    yield from _body(function, name, seen)
 
 
 def defined_by(cls: type) -> dict[str, Any]:
@@ -198,11 +203,11 @@ def defined_by(cls: type) -> dict[str, Any]:
 
 
 def _errors(names: Iterable[str]) -> str:
-    """Return the rows of the table of errors."""
+    """Return the errors with what else they are."""
     found = [(name, getattr(backspot, name)) for name in names]
     return "\n".join(
-        f"| `{name}` | {', '.join(f'`{base.__name__}`' for base in error.__bases__)} | "
-        f"{_markdown(_summary(error))} |"
+        f"- `{name}` ({', '.join(f'`{base.__name__}`' for base in error.__bases__)}): "
+        f"{_short(_summary(error))}"
         for name, error in found
     )
 
@@ -227,7 +232,7 @@ def _integration(name: str) -> Iterator[str]:
     known: dict[str, Any] = {}
     exec(ast.unparse(function), known)  # noqa: S102 - a signature of this package
     known[method].__doc__ = text
-    yield from _function(name, known[method])
+    yield from _function(name, known[method], {})
 
 
 def _property(name: str, value: property) -> str:
@@ -291,11 +296,12 @@ def _type(annotation: Any) -> str:
 _type_of_phases = str(costs.PhaseName).removeprefix("typing.")
 
 
-def _body(function: Any) -> Iterator[str]:
+def _body(function: Any, name: str, seen: dict[str, str]) -> Iterator[str]:
     """Yield the first sentence of a docstring, the arguments, and the errors by name."""
     yield f"{_markdown(_summary(function))}\n"
     found = dict(_sections(inspect.cleandoc(getattr(function, "__func__", function).__doc__)))
     if entries := [*_entries(found.get("Args", ""), {})]:
+        seen.update(dict.fromkeys(entries, name))
         yield "\n".join(entries) + "\n"
     if raised := re.findall(r"^(\w+): ", found.get("Raises", ""), re.MULTILINE):
         yield f"Raises {', '.join(f'`{one}`' for one in raised)}.\n"

@@ -16,13 +16,13 @@ HEAD = """\
 # The command line
 
 Every command has the form `backspot VERB`.
-`backspot VERB --help` prints what this page says about it.
-
-A trace is a file that `torch.profiler` exports. Record it inside `backspot.instrument(model)` to
-get labels, which name the modules. Every verb but `run` and `demo` works without torch.
+`backspot VERB --help` prints all of what this page and its guides say about it.
+Every verb but `run` and `demo` works without torch.
 
 Made from the parser by `python docs/make_cli.py`.
 """
+GUIDES = {"run": "run.md", "diff": "json.md#what-is-more-than-noise", "ranks": "ranks.md"}
+"""Where the site says at length what the help of a verb has in short."""
 SHELL = """\
 ## Completion
 
@@ -35,11 +35,9 @@ register-python-argcomplete --shell fish backspot | source    # fish
 
 ## Environment
 
-| variable | effect |
-| --- | --- |
-| `COLUMNS` | the width of tables, where `--width` is not given |
-| `NO_COLOR`, `FORCE_COLOR` | no colours; colours also in files and pipes |
-| `BACKSPOT_DEBUG=1` | prints the traceback of an error |
+- `COLUMNS`: the width of tables, where `--width` is not given
+- `NO_COLOR`, `FORCE_COLOR`: no colours; colours also in files and pipes
+- `BACKSPOT_DEBUG=1`: prints the traceback of an error
 """
 
 
@@ -64,19 +62,20 @@ def _verb(name: str, seen: dict[tuple[str, str], str]) -> Iterator[str]:
     verb.prepare_parser(parser)
     about, _, example = (verb.__doc__ or "").partition("Example:\n")
     yield f"## backspot {name}\n"
+    if name in GUIDES:
+        about = f"{about.strip().partition(chr(10))[0]} [More]({GUIDES[name]})."
     yield f"{about.strip()}\n"
     yield f"```\n{_dedented(example)}\n```\n"
-    yield "| argument | meaning |\n| --- | --- |"
     known: dict[str, list[str]] = {}
     for action in parser._actions:
         argument = _spelled(action), _meaning(action)
         first = seen.setdefault(argument, name)
         if first == name:
-            yield f"| {argument[0]} | {argument[1]} |"
+            yield f"- {argument[0]}: {argument[1]}"
         else:
             known.setdefault(first, []).append(argument[0])
     for first, spelled in known.items():
-        yield f"| {', '.join(spelled)} | as for [`{first}`](#backspot-{first}) |"
+        yield f"- {', '.join(spelled)}: as for [`{first}`](#backspot-{first})"
     codes = ", ".join(map(str, verb.EXIT_CODES))
     yield f"\n[Exit codes](for-agents.md#exit-codes) of its own: {codes}.\n" if codes else ""
 
@@ -96,7 +95,7 @@ def _spelled(action: argparse.Action) -> str:
 
 def _meaning(action: argparse.Action) -> str:
     text = (action.help or "") % {"default": action.default, "prog": "backspot"}
-    return " ".join(text.replace("|", "\\|").split())
+    return " ".join(text.split())
 
 
 def _dedented(text: str) -> str:

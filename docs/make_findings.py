@@ -57,16 +57,16 @@ def made() -> str:
         sorted(rules, key=lambda rule: rule.name)
         for rules in (all_rules(), rules_about_memory(), other_rules())
     )
-    tables = (
-        _table("rule", of_time),
-        MEMORY + _table("rule about memory", of_memory),
-        RANKS + _table("rule over ranks", of_ranks),
+    lists = (
+        _list(of_time),
+        MEMORY + _list(of_memory),
+        RANKS + _list(of_ranks),
     )
     sections = (
         *(_section(rule, _head(rule)) for rule in of_time),
         *(_section(rule) for rule in (*of_memory, *of_ranks)),
     )
-    return HEAD + "\n".join((*tables, *sections))
+    return HEAD + "\n".join((*lists, *sections))
 
 
 def _section(rule: Any, *parts: str) -> str:
@@ -100,11 +100,12 @@ def _sources(rule: Any) -> str:
     return ", ".join(map(linked, rule.sources))
 
 
-def _table(name: str, rules: Iterable[Any]) -> str:
-    lines = [f"| {name} | in short | tier |", "|---|---|---|"]
+def _list(rules: Iterable[Any]) -> str:
+    """Return the rules with what they are about, and those marked that are not plainly stable."""
+    lines = []
     for rule in rules:
-        tier = rule.tier + ", common" * rule.common
-        lines.append(f"| [{rule.name}](#{rule.name}) | {rule.short} | {tier} |")
+        mark = " *common*" if rule.common else " *preview*" if rule.tier == "preview" else ""
+        lines.append(f"- [{rule.name}](#{rule.name}): {rule.short}{mark}")
     return "\n".join(lines) + "\n"
 
 

@@ -158,7 +158,7 @@ def test_the_page_of_findings_is_current_and_has_a_section_for_every_rule():
     assert page == make_findings.made()
     names = NAMES | {rule.name for of in (*RULES, rules_over_ranks) for rule in of()}
     assert set(re.findall(r"^## (.*)$", page, re.MULTILINE)) == names
-    assert set(re.findall(r"^\| \[(.*?)\]\(#(?:.*?)\)", page, re.MULTILINE)) == names
+    assert set(re.findall(r"^- \[(.*?)\]\(#\1\): ", page, re.MULTILINE)) == names
 
 
 def certain_or_in_one_place(finding: Finding) -> bool:

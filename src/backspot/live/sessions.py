@@ -1,9 +1,20 @@
 """The profiler's sessions by number, so that no range ends in a later session than its own.
 
 Ending or freeing a range while a later session records corrupts the heap: the range writes its end
-into an event that was freed with its session. So a range is ended in its own session, or put aside
-and freed while no profiler records. ``docs/how-it-works.md`` shows that this holds for interrupts
-at any point.
+into an event that was freed with its session. ``KeyboardInterrupt`` can come between any two
+bytecodes, and a kept exception keeps the local variables of its frames. So:
+
+1. No local variable holds a range. Frames hold a ``Call``, or the list ``Thread.ranges``, which has
+   the ranges of calls that are not listed. The range can be taken out of both.
+2. A call is listed before its range opens (``Thread.enter``), or else the range itself is, so that
+   each open range is in a list.
+3. Both leave their list only after the range has ended in its own session, or has joined
+   ``_aside``. Both steps can be repeated.
+4. A number identifies the session. It changes before a session starts and before it stops.
+5. Only ``Sessions.dispose`` frees what was put aside, one range at a time, after checking that no
+   profiler records.
+
+Every step of ``instrument`` and ``remove`` can be repeated, and there are no locks.
 """
 
 from __future__ import annotations
