@@ -32,6 +32,8 @@ that compiles again."""
 _NARROW = 0.005
 _AHEAD = 1.25
 """How many times as long as the host needs a GPU sleeps: a quarter longer."""
+_MOSTLY = 0.8
+"""Share of a run from which on the host takes it: it issues the last kernels as the device ends."""
 _CHUNK = 1 << 28
 """In such blocks memory is taken and given back to have PyTorch's statistics as they were."""
 
@@ -39,13 +41,18 @@ _CHUNK = 1 << 28
 def times_of(one: Copy) -> Times:
     """Return what a copy needs for the calls of a step, each as often as the step makes it.
 
-    On a GPU each call runs three times. The first two tell the host's time: nothing is queued
-    before one, and the other follows at once, as a step follows another in a training, for which
-    a host needs up to a third less; but it waits where too much is queued, so the smaller counts.
-    The third time the GPU sleeps until the host has issued all: it never waits for the host.
+    On a GPU each call runs twice. The first time tells the host's time, as nothing is queued before
+    it. The second time the GPU sleeps until the host has issued all: it never waits for the host.
+    Where the host takes the longer time, a run that follows another at once tells it, as a step
+    follows another in a training: after a wait a host needs up to a third more.
     """
     found = [(call.count, _of_call(one, call)) for call in one.watched.calls]
     return Times(*(sum(n * times[part] for n, times in found) for part in range(3)))
+
+
+def host_limits(times: Times) -> bool:
+    """Whether the host decides how long a run takes, from one that nothing was queued before."""
+    return times.host > _MOSTLY * times.whole
 
 
 def _of_call(one: Copy, call: Call) -> Times:
@@ -55,17 +62,20 @@ def _of_call(one: Copy, call: Call) -> Times:
     one.wait()
     begin, start = time.perf_counter_ns(), clock()
     one.run(call)
-    first_host = clock() - start
-    if not on_gpu:
-        one.wait()
-        return Times(first_host, 0.0, time.perf_counter_ns() - begin)
-    start = clock()
-    one.run(call)
-    host = min(first_host, clock() - start)
+    host = clock() - start
     one.wait()
-    whole = (time.perf_counter_ns() - begin) / 2
+    whole = time.perf_counter_ns() - begin
+    if not on_gpu:
+        return Times(host, 0.0, whole)
+    asleep = _AHEAD * host
+    if host_limits(Times(host, whole=whole)):
+        one.run(call)
+        start = clock()
+        one.run(call)
+        host = clock() - start
+        one.wait()
     # On the stream that the copy runs on, as the current GPU may be another one.
-    sleep_before(one.device, _AHEAD * first_host, _MOST_SLEEP)
+    sleep_before(one.device, asleep, _MOST_SLEEP)
     stream = torch.cuda.current_stream(one.device)
     first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     first.record(stream)

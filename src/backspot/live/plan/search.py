@@ -18,6 +18,7 @@ from backspot.live.plan.again import lost_before
 from backspot.live.plan.comparing import (
     LEAST_ROUNDS,
     Results,
+    host_limits,
     in_turns,
     loss_of,
     memory_of,
@@ -50,8 +51,9 @@ _MORE_KEPT, _KEEPING = 10, ("checkpoint", "attention")
 is not known before it runs: a block of a transformer keeps some ten times its input."""
 _RUNS = 2 * (LEAST_ROUNDS + 1)
 """How many runs of copies one comparison takes at least: those of six rounds, and the first."""
-_ON_GPU = 2.5
-"""How many times as long times take on a GPU, apart: two runs, and a sleep before the second."""
+_ON_GPU, _HOST_LIMITS = 2.5, 4.5
+"""How many times as long times take on a GPU, apart: two runs, and a sleep before the second; two
+more where the host takes the longer time."""
 _LONGEST_S = 4.0
 """How long a comparison may go on once it has what it needs: a dozen fit into a minute then."""
 _AUTOTUNING = 4
@@ -156,7 +158,8 @@ class Search:
         if needs.whole > _TOO_LONG * (step := self._account.step):
             takes = f"takes {duration(needs.whole)}, and the whole step {duration(step)}"
             raise Refused(f"forward and backward of a copy {takes}")
-        self._needs_s = _RUNS * (_ON_GPU if needs.device else 1) * needs.whole / 1e9
+        runs = 1.0 if not needs.device else _HOST_LIMITS if host_limits(needs) else _ON_GPU
+        self._needs_s = _RUNS * runs * needs.whole / 1e9
         self.as_it_is = self._step = self._account.needs(needs, self._watched.has_loss)
         worth = [one for one in settings if not one.why_not]
         cheap = [one for one in worth if not one.compiles]
