@@ -3,9 +3,10 @@
     python -m benchmarks.claims
 
 ``claims.toml`` has the words, with a field for each figure: ``{cuda.planted.hit}`` is
-from the summary of ``planted`` in ``results/evidence_cuda.json``; ``{cuda.planted.trials:,}`` has a
-format as Python's. A claim without a figure is an error. Each claim says on what it was measured,
-and at which commit; what was not measured at the newest commit of its device is called older.
+from the summary of ``planted`` in ``results/cuda.json``; ``{cuda.planted.trials:,}`` has a format
+as Python's. A claim without a figure is an error. Each claim says on what it was measured, and at
+which commit; what was measured before the day of the last ``benchmarks all`` of its device, at
+another commit than that, is called older.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.evidence import PLAN, path_of, read_evidence
+from benchmarks.kept import DEVICES, figures_of, path_of, read_evidence
 from benchmarks.questions import QUESTIONS
 
 try:
@@ -48,8 +49,8 @@ class _Formatter(string.Formatter):
 
 
 def read() -> dict[str, Any]:
-    """Return the evidence of both devices."""
-    return {device: read_evidence(path_of(device)) for device in PLAN}
+    """Return the answers of both devices."""
+    return {device: read_evidence(path_of(device)) for device in DEVICES}
 
 
 def claims() -> list[dict[str, Any]]:
@@ -70,7 +71,7 @@ def made(text: str, evidence: Mapping[str, Any]) -> str:
         KeyError: If a claim has no figure.
     """
     figures = {
-        device: {name: entry.get("figures", {}) for name, entry in of["questions"].items()}
+        device: {name: figures_of(answer) for name, answer in of["questions"].items()}
         for device, of in evidence.items()
     }
     formatter = _Formatter()
@@ -104,7 +105,7 @@ _Answer = tuple[Mapping[str, Any], str]
 
 
 def _device(of: Mapping[str, Any], name: str) -> str:
-    hardware = of["questions"][name].get("hardware") or of["hardware"]
+    hardware = of["questions"][name]["hardware"]
     if hardware["device"] == "cpu":
         cores = hardware.get("cpus_used") or hardware.get("cpus", 2)
         return f"{cores} CPU core{'s' * (cores > 1)}"
@@ -112,8 +113,8 @@ def _device(of: Mapping[str, Any], name: str) -> str:
 
 
 def _is_older(of: Mapping[str, Any], name: str) -> bool:
-    commit = of["questions"][name]["commit"]
-    return not commit or commit != of["commit"]
+    answer = of["questions"][name]
+    return answer["commit"] != of["commit"] and answer["date"] < of["date"]
 
 
 def _measured_in_short(answers: Sequence[_Answer]) -> str:
@@ -121,7 +122,8 @@ def _measured_in_short(answers: Sequence[_Answer]) -> str:
     devices: dict[str, dict[str, None]] = {}
     for of, name in answers:
         if not _is_older(of, name):
-            devices.setdefault(of["commit"], {})[_device(of, name)] = None
+            commit = of["questions"][name]["commit"]
+            devices.setdefault(commit, {})[_device(of, name)] = None
     newest = [f"on {', '.join(known)} at {commit}" for commit, known in devices.items()]
     older = [f"`{name}` on {_device(of, name)}" for of, name in answers if _is_older(of, name)]
     said = [*newest, *([f"with older code: {', '.join(older)}"] if older else [])]
@@ -135,6 +137,8 @@ def _measured(of: Mapping[str, Any], name: str) -> str:
     said = [f"{older}{_device(of, name)}", entry["date"], entry["commit"]]
     done, wanted = entry.get("cases") or (1, 1)
     said += [f"{done} of {wanted} cases"] if done < wanted else []
+    for part in entry.get("parts", ()):
+        said.append(f"{len(part['cases'])} of them {part['date']}, {part['commit']}")
     return ", ".join(part for part in said if part)
 
 

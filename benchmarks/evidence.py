@@ -1,13 +1,13 @@
-"""Answer every question that this machine can, and keep the figures in one file.
+"""Answer every question that this machine can, and keep the answers.
 
     python -m benchmarks all [--minutes 10] [--device cpu] [--only NAME,NAME] [--skip NAME,NAME]
 
 Each question of ``PLAN`` runs as its own command, in the order of the plan, for at most ``--turn``
 seconds; what is not through then gets another turn after all others had one. Started again at the
-same commit, it goes on where it stopped. ``results/evidence_<device>.json`` has, for each question,
-the summary, the commit, the seconds that it took, and what did not run and why. Figures of an older
-commit stay, with that commit, until they are measured again; newer results of a question that was
-asked by itself are taken in. ``claims.py`` makes the claims of the documents from this file.
+same commit, it goes on where it stopped. ``results/<device>.json`` has the answer to each question
+(``kept.py``), the options that it was asked with, and what did not run and why. Answers of an older
+commit stay, with that commit, until they are measured again. All that was measured is in
+``benchmarks/out``. ``claims.py`` makes the claims of the documents from the answers.
 
 On several GPUs, what is timed has the first and a third of the cores to itself. On the second, what
 is counted shares the GPU and the other cores; then comes what is timed on any GPU but bears no
@@ -26,12 +26,12 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
-from benchmarks.harness import RESULTS, commit, write_json
+from benchmarks.harness import OUT, RESULTS, commit
+from benchmarks.kept import Answer, answer_of, path_of, read_evidence, write_evidence
 from benchmarks.measuring import Budget, machine
 from benchmarks.questions import QUESTIONS
-from benchmarks.workers import NO_TIME
 
 PLAN = {
     "cuda": {
@@ -102,50 +102,7 @@ _TOGETHER = ("overhead_ranks", "planted_ranks", "planted_transfers", "memory_ran
 
 _ENDS = {0: "done", 1: "done, with faults", 3: "in part", 4: "cannot run"}
 _OVER = ("done", "done, with faults", "cannot run")
-_FEW = 12
 _GRACE_S = 30  # for a question to write what it has
-
-Entry = dict[str, Any]
-
-
-def path_of(device: str, folder: Path = RESULTS) -> Path:
-    """Return where the evidence of a device is."""
-    return folder / f"evidence_{device}.json"
-
-
-def read_evidence(path: Path) -> Entry:
-    """Return the evidence of a device; empty where there is none yet."""
-    if not path.exists():
-        return {"commit": "", "hardware": {}, "questions": {}}
-    document: Entry = json.loads(path.read_text(encoding="utf-8"))
-    return document
-
-
-def _known(device: str, folder: Path) -> Entry:
-    """Return the evidence of a folder, to begin with that of the project."""
-    path = path_of(device, folder)
-    return read_evidence(path if path.exists() else path_of(device))
-
-
-def figures_of(document: Entry) -> Entry:
-    """Return what claims may need of a question's results: the summary, and a table of few rows."""
-    figures: Entry = dict(_plain(document.get("summary", {})))
-    cases = document.get("cases", {})
-    rows = document.get("rows") or [{"case": name, **case} for name, case in cases.items()]
-    if len(rows) <= _FEW:
-        for row in rows:
-            name, *values = row.items()
-            plain = {key: _plain(one) for key, one in values if not isinstance(one, (dict, list))}
-            figures.setdefault("rows", {})[str(name[1])] = plain
-    return figures
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(one) for key, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(one) for one in value] if len(value) <= 4 else len(value)
-    return float(f"{value:.5g}") if isinstance(value, float) else value
 
 
 def _run(command: Sequence[str], said: IO[str], seconds: float) -> int:
@@ -161,10 +118,21 @@ def _run(command: Sequence[str], said: IO[str], seconds: float) -> int:
         process.wait()
 
 
-def _ask(name: str, device: str, chosen: str, folder: Path, seconds: float) -> Entry:
+def _path_of(device: str, folder: Path) -> Path:
+    """Return where the answers go: to the project, or to a folder that was named."""
+    return path_of(device, RESULTS if folder == OUT else folder)
+
+
+def _known(device: str, folder: Path) -> Answer:
+    """Return the answers that are there, to begin with those of the project."""
+    path = _path_of(device, folder)
+    return read_evidence(path if path.exists() else path_of(device))
+
+
+def _ask(name: str, device: str, chosen: str, folder: Path, seconds: float) -> Answer:
     """Answer one question, for so many seconds at most; return what came of it."""
     question = QUESTIONS[name]
-    out = _out(name, device, folder)
+    out = folder / f"{name}_{device}.json"
     more = ["--device", device] * question.device
     more += ["--seconds", str(round(seconds))] * bool(question.seconds)
     begin, log = time.monotonic(), folder / f"{name}.log"
@@ -176,7 +144,9 @@ def _ask(name: str, device: str, chosen: str, folder: Path, seconds: float) -> E
             if code in (0, 1):
                 code = _run(command, said, seconds + _GRACE_S - (time.monotonic() - begin))
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    entry: Entry = {"end": _ENDS.get(code, f"exit code {code}"), "options": chosen}
+    hardware = machine(device)
+    entry: Answer = {"question": name, "date": hardware["date"], "hardware": hardware}
+    entry |= {"end": _ENDS.get(code, f"exit code {code}")}
     entry["seconds"] = round(time.monotonic() - begin)
     if code not in (0, 3):
         errors = [line for line in lines if line.startswith("error: ")]
@@ -184,54 +154,13 @@ def _ask(name: str, device: str, chosen: str, folder: Path, seconds: float) -> E
     if code not in _ENDS or code == 4:
         return entry
     log.unlink()
-    document = read_evidence(out)
-    if document["commit"] != commit():
+    document = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {}
+    if document.get("commit") != commit():
         return {**entry, "end": "in part", "why": "nothing was through when the time was up"}
-    return _answered(document) | entry
+    return answer_of(document) | entry
 
 
-def _out(name: str, device: str, folder: Path) -> Path:
-    return folder / (QUESTIONS[name].out or f"{name}.json").format(device=device)
-
-
-def _answered(document: Entry) -> Entry:
-    """Return what an entry has of a question's results."""
-    cases = document.get("cases", {})
-    ends = [one.get("end") for one in cases.values() if isinstance(one, dict)]
-    counted = [len(ends) - ends.count(NO_TIME), len(ends)] if ends else []
-    faults = document.get("wrong") or {*ends} - {"done", None}
-    end = "in part" if NO_TIME in ends else "done, with faults" if faults else "done"
-    found = {"end": end, "cases": counted, "date": document.get("hardware", {}).get("date", "")}
-    return {**found, "seconds": document.get("seconds"), "figures": figures_of(document)}
-
-
-def _renew(evidence: Entry, commit: str, hardware: Entry) -> None:
-    """Say what the newest figures are of; older ones keep what they were measured on."""
-    if evidence["commit"] != commit:
-        for entry in evidence["questions"].values():
-            if entry.get("commit") != commit:
-                entry.setdefault("hardware", evidence["hardware"])
-    evidence |= {"commit": commit, "hardware": hardware}
-
-
-def _take_in(evidence: Entry, device: str, folder: Path) -> None:
-    """Take in the results of questions that were answered by themselves, if they are newer."""
-    known = evidence["questions"]
-    for name in PLAN[device]:
-        document = read_evidence(_out(name, device, folder))
-        entry, found = known.get(name, {}), document.get("commit", "").removesuffix("-dirty")
-        if not found or document.get("small") or entry.get("commit", "").startswith(found):
-            continue
-        answered = _answered(document)
-        # The date of an old entry can be "before" one.
-        if answered["date"] >= entry.get("date", "").removeprefix("before "):
-            more = {key: document[key] for key in ("commit", "hardware")}
-            known[name] = answered | more
-            _renew(evidence, **more)
-            write_json(path_of(device, folder), evidence)
-
-
-def _keep(name: str, found: Entry, device: str, folder: Path) -> None:
+def _keep(name: str, found: Answer, device: str, folder: Path) -> None:
     """Keep what came of a question, beside what another process has kept meanwhile."""
     import fcntl
 
@@ -240,17 +169,15 @@ def _keep(name: str, found: Entry, device: str, folder: Path) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         evidence = _known(device, folder)
         evidence["questions"][name] = found
-        _renew(evidence, commit(), machine(device))
-        write_json(path_of(device, folder), evidence)
+        evidence |= {"commit": commit(), "date": machine(device)["date"]}
+        write_evidence(_path_of(device, folder), evidence)
     finally:
         os.close(lock)
 
 
 def collect(device: str, budget: Budget, turn: float, names: Sequence[str], folder: Path) -> bool:
     """Run what is not done yet at this commit, and keep what it gives; return whether all is."""
-    now, evidence = commit(), _known(device, folder)
-    known = evidence["questions"]
-    _take_in(evidence, device, folder)
+    now, known = commit(), _known(device, folder)["questions"]
 
     def is_over(name: str) -> bool:
         entry = known.get(name, {})
@@ -265,12 +192,12 @@ def collect(device: str, budget: Budget, turn: float, names: Sequence[str], fold
             before = known.get(name, {})
             if before.get("commit") == now:
                 found["seconds"] += before.get("seconds", 0)
-            elif "figures" not in found and "figures" in before:
+            elif "summary" not in found and "summary" in before:
                 found = {**before, "not again": found.get("why", found["end"])}
             found.setdefault("commit", now)
             known[name] = found
             _keep(name, found, device, folder)
-            told = f"  {name}: {found['end']} {found.get('why', '')} {found.get('figures', '')}"
+            told = f"  {name}: {found['end']} {found.get('why', '')} {found.get('summary', '')}"
             print(f"{told[:600]}", flush=True)
             if "not again" in found:
                 names = [other for other in names if other != name]
@@ -281,7 +208,6 @@ def side_by_side(
     device: str, budget: Budget, turn: float, names: Sequence[str], folder: Path
 ) -> bool:
     """Answer what is timed on one GPU and what is counted on another, then what needs both."""
-    _take_in(_known(device, folder), device, folder)
     gpus = (os.environ.get("CUDA_VISIBLE_DEVICES") or "0,1").split(",")
     cores = sorted(os.sched_getaffinity(0))
     quiet = len(cores) // 3
@@ -323,7 +249,12 @@ def main(argv: list[str]) -> int:
     add("--only", default="", help="comma-separated questions (default: all of the plan)")
     add("--skip", default="", help="comma-separated questions that are left out")
     add("--gpus", type=int, help="1: nothing side by side (default: all that there are)")
-    add("--folder", type=Path, default=RESULTS, help="where the results go")
+    add(
+        "--folder",
+        type=Path,
+        default=OUT,
+        help="where the results go; the answers, too, if it is named",
+    )
     run = parser.parse_args(argv)
     if run.device != "cpu" and (run.device is None or run.gpus is None):
         import torch

@@ -2,8 +2,9 @@
 
 A question is a function that takes a ``Run`` (what the command line says) and returns its figures,
 a dictionary that can be stored as JSON. The harness prints and stores them with commit, hardware
-and versions. Four keys have a meaning: ``cases`` (records by name), ``rows`` (the table to print;
-default: the plain values of the cases), ``summary``, and ``wrong`` (whether a fault was found).
+and versions. Five keys have a meaning: ``cases`` (records by name), ``rows`` (the table to print;
+default: the plain values of the cases), ``lines`` (what ``kept.py`` keeps of each case; default:
+the rows), ``summary``, and ``wrong`` (whether a fault was found).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import functools
 import importlib
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -33,8 +35,11 @@ if TYPE_CHECKING:
     from benchmarks.models import Context
 
 RESULTS = Path(__file__).parent / "results"
+OUT = Path(__file__).parent / "out"
+"""Where a run writes that is not told where; git ignores it."""
 TEST_DATA = Path(__file__).parents[1] / "tests" / "data"
 _OPTIONAL = ("torch", "timm", "torchvision", "transformers", "pandas")
+_PATHS = ("-o", "--out", "--keep", "--checkouts", "--foreign")
 _BEGAN = time.monotonic()
 
 Figures = dict[str, Any]
@@ -124,7 +129,7 @@ def _parse(name: str, module: Any, argv: Sequence[str]) -> Run:
     parser.set_defaults(**DEFAULTS)
     add = parser.add_argument
     add("--small", action="store_true", help="tiny sizes and few cases: seconds")
-    where = f"benchmarks/results/{question.out}; not with --small" if question.out else "nowhere"
+    where = "in benchmarks/out, not with --small or --cases" if question.stores else "nowhere"
     add("-o", "--out", type=Path, help=f"where the results go (default: {where})")
     if question.device:
         add("--device", choices=("cpu", "cuda"), default=None, help="default: cuda if there is")
@@ -153,9 +158,8 @@ def _parse(name: str, module: Any, argv: Sequence[str]) -> Run:
         run.device = "cuda" if torch.cuda.device_count() else "cpu"
     if question.jobs and run.jobs is None:
         run.jobs = 0 if run.small else question.jobs
-    if run.out is None and question.out and not run.small:
-        path = RESULTS / question.out.format(**vars(run))
-        run.out = path.with_stem(f"{path.stem}_busy") if run.busy else path
+    if run.out is None and question.stores and not (run.small or run.cases):
+        run.out = OUT / f"{name}_{run.device}.json"
     return run
 
 
@@ -233,10 +237,14 @@ def commit() -> str:
 
 def write_json(path: Path, document: Any) -> None:
     """Write a file whole or not at all, so that a run that is cut off leaves what it had."""
+    write_text(path, json.dumps(document, indent=1, ensure_ascii=False, default=str) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + ".part")
-    text = json.dumps(document, indent=1, ensure_ascii=False, default=str)
-    part.write_text(text + "\n", encoding="utf-8")
+    part.write_text(text, encoding="utf-8")
     part.replace(path)
 
 
@@ -244,8 +252,21 @@ def write_results(run: Run, figures: Figures) -> None:
     """Write figures with commit, hardware and versions to where the command line says, if so."""
     if run.out is not None:
         header = {"benchmark": run.question, "commit": commit(), "small": run.small}
+        header["command"] = command_of(run)
         header["seconds"] = round(time.monotonic() - _BEGAN)
         write_json(run.out, {**header, "hardware": machine(run.device), **figures})
+
+
+def command_of(run: Run) -> str:
+    """Return the command that answers the question again, without the paths of this machine."""
+    words: list[str] = []
+    for word in run.argv:
+        is_path = os.sep in word or (words and words[-1] in _PATHS)
+        if is_path and words and words[-1].startswith("-"):
+            words.pop()
+        if not is_path:
+            words.append(word)
+    return shlex.join(["python", "-m", "benchmarks", run.question, *words])
 
 
 def print_rows(rows: Sequence[Mapping[str, Any]]) -> None:
@@ -477,8 +498,6 @@ def recordings(run: Any) -> Iterator[tuple[Path, bool]]:
     if run.verb == "judge":
         if run.folder is None or not run.folder.is_dir():
             raise UsageError("judge needs the folder of the recordings")
-        if run.out is not None and run.out.parent == RESULTS:
-            run.out = None
         yield run.folder, False
         return
     with tempfile.TemporaryDirectory() as scratch:

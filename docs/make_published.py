@@ -1,19 +1,23 @@
 """Write published.md: bottlenecks that people published, and what Backspot says of them.
 
-Usage: python docs/make_published.py [RESULTS]
+Usage: python docs/make_published.py
 
-The results are those of ``python -m benchmarks published_causes``; by default the stored ones.
+The verdicts are those of ``python -m benchmarks published_causes`` on a GPU, as they are kept; the
+facts are those of the cases.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).parents[1] / "benchmarks" / "results" / "published_cuda.json"
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks import kept
+from benchmarks.causes.published import facts
+
 HEAD = """\
 # Published bottlenecks
 
@@ -54,10 +58,17 @@ TABLE = """
 """
 
 
+def answer() -> dict[str, Any]:
+    """Return what is kept of the cases."""
+    found: dict[str, Any] = kept.read_evidence(kept.path_of("cuda"))["questions"]
+    return dict(found["published_causes"])
+
+
 def made(results: Mapping[str, Any]) -> str:
     """Return the whole page."""
-    done = {name: one for name, one in results["cases"].items() if one["end"] == "done"}
-    about, hardware = results["about"], results["hardware"]
+    cases = {one["case"]: one for one in kept.rows_of(results)}
+    done = {name: one for name, one in cases.items() if not one.get("end")}
+    hardware = results["hardware"]
     parts = [
         HEAD.format(
             number=len(done),
@@ -68,17 +79,13 @@ def made(results: Mapping[str, Any]) -> str:
         )
     ]
     for head, folder in ((BLIND, "blind"), (SECOND, "blind_second"), (OWN, "own")):
-        mine = [name for name in done if _folder(about[name]) == folder]
+        mine = [name for name, one in done.items() if one["of"] == folder]
         if mine:
-            parts += [head, TABLE, *(_row(about[name], done[name]) for name in mine)]
-    missing = [name for name in results["cases"] if name not in done]
+            parts += [head, TABLE, *(_row(facts(name), done[name]) for name in mine)]
+    missing = [*results.get("not_done", ()), *(name for name in cases if name not in done)]
     if missing:
         parts.append(f"\nDid not run: {', '.join(missing)}.\n")
     return "".join(parts)
-
-
-def _folder(about: Mapping[str, Any]) -> str:
-    return about.get("of") or ("blind" if about["blind"] else "own")
 
 
 def _summary(found: Mapping[str, str]) -> str:
@@ -104,14 +111,11 @@ def _row(about: Mapping[str, Any], found: Mapping[str, Any]) -> str:
     source = about["source"]
     repository, _, number = source.partition("#")
     link = source if "://" in source else f"https://github.com/{repository}/issues/{number}"
-    best = next((one for one in found["before"]["findings"] if one["rule"] == found["by"]), None)
-    if best is None:
-        says = found["before"]["says"].partition(": ")[0]
-    else:
-        place = best["places"][0]
-        line = f" ({Path(place['line']).name})" if place["line"] else ""
-        where = f"`{place['path'] or 'the whole model'}`{line}"
-        says = f"[{best['title']}](findings.md#{best['rule']}), at {where}"
+    says = found["says"].partition(": ")[0]
+    if found["by"]:
+        line = f" ({found['line']})" if found["line"] else ""
+        where = f"`{found['at'] or 'the whole model'}`{line}"
+        says = f"[{says}](findings.md#{found['by']}), at {where}"
     promised = found["promised_ms"]
     still_there = ", still there after the fix" if found["gone"] is False else ""
     cells = (
@@ -138,8 +142,7 @@ def _cell(text: str) -> str:
 
 def main() -> None:
     """Write the page beside this script."""
-    path = Path(sys.argv[1]) if len(sys.argv) > 1 else RESULTS
-    page = made(json.loads(path.read_text(encoding="utf-8")))
+    page = made(answer())
     Path(__file__).with_name("published.md").write_text(page, encoding="utf-8")
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import re
 import shlex
 import shutil
@@ -23,7 +22,7 @@ import pytest
 
 import backspot
 from backspot.commands import VERBS, main
-from benchmarks import claims
+from benchmarks import claims, kept
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -101,12 +100,14 @@ def test_the_reference_of_the_command_line_is_current():
 def test_the_page_of_published_bottlenecks_has_every_case_that_ran():
     """``python docs/make_published.py`` makes it so."""
     made = generator("make_published")
-    results = json.loads(made.RESULTS.read_text("utf-8"))
+    answer = made.answer()
     page = text_of(DOCS / "published.md")
-    assert page == made.made(results)
-    for name, case in results["cases"].items():
-        wanted = results["about"][name]["title"] if case["end"] == "done" else name
-        assert wanted in page, name
+    assert page == made.made(answer)
+    cases = kept.rows_of(answer)
+    assert len(cases) == answer["cases"][0] > 40
+    for case in cases:
+        wanted = case["case"] if case.get("end") else made.facts(case["case"])["title"]
+        assert wanted in page, case["case"]
 
 
 @pytest.mark.slow
@@ -138,21 +139,32 @@ def test_every_number_of_a_claim_is_a_figure(claim):
 
 def test_a_claim_without_a_figure_is_an_error():
     evidence = claims.read()
-    del evidence["cuda"]["questions"]["planted"]["figures"]["hit"]
+    del evidence["cuda"]["questions"]["planted"]["summary"]["hit"]
     with pytest.raises(KeyError, match=r"no figure for 'cuda\.planted\.hit'"):
         claims.made(text_of(ROOT / "README.md"), evidence)
 
 
-def test_what_was_not_measured_at_the_newest_commit_is_called_older():
+def test_what_was_measured_before_the_last_run_of_all_is_called_older():
     evidence = claims.read()
     for of in evidence.values():
-        of["commit"] = "newest"
+        of |= {"commit": "newest", "date": "2026-12-02"}
         for entry in of["questions"].values():
-            entry["commit"] = "newest"
+            entry |= {"commit": "newest", "date": "2026-12-01"}
     page = text_of(DOCS / "evidence.md")
     assert "older: " not in claims.made(page, evidence)
-    evidence["cuda"]["questions"]["planted"]["commit"] = "another"
+    planted = evidence["cuda"]["questions"]["planted"]
+    planted["commit"] = "another"
     assert claims.made(page, evidence).count("older: ") == 1
+    planted["date"] = "2026-12-03"
+    assert "older: " not in claims.made(page, evidence)
+
+
+def test_a_claim_says_which_of_its_cases_are_of_another_run():
+    evidence = claims.read()
+    part = {"commit": "abc", "date": "2026-12-01", "hardware": {}, "cases": ["a", "b"]}
+    evidence["cuda"]["questions"]["planted"]["parts"] = [part]
+    made = claims.made(text_of(DOCS / "evidence.md"), evidence)
+    assert made.count("2 of them 2026-12-01, abc") == 1
 
 
 def test_the_readme_gives_one_command_for_the_main_job_and_one_for_the_tests():

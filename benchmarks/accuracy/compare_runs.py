@@ -313,7 +313,21 @@ def _judge(folder: Path) -> Figures:
         raise UsageError(f"{folder} has no pair with two recordings or more on each side")
     summary = {case: _summary(records) for case, records in results.items()}
     rows = [{"case": _CASES[case], **one} for case, one in summary.items()]
-    return {"rows": rows, "summary": summary, "pairs": results}
+    lines = [_line(case, one) for case, records in results.items() for one in records]
+    return {"rows": rows, "lines": lines, "summary": summary, "pairs": results}
+
+
+def _line(case: str, record: Record) -> Record:
+    """What is kept of a pair: the step of each recording, and what was claimed, by kind."""
+    shown = ("before_ms", "after_ms", "interval_ms", "in_step", "in_module")
+    line = {"case": case, "pair": record["pair"], **{key: record.get(key) for key in shown}}
+    line["claims"] = " ".join(kind for kind, *_ in record["claims"])
+    line["claims of one"] = " ".join(kind for kind, *_ in record["claims_of_one_recording"])
+    line["one differs"] = bool(record["differences_of_one_recording"])
+    if "claims_of_splits" in record:
+        line["splits"] = len(record["claims_of_splits"])
+        line["splits with a claim"] = sum(map(bool, record["claims_of_splits"]))
+    return line | {"planted": record.get("planted", {}).get("path"), "others": record.get("others")}
 
 
 def _summary(records: Sequence[Record]) -> Record:

@@ -108,7 +108,10 @@ def _judge(folder: Path) -> Figures:
     told = [
         {k: one[k] for k in ("model", "rule", "paths", "in", "of", "ms", "seen")} for one in found
     ]
-    return {"summary": summary, "rows": told, "findings": found, "recorded": recorded}
+    lines = [{**one, "paths": one["paths"][:1], "seen": None} for one in told]
+    lines += [{"model": name} for name in recorded if name not in {one["model"] for one in told}]
+    figures = {"summary": summary, "rows": told, "findings": found, "recorded": recorded}
+    return {**figures, "lines": lines}
 
 
 def options(parser: argparse.ArgumentParser) -> None:

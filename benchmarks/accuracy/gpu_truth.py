@@ -250,4 +250,21 @@ def answer(run: Run) -> Figures:
     rows = [_row(name, case) for name, case in cases.items()]
     sums = [case["sums"]["equal"] for case in done(cases).values()]
     summary = {"models": len(sums), "equal to the nanosecond": sum(sums), **_summary(cases)}
-    return {"cases": cases, "rows": rows, "summary": summary}
+    return {"cases": cases, "rows": rows, "lines": _lines(rows, cases), "summary": summary}
+
+
+def _lines(rows: Sequence[Row], cases: dict[str, Record]) -> list[Row]:
+    """What is kept: of each model the sums, and of each of its modules how far times are apart."""
+    shown = ("model", "end", "bound", "busy", "nodes", "equal", "nodes_equal")
+    apart = ("path", "compared", "difference", "events_apart")
+    return [
+        line
+        for row in rows
+        for line in (
+            {key: row.get(key) for key in shown},
+            *(
+                {"model": row["model"], **{key: module.get(key) for key in apart}}
+                for module in cases[row["model"]].get("modules", ())
+            ),
+        )
+    ]

@@ -280,7 +280,7 @@ def answer(run: Run) -> Figures:
         "operations": ("ours", "counted"),
         "checkpointing": (
             "module", "predicted_bytes", "real_bytes", "predicted_ms", "real_ms",
-            "real_ms_quartiles",
+            "real_ms_quartiles", "step_ms",
         ),
     }  # fmt: skip
     rows = [

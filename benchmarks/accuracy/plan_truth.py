@@ -84,19 +84,38 @@ def answer(run: Run) -> Figures:
     rows = [
         {"case": name, **row} for name, record in records.items() for row in record.get("rows", [])
     ]
-    summary = _summary(rows, [one for one in records.values() if "took_s" in one])
-    return {"cases": records, "rows": rows, "summary": summary, "wrong": summary["changed"] > 0}
+    lines = [*rows, *(_whole(name, one) for name, one in records.items() if "took_s" in one)]
+    figures = {"cases": records, "rows": rows, "lines": lines}
+    summary = summary_of_lines(lines)
+    return {**figures, "summary": summary, "wrong": summary["changed"] > 0}
 
 
-def _summary(rows: list[dict[str, Any]], cases: list[Record]) -> dict[str, Any]:
-    real = [row for row in rows if row["error_percent"] is not None]
+_WHOLE = "(the plan)"
+
+
+def _whole(name: str, record: Record) -> dict[str, Any]:
+    """What is kept of a plan as a whole, beside its rungs."""
+    told = (
+        "said_ms", "real_ms", "planned_ms", "real_planned_ms", "whole_error_percent", "compiling",
+        "took_s", "overrun_s", "memory_gb", "stays_gb", "same", "why_not",
+    )  # fmt: skip
+    return {"case": name, "setting": _WHOLE, **{key: record.get(key) for key in told}}
+
+
+def summary_of_lines(lines: Sequence[Mapping[str, Any]], _: str = "") -> dict[str, Any]:
+    """Return how far the plans are off, and what they cost."""
+    rows, cases = ([one for one in lines if (one["setting"] == _WHOLE) == w] for w in (False, True))
+    real = [row for row in rows if row.get("error_percent") is not None]
     differ = [row for row in real if row["differs"]]
-    errors, in_ms, beyond = (
-        [abs(row[key]) for row in real] for key in ("error_percent", "in_ms", "beyond_percent")
+    errors, in_ms, beyond, drift = (
+        # Of what was measured long ago not all is known.
+        [abs(row.get(key) or 0.0) for row in real]
+        for key in ("error_percent", "in_ms", "beyond_percent", "drift_percent")
     )
     others = {
-        way: [abs(row[f"{way}_error_percent"]) for row in real if f"{way}_error_percent" in row]
+        way: [abs(row[key]) for row in real if row.get(key) is not None]
         for way in _WAYS
+        for key in (f"{way}_error_percent",)
     }
     last = [
         abs(one["whole_error_percent"]) for one in cases if one["whole_error_percent"] is not None
@@ -114,8 +133,8 @@ def _summary(rows: list[dict[str, Any]], cases: list[Record]) -> dict[str, Any]:
             error > _WRONG and outside > 0 for error, outside in zip(errors, beyond, strict=True)
         ),
         "worst error beyond that, % of the step": max(beyond, default=None),
-        "median drift, %": _median(abs(row["drift_percent"]) for row in real),
-        "worst drift, %": max((abs(row["drift_percent"]) for row in real), default=None),
+        "median drift, %": _median(drift),
+        "worst drift, %": max(drift, default=None),
         "median error in ms, % of the step": statistics.median(in_ms) if in_ms else None,
         "worst error in ms, % of the step": max(in_ms, default=None),
         **{
@@ -125,7 +144,7 @@ def _summary(rows: list[dict[str, Any]], cases: list[Record]) -> dict[str, Any]:
         },
         "worst error of a whole plan, %": max(last, default=None),
         "most of a plan that compiling takes": max(
-            (one["compiling"] for one in cases), default=None
+            (one.get("compiling") or 0.0 for one in cases), default=None
         ),
         "median gain of a whole plan": _median(
             one["real_ms"] / one["real_planned_ms"] for one in cases if one["real_planned_ms"]

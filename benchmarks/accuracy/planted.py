@@ -242,4 +242,13 @@ def answer(run: Run) -> Figures:
         fresh=False,
     )
     ended = [{"name": name, **case} for name, case in cases.items() if case["end"] != NO_TIME]
-    return {"busy": run.busy or 0, "cases": cases, "summary": _summary(ended)}
+    lines = [_line(case) for case in ended]
+    return {"busy": run.busy or 0, "cases": cases, "lines": lines, "summary": _summary(ended)}
+
+
+def _line(case: Record) -> Record:
+    """What is kept of a trial."""
+    known = {key: case.get(key) for key in ("path", "kind", "backward_ms", "planted_ms")}
+    verdict = case.get("backspot", {}).get("verdict", case["end"])
+    first = next(iter(case.get("rows", ())), [None])[0]
+    return {"case": case["name"], "verdict": verdict, "first": first, **known}

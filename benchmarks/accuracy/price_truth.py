@@ -41,7 +41,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.harness import (
-    RESULTS,
     Figures,
     Run,
     UsageError,
@@ -82,8 +81,6 @@ def answer(run: Run) -> Figures:
     folder = run.folder if run.verb == "judge" else run.keep
     if run.verb == "judge" and (folder is None or not folder.is_dir()):
         raise UsageError("judge needs the folder that --keep has filled")
-    if (run.cases or run.verb == "judge") and run.out is not None and run.out.parent == RESULTS:
-        run.out = None  # in part, or of another commit
 
     def known() -> dict[str, Any]:
         wanted = CASES if run.cases else cases_on(run.device)
@@ -109,20 +106,19 @@ def answer(run: Run) -> Figures:
     }
     failed = {name: record for name, record in records.items() if record["end"] != "done"}
     print_rows([{"case": name, **one} for name, one in verdicts.items()])
-    lines = {name: {"end": "done", "is": _line(one)} for name, one in verdicts.items()}
+    ends = {name: {"end": "done", **one} for name, one in verdicts.items()}
     return {
         "rows": by_rule(verdicts),
+        "lines": [{"case": name, **one} for name, one in verdicts.items()],
         "summary": summary_of(verdicts),
-        "columns": " | ".join(next(iter(verdicts.values()), {})),
-        # In short: what was measured is in the folder of --keep.
-        "cases": lines | failed,
+        # What was measured is in the folder of --keep.
+        "cases": ends | failed,
     }
 
 
-def _line(verdict: Mapping[str, Any]) -> str:
-    """A verdict as one line."""
-    values = (f"{one:.2f}" if isinstance(one, float) else f"{one}" for one in verdict.values())
-    return " | ".join(values)
+def summary_of_lines(lines: Sequence[Mapping[str, Any]], _: str = "") -> dict[str, Any]:
+    """Return the counts of kept cases."""
+    return summary_of({line["case"]: line for line in lines})
 
 
 def _kept(job: Job, stage: Stage, run: Run, folder: Path | None) -> Record:

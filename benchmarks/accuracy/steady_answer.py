@@ -15,7 +15,7 @@ import argparse
 import statistics
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from benchmarks.harness import Figures, Run, done, each
@@ -220,16 +220,15 @@ def answer(run: Run) -> Figures:
         return {name: case.__doc__ or "" for name, case in CASES.items()}
 
     cases = each(run, known, lambda job, stage: _examine(job, stage, run), fresh=False)
-    ended = done(cases)
-    steady = [
-        name
-        for name, one in ended.items()
-        if min(one["right"], one["alike"]) >= _ENOUGH * one["of"]
-    ]
-    summary = {
+    return {"cases": cases, "summary": summary_of_lines([*done(cases).values()])}
+
+
+def summary_of_lines(ended: Sequence[Mapping[str, Any]], _: str = "") -> dict[str, Any]:
+    """Count the cases that are steady, and the reports that are right."""
+    steady = [one for one in ended if min(one["right"], one["alike"]) >= _ENOUGH * one["of"]]
+    return {
         "steady and right": f"{len(steady)} of {len(ended)}",
-        "reports that name what was planted": f"{sum(one['right'] for one in ended.values())} of "
-        f"{sum(one['of'] for one in ended.values())}",
-        "reports that say that steps are too noisy": sum(one["noisy"] for one in ended.values()),
+        "reports that name what was planted": f"{sum(one['right'] for one in ended)} of "
+        f"{sum(one['of'] for one in ended)}",
+        "reports that say that steps are too noisy": sum(one["noisy"] for one in ended),
     }
-    return {"cases": cases, "summary": summary}

@@ -395,4 +395,17 @@ def answer(run: Any) -> Figures:
         run, lambda: known, handle, small=SMALL, timeout_s=run.limit * (2 * run.repeats + 1)
     )
     rows = [_row(name, record) for name, record in cases.items()]
-    return {"cases": cases, "rows": rows, "summary": _summary(done(cases))}
+    lines = [_line(name, record) for name, record in cases.items()]
+    return {"cases": cases, "rows": rows, "lines": lines, "summary": _summary(done(cases))}
+
+
+def _line(name: str, record: Record) -> dict[str, Any]:
+    """What is kept of a training; of each part the share, true and said, and whether it counts."""
+    shown = ("true_ms", "spread_percent", "said_ms", "error_percent")
+    parts = {
+        part: [said["true"], said["said"], said["points_in_its_own_run"], said["judged"]]
+        for part, said in record.get("shares", {}).items()
+    }
+    own = record.get("error_in_its_own_run_percent")
+    known = {key: record.get(key) for key in shown} | {"in_its_own_run_percent": own}
+    return {"training": name, **known, **parts}

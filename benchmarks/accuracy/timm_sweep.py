@@ -253,4 +253,19 @@ def answer(run: Run) -> Figures:
     wrong = any(record["end"] != "done" for record in done)
     # A whole record of each of 1,400 models would be 2 MB.
     ends = {name: {"end": case["end"]} for name, case in cases.items()}
-    return {"summary": summary, "rows": [], "wrong": wrong, "cases": ends}
+    lines = [_line(record) for record in done]
+    return {"summary": summary, "rows": [], "wrong": wrong, "cases": ends, "lines": lines}
+
+
+def _line(record: Record) -> Record:
+    """What is kept of a model: what labels changed, and how much of the time has an owner."""
+    if record["end"] != "done":
+        result = outcome(record)
+    elif not (record["reproducible_gradients"] and record["reproducible_loss"]):
+        result = "varies by itself"
+    elif not (record["same_loss"] and record["same_gradients"]):
+        result = "other bits"
+    else:
+        result = "same" if record["same_graph"] else "other graph"
+    shares = {key: record.get(key) for key in ("coverage_wall", "coverage_gpu")}
+    return {"model": record["name"], "result": result, **shares}

@@ -46,11 +46,12 @@ def answer(run: Run) -> Figures:
     rows = [
         {"case": name, **row} for name, record in records.items() for row in record.get("rows", [])
     ]
-    summary = _summary(rows)
+    summary = summary_of_lines(rows)
     return {"cases": records, "rows": rows, "summary": summary, "wrong": summary["wrong sign"] > 0}
 
 
-def _summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
+def summary_of_lines(rows: list[dict[str, Any]], _: str = "") -> dict[str, Any]:
+    """Return how often trials decide, and how far they are off."""
     clear = [row for row in rows if row["truth"] != "undecided"]
     decided = [row for row in clear if row["trial"] in ("helps", "does not help")]
     errors = [abs(row["error_percent"]) for row in rows if row["error_percent"] is not None]

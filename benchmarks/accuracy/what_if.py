@@ -352,4 +352,6 @@ def answer(run: Run) -> Figures:
             for name, case in cases.items()
             if case["end"] != "done"
         }
-    return {"cases": cases, "rows": rows, "summary": summary}
+    judged = ("at_best", "in_range", "replayed_error")
+    lines = [{key: one.get(key) for key in (*shown, *judged)} for one in changes]
+    return {"cases": cases, "rows": rows, "lines": lines, "summary": summary}

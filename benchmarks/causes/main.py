@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.harness import RESULTS, Figures, Run, UsageError
+from benchmarks.harness import OUT, Figures, Run, UsageError
 
 if TYPE_CHECKING:
     from benchmarks.causes.case import Case
@@ -64,7 +64,7 @@ def _judge(run: Run, folder: Path, cases: Mapping[str, Case], names: Sequence[st
     wanted = {n for n in names if not run.rule or cases[n].rule == run.rule}
     found = judge.examine(folder, wanted, shapes=not run.no_shapes, jobs=run.jobs)
     found = {name: found[name] for name in cases if name in found}
-    if (run.cases or run.rule) and run.out is not None and run.out.parent == RESULTS:
+    if run.rule and run.out is not None and run.out.parent == OUT:
         run.out = None  # judged in part
     facts = judge.recorded_facts(folder)
     judged = {}
@@ -78,8 +78,11 @@ def _judge(run: Run, folder: Path, cases: Mapping[str, Case], names: Sequence[st
         {"case": name, **{k: one[k] for k in ("rule", "planted", "hit", "placed", "path", "false")}}
         for name, one in judged.items()
     ]
+    shares = [one["share"] for one in judged.values()]
+    lines = [{**row, "share": share} for row, share in zip(rows, shares, strict=True)]
     rows += [{"rule": rule, **rates} for rule, rates in summary["rules"].items()]
     return {
+        "lines": lines,
         "shapes": not run.no_shapes,
         "not_recorded": sorted(wanted - found.keys()),
         "summary": summary,

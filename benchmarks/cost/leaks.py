@@ -92,4 +92,5 @@ def answer(run: Run) -> Figures:
         for place, what in enumerate(_HEAD[2:], 2):
             more = settled[-1][place] - settled[0][place] if settled else None
             summary[f"more {what}, {'labelled' if kinds[name]['hooks'] else 'plain'}"] = more
-    return {"cases": cases, "rows": rows, "summary": summary}
+    lines = [{"hooks": row["hooks"], **row} for row in rows]
+    return {"cases": cases, "rows": rows, "lines": lines, "summary": summary}

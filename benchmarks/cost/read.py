@@ -331,6 +331,21 @@ def _measured(
     return cells
 
 
+def _lines(cells: list[Cell], foreign: list[Cell]) -> list[Cell]:
+    """What is kept: a line for each tool and size, and one for each trace of others."""
+    told = ("seconds", "mb_per_second", "peak_of_plain", "exact", "skipped")
+    sizes = [
+        {
+            "reading": f"{cell['tool']}, {cell['megabytes']} MB{', gzip' * bool(cell['gzip'])}",
+            **{key: cell.get(key) for key in told},
+            "seconds": [*cell.get("seconds", {}).values()],
+        }
+        for cell in cells
+        if "megabytes" in cell
+    ]
+    return [*sizes, *({"reading": one["trace"], **one, "skipped": None} for one in foreign)]
+
+
 def _summary(readings: list[Cell], trace: Cell) -> Cell:
     peak = max(reading["peak_kib"] for reading in readings) * 1024
     seconds = spread([reading["seconds"] for reading in readings])
@@ -498,6 +513,7 @@ def answer(run: Run) -> Figures:
         if cell.get("seconds") and "mb_per_second" in cell
     }
     return {
+        "lines": _lines(cells, foreign),
         "recorded": RECORDED.name,
         "summary": summary,
         "traces": told,

@@ -14,6 +14,7 @@ by somebody who had. Figures of the three stand apart.
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -87,6 +88,21 @@ def load(name: str) -> tuple[Published, Build]:
 def title(name: str) -> str:
     """Return what was slow in a case."""
     return str(_module(name).__doc__).rstrip(".")
+
+
+def facts(name: str) -> dict[str, Any]:
+    """Return the title of a case and what is known of it, without its imports: pages need these."""
+    path = Path(__file__).parent / folder_of(name) / f"{name}.py"
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    assigned = {
+        target.id: node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and isinstance(target := node.targets[0], ast.Name)
+    }
+    case = assigned["CASE"]
+    assert isinstance(case, ast.Call)
+    known = {word.arg: ast.literal_eval(word.value) for word in case.keywords if word.arg}
+    return {"title": str(ast.get_docstring(tree)).rstrip("."), **known}
 
 
 def folder_of(name: str) -> str:

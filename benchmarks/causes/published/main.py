@@ -30,7 +30,6 @@ from typing import Any
 
 from benchmarks.causes.published import THIRD, folder_of, judge, load, names, title
 from benchmarks.harness import (
-    RESULTS,
     Figures,
     Run,
     UsageError,
@@ -129,13 +128,26 @@ def answer(run: Run) -> Figures:
 def third(run: Run) -> Figures:
     """Judge the third set, by all rules and by those of each tier."""
     figures, cases, verdicts = _asked(run, _SMALL if run.small else names(THIRD))
+    of_tiers = {
+        tier: {name: verdict["tiers"][tier] for name, verdict in verdicts.items()}
+        for tier in _TIERS
+    }
+    return {"summary": _of_third(cases, verdicts, of_tiers, run.device), **figures}
+
+
+def _of_third(
+    cases: Mapping[str, Any],
+    verdicts: Mapping[str, Record],
+    of_tiers: Mapping[str, Mapping[str, Record]],
+    device: str,
+) -> dict[str, Any]:
+    """Return how many cases of the third set were answered, by all rules and by those of a tier."""
     asked = ("place", "cause", "half", "right", "gone")
-    summary = judge.counted(cases, verdicts, run.device, asked)
-    for tier in _TIERS:
-        of_tier = {name: verdict["tiers"][tier] for name, verdict in verdicts.items()}
-        found = judge.counted(cases, of_tier, run.device, asked)
+    summary = judge.counted(cases, dict(verdicts), device, asked)
+    for tier, of_tier in of_tiers.items():
+        found = judge.counted(cases, of_tier, device, asked)
         summary |= {f"{tier}: {what}": value for what, value in found.items()}
-    return {"summary": summary, **figures}
+    return summary
 
 
 def _asked(run: Run, chosen: Sequence[str]) -> tuple[Figures, dict[str, Any], dict[str, Record]]:
@@ -147,8 +159,6 @@ def _asked(run: Run, chosen: Sequence[str]) -> tuple[Figures, dict[str, Any], di
             about = {name: case for name, case in about.items() if case.device == "any"}
         return {name: f"{title(name)} ({case.source}: {case.gain})" for name, case in about.items()}
 
-    if run.cases and run.out is not None and run.out.parent == RESULTS:
-        run.out = None  # in part
     if run.verb == "judge":
         records = _again(run, known())
     else:
@@ -166,15 +176,59 @@ def _asked(run: Run, chosen: Sequence[str]) -> tuple[Figures, dict[str, Any], di
         name: {"title": title(name), "of": folder_of(name), **asdict(case)}
         for name, case in cases.items()
     }
-    return {"rows": rows, "cases": records, "about": about}, cases, verdicts
+    lines = [line(name, about[name], record) for name, record in records.items()]
+    return {"rows": rows, "lines": lines, "cases": records, "about": about}, cases, verdicts
+
+
+_VERDICT = (
+    "step_ms", "gain_ms", "gain_spread_ms", "nothing", "place", "cause", "half", "by",
+    "promised_ms", "right", "gone",
+)  # fmt: skip
+_OF_TIER = ("place", "cause", "half", "by", "promised_ms", "right", "gone")
+
+
+def line(name: str, about: Mapping[str, Any], record: Record) -> Record:
+    """What is kept of a case: its verdict, and what the page of published cases shows.
+
+    ``says`` is the finding that answers best, or the first sentence of the report, and ``at`` and
+    ``line`` are its first place; of the tiers, the values are in the order of ``_OF_TIER``.
+    """
+    head = {"case": name, "of": about["of"], "source": about["source"], "end": record["end"]}
+    if record["end"] != "done":
+        return head
+    before = record["before"]
+    best = next((one for one in before["findings"] if one["rule"] == record["by"]), None)
+    said = {"says": best["title"] if best else before["says"].partition(". ")[0]}
+    if best:
+        place = best["places"][0]
+        said |= {"at": place["path"], "line": Path(place.get("line") or "").name or None}
+    tiers = {
+        tier: [verdict[key] for key in _OF_TIER]
+        for tier, verdict in record.get("tiers", {}).items()
+    }
+    return {**head, **{key: record.get(key) for key in _VERDICT}, **said, **tiers}
+
+
+def summary_of_lines(lines: Sequence[Mapping[str, Any]], device: str) -> dict[str, Any]:
+    """Return how many of the kept cases were answered."""
+    verdicts = {one["case"]: one for one in lines if not one.get("end")}
+    cases = {name: load(name)[0] for name in verdicts}
+    if all(one["of"] == THIRD for one in verdicts.values()):
+        of_tiers = {
+            tier: {
+                name: {**one, **dict(zip(_OF_TIER, one[tier], strict=True))}
+                for name, one in verdicts.items()
+            }
+            for tier in _TIERS
+        }
+        return _of_third(cases, verdicts, of_tiers, device)
+    return judge.score(cases, verdicts, device)
 
 
 def _again(run: Run, known: Mapping[str, Any]) -> dict[str, Record]:
     """Judge what ``--keep`` has kept."""
     if run.folder is None or not run.folder.is_dir():
         raise UsageError("judge needs the folder that --keep has filled")
-    if run.out is not None and run.out.parent == RESULTS:
-        run.out = None
     records = {}
     for name in run.choose(known):
         path = run.folder / f"{name}.json"

@@ -1,0 +1,303 @@
+"""The answers that stay in the repository: one file a device, a question after the other.
+
+    python -m benchmarks keep FILE... [--as NAME] [--merge] [--folder FOLDER]
+
+A benchmark writes all that it has measured to a file (``-o FILE``). ``keep`` puts what claims,
+pages and readers need into ``results/cpu.json`` or ``results/cuda.json``: the commit, the date, the
+hardware, the command, the summary, and a line for each case, with four significant digits. The
+answer of a question replaces the one before; ``--as`` keeps it under another name beside that one,
+and ``--merge`` replaces the lines of its cases alone. Where cases are of several runs, ``parts``
+says which are of another one than the rest, and the summary is made anew of all lines, by the
+function ``summary_of_lines(lines, device)`` of the benchmark. FILE can be such a file of a device,
+too: its newer answers are taken.
+
+What is kept of a case is what the benchmark gives as ``lines``; else a row of its table, else the
+plain values of its record. The first column is the name of the case; a case without an ``end`` is
+done.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness import RESULTS, UsageError, write_text
+from benchmarks.questions import QUESTIONS
+from benchmarks.workers import NO_TIME
+
+Answer = dict[str, Any]
+"""What is kept of a question: see ``answer_of``."""
+
+DEVICES = ("cuda", "cpu")
+LIMIT = 400_000
+"""Bytes that all of ``results`` has at most."""
+
+_DIGITS = 4
+_LONG = 80  # characters of a text
+_FEW = 12  # cases whose lines a claim can name
+_FAULTS = "done, with faults"
+_PARTS = ("commit", "date", "hardware")
+
+
+# The file of a device ----------------------------------------------------------------------------
+
+
+def path_of(device: str, folder: Path = RESULTS) -> Path:
+    """Return where the answers of a device are."""
+    return folder / f"{device}.json"
+
+
+def read_evidence(path: Path) -> Answer:
+    """Return the answers of a device; none where there is no file yet."""
+    if not path.exists():
+        return {"commit": "", "date": "", "questions": {}}
+    document: Answer = json.loads(path.read_text(encoding="utf-8"))
+    return document
+
+
+def write_evidence(path: Path, evidence: Answer) -> None:
+    """Write the answers of a device, each case in a line of its own."""
+    head = {key: value for key, value in evidence.items() if key != "questions"}
+    answers = ",\n".join(
+        f"{_json(name)}: {_text_of(answer)}" for name, answer in evidence["questions"].items()
+    )
+    write_text(path, f'{_json(head)[:-1]}, "questions": {{\n{answers}\n}}}}\n')
+
+
+def _text_of(answer: Answer) -> str:
+    head = {key: value for key, value in answer.items() if key not in ("summary", "lines")}
+    lines = ",\n".join(map(_json, answer.get("lines", ())))
+    return f'{_json(head)[:-1]},\n "summary": {_json(answer.get("summary", {}))},\n "lines": [' + (
+        f"\n{lines}\n]}}" if lines else "]}"
+    )
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def rows_of(answer: Answer) -> list[dict[str, Any]]:
+    """Return the lines of an answer as dictionaries by column."""
+    columns = answer.get("columns", [])
+    return [
+        dict(zip(columns, [*line, *[None] * (len(columns) - len(line))], strict=True))
+        for line in answer.get("lines", [])
+    ]
+
+
+def figures_of(answer: Answer) -> dict[str, Any]:
+    """Return what a claim can name: the summary, and the lines of few cases as ``rows``."""
+    rows = rows_of(answer)
+    named = {str(next(iter(row.values()))): row for row in rows}
+    return {**answer.get("summary", {}), **({"rows": named} if len(rows) <= _FEW else {})}
+
+
+# What is kept of a run ---------------------------------------------------------------------------
+
+
+def answer_of(document: Mapping[str, Any]) -> Answer:
+    """Return what is kept of all that a benchmark has written.
+
+    Its ``end`` says whether all cases were through, ``cases`` how many of how many were, and
+    ``not_done`` which were not.
+    """
+    records = document.get("cases", {})
+    ends = {name: one.get("end", "done") for name, one in records.items()}
+    left = sorted(name for name, end in ends.items() if end == NO_TIME)
+    faults = document.get("wrong") or {*ends.values()} - {"done", NO_TIME}
+    hardware = document.get("hardware", {})
+    answer: Answer = {
+        "question": document["benchmark"],
+        "commit": document["commit"],
+        "date": hardware.get("date", ""),
+        "command": document.get("command", ""),
+        "seconds": document.get("seconds"),
+        "end": "in part" if left else _FAULTS if faults else "done",
+        "cases": [len(ends) - len(left), len(ends)] if ends else [],
+    }
+    answer |= {"not_done": left} if left else {}
+    rows = [row for row in _rows(document) if row and next(iter(row.values())) not in left]
+    kept = [
+        {key: short(value) for key, value in row.items() if (key, value) != ("end", "done")}
+        for row in rows
+    ]
+    columns = _columns(kept)
+    lines = [_line(row, columns) for row in kept]
+    answer |= {"hardware": hardware, "columns": columns}
+    return {**answer, "summary": _few(document.get("summary", {})), "lines": lines}
+
+
+def _rows(document: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    if document.get("lines"):
+        yield from document["lines"]
+        return
+    records = [{"case": name, **one} for name, one in document.get("cases", {}).items()]
+    for row in document.get("rows") or records:
+        yield {key: _cut(value) for key, value in row.items() if _is_plain(value)}
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list):
+        return len(value) <= 4 and not any(isinstance(one, (list, dict)) for one in value)
+    return not isinstance(value, dict)
+
+
+def _cut(value: Any) -> Any:
+    is_long = isinstance(value, str) and len(value) > _LONG
+    return value[: _LONG - 1] + "…" if is_long else value
+
+
+def short(value: Any) -> Any:
+    """Return a value with four significant digits.
+
+    A page rounds once more: where the last of the four is a 5, the next two say which way.
+    """
+    if isinstance(value, float):
+        four = f"{value:.{_DIGITS - 1}e}".partition("e")[0].rstrip("0")
+        return float(f"{value:.{_DIGITS + 2 * four.endswith('5')}g}")
+    if isinstance(value, (list, tuple)):
+        return [short(one) for one in value]
+    if isinstance(value, Mapping):
+        return {key: short(one) for key, one in value.items()}
+    return value
+
+
+def _few(summary: Any) -> Any:
+    """Return a summary with how many there are in place of long lists."""
+    if isinstance(summary, Mapping):
+        return len(summary) if len(summary) > 60 else {k: _few(v) for k, v in summary.items()}
+    if isinstance(summary, (list, tuple)):
+        return [_few(one) for one in summary] if len(summary) <= 4 else len(summary)
+    return short(summary)
+
+
+def _columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the name of the cases, and then what most of them have: lines end with their last."""
+    counts = Counter(key for row in rows for key, value in row.items() if value is not None)
+    first = next(iter(rows[0]), "") if rows else ""
+    return sorted(counts, key=lambda key: (key != first, -counts[key]))
+
+
+def _line(row: Mapping[str, Any], columns: Sequence[str]) -> list[Any]:
+    line = [row.get(column) for column in columns]
+    while line and line[-1] is None:
+        line.pop()
+    return line
+
+
+# Putting an answer to those that are there -------------------------------------------------------
+
+
+def merged(old: Answer, new: Answer) -> Answer:
+    """Return an answer whose cases are those of a newer run, where that has done them.
+
+    Raises:
+        UsageError: If the benchmark cannot make a summary of lines.
+    """
+    question = new["question"]
+    module = importlib.import_module(f"benchmarks.{QUESTIONS[question].where.partition(':')[0]}")
+    if not hasattr(module, "summary_of_lines"):
+        raise UsageError(
+            f"a part of {question} cannot be merged, as no summary is made of its lines: "
+            "keep a whole run"
+        )
+    newer = dict.fromkeys(line[0] for line in new["lines"])
+    older = dict.fromkeys(line[0] for line in old["lines"] if line[0] not in newer)
+    if not older:
+        return new
+    rows = [row for row in rows_of(old) if next(iter(row.values())) in older] + rows_of(new)
+    columns = _columns(rows)
+    left = {*old.get("not_done", ()), *new.get("not_done", ())} - {*older, *newer}
+    parts = [
+        {**part, "cases": [name for name in part["cases"] if name in older]}
+        for part in old.get("parts", ())
+    ]
+    part = {key: new[key] for key in _PARTS} | {"cases": [*newer]}
+    done = len(older) + len(newer)
+    answer = {key: value for key, value in old.items() if key != "not_done"} | {
+        "end": "in part" if left else _FAULTS if _FAULTS in (old["end"], new["end"]) else "done",
+        "cases": [done, done + len(left)],
+        "parts": [one for one in (*parts, part) if one["cases"]],
+        "columns": columns,
+        "summary": _few(module.summary_of_lines(rows, device_of(new["hardware"]))),
+        "lines": [_line(row, columns) for row in rows],
+    }
+    return answer | ({"not_done": sorted(left)} if left else {})
+
+
+def device_of(hardware: Mapping[str, Any]) -> str:
+    """Return whose file the answers of a machine are in."""
+    return "cpu" if hardware.get("device", "cpu") == "cpu" else "cuda"
+
+
+def keep(document: Mapping[str, Any], folder: Path, name: str = "", merge: bool = False) -> str:
+    """Keep what a benchmark has written, and say what was kept.
+
+    Raises:
+        UsageError: If this is of a small run, or of no commit, or cannot be merged.
+    """
+    if document.get("benchmark") not in QUESTIONS:
+        raise UsageError("no question of today has this answer")
+    if document.get("small"):
+        raise UsageError("a small run answers nothing")
+    if not document.get("commit"):
+        raise UsageError("no commit is known; BENCHMARKS_COMMIT can say it")
+    answer = answer_of(document)
+    path = path_of(device_of(answer["hardware"]), folder)
+    evidence = read_evidence(path)
+    name, known = name or answer["question"], evidence["questions"]
+    if merge and name in known:
+        answer = merged(known[name], answer)
+    known[name] = answer
+    write_evidence(path, evidence)
+    done = " of ".join(map(str, answer["cases"])) or "all"
+    return f"{path.name}: {name}, {done} cases at {answer['commit']}, {len(answer['lines'])} lines"
+
+
+def take(evidence: Answer, folder: Path) -> str:
+    """Take the newer answers of another file of a device, and say which."""
+    device = device_of(next(iter(evidence["questions"].values()), {"hardware": {}})["hardware"])
+    path = path_of(device, folder)
+    own = read_evidence(path)
+    newer = {
+        name: answer
+        for name, answer in evidence["questions"].items()
+        if answer.get("date", "") >= own["questions"].get(name, {}).get("date", "")
+    }
+    own["questions"] |= newer
+    if evidence["date"] > own["date"]:
+        own |= {"commit": evidence["commit"], "date": evidence["date"]}
+    write_evidence(path, own)
+    return f"{path.name}: {', '.join(newer) or 'nothing that is newer'}"
+
+
+def main(argv: list[str]) -> int:
+    """Run the command: 2 where a file cannot be kept, with a line that says why."""
+    parser = argparse.ArgumentParser(
+        "python -m benchmarks keep", description="Keep answers in results/cpu.json and cuda.json."
+    )
+    add = parser.add_argument
+    add("files", nargs="+", type=Path, metavar="FILE", help="what a benchmark has written with -o")
+    add("--as", dest="name", default="", help="keep it under this name (default: the question)")
+    add("--merge", action="store_true", help="replace the lines of its cases alone")
+    add("--folder", type=Path, default=RESULTS, help="where the answers are (default: results)")
+    run = parser.parse_args(argv)
+    if run.name and len(run.files) > 1:
+        parser.error("--as names one FILE")
+    for path in run.files:
+        try:
+            document = json.loads(path.read_text(encoding="utf-8"))
+            if "questions" in document:
+                print(take(document, run.folder))
+            else:
+                print(keep(document, run.folder, run.name, run.merge))
+        except (OSError, ValueError, KeyError, UsageError) as error:
+            print(f"error: {path}: {error}", file=sys.stderr)
+            return 2
+    return 0

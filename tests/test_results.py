@@ -1,0 +1,162 @@
+"""The answers that stay in the repository: one file a device, a line a case, small in all."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import kept
+from benchmarks.__main__ import main as run
+from benchmarks.questions import QUESTIONS
+
+ANSWERS = [
+    pytest.param(answer, id=f"{device}-{name}")
+    for device in kept.DEVICES
+    for name, answer in kept.read_evidence(kept.path_of(device))["questions"].items()
+]
+
+
+def document(cases: dict[str, dict], **more: object) -> dict:
+    """What a run of a question writes."""
+    hardware = {"device": "NVIDIA H200", "date": "2026-11-28", "torch": "2.11.0"}
+    about = {"benchmark": "steady_answer", "commit": "abc", "small": False, "seconds": 12}
+    summary = {"steady and right": f"{len(cases)} of {len(cases)}"}
+    return {**about, "hardware": hardware, "cases": cases, "summary": summary, **more}
+
+
+def right(times: int) -> dict:
+    record = {"right": times, "alike": 10, "of": 10, "noisy": 0, "step_ms": 2.123456}
+    return {**record, "answers": {"a": times}, "end": "done"}
+
+
+@pytest.fixture
+def keep(tmp_path, capsys):
+    """Keeps a document in a folder, and returns the answers of the GPU."""
+    number = iter(range(10))
+
+    def keep(what: dict, *options: str, code: int = 0) -> dict:
+        path = tmp_path / f"out{next(number)}.json"
+        path.write_text(json.dumps(what))
+        assert run(["keep", str(path), "--folder", str(tmp_path), *options]) == code
+        if code:
+            assert capsys.readouterr().err.count("\n") == 1
+        return kept.read_evidence(kept.path_of("cuda", tmp_path))["questions"]
+
+    return keep
+
+
+def test_there_is_one_file_a_device_beside_the_notes():
+    files = sorted(path.name for path in kept.RESULTS.iterdir())
+    assert files == ["README.md", *sorted(f"{device}.json" for device in kept.DEVICES)]
+
+
+def test_all_of_it_is_small():
+    sizes = {path.name: path.stat().st_size for path in kept.RESULTS.iterdir()}
+    assert sum(sizes.values()) <= kept.LIMIT == 400_000, sizes
+    assert sizes["README.md"] <= 15_000
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+def test_each_answer_names_its_question_code_day_and_hardware(answer):
+    assert answer["question"] in QUESTIONS
+    assert answer["commit"]
+    assert answer["date"]
+    assert answer["hardware"]["device"]
+
+
+@pytest.mark.parametrize("device", kept.DEVICES)
+def test_each_case_has_a_line_of_its_own(device):
+    path = kept.path_of(device)
+    text, evidence = path.read_text("utf-8"), kept.read_evidence(path)
+    lines = [line for one in evidence["questions"].values() for line in one["lines"]]
+    assert len(lines) > 500
+    assert [json.loads(line.rstrip(",")) for line in text.splitlines() if line[:1] == "["] == lines
+
+
+@pytest.mark.parametrize("device", kept.DEVICES)
+def test_what_is_kept_is_written_again_as_it_is(device, tmp_path):
+    path = kept.path_of(device)
+    kept.write_evidence(tmp_path / path.name, kept.read_evidence(path))
+    assert (tmp_path / path.name).read_text("utf-8") == path.read_text("utf-8")
+
+
+def test_a_run_is_kept_with_a_short_line_for_each_case(keep):
+    found = keep(document({"loop": right(10), "mlp": right(9)}))["steady_answer"]
+    assert (found["commit"], found["cases"], found["end"]) == ("abc", [2, 2], "done")
+    assert kept.rows_of(found)[1]["right"] == 9
+    assert kept.rows_of(found)[0]["step_ms"] == 2.123
+    assert "answers" not in found["columns"]
+    assert found["summary"] == {"steady and right": "2 of 2"}
+
+
+def test_a_rounded_number_is_rounded_again_as_the_whole_one_is():
+    for value in (24.4512, 12.549, 0.04551, 24.45):
+        assert f"{kept.short(value):.1f}" == f"{value:.1f}"
+        assert abs(kept.short(value) - value) <= 5e-4 * value
+    assert kept.short(5129699328) == 5129699328
+
+
+def test_a_newer_run_takes_the_place_of_an_answer_or_stands_beside_it(keep):
+    keep(document({"loop": right(10)}))
+    found = keep(document({"mlp": right(7)}, commit="def"), "--as", "steady_beside")
+    assert [one["commit"] for one in found.values()] == ["abc", "def"]
+    assert found["steady_beside"]["question"] == "steady_answer"
+    found = keep(document({"mlp": right(7)}, commit="def"))
+    assert [one["case"] for one in kept.rows_of(found["steady_answer"])] == ["mlp"]
+
+
+def test_some_cases_take_the_place_of_theirs_and_the_summary_is_of_all(keep):
+    keep(document({"loop": right(10), "mlp": right(2), "gpt": {"end": "no time left"}}))
+    again = {"mlp": right(10), "loop": {"end": "no time left"}}
+    found = keep(document(again, commit="def"), "--merge")["steady_answer"]
+    assert {row["case"]: row["right"] for row in kept.rows_of(found)} == {"loop": 10, "mlp": 10}
+    assert found["summary"]["steady and right"] == "2 of 2"
+    assert (found["commit"], found["end"], found["cases"]) == ("abc", "in part", [2, 3])
+    assert [(one["commit"], one["cases"]) for one in found["parts"]] == [("def", ["mlp"])]
+    found = keep(document({"gpt": right(10)}, commit="ghi"), "--merge")["steady_answer"]
+    assert (found["end"], found["cases"], len(found["parts"])) == ("done", [3, 3], 2)
+    whole = {name: right(10) for name in ("loop", "mlp", "gpt")}
+    found = keep(document(whole, commit="jkl"), "--merge")["steady_answer"]
+    assert (found["commit"], found.get("parts")) == ("jkl", None)
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        document({"loop": right(10)}, small=True),
+        document({"loop": right(10)}, commit=""),
+        document({"loop": right(10)}, benchmark="of_yesterday"),
+        {"no": "run"},
+    ],
+    ids=["small", "no-commit", "no-question", "no-run"],
+)
+def test_what_answers_nothing_is_refused_in_one_line(what, keep):
+    assert keep(what, code=2) == {}
+
+
+def test_a_part_of_a_question_whose_summary_needs_more_than_lines_is_refused(keep):
+    leaks = document({"none": right(1)}, benchmark="leaks")
+    assert keep(leaks)["leaks"]["commit"] == "abc"
+    assert keep({**leaks, "commit": "def"}, "--merge", code=2)["leaks"]["commit"] == "abc"
+
+
+def test_the_newer_answers_of_another_file_of_a_device_are_taken(keep, tmp_path):
+    keep(document({"loop": right(10)}))
+    elsewhere = tmp_path / "elsewhere"
+    older = document({"mlp": right(1)}, commit="old")
+    older["hardware"] = {**older["hardware"], "date": "2026-11-01"}
+    for one in (older, document({"none": right(1)}, benchmark="leaks")):
+        kept.keep(one, elsewhere)
+    found = keep(json.loads((elsewhere / "cuda.json").read_text()))
+    assert found["steady_answer"]["commit"] == "abc"
+    assert "leaks" in found
+
+
+def test_a_command_is_kept_without_the_paths_of_its_machine():
+    from benchmarks.harness import DEFAULTS, Run, command_of
+
+    words = ["--jobs", "2", "-o", "out.json", "--keep", "/a/b", "--cases", "mlp", "x/y"]
+    of = Run(**DEFAULTS, question="planted", argv=words, small=False, out=Path("out.json"))
+    assert command_of(of) == "python -m benchmarks planted --jobs 2 --cases mlp"
