@@ -45,7 +45,7 @@ GROUPS = {
 }
 EXPLAINED = ("Answer", "Place", "Saving")
 """What results hold most often: each of their fields has a line."""
-LISTED = ("JobReport",)
+LISTED = ("Comparison", "JobReport")
 """Public results whose fields stand in a list of types, as those of what results hold."""
 INTEGRATIONS = {
     "backward_budget": ("pytest_plugin.py", "BackwardBudget", "__call__"),
@@ -303,7 +303,8 @@ def _body(function: Any, name: str, seen: dict[str, str]) -> Iterator[str]:
     if entries := [*_entries(found.get("Args", ""), {})]:
         seen.update(dict.fromkeys(entries, name))
         yield "\n".join(entries) + "\n"
-    if raised := re.findall(r"^(\w+): ", found.get("Raises", ""), re.MULTILINE):
+    raised = re.findall(r"^(\w+): ", found.get("Raises", ""), re.MULTILINE)
+    if raised := [one for one in raised if one != "UsageError"]:
         yield f"Raises {', '.join(f'`{one}`' for one in raised)}.\n"
 
 

@@ -16,19 +16,18 @@ from backspot.commands._verbs import other_rules
 HEAD = """\
 # Findings: why a step is slow, and what to do
 
-`report.findings` has those first of which it is known what a step gains, by a trial or by replay (of a bound for causes all over the step, a quarter counts); then those of which it is not known; then those without which a step takes as long. `backspot show` and the page begin with one about their headline, if it is among the first three.
+`report.findings` has those first of which it is known what a step gains, by a trial or by replay; then those of which it is not known; then those without which a step takes as long. `backspot show` and the page begin with one about their headline, if it is among the first three.
 
 - **The time** of a finding is clock time in a typical step, and the most that its remedy can save; but where the host waits no more, later work begins earlier, too. Findings can share time: do not add them up.
 - **"3.3 ms less without it"** (`finding.saves`) stands where the remedy saves clearly less or more than that time, by a replay with the remedy, or else without the work of the cause. "At best" is a bound.
 - **Tried here**, the advice was [measured beside the training](tried.md). Advice that does not help is left out, and its finding goes last.
 - **The places** are modules by path, the most expensive first, or `(optimizer)` and `(data)`.
-- **The tier** ([why](decisions/tiers.md)): a rule is `stable` once two sources that nobody here wrote have shown it right in place, cause and remedy: threads with a fix of which [the slow step was rebuilt](published.md), `timm` (healthy models) and `scripts` (of others, unedited) in the [results](../benchmarks/results/README.md). Those with fewer were stable before that was asked. `preview` findings come last and are shown with `--preview`; no headline, answer, order or trial depends on them.
+- **The tier** ([why](decisions/tiers.md)): a rule is `stable` once two sources that nobody here wrote have shown it right: threads with a fix of which [the slow step was rebuilt](published.md), `timm` (healthy models) and `scripts` (of others, unedited) in the [results](../benchmarks/results/README.md). Those with fewer were stable before that was asked. `preview` findings come last and are shown with `--preview`.
 - **True of nearly every step** (*common*): a finding only where a trial or the replay of the remedy says that it pays (a tenth of the step; of a bound, a quarter). Elsewhere its tier is `account`, and it is one line of the report.
 - **From 1%** of the step, in most steps, unless the rule says otherwise.
-- **What a rule needs** may not be in the trace. `report.rules` says of each whether it `found` something or `nothing`, or why it could not look: `needs a GPU`, `needs stacks`, `needs memory`, `needs labels` (of Backspot), `needs blocks` (of kernels), `needs shapes`. On accelerators other than GPUs of NVIDIA and AMD, only rules for any device look. A trace that is cut short has no findings.
+- **What a rule needs** may not be in the trace. `report.rules` says of each whether it `found` something or `nothing`, or why it could not look: `needs a GPU`, `needs stacks`, `needs memory`, `needs labels` (of Backspot), `needs blocks` (of kernels), `needs shapes`. On other accelerators than GPUs of NVIDIA and AMD, only rules for any device look. A trace that is cut short has no findings.
 
-**`backspot explain RULE`** says more than this page: how the rule finds its cause, from which limits on, and what does not count. Both are the docstring of the rule (`python docs/make_findings.py`). Each rule is tested on a recording with its cause and on one without.
-
+**`backspot explain RULE`** says more than this page: how the rule finds its cause, from which limits on, and what does not count. Both are the docstring of the rule (`python docs/make_findings.py`).
 """  # noqa: E501
 MEMORY = """\
 Rules about memory need a [recording of it](memory-and-limits.md). Their findings have `held_bytes` instead of a time and come after those about time. Limits are shares of the peak of the device that holds the most.

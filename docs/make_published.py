@@ -53,8 +53,8 @@ OWN = """
 These say less: who rebuilt the steps knew what the rules look for.
 """
 TABLE = """
-| what people saw | Backspot says | fix | step, ms | predicted | gained |
-| --- | --- | --- | ---: | ---: | ---: |
+| what people saw | Backspot says | fix | step: predicted, gained, ms |
+| --- | --- | --- | --- |
 """
 
 
@@ -115,16 +115,15 @@ def _row(about: Mapping[str, Any], found: Mapping[str, Any]) -> str:
     if found["by"]:
         line = f" ({found['line']})" if found["line"] else ""
         where = f"`{found['at'] or 'the whole model'}`{line}"
-        says = f"[{says}](findings.md#{found['by']}), at {where}"
+        says = f"[{found['by']}](findings.md#{found['by']}) at {where}"
     promised = found["promised_ms"]
     still_there = ", still there after the fix" if found["gone"] is False else ""
     cells = (
         f"{about['title']} ([{repository if number else 'source'}]({link}))",
         f"{_cell(says)} · *{_verdict(found)}*{still_there}",
         about["fix"],
-        f"{found['step_ms']:.1f}",
-        "–" if promised is None else f"{promised:.1f}",
-        f"{found['gain_ms']:.1f} ± {found['gain_spread_ms']:.1f}",
+        f"{found['step_ms']:.1f}: {'–' if promised is None else f'{promised:.1f}'}, "
+        f"{found['gain_ms']:.1f} ±{found['gain_spread_ms']:.1f}",
     )
     return f"| {' | '.join(cells)} |\n"
 

@@ -26,6 +26,7 @@ from benchmarks import claims, kept
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
+README = ROOT / "README.md"
 DATA = ROOT / "tests" / "data"
 PAGES = [
     *sorted(ROOT.glob("*.md")),
@@ -87,6 +88,13 @@ def test_every_page_can_be_reached_from_the_readme():
         links = re.findall(r"\]\(([^)#\s]+)", text_of(page))
         todo += [page.parent.joinpath(link).resolve() for link in links if ":" not in link]
     assert reached >= {*DOCS.rglob("*.md")}
+
+
+def test_the_documents_are_short():
+    """A tired reader finds nothing in 50,000 words: say a thing once, and leave out its defence."""
+    words = {page.name: len(text_of(page).split()) for page in (*DOCS.glob("*.md"), README)}
+    assert sum(words.values()) <= 36_000, sorted(words.items(), key=lambda item: -item[1])[:8]
+    assert words["README.md"] <= 800
 
 
 # What is generated.

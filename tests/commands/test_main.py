@@ -241,7 +241,7 @@ def test_the_help_of_a_verb_holds_an_example_and_the_exit_codes_of_its_own(verb,
 def test_the_page_for_agents_has_every_exit_code(capsys):
     page = Path(__file__).parents[2].joinpath("docs", "for-agents.md").read_text("utf-8")
     told, _ = codes_told(capsys=capsys)
-    assert [int(code) for code in re.findall(r"^\| (\d+) \| ", page, re.MULTILINE)] == told
+    assert [int(code) for code in re.findall(r"^- (\d+): ", page, re.MULTILINE)] == told
 
 
 def test_python_dash_m_is_the_same_program():

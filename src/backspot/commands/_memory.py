@@ -3,8 +3,8 @@
 OPTIONS = {
     "memory": {
         "action": "store_true",
-        "help": "record what is in memory too, in the same steps, and on a GPU who made each "
-        "block, for a training that runs out of memory",
+        "help": "record what is in memory too, in the same steps, and who made each block of a "
+        "GPU, should it run out",
     },
 }
 ORDERS = {"memory": "what it has in memory at the peak"}

@@ -41,15 +41,13 @@ OPTIONS = {
     "plan": {
         "type": _seconds,
         "metavar": "SECONDS",
-        "help": "also try settings on a copy of the whole model, such as bf16, channels_last and "
-        "torch.compile, and say what the step takes with each; the training stands still "
-        f"meanwhile, and goes on as if nothing had happened (--plan alone: {PLAN_SECONDS})",
+        "help": "also try settings on a copy of the whole model, such as bf16 or torch.compile; "
+        f"the training stands still meanwhile (--plan alone: {PLAN_SECONDS})",
     },
     "plan_from": {
         "type": _absolute,
         "metavar": "REPORT",
-        "help": "make a plan, and leave out what did not help by that of an earlier report.json, "
-        "where nothing below it has changed",
+        "help": "make a plan without what did not help by that of an earlier report.json",
     },
 }
 ALONE = {"plan": PLAN_SECONDS}

@@ -14,8 +14,7 @@ OPTIONS = {
         "type": _trials,
         "choices": ("operators", "none"),
         "default": "operators",
-        "help": "what may be tried of what the findings advise, on copies, within five seconds in "
-        "which the training stands still: PyTorch's optimizers and operators, or nothing "
-        "(default: operators)",
+        "help": "what to try of what the findings advise, on copies, within five seconds in which "
+        "the training stands still (default: operators)",
     },
 }

@@ -77,15 +77,15 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "--depth",
         type=count,
         metavar="D",
-        help="fold every module deeper than this into its ancestor (0 is the root; a module that "
-        "is never called, such as a ModuleList, is no level)",
+        help="fold every module deeper than this into its ancestor (0 is the root; one that is "
+        "never called, such as a ModuleList, is no level)",
     )
     parser.add_argument(
         "--match",
         action="append",
         metavar="PATTERN",
-        help="keep modules such as 'model.layers.*' or '**.attn', and fold every other module into "
-        "the nearest one around it that is kept, or into the root (can be repeated)",
+        help="keep modules such as 'model.layers.*' or '**.attn', and fold every other one into "
+        "the nearest around it that is kept (can be repeated)",
     )
     parser.add_argument(
         "--by",
@@ -105,10 +105,9 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "--what-if",
         action="append",
         metavar="CHANGE",
-        help="print what a step would take with this change, and no report: 'blocks.*=0.5' (the "
-        "part of its time that a module keeps), fuse=MODULE (its chains as one kernel each), "
-        "no_waits, graph (all launched at once), optimizer=fused, dtype=bf16, buckets=8; can be "
-        "repeated for all of them together",
+        help="print what a step would take with this change: 'blocks.*=0.5' (the part of its time "
+        "that a module keeps), fuse=MODULE (its chains as one kernel each), no_waits, graph (all "
+        "launched at once), optimizer=fused, dtype=bf16, buckets=8 (can be repeated)",
     )
     add_preview(parser)
     add_format(parser, "Report")
@@ -118,9 +117,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--anonymous",
         action="store_true",
-        help="leave out lines of source, names of files and folders, the command line, messages of "
-        "errors, and each word of a sentence that is not Backspot's own, to share a report; names "
-        "of modules, classes and functions stay",
+        help="leave out source, files, the command line, errors, and each word that is not "
+        "Backspot's own, to share a report; names of modules, classes and functions stay",
     )
     parser.add_argument("--force", action="store_true", help="overwrite an existing file")
     parser.add_argument(

@@ -76,11 +76,10 @@ def allocator_calls(evidence: Evidence) -> Finding | None:
     """Memory is asked of the driver, or given back to it, in each step.
 
     **Cause.** PyTorch keeps the memory that it has asked the driver for, so that a step like the
-    one before needs no call. `torch.cuda.empty_cache()` gives it back, and so does an allocation
-    for which there is no room, or a convolution that tried its kernels with
-    `torch.backends.cudnn.benchmark`. A batch of a size that was not seen needs new blocks, and a
-    library may allocate by itself. `cudaMalloc` and `cudaHostAlloc` take 0.1 to some milliseconds
-    each, and `cudaFree` waits for the GPU.
+    one before needs no call. `torch.cuda.empty_cache()`, an allocation without room, and
+    `torch.backends.cudnn.benchmark` give it back; a batch of a new size needs new blocks.
+    `cudaMalloc` and `cudaHostAlloc` take 0.1 to some milliseconds each, and `cudaFree` waits for
+    the GPU.
 
     **Found by** these calls of the driver (in HIP's names too), in most steps, at the cost of the
     time in which the GPU is idle meanwhile; after a `cudaFree` also until the host is ahead of the

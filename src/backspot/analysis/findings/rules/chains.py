@@ -73,7 +73,7 @@ def operator_loop(evidence: Evidence) -> Finding | None:
 
     **Fix.** Where no call needs what another returns, one call for all of them. Else operators on
     whole tensors, larger tiles, the parallel form of the recurrence, or the package. Else compile
-    the body of the loop. What the loop computes takes time in any form, so the price is a bound.
+    the body of the loop. The price is a bound.
     """
     # Each operator takes a short time.
     costs, say, owners = evidence.costs, evidence.wording, evidence.ownership.owners
@@ -375,8 +375,8 @@ def pointwise_chain(evidence: Evidence) -> Finding | None:
     of a [loop](#operator-loop) do not count.
 
     **Fix.** `torch.nn.functional.gelu` and `layer_norm`, and on a GPU `rms_norm`, are one operator
-    each. Elsewhere, compile the module. On a CPU, `gelu` took 13% to 15% off the step of wide
-    layers; compiled chains over 8 MB took 22% to 57% of their time, over 0.8 MB 65% to 100%.
+    each. Elsewhere, compile the module: on a CPU, chains over 8 MB took 22% to 57% of their time,
+    over 0.8 MB 65% to 100%.
     """
     costs, say = evidence.costs, evidence.wording
     chains, kinds = _chains(evidence)
@@ -645,10 +645,9 @@ def loss_passes(evidence: Evidence) -> Finding | None:
     [tried](tried.md).
 
     **Fix.** Compile the loss with its cast; on one core of a CPU, for 32,000 words, last layer and
-    loss together took 16% less. Give the last layer only the positions that have a label, which is
-    tried where at least a tenth has none. Cross-entropy in chunks saves memory, and no time on a
-    CPU. A softmax with a logarithm behind it is `log_softmax`; with the label's score picked out of
-    that, `cross_entropy`.
+    loss took 16% less. Give the last layer only the positions that have a label. Cross-entropy in
+    chunks saves memory, and no time on a CPU. A softmax with a logarithm behind it is
+    `log_softmax`; with the label's score picked out of that, `cross_entropy`.
     """
     costs, say = evidence.costs, evidence.wording
     done = [operations.of_node(name) for name in evidence.spans.node_names]

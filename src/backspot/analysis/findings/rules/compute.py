@@ -97,10 +97,10 @@ def attention_math(evidence: Evidence) -> Finding | None:
     bias do not count.
 
     **Fix.** `torch.nn.functional.scaled_dot_product_attention`. If the model uses it already, it
-    runs its math backend: on a GPU because of fp32 inputs, an arbitrary mask or the head size; on a
-    CPU because of `dropout_p > 0`, a mask that needs a gradient, or inputs without four dimensions.
+    runs its math backend: on a GPU because of fp32 inputs, a mask or the head size; on a CPU
+    because of `dropout_p > 0`, a mask that needs a gradient, or inputs without four dimensions.
     `torch.nn.attention.sdpa_kernel(SDPBackend.FLASH_ATTENTION)` warns why. `nn.MultiheadAttention`
-    returns its weights, and is not fused, unless it is called with `need_weights=False`.
+    is fused only with `need_weights=False`.
     """
     costs, say = evidence.costs, evidence.wording
     nodes, softmax = _chains(evidence)

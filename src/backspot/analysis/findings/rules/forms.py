@@ -92,10 +92,9 @@ def slow_node(evidence: Evidence, found: Sequence[Finding]) -> Finding | None:
     element-wise operations, compiled code, a Function of the program, and what another finding
     explains do not count.
 
-    **Fix.** For one value of a whole tensor, `x.flatten().max(0).values`: on one core of a CPU, a
-    million elements took 1.4 ms so, forward and backward, where `max()` took 7.2; likewise
-    `x.max(1).values` for `amax(1)`. If the value only scales something, take it under
-    `torch.no_grad()`.
+    **Fix.** For one value of a whole tensor, `x.flatten().max(0).values` (on one core of a CPU, a
+    million elements 1.4 ms, where `max()` took 7.2); likewise `x.max(1).values` for `amax(1)`. If
+    the value only scales something, take it under `torch.no_grad()`.
     """
     costs, say = evidence.costs, evidence.wording
     nodes = evidence.nodes_named(_is_judged) & ~accumulating(evidence) & ~compiled(evidence)
@@ -189,8 +188,8 @@ def written_out_product(evidence: Evidence) -> Finding | str | None:
     Products of tensors of one shape, as of a cosine, do not count.
 
     **Fix.** `torch.einsum("bi,ij->bj", x, w)`, `x @ w`, `torch.bmm`. On one core of a CPU, a layer
-    of 64 by 64 for 1,024 rows took 13 to 26 ms so, and 2 ms as a product. The product takes time,
-    too, so the price is a bound.
+    of 64 by 64 for 1,024 rows took 2 ms as a product, and 13 to 26 ms without. The price is a
+    bound.
     """
     costs, say = evidence.costs, evidence.wording
     pairs = _summed_products(evidence)

@@ -206,8 +206,7 @@ def optimizer_kernels(evidence: Evidence) -> Finding | None:
     and of gradient clipping, from 5%, where another form was [tried](tried.md) and helps.
 
     **Fix.** One group for each setting. `fused=True`; on a GPU, where the optimizer lacks it,
-    `foreach=True`. On a CPU, `fused=True` took a third off the step of an AdamW of twenty layers;
-    `foreach=True` and SGD gained nothing.
+    `foreach=True`. On a CPU, `foreach=True` and SGD gained nothing.
     """
     found = _optimizer_of_groups(evidence)
     if found is None and evidence.device == "cuda":
@@ -623,10 +622,9 @@ def second_backward(evidence: Evidence) -> Finding | None:
     in a trace, so there is no price, but where three quarters of a pass are nodes that an earlier
     pass of the step has run, too.
 
-    **Fix.** Compute a penalty in every eighth or sixteenth step with that weight. Where the
-    gradients themselves are trained, they are needed. For several gradients of one result, call
-    `torch.autograd.grad` once with all inputs; for several directions, `is_grads_batched=True`,
-    `torch.func.vmap` or forward mode (`torch.func.jvp`).
+    **Fix.** Compute a penalty in every eighth or sixteenth step with that weight. For several
+    gradients of one result, call `torch.autograd.grad` once with all inputs; for several
+    directions, `is_grads_batched=True`, `torch.func.vmap` or forward mode (`torch.func.jvp`).
     """
     costs, say = evidence.costs, evidence.wording
     made, within = made_by_nodes(evidence)

@@ -512,9 +512,9 @@ def host_waits(evidence: Evidence) -> Finding | None:
 
     **Fix.** Keep values on the GPU: add metrics up there and read them in some steps; `torch.where`
     for `x[mask]`; `clip_grad_norm_` to clip; copies with `non_blocking=True` from pinned memory.
-    Waits within a convolution are those of `torch.backends.cudnn.benchmark`, for each new size:
-    give it a few sizes. Those within SyncBatchNorm are PyTorch's own: use `BatchNorm` where a
-    rank's batch is large enough, or a norm without a batch, such as `GroupNorm`.
+    Within a convolution, `torch.backends.cudnn.benchmark` waits for each new size: give it a few.
+    SyncBatchNorm waits by itself: use `BatchNorm` where a rank's batch is large enough, or
+    `GroupNorm`.
     """
     # After a wait the host has no kernels queued. Until it is ahead again, the GPU idles between
     # kernels. Without the wait, the GPU would be spared at most the wait's own length of that.
@@ -641,10 +641,9 @@ def waiting_for_data(evidence: Evidence) -> Finding | None:
 
     **Fix.** For a GPU: workers (`num_workers`, `persistent_workers=True`, `prefetch_factor`),
     pinned memory, and decoding on the GPU or once beforehand. Where workers are late already, or on
-    a CPU: less work for each batch, then more workers, as these need free cores. Below 5 ms without
-    workers, which cost some milliseconds themselves: index data in memory by whole batches,
-    `DataLoader(data, batch_size=None, sampler=loader.batch_sampler)`, which draws as the loader
-    does.
+    a CPU: less work for each batch, then more workers, as these need free cores. Below 5 ms, as
+    workers cost some milliseconds themselves: index data in memory by whole batches,
+    `DataLoader(data, batch_size=None, sampler=loader.batch_sampler)`.
     """
     # Without the marks of a loader, it looks at the host before the first operator, where nothing
     # is recorded. On a GPU, a copy follows, which may be that of a batch. Without a GPU, nothing
@@ -809,11 +808,11 @@ def exposed_communication(evidence: Evidence) -> Finding | None:
     **Found by** kernels of NCCL and RCCL beside which nothing runs, and exchanges of gloo and MPI
     while the host runs no node. The time is in rows such as `(gradient exchange)`.
 
-    **Fix.** A collective lasts until its slowest rank arrives: ask [`backspot ranks`](ranks.md)
-    first. If no rank is late: with DistributedDataParallel, other sizes of `bucket_cap_mb`, or
-    gradients in bf16 (`bf16_compress_hook`); with FSDP2, prefetch
-    (`set_modules_to_backward_prefetch`) or keep parameters (`reshard_after_forward=False`). While
-    gradients accumulate: `no_sync()`, or `set_requires_gradient_sync(False)` of FSDP2.
+    **Fix.** Ask [`backspot ranks`](ranks.md) first which rank is late. If none is: with
+    DistributedDataParallel, other sizes of `bucket_cap_mb`, or gradients in bf16
+    (`bf16_compress_hook`); with FSDP2, prefetch (`set_modules_to_backward_prefetch`) or keep
+    parameters (`reshard_after_forward=False`). While gradients accumulate: `no_sync()`, or
+    `set_requires_gradient_sync(False)` of FSDP2.
     """
     costs, say = evidence.costs, evidence.wording
     work = (evidence.work.tier == Tier.COMMUNICATION) & evidence.recorded

@@ -250,9 +250,8 @@ def sorted_indexing(evidence: Evidence) -> Finding | None:
 
     **Fix.** If the index of a `gather` was expanded over features, every element is sorted: index
     whole rows, `x[torch.arange(len(x))[:, None], keep]`. For one dimension, `index_select` does not
-    sort (and its order varies); on an H200 it was faster in some models and slower in others, so it
-    has no price unless it is tried. Leave deterministic mode off, unless runs must be reproducible
-    bit by bit.
+    sort (and its order varies): faster in some models, slower in others, so it has no price unless
+    it is tried. Leave deterministic mode off, unless runs must be reproducible bit by bit.
     """
     # A floating-point sum over equal indices is reproducible only in a fixed order, so PyTorch
     # sorts the indices first: always where the forward was ``x[index]``, and for ``gather`` and

@@ -61,10 +61,9 @@ def slow_convolution(evidence: Evidence) -> Finding | None:
     ones do not count.
 
     **Fix.** 3-D depthwise: a dense convolution, or 2-D depthwise ones that are summed over the
-    frames of the kernel; both are tried, as on many sizes neither is faster. Others:
-    `torch.backends.cudnn.benchmark = True`, channels last and bf16, or the layer without cuDNN. On
-    an H200, 2-D depthwise ones made steps of 4.8 to 7.4 ms up to 3.8 ms slower, so there is no
-    price unless a form is tried.
+    frames of the kernel; both are tried, as on many sizes neither is faster (on an H200, up to 3.8
+    ms slower). Others: `torch.backends.cudnn.benchmark = True`, channels last and bf16, or the
+    layer without cuDNN.
     """
     # 2-D depthwise ones are left out: all kernels for the gradient of their weights are slow.
     say = evidence.wording
@@ -350,7 +349,7 @@ def slow_path(evidence: Evidence) -> Finding | str | None:
 
     **Fix.** A number format that the kernel takes. On one core of a CPU, a convolution in fp64 took
     3.8 times as long as in fp32, and in fp16 22 times; an LSTM with a projection 6 times as long as
-    one without. What is left to the fast kernel is not known, so there is no price.
+    one without.
     """
     costs, say, events = evidence.costs, evidence.wording, evidence.events
     index, _ = forward_operators(evidence)

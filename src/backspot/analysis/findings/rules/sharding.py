@@ -37,8 +37,8 @@ def sharded_small_modules(evidence: Evidence) -> Finding | None:
     """FSDP2's hooks take the host longer than the modules that they are around.
 
     **Cause.** Each module that `fully_shard` is called for gathers its parameters before its
-    forward and its backward, and reduces its gradients after it. The hooks that do so are Python,
-    and take the host the same time for a LayerNorm as for a block of a Transformer.
+    forward and its backward, and reduces its gradients after it. These hooks are Python, and take
+    the host as long for a LayerNorm as for a whole block.
 
     **Found by** the marks of FSDP2's hooks, for 8 modules or more whose hooks take longer than
     their forward, from 5% of the step. The cost is the time of the hooks in which the GPU computes
@@ -46,9 +46,8 @@ def sharded_small_modules(evidence: Evidence) -> Finding | None:
     exchanges are slow, [exposed-communication](#exposed-communication) can name the same time.
     FSDP1 does not say in a trace which module its marks are of.
 
-    **Fix.** Call `fully_shard` for whole blocks, not for the layers in them, and for several small
-    blocks at once: `fully_shard([first, second])`. A group keeps its parameters gathered until its
-    last module is done, so that larger groups need more memory.
+    **Fix.** Call `fully_shard` for whole blocks, and for several small ones at once:
+    `fully_shard([first, second])`. Larger groups need more memory.
     """
     hooks = _hooks(evidence)
     if not len(hooks.index):
