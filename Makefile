@@ -19,8 +19,8 @@ durations:  ## Run all tests, and list the 40 slowest
 lint:  ## Check with ruff and mypy, as CI does
 	.ci/lint
 
-house:  ## Print the parts, what each costs, and the arrows from the core into them
-	cd tests && python -m support.house
+house:  ## Print the parts, what each costs, the arrows into them, and how dense and empty the words are
+	cd tests && python -m support.house && python -m support.words
 
 format:  ## Format, and fix what ruff can fix
 	ruff format .

@@ -238,8 +238,8 @@ MUTATIONS = (
     Mutation(
         "a wait that ended long before holds the idle time of a device",
         "analysis/accounting/clock.py",
-        "caused = (at >= 0) & (waits.end[wait] >= begin)",
-        "caused = at >= 0",
+        "caused = (last_wait >= 0) & (waits.end[wait] >= begin)",
+        "caused = last_wait >= 0",
         OF_WORK,
     ),
     Mutation(
@@ -354,15 +354,15 @@ MUTATIONS = (
     Mutation(
         "a step ends with the host although its device works on",
         "analysis/replay/simulation.py",
-        "ends[step] = np.maximum(ends[step], self.end[mine].max(axis=0))",
-        "ends[step] = np.maximum(ends[step], self.end[mine].min(axis=0))",
+        "ends[step] = np.maximum(ends[step], self.end[own_work].max(axis=0))",
+        "ends[step] = np.maximum(ends[step], self.end[own_work].min(axis=0))",
         REPLAY,
     ),
     Mutation(
         "a module is worth the update of the others, too",
         "analysis/replay/replayable.py",
-        "of_tensors, of_numbers = held / np.maximum(held.sum(axis=1, keepdims=True), 1)",
-        "of_tensors, of_numbers = np.minimum(held, 1)",
+        "= parameters / np.maximum(parameters.sum(axis=1, keepdims=True), 1)",
+        "= np.minimum(parameters, 1)",
         CHANGES,
     ),
     Mutation(
@@ -389,8 +389,8 @@ MUTATIONS = (
     Mutation(
         "a module of a kernel saves the others' shares",
         "analysis/replay/saving.py",
-        "(done, 1 - part),",
-        "(done, part),",
+        "(worked_on, 1 - fraction),",
+        "(worked_on, fraction),",
         COMPILED,
     ),
     Mutation(
@@ -538,8 +538,8 @@ MUTATIONS = (
     Mutation(
         "the limit of a change is a share of the shorter backward",
         "comparison/judge.py",
-        "whole = max(mean_of(self.before.to(time)), mean_of(self.after.to(time)))",
-        "whole = min(mean_of(self.before.to(time)), mean_of(self.after.to(time)))",
+        "total = max(mean_of(self.before.to(time)), mean_of(self.after.to(time)))",
+        "total = min(mean_of(self.before.to(time)), mean_of(self.after.to(time)))",
         COMPARISON,
     ),
     Mutation(
@@ -552,7 +552,7 @@ MUTATIONS = (
     Mutation(
         "modules that are called more often are the speed of the machine",
         "comparison/compare.py",
-        "return alike and not _differ_in_calls(was, now)",
+        "return alike and not _differ_in_calls(old, new)",
         "return alike",
         f"{COMPARISON} comparison/test_scale.py",
     ),
@@ -581,8 +581,8 @@ MUTATIONS = (
     Mutation(
         "a clock that runs apart is set the wrong way",
         "job/align.py",
-        "    found: Ints = times + self.offset_ns + grown\n",
-        "    found: Ints = times + self.offset_ns - grown\n",
+        "    job_times: Ints = times + self.offset_ns + grown\n",
+        "    job_times: Ints = times + self.offset_ns - grown\n",
         WAITING,
     ),
     Mutation(
@@ -609,14 +609,14 @@ MUTATIONS = (
     Mutation(
         "a rank is one of those that it is compared with",
         "job/scatter.py",
-        "found: Ints = np.where(values <= middle, above, middle)",
-        "found: Ints = middle",
+        "medians: Ints = np.where(values <= middle, above, middle)",
+        "medians: Ints = middle",
         ANSWER,
     ),
     Mutation(
         "the stages of a pipeline are compared with each other",
         "job/modules.py",
-        "    if not any(any(one.stalled) for one in ranks.values()):\n",
+        "    if not any(any(hints.stalled) for hints in ranks.values()):\n",
         "    if True:\n",
         OF_RANKS,
     ),

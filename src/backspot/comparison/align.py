@@ -72,23 +72,23 @@ def moves_between(
         ):
             continue
         prefixes = {ballot.prefix for ballot in ballots}
-        taken: dict[str, str] = {}
+        taken_paths: dict[str, str] = {}
         if len(ballots) == 1:  # a single pair is no evidence about the modules around it
-            taken = dict(ballot.paths for ballot in ballots)
+            taken_paths = dict(ballot.paths for ballot in ballots)
         else:
             for prefix in sorted(prefixes):
                 rest = (
                     path
                     for path in _inside((*prefix, *old), ordered)
-                    if path not in moved and path not in taken
+                    if path not in moved and path not in taken_paths
                 )
                 more = _followers((*prefix, *old), (*prefix, *fresh), rest, free, before, after)
-                taken |= more
+                taken_paths |= more
                 free.difference_update(more.values())
-        moved |= taken
-        free.difference_update(taken.values())
+        moved |= taken_paths
+        free.difference_update(taken_paths.values())
         prefix = prefixes.pop() if len(prefixes) == 1 else ("*",)
-        moves.append(Move(".".join((*prefix, *old)), ".".join((*prefix, *fresh)), len(taken)))
+        moves.append(Move(".".join((*prefix, *old)), ".".join((*prefix, *fresh)), len(taken_paths)))
     return tuple(moves), moved
 
 
@@ -160,7 +160,7 @@ def _followers(
     after: Mapping[str, Row],
 ) -> dict[str, str]:
     """Return the paths that a move takes along: below ``old`` and ``new``, of the same class."""
-    found = {}
+    followed = {}
     for path in gone:
         names = _names(path)
         to = ".".join((*new, *names[len(old) :]))
@@ -169,8 +169,8 @@ def _followers(
             and to in free
             and before[path].class_name == after[to].class_name
         ):
-            found[path] = to
-    return found
+            followed[path] = to
+    return followed
 
 
 def _inside(outer: _Path, ordered: Sequence[tuple[str, str]]) -> Iterator[str]:

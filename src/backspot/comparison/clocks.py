@@ -36,15 +36,16 @@ def as_recorded(report: Report) -> Report:
     if report.clock == "recorded":
         return report
     slower = report.recorded_wall_ns / max(1, report.wall_ns)
-    made: Report = _recorded(report, "wall_ns")
-    made = _recorded(made, "step_ns")
+    recorded: Report = _recorded(report, "wall_ns")
+    recorded = _recorded(recorded, "step_ns")
     return replace(
-        made,
+        recorded,
         clock="recorded",
         modules=tuple(_recorded(row, "wall_ns") for row in report.modules),
         phases=tuple(_recorded(phase, "wall_ns") for phase in report.phases),
         operators=tuple(
-            replace(one, wall_ns=int(one.wall_ns * slower)) for one in report.operators
+            replace(operator, wall_ns=int(operator.wall_ns * slower))
+            for operator in report.operators
         ),
     )
 

@@ -99,12 +99,12 @@ def compare(
     ):
         raise UsageError(f"names={quoted(names)}: give two texts, what to call before and after")
     for other in _others():
-        of_it = [[isinstance(one, other.kind) for one in side] for side in sides]
+        of_it = [[isinstance(result, other.kind) for result in side] for side in sides]
         if all(map(all, of_it)):
             return other.compare(*sides, names)
         if any(map(any, of_it)):
             raise UsageError(other.mixed)
-    reports = [[_report(one) for one in side] for side in sides]
+    reports = [[_report(result) for result in side] for side in sides]
     if len(sides[0]) + len(sides[1]) > 2:
         _check_devices([*reports[0], *reports[1]])
     comparison = _compare(reports[0], reports[1], names)
@@ -122,15 +122,18 @@ def _others() -> tuple[Comparer, ...]:
 def _listed(name: str) -> list[Any]:
     """What the modules of this folder have in their lists of a name."""
     return [
-        one for module in modules_of("backspot.comparison") for one in getattr(module, name, ())
+        entry for module in modules_of("backspot.comparison") for entry in getattr(module, name, ())
     ]
 
 
-def _side(given: Recorded | Sequence[Recorded], name: str) -> list[object]:
-    several = list(given) if isinstance(given, (list, tuple)) else [given]
+def _side(recordings: Recorded | Sequence[Recorded], name: str) -> list[object]:
+    several = list(recordings) if isinstance(recordings, (list, tuple)) else [recordings]
     if not several:
         raise UsageError(f"{name} is empty: give a report, or a list of them")
-    read = [Report.load(one) if isinstance(one, (str, os.PathLike)) else one for one in several]
+    read = [
+        Report.load(recording) if isinstance(recording, (str, os.PathLike)) else recording
+        for recording in several
+    ]
     for number, report in enumerate(read):
         if any(_is_same(report, other) for other in read[:number]):
             raise UsageError(
@@ -140,31 +143,31 @@ def _side(given: Recorded | Sequence[Recorded], name: str) -> list[object]:
     return read
 
 
-def _is_same(one: object, other: object) -> bool:
+def _is_same(first: object, second: object) -> bool:
     """Whether two reports are of one recording, whatever its file is called."""
-    if isinstance(one, Report) and isinstance(other, Report):
-        same_run = one.recorded == other.recorded  # when, for example
-        return same_run and replace(one, trace="") == replace(other, trace="")
-    return one == other
+    if isinstance(first, Report) and isinstance(second, Report):
+        same_run = first.recorded == second.recorded  # when, for example
+        return same_run and replace(first, trace="") == replace(second, trace="")
+    return first == second
 
 
-def _report(given: object) -> Report:
-    if isinstance(given, Report):
-        return given
+def _report(result: object) -> Report:
+    if isinstance(result, Report):
+        return result
     raise UsageError(
-        f"compare takes two reports, or two lists of them, not {type(given).__name__}: "
+        f"compare takes two reports, or two lists of them, not {type(result).__name__}: "
         "backspot.locate(trace) or backspot.Report.load(path) gives one"
     )
 
 
 def _check_devices(reports: Reports) -> None:
     """Refuse recordings of several devices, as their mean is that of nothing."""
-    known: dict[str, Report] = {}
+    by_device: dict[str, Report] = {}
     for report in reports:
         device = report.recorded.get("device", "")
-        known.setdefault(device or ("a GPU" if report.has_gpu else "a CPU"), report)
-    if len({report.has_gpu for report in reports}) > 1 or len(known) > 1:
-        (device, one), (other, another) = list(known.items())[:2]
+        by_device.setdefault(device or ("a GPU" if report.has_gpu else "a CPU"), report)
+    if len({report.has_gpu for report in reports}) > 1 or len(by_device) > 1:
+        (device, one), (other, another) = list(by_device.items())[:2]
         raise UsageError(
             f"{quoted(one.trace)} is of {device} and {quoted(another.trace)} of {other}: several "
             "recordings a side must all be of one device; leave out those of the other"
@@ -180,7 +183,7 @@ def _compare(before: Reports, after: Reports, names: tuple[str, str]) -> Compari
         Cost.of(before, before),
         Cost.of(after, after),
         by_gpu=all(report.has_gpu for report in (*before, *after)),
-        wholes=1 + len({phase.name for one in (*before, *after) for phase in one.phases}),
+        wholes=1 + len({phase.name for report in (*before, *after) for phase in report.phases}),
     )
     moves: tuple[Move, ...] = ()
     unlike: tuple[str, ...] = ()
@@ -188,23 +191,23 @@ def _compare(before: Reports, after: Reports, names: tuple[str, str]) -> Compari
         changes = [*_by_node(before, after, noise)]
     else:
         pairs, moves = _pairs(before, after)
-        shared = [(was, now) for was, now in pairs if was and now]
+        shared = [(old, new) for old, new in pairs if old and new]
         same = [pair for pair in shared if _is_same_work(*pair)]
         noise = noise.with_modules(
-            [(Cost.of(was, before), Cost.of(now, after)) for was, now in same],
+            [(Cost.of(old, before), Cost.of(new, after)) for old, new in same],
             len(pairs),
             work_differs=len(same) < len(pairs),
         )
-        changes = [_of_module(was, now, before, after, noise) for was, now in pairs]
+        changes = [_of_module(old, new, before, after, noise) for old, new in pairs]
         changes += _unowned(before, after, noise)
         unlike = tuple(_other_work(pairs)) if shared else (_UNLIKE,)
     changes.sort(key=by_size)
     step = of_whole("step", "", _steps(before), _steps(after), noise)
-    whole = of_whole("whole", "", noise.before.wall, noise.after.wall, noise)
+    whole_change = of_whole("whole", "", noise.before.wall, noise.after.wall, noise)
     return Comparison(
         step=step,
         phases=tuple(_phases(before, after, noise)),
-        whole=whole,
+        whole=whole_change,
         changes=tuple(changes),
         by=by,
         moves=moves,
@@ -215,7 +218,7 @@ def _compare(before: Reports, after: Reports, names: tuple[str, str]) -> Compari
             *noise.common(),
             *([other_clock] if other_clock else []),
             *_cautions(before, after, by, noise),
-            *([_too_noisy(noise)] if step.is_noisy or whole.is_noisy else []),
+            *([_too_noisy(noise)] if step.is_noisy or whole_change.is_noisy else []),
         ),
         about=noise.about,
         clock=before[0].clock,
@@ -249,34 +252,36 @@ def _calls(rows: _Rows) -> float:
     return fmean(row.calls for row in rows if row is not None)
 
 
-def _is_same_work(was: _Rows, now: _Rows) -> bool:
-    alike = _any_of(was).class_name == _any_of(now).class_name
-    return alike and not _differ_in_calls(was, now)
+def _is_same_work(old: _Rows, new: _Rows) -> bool:
+    alike = _any_of(old).class_name == _any_of(new).class_name
+    return alike and not _differ_in_calls(old, new)
 
 
-def _differ_in_calls(was: _Rows, now: _Rows) -> bool:
+def _differ_in_calls(old: _Rows, new: _Rows) -> bool:
     """Return whether a module is called more or less often; less than half a call is chance."""
-    return abs(_calls(now) - _calls(was)) >= 0.5
+    return abs(_calls(new) - _calls(old)) >= 0.5
 
 
 def _other_work(pairs: Sequence[_Pair]) -> Iterator[str]:
     """Yield a note if modules are new or gone, or are called more or less often."""
-    both = [(was, now) for was, now in pairs if was and now]
+    both = [(old, new) for old, new in pairs if old and new]
     other = [pair for pair in both if _differ_in_calls(*pair)]
-    said = []
+    sentences = []
     if other:
-        was, now = max(other, key=lambda pair: abs(_wall(pair[1]) - _wall(pair[0])))
-        said.append(
-            f"{_any_of(now).label} is called {_calls(now):.3g} times per step, "
-            f"{_calls(was):.3g} before"
+        old, new = max(other, key=lambda pair: abs(_wall(pair[1]) - _wall(pair[0])))
+        sentences.append(
+            f"{_any_of(new).label} is called {_calls(new):.3g} times per step, "
+            f"{_calls(old):.3g} before"
         )
         if len(other) > 1:
-            said.append(f"{counted(len(other) - 1, 'more module')} with other calls")
-    for side, what in ((1, "new"), (0, "gone")):
+            sentences.append(f"{counted(len(other) - 1, 'more module')} with other calls")
+    for side, state in ((1, "new"), (0, "gone")):
         if number := sum(pair[side] is not None and pair[1 - side] is None for pair in pairs):
-            said.append(f"{counted(number, 'module')} {'is' if number == 1 else 'are'} {what}")
-    if said:
-        yield f"The work differs: {'; '.join(said)}."
+            sentences.append(
+                f"{counted(number, 'module')} {'is' if number == 1 else 'are'} {state}"
+            )
+    if sentences:
+        yield f"The work differs: {'; '.join(sentences)}."
 
 
 def _wall(rows: _Rows) -> float:
@@ -307,17 +312,17 @@ def _phases(before: Reports, after: Reports, noise: Noise) -> Iterator[Change]:
         [{phase.name: phase for phase in report.phases} for report in side]
         for side in (before, after)
     )
-    least = _LEAST_PHASE * max(fmean(one.step_ns for one in side) for side in (before, after))
+    least = _LEAST_PHASE * max(fmean(report.step_ns for report in side) for side in (before, after))
 
     def times(
         name: PhaseName, reports: Reports, phases: Sequence[Mapping[PhaseName, Phase]]
     ) -> Runs:
-        return Cost.of([known.get(name) for known in phases], reports).wall
+        return Cost.of([phases_of.get(name) for phases_of in phases], reports).wall
 
     for name in get_args(PhaseName):
-        if any(name in known for known in (*old, *new)):
-            was, now = times(name, before, old), times(name, after, new)
-            yield of_whole("phase", name, was, now, noise, least)
+        if any(name in side_phases for side_phases in (*old, *new)):
+            earlier, later = times(name, before, old), times(name, after, new)
+            yield of_whole("phase", name, earlier, later, noise, least)
 
 
 # The backward ------------------------------------------------------------------------------------
@@ -326,12 +331,13 @@ def _phases(before: Reports, after: Reports, noise: Noise) -> Iterator[Change]:
 def _pairs(before: Reports, after: Reports) -> tuple[list[_Pair], tuple[Move, ...]]:
     """Return the modules of both sides in pairs, ``None`` for gone and new, and the moves."""
     rows = _by_path(*before, *after)
-    old, new = (_by_side(some) for some in (rows[: len(before)], rows[len(before) :]))
+    old, new = (_by_side(side_rows) for side_rows in (rows[: len(before)], rows[len(before) :]))
     paths, moves = aligned(
-        *({path: _any_of(some) for path, some in side.items()} for side in (old, new))
+        *({path: _any_of(module_rows) for path, module_rows in side.items()} for side in (old, new))
     )
     pairs: list[_Pair] = [
-        (None if was is None else old[was], None if now is None else new[now]) for was, now in paths
+        (None if old_path is None else old[old_path], None if new_path is None else new[new_path])
+        for old_path, new_path in paths
     ]
     return pairs, moves
 
@@ -343,37 +349,37 @@ def _by_side(recordings: Sequence[Mapping[str, Row]]) -> dict[str, _Rows]:
 
 
 def _of_module(
-    was: _Rows | None, now: _Rows | None, before: Reports, after: Reports, noise: Noise
+    old: _Rows | None, new: _Rows | None, before: Reports, after: Reports, noise: Noise
 ) -> Change:
-    known = _any_of(now or was or ())
+    row = _any_of(new or old or ())
     costs = (
-        Cost.of(was or [None] * len(before), before),
-        Cost.of(now or [None] * len(after), after),
+        Cost.of(old or [None] * len(before), before),
+        Cost.of(new or [None] * len(after), after),
     )
     judged = noise.of_part(*costs, held_up=True)
-    before_path = _any_of(was).path if was else None
+    before_path = _any_of(old).path if old else None
     return build(
         "module",
-        known.path,
+        row.path,
         before_path,
-        known.class_name,
+        row.class_name,
         costs,
         judged,
         noise,
-        gone=now is None,
+        gone=new is None,
     )
 
 
 def _unowned(before: Reports, after: Reports, noise: Noise) -> Iterator[Change]:
     """Yield the change of what no module owns, by name."""
     sides: list[dict[str, Cost]] = []
-    for reports, whole in ((before, noise.before), (after, noise.after)):
-        every = _by_side([{row.label: row for row in report.modules} for report in reports])
+    for reports, whole_cost in ((before, noise.before), (after, noise.after)):
+        by_label = _by_side([{row.label: row for row in report.modules} for report in reports])
         named = _by_side(
             [{row.path: row for row in report.modules if not row.is_module} for report in reports]
         )
         costs = {path: Cost.of(rows, reports) for path, rows in named.items()}
-        rest = whole.without([Cost.of(rows, reports) for rows in every.values()])
+        rest = whole_cost.without([Cost.of(rows, reports) for rows in by_label.values()])
         if rest.is_something:
             costs[LEFT_OUT] = rest
         sides.append(costs)
@@ -389,9 +395,9 @@ def _by_path(*reports: Report) -> list[dict[str, Row]]:
     modules = [[row for row in report.modules if row.is_module] for report in reports]
     shared: set[str] = set()
     for rows in modules:
-        known: set[str] = set()
+        seen_paths: set[str] = set()
         for row in rows:
-            (shared if row.path in known else known).add(row.path)
+            (shared if row.path in seen_paths else seen_paths).add(row.path)
     return [
         {row.label if row.path in shared else row.path: row for row in rows} for rows in modules
     ]
@@ -399,15 +405,15 @@ def _by_path(*reports: Report) -> list[dict[str, Row]]:
 
 def _by_node(before: Reports, after: Reports, noise: Noise) -> Iterator[Change]:
     sides = [[_nodes(report) for report in reports] for reports in (before, after)]
-    every = {name for side in sides for times in side for name in times}
-    known = [{name for times in side for name in times} for side in sides]
-    for name in sorted(every):
+    node_names = {name for side in sides for times in side for name in times}
+    names_by_side = [{name for times in side for name in times} for side in sides]
+    for name in sorted(node_names):
         start, end = (
             Cost.of_clock([Times(times.get(name, 0), ()) for times in side]) for side in sides
         )
         kind: ChangeKind = "unowned" if name == NO_NODE else "node"
-        before_name = name if name in known[0] or name == NO_NODE else None
-        gone = name not in known[1] and name != NO_NODE
+        before_name = name if name in names_by_side[0] or name == NO_NODE else None
+        gone = name not in names_by_side[1] and name != NO_NODE
         by_clock = replace(noise, by_gpu=False)
         yield build(kind, name, before_name, "", (start, end), ("wall", None), by_clock, gone=gone)
 
@@ -447,9 +453,9 @@ def _cautions(before: Reports, after: Reports, by: str, noise: Noise) -> Iterabl
         yield "Two or three steps show only large changes. profile(steps=10) records more."
     units = [{report.step_unit for report in side} for side in (before, after)]
     if len(units[0] | units[1]) > 1:
-        said = [" or ".join(sorted(side)) for side in units]
+        unit_names = [" or ".join(sorted(side)) for side in units]
         yield (
-            f"The steps differ in kind: {said[0]} before, {said[1]} after. "
+            f"The steps differ in kind: {unit_names[0]} before, {unit_names[1]} after. "
             "Times per step may not be comparable."
         )
     if before[0].has_gpu != after[0].has_gpu:
@@ -499,9 +505,9 @@ def scaled_to(after: Report, before: Report) -> tuple[Report, str]:
     """
     matched, _ = _pairs([before], [after])
     pairs = [
-        (_any_of(was), _any_of(now))
-        for was, now in matched
-        if was and now and _is_same_work(was, now)
+        (_any_of(old), _any_of(new))
+        for old, new in matched
+        if old and new and _is_same_work(old, new)
     ]
     wall, modules = _factor(before, after, "wall_ns", pairs)
     gpu, _ = _factor(before, after, "gpu_ns", pairs)
@@ -519,9 +525,9 @@ def scaled_to(after: Report, before: Report) -> tuple[Report, str]:
             changes[by_step] = tuple(round(time * factor) for time in getattr(costs, by_step))
         return replace(costs, **changes)
 
-    made: Report = scaled(scaled(before, ("step_ns", "wall_ns"), wall), ("gpu_ns",), gpu)
-    made = replace(
-        made,
+    scaled_before: Report = scaled(scaled(before, ("step_ns", "wall_ns"), wall), ("gpu_ns",), gpu)
+    scaled_before = replace(
+        scaled_before,
         modules=tuple(
             scaled(scaled(row, ("wall_ns",), wall), ("gpu_ns",), gpu) for row in before.modules
         ),
@@ -529,7 +535,7 @@ def scaled_to(after: Report, before: Report) -> tuple[Report, str]:
     )
     both = before.has_gpu and after.has_gpu
     times = f"{wall:.2f} (GPU times: by {gpu:.2f})" if both else f"{wall:.2f}"
-    return made, (
+    return scaled_before, (
         f"The report before may be of another machine: its times are multiplied by {times}, which "
         f"is what {modules} modules with the same work have in common. A slowdown of everything at "
         "once would look the same."
@@ -540,10 +546,12 @@ def _factor(
     before: Report, after: Report, time: str, pairs: Sequence[tuple[Row, Row]]
 ) -> tuple[float, int]:
     """Return how many times as long the pairs typically take after, and how many say so."""
-    least_before, least_after = (_SHARE * getattr(one, time) for one in (before, after))
+    least_before, least_after = (_SHARE * getattr(report, time) for report in (before, after))
     ratios = [
         new / old
-        for old, new in ((getattr(was, time), getattr(now, time)) for was, now in pairs)
+        for old, new in (
+            (getattr(old_row, time), getattr(new_row, time)) for old_row, new_row in pairs
+        )
         if old > 0 and new > 0 and (old >= least_before or new >= least_after)
     ]
     return (median(ratios) if len(ratios) >= _FEWEST else 1.0), len(ratios)

@@ -112,8 +112,10 @@ def prior_of(variances: Sequence[float], freedom: float) -> Prior | None:
     beyond_chance = variance(logarithms) - _trigamma(half)
     if beyond_chance <= 0:  # all have the same variance
         return Prior(math.exp(middle), math.inf)
-    known = _inverse_of_trigamma(beyond_chance)
-    return Prior(math.exp(middle + _digamma(known) - math.log(known)), 2 * known)
+    half_freedom = _inverse_of_trigamma(beyond_chance)
+    return Prior(
+        math.exp(middle + _digamma(half_freedom) - math.log(half_freedom)), 2 * half_freedom
+    )
 
 
 def _digamma(x: float) -> float:

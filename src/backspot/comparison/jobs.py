@@ -46,32 +46,34 @@ Jobs: TypeAlias = Sequence[JobReport]
 def compare_jobs(before: Jobs, after: Jobs, names: tuple[str, str]) -> Comparison:
     """Compare two jobs, or several of each side, each by its typical rank."""
     sides = (before, after)
-    known = [[{one.path: one for one in job.modules} for job in jobs] for jobs in sides]
-    paths = [{path: None for modules in side for path in modules} for side in known]
+    by_path = [[{module.path: module for module in job.modules} for job in jobs] for jobs in sides]
+    paths = [{path: None for modules in side for path in modules} for side in by_path]
 
     def costs_of(path: str) -> tuple[Cost, Cost]:
-        was, now = (
+        old, new = (
             Cost.of_clock(
                 [
                     _of_module(modules.get(path), job)
                     for modules, job in zip(side, jobs, strict=True)
                 ]
             )
-            for side, jobs in zip(known, sides, strict=True)
+            for side, jobs in zip(by_path, sides, strict=True)
         )
-        return was, now
+        return old, new
 
-    every = list(dict.fromkeys([*paths[0], *paths[1]]))
+    all_paths = list(dict.fromkeys([*paths[0], *paths[1]]))
     noise = Noise(
         Cost.of_clock([_all_modules(job) for job in before]),
         Cost.of_clock([_all_modules(job) for job in after]),
         by_gpu=False,
         wholes=1 + len(_PARTS),
-    ).with_modules([costs_of(path) for path in paths[0] if path in paths[1]], len(every))
+    ).with_modules([costs_of(path) for path in paths[0] if path in paths[1]], len(all_paths))
     changes = []
-    for path in every:
+    for path in all_paths:
         costs = costs_of(path)
-        class_name = next(one[path].class_name for side in known for one in side if path in one)
+        class_name = next(
+            modules[path].class_name for side in by_path for modules in side if path in modules
+        )
         changes.append(
             build(
                 "module",
@@ -87,8 +89,8 @@ def compare_jobs(before: Jobs, after: Jobs, names: tuple[str, str]) -> Compariso
     least = _LEAST * max(fmean(job.step_ns for job in jobs) for jobs in sides)
 
     def typical(kind: ChangeKind, name: str, by: str, least: float) -> Change:
-        was, now = ([_typical_rank(job.ranks, by) for job in jobs] for jobs in sides)
-        return of_whole(kind, name, was, now, noise, least)
+        old, new = ([_typical_rank(job.ranks, by) for job in jobs] for jobs in sides)
+        return of_whole(kind, name, old, new, noise, least)
 
     return Comparison(
         step=typical("step", "", "step_ns_by_step", 0.0),
@@ -112,31 +114,35 @@ def _times(by_step: np.ndarray) -> Times:
 
 
 def _all_modules(job: JobReport) -> Times:
-    each = np.array([one.ns_by_step for one in job.modules], np.int64)
-    return _times(each.reshape(-1, len(job.steps)).sum(axis=0))
+    module_times = np.array([module.ns_by_step for module in job.modules], np.int64)
+    return _times(module_times.reshape(-1, len(job.steps)).sum(axis=0))
 
 
-def _of_module(one: ModuleSpread | None, job: JobReport) -> Times:
-    if one is None:
+def _of_module(spread: ModuleSpread | None, job: JobReport) -> Times:
+    if spread is None:
         return Times(0, (0,) * len(job.steps))
-    return _times(np.array(one.ns_by_step, np.int64))
+    return _times(np.array(spread.ns_by_step, np.int64))
 
 
 def _typical_rank(ranks: Sequence[RankCost], name: str) -> Times:
     """Return the median over the ranks in each step."""
-    return _times(np.median([getattr(one, name) for one in ranks], axis=0).astype(np.int64))
+    return _times(np.median([getattr(rank, name) for rank in ranks], axis=0).astype(np.int64))
 
 
 def _ranks(before: Jobs, after: Jobs, noise: Noise, least: float) -> Iterator[Change]:
     """Yield the change of the own time of each rank that all jobs have, the largest first."""
-    known = [[{one.rank: one for one in job.ranks} for job in jobs] for jobs in (before, after)]
+    by_rank = [
+        [{rank_cost.rank: rank_cost for rank_cost in job.ranks} for job in jobs]
+        for jobs in (before, after)
+    ]
     changes = []
-    for rank in known[0][0]:
-        if all(rank in ranks for side in known for ranks in side):
-            was, now = (
-                [_typical_rank([ranks[rank]], "own_ns_by_step") for ranks in side] for side in known
+    for rank in by_rank[0][0]:
+        if all(rank in ranks for side in by_rank for ranks in side):
+            old, new = (
+                [_typical_rank([ranks[rank]], "own_ns_by_step") for ranks in side]
+                for side in by_rank
             )
-            changes.append(of_whole("rank", f"rank {rank}", was, now, noise, least))
+            changes.append(of_whole("rank", f"rank {rank}", old, new, noise, least))
     yield from sorted(changes, key=by_size)
 
 
@@ -156,14 +162,18 @@ def _notes(before: Jobs, after: Jobs, noise: Noise, *, shared: bool) -> Iterator
         )
     yield from noise.common()
     old, new = (
-        [{(one.rule, one.rank, one.path): one for one in job.findings} for job in jobs]
+        [
+            {(finding.rule, finding.rank, finding.path): finding for finding in job.findings}
+            for job in jobs
+        ]
         for jobs in (before, after)
     )
-    for what, mine, others in (("New", new, old), ("Gone", old, new)):
-        for cause, one in mine[0].items():
+    for state, own, others in (("New", new, old), ("Gone", old, new)):
+        for cause, finding in own[0].items():
             # Of several jobs, only what all of one side have and none of the other has.
-            if all(cause in job for job in mine) and not any(cause in job for job in others):
-                yield f"{what}: {one.title}, {one.bound} {duration(one.cost_ns)} of a step."
+            if all(cause in job for job in own) and not any(cause in job for job in others):
+                cost = duration(finding.cost_ns)
+                yield f"{state}: {finding.title}, {finding.bound} {cost} of a step."
     yield from warnings_of_sides(before, after)
     if min(len(job.steps) for job in (*before, *after)) < 4:
         yield "Fewer than four steps show only large changes. profile(steps=10) records more."

@@ -70,21 +70,21 @@ class Cost:
         """Return one of the two."""
         return self.wall if time == "wall" else self.gpu
 
-    def without(self, parts: Sequence[Cost]) -> Cost:
+    def without(self, costs: Sequence[Cost]) -> Cost:
         """Return what parts leave over of a whole."""
 
         def rest(time: Time) -> Runs:
             return [
                 replace(
-                    whole,
-                    typical=whole.typical - sum(one.typical for one in of_parts),
+                    total,
+                    typical=total.typical - sum(cost.typical for cost in of_parts),
                     by_step=tuple(
-                        ns - sum(one.by_step[step] for one in of_parts)
-                        for step, ns in enumerate(whole.by_step)
+                        ns - sum(cost.by_step[step] for cost in of_parts)
+                        for step, ns in enumerate(total.by_step)
                     ),
                 )
-                for whole, *of_parts in zip(
-                    self.to(time), *(part.to(time) for part in parts), strict=True
+                for total, *of_parts in zip(
+                    self.to(time), *(cost.to(time) for cost in costs), strict=True
                 )
             ]
 
@@ -132,7 +132,7 @@ class Noise:
         """
         wall, gpu = (
             common_to(
-                ((was.to(time), now.to(time)) for was, now in same),
+                ((old.to(time), new.to(time)) for old, new in same),
                 (mean_of(self.before.to(time)), mean_of(self.after.to(time))),
                 work_differs=work_differs,
             )
@@ -140,37 +140,37 @@ class Noise:
         )
         return replace(self, modules=max(1, modules), wall=wall, gpu=gpu)
 
-    def of_part(self, was: Cost, now: Cost, *, held_up: bool) -> tuple[Time, Interval | None]:
+    def of_part(self, old: Cost, new: Cost, *, held_up: bool) -> tuple[Time, Interval | None]:
         """Return the time by which a part of the backward is judged, and the interval.
 
         ``held_up``: a host that holds it up counts too, if the device does the same work.
         """
         if not self.by_gpu:
-            return "wall", self._interval("wall", was, now, _SHARE, _LEAST)
-        by_gpu = self._interval("gpu", was, now, _GPU_SHARE, _GPU_LEAST)
+            return "wall", self._interval("wall", old, new, _SHARE, _LEAST)
+        by_gpu = self._interval("gpu", old, new, _GPU_SHARE, _GPU_LEAST)
         if held_up and not (by_gpu and by_gpu.clear):
-            by_wall = self._interval("wall", was, now, _HELD_UP_SHARE, _HELD_UP_LEAST)
+            by_wall = self._interval("wall", old, new, _HELD_UP_SHARE, _HELD_UP_LEAST)
             if by_wall and by_wall.clear:
                 return "wall", by_wall
         return "gpu", by_gpu
 
     def _interval(
-        self, time: Time, was: Cost, now: Cost, share: float, least: float
+        self, time: Time, old: Cost, new: Cost, share: float, least: float
     ) -> Interval | None:
-        whole = max(mean_of(self.before.to(time)), mean_of(self.after.to(time)))
+        total = max(mean_of(self.before.to(time)), mean_of(self.after.to(time)))
         common = self.wall if time == "wall" else self.gpu
-        limits = Limits(self.modules, is_module=True, share=share, least=least * whole)
-        return interval(was.to(time), now.to(time), common, limits)
+        limits = Limits(self.modules, is_module=True, share=share, least=least * total)
+        return interval(old.to(time), new.to(time), common, limits)
 
     def common(self) -> Iterator[str]:
         """Yield a note if all modules changed alike."""
-        if self.by_gpu and (seen := _alike(self.gpu)):
-            yield f"All modules alike are {seen} in GPU time: {_EVERYTHING}"
-        elif seen := _alike(self.wall):
+        if self.by_gpu and (alike := _alike(self.gpu)):
+            yield f"All modules alike are {alike} in GPU time: {_EVERYTHING}"
+        elif alike := _alike(self.wall):
             if self.by_gpu:
-                yield f"All modules alike are {seen}, but not in GPU time: the host or its load."
+                yield f"All modules alike are {alike}, but not in GPU time: the host or its load."
             else:
-                yield f"All modules alike are {seen}: {_EVERYTHING}"
+                yield f"All modules alike are {alike}: {_EVERYTHING}"
 
 
 _EVERYTHING = "the machine (its load or clock), or everything (batch size, precision)."
@@ -189,16 +189,18 @@ def by_size(change: Change) -> tuple[bool, float, float, float, str]:
 
 
 def of_whole(
-    kind: ChangeKind, name: str, was: Runs, now: Runs, noise: Noise, least: float = 0.0
+    kind: ChangeKind, name: str, old: Runs, new: Runs, noise: Noise, least: float = 0.0
 ) -> Change:
     """Return the change of the step, of a phase, or of the whole backward."""
-    found = interval(was, now, None, Limits(1 if kind == "step" else noise.wholes, least=least))
-    costs = Cost.of_clock(was), Cost.of_clock(now)
-    made = build(kind, name, name, "", costs, ("wall", found), noise)
+    difference = interval(
+        old, new, None, Limits(1 if kind == "step" else noise.wholes, least=least)
+    )
+    costs = Cost.of_clock(old), Cost.of_clock(new)
+    whole_change = build(kind, name, name, "", costs, ("wall", difference), noise)
     if kind == "whole" and noise.by_gpu:
         before, after = (mean_of(cost.gpu) / 1e6 for cost in (noise.before, noise.after))
-        made = replace(made, before_gpu_ms=before, after_gpu_ms=after)
-    return made
+        whole_change = replace(whole_change, before_gpu_ms=before, after_gpu_ms=after)
+    return whole_change
 
 
 def build(
@@ -213,11 +215,11 @@ def build(
     gone: bool = False,
 ) -> Change:
     """Return the change from the first of the costs to the second."""
-    was, now = costs
-    time, found = judged
+    old, new = costs
+    time, difference = judged
     by_gpu = noise.by_gpu and kind in ("module", "unowned")
-    start, end = mean_of(was.wall), mean_of(now.wall)
-    change = mean_of(now.to(time)) - mean_of(was.to(time))
+    start, end = mean_of(old.wall), mean_of(new.wall)
+    change = mean_of(new.to(time)) - mean_of(old.to(time))
     return Change(
         kind=kind,
         path=path,
@@ -227,16 +229,16 @@ def build(
         after_ms=end / 1e6,
         change_ms=end / 1e6 - start / 1e6,
         percent=(end - start) / start * 100 if start else None,
-        before_gpu_ms=mean_of(was.gpu) / 1e6 if by_gpu else None,
-        after_gpu_ms=mean_of(now.gpu) / 1e6 if by_gpu else None,
+        before_gpu_ms=mean_of(old.gpu) / 1e6 if by_gpu else None,
+        after_gpu_ms=mean_of(new.gpu) / 1e6 if by_gpu else None,
         judged_by=time,
-        low_ms=None if found is None else found.low / 1e6,
-        high_ms=None if found is None else found.high / 1e6,
-        verdict=_verdict(before_path, path, change, found, noise.about, gone=gone),
-        before_ns_by_step=() if before_path is None else _each_step(was.wall),
-        after_ns_by_step=() if gone else _each_step(now.wall),
-        before_ms_by_recording=tuple(times.typical / 1e6 for times in was.to(time)),
-        after_ms_by_recording=tuple(times.typical / 1e6 for times in now.to(time)),
+        low_ms=None if difference is None else difference.low / 1e6,
+        high_ms=None if difference is None else difference.high / 1e6,
+        verdict=_verdict(before_path, path, change, difference, noise.about, gone=gone),
+        before_ns_by_step=() if before_path is None else _each_step(old.wall),
+        after_ns_by_step=() if gone else _each_step(new.wall),
+        before_ms_by_recording=tuple(times.typical / 1e6 for times in old.to(time)),
+        after_ms_by_recording=tuple(times.typical / 1e6 for times in new.to(time)),
     )
 
 
@@ -276,14 +278,14 @@ def _verdict(
 
 def too_noisy(change: Change, percent: float, about: About) -> str:
     """Return why nobody can tell whether a change exceeds a limit in percent, and a remedy."""
-    asked = f"whether {change.title} got more than {percent:g}% slower"
+    question = f"whether {change.title} got more than {percent:g}% slower"
     noise, before = change.noise_ms, change.judged_ms[0]
     if noise is None:
-        return f"too few steps to tell {asked}: record ten steps or more on both sides"
+        return f"too few steps to tell {question}: record ten steps or more on both sides"
     why = "too noisy to tell" if noise > before * percent / 100 else "cannot tell"
     more = "recordings on each side" if about == "code" else "steps"
     return (
-        f"{why} {asked}: {measured(change)}; record more {more}, on an idle machine and, on a "
+        f"{why} {question}: {measured(change)}; record more {more}, on an idle machine and, on a "
         "CPU, with OMP_NUM_THREADS=1, or allow more"
     )
 
@@ -292,14 +294,14 @@ def measured(change: Change) -> str:
     """Return what was measured: ``22.0 ms, then 61.4 ms (+179%), noise ±39.1 ms (±178%)``."""
     before, after, _ = change.judged_ms
     times = [duration(ms * 1e6) for ms in (before, after)]
-    said = f"{times[0]}, then {times[1]}"
+    text = f"{times[0]}, then {times[1]}"
     if change.judged_percent is not None:
         by = f"{change.judged_percent:+.0f}%".replace("-", MINUS)
-        said += f" ({by})" if by[1:] != "0%" else " (0%)"
+        text += f" ({by})" if by[1:] != "0%" else " (0%)"
     if change.noise_ms is not None:
-        said += f", noise ±{duration(change.noise_ms * 1e6)}"
-        said += f" (±{change.noise_ms / before:.0%})" if before else ""
-    return said
+        text += f", noise ±{duration(change.noise_ms * 1e6)}"
+        text += f" (±{change.noise_ms / before:.0%})" if before else ""
+    return text
 
 
 class _Warned(Protocol):

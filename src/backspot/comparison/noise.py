@@ -89,8 +89,8 @@ def sum_of(errors: Sequence[Error]) -> Error:
     if not total:
         return Error(0.0, sum(error.freedom for error in errors))
     # As shares, because squares of small variances are too small for a number.
-    parts = sum((error.variance / total) ** 2 / error.freedom for error in errors)
-    return Error(total, 1 / parts)
+    inverse_freedom = sum((error.variance / total) ** 2 / error.freedom for error in errors)
+    return Error(total, 1 / inverse_freedom)
 
 
 def error_of_mean(by_step: Sequence[float]) -> Error | None:
@@ -239,7 +239,7 @@ def is_about_code(before: Sequence[object], after: Sequence[object]) -> bool:
 
 def common_to(
     pairs: Iterable[tuple[Runs, Runs]],
-    wholes: tuple[float, float],
+    totals: tuple[float, float],
     *,
     work_differs: bool = False,
 ) -> Common | None:
@@ -247,20 +247,20 @@ def common_to(
 
     Args:
         pairs: Times before and after of each module that did the same work.
-        wholes: Times of all modules together, before and after.
+        totals: Times of all modules together, before and after.
         work_differs: Whether other modules did other work. Then three modules are enough.
     """
-    least = _SHARE * max(wholes)
+    least = _SHARE * max(totals)
     counted = [
-        (was, now)
-        for was, now in pairs
-        if all(times.typical > 0 for times in (*was, *now))
-        and max(mean_of(was), mean_of(now)) >= least
+        (old, new)
+        for old, new in pairs
+        if all(times.typical > 0 for times in (*old, *new))
+        and max(mean_of(old), mean_of(new)) >= least
     ]
     if len(counted) < (_FEWEST_BESIDE if work_differs else _FEWEST):
         return None
     sides = []
-    middles = [(_log_mean(was) + _log_mean(now)) / 2 for was, now in counted]
+    middles = [(_log_mean(old) + _log_mean(new)) / 2 for old, new in counted]
     for side in (0, 1):
         recordings = zip(*(pair[side] for pair in counted), strict=True)
         sides.append(
@@ -274,10 +274,10 @@ def common_to(
         )
     common = Common(sides[0], sides[1])
     if is_about_code(*sides):
-        errors = [_over_recordings(common, was, now) for was, now in counted]
+        errors = [_over_recordings(common, old, new) for old, new in counted]
         return replace(common, prior=_prior(errors))
-    of_steps = [_over_steps(was, now) for was, now in counted]
-    prior = _prior([one for one in of_steps if one is not None])
+    of_steps = [_over_steps(old, new) for old, new in counted]
+    prior = _prior([error for error in of_steps if error is not None])
     return replace(common, scatter=_scatter(common, counted), prior=prior)
 
 
@@ -298,7 +298,7 @@ def _scatter(common: Common, pairs: Sequence[tuple[Runs, Runs]]) -> float:
     """Return how much modules deviate from what they have in common, beyond their steps."""
     beyond = []
     for pair in pairs:
-        was, now = map(fmean, common.own(*pair))
+        old, new = map(fmean, common.own(*pair))
         errors = [
             error.scaled(1 / times.typical / len(runs))
             for runs in pair
@@ -306,7 +306,7 @@ def _scatter(common: Common, pairs: Sequence[tuple[Runs, Runs]]) -> float:
             if (error := times.of_steps) is not None
         ]
         of_steps = sum(error.variance for error in errors)
-        beyond.append(max(0.0, math.log(now / was) ** 2 - of_steps))
+        beyond.append(max(0.0, math.log(new / old) ** 2 - of_steps))
     return _NORMAL * math.sqrt(median(beyond))
 
 
@@ -353,9 +353,9 @@ def interval(before: Runs, after: Runs, common: Common | None, limits: Limits) -
     if of_steps is None:
         return None
     common = common if limits.is_module else None
-    was, now = _values(common, before, after)
-    change, own = mean_of(after) - mean_of(before), fmean(now) - fmean(was)
-    largest = max(mean_of(before), mean_of(after), fmean(was), fmean(now))
+    old, new = _values(common, before, after)
+    change, own = mean_of(after) - mean_of(before), fmean(new) - fmean(old)
+    largest = max(mean_of(before), mean_of(after), fmean(old), fmean(new))
     about: About = "code" if is_about_code(before, after) else "recordings"
     error = _over_recordings(common, before, after) if about == "code" else of_steps
     if common is not None and common.prior is not None:

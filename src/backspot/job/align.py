@@ -53,8 +53,8 @@ class RankClock:
     def to_job(self, times: Ints) -> Ints:
         """Return times of the rank's clock in nanoseconds of the job's clock."""
         grown = np.rint((times - self.middle_ns) * self.drift).astype(np.int64)
-        found: Ints = times + self.offset_ns + grown
-        return found
+        job_times: Ints = times + self.offset_ns + grown
+        return job_times
 
 
 def align(groups: Sequence[Matched], ranks: Sequence[int]) -> dict[int, RankClock]:
@@ -69,19 +69,19 @@ def align(groups: Sequence[Matched], ranks: Sequence[int]) -> dict[int, RankCloc
         ),
         key=lambda pair: (-len(pair[1]), pair[0].name, pair[0].ranks),
     )
-    useful = [(group, at) for group, at in useful if len(at)]
+    useful = [(group, collectives) for group, collectives in useful if len(collectives)]
     growing = True
     while growing:
         growing = False
-        for group, at in useful:
-            known = [rank for rank in group.ranks if rank in clocks]
+        for group, collectives in useful:
+            ranks_known = [rank for rank in group.ranks if rank in clocks]
             missing = [rank for rank in group.ranks if rank not in clocks]
-            if known and missing:
-                row = group.ranks.index(known[0])
-                reference = clocks[known[0]]
-                job = reference.to_job(group.end[row, at])
+            if ranks_known and missing:
+                row = group.ranks.index(ranks_known[0])
+                reference = clocks[ranks_known[0]]
+                job = reference.to_job(group.end[row, collectives])
                 for rank in missing:
-                    own = group.end[group.ranks.index(rank), at]
+                    own = group.end[group.ranks.index(rank), collectives]
                     clocks[rank] = _fit(own, job, reference.uncertainty_ns)
                 growing = True
     return clocks
@@ -91,13 +91,13 @@ def _fit(own: Ints, job: Ints, before: float) -> RankClock:
     """Fit one clock to another, which has the uncertainty ``before``."""
     middle = int(own.min()) + int(own.max() - own.min()) // 2
     apart = job - own
-    some = int(np.median(apart))
-    time, rest = (own - middle).astype(float), (apart - some).astype(float)
+    usual = int(np.median(apart))
+    time, rest = (own - middle).astype(float), (apart - usual).astype(float)
     drift = _slope(time, rest)
     left = rest - drift * time
     offset = float(np.median(left))
     scatter = _NORMAL * float(np.median(np.abs(left - offset)))
-    return RankClock(some + round(offset), drift, middle, math.hypot(before, scatter))
+    return RankClock(usual + round(offset), drift, middle, math.hypot(before, scatter))
 
 
 def _slope(time: np.ndarray, rest: np.ndarray) -> float:
@@ -107,9 +107,9 @@ def _slope(time: np.ndarray, rest: np.ndarray) -> float:
     if len(time) > _MOST:
         chosen = np.linspace(0, len(time) - 1, _MOST).round().astype(int)
         time, rest = time[chosen], rest[chosen]
-    one, other = np.triu_indices(len(time), 1)
-    run = time[other] - time[one]
-    rise = rest[other] - rest[one]
+    first, second = np.triu_indices(len(time), 1)
+    run = time[second] - time[first]
+    rise = rest[second] - rest[first]
     slope = float(np.median(rise[run != 0] / run[run != 0]))
     left = rest - slope * time
     scatter = _NORMAL * float(np.median(np.abs(left - np.median(left))))

@@ -55,14 +55,15 @@ def answer(summaries: Iterable[Summary], lost: Sequence[LostRank] = ()) -> JobRe
     numbers = common_steps(ranks.values())
     if not numbers:
         raise UsageError("the ranks have no recorded step in common: record the same steps on all")
-    at = {
+    places = {
         rank: [summary.step_numbers.index(number) for number in numbers]
         for rank, summary in ranks.items()
     }
     lengths = {
-        rank: np.subtract(summary.end, summary.begin)[at[rank]] for rank, summary in ranks.items()
+        rank: np.subtract(summary.end, summary.begin)[places[rank]]
+        for rank, summary in ranks.items()
     }
-    typical = _typical_step(ranks, at, lengths)
+    typical = _typical_step(ranks, places, lengths)
     step_ns = int(median(typical.value(length) for length in lengths.values()))
     matching = match_collectives(ranks)
     clocks = align(matching.groups, list(ranks))
@@ -71,7 +72,7 @@ def answer(summaries: Iterable[Summary], lost: Sequence[LostRank] = ()) -> JobRe
     waits = find_waits(matching.groups, certain)
     late = _lateness(waits, certain, len(numbers))
     sums = _sums(waits, len(numbers))
-    table = Table(ranks, at)
+    table = Table(ranks, places)
     modules, claims = find_spreads(table, step_ns)
     roles = _roles(ranks)
     world = max([len(ranks), *(summary.world_size for summary in ranks.values())])
@@ -82,41 +83,41 @@ def answer(summaries: Iterable[Summary], lost: Sequence[LostRank] = ()) -> JobRe
             "the answer. The ranks here may have waited for them."
         )
     # Of all waits: with any of them missing, waits would pass for transfers.
-    known = not (missing or matching.problems) and len(certain) == len(ranks)
+    is_certain = not (missing or matching.problems) and len(certain) == len(ranks)
     costs = tuple(
-        _rank_cost(ranks[rank], rank, at[rank], lengths[rank], typical, sums, late, clocks)
+        _rank_cost(ranks[rank], rank, places[rank], lengths[rank], typical, sums, late, clocks)
         for rank in ranks
     )
     lane_step = _step_to_show(lengths)
     replay = None
     transfers = match_transfers(ranks, numbers)
     if transfers and not missing and not matching.problems:
-        every = _certain(aligned_by(transfers, certain), step_ns)
-        if len(every) == len(ranks) and (waits or transfers.links):
+        with_transfers = _certain(aligned_by(transfers, certain), step_ns)
+        if len(with_transfers) == len(ranks) and (waits or transfers.links):
             with suppress(ValueError):
-                replay = JobReplay(ranks, at, waits, every, transfers)
+                replay = JobReplay(ranks, places, waits, with_transfers, transfers)
     replayed = typical.value(replay.steps(())[0]) if replay else None
     return JobReport(
         ranks=costs,
         world_size=world,
         steps=numbers,
         step_ns=step_ns,
-        slowest=_slowest(ranks, at, numbers, late, table),
+        slowest=_slowest(ranks, places, numbers, late, table),
         late=_late_ranks(late, costs, step_ns),
-        groups=_group_costs(ranks, at, waits, roles, typical),
+        groups=_group_costs(ranks, places, waits, roles, typical),
         lane_step=numbers[lane_step],
-        lanes=_lanes(ranks, at, waits, certain, lane_step),
+        lanes=_lanes(ranks, places, waits, certain, lane_step),
         modules=modules,
         findings=find_all(
             Evidence(
                 ranks,
-                at,
+                places,
                 typical,
                 step_ns,
                 table,
                 claims,
                 costs,
-                waits if known else (),
+                waits if is_certain else (),
                 roles,
                 replay,
             )
@@ -128,41 +129,41 @@ def answer(summaries: Iterable[Summary], lost: Sequence[LostRank] = ()) -> JobRe
 
 
 def _by_rank(summaries: Iterable[Summary]) -> dict[int, Summary]:
-    every = sorted(summaries, key=lambda one: (one.source, one.rank or 0))
-    if len(every) < 2:
+    in_order = sorted(summaries, key=lambda summary: (summary.source, summary.rank or 0))
+    if len(in_order) < 2:
         raise UsageError(
-            f"{counted(len(every), 'rank')} can be read: give the traces of two or more"
+            f"{counted(len(in_order), 'rank')} can be read: give the traces of two or more"
         )
-    unknown = [one for one in every if one.rank is None]
-    if unknown and len(unknown) < len(every):
+    unknown = [summary for summary in in_order if summary.rank is None]
+    if unknown and len(unknown) < len(in_order):
         raise UsageError(
             f"{visible(unknown[0].source)} does not say which rank it is of: put rank0, rank1, … "
             "into the names"
         )
-    found: dict[int, Summary] = {}
-    for position, one in enumerate(every):
-        rank = position if one.rank is None else one.rank
-        if rank in found:
+    by_rank: dict[int, Summary] = {}
+    for position, summary in enumerate(in_order):
+        rank = position if summary.rank is None else summary.rank
+        if rank in by_rank:
             raise UsageError(
-                f"{visible(found[rank].source)} and {visible(one.source)} are both of rank {rank}: "
-                "give one trace for each rank"
+                f"{visible(by_rank[rank].source)} and {visible(summary.source)} are both of rank "
+                f"{rank}: give one trace for each rank"
             )
-        found[rank] = one
-    return dict(sorted(found.items()))
+        by_rank[rank] = summary
+    return dict(sorted(by_rank.items()))
 
 
 def _doubts(ranks: Mapping[int, Summary]) -> list[str]:
     """Return why the ranks may not be those of one job; ``UsageError`` if nothing shows it."""
     models = {
-        rank: {one.path: one.class_name for one in summary.modules if one.is_module}
+        rank: {module.path: module.class_name for module in summary.modules if module.is_module}
         for rank, summary in ranks.items()
     }
     first = next(iter(ranks))
     differing = (_difference(models[first], models[rank], first, rank) for rank in ranks)
     differs = next(filter(None, differing), "")
-    is_job = any(one.world_size > 1 or one.groups for one in ranks.values())
-    is_pipeline = any(any(one.stalled) for one in ranks.values())
-    if not is_job and (differs or all(one.rank is None for one in ranks.values())):
+    is_job = any(summary.world_size > 1 or summary.groups for summary in ranks.values())
+    is_pipeline = any(any(summary.stalled) for summary in ranks.values())
+    if not is_job and (differs or all(summary.rank is None for summary in ranks.values())):
         reason = f", and {differs}" if differs else ""
         raise UsageError(
             f"{_sources(ranks)} are not of one job: they record no process group and no "
@@ -173,7 +174,7 @@ def _doubts(ranks: Mapping[int, Summary]) -> list[str]:
 
 
 def _sources(ranks: Mapping[int, Summary]) -> str:
-    first, second, *rest = (visible(one.source) for one in ranks.values())
+    first, second, *rest = (visible(summary.source) for summary in ranks.values())
     return f"{first}, {second} and {len(rest)} more" if rest else f"{first} and {second}"
 
 
@@ -183,9 +184,9 @@ def _difference(
     """Say how the models of two ranks differ; ``""`` if they do not."""
     for path in sorted(model.keys() & other.keys()):
         if model[path] != other[path]:
-            what = visible(path) or "the model"
+            module = visible(path) or "the model"
             classes = visible(model[path]), visible(other[path])
-            return f"{what} is a {classes[0]} on rank {rank} and a {classes[1]} on {other_rank}"
+            return f"{module} is a {classes[0]} on rank {rank} and a {classes[1]} on {other_rank}"
     return ""
 
 
@@ -233,47 +234,50 @@ def _lateness(
     This is a mean: of ranks that wait in each of their collectives, one is late in a single one.
     """
     late: dict[int, list[list[float]]] = {rank: [[] for _ in range(steps)] for rank in clocks}
-    for one in waits:
+    for group_waits in waits:
         # A wait is the time to the last entry, so differences of waits are those of entries.
-        apart = Others(one.wait).of(one.wait) - one.wait
+        apart = Others(group_waits.wait).of(group_waits.wait) - group_waits.wait
         for step in range(steps):
-            of_step = apart[:, one.group.step == step].tolist()
-            for rank, some in zip(one.ranks, of_step, strict=True):
-                late[rank][step] += some
+            of_step = apart[:, group_waits.group.step == step].tolist()
+            for rank, late_ns in zip(group_waits.ranks, of_step, strict=True):
+                late[rank][step] += late_ns
     return {
-        rank: [fmean(some) if some else 0.0 for some in by_step] for rank, by_step in late.items()
+        rank: [fmean(late_ns) if late_ns else 0.0 for late_ns in by_step]
+        for rank, by_step in late.items()
     }
 
 
 def _sums(waits: Sequence[GroupWaits], steps: int) -> dict[int, tuple[Ints, Ints]]:
     """Return the waits and the transfers of each rank in each step, over all process groups."""
-    found: dict[int, tuple[Ints, Ints]] = {}
-    for one in waits:
-        for rank, wait, transfer in zip(one.ranks, *one.by_step(steps), strict=True):
-            waited, moved = found.get(rank, (0, 0))
-            found[rank] = waited + wait, moved + transfer
-    return found
+    sums: dict[int, tuple[Ints, Ints]] = {}
+    for group_waits in waits:
+        for rank, wait, transfer in zip(
+            group_waits.ranks, *group_waits.by_step(steps), strict=True
+        ):
+            waited, moved = sums.get(rank, (0, 0))
+            sums[rank] = waited + wait, moved + transfer
+    return sums
 
 
 def _slowest(
     ranks: Mapping[int, Summary],
-    at: Mapping[int, Sequence[int]],
+    places: Mapping[int, Sequence[int]],
     numbers: Sequence[int],
     late: Mapping[int, Sequence[float]],
     table: Table,
 ) -> tuple[SlowestRank, ...]:
-    found = []
+    slowest = []
     for step, number in enumerate(numbers):
         if len(late) < 2 or not table.modules:
             break
-        rank = max(sorted(late), key=lambda one: late[one][step])
+        rank = max(sorted(late), key=lambda of_rank: late[of_rank][step])
         longer = table.longer(rank)[:, :, step]
         module = int(longer.sum(axis=1).argmax())
         most = int(longer[module].sum())
         row = table.modules[module]
         if most < EXPLAINS * late[rank][step]:  # an innocent one, that happens to be the first
             most = 0
-        found.append(
+        slowest.append(
             SlowestRank(
                 step=number,
                 rank=rank,
@@ -282,15 +286,17 @@ def _slowest(
                 path=row.path if most > 0 else "",
                 class_name=row.class_name if most > 0 else "",
                 longer_ns=max(most, 0),
-                line=_line(ranks[rank], row.path, at[rank][step], most),
+                line=_line(ranks[rank], row.path, places[rank][step], most),
             )
         )
-    return tuple(found)
+    return tuple(slowest)
 
 
 def _line(summary: Summary, place: str, step: int, most: int) -> str:
     """Return the line with most of a place's time in a step, ``""`` if none has half of it."""
-    longest = {one.host[step]: one.line for one in summary.outside if one.place == place}
+    longest = {
+        outside.host[step]: outside.line for outside in summary.outside if outside.place == place
+    }
     time = max(longest, default=0)
     return longest[time] if most and time >= EXPLAINS * most else ""
 
@@ -299,29 +305,29 @@ def _late_ranks(
     late: Mapping[int, Sequence[float]], costs: Sequence[RankCost], step_ns: int
 ) -> tuple[int, ...]:
     """Return the ranks that enter collectives later than the others, beyond the noise."""
-    worth = float(least(np.array([one.late_ns for one in costs]), len(costs), step_ns))
-    found = []
-    for one in costs:
-        limits = Limits.of_whole(max(worth, _DEVIATIONS * one.uncertainty_ns))
-        by_step = np.array(late.get(one.rank, ()))
+    worth = float(least(np.array([cost.late_ns for cost in costs]), len(costs), step_ns))
+    late_ranks = []
+    for cost in costs:
+        limits = Limits.of_whole(max(worth, _DEVIATIONS * cost.uncertainty_ns))
+        by_step = np.array(late.get(cost.rank, ()))
         if len(by_step) and is_clear(np.zeros_like(by_step), by_step, None, limits):
-            found.append(one.rank)
-    return tuple(found)
+            late_ranks.append(cost.rank)
+    return tuple(late_ranks)
 
 
 def _rank_cost(
     summary: Summary,
     rank: int,
-    at: Sequence[int],
+    places: Sequence[int],
     length: Ints,
     typical: TypicalStep,
     sums: Mapping[int, tuple[Ints, Ints]],
     late: Mapping[int, Sequence[float]],
     clocks: Mapping[int, RankClock],
 ) -> RankCost:
-    wait, transfer = sums.get(rank, (np.zeros(len(at), np.int64),) * 2)
+    wait, transfer = sums.get(rank, (np.zeros(len(places), np.int64),) * 2)
     clock = clocks.get(rank)
-    exposed, stalled = np.array(summary.exposed)[at], np.array(summary.stalled)[at]
+    exposed, stalled = np.array(summary.exposed)[places], np.array(summary.stalled)[places]
     return RankCost(
         rank=rank,
         source=summary.source,
@@ -356,58 +362,68 @@ def _roles(ranks: Mapping[int, Summary]) -> Roles:
 
 def _group_costs(
     ranks: Mapping[int, Summary],
-    at: Mapping[int, Sequence[int]],
+    places: Mapping[int, Sequence[int]],
     waits: Sequence[GroupWaits],
     roles: Roles,
     typical: TypicalStep,
 ) -> tuple[GroupCost, ...]:
     """Return the process groups whose collectives are matched, or that transfer between ranks."""
-    steps = len(next(iter(at.values())))
-    waited = {(one.group.name, one.group.all_ranks): one for one in waits}
-    found = []
+    steps = len(next(iter(places.values())))
+    waited = {
+        (group_waits.group.name, group_waits.group.all_ranks): group_waits for group_waits in waits
+    }
+    group_costs = []
     for (name, of_group), groups in members(ranks).items():
-        one = waited.get((name, of_group))
-        transfers = median(_transfers(group, at[rank]) for rank, group in groups.items()) / steps
-        if one is None and not transfers:
+        group_waits = waited.get((name, of_group))
+        transfers = (
+            median(_transfers(group, places[rank]) for rank, group in groups.items()) / steps
+        )
+        if group_waits is None and not transfers:
             continue
-        here = one.ranks if one else tuple(groups)
-        sums = one.by_step(steps) if one else (np.zeros((len(here), steps), np.int64),) * 2
+        of_ranks = group_waits.ranks if group_waits else tuple(groups)
+        sums = (
+            group_waits.by_step(steps)
+            if group_waits
+            else (np.zeros((len(of_ranks), steps), np.int64),) * 2
+        )
         wait, transfer = map(typical.mean, sums)
         most = int(wait.argmax())
-        found.append(
+        group_costs.append(
             GroupCost(
                 name=name,
-                ranks=here,
+                ranks=of_ranks,
                 absent=tuple(rank for rank in of_group if rank not in groups),
-                collectives=len(one.group.step) / steps if one else 0.0,
+                collectives=len(group_waits.group.step) / steps if group_waits else 0.0,
                 wait_ns=int(np.median(wait)),
                 transfer_ns=int(np.median(transfer)),
-                most_waiting=here[most],
+                most_waiting=of_ranks[most],
                 most_wait_ns=int(wait[most]),
                 role=roles[name, of_group],
                 transfers=transfers,
             )
         )
-    return tuple(found)
+    return tuple(group_costs)
 
 
 def _transfers(group: Group, steps: Sequence[int]) -> int:
     """Return how many transfers between two ranks a group has in these steps."""
-    known = np.isin(group.step, steps)
+    in_steps = np.isin(group.step, steps)
     is_one = np.array([call.kind == POINT_TO_POINT for call in group.calls], bool)
-    return int((known & is_one[np.array(group.call, np.int64)]).sum())
+    return int((in_steps & is_one[np.array(group.call, np.int64)]).sum())
 
 
 def _typical_step(
-    ranks: Mapping[int, Summary], at: Mapping[int, Sequence[int]], lengths: Mapping[int, Ints]
+    ranks: Mapping[int, Summary],
+    places_of: Mapping[int, Sequence[int]],
+    lengths: Mapping[int, Ints],
 ) -> TypicalStep:
     """Choose the steps that count on all ranks, by what most ranks take, wait and stall in them."""
     columns = [[*lengths.values()]]
     columns += [
-        [np.array(getattr(one, name))[at[rank]] for rank, one in ranks.items()]
+        [np.array(getattr(summary, name))[places_of[rank]] for rank, summary in ranks.items()]
         for name in ("exposed", "stalled")
     ]
-    length, *places = (np.median(each, axis=0).astype(np.int64) for each in columns)
+    length, *places = (np.median(column, axis=0).astype(np.int64) for column in columns)
     return typical_step(length, None, np.stack(places), ("exposed", "stalled"))
 
 
@@ -419,7 +435,7 @@ def _step_to_show(lengths: Mapping[int, Ints]) -> int:
 
 def _lanes(
     ranks: Mapping[int, Summary],
-    at: Mapping[int, Sequence[int]],
+    places: Mapping[int, Sequence[int]],
     waits: Sequence[GroupWaits],
     clocks: Mapping[int, RankClock],
     step: int,
@@ -430,17 +446,17 @@ def _lanes(
     bounds, spans = {}, {}
     for rank in sorted(clocks):
         own = ranks[rank]
-        times = np.array([own.begin[at[rank][step]], own.end[at[rank][step]]], np.int64)
+        times = np.array([own.begin[places[rank][step]], own.end[places[rank][step]]], np.int64)
         bounds[rank] = clocks[rank].to_job(times + own.origin_ns).tolist()
         spans[rank] = list[tuple[int, int, int, int]]()
-    for one in waits:
-        here = np.flatnonzero(one.group.step == step)
-        last = one.last[here].tolist()
-        for row, rank in enumerate(one.ranks):
-            own_row = one.group.ranks.index(rank)
-            start = clocks[rank].to_job(one.group.start[own_row, here])
-            end = clocks[rank].to_job(one.group.end[own_row, here])
-            entered = start + one.wait[row, here]
+    for group_waits in waits:
+        in_step = np.flatnonzero(group_waits.group.step == step)
+        last = group_waits.last[in_step].tolist()
+        for row, rank in enumerate(group_waits.ranks):
+            own_row = group_waits.group.ranks.index(rank)
+            start = clocks[rank].to_job(group_waits.group.start[own_row, in_step])
+            end = clocks[rank].to_job(group_waits.group.end[own_row, in_step])
+            entered = start + group_waits.wait[row, in_step]
             spans[rank] += zip(start.tolist(), entered.tolist(), end.tolist(), last, strict=True)
     first = min(begin for begin, _ in bounds.values())
     return tuple(

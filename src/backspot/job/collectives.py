@@ -59,23 +59,25 @@ class Collectives:
         work, events = self.work, self.events
         if (work.device >= 0).any():
             return first_started(work.start[:0], work.end[:0], work.start[:0])
-        mine = np.flatnonzero(work.launch >= 0)
-        since = np.full(len(mine), FAR)
+        launched = np.flatnonzero(work.launch >= 0)
+        since = np.full(len(launched), FAR)
         computes = events.names_where(_computes)
         recorded = dict(grouped(events.thread, events.of(Category.OPERATOR, Category.ANNOTATION)))
-        for thread, here in grouped(work.thread[mine]):
+        for thread, pieces in grouped(work.thread[launched]):
             index = recorded[thread]
             edges = merged(events.start[index], events.end[index])
-            end = work.end[mine[here]]
+            end = work.end[launched[pieces]]
             # The operators that launch them are among these, so there is an edge before each end.
             last = edges[np.searchsorted(edges, end, side="left") - 1]
             nesting = innermost(events.start[index], events.end[index])
             on_top = take(index, nesting.timeline.at(last))
             idle = ~take(computes, take(events.name, on_top), False)
             idle |= take(events.category, on_top) != Category.OPERATOR
-            since[here[idle]] = np.maximum(last, work.start[mine[here]])[idle]
-        known = since < work.end[mine]
-        return first_started(since[known], work.end[mine[known]], mine[known])
+            since[pieces[idle]] = np.maximum(last, work.start[launched[pieces]])[idle]
+        ends_later = since < work.end[launched]
+        return first_started(
+            since[ends_later], work.end[launched[ends_later]], launched[ends_later]
+        )
 
 
 def find_collectives(events: Events, ownership: Ownership) -> Collectives:
@@ -85,9 +87,9 @@ def find_collectives(events: Events, ownership: Ownership) -> Collectives:
     if len(events.chosen(on_host, Category.OPERATOR, Category.ANNOTATION)):
         work = find_device_work(events, ownership.spans, ownership.passes, all_exchanges=True)
         communication = find_communication(events, ownership.spans, work)
-    at = np.full(len(events.start), NOTHING, np.int64)
-    at[work.event] = np.arange(len(work.event))
-    return Collectives(events, ownership, work, communication, at[ownership.work.event])
+    work_of = np.full(len(events.start), NOTHING, np.int64)
+    work_of[work.event] = np.arange(len(work.event))
+    return Collectives(events, ownership, work, communication, work_of[ownership.work.event])
 
 
 def _computes(name: str) -> bool:
@@ -119,71 +121,75 @@ def groups_of(
     """
     work, events = collectives.work, collectives.events
     begins, ends = times
-    mine = np.flatnonzero((work.tier == Tier.COMMUNICATION) & (work.launch >= 0))
-    step = np.searchsorted(begins, work.launch[mine], side="right") - 1
+    exchanges = np.flatnonzero((work.tier == Tier.COMMUNICATION) & (work.launch >= 0))
+    step = np.searchsorted(begins, work.launch[exchanges], side="right") - 1
     # Marks of steps have gaps between them; a collective in a gap belongs to the step before.
     last = collectives.ownership.steps.count - 1
-    inside = (step >= 0) & ((step < last) | (work.launch[mine] < ends[-1]))
-    mine, step = mine[inside], step[inside]
-    order = np.argsort(work.launch[mine], kind="stable")
-    mine, step = mine[order], step[order]
-    group = collectives.communication.group[mine]
-    calls = _calls(collectives, mine, identity)
-    found = []
+    inside = (step >= 0) & ((step < last) | (work.launch[exchanges] < ends[-1]))
+    exchanges, step = exchanges[inside], step[inside]
+    order = np.argsort(work.launch[exchanges], kind="stable")
+    exchanges, step = exchanges[order], step[order]
+    group = collectives.communication.group[exchanges]
+    calls = _calls(collectives, exchanges, identity)
+    groups = []
     for number in distinct(group):
-        at = np.flatnonzero(group == number)
-        known = list(dict.fromkeys(calls[one] for one in at.tolist()))
-        number_of = {call: index for index, call in enumerate(known)}
+        members = np.flatnonzero(group == number)
+        distinct_calls = list(dict.fromkeys(calls[member] for member in members.tolist()))
+        number_of = {call: index for index, call in enumerate(distinct_calls)}
         name = events.groups[number] if number >= 0 else ""
-        found.append(
+        groups.append(
             Group(
                 name=name,
                 ranks=identity.ranks_of(name),
-                calls=tuple(known),
-                call=tuple(number_of[calls[one]] for one in at.tolist()),
-                step=tuple(step[at].tolist()),
-                launch=tuple(work.launch[mine[at]].tolist()),
-                start=tuple(work.start[mine[at]].tolist()),
-                end=tuple(work.end[mine[at]].tolist()),
-                exposed=tuple(exposed[mine[at]].tolist()),
-                launching=tuple(launching[mine[at]].tolist()),
+                calls=tuple(distinct_calls),
+                call=tuple(number_of[calls[member]] for member in members.tolist()),
+                step=tuple(step[members].tolist()),
+                launch=tuple(work.launch[exchanges[members]].tolist()),
+                start=tuple(work.start[exchanges[members]].tolist()),
+                end=tuple(work.end[exchanges[members]].tolist()),
+                exposed=tuple(exposed[exchanges[members]].tolist()),
+                launching=tuple(launching[exchanges[members]].tolist()),
                 is_one=bool(name) or not identity.has_several,
             )
         )
-    return tuple(found)
+    return tuple(groups)
 
 
-def _calls(collectives: Collectives, mine: Ints, identity: Identity) -> list[Call]:
+def _calls(collectives: Collectives, exchanges: Ints, identity: Identity) -> list[Call]:
     """Return what these collectives are."""
     events, communication = collectives.events, collectives.communication
     owners = collectives.ownership.owners
-    owner = take(collectives.ownership.owner, collectives.work.span[mine], Special.OUTSIDE)
+    owner = take(collectives.ownership.owner, collectives.work.span[exchanges], Special.OUTSIDE)
     # Statistics of batches are no activations.
-    inside = owners.mask(lambda one: not one.is_region and one.class_name != names.SYNC_BATCH_NORM)
-    attends = _of_attention(collectives, mine)
-    backward = (collectives.work.run[mine] >= 0).tolist()
-    peers = _peers(collectives, mine, identity)
-    found = []
-    for index, at in enumerate(mine.tolist()):
+    inside = owners.mask(
+        lambda owner_row: not owner_row.is_region and owner_row.class_name != names.SYNC_BATCH_NORM
+    )
+    attends = _of_attention(collectives, exchanges)
+    backward = (collectives.work.run[exchanges] >= 0).tolist()
+    peers = _peers(collectives, exchanges, identity)
+    calls_found = []
+    for index, exchange in enumerate(exchanges.tolist()):
         purpose: Purpose = ""
         module = ""
-        if communication.of_parameters[at]:
-            mark = communication.gather[at]
+        if communication.of_parameters[exchange]:
+            mark = communication.gather[exchange]
             purpose = "parameters"
             module = (names.gathered_module(events.names[mark]) if mark >= 0 else None) or ""
-        elif communication.of_gradients[at]:
+        elif communication.of_gradients[exchange]:
             purpose = "gradients"
         elif inside[owner[index]]:
             purpose = "attention" if attends[index] else "activations"
             module = owners.path(int(owner[index]))
-        kind = collectives.kinds[communication.collective[at]]
-        size = int(communication.bytes[at])
-        found.append(Call(kind, purpose, module, size, backward[index], *peers.get(index, ())))
-    return found
+        kind = collectives.kinds[communication.collective[exchange]]
+        size = int(communication.bytes[exchange])
+        calls_found.append(
+            Call(kind, purpose, module, size, backward[index], *peers.get(index, ()))
+        )
+    return calls_found
 
 
 def _peers(
-    collectives: Collectives, mine: Ints, identity: Identity
+    collectives: Collectives, exchanges: Ints, identity: Identity
 ) -> dict[int, tuple[tuple[int, ...], tuple[int, ...]]]:
     """Return for transfers the ranks that they go to and come from, where the trace says so.
 
@@ -191,7 +197,7 @@ def _peers(
     together come before their launch.
     """
     events, work = collectives.events, collectives.work
-    kinds = collectives.communication.collective[mine].tolist()
+    kinds = collectives.communication.collective[exchanges].tolist()
     moves = np.flatnonzero([collectives.kinds[kind] == names.POINT_TO_POINT for kind in kinds])
     if not len(moves):
         return {}
@@ -200,19 +206,21 @@ def _peers(
     around = enclosing(events, operators, events.thread[calls], events.start[calls])
     described = dict(zip(around.tolist(), calls.tolist(), strict=True))
     # In the order of their launch:
-    launches = {thread: moves[at] for thread, at in grouped(work.thread[mine[moves]])}
-    found: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
+    launches = {thread: moves[rows] for thread, rows in grouped(work.thread[exchanges[moves]])}
+    peers: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
     for operator in operators.tolist():
-        here = launches.get(int(events.thread[operator]), moves[:0])
-        next_one = np.searchsorted(work.launch[mine[here]], events.start[operator])
-        if next_one == len(here):
+        of_thread = launches.get(int(events.thread[operator]), moves[:0])
+        next_one = np.searchsorted(work.launch[exchanges[of_thread]], events.start[operator])
+        if next_one == len(of_thread):
             continue
-        at = int(here[next_one])
+        moved = int(of_thread[next_one])
         peer = _peer(events, operator, described.get(operator, NOTHING), identity)
-        to, of = found.get(at, ((), ()))
+        to, sources = peers.get(moved, ((), ()))
         sends = events.names[events.name[operator]].startswith(names.SEND)
-        found[at] = ((*to, peer), of) if sends else (to, (*of, peer))
-    return {at: peers for at, peers in found.items() if NOTHING not in peers[0] + peers[1]}
+        peers[moved] = ((*to, peer), sources) if sends else (to, (*sources, peer))
+    return {
+        exchange: ranks for exchange, ranks in peers.items() if NOTHING not in ranks[0] + ranks[1]
+    }
 
 
 def _peer(events: Events, operator: int, call: int, identity: Identity) -> int:
@@ -231,7 +239,7 @@ def _peer(events: Events, operator: int, call: int, identity: Identity) -> int:
     return NOTHING
 
 
-def _of_attention(collectives: Collectives, mine: Ints) -> Mask:
+def _of_attention(collectives: Collectives, moved: Ints) -> Mask:
     """Return whether an operator of attention exchanges with each of these collectives.
 
     It launches the collective itself; or the call of a module exchanges by all-to-all before the
@@ -239,13 +247,13 @@ def _of_attention(collectives: Collectives, mine: Ints) -> Mask:
     """
     events, work, spans = collectives.events, collectives.work, collectives.ownership.spans
     operators = events.chosen(events.name_mask(*names.ATTENTION), Category.OPERATOR)
-    found = enclosing(events, operators, work.thread[mine], work.launch[mine]) >= 0
+    attends = enclosing(events, operators, work.thread[moved], work.launch[moved]) >= 0
     all_to_all = np.array([kind == names.ALL_TO_ALL for kind in collectives.kinds], bool)
-    exchanges = all_to_all[collectives.communication.collective[mine]] & (work.run[mine] < 0)
+    exchanges = all_to_all[collectives.communication.collective[moved]] & (work.run[moved] < 0)
     runs = dict(grouped(spans.of(events, operators)))
-    for span, at in grouped(work.span[mine], np.flatnonzero(exchanges)):
-        launch = work.launch[mine[at]]
-        begin = events.start[operators[runs.get(span, at[:0])]]
+    for span, rows in grouped(work.span[moved], np.flatnonzero(exchanges)):
+        launch = work.launch[moved[rows]]
+        begin = events.start[operators[runs.get(span, rows[:0])]]
         if span >= 0 and ((launch.min() < begin) & (begin < launch.max())).any():
-            found[at] = True
-    return found
+            attends[rows] = True
+    return attends

@@ -61,7 +61,7 @@ def ranks(
         <JobReport of 2 ranks of 2, 2 steps, 0 findings>
     """
     paths = _traces(sources)
-    kept = None if cache is None else path_text(cache, "ranks(cache=)")
+    cache_path = None if cache is None else path_text(cache, "ranks(cache=)")
     read = []
     lost = []
     missing = False
@@ -69,7 +69,7 @@ def ranks(
         _pool(executor) as (pool, work),
         Progress("reading", "traces", total=len(paths)) as progress,
     ):
-        futures = [pool.submit(work, path, kept) for path in paths]
+        futures = [pool.submit(work, path, cache_path) for path in paths]
         try:
             for path, future in zip(paths, futures, strict=True):
                 try:
@@ -84,7 +84,7 @@ def ranks(
                 future.cancel()
             raise
     if len(read) < 2 and lost:
-        named = "; ".join(failures((one.source, one.reason) for one in lost))
+        named = "; ".join(failures((trace.source, trace.reason) for trace in lost))
         kind = SourceNotFoundError if missing else UsageError
         raise kind(f"fewer than two ranks can be read: {named}")
     return answer(read, lost)
@@ -95,16 +95,16 @@ def _traces(sources: Sources) -> list[str]:
         sources = [sources]
     elif not isinstance(sources, Iterable):
         raise UsageError(f"ranks({quoted(sources)}): give a folder, or the paths of traces")
-    found: list[str] = []
+    traces: list[str] = []
     for source in sources:
         path = path_text(source, "ranks")
         if is_remote(path):
-            found += remote_traces(path)
+            traces += remote_traces(path)
         else:
-            found += map(str, _in_folder(Path(path)) if Path(path).is_dir() else [Path(path)])
-    if not found:
+            traces += map(str, _in_folder(Path(path)) if Path(path).is_dir() else [Path(path)])
+    if not traces:
         raise UsageError("ranks([]): give a folder, or the paths of two traces or more")
-    return found
+    return traces
 
 
 def _in_folder(folder: Path) -> list[Path]:
@@ -112,10 +112,10 @@ def _in_folder(folder: Path) -> list[Path]:
     try:
         return traces_in(folder)
     except SourceNotFoundError:
-        kept = sorted(folder.glob(f"*{SUFFIX}"))
-        if not kept:
+        summaries = sorted(folder.glob(f"*{SUFFIX}"))
+        if not summaries:
             raise
-        return kept
+        return summaries
 
 
 @contextmanager
@@ -130,5 +130,5 @@ def _pool(
             )
         yield executor, read_summary
         return
-    with readers() as found:
-        yield found
+    with readers() as opened:
+        yield opened

@@ -53,8 +53,10 @@ class Identity:
 
         A group without a name can be any.
         """
-        found = {ranks for name, ranks in self.groups if group in ("", name) and len(ranks) > 1}
-        return found.pop() if len(found) == 1 else ()
+        ranks_found = {
+            ranks for name, ranks in self.groups if group in ("", name) and len(ranks) > 1
+        }
+        return ranks_found.pop() if len(ranks_found) == 1 else ()
 
     @property
     def has_several(self) -> bool:
@@ -87,8 +89,8 @@ def identify(path: Path) -> Identity:
 def _groups(text: str) -> tuple[tuple[str, tuple[int, ...]], ...]:
     """Return the process groups of the object with which a text begins."""
     try:
-        found, _ = JSONDecoder().raw_decode(text)
-        info = msgspec.convert(found, _Info)
+        value, _ = JSONDecoder().raw_decode(text)
+        info = msgspec.convert(value, _Info)
     except (ValueError, msgspec.ValidationError):  # cut short by the limit, or of another shape
         return ()
     return tuple(

@@ -76,18 +76,18 @@ def members(
     summaries: Mapping[int, Summary],
 ) -> dict[tuple[str, tuple[int, ...]], dict[int, Group]]:
     """Return the process groups of two ranks or more, by name and ranks, on each of their ranks."""
-    found: dict[tuple[str, tuple[int, ...]], dict[int, Group]] = {}
+    groups_of: dict[tuple[str, tuple[int, ...]], dict[int, Group]] = {}
     for rank in sorted(summaries):
         for group in summaries[rank].groups:
             if group.is_one:
-                found.setdefault((group.name, group.ranks), {})[rank] = group
-    return {key: groups for key, groups in sorted(found.items()) if len(groups) > 1}
+                groups_of.setdefault((group.name, group.ranks), {})[rank] = group
+    return {key: groups for key, groups in sorted(groups_of.items()) if len(groups) > 1}
 
 
 def match_collectives(summaries: Mapping[int, Summary]) -> Matching:
     """Match the collectives of a job."""
     steps = common_steps(summaries.values())
-    found, problems = [], []
+    groups_matched, problems = [], []
     if are_mixed(summaries):
         problems.append(
             "The ranks use several process groups, and the traces do not say to which of them a "
@@ -97,7 +97,7 @@ def match_collectives(summaries: Mapping[int, Summary]) -> Matching:
         matched, lost = _match(name, ranks, groups, summaries, steps)
         shown = f"process group {name}" if name else "the process group"
         if len(matched.step):
-            found.append(matched)
+            groups_matched.append(matched)
             several = any(len(summaries[rank].groups) > 1 for rank in groups)
             if not ranks and several and len(groups) > 2:
                 problems.append(
@@ -109,7 +109,7 @@ def match_collectives(summaries: Mapping[int, Summary]) -> Matching:
                 f"{counted(len(lost), 'step')} of {shown} cannot be matched, because the ranks "
                 f"launch different collectives: {', '.join(map(str, lost))}"
             )
-    return Matching(tuple(found), tuple(problems))
+    return Matching(tuple(groups_matched), tuple(problems))
 
 
 def _match(
@@ -124,22 +124,22 @@ def _match(
     calls: list[Call] = []
     step_of: list[int] = []
     lost = []
-    at = {rank: _by_step(group, summaries[rank]) for rank, group in groups.items()}
+    by_step = {rank: _by_step(group, summaries[rank]) for rank, group in groups.items()}
     for index, number in enumerate(steps):
-        here = {rank: at[rank].get(number, []) for rank in groups}
-        said = {
-            rank: [groups[rank].calls[groups[rank].call[one]] for one in mine]
-            for rank, mine in here.items()
+        in_step = {rank: by_step[rank].get(number, []) for rank in groups}
+        calls_of = {
+            rank: [groups[rank].calls[groups[rank].call[index]] for index in indices]
+            for rank, indices in in_step.items()
         }
-        kinds = [[call.kind for call in some] for some in said.values()]
+        kinds = [[call.kind for call in of_rank] for of_rank in calls_of.values()]
         shared = _shared(kinds, index == 0, index == len(steps) - 1)
         if shared is None:
             lost.append(number)
             continue
         count, from_end = shared
-        for rank, mine in here.items():
-            columns[rank] += mine[len(mine) - count :] if from_end else mine[:count]
-        any_rank = next(iter(said.values()))
+        for rank, indices in in_step.items():
+            columns[rank] += indices[len(indices) - count :] if from_end else indices[:count]
+        any_rank = next(iter(calls_of.values()))
         calls += any_rank[len(any_rank) - count :] if from_end else any_rank[:count]
         step_of += [index] * count
     rows = sorted(groups)
@@ -159,32 +159,38 @@ def _match(
 
 def _matrix(rows: Sequence[tuple[int, Sequence[int], list[int]]]) -> Ints:
     """Return times by rank: of each row what to add, its times, and which of them count."""
-    return np.array([np.array(times, np.int64)[at] + origin for origin, times, at in rows])
+    return np.array(
+        [np.array(times, np.int64)[counting] + origin for origin, times, counting in rows]
+    )
 
 
 def _by_step(group: Group, summary: Summary) -> dict[int, list[int]]:
     """Return the collectives of each step, by the step's number."""
-    found: dict[int, list[int]] = {}
+    by_step: dict[int, list[int]] = {}
     for index, (step, call) in enumerate(zip(group.step, group.call, strict=True)):
         if group.calls[call].kind != POINT_TO_POINT:
-            found.setdefault(summary.step_numbers[step], []).append(index)
-    return found
+            by_step.setdefault(summary.step_numbers[step], []).append(index)
+    return by_step
 
 
-def _shared(said: Sequence[Sequence[str]], first: bool, last: bool) -> tuple[int, bool] | None:
+def _shared(kinds: Sequence[Sequence[str]], first: bool, last: bool) -> tuple[int, bool] | None:
     """Return how many collectives of a step all ranks share, and whether at its end.
 
     Args:
-        said: the kinds that each rank launches in the step.
+        kinds: the kinds that each rank launches in the step.
         first: whether recordings can begin in the step.
         last: whether recordings can end in the step.
     """
-    fewest, most = min(said, key=len), max(said, key=len)
+    fewest, most = min(kinds, key=len), max(kinds, key=len)
     count = len(fewest)
-    if all(list(one) == list(most) for one in said):
+    if all(list(of_rank) == list(most) for of_rank in kinds):
         return count, False
-    if count and first and all(list(one[len(one) - count :]) == list(fewest) for one in said):
+    if (
+        count
+        and first
+        and all(list(of_rank[len(of_rank) - count :]) == list(fewest) for of_rank in kinds)
+    ):
         return count, True
-    if count and last and all(list(one[:count]) == list(fewest) for one in said):
+    if count and last and all(list(of_rank[:count]) == list(fewest) for of_rank in kinds):
         return count, False
     return None

@@ -25,8 +25,8 @@ from backspot.trace.events import Ints, Mask
 from backspot.trace.names import POINT_TO_POINT
 
 PARTS: tuple[Part, ...] = get_args(Part)
-_ON_GPU = [part.endswith("_gpu") for part in PARTS]
-_ON_HOST = [place for place, part in enumerate(PARTS) if part.endswith("_host")]
+_ON_GPU = [kind.endswith("_gpu") for kind in PARTS]
+_ON_HOST = [place for place, kind in enumerate(PARTS) if kind.endswith("_host")]
 _HIDDEN = ("forward_hidden", "backward_hidden")
 """What collectives hide of the parts on the host, in their order."""
 
@@ -47,37 +47,39 @@ class Table:
         has_gpu: whether kernels of any module run on a GPU.
     """
 
-    def __init__(self, ranks: Mapping[int, Summary], at: Mapping[int, Sequence[int]]) -> None:
+    def __init__(self, ranks: Mapping[int, Summary], steps_of: Mapping[int, Sequence[int]]) -> None:
         self.ranks = tuple(ranks)
         compared = _compared(ranks)
-        known = {module.path: module for mine in compared for module in mine}
-        self.modules: tuple[ModuleTimes, ...] = tuple(known[path] for path in sorted(known))
+        by_path = {module.path: module for of_rank in compared for module in of_rank}
+        self.modules: tuple[ModuleTimes, ...] = tuple(by_path[path] for path in sorted(by_path))
         place = {module.path: index for index, module in enumerate(self.modules)}
-        steps = len(next(iter(at.values())))
+        steps = len(next(iter(steps_of.values())))
         self.times = np.zeros((len(ranks), len(self.modules), len(PARTS), steps), np.int64)
         self.taken = np.zeros_like(self.times)
         self.has = np.zeros((len(ranks), len(self.modules)), bool)
-        for row, (rank, mine) in enumerate(zip(ranks, compared, strict=True)):
-            if not mine:
+        for row, (rank, of_rank) in enumerate(zip(ranks, compared, strict=True)):
+            if not of_rank:
                 continue
-            index = [place[module.path] for module in mine]
-            parts = np.array([[getattr(one, part) for part in (*PARTS, *_HIDDEN)] for one in mine])
-            parts = parts[:, :, at[rank]]
-            self.times[row, index] = self.taken[row, index] = parts[:, : len(PARTS)]
-            for part, hidden in zip(_ON_HOST, range(len(PARTS), parts.shape[1]), strict=True):
-                self.taken[row, index, part] += parts[:, hidden]
+            index = [place[module.path] for module in of_rank]
+            numbers = np.array(
+                [[getattr(module, kind) for kind in (*PARTS, *_HIDDEN)] for module in of_rank]
+            )
+            numbers = numbers[:, :, steps_of[rank]]
+            self.times[row, index] = self.taken[row, index] = numbers[:, : len(PARTS)]
+            for kind, hidden in zip(_ON_HOST, range(len(PARTS), numbers.shape[1]), strict=True):
+                self.taken[row, index, kind] += numbers[:, hidden]
             self.has[row, index] = True
         self.has_gpu = bool(self.times[:, :, _ON_GPU].any())
         self.by_step = np.zeros((len(self.modules), steps), np.int64)
-        for here, rows in _groups(self.has):
-            self.by_step[here] = np.median(self.taken[rows][:, here].sum(axis=2), axis=0)
+        for modules, rows in _groups(self.has):
+            self.by_step[modules] = np.median(self.taken[rows][:, modules].sum(axis=2), axis=0)
         self.peers = [
-            (here, rows)
+            (modules, rows)
             for stage in _stages(ranks)
-            for here, rows in _groups(self.has & stage[:, None])
+            for modules, rows in _groups(self.has & stage[:, None])
             if len(rows) > 1
         ]
-        self._others = [Others(self.taken[rows][:, here]) for here, rows in self.peers]
+        self._others = [Others(self.taken[rows][:, modules]) for modules, rows in self.peers]
 
     def others(self, rank: int) -> Ints:
         """Return the median over the other ranks, by module, part and step.
@@ -88,23 +90,25 @@ class Table:
         For modules that no other rank has, this is the rank's own time: nothing is compared.
         """
         row = self.ranks.index(rank)
-        found: Ints = self.times[row].copy()
-        for (here, rows), others in zip(self.peers, self._others, strict=True):
+        others_times: Ints = self.times[row].copy()
+        for (modules, rows), others in zip(self.peers, self._others, strict=True):
             if row in rows:
-                found[here] = others.of(self.taken[row, here])
-        return found
+                others_times[modules] = others.of(self.taken[row, modules])
+        return others_times
 
     def longer(self, rank: int) -> Ints:
         """Return by how much a rank exceeds the median of the others, by module, part and step."""
-        found: Ints = self.times[self.ranks.index(rank)] - self.others(rank)
-        return found
+        excess: Ints = self.times[self.ranks.index(rank)] - self.others(rank)
+        return excess
 
 
 def _compared(ranks: Mapping[int, Summary]) -> list[list[ModuleTimes]]:
     """Return the modules of each rank, and the places outside of modules that any rank has."""
     # Summaries of earlier versions do not have them.
-    known = all(summary.outside for summary in ranks.values())
-    places = {one.place for summary in ranks.values() for one in summary.outside if known}
+    outside_known = all(summary.outside for summary in ranks.values())
+    places = {
+        outside.place for summary in ranks.values() for outside in summary.outside if outside_known
+    }
     return [
         [module for module in summary.modules if module.is_module]
         + [_outside(summary, place) for place in sorted(places)]
@@ -115,19 +119,22 @@ def _compared(ranks: Mapping[int, Summary]) -> list[list[ModuleTimes]]:
 def _outside(summary: Summary, place: str) -> ModuleTimes:
     """Return what the host does in one place outside of modules."""
     none = (0,) * summary.steps
-    mine = [one for one in summary.outside if one.place == place]
+    outside_times = [outside for outside in summary.outside if outside.place == place]
     host, hidden = (
         tuple(map(sum, zip(none, *times, strict=True)))
-        for times in ([one.host for one in mine], [one.hidden for one in mine])
+        for times in (
+            [outside.host for outside in outside_times],
+            [outside.hidden for outside in outside_times],
+        )
     )
     return ModuleTimes(place, "", False, none, host, hidden, none, none, none)
 
 
-def _groups(has: Mask) -> list[tuple[Ints, Ints]]:
+def _groups(has_module: Mask) -> list[tuple[Ints, Ints]]:
     """Return the modules by which ranks have them: the modules, and the rows of the ranks."""
-    sets, which = np.unique(has, axis=1, return_inverse=True)
+    sets, pattern = np.unique(has_module, axis=1, return_inverse=True)
     return [
-        (np.flatnonzero(which.ravel() == number), np.flatnonzero(sets[:, number]))
+        (np.flatnonzero(pattern.ravel() == number), np.flatnonzero(sets[:, number]))
         for number in range(sets.shape[1])
     ]
 
@@ -138,7 +145,7 @@ def _stages(ranks: Mapping[int, Summary]) -> list[Mask]:
     Of two ranks that exchange gradients, parameters or activations in collectives, both have the
     same modules.
     """
-    if not any(any(one.stalled) for one in ranks.values()):
+    if not any(any(hints.stalled) for hints in ranks.values()):
         return [np.ones(len(ranks), bool)]
     stage = list(range(len(ranks)))
     first: dict[tuple[str, tuple[int, ...]], int] = {}
@@ -146,8 +153,8 @@ def _stages(ranks: Mapping[int, Summary]) -> list[Mask]:
         for group in summary.groups:
             if any(call.purpose and call.kind != POINT_TO_POINT for call in group.calls):
                 before, now = stage[first.setdefault((group.name, group.ranks), row)], stage[row]
-                stage = [before if one == now else one for one in stage]
-    return [np.array(stage) == one for one in dict.fromkeys(stage)]
+                stage = [before if number == now else number for number in stage]
+    return [np.array(stage) == number for number in dict.fromkeys(stage)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,15 +175,15 @@ class Claim:
 def find_spreads(table: Table, step_ns: int) -> tuple[tuple[ModuleSpread, ...], list[Claim]]:
     """Return each module with its worst rank, costliest first; and what is longer for certain."""
     total = middle(table.taken.sum(axis=2))  # by rank and module
-    held = middle(table.times.sum(axis=2))
+    typical = middle(table.times.sum(axis=2))
     usual = np.array([middle(table.others(rank).sum(axis=1)) for rank in table.ranks])
-    gaps = held - usual
+    gaps = typical - usual
     worst = np.where(table.has, gaps, np.iinfo(np.int64).min).argmax(axis=0)
     usually, worth = total.max(axis=0), np.full(total.shape[1], np.inf)
-    for here, rows in table.peers:
-        times = total[rows][:, here]
-        usually[here] = np.median(times, axis=0)
-        worth[here] = least(times, total.size, step_ns)
+    for modules, rows in table.peers:
+        times = total[rows][:, modules]
+        usually[modules] = np.median(times, axis=0)
+        worth[modules] = least(times, total.size, step_ns)
     spreads, claims = [], []
     for row, rank in enumerate(table.ranks):
         gap, large = gaps[row], gaps[row] >= worth
@@ -185,17 +192,17 @@ def find_spreads(table: Table, step_ns: int) -> tuple[tuple[ModuleSpread, ...], 
             continue
         # Again, for few ranks: those of all ranks would take as much memory as the table.
         before, after = table.others(rank), table.times[row]
-        was, now = before.sum(axis=1), after.sum(axis=1)
+        earlier, now = before.sum(axis=1), after.sum(axis=1)
         # What the modules have in common is seen where neither side leaves out what is hidden.
-        shift = shift_of(was, table.taken[row].sum(axis=1)) if large.any() else None
+        shift = shift_of(earlier, table.taken[row].sum(axis=1)) if large.any() else None
         for index in chosen:
             module = table.modules[index]
-            part = PARTS[int((middle(after[index]) - middle(before[index])).argmax())]
+            kind = PARTS[int((middle(after[index]) - middle(before[index])).argmax())]
             limits = Limits(least=float(worth[index]))
-            clear = bool(large[index]) and is_clear(was[index], now[index], shift, limits)
+            clear = bool(large[index]) and is_clear(earlier[index], now[index], shift, limits)
             if clear:
-                taken = int(held[row, index])
-                claims.append(Claim(rank, module, part, int(usual[row, index]), taken))
+                taken_ns = int(typical[row, index])
+                claims.append(Claim(rank, module, kind, int(usual[row, index]), taken_ns))
             if worst[index] == row:
                 spreads.append(
                     ModuleSpread(
@@ -204,11 +211,11 @@ def find_spreads(table: Table, step_ns: int) -> tuple[tuple[ModuleSpread, ...], 
                         median_ns=int(usually[index]),
                         worst_ns=int(total[row, index]),
                         worst_rank=rank,
-                        part=part,
+                        part=kind,
                         cost_ns=max(int(gap[index]), 0),
                         clear=clear,
                         ns_by_rank=tuple(total[:, index].tolist()),
                         ns_by_step=tuple(table.by_step[index].tolist()),
                     )
                 )
-    return tuple(sorted(spreads, key=lambda one: (-one.cost_ns, one.path))), claims
+    return tuple(sorted(spreads, key=lambda spread: (-spread.cost_ns, spread.path))), claims

@@ -82,16 +82,18 @@ class Limits:
         return cls(ranges=1.5, least=least, alone=8.0)
 
 
-def common_shift(pairs: Iterable[tuple[float, float]], wholes: tuple[float, float]) -> Shift | None:
+def common_shift(pairs: Iterable[tuple[float, float]], totals: tuple[float, float]) -> Shift | None:
     """Return what modules have in common, ``None`` if there are too few to know.
 
     Args:
         pairs: The time of each module on the other ranks, and on this one.
-        wholes: Times of all modules together, on both.
+        totals: Times of all modules together, on both.
     """
-    least = _SHARE * max(wholes)
+    least = _SHARE * max(totals)
     ratios = [
-        math.log(now / was) for was, now in pairs if was > 0 and now > 0 and max(was, now) >= least
+        math.log(now / earlier)
+        for earlier, now in pairs
+        if earlier > 0 and now > 0 and max(earlier, now) >= least
     ]
     if len(ratios) < _FEWEST:
         return None
@@ -107,14 +109,14 @@ def is_apart(before: Times, after: Times, shift: Shift | None, limits: Limits) -
     # Few steps show their range by luck only.
     luck = 1 + (4 / steps) ** 2
     half = shift.common / 2 if shift else 0.0
-    was, now = before.typical * math.exp(half), after.typical * math.exp(-half)
-    change, own = after.typical - before.typical, now - was
+    earlier, now = before.typical * math.exp(half), after.typical * math.exp(-half)
+    change, own = after.typical - before.typical, now - earlier
     spans = luck * math.hypot(_range(before.by_step), _range(after.by_step))
     is_module = limits.alone is None
     ranges, share = limits.ranges, limits.share
     if shift is None and is_module:
         ranges, share = 2 * ranges, max(share, _FLOOR_UNSHIFTED)
-    least = max(share * max(before.typical, after.typical, was, now), limits.least)
+    least = max(share * max(before.typical, after.typical, earlier, now), limits.least)
     reach = max(ranges * spans, least)
     alone = False
     common = math.exp(2 * half) if is_module else 1.0
@@ -122,9 +124,11 @@ def is_apart(before: Times, after: Times, shift: Shift | None, limits: Limits) -
     if gap:
         reach, alone = min(reach, max(least, abs(change) - gap)), True
     elif limits.alone is None:
-        scatter = -math.expm1(-_DEVIATIONS * shift.scatter) * max(was, now) if shift else 0.0
+        scatter = -math.expm1(-_DEVIATIONS * shift.scatter) * max(earlier, now) if shift else 0.0
         uncertain = (_uncertainty(times.by_step) for times in (before, after))
-        reach = max(reach, math.hypot(scatter, *(_DEVIATIONS * one for one in uncertain)))
+        reach = max(
+            reach, math.hypot(scatter, *(_DEVIATIONS * deviation for deviation in uncertain))
+        )
     else:
         alone = abs(change) > limits.alone * spans
     apart = abs(own) > reach and (own > 0) == (change > 0) and (is_module or shift is not None)
@@ -143,9 +147,9 @@ def _range(by_step: Sequence[int]) -> float:
     return float(high - low)
 
 
-def _gap(one: Sequence[float], other: Sequence[float], factor: float) -> float:
+def _gap(first: Sequence[float], second: Sequence[float], factor: float) -> float:
     """Return the time between the ranges of the steps, 0 if they are not this far apart."""
-    lower, upper = sorted((_ends(one), _ends(other)))
+    lower, upper = sorted((_ends(first), _ends(second)))
     return float(upper[0] - lower[1]) if upper[0] > factor * lower[1] else 0.0
 
 

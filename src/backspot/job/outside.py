@@ -46,18 +46,18 @@ class Outside:
         self.edges: Ints = merged(self._within.edges, self._runs.edges, self._lines.edges)
 
     def times(
-        self, at: Ints, length: Ints, step: Ints, span: Ints, hidden: np.ndarray, steps: int
+        self, times: Ints, length: Ints, step: Ints, span: Ints, hidden: np.ndarray, steps: int
     ) -> tuple[OutsideTimes, ...]:
         """Return the time by place and by what the host does; the pieces lie between two edges.
 
         ``span`` is the node that the host executes, an index into the spans; ``NOTHING`` for none.
         """
-        if not len(at) or not (self._within.values >= 0).any():
+        if not len(times) or not (self._within.values >= 0).any():
             return ()
-        columns = np.stack([self._places(at), self._doing(at, span), self._lines.at(at)])
-        keys, which = np.unique(columns, axis=1, return_inverse=True)
+        columns = np.stack([self._places(times), self._doing(times, span), self._lines.at(times)])
+        keys, group = np.unique(columns, axis=1, return_inverse=True)
         by_step = np.zeros((keys.shape[1], 2, steps), np.int64)
-        np.add.at(by_step, (which.ravel(), hidden.astype(int), step), length)
+        np.add.at(by_step, (group.ravel(), hidden.astype(int), step), length)
         return tuple(
             OutsideTimes(
                 _named(place),
@@ -69,31 +69,35 @@ class Outside:
             for (place, doing, line), times in zip(keys.T.tolist(), by_step.tolist(), strict=True)
         )
 
-    def _places(self, at: Ints) -> Ints:
+    def _places(self, times: Ints) -> Ints:
         """Return the work before and after each moment, or around it, as one number.
 
         The first step is like the others: what comes last in the recording comes before it.
         """
         work = np.flatnonzero(self._within.values >= 0)
         edges, kinds = self._within.edges[work], self._within.values[work]
-        after = np.searchsorted(edges, at, side="right")
-        inside = self._within.at(at)
+        after = np.searchsorted(edges, times, side="right")
+        inside = self._within.at(times)
         before = np.where(inside >= 0, inside, kinds[after - 1])
         following = np.where(inside >= 0, _INSIDE, kinds[after % len(kinds)])
-        found: Ints = before * (_INSIDE + 1) + following
-        return found
+        places: Ints = before * (_INSIDE + 1) + following
+        return places
 
-    def _doing(self, at: Ints, span: Ints) -> Ints:
+    def _doing(self, times: Ints, span: Ints) -> Ints:
         """Return what runs: a name of the trace, behind these that of a node, or ``NOTHING``."""
-        operator = take(self._events.name, self._runs.at(at))
+        operator = take(self._events.name, self._runs.at(times))
         node = take(self._spans.node, span)
         return np.where(node >= 0, len(self._events.names) + node, operator)
 
     def _text(self, doing: int) -> str:
-        known = self._events.names
+        trace_names = self._events.names
         if doing < 0:
             return ""
-        return known[doing] if doing < len(known) else self._spans.node_names[doing - len(known)]
+        return (
+            trace_names[doing]
+            if doing < len(trace_names)
+            else self._spans.node_names[doing - len(trace_names)]
+        )
 
 
 def _named(place: int) -> str:

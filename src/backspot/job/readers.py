@@ -36,8 +36,8 @@ def readers() -> Iterator[tuple[Executor, Callable[[str, str | None], bytes]]]:
         free.put(None)
 
     def read(path: str, cache: str | None) -> bytes:
-        if (kept := kept_summary(path, cache)) is not None:
-            return kept
+        if (cached := kept_summary(path, cache)) is not None:
+            return cached
         reader = free.get()
         try:
             reader = reader or _Reader()
@@ -88,5 +88,5 @@ class _Reader:
         self._process.communicate()
         with self._errors as errors:
             errors.seek(0)
-            said = errors.read().decode(errors="replace").strip().splitlines()
-        return said[-1] if said else f"its process ended with {self._process.returncode}"
+            lines = errors.read().decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else f"its process ended with {self._process.returncode}"

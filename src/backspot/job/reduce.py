@@ -115,16 +115,16 @@ def reduce_trace(recording: Recording, identity: Identity) -> Summary:
 def _step_numbers(events: Events, ownership: Ownership) -> tuple[int, ...]:
     """Return the profiler's numbers of the steps; without marks, the steps are counted."""
     marks = events.named(Category.ANNOTATION, names.PROFILER_STEP)
-    said = {
+    numbers = {
         start: events.names[name].removeprefix(names.PROFILER_STEP)
         for start, name in zip(
             events.start[marks].tolist(), events.name[marks].tolist(), strict=True
         )
     }
-    found = [said.get(start, "") for start in ownership.steps.start.tolist()]
-    once = len(set(found)) == ownership.steps.count  # a second profiler counts from 0 again
-    if once and all(text.isdecimal() for text in found):
-        return tuple(map(int, found))
+    step_numbers = [numbers.get(start, "") for start in ownership.steps.start.tolist()]
+    once = len(set(step_numbers)) == ownership.steps.count  # a second profiler counts from 0 again
+    if once and all(text.isdecimal() for text in step_numbers):
+        return tuple(map(int, step_numbers))
     return tuple(range(ownership.steps.count))
 
 
@@ -143,15 +143,15 @@ class _Line(NamedTuple):
     @property
     def exposed(self) -> Mask:
         """Whether communication runs and nothing else does."""
-        found: Mask = self.exchange >= 0
-        return found
+        is_exposed: Mask = self.exchange >= 0
+        return is_exposed
 
 
 def _line(ledger: Ledger, collectives: Collectives, times: Ints) -> _Line:
     """Return the clock time of the steps, cut at these times, too."""
     spent = ledger.whole.where(ledger.whole.step >= 0).cut(times)
-    held = ledger.holders.work[spent.holder]
-    runs = np.where(spent.kind == WallKind.COMMUNICATION, held, NOTHING)
+    working = ledger.holders.work[spent.holder]
+    runs = np.where(spent.kind == WallKind.COMMUNICATION, working, NOTHING)
     waited = collectives.waits.over(spent.start)
     return _Line(spent, np.where(waited >= 0, waited, take(collectives.place, runs)))
 
@@ -161,11 +161,11 @@ def _work_of_host(ownership: Ownership, clock: Clock, waits: Timeline) -> Timeli
     calls = ownership.waits
     blocked = first_started(calls.start, calls.end, np.zeros(len(calls.start), np.int64))
     edges = merged(clock.host.edges, blocked.edges, waits.edges)
-    held = clock.host.over(edges)
+    span = clock.host.over(edges)
     # Holders behind the spans are exchanges with other ranks.
-    works = held < len(ownership.spans.start)
+    works = span < len(ownership.spans.start)
     works &= (blocked.over(edges) < 0) & (waits.over(edges) < 0)
-    return Timeline(edges, np.where(works, held, _WAITS))
+    return Timeline(edges, np.where(works, span, _WAITS))
 
 
 def _data(activity: Activity) -> Timeline:
@@ -189,11 +189,11 @@ def _outside(
     on_host = np.where(holders.work < 0, holders.span, _WAITS)
     span = np.where(line.exposed, work.over(spent.start), on_host[spent.holder])
     inside = ownership.owners.is_module[ownership.owner]
-    mine = (span != _WAITS) & ~take(inside, span, False) & (left_out.over(spent.start) < 0)
-    mine &= line.exposed | ~spent.runs
-    chosen, steps = spent.where(mine), len(ledger.windows.start)
+    is_outside = (span != _WAITS) & ~take(inside, span, False) & (left_out.over(spent.start) < 0)
+    is_outside &= line.exposed | ~spent.runs
+    chosen, steps = spent.where(is_outside), len(ledger.windows.start)
     return outside.times(
-        chosen.start, chosen.length, chosen.step, span[mine], line.exposed[mine], steps
+        chosen.start, chosen.length, chosen.step, span[is_outside], line.exposed[is_outside], steps
     )
 
 
@@ -203,10 +203,10 @@ def _in_modules_too(recording: Recording, collecting: Timeline) -> Iterator[Outs
     none = (0,) * len(recording.windows.start)
     operators = np.where(waits.caller >= 0, waits.caller, waits.event)
     places = zip(events.name[operators].tolist(), recording.lines_of_waits, strict=True)
-    known = Index()
-    which = np.array([known[place] for place in places], np.int64)
-    idle = summed_by_step(which, waits.step, waits.idle, len(known), len(none))
-    for (name, line), by_step in zip(known, idle.tolist(), strict=True):
+    places_of = Index()
+    place_index = np.array([places_of[place] for place in places], np.int64)
+    idle = summed_by_step(place_index, waits.step, waits.idle, len(places_of), len(none))
+    for (name, line), by_step in zip(places_of, idle.tolist(), strict=True):
         if any(by_step):
             yield OutsideTimes(WAITING, events.names[name], tuple(by_step), none, line)
     step, mark, length = pieces(collecting, steps)
@@ -218,8 +218,8 @@ def _in_modules_too(recording: Recording, collecting: Timeline) -> Iterator[Outs
 def _runs_collective(ownership: Ownership, holder: Ints) -> Mask:
     """Return whether each holder is a collective."""
     work = holder - len(ownership.spans.start)
-    found: Mask = take(ownership.work.tier, np.maximum(work, NOTHING)) == Tier.COMMUNICATION
-    return found
+    is_collective: Mask = take(ownership.work.tier, np.maximum(work, NOTHING)) == Tier.COMMUNICATION
+    return is_collective
 
 
 def _modules(ledger: Ledger, line: _Line, work: Timeline) -> tuple[ModuleTimes, ...]:
@@ -231,19 +231,25 @@ def _modules(ledger: Ledger, line: _Line, work: Timeline) -> tuple[ModuleTimes, 
     hidden = holders.at(work.over(spent.start), spent.start)
     holder = np.where(line.exposed, hidden, spent.holder)
     kind = np.where(spent.kind == WallKind.GPU, _GPU, np.where(line.exposed, _HIDDEN, _HOST))
-    part = kind + 3 * (holders.run[holder] >= 0)
-    mine = np.flatnonzero(holder != holders.nothing)
-    place, share, length = holders.shares.split(holder[mine], spent.length[mine])
-    mine, owner, steps = mine[place], holders.shares.owner[share], len(ledger.windows.start)
-    key = owner * _PARTS + part[mine]
-    by_step = summed_by_step(key, spent.step[mine], length, len(owners) * _PARTS, steps)
+    column = kind + 3 * (holders.run[holder] >= 0)
+    held_intervals = np.flatnonzero(holder != holders.nothing)
+    place, share, length = holders.shares.split(
+        holder[held_intervals], spent.length[held_intervals]
+    )
+    held_intervals, owner, steps = (
+        held_intervals[place],
+        holders.shares.owner[share],
+        len(ledger.windows.start),
+    )
+    key = owner * _PARTS + column[held_intervals]
+    by_step = summed_by_step(key, spent.step[held_intervals], length, len(owners) * _PARTS, steps)
     of_owner = by_step.reshape(len(owners), _PARTS, steps)
     is_module = owners.is_module
-    found = []
+    modules = []
     for index in np.flatnonzero(of_owner.any(axis=(1, 2))).tolist():
-        parts = (tuple(part) for part in of_owner[index].tolist())
-        found.append(ModuleTimes(*owners.named(index), bool(is_module[index]), *parts))
-    return tuple(found)
+        times = (tuple(row) for row in of_owner[index].tolist())
+        modules.append(ModuleTimes(*owners.named(index), bool(is_module[index]), *times))
+    return tuple(modules)
 
 
 def _waiting(work: DeviceWork, line: _Line) -> Ints:
@@ -257,9 +263,9 @@ def _waiting(work: DeviceWork, line: _Line) -> Ints:
     following = np.searchsorted(work.start[others], begin, side="left")  # in order of the starts
     queued = np.append(work.queued[others], FAR)[following]
     queued = np.where(work.device[item] >= 0, queued, begin)  # the host waits itself
-    found = np.zeros(len(line.exchange), np.int64)
-    found[line.exposed] = np.clip(begin + length - queued, 0, length)
-    return found
+    waiting = np.zeros(len(line.exchange), np.int64)
+    waiting[line.exposed] = np.clip(begin + length - queued, 0, length)
+    return waiting
 
 
 def _launches(events: Events) -> Timeline:
@@ -276,14 +282,14 @@ def _launching(work: DeviceWork, line: _Line, launches: Timeline, waiting: Ints)
     """
     call = launches.over(line.spent.start)
     alone = (call >= 0) & (line.exposed | (line.spent.kind != WallKind.GPU))
-    held = np.bincount(call[alone], (line.spent.length - waiting)[alone]).astype(np.int64)
-    found = np.zeros(len(work.start), np.int64)
-    mine = np.flatnonzero((work.tier == Tier.COMMUNICATION) & (work.launch >= 0))
-    mine = mine[np.argsort(work.launch[mine], kind="stable")]
-    of_call, first = np.unique(launches.over(work.launch[mine]), return_index=True)
-    known = (of_call >= 0) & (of_call < len(held))
-    found[mine[first[known]]] = held[of_call[known]]
-    return found
+    holds = np.bincount(call[alone], (line.spent.length - waiting)[alone]).astype(np.int64)
+    launching = np.zeros(len(work.start), np.int64)
+    exchanges = np.flatnonzero((work.tier == Tier.COMMUNICATION) & (work.launch >= 0))
+    exchanges = exchanges[np.argsort(work.launch[exchanges], kind="stable")]
+    of_call, first = np.unique(launches.over(work.launch[exchanges]), return_index=True)
+    is_call = (of_call >= 0) & (of_call < len(holds))
+    launching[exchanges[first[is_call]]] = holds[of_call[is_call]]
+    return launching
 
 
 def _transfers(events: Events, ownership: Ownership) -> Timeline:

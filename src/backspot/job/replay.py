@@ -51,16 +51,16 @@ class Graph:
         self._causes = _Ragged(count, task, cause)
         follows = _Ragged(count, cause, task)
         ready = np.flatnonzero(waits == 0)
-        done = 0
+        settled = 0
         self._levels: list[Ints] = []
         while len(ready):
             self._levels.append(ready)
-            done += len(ready)
+            settled += len(ready)
             reached, times = np.unique(follows.of(ready)[0], return_counts=True)
             waits[reached] -= times
             ready = reached[waits[reached] == 0]
-        if done < count:
-            raise ValueError(f"{count - done} of {count} tasks wait for each other in a circle")
+        if settled < count:
+            raise ValueError(f"{count - settled} of {count} tasks wait for each other in a circle")
 
     def ends(self, takes: np.ndarray) -> np.ndarray:
         """Return when each task ends, if it takes so long; the first ones begin at 0.
@@ -88,8 +88,8 @@ class _Ragged:
         """Return the values of these keys, one after the other, and where those of each begin."""
         count = self._count[keys]
         first = np.cumsum(count) - count
-        at = np.arange(count.sum()) - np.repeat(first, count)
-        return self._value[np.repeat(self._first[keys], count) + at], first
+        offset = np.arange(count.sum()) - np.repeat(first, count)
+        return self._value[np.repeat(self._first[keys], count) + offset], first
 
 
 class JobReplay:
@@ -109,39 +109,41 @@ class JobReplay:
     def __init__(
         self,
         ranks: Mapping[int, Summary],
-        at: Mapping[int, Sequence[int]],
+        places: Mapping[int, Sequence[int]],
         waits: Sequence[GroupWaits],
         clocks: Mapping[int, RankClock],
         transfers: Transfers | None = None,
     ) -> None:
-        self._steps = len(next(iter(at.values())))
+        self._steps = len(next(iter(places.values())))
         tasks = _Tasks()
-        collectives = [_Calls(tasks, one, clocks) for one in waits]
+        collectives = [_Calls(tasks, group_waits, clocks) for group_waits in waits]
         calls: list[_Calls | _Moves] = [*collectives]
         if transfers and transfers.links:
-            on_host = not any(any(one.forward_gpu) for own in ranks.values() for one in own.modules)
+            on_host = not any(
+                any(module.forward_gpu) for own in ranks.values() for module in own.modules
+            )
             calls.append(_Moves(tasks, transfers, clocks, on_host))
         self._lines = {
-            rank: _Line(tasks, rank, ranks[rank], at[rank], calls) for rank in sorted(ranks)
+            rank: _Line(tasks, rank, ranks[rank], places[rank], calls) for rank in sorted(ranks)
         }
-        for one in calls:
-            one.connect()
+        for call in calls:
+            call.connect()
         none = np.empty(0, np.int64)
-        self._transfers = np.concatenate([none, *[one.leave.ravel() for one in collectives]])
+        self._transfers = np.concatenate([none, *[call.leave.ravel() for call in collectives]])
         self._graph = Graph(tasks.count, *tasks.edges())
         self._takes = tasks.takes()
 
     def _longer(self, rank: int) -> np.ndarray | None:
         """Return by how much each task of a rank's line exceeds its peers', if it has any."""
         own = self._lines[rank]
-        lines = [one for one in self._lines.values() if one.sections == own.sections]
+        lines = [line for line in self._lines.values() if line.sections == own.sections]
         if len(lines) < 2:
             return None
         longer = np.zeros(len(self._takes))
-        sections = np.array([one.by_section(self._takes) for one in lines])
-        mine = sections[lines.index(own)]
-        usual = Others(sections.astype(np.int64)).of(mine.astype(np.int64))
-        share = np.where(mine > usual, 1 - usual / np.maximum(mine, 1), 0.0)
+        sections = np.array([line.by_section(self._takes) for line in lines])
+        of_rank = sections[lines.index(own)]
+        usual = Others(sections.astype(np.int64)).of(of_rank.astype(np.int64))
+        share = np.where(of_rank > usual, 1 - usual / np.maximum(of_rank, 1), 0.0)
         longer[own.tasks] = self._takes[own.tasks] * share[own.section]
         return longer
 
@@ -153,8 +155,8 @@ class JobReplay:
         takes = [self._takes, *(change(self._takes) for change in changes)]
         ends = self._graph.ends(np.stack(takes, axis=1))
         until = np.array([ends[line.last] for line in self._lines.values()]).max(axis=0)
-        found: Ints = np.rint(np.diff(until, axis=0, prepend=0.0).T).astype(np.int64)
-        return found
+        step_ns: Ints = np.rint(np.diff(until, axis=0, prepend=0.0).T).astype(np.int64)
+        return step_ns
 
     def sooner(self, rank: int, by_ns: int) -> Change | None:
         """Take so much from a rank's work in each step, where it works longer than its peers.
@@ -194,10 +196,10 @@ class _Tasks:
 
     def add(self, takes: np.ndarray) -> Ints:
         """Add tasks that take so long; return their numbers in the same shape."""
-        found = np.arange(self.count, self.count + takes.size).reshape(takes.shape)
+        tasks = np.arange(self.count, self.count + takes.size).reshape(takes.shape)
         self.count += takes.size
         self._takes.append(takes.ravel().astype(np.float64))
-        return found
+        return tasks
 
     def follow(self, task: Ints, cause: Ints) -> None:
         """Let tasks begin after others."""
@@ -240,8 +242,8 @@ class _Calls:
 
     def of(self, rank: int) -> _Part:
         """Return the part of a rank."""
-        group, at, row = self._group, self._rows[rank], self.ranks.index(rank)
-        times = group.start[at], group.end[at], group.exposed[at]
+        group, indices, row = self._group, self._rows[rank], self.ranks.index(rank)
+        times = group.start[indices], group.end[indices], group.exposed[indices]
         return _Part(*times, self.leave[row], self.entry[row])
 
     def connect(self) -> None:
@@ -269,8 +271,8 @@ class _Moves:
         self._start = {rank: clocks[rank].to_job(own.start) for rank, own in moved.of.items()}
         self._end = {rank: clocks[rank].to_job(own.end) for rank, own in moved.of.items()}
         entered = {rank: start.copy() for rank, start in self._start.items()}
-        for rank, at, other, its in self._waits():
-            np.maximum.at(entered[rank], at, self._start[other][its])
+        for rank, entry, other, its in self._waits():
+            np.maximum.at(entered[rank], entry, self._start[other][its])
         self._leave, self._entry = dict[int, Ints](), dict[int, Ints]()
         for rank, own in moved.of.items():
             takes = np.maximum(self._end[rank] - entered[rank], 0)
@@ -302,13 +304,13 @@ class _Moves:
         """Let each rank leave after the other has entered, and not before earlier transfers."""
         for rank, leave in self._leave.items():
             self._tasks.follow(leave, self._entry[rank])
-        for rank, at, other, its in self._waits():
-            self._tasks.follow(self._leave[rank][at], self._entry[other][its])
+        for rank, entry, other, its in self._waits():
+            self._tasks.follow(self._leave[rank][entry], self._entry[other][its])
         for pair, link in self._moved.links.items():
-            for rank, at in zip(pair, link.T, strict=True):
-                apart = at[1:] != at[:-1]  # launched together, they are one
+            for rank, entry in zip(pair, link.T, strict=True):
+                apart = entry[1:] != entry[:-1]  # launched together, they are one
                 leave = self._leave[rank]
-                self._tasks.follow(leave[at[1:][apart]], leave[at[:-1][apart]])
+                self._tasks.follow(leave[entry[1:][apart]], leave[entry[:-1][apart]])
 
 
 _LEAVE, _ENTER, _END, _BEGIN = range(4)
@@ -330,28 +332,30 @@ class _Line:
         tasks: _Tasks,
         rank: int,
         summary: Summary,
-        at: Sequence[int],
+        places: Sequence[int],
         calls: Sequence[_Calls | _Moves],
     ) -> None:
-        mine = [one.of(rank) for one in calls if rank in one.ranks]
+        rank_calls = [call.of(rank) for call in calls if rank in call.ranks]
         begin, end = (
-            np.array(times, np.int64)[list(at)] + summary.origin_ns
+            np.array(times, np.int64)[list(places)] + summary.origin_ns
             for times in (summary.begin, summary.end)
         )
         none = np.empty(0, np.int64)
         enter, leave, exposed, leaving = (
-            np.concatenate([none, *parts])
-            for parts in ([one[field] for one in mine] for field in range(4))
+            np.concatenate([none, *columns])
+            for columns in ([call[field] for call in rank_calls] for field in range(4))
         )
         exposed = np.minimum(exposed, leave - enter)
-        of_group = np.repeat(np.arange(len(mine)), [len(one.start) for one in mine])
+        of_group = np.repeat(np.arange(len(rank_calls)), [len(call.start) for call in rank_calls])
         waits = np.flatnonzero(exposed > 0)
 
         time = np.concatenate([leave[waits], enter, end, begin])
         kind = np.repeat([_LEAVE, _ENTER, _END, _BEGIN], list(map(len, (waits, enter, end, begin))))
-        which = np.concatenate([waits, *[np.arange(len(some)) for some in (enter, end, begin)]])
+        event_number = np.concatenate(
+            [waits, *[np.arange(len(times_of)) for times_of in (enter, end, begin)]]
+        )
         order = np.lexsort((kind, time))
-        time, kind, which = time[order], kind[order], which[order]
+        time, kind, event_number = time[order], kind[order], event_number[order]
         within = np.cumsum(kind == _BEGIN) - np.cumsum(kind == _END) > 0
         alone = _covered(time, leave[waits] - exposed[waits], leave[waits])
         work = np.maximum(np.diff(time) - np.diff(alone), 0) * within[:-1]
@@ -359,7 +363,7 @@ class _Line:
         self.tasks = tasks.add(np.concatenate([[0], work]))
         tasks.follow(self.tasks[1:], self.tasks[:-1])
         left = np.flatnonzero(kind == _LEAVE)
-        tasks.follow(self.tasks[left + 1], leaving[which[left]])
+        tasks.follow(self.tasks[left + 1], leaving[event_number[left]])
         self.last = self.tasks[kind == _END]
         # What nothing waited for visibly is needed at the end of its step.
         hidden = np.flatnonzero(exposed <= 0)
@@ -369,13 +373,13 @@ class _Line:
 
         entered = np.flatnonzero(kind == _ENTER)
         entry = np.empty(len(enter), np.int64)
-        entry[which[entered]] = self.tasks[entered]
-        for number, one in enumerate(mine):
-            one.entry[:] = entry[of_group == number]
+        entry[event_number[entered]] = self.tasks[entered]
+        for number, call in enumerate(rank_calls):
+            call.entry[:] = entry[of_group == number]
         cuts = np.flatnonzero((kind == _ENTER) | (kind == _END))
         self.section = np.searchsorted(cuts, np.arange(len(kind)))
         self.sections = tuple(
-            int(of_group[which[cut]]) if kind[cut] == _ENTER else -1 for cut in cuts.tolist()
+            int(of_group[event_number[cut]]) if kind[cut] == _ENTER else -1 for cut in cuts.tolist()
         )
 
     def by_section(self, takes: np.ndarray) -> np.ndarray:

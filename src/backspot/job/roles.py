@@ -50,50 +50,50 @@ _ATTENTION = re.compile(r"attention|attn", re.IGNORECASE)
 
 def role_of(name: str, calls: Collection[Call], classes: Mapping[str, str]) -> Role:
     """Return what a group of this name is for; ``classes`` has that of each module by its path."""
-    seen, said = _seen(calls, classes), _said(name)
-    fitting = said.intersection(_Set().union(*seen)) if seen else said
-    if said:
+    of_calls, of_name = _seen(calls, classes), _said(name)
+    fitting = of_name.intersection(_Set().union(*of_calls)) if of_calls else of_name
+    if of_name:
         return next(iter(fitting)) if len(fitting) == 1 else "unknown"
-    if len(seen) != 1:
+    if len(of_calls) != 1:
         return "unknown"
-    if seen[0] == {"expert", "context"}:
+    if of_calls[0] == {"expert", "context"}:
         return "expert_or_context"
-    return next(iter(seen[0])) if len(seen[0]) == 1 else "unknown"
+    return next(iter(of_calls[0])) if len(of_calls[0]) == 1 else "unknown"
 
 
 def _said(name: str) -> _Set:
     """Return which roles the words of a name can mean: ``dp_shard`` is ``sharded``."""
-    known = [_WORDS[word] for word in re.findall("[a-z]+", name.lower()) if word in _WORDS]
-    every = _Set().union(*known)
-    return every.intersection(*known) or every
+    meanings = [_WORDS[word] for word in re.findall("[a-z]+", name.lower()) if word in _WORDS]
+    all_meanings = _Set().union(*meanings)
+    return all_meanings.intersection(*meanings) or all_meanings
 
 
 def _seen(calls: Collection[Call], classes: Mapping[str, str]) -> list[_Set]:
     """Return for each thing that collectives do the roles in which groups do that."""
-    found = []
+    roles = []
     purposes = {call.purpose for call in calls}
     if "parameters" in purposes:
-        found.append(_Set({"sharded"}))
+        roles.append(_Set({"sharded"}))
     elif "gradients" in purposes:
-        found.append(_Set({"data"}))
+        roles.append(_Set({"data"}))
     if any(call.kind == POINT_TO_POINT and not call.purpose for call in calls):
-        found.append(_Set({"pipeline"}))
+        roles.append(_Set({"pipeline"}))
     moving = [
         call
         for call in calls
         if call.purpose in ("activations", "attention") and call.kind in _EXCHANGES
     ]
     if any(call.backward for call in moving) and not all(call.backward for call in moving):
-        found.append(_of_activations(moving, classes))
-    return found
+        roles.append(_of_activations(moving, classes))
+    return roles
 
 
 def _of_activations(calls: Collection[Call], classes: Mapping[str, str]) -> _Set:
     """Return the roles of groups that exchange activations in these ways."""
     forward = [call for call in calls if not call.backward]
     kinds = {call.kind for call in calls}
-    where = [f"{call.module} {classes.get(call.module, '')}" for call in calls]
-    for_experts = all(_EXPERT.search(one) for one in where)
+    modules = [f"{call.module} {classes.get(call.module, '')}" for call in calls]
+    for_experts = all(_EXPERT.search(module) for module in modules)
     attends = {call.module for call in forward if call.purpose == "attention"}
     if all(call.purpose == "attention" for call in forward) and all(
         call.module in attends for call in calls
@@ -102,7 +102,7 @@ def _of_activations(calls: Collection[Call], classes: Mapping[str, str]) -> _Set
     if kinds == {ALL_TO_ALL}:
         if for_experts:
             return _Set({"expert"})
-        return _Set({"context"} if all(map(_ATTENTION.search, where)) else {"expert", "context"})
+        return _Set({"context"} if all(map(_ATTENTION.search, modules)) else {"expert", "context"})
     if POINT_TO_POINT in kinds:
         return _Set({"context", "pipeline"})
     reduced = any(call.kind in _REDUCTIONS for call in forward)

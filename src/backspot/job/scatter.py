@@ -36,8 +36,8 @@ class Others:
         """Return the median over the ranks without one that has these values."""
         below, middle, above = self._below, self._middle, self._above
         if self._is_even:  # of an odd number of others, the one in the middle
-            found: Ints = np.where(values <= middle, above, middle)
-            return found
+            medians: Ints = np.where(values <= middle, above, middle)
+            return medians
         low: Ints = np.where(values <= below, middle, below)
         high: Ints = np.where(values >= above, middle, above)
         return low + (high - low) // 2
@@ -61,8 +61,8 @@ def reach(values: np.ndarray, comparisons: int) -> np.ndarray | None:
     if len(values) < MANY:
         return None
     scatter = _NORMAL * np.median(np.abs(values - np.median(values, axis=0)), axis=0)
-    found: np.ndarray = scatter * math.sqrt(2 * math.log(max(comparisons, 1) / _CHANCE))
-    return found
+    reach_ns: np.ndarray = scatter * math.sqrt(2 * math.log(max(comparisons, 1) / _CHANCE))
+    return reach_ns
 
 
 def middle(by_step: Ints) -> Ints:
@@ -77,8 +77,8 @@ def middle(by_step: Ints) -> Ints:
 
     def at(index: Ints) -> Ints:
         index = np.clip(index, 0, steps - 1)
-        found: Ints = np.take_along_axis(ordered, index[..., None], axis=-1)[..., 0]
-        return found
+        chosen: Ints = np.take_along_axis(ordered, index[..., None], axis=-1)[..., 0]
+        return chosen
 
     low, high = at(first + (present - 1) // 2), at(first + present // 2)
     # Half of the difference, because the sum of two large times can exceed 63 bits.
@@ -92,18 +92,18 @@ def least(values: np.ndarray, comparisons: int, step_ns: int) -> np.ndarray:
     noise = reach(values, comparisons)
     if noise is None:
         return np.full(values.shape[1:], MATTERS * step_ns)
-    found: np.ndarray = np.maximum(noise, _MATTERS_OF_MANY * step_ns)
-    return found
+    least_ns: np.ndarray = np.maximum(noise, _MATTERS_OF_MANY * step_ns)
+    return least_ns
 
 
-def shift_of(was: Ints, now: Ints) -> Shift | None:
+def shift_of(earlier: Ints, now: Ints) -> Shift | None:
     """Return what all modules have in common, of times by module and step."""
-    before, after = middle(was), middle(now)
+    before, after = middle(earlier), middle(now)
     pairs = zip(before.tolist(), after.tolist(), strict=True)
     return common_shift(pairs, (float(before.sum()), float(after.sum())))
 
 
-def is_clear(was: Ints, now: Ints, shift: Shift | None, limits: Limits) -> bool:
+def is_clear(earlier: Ints, now: Ints, shift: Shift | None, limits: Limits) -> bool:
     """Return whether times by step are longer than those of the other ranks, beyond the noise."""
-    before, after = (Times(int(middle(some)), some.tolist()) for some in (was, now))
+    before, after = (Times(int(middle(of_ranks)), of_ranks.tolist()) for of_ranks in (earlier, now))
     return after.typical > before.typical and is_apart(before, after, shift, limits)

@@ -234,7 +234,7 @@ def _problems(summary: Summary) -> Iterator[str]:
     if not steps:
         yield "it has no step"
     of_steps = (summary.step_numbers, summary.end, summary.exposed, summary.stalled)
-    if any(len(one) != steps for one in of_steps):
+    if any(len(column) != steps for column in of_steps):
         yield "its lists of steps differ in length"
     if not _ascends(summary.begin) or any(map(gt, summary.begin, summary.end)):
         yield "its steps are in no order of time"
@@ -244,15 +244,21 @@ def _problems(summary: Summary) -> Iterator[str]:
     times = [("the collectives", summary.exposed), ("the transfers", summary.stalled)]
     times += [(f"the phase {phase.name}", phase.by_step) for phase in summary.phases]
     times += [
-        (f"the module {one.path}", part) for one in summary.modules for part in astuple(one)[3:]
+        (f"the module {module.path}", times_of)
+        for module in summary.modules
+        for times_of in astuple(module)[3:]
     ]
-    times += [(one.place, part) for one in summary.outside for part in (one.host, one.hidden)]
-    for what, part in times:
-        if len(part) != steps or any(map(gt, part, lengths)):
-            yield f"{what} and the steps do not fit together"
+    times += [
+        (outside.place, times_of)
+        for outside in summary.outside
+        for times_of in (outside.host, outside.hidden)
+    ]
+    for place, place_times in times:
+        if len(place_times) != steps or any(map(gt, place_times, lengths)):
+            yield f"{place} and the steps do not fit together"
     for group in summary.groups:
         columns = (group.step, group.launch, group.start, group.end, group.exposed, group.launching)
-        if any(len(one) != len(group.call) for one in columns):
+        if any(len(column) != len(group.call) for column in columns):
             yield f"the lists of the process group {group.name} differ in length"
         if max(group.call, default=-1) >= len(group.calls) or max(group.step, default=-1) >= steps:
             yield f"the process group {group.name} has a collective of no kind or of no step"

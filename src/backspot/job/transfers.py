@@ -45,26 +45,31 @@ class Transfers(NamedTuple):
 
 def match_transfers(ranks: Mapping[int, Summary], numbers: Sequence[int]) -> Transfers | None:
     """Match the transfers in the steps of these numbers; ``None`` if that fails for any of them."""
-    every: dict[int, Own] = {}
+    by_rank: dict[int, Own] = {}
     ends: dict[tuple[Any, ...], tuple[list[int], list[int]]] = {}
     for rank, summary in ranks.items():
-        mine: list[tuple[Group, int]] = []
+        own: list[tuple[Group, int]] = []
         for group in summary.groups:
             for index, (step, call) in enumerate(zip(group.step, group.call, strict=True)):
-                said, number = group.calls[call], summary.step_numbers[step]
-                if said.kind != POINT_TO_POINT or number not in numbers:
+                transfer, number = group.calls[call], summary.step_numbers[step]
+                if transfer.kind != POINT_TO_POINT or number not in numbers:
                     continue
-                if not said.to and not said.of:
+                if not transfer.to and not transfer.of:
                     return None
-                pairs = [*((0, rank, to) for to in said.to), *((1, of, rank) for of in said.of)]
+                pairs = [
+                    *((0, rank, to) for to in transfer.to),
+                    *((1, sender, rank) for sender in transfer.of),
+                ]
                 for side, *pair in pairs:
                     key = (group.name, *pair, number)
-                    ends.setdefault(key, ([], []))[side].append(len(mine))
-                mine.append((group, index))
-        times = [(one.start[at], one.end[at], one.exposed[at]) for one, at in mine]
+                    ends.setdefault(key, ([], []))[side].append(len(own))
+                own.append((group, index))
+        times = [
+            (group.start[index], group.end[index], group.exposed[index]) for group, index in own
+        ]
         start, end, exposed = np.array(times, np.int64).reshape(-1, 3).T
-        calls = tuple(one.calls[one.call[at]] for one, at in mine)
-        every[rank] = Own(calls, start + summary.origin_ns, end + summary.origin_ns, exposed)
+        calls = tuple(group.calls[group.call[index]] for group, index in own)
+        by_rank[rank] = Own(calls, start + summary.origin_ns, end + summary.origin_ns, exposed)
     links: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for (_, sender, receiver, number), (sent, received) in ends.items():
         count = min(len(sent), len(received))
@@ -73,25 +78,38 @@ def match_transfers(ranks: Mapping[int, Summary], numbers: Sequence[int]) -> Tra
             if number not in (numbers[0], numbers[-1]) or not count:
                 return None
             first = number == numbers[0]
-            sent, received = (one[-count:] if first else one[:count] for one in (sent, received))
+            sent, received = (
+                side_events[-count:] if first else side_events[:count]
+                for side_events in (sent, received)
+            )
         links.setdefault((sender, receiver), []).extend(zip(sent, received, strict=True))
-    return Transfers(every, {pair: np.array(sorted(some)) for pair, some in links.items()})
+    return Transfers(
+        by_rank, {pair: np.array(sorted(pairs_of)) for pair, pairs_of in links.items()}
+    )
 
 
 def aligned_by(transfers: Transfers, clocks: Mapping[int, RankClock]) -> dict[int, RankClock]:
     """Return the clocks with those of ranks that transfer to and from a rank with a clock."""
-    found = dict(clocks)
+    aligned = dict(clocks)
     growing = True
     while growing:
         growing = False
         for sender, receiver in transfers.links:
-            if sender in found and receiver not in found and (receiver, sender) in transfers.links:
-                clock, known, other = found[sender], transfers.of[sender], transfers.of[receiver]
+            if (
+                sender in aligned
+                and receiver not in aligned
+                and (receiver, sender) in transfers.links
+            ):
+                clock, sending, other = (
+                    aligned[sender],
+                    transfers.of[sender],
+                    transfers.of[receiver],
+                )
                 sent, received = transfers.links[sender, receiver].T
-                least = int((clock.to_job(known.start[sent]) - other.end[received]).max())
+                least = int((clock.to_job(sending.start[sent]) - other.end[received]).max())
                 sent, received = transfers.links[receiver, sender].T
-                most = int((clock.to_job(known.end[received]) - other.start[sent]).min())
+                most = int((clock.to_job(sending.end[received]) - other.start[sent]).min())
                 doubt = math.hypot(clock.uncertainty_ns, (most - least) / 2)
-                found[receiver] = RankClock((least + most) // 2, 0.0, 0, doubt)
+                aligned[receiver] = RankClock((least + most) // 2, 0.0, 0, doubt)
                 growing = True
-    return found
+    return aligned

@@ -53,7 +53,7 @@ def find_waits(
     groups: Sequence[Matched], clocks: Mapping[int, RankClock]
 ) -> tuple[GroupWaits, ...]:
     """Divide the time in each collective into wait and transfer, on ranks that have a clock."""
-    found = []
+    job_waits = []
     for group in groups:
         start, end, ranks = aligned(group, clocks)
         if len(ranks) < 2:
@@ -67,5 +67,5 @@ def find_waits(
                 entered[:, column] = entries[np.maximum(before, 0)]
         wait = np.clip(entered - start, 0, end - start)
         last = np.array(ranks)[start.argmax(axis=0)]
-        found.append(GroupWaits(group, ranks, wait, end - start - wait, last))
-    return tuple(found)
+        job_waits.append(GroupWaits(group, ranks, wait, end - start - wait, last))
+    return tuple(job_waits)

@@ -30,13 +30,13 @@ _HEAD = 1 << 20
 def read_summary(path: str, cache: str | None = None) -> bytes:
     """Return the bytes of a trace's summary, which the cache may have; raises as ``summarize``."""
     place = None if cache is None else _place(path, Path(cache))
-    if place is not None and (kept := _read(place)) is not None:
-        return kept
+    if place is not None and (cached := _read(place)) is not None:
+        return cached
     with copied(path) if is_remote(path) else nullcontext(Path(path)) as file:
-        known = _summary_in(file)
-        found = summarize(file) if known is None else known
-    summary = to_bytes(msgspec.structs.replace(found, source=path))
-    if place is not None and known is None:
+        stored = _summary_in(file)
+        loaded = summarize(file) if stored is None else stored
+    summary = to_bytes(msgspec.structs.replace(loaded, source=path))
+    if place is not None and stored is None:
         _keep(place, summary)
     return summary
 
@@ -107,9 +107,9 @@ def _summary_in(file: Path) -> Summary | None:
 def _read(place: Path) -> bytes | None:
     """Return an entry of the cache, ``None`` if there is none; a broken one is written again."""
     with suppress(OSError, NotATraceError):
-        kept = place.read_bytes()
-        from_bytes(kept)
-        return kept
+        content = place.read_bytes()
+        from_bytes(content)
+        return content
     return None
 
 

@@ -37,140 +37,146 @@ _ROWS = 14
 in the JSON."""
 
 
-def headline(one: OutOfMemory) -> str:
+def headline(failure: OutOfMemory) -> str:
     """One sentence: in which step and module, what was asked for, and what was in use."""
-    step = "" if one.step is None else f" in step {one.step:,}"
-    asked = "" if one.asked_bytes is None else f", which asked for {size(one.asked_bytes)}"
-    said = f"The training ran out of memory{step}, {where(one)}{asked}"
-    if not one.total_bytes:
-        return f"{said}."
-    if one.is_elsewhere:
-        free = f"{size(one.free_bytes)} of the {size(one.total_bytes)} of {one.limit}"
-        return f"{said}: of pinned memory of the host, or in a library, as {free} were free."
-    pieces = f", {size(one.pieces_bytes)} of it free in pieces" if _is_in_pieces(one) else ""
-    used = f"{size(one.used_bytes)} of the {size(one.total_bytes)} of {one.limit}"
-    return f"{said}: {used} were in use{pieces}."
-
-
-def where(one: OutOfMemory) -> str:
-    """In what: ``in the backward of blocks.3.mlp (Mlp)``."""
-    if one.phase == "optimizer":
-        return "in an optimizer"
-    of = one.label
-    if one.phase == "other":
-        return f"in a method of {of}" if of else "outside of all modules"
-    begin = {"forward": "in the forward", "evaluation": "in an evaluation"}.get(
-        one.phase, "in the backward"
+    step = "" if failure.step is None else f" in step {failure.step:,}"
+    request = (
+        "" if failure.asked_bytes is None else f", which asked for {size(failure.asked_bytes)}"
     )
-    if one.is_nearby:
-        return f"{begin}, in {one.node} next to {of}"
-    if of:
-        return f"{begin} of {of}"
-    return f"{begin}, in {one.node}" if one.node else begin
+    sentence = f"The training ran out of memory{step}, {where(failure)}{request}"
+    if not failure.total_bytes:
+        return f"{sentence}."
+    if failure.is_elsewhere:
+        free = f"{size(failure.free_bytes)} of the {size(failure.total_bytes)} of {failure.limit}"
+        return f"{sentence}: of pinned memory of the host, or in a library, as {free} were free."
+    pieces = (
+        f", {size(failure.pieces_bytes)} of it free in pieces" if _is_in_pieces(failure) else ""
+    )
+    used = f"{size(failure.used_bytes)} of the {size(failure.total_bytes)} of {failure.limit}"
+    return f"{sentence}: {used} were in use{pieces}."
 
 
-def source(one: OutOfMemory) -> str:
+def where(failure: OutOfMemory) -> str:
+    """In what: ``in the backward of blocks.3.mlp (Mlp)``."""
+    if failure.phase == "optimizer":
+        return "in an optimizer"
+    label = failure.label
+    if failure.phase == "other":
+        return f"in a method of {label}" if label else "outside of all modules"
+    begin = {"forward": "in the forward", "evaluation": "in an evaluation"}.get(
+        failure.phase, "in the backward"
+    )
+    if failure.is_nearby:
+        return f"{begin}, in {failure.node} next to {label}"
+    if label:
+        return f"{begin} of {label}"
+    return f"{begin}, in {failure.node}" if failure.node else begin
+
+
+def source(failure: OutOfMemory) -> str:
     """How it is known."""
-    if one.source == "history":
+    if failure.source == "history":
         return "Who holds it is from the allocator's history at that moment."
-    if one.source == "snapshot" and any(not held.blocks for held in one.held):
+    if failure.source == "snapshot" and any(not holder.blocks for holder in failure.held):
         return (
             "Parameters, gradients and states are known by their tensors; all else is what the "
             "allocator counted at that moment, as it tells no blocks."
         )
-    if one.source == "snapshot":
+    if failure.source == "snapshot":
         return (
             "Who holds it is from the sizes of the allocator's blocks at that moment, without a "
             "history: --memory also tells which modules keep activations."
         )
-    if one.is_host and not one.in_use_bytes:
+    if failure.is_host and not failure.in_use_bytes:
         return "Sizes are not known: the error is of another process, as of a loader's worker."
-    module = "The module is from the frames of the exception; sizes" if one.label else "Sizes"
+    module = "The module is from the frames of the exception; sizes" if failure.label else "Sizes"
     why = "PyTorch's allocator was not asked"
-    if one.is_host:
+    if failure.is_host:
         why = "a CPU's allocator has no history"
-    elif one.error == "OutOfMemoryError" or not one.reserved_bytes:
+    elif failure.error == "OutOfMemoryError" or not failure.reserved_bytes:
         why = "this allocator of PyTorch's does not tell the moment"
     return f"{module} are those of the process when the error had ended the script: {why}."
 
 
-def holders(one: OutOfMemory) -> list[tuple[str, HeldMemory]]:
+def holders(failure: OutOfMemory) -> list[tuple[str, HeldMemory]]:
     """Who holds what is in use, each as people read it; what is known of no kind comes too.
 
     None where it was not the memory of the GPU that was short.
     """
-    if one.is_elsewhere:
+    if failure.is_elsewhere:
         return []
-    found = [(_name(held, one), held) for held in one.held]
-    rest = one.in_use_bytes - sum(held.bytes for held in one.held)
+    named = [(_name(holder, failure), holder) for holder in failure.held]
+    rest = failure.in_use_bytes - sum(holder.bytes for holder in failure.held)
     if rest > 0:
-        found.append((_OF_PROCESS, HeldMemory("other", rest, 0)))
-    if one.others_bytes:
-        outside = HeldMemory("other", one.others_bytes, 0)
+        named.append((_OF_PROCESS, HeldMemory("other", rest, 0)))
+    if failure.others_bytes:
+        outside = HeldMemory("other", failure.others_bytes, 0)
         those = "CUDA, libraries, other processes"
-        name = f"not PyTorch's: {those}" if one.reserved_bytes else f"not told: tensors, {those}"
-        found.append((name, outside))
-    others = one.used_bytes - one.in_use_bytes if one.is_host else 0
+        name = (
+            f"not PyTorch's: {those}" if failure.reserved_bytes else f"not told: tensors, {those}"
+        )
+        named.append((name, outside))
+    others = failure.used_bytes - failure.in_use_bytes if failure.is_host else 0
     if others > 0:
-        is_of_addresses = one.limit == _ADDRESSES
+        is_of_addresses = failure.limit == _ADDRESSES
         name = "addresses this process has reserved" if is_of_addresses else _OF_SYSTEM
-        found.append((name, HeldMemory("other", others, 0)))
-    if one.pieces_bytes:
-        found.append(("free, in pieces", HeldMemory("other", one.pieces_bytes, 0)))
-    return sorted(found, key=lambda item: -item[1].bytes)
+        named.append((name, HeldMemory("other", others, 0)))
+    if failure.pieces_bytes:
+        named.append(("free, in pieces", HeldMemory("other", failure.pieces_bytes, 0)))
+    return sorted(named, key=lambda item: -item[1].bytes)
 
 
-def _name(held: HeldMemory, one: OutOfMemory) -> str:
-    said = _SAID[held.kind]
-    if held.kind == "other" and not any(other.kind == "activation" for other in one.held):
-        return f"activations and {said}"
-    if held.kind != "activation":
-        return said
-    if not held.class_name:
+def _name(holder: HeldMemory, failure: OutOfMemory) -> str:
+    name = _SAID[holder.kind]
+    if holder.kind == "other" and not any(other.kind == "activation" for other in failure.held):
+        return f"activations and {name}"
+    if holder.kind != "activation":
+        return name
+    if not holder.class_name:
         return "activations of other modules"
-    number = f"{held.members} × " if held.members > 1 else ""
-    return f"{said} of {number}{_label(held)}"
+    number = f"{holder.members} × " if holder.members > 1 else ""
+    return f"{name} of {number}{_label(holder)}"
 
 
-def _label(held: HeldMemory) -> str:
-    return f"{held.path} ({held.class_name})" if held.path else held.class_name
+def _label(holder: HeldMemory) -> str:
+    return f"{holder.path} ({holder.class_name})" if holder.path else holder.class_name
 
 
-def advice(one: OutOfMemory) -> list[str]:
+def advice(failure: OutOfMemory) -> list[str]:
     """What helps, with numbers where they are known."""
-    if one.is_elsewhere:
+    if failure.is_elsewhere:
         return []
-    asked = one.asked_bytes or 0
-    culprit = "the script" if one.is_nearby else one.label or "the script"
-    if one.total_bytes and asked > one.total_bytes:
+    request_bytes = failure.asked_bytes or 0
+    culprit = "the script" if failure.is_nearby else failure.label or "the script"
+    if failure.total_bytes and request_bytes > failure.total_bytes:
         return [
-            f"No batch size helps: this one request is larger than all {size(one.total_bytes)} of "
-            f"{one.limit}. Look at the sizes that {culprit} computes with."
+            f"No batch size helps: this one request is larger than all {size(failure.total_bytes)} "
+            f"of {failure.limit}. Look at the sizes that {culprit} computes with."
         ]
-    said = []
-    if _is_in_pieces(one):
-        said.append(
-            f"{size(one.pieces_bytes)} are free, but the largest piece has "
-            f"{size(one.largest_piece_bytes)}: PYTORCH_ALLOC_CONF=expandable_segments:True "
+    sentences = []
+    if _is_in_pieces(failure):
+        sentences.append(
+            f"{size(failure.pieces_bytes)} are free, but the largest piece has "
+            f"{size(failure.largest_piece_bytes)}: PYTORCH_ALLOC_CONF=expandable_segments:True "
             "(PYTORCH_CUDA_ALLOC_CONF before torch 2.9) lets the allocator use them."
         )
-    if one.reserved_bytes and one.others_bytes > _CONTEXT:
-        said.append(
-            f"{size(one.others_bytes)} of {one.limit} are neither free nor PyTorch's: other "
-            "processes may use it; nvidia-smi names them."
+    if failure.reserved_bytes and failure.others_bytes > _CONTEXT:
+        sentences.append(
+            f"{size(failure.others_bytes)} of {failure.limit} are neither free nor PyTorch's: "
+            "other processes may use it; nvidia-smi names them."
         )
-    said += _checkpointing(one)
-    said += _batch(one)
-    if one.phase == "optimizer" and one.step == 1:
-        said.append("An optimizer makes its states in its first step, and keeps them.")
-    return said
+    sentences += _checkpointing(failure)
+    sentences += _batch(failure)
+    if failure.phase == "optimizer" and failure.step == 1:
+        sentences.append("An optimizer makes its states in its first step, and keeps them.")
+    return sentences
 
 
-def _checkpointing(one: OutOfMemory) -> list[str]:
+def _checkpointing(failure: OutOfMemory) -> list[str]:
     """What checkpointing repeated layers would free at most: of all but one that is at work."""
-    if not one.layers or one.layers[0].bytes < _WORTH * one.in_use_bytes:
+    if not failure.layers or failure.layers[0].bytes < _WORTH * failure.in_use_bytes:
         return []
-    most = one.layers[0]
+    most = failure.layers[0]
     frees = most.bytes * (most.members - 1) // max(most.members, 1)
     return [
         f"Checkpointing the {most.members} × {_label(most)} frees up to about {size(frees)} of the "
@@ -178,76 +184,95 @@ def _checkpointing(one: OutOfMemory) -> list[str]:
     ]
 
 
-def _batch(one: OutOfMemory) -> list[str]:
-    if one.is_host:
+def _batch(failure: OutOfMemory) -> list[str]:
+    if failure.is_host:
         # Elsewhere it is as likely of data: of a NumPy array, or in a loader's worker.
-        if one.phase == "other" or not one.in_use_bytes:
+        if failure.phase == "other" or not failure.in_use_bytes:
             return []
         return [
             "A smaller batch, or checkpointing, frees activations: a part of what is all else of "
             "the process."
         ]
-    if not one.reserved_bytes or not one.in_use_bytes:
+    if not failure.reserved_bytes or not failure.in_use_bytes:
         return []  # it is not known what else the training has
     # Without a history, what is neither is activations and all else.
-    changing = _sum_of(one, _OF_BATCH if one.source == "history" else (*_OF_BATCH, "other"))
-    stays, what = _sum_of(one, _STAYS), "activations and what has no Python stack"
-    if one.source != "history":
-        what = "activations and all else"
-    if changing < _WORTH * one.in_use_bytes:
+    changing = _sum_of(failure, _OF_BATCH if failure.source == "history" else (*_OF_BATCH, "other"))
+    stays, freed = _sum_of(failure, _STAYS), "activations and what has no Python stack"
+    if failure.source != "history":
+        freed = "activations and all else"
+    if changing < _WORTH * failure.in_use_bytes:
         return [
-            f"A smaller batch frees little: {size(stays)} of {size(one.in_use_bytes)} are "
+            f"A smaller batch frees little: {size(stays)} of {size(failure.in_use_bytes)} are "
             "parameters, gradients and states of optimizers."
         ]
-    if not one.batch_size:
-        return [f"A smaller batch frees its part of {size(changing)}, {what}."]
-    each = changing // one.batch_size
+    if not failure.batch_size:
+        return [f"A smaller batch frees its part of {size(changing)}, {freed}."]
+    sample_bytes = changing // failure.batch_size
     return [
-        f"A smaller batch frees up to about {size(each)} for each sample: a batch of "
-        f"{one.batch_size:,} had {size(changing)} of {what}."
+        f"A smaller batch frees up to about {size(sample_bytes)} for each sample: a batch of "
+        f"{failure.batch_size:,} had {size(changing)} of {freed}."
     ]
 
 
-def _sum_of(one: OutOfMemory, kinds: Collection[HeldKind]) -> int:
-    return sum(held.bytes for held in one.held if held.kind in kinds)
+def _sum_of(failure: OutOfMemory, kinds: Collection[HeldKind]) -> int:
+    return sum(holder.bytes for holder in failure.held if holder.kind in kinds)
 
 
-def _is_in_pieces(one: OutOfMemory) -> bool:
+def _is_in_pieces(failure: OutOfMemory) -> bool:
     """Whether what was asked for is free, but not in one piece."""
-    asked = one.asked_bytes
-    return asked is not None and one.pieces_bytes >= asked > one.largest_piece_bytes
+    request_bytes = failure.asked_bytes
+    return (
+        request_bytes is not None
+        and failure.pieces_bytes >= request_bytes > failure.largest_piece_bytes
+    )
 
 
-def caught(one: OutOfMemory) -> list[str]:
+def caught(failure: OutOfMemory) -> list[str]:
     """How often the allocator had run out of memory before, and something had caught it."""
-    if not one.earlier:
+    if not failure.earlier:
         return []
-    return [f"The allocator had run out of memory {counted(one.earlier, 'time')} before."]
+    return [f"The allocator had run out of memory {counted(failure.earlier, 'time')} before."]
 
 
-def tables(one: OutOfMemory) -> list[Table]:
+def tables(failure: OutOfMemory) -> list[Table]:
     """Who holds memory, the most first; no table where that is not known."""
-    rows = holders(one)[:_ROWS]
+    rows = holders(failure)[:_ROWS]
     if not rows:
         return []
-    whole = max(one.used_bytes, one.in_use_bytes)
+    total_bytes = max(failure.used_bytes, failure.in_use_bytes)
     names: list[Part] = [("name", name) for name, _ in rows]
-    shares = numbers(percent(held.bytes / whole) if whole else "" for _, held in rows)
+    shares = numbers(
+        percent(holder.bytes / total_bytes) if total_bytes else "" for _, holder in rows
+    )
     columns = [
         Column("name", "held by", names, least=24, left=True),
-        Column("amount", "memory", numbers(size(held.bytes) for _, held in rows)),
+        Column("amount", "memory", numbers(size(holder.bytes) for _, holder in rows)),
         Column("share", "share", shares, need=1),
     ]
-    return [Table(f"Memory of {visible(one.limit)} when there was none left", source(one), columns)]
+    return [
+        Table(
+            f"Memory of {visible(failure.limit)} when there was none left",
+            source(failure),
+            columns,
+        )
+    ]
 
 
 def _sections(report: Report, _: View) -> Sequence[Section]:
-    one = report.out_of_memory
-    if one is None:
+    failure = report.out_of_memory
+    if failure is None:
         return []
     # The headline is the first warning: every output has it above all else.
-    said = [visible(text.rstrip(".")) for text in (*advice(one), *caught(one))]
-    return [Section("tables", "out-of-memory", said, title="Out of memory", tables=tables(one))]
+    sentences = [visible(text.rstrip(".")) for text in (*advice(failure), *caught(failure))]
+    return [
+        Section(
+            "tables",
+            "out-of-memory",
+            sentences,
+            title="Out of memory",
+            tables=tables(failure),
+        )
+    ]
 
 
 SAYING = Saying(_sections)

@@ -88,12 +88,12 @@ class Activity(msgspec.Struct, frozen=True):
 
     def of_launches(self, threads: Ints, times: Ints) -> Ints:
         """Return the phase of launches on threads at times; unknown threads count as the host."""
-        found, beside = self.host.at(times), self.beside.at(times)
-        for thread, here in grouped(threads):
+        phases, beside = self.host.at(times), self.beside.at(times)
+        for thread, members in grouped(threads):
             if thread in self.threads:
-                own = self.threads[thread].at(times[here])
-                found[here] = np.where(own >= 0, own, beside[here])
-        return found
+                own = self.threads[thread].at(times[members])
+                phases[members] = np.where(own >= 0, own, beside[members])
+        return phases
 
 
 class _Sections(msgspec.Struct, frozen=True):
@@ -113,10 +113,10 @@ class _Sections(msgspec.Struct, frozen=True):
 
     def of(self, times: Ints) -> tuple[Ints, Mask]:
         """Return the section of each time, and whether the time lies in one."""
-        at = np.searchsorted(self.backward, times, side="right")
-        inside = at < len(self.backward)
-        at = np.minimum(at, len(self.backward) - 1)
-        return at, inside & (times >= self.begin[at])
+        section = np.searchsorted(self.backward, times, side="right")
+        inside = section < len(self.backward)
+        section = np.minimum(section, len(self.backward) - 1)
+        return section, inside & (times >= self.begin[section])
 
 
 def find_activity(events: Events, ownership: Ownership) -> Activity:
@@ -166,8 +166,8 @@ class _Context:
         """Whether each moment lies in an optimizer's step, behind any closure."""
         start, end = self.events.start[self.updates], self.events.end[self.updates]
         begin = self.passes.after(start, end)
-        found: Mask = enclosing(self.events, self.updates, threads, times, start=begin) >= 0
-        return found
+        in_updates: Mask = enclosing(self.events, self.updates, threads, times, start=begin) >= 0
+        return in_updates
 
     @cached_property
     def _outer_calls(self) -> tuple[Ints, Ints]:
@@ -204,10 +204,10 @@ class _Context:
     @cached_property
     def _calls_and_functions(self) -> tuple[Ints, Ints]:
         calls, spans = self.forwards.training, self.o.spans
-        is_function = np.array([one.is_function for one in spans.modules] + [False], bool)
+        is_function = np.array([module.is_function for module in spans.modules] + [False], bool)
         apart = is_function[spans.module[calls]]
         if apart.any():
-            intervals = (of[calls] for of in (spans.thread, spans.start, spans.end))
+            intervals = (column[calls] for column in (spans.thread, spans.start, spans.end))
             apart &= ~make_nodes(self.events, *intervals)
         return calls[~apart], calls[apart]
 
@@ -225,14 +225,16 @@ class _Context:
     def called(self) -> dict[int, Timeline]:
         """The calls of models, losses and compiled functions on each thread."""
         spans, forwards = self.o.spans, self.forwards
-        known = {FORWARD: self.calls, LOSS: self.losses, OTHER: self.functions}
-        called = np.concatenate([*known.values(), forwards.bare])
+        spans_of = {FORWARD: self.calls, LOSS: self.losses, OTHER: self.functions}
+        called = np.concatenate([*spans_of.values(), forwards.bare])
         uses = [NAMES.index(name) for name in forwards.phase]
-        phase = np.repeat([*known], [*map(len, known.values())])
+        phase = np.repeat([*spans_of], [*map(len, spans_of.values())])
         phase = np.concatenate([phase, np.array(uses, np.int64)])
         return {
-            thread: first_started(spans.start[called[here]], spans.end[called[here]], phase[here])
-            for thread, here in grouped(spans.thread[called])
+            thread: first_started(
+                spans.start[called[members]], spans.end[called[members]], phase[members]
+            )
+            for thread, members in grouped(spans.thread[called])
         }
 
     # What runs outside of spans ------------------------------------------------------------------
@@ -243,8 +245,8 @@ class _Context:
         events = self.events
         index = events.of(Category.OPERATOR, Category.RUNTIME)
         tops = {}
-        for thread, mine in grouped(events.thread, index):
-            outside = mine[self.o.spans.of(events, mine) < 0]
+        for thread, members in grouped(events.thread, index):
+            outside = members[self.o.spans.of(events, members) < 0]
             line = first_started(events.start[outside], events.end[outside], outside)
             tops[thread] = (line.values[line.values >= 0], line)
         return tops
@@ -254,7 +256,7 @@ class _Context:
         """The launches of copies to a device on each thread."""
         work = self.o.work
         copies = np.flatnonzero(to_device(self.events, work.name))
-        return {thread: work.launch[mine] for thread, mine in grouped(work.thread, copies)}
+        return {thread: work.launch[copied] for thread, copied in grouped(work.thread, copies)}
 
     @cached_property
     def on_gradients(self) -> Mask:
@@ -279,15 +281,15 @@ class _Context:
         """The threads that run the training program; the one with most calls of models first."""
         events, spans = self.events, self.o.spans
         marks = events.named(Category.ANNOTATION, names.PROFILER_STEP)
-        where = [
+        threads_of = [
             np.repeat(spans.thread[self.calls], 2),
-            *(events.thread[found] for found in (marks, *self.marks.values())),
+            *(events.thread[marked] for marked in (marks, *self.marks.values())),
         ]
         if not self.labelled:
-            where += [
+            threads_of += [
                 events.thread[top[(events.sequence[top] >= 0)]] for top, _ in self.tops.values()
             ]
-        threads, votes = np.unique(np.concatenate(where), return_counts=True)
+        threads, votes = np.unique(np.concatenate(threads_of), return_counts=True)
         return [int(thread) for thread in threads[np.argsort(-votes, kind="stable")]]
 
     # What comes before each pass -----------------------------------------------------------------
@@ -300,16 +302,16 @@ class _Context:
         ended = np.append(NOTHING, np.sort(events.end[self.updates]))
         begin = np.maximum(begin, ended[np.searchsorted(ended, passes.start, side="right") - 1])
         count = len(passes.start)
-        forward, done = np.full(count, FAR), np.full(count, NOTHING)
-        sections = _Sections(begin, forward, done, passes.start)
+        forward, finished = np.full(count, FAR), np.full(count, NOTHING)
+        sections = _Sections(begin, forward, finished, passes.start)
         if self.labelled:
             start, end = spans.start[self.calls], spans.end[self.calls]
         else:
             start, end = self._unlabelled_forward()
-        at, inside = sections.of(start)
-        np.minimum.at(forward, at[inside], start[inside])
-        np.maximum.at(done, at[inside], end[inside])
-        np.minimum(done, passes.start, out=done)
+        section, inside = sections.of(start)
+        np.minimum.at(forward, section[inside], start[inside])
+        np.maximum.at(finished, section[inside], end[inside])
+        np.minimum(finished, passes.start, out=finished)
         if not self.labelled:
             self._keep_joined(sections)
             self._cut_losses(sections)
@@ -318,11 +320,11 @@ class _Context:
     def _unlabelled_forward(self) -> tuple[Ints, Ints]:
         """Without labels, the model is what makes nodes and has no mark of another phase."""
         events = self.events
-        made = [
+        makers = [
             top[(events.sequence[top] >= 0) & (events.forward_thread[top] <= 0)]
             for top, _ in self.tops.values()
         ]
-        index = np.concatenate([_NO_EVENTS, *made])
+        index = np.concatenate([_NO_EVENTS, *makers])
         for phase in (DATA, COPY, CLIPPING, ZERO_GRAD, OPTIMIZER):
             thread, start = events.thread[index], events.start[index]
             index = index[enclosing(events, self.marks[phase], thread, start) < 0]
@@ -336,9 +338,9 @@ class _Context:
         """
         join, of_span = self.o.join, self.passes.of_span
         node = np.flatnonzero((join.operator >= 0) & (of_span >= 0))
-        at, inside = sections.of(self.events.start[join.operator[node]])
+        section, inside = sections.of(self.events.start[join.operator[node]])
         other = np.ones(len(sections.begin), bool)
-        other[at[inside & (at == of_span[node])]] = False
+        other[section[inside & (section == of_span[node])]] = False
         sections.forward[other], sections.done[other] = FAR, NOTHING
 
     @cached_property
@@ -362,9 +364,13 @@ class _Context:
             top = top[is_loss[events.name[top]]]
             top = top[np.argsort(events.start[top], kind="stable")]
             start = events.start[top]
-            at, inside = sections.of(start)
-            inside &= (start > sections.forward[at]) & (events.end[top] >= self._last_use[at])
-            sections.done[at[inside]] = start[inside]  # the last assignment stays: the last loss
+            section, inside = sections.of(start)
+            inside &= (start > sections.forward[section]) & (
+                events.end[top] >= self._last_use[section]
+            )
+            sections.done[section[inside]] = start[
+                inside
+            ]  # the last assignment stays: the last loss
 
     # What lies between marks ---------------------------------------------------------------------
 
@@ -372,14 +378,16 @@ class _Context:
     def between(self) -> dict[int, Timeline]:
         """Phases by their position: forwards of several calls, losses, clipping."""
         sections, passes = self.sections, self.passes
-        done = sections.done.copy()
+        finished = sections.done.copy()
         if self.labelled:
             # A pass after one of the same step, without a call between: a loss made of gradients.
             step, ended = self.o.steps.of_pass, np.append(NOTHING, passes.end[:-1])
-            again = (done < 0) & (np.append(NOTHING, step[:-1]) == step) & (sections.begin == ended)
-            done = np.where(again, sections.begin, done)
+            again = (
+                (finished < 0) & (np.append(NOTHING, step[:-1]) == step) & (sections.begin == ended)
+            )
+            finished = np.where(again, sections.begin, finished)
         several = sections.forward < sections.done
-        loss = self._working(done[done >= 0], passes.start[done >= 0])
+        loss = self._working(finished[finished >= 0], passes.start[finished >= 0])
         return {
             FORWARD: _constant(sections.forward[several], sections.done[several], FORWARD),
             LOSS: _constant(*loss, LOSS),
@@ -392,7 +400,7 @@ class _Context:
     def uses(self) -> Timeline:
         """What models run for without gradients, with the work between the calls."""
         uses = self.forwards.uses
-        start, end = (np.array([use[at] for use in uses], np.int64) for at in (1, 2))
+        start, end = (np.array([use[column] for use in uses], np.int64) for column in (1, 2))
         return first_started(start, end, np.array([NAMES.index(use[0]) for use in uses], np.int64))
 
     @cached_property
@@ -441,19 +449,19 @@ class _Context:
             if thread in self.tops:
                 saves |= is_in(index, self.tops[thread][1].at(self.o.work.launch[launches]))
         at_once = events.name_mask(names.FOREACH)[events.name[index]]
-        found: dict[int, Timeline] = {}
+        timelines: dict[int, Timeline] = {}
         for phase, chosen, after in (
             (AVERAGING, averages & ~saves, stepped),
             (OPTIMIZER, averages & ~saves, ~stepped & (not len(self.updates))),
             (SAVING, saves, stepped),
         ):
-            mine, weight = index[chosen], np.where(at_once[chosen], least, 1)
-            first, last = (np.searchsorted(events.start[mine], at) for at in (ends, stop))
+            updates, weight = index[chosen], np.where(at_once[chosen], least, 1)
+            first, last = (np.searchsorted(events.start[updates], times) for times in (ends, stop))
             number = np.diff(np.append(0, np.cumsum(weight))[np.stack([first, last])], axis=0)[0]
-            kept = after & (last > first) & (number >= least)
-            start, end = events.start[mine], np.maximum.accumulate(events.end[mine])
-            found[phase] = _constant(start[first[kept]], end[last[kept] - 1], phase)
-        return found
+            is_update = after & (last > first) & (number >= least)
+            start, end = events.start[updates], np.maximum.accumulate(events.end[updates])
+            timelines[phase] = _constant(start[first[is_update]], end[last[is_update] - 1], phase)
+        return timelines
 
     def _working(self, after: Ints, before: Ints, named: Mask | None = None) -> tuple[Ints, Ints]:
         """Between two times each: from the first operator to the end of the last.
@@ -474,8 +482,8 @@ class _Context:
         begin = first[np.searchsorted(first, after, side="left")]
         latest = np.append(NOTHING, np.maximum.accumulate(end))
         finish = np.minimum(latest[np.searchsorted(start, before, side="left")], before)
-        kept = begin < finish
-        return begin[kept], finish[kept]
+        is_long = begin < finish
+        return begin[is_long], finish[is_long]
 
 
 # Layers: the phases on one thread, each by one kind of evidence ----------------------------------
@@ -543,9 +551,9 @@ def _reading(context: _Context, thread: int, phase: Ints) -> Mask:
     """
     events, (top, line) = context.events, context.tops[thread]
     reads = events.names_where(names.is_reading)[events.name[top]]
-    made = context.o.join.operator[context.o.join.operator >= 0]
-    made = events.start[made[events.thread[made] == thread]]
-    free = is_in(phase, (LOSS, OTHER)) & ~is_in(top, line.at(made))
+    makers = context.o.join.operator[context.o.join.operator >= 0]
+    makers = events.start[makers[events.thread[makers] == thread]]
+    free = is_in(phase, (LOSS, OTHER)) & ~is_in(top, line.at(makers))
     spans = np.sort(context.o.spans.start)
     # A run ends behind an operator that reads, where another phase begins, or a module's call.
     run = np.cumsum(np.diff(np.searchsorted(spans, events.start[top]), prepend=0) > 0)
@@ -554,8 +562,8 @@ def _reading(context: _Context, thread: int, phase: Ints) -> Mask:
     place = np.flatnonzero(reads & free)
     np.maximum.at(last, run[place], place)
     place = np.arange(len(top))
-    found: Mask = free & (place <= last[run]) & (place > last[run] - _OF_VALUE)
-    return found
+    is_reading: Mask = free & (place <= last[run]) & (place > last[run] - _OF_VALUE)
+    return is_reading
 
 
 _LAYERS: tuple[_Layer, ...] = (
@@ -585,21 +593,21 @@ def _before(context: _Context) -> Timeline:
     # What is known to go on after the step before.
     ends = [context.between[phase].edges for phase in (AVERAGING, SAVING)]
     ends.append(context.uses.edges)
-    ends += [events.end[context.marks[one]] for one in (DATA, SAVING)]
+    ends += [events.end[context.marks[phase_name]] for phase_name in (DATA, SAVING)]
     marks = np.append(NOTHING, np.sort(np.concatenate([steps, *ends])))
     begin = np.maximum(sections.begin, 0)
-    known = sections.forward < FAR
+    has_forward = sections.forward < FAR
     if len(work.start):
         copied = to_device(events, work.name) & (work.span < 0) & (work.launch >= 0)
         times = np.append(NOTHING, np.sort(work.launch[copied]))
         end = times[np.searchsorted(times, sections.forward, side="left") - 1]
     else:
         step = context.o.steps.of_pass
-        known &= np.append(NOTHING, step[:-1]) != step
+        has_forward &= np.append(NOTHING, step[:-1]) != step
         end = sections.forward
     begin = np.maximum(begin, marks[np.searchsorted(marks, end, side="right") - 1])
-    known &= end > begin + _PYTHON
-    return _constant(begin[known], end[known], HOST)
+    has_forward &= end > begin + _PYTHON
+    return _constant(begin[has_forward], end[has_forward], HOST)
 
 
 def _constant(start: Ints, end: Ints, value: int) -> Timeline:

@@ -26,8 +26,8 @@ def operators_inside(events: Events, ownership: Ownership) -> tuple[Ints, Ints]:
     inside = take(ownership.passes.of_span, span) >= 0
     index, span = index[inside], span[inside]
     outermost = np.zeros(len(index), bool)
-    for _, mine in grouped(events.thread[index]):
-        line = first_started(events.start[index[mine]], events.end[index[mine]], mine)
+    for _, members in grouped(events.thread[index]):
+        line = first_started(events.start[index[members]], events.end[index[members]], members)
         outermost[line.values[line.values >= 0]] = True
     return index[outermost], span[outermost]
 
@@ -56,8 +56,8 @@ class Amounts(NamedTuple):
 
     def where(self, chosen: Mask) -> Amounts:
         """Return some of the amounts."""
-        kept = np.flatnonzero(chosen)
-        return Amounts(*(column[kept] for column in self))
+        rows = np.flatnonzero(chosen)
+        return Amounts(*(column[rows] for column in self))
 
     def in_typical_step(self, typical: TypicalStep) -> Amounts:
         """Return what a typical step has of each amount."""
@@ -65,9 +65,9 @@ class Amounts(NamedTuple):
         return self._replace(amount=typical.apportioned(self.amount, self.step, *keys))
 
 
-def joined(parts: Iterable[Amounts]) -> Amounts:
+def joined(pieces: Iterable[Amounts]) -> Amounts:
     """Return all parts as one."""
-    return Amounts(*map(np.concatenate, zip(*parts, strict=True)))
+    return Amounts(*map(np.concatenate, zip(*pieces, strict=True)))
 
 
 def costs_by(
@@ -85,21 +85,21 @@ def costs_by(
         For each combination that costs anything: the values of the columns, how often it is
         executed in a typical step, and the sum of each of ``spent``.
     """
-    parts = (executed, *spent)
-    values = [np.concatenate([getattr(part, column) for part in parts]) for column in columns]
+    pieces = (executed, *spent)
+    values = [np.concatenate([getattr(piece, column) for piece in pieces]) for column in columns]
     known = np.flatnonzero(np.minimum.reduce(values) >= 0)
     values = [column[known] for column in values]
     sizes = [int(column.max(initial=0)) + 1 for column in values]
     keys, place = numbered(np.ravel_multi_index(tuple(values), tuple(sizes)))
-    which = np.repeat(np.arange(len(parts)), [len(part.amount) for part in parts])[known]
-    amount = np.concatenate([part.amount for part in parts])[known]
-    sums = summed_by_step(place, which, amount, len(keys), len(parts))
+    piece_of = np.repeat(np.arange(len(pieces)), [len(piece.amount) for piece in pieces])[known]
+    amount = np.concatenate([piece.amount for piece in pieces])[known]
+    sums = summed_by_step(place, piece_of, amount, len(keys), len(pieces))
     once = known[known < len(executed.amount)]
     counted = (place[: len(once)], executed.step[once], executed.amount[once])
     sums[:, 0] = typical.count(summed_by_step(*counted, len(keys), len(typical.weight)))
     costly = sums.any(axis=1)
-    found = np.column_stack([*np.unravel_index(keys[costly], tuple(sizes)), sums[costly]])
-    rows: list[list[int]] = found.tolist()
+    table = np.column_stack([*np.unravel_index(keys[costly], tuple(sizes)), sums[costly]])
+    rows: list[list[int]] = table.tolist()
     return rows
 
 

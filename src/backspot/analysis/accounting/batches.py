@@ -61,15 +61,15 @@ class Batches(msgspec.Struct, frozen=True):
     @property
     def arrived(self) -> Ints:
         """When each batch had arrived at the latest; nanoseconds."""
-        found: Ints = self.start + np.maximum(self.waited, 0)
-        return found
+        arrived: Ints = self.start + np.maximum(self.waited, 0)
+        return arrived
 
     def moved(self, place: Ints) -> Batches:
         """Return those of a part of the trace, which has each event at this place or not at all."""
         event = place[self.event]
-        kept = event >= 0
-        others = (getattr(self, name)[kept] for name in self.__struct_fields__[1:])
-        return Batches(event[kept], *others)
+        is_inside = event >= 0
+        others = (getattr(self, name)[is_inside] for name in self.__struct_fields__[1:])
+        return Batches(event[is_inside], *others)
 
 
 def find_batches(events: Events) -> Batches:
@@ -80,12 +80,12 @@ def find_batches(events: Events) -> Batches:
     marked = _of_marks(events, index)
     batches = Batches(index, start, end, *marked)
     # One that PyTorch marks, and nobody else, is the end of an epoch: no batch came.
-    for name, mine in grouped(events.name[index]):
-        if (marked[1][mine] > 0).any():
+    for name, members in grouped(events.name[index]):
+        if (marked[1][members] > 0).any():
             continue
-        for thread, some in grouped(events.thread[index], mine):
-            batches.loader[some] = -1 - name - len(events.names) * thread
-            batches.waited[some] = _by_evidence(start[some], end[some])
+        for thread, fetches in grouped(events.thread[index], members):
+            batches.loader[fetches] = -1 - name - len(events.names) * thread
+            batches.waited[fetches] = _by_evidence(start[fetches], end[fetches])
     return batches
 
 
@@ -114,24 +114,24 @@ def left_waiting(events: Events, work: DeviceWork, steps: int, training: Trainin
         return training.data_ns
     still = float(np.maximum(busy_until[before] - start, 0).mean())
     number = len(fetches) / max(1, steps)
-    late, taken = _late(training), float(_taken_if_ready(find_batches(events)))
+    late, taken_ns = _late(training), float(_taken_if_ready(find_batches(events)))
     fetch = training.data_ns / number
-    waited = (fetch - (1 - late) * taken) / late if late else 0.0
-    if waited < taken:
+    waited = (fetch - (1 - late) * taken_ns) / late if late else 0.0
+    if waited < taken_ns:
         late, waited = 1.0, fetch
-    each = late * max(0.0, waited - still) + (1 - late) * max(0.0, taken - still)
-    return round(number * each)
+    fetch_ns = late * max(0.0, waited - still) + (1 - late) * max(0.0, taken_ns - still)
+    return round(number * fetch_ns)
 
 
 def _outermost_fetches(events: Events) -> Ints:
     """Return the marks of fetches that lie in no other: a trainer marks what PyTorch marks."""
     marks = events.chosen(events.names_where(names.is_fetch_mark), Category.ANNOTATION)
     marks = marks[np.argsort(events.start[marks], kind="stable")]
-    kept = [marks[:0]]
-    for _, mine in grouped(events.thread, marks):
-        ended = np.maximum.accumulate(np.append(-1, events.end[mine][:-1]))
-        kept.append(mine[events.start[mine] >= ended])
-    return np.concatenate(kept)
+    outermost = [marks[:0]]
+    for _, members in grouped(events.thread, marks):
+        ended = np.maximum.accumulate(np.append(-1, events.end[members][:-1]))
+        outermost.append(members[events.start[members] >= ended])
+    return np.concatenate(outermost)
 
 
 def _late(training: Training) -> float:
@@ -142,24 +142,24 @@ def _late(training: Training) -> float:
 
 def _taken_if_ready(batches: Batches) -> float:
     """Return how long a fetch takes once its batch has arrived, in nanoseconds; 0 if unknown."""
-    known = batches.waited >= 0
-    return float((batches.end - batches.arrived)[known].mean()) if known.any() else 0.0
+    is_known = batches.waited >= 0
+    return float((batches.end - batches.arrived)[is_known].mean()) if is_known.any() else 0.0
 
 
 def _of_marks(events: Events, index: Ints) -> tuple[Ints, Ints, Ints, Ints]:
     """Return ``waited``, ``loader``, ``workers`` and ``queue`` as marks say, 0 without a mark."""
     waited, loader, workers, queue = (np.zeros(len(index), np.int64) for _ in range(4))
     marks = events.named(Category.ANNOTATION, names.BATCH)
-    for thread, mine in grouped(events.thread[index]):
-        here = marks[events.thread[marks] == thread]
-        ends = np.sort(events.end[index[mine]])
-        by_end = mine[np.argsort(events.end[index[mine]], kind="stable")]
-        before = np.searchsorted(ends, events.start[here], side="right") - 1
-        for mark, at in zip(here.tolist(), before.tolist(), strict=True):
-            said = names.read_batch_mark(events.names[events.name[mark]])
-            if said is not None and at >= 0:
-                fetch = by_end[at]
-                loader[fetch], workers[fetch], queue[fetch], waited[fetch] = said
+    for thread, members in grouped(events.thread[index]):
+        own_marks = marks[events.thread[marks] == thread]
+        ends = np.sort(events.end[index[members]])
+        by_end = members[np.argsort(events.end[index[members]], kind="stable")]
+        before = np.searchsorted(ends, events.start[own_marks], side="right") - 1
+        for mark, position in zip(own_marks.tolist(), before.tolist(), strict=True):
+            values = names.read_batch_mark(events.names[events.name[mark]])
+            if values is not None and position >= 0:
+                fetch = by_end[position]
+                loader[fetch], workers[fetch], queue[fetch], waited[fetch] = values
     waited = np.minimum(waited, events.duration[index])
     return waited, loader, workers, queue
 

@@ -81,8 +81,8 @@ class Clock:
             own = self.devices[device]
             others = [other.busy for other in self.devices.values() if other is not own]
             # While the device of the pass idles, others may work for the pass.
-            held = layered(own.busy, *others, own.timeline) if others else own.timeline
-            self._of_passes[device] = held
+            timeline = layered(own.busy, *others, own.timeline) if others else own.timeline
+            self._of_passes[device] = timeline
         return self._of_passes[device]
 
     def kinds(self, clock: Timeline, device: int) -> Timeline:
@@ -134,11 +134,11 @@ class DeviceClock:
     def busy(self) -> Timeline:
         """What runs on the device: compute over copies over communication, first started first."""
         work = self._ownership.work
-        mine = np.flatnonzero(work.device == self._device)
+        own_work = np.flatnonzero(work.device == self._device)
         return layered(
             *(
                 first_started(work.start[tier], work.end[tier], tier + self._spans)
-                for tier in (mine[work.tier[mine] == number] for number in Tier)
+                for tier in (own_work[work.tier[own_work] == number] for number in Tier)
             )
         )
 
@@ -162,9 +162,9 @@ class DeviceClock:
         if not len(waits.start):
             return EMPTY
         begin, queued, _, _ = self._idle
-        at = np.searchsorted(waits.start, begin, side="right") - 1
-        wait = np.maximum(at, 0)
-        caused = (at >= 0) & (waits.end[wait] >= begin)
+        last_wait = np.searchsorted(waits.start, begin, side="right") - 1
+        wait = np.maximum(last_wait, 0)
+        caused = (last_wait >= 0) & (waits.end[wait] >= begin)
         return first_started(begin[caused], queued[caused], waits.span[wait[caused]])
 
     @cached_property

@@ -99,8 +99,10 @@ def find_forwards(
     last_fetched = np.append(NOTHING, fetched)[batch]
     last_trained = np.append(NOTHING, trained)[stretch]
     own_batch = (next_fetched < next_trained) & (last_fetched > last_trained)
-    asked = np.where(own_batch, last_fetched, spans.start[bare])
-    return Forwards(training, bare, phase, tuple(_uses(spans, bare, stretch, phase, work, asked)))
+    fetched_at = np.where(own_batch, last_fetched, spans.start[bare])
+    return Forwards(
+        training, bare, phase, tuple(_uses(spans, bare, stretch, phase, work, fetched_at))
+    )
 
 
 # Calls without gradients -------------------------------------------------------------------------
@@ -110,32 +112,34 @@ def _without_gradients(events: Events, ownership: Ownership, calls: Ints) -> Mas
     """Whether each outermost call has no gradients, and a model for which this tells a use."""
     spans = ownership.spans
     forwards = np.flatnonzero((spans.module >= 0) & (ownership.passes.of_span < 0))
-    ran, made = _operators_of(events, spans, forwards)
-    known = np.zeros(len(spans.modules), bool)
-    known[_trained(spans.modules, spans.module[forwards[made > 0]])] = True
+    ran, nodes_made = _operators_of(events, spans, forwards)
+    is_trained = np.zeros(len(spans.modules), bool)
+    is_trained[_trained(spans.modules, spans.module[forwards[nodes_made > 0]])] = True
     shapes = [_shape(spans.modules, module) for module in spans.modules]
-    trained_shapes = {shape for shape, trained in zip(shapes, known, strict=True) if trained}
+    trained_shapes = {shape for shape, trained in zip(shapes, is_trained, strict=True) if trained}
     for number, module in enumerate(spans.modules):
         is_copy = len(shapes[number]) > 1 and shapes[number] in trained_shapes
-        known[number] |= bool(trained_shapes) and (is_copy or _use_by_name(module) is not None)
-    found: Mask = is_in(calls, forwards[(ran > 0) & (made == 0)]) & known[spans.module[calls]]
-    return found
+        is_trained[number] |= bool(trained_shapes) and (is_copy or _use_by_name(module) is not None)
+    is_without: Mask = (
+        is_in(calls, forwards[(ran > 0) & (nodes_made == 0)]) & is_trained[spans.module[calls]]
+    )
+    return is_without
 
 
 def _operators_of(events: Events, spans: Spans, calls: Ints) -> tuple[Ints, Ints]:
     """Return how many operators each call runs, and how many of these make a node."""
-    ran, made = np.zeros(len(calls), np.int64), np.zeros(len(calls), np.int64)
+    ran, nodes_made = np.zeros(len(calls), np.int64), np.zeros(len(calls), np.int64)
     operators = events.of(Category.OPERATOR)
     operators = operators[~events.is_label[events.name[operators]]]
     by_thread = dict(grouped(events.thread, operators))
-    for thread, here in grouped(spans.thread[calls]):
+    for thread, members in grouped(spans.thread[calls]):
         on_thread = by_thread.get(thread, operators[:0])
         with_node = on_thread[events.sequence[on_thread] >= 0]
-        for count, index in ((ran, on_thread), (made, with_node)):
+        for count, index in ((ran, on_thread), (nodes_made, with_node)):
             start = np.sort(events.start[index])
-            first = np.searchsorted(start, spans.start[calls[here]])
-            count[here] = np.searchsorted(start, spans.end[calls[here]]) - first
-    return ran, made
+            first = np.searchsorted(start, spans.start[calls[members]])
+            count[members] = np.searchsorted(start, spans.end[calls[members]]) - first
+    return ran, nodes_made
 
 
 def _trained(modules: tuple[Module, ...], with_nodes: Ints) -> list[int]:
@@ -196,8 +200,8 @@ class _WorkBehind(msgspec.Struct, frozen=True):
 
         def behind(is_wanted: Mask) -> Mask:
             counted = np.append(0, np.cumsum(is_wanted[name]))
-            found: Mask = counted[last] > counted[first]
-            return found
+            has_work: Mask = counted[last] > counted[first]
+            return has_work
 
         draws = behind(events.names_where(names.is_draw))
         appends = behind(events.names_where(names.is_best)) & behind(
@@ -248,7 +252,7 @@ def _uses(
     stretch: Ints,
     phase: tuple[PhaseName, ...],
     work: _WorkBehind,
-    asked: Ints,
+    fetched_at: Ints,
 ) -> list[tuple[PhaseName, int, int]]:
     """Join successive calls of one use, with the work between them.
 
@@ -258,7 +262,7 @@ def _uses(
     to scoring, which computes from it what is trained on.
 
     Args:
-        asked: when each call starts, or its batch is asked for that is not trained on.
+        fetched_at: when each call starts, or its batch is asked for that is not trained on.
     """
     numbers = np.array([WITHOUT_GRADIENTS.index(name) for name in phase])
     new = (np.diff(numbers, prepend=-1) != 0) | (np.diff(stretch, prepend=-1) != 0)
@@ -267,15 +271,15 @@ def _uses(
     ended = np.maximum.accumulate(spans.end[bare])
     uses = []
     for begin, final in zip(first.tolist(), last.tolist(), strict=True):
-        kept = 0
+        usual_count = 0
         if phase[begin] == "rollout":
             drawn = work.draws[begin : final + 1]
-            kept = int(median(work.count[begin : final + 1][drawn]))
+            usual_count = int(median(work.count[begin : final + 1][drawn]))
         elif phase[begin] in ("scoring", "reference"):
-            kept = int(work.count[final])
-        kept = min(kept, int(work.count[final]))
+            usual_count = int(work.count[final])
+        usual_count = min(usual_count, int(work.count[final]))
         end = int(ended[final])
-        if kept:
-            end = max(end, int(work.end[work.first[final] + kept - 1]))
-        uses.append((phase[begin], int(asked[begin]), end))
+        if usual_count:
+            end = max(end, int(work.end[work.first[final] + usual_count - 1]))
+        uses.append((phase[begin], int(fetched_at[begin]), end))
     return uses

@@ -63,17 +63,17 @@ class Holders:
         """Return the holders that these launches of compiled code are."""
         return launches + self._first_launch
 
-    def at(self, held: Ints, time: Ints) -> Ints:
+    def at(self, running: Ints, time: Ints) -> Ints:
         """Return what holds the clock from a time on, until the next edge.
 
         Args:
-            held: a span, or device work, as ``Clock`` has it; ``NOTHING`` is allowed.
+            running: a span, or device work, as ``Clock`` has it; ``NOTHING`` is allowed.
             time: nanoseconds, one entry for each of ``held``.
         """
-        holder = np.where(held >= 0, held, self.nothing)
+        holder = np.where(running >= 0, running, self.nothing)
         compiled, spans = self._ownership.compiled, self._ownership.spans
         if len(compiled.event):
-            span = np.where(held < self._spans, held, NOTHING)
+            span = np.where(running < self._spans, running, NOTHING)
             launch = compiled.at(spans, span, time)
             holder = np.where(launch >= 0, self.of_launches(launch), holder)
         return holder
@@ -139,7 +139,7 @@ class Holders:
             kind: as ``Amounts`` has it.
         """
         run = self.run[holder] if run is None else run
-        place, share, part = self.shares.split(holder, amount)
+        place, share, divided = self.shares.split(holder, amount)
         node = (self.node[holder] if node is None else node)[place]
         replay = node == self.replay
         return Amounts(
@@ -147,9 +147,9 @@ class Holders:
             owner=self.shares.owner[share],
             node=np.where(self.shares.again[share] & ~replay, self.recompute, node),
             line=np.where(replay, NOTHING, self.shares.line[share]),
-            kind=np.zeros_like(part) if kind is None else kind[place],
+            kind=np.zeros_like(divided) if kind is None else kind[place],
             holder=holder[place],
-            amount=part,
+            amount=divided,
         )
 
 
@@ -171,41 +171,43 @@ def find_fused(
         shares, name = ownership.launch_shares, events.name[compiled.event]
         amount = events.end[compiled.event] - events.start[compiled.event]
         run = take(passes.of_span, compiled.span)
-    mine = np.flatnonzero(shares.is_split & (run >= 0))
+    fused = np.flatnonzero(shares.is_split & (run >= 0))
     kinds: dict[tuple[object, ...], int] = {}
     first: list[int] = []
-    kind = np.zeros(len(mine), np.int64)
-    for at, one in enumerate(mine.tolist()):
-        kind[at] = kinds.setdefault((int(name[one]), *_parts(shares, one)), len(kinds))
-        if kind[at] == len(first):
-            first.append(one)
-    step, steps = ownership.steps.of_pass[run[mine]], ownership.steps.count
-    spent = typical.mean(summed_by_step(kind, step, amount[mine], len(kinds), steps))
+    kind = np.zeros(len(fused), np.int64)
+    for index, kernel_holder in enumerate(fused.tolist()):
+        kind[index] = kinds.setdefault(
+            (int(name[kernel_holder]), *_parts(shares, kernel_holder)), len(kinds)
+        )
+        if kind[index] == len(first):
+            first.append(kernel_holder)
+    step, steps = ownership.steps.of_pass[run[fused]], ownership.steps.count
+    spent = typical.mean(summed_by_step(kind, step, amount[fused], len(kinds), steps))
     count = typical.count(summed_by_step(kind, step, np.ones_like(kind), len(kinds), steps))
-    found = [
+    kernels = [
         FusedKernel(
-            name=events.names[int(name[one])],
+            name=events.names[int(name[kernel_holder])],
             count=int(count[number]),
             spent_ns=int(spent[number]),
-            parts=tuple(_named(ownership, _parts(shares, one))),
+            parts=tuple(_named(ownership, _parts(shares, kernel_holder))),
         )
-        for number, one in enumerate(first)
+        for number, kernel_holder in enumerate(first)
     ]
-    return tuple(sorted(found, key=lambda kernel: (-kernel.spent_ns, kernel.name, kernel.parts)))
+    return tuple(sorted(kernels, key=lambda kernel: (-kernel.spent_ns, kernel.name, kernel.parts)))
 
 
 _Part = tuple[int, int, bool, int]
 """The owner, the weight, whether it is forward work again, and the line."""
 
 
-def _parts(shares: Shares, thing: int) -> Iterable[_Part]:
+def _parts(shares: Shares, holder: int) -> Iterable[_Part]:
     columns = (shares.owner, shares.weight, shares.again, shares.line)
-    mine = slice(int(shares.first[thing]), int(shares.first[thing + 1]))
-    return zip(*(column[mine].tolist() for column in columns), strict=True)
+    own_shares = slice(int(shares.first[holder]), int(shares.first[holder + 1]))
+    return zip(*(column[own_shares].tolist() for column in columns), strict=True)
 
 
-def _named(ownership: Ownership, parts: Iterable[_Part]) -> Iterable[FusedPart]:
-    for owner, weight, again, line in parts:
-        known = ownership.lines[line] if line >= 0 else None
-        place = f"{known.file}:{known.line}" if known else ""
+def _named(ownership: Ownership, shares: Iterable[_Part]) -> Iterable[FusedPart]:
+    for owner, weight, again, line in shares:
+        source_line = ownership.lines[line] if line >= 0 else None
+        place = f"{source_line.file}:{source_line.line}" if source_line else ""
         yield FusedPart(ownership.owners.path(owner), Shares.part(weight), again, place)

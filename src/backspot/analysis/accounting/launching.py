@@ -26,9 +26,9 @@ def find_launches(ledger: Ledger, phase: Ints, typical: TypicalStep) -> tuple[La
     ownership, steps = ledger.ownership, ledger.steps
     work = ownership.work
     before = np.full(len(work.start), NOTHING)
-    for _, mine in grouped(work.device):
-        mine = mine[np.argsort(work.start[mine], kind="stable")]
-        before[mine] = np.append(NOTHING, np.maximum.accumulate(work.end[mine])[:-1])
+    for _, members in grouped(work.device):
+        members = members[np.argsort(work.start[members], kind="stable")]
+        before[members] = np.append(NOTHING, np.maximum.accumulate(work.end[members])[:-1])
     idle = work.start - before
     late = (before >= 0) & (work.launch >= before) & (idle >= 0) & (idle <= _LAUNCHING)
     idle = ledger.elapsed(before, work.start)
@@ -37,15 +37,15 @@ def find_launches(ledger: Ledger, phase: Ints, typical: TypicalStep) -> tuple[La
     owner = np.maximum(ownership.work_owner, Special.OUTSIDE)
     key = (phase * len(ownership.owners) + owner)[inside]
     least = int(key.min(initial=0))  # negative where a phase is not known
-    known, place = numbered(key - least)
-    sums = np.zeros((3, len(known), len(typical.weight)), np.int64)
+    codes, place = numbered(key - least)
+    sums = np.zeros((3, len(codes), len(typical.weight)), np.int64)
     for into, amount in zip(sums, (np.ones_like(idle), late, np.where(late, idle, 0)), strict=True):
         np.add.at(into, (place, step[inside]), amount[inside])
     counts, times = typical.count(sums[:2]), typical.mean(sums[2])
-    found = []
-    for which, code in enumerate((known + least).tolist()):
+    launches = []
+    for index, code in enumerate((codes + least).tolist()):
         of_phase, of_owner = divmod(code, len(ownership.owners))
-        count, late_ones = counts[:, which].tolist()
+        count, late_ones = counts[:, index].tolist()
         named = NAMES[of_phase], *ownership.owners.named(of_owner)
-        found.append(Launches(*named, count=count, late=late_ones, idle_ns=int(times[which])))
-    return tuple(sorted(found, key=lambda one: (-one.idle_ns, -one.count, one.phase, one.path)))
+        launches.append(Launches(*named, count=count, late=late_ones, idle_ns=int(times[index])))
+    return tuple(sorted(launches, key=lambda row: (-row.idle_ns, -row.count, row.phase, row.path)))

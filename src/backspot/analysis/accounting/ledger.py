@@ -46,8 +46,8 @@ class Spent(NamedTuple):
     @property
     def runs(self) -> Mask:
         """Whether device work runs, and is not only queued."""
-        found: Mask = (self.kind == WallKind.GPU) | (self.kind == WallKind.COMMUNICATION)
-        return found
+        is_running: Mask = (self.kind == WallKind.GPU) | (self.kind == WallKind.COMMUNICATION)
+        return is_running
 
     def where(self, chosen: Mask | Ints) -> Spent:
         """Return some of the intervals."""
@@ -59,14 +59,14 @@ class Spent(NamedTuple):
 
         What is cut here lasts from start to end: a pace cuts before it changes lengths.
         """
-        at = np.searchsorted(self.start, times, side="right") - 1
-        inside = (take(self.start, at, FAR) < times) & (times < take(self.end, at))
-        at, times = at[inside], times[inside]
+        piece = np.searchsorted(self.start, times, side="right") - 1
+        inside = (take(self.start, piece, FAR) < times) & (times < take(self.end, piece))
+        piece, times = piece[inside], times[inside]
         if not len(times):
             return self
-        start, end = np.insert(self.start, at + 1, times), np.insert(self.end, at, times)
-        parts = self.where(np.insert(np.arange(len(self.start)), at, at))
-        return parts._replace(start=start, end=end, length=end - start)
+        start, end = np.insert(self.start, piece + 1, times), np.insert(self.end, piece, times)
+        pieces = self.where(np.insert(np.arange(len(self.start)), piece, piece))
+        return pieces._replace(start=start, end=end, length=end - start)
 
 
 Pace: TypeAlias = Callable[[Spent], Spent]
@@ -146,8 +146,10 @@ class Ledger(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def _moments(self) -> tuple[Ints, Ints]:
-        whole = self.whole
-        return np.append(whole.start, whole.end[-1:]), np.append(0, np.cumsum(whole.length))
+        intervals = self.whole
+        return np.append(intervals.start, intervals.end[-1:]), np.append(
+            0, np.cumsum(intervals.length)
+        )
 
     def spent(self, timeline: Timeline, device: int, runs: Ints) -> Spent:
         """Return the time of a clock.
@@ -161,7 +163,7 @@ class Ledger(msgspec.Struct, frozen=True, dict=True):
         edges = (windows.start, windows.end, self.windows.start, self.windows.end)
         line = timeline.cut(merged(*edges, self.holders.edges))
         start, end = line.edges[:-1], line.edges[1:]
-        found = Spent(
+        spent = Spent(
             start=start,
             end=end,
             length=np.diff(line.edges),
@@ -170,7 +172,7 @@ class Ledger(msgspec.Struct, frozen=True, dict=True):
             holder=self.holders.at(line.values[:-1], start),
             kind=self.clock.kinds(line, device).values[:-1],
         )
-        return self.pace(found) if self.pace else found
+        return self.pace(spent) if self.pace else spent
 
 
 def _numbered(windows: StepWindows | Windows, chosen: Ints) -> Timeline:

@@ -156,7 +156,7 @@ def peaks_of(device: str, tflops: float | None = None, gbps: float | None = None
         The peaks; ``None`` for an unknown device, unless both numbers are given.
     """
     name = _MAKER.sub("", device, count=1)
-    known = next((one for one in _DEVICES if one.is_called(name)), None)
+    known = next((device_peaks for device_peaks in _DEVICES if device_peaks.is_called(name)), None)
     if known is None and (tflops is None or gbps is None):
         return None
     of_types: dict[str, float] = {}
@@ -166,10 +166,10 @@ def peaks_of(device: str, tflops: float | None = None, gbps: float | None = None
         of_types = {name: peak for name, peak in of_types.items() if peak}
     if tflops is not None:
         of_types = dict.fromkeys(("bf16", "fp16", "tf32", "fp32", "fp64", "fp8"), tflops)
-    given = tflops is not None or gbps is not None
+    by_user = tflops is not None or gbps is not None
     return Peaks(
         device=device or "an unnamed device",
         tflops=of_types,
         gbps=gbps if gbps is not None else known.gbps if known is not None else 0.0,
-        source="the user" if given else known.source if known is not None else "",
+        source="the user" if by_user else known.source if known is not None else "",
     )

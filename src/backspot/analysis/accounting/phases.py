@@ -63,10 +63,10 @@ class PhaseTimes(msgspec.Struct, frozen=True):
         # to the longest one where devices work all the time.
         step = int(typical.weight.argmax())
         lacking = typical.lacking(wall.sum(axis=0), step_ns, step)
-        idle, whole = (wall - busy)[:, step], wall[:, step].copy()
-        idle[BACKWARD] = whole[BACKWARD] = -1  # its time is that of the rows
+        idle, whole_ns = (wall - busy)[:, step], wall[:, step].copy()
+        idle[BACKWARD] = whole_ns[BACKWARD] = -1  # its time is that of the rows
         has_room = idle.max() > 0 and idle.max() >= -lacking
-        phase = int((idle if has_room else whole).argmax())
+        phase = int((idle if has_room else whole_ns).argmax())
         wall[phase, step] += lacking
         busy[phase, step] = min(busy[phase, step], wall[phase, step])
         return PhaseTimes(wall, busy, self.activity)
@@ -97,12 +97,12 @@ class PhaseTimes(msgspec.Struct, frozen=True):
 
         The sum is that of the typical step exactly.
         """
-        parts = np.stack([self.busy, self.wall - self.busy], axis=1)
+        table = np.stack([self.busy, self.wall - self.busy], axis=1)
         # The backward comes first, to be rounded as that of the rows is.
-        phase, _, step = (index.ravel() for index in np.indices(parts.shape))
-        amount = typical.apportioned(parts.ravel(), step, phase != BACKWARD, phase)
-        found: Ints = amount.reshape(parts.shape).sum(axis=2)
-        return found
+        phase, _, step = (index.ravel() for index in np.indices(table.shape))
+        amount = typical.apportioned(table.ravel(), step, phase != BACKWARD, phase)
+        typical_ns: Ints = amount.reshape(table.shape).sum(axis=2)
+        return typical_ns
 
 
 def phase_times(events: Events, ledger: Ledger, activity: Activity) -> PhaseTimes:
@@ -114,14 +114,14 @@ def phase_times(events: Events, ledger: Ledger, activity: Activity) -> PhaseTime
     """
     passes, phase_of = ledger.ownership.windows, PhaseOfSpent.of(events, ledger, activity)
     phases, steps = len(NAMES), len(ledger.windows.start)
-    found = np.zeros((2 * phases, steps), np.int64)  # while no device runs, then while one does
+    sums = np.zeros((2 * phases, steps), np.int64)  # while no device runs, then while one does
     for device, spent in ledger.by_device.items():
         turn = np.searchsorted(passes.end, spent.start, side="right")
         decides = passes.device[np.minimum(turn, len(passes.end) - 1)] == device
         spent = spent.where(decides & (spent.step >= 0)).cut(activity.host.edges)
         key = phase_of(spent) + phases * spent.runs
-        found += summed_by_step(key, spent.step, spent.length, 2 * phases, steps)
-    return PhaseTimes(found[:phases] + found[phases:], found[phases:], activity)
+        sums += summed_by_step(key, spent.step, spent.length, 2 * phases, steps)
+    return PhaseTimes(sums[:phases] + sums[phases:], sums[phases:], activity)
 
 
 class PhaseOfSpent(msgspec.Struct, frozen=True):
@@ -171,8 +171,8 @@ def device_times(ledger: Ledger) -> Ints:
     """Return how long the work on devices runs in each step, added up."""
     work = ledger.ownership.work
     step = ledger.steps.at(work.start)
-    mine = (work.device >= 0) & (step >= 0)
-    return summed(step[mine], (work.end - work.start)[mine], len(ledger.windows.start))
+    counted = (work.device >= 0) & (step >= 0)
+    return summed(step[counted], (work.end - work.start)[counted], len(ledger.windows.start))
 
 
 def choose_steps(
@@ -191,11 +191,11 @@ def choose_steps(
     """
     ownership, windows = ledger.ownership, ledger.windows
     owners = np.flatnonzero(wall.any(axis=1))
-    places, names = [wall[owners]], [ownership.owners.path(one) for one in owners.tolist()]
+    places, names = [wall[owners]], [ownership.owners.path(owner) for owner in owners.tolist()]
     if phases is not None:
         outside = np.flatnonzero(phases.wall.any(axis=1) & (np.arange(len(NAMES)) != BACKWARD))
         places.append(phases.wall[outside])
-        names += [f"({NAMES[one]})" for one in outside.tolist()]
+        names += [f"({NAMES[phase]})" for phase in outside.tolist()]
     places.append(_collections(events, ledger)[None])
     names.append("(garbage collector)")
     length = windows.end - windows.start
@@ -228,8 +228,8 @@ def _work(events: Events, ownership: Ownership, phases: PhaseTimes | None) -> In
     host = host_steps(events, ownership)
     ends = ownership.passes.end if host is None else host[1]
     operators = events.of(Category.OPERATOR)
-    made = operators[events.sequence[operators] >= 0]
-    threads = merged(spans.thread, events.thread[made])
+    makers = operators[events.sequence[operators] >= 0]
+    threads = merged(spans.thread, events.thread[makers])
     operators = operators[is_in(events.thread[operators], threads)]
     step = np.searchsorted(ends, events.start[operators], side="right")
     operators, step = operators[step < steps], step[step < steps]
@@ -239,7 +239,7 @@ def _work(events: Events, ownership: Ownership, phases: PhaseTimes | None) -> In
         counted = ~is_in(phase, _AS_LONG_AS_IT_TAKES)
         operators, step = operators[counted], step[counted]
         uses = (phases.wall[list(USES)] > 0).astype(np.int64)
-    known, name = numbered(events.name[operators].astype(np.int64))
-    counts = summed_by_step(name, step, np.ones(len(name), np.int64), len(known), steps)
+    distinct_names, name = numbered(events.name[operators].astype(np.int64))
+    counts = summed_by_step(name, step, np.ones(len(name), np.int64), len(distinct_names), steps)
     work = np.unique(np.concatenate([counts, uses]), axis=1, return_inverse=True)[1]
     return np.asarray(work, np.int64).reshape(steps)

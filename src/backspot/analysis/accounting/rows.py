@@ -103,7 +103,7 @@ def recorded_costs(
     typical = choose_steps(events, ledger, by_step, phases, rare)
     usual, count = wall.in_typical_step(typical), len(ledger.ownership.owners)
     of_host = usual.where((usual.kind == WallKind.SYNC) | (usual.kind == WallKind.HOST))
-    sums = Recorded(*(summed(one.owner, one.amount, count) for one in (usual, of_host)))
+    sums = Recorded(*(summed(amounts.owner, amounts.amount, count) for amounts in (usual, of_host)))
     return RecordedCosts(typical, typical.noise(by_step), wall, sums)
 
 
@@ -123,8 +123,8 @@ def account(events: Events, ledger: Ledger, recorded: RecordedCosts) -> Backward
     ownership, typical = ledger.ownership, recorded.typical
     wall = recorded.wall if ledger.pace is None else _wall_of(ledger)
     executed, spent = _executed(ledger), (wall, _gpu(ledger), _cpu(ledger))
-    by_step = [_by_owner(ledger, one) for one in spent]
-    usual = [one.in_typical_step(typical) for one in spent]
+    by_step = [_by_owner(ledger, amounts) for amounts in spent]
+    usual = [amounts.in_typical_step(typical) for amounts in spent]
     nodes = _nodes(ledger, executed, usual, typical)
     lines = _lines(ledger, executed, usual, typical)
     if ledger.clock.devices:
@@ -133,11 +133,14 @@ def account(events: Events, ledger: Ledger, recorded: RecordedCosts) -> Backward
         kernels = _operators_inside(events, ledger, typical)
     by_step.append(_forward(ledger))
     rows = _rows(ledger, recorded, usual, by_step, nodes, kernels, lines)
-    totals = [int(one.amount.sum()) for one in usual]
+    totals = [int(amounts.amount.sum()) for amounts in usual]
     is_module = ownership.owners.is_module
-    parts = [int(one.amount[is_module[one.owner]].sum()) for one in usual]
-    shares = [part / total if total else 1.0 for part, total in zip(parts, totals, strict=True)]
-    whole = [tuple(one.sum(axis=0).tolist()) for one in by_step]
+    module_totals = [int(amounts.amount[is_module[amounts.owner]].sum()) for amounts in usual]
+    shares = [
+        module_total / total if total else 1.0
+        for module_total, total in zip(module_totals, totals, strict=True)
+    ]
+    totals_by_step = [tuple(table.sum(axis=0).tolist()) for table in by_step]
     return BackwardCosts(
         modules=ranked_rows(add_totals(rows)),
         operators=_operators(ledger, executed, usual, nodes, typical),
@@ -146,9 +149,9 @@ def account(events: Events, ledger: Ledger, recorded: RecordedCosts) -> Backward
         wall_ns=totals[0],
         gpu_ns=totals[1],
         cpu_ns=totals[2],
-        wall_ns_by_step=whole[0],
-        gpu_ns_by_step=whole[1],
-        cpu_ns_by_step=whole[2],
+        wall_ns_by_step=totals_by_step[0],
+        gpu_ns_by_step=totals_by_step[1],
+        cpu_ns_by_step=totals_by_step[2],
         coverage=Coverage(*shares),
     )
 
@@ -167,8 +170,8 @@ def _belongs(ledger: Ledger, spent: Spent) -> Ints:
     backward = (holders.in_pass | of_engine | (launch < 0))[spent.holder]
     before = (span >= 0)[spent.holder] | (launch[spent.holder] < take(passes.start, spent.run))
     forward = before & ~take(work.optimizer, holders.work, False)[spent.holder]
-    found = np.where(backward, _BACKWARD, np.where(forward, _FORWARD_TAIL, _OTHER))
-    return np.where(spent.run >= 0, found, NOTHING)
+    kinds = np.where(backward, _BACKWARD, np.where(forward, _FORWARD_TAIL, _OTHER))
+    return np.where(spent.run >= 0, kinds, NOTHING)
 
 
 def _wall_of(ledger: Ledger) -> Amounts:
@@ -191,9 +194,11 @@ def _gpu(ledger: Ledger) -> Amounts:
     """Return how long the passes' work on devices runs."""
     holders, work = ledger.holders, ledger.ownership.work
     on_device = take(work.device, holders.work) >= 0
-    mine = np.flatnonzero(on_device & (holders.run >= 0))
-    at = holders.work[mine]
-    return holders.deal(mine, (work.end - work.start)[at], kind=work.name[at].astype(np.int64))
+    on_devices = np.flatnonzero(on_device & (holders.run >= 0))
+    piece = holders.work[on_devices]
+    return holders.deal(
+        on_devices, (work.end - work.start)[piece], kind=work.name[piece].astype(np.int64)
+    )
 
 
 def _cpu(ledger: Ledger) -> Amounts:
@@ -207,8 +212,8 @@ def _cpu(ledger: Ledger) -> Amounts:
         line = nesting.timeline.cut(holders.edges)
         holder = holders.at(take(indices, line.values[:-1]), line.edges[:-1])
         np.add.at(spent, holder, ledger.elapsed(line.edges[:-1], line.edges[1:]))
-    mine = np.flatnonzero((holders.work < 0) & (holders.run >= 0))
-    return holders.deal(mine, spent[mine])
+    host_spans = np.flatnonzero((holders.work < 0) & (holders.run >= 0))
+    return holders.deal(host_spans, spent[host_spans])
 
 
 def _forward(ledger: Ledger) -> Ints:
@@ -220,9 +225,9 @@ def _forward(ledger: Ledger) -> Ints:
     spent = spent.where(forward[spent.holder] & ((holders.work >= 0)[spent.holder] | host))
     # A forward belongs to the step that ends next.
     step = np.searchsorted(ledger.windows.end, spent.start, side="right")
-    place, share, part = holders.shares.split(spent.holder, spent.length)
+    place, share, divided = holders.shares.split(spent.holder, spent.length)
     owner, step = holders.shares.owner[share], np.minimum(step, steps - 1)[place]
-    return summed_by_step(owner, step, part, len(ledger.ownership.owners), steps)
+    return summed_by_step(owner, step, divided, len(ledger.ownership.owners), steps)
 
 
 # Counts --------------------------------------------------------------------------------------
@@ -233,8 +238,8 @@ def _executed(ledger: Ledger) -> Amounts:
     holders, communication = ledger.holders, ledger.ownership.communication
     counts = take(communication.collective, holders.work) >= 0
     counts[: len(ledger.ownership.owner)] = True
-    mine = np.flatnonzero(counts & (holders.run >= 0))
-    return holders.deal(mine, np.ones_like(mine))
+    executed = np.flatnonzero(counts & (holders.run >= 0))
+    return holders.deal(executed, np.ones_like(executed))
 
 
 def _serving(ledger: Ledger, *, by_line: bool) -> Amounts:
@@ -277,8 +282,10 @@ def _passes(ledger: Ledger, gpu: Amounts, cpu: Amounts) -> tuple[Pass, ...]:
     count = len(passes.start)
     left = np.zeros((_PARTS, count), np.int64)
     for spent in ledger.by_device.values():
-        mine = spent.where(spent.run >= 0)
-        left += summed_by_step(_belongs(ledger, mine), mine.run, mine.length, _PARTS, count)
+        in_passes = spent.where(spent.run >= 0)
+        left += summed_by_step(
+            _belongs(ledger, in_passes), in_passes.run, in_passes.length, _PARTS, count
+        )
     nodes = passes.of_span[spans.is_node & (passes.of_span >= 0)]
     columns = (
         windows.start,
@@ -286,7 +293,7 @@ def _passes(ledger: Ledger, gpu: Amounts, cpu: Amounts) -> tuple[Pass, ...]:
         left[_BACKWARD],
         left[_FORWARD_TAIL],
         left[_OTHER],
-        *(summed(run_of[one.holder], one.amount, count) for one in (gpu, cpu)),
+        *(summed(run_of[amounts.holder], amounts.amount, count) for amounts in (gpu, cpu)),
         np.bincount(nodes, minlength=count),
         ownership.steps.of_pass,
     )
@@ -305,16 +312,18 @@ def _rows(
     """Return the rows of all owners that have a cost, and of all modules."""
     owners, wall = ledger.ownership.owners, usual[0]
     count, kinds = len(owners), len(WallKind)
-    own = [summed(one.owner, one.amount, count).tolist() for one in usual]
+    own = [summed(amounts.owner, amounts.amount, count).tolist() for amounts in usual]
     again = wall.where(wall.node == ledger.holders.recompute)
     split = wall.where(ledger.holders.is_split[wall.holder])
-    recomputes, splits = (summed(one.owner, one.amount, count).tolist() for one in (again, split))
+    recomputes, splits = (
+        summed(amounts.owner, amounts.amount, count).tolist() for amounts in (again, split)
+    )
     spent_on = summed_by_step(wall.owner, wall.kind, wall.amount, count, kinds).tolist()
     forward = recorded.typical.mean(by_step[3]).tolist()
     recorded_wall = recorded.of_owners.wall.tolist()
     calls, is_module = _calls(ledger).tolist(), owners.is_module.tolist()
-    each_step = [[tuple(steps) for steps in one.tolist()] for one in by_step]
-    runs = np.any([one.any(axis=1) for one in by_step[:3]], axis=0)
+    each_step = [[tuple(steps) for steps in table.tolist()] for table in by_step]
+    runs = np.any([table.any(axis=1) for table in by_step[:3]], axis=0)
     runs |= recorded.of_owners.wall > 0
     rows = []
     for owner in range(count):
@@ -412,9 +421,9 @@ def _lines(
         return lines
     executed = joined([executed, _serving(ledger, by_line=True)])
     for owner, node, line, *cost in costs_by(("owner", "node", "line"), executed, usual, typical):
-        at = ownership.lines[line]
-        where = (at.file, at.line, at.function, at.text)
-        lines[owner].append(LineCost(*where, names[node], ownership.exact_lines, *cost))
+        source_line = ownership.lines[line]
+        location = (source_line.file, source_line.line, source_line.function, source_line.text)
+        lines[owner].append(LineCost(*location, names[node], ownership.exact_lines, *cost))
     return lines
 
 
@@ -445,13 +454,13 @@ def _devices(
     """Return each device's own table: the passes as if they waited for this device alone."""
     clocks = ledger.clock.devices
     device = take(ledger.ownership.work.device, ledger.holders.work[gpu.holder])
-    every = np.arange(len(ledger.ownership.passes.start))
+    all_passes = np.arange(len(ledger.ownership.passes.start))
     costs = []
     for number, clock in clocks.items():
         if len(clocks) > 1:
-            spent = ledger.spent(clock.timeline, number, every)
+            spent = ledger.spent(clock.timeline, number, all_passes)
             wall = _wall(ledger, number, spent).in_typical_step(typical)
-        own = (_by_path(ledger, one) for one in (wall, gpu.where(device == number)))
+        own = (_by_path(ledger, amounts) for amounts in (wall, gpu.where(device == number)))
         costs.append(DeviceCost(number, *own))
     return tuple(costs)
 
@@ -459,6 +468,6 @@ def _devices(
 def _by_path(ledger: Ledger, amounts: Amounts) -> dict[str, int]:
     owners = ledger.ownership.owners
     costs = summed(amounts.owner, amounts.amount, len(owners))
-    held = np.flatnonzero(costs)
-    ranked = held[np.argsort(-costs[held], kind="stable")]
+    paying = np.flatnonzero(costs)
+    ranked = paying[np.argsort(-costs[paying], kind="stable")]
     return {owners.path(index): int(costs[index]) for index in ranked.tolist()}

@@ -101,14 +101,14 @@ def _forwards(events: Events, ownership: Ownership) -> Ints:
     """
     spans, passes = ownership.spans, ownership.passes
     operators = events.of(Category.OPERATOR)
-    made = (events.forward_thread[operators] == 0) & (events.sequence[operators] >= 0)
+    is_maker = (events.forward_thread[operators] == 0) & (events.sequence[operators] >= 0)
     called = (spans.module >= 0) & (passes.of_span < 0)
     ended = np.append(-1, np.maximum.accumulate(passes.end)[:-1])
     start: Ints = passes.start.copy()
-    for times in (spans.start[called], events.start[operators[made]]):
+    for times in (spans.start[called], events.start[operators[is_maker]]):
         times = np.sort(times)
-        found = np.append(times, FAR)[np.searchsorted(times, ended, side="left")]
-        start = np.where(start < passes.start, start, np.minimum(found, passes.start))
+        following = np.append(times, FAR)[np.searchsorted(times, ended, side="left")]
+        start = np.where(start < passes.start, start, np.minimum(following, passes.start))
     return start
 
 
@@ -121,20 +121,20 @@ def _left_over(work: DeviceWork, first_pass: int) -> Mask:
     Such work has no launch record, and comes before all work in its queue that has one. If its
     queue has no such work, only work that starts before the first pass is known to be left over.
     """
-    known = work.thread >= 0
+    is_launched = work.thread >= 0
     begun = np.full(int(work.queue.max(initial=-1)) + 1, FAR)
-    np.minimum.at(begun, work.queue[known], work.start[known])
+    np.minimum.at(begun, work.queue[is_launched], work.start[is_launched])
     begun[begun == FAR] = 0
-    early: Mask = ~known & (work.start < begun[work.queue])
+    early: Mask = ~is_launched & (work.start < begun[work.queue])
     return early & ((work.launch >= 0) | (work.start < first_pass))
 
 
 def _drained(launched: Ints, ended: Ints, times: Ints) -> Ints:
     """Return when all work launched before each time has ended; not earlier than that time."""
     order = np.argsort(launched, kind="stable")
-    done = np.maximum.accumulate(np.append(0, ended[order]))
+    drained = np.maximum.accumulate(np.append(0, ended[order]))
     before = np.searchsorted(launched[order], times, side="left")
-    return np.maximum(times, done[before])
+    return np.maximum(times, drained[before])
 
 
 def _first_of_pass(
@@ -150,14 +150,14 @@ def _first_of_pass(
     """
     windows, step = ownership.windows, ownership.steps.of_pass
     early = np.flatnonzero(windows.start < start[step])
-    found: Ints = start.copy()
-    for device, mine in grouped(windows.device, early):
-        runs = first_started(windows.start[mine], windows.end[mine], mine)
+    first: Ints = start.copy()
+    for device, members in grouped(windows.device, early):
+        runs = first_started(windows.start[members], windows.end[members], members)
         line = clock.of_passes(device).cut(runs.edges)
-        at, run = line.edges[:-1], runs.over(line.edges[:-1])
+        edges, run = line.edges[:-1], runs.over(line.edges[:-1])
         inside = run >= 0
-        at, run, item = at[inside], run[inside], line.values[:-1][inside]
+        edges, run, item = edges[inside], run[inside], line.values[:-1][inside]
         item = np.maximum(item - len(ownership.spans.start), NOTHING)
         earlier = (item >= 0) & (take(launched, item) < begins[step[run]])
-        np.minimum.at(found, step[run[~earlier]], at[~earlier])
-    return found
+        np.minimum.at(first, step[run[~earlier]], edges[~earlier])
+    return first

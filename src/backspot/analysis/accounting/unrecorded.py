@@ -85,11 +85,11 @@ class Pace(msgspec.Struct, frozen=True):
         idle = (spent.kind == WallKind.SYNC) | (spent.kind == WallKind.HOST)
         on_device = np.where(in_pass, ~idle, spent.runs).astype(np.int64)
         holder = self.phase_of.ledger.holders.of_rows(spent.holder)
-        part = np.where(
+        fraction = np.where(
             in_pass, self.of_holders[on_device, holder], self.of_phases[on_device, phase]
         )
         # The ends are rounded, so that no sum is off by more than a nanosecond.
-        ends = np.rint(np.cumsum(spent.length * part)).astype(np.int64)
+        ends = np.rint(np.cumsum(spent.length * fraction)).astype(np.int64)
         return spent._replace(length=np.diff(ends, prepend=0))
 
 
@@ -124,48 +124,50 @@ def pace_of(
         real: the real step.
     """
     of_phases, of_owners = recorded_events(events, ledger, activity, typical)
-    wall, busy = (typical.mean(part).astype(np.float64) for part in (phases.wall, phases.busy))
-    whole = wall[BACKWARD] / max(1, int(rows.wall.sum()))  # a pass may lie in no step
+    wall, busy = (typical.mean(table).astype(np.float64) for table in (phases.wall, phases.busy))
+    scale = wall[BACKWARD] / max(1, int(rows.wall.sum()))  # a pass may lie in no step
     count = len(NAMES)
     # The phases, of which the backward is told by its owners, and then these.
-    times = np.concatenate([wall, rows.wall * whole])
-    host = np.concatenate([wall - busy, rows.host * whole])
+    times = np.concatenate([wall, rows.wall * scale])
+    host = np.concatenate([wall - busy, rows.host * scale])
     events_of = np.concatenate([of_phases, of_owners])
     times[BACKWARD] = host[BACKWARD] = 0.0
     phase = np.concatenate([np.arange(count), np.full(len(of_owners), BACKWARD)])
-    known = _known_parts(real)
+    known_ns = _known_parts(real)
     unseen = np.zeros(count, np.int64)
-    parts = np.ones((2, len(times)))
+    fractions = np.ones((2, len(times)))
     others = np.ones(len(phase), bool)
-    for numbers, ns in known.items():
-        mine = np.isin(phase, numbers)
-        others &= ~mine
-        if times[mine].any():
-            parts[:, mine] = _parts(times[mine], host[mine], events_of[mine], ns)
+    for numbers, ns in known_ns.items():
+        in_phases = np.isin(phase, numbers)
+        others &= ~in_phases
+        if times[in_phases].any():
+            fractions[:, in_phases] = _parts(
+                times[in_phases], host[in_phases], events_of[in_phases], ns
+            )
         else:
             unseen[numbers[0]] = ns
-    left = real.step_ns - sum(known.values())
+    left = real.step_ns - sum(known_ns.values())
     if times[others].any():
-        parts[:, others] = _parts(times[others], host[others], events_of[others], left)
+        fractions[:, others] = _parts(times[others], host[others], events_of[others], left)
     else:
         unseen[IDLE] += left
     return Pace(
         PhaseOfSpent.of(events, ledger, activity),
-        parts[:, :count],
-        np.stack([ledger.holders.shares.mean(of) for of in parts[:, count:]]),
+        fractions[:, :count],
+        np.stack([ledger.holders.shares.mean(fraction) for fraction in fractions[:, count:]]),
         unseen,
     )
 
 
 def _known_parts(real: RealStep) -> dict[tuple[int, ...], int]:
     """Return the times of the phases that are known, by their numbers; at most the step."""
-    known = sum(real.parts.values())
-    most = min(1.0, real.step_ns / known) if known else 1.0
+    known_ns = sum(real.parts.values())
+    most = min(1.0, real.step_ns / known_ns) if known_ns else 1.0
     return {tuple(map(NAMES.index, names)): int(ns * most) for names, ns in real.parts.items()}
 
 
-def _parts(wall: Floats, host: Floats, count: Floats, whole: float) -> Floats:
-    """Return which parts of recorded times are left where they sum to ``whole``.
+def _parts(wall: Floats, host: Floats, count: Floats, whole_ns: float) -> Floats:
+    """Return which parts of recorded times are left where they sum to ``whole_ns``.
 
     Args:
         wall: the recorded times.
@@ -176,14 +178,14 @@ def _parts(wall: Floats, host: Floats, count: Floats, whole: float) -> Floats:
         The parts of the host's time, and of that of devices.
     """
     fixed = float((wall - host).sum())
-    shorter = unrecorded(host, count, whole - fixed)
-    alike = whole / max(1.0, fixed + float(shorter.sum()))
+    shorter = unrecorded(host, count, whole_ns - fixed)
+    alike = whole_ns / max(1.0, fixed + float(shorter.sum()))
     of_host = np.divide(shorter, host, out=np.ones_like(host), where=host > 0)
     return np.stack([of_host * alike, np.full_like(host, alike)])
 
 
-def unrecorded(host: Floats, cost: Floats, whole: float) -> Floats:
-    """Return times of the host without what recording adds, which sum to no more than ``whole``.
+def unrecorded(host: Floats, cost: Floats, whole_ns: float) -> Floats:
+    """Return times of the host without what recording adds, which sum to no more than ``whole_ns``.
 
     Args:
         host: the recorded times.
@@ -193,9 +195,9 @@ def unrecorded(host: Floats, cost: Floats, whole: float) -> Floats:
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         left = np.maximum(host - middle * cost, _LEFT * host)
-        low, high = (middle, high) if left.sum() > whole else (low, middle)
+        low, high = (middle, high) if left.sum() > whole_ns else (low, middle)
     left = np.maximum(host - low * cost, _LEFT * host)
-    shorter: Floats = left * min(1.0, max(0.0, whole) / max(1.0, float(left.sum())))
+    shorter: Floats = left * min(1.0, max(0.0, whole_ns) / max(1.0, float(left.sum())))
     return shorter
 
 
@@ -211,9 +213,9 @@ def recorded_events(
     """
     ownership, spent, steps = ledger.ownership, ledger.whole, len(typical.weight)
     index = events.of(Category.OPERATOR, Category.RUNTIME, Category.ANNOTATION)
-    at = np.searchsorted(spent.start, events.start[index], side="right") - 1
-    free = (at >= 0) & (spent.step[at] >= 0) & (ledger.holders.work[spent.holder[at]] < 0)
-    index, step = index[free], spent.step[at[free]]
+    piece = np.searchsorted(spent.start, events.start[index], side="right") - 1
+    free = (piece >= 0) & (spent.step[piece] >= 0) & (ledger.holders.work[spent.holder[piece]] < 0)
+    index, step = index[free], spent.step[piece[free]]
     start = events.start[index]
     within = ledger.passes.at(start) >= 0
     spans, span = ownership.spans, ownership.spans.of(events, index)

@@ -92,10 +92,10 @@ def find_host_waits(events: Events, ledger: Ledger, activity: Activity | None) -
 def _of_program(events: Events, calls: Ints) -> Ints:
     """Leave out the synchronizations with which a recording ends: nothing comes after them."""
     runtime = events.of(Category.RUNTIME)
-    whole = events.names_where(names.is_device_synchronization)
-    others = runtime[~whole[events.name[runtime]]]
+    is_synchronization = events.names_where(names.is_device_synchronization)
+    others = runtime[~is_synchronization[events.name[runtime]]]
     last = int(events.start[others].max(initial=-1))
-    return calls[~whole[events.name[calls]] | (events.start[calls] <= last)]
+    return calls[~is_synchronization[events.name[calls]] | (events.start[calls] <= last)]
 
 
 def _own_waits(events: Events, calls: Ints, thread: Ints, caller: Ints) -> Mask:
@@ -128,9 +128,9 @@ def _idle(ledger: Ledger, begin: Ints, end: Ints) -> Ints:
     until = np.append(0, np.cumsum(free[:-1] * ledger.elapsed(line.edges[:-1], line.edges[1:])))
 
     def before(times: Ints) -> Ints:
-        at = np.maximum(np.searchsorted(line.edges, times, side="right") - 1, 0)
-        inside = np.clip(ledger.elapsed(line.edges[at], times), 0, None)
-        result: Ints = until[at] + free[at] * inside * (at < len(free) - 1)
+        edge = np.maximum(np.searchsorted(line.edges, times, side="right") - 1, 0)
+        inside = np.clip(ledger.elapsed(line.edges[edge], times), 0, None)
+        result: Ints = until[edge] + free[edge] * inside * (edge < len(free) - 1)
         return result
 
     work = ownership.work
@@ -143,8 +143,8 @@ def _idle(ledger: Ledger, begin: Ints, end: Ints) -> Ints:
     ends = np.append(steps.edges, FAR)[np.searchsorted(steps.edges, begin, side="right")]
     stop = np.maximum(np.minimum(stop, ends), end)
     waited = ledger.elapsed(begin, end)
-    found: Ints = np.minimum(before(stop) - before(begin), waited + before(end) - before(begin))
-    return found
+    idle: Ints = np.minimum(before(stop) - before(begin), waited + before(end) - before(begin))
+    return idle
 
 
 def lines_of_waits(
@@ -159,27 +159,29 @@ def lines_of_waits(
         at_line: index into ``lines`` at each moment, as stacks say.
     """
     running = at_line.at(waits.start).tolist()
-    found = [lines[one] if one >= 0 else "" for one in running]
+    line_texts = [lines[line_number] if line_number >= 0 else "" for line_number in running]
     marks = events.named(Category.ANNOTATION, names.WAITED_AT)
     marks = marks[np.argsort(events.start[marks], kind="stable")]
     released = events.names_where(names.is_release)[events.name[waits.event]]
-    for thread, mine in grouped(events.thread[waits.event]):
-        here = marks[events.thread[marks] == thread]
+    for thread, members in grouped(events.thread[waits.event]):
+        own_marks = marks[events.thread[marks] == thread]
         # PyTorch does not warn of calls that only wait, such as torch.cuda.synchronize(), nor of
         # its allocator's.
-        warned = mine[waits.first[mine] & (waits.caller[mine] >= 0) & ~released[mine]]
-        behind = np.searchsorted(waits.start[warned], events.start[here], side="right")
+        warned = members[waits.first[members] & (waits.caller[members] >= 0) & ~released[members]]
+        behind = np.searchsorted(waits.start[warned], events.start[own_marks], side="right")
         before = 0
-        for count, some in ((one, here[at]) for one, at in grouped(behind)):
+        for count, own in (
+            (wait_number, own_marks[places]) for wait_number, places in grouped(behind)
+        ):
             # Marks beyond the waits since the mark before are of waits on autograd's threads.
-            number = min(len(some), count - before)
-            for wait, mark in zip(warned[count - number : count], some, strict=False):
-                found[wait] = events.names[events.name[mark]].removeprefix(names.WAITED_AT)
+            number = min(len(own), count - before)
+            for wait, mark in zip(warned[count - number : count], own, strict=False):
+                line_texts[wait] = events.names[events.name[mark]].removeprefix(names.WAITED_AT)
             before = count
-        for wait, one in pairwise(mine.tolist()):
-            if not waits.first[one]:
-                found[one] = found[wait]
-    return found
+        for wait, following in pairwise(members.tolist()):
+            if not waits.first[following]:
+                line_texts[following] = line_texts[wait]
+    return line_texts
 
 
 _Key: TypeAlias = tuple[int, tuple[str, str], str]
@@ -190,45 +192,52 @@ def lines_by_turn(
     events: Events, ownership: Ownership, waits: HostWaits, lines: Sequence[str]
 ) -> dict[_Key, list[str]]:
     """Return the lines of one step's waits by what they do, in their order; of the longest step."""
-    found: dict[_Key, list[str]] = {}
-    for _, mine in grouped(waits.step):
+    longest: dict[_Key, list[str]] = {}
+    for _, members in grouped(waits.step):
         of_step: dict[_Key, list[str]] = {}
-        for one, key in zip(mine.tolist(), _keys(events, ownership, waits, mine), strict=True):
-            of_step.setdefault(key, []).append(lines[one])
-        for key, some in of_step.items():
-            if len(some) > len(found.get(key, ())):
-                found[key] = some
-    return found
+        for wait, key in zip(
+            members.tolist(), _keys(events, ownership, waits, members), strict=True
+        ):
+            of_step.setdefault(key, []).append(lines[wait])
+        for key, wait_lines in of_step.items():
+            if len(wait_lines) > len(longest.get(key, ())):
+                longest[key] = wait_lines
+    return longest
 
 
 def lines_as_in(
-    known: Mapping[_Key, Sequence[str]], events: Events, ownership: Ownership, waits: HostWaits
+    known_lines: Mapping[_Key, Sequence[str]],
+    events: Events,
+    ownership: Ownership,
+    waits: HostWaits,
 ) -> list[str]:
     """Return the line of each wait, as the same wait of a step with stacks has it; ``""`` for none.
 
     Args:
-        known: what ``lines_by_turn`` says of the steps with stacks.
+        known_lines: what ``lines_by_turn`` says of the steps with stacks.
     """
-    found = [""] * len(waits.event)
-    for _, mine in grouped(waits.step):
+    lines = [""] * len(waits.event)
+    for _, members in grouped(waits.step):
         turns: Counter[_Key] = Counter()
-        for one, key in zip(mine.tolist(), _keys(events, ownership, waits, mine), strict=True):
-            some = known.get(key, ())
-            if turns[key] < len(some):
-                found[one] = some[turns[key]]
-            elif len(set(some)) == 1:
-                found[one] = some[0]
+        for wait, key in zip(
+            members.tolist(), _keys(events, ownership, waits, members), strict=True
+        ):
+            candidates = known_lines.get(key, ())
+            if turns[key] < len(candidates):
+                lines[wait] = candidates[turns[key]]
+            elif len(set(candidates)) == 1:
+                lines[wait] = candidates[0]
             turns[key] += 1
-    return found
+    return lines
 
 
-def _keys(events: Events, ownership: Ownership, waits: HostWaits, mine: Ints) -> list[_Key]:
-    caller = np.where(waits.caller >= 0, waits.caller, waits.event)[mine]
+def _keys(events: Events, ownership: Ownership, waits: HostWaits, members: Ints) -> list[_Key]:
+    caller = np.where(waits.caller >= 0, waits.caller, waits.event)[members]
     return [
         (phase, ownership.owners.named(owner), events.names[name])
         for phase, owner, name in zip(
-            waits.phase[mine].tolist(),
-            waits.owner[mine].tolist(),
+            waits.phase[members].tolist(),
+            waits.owner[members].tolist(),
             events.name[caller].tolist(),
             strict=True,
         )

@@ -62,7 +62,7 @@ def find_work(events: Events, ownership: Ownership) -> tuple[WorkOfModule, ...] 
         count_work(events, formulas, inputs) for formulas in (flops_formulas(), bytes_formulas())
     )
     moved = moved.with_more(_generated(events, ownership.compiled))
-    by_flops, by_bytes = (_by_owner(events, ownership, one) for one in (flops, moved))
+    by_flops, by_bytes = (_by_owner(events, ownership, counted) for counted in (flops, moved))
     share = _unknown_share(events, ownership, flops, moved)
     backward, forward = _by_type(events, ownership, flops, inputs)
     return tuple(
@@ -82,11 +82,11 @@ class _InputsOf(dict[int, Inputs | None]):
 
     def __missing__(self, signature: int) -> Inputs | None:
         try:
-            found: Inputs | None = Inputs.of(self._signatures[signature])
+            inputs: Inputs | None = Inputs.of(self._signatures[signature])
         except Unknown:
-            found = None
-        self[signature] = found
-        return found
+            inputs = None
+        self[signature] = inputs
+        return inputs
 
 
 def count_work(
@@ -105,21 +105,24 @@ def count_work(
     index = events.chosen(has_one, Category.OPERATOR)
     index = index[~_call_themselves(events, index)]
     outermost = [
-        mine[
-            first_started(events.start[mine], events.end[mine], mine).at(events.start[mine]) == mine
+        operators[
+            first_started(events.start[operators], events.end[operators], operators).at(
+                events.start[operators]
+            )
+            == operators
         ]
-        for _, mine in grouped(events.thread, index)
+        for _, operators in grouped(events.thread, index)
     ]
     index = np.sort(np.concatenate([index[:0], *outermost]))
     index = index[_ran(events, index)]
-    first, which = _alike(events, index)
+    first, kind = _alike(events, index)
     amounts = [
         _amount(formulas[events.names[name]], inputs[signature])
         for name, signature in zip(
             events.name[first].tolist(), events.signature[first].tolist(), strict=True
         )
     ]
-    amount = np.array(amounts, np.int64)[which]
+    amount = np.array(amounts, np.int64)[kind]
     if amount.sum(dtype=np.float64) > _MOST:  # no recording: the sums would not fit 64 bits
         amount[:] = NOTHING
     return Counted(index, amount)
@@ -134,15 +137,15 @@ def _generated(events: Events, compiled: Compiled) -> Counted:
 
 def _call_themselves(events: Events, index: Ints) -> Mask:
     """Whether each of these operators calls an operator of the same name."""
-    found = np.zeros(len(index), bool)
+    repeated = np.zeros(len(index), bool)
     columns = (-events.end, events.start, events.name, events.thread)
     order = np.lexsort([column[index] for column in columns])
-    of = index[order]
-    inside = events.start[of[1:]] < events.end[of[:-1]]
+    ordered = index[order]
+    inside = events.start[ordered[1:]] < events.end[ordered[:-1]]
     for column in (events.thread, events.name):
-        inside &= column[of[1:]] == column[of[:-1]]
-    found[order[:-1]] = inside
-    return found
+        inside &= column[ordered[1:]] == column[ordered[:-1]]
+    repeated[order[:-1]] = inside
+    return repeated
 
 
 def _ran(events: Events, index: Ints) -> Mask:
@@ -156,13 +159,15 @@ def _ran(events: Events, index: Ints) -> Mask:
     called = np.zeros(len(index), np.int64)
     does = events.names_where(lambda name: name not in _SAVING)
     on_host = events.chosen(does, Category.OPERATOR, Category.RUNTIME)
-    mine = dict(grouped(events.thread[index]))
+    of_thread = dict(grouped(events.thread[index]))
     for thread, others in grouped(events.thread, on_host):
-        here = mine.get(thread)
-        if here is not None:
+        operators = of_thread.get(thread)
+        if operators is not None:
             starts = np.sort(events.start[others], kind="stable")
-            begin, end = events.start[index[here]], events.end[index[here]]
-            called[here] = np.searchsorted(starts, end) - np.searchsorted(starts, begin, "right")
+            begin, end = events.start[index[operators]], events.end[index[operators]]
+            called[operators] = np.searchsorted(starts, end) - np.searchsorted(
+                starts, begin, "right"
+            )
     first, alike = _alike(events, index)
     most = np.zeros(len(first), np.int64)
     np.maximum.at(most, alike, called)
@@ -173,10 +178,10 @@ def _ran(events: Events, index: Ints) -> Mask:
 def _alike(events: Events, index: Ints) -> tuple[Ints, Ints]:
     """Return one operator of each name and signature, and for each of these its place there."""
     name, signature = events.name[index].astype(np.int64), events.signature[index]
-    _, which = numbered(name * (len(events.signatures) + 1) + signature + 1)
-    first = np.empty(int(which.max(initial=-1)) + 1, np.int64)
-    first[which] = index
-    return first, which
+    _, kind = numbered(name * (len(events.signatures) + 1) + signature + 1)
+    first = np.empty(int(kind.max(initial=-1)) + 1, np.int64)
+    first[kind] = index
+    return first, kind
 
 
 def _amount(formula: Formula, inputs: Inputs | None) -> int:
@@ -194,8 +199,8 @@ def _by_owner(
 ) -> list[tuple[int | None, int | None, int | None]]:
     """Return what each owner does in forward, when it runs again, and in backward."""
     spans, steps, owners = ownership.spans, ownership.steps, len(ownership.owners)
-    known = counted.amount >= 0
-    index, amount = counted.index[known], counted.amount[known]
+    countable = counted.amount >= 0
+    index, amount = counted.index[countable], counted.amount[countable]
     span = spans.of(events, index)
     run = take(ownership.passes.of_span, span)
     node = take(spans.is_node, span, False)
@@ -204,12 +209,12 @@ def _by_owner(
     shares = ownership.launch_shares
     launch = ownership.compiled.around(events, index)
     launched = np.flatnonzero(launch >= 0)
-    place, share, part = shares.split(launch[launched], amount[launched])
+    place, share, divided = shares.split(launch[launched], amount[launched])
     rest, place = np.flatnonzero(launch < 0), launched[place]
-    which = np.concatenate([rest, place])
-    index, run, node = index[which], run[which], node[which]
+    piece_order = np.concatenate([rest, place])
+    index, run, node = index[piece_order], run[piece_order], node[piece_order]
     owner = np.concatenate([owner[rest], shares.owner[share]])
-    amount = np.concatenate([amount[rest], part])
+    amount = np.concatenate([amount[rest], divided])
     again = np.concatenate([np.zeros(len(rest), bool), shares.again[share]])
     # A forward belongs to the pass that comes next.
     coming = np.searchsorted(ownership.passes.start, events.start[index], side="right")
@@ -218,17 +223,17 @@ def _by_owner(
     # What an optimizer computes is no forward of the model.
     start, thread = events.start[index], events.thread[index]
     updates = in_optimizer(events, ownership.passes, start, thread)
-    parts: tuple[Mask, ...] = ((run < 0) & ~updates, (run >= 0) & ~node, (run >= 0) & node)
+    when: tuple[Mask, ...] = ((run < 0) & ~updates, (run >= 0) & ~node, (run >= 0) & node)
     columns: list[list[int | None]] = []
-    for chosen in parts:
+    for chosen in when:
         chosen = chosen & (step >= 0)
         sums = np.zeros((owners, steps.count), np.int64)
         np.add.at(sums, (owner[chosen], step[chosen]), amount[chosen])
-        some, mean = np.count_nonzero(sums, axis=1) > 0, sums.sum(axis=1) // steps.count
+        any_work, mean = np.count_nonzero(sums, axis=1) > 0, sums.sum(axis=1) // steps.count
         columns.append(
             [
-                value if has else None
-                for value, has in zip(mean.tolist(), some.tolist(), strict=True)
+                value if is_known else None
+                for value, is_known in zip(mean.tolist(), any_work.tolist(), strict=True)
             ]
         )
     return list(zip(*columns, strict=True))
@@ -238,24 +243,24 @@ def _by_type(
     events: Events, ownership: Ownership, flops: Counted, inputs: Mapping[int, Inputs | None]
 ) -> tuple[list[dict[str, int]], list[dict[str, int]]]:
     """Return the operations of each owner by type: of the backward, and of the forward."""
-    signatures, which = np.unique(events.signature[flops.index], return_inverse=True)
-    types = [_type_of(inputs[one]) for one in signatures.tolist()]
+    signatures, kind_of = np.unique(events.signature[flops.index], return_inverse=True)
+    types = [_type_of(inputs[signature]) for signature in signatures.tolist()]
     kinds = sorted({*types, _TF32})
-    kind = np.array([kinds.index(one) for one in types], np.int64)[which]
+    kind = np.array([kinds.index(type_name) for type_name in types], np.int64)[kind_of]
     on_tensor_cores = (kind == kinds.index("fp32")) if "fp32" in kinds else kind < 0
     on_tensor_cores &= _launches(events, ownership, flops.index, names.is_tf32)
     kind[on_tensor_cores] = kinds.index(_TF32)
-    found: tuple[list[dict[str, int]], ...] = tuple(
+    by_type: tuple[list[dict[str, int]], ...] = tuple(
         [{} for _ in range(len(ownership.owners))] for _ in range(2)
     )
     for number in merged(kind).tolist():
-        mine = kind == number
-        part = Counted(flops.index[mine], flops.amount[mine])
-        for owner, (first, again, back) in enumerate(_by_owner(events, ownership, part)):
-            for where, count in zip(found, ((again or 0) + (back or 0), first or 0), strict=True):
+        is_type = kind == number
+        of_type = Counted(flops.index[is_type], flops.amount[is_type])
+        for owner, (first, again, back) in enumerate(_by_owner(events, ownership, of_type)):
+            for table, count in zip(by_type, ((again or 0) + (back or 0), first or 0), strict=True):
                 if count:
-                    where[owner][kinds[number]] = count
-    return found[0], found[1]
+                    table[owner][kinds[number]] = count
+    return by_type[0], by_type[1]
 
 
 _TF32 = "tf32"
@@ -288,55 +293,55 @@ def _launches(
     chosen = np.flatnonzero(good[work.name] & (work.launch >= 0))
     place = np.full(len(events.start), NOTHING, np.int64)
     place[index] = np.arange(len(index))
-    found = np.zeros(len(index), bool)
-    mine = dict(grouped(events.thread[index]))
-    for thread, here in grouped(work.thread, chosen):
-        if thread in mine:
-            of = index[mine[thread]]
-            line = first_started(events.start[of], events.end[of], of)
-            around = line.at(work.launch[here])
-            found[place[around[around >= 0]]] = True
-    return found
+    launches = np.zeros(len(index), bool)
+    of_thread = dict(grouped(events.thread[index]))
+    for thread, pieces in grouped(work.thread, chosen):
+        if thread in of_thread:
+            operators = index[of_thread[thread]]
+            line = first_started(events.start[operators], events.end[operators], operators)
+            around = line.at(work.launch[pieces])
+            launches[place[around[around >= 0]]] = True
+    return launches
 
 
 def _unknown_share(
     events: Events, ownership: Ownership, flops: Counted, moved: Counted
 ) -> list[float]:
     """Return the share of each owner's time in backward that no formula covers."""
-    index = np.concatenate([one.index[one.amount >= 0] for one in (flops, moved)])
+    index = np.concatenate([counted.index[counted.amount >= 0] for counted in (flops, moved)])
     covers = {
-        thread: first_started(events.start[mine], events.end[mine], mine)
-        for thread, mine in grouped(events.thread, index)
+        thread: first_started(events.start[operators], events.end[operators], operators)
+        for thread, operators in grouped(events.thread, index)
     }
     work, spans, owners = ownership.work, ownership.spans, len(ownership.owners)
-    whole, known = np.zeros(owners), np.zeros(owners)
+    total, known_time = np.zeros(owners), np.zeros(owners)
     in_pass = ownership.passes.of_span >= 0
     launched = np.flatnonzero(take(in_pass, work.span, False))
     if len(launched):
         length = work.end[launched] - work.start[launched]
         covered = np.zeros(len(launched), bool)
-        for thread, mine in grouped(work.thread[launched]):
+        for thread, pieces in grouped(work.thread[launched]):
             if thread in covers:
-                covered[mine] = covers[thread].at(work.launch[launched[mine]]) >= 0
-        place, share, part = ownership.work_shares.split(launched, length)
+                covered[pieces] = covers[thread].at(work.launch[launched[pieces]]) >= 0
+        place, share, divided = ownership.work_shares.split(launched, length)
         owner = ownership.work_shares.owner[share]
-        np.add.at(whole, owner, part)
-        np.add.at(known, owner[covered[place]], part[covered[place]])
+        np.add.at(total, owner, divided)
+        np.add.at(known_time, owner[covered[place]], divided[covered[place]])
     else:
-        for thread, (mine, nesting) in spans.nesting.items():
+        for thread, (pieces, nesting) in spans.nesting.items():
             line = nesting.timeline
             cover = covers.get(thread)
             if not len(line.edges):
                 continue
             cut = line if cover is None else line.cut(merged(cover.edges))
-            span = take(mine, cut.values[:-1])
+            span = take(pieces, cut.values[:-1])
             length = np.where(take(in_pass, span, False), np.diff(cut.edges), 0)
             owner = take(ownership.owner, span, 0)
-            np.add.at(whole, owner, length)
+            np.add.at(total, owner, length)
             if cover is not None:
                 inside = cover.at(cut.edges[:-1]) >= 0
-                np.add.at(known, owner[inside], length[inside])
+                np.add.at(known_time, owner[inside], length[inside])
     return [
-        1.0 - some / all_ if all_ else 0.0
-        for some, all_ in zip(known.tolist(), whole.tolist(), strict=True)
+        1.0 - known_ns / all_ if all_ else 0.0
+        for known_ns, all_ in zip(known_time.tolist(), total.tolist(), strict=True)
     ]

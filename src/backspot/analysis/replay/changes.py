@@ -76,31 +76,31 @@ def named(name: str, *, at_best: bool = False) -> Callable[[Made], Made]:
     return register
 
 
-def change_by_names(recording: Replayable, asked: Mapping[str, Any]) -> Change | Refusal:
+def change_by_names(recording: Replayable, requests: Mapping[str, Any]) -> Change | Refusal:
     """Return the change that makes all of these changes, each with what it is asked for."""
-    made = []
-    for name, what in asked.items():
-        if name == "graph" and "no_waits" not in asked and (waits := _captured_waits(recording)):
+    changes = []
+    for name, request in requests.items():
+        if name == "graph" and "no_waits" not in requests and (waits := _captured_waits(recording)):
             return Refusal(
                 f"graph: the host waits for the device {counted(waits, 'time')} within what a "
                 "graph would capture: ask for no_waits too."
             )
-        change = CHANGES[name].make(recording, what)
+        change = CHANGES[name].make(recording, request)
         if isinstance(change, Refusal):
             return Refusal(f"{name}: {change.reason}")
-        made.append(change)
-    return made[0] if len(made) == 1 else _together(recording, made)
+        changes.append(change)
+    return changes[0] if len(changes) == 1 else _together(recording, changes)
 
 
-def said(asked: tuple[str, Any]) -> str:
+def said(request: tuple[str, Any]) -> str:
     """Return a change as people ask for it."""
-    name, what = asked
+    name, value = request
     if name == "factors":
-        listed = [f"{path or '(root)'}={factor:g}" for path, factor in sorted(what.items())]
+        listed = [f"{path or '(root)'}={factor:g}" for path, factor in sorted(value.items())]
         return ", ".join(listed) if len(listed) < 4 else f"{len(listed)} modules"
     if name == "fuse":
-        return f"fuse {counted(len(what), 'module')}"
-    return name if what is True else f"{name}={what}"
+        return f"fuse {counted(len(value), 'module')}"
+    return name if value is True else f"{name}={value}"
 
 
 def _together(recording: Replayable, changes: Iterable[Change]) -> Change:
@@ -118,9 +118,11 @@ def _together(recording: Replayable, changes: Iterable[Change]) -> Change:
 
 def _of_factors(host: Floats, work: Floats, waits: Ints | None = None) -> Change:
     """Return the change with a factor for each interval of the host and each piece of work."""
-    mine, done = np.flatnonzero(host != 1), np.flatnonzero(work != 1)
+    on_host, on_device = np.flatnonzero(host != 1), np.flatnonzero(work != 1)
     none = np.empty(0, np.int64)
-    return Change(mine, host[mine], done, work[done], none if waits is None else waits)
+    return Change(
+        on_host, host[on_host], on_device, work[on_device], none if waits is None else waits
+    )
 
 
 def _unchanged(recording: Replayable) -> tuple[Floats, Floats]:
@@ -172,11 +174,11 @@ def _left_of(recording: Replayable, work: Removable, left: float = 0.0) -> tuple
 
 
 @named("parts")
-def _parts(recording: Replayable, asked: Sequence[tuple[Removable, float]]) -> Change | Refusal:
+def _parts(recording: Replayable, requests: Sequence[tuple[Removable, float]]) -> Change | Refusal:
     """Of some work, a part is not done. The host launches the rest as before, and waits for it."""
     host, of_work = _unchanged(recording)
-    for work, part in asked:
-        more, of_device = _left_of(recording, work, 1.0 - part)
+    for work, fraction in requests:
+        more, of_device = _left_of(recording, work, 1.0 - fraction)
         host *= more
         of_work *= of_device
     return _of_factors(host, of_work)
@@ -186,7 +188,7 @@ def _parts(recording: Replayable, asked: Sequence[tuple[Removable, float]]) -> C
 def _update(recording: Replayable, paths: Sequence[str]) -> Change | Refusal:
     """The parameters of modules are not updated densely: their share of the update is gone."""
     inside = owners_within(recording.ownership, paths).values()
-    owners = {owner for some in inside for owner in some}
+    owners = {owner for numbers in inside for owner in numbers}
     of_host, of_device = recording.of_update[:, sorted(owners)].sum(axis=1).tolist()
     if not of_host + of_device:
         return Refusal("the trace does not say how many parameters the module has.")
@@ -259,8 +261,8 @@ def _graph(recording: Replayable, _: object) -> Change | Refusal:
 def _captured_waits(recording: Replayable) -> int:
     """Return in how many calls the host waits within forward, backward and update."""
     ends = np.array([wait.end for wait in _of_device(recording)], np.int64)
-    at = np.searchsorted(recording.line.edges, ends) - 1
-    return int((recording.part[at] >= 0).sum()) if len(at) else 0
+    interval = np.searchsorted(recording.line.edges, ends) - 1
+    return int((recording.part[interval] >= 0).sum()) if len(interval) else 0
 
 
 # Chains as one kernel ----------------------------------------------------------------------------
@@ -287,18 +289,18 @@ def _fuse(recording: Replayable, chosen: Sequence[str] | Removable) -> Change | 
         spans, operators = chosen.spans, chosen.operators
     else:
         inside = owners_within(ownership, chosen).values()
-        owners = {owner for some in inside for owner in some}
+        owners = {owner for numbers in inside for owner in numbers}
         spans = is_in(ownership.owner, sorted(owners))
     good = ~events.names_where(_stays)
     host, of_work = _unchanged(recording)
     work = ownership.work
     if (work.device >= 0).any():
-        mine = take(spans, work.span, False)
-        mine |= enclosing(events, operators, work.thread, work.launch) >= 0
-        mine &= (work.tier == Tier.COMPUTE) & good[work.name]
+        in_chain = take(spans, work.span, False)
+        in_chain |= enclosing(events, operators, work.thread, work.launch) >= 0
+        in_chain &= (work.tier == Tier.COMPUTE) & good[work.name]
         order = np.lexsort((work.start, work.queue))
         group = _turns(recording, work.queue, work.launch, work.run >= 0)
-        chains = _chains(order, mine, group, work.end - work.start)
+        chains = _chains(order, in_chain, group, work.end - work.start)
         for chain, longest, factor in chains:
             of_work[chain] = np.where(chain == longest, factor, 0.0)
             (between,) = _between(recording, work.launch[chain[:1]], work.launch[chain[-1:]])
@@ -306,16 +308,18 @@ def _fuse(recording: Replayable, chosen: Sequence[str] | Removable) -> Change | 
     else:
         index = _outermost(recording)
         span = ownership.spans.of(events, index)
-        mine = (take(spans, span, False) | is_in(index, operators)) & good[events.name[index]]
+        in_chain = (take(spans, span, False) | is_in(index, operators)) & good[events.name[index]]
         backward = take(ownership.passes.of_span, span, NOTHING) >= 0
         order = np.lexsort((events.start[index], events.thread[index]))
         group = _turns(recording, events.thread[index], events.start[index], backward)
-        chains = _chains(order, mine, group, events.duration[index])
+        chains = _chains(order, in_chain, group, events.duration[index])
         for chain, longest, factor in chains:
-            first, last, kept = index[chain[:1]], index[chain[-1:]], index[[longest]]
+            first, last, longest_event = index[chain[:1]], index[chain[-1:]], index[[longest]]
             (between,) = _between(recording, events.start[first], events.end[last])
-            (one,) = _between(recording, events.start[kept], events.end[kept])
-            host[between], host[one] = 0.0, factor
+            (fused_interval,) = _between(
+                recording, events.start[longest_event], events.end[longest_event]
+            )
+            host[between], host[fused_interval] = 0.0, factor
     if not chains:
         return Refusal("these modules have no chain of operators that one kernel could do.")
     return _of_factors(host, of_work)
@@ -333,15 +337,17 @@ def _chains(order: Ints, chosen: Mask, group: Ints, length: Ints) -> list[tuple[
     Each chain comes with what takes longest in it, and which part of that time is the median of all
     in it that take a while: views take none.
     """
-    kept, groups = chosen[order], group[order]
-    breaks = np.flatnonzero(np.append(True, ~(kept[1:] & kept[:-1] & (groups[1:] == groups[:-1]))))
-    found = []
-    for part in np.split(order, breaks[1:]):
-        if len(part) > 1:
-            ns, longest = length[part], int(part[np.argmax(length[part])])
+    in_order, groups = chosen[order], group[order]
+    breaks = np.flatnonzero(
+        np.append(True, ~(in_order[1:] & in_order[:-1] & (groups[1:] == groups[:-1])))
+    )
+    chains = []
+    for chain in np.split(order, breaks[1:]):
+        if len(chain) > 1:
+            ns, longest = length[chain], int(chain[np.argmax(length[chain])])
             usual = median(ns[ns >= _A_WHILE * median(ns)])
-            found.append((part, longest, float(usual) / max(1, int(length[longest]))))
-    return found
+            chains.append((chain, longest, float(usual) / max(1, int(length[longest]))))
+    return chains
 
 
 def _turns(recording: Replayable, line: Ints, time: Ints, backward: Mask) -> Ints:
@@ -356,12 +362,14 @@ def _outermost(recording: Replayable) -> Ints:
     """Return the operators that no other one calls, by thread and time."""
     events = recording.events
     index = events.chosen(events.name_mask(names.ATEN), Category.OPERATOR)
-    found = []
-    for _, mine in grouped(events.thread, index):
-        mine = mine[np.lexsort((-events.end[mine], events.start[mine]))]
-        end = np.maximum.accumulate(events.end[mine])
-        found.append(mine[np.append(True, events.start[mine[1:]] >= end[:-1])[: len(mine)]])
-    return np.concatenate([np.empty(0, np.int64), *found])
+    outermost = []
+    for _, members in grouped(events.thread, index):
+        members = members[np.lexsort((-events.end[members], events.start[members]))]
+        end = np.maximum.accumulate(events.end[members])
+        outermost.append(
+            members[np.append(True, events.start[members[1:]] >= end[:-1])[: len(members)]]
+        )
+    return np.concatenate([np.empty(0, np.int64), *outermost])
 
 
 # The optimizer -----------------------------------------------------------------------------------
@@ -388,8 +396,8 @@ def _optimizer(recording: Replayable, kind: str) -> Change | Refusal:
         return Refusal(f"only 'fused' can be predicted, not {kind!r}.")
     if not used or not used <= set(FUSED):
         lack = [mark for mark, form in classes.items() if form not in FUSED]
-        found = {optimizer_of(events.names[name]) for name in events.name[lack]}
-        without = ", ".join(sorted(found))
+        optimizers = {optimizer_of(events.names[name]) for name in events.name[lack]}
+        without = ", ".join(sorted(optimizers))
         return Refusal(f"{without or 'the optimizer'} has no fused form.")
     index = _outermost(recording)
     inside = enclosing(events, marks, events.thread[index], events.start[index])
@@ -399,8 +407,10 @@ def _optimizer(recording: Replayable, kind: str) -> Change | Refusal:
         return Refusal("the optimizer is fused already.")
     factors: dict[str, float] = {}
     for optimizer in used:
-        mine = np.array([classes[mark] == optimizer for mark in inside.tolist()], bool)
-        factor = _factor_of_fused(FUSED[optimizer], [done[one] for one in events.name[index[mine]]])
+        of_optimizer = np.array([classes[mark] == optimizer for mark in inside.tolist()], bool)
+        factor = _factor_of_fused(
+            FUSED[optimizer], [done[name] for name in events.name[index[of_optimizer]]]
+        )
         if factor is None:
             return Refusal("the operators of the optimizer are not recorded.")
         factors[optimizer] = factor
@@ -408,20 +418,24 @@ def _optimizer(recording: Replayable, kind: str) -> Change | Refusal:
     length = events.duration[index].astype(np.float64)
     on_host, least = not len(work.start), float(quantile(length, 0.1))
     least = least if on_host else min(least, _LAUNCHING)
-    known = sum(one.tensors for one in events.compiled.parameters) if len(used) == 1 else 0
+    recorded_tensors = (
+        sum(parameter.tensors for parameter in events.compiled.parameters) if len(used) == 1 else 0
+    )
     launched = enclosing(events, marks, work.thread, work.launch)
     for mark in merged(inside).tolist():
         optimizer = classes[mark]
-        mine = index[inside == mark]
+        of_optimizer = index[inside == mark]
         (all_of_it,) = _between(
-            recording, events.start[mine[:1]], events.end[mine].max(keepdims=True)
+            recording, events.start[of_optimizer[:1]], events.end[of_optimizer].max(keepdims=True)
         )
-        whole = float(np.diff(recording.line.edges)[all_of_it].sum())
-        spent = float((events.duration[mine] - least).clip(0).sum()) * on_host
+        update_ns = float(np.diff(recording.line.edges)[all_of_it].sum())
+        spent = float((events.duration[of_optimizer] - least).clip(0).sum()) * on_host
         base = FUSED[optimizer].base
-        tensors = max(known, sum(done[name] == base for name in events.name[mine].tolist()))
+        tensors = max(
+            recorded_tensors, sum(done[name] == base for name in events.name[of_optimizer].tolist())
+        )
         needed = factors[optimizer] * spent + least * tensors
-        host[all_of_it] = min(1.0, needed / max(whole, 1.0))
+        host[all_of_it] = min(1.0, needed / max(update_ns, 1.0))
         of_work[(launched == mark) & (work.tier == Tier.COMPUTE)] = factors[optimizer]
     return _of_factors(host, of_work)
 
@@ -436,23 +450,25 @@ def _factor_of_fused(form: FusedForm, done: Sequence[str]) -> float | None:
 
 
 @named("groups")
-def _groups(recording: Replayable, asked: tuple[float, float]) -> Change:
+def _groups(recording: Replayable, request: tuple[float, float]) -> Change:
     """The optimizer has fewer groups, each with the tensors of several.
 
     Asked are the part of the host's time that goes with groups, and the part of them that stays.
     """
-    of_groups, kept = asked
+    of_groups, left_over = request
     events, work = recording.events, recording.ownership.work
     marks = events.named(Category.ANNOTATION, names.OPTIMIZER_STEP)
     host, of_work = _unchanged(recording)
     begin = recording.ownership.passes.after(events.start[marks], events.end[marks])
     for interval in _between(recording, begin, events.end[marks]):
-        host[interval] = 1 - (1 - kept) * of_groups
-    mine = enclosing(events, marks, work.thread, work.launch, start=begin) >= 0
-    mine &= events.names_where(names.is_fused_optimizer)[work.name]
-    if mine.any():  # to start a kernel takes as long as the shortest do, whatever they compute
-        length = (work.end - work.start)[mine].clip(1)
-        of_work[mine] = 1 - (1 - kept) * (float(quantile(length, 0.1)) / length).clip(max=1.0)
+        host[interval] = 1 - (1 - left_over) * of_groups
+    updating = enclosing(events, marks, work.thread, work.launch, start=begin) >= 0
+    updating &= events.names_where(names.is_fused_optimizer)[work.name]
+    if updating.any():  # to start a kernel takes as long as the shortest do, whatever they compute
+        length = (work.end - work.start)[updating].clip(1)
+        of_work[updating] = 1 - (1 - left_over) * (float(quantile(length, 0.1)) / length).clip(
+            max=1.0
+        )
     return _of_factors(host, of_work)
 
 
@@ -484,15 +500,15 @@ def _dtype(recording: Replayable, dtype: str) -> Change | Refusal:
 def _buckets(recording: Replayable, number: int) -> Change | Refusal:
     """The gradients are exchanged in so many equal buckets, the last one after the backward."""
     work, windows = recording.ownership.work, recording.steps
-    mine = recording.ownership.work_owner == Special.GRADIENTS
+    exchanged = recording.ownership.work_owner == Special.GRADIENTS
     _, of_work = _unchanged(recording)
     for step in range(len(windows.start)):
-        done = np.flatnonzero(mine & (windows.of_work == step))
-        if len(done) < 2:
+        exchanges = np.flatnonzero(exchanged & (windows.of_work == step))
+        if len(exchanges) < 2:
             return Refusal("the recording has fewer than two buckets to divide in another way.")
-        length = (work.end - work.start)[done].astype(np.float64)
-        whole = float(length.sum())
-        last = min(whole / number, whole)
-        of_work[done[-1]] = last / max(length[-1], 1.0)
-        of_work[done[:-1]] = (whole - last) / max(float(length[:-1].sum()), 1.0)
+        length = (work.end - work.start)[exchanges].astype(np.float64)
+        total_ns = float(length.sum())
+        last = min(total_ns / number, total_ns)
+        of_work[exchanges[-1]] = last / max(length[-1], 1.0)
+        of_work[exchanges[:-1]] = (total_ns - last) / max(float(length[:-1].sum()), 1.0)
     return _of_factors(_unchanged(recording)[0], of_work)

@@ -60,26 +60,28 @@ def find_device_graph(events: Events, ownership: Ownership, step: Ints) -> Devic
     work = ownership.work
     count = len(work.start)
     before = _before(work.queue, count)
-    known = recorded_launches(ownership)
-    launch = _monotone(np.where(known, work.launch, NOTHING), work.queue)
+    is_recorded = recorded_launches(ownership)
+    launch = _monotone(np.where(is_recorded, work.launch, NOTHING), work.queue)
     since_launch = (work.start - launch).astype(np.float64)
     ended = np.where(before >= 0, work.end[before], 0)
     since_end = np.where(before >= 0, work.start - ended, FAR // 4)
-    latency = _usual_latency(since_launch[known & (since_end > _IDLE)])
-    queued = (before >= 0) & (~known | (launch + latency <= ended))
-    usual = float(median(since_end[queued & known])) if (queued & known).any() else _GAP
-    first = ~known & (before < 0)
+    latency = _usual_latency(since_launch[is_recorded & (since_end > _IDLE)])
+    queued = (before >= 0) & (~is_recorded | (launch + latency <= ended))
+    usual = float(median(since_end[queued & is_recorded])) if (queued & is_recorded).any() else _GAP
+    first = ~is_recorded & (before < 0)
     graph = DeviceGraph(
         launch=launch,
         latency=np.where(
             first,
             since_launch,
-            np.where(~known, _NEVER, np.minimum(since_launch, np.where(queued, latency, np.inf))),
+            np.where(
+                ~is_recorded, _NEVER, np.minimum(since_launch, np.where(queued, latency, np.inf))
+            ),
         ),
         before=before,
         gap=np.where(queued, since_end, np.minimum(usual, since_end)).astype(np.float64),
         other={},
-        after_end_of=_room(ownership, launch, known),
+        after_end_of=_room(ownership, launch, is_recorded),
         wait=_waits_for_ranks(ownership, step),
     )
     _add_events(events, ownership, graph)
@@ -91,24 +93,24 @@ def find_device_graph(events: Events, ownership: Ownership, step: Ints) -> Devic
 def recorded_launches(ownership: Ownership) -> Mask:
     """Whether the launch of each piece of device work was recorded, and not only inferred."""
     work = ownership.work
-    known: Mask = (work.launch >= 0) & (work.thread >= 0)
-    return known
+    is_recorded: Mask = (work.launch >= 0) & (work.thread >= 0)
+    return is_recorded
 
 
 def _before(queue: Ints, count: int) -> Ints:
     """Return the work before in the same queue; work is sorted by its start."""
     before = np.full(count, NOTHING, np.int64)
-    for _, mine in grouped(queue):
-        before[mine[1:]] = mine[:-1]
+    for _, members in grouped(queue):
+        before[members[1:]] = members[:-1]
     return before
 
 
 def _monotone(launch: Ints, queue: Ints) -> Ints:
     """Return launches that never go back in a queue; unknown ones take that of the work before."""
-    found: Ints = launch.copy()
-    for _, mine in grouped(queue):
-        found[mine] = np.maximum.accumulate(launch[mine])
-    return found
+    monotone: Ints = launch.copy()
+    for _, members in grouped(queue):
+        monotone[members] = np.maximum.accumulate(launch[members])
+    return monotone
 
 
 def _usual_latency(measured: Floats) -> float:
@@ -118,17 +120,17 @@ def _usual_latency(measured: Floats) -> float:
     return float(np.clip(quantile(measured, 0.2), 2_000, 20_000))
 
 
-def _room(ownership: Ownership, launch: Ints, known: Mask) -> Ints:
+def _room(ownership: Ownership, launch: Ints, is_recorded: Mask) -> Ints:
     """Find the work that has to end before each launch finds room in its queue."""
     work = ownership.work
-    found = np.full(len(launch), NOTHING, np.int64)
-    for _, mine in grouped(work.queue):
-        mine = mine[known[mine]]
-        mine = mine[np.argsort(launch[mine], kind="stable")]
-        done = np.searchsorted(np.sort(work.end[mine]), launch[mine], side="right")
-        size = max(_QUEUE, int((np.arange(len(mine)) - done).max(initial=0)) + 1)
-        found[mine[size:]] = mine[:-size] if len(mine) > size else mine[:0]
-    return found
+    before_room = np.full(len(launch), NOTHING, np.int64)
+    for _, members in grouped(work.queue):
+        members = members[is_recorded[members]]
+        members = members[np.argsort(launch[members], kind="stable")]
+        finished = np.searchsorted(np.sort(work.end[members]), launch[members], side="right")
+        size = max(_QUEUE, int((np.arange(len(members)) - finished).max(initial=0)) + 1)
+        before_room[members[size:]] = members[:-size] if len(members) > size else members[:0]
+    return before_room
 
 
 def _waits_for_ranks(ownership: Ownership, step: Ints) -> Floats:
@@ -138,15 +140,17 @@ def _waits_for_ranks(ownership: Ownership, step: Ints) -> Floats:
     """
     work = ownership.work
     wait = np.zeros(len(work.start))
-    mine = np.flatnonzero((work.tier == Tier.COMMUNICATION) & (step >= 0))
-    mine = mine[np.lexsort((step[mine], work.name[mine]))]
-    name = work.name[mine].astype(np.int64) * len(step)
-    place = np.arange(len(mine)) - np.searchsorted(name + step[mine], name + step[mine])
+    exchanges = np.flatnonzero((work.tier == Tier.COMMUNICATION) & (step >= 0))
+    exchanges = exchanges[np.lexsort((step[exchanges], work.name[exchanges]))]
+    name = work.name[exchanges].astype(np.int64) * len(step)
+    place = np.arange(len(exchanges)) - np.searchsorted(
+        name + step[exchanges], name + step[exchanges]
+    )
     _, kind = np.unique(name + place, return_inverse=True)
-    duration = (work.end - work.start)[mine]
-    shortest = np.full(len(mine), FAR)
+    duration = (work.end - work.start)[exchanges]
+    shortest = np.full(len(exchanges), FAR)
     np.minimum.at(shortest, kind, duration)
-    wait[mine] = duration - shortest[kind]
+    wait[exchanges] = duration - shortest[kind]
     return wait
 
 
@@ -161,25 +165,29 @@ def _add_events(events: Events, ownership: Ownership, graph: DeviceGraph) -> Non
     """
     work = ownership.work
     calls = events.named(Category.RUNTIME, *names.STREAM_WAITS)
-    queues = [mine for _, mine in grouped(work.queue)]
+    queues = [members for _, members in grouped(work.queue)]
     if not len(calls) or len(queues) < 2:
         return
     of_thread = {
-        thread: mine[np.argsort(graph.launch[mine], kind="stable")]
-        for thread, mine in grouped(work.thread)
+        thread: members[np.argsort(graph.launch[members], kind="stable")]
+        for thread, members in grouped(work.thread)
     }
-    for thread, mine in grouped(events.thread, calls):
-        launched = of_thread.get(thread, mine[:0])
-        times = np.sort(events.start[mine])
-        at = np.searchsorted(graph.launch[launched], times)
-        times, item = times[at < len(launched)], launched[at[at < len(launched)]]
+    for thread, members in grouped(events.thread, calls):
+        launched = of_thread.get(thread, members[:0])
+        times = np.sort(events.start[members])
+        position = np.searchsorted(graph.launch[launched], times)
+        times, item = times[position < len(launched)], launched[position[position < len(launched)]]
         for queue in queues:
             cause = take(queue, np.searchsorted(graph.launch[queue], times) - 1)
             lag = work.start[item] - work.end[cause]
-            kept = (cause >= 0) & (work.queue[item] != work.queue[queue[0]]) & (lag >= 0)
-            columns = (item[kept], cause[kept], np.minimum(lag[kept], _GAP).astype(np.float64))
-            for one, other, after in zip(*(column.tolist() for column in columns), strict=True):
-                graph.other.setdefault(one, {})[other] = after
+            is_waiting = (cause >= 0) & (work.queue[item] != work.queue[queue[0]]) & (lag >= 0)
+            columns = (
+                item[is_waiting],
+                cause[is_waiting],
+                np.minimum(lag[is_waiting], _GAP).astype(np.float64),
+            )
+            for waiting, other, after in zip(*(column.tolist() for column in columns), strict=True):
+                graph.other.setdefault(waiting, {})[other] = after
 
 
 def _add_shared_units(
@@ -192,16 +200,23 @@ def _add_shared_units(
     """
     work = ownership.work
     fills = (work.tier == Tier.COMPUTE) & (take(events.size, work.event, 0) >= _FILLED)
-    for _, mine in grouped(work.device, np.flatnonzero(fills)):
-        for queue in distinct(work.queue[mine]):
-            others, own = mine[work.queue[mine] != queue], mine[work.queue[mine] == queue]
+    for _, members in grouped(work.device, np.flatnonzero(fills)):
+        for queue in distinct(work.queue[members]):
+            others, own = (
+                members[work.queue[members] != queue],
+                members[work.queue[members] == queue],
+            )
             cause = take(others, np.searchsorted(work.start[others], work.start[own]) - 1)
             lag = work.start[own] - take(work.end, cause, 0)
-            kept = (cause >= 0) & (lag <= _IDLE)
-            columns = (own[kept], cause[kept], np.minimum(lag[kept], _GAP).astype(np.float64))
+            is_bound = (cause >= 0) & (lag <= _IDLE)
+            columns = (
+                own[is_bound],
+                cause[is_bound],
+                np.minimum(lag[is_bound], _GAP).astype(np.float64),
+            )
             for item, other, after in zip(*(column.tolist() for column in columns), strict=True):
                 graph.other.setdefault(item, {})[other] = after
-            late = own[kept & (lag < 0)]
+            late = own[is_bound & (lag < 0)]
             graph.latency[late] = np.minimum(graph.latency[late], latency)
             graph.gap[late] = np.minimum(graph.gap[late], usual)
 

@@ -121,18 +121,18 @@ class HostLine(msgspec.Struct, frozen=True):
         waits = own >= 0
         length = np.where(waits, own, np.diff(self.edges))
         gives = np.where(waits, 0.0, length * (1 - _LEFT))
-        recorded = [(at, count) for at, count in enumerate(self.recorded) if count.any()]
+        recorded = [(kind, count) for kind, count in enumerate(self.recorded) if count.any()]
         shorter = np.empty((len(costs), len(length)))
         of_last: tuple[float, ...] = ()
         for left, cost in zip(shorter, costs, strict=True):
             of_each = cost.operator_ns, cost.runtime_ns, cost.label_ns, cost.marker_ns, cost.node_ns
             if of_each != of_last:  # many a cost differs from the one before by its slowdown alone
-                events = [(count, of_each[at]) for at, count in recorded]
-                whole = length - _taken(events, gives) if any(of_each) else length
+                events = [(count, of_each[kind]) for kind, count in recorded]
+                remaining = length - _taken(events, gives) if any(of_each) else length
                 of_last = of_each
-            np.divide(whole, cost.slowdown, out=left)
-        found: Floats = shorter.T
-        return found
+            np.divide(remaining, cost.slowdown, out=left)
+        lengths: Floats = shorter.T
+        return lengths
 
 
 def _taken(events: Sequence[tuple[Floats, float]], gives: Floats) -> Floats:
@@ -142,15 +142,15 @@ def _taken(events: Sequence[tuple[Floats, float]], gives: Floats) -> Floats:
         events: how many of a kind were recorded in each interval, and what each of them costs.
         gives: the most that each interval can give.
     """
-    taken = np.zeros(len(gives))
+    given_up = np.zeros(len(gives))
     for count, cost in events:
-        taken += count * cost
-    owed = np.cumsum(taken - gives)
+        given_up += count * cost
+    owed = np.cumsum(given_up - gives)
     least = np.minimum.accumulate(owed)
     owed -= np.minimum(least, 0.0, out=least)
-    taken[1:] += owed[:-1]
-    taken -= owed
-    return taken
+    given_up[1:] += owed[:-1]
+    given_up -= owed
+    return given_up
 
 
 def program_threads(events: Events) -> list[int]:
@@ -207,19 +207,19 @@ def _recorded(events: Events, index: Ints) -> Ints:
 
 def _spans_of(ownership: Ownership, host: Timeline, times: Ints) -> Ints:
     """Return the span that the host's time after each of these sorted times belongs to."""
-    held = host.over(times)
+    running = host.over(times)
     count = len(ownership.spans.start)
-    held = np.where(held < count, held, NOTHING)
+    running = np.where(running < count, running, NOTHING)
     passes = ownership.passes
-    free = np.flatnonzero(held < 0)
+    free = np.flatnonzero(running < 0)
     inside = first_started(passes.start, passes.end, np.arange(len(passes.start)))
     free = free[inside.over(times[free]) >= 0]
-    last = np.maximum.accumulate(np.where(held >= 0, np.arange(len(held)), NOTHING))[free]
-    free, before = free[last >= 0], held[last[last >= 0]]
+    last = np.maximum.accumulate(np.where(running >= 0, np.arange(len(running)), NOTHING))[free]
+    free, before = free[last >= 0], running[last[last >= 0]]
     engine = times[free] - ownership.spans.end[before] <= _ENGINE
     engine &= passes.of_span[before] >= 0
-    held[free[engine]] = before[engine]
-    return held
+    running[free[engine]] = before[engine]
+    return running
 
 
 def time_in_parallel(events: Events, threads: list[int]) -> int:
@@ -227,14 +227,14 @@ def time_in_parallel(events: Events, threads: list[int]) -> int:
     index = events.of(Category.OPERATOR, Category.RUNTIME)
     index = index[~events.is_label[events.name[index]]]
     edges, changes = [index[:0]], [index[:0]]
-    for thread, mine in grouped(events.thread, index):
+    for thread, members in grouped(events.thread, index):
         if thread in threads:
-            mine = mine[np.argsort(events.start[mine], kind="stable")]
-            start, end = events.start[mine], np.maximum.accumulate(events.end[mine])
+            members = members[np.argsort(events.start[members], kind="stable")]
+            start, end = events.start[members], np.maximum.accumulate(events.end[members])
             apart = start[1:] > end[:-1]
             edges += [start[np.append(True, apart)], end[np.append(apart, True)]]
             changes += [np.ones(len(edges[-1]), np.int64), np.full(len(edges[-1]), -1)]
-    at, change = np.concatenate(edges), np.concatenate(changes)
-    order = np.argsort(at, kind="stable")
+    times, change = np.concatenate(edges), np.concatenate(changes)
+    order = np.argsort(times, kind="stable")
     running = np.cumsum(change[order])[:-1]
-    return int(np.diff(at[order])[running > 1].sum())
+    return int(np.diff(times[order])[running > 1].sum())

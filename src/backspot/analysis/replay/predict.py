@@ -109,16 +109,16 @@ class Prediction(msgspec.Struct, frozen=True, dict=True):
             operators=operators[operators >= 0],
         )
 
-    def change(self, asked: Mapping[str, Any]) -> Change | Refusal:
+    def change(self, requests: Mapping[str, Any]) -> Change | Refusal:
         """Return changes together, by the name of each and what is asked of it."""
 
-        def within(what: Any) -> Any:
-            if isinstance(what, Removable):
-                return self.within(what)
-            return [*map(within, what)] if isinstance(what, (list, tuple)) else what
+        def within(value: Any) -> Any:
+            if isinstance(value, Removable):
+                return self.within(value)
+            return [*map(within, value)] if isinstance(value, (list, tuple)) else value
 
-        asked = {name: within(what) for name, what in asked.items()}
-        return change_by_names(self.recording, asked)
+        requests = {name: within(request) for name, request in requests.items()}
+        return change_by_names(self.recording, requests)
 
     @property
     def most(self) -> int:
@@ -138,46 +138,49 @@ class Prediction(msgspec.Struct, frozen=True, dict=True):
 
         It is refused if the times of the trace contradict one another, unless costs were fitted.
         """
-        found = replays(self.recording, self.cost, changes)
-        unchanged = np.stack([found[0].recorded, found[0].replayed], axis=1)
+        replayed = replays(self.recording, self.cost, changes)
+        unchanged = np.stack([replayed[0].recorded, replayed[0].replayed], axis=1)
         if not self.fitted and (refusal := contradiction(self.recording, unchanged)):
             return refusal
-        step = self._step(found)
-        steps = found[0].steps[self.typical.chosen]
+        step = self._step(replayed)
+        steps = replayed[0].steps[self.typical.chosen]
         spread = float(steps.std(ddof=1)) if len(steps) > 2 else _SPREAD * step.ns
         error = _ERROR * step.ns + _OF_SPREAD * spread
         shared = _time_shared(self.recording.ownership.work)
-        shared /= max(1, len(found[0].steps))
+        shared /= max(1, len(replayed[0].steps))
         errors = [error + float((shared[c.work] * (1 - c.work_factors)).sum()) for c in changes]
-        shorter = np.max([one.shorter for one in found], axis=0)
+        shorter = np.max([replay.shorter for replay in replayed], axis=0)
         most = shorter * _MEASURED_MORE + (shorter > 0) * error
-        return step, _savings(found, self.typical, error, np.array(errors), most, step.ns)
+        return step, _savings(replayed, self.typical, error, np.array(errors), most, step.ns)
 
-    def what_if(self, asked: Mapping[str, Any]) -> WhatIf:
+    def what_if(self, requests: Mapping[str, Any]) -> WhatIf:
         """Return the step with changes, by the name of each and what is asked of it.
 
         Raises:
             UsageError: If one of them cannot be predicted, with the reason.
         """
         changes: list[Change] = []
-        for what in (asked, *({name: what} for name, what in asked.items())):
-            change = self.change(what)
+        for request in (requests, *({name: value} for name, value in requests.items())):
+            change = self.change(request)
             if isinstance(change, Refusal):
-                if what is asked:
+                if request is requests:
                     raise UsageError(f"what_if() cannot predict {change.reason}")
                 change = changes[0]
             changes.append(change)
-        found = self.savings(changes)
-        assert not isinstance(found, Refusal)  # noqa: S101 - a report has only what was not refused
-        step, (saving, *alone) = found
-        bounds = [CHANGES[name].at_best for name in asked]
-        each = [replace(one, at_best=best) for one, best in zip(alone, bounds, strict=True)]
+        savings = self.savings(changes)
+        assert not isinstance(savings, Refusal)  # noqa: S101 - a report has only what was not refused
+        step, (saving, *alone) = savings
+        bounds = [CHANGES[name].at_best for name in requests]
+        savings_alone = [
+            replace(saving_alone, at_best=best)
+            for saving_alone, best in zip(alone, bounds, strict=True)
+        ]
         return WhatIf(
             step.ns - saving.ns,
             saving.ns,
             saving.low_ns,
             saving.high_ns,
-            dict(zip(map(said, asked.items()), each, strict=True)),
+            dict(zip(map(said, requests.items()), savings_alone, strict=True)),
             any(bounds),
         )
 
@@ -189,14 +192,14 @@ class Prediction(msgspec.Struct, frozen=True, dict=True):
         """
         index, factors = np.empty(0, np.int64), np.empty(0)
         changes = []
-        for some in calls:
-            waits = np.array(some, np.int64)
+        for indices in calls:
+            waits = np.array(indices, np.int64)
             if self.cut is not None:
                 waits = self.cut.place[waits]
             changes.append(Change(index, factors, index, factors, waits[waits >= 0]))
-        found = self.savings(changes)
-        assert not isinstance(found, Refusal)  # noqa: S101 - a report has only what was not refused
-        return found[1]
+        savings = self.savings(changes)
+        assert not isinstance(savings, Refusal)  # noqa: S101 - a report has only what was not refused
+        return savings[1]
 
     def with_less(self, paths: Collection[str], less: Sequence[tuple[float, float]]) -> list[float]:
         """Return how much less a step takes if some places need so much less; below 0, more.
@@ -216,12 +219,18 @@ class Prediction(msgspec.Struct, frozen=True, dict=True):
             of_host[recording.part == recording.forward_outside + 1] = 1.0
             of_work[recording.update] = 1.0
         else:
-            mine = np.zeros(len(ownership.owners))
-            mine[[one for some in owners_within(ownership, paths).values() for one in some]] = 1.0
-            parts = [mine[ownership.owner], ownership.launch_shares.mean(mine), np.zeros(3)]
+            is_inside = np.zeros(len(ownership.owners))
+            is_inside[
+                [owner for numbers in owners_within(ownership, paths).values() for owner in numbers]
+            ] = 1.0
+            fractions = [
+                is_inside[ownership.owner],
+                ownership.launch_shares.mean(is_inside),
+                np.zeros(3),
+            ]
             of_host, of_work = (
-                np.concatenate(parts)[recording.part],
-                ownership.work_shares.mean(mine),
+                np.concatenate(fractions)[recording.part],
+                ownership.work_shares.mean(is_inside),
             )
         takes = float(of_host @ host) / count, float(of_work @ work) / count
         least = np.abs(np.array(less)).max(axis=0, initial=0.0)
@@ -231,14 +240,14 @@ class Prediction(msgspec.Struct, frozen=True, dict=True):
         changes = [
             Change(
                 np.arange(len(host)),
-                1 - of_host * one[0] / max(takes[0], 1.0),
+                1 - of_host * less_by[0] / max(takes[0], 1.0),
                 np.arange(len(work)),
-                1 - of_work * one[1] / max(takes[1], 1.0),
+                1 - of_work * less_by[1] / max(takes[1], 1.0),
             )
-            for one in less
+            for less_by in less
         ]
         saved = replays(recording, self.cost, changes)[0].saved[self.typical.chosen]
-        return [float(one) for one in saved.mean(axis=0)]
+        return [float(saved_ns) for saved_ns in saved.mean(axis=0)]
 
     def apart(self) -> tuple[float, float]:
         """Return what the host needs for a step, and the devices, each without the other."""
@@ -251,9 +260,9 @@ class Prediction(msgspec.Struct, frozen=True, dict=True):
         modules: what runs between two nodes of a backward belongs to neither.
         """
         recording = self.recording
-        host, part = recording.host(self.cost)[:, 0], recording.part
+        host, work_for = recording.host(self.cost)[:, 0], recording.part
         outside = recording.forward_outside
-        rest = (part == outside + 1) | (not with_loss) & (part == outside)
+        rest = (work_for == outside + 1) | (not with_loss) & (work_for == outside)
         return 1.0 - float(host[rest].sum()) / max(1.0, float(host.sum()))
 
     @cached_property
@@ -272,24 +281,28 @@ class Prediction(msgspec.Struct, frozen=True, dict=True):
         kind = np.where(again, 2, (ownership.passes.of_span >= 0).astype(np.int64))
         tables = np.zeros((2, len(ownership.owners), len(PARTS_OF_SAVINGS)))
         np.add.at(tables[0], (ownership.owner, kind), host[:spans])
-        things = (ownership.launch_shares, host[spans:-2], take(kind, ownership.compiled.span, 0))
+        kinds_of_work = (
+            ownership.launch_shares,
+            host[spans:-2],
+            take(kind, ownership.compiled.span, 0),
+        )
         of_work = np.where(work.run >= 0, take(kind, work.span, 1), 0)
         for table, (shares, ns, kinds) in zip(
-            tables, (things, (ownership.work_shares, device, of_work)), strict=True
+            tables, (kinds_of_work, (ownership.work_shares, device, of_work)), strict=True
         ):
             place = np.repeat(np.arange(len(ns)), shares.count)
-            part = np.where(shares.again, 2, kinds[place])
-            np.add.at(table, (shares.owner, part), ns[place] * shares.fraction)
+            column = np.where(shares.again, 2, kinds[place])
+            np.add.at(table, (shares.owner, column), ns[place] * shares.fraction)
         tables[0, Special.OUTSIDE, 0] += host[-2]
         tables[1, Special.OUTSIDE, 0] += device[recording.outside].sum()
         update = np.array([host[-1], device[recording.update].sum()])
         tables[:, :, 3] += recording.of_update * update[:, None]
         of_device = self.is_device_bound and tables[1].any()
-        found: Floats = tables[int(of_device)]
-        return found
+        worth: Floats = tables[int(of_device)]
+        return worth
 
-    def _step(self, found: Sequence[Replays]) -> ReplayedStep:
-        times = [self.typical.value(np.round(one.steps).astype(np.int64)) for one in found]
+    def _step(self, replayed: Sequence[Replays]) -> ReplayedStep:
+        times = [self.typical.value(np.round(replay.steps).astype(np.int64)) for replay in replayed]
         return ReplayedStep(times[0], min(times), max(times), self.fitted)
 
 
@@ -315,10 +328,10 @@ def with_savings(report: Report, recording: Recording, _: Options) -> Report:
             if change is not None
         },
     }
-    found = prediction.savings([question.change for question in questions.values()])
-    if isinstance(found, Refusal):
-        return _without_savings(report, found)
-    step, savings = found
+    answers = prediction.savings([question.change for question in questions.values()])
+    if isinstance(answers, Refusal):
+        return _without_savings(report, answers)
+    step, savings = answers
     saved = {
         key: _told_apart(saving, prediction.worth[[*question.owners]].sum(axis=0))
         for (key, question), saving in zip(questions.items(), savings, strict=True)
@@ -332,9 +345,10 @@ def with_savings(report: Report, recording: Recording, _: Options) -> Report:
     ]
     # Of a change that at best saves nothing there is nothing to say.
     vain = {
-        one.rule
-        for one in priced
-        if any(CHANGES[name].at_best for name in remedies[one.rule][1]) and saves_nothing(one, step)
+        finding.rule
+        for finding in priced
+        if any(CHANGES[name].at_best for name in remedies[finding.rule][1])
+        and saves_nothing(finding, step)
     }
 
     def saves(row: Row) -> Row:
@@ -350,7 +364,7 @@ def with_savings(report: Report, recording: Recording, _: Options) -> Report:
         report,
         prediction,
         modules=tuple(map(saves, report.modules)),
-        findings=weighed((one for one in priced if one.rule not in vain), step),
+        findings=weighed((finding for finding in priced if finding.rule not in vain), step),
         rules=report.rules | dict.fromkeys(vain, NOTHING_FOUND),
         replayed_step=step,
         layers={
@@ -434,8 +448,8 @@ def _told_apart(saving: Saving, worth: Floats) -> Saving:
     if not saving.ns or not worth.sum():
         return saving
     ends = np.round(np.cumsum(worth) / worth.sum() * saving.ns).astype(np.int64)
-    parts = zip(PARTS_OF_SAVINGS, np.diff(ends, prepend=0).tolist(), strict=True)
-    return replace(saving, parts={name: ns for name, ns in parts if ns})
+    lengths = zip(PARTS_OF_SAVINGS, np.diff(ends, prepend=0).tolist(), strict=True)
+    return replace(saving, parts={name: ns for name, ns in lengths if ns})
 
 
 def _change_of(finding: Finding, prediction: Prediction) -> tuple[Change | None, Mapping[str, Any]]:
@@ -453,9 +467,9 @@ def _change_of(finding: Finding, prediction: Prediction) -> tuple[Change | None,
     work = finding.removable
     if work is None:
         return None, {}
-    within, done = prediction.within(work), prediction.recording.ownership.work
-    long = (done.end - done.start)[within.work] >= _LONG
-    few = not finding.change and bool((long & (done.tier[within.work] == Tier.COMPUTE)).all())
+    within, pieces = prediction.within(work), prediction.recording.ownership.work
+    long = (pieces.end - pieces.start)[within.work] >= _LONG
+    few = not finding.change and bool((long & (pieces.tier[within.work] == Tier.COMPUTE)).all())
     if not (work.with_host or few or prediction.is_device_bound):
         return None, {}
     return free(prediction.recording, within), {}
@@ -506,23 +520,23 @@ def predict(recording: Recording, real_step_ns: int | None) -> Prediction | Refu
     """
     ownership, typical = recording.ownership, recording.typical
     steps, size = ownership.steps.count, len(ownership.work.start) + len(ownership.spans.start)
-    kept = max(_FEWEST, _ENOUGH * steps // max(1, size))
+    steps_kept = max(_FEWEST, _ENOUGH * steps // max(1, size))
     cut = None
-    if kept < steps and not recording.events.truncated:
-        first = (steps - kept) // 2
-        recording = recording.steps(first, first + kept - 1)
+    if steps_kept < steps and not recording.events.truncated:
+        first = (steps - steps_kept) // 2
+        recording = recording.steps(first, first + steps_kept - 1)
         cut = recording.cut
-        typical = typical.within(first, kept)
+        typical = typical.within(first, steps_kept)
     replayable = prepare(recording)
     if isinstance(replayable, Refusal):
         return replayable
     cost: ProfilerCost | Refusal = MEASURED
     if real_step_ns is not None:
-        parts = recording.real_step.parts if recording.real_step else {}
+        real_parts = recording.real_step.parts if recording.real_step else {}
         if recording.pace is not None:  # what was not recorded is not replayed
             unseen = int(recording.pace.unseen_ns[[SAVING, *USES]].sum())
             real_step_ns = max(1, real_step_ns - unseen)
-        cost = fit(replayable, real_step_ns, typical, parts.get(("data",), 0))
+        cost = fit(replayable, real_step_ns, typical, real_parts.get(("data",), 0))
     if isinstance(cost, Refusal):
         return cost
     return Prediction(replayable, typical, cost, fitted=cost is not MEASURED, cut=cut)
@@ -534,19 +548,19 @@ def _time_shared(work: DeviceWork) -> Floats:
     Both share the device's units: without one, the other runs faster by what no replay knows.
     """
     shared = np.zeros(len(work.start))
-    for _, mine in grouped(work.device, np.flatnonzero(work.tier == Tier.COMPUTE)):
-        edges = np.concatenate([work.start[mine], work.end[mine]])
+    for _, members in grouped(work.device, np.flatnonzero(work.tier == Tier.COMPUTE)):
+        edges = np.concatenate([work.start[members], work.end[members]])
         order = np.argsort(edges, kind="stable")
         edges = edges[order]
-        running = np.cumsum(np.repeat([1, -1], len(mine))[order])
+        running = np.cumsum(np.repeat([1, -1], len(members))[order])
         several = np.append(0.0, np.cumsum(np.diff(edges) * (running[:-1] > 1)))
-        first, last = (np.searchsorted(edges, at[mine]) for at in (work.start, work.end))
-        shared[mine] = several[last] - several[first]
+        first, last = (np.searchsorted(edges, times[members]) for times in (work.start, work.end))
+        shared[members] = several[last] - several[first]
     return shared
 
 
 def _savings(
-    found: Sequence[Replays],
+    replayed: Sequence[Replays],
     typical: TypicalStep,
     less: float,
     more: Floats,
@@ -566,11 +580,13 @@ def _savings(
         step_ns: the step without any change.
     """
     # One step saves less than nothing where it waits for what another one no longer waits for.
-    by_step = np.round(found[0].saved).astype(np.int64)
-    steps = [one.saved[typical.chosen] for one in found]
+    by_step = np.round(replayed[0].saved).astype(np.int64)
+    steps = [replay.saved[typical.chosen] for replay in replayed]
     ends = np.stack([[quantile(saved, share) for share in _MOST_STEPS] for saved in steps])
     ns = np.clip(typical.mean(by_step.T), 0, step_ns)
     low = np.clip(np.round(ends.min(axis=(0, 1)) - less), 0, ns).astype(np.int64)
     high = np.minimum(np.round(ends.max(axis=(0, 1)) + more), np.round(most))
     high = np.clip(high, ns, step_ns).astype(np.int64)
-    return [Saving(*one) for one in zip(ns.tolist(), low.tolist(), high.tolist(), strict=True)]
+    return [
+        Saving(*numbers) for numbers in zip(ns.tolist(), low.tolist(), high.tolist(), strict=True)
+    ]

@@ -57,13 +57,13 @@ def fit(
         real_step_ns = max(1.0, real_step_ns - data_ns)
     for factors in (_FACTORS, _FINER):
         tried = np.unique(np.maximum(factors + (factor if factors is _FINER else 0.0), 0.0))
-        costs = [_scaled(MEASURED, one) for one in tried.tolist()]
-        each = steps_at(recording, costs)
-        if factors is _FACTORS and (refusal := contradiction(recording, each[:, [0, _ONE]])):
+        costs = [_scaled(MEASURED, factor) for factor in tried.tolist()]
+        step_times = steps_at(recording, costs)
+        if factors is _FACTORS and (refusal := contradiction(recording, step_times[:, [0, _ONE]])):
             return refusal
         if at_hand:
-            each = steps_at(recording, costs, at_hand=True)
-        steps = each[typical.chosen].mean(axis=0)
+            step_times = steps_at(recording, costs, at_hand=True)
+        steps = step_times[typical.chosen].mean(axis=0)
         off = np.abs(steps - real_step_ns)
         fits = np.flatnonzero(off <= off.min() + _EQUAL * real_step_ns)
         best = int(fits[np.argmin(np.abs(tried[fits] - usual))])

@@ -143,16 +143,16 @@ class Replayable(msgspec.Struct, frozen=True):
         """The part that is the forward outside of all modules; the next one is the update."""
         return len(self.ownership.spans.start) + len(self.ownership.compiled.event)
 
-    def intervals(self, parts: Ints) -> tuple[Ints, Ints]:
+    def intervals(self, work_for: Ints) -> tuple[Ints, Ints]:
         """Return the intervals of the host that are done for these parts, and how many each has."""
-        first, end = self.begins[parts], self.begins[parts + 1]
+        first, end = self.begins[work_for], self.begins[work_for + 1]
         number = end - first
-        at = np.repeat(first - (np.cumsum(number) - number), number)
-        return self.by_part[at + np.arange(len(at))], number
+        offset = np.repeat(first - (np.cumsum(number) - number), number)
+        return self.by_part[offset + np.arange(len(offset))], number
 
     def work(self, *costs: ProfilerCost) -> Floats:
         """Return how long each piece of device work (rows) takes at each cost (columns)."""
-        work, shares = self.ownership.work, np.array([one.peer_wait for one in costs])
+        work, shares = self.ownership.work, np.array([cost.peer_wait for cost in costs])
         shorter: Floats = (work.end - work.start)[:, None] - shares * self.graph.wait[:, None]
         return shorter
 
@@ -179,37 +179,41 @@ def prepare(recording: Recording) -> Replayable | Refusal:
         line, own = _cut(line, own, merged(ends.ravel()))
         times = np.array([(wait.start, wait.end) for wait in waits])
         first, last = np.searchsorted(line.edges, times.T)
-        which = np.repeat(np.arange(len(waits)), last - first)
-        mine = (
-            first[which] + np.arange(len(which)) - (np.cumsum(last - first) - (last - first))[which]
+        wait_of = np.repeat(np.arange(len(waits)), last - first)
+        waiting = (
+            first[wait_of]
+            + np.arange(len(wait_of))
+            - (np.cumsum(last - first) - (last - first))[wait_of]
         )
         share = np.array([wait.own for wait in waits]) / (times[:, 1] - times[:, 0])
-        own[mine] = np.diff(line.edges)[mine] * share[which]
+        own[waiting] = np.diff(line.edges)[waiting] * share[wait_of]
     # Launches and ends of waits are points of the line; those of other threads lie between.
     more = merged(graph.launch, steps.start, steps.end, steps.host_end)
     compiled = ownership.compiled
     line, own = _cut(line, own, merged(more, compiled.start, compiled.end))
-    ends = np.array([at for wait in waits for at in (wait.end, wait.follows) if at >= 0], np.int64)
+    ends = np.array(
+        [event for wait in waits for event in (wait.end, wait.follows) if event >= 0], np.int64
+    )
     stations = merged(
         graph.launch, ends, steps.start, steps.end, steps.host_end, line.edges[[0, -1]]
     )
     activity = recording.activity if recording.step_windows else None
     # Of each edge the first station that comes no earlier: both are sorted.
     after = Timeline(stations + 1, np.arange(1, len(stations) + 1))
-    part = _parts(ownership, line, activity)
-    by_part = np.argsort(part, kind="stable")
-    parts = len(ownership.spans.start) + len(ownership.compiled.event) + 2
+    work_for = _parts(ownership, line, activity)
+    by_part = np.argsort(work_for, kind="stable")
+    kinds = len(ownership.spans.start) + len(ownership.compiled.event) + 2
     outside, update = _work_of(ownership, activity)
     return Replayable(
         events=events,
         ownership=ownership,
         line=line,
-        part=part,
+        part=work_for,
         by_part=by_part,
-        begins=np.searchsorted(part[by_part], np.arange(parts + 1)),
+        begins=np.searchsorted(work_for[by_part], np.arange(kinds + 1)),
         outside=outside,
         update=update,
-        of_update=_shares_of_update(events, ownership, line, part),
+        of_update=_shares_of_update(events, ownership, line, work_for),
         activity=activity,
         own=own,
         graph=graph,
@@ -235,13 +239,13 @@ def _parts(ownership: Ownership, line: HostLine, activity: Activity | None) -> I
     spans, begins = ownership.spans, line.edges[:-1]
     count = len(spans.start) + len(ownership.compiled.event)
     launch = ownership.compiled.at(spans, line.span, begins)
-    part = np.where(launch >= 0, launch + len(spans.start), line.span)
+    work_for = np.where(launch >= 0, launch + len(spans.start), line.span)
     if activity is not None:
-        free = np.flatnonzero(part < 0)
+        free = np.flatnonzero(work_for < 0)
         phase = activity.host.over(begins[free])
-        part[free[is_in(phase, _FORWARD)]] = count
-        part[free[is_in(phase, _UPDATE)]] = count + 1
-    return part
+        work_for[free[is_in(phase, _FORWARD)]] = count
+        work_for[free[is_in(phase, _UPDATE)]] = count + 1
+    return work_for
 
 
 def _work_of(ownership: Ownership, activity: Activity | None) -> tuple[Ints, Ints]:
@@ -254,7 +258,9 @@ def _work_of(ownership: Ownership, activity: Activity | None) -> tuple[Ints, Int
     return np.flatnonzero(is_in(phase, _FORWARD)), np.flatnonzero(is_in(phase, _UPDATE))
 
 
-def _shares_of_update(events: Events, ownership: Ownership, line: HostLine, part: Ints) -> Floats:
+def _shares_of_update(
+    events: Events, ownership: Ownership, line: HostLine, work_for: Ints
+) -> Floats:
     """Return what part of the update each owner's parameters are, as ``Replayable`` has it.
 
     Device work takes as long as there are numbers, and launching it as there are tensors. Where the
@@ -262,47 +268,47 @@ def _shares_of_update(events: Events, ownership: Ownership, line: HostLine, part
     time for the numbers.
     """
     owners = {ownership.owners.named(owner): owner for owner in range(len(ownership.owners))}
-    held = np.zeros((2, len(owners)))  # tensors and numbers
-    for one in events.compiled.parameters:
-        if (owner := owners.get((one.path, one.class_name))) is not None:
-            held[:, owner] += one.tensors, one.numbers
-    of_tensors, of_numbers = held / np.maximum(held.sum(axis=1, keepdims=True), 1)
+    parameters = np.zeros((2, len(owners)))  # tensors and numbers
+    for parameter in events.compiled.parameters:
+        if (owner := owners.get((parameter.path, parameter.class_name))) is not None:
+            parameters[:, owner] += parameter.tensors, parameter.numbers
+    of_tensors, of_numbers = parameters / np.maximum(parameters.sum(axis=1, keepdims=True), 1)
     if len(ownership.work.start):
         return np.stack([of_tensors, of_numbers])
-    mine = part == len(ownership.spans.start) + len(ownership.compiled.event) + 1
-    whole = float(np.diff(line.edges)[mine].sum())
-    index = events.named(Category.OPERATOR, "aten::") if whole else np.empty(0, np.int64)
-    at = np.minimum(np.searchsorted(line.edges, events.start[index]), len(mine) - 1)
-    computing = index[mine[at]]
+    is_update = work_for == len(ownership.spans.start) + len(ownership.compiled.event) + 1
+    update_ns = float(np.diff(line.edges)[is_update].sum())
+    index = events.named(Category.OPERATOR, "aten::") if update_ns else np.empty(0, np.int64)
+    interval = np.minimum(np.searchsorted(line.edges, events.start[index]), len(is_update) - 1)
+    computing = index[is_update[interval]]
     if not len(computing):
         return np.stack([of_numbers, of_numbers])
     length = events.duration[computing]
-    more = float((length - quantile(length, _SHORT)).clip(0).sum()) / whole
+    more = float((length - quantile(length, _SHORT)).clip(0).sum()) / update_ns
     return np.stack([of_numbers * min(more, 1.0) + of_tensors * max(0.0, 1 - more)] * 2)
 
 
 def _one_by_one(waits: list[HostWait]) -> list[HostWait]:
     """Leave out waits that begin within another."""
-    kept: list[HostWait] = []
+    separate: list[HostWait] = []
     for wait in sorted(waits, key=lambda wait: (wait.start, -wait.end)):
-        if not kept or wait.start >= kept[-1].end:
-            kept.append(wait)
-    return kept
+        if not separate or wait.start >= separate[-1].end:
+            separate.append(wait)
+    return separate
 
 
 def _cut(line: HostLine, own: Floats, times: Ints) -> tuple[HostLine, Floats]:
     """Cut the intervals of a line at more times; what was recorded is shared by length."""
-    at = np.searchsorted(line.edges, times)
-    new = np.append(line.edges, FAR)[at] != times
+    interval = np.searchsorted(line.edges, times)
+    new = np.append(line.edges, FAR)[interval] != times
     if not new.any():
         return line, own
-    edges = np.insert(line.edges, at[new], times[new])
-    old = np.cumsum(np.insert(np.ones(len(line.edges), np.int64), at[new], 0))[:-1] - 1
+    edges = np.insert(line.edges, interval[new], times[new])
+    old = np.cumsum(np.insert(np.ones(len(line.edges), np.int64), interval[new], 0))[:-1] - 1
     inside = (old >= 0) & (old < len(line.span))
     old = np.where(inside, old, NOTHING)
     length = np.diff(edges)
-    whole = np.append(np.diff(line.edges), 1)[old]
-    share = np.where(inside, length / whole, 0.0)
+    lengths = np.append(np.diff(line.edges), 1)[old]
+    share = np.where(inside, length / lengths, 0.0)
     recorded = np.append(line.recorded, np.zeros((len(line.recorded), 1)), axis=1)[:, old] * share
     span = take(line.span, old)
     owned = np.append(own, -1.0)[old]
@@ -348,8 +354,8 @@ def _equal(times: Ints, index: Ints, wanted: Ints) -> Ints:
     """Return an index with exactly the wanted time, ``NOTHING`` for none; ``times`` are sorted."""
     if not len(times):
         return np.full(len(wanted), NOTHING, np.int64)
-    at = np.minimum(np.searchsorted(times, wanted), len(times) - 1)
-    return np.where(times[at] == wanted, index[at], NOTHING)
+    position = np.minimum(np.searchsorted(times, wanted), len(times) - 1)
+    return np.where(times[position] == wanted, index[position], NOTHING)
 
 
 # Refusals ----------------------------------------------------------------------------------------
@@ -379,11 +385,11 @@ def _in_parallel(events: Events, _: Ownership, threads: list[int]) -> str:
 
 
 def _without_launch(_: Events, ownership: Ownership, __: list[int]) -> str:
-    work, known = ownership.work, recorded_launches(ownership)
-    lost = ~known
-    for _queue, mine in grouped(work.queue):
+    work, is_recorded = ownership.work, recorded_launches(ownership)
+    lost = ~is_recorded
+    for _queue, members in grouped(work.queue):
         # Work before all launches of its queue was launched before the recording began.
-        lost[mine[: int(np.argmax(known[mine]))]] = False
+        lost[members[: int(np.argmax(is_recorded[members]))]] = False
     duration = work.end - work.start
     share = int(duration[lost].sum()) / max(1, int(duration.sum()))
     return f"{percent(share)} of the device time has no launch record." if share > _LOST else ""
@@ -412,9 +418,9 @@ def _unknown_waits(batches: Batches) -> str:
 
 
 def _two_clocks(_: Events, ownership: Ownership, __: list[int]) -> str:
-    work, known = ownership.work, recorded_launches(ownership)
-    early = int((work.start[known] < work.launch[known] - _CLOCKS).sum())
-    if early > _EARLY * max(1, int(known.sum())):
+    work, is_recorded = ownership.work, recorded_launches(ownership)
+    early = int((work.start[is_recorded] < work.launch[is_recorded] - _CLOCKS).sum())
+    if early > _EARLY * max(1, int(is_recorded.sum())):
         return "The clocks of host and device disagree: work starts before its launch."
     return ""
 

@@ -104,34 +104,36 @@ def free_owners(recording: Replayable) -> dict[int, Change]:
     launched, worked = _by_owner(ownership.launch_shares), _by_owner(ownership.work_shares)
     calls = dict(grouped(ownership.owner[waits.span]))
     none, nothing = np.empty(0, np.int64), (np.empty(0, np.int64), np.empty(0))
-    found = {}
+    changes = {}
     for number in sorted({*spans, *launched, *worked} - {int(Special.ENGINE)}):
         launch, part_of_launch = launched.get(number, nothing)
-        done, part = worked.get(number, nothing)
-        mine, outside = spans.get(number, none), none
+        worked_on, fraction = worked.get(number, nothing)
+        own_spans, outside = spans.get(number, none), none
         if number == Special.OUTSIDE:
             outside = np.array([recording.forward_outside])
-            done = np.append(done, recording.outside)
-            part = np.append(part, np.ones(len(recording.outside)))
-        parts = np.concatenate([mine, launch + count, outside])
-        taken = np.concatenate([np.zeros(len(mine)), 1 - part_of_launch, np.zeros(len(outside))])
+            worked_on = np.append(worked_on, recording.outside)
+            fraction = np.append(fraction, np.ones(len(recording.outside)))
+        done_for = np.concatenate([own_spans, launch + count, outside])
+        left_over = np.concatenate(
+            [np.zeros(len(own_spans)), 1 - part_of_launch, np.zeros(len(outside))]
+        )
         of_host, of_device = recording.of_update[:, number].tolist()
-        found[number] = change_of(
+        changes[number] = change_of(
             recording,
-            (parts, taken),
-            (done, 1 - part),
+            (done_for, left_over),
+            (worked_on, 1 - fraction),
             waits.event[calls.get(number, none)],
             (of_host, of_device),
         )
-    return found
+    return changes
 
 
 def _by_owner(shares: Shares) -> dict[int, tuple[Ints, Floats]]:
     """Return what each owner has a share of, and how large its share is."""
-    found = {}
-    for owner, mine in grouped(shares.owner):
-        found[owner] = shares.parts(mine)
-    return found
+    by_owner = {}
+    for owner, members in grouped(shares.owner):
+        by_owner[owner] = shares.parts(members)
+    return by_owner
 
 
 def change_of_paths(recording: Replayable, factors: Mapping[str, float]) -> Change:
@@ -207,43 +209,43 @@ def replays(
     updating = _of_update(recording, changing, changing_work)
     recorded, steps = np.empty(0), np.empty((0, len(costs) - 1))
     replayed = steps
-    found = np.empty((len(recording.steps.start), len(costs) - 1, len(changes)))
+    savings = np.empty((len(recording.steps.start), len(costs) - 1, len(changes)))
     shorter = np.empty((len(costs) - 1, len(changes)))
     first_paced, paced = _paced_by_workers(recording)
     size = max(1, _CELLS // max(1, 3 * work.size + 2 * host.size))
     for first in range(0, max(1, len(changes)), size):
-        some = changes[first : first + size]
-        on_host = [(change.host, change.host_factors) for change in some]
-        on_device = [(change.work, change.work_factors) for change in some]
+        batch = changes[first : first + size]
+        on_host = [(change.host, change.host_factors) for change in batch]
+        on_device = [(change.work, change.work_factors) for change in batch]
         of_host, less_of_host = _with_changes(host, on_host, changing, recording.station)
         of_work, less_of_work = _with_changes(work, on_device, changing_work)
         taken_off = less_of_host + less_of_work
-        for table, (index, amount), part in zip((of_host, of_work), updating, (0, 1), strict=True):
-            gone = np.array([change.update[part] for change in some])
-            _by_cost(table, len(some))[index, :, 1:] -= amount[:, :, None] * gone
+        for table, (index, amount), side in zip((of_host, of_work), updating, (0, 1), strict=True):
+            gone = np.array([change.update[side] for change in batch])
+            _by_cost(table, len(batch))[index, :, 1:] -= amount[:, :, None] * gone
             taken_off += amount.sum(axis=0)[:, None] * gone
-        simulated = simulate(recording, of_host, of_work, _skipped(some, len(costs) - 1))
+        simulated = simulate(recording, of_host, of_work, _skipped(batch, len(costs) - 1))
         lengths = simulated.step_lengths(recording, of_work)
-        recorded, taken = lengths[:, -1], _by_cost(lengths, len(some))
-        replayed = taken[:, :, 0]
+        recorded, step_times = lengths[:, -1], _by_cost(lengths, len(batch))
+        replayed = step_times[:, :, 0]
         steps = replayed.copy()
-        saved = taken[:, :, :1] - taken[:, :, 1:]
+        saved = step_times[:, :, :1] - step_times[:, :, 1:]
         if len(paced):
-            times = np.diff(_by_cost(simulated.at(recording, paced), len(some)), axis=0)
+            times = np.diff(_by_cost(simulated.at(recording, paced), len(batch)), axis=0)
             between = times[:, :, :1] - times[:, :, 1:]
             saved[:] = between.mean(axis=0)
             saved[first_paced + 1 : first_paced + len(paced)] = between
             steps[0] += times[:, :, 0].mean(axis=0) * len(steps) - steps.sum(axis=0)
         elif recording.workers_decide:  # the next late batch comes after the recording
             fetches = set(recording.batches.event.tolist())
-            saved[:, :, [fetches.isdisjoint(one.waits.tolist()) for one in some]] = 0.0
-        found[:, :, first : first + size] = saved
-        waited = [recording.events.duration[change.waits].sum() for change in some]
+            saved[:, :, [fetches.isdisjoint(change.waits.tolist()) for change in batch]] = 0.0
+        savings[:, :, first : first + size] = saved
+        waited = [recording.events.duration[change.waits].sum() for change in batch]
         shorter[:, first : first + size] = taken_off + waited
     shorter /= max(1, len(steps))
     return tuple(
-        Replays(recorded, replayed[:, at], steps[:, at], found[:, at], shorter[at])
-        for at in range(len(shorter))
+        Replays(recorded, replayed[:, index], steps[:, index], savings[:, index], shorter[index])
+        for index in range(len(shorter))
     )
 
 
@@ -260,15 +262,15 @@ def _paced_by_workers(recording: Replayable) -> tuple[int, Ints]:
         then only the whole training can tell that workers decide.
     """
     steps = recording.steps
-    ends = np.array([one.end for one in recording.waits if one.follows >= 0], np.int64)
+    ends = np.array([wait.end for wait in recording.waits if wait.follows >= 0], np.int64)
     step = np.searchsorted(steps.start, ends, side="right") - 1
     ends, step = ends[step >= 0], step[step >= 0]
     if not len(step) or step.max() - step.min() < max(1, len(steps.start) // 2):
         return 0, ends[:0]
-    found = steps.host_end.copy()
-    found[step] = ends  # sorted: the last one of each step
+    paced_ends = steps.host_end.copy()
+    paced_ends[step] = ends  # sorted: the last one of each step
     first = int(step.min())
-    return first, found[first : int(step.max()) + 1]
+    return first, paced_ends[first : int(step.max()) + 1]
 
 
 def _by_cost(table: Floats, count: int) -> Floats:
@@ -280,9 +282,9 @@ def _of_update(
     recording: Replayable, lengths: Floats, work: Floats
 ) -> tuple[tuple[Ints, Floats], tuple[Ints, Floats]]:
     """Return how long the host takes for the update before each station, and each piece of work."""
-    mine = recording.intervals(np.array([recording.forward_outside + 1]))[0]
-    stations, at = numbered(recording.station[mine])
-    of_host = [np.bincount(at, one, len(stations)) for one in lengths[mine].T]
+    intervals = recording.intervals(np.array([recording.forward_outside + 1]))[0]
+    stations, station = numbered(recording.station[intervals])
+    of_host = [np.bincount(station, column, len(stations)) for column in lengths[intervals].T]
     return (stations, np.stack(of_host, axis=1)), (recording.update, work[recording.update])
 
 
@@ -304,30 +306,30 @@ def _with_changes(
         index: the row of ``times`` that each row of ``amount`` is a part of; by default its own.
     """
     rows, factors, column = _joined(changes)
-    found = np.empty((len(times), amount.shape[1] * (len(changes) + 1) + 1))
-    found[:, -1] = times[:, -1]
-    _by_cost(found, len(changes))[:] = times[:, :-1, None]
-    key = (rows if index is None else index[rows]) * found.shape[1] + column
-    taken, left = np.empty((amount.shape[1], len(changes))), 1.0 - factors
-    for at, one in enumerate(amount.T):
-        less = one.take(rows) * left
-        taken[at] = np.bincount(column, less, len(changes) + 1)[1:]
-        np.subtract.at(found.reshape(-1), key + at * (len(changes) + 1), less)
-    return found, taken
+    variants = np.empty((len(times), amount.shape[1] * (len(changes) + 1) + 1))
+    variants[:, -1] = times[:, -1]
+    _by_cost(variants, len(changes))[:] = times[:, :-1, None]
+    key = (rows if index is None else index[rows]) * variants.shape[1] + column
+    shortened, left = np.empty((amount.shape[1], len(changes))), 1.0 - factors
+    for column_index, column_amount in enumerate(amount.T):
+        less = column_amount.take(rows) * left
+        shortened[column_index] = np.bincount(column, less, len(changes) + 1)[1:]
+        np.subtract.at(variants.reshape(-1), key + column_index * (len(changes) + 1), less)
+    return variants, shortened
 
 
 def _joined(changes: Sequence[tuple[Ints, Floats]]) -> tuple[Ints, Floats, Ints]:
     """Return all indices of some changes, with their factors and the variant of each."""
     empty = np.empty(0, np.int64)
-    column = np.repeat(np.arange(1, len(changes) + 1), [len(one) for one, _ in changes])
-    index = np.concatenate([empty, *(one for one, _ in changes)])
+    column = np.repeat(np.arange(1, len(changes) + 1), [len(indices) for indices, _ in changes])
+    index = np.concatenate([empty, *(indices for indices, _ in changes)])
     return index, np.concatenate([empty, *(factor for _, factor in changes)]), column
 
 
 def _skipped(changes: Sequence[Change], costs: int) -> dict[int, Mask]:
     """Return the waits that some changes skip, and the variants that do, as ``Variants`` has it."""
-    found: dict[int, Mask] = {}
+    skipped: dict[int, Mask] = {}
     for column, change in enumerate(changes, 1):
         for event in change.waits.tolist():
-            found.setdefault(event, np.zeros(len(changes) + 1, bool))[column] = True
-    return {event: np.append(np.tile(skips, costs), False) for event, skips in found.items()}
+            skipped.setdefault(event, np.zeros(len(changes) + 1, bool))[column] = True
+    return {event: np.append(np.tile(skips, costs), False) for event, skips in skipped.items()}

@@ -51,8 +51,8 @@ class Batch(msgspec.Struct, frozen=True):
     @property
     def waits_within(self) -> bool:
         """Whether a row after the first one waits for something else than the row before."""
-        rows = (at for at, *_ in (*self.waits, *self.follows))
-        return len(self.full) > 0 or any(at > self.first for at in rows)
+        rows = (row for row, *_ in (*self.waits, *self.follows))
+        return len(self.full) > 0 or any(row > self.first for row in rows)
 
 
 class Schedule(msgspec.Struct, frozen=True):
@@ -102,42 +102,44 @@ def find_schedule(
     needs = np.full(count, -1)  # the last row that each row waits for
 
     # Work can wait for what the host launches later: it is done when all of that is launched.
-    known = _raised(graph, queue, row, 0)
+    lowest = _raised(graph, queue, row, 0)
     full = np.flatnonzero(graph.after_end_of >= 0)
-    needs[row[full]] = known[graph.after_end_of[full]]
+    needs[row[full]] = lowest[graph.after_end_of[full]]
     returns = first[np.searchsorted(stations, [wait.end for wait in waits])].tolist()
     waited = [
-        (here, cause, lag, wait.event)
-        for here, wait in zip(returns, waits, strict=True)
+        (row_of, cause, lag, wait.event)
+        for row_of, wait in zip(returns, waits, strict=True)
         for cause, lag in wait.causes
-        if known[cause] < here
+        if lowest[cause] < row_of
     ]
     followed = [
         (
-            here,
+            row_of,
             int(last[np.searchsorted(stations, wait.follows)]),
             float(wait.end - wait.follows),
             wait.event,
         )
-        for here, wait in zip(returns, waits, strict=True)
+        for row_of, wait in zip(returns, waits, strict=True)
         if wait.follows >= 0
     ]
-    waiting = [(here, known[cause]) for here, cause, *_ in waited]
-    for here, earlier in waiting + [(here, earlier) for here, earlier, *_ in followed]:
-        needs[here] = max(needs[here], earlier)
+    waiting = [(row_of, lowest[cause]) for row_of, cause, *_ in waited]
+    for row_of, earlier in waiting + [(row_of, earlier) for row_of, earlier, *_ in followed]:
+        needs[row_of] = max(needs[row_of], earlier)
 
-    begins, at = [0], 0
+    begins, position = [0], 0
     needs[_MOST::_MOST] = np.maximum(needs[_MOST::_MOST], 0)  # each is a place to divide
-    some = np.flatnonzero(needs >= 0)
-    while at < len(some):  # each time to the first row that waits for this batch, or is far away
-        until = int(np.searchsorted(some, begins[-1] + _MOST))
-        within = np.flatnonzero(needs[some[at:until]] >= begins[-1])
-        at = at + int(within[0]) if len(within) else until
-        begins.extend(some[at : at + 1].tolist())
-        at += 1
+    with_needs = np.flatnonzero(needs >= 0)
+    while position < len(
+        with_needs
+    ):  # each time to the first row that waits for this batch, or is far away
+        until = int(np.searchsorted(with_needs, begins[-1] + _MOST))
+        within = np.flatnonzero(needs[with_needs[position:until]] >= begins[-1])
+        position = position + int(within[0]) if len(within) else until
+        begins.extend(with_needs[position : position + 1].tolist())
+        position += 1
     of_row = np.repeat(np.arange(len(begins)), np.diff([*begins, count]))
 
-    batch = of_row[known]
+    batch = of_row[lowest]
     turn = _raised(graph, queue, batch * (len(row) + 1), 1)
     work = np.lexsort((row, queue, turn))
     place = np.empty_like(work)
@@ -154,13 +156,13 @@ def find_schedule(
     full = full[np.argsort(row[full])]
     divided = np.searchsorted(row[full], begins[1:])
     batches = [
-        Batch(*rows_of, row[mine] - rows_of[0], place[graph.after_end_of[mine]])
-        for rows_of, mine in zip(pairwise([*begins, count]), np.split(full, divided), strict=True)
+        Batch(*rows_of, row[items] - rows_of[0], place[graph.after_end_of[items]])
+        for rows_of, items in zip(pairwise([*begins, count]), np.split(full, divided), strict=True)
     ]
     for run, number in zip(runs, batch[work[bounds[:-1]]].tolist(), strict=True):
         batches[number].runs.append(run)
-    for here, cause, lag, event in waited:
-        batches[of_row[here]].waits.append((here, int(place[cause]), lag, event))
+    for row_of, cause, lag, event in waited:
+        batches[of_row[row_of]].waits.append((row_of, int(place[cause]), lag, event))
     for follow in followed:
         batches[of_row[follow[0]]].follows.append(follow)
     return Schedule(first, last, work, place, row[work], batches, other)
@@ -173,15 +175,15 @@ def _raised(graph: DeviceGraph, queue: Ints, numbers: Ints, more: int) -> Ints:
     """
     if not graph.other:
         return numbers
-    found: Ints = numbers.copy()
+    raised_numbers: Ints = numbers.copy()
     queues, least = queue.tolist(), numbers.tolist()
     latest, raised = dict.fromkeys(queues, 0), {}
     for item in sorted(graph.other):  # work is sorted by its start
         number = max(least[item], latest[queues[item]])
-        for one in graph.other[item]:
-            number = max(number, least[one] + more, latest[queues[one]] + more)
+        for cause in graph.other[item]:
+            number = max(number, least[cause] + more, latest[queues[cause]] + more)
         latest[queues[item]] = raised[item] = number
-    found[[*raised]] = [*raised.values()]
-    for _, mine in grouped(queue):
-        found[mine] = np.maximum.accumulate(found[mine])
-    return found
+    raised_numbers[[*raised]] = [*raised.values()]
+    for _, members in grouped(queue):
+        raised_numbers[members] = np.maximum.accumulate(raised_numbers[members])
+    return raised_numbers

@@ -43,9 +43,9 @@ class Simulated(msgspec.Struct, frozen=True):
         ends = self.at(recording, steps.host_end)
         of_place = steps.of_work[recording.schedule.work]
         for step in range(len(ends)):
-            mine = np.flatnonzero(of_place == step)
-            if len(mine):
-                ends[step] = np.maximum(ends[step], self.end[mine].max(axis=0))
+            own_work = np.flatnonzero(of_place == step)
+            if len(own_work):
+                ends[step] = np.maximum(ends[step], self.end[own_work].max(axis=0))
         latest: Floats = np.maximum.accumulate(ends, axis=0)
         return latest
 
@@ -98,23 +98,23 @@ def simulate(
     now, skips = np.zeros(columns), skipped or {}
     for batch in schedule.batches:
         # The host comes to a row after the row before, and no sooner than what it waits for.
-        mine = row[batch.first : batch.last]
-        mine[0] += now
-        bound = np.full(mine.shape if batch.waits_within else (1, columns), -np.inf)
+        batch_row = row[batch.first : batch.last]
+        batch_row[0] += now
+        bound = np.full(batch_row.shape if batch.waits_within else (1, columns), -np.inf)
         bound[batch.full] = end[batch.room]
-        for at, cause, lag, event in batch.waits:
+        for row_number, cause, lag, event in batch.waits:
             after = end[cause] + lag
             if event in skips:
                 after[skips[event]] = -np.inf
-            np.maximum(bound[at - batch.first], after, out=bound[at - batch.first])
-        for at, earlier, interval, event in batch.follows:
+            np.maximum(bound[row_number - batch.first], after, out=bound[row_number - batch.first])
+        for row_number, earlier, interval, event in batch.follows:
             after = row[earlier] + interval
             if event in skips:
                 after[skips[event]] = -np.inf
-            np.maximum(bound[at - batch.first], after, out=bound[at - batch.first])
-        np.maximum(mine[0], bound[0], out=mine[0])
-        _latest(mine, bound)
-        now = mine[-1]
+            np.maximum(bound[row_number - batch.first], after, out=bound[row_number - batch.first])
+        np.maximum(batch_row[0], bound[0], out=batch_row[0])
+        _latest(batch_row, bound)
+        now = batch_row[-1]
         if not batch.runs:
             continue
         # Work starts after its launch, after work of other queues, and after the work before.
@@ -122,23 +122,23 @@ def simulate(
         places = slice(begin, batch.runs[-1][1])
         takes = work[schedule.work[places]]
         np.add(takes, gap[places], out=end[places])
-        done = row[schedule.row[places]]
-        done += latency[places]
-        done += takes
+        ready = row[schedule.row[places]]
+        ready += latency[places]
+        ready += takes
         for first, last, before in batch.runs:
-            for at, cause, lag in schedule.other.get(first, ()):
+            for row_number, cause, lag in schedule.other.get(first, ()):
                 after = end[cause] + lag
-                after += takes[at - begin]
-                bound = done[at - begin]
+                after += takes[row_number - begin]
+                bound = ready[row_number - begin]
                 np.maximum(bound, after, out=bound)
-            here, bound = end[first], done[first - begin]
+            first_end, bound = end[first], ready[first - begin]
             if before >= 0:
-                here += end[before]
-                np.maximum(here, bound, out=here)
+                first_end += end[before]
+                np.maximum(first_end, bound, out=first_end)
             else:
-                here[:] = bound
+                first_end[:] = bound
             if last - first > 1:
-                _latest(end[first:last], done[first - begin : last - begin])
+                _latest(end[first:last], ready[first - begin : last - begin])
     return Simulated(row.reshape(len(row), *variants), end.reshape(len(end), *variants))
 
 

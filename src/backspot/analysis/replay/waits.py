@@ -77,26 +77,26 @@ def find_host_waits(
         launched[long], events.start[calls[long]], events.end[calls[long]]
     )
     # From pageable memory, a call hands the last part to the device and returns before the end.
-    began, done = take(ownership.work.start, copies), take(ownership.work.end, copies)
-    soon = done - events.end[calls] <= _REST * (done - began) + _ROUNDING
-    near = (copies >= 0) & (events.start[calls] < done) & soon
+    began, copied = take(ownership.work.start, copies), take(ownership.work.end, copies)
+    soon = copied - events.end[calls] <= _REST * (copied - began) + _ROUNDING
+    near = (copies >= 0) & (events.start[calls] < copied) & soon
     chosen = np.flatnonzero(np.where(copies >= 0, near, waiting | long))
     columns = (calls, events.start[calls], events.end[calls], copies, long, full, of_events)
-    found = []
-    for event, start, end, copy, held, room, of_event in zip(
+    waits = []
+    for event, start, end, copy, is_for_room, room, of_event in zip(
         *(column[chosen].tolist() for column in columns), strict=True
     ):
         if copy >= 0:
             causes = [copy]
-        elif held:
+        elif is_for_room:
             causes = [room] if room >= 0 else []
         elif of_event:
             causes = finder.of_event(start, end)
         else:
             causes = finder.of_queues(start, end)
         if causes and end > start:
-            found.append(_wait(ownership.work.end, event, start, end, causes, held))
-    return found
+            waits.append(_wait(ownership.work.end, event, start, end, causes, is_for_room))
+    return waits
 
 
 def waits_for_batches(batches: Batches, begin: int) -> list[HostWait]:
@@ -110,26 +110,28 @@ def waits_for_batches(batches: Batches, begin: int) -> list[HostWait]:
     Args:
         begin: when the first step begins, in nanoseconds. What comes before is no wait.
     """
-    found = []
-    for _, mine in grouped(batches.loader):
+    waits = []
+    for _, members in grouped(batches.loader):
         since, late = begin, NOTHING
         times = (batches.event, batches.start, batches.end, batches.arrived, batches.queue)
-        columns = zip(*(column[mine].tolist() for column in times), strict=True)
+        columns = zip(*(column[members].tolist() for column in times), strict=True)
         ends: list[int] = []
         for place, (event, start, end, arrived, queue) in enumerate(columns):
             ends.append(end)
             if arrived <= start or start < begin:
                 continue
-            asked = place - queue
-            if queue and late < asked and asked >= 0:
-                since = ends[asked]
+            request = place - queue
+            if queue and late < request and request >= 0:
+                since = ends[request]
             late = place
             own = float(min(arrived - start, _OWN))
-            found.append(HostWait(event, start, arrived, own, [], since))
-    return found
+            waits.append(HostWait(event, start, arrived, own, [], since))
+    return waits
 
 
-def _wait(ended: Ints, event: int, start: int, end: int, causes: list[int], held: bool) -> HostWait:
+def _wait(
+    ended: Ints, event: int, start: int, end: int, causes: list[int], is_for_room: bool
+) -> HostWait:
     latest = max(int(ended[cause]) for cause in causes)
     waited = latest > start
     lags = [
@@ -139,25 +141,25 @@ def _wait(ended: Ints, event: int, start: int, end: int, causes: list[int], held
         for cause in causes
     ]
     own = float(min(end - start, _OWN) if waited else end - start)
-    return HostWait(event, start, end, own, lags, for_room=held)
+    return HostWait(event, start, end, own, lags, for_room=is_for_room)
 
 
 def _own_work(events: Events, ownership: Ownership, calls: Ints, category: Category) -> Ints:
     """Return the device work of this category that each call launched, ``NOTHING`` for none."""
     work = ownership.work
-    found = np.full(len(calls), NOTHING, np.int64)
-    mine = np.flatnonzero(events.category[work.event] == category)
-    mine = mine[events.correlation[work.event[mine]] > 0]
-    if not len(mine):
-        return found
-    number = events.correlation[work.event[mine]]
+    own = np.full(len(calls), NOTHING, np.int64)
+    launched = np.flatnonzero(events.category[work.event] == category)
+    launched = launched[events.correlation[work.event[launched]] > 0]
+    if not len(launched):
+        return own
+    number = events.correlation[work.event[launched]]
     order = np.argsort(number, kind="stable")
-    mine, number = mine[order], number[order]
+    launched, number = launched[order], number[order]
     wanted = events.correlation[calls]
-    at = np.minimum(np.searchsorted(number, wanted), len(mine) - 1)
-    same = (number[at] == wanted) & (wanted > 0)
-    found[same] = mine[at[same]]
-    return found
+    position = np.minimum(np.searchsorted(number, wanted), len(launched) - 1)
+    same = (number[position] == wanted) & (wanted > 0)
+    own[same] = launched[position[same]]
+    return own
 
 
 class _Finder:
@@ -165,23 +167,25 @@ class _Finder:
 
     def __init__(self, ownership: Ownership, graph: DeviceGraph) -> None:
         self._work, self._launch = ownership.work, graph.launch
-        self._queues = [(mine, graph.launch[mine]) for _, mine in grouped(ownership.work.queue)]
+        self._queues = [
+            (members, graph.launch[members]) for _, members in grouped(ownership.work.queue)
+        ]
         self._by_end = np.argsort(ownership.work.end, kind="stable")
         self._ended = ownership.work.end[self._by_end]
         self._of_device = {}
         for device in distinct(ownership.work.device):
-            mine = ownership.work.device == device
-            times = graph.launch[mine], self._work.end[mine]
-            self._of_device[device] = tuple(np.sort(one, kind="stable") for one in times)
+            own_work = ownership.work.device == device
+            times = graph.launch[own_work], self._work.end[own_work]
+            self._of_device[device] = tuple(np.sort(times_of, kind="stable") for times_of in times)
 
     def of_queues(self, start: int, end: int) -> list[int]:
         """Return the last launch before into each queue that had finished."""
-        found = []
+        finished = []
         for queue, launched in self._queues:
             last = int(np.searchsorted(launched, start, side="right")) - 1
             if last >= 0 and self._work.end[queue[last]] <= end + _ROUNDING:
-                found.append(int(queue[last]))
-        return found
+                finished.append(int(queue[last]))
+        return finished
 
     def of_event(self, start: int, end: int) -> list[int]:
         """Return the work that ended last while the call ran."""
@@ -195,14 +199,18 @@ class _Finder:
 
     def of_full_queues(self, launched: Ints, start: Ints, end: Ints) -> Ints:
         """Return the work whose end made room for each launch, ``NOTHING`` if none did."""
-        found = np.full(len(launched), NOTHING)
-        for device, mine in grouped(self._work.device[launched]):
+        room_makers = np.full(len(launched), NOTHING)
+        for device, members in grouped(self._work.device[launched]):
             launches, ends = self._of_device[device]
-            queued = np.searchsorted(launches, start[mine])
-            queued -= np.searchsorted(ends, start[mine], side="right")
-            mine = mine[queued >= np.where(end[mine] - start[mine] < _BLOCKED, _BRIM, _FULL)]
-            last = np.searchsorted(self._ended, end[mine], side="right") - 1
+            queued = np.searchsorted(launches, start[members])
+            queued -= np.searchsorted(ends, start[members], side="right")
+            members = members[
+                queued >= np.where(end[members] - start[members] < _BLOCKED, _BRIM, _FULL)
+            ]
+            last = np.searchsorted(self._ended, end[members], side="right") - 1
             item = self._by_end[last]
-            made = (self._ended[last] > start[mine]) & (self._launch[item] < start[mine])
-            found[mine[made]] = item[made]
-        return found
+            makes_room = (self._ended[last] > start[members]) & (
+                self._launch[item] < start[members]
+            )
+            room_makers[members[makes_room]] = item[makes_room]
+        return room_makers

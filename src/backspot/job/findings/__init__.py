@@ -96,7 +96,9 @@ class Evidence:
     @property
     def stalled(self) -> Ints:
         """Time in which a transfer between two ranks is all that goes on, by rank and step."""
-        return np.array([np.array(one.stalled)[self.at[rank]] for rank, one in self.ranks.items()])
+        return np.array(
+            [np.array(summary.stalled)[self.at[rank]] for rank, summary in self.ranks.items()]
+        )
 
     @property
     def kernels(self) -> Ints:
@@ -104,33 +106,33 @@ class Evidence:
 
         The loss is part of the work of the last stage of a pipeline.
         """
-        found = np.zeros((len(self.ranks), self.steps), np.int64)
+        kernels = np.zeros((len(self.ranks), self.steps), np.int64)
         for row, (rank, summary) in enumerate(self.ranks.items()):
-            times = [(one.forward_gpu, one.backward_gpu) for one in summary.modules]
+            times = [(module.forward_gpu, module.backward_gpu) for module in summary.modules]
             if times:
-                found[row] = np.sum(times, axis=(0, 1))[list(self.at[rank])]
-        return found
+                kernels[row] = np.sum(times, axis=(0, 1))[list(self.at[rank])]
+        return kernels
 
     def transfers(self, purpose: str) -> Transfers:
         """Return the collectives that move ``gradients`` or ``parameters``."""
-        uncertain = {one.rank: one.uncertainty_ns for one in self.costs}
+        uncertain = {cost.rank: cost.uncertainty_ns for cost in self.costs}
         calls: list[Call] = []
-        found: list[tuple[Ints, ...]] = []
-        for one in self.waits:
-            group = one.group
-            mine = np.flatnonzero([call.purpose == purpose for call in group.call])
-            rows = [group.ranks.index(rank) for rank in one.ranks]
-            doubt = np.array([[2 * uncertain[rank]] for rank in one.ranks])
-            cost = np.maximum(group.exposed[rows] - one.wait - doubt, 0)
+        pieces: list[tuple[Ints, ...]] = []
+        for group_waits in self.waits:
+            group = group_waits.group
+            columns_of = np.flatnonzero([call.purpose == purpose for call in group.call])
+            rows = [group.ranks.index(rank) for rank in group_waits.ranks]
+            doubt = np.array([[2 * uncertain[rank]] for rank in group_waits.ranks])
+            cost = np.maximum(group.exposed[rows] - group_waits.wait - doubt, 0)
             idle = np.zeros_like(cost)
             idle[:, 1:] = np.maximum(group.start[rows, 1:] - group.end[rows, :-1], 0)
             idle[:, 1:][:, group.step[1:] != group.step[:-1]] = 0
-            calls += [group.call[column] for column in mine.tolist()]
+            calls += [group.call[column] for column in columns_of.tolist()]
             columns = (group.step, *map(_low_median, (cost, group.launching[rows], idle)))
-            found.append(tuple(column[mine] for column in columns))
+            pieces.append(tuple(column[columns_of] for column in columns))
         step, *times = (
-            (np.concatenate(parts) for parts in zip(*found, strict=True))
-            if found
+            (np.concatenate(column) for column in zip(*pieces, strict=True))
+            if pieces
             else (np.empty(0, np.int64),) * 4
         )
         return Transfers(
@@ -139,18 +141,18 @@ class Evidence:
 
     def phase(self, name: str) -> Ints:
         """Return the clock time of a phase, by rank and step."""
-        found = np.zeros((len(self.ranks), self.steps), np.int64)
+        phase_ns = np.zeros((len(self.ranks), self.steps), np.int64)
         for row, (rank, summary) in enumerate(self.ranks.items()):
             for phase in summary.phases:
                 if phase.name == name:
-                    found[row] = np.array(phase.by_step, np.int64)[list(self.at[rank])]
-        return found
+                    phase_ns[row] = np.array(phase.by_step, np.int64)[list(self.at[rank])]
+        return phase_ns
 
 
 def _low_median(values: Ints) -> Ints:
     """Return the median over the first axis; of two, the lower one."""
-    found: Ints = np.sort(values, axis=0)[(len(values) - 1) // 2]
-    return found
+    medians: Ints = np.sort(values, axis=0)[(len(values) - 1) // 2]
+    return medians
 
 
 Rule: TypeAlias = AnyRule[Evidence, JobFinding, Iterable[JobFinding]]
@@ -167,39 +169,49 @@ def all_rules() -> tuple[Rule, ...]:
 
 def find_all(evidence: Evidence) -> tuple[JobFinding, ...]:
     """Return what all rules find, the most expensive first."""
-    found: list[JobFinding] = []
-    for one in all_rules():
-        found += [one.named(each) for each in one.find(evidence, tuple(found))]
+    findings: list[JobFinding] = []
+    for job_rule in all_rules():
+        findings += [
+            job_rule.named(finding) for finding in job_rule.find(evidence, tuple(findings))
+        ]
     return tuple(
         sorted(
-            _priced(evidence, found),
-            key=lambda one: (-one.cost_ns, -1 if one.rank is None else one.rank, one.path),
+            _priced(evidence, findings),
+            key=lambda finding: (
+                -finding.cost_ns,
+                -1 if finding.rank is None else finding.rank,
+                finding.path,
+            ),
         )
     )
 
 
-def _priced(evidence: Evidence, found: Sequence[JobFinding]) -> list[JobFinding]:
+def _priced(evidence: Evidence, findings: Sequence[JobFinding]) -> list[JobFinding]:
     """Say what the job's step would take less without each cause, where the replay knows."""
     replay = evidence.replay
-    of = [one for one in found if one.kind == "transfer" or one.rank is not None]
-    if not replay or not of:
-        return list(found)
+    priceable = [
+        finding for finding in findings if finding.kind == "transfer" or finding.rank is not None
+    ]
+    if not replay or not priceable:
+        return list(findings)
     changes = [
         replay.without_transfers
-        if one.rank is None
+        if finding.rank is None
         else replay.balanced
-        if one.kind == "pipeline"
-        else replay.sooner(one.rank, one.cost_ns)
-        for one in of
+        if finding.kind == "pipeline"
+        else replay.sooner(finding.rank, finding.cost_ns)
+        for finding in priceable
     ]
     now, *changed = replay.steps([change for change in changes if change])
-    priced = [one for one, change in zip(of, changes, strict=True) if change]
+    priced = [finding for finding, change in zip(priceable, changes, strict=True) if change]
     saves = {
-        id(one): evidence.typical.value(now - then)
-        for one, then in zip(priced, changed, strict=True)
+        id(finding): evidence.typical.value(now - then)
+        for finding, then in zip(priced, changed, strict=True)
     }
     # All transfers are hidden in the replay: one kind of them saves no more than it costs.
     return [
-        replace(one, saves_ns=max(min(saves[id(one)], one.cost_ns), 0)) if id(one) in saves else one
-        for one in found
+        replace(finding, saves_ns=max(min(saves[id(finding)], finding.cost_ns), 0))
+        if id(finding) in saves
+        else finding
+        for finding in findings
     ]

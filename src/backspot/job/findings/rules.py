@@ -65,7 +65,7 @@ _OF_ROLE: dict[Role, str] = {
 
 
 @fallback_rule("exposed-transfer", tier="stable")
-def exposed_transfer(evidence: Evidence, found: Sequence[JobFinding]) -> Iterator[JobFinding]:
+def exposed_transfer(evidence: Evidence, findings: Sequence[JobFinding]) -> Iterator[JobFinding]:
     """Data moves between ranks while nothing else runs.
 
     **Cause.** Data moves between ranks while nothing else runs, in at least 10% of the step on half
@@ -84,23 +84,23 @@ def exposed_transfer(evidence: Evidence, found: Sequence[JobFinding]) -> Iterato
         cost.exposed_ns - cost.stalled_ns - cost.wait_ns - 2 * cost.uncertainty_ns
         for cost in evidence.costs
     )
-    certain -= sum(one.cost_ns for one in found if one.kind == "transfer")
+    certain -= sum(finding.cost_ns for finding in findings if finding.kind == "transfer")
     if not evidence.waits or certain < _EXPOSED * evidence.step_ns:
         return
     sums: dict[tuple[str, Purpose, Role], int] = {}
-    for one in evidence.waits:
-        role = evidence.roles[one.group.name, one.group.all_ranks]
-        for column, call in enumerate(one.group.call):
+    for group_waits in evidence.waits:
+        role = evidence.roles[group_waits.group.name, group_waits.group.all_ranks]
+        for column, call in enumerate(group_waits.group.call):
             key = call.kind, call.purpose, role
-            sums[key] = sums.get(key, 0) + int(np.median(one.transfer[:, column]))
+            sums[key] = sums.get(key, 0) + int(np.median(group_waits.transfer[:, column]))
     kind, purpose, role = max(sorted(sums), key=lambda key: sums[key])
-    what = "activations" if purpose == "attention" else purpose
-    if what == "activations":
+    data = "activations" if purpose == "attention" else purpose
+    if data == "activations":
         remedy = _OF_ROLE.get(role, _OF_ACTIVATIONS)
     else:
         gathers = purpose == "parameters" or (not purpose and "gather" in kind)
         remedy = _GATHERS if gathers else _REDUCES
-    within = f" ({ROLES[role]})" if role in _OF_ROLE else f" of {what}" if what else ""
+    within = f" ({ROLES[role]})" if role in _OF_ROLE else f" of {data}" if data else ""
     yield _found(
         kind="transfer",
         title=f"Transfers hold up all ranks, mostly {kind}{within}",
@@ -260,18 +260,18 @@ def slow_data(evidence: Evidence) -> Iterator[JobFinding]:
     others = Others(data)
     worth = float(least(middle(data), len(data), evidence.step_ns))
     for now, rank in zip(data, evidence.ranks, strict=True):
-        was = others.of(now)
-        if is_clear(was, now, None, Limits.of_whole(worth)):
-            usual, taken = int(middle(was)), int(middle(now))
+        usual_ns = others.of(now)
+        if is_clear(usual_ns, now, None, Limits.of_whole(worth)):
+            usual, taken_ns = int(middle(usual_ns)), int(middle(now))
             yield _found(
                 kind="data",
                 rank=rank,
                 title=f"Rank {rank} waits longer for its data",
                 seen=(
-                    f"Its steps wait {duration(taken)} for the next batch, those of the other "
+                    f"Its steps wait {duration(taken_ns)} for the next batch, those of the other "
                     f"ranks {duration(usual)}."
                 ),
-                cost_ns=taken - usual,
+                cost_ns=taken_ns - usual,
             )
 
 
@@ -301,20 +301,20 @@ def slow_gpu(evidence: Evidence) -> Iterator[JobFinding]:
     # Kernels of the backward run beside collectives, which slows them down on ranks that wait.
     table, forward = evidence.table, PARTS.index("forward_gpu")
     times = table.times[:, :, forward]
-    whole = middle(times.sum(axis=1))
-    noise = reach(whole, len(whole))
+    total = middle(times.sum(axis=1))
+    noise = reach(total, len(total))
     for row, rank in enumerate(table.ranks):
-        was, now = table.others(rank)[:, forward], times[row]
-        usual, taken = (int(middle(some.sum(axis=0))) for some in (was, now))
+        others_ns, now = table.others(rank)[:, forward], times[row]
+        usual, taken_ns = (int(middle(kernels_ns.sum(axis=0))) for kernels_ns in (others_ns, now))
         if not usual:
             continue
         clock = _CLOCK if noise is None else max(_CLOCK_OF_MANY, float(noise) / usual)
-        if taken <= (1 + clock) * usual:  # most ranks end here
+        if taken_ns <= (1 + clock) * usual:  # most ranks end here
             continue
-        each = [shift_of(was[:, [step]], now[:, [step]]) for step in range(evidence.steps)]
-        if len(each) < 2 or not all(
+        shifts = [shift_of(others_ns[:, [step]], now[:, [step]]) for step in range(evidence.steps)]
+        if len(shifts) < 2 or not all(
             shift and math.expm1(shift.common) > max(clock, 2 * shift.scatter)
-            for shift in (shift_of(was, now), *each)
+            for shift in (shift_of(others_ns, now), *shifts)
         ):
             continue
         yield _found(
@@ -322,10 +322,10 @@ def slow_gpu(evidence: Evidence) -> Iterator[JobFinding]:
             rank=rank,
             title=f"All forward kernels take longer on rank {rank}",
             seen=(
-                f"Those of all modules together take {duration(taken)} of a step there, and "
-                f"{duration(usual)} on the other ranks ({percent(taken / usual - 1)} more)."
+                f"Those of all modules together take {duration(taken_ns)} of a step there, and "
+                f"{duration(usual)} on the other ranks ({percent(taken_ns / usual - 1)} more)."
             ),
-            cost_ns=taken - usual,
+            cost_ns=taken_ns - usual,
         )
 
 
@@ -362,26 +362,28 @@ def slow_loop(evidence: Evidence) -> Iterator[JobFinding]:
         if claim.module.is_module:
             continue
         place, longer = claim.module.path.strip("()"), claim.taken_ns - claim.usual_ns
-        what, most, line = _longest(evidence, claim)
+        doing, most, line = _longest(evidence, claim)
         beside = _BESIDE.get(claim.module.path, "")
-        where = "" if beside else ", in no module, collective or loader"
-        seen = (
+        place_text = "" if beside else ", in no module, collective or loader"
+        evidence_text = (
             f"It takes {duration(claim.taken_ns)} of a step there, and {duration(claim.usual_ns)} "
-            f"on the other ranks{where}."
+            f"on the other ranks{place_text}."
         )
         if line and most >= _MOST * longer:
-            seen += f" {duration(most)} of the difference are in {visible(what)}."
-            place = f"in {visible(what)}, {'' if beside else 'in no module, '}{place}"
+            evidence_text += f" {duration(most)} of the difference are in {visible(doing)}."
+            place = f"in {visible(doing)}, {'' if beside else 'in no module, '}{place}"
         if beside:
             remedy = beside
         elif most < _MOST * longer:
             remedy = "Look for what only this rank does there, or for a busy core."
-        elif what and not line:
-            seen += f" {duration(most)} of the difference are in {visible(what)}."
+        elif doing and not line:
+            evidence_text += f" {duration(most)} of the difference are in {visible(doing)}."
             remedy = "Look for what this rank alone computes there, or computes on more data."
         else:
             if not line:
-                seen += f" {duration(most)} of the difference are Python: no operator runs."
+                evidence_text += (
+                    f" {duration(most)} of the difference are Python: no operator runs."
+                )
             remedy = (
                 "Look for what only this rank does there: logging, saving, a metric, a wait for a "
                 "file or a lock, or a busy core."
@@ -390,7 +392,7 @@ def slow_loop(evidence: Evidence) -> Iterator[JobFinding]:
             kind="host",
             rank=claim.rank,
             title=f"Rank {claim.rank} takes longer {place}",
-            seen=seen,
+            seen=evidence_text,
             remedy=remedy,
             cost_ns=longer,
         )
@@ -400,19 +402,20 @@ def _longest(evidence: Evidence, claim: Claim) -> tuple[str, int, bool]:
     """Return what takes longer there most, a line if that is known, by how much, and whether."""
     times: dict[tuple[str, bool], dict[int, int]] = {}
     for rank, summary in evidence.ranks.items():
-        for one in summary.outside:
-            if one.place == claim.module.path:
-                hidden = one.hidden if rank != claim.rank else (0,) * len(one.host)
-                by_step = np.add(one.host, hidden)[list(evidence.at[rank])]
-                taken = times.setdefault((one.line or one.doing, bool(one.line)), {})
-                taken[rank] = taken.get(rank, 0) + evidence.typical.value(by_step)
+        for outside in summary.outside:
+            if outside.place == claim.module.path:
+                hidden = outside.hidden if rank != claim.rank else (0,) * len(outside.host)
+                by_step = np.add(outside.host, hidden)[list(evidence.at[rank])]
+                by_rank = times.setdefault((outside.line or outside.doing, bool(outside.line)), {})
+                by_rank[rank] = by_rank.get(rank, 0) + evidence.typical.value(by_step)
     others = [rank for rank in evidence.ranks if rank != claim.rank]
     longer = {
-        what: taken.get(claim.rank, 0) - int(np.median([taken.get(rank, 0) for rank in others]))
-        for what, taken in times.items()
+        doing: by_rank.get(claim.rank, 0)
+        - int(np.median([by_rank.get(rank, 0) for rank in others]))
+        for doing, by_rank in times.items()
     }
-    what = max(sorted(longer), key=lambda one: longer[one])
-    return what[0], longer[what], what[1]
+    doing = max(sorted(longer), key=lambda key: longer[key])
+    return doing[0], longer[doing], doing[1]
 
 
 @rule("slow-module", tier="stable")
@@ -436,7 +439,7 @@ def slow_module(evidence: Evidence) -> Iterator[JobFinding]:
 def _finding(claim: Claim, has_gpu: bool) -> JobFinding:
     direction, _, kind = claim.part.partition("_")
     on_host = kind == "host"
-    where = ", where the host holds up the GPU" if on_host and has_gpu else ""
+    on_gpu = ", where the host holds up the GPU" if on_host and has_gpu else ""
     look = (
         "Look for what only this rank does in the module on the host: I/O, logging, a wait, a busy "
         "core"
@@ -454,7 +457,7 @@ def _finding(claim: Claim, has_gpu: bool) -> JobFinding:
         seen=(
             f"It takes {duration(claim.taken_ns)} of a step there, and {duration(claim.usual_ns)} "
             f"on the other ranks. The difference is in its {direction}"
-            f"{where if on_host else ', in kernels'}."
+            f"{on_gpu if on_host else ', in kernels'}."
         ),
         remedy=(f"{look if on_host else compare}{'' if has_gpu else '; or for unequal work'}."),
         cost_ns=claim.taken_ns - claim.usual_ns,
@@ -538,15 +541,15 @@ def unequal_work(evidence: Evidence) -> Iterator[JobFinding]:
     # The ranks wait for the slowest one, so the job pays its distance from the typical rank.
     table = evidence.table
     claimed = {claim.module.path for claim in evidence.claims}
-    for here, rows in table.peers:
+    for modules, rows in table.peers:
         if len(rows) < MANY:
             continue
-        times = table.times[rows][:, here, PARTS.index("forward_gpu")]
+        times = table.times[rows][:, modules, PARTS.index("forward_gpu")]
         middle = np.median(times, axis=0)
         costs = evidence.typical.mean((times.max(axis=0) - middle).astype(np.int64))
         usual = evidence.typical.mean(middle.astype(np.int64))
         for place in np.flatnonzero(costs >= evidence.worth_ns).tolist():
-            module = table.modules[here[place]]
+            module = table.modules[modules[place]]
             if module.path in claimed:
                 continue
             name = visible(module.label)

@@ -71,19 +71,21 @@ class Step:
             self, host=self.host - host + more.host, device=self.device - device + more.device
         )
 
-    def share_of(self, whole: Times, rest: Times) -> Times:
+    def share_of(self, times: Times, rest: Times) -> Times:
         """Return what a part of a copy takes of the step: of the host the share it has of the copy.
 
         A host may be slower in the step than now, or faster. What a copy runs on a device takes as
         long in the step, which runs more there.
 
         Args:
-            whole: what the copy needs.
+            times: what the copy needs.
             rest: what it needs without that part.
         """
-        host, device = (max(0.0, whole[at] - rest[at]) / max(1.0, whole[at]) for at in (0, 1))
+        host, device = (
+            max(0.0, times[index] - rest[index]) / max(1.0, times[index]) for index in (0, 1)
+        )
         of_copy = max(0.0, self.host - self.outside)
-        return Times(of_copy * host, min(self.device, whole.device) * device)
+        return Times(of_copy * host, min(self.device, times.device) * device)
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,7 @@ class Account:
         """Return the account of a report's step."""
         step = step_of(report)
         scale = step / max(1, report.whole_ns)
-        phases = {one.name: round(scale * one.wall_ns) for one in report.phases}
+        phases = {phase.name: round(scale * phase.wall_ns) for phase in report.phases}
         forward, backward, loss, data, optimizer = (
             phases.get(name, 0) for name in ("forward", "backward", "loss", "data", "optimizer")
         )
@@ -126,7 +128,9 @@ class Account:
         if predictor is None:
             return account
         try:
-            without, with_loss = (predictor.of_models(with_loss=one) for one in (False, True))
+            without, with_loss = (
+                predictor.of_models(with_loss=loss_too) for loss_too in (False, True)
+            )
             return replace(account, apart=predictor.apart(), of_models=(without, with_loss))
         except Exception as error:  # a recording that cannot be replayed is no reason for no plan
             pass_on(error)

@@ -32,20 +32,20 @@ def why_anew(earlier: Report, report: Report, plan: Plan) -> str:
 
 def _made_on(report: Report) -> tuple[str, str, str]:
     """Return what the times of a report depend on: the devices, PyTorch, threads and CPUs."""
-    known = report.recorded
-    threads = known.get("host", "").partition(", ")[2]  # without the load
-    torch = known.get("torch", "")
-    return known.get("device") or "no GPU", f"PyTorch {torch}", threads or "other CPUs"
+    recorded = report.recorded
+    threads = recorded.get("host", "").partition(", ")[2]  # without the load
+    torch = recorded.get("torch", "")
+    return recorded.get("device") or "no GPU", f"PyTorch {torch}", threads or "other CPUs"
 
 
 def inputs_of(watched: Watching) -> tuple[str, ...]:
     """Return what the models were called with, each kind of tensor once."""
-    given = (one for call in watched.calls for one in tensors_of((call.args, call.kwargs)))
-    said = (
-        f"{'x'.join(map(str, one.shape)) or 'one'} {str(one.dtype).removeprefix('torch.')}"
-        for one in given
+    tensors = (tensor for call in watched.calls for tensor in tensors_of((call.args, call.kwargs)))
+    kinds = (
+        f"{'x'.join(map(str, tensor.shape)) or 'one'} {str(tensor.dtype).removeprefix('torch.')}"
+        for tensor in tensors
     )
-    return tuple(dict.fromkeys(said))
+    return tuple(dict.fromkeys(kinds))
 
 
 def _modules(report: Report) -> set[tuple[str, str]]:
@@ -66,16 +66,16 @@ def lost_before(
     """
     if plan is None:
         return {}
-    used = {one.setting for one in plan.rungs if one.note == AS_IT_IS}
-    used &= {one.name for one in settings}
-    known = used | {one.setting for one in plan.ladder}
-    now = {one.name for one in settings if one.why_not == AS_IT_IS} & known
-    found = {}
+    used = {rung.setting for rung in plan.rungs if rung.note == AS_IT_IS}
+    used &= {setting.name for setting in settings}
+    present = used | {rung.setting for rung in plan.ladder}
+    now = {setting.name for setting in settings if setting.why_not == AS_IT_IS} & present
+    lost = {}
     for rung in plan.rungs:
         if rung.verdict == "does not help" and used <= now <= used.union(rung.on):
-            on = tuple(one for one in rung.on if one not in now)
-            found[rung.setting, frozenset(on)] = replace(rung, on=on, note=FROM_EARLIER)
-    return found
+            on = tuple(setting for setting in rung.on if setting not in now)
+            lost[rung.setting, frozenset(on)] = replace(rung, on=on, note=FROM_EARLIER)
+    return lost
 
 
 def taken_from(earlier: Plan | None, rungs: Sequence[Rung], why: str) -> str:
@@ -86,11 +86,15 @@ def taken_from(earlier: Plan | None, rungs: Sequence[Rung], why: str) -> str:
     """
     if earlier is None:
         return f"All is tried anew: {why}."
-    ladder = {one.setting for one in earlier.ladder}
-    made = [one.setting for one in rungs if one.note == AS_IT_IS and one.setting in ladder]
-    lost = sum(one.note == FROM_EARLIER for one in rungs)
-    said = (
+    ladder = {rung.setting for rung in earlier.ladder}
+    settings_made = [
+        rung.setting for rung in rungs if rung.note == AS_IT_IS and rung.setting in ladder
+    ]
+    lost = sum(rung.note == FROM_EARLIER for rung in rungs)
+    sentence = (
         f"{counted(lost, 'setting')} that did not help in the earlier report {{}} not tried again"
     )
-    told = [f"of its plan, {', '.join(made)} {'is' if len(made) == 1 else 'are'} made"] * bool(made)
-    return "; ".join([said.format("is" if lost == 1 else "are"), *told]) + "."
+    more = [
+        f"of its plan, {', '.join(settings_made)} {'is' if len(settings_made) == 1 else 'are'} made"
+    ] * bool(settings_made)
+    return "; ".join([sentence.format("is" if lost == 1 else "are"), *more]) + "."

@@ -52,21 +52,24 @@ class Around:
         if tried is None:
             return []
         optimizers = self._live.optimizers
-        names = " and ".join(dict.fromkeys(type(one).__name__ for one in optimizers))
+        names = " and ".join(dict.fromkeys(type(optimizer).__name__ for optimizer in optimizers))
         if not tried.variants:
             return [Rung(f"{names} in another form", "optimizer", note=tried.why_not or AS_IT_IS)]
         on = _names(ladder)
         form = f"torch.optim.{type(optimizers[0]).__name__}(..., {{}})"
-        made = [
-            (Rung(f"{names} with {one.name}", "optimizer", on, form.format(one.name)), one)
-            for one in tried.variants[1:]
+        rungs = [
+            (
+                Rung(f"{names} with {variant.name}", "optimizer", on, form.format(variant.name)),
+                variant,
+            )
+            for variant in tried.variants[1:]
         ]
-        return _with_best([_with(rung, one, self._step(ladder)) for rung, one in made])
+        return _with_best([_with(rung, variant, self._step(ladder)) for rung, variant in rungs])
 
     def of_pinning(self, ladder: Sequence[Rung]) -> list[Rung]:
         """Return what pinned memory gives, as the trial of the step's copies to the GPU says."""
-        found = [one for one in self._report.findings if one.rule == "pageable-copy"]
-        tried = found[0].tried if found else None
+        findings = [finding for finding in self._report.findings if finding.rule == "pageable-copy"]
+        tried = findings[0].tried if findings else None
         rung = Rung(
             "pinned memory",
             "loader",
@@ -74,8 +77,10 @@ class Around:
             "DataLoader(..., pin_memory=True)\nx = x.to(device, non_blocking=True)  # each batch",
         )
         if tried is not None and tried.variants:
-            return _with_best([_with(rung, one, self._step(ladder)) for one in tried.variants[1:]])
-        if found:
+            return _with_best(
+                [_with(rung, variant, self._step(ladder)) for variant in tried.variants[1:]]
+            )
+        if findings:
             return [replace(rung, note=tried.why_not if tried else "operators were not tried")]
         if self._loading is None or Live.of(self._live).device.type != "cuda":
             return []
@@ -98,9 +103,9 @@ class Around:
         rung = Rung("workers", "loader", _names(ladder))
         if rank_and_ranks()[1] > 1:
             return [replace(rung, note="the process that reads would have the ranks' connections")]
-        whole, step = self._report.whole_ns, self._step(ladder)
-        waits = sum(one.wall_ns for one in self._report.phases if one.name == "data")
-        computes = max(1, step - round(waits * self._as_it_is / max(1, whole)))
+        whole_ns, step = self._report.whole_ns, self._step(ladder)
+        waits = sum(phase.wall_ns for phase in self._report.phases if phase.name == "data")
+        computes = max(1, step - round(waits * self._as_it_is / max(1, whole_ns)))
         try:
             tried = workers(self._loading, step, computes, min(seconds, LOADER_S) - LATEST_S)
         except Refused as refused:
@@ -112,11 +117,11 @@ class Around:
                 f"The loader with {now.name} then limits the step at {duration(before)}: "
                 f"{duration(now.ns)} of it waits for a batch."
             )
-        made = [
-            (replace(rung, setting=one.name, code=f"DataLoader(..., {one.name})"), one)
-            for one in others
+        rungs = [
+            (replace(rung, setting=variant.name, code=f"DataLoader(..., {variant.name})"), variant)
+            for variant in others
         ]
-        return _with_best([_with(rung, one, before) for rung, one in made])
+        return _with_best([_with(rung, variant, before) for rung, variant in rungs])
 
 
 def on_graphs(report: Report) -> str:
@@ -130,7 +135,7 @@ def on_graphs(report: Report) -> str:
 
 
 def _names(ladder: Sequence[Rung]) -> tuple[str, ...]:
-    return tuple(one.setting for one in ladder)
+    return tuple(rung.setting for rung in ladder)
 
 
 def _with(rung: Rung, tried: Variant, before: int) -> Rung:
@@ -143,6 +148,6 @@ def _with(rung: Rung, tried: Variant, before: int) -> Rung:
 
 def _with_best(rungs: Sequence[Rung]) -> list[Rung]:
     """Return rungs of which one can be made at most, with the best that helps kept."""
-    helping = (one for one in rungs if one.verdict == "helps")
-    best = max(helping, key=lambda one: one.saves_ns, default=None)
-    return [replace(one, kept=one is best) for one in rungs]
+    helping = (rung for rung in rungs if rung.verdict == "helps")
+    best = max(helping, key=lambda rung: rung.saves_ns, default=None)
+    return [replace(rung, kept=rung is best) for rung in rungs]

@@ -38,7 +38,7 @@ _CHUNK = 1 << 28
 """In such blocks memory is taken and given back to have PyTorch's statistics as they were."""
 
 
-def times_of(one: Copy) -> Times:
+def times_of(copy: Copy) -> Times:
     """Return what a copy needs for the calls of a step, each as often as the step makes it.
 
     On a GPU each call runs twice. The first time tells the host's time, as nothing is queued before
@@ -46,8 +46,8 @@ def times_of(one: Copy) -> Times:
     Where the host takes the longer time, a run that follows another at once tells it, as a step
     follows another in a training: after a wait a host needs up to a third more.
     """
-    found = [(call.count, _of_call(one, call)) for call in one.watched.calls]
-    return Times(*(sum(n * times[part] for n, times in found) for part in range(3)))
+    of_calls = [(call.count, _of_call(copy, call)) for call in copy.watched.calls]
+    return Times(*(sum(n * times[index] for n, times in of_calls) for index in range(3)))
 
 
 def host_limits(times: Times) -> bool:
@@ -55,34 +55,34 @@ def host_limits(times: Times) -> bool:
     return times.host > _MOSTLY * times.whole
 
 
-def _of_call(one: Copy, call: Call) -> Times:
-    on_gpu = one.device.type == "cuda"
+def _of_call(copy: Copy, call: Call) -> Times:
+    on_gpu = copy.device.type == "cuda"
     alone = not on_gpu and thread_count() == 1
     clock = clock_of_thread() if alone else time.perf_counter_ns
-    one.wait()
+    copy.wait()
     begin, start = time.perf_counter_ns(), clock()
-    one.run(call)
+    copy.run(call)
     host = clock() - start
-    one.wait()
-    whole = time.perf_counter_ns() - begin
+    copy.wait()
+    wall_ns = time.perf_counter_ns() - begin
     if not on_gpu:
-        return Times(host, 0.0, whole)
+        return Times(host, 0.0, wall_ns)
     asleep = _AHEAD * host
-    if host_limits(Times(host, whole=whole)):
-        one.run(call)
+    if host_limits(Times(host, whole=wall_ns)):
+        copy.run(call)
         start = clock()
-        one.run(call)
+        copy.run(call)
         host = clock() - start
-        one.wait()
+        copy.wait()
     # On the stream that the copy runs on, as the current GPU may be another one.
-    sleep_before(one.device, asleep, _MOST_SLEEP)
-    stream = torch.cuda.current_stream(one.device)
+    sleep_before(copy.device, asleep, _MOST_SLEEP)
+    stream = torch.cuda.current_stream(copy.device)
     first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     first.record(stream)
-    one.run(call)
+    copy.run(call)
     last.record(stream)
-    one.wait()
-    return Times(host, 1e6 * first.elapsed_time(last), whole)
+    copy.wait()
+    return Times(host, 1e6 * first.elapsed_time(last), wall_ns)
 
 
 def in_turns(now: Copy, new: Copy, step_ns: int, seconds: float) -> Turns:
@@ -92,15 +92,15 @@ def in_turns(now: Copy, new: Copy, step_ns: int, seconds: float) -> Turns:
     """
     end = time.perf_counter() + seconds
     both = (now, new)
-    for one in both:
-        times_of(one)
+    for copy in both:
+        times_of(copy)
     rounds: list[tuple[Times, Times]] = []
     shuffle = random.Random(0)  # noqa: S311 - no secret; the global generator is the training's
     longest = 0.0
     while len(rounds) < _MOST_ROUNDS:
         begin = time.perf_counter()
-        found = {one: times_of(one) for one in shuffle.sample(both, 2)}
-        rounds.append((found[now], found[new]))
+        times = {copy: times_of(copy) for copy in shuffle.sample(both, 2)}
+        rounds.append((times[now], times[new]))
         longest = max(longest, time.perf_counter() - begin)
         if time.perf_counter() + longest > end or (
             len(rounds) >= _CLEAR_ROUNDS and _are_narrow(rounds, step_ns)
@@ -110,8 +110,8 @@ def in_turns(now: Copy, new: Copy, step_ns: int, seconds: float) -> Turns:
 
 
 def _are_narrow(rounds: Turns, step_ns: int) -> bool:
-    for part in (0, 1):
-        _, low, high = interval([now[part] - new[part] for now, new in rounds])
+    for clock in (0, 1):
+        _, low, high = interval([now[clock] - new[clock] for now, new in rounds])
         if high - low >= _NARROW * step_ns:
             return False
     return True
@@ -129,18 +129,18 @@ def with_copy(
         steps: how many steps the one with it does the work of.
     """
     now, new = _typical(rounds)
-    found = step.with_copy(now, new, more)
-    saves = step.ns - found.ns / steps
+    with_new = step.with_copy(now, new, more)
+    saves = step.ns - with_new.ns / steps
     # A single run of a few microseconds may be held up for milliseconds.
     usual = now.whole / max(1.0, now.host)
-    each = [
+    savings = [
         step.ns - step.with_copy(Times(a.host, a.device, usual * a.host), b, more).ns / steps
         for a, b in rounds
     ]
-    _, low, high = interval(each)
+    _, low, high = interval(savings)
     rung = predicted(rung, step.ns, (saves, min(low, saves), max(high, saves)))
-    host, device = round(found.host / steps), round(found.device / steps)
-    return replace(rung, host_ns=host, device_ns=device), found
+    host, device = round(with_new.host / steps), round(with_new.device / steps)
+    return replace(rung, host_ns=host, device_ns=device), with_new
 
 
 def _typical(rounds: Turns) -> tuple[Times, Times]:
@@ -149,9 +149,9 @@ def _typical(rounds: Turns) -> tuple[Times, Times]:
     Other programs make a host half as fast for some seconds, in which it is so for both copies.
     """
     now, new = [], []
-    for part in range(3):
-        now.append(statistics.median(a[part] for a, _ in rounds))
-        factor = statistics.median(b[part] / max(1.0, a[part]) for a, b in rounds)
+    for index in range(3):
+        now.append(statistics.median(a[index] for a, _ in rounds))
+        factor = statistics.median(b[index] / max(1.0, a[index]) for a, b in rounds)
         new.append(now[-1] * factor)
     return Times(*now), Times(*new)
 
@@ -164,12 +164,12 @@ def predicted(rung: Rung, before: float, saves: Sequence[float], measured: str =
         saves: the middle, the lower and the upper end; infinite of too few rounds for an interval.
         measured: what a trial says; ``"undecided"`` stays so, whatever the step is.
     """
-    said = cast(PlanVerdict, measured if measured == "undecided" else verdict_of(saves, before))
+    verdict = cast(PlanVerdict, measured if measured == "undecided" else verdict_of(saves, before))
     step, high, low = (max(1, round(before - ns)) if math.isfinite(ns) else 0 for ns in saves)
-    if said == "undecided" and low == high:
+    if verdict == "undecided" and low == high:
         low = high = 0
     return replace(
-        rung, before_ns=round(before), step_ns=step, low_ns=low, high_ns=high, verdict=said
+        rung, before_ns=round(before), step_ns=step, low_ns=low, high_ns=high, verdict=verdict
     )
 
 
@@ -192,19 +192,19 @@ def with_unknown_loss(rung: Rung, loss: int, why: str) -> Rung:
     return replace(rung, low_ns=low, high_ns=high, verdict=rung.verdict if sure else "undecided")
 
 
-def loss_of(one: Copy, step: Step) -> Times:
+def loss_of(copy: Copy, step: Step) -> Times:
     """Return what the loss that runs with a copy takes of a step that has the copy's settings.
 
     The copy runs in turns with its loss and without it. A first run of each does not count.
     """
-    watched, has_loss = one.watched, one.watched.has_loss
+    watched, has_loss = copy.watched, copy.watched.has_loss
     rounds: list[tuple[Times, Times]] = []
     try:
         for _ in range(_ROUNDS_OF_LOSS + 1):
             watched.has_loss = True
-            with_loss = times_of(one)
+            with_loss = times_of(copy)
             watched.has_loss = False
-            rounds.append((with_loss, times_of(one)))
+            rounds.append((with_loss, times_of(copy)))
     finally:
         watched.has_loss = has_loss
     return step.share_of(*_typical(rounds[1:]))
@@ -221,7 +221,7 @@ class Results:
         self._first = _results(base)
         before, after = base.watched.calls[0].random, random_states()
         pairs = zip([before[0], *(before[1] or ())], [after[0], *(after[1] or ())], strict=True)
-        self.draws = any(not torch.equal(one, other) for one, other in pairs)
+        self.draws = any(not torch.equal(output, other) for output, other in pairs)
         self._again = _apart(_results(base), self._first)
 
     def difference(self, new: Copy) -> Difference:
@@ -233,43 +233,43 @@ class Results:
 _All = list[tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]]
 
 
-def _results(one: Copy) -> _All:
+def _results(copy: Copy) -> _All:
     """Return outputs, gradients and losses of each call, as copies."""
-    one.reset()
-    found: _All = []
-    for call in one.watched.calls:
-        outputs = [each.detach().clone() for each in one.run(call, seen={})]
-        gradients = [p.grad for p in one.parameters() if p.grad is not None]
-        one.forget_gradients()
-        losses = [each for each in outputs if not each.dim()]
-        found.append((outputs, gradients, losses))
-    return found
+    copy.reset()
+    results: _All = []
+    for call in copy.watched.calls:
+        outputs = [output.detach().clone() for output in copy.run(call, seen={})]
+        gradients = [p.grad for p in copy.parameters() if p.grad is not None]
+        copy.forget_gradients()
+        losses = [output for output in outputs if not output.dim()]
+        results.append((outputs, gradients, losses))
+    return results
 
 
-def _apart(ones: _All, others: _All) -> tuple[float, float, float | None]:
+def _apart(results: _All, others: _All) -> tuple[float, float, float | None]:
     """Return the largest difference of outputs, of gradients, and of losses if there are any."""
-    pairs = list(zip(ones, others, strict=True))
+    pairs = list(zip(results, others, strict=True))
     if any(len(a[1]) != len(b[1]) for a, b in pairs):
         raise Refused("with it, other parameters get gradients")
     far = [max(relative(a[kind], b[kind]) for a, b in pairs) for kind in range(3)]
     return far[0], far[1], far[2] if any(losses for *_, losses in others) else None
 
 
-def memory_of(one: Copy) -> int:
+def memory_of(copy: Copy) -> int:
     """Return the most that a run of a copy has on its GPU at once; 0 on a CPU.
 
     PyTorch's statistics of the process have the same peak afterwards as before.
     """
-    if one.device.type != "cuda":
+    if copy.device.type != "cuda":
         return 0
-    cuda, device = torch.cuda, one.device
+    cuda, device = torch.cuda, copy.device
     peak = cuda.max_memory_allocated(device)
-    one.forget_gradients()
+    copy.forget_gradients()
     cuda.reset_peak_memory_stats(device)
     before = cuda.memory_allocated(device)
-    one.run_all()
+    copy.run_all()
     most = int(cuda.max_memory_allocated(device) - before)
-    one.forget_gradients()
+    copy.forget_gradients()
     _raise_peak(device, peak)
     return most
 

@@ -58,15 +58,17 @@ class Copy:
         Args:
             times: how many times the batch; 1 or 2.
         """
-        self.settings = sorted(settings, key=lambda one: one.order)
+        self.settings = sorted(settings, key=lambda setting: setting.order)
         self.watched = watched
         self.modules = copy.deepcopy(watched.copies)
         self._called: dict[int, Any] = dict(self.modules)
-        for one in self.settings:
-            self._called = {number: one.change(each) for number, each in self._called.items()}
-        found = self._attributes() if watched.kept else {}
-        self._state = [(*found[key], contents_of(found[key][-1])) for key in watched.kept]
-        self._before = [one.detach().clone() for one in self._held()]
+        for setting in self.settings:
+            self._called = {
+                number: setting.change(tensor) for number, tensor in self._called.items()
+            }
+        attributes = self._attributes() if watched.kept else {}
+        self._state = [(*attributes[key], contents_of(attributes[key][-1])) for key in watched.kept]
+        self._before = [buffer.detach().clone() for buffer in self._held()]
         self._given = {call: copied_input((call.args, call.kwargs)) for call in watched.calls}
         self._seeds = {call: dict(call.gradients) for call in watched.calls}
         if times > 1:
@@ -74,41 +76,41 @@ class Copy:
                 batch = batch_of(call)
                 more = partial(_repeated, batch=batch)
                 self._given[call] = copied(self._given[call], more)
-                self._seeds[call] = {place: more(one) for place, one in self._seeds[call].items()}
+                self._seeds[call] = {place: more(seed) for place, seed in self._seeds[call].items()}
         self.first_ns = 0
         self._scaler: Any = None
-        if any(one.dtype == torch.float16 for one in self.settings):
+        if any(setting.dtype == torch.float16 for setting in self.settings):
             self._scaler = torch.amp.GradScaler(self.device.type, init_scale=_SCALE)
             self._scaled = torch.optim.SGD(self.parameters(), lr=0.0)
 
     @cached_property
     def device(self) -> torch.device:
         """Where the first parameter is, or else the first tensor that a call is given."""
-        held = [*self.parameters(), *tensors_of([*self._given.values()])]
-        return held[0].device if held else torch.device("cpu")
+        tensors = [*self.parameters(), *tensors_of([*self._given.values()])]
+        return tensors[0].device if tensors else torch.device("cpu")
 
     def parameters(self) -> list[torch.Tensor]:
         """All parameters of the copies, in an order that all copies have."""
         return [p for module in self.modules.values() for p in module.parameters()]
 
     def _held(self) -> list[torch.Tensor]:
-        return [one for module in self.modules.values() for one in module.buffers()]
+        return [buffer for module in self.modules.values() for buffer in module.buffers()]
 
     def _attributes(self) -> dict[Kept, tuple[dict[str, Any], str, Any]]:
         """Return what modules have beside parameters, buffers, parts and hooks."""
         return {
-            (number, place, name): (vars(part), name, value)
+            (number, place, name): (vars(submodule), name, value)
             for number, module in self.modules.items()
-            for place, part in enumerate(module.modules())
-            for name, value in vars(part).items()
+            for place, submodule in enumerate(module.modules())
+            for name, value in vars(submodule).items()
             if name not in _OF_ALL_MODULES
         }
 
     def reset(self) -> None:
         """Put the buffers back, and have random generators draw what they drew in the step."""
         with torch.no_grad():
-            for one, was in zip(self._held(), self._before, strict=True):
-                one.copy_(was)
+            for buffer, saved in zip(self._held(), self._before, strict=True):
+                buffer.copy_(saved)
         set_random_states(self.watched.calls[0].random)
 
     def run_all(self) -> None:
@@ -126,8 +128,8 @@ class Copy:
 
     def forget_gradients(self) -> None:
         """Have no gradients, as at the beginning of a step."""
-        for one in self.parameters():
-            one.grad = None
+        for parameter in self.parameters():
+            parameter.grad = None
 
     def run(
         self, call: Call, *, backward: bool = True, seen: dict[int, torch.Tensor] | None = None
@@ -144,7 +146,7 @@ class Copy:
         if time.monotonic() > self.watched.until:
             raise Refused(NO_TIME)
         args, kwargs = self._given[call]
-        leaves = [one for one in tensors_of((args, kwargs)) if one.requires_grad]
+        leaves = [tensor for tensor in tensors_of((args, kwargs)) if tensor.requires_grad]
         for leaf in leaves:
             leaf.grad = None
         self.forget_gradients()
@@ -154,10 +156,10 @@ class Copy:
                 put_back(value, contents)
         kind, on, dtype = call.autocast
         with ExitStack() as around:
-            for one in self.settings:
-                around.enter_context(one.around())
-                if one.dtype is not None:
-                    on, dtype = True, one.dtype
+            for setting in self.settings:
+                around.enter_context(setting.around())
+                if setting.dtype is not None:
+                    on, dtype = True, setting.dtype
             with (
                 torch.set_grad_enabled(call.grad),
                 torch.autocast(kind, enabled=on, dtype=dtype),
@@ -165,14 +167,14 @@ class Copy:
                 args, kwargs = tree_map(self._fed, (args, kwargs))
                 outputs = outputs_of(self._called[call.module](*args, **kwargs))
             if seen is not None:
-                for place, one in enumerate(outputs):
-                    if one.requires_grad and not one.is_leaf:
-                        one.register_hook(partial(seen.__setitem__, place))
+                for place, setting in enumerate(outputs):
+                    if setting.requires_grad and not setting.is_leaf:
+                        setting.register_hook(partial(seen.__setitem__, place))
             if backward and call.loss is not None and self.watched.has_loss:
                 everywhere = (kind, on, dtype) if (on, dtype) != call.autocast[1:] else None
                 resided = resident()
-                held = outputs if seen is None else [*outputs]
-                loss, rest = call.loss.run(held, self.modules, everywhere)
+                ends = outputs if seen is None else [*outputs]
+                loss, rest = call.loss.run(ends, self.modules, everywhere)
                 if seen is not None:
                     self.watched.keeps += max(0, resident() - resided)
                 self._end_at([loss], [call.loss.gradient])
@@ -182,14 +184,14 @@ class Copy:
                 self._backward(call, outputs)
         return outputs
 
-    def _fed(self, one: Any) -> Any:
+    def _fed(self, value: Any) -> Any:
         """Return a tensor as a step has it: no leaf, and in the memory format that is set."""
-        if not isinstance(one, torch.Tensor):
-            return one
+        if not isinstance(value, torch.Tensor):
+            return value
         for setting in self.settings:
-            if one.dim() == setting.dims:
-                one = one.contiguous(memory_format=setting.memory_format)
-        return one.view_as(one) if one.requires_grad else one
+            if value.dim() == setting.dims:
+                value = value.contiguous(memory_format=setting.memory_format)
+        return value.view_as(value) if value.requires_grad else value
 
     def _backward(self, call: Call, outputs: list[torch.Tensor]) -> None:
         if not call.ends:
@@ -207,11 +209,11 @@ class Copy:
         self, ends: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None]
     ) -> None:
         """Run a backward from some tensors."""
-        got = [
-            torch.ones_like(end) if one is None else one.to(end.dtype)
-            for end, one in zip(ends, gradients, strict=True)
+        seeds = [
+            torch.ones_like(end) if gradient is None else gradient.to(end.dtype)
+            for end, gradient in zip(ends, gradients, strict=True)
         ]
-        torch.autograd.backward(ends, got if self._scaler is None else self._scaler.scale(got))
+        torch.autograd.backward(ends, seeds if self._scaler is None else self._scaler.scale(seeds))
         if self._scaler is not None:
             self._scaler.unscale_(self._scaled)
             self._scaler.update()
@@ -223,36 +225,36 @@ class Copy:
             Refused: If the copy is not like the model: it reaches the parameters of the training,
                 trains others than the step does, gives other outputs, or is on several devices.
         """
-        own = {id(one) for one in self.parameters()}
-        devices = sorted({str(one.device) for one in self.parameters()})
+        own = {id(parameter) for parameter in self.parameters()}
+        devices = sorted({str(parameter.device) for parameter in self.parameters()})
         if len(devices) > 1:  # each would be timed as if it waited for no other
             raise Refused(f"the model is on several devices: {', '.join(devices)}")
-        known = set[int]()
+        checked = set[int]()
         self.reset()
-        before = {key: one[-1] for key, one in self._attributes().items()}
-        contents = {key: contents_of(one) for key, one in before.items()}
+        before = {key: entry[-1] for key, entry in self._attributes().items()}
+        contents = {key: contents_of(value) for key, value in before.items()}
         for call in self.watched.calls:
-            module, first = self.modules[call.module], call.module not in known
-            known.add(call.module)
+            module, first = self.modules[call.module], call.module not in checked
+            checked.add(call.module)
             set_random_states(call.random)
             resided = resident()
             outputs = self.run(call, backward=False)
             self.watched.keeps = max(self.watched.keeps, resident() - resided)
-            given = {id(one) for one in tensors_of(self._given[call])}
-            found = reached_from(outputs)
-            if not (own | given).issuperset(map(id, found)):
+            inputs = {id(tensor) for tensor in tensors_of(self._given[call])}
+            leaves = reached_from(outputs)
+            if not (own | inputs).issuperset(map(id, leaves)):
                 raise Refused("a copy of the model trains the model itself")
-            names = {id(one): name for name, one in module.named_parameters()}
-            reached = {names[id(one)] for one in found if id(one) in names}
+            names = {id(parameter): name for name, parameter in module.named_parameters()}
+            reached = {names[id(leaf)] for leaf in leaves if id(leaf) in names}
             if reached != call.reached:
                 other = min(reached ^ call.reached)
                 raise Refused(f"a copy of the model trains other parameters, such as {other}")
-            if [one.shape for one in outputs] != call.sizes:
+            if [output.shape for output in outputs] != call.sizes:
                 raise Refused("a copy of the model has outputs of other sizes")
             if not first:  # the optimizer may have taken a step since
                 continue
-            for mine, real in zip(outputs, call.samples, strict=True):
-                far = relative([sample_of(mine)], [real])
+            for output, real in zip(outputs, call.samples, strict=True):
+                far = relative([sample_of(output)], [real])
                 if not far < _FAR:
                     raise Refused(f"the outputs of a copy differ by {percent(far)}")
             self._check_objects(call)
@@ -282,16 +284,16 @@ class Copy:
         for call in self.watched.calls:
             if call.loss is None or not self.watched.has_loss:
                 continue
-            seen: dict[int, torch.Tensor] = {}
+            gradients: dict[int, torch.Tensor] = {}
             set_random_states(call.random)
-            *_, loss = self.run(call, seen=seen)
-            if sorted(seen) != call.ends:
+            *_, loss = self.run(call, seen=gradients)
+            if sorted(gradients) != call.ends:
                 raise Refused("other outputs get gradients from it when it runs again")
             real = [
-                call.seeded[one] if one in call.seeded else sample_of(call.gradients[one])
-                for one in call.ends
+                call.seeded[end] if end in call.seeded else sample_of(call.gradients[end])
+                for end in call.ends
             ]
-            far = relative([sample_of(seen[one]) for one in call.ends], real)
+            far = relative([sample_of(gradients[end]) for end in call.ends], real)
             if not max(far, relative([sample_of(loss)], [call.loss.sample])) < _FAR:
                 raise Refused("it gives another loss, or other gradients, when it runs again")
 
@@ -300,10 +302,10 @@ class Copy:
         pairs = zip(
             objects_in(self._given[call]), objects_in((call.args, call.kwargs)), strict=True
         )
-        for mine, given in pairs:
-            held, was = outputs_of(mine), outputs_of(given)
-            if len(held) != len(was) or not all(map(torch.equal, held, was)):
-                raise Refused(f"the model writes to the {type(given).__name__} that it is given")
+        for copied_object, original in pairs:
+            tensors, originals = outputs_of(copied_object), outputs_of(original)
+            if len(tensors) != len(originals) or not all(map(torch.equal, tensors, originals)):
+                raise Refused(f"the model writes to the {type(original).__name__} that it is given")
 
 
 _OF_ALL_MODULES = {*vars(torch.nn.Module())} - {"training"}
@@ -322,16 +324,16 @@ def put_back(value: Any, contents: Any) -> None:
 
 def _ids(contents: Any) -> list[int] | None:
     values = contents.values() if isinstance(contents, dict) else contents
-    return None if values is None else [id(one) for one in values]
+    return None if values is None else [id(value) for value in values]
 
 
-def relative(ones: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> float:
+def relative(actual: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> float:
     """Return the largest ``|a - b| / |b|`` of pairs of tensors, in norms.
 
     What is as good as zero, as the gradient of a bias before a norm, counts as a share of the
     largest: its own digits are noise.
     """
-    pairs = [(a, b) for a, b in zip(ones, others, strict=True) if b.is_floating_point()]
+    pairs = [(a, b) for a, b in zip(actual, others, strict=True) if b.is_floating_point()]
     if not pairs:
         return 0.0
     sizes = torch.stack([b.detach().double().norm().cpu() for _, b in pairs])
@@ -346,15 +348,15 @@ def batch_of(call: Call) -> int:
     Raises:
         Refused: If they do not have the same.
     """
-    given = [one for one in tensors_of((call.args, call.kwargs)) if one.dim()]
-    got = [one for one in call.gradients.values() if one.dim()]
-    sizes = {len(one) for one in (*given, *got)}
+    inputs = [tensor for tensor in tensors_of((call.args, call.kwargs)) if tensor.dim()]
+    gradients = [gradient for gradient in call.gradients.values() if gradient.dim()]
+    sizes = {len(tensor) for tensor in (*inputs, *gradients)}
     if len(sizes) != 1 or call.seeded:
         raise Refused("the inputs of the model have no first dimension in common")
     return sizes.pop()
 
 
-def _repeated(one: torch.Tensor, batch: int) -> torch.Tensor:
-    repeats = one.dim() and len(one) == batch
-    twice = torch.cat([one.detach(), one.detach()]) if repeats else one.detach().clone()
-    return twice.requires_grad_(one.requires_grad)
+def _repeated(tensor: torch.Tensor, batch: int) -> torch.Tensor:
+    repeats = tensor.dim() and len(tensor) == batch
+    twice = torch.cat([tensor.detach(), tensor.detach()]) if repeats else tensor.detach().clone()
+    return twice.requires_grad_(tensor.requires_grad)

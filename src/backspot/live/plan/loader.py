@@ -58,14 +58,19 @@ def workers(loading: Loading | None, step_ns: int, computes: int, seconds: float
         raise Refused("no DataLoader is known")
     _check(loading)
     now = loading.workers
-    numbers = [now, *(one for one in (1, 2, 4) if one != now and one <= (os.cpu_count() or 1))]
-    found = _in_child(loading, numbers, computes, seconds)
-    waits = {number: found.get(str(number), []) for number in numbers}
+    numbers = [
+        now,
+        *(number for number in (1, 2, 4) if number != now and number <= (os.cpu_count() or 1)),
+    ]
+    times = _in_child(loading, numbers, computes, seconds)
+    waits = {number: times.get(str(number), []) for number in numbers}
     if len(waits[now]) < _BATCHES:
         raise Refused("the data set is too slow for the time that is left")
-    variants = [_variant(waits[one], f"num_workers={one}", waits[now], step_ns) for one in numbers]
-    what = f"{type(loading.dataset).__name__}, beside {computes / 1e6:.1f} ms of computing"
-    return Tried(what, tuple(variants), min(map(len, waits.values())))
+    variants = [
+        _variant(waits[number], f"num_workers={number}", waits[now], step_ns) for number in numbers
+    ]
+    title = f"{type(loading.dataset).__name__}, beside {computes / 1e6:.1f} ms of computing"
+    return Tried(title, tuple(variants), min(map(len, waits.values())))
 
 
 def _check(loading: Loading) -> None:
@@ -74,23 +79,25 @@ def _check(loading: Loading) -> None:
         raise Refused("an IterableDataset cannot be read ahead without losing batches")
     if not hasattr(os, "fork") or loading.sampler is None:
         raise Refused("the data set cannot be read in another process")
-    if held := _open_in(loading.dataset):
-        raise Refused(f"the data set holds an open {held}")
+    if name := _open_in(loading.dataset):
+        raise Refused(f"the data set holds an open {name}")
 
 
 def _open_in(root: object) -> str:
     """Return the class of something open that an object refers to, or ``""``."""
-    seen: set[int] = set()
+    visited: set[int] = set()
     pending = [root]
-    while pending and len(seen) < _MOST_VISITED:
-        one = pending.pop()
-        if id(one) in seen or isinstance(one, (type, torch.Tensor, ModuleType, FunctionType)):
+    while pending and len(visited) < _MOST_VISITED:
+        referent = pending.pop()
+        if id(referent) in visited or isinstance(
+            referent, (type, torch.Tensor, ModuleType, FunctionType)
+        ):
             continue
-        seen.add(id(one))
-        home = type(one).__module__.partition(".")[0]
-        if isinstance(one, _OPEN) or home in _OPEN_ELSEWHERE:
-            return type(one).__name__
-        pending += gc.get_referents(one)
+        visited.add(id(referent))
+        home = type(referent).__module__.partition(".")[0]
+        if isinstance(referent, _OPEN) or home in _OPEN_ELSEWHERE:
+            return type(referent).__name__
+        pending += gc.get_referents(referent)
     return ""
 
 
@@ -107,15 +114,15 @@ def _in_child(
             os.setsid()  # with the workers, in a group that can be ended
             os.close(read)
             torch.set_num_threads(1)
-            found = _steps(loading, numbers, computes, seconds)
-            _tell(write, found)
+            times = _steps(loading, numbers, computes, seconds)
+            _tell(write, times)
         except BaseException as error:
             _tell(write, {"error": f"{type(error).__name__}: {error}"})
         finally:
             os._exit(0)
     try:
         os.close(write)
-        said = _told(read, time.monotonic() + seconds + LATEST_S)
+        answer = _told(read, time.monotonic() + seconds + LATEST_S)
     finally:
         os.close(read)
         try:
@@ -123,14 +130,14 @@ def _in_child(
         except (ProcessLookupError, PermissionError):
             os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-    if "error" in said:
-        raise Refused(said["error"])
-    return said
+    if "error" in answer:
+        raise Refused(answer["error"])
+    return answer
 
 
-def _tell(write: int, what: Mapping[str, Any]) -> None:
+def _tell(write: int, times: Mapping[str, Any]) -> None:
     """Write what a process has found, and that this is all of it."""
-    left = memoryview(json.dumps(what).encode() + b"\n")
+    left = memoryview(json.dumps(times).encode() + b"\n")
     while left:
         left = left[os.write(write, left) :]
 
@@ -145,15 +152,15 @@ def _told(read: int, until: float) -> dict[str, Any]:
     """
     poll = select.poll()  # ``select`` takes no large descriptors
     poll.register(read, select.POLLIN)
-    said = b""
-    while not said.endswith(b"\n"):
+    line = b""
+    while not line.endswith(b"\n"):
         if not poll.poll(1000 * max(0.0, until - time.monotonic())):
             return {}
         if not (more := os.read(read, 1 << 16)):
             return {}
-        said += more
-    found: dict[str, Any] = json.loads(said)
-    return found
+        line += more
+    times: dict[str, Any] = json.loads(line)
+    return times
 
 
 def _steps(
@@ -168,7 +175,7 @@ def _steps(
     for _ in range(_BLOCKS):
         for number in order.sample(list(numbers), len(numbers)):
             more: dict[str, Any] = {"prefetch_factor": loading.prefetched}
-            one = DataLoader(
+            loader = DataLoader(
                 loading.dataset,
                 batch_sampler=indices,
                 collate_fn=loading.collate,
@@ -177,7 +184,7 @@ def _steps(
                 generator=torch.Generator().manual_seed(0),
                 **(more if number else {}),
             )
-            batches = iter(one)
+            batches = iter(loader)
             for place in range(len(indices)):
                 begin = time.perf_counter_ns()
                 if next(batches, None) is None:
@@ -203,7 +210,7 @@ def _variant(waits: list[int], name: str, now: list[int], step_ns: int) -> Varia
     if len(waits) < _BATCHES:
         return Variant(name, verdict="undecided", note="no time was left")
     # Means, as workers deliver in turn.
-    low, _, high = (max(0, round(one)) for one in statistics.quantiles(waits, n=4))
+    low, _, high = (max(0, round(quantile)) for quantile in statistics.quantiles(waits, n=4))
     takes = max(0, round(statistics.fmean(waits))), low, high
     if waits is now:
         return Variant(name, *takes)

@@ -121,22 +121,24 @@ class Loss:
         """
         results: dict[_Operation, list[Any]] = {}
 
-        def of(one: Any) -> Any:
-            if not isinstance(one, _Value):
-                return one
-            if one.made is not None:
-                operation, place = one.made
+        def of(node: Any) -> Any:
+            if not isinstance(node, _Value):
+                return node
+            if node.made is not None:
+                operation, place = node.made
                 return results[operation][place]
-            return one.source(outputs, modules)
+            return node.source(outputs, modules)
 
-        for (grad, own, inner), several in groupby(self._operations, key=lambda one: one.modes):
+        for (grad, own, inner), several in groupby(
+            self._operations, key=lambda operation: operation.modes
+        ):
             kind, on, dtype = own if inner else autocast or own
             with torch.set_grad_enabled(grad), torch.autocast(kind, enabled=on, dtype=dtype):
-                for one in several:
-                    args, kwargs = tree_map(of, (one.args, one.kwargs))
-                    results[one] = tree_flatten(one.function(*args, **kwargs))[0]
+                for operation in several:
+                    args, kwargs = tree_map(of, (operation.args, operation.kwargs))
+                    results[operation] = tree_flatten(operation.function(*args, **kwargs))[0]
                     del args, kwargs
-                    for value in self._let_go.get(one, ()):
+                    for value in self._let_go.get(operation, ()):
                         home, place = (
                             (results[value.made[0]], value.made[1])
                             if value.made
@@ -211,13 +213,13 @@ class LossWatch(TorchFunctionMode):  # type: ignore[misc] # untyped
         """
         self._autocasts = autocasts()
         self._room.clear()
-        for place, one in enumerate(outputs):
-            if one.requires_grad:
-                memory = _Memory(version_of(one), is_own=True)
+        for place, output in enumerate(outputs):
+            if output.requires_grad:
+                memory = _Memory(version_of(output), is_own=True)
                 value = _Value(memory, True, None, partial(_output, place), place, (call, is_first))
-                if type(one) is not torch.Tensor:
-                    value.why_not = f"the model returns a {type(one).__name__}"
-                self._known[one] = value
+                if type(output) is not torch.Tensor:
+                    value.why_not = f"the model returns a {type(output).__name__}"
+                self._known[output] = value
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the function as it is, and note what a loss needs."""
@@ -231,10 +233,10 @@ class LossWatch(TorchFunctionMode):  # type: ignore[misc] # untyped
             self.rests = True
         if self.rests or self.why_not:
             return func(*args, **kwargs)
-        if other := next((one for one in types if one not in _PLAIN), None):
+        if other := next((kind for kind in types if kind not in _PLAIN), None):
             self.why_not = f"it has a {other.__name__}"  # which may answer nothing but its own
             return func(*args, **kwargs)
-        before = [(one, version_of(one)) for one in tensors_of((args, kwargs))]
+        before = [(tensor, version_of(tensor)) for tensor in tensors_of((args, kwargs))]
         output = func(*args, **kwargs)
         with contained():  # at worst nothing has made what it returns
             self._note(func, args, kwargs, output, before)
@@ -253,55 +255,55 @@ class LossWatch(TorchFunctionMode):  # type: ignore[misc] # untyped
         Args:
             before: the tensors that it was given, and how often each was written until then.
         """
-        written = {id(one) for one, version in before if version_of(one) != version}
+        written = {id(tensor) for tensor, version in before if version_of(tensor) != version}
         results = tree_flatten(output)[0]
-        if not written and not any(isinstance(one, torch.Tensor) for one in results):
+        if not written and not any(isinstance(result, torch.Tensor) for result in results):
             return
-        given = {id(one): self._value(one, version) for one, version in before}
-        foreign = {one for one in written if not given[one].memory.is_own}
+        values = {id(tensor): self._value(tensor, version) for tensor, version in before}
+        foreign = {key for key in written if not values[key].memory.is_own}
         leaves = tree_flatten((args, kwargs))[0]
         why_not = ""
-        if func is torch.autograd.grad or not all(isinstance(one, _GIVEN) for one in leaves):
+        if func is torch.autograd.grad or not all(isinstance(leaf, _GIVEN) for leaf in leaves):
             why_not = f"{func.__name__} cannot run again apart from the training"
             foreign |= written
         elif foreign:
             why_not = f"{func.__name__} writes to a tensor that the loss has not made"
-        device = next((one.device for one, _ in before), torch.device("cpu"))
+        device = next((tensor.device for tensor, _ in before), torch.device("cpu"))
         modes = torch.is_grad_enabled(), autocast_of(device), autocasts() > self._autocasts
-        args, kwargs = tree_map(lambda one: given.get(id(one), one), (args, kwargs))
+        args, kwargs = tree_map(lambda leaf: values.get(id(leaf), leaf), (args, kwargs))
         operation = _Operation(next(self._numbers), func, args, kwargs, modes)
         if written and not foreign:
             self._writes.append(operation)
         homes = dict[int, _Memory]()
-        for one, _ in before:
-            value = given[id(one)]
-            value.memory.version = version_of(one)
-            homes[one.untyped_storage().data_ptr()] = value.memory
-            if id(one) in foreign:
-                del self._known[one]  # what it has now is copied once that is used
-            elif id(one) in written:
-                value.requires_grad = one.requires_grad
-        for place, one in enumerate(results):
-            if isinstance(one, torch.Tensor) and id(one) not in foreign:
-                home = homes.get(one.untyped_storage().data_ptr()) if one.numel() else None
+        for tensor, _ in before:
+            value = values[id(tensor)]
+            value.memory.version = version_of(tensor)
+            homes[tensor.untyped_storage().data_ptr()] = value.memory
+            if id(tensor) in foreign:
+                del self._known[tensor]  # what it has now is copied once that is used
+            elif id(tensor) in written:
+                value.requires_grad = tensor.requires_grad
+        for place, tensor in enumerate(results):
+            if isinstance(tensor, torch.Tensor) and id(tensor) not in foreign:
+                home = homes.get(tensor.untyped_storage().data_ptr()) if tensor.numel() else None
                 # What is made of the user's own memory, as of an array, is no tensor of the loss.
-                memory = home or _Memory(version_of(one), is_own=not why_not)
-                made = operation, place
-                self._known[one] = _Value(memory, one.requires_grad, made, why_not=why_not)
+                memory = home or _Memory(version_of(tensor), is_own=not why_not)
+                origin = operation, place
+                self._known[tensor] = _Value(memory, tensor.requires_grad, origin, why_not=why_not)
 
     def _value(self, tensor: torch.Tensor, version: int) -> _Value:
         """Return the value of a tensor that was written so often when the function began."""
-        found: _Value | None = self._known.get(tensor)
-        if found is not None and found.memory.version != version:
-            if found.memory.is_own or found.made is not None:
-                found.why_not = "a tensor of the loss is written by what is not seen"
+        value: _Value | None = self._known.get(tensor)
+        if value is not None and value.memory.version != version:
+            if value.memory.is_own or value.made is not None:
+                value.why_not = "a tensor of the loss is written by what is not seen"
             else:
-                found = None  # its copy is of another time
-        elif found is not None and found.requires_grad != tensor.requires_grad:
-            found.why_not = "an autograd function of its own is part of it"
-        if found is None:
-            found = self._known[tensor] = self._begun(tensor, version)
-        return found
+                value = None  # its copy is of another time
+        elif value is not None and value.requires_grad != tensor.requires_grad:
+            value.why_not = "an autograd function of its own is part of it"
+        if value is None:
+            value = self._known[tensor] = self._begun(tensor, version)
+        return value
 
     def _begun(self, tensor: torch.Tensor, version: int) -> _Value:
         """Return the value of a tensor that the loss has not made."""
@@ -317,13 +319,13 @@ class LossWatch(TorchFunctionMode):  # type: ignore[misc] # untyped
         if len(self._copied) != self._named:  # a model was called for the first time
             self._named = len(self._copied)
             self._parameters_of = {
-                id(one): (number, name)
+                id(parameter): (number, name)
                 for number in self._copied
-                for name, one in self._models[number].named_parameters()
+                for name, parameter in self._models[number].named_parameters()
             }
-        if (found := self._parameters_of.get(id(tensor))) is None:
+        if (place := self._parameters_of.get(id(tensor))) is None:
             return None
-        number, name = found
+        number, name = place
         return lambda _, modules: modules[number].get_parameter(name)
 
     def _copy(self, tensor: torch.Tensor) -> Source:
@@ -356,10 +358,10 @@ class LossWatch(TorchFunctionMode):  # type: ignore[misc] # untyped
         value = self._value(root, version_of(root))
         values, operations = self._behind(value)
         self._writes.clear()
-        calls = {one.call for one in values if one.call is not None}
+        calls = {value.call for value in values if value.call is not None}
         if calls and not any(is_first for _, is_first in calls):
             return  # as after the first call of that kind
-        why_not = next((one.why_not for one in values if one.why_not), "")
+        why_not = next((value.why_not for value in values if value.why_not), "")
         if create_graph or inputs is not None:
             why_not = "its backward is another one than that of a training"
         elif not calls:
@@ -382,27 +384,29 @@ class LossWatch(TorchFunctionMode):  # type: ignore[misc] # untyped
 
         What the step's own code holds at the beginning of the backward takes memory until its end.
         """
-        last = {value: one for one in operations for value in _values_of(one)}
-        held = {root, *self._known.values()}
-        found: dict[_Operation, list[_Value]] = {}
-        for value, one in last.items():
-            if value not in held and (value.made or value.call):
-                found.setdefault(one, []).append(value)
-        return found
+        last = {value: operation for operation in operations for value in _values_of(operation)}
+        kept_values = {root, *self._known.values()}
+        let_go: dict[_Operation, list[_Value]] = {}
+        for value, operation in last.items():
+            if value not in kept_values and (value.made or value.call):
+                let_go.setdefault(operation, []).append(value)
+        return let_go
 
     def _behind(self, root: _Value) -> tuple[list[_Value], list[_Operation]]:
         """Return all values and operations that a value is made by, and those that write."""
         operations = dict.fromkeys(self._writes)
-        values = dict.fromkeys([root, *(each for one in self._writes for each in _values_of(one))])
+        values = dict.fromkeys(
+            [root, *(value for write in self._writes for value in _values_of(write))]
+        )
         pending = [*values]
         while pending:
-            made = pending.pop().made
-            if made is not None and made[0] not in operations:
-                operations[made[0]] = None
-                more = _values_of(made[0])
+            origin = pending.pop().made
+            if origin is not None and origin[0] not in operations:
+                operations[origin[0]] = None
+                more = _values_of(origin[0])
                 values.update(dict.fromkeys(more))
                 pending += more
-        return [*values], sorted(operations, key=lambda one: one.number)
+        return [*values], sorted(operations, key=lambda operation: operation.number)
 
 
 def _output(place: int, outputs: Sequence[torch.Tensor], _: object) -> torch.Tensor:
@@ -411,4 +415,4 @@ def _output(place: int, outputs: Sequence[torch.Tensor], _: object) -> torch.Ten
 
 def _values_of(operation: _Operation) -> list[_Value]:
     leaves = tree_flatten((operation.args, operation.kwargs))[0]
-    return [one for one in leaves if isinstance(one, _Value)]
+    return [leaf for leaf in leaves if isinstance(leaf, _Value)]

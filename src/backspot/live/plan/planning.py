@@ -65,15 +65,15 @@ class Planning(Act):
         self._seconds, self._earlier = seconds, earlier
 
     @classmethod
-    def of(cls, asked: int | tuple[int, str]) -> Planning:
+    def of(cls, budget: int | tuple[int, str]) -> Planning:
         """Return what plans for so many seconds, also with the path of an earlier report.
 
         Raises:
             BackspotError: If that cannot be read.
         """
-        if isinstance(asked, int):
-            return cls(asked)
-        return cls(asked[0], Report.load(asked[1]))
+        if isinstance(budget, int):
+            return cls(budget)
+        return cls(budget[0], Report.load(budget[1]))
 
     needs_living = True
 
@@ -127,22 +127,22 @@ def _why_not(report: Report, live: Living) -> str:
             f"the other ranks wait for this one for {waits:.0f} s at most, and a plan needs "
             f"{2 * (_OVERRUN_S + _LEAST_S):.0f}: init_process_group(timeout=...) sets that"
         )
-    parts = [part for model in _replicas(live).values() for part in model.modules()]
-    for part in parts:
-        if not {one.__name__ for one in type(part).__mro__}.isdisjoint(_TALKS):
-            return f"{type(part).__name__} talks to other ranks"
-        if isinstance(part, torch.jit.ScriptModule):
-            return f"{type(part).__name__} is scripted"
+    modules = [module for model in _replicas(live).values() for module in model.modules()]
+    for module in modules:
+        if not {base.__name__ for base in type(module).__mro__}.isdisjoint(_TALKS):
+            return f"{type(module).__name__} talks to other ranks"
+        if isinstance(module, torch.jit.ScriptModule):
+            return f"{type(module).__name__} is scripted"
     if reason := leaves_fast_path(live.models) or _why_not_here(live):
         return reason
-    parameters = [p for part in parts for p in part.parameters(recurse=False)]
+    parameters = [p for module in modules for p in module.parameters(recurse=False)]
     if any(map(hears_its_gradient, parameters)):
         return "parameters have hooks of their own, such as an optimizer in the backward"
     if not parameters:
         return "no parameter is trained"
     compiled = set(map(id, compiled_modules()))
     # A hook on these, or in their regions, would have them compiled again.
-    if any(id(part) in compiled or compiles_itself(part) for part in parts) or any(
+    if any(id(module) in compiled or compiles_itself(module) for module in modules) or any(
         row.calls for row in report.modules if not row.is_module
     ):
         return "the step runs compiled code"
@@ -157,11 +157,12 @@ def _why_not_here(live: Living) -> str:
     """
     if Live.of(live).device.type != "cpu":
         return ""
-    here, process = thread_count(), thread_count_of_process()
-    if here == process:
+    of_thread, process = thread_count(), thread_count_of_process()
+    if of_thread == process:
         return ""
     return (
-        f"the training has a thread of its own, which computes with {counted(here, 'thread')}, and "
+        f"the training has a thread of its own, which computes with "
+        f"{counted(of_thread, 'thread')}, and "
         f"{process} after a plan: call torch.set_num_threads in that thread"
     )
 
@@ -180,7 +181,8 @@ def _replicas(live: Living) -> dict[str, torch.nn.Module]:
     """Return the models without ``DistributedDataParallel``, which only sends their gradients."""
     wrapper = torch.nn.parallel.DistributedDataParallel
     return {
-        name: one.module if isinstance(one, wrapper) else one for name, one in live.models.items()
+        name: model.module if isinstance(model, wrapper) else model
+        for name, model in live.models.items()
     }
 
 
@@ -196,7 +198,7 @@ def with_plan(
     begin = time.monotonic()
     if not watching.why_not:
         seconds = int(min(seconds, _most_seconds()))
-    names = ", ".join(class_name(watching.models[one]) for one in watching.copies)
+    names = ", ".join(class_name(watching.models[number]) for number in watching.copies)
     plan = Plan(
         f"a copy of {names or 'the model'}, forward and backward",
         step_ns=step_of(report),
@@ -211,8 +213,8 @@ def with_plan(
             plan = replace(plan, earlier=taken_from(before, plan.rungs, anew))
     except Exception as error:  # of the model's copies, which is a result too
         pass_on(error)
-        said = str(error) if isinstance(error, TouchedError) else why(error)
-        plan = replace(plan, why_not=said)
+        reason = str(error) if isinstance(error, TouchedError) else why(error)
+        plan = replace(plan, why_not=reason)
     took = round(1e9 * (time.monotonic() - begin))
     return changed(report, plan=replace(plan, took_ns=took))
 
@@ -246,22 +248,22 @@ def _made(
             partial(around.of_workers, of_loader),
         ):
             try:
-                kept, lost = _apart(more(ladder))
+                kept_rungs, lost = _apart(more(ladder))
             except Exception as error:
                 pass_on(error)
-                kept, lost = [], [Rung("what is around the model", "loader", note=why(error))]
-            ladder, others = ladder + kept, lost + others
+                kept_rungs, lost = [], [Rung("what is around the model", "loader", note=why(error))]
+            ladder, others = ladder + kept_rungs, lost + others
         next_limit = around.next_limit
     except KeyboardInterrupt as interrupt:
         pass_on(interrupt)  # the script may have a handler of its own
         ladder, others = _apart(search.rungs())
         others = [
-            replace(one, note="interrupted") if one.note == NO_TIME else one for one in others
+            replace(rung, note="interrupted") if rung.note == NO_TIME else rung for rung in others
         ]
     rest = account.rest(watching.has_loss)
-    if any(one.axis == "optimizer" and one.step_ns for one in (*ladder, *others)):
+    if any(rung.axis == "optimizer" and rung.step_ns for rung in (*ladder, *others)):
         rest -= account.optimizer
-    others.sort(key=lambda one: not one.step_ns)
+    others.sort(key=lambda rung: not rung.step_ns)
     return replace(
         plan,
         what=plan.what.replace(", for", " with its loss, for") if watching.has_loss else plan.what,
@@ -288,7 +290,7 @@ def _of_ranks(ladder: Sequence[Rung]) -> str:
 
 def _apart(rungs: Sequence[Rung]) -> tuple[list[Rung], list[Rung]]:
     """Return the rungs of the ladder, and the others."""
-    return [one for one in rungs if one.kept], [one for one in rungs if not one.kept]
+    return [rung for rung in rungs if rung.kept], [rung for rung in rungs if not rung.kept]
 
 
 def _searched(search: Search, watching: Watching, live: Live) -> None:

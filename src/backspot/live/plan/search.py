@@ -117,18 +117,18 @@ class Search:
 
     def rungs(self) -> list[Rung]:
         """Return the ladder, then what else was tried, then what was not, with the reason."""
-        names = {one.name for one in self._watched_ladder()}
-        others = [rung for one, rung in self._tried.items() if one.name not in names]
+        names = {setting.name for setting in self._watched_ladder()}
+        others = [rung for setting, rung in self._tried.items() if setting.name not in names]
         missing = [
-            Rung(one.name, one.axis, code=one.code, note=said)
-            for one, said in self._not_tried.items()
-            if one not in self._tried
+            Rung(setting.name, setting.axis, code=setting.code, note=because)
+            for setting, because in self._not_tried.items()
+            if setting not in self._tried
         ]
         return [*self._ladder, *others, *missing, self._of_batch]
 
     def _watched_ladder(self) -> list[Setting]:
-        taken = {rung.setting for rung in self._ladder}
-        return [one for one in self._tried if one.name in taken]
+        taken_settings = {rung.setting for rung in self._ladder}
+        return [setting for setting in self._tried if setting.name in taken_settings]
 
     def go(self, give_back: Callable[[], None]) -> None:
         """Try everything.
@@ -149,7 +149,7 @@ class Search:
             base.run_all()
         self._watched.checkpoints = names if calls else ()
         settings = settings_of(self._watched, base.device)
-        self._not_tried = {one: one.why_not or NO_TIME for one in settings}
+        self._not_tried = {setting: setting.why_not or NO_TIME for setting in settings}
         self._lost = lost_before(self._earlier, settings)
         begin = time.perf_counter_ns()
         self._results = Results(base)
@@ -161,18 +161,18 @@ class Search:
         runs = 1.0 if not needs.device else _HOST_LIMITS if host_limits(needs) else _ON_GPU
         self._needs_s = _RUNS * runs * needs.whole / 1e9
         self.as_it_is = self._step = self._account.needs(needs, self._watched.has_loss)
-        worth = [one for one in settings if not one.why_not]
-        cheap = [one for one in worth if not one.compiles]
+        worth = [setting for setting in settings if not setting.why_not]
+        cheap = [setting for setting in worth if not setting.compiles]
         self._kept_s = _FOR_COMPILING * self._left_s if len(cheap) < len(worth) else 0.0
-        singles = [one for one in cheap if self._try(one, alone=True)]
-        for one in sorted(singles, key=lambda one: -self._tried[one].saves_ns):
-            self._climb(one)
+        singles = [setting for setting in cheap if self._try(setting, alone=True)]
+        for setting in sorted(singles, key=lambda setting: -self._tried[setting].saves_ns):
+            self._climb(setting)
         self._try_backends()
         self._try_batch()
         self._kept_s = 0.0
-        for one in worth:
-            if one.compiles:
-                self._try(one)
+        for setting in worth:
+            if setting.compiles:
+                self._try(setting)
 
     def close(self) -> None:
         """Let go of the copies."""
@@ -182,10 +182,10 @@ class Search:
 
     def _needed(self, base: Copy, begin: int) -> Times:
         """Return what a step's calls need, by a few runs within a second."""
-        found: list[Times] = []
-        while len(found) < 3 or (time.perf_counter_ns() - begin < 10**9 and len(found) < 9):
-            found.append(times_of(base))
-        return Times(*map(statistics.median, zip(*found[1:], strict=True)))
+        times: list[Times] = []
+        while len(times) < 3 or (time.perf_counter_ns() - begin < 10**9 and len(times) < 9):
+            times.append(times_of(base))
+        return Times(*map(statistics.median, zip(*times[1:], strict=True)))
 
     def _try_backends(self) -> None:
         """Try other kernels of attention, once it is known what attention gets."""
@@ -194,17 +194,17 @@ class Search:
         except Exception as error:
             pass_on(error)
             return
-        self._not_tried |= {one: one.why_not or NO_TIME for one in backends}
-        for one in backends:
-            if not one.why_not:
-                self._try(one)
+        self._not_tried |= {backend: backend.why_not or NO_TIME for backend in backends}
+        for backend in backends:
+            if not backend.why_not:
+                self._try(backend)
 
     def _climb(self, setting: Setting) -> None:
         """Try a setting on top of the best so far, where that may help."""
         single = self._tried[setting]
-        taken = {one.axis for one in self._ladder}
+        axes = {rung.axis for rung in self._ladder}
         hopeless = single.saves_ns < -_HOPELESS * self._account.step
-        if setting.axis in taken or hopeless or (not self._ladder and single.verdict != "helps"):
+        if setting.axis in axes or hopeless or (not self._ladder and single.verdict != "helps"):
             return
         self._try(setting)
 
@@ -214,7 +214,7 @@ class Search:
         Args:
             alone: only to know what it gives, before the best ones are put together.
         """
-        on = frozenset(one.setting for one in self._ladder)
+        on = frozenset(rung.setting for rung in self._ladder)
         if (lost := self._lost.get((setting.name, on))) is not None:
             self._tried[setting] = lost
             return True
@@ -224,7 +224,7 @@ class Search:
             left = self._left_s
             if left < self._needs_s:
                 raise Refused(NO_TIME)
-            settings = [one for one in self._best.settings if one.name != setting.replaces]
+            settings = [chosen for chosen in self._best.settings if chosen.name != setting.replaces]
             settings.append(setting)
             if setting.compiles:
                 left -= _RESERVED * self._needs_s
@@ -275,7 +275,7 @@ class Search:
         """
         if not setting.replaces:
             return 0.0
-        before = [one for one in self._ladder if one.setting == setting.replaces]
+        before = [rung for rung in self._ladder if rung.setting == setting.replaces]
         if not before:
             raise Refused(f"{setting.replaces} is no part of the plan")
         return _AUTOTUNING * before[0].compile_ns / 1e9
@@ -292,7 +292,7 @@ class Search:
         rung = Rung(
             setting.name,
             setting.axis,
-            tuple(one.setting for one in self._ladder),
+            tuple(rung.setting for rung in self._ladder),
             setting.code,
             memory_bytes=memory,
             before_memory_bytes=self._best_memory,
@@ -333,7 +333,7 @@ class Search:
             Refused: If that is not left.
         """
         left = self._left_s
-        waiting = {one for one, said in self._not_tried.items() if said == NO_TIME}
+        waiting = {setting for setting, because in self._not_tried.items() if because == NO_TIME}
         pending = len(waiting - self._tried.keys())
         needs = times * self._needs_s
         if needs > left:
@@ -342,7 +342,7 @@ class Search:
 
     def _try_batch(self) -> None:
         """Try twice the batch, for as many samples as a step has now, before all is compiled."""
-        rung = Rung("batch", "batch", tuple(one.setting for one in self._ladder), note=NO_TIME)
+        rung = Rung("batch", "batch", tuple(rung.setting for rung in self._ladder), note=NO_TIME)
         has_loss = self._watched.has_loss
         twice: Copy | None = None
         try:
@@ -366,9 +366,9 @@ class Search:
             memory = memory_of(twice)
             turns = in_turns(self._best, twice, self._step.ns, seconds)
             more = self._account.more(self._best.device.type != "cpu", loss)
-            found, _ = with_copy(rung, self._step, turns, more, steps=2)
+            doubled, _ = with_copy(rung, self._step, turns, more, steps=2)
             self._of_batch = replace(
-                found,
+                doubled,
                 memory_bytes=memory,
                 before_memory_bytes=self._best_memory,
                 note="for as many samples as a step has now",
@@ -383,5 +383,5 @@ class Search:
 
     def _second_is_batch(self) -> bool:
         """Whether a part takes batches whose second dimension is that of the samples."""
-        parts = (part for one in self._watched.copies.values() for part in one.modules())
-        return any(getattr(part, "batch_first", True) is False for part in parts)
+        modules = (module for copy in self._watched.copies.values() for module in copy.modules())
+        return any(getattr(module, "batch_first", True) is False for module in modules)

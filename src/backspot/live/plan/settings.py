@@ -68,7 +68,7 @@ class Setting:
 def settings_of(watched: Watching, device: torch.device) -> list[Setting]:
     """Return what to try, cheap settings first, and what is not tried with the reason."""
     makers = (_precisions, _layouts, _attention, _checkpoints, _libraries, _compilers)
-    return [one for maker in makers for one in maker(watched, device)]
+    return [setting for maker in makers for setting in maker(watched, device)]
 
 
 def _precisions(watched: Watching, device: torch.device) -> Iterator[Setting]:
@@ -100,8 +100,8 @@ def _layouts(watched: Watching, _: torch.device) -> Iterator[Setting]:
     for dims, name in ((4, "channels_last"), (5, "channels_last_3d")):
         memory_format = getattr(torch, name)
         weights = [p for p in _parameters(watched) if p.dim() == dims and p[0, 0].numel() > 1]
-        given = [one for one in _given(watched) if one.dim() == dims]
-        if not weights or not given:
+        inputs = [tensor for tensor in _given(watched) if tensor.dim() == dims]
+        if not weights or not inputs:
             continue
         last = all(p.is_contiguous(memory_format=memory_format) for p in weights)
         yield Setting(
@@ -118,18 +118,18 @@ def _layouts(watched: Watching, _: torch.device) -> Iterator[Setting]:
 
 
 def _arranged(memory_format: torch.memory_format, module: torch.nn.Module) -> torch.nn.Module:
-    for part in module.modules():  # a format is of tensors with so many dimensions
-        held = [*part.parameters(recurse=False), *part.buffers(recurse=False)]
-        for one in held:
-            if one.dim() == (4 if memory_format is torch.channels_last else 5):
-                one.data = one.data.contiguous(memory_format=memory_format)
+    for submodule in module.modules():  # a format is of tensors with so many dimensions
+        tensors = [*submodule.parameters(recurse=False), *submodule.buffers(recurse=False)]
+        for tensor in tensors:
+            if tensor.dim() == (4 if memory_format is torch.channels_last else 5):
+                tensor.data = tensor.data.contiguous(memory_format=memory_format)
     return module
 
 
 def _attention(watched: Watching, _: torch.device) -> Iterator[Setting]:
     """PyTorch's attention, where models of Transformers compute theirs operator by operator."""
-    parts = (part for module in watched.copies.values() for part in module.modules())
-    written_out = [part for part in parts if is_written_out(part)]
+    modules = (submodule for module in watched.copies.values() for submodule in module.modules())
+    written_out = [module for module in modules if is_written_out(module)]
     if written_out:
         yield Setting(
             "sdpa attention",
@@ -141,9 +141,9 @@ def _attention(watched: Watching, _: torch.device) -> Iterator[Setting]:
 
 
 def _fused(module: torch.nn.Module) -> torch.nn.Module:
-    for part in module.modules():
-        if is_written_out(part):
-            fuse(part)
+    for submodule in module.modules():
+        if is_written_out(submodule):
+            fuse(submodule)
     return module
 
 
@@ -206,9 +206,9 @@ def _checkpoints(watched: Watching, _: torch.device) -> Iterator[Setting]:
 def _partial_checkpoints(module: torch.nn.Module) -> list[tuple[dict[str, Any], str, Any]]:
     """Return where modules keep ``checkpoint`` with some of its arguments, as trainers have it."""
     return [
-        (vars(part), name, value)
-        for part in module.modules()
-        for name, value in vars(part).items()
+        (vars(submodule), name, value)
+        for submodule in module.modules()
+        for name, value in vars(submodule).items()
         if isinstance(value, partial) and value.func is checkpoint.checkpoint
     ]
 
@@ -260,7 +260,7 @@ def _parameters(watched: Watching) -> Sequence[torch.Tensor]:
 
 
 def _given(watched: Watching) -> Sequence[torch.Tensor]:
-    return [one for call in watched.calls for one in tensors_of((call.args, call.kwargs))]
+    return [tensor for call in watched.calls for tensor in tensors_of((call.args, call.kwargs))]
 
 
 @contextmanager
@@ -281,7 +281,7 @@ _OPTIONS = {
 
 def through(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call a function as ``checkpoint`` does, without checkpointing it."""
-    return function(*args, **{key: one for key, one in kwargs.items() if key not in _OPTIONS})
+    return function(*args, **{key: value for key, value in kwargs.items() if key not in _OPTIONS})
 
 
 Names = Sequence[tuple[dict[str, Any], str]]

@@ -102,8 +102,8 @@ class Watching:
     def __init__(self, models: Mapping[str, torch.nn.Module]) -> None:
         roots = list(dict.fromkeys(models.values()))
         # Some trainers call a method of theirs, and the parts of the model in it.
-        parts = [part for root in roots for part in root.children()]
-        self.models = list(dict.fromkeys([*roots, *parts]))
+        children = [child for root in roots for child in root.children()]
+        self.models = list(dict.fromkeys([*roots, *children]))
         self.copies: dict[int, torch.nn.Module] = {}
         self.calls: list[Call] = []
         self.why_not = self.why_not_compiled = self.why_no_loss = ""
@@ -121,11 +121,11 @@ class Watching:
     def begin(self) -> None:
         """See calls until ``end``."""
         self._thread = threading.get_ident()
-        for number, one in enumerate(self.models):
+        for number, model in enumerate(self.models):
             before, after = partial(self._before, number), partial(self._after, number)
             self._handles += [
-                one.register_forward_pre_hook(before, with_kwargs=True),
-                one.register_forward_hook(after, with_kwargs=True, always_call=True),
+                model.register_forward_pre_hook(before, with_kwargs=True),
+                model.register_forward_hook(after, with_kwargs=True, always_call=True),
             ]
         if not self.why_no_loss:
             self._losses.begin()
@@ -138,7 +138,7 @@ class Watching:
         self._handles.clear()
         if compilations() and not self.why_not_compiled:  # the step's own code, for the first time
             self.why_not_compiled = self.why_no_loss = "the step has compiled code"
-        problems = [one.problem for one in self.calls if one.problem]
+        problems = [call.problem for call in self.calls if call.problem]
         self.why_not = self.why_not or next(iter(problems), "")
         if not self.calls and not self.why_not:
             self.why_not = "no step came that called the model"
@@ -166,13 +166,13 @@ class Watching:
         self, number: int, module: torch.nn.Module, args: Any, kwargs: Any
     ) -> tuple[Call, bool]:
         """Return the call, or the one like it that was seen, and whether it is the first."""
-        given = list(tensors_of((args, kwargs)))
-        check_plain(*given)
-        held = [*module.parameters(), *module.buffers()]
-        device = next((one.device for one in (*held, *given)), torch.device("cpu"))
+        inputs = list(tensors_of((args, kwargs)))
+        check_plain(*inputs)
+        tensors = [*module.parameters(), *module.buffers()]
+        device = next((tensor.device for tensor in (*tensors, *inputs)), torch.device("cpu"))
         autocast = autocast_of(device)
         grad = torch.is_grad_enabled()
-        shapes = tuple((one.shape, one.dtype, one.requires_grad) for one in given)
+        shapes = tuple((tensor.shape, tensor.dtype, tensor.requires_grad) for tensor in inputs)
         key = number, module.training, grad, autocast, shapes
         if key in self._kinds:
             self._kinds[key].count += 1
@@ -181,13 +181,13 @@ class Watching:
             raise Refused(f"a step calls the models in more than {_MOST_CALLS} different ways")
         random = random_states()
         if number not in self.copies:
-            check_plain(*held)
-            check_room([*held, *given], _COPIES)
+            check_plain(*tensors)
+            check_room([*tensors, *inputs], _COPIES)
             try:
                 self.copies[number] = copied_module(module)
             finally:
                 set_random_states(random)  # a module may draw numbers when it is copied
-        check_room(given, 3)
+        check_room(inputs, 3)
         args, kwargs = copied_input((args, dict(kwargs)))
         call = Call(number, args, kwargs, autocast, grad, random)
         self._kinds[key] = call
@@ -205,7 +205,9 @@ class Watching:
         if output is None:  # the call raised an error, as one that is made again with less
             if is_first:
                 self.calls.remove(call)
-                self._kinds = {key: one for key, one in self._kinds.items() if one is not call}
+                self._kinds = {
+                    key: other for key, other in self._kinds.items() if other is not call
+                }
             return
         try:
             outputs = outputs_of(output)
@@ -218,15 +220,15 @@ class Watching:
             call.problem = reason(error)
 
     def _fill(self, call: Call, module: torch.nn.Module, outputs: list[torch.Tensor]) -> None:
-        call.sizes = [one.shape for one in outputs]
-        call.samples = [sample_of(one) for one in outputs]
-        names = {id(one): name for name, one in module.named_parameters()}
-        found = reached_from(outputs)
-        call.reached = frozenset(names[id(one)] for one in found if id(one) in names)
-        for place, one in enumerate(outputs):
-            if one.requires_grad and not one.is_leaf:
-                got = partial(self._got, call, place)
-                self._handles.append(one.register_hook(got))
+        call.sizes = [output.shape for output in outputs]
+        call.samples = [sample_of(output) for output in outputs]
+        names = {id(parameter): name for name, parameter in module.named_parameters()}
+        leaves = reached_from(outputs)
+        call.reached = frozenset(names[id(leaf)] for leaf in leaves if id(leaf) in names)
+        for place, output in enumerate(outputs):
+            if output.requires_grad and not output.is_leaf:
+                note = partial(self._got, call, place)
+                self._handles.append(output.register_hook(note))
 
     def _got(self, call: Call, place: int, gradient: torch.Tensor) -> None:
         self._losses.rests = True
@@ -249,33 +251,38 @@ def copied_module(module: torch.nn.Module) -> torch.nn.Module:
         Refused: If a function that is put on the module refers to the module itself: its copy
             would train the original.
     """
-    parts = list(module.modules())
-    own = {*map(id, parts), *map(id, module.parameters())}
-    for part in parts:
-        for name, value in vars(part).items():
+    modules = list(module.modules())
+    own = {*map(id, modules), *map(id, module.parameters())}
+    for submodule in modules:
+        for name, value in vars(submodule).items():
             if isinstance(value, FunctionType) and not own.isdisjoint(_refers_to(value)):
-                raise Refused(f"{type(part).__name__}.{name} was replaced, and trains the original")
+                raise Refused(
+                    f"{type(submodule).__name__}.{name} was replaced, and trains the original"
+                )
     computed = (  # such as the weight of a legacy norm, which cannot be copied as part of a graph
-        value for part in parts for value in tensors_of([*vars(part).values()]) if not value.is_leaf
+        value
+        for module in modules
+        for value in tensors_of([*vars(module).values()])
+        if not value.is_leaf
     )
-    memo: dict[int, Any] = {id(one): one.detach().clone() for one in computed}
-    for part in parts:
-        for hooks in hooks_of(part):
-            kept = {key: one for key, one in hooks.items() if _is_torchs(one)}
-            memo[id(hooks)] = type(hooks)(kept)
+    memo: dict[int, Any] = {id(tensor): tensor.detach().clone() for tensor in computed}
+    for submodule in modules:
+        for hooks in hooks_of(submodule):
+            torchs = {key: hook for key, hook in hooks.items() if _is_torchs(hook)}
+            memo[id(hooks)] = type(hooks)(torchs)
     return copy.deepcopy(module, memo)
 
 
-def objects_in(given: Any) -> list[Any]:
+def objects_in(inputs: Any) -> list[Any]:
     """Return what a call is given that is no tensor, and that its forward could write to."""
     return [
         leaf
-        for leaf in tree_flatten(given)[0]
+        for leaf in tree_flatten(inputs)[0]
         if not isinstance(leaf, (torch.Tensor, *FIXED)) and not callable(leaf)
     ]
 
 
-def copied_input(given: Any) -> Any:
+def copied_input(inputs: Any) -> Any:
     """Return what a call is given, with copies of all that its forward could write to.
 
     Raises:
@@ -293,15 +300,15 @@ def copied_input(given: Any) -> Any:
             pass_on(error)
             raise Refused(f"a {type(leaf).__name__} that is given cannot be copied") from None
 
-    return tree_map(of, given)
+    return tree_map(of, inputs)
 
 
 def _refers_to(function: FunctionType) -> Iterator[int]:
     """Return the ids of what a function closes over, and of what those methods belong to."""
     cells = [cell.cell_contents for cell in function.__closure__ or () if cell != CellType()]
-    for one in (*cells, *(function.__defaults__ or ())):
-        yield id(one)
-        yield id(getattr(one, "__self__", None))
+    for value in (*cells, *(function.__defaults__ or ())):
+        yield id(value)
+        yield id(getattr(value, "__self__", None))
 
 
 def _is_torchs(hook: object) -> bool:
@@ -310,40 +317,42 @@ def _is_torchs(hook: object) -> bool:
 
 def outputs_of(output: Any, depth: int = _DEEPEST) -> list[torch.Tensor]:
     """Return the tensors in an output: of sequences, dictionaries, dataclasses, objects."""
-    found: dict[int, torch.Tensor] = {}
+    tensors: dict[int, torch.Tensor] = {}
     pending = [(output, depth)]
     # An inner function that calls itself would hold the tensors until garbage is collected.
     while pending:
-        one, left = pending.pop()
-        if isinstance(one, torch.Tensor):
-            found.setdefault(id(one), one)
+        item, left = pending.pop()
+        if isinstance(item, torch.Tensor):
+            tensors.setdefault(id(item), item)
         elif left:
-            pending += [(part, left - 1) for part in reversed([*_parts(one)])]
-    return list(found.values())
+            pending += [(inner, left - 1) for inner in reversed([*_parts(item)])]
+    return list(tensors.values())
 
 
-def _parts(one: Any) -> Iterator[Any]:
-    if isinstance(one, Mapping):
-        yield from one.values()
-    elif isinstance(one, (list, tuple)):
-        yield from one
-    elif dataclasses.is_dataclass(one) and not isinstance(one, type):
-        yield from (getattr(one, part.name) for part in dataclasses.fields(one))
-    elif hasattr(one, "__dict__") and not isinstance(one, (type, torch.nn.Module)):
-        yield from vars(one).values()
+def _parts(item: Any) -> Iterator[Any]:
+    if isinstance(item, Mapping):
+        yield from item.values()
+    elif isinstance(item, (list, tuple)):
+        yield from item
+    elif dataclasses.is_dataclass(item) and not isinstance(item, type):
+        yield from (getattr(item, attribute.name) for attribute in dataclasses.fields(item))
+    elif hasattr(item, "__dict__") and not isinstance(item, (type, torch.nn.Module)):
+        yield from vars(item).values()
 
 
 def reached_from(outputs: list[torch.Tensor]) -> list[torch.Tensor]:
     """Return the leaves that a backward from these tensors writes gradients of."""
-    pending = [one.grad_fn for one in outputs if one.requires_grad and one.grad_fn is not None]
-    seen, leaves = set[Any](pending), []
+    pending = [
+        output.grad_fn for output in outputs if output.requires_grad and output.grad_fn is not None
+    ]
+    visited, leaves = set[Any](pending), []
     while pending:
         node: Any = pending.pop()
         if (variable := getattr(node, "variable", None)) is not None:
             leaves.append(variable)
         for other, _ in node.next_functions:
-            if other is not None and other not in seen:
-                seen.add(other)
+            if other is not None and other not in visited:
+                visited.add(other)
                 pending.append(other)
     return leaves
 

@@ -20,7 +20,7 @@ from backspot.live.torch_internals.dynamo import compilations
 from backspot.live.torch_internals.process import innermost_mode, is_observed
 from backspot.live.trials.chains import Chains, replaced_function
 from backspot.live.trials.measuring import Clock, Times, TooLong, Worth, measure, reason
-from backspot.live.trials.trial import Asked, Entry, Live, remedies_of
+from backspot.live.trials.trial import Entry, Live, Request, remedies_of
 from backspot.live.trials.twins import Refused
 from backspot.live.trials.untouched import TouchedError, untouched
 from backspot.results.costs import Phase
@@ -79,7 +79,7 @@ class Trying(Act):
 
 def _needs_step(report: Report, trials: Trials) -> bool:
     """Return whether a finding can only be tried with the operators of one more real step."""
-    return any(one.chains for found in report.findings for one in _entries(found, trials))
+    return any(entry.chains for finding in report.findings for entry in _entries(finding, trials))
 
 
 def _watching(live: Live) -> Live:
@@ -138,28 +138,32 @@ def with_trials(report: Report, live: Live, trials: Trials) -> Report:
     the program is passed on.
     """
     until = time.monotonic() + _SECONDS_IN_ALL
-    found = []
+    tried_findings = []
     for finding in (*report.findings, *_of_phases(report)):
         entries = _entries(finding, trials)
-        tried = _attempt(Asked(finding, report, live), entries, until) if entries else None
+        tried = _attempt(Request(finding, report, live), entries, until) if entries else None
         best = tried.best if tried else None
         if finding.remedy:
-            found.append(replace(finding, tried=tried))
+            tried_findings.append(replace(finding, tried=tried))
         elif best:
-            found.append(replace(finding, tried=tried, remedy=f"Pass {best.name}."))
-    return changed(report, findings=weighed(found, report.replayed_step))
+            tried_findings.append(replace(finding, tried=tried, remedy=f"Pass {best.name}."))
+    return changed(report, findings=weighed(tried_findings, report.replayed_step))
 
 
 def with_earlier_trials(report: Report, earlier: Report) -> Report:
     """Return a report with what was tried for an earlier one of the same recording."""
-    known = {_cause(one): one for one in earlier.findings}
-    found = []
+    tried_before = {_cause(finding): finding for finding in earlier.findings}
+    findings = []
     for finding in report.findings:
-        before = known.pop(_cause(finding), None)
-        found.append(replace(finding, tried=before.tried) if before else finding)
+        before = tried_before.pop(_cause(finding), None)
+        findings.append(replace(finding, tried=before.tried) if before else finding)
     # A trial that found a better form has made a finding by itself.
-    found += [one for one in known.values() if one.tried is not None and one.tried.best]
-    return changed(report, findings=weighed(found, report.replayed_step))
+    findings += [
+        finding
+        for finding in tried_before.values()
+        if finding.tried is not None and finding.tried.best
+    ]
+    return changed(report, findings=weighed(findings, report.replayed_step))
 
 
 def _cause(finding: Finding) -> tuple[object, ...]:
@@ -168,15 +172,19 @@ def _cause(finding: Finding) -> tuple[object, ...]:
 
 def tried_optimizer(report: Report, live: Living, seconds: float) -> Tried | None:
     """Return what other forms of the optimizers take, as the report has it or tried now."""
-    found = [one for one in report.findings if one.path == "(optimizer)" and one.tried]
-    if found:
-        return found[0].tried
-    phase = next((one for one in report.phases if one.name == "optimizer"), None)
+    findings = [
+        finding for finding in report.findings if finding.path == "(optimizer)" and finding.tried
+    ]
+    if findings:
+        return findings[0].tried
+    phase = next((phase for phase in report.phases if phase.name == "optimizer"), None)
     if phase is None:
         return None
     finding = _of_phase(phase, report)
-    asked = Asked(finding, report, Live.of(live))
-    return _attempt(asked, remedies_of(finding.rule, form=finding.form), time.monotonic() + seconds)
+    request = Request(finding, report, Live.of(live))
+    return _attempt(
+        request, remedies_of(finding.rule, form=finding.form), time.monotonic() + seconds
+    )
 
 
 def _of_phases(report: Report) -> Iterator[Finding]:
@@ -184,10 +192,10 @@ def _of_phases(report: Report) -> Iterator[Finding]:
 
     No rule can know that. They are findings only if a trial has found such a form.
     """
-    known = {place.path for finding in report.findings for place in finding.places}
+    paths = {place.path for finding in report.findings for place in finding.places}
     for phase in report.phases:
         title, path = _TITLES.get(phase.name, ""), f"({phase.name})"
-        if title and path not in known and phase.wall_ns >= _LEAST_PHASE * report.whole_ns:
+        if title and path not in paths and phase.wall_ns >= _LEAST_PHASE * report.whole_ns:
             yield _of_phase(phase, report)
 
 
@@ -209,19 +217,19 @@ def _entries(finding: Finding, trials: Trials) -> list[Entry]:
     return remedies_of(finding.rule, form=finding.form)
 
 
-def _attempt(asked: Asked, entries: list[Entry], until: float) -> Tried | None:
+def _attempt(request: Request, entries: list[Entry], until: float) -> Tried | None:
     """Return what the first remedy measured that has something to try, or why there is none."""
     why: Tried | None = None
     for entry in entries:
         try:
             if time.monotonic() > until:
                 raise Refused("the time for trials was up")
-            if entry.chains and not (asked.live.chains and asked.live.chains.functions):
-                raise Refused(asked.live.why_no_chains or "no step came after the recording")
+            if entry.chains and not (request.live.chains and request.live.chains.functions):
+                raise Refused(request.live.why_no_chains or "no step came after the recording")
             if is_observed():
                 raise Refused(_MODE)
-            with untouched(asked.live), own_memory(asked.live.device):
-                tried = _measured(entry, asked, until)
+            with untouched(request.live), own_memory(request.live.device):
+                tried = _measured(entry, request, until)
             if tried is not None and not tried.why_not:
                 return tried
             why = tried or why
@@ -230,18 +238,18 @@ def _attempt(asked: Asked, entries: list[Entry], until: float) -> Tried | None:
     return why
 
 
-def _measured(entry: Entry, asked: Asked, until: float) -> Tried | None:
+def _measured(entry: Entry, request: Request, until: float) -> Tried | None:
     """Return what a remedy measured; when this returns, its copies are gone."""
     try:
-        trial = entry.prepare(asked)
+        trial = entry.prepare(request)
         if trial is None:
             return None
         left = until - time.monotonic()
-        seconds, clock = min(trial.allowed_s, left), Clock(asked.live.device)
-        return measure(trial, clock, asked.step_ns, seconds, _worth(asked), most_seconds=left)
+        seconds, clock = min(trial.allowed_s, left), Clock(request.live.device)
+        return measure(trial, clock, request.step_ns, seconds, _worth(request), most_seconds=left)
     except Refused as refused:
-        if isinstance(refused, TooLong) and entry.chains and asked.at_once > 1:
-            return _measured(entry, replace(asked, at_once=1), until)
+        if isinstance(refused, TooLong) and entry.chains and request.at_once > 1:
+            return _measured(entry, replace(request, at_once=1), until)
         return Tried("", why_not=str(refused))
     except Exception as error:
         pass_on(error)
@@ -292,19 +300,19 @@ def _pool(device: torch.device) -> AbstractContextManager[Any]:
     return pool
 
 
-def _worth(asked: Asked) -> Worth:
+def _worth(request: Request) -> Worth:
     """Return what tells how much less a step takes with less work: a replay, if there is one."""
-    predictor = predictor_of(asked.report)
-    busy = sum(phase.busy_ns for phase in asked.report.phases)
-    host_decides = busy < _OF_MANY * asked.step_ns
+    predictor = predictor_of(request.report)
+    busy = sum(phase.busy_ns for phase in request.report.phases)
+    host_decides = busy < _OF_MANY * request.step_ns
 
     def without_replay(saved: Sequence[Times]) -> Sequence[float]:
         return [
-            asked.step_ns - max(asked.step_ns - host, busy - device) if host_decides else device
+            request.step_ns - max(request.step_ns - host, busy - device) if host_decides else device
             for host, device in saved
         ]
 
     if predictor is None:
         return without_replay
-    paths = {place.path for place in asked.finding.places}
+    paths = {place.path for place in request.finding.places}
     return lambda saved: predictor.with_less(paths, saved)

@@ -25,7 +25,7 @@ from backspot.live.trials.chains import (
     Node,
     seen,
 )
-from backspot.live.trials.trial import AS_IT_IS, CHAINS_S, MOST_CHAINS, Asked, Trial, remedy
+from backspot.live.trials.trial import AS_IT_IS, CHAINS_S, MOST_CHAINS, Request, Trial, remedy
 from backspot.live.trials.twins import Refused
 
 _SAME = 0.05
@@ -54,13 +54,13 @@ def _attended(chains: Chains, end: Node) -> None:
     if node.option("dim", 1, None) not in (-1, len(node.shape) - 1):
         return
     scores = node.parts[0]
-    given = _scored(scores)
-    if given is None and _is_narrow(scores):
-        given = {"scores": scores}
-    if given is None:
+    inputs = _scored(scores)
+    if inputs is None and _is_narrow(scores):
+        inputs = {"scores": scores}
+    if inputs is None:
         chains.missed["attention"] = "how the scores of its softmax are made is not known"
     else:
-        chains.keep("attention", end, {**given, "v": end.parts[1], "p": p}, key=tuple(given))
+        chains.keep("attention", end, {**inputs, "v": end.parts[1], "p": p}, key=tuple(inputs))
     node.held = None
 
 
@@ -84,9 +84,9 @@ def _in_one_function(chains: Chains, end: Node) -> None:
 
 def _keep_fused(chains: Chains, end: Node, place: int, *, is_on: bool) -> None:
     """Keep a call of PyTorch's attention with dropout, whose probability has a place."""
-    named = [one for one in end.kwargs.values() if isinstance(one, torch.Tensor)]
+    named = [value for value in end.kwargs.values() if isinstance(value, torch.Tensor)]
     if is_on and end.option("dropout_p", place, 0.0) > 0:
-        if not any(one.requires_grad for one in named):
+        if not any(value.requires_grad for value in named):
             chains.keep("dropout", end, {"parts": end.parts, "place": place})
         return
     chains.missed["attention"] = "it is PyTorch's attention already, without dropout"
@@ -97,14 +97,16 @@ def _scored(scores: Node) -> dict[str, Any] | None:
     masks: list[tuple[str, Node]] = []
     scale, node = 1.0, scores
     while node.function not in PRODUCTS:
-        values = [one for one in node.inner if one.shape == node.shape and one.function]
-        factor = next((one for one in node.parts if isinstance(one, (int, float))), None)
+        values = [inner for inner in node.inner if inner.shape == node.shape and inner.function]
+        factor = next((value for value in node.parts if isinstance(value, (int, float))), None)
         if node.function in CHOSEN and len(node.parts) == 3:
             # torch.where(condition, a, b), and a.where(condition, b)
-            condition, one, two = node.parts
+            condition, if_true, if_false = node.parts
             if node.function is torch.Tensor.where:
-                condition, one = one, condition
-            value, fill, kind = (two, one, "drop") if _is_low(one) else (one, two, "keep")
+                condition, if_true = if_true, condition
+            value, fill, kind = (
+                (if_false, if_true, "drop") if _is_low(if_true) else (if_true, if_false, "keep")
+            )
             if not (_is_low(fill) and isinstance(value, Node)):
                 return None
             masks.append((kind, condition))
@@ -115,10 +117,10 @@ def _scored(scores: Node) -> dict[str, Any] | None:
         elif node.function in TIMES | DIVIDED and factor is not None:
             scale *= float(factor) if node.function in TIMES else 1 / float(factor)
         elif node.function in ADDED and len(node.inner) == 2 and not node.kwargs:
-            value = next((one for one in values if one.function in _SCORING), None)
+            value = next((value for value in values if value.function in _SCORING), None)
             if value is None:
                 return None
-            masks.append(("add", next(one for one in node.inner if one is not value)))
+            masks.append(("add", next(inner for inner in node.inner if inner is not value)))
             values = [value]
         elif node.function not in CAST:
             return None
@@ -161,51 +163,51 @@ def _is_narrow(scores: Node) -> bool:
 
 
 @remedy("attention-math", "kept-softmax", chains=True)
-def attention(asked: Asked) -> Trial | None:
+def attention(request: Request) -> Trial | None:
     """Try ``scaled_dot_product_attention`` on what the largest products of the step were given."""
     missing = "a function that trials do not take apart computes this attention"
 
     def scores(chain: Chain) -> int:
         return int(chain.given["v"].shape[-2] * chain.end.shape[:-1].numel())
 
-    found = asked.seen("attention", missing, scores)[:MOST_CHAINS]
-    variants = asked.variants(found, _ways)
+    chains = request.seen("attention", missing, scores)[:MOST_CHAINS]
+    variants = request.variants(chains, _ways)
     if len(variants) == 1:
         raise Refused("its parts are too different for one kernel")
-    first = found[0].given
+    first = chains[0].given
     shape = tuple(first["q" if "q" in first else "scores"].shape)
-    what = f"softmax(q·kᵀ)·v of {shape}" if "q" in first else f"softmax(scores)·v of {shape}"
-    return Trial(f"{what}, forward and backward", variants, allowed_s=CHAINS_S)
+    title = f"softmax(q·kᵀ)·v of {shape}" if "q" in first else f"softmax(scores)·v of {shape}"
+    return Trial(f"{title}, forward and backward", variants, allowed_s=CHAINS_S)
 
 
 @remedy("attention-math", chains=True)
-def without_weights(asked: Asked) -> Trial | None:
+def without_weights(request: Request) -> Trial | None:
     """Try ``need_weights=False`` on what the largest ``nn.MultiheadAttention`` was given."""
-    if not (asked.live.chains and asked.live.chains.of("weights")):
+    if not (request.live.chains and request.live.chains.of("weights")):
         return None
-    found = asked.seen("weights", "", lambda chain: chain.end.shape.numel())[:MOST_CHAINS]
-    what = f"nn.MultiheadAttention of {tuple(found[0].end.shape)}, forward and backward"
-    return Trial(what, asked.variants(found, _without_weights), allowed_s=CHAINS_S)
+    chains = request.seen("weights", "", lambda chain: chain.end.shape.numel())[:MOST_CHAINS]
+    title = f"nn.MultiheadAttention of {tuple(chains[0].end.shape)}, forward and backward"
+    return Trial(title, request.variants(chains, _without_weights), allowed_s=CHAINS_S)
 
 
 @remedy("attention-math", chains=True)
-def without_dropout(asked: Asked) -> Trial | None:
+def without_dropout(request: Request) -> Trial | None:
     """Try the largest calls of PyTorch's attention without dropout of the weights."""
-    on_cpu = asked.live.device.type == "cpu"  # kernels for GPUs have dropout
-    if not (on_cpu and asked.live.chains and asked.live.chains.of("dropout")):
+    on_cpu = request.live.device.type == "cpu"  # kernels for GPUs have dropout
+    if not (on_cpu and request.live.chains and request.live.chains.of("dropout")):
         return None
-    found = asked.seen("dropout", "", lambda chain: chain.end.shape.numel())[:MOST_CHAINS]
-    what = f"PyTorch's attention of {tuple(found[0].end.shape)}, forward and backward"
-    variants = asked.variants(found, _without_dropout)
+    chains = request.seen("dropout", "", lambda chain: chain.end.shape.numel())[:MOST_CHAINS]
+    title = f"PyTorch's attention of {tuple(chains[0].end.shape)}, forward and backward"
+    variants = request.variants(chains, _without_dropout)
     notes = {_NO_DROPOUT: "which trains without dropout of the weights"}
-    return Trial(what, variants, allowed_s=CHAINS_S, notes=notes)
+    return Trial(title, variants, allowed_s=CHAINS_S, notes=notes)
 
 
 def _without_dropout(chain: Chain) -> dict[str, Attend]:
     end, place = chain.end, chain.given["place"]
-    parts = (*end.parts[:place], 0.0, *end.parts[place + 1 :])[: len(end.parts)]
+    arguments = (*end.parts[:place], 0.0, *end.parts[place + 1 :])[: len(end.parts)]
     by_name = {"dropout_p": 0.0} if "dropout_p" in end.kwargs else {}
-    other = replace(end, parts=parts, kwargs={**end.kwargs, **by_name})
+    other = replace(end, parts=arguments, kwargs={**end.kwargs, **by_name})
     now, way = chain.again(end), chain.again(other)
     return {AS_IT_IS: lambda: now()[0], _NO_DROPOUT: lambda: way()[0]}
 
@@ -217,49 +219,49 @@ def _without_weights(chain: Chain) -> dict[str, Attend]:
 
 
 def _ways(chain: Chain) -> dict[str, Attend]:
-    given, end = chain.given, chain.end
+    inputs, end = chain.given, chain.end
     ways: dict[str, Attend] = {}
-    if "q" in given:
-        mask, parts = _mask(chain), (given["q"], given["kt"], given["v"])
+    if "q" in inputs:
+        mask, nodes = _mask(chain), (inputs["q"], inputs["kt"], inputs["v"])
 
         def arrange(q: Any, kt: Any, v: Any, **other: Any) -> Mapping[str, Any]:
-            return {"query": q, "key": kt.mT, "value": v, "scale": given["scale"], **other}
+            return {"query": q, "key": kt.mT, "value": v, "scale": inputs["scale"], **other}
 
-        ways[_WITH_MASK] = _fused(chain, parts, partial(arrange, attn_mask=mask))
-        if mask is not None and _is_causal(mask, given):
-            ways[_CAUSAL] = _fused(chain, parts, partial(arrange, is_causal=True))
+        ways[_WITH_MASK] = _fused(chain, nodes, partial(arrange, attn_mask=mask))
+        if mask is not None and _is_causal(mask, inputs):
+            ways[_CAUSAL] = _fused(chain, nodes, partial(arrange, is_causal=True))
     else:
-        scores, v = chain.again(given["scores"], given["v"])()
+        scores, v = chain.again(inputs["scores"], inputs["v"])()
         # Queries and keys of zeros, as narrow as kernels take them.
         q, k = v.new_zeros(*scores.shape[:-1], 8), v.new_zeros(*v.shape[:-1], 8)
         ways[_SCORES] = _fused(
             chain,
-            (given["scores"], given["v"]),
+            (inputs["scores"], inputs["v"]),
             lambda scores, v: {"query": q, "key": k, "value": v, "attn_mask": scores},
         )
     plain = chain.again(end, without=DROPOUT)
     # What lays out the result comes along: some kernels have done that.
     now, lay_out = chain.again(chain.after), chain.again(chain.after, given=[end])
-    found: dict[str, Attend] = {AS_IT_IS: lambda: now()[0]}
+    ways_out: dict[str, Attend] = {AS_IT_IS: lambda: now()[0]}
     for name, way in ways.items():
-        if given["p"] or _is_same(way, lambda: plain()[0]):
-            found[name] = partial(lambda way: lay_out(way())[0], way)
-    return found
+        if inputs["p"] or _is_same(way, lambda: plain()[0]):
+            ways_out[name] = partial(lambda way: lay_out(way())[0], way)
+    return ways_out
 
 
 def _fused(
-    chain: Chain, parts: Sequence[Node], arrange: Callable[..., Mapping[str, Any]]
+    chain: Chain, nodes: Sequence[Node], arrange: Callable[..., Mapping[str, Any]]
 ) -> Attend:
     """Return the one kernel on parts of a chain, arranged as its arguments."""
-    again, shape = chain.again(*parts), chain.end.shape
+    again, shape = chain.again(*nodes), chain.end.shape
 
     def four(tensor: Any) -> Any:
         is_less = isinstance(tensor, torch.Tensor) and tensor.dim() < 4
         return tensor.reshape(*(1,) * (4 - tensor.dim()), *tensor.shape) if is_less else tensor
 
     def run() -> torch.Tensor:
-        given = {name: four(one) for name, one in arrange(*again()).items()}
-        out = functional.scaled_dot_product_attention(**given, dropout_p=chain.given["p"])
+        arguments = {name: four(tensor) for name, tensor in arrange(*again()).items()}
+        out = functional.scaled_dot_product_attention(**arguments, dropout_p=chain.given["p"])
         return out if len(shape) == 4 else out.reshape(shape)
 
     return run
@@ -268,22 +270,22 @@ def _fused(
 def _mask(chain: Chain) -> torch.Tensor | None:
     """Return all masks of the step as one: of truth values where all are."""
     masks: Sequence[tuple[str, Node]] = chain.given["masks"]
-    kept, added = None, None
-    for (kind, _), mask in zip(masks, chain.again(*(one for _, one in masks))(), strict=True):
+    keeps, added = None, None
+    for (kind, _), mask in zip(masks, chain.again(*(mask for _, mask in masks))(), strict=True):
         if kind == "add":
             added = mask if added is None else added + mask
         else:
             keep = mask.bool() if kind == "keep" else ~mask.bool()
-            kept = keep if kept is None else kept & keep
+            keeps = keep if keeps is None else keeps & keep
     if added is None:
-        return kept
-    return added if kept is None else added.masked_fill(~kept, float("-inf"))
+        return keeps
+    return added if keeps is None else added.masked_fill(~keeps, float("-inf"))
 
 
-def _is_causal(mask: torch.Tensor, given: Any) -> bool:
+def _is_causal(mask: torch.Tensor, inputs: Any) -> bool:
     """Whether a mask leaves each position those up to its own."""
-    size = given["q"].shape[-2]
-    if tuple(mask.shape[-2:]) != (size, size) or given["kt"].shape[-1] != size:
+    size = inputs["q"].shape[-2]
+    if tuple(mask.shape[-2:]) != (size, size) or inputs["kt"].shape[-1] != size:
         return False
     allowed = mask if mask.dtype == torch.bool else mask > _VERY_LOW
     if mask.dtype != torch.bool and bool((mask[allowed] != 0).any()):
@@ -296,8 +298,8 @@ def _is_same(way: Attend, now: Attend) -> bool:
     with torch.no_grad():
         expected = now()
         try:
-            found = way()
+            outputs = way()
         except RuntimeError:
             return True
-        far = (found - expected).abs().max() / expected.abs().max().clamp_min(1e-12)
+        far = (outputs - expected).abs().max() / expected.abs().max().clamp_min(1e-12)
     return bool(far < _SAME)

@@ -120,12 +120,12 @@ class Node:
     @property
     def inner(self) -> list[Node]:
         """The nodes among its parts."""
-        return [one for one in self.parts if isinstance(one, Node)]
+        return [argument for argument in self.parts if isinstance(argument, Node)]
 
     def option(self, name: str, place: int, default: Any) -> Any:
         """Return what its function was given by name or by place."""
-        given = self.parts[place] if len(self.parts) > place else default
-        return self.kwargs.get(name, given)
+        value = self.parts[place] if len(self.parts) > place else default
+        return self.kwargs.get(name, value)
 
 
 @dataclass
@@ -155,7 +155,7 @@ class Chain:
     @property
     def leaves(self) -> list[torch.Tensor]:
         """The copies that need gradients."""
-        return [one for one in self.copies.values() if one.requires_grad]
+        return [copy for copy in self.copies.values() if copy.requires_grad]
 
     def again(
         self, *ends: Node, given: Collection[Node] = (), without: Collection[Function] = ()
@@ -166,28 +166,31 @@ class Chain:
             given: nodes that the returned function takes.
             without: functions that are left out.
         """
-        known, order = {*self.copies, *given}, dict[Node, None]()
+        reached, order = {*self.copies, *given}, dict[Node, None]()
         pending = [*ends]
         while pending:
             node = pending.pop()
-            if node not in known:
+            if node not in reached:
                 if node.function is None:
                     raise Refused("a tensor that the chain begins with was not kept")
                 order[node] = None
                 pending += node.inner
         calls = [
             (node, node.function, node.parts, node.kwargs, node.item)
-            for node in sorted(order, key=lambda one: one.number)
+            for node in sorted(order, key=lambda made_node: made_node.number)
         ]
 
         def run(*values: torch.Tensor) -> list[torch.Tensor]:
-            made: dict[Any, Any] = {**self.copies, **dict(zip(given, values, strict=True))}
-            for node, function, parts, kwargs, item in calls:
-                args = [made[one] if isinstance(one, Node) else one for one in parts]
+            results: dict[Any, Any] = {**self.copies, **dict(zip(given, values, strict=True))}
+            for node, function, arguments, kwargs, item in calls:
+                args = [
+                    results[argument] if isinstance(argument, Node) else argument
+                    for argument in arguments
+                ]
                 skips = function in without
                 out = args[0] if skips else function(*args, **kwargs)  # type: ignore[misc]
-                made[node] = out if item is None else out[item]
-            return [made[one] for one in ends]
+                results[node] = out if item is None else out[item]
+            return [results[end] for end in ends]
 
         return run
 
@@ -223,8 +226,8 @@ def replaced_function() -> str:
     for home in _HOMES:
         for name, value in list(vars(home).items()):
             is_partial = isinstance(value, partial)
-            made = getattr(value, "__globals__", {}).get("__name__", "torch")
-            if is_partial or made.partition(".")[0] not in _OTHERS:
+            origin = getattr(value, "__globals__", {}).get("__name__", "torch")
+            if is_partial or origin.partition(".")[0] not in _OTHERS:
                 return f"{home.__name__}.{name}"
     return ""
 
@@ -288,23 +291,23 @@ class Chains(TorchFunctionMode):  # type: ignore[misc] # untyped
             return output
         try:
             several = isinstance(output, (tuple, list))
-            made = {
-                item: one
-                for item, one in enumerate(output if several else (output,))
-                if isinstance(one, torch.Tensor)
+            outputs = {
+                item: tensor
+                for item, tensor in enumerate(output if several else (output,))
+                if isinstance(tensor, torch.Tensor)
             }
-            if made and not (func in CAST and args[0] is output):
+            if outputs and not (func in CAST and args[0] is output):
                 self._use(args, kwargs)
-            for item, one in made.items():
-                self._note(func, args, kwargs, one, item if several else None)
+            for item, tensor in outputs.items():
+                self._note(func, args, kwargs, tensor, item if several else None)
         except Exception as error:  # a form that is not known: nothing to try
             pass_on(error)
         return output
 
-    def _use(self, *given: object) -> None:
+    def _use(self, *arguments: object) -> None:
         """Count a use of each tensor in these."""
-        for one in tensors_of(given):
-            node = self.node(one)
+        for tensor in tensors_of(arguments):
+            node = self.node(tensor)
             node.uses += 1
             if node.uses > 1:
                 for chain, number in node.replaced:
@@ -323,39 +326,44 @@ class Chains(TorchFunctionMode):  # type: ignore[misc] # untyped
             and len(list(tensors_of(args))) == 1
             and is_view_of(out, source)
         )
-        parts = tuple(self.node(one) if isinstance(one, torch.Tensor) else one for one in args)
-        made = Node(
-            next(self._numbers), TensorRef(out), out.shape, func, parts, kwargs, item, is_view
+        arguments = tuple(
+            self.node(argument) if isinstance(argument, torch.Tensor) else argument
+            for argument in args
         )
-        made.depth = 1 + max((one.depth for one in made.inner), default=0)
+        node = Node(
+            next(self._numbers), TensorRef(out), out.shape, func, arguments, kwargs, item, is_view
+        )
+        node.depth = 1 + max((inner.depth for inner in node.inner), default=0)
         if is_view or func in SOFTMAX:
-            made.held = source
+            node.held = source
         elif func in ADDED:
-            made.held = next((one for one in tensors_of(args) if one.shape != out.shape), None)
-        if made.held is not None:
-            self._holding.add(made)
+            node.held = next(
+                (tensor for tensor in tensors_of(args) if tensor.shape != out.shape), None
+            )
+        if node.held is not None:
+            self._holding.add(node)
         for watcher in (*_watchers.get(func, {}).values(), *_watchers.get(None, {}).values()):
-            watcher(self, made)
-        if not (is_view or func in _RECORDED) or made.depth > _DEEPEST:
+            watcher(self, node)
+        if not (is_view or func in _RECORDED) or node.depth > _DEEPEST:
             return
-        self._nodes[out] = made
-        chain = self._ends.get(parts[0]) if func in LAID_OUT else None
+        self._nodes[out] = node
+        chain = self._ends.get(arguments[0]) if func in LAID_OUT else None
         if chain is not None:
-            chain.after = made
-            self._ends[made] = chain
+            chain.after = node
+            self._ends[node] = chain
 
-    def node(self, one: torch.Tensor) -> Node:
+    def node(self, tensor: torch.Tensor) -> Node:
         """Return the node of a tensor."""
-        if one not in self._nodes:
-            self._nodes[one] = Node(next(self._numbers), TensorRef(one), one.shape)
-        found: Node = self._nodes[one]
-        return found
+        if tensor not in self._nodes:
+            self._nodes[tensor] = Node(next(self._numbers), TensorRef(tensor), tensor.shape)
+        node: Node = self._nodes[tensor]
+        return node
 
     def keep(
         self,
         kind: str,
         end: Node,
-        given: Mapping[str, Any],
+        arguments: Mapping[str, Any],
         *,
         key: object = None,
         replaced: Sequence[Node] = (),
@@ -365,30 +373,30 @@ class Chains(TorchFunctionMode):  # type: ignore[misc] # untyped
         Args:
             kind: what the chain makes.
             end: its last node.
-            given: nodes and other values.
+            arguments: nodes and other values.
             key: what tells it from others of its kind, beside the shapes.
             replaced: the nodes before the last one that another form does not make. Where a second
                 function uses one of them, they stay, and so does their backward.
         """
-        made = end.tensor()
-        roots = [one.root for one in nodes_of(given)]
-        tensors = {one: tensor for one in roots if (tensor := one.tensor()) is not None}
-        if made is None or len(tensors) < len(set(roots)):
+        output = end.tensor()
+        roots = [node.root for node in nodes_of(arguments)]
+        tensors = {root: tensor for root in roots if (tensor := root.tensor()) is not None}
+        if output is None or len(tensors) < len(set(roots)):
             return
-        alike = tuple((one.shape, one.stride(), one.dtype) for one in tensors.values())
-        known = self._found.get(whole := (kind, end.function, end.shape, alike, key))
-        if known is not None:
-            known.count += 1
-            _replace(replaced, known, end)
+        alike = tuple((tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors.values())
+        earlier = self._found.get(identity := (kind, end.function, end.shape, alike, key))
+        if earlier is not None:
+            earlier.count += 1
+            _replace(replaced, earlier, end)
             return
         check_plain(*tensors.values())
         needed = sum(map(size_of, tensors.values()))
-        if not self._fits(made.device, needed):
+        if not self._fits(output.device, needed):
             self.missed[kind] = f"copies take {needed >> 20:,} MiB, more than is left for trials"
             return
-        copies = {node: twin(one) for node, one in tensors.items()}
-        chain = Chain(kind, end, given, copies, autocast_of(made.device), end)
-        self._found[whole] = self._ends[end] = chain
+        copies = {node: twin(tensor) for node, tensor in tensors.items()}
+        chain = Chain(kind, end, arguments, copies, autocast_of(output.device), end)
+        self._found[identity] = self._ends[end] = chain
         _replace(replaced, chain, end)
 
     def _fits(self, device: torch.device, needed: int) -> bool:
@@ -413,9 +421,9 @@ def autocast_of(device: torch.device) -> Autocast:
 
 def nodes_of(tree: object) -> list[Node]:
     """Return the nodes in a tree."""
-    return [one for one in tree_flatten(tree)[0] if isinstance(one, Node)]
+    return [leaf for leaf in tree_flatten(tree)[0] if isinstance(leaf, Node)]
 
 
 def tensors_of(tree: object) -> Iterator[torch.Tensor]:
     """Iterate over the tensors in a tree."""
-    return (one for one in tree_flatten(tree)[0] if isinstance(one, torch.Tensor))
+    return (leaf for leaf in tree_flatten(tree)[0] if isinstance(leaf, torch.Tensor))

@@ -10,7 +10,15 @@ import torch
 from torch.nn import functional
 
 from backspot.live.trials.chains import Chain, Chains, Node, seen
-from backspot.live.trials.trial import AS_IT_IS, CHAINS_S, MOST_CHAINS, Asked, Piece, Trial, remedy
+from backspot.live.trials.trial import (
+    AS_IT_IS,
+    CHAINS_S,
+    MOST_CHAINS,
+    Piece,
+    Request,
+    Trial,
+    remedy,
+)
 from backspot.live.trials.twins import (
     Refused,
     check_fits,
@@ -31,20 +39,20 @@ def _indexed(chains: Chains, end: Node) -> None:
     table, index = end.parts
     if isinstance(index, tuple) and len(index) == 1 and isinstance(index[0], torch.Tensor):
         index = chains.node(index[0])
-    made, where = end.tensor(), index.tensor() if isinstance(index, Node) else None
-    if made is None or where is None or where.dtype != torch.long or not made.requires_grad:
+    output, indices = end.tensor(), index.tensor() if isinstance(index, Node) else None
+    if output is None or indices is None or indices.dtype != torch.long or not output.requires_grad:
         return
     chains.keep("index", end, {"table": table, "index": index})
 
 
 @remedy("duplicate-indices", "sorted-indexing", chains=True)
-def indexing(asked: Asked) -> Trial | None:
+def indexing(request: Request) -> Trial | None:
     """Try other operators for ``table[index]``, with the step's own indices."""
     missing = "no table[index] with one tensor of indices was recognised"
-    found = asked.seen("index", missing, lambda one: one.given["index"].shape.numel())
-    found = found[:MOST_CHAINS]
-    variants = asked.variants(found, _ways_to_index, room=4)
-    first = found[0]
+    chains = request.seen("index", missing, lambda chain: chain.given["index"].shape.numel())
+    chains = chains[:MOST_CHAINS]
+    variants = request.variants(chains, _ways_to_index, room=4)
+    first = chains[0]
     (index,) = first.again(first.given["index"])()
     distinct = int(index.unique().numel())
     return Trial(
@@ -96,8 +104,8 @@ _KEPT = ("lr", "betas", "eps", "lr_decay", "initial_accumulator_value")
 def _embedded(chains: Chains, end: Node) -> None:
     index, table = end.parts[0], end.parts[1].tensor()
     if table is not None and table.requires_grad:
-        given = {"index": index, "table": table, "padding": end.option("padding_idx", 2, None)}
-        chains.keep("embedding", end, given, key=id(table))
+        inputs = {"index": index, "table": table, "padding": end.option("padding_idx", 2, None)}
+        chains.keep("embedding", end, inputs, key=id(table))
 
 
 @seen(functional.linear)
@@ -108,30 +116,30 @@ def _projected(chains: Chains, end: Node) -> None:
 
 
 @remedy("dense-embedding-gradient", chains=True)
-def sparse_embedding(asked: Asked) -> Trial | None:
+def sparse_embedding(request: Request) -> Trial | None:
     """Try ``sparse=True``: the lookup, its backward, and the optimizer's step of this table."""
     missing = "no embedding that is trained was recognised"
-    found = asked.seen("embedding", missing, lambda one: one.given["table"].numel())
-    chain = max(found, key=lambda one: one.given["table"].numel())
+    chains = request.seen("embedding", missing, lambda chain: chain.given["table"].numel())
+    chain = max(chains, key=lambda chain: chain.given["table"].numel())
     table, (index,) = chain.given["table"], chain.again(chain.given["index"])()
     check_plain(table)
-    if asked.live.chains is not None and table in asked.live.chains.uses:
+    if request.live.chains is not None and table in request.live.chains.uses:
         raise Refused("the table is used elsewhere too, so that its gradient stays dense")
-    alike = [one for one in found if one.given["table"] is table]
-    if sum(one.count for one in alike) > 1:
+    alike = [chain for chain in chains if chain.given["table"] is table]
+    if sum(chain.count for chain in alike) > 1:
         raise Refused("the step looks the table up more than once")
-    optimizer, group = _optimizer_of(table, asked)
+    optimizer, group = _optimizer_of(table, request)
     sparse = _SPARSE.get(type(optimizer))
     if sparse is None:
         raise Refused(f"{type(optimizer).__name__} has no form for sparse gradients")
     # Of a table that is too large, some of the rows: what is dense takes as many times longer.
-    every = -(-_COPIES * size_of(table) // free_bytes(table.device))
+    stride = -(-_COPIES * size_of(table) // free_bytes(table.device))
     dense_options = {key: group[key] for key in group if key not in ("params", "initial_lr")}
     sparse_options = {key: group[key] for key in _KEPT if key in group}
     name = f"sparse=True and {sparse.__name__}"
     variants = {
-        AS_IT_IS: [_step(type(optimizer), dense_options, chain, every, sparse=False)],
-        name: [_step(sparse, sparse_options, chain, every, sparse=True)],
+        AS_IT_IS: [_step(type(optimizer), dense_options, chain, stride, sparse=False)],
+        name: [_step(sparse, sparse_options, chain, stride, sparse=True)],
     }
     lost = [key for key in ("momentum", "weight_decay") if group.get(key)]
     rows = int(index.unique().numel())
@@ -144,17 +152,17 @@ def sparse_embedding(asked: Asked) -> Trial | None:
 
 
 def _optimizer_of(
-    table: torch.Tensor, asked: Asked
+    table: torch.Tensor, request: Request
 ) -> tuple[torch.optim.Optimizer, dict[str, Any]]:
-    for optimizer in asked.live.optimizers:
+    for optimizer in request.live.optimizers:
         for group in optimizer.param_groups:
-            if any(one is table for one in group["params"]):
+            if any(parameter is table for parameter in group["params"]):
                 return optimizer, group
     raise Refused("no optimizer that took a step holds the table")
 
 
-def _step(cls: Any, options: dict[str, Any], chain: Chain, every: int, *, sparse: bool) -> Piece:
-    rows = -(-len(chain.given["table"]) // every)
+def _step(cls: Any, options: dict[str, Any], chain: Chain, stride: int, *, sparse: bool) -> Piece:
+    rows = -(-len(chain.given["table"]) // stride)
     table = torch.nn.Parameter(twin(chain.given["table"].detach()[:rows]))
     optimizer = cls([{"params": [table], **copied(options)}])
     (index,), padding = chain.again(chain.given["index"])(), chain.given["padding"]
@@ -169,32 +177,36 @@ def _step(cls: Any, options: dict[str, Any], chain: Chain, every: int, *, sparse
         optimizer.step()
         optimizer.zero_grad()
 
-    return Piece(run, 1 if sparse else every)
+    return Piece(run, 1 if sparse else stride)
 
 
 @seen(torch.Tensor.to, torch.Tensor.cuda)
 def _moved(chains: Chains, end: Node) -> None:
-    source, made = end.parts[0].tensor(), end.tensor()
-    if source is not None and made is not None and (source.is_cpu, made.is_cuda) == (True, True):
-        given = {"shape": made.shape, "dtype": made.dtype, "pinned": source.is_pinned()}
-        chains.keep("copy", end, {**given, "device": made.device}, key=tuple(given.values()))
+    source, output = end.parts[0].tensor(), end.tensor()
+    if (
+        source is not None
+        and output is not None
+        and (source.is_cpu, output.is_cuda) == (True, True)
+    ):
+        inputs = {"shape": output.shape, "dtype": output.dtype, "pinned": source.is_pinned()}
+        chains.keep("copy", end, {**inputs, "device": output.device}, key=tuple(inputs.values()))
 
 
 @remedy("pageable-copy", chains=True)
-def pinned(asked: Asked) -> Trial | None:
+def pinned(request: Request) -> Trial | None:
     """Try copies of the step's sizes from pinned memory, which the host does not wait for."""
     missing = "no copy of a tensor to the GPU was recognised"
-    copies = asked.seen("copy", missing, lambda one: one.given["shape"].numel())
-    found = [chain for chain in copies if not chain.given["pinned"]]
-    if not found:
+    copies = request.seen("copy", missing, lambda chain: chain.given["shape"].numel())
+    pageable = [chain for chain in copies if not chain.given["pinned"]]
+    if not pageable:
         return None
     variants: dict[str, list[Piece]] = {AS_IT_IS: [], "pinned memory, non_blocking=True": []}
-    for chain in found:
-        given = chain.given
-        source = torch.zeros(given["shape"], dtype=given["dtype"])
+    for chain in pageable:
+        inputs = chain.given
+        source = torch.zeros(inputs["shape"], dtype=inputs["dtype"])
         check_fits([source])
-        for pieces, kept in zip(variants.values(), (source, source.pin_memory()), strict=True):
-            move = partial(kept.to, given["device"], non_blocking=kept.is_pinned())
+        for pieces, tensor in zip(variants.values(), (source, source.pin_memory()), strict=True):
+            move = partial(tensor.to, inputs["device"], non_blocking=tensor.is_pinned())
             pieces.append(Piece(move, chain.count))
-    count = sum(chain.count for chain in found)
+    count = sum(chain.count for chain in pageable)
     return Trial(f"{count} copies of the step's sizes to the GPU", variants)

@@ -21,7 +21,7 @@ from backspot.live.trials.chains import (
     Node,
     seen,
 )
-from backspot.live.trials.trial import AS_IT_IS, CHAINS_S, Asked, Piece, Trial, remedy
+from backspot.live.trials.trial import AS_IT_IS, CHAINS_S, Piece, Request, Trial, remedy
 from backspot.live.trials.twins import Refused, forward_and_backward, free_bytes
 
 _MOST_LABELS = 0.9
@@ -35,60 +35,60 @@ _MOST_SCORES = 1 << 22
 def _projected(chains: Chains, end: Node) -> None:
     """Note a layer, which can also be written as a product with a matrix of weights."""
     is_product = end.function in PRODUCTS
-    if is_product and [len(one.shape) for one in end.inner][1:] != [2]:
+    if is_product and [len(node.shape) for node in end.inner][1:] != [2]:
         return
-    if (made := end.tensor()) is not None:
-        given = [one.tensor() for one in end.inner]  # what it was given lives until the loss
+    if (output := end.tensor()) is not None:
+        inputs = [node.tensor() for node in end.inner]  # what it was given lives until the loss
         # Of a product, this node is the one that later ones are made of.
-        chains.last = end if is_product else chains.node(made), end, made.dtype, given
+        chains.last = end if is_product else chains.node(output), end, output.dtype, inputs
 
 
 @seen(functional.cross_entropy)
 def _compared(chains: Chains, end: Node) -> None:
     if chains.last is None or len(end.inner) != 2:  # with weights of classes, for one
         return
-    (made, layer, dtype, _), (node, target) = chains.last, end.inner
+    (output, layer, dtype, _), (node, target) = chains.last, end.inner
     read = node.tensor()
-    while node is not made and node.function in CAST | LAID_OUT:
+    while node is not output and node.function in CAST | LAID_OUT:
         node = node.parts[0]
-    if node is not made or read is None or (read.dim(), len(target.shape)) != (2, 1):
+    if node is not output or read is None or (read.dim(), len(target.shape)) != (2, 1):
         return
-    given: dict[str, Any] = dict(zip(("x", "weight", "bias"), layer.inner, strict=False))
-    if given["x"].shape[:-1].numel() == len(read):
+    inputs: dict[str, Any] = dict(zip(("x", "weight", "bias"), layer.inner, strict=False))
+    if inputs["x"].shape[:-1].numel() == len(read):
         types, is_product = (dtype, read.dtype), layer.function in PRODUCTS
-        given |= {"target": target, "types": types, "is_product": is_product}
-        chains.keep("labels", end, given)
+        inputs |= {"target": target, "types": types, "is_product": is_product}
+        chains.keep("labels", end, inputs)
 
 
 @remedy("loss-passes", chains=True)
-def labelled(asked: Asked) -> Trial | None:
+def labelled(request: Request) -> Trial | None:
     """Try the last layer and the loss without the positions that the loss ignores."""
     missing = "no cross-entropy of a linear layer's scores was recognised"
-    chain = asked.seen("labels", missing, lambda one: one.given["target"].shape.numel())[0]
-    *layer, target, (made, read), is_product = chain.given.values()
-    given, (labels,) = chain.again(*layer), chain.again(target)()
+    chain = request.seen("labels", missing, lambda chain: chain.given["target"].shape.numel())[0]
+    *layer, target, (output, read), is_product = chain.given.values()
+    inputs, (labels,) = chain.again(*layer), chain.again(target)()
     ignored = chain.end.option("ignore_index", 4, -100)
     share = float((labels != ignored).float().mean())
     if not 0 < share < _MOST_LABELS:
         return None
     classes, width = layer[1].shape[::-1] if is_product else layer[1].shape
     projected: Callable[..., torch.Tensor] = torch.matmul if is_product else functional.linear
-    scores = free_bytes(labels.device) // (2 * made.itemsize + 3 * read.itemsize)
+    scores = free_bytes(labels.device) // (2 * output.itemsize + 3 * read.itemsize)
     if labels.is_cpu:
         scores = min(scores, _MOST_SCORES)
-    every = -(-len(labels) * classes // max(classes, scores))  # of so many positions one
-    labels = labels[::every]
+    stride = -(-len(labels) * classes // max(classes, scores))  # of so many positions one
+    labels = labels[::stride]
 
     def loss(*, fewer: bool) -> torch.Tensor:
-        x, *rest = given()
-        x, of = x.reshape(-1, width)[::every], labels
+        x, *rest = inputs()
+        x, targets = x.reshape(-1, width)[::stride], labels
         if fewer:
-            kept = (labels != ignored).nonzero().squeeze(1)
-            x, of = x.index_select(0, kept), labels[kept]
+            positions = (labels != ignored).nonzero().squeeze(1)
+            x, targets = x.index_select(0, positions), labels[positions]
         with torch.autocast(labels.device.type, enabled=False):
-            scores = projected(x.to(made), *(one.to(made) for one in rest))
+            scores = projected(x.to(output), *(tensor.to(output) for tensor in rest))
         return functional.cross_entropy(
-            scores.to(read), of, *chain.end.parts[2:], **chain.end.kwargs
+            scores.to(read), targets, *chain.end.parts[2:], **chain.end.kwargs
         )
 
     ways = {
@@ -96,14 +96,14 @@ def labelled(asked: Asked) -> Trial | None:
         "only positions with a label": partial(loss, fewer=True),
     }
     variants = {
-        name: [Piece(forward_and_backward(way, chain.leaves, chain.autocast), chain.count * every)]
+        name: [Piece(forward_and_backward(way, chain.leaves, chain.autocast), chain.count * stride)]
         for name, way in ways.items()
     }
-    what = (
+    title = (
         f"a last layer of {classes:,} classes and its loss, of which {share:.0%} of the positions "
         "have a label, forward and backward"
     )
-    return Trial(what, variants, allowed_s=CHAINS_S)
+    return Trial(title, variants, allowed_s=CHAINS_S)
 
 
 @seen(*LOGARITHM)
@@ -111,46 +111,46 @@ def _logarithm(chains: Chains, end: Node) -> None:
     nodes = [end.inner[0]]
     while (node := nodes[-1]).function in ADDED | LIMITED and len(node.inner) == 1:
         nodes.append(node.inner[0])
-    dim, made = node.option("dim", 1, None), end.tensor()
-    if made is None or not made.requires_grad:  # of a model that is not trained
+    dim, output = node.option("dim", 1, None), end.tensor()
+    if output is None or not output.requires_grad:  # of a model that is not trained
         return
     if node.function in SOFTMAX and dim is not None and len(node.shape) > 1:
         # F.softmax has the level of a warning before the type.
         dtype = node.option("dtype", 3 if node.function is functional.softmax else 2, None)
-        given = {"scores": node.inner[0], "dim": dim % len(node.shape), "dtype": dtype}
-        key = given["dim"], dtype, tuple(one.function for one in nodes)
-        chains.keep("logarithm", end, given, key=key, replaced=nodes)
+        inputs = {"scores": node.inner[0], "dim": dim % len(node.shape), "dtype": dtype}
+        key = inputs["dim"], dtype, tuple(node.function for node in nodes)
+        chains.keep("logarithm", end, inputs, key=key, replaced=nodes)
 
 
 @remedy("loss-passes", chains=True, form="log_softmax")
-def one_operator(asked: Asked) -> Trial | None:
+def one_operator(request: Request) -> Trial | None:
     """Try ``log_softmax`` in place of a softmax and its logarithm."""
     missing = "no logarithm of a softmax was recognised"
     chain, count = max(
         (
-            (one, one.count - len(one.staying))
-            for one in asked.seen("logarithm", missing, lambda one: one.end.shape.numel())
+            (chain, chain.count - len(chain.staying))
+            for chain in request.seen("logarithm", missing, lambda chain: chain.end.shape.numel())
         ),
-        key=lambda one: one[0].end.shape.numel() * one[1],
+        key=lambda pair: pair[0].end.shape.numel() * pair[1],
     )
     if not count:
         raise Refused("the softmax is used beside its logarithm, too, so that it stays")
     scores, dim, dtype = chain.given.values()
-    (given,), written = chain.again(scores)(), chain.again(chain.end, given=[scores])
+    (logits,), written = chain.again(scores)(), chain.again(chain.end, given=[scores])
     rows = 0 if dim else 1  # of which a part is a trial of the same
-    whole, device = given.numel(), given.device
-    most = free_bytes(device) // (6 * given.element_size())
-    every = -(-whole // max(1, min(most, _MOST_SCORES) if given.is_cpu else most))
-    kept = max(1, given.shape[rows] // every)
-    some = given.detach().narrow(rows, 0, kept).clone().requires_grad_()
+    numel, device = logits.numel(), logits.device
+    most = free_bytes(device) // (6 * logits.element_size())
+    stride = -(-numel // max(1, min(most, _MOST_SCORES) if logits.is_cpu else most))
+    positions = max(1, logits.shape[rows] // stride)
+    sample = logits.detach().narrow(rows, 0, positions).clone().requires_grad_()
     ways: dict[str, Callable[[], torch.Tensor]] = {
-        AS_IT_IS: lambda: written(some)[0],
-        "log_softmax": lambda: torch.log_softmax(some, dim, dtype=dtype),
+        AS_IT_IS: lambda: written(sample)[0],
+        "log_softmax": lambda: torch.log_softmax(sample, dim, dtype=dtype),
     }
-    times = count * given.shape[rows] / kept
+    times = count * logits.shape[rows] / positions
     variants = {
-        name: [Piece(forward_and_backward(way, [some], chain.autocast), times)]
+        name: [Piece(forward_and_backward(way, [sample], chain.autocast), times)]
         for name, way in ways.items()
     }
-    what = f"the logarithm of a softmax of {given.shape[dim]:,} classes, forward and backward"
-    return Trial(what, variants, allowed_s=CHAINS_S)
+    title = f"the logarithm of a softmax of {logits.shape[dim]:,} classes, forward and backward"
+    return Trial(title, variants, allowed_s=CHAINS_S)

@@ -216,16 +216,16 @@ def measure(
     if len(running) > 1:
         running[_AGAIN] = _Timed(trial.variants[AS_IT_IS], running[AS_IT_IS].repeats)
         number = _rounds(running, trial, clock, step_ns, (end, max(end, last)))
-    known = trial.known_ns / max(*running[AS_IT_IS].typical, 1.0)
+    factor = trial.known_ns / max(*running[AS_IT_IS].typical, 1.0)
     # Where both differ much, the recording is not about exactly this.
-    scale = known if 0.4 < known < 2.5 else 1.0
+    scale = factor if 0.4 < factor < 2.5 else 1.0
     direct = clock.waits or not clock.is_cuda
 
-    def saves_of(one: _Timed) -> list[float]:
+    def saves_of(timed: _Timed) -> list[float]:
         if _FEWEST_ROUNDS <= number < _LEAST_ROUNDS:
-            differences = _ranges(running, one)
+            differences = _ranges(running, timed)
         else:
-            differences = _differences(running[AS_IT_IS], one)
+            differences = _differences(running[AS_IT_IS], timed)
         ends = list(zip(*differences, strict=True))
         if not math.isfinite(differences[0][1]):
             ends = ends[:1]
@@ -240,19 +240,21 @@ def measure(
 
     def judged(name: str) -> Variant:
         """What takes longer as it is, host or device, is what a variant is said to take."""
-        times = sorted(scale * one[int(device > host)] for one in running[name].samples)
+        times = sorted(scale * sample[int(device > host)] for sample in running[name].samples)
         quarter = len(times) // 4
         takes = round(statistics.median(times)), round(times[quarter]), round(times[-1 - quarter])
         if name == AS_IT_IS:
             return Variant(name, *takes)
         low, middle, high = saves_of(running[name])
-        said = verdict_of((middle, low, high), step_ns, noise)
+        verdict = verdict_of((middle, low, high), step_ns, noise)
         least, most = (round(ns if math.isfinite(ns) else middle) for ns in (low, high))
-        return Variant(name, *takes, round(middle), least, most, said)
+        return Variant(name, *takes, round(middle), least, most, verdict)
 
-    found = (left_out.get(name) or judged(name) for name in trial.variants)
+    outcomes = (left_out.get(name) or judged(name) for name in trial.variants)
     notes = trial.notes
-    variants = (replace(one, note=one.note or notes.get(one.name, "")) for one in found)
+    variants = (
+        replace(variant, note=variant.note or notes.get(variant.name, "")) for variant in outcomes
+    )
     return Tried(trial.what, tuple(variants), number, cpu_time=clock.cpu_time)
 
 
@@ -264,36 +266,36 @@ def _started(
     left_out: dict[str, Variant] = {}
     first_calls = _FIRST_CALLS
     for name, pieces in trial.variants.items():
-        one, begin = _Timed(pieces), time.perf_counter_ns()
-        now = running.get(AS_IT_IS, one)
-        if now is not one and end - begin < len(trial.variants) * now.wall_ns:
+        timed, begin = _Timed(pieces), time.perf_counter_ns()
+        now = running.get(AS_IT_IS, timed)
+        if now is not timed and end - begin < len(trial.variants) * now.wall_ns:
             left_out[name] = Variant(name, verdict="undecided", note="no time was left")
             continue
         try:
-            one.samples = [one.sample(clock, cold=trial.cold)]
-            if now is one:
-                _check_time(one, end, calls=2)
-            elif 4 * one.wall_ns > end - begin and not clock.is_cuda:
-                left_out[name] = _too_long(name, one, now)
+            timed.samples = [timed.sample(clock, cold=trial.cold)]
+            if now is timed:
+                _check_time(timed, end, calls=2)
+            elif 4 * timed.wall_ns > end - begin and not clock.is_cuda:
+                left_out[name] = _too_long(name, timed, now)
                 continue
             if clock.is_cuda:
                 more = min(time.perf_counter_ns() - begin, first_calls)
                 end, first_calls = end + more, first_calls - more
             # The host is ahead from now on.
             for _ in range(_LATE if clock.is_cuda else 1):
-                one.samples = [one.sample(clock, cold=trial.cold)]
-            if now is one:
-                _check_time(one, end, calls=2 * _LEAST_ROUNDS)
-            running[name] = one
+                timed.samples = [timed.sample(clock, cold=trial.cold)]
+            if now is timed:
+                _check_time(timed, end, calls=2 * _LEAST_ROUNDS)
+            running[name] = timed
         except Refused:
             raise
         except OutOfMemoryError as error:  # of copies, beside the training: it may have room
-            if now is one:
+            if now is timed:
                 raise Refused(reason(error)) from None
             left_out[name] = Variant(name, verdict="undecided", note="no memory was left")
         except Exception as error:
             pass_on(error)
-            if now is one:
+            if now is timed:
                 raise Refused(reason(error)) from None
             left_out[name] = Variant(name, verdict="fails", note=reason(error))
     clock.settle()
@@ -304,16 +306,16 @@ def _started(
 def _leave_the_best(running: dict[str, _Timed], left_out: dict[str, Variant], left: int) -> None:
     """Leave out the slowest variants as long as six rounds of all take more time than is left."""
     while len(running) > 2:
-        cost = running[AS_IT_IS].wall_ns + sum(one.wall_ns for one in running.values())
+        cost = running[AS_IT_IS].wall_ns + sum(timed.wall_ns for timed in running.values())
         if _LEAST_ROUNDS * cost <= left:
             break
         name = max(list(running)[1:], key=lambda name: sum(running[name].samples[-1]))
         left_out[name] = _too_long(name, running.pop(name), running[AS_IT_IS])
 
 
-def _too_long(name: str, one: _Timed, now: _Timed) -> Variant:
+def _too_long(name: str, timed: _Timed, now: _Timed) -> Variant:
     """Return a variant that cannot be run again, by the calls so far."""
-    took, as_it_is = round(sum(one.typical)), round(sum(now.typical))
+    took, as_it_is = round(sum(timed.typical)), round(sum(now.typical))
     if took < _HOPELESS * as_it_is:
         return Variant(name, verdict="undecided", note="no time was left")
     return Variant(name, *(took,) * 3, *(as_it_is - took,) * 3, "does not help", "one call")
@@ -323,10 +325,10 @@ class TooLong(Refused):
     """One call takes too long for the time that a trial may take."""
 
 
-def _check_time(one: _Timed, end: int, calls: int) -> None:
-    if calls * one.wall_ns > end - time.perf_counter_ns():
+def _check_time(timed: _Timed, end: int, calls: int) -> None:
+    if calls * timed.wall_ns > end - time.perf_counter_ns():
         raise TooLong(
-            f"one call takes {duration(one.wall_ns)}, too long for the time that a trial may take"
+            f"one call takes {duration(timed.wall_ns)}, too long for the time that a trial may take"
         )
 
 
@@ -348,19 +350,19 @@ def _rounds(
     Args:
         ends: when to end, and when to end before there are three rounds.
     """
-    shortest = min(one.wall_ns for one in running.values() if one.wall_ns) or 1
-    for one in running.values():
+    shortest = min(timed.wall_ns for timed in running.values() if timed.wall_ns) or 1
+    for timed in running.values():
         if not trial.cold:
-            one.repeats = min(math.ceil(_LEAST_SAMPLE / shortest), _MOST_REPEATS)
-        one.samples, one.wall_ns = [], 0
+            timed.repeats = min(math.ceil(_LEAST_SAMPLE / shortest), _MOST_REPEATS)
+        timed.samples, timed.wall_ns = [], 0
     # The global generator is the training's.
     order, shuffle = list(running.values()), random.Random(0)  # noqa: S311 - no secret
     for number in range(1, _MOST_ROUNDS + 1):
         shuffle.shuffle(order)
-        for one in order:
-            one.samples.append(one.sample(clock, cold=trial.cold))
+        for timed in order:
+            timed.samples.append(timed.sample(clock, cold=trial.cold))
         left = ends[number < _FEWEST_ROUNDS] - time.perf_counter_ns()
-        if sum(one.wall_ns for one in order) > left:
+        if sum(timed.wall_ns for timed in order) > left:
             break
         if number >= _CLEAR_ROUNDS and number % 2 and _all_narrow(running, step_ns):
             break
@@ -371,15 +373,15 @@ def _all_narrow(running: Mapping[str, _Timed], step_ns: int) -> bool:
     now = running[AS_IT_IS]
     return all(
         high - low < _NARROW * step_ns
-        for one in running.values()
-        for _, low, high in _differences(now, one)
+        for timed in running.values()
+        for _, low, high in _differences(now, timed)
     )
 
 
 def _differences(now: _Timed, new: _Timed) -> list[tuple[float, float, float]]:
     """Return the intervals of what the host saves, and of what the device saves."""
     pairs = list(zip(now.samples, new.samples, strict=True))
-    return [interval([a[part] - b[part] for a, b in pairs]) for part in (0, 1)]
+    return [interval([a[clock] - b[clock] for a, b in pairs]) for clock in (0, 1)]
 
 
 def _ranges(running: Mapping[str, _Timed], new: _Timed) -> list[tuple[float, float, float]]:
@@ -389,11 +391,11 @@ def _ranges(running: Mapping[str, _Timed], new: _Timed) -> list[tuple[float, flo
     """
     again = running[_AGAIN]
     now = [*running[AS_IT_IS].samples, *(again.samples if new is not again else ())]
-    found = []
-    for part in (0, 1):
-        apart = [a[part] - b[part] for a in now for b in new.samples]
-        found.append((statistics.median(apart), min(apart), max(apart)))
-    return found
+    ranges = []
+    for clock in (0, 1):
+        apart = [a[clock] - b[clock] for a in now for b in new.samples]
+        ranges.append((statistics.median(apart), min(apart), max(apart)))
+    return ranges
 
 
 def interval(differences: Sequence[float]) -> tuple[float, float, float]:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from backspot.live.torch_internals.process import is_rescheduled
-from backspot.live.trials.trial import AS_IT_IS, CALLS, Asked, Piece, Trial, remedy
+from backspot.live.trials.trial import AS_IT_IS, CALLS, Piece, Request, Trial, remedy
 from backspot.live.trials.twins import (
     Refused,
     check_fits,
@@ -26,47 +26,50 @@ _FORMS = ("fused", "foreach")
 
 
 @remedy("optimizer-kernels")
-def optimizer(asked: Asked) -> Trial | None:
+def optimizer(request: Request) -> Trial | None:
     """Try the other forms of the optimizers, on copies of parameters, gradients and states."""
-    optimizers = [one for one in asked.live.optimizers if [*_params(one)]]
-    for one in optimizers:
-        _check(one)
-    if not optimizers or asked.finding.path == "(clipping)":
+    optimizers = [optim for optim in request.live.optimizers if [*_params(optim)]]
+    for optim in optimizers:
+        _check(optim)
+    if not optimizers or request.finding.path == "(clipping)":
         return None
     twins = [
-        _Twin(asked, one, free_bytes(next(_params(one)).device) // len(optimizers))
-        for one in optimizers
+        _Twin(request, optim, free_bytes(next(_params(optim)).device) // len(optimizers))
+        for optim in optimizers
     ]
-    variants = {AS_IT_IS: [one.piece({}) for one in twins]}
+    variants = {AS_IT_IS: [copy.piece({}) for copy in twins]}
     for form in _FORMS:
-        if all(form in one.options and not one.is_so(form) for one in twins):
+        if all(form in copy.options and not copy.is_so(form) for copy in twins):
             chosen = {other: other == form for other in _FORMS}
-            variants[f"{form}=True"] = [one.piece(chosen) for one in twins]
+            variants[f"{form}=True"] = [copy.piece(chosen) for copy in twins]
     if len(variants) == 1:
         return None
-    named = " and ".join(dict.fromkeys(type(one).__name__ for one in optimizers))
-    count, whole = sum(one.count for one in twins), sum(len([*_params(one)]) for one in optimizers)
-    of = f"{count} of {whole}" if twins[0].share > 1 else f"{count}"
-    what = f"{named}.step() on copies of {of} parameters"
-    return Trial(what, variants, cold=True, known_ns=asked.known_ns)
+    named = " and ".join(dict.fromkeys(type(optim).__name__ for optim in optimizers))
+    count, parameters = (
+        sum(copy.count for copy in twins),
+        sum(len([*_params(optim)]) for optim in optimizers),
+    )
+    tried = f"{count} of {parameters}" if twins[0].share > 1 else f"{count}"
+    title = f"{named}.step() on copies of {tried} parameters"
+    return Trial(title, variants, cold=True, known_ns=request.known_ns)
 
 
-def _check(one: torch.optim.Optimizer) -> None:
-    name, step = type(one).__name__, vars(one).get("step")
-    if not type(one).__module__.startswith("torch.optim"):
+def _check(optim: torch.optim.Optimizer) -> None:
+    name, step = type(optim).__name__, vars(optim).get("step")
+    if not type(optim).__module__.startswith("torch.optim"):
         raise Refused(f"{name} is no optimizer of PyTorch")
-    if isinstance(one, torch.optim.LBFGS):
+    if isinstance(optim, torch.optim.LBFGS):
         raise Refused("a step of LBFGS runs the model")
     if step is not None and not is_rescheduled(step):
         raise Refused(f"the step of {name} was replaced")
 
 
-def _params(one: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
-    return (parameter for group in one.param_groups for parameter in group["params"])
+def _params(optim: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    return (parameter for group in optim.param_groups for parameter in group["params"])
 
 
 def _with_gradients(
-    asked: Asked, params: Sequence[torch.Tensor], most: int
+    request: Request, params: Sequence[torch.Tensor], most: int
 ) -> tuple[dict[torch.Tensor, int], float]:
     """Return the parameters that have gradients, and one of how many bytes these are.
 
@@ -81,17 +84,19 @@ def _with_gradients(
     check_plain(*used, *(p.grad for p in used if p.grad is not None))
     if not used:
         raise Refused("no parameter has a gradient")
-    whole = sum(map(size_of, used))
-    every = 1 + max(4 * whole // max(most, 1), CALLS * asked.known_ns // 10**9)
+    total_bytes = sum(map(size_of, used))
+    stride = 1 + max(4 * total_bytes // max(most, 1), CALLS * request.known_ns // 10**9)
     rows = {
-        one: math.ceil(len(one) * min(1.0, whole / every / max(1, size_of(one))))
-        if one.dim()
+        parameter: math.ceil(
+            len(parameter) * min(1.0, total_bytes / stride / max(1, size_of(parameter)))
+        )
+        if parameter.dim()
         else 1
-        for one in used[::every]
+        for parameter in used[::stride]
     }
-    parts = [_part(one, one, count) for one, count in rows.items()]
-    check_fits(parts, 2)
-    return rows, whole / max(1, sum(map(size_of, parts)))
+    slices = [_part(parameter, parameter, count) for parameter, count in rows.items()]
+    check_fits(slices, 2)
+    return rows, total_bytes / max(1, sum(map(size_of, slices)))
 
 
 def _part(tensor: torch.Tensor, of: torch.Tensor, rows: int) -> torch.Tensor:
@@ -119,28 +124,28 @@ class _Twin:
         options: arguments of the class, such as ``fused``, that choose a form.
     """
 
-    def __init__(self, asked: Asked, optimizer: torch.optim.Optimizer, most: int) -> None:
-        chosen, self.share = _with_gradients(asked, [*_params(optimizer)], most)
+    def __init__(self, request: Request, optimizer: torch.optim.Optimizer, most: int) -> None:
+        chosen, self.share = _with_gradients(request, [*_params(optimizer)], most)
         first = optimizer.param_groups[0]
         self.count, self._device = len(chosen), next(iter(chosen)).device
         self.options = {form: first[form] for form in _FORMS if form in first}
         groups, states = [], {}
         for group in optimizer.param_groups:
-            mine = []
+            copies = []
             for parameter in (p for p in group["params"] if p in chosen):
-                part = partial(_part, of=parameter, rows=chosen[parameter])
-                one = torch.nn.Parameter(twin(part(parameter.detach())))
-                one.grad = _gradient_of(parameter, chosen[parameter])
-                mine.append(one)
+                first_rows = partial(_part, of=parameter, rows=chosen[parameter])
+                copy = torch.nn.Parameter(twin(first_rows(parameter.detach())))
+                copy.grad = _gradient_of(parameter, chosen[parameter])
+                copies.append(copy)
                 # Not load_state_dict: that takes tensors over, and a step writes into them.
-                states[one] = _copied(dict(optimizer.state.get(parameter, {})), part)
-            if mine:
-                options = _copied({key: one for key, one in group.items() if key != "params"})
-                groups.append({**options, "params": mine})
+                states[copy] = _copied(dict(optimizer.state.get(parameter, {})), first_rows)
+            if copies:
+                options = _copied({key: value for key, value in group.items() if key != "params"})
+                groups.append({**options, "params": copies})
         cls: Any = type(optimizer)
         has_rate = "lr" in inspect.signature(cls.__init__).parameters
         self._one = cls(groups, **({"lr": _copied(first["lr"])} if has_rate else {}))
-        self._one.state.update({one: state for one, state in states.items() if state})
+        self._one.state.update({parameter: state for parameter, state in states.items() if state})
         self._one.step()  # what it has not had so far is made here
         # Each count of steps on the host and on the device, where a fused one wants it.
         self._counts = [
@@ -169,44 +174,46 @@ class _Twin:
         return Piece(self._one.step, self.share, before)
 
 
-def _copied(value: Any, part: Callable[[torch.Tensor], torch.Tensor] = lambda one: one) -> Any:
+def _copied(
+    value: Any, first_rows: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor
+) -> Any:
     def copy(tensor: torch.Tensor) -> torch.Tensor:
         check_plain(tensor)
-        return twin(part(tensor))
+        return twin(first_rows(tensor))
 
     return copied(value, copy)
 
 
-def _gradients(asked: Asked) -> tuple[list[torch.Tensor], float]:
-    params = [parameter for one in asked.live.optimizers for parameter in _params(one)]
+def _gradients(request: Request) -> tuple[list[torch.Tensor], float]:
+    params = [parameter for optim in request.live.optimizers for parameter in _params(optim)]
     if not params:
         raise Refused("no optimizer of PyTorch took a step")
-    chosen, share = _with_gradients(asked, params, free_bytes(params[0].device))
-    return [_gradient_of(*one) for one in chosen.items()], share
+    chosen, share = _with_gradients(request, params, free_bytes(params[0].device))
+    return [_gradient_of(*item) for item in chosen.items()], share
 
 
 @remedy("optimizer-kernels", "clipping")
-def clipping(asked: Asked) -> Trial | None:
+def clipping(request: Request) -> Trial | None:
     """Try the norm and the factor of all gradients together."""
-    if asked.finding.path == "(optimizer)":
+    if request.finding.path == "(optimizer)":
         return None
-    gradients, share = _gradients(asked)
-    held = [torch.nn.Parameter(torch.empty_like(one)) for one in gradients]
-    for parameter, gradient in zip(held, gradients, strict=True):
+    gradients, share = _gradients(request)
+    parameters = [torch.nn.Parameter(torch.empty_like(grad)) for grad in gradients]
+    for parameter, gradient in zip(parameters, gradients, strict=True):
         parameter.grad = gradient
     # A norm that is never above it: the gradients keep their size from round to round.
-    clip = partial(torch.nn.utils.clip_grad_norm_, held, 1e30)
+    clip = partial(torch.nn.utils.clip_grad_norm_, parameters, 1e30)
     forms = {AS_IT_IS: False, "foreach=True": True}
     variants = {name: [Piece(partial(clip, foreach=on), share)] for name, on in forms.items()}
-    what = f"clip_grad_norm_ on copies of {len(held)} gradients"
-    return Trial(what, variants, cold=True, known_ns=asked.known_ns)
+    title = f"clip_grad_norm_ on copies of {len(parameters)} gradients"
+    return Trial(title, variants, cold=True, known_ns=request.known_ns)
 
 
 @remedy("zero-grad-fill", "gradients-kept")
-def zero_grad(asked: Asked) -> Trial | None:
+def zero_grad(request: Request) -> Trial | None:
     """Try no gradients in place of zeros, to which the backward adds."""
-    gradients, share = _gradients(asked)
-    fresh = [torch.ones_like(one) for one in gradients]
+    gradients, share = _gradients(request)
+    fresh = [torch.ones_like(gradient) for gradient in gradients]
 
     def filled() -> None:
         for gradient in gradients:
@@ -218,5 +225,5 @@ def zero_grad(asked: Asked) -> Trial | None:
         AS_IT_IS: [Piece(filled, share)],
         "set_to_none=True": [Piece(lambda: None, share)],
     }
-    what = f"the fill, and an addition to each of {len(gradients)} gradients, on copies"
-    return Trial(what, variants, cold=True)
+    title = f"the fill, and an addition to each of {len(gradients)} gradients, on copies"
+    return Trial(title, variants, cold=True)

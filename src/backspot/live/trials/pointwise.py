@@ -15,7 +15,7 @@ import torch
 from torch.nn import functional
 
 from backspot.live.trials.chains import POINTWISE, Chain, Chains, Node, seen
-from backspot.live.trials.trial import AS_IT_IS, CHAINS_S, Asked, Trial, remedy
+from backspot.live.trials.trial import AS_IT_IS, CHAINS_S, Request, Trial, remedy
 from backspot.live.trials.twins import Refused
 
 _POINTWISE = {*POINTWISE}
@@ -44,11 +44,11 @@ def _used(chains: Chains, node: Node) -> None:
             end.is_used = True
             nodes, enough = _made(end)
             if enough:
-                functions = tuple(one.function for one in nodes[: next(iter(enough.values()))])
-                weights = [part for one in nodes for part in one.inner if _is_weight(part)]
-                given = {"from": [*enough], "counts": enough, "weights": weights}
-                given["nodes"] = dict.fromkeys(nodes)  # keys, so that they are not copied
-                chains.keep("pointwise", end, given, key=functions)
+                functions = tuple(node.function for node in nodes[: next(iter(enough.values()))])
+                weights = [weight for node in nodes for weight in node.inner if _is_weight(weight)]
+                inputs = {"from": [*enough], "counts": enough, "weights": weights}
+                inputs["nodes"] = dict.fromkeys(nodes)  # keys, so that they are not copied
+                chains.keep("pointwise", end, inputs, key=functions)
 
 
 def _made(end: Node) -> tuple[list[Node], dict[Node, int]]:
@@ -57,11 +57,11 @@ def _made(end: Node) -> tuple[list[Node], dict[Node, int]]:
     With each of these comes how many of the nodes it takes from there.
     """
     nodes, enough, edge = list[Node](), dict[Node, int](), {end}
-    while inner := [one for one in edge if one.function in _POINTWISE]:
-        last = max(inner, key=lambda one: one.number)
+    while inner := [node for node in edge if node.function in _POINTWISE]:
+        last = max(inner, key=lambda node: node.number)
         edge.remove(last)
         nodes.append(last)
-        edge.update(one for one in last.inner if not _is_weight(one))
+        edge.update(node for node in last.inner if not _is_weight(node))
         if len(edge) == 1 and len(nodes) >= _CHAIN:
             enough[next(iter(edge))] = len(nodes)
         if len(nodes) == _LONGEST:
@@ -74,28 +74,30 @@ def _is_weight(node: Node) -> bool:
 
 
 @remedy("pointwise-chain", chains=True)
-def one_function(asked: Asked) -> Trial | None:
+def one_function(request: Request) -> Trial | None:
     """Try the function of PyTorch that computes the same as a chain, for the largest such chain."""
     missing = "no chain of pointwise functions was recognised in the step"
 
     def work(chain: Chain) -> int:
         return len(chain.given["nodes"]) * int(chain.end.shape.numel())
 
-    for chain in asked.seen("pointwise", missing, work):
+    for chain in request.seen("pointwise", missing, work):
         for start, count in chain.given["counts"].items():
-            if found := _same(chain, start):
-                return _trial(asked, chain, start, count, *found)
+            if function := _same(chain, start):
+                return _trial(request, chain, start, count, *function)
     raise Refused("no function of PyTorch is known that computes the same as its chains")
 
 
-def _trial(asked: Asked, chain: Chain, start: Node, count: int, name: str, function: One) -> Trial:
-    again, given = chain.again(chain.end, given=[start]), chain.again(start)
+def _trial(
+    request: Request, chain: Chain, start: Node, count: int, name: str, function: One
+) -> Trial:
+    again, inputs = chain.again(chain.end, given=[start]), chain.again(start)
     variants = {
-        AS_IT_IS: [asked.piece(chain, lambda: again(*given())[0])],
-        name: [asked.piece(chain, lambda: function(*given()))],
+        AS_IT_IS: [request.piece(chain, lambda: again(*inputs())[0])],
+        name: [request.piece(chain, lambda: function(*inputs()))],
     }
-    what = f"{count} pointwise functions on {tuple(start.shape)}, forward and backward"
-    return Trial(what, variants, allowed_s=CHAINS_S)
+    title = f"{count} pointwise functions on {tuple(start.shape)}, forward and backward"
+    return Trial(title, variants, allowed_s=CHAINS_S)
 
 
 def _same(chain: Chain, start: Node) -> tuple[str, One] | None:
@@ -103,33 +105,36 @@ def _same(chain: Chain, start: Node) -> tuple[str, One] | None:
     with torch.no_grad():
         rows = chain.again(start)()[0][:_ROWS]
         (expected,) = chain.again(chain.end, given=[start])(rows)
-        nearest, found = _SAME.get(expected.dtype, 0.02) * float(expected.abs().max()), None
-        weights = [chain.copies[one] for one in dict.fromkeys(chain.given["weights"])]
+        nearest, nearest_function = (
+            _SAME.get(expected.dtype, 0.02) * float(expected.abs().max()),
+            None,
+        )
+        weights = [chain.copies[weight] for weight in dict.fromkeys(chain.given["weights"])]
         for name, function in _meant(
             [*chain.given["nodes"]], rows.shape[-1], weights, expected.dtype
         ):
-            made = function(rows)
-            if made.shape == expected.shape:
-                far = float((made.to(expected.dtype) - expected).abs().max())
+            output = function(rows)
+            if output.shape == expected.shape:
+                far = float((output.to(expected.dtype) - expected).abs().max())
                 if far < nearest:
-                    nearest, found = far, (name, function)
-    return found
+                    nearest, nearest_function = far, (name, function)
+    return nearest_function
 
 
 def _meant(
     nodes: Sequence[Node], width: int, weights: Sequence[torch.Tensor], dtype: torch.dtype
 ) -> Iterator[tuple[str, One]]:
     yield from _FUNCTIONS.items()
-    if not any(getattr(one.function, "__name__", "") in ("mean", "var") for one in nodes):
+    if not any(getattr(node.function, "__name__", "") in ("mean", "var") for node in nodes):
         return
-    numbers = [one for node in nodes for one in node.parts if isinstance(one, float)]
-    eps = next((one for one in numbers if 0 < one < _LARGEST_EPS), 1e-6)
-    wide = [one for one in weights if one.shape == (width,)]
+    numbers = [number for node in nodes for number in node.parts if isinstance(number, float)]
+    eps = next((number for number in numbers if 0 < number < _LARGEST_EPS), 1e-6)
+    wide = [weight for weight in weights if weight.shape == (width,)]
     for count in range(min(len(wide), 2), -1, -1):
-        for some in permutations(wide, count):
+        for chosen in permutations(wide, count):
             if count < 2 and hasattr(functional, "rms_norm"):
-                yield "F.rms_norm", _normed(functional.rms_norm, width, some, eps, dtype)
-            yield "F.layer_norm", _normed(functional.layer_norm, width, some, eps, dtype)
+                yield "F.rms_norm", _normed(functional.rms_norm, width, chosen, eps, dtype)
+            yield "F.layer_norm", _normed(functional.layer_norm, width, chosen, eps, dtype)
 
 
 def _normed(

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 from backspot.live.trials.chains import PRODUCTS, Chain, Chains, Node, seen
-from backspot.live.trials.trial import AS_IT_IS, CHAINS_S, Asked, Trial, remedy
+from backspot.live.trials.trial import AS_IT_IS, CHAINS_S, Request, Trial, remedy
 from backspot.live.trials.twins import check_room
 
 _TINY = 4
@@ -30,24 +30,24 @@ def _distance(chains: Chains, end: Node) -> None:
 
 
 @remedy("tiny-products", chains=True)
-def written_out(asked: Asked) -> Trial | None:
+def written_out(request: Request) -> Trial | None:
     """Try a sum of element-wise products in place of a batched product of tiny matrices."""
     missing = "no batched product of tiny matrices was recognised"
-    chain = asked.seen("product", missing, _numbers)[0]
+    chain = request.seen("product", missing, _numbers)[0]
 
     def sums(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        made = a[..., :1] * b[..., :1, :]
-        for at in range(1, a.shape[-1]):
-            made = made + a[..., at : at + 1] * b[..., at : at + 1, :]
-        return made
+        total = a[..., :1] * b[..., :1, :]
+        for index in range(1, a.shape[-1]):
+            total = total + a[..., index : index + 1] * b[..., index : index + 1, :]
+        return total
 
-    return _trial(asked, "a @ b", chain, {"element-wise products and sums": sums})
+    return _trial(request, "a @ b", chain, {"element-wise products and sums": sums})
 
 
 @remedy("pairwise-distance", chains=True)
-def broadcast(asked: Asked) -> Trial | None:
+def broadcast(request: Request) -> Trial | None:
     """Try differences of all points, or for ``p=2`` a product of matrices."""
-    chain = asked.seen("distance", "no cdist was recognised in the step", _numbers)[0]
+    chain = request.seen("distance", "no cdist was recognised in the step", _numbers)[0]
     p = chain.given["p"]
 
     def differences(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -58,7 +58,7 @@ def broadcast(asked: Asked) -> Trial | None:
     if p == 2:
         mode = "use_mm_for_euclid_dist"
         ways[f"compute_mode={mode!r}"] = partial(torch.cdist, compute_mode=mode)
-    return _trial(asked, "cdist(a, b)", chain, ways)
+    return _trial(request, "cdist(a, b)", chain, ways)
 
 
 def _numbers(chain: Chain) -> int:
@@ -67,14 +67,14 @@ def _numbers(chain: Chain) -> int:
     return int(a.numel() * b[-2 if chain.kind == "distance" else -1])
 
 
-def _trial(asked: Asked, what: str, chain: Chain, ways: dict[str, Two]) -> Trial:
+def _trial(request: Request, title: str, chain: Chain, ways: dict[str, Two]) -> Trial:
     a, b = chain.given["a"], chain.given["b"]
     root = chain.copies[a.root]
     check_room(root.device, 3 * root.element_size() * _numbers(chain))
-    now, given = chain.again(chain.end), chain.again(a, b)
+    now, inputs = chain.again(chain.end), chain.again(a, b)
     runs: dict[str, Callable[[], torch.Tensor]] = {AS_IT_IS: lambda: now()[0]}
     for name, way in ways.items():
-        runs[name] = partial(lambda way: way(*given()), way)
-    variants = asked.variants([chain], lambda _: runs)
+        runs[name] = partial(lambda way: way(*inputs()), way)
+    variants = request.variants([chain], lambda _: runs)
     shapes = f"{tuple(a.shape)} and {tuple(b.shape)}"
-    return Trial(f"{what} of {shapes}, forward and backward", variants, allowed_s=CHAINS_S)
+    return Trial(f"{title} of {shapes}, forward and backward", variants, allowed_s=CHAINS_S)

@@ -76,27 +76,31 @@ class Live(Living):
     @classmethod
     def of(cls, live: Living) -> Live:
         """Return a training of which no step was watched yet."""
-        parts = live.models, live.optimizers, live.loader, live.step
-        return cls(*parts, why_no_chains=live.why_no_step)
+        fields = live.models, live.optimizers, live.loader, live.step
+        return cls(*fields, why_no_chains=live.why_no_step)
 
     def tensors(self) -> list[torch.Tensor]:
         """Return the parameters and buffers, and what the optimizers hold."""
-        found = [
+        tensors = [
             tensor
             for model in self.models.values()
             for tensor in (*model.parameters(), *model.buffers())
         ]
         for optimizer in self.optimizers:
-            found += [one for group in optimizer.param_groups for one in group["params"]]
+            tensors += [
+                parameter for group in optimizer.param_groups for parameter in group["params"]
+            ]
             for state in optimizer.state.values():
                 if isinstance(state, dict):
-                    found += [one for one in state.values() if isinstance(one, torch.Tensor)]
-        return found
+                    tensors += [
+                        value for value in state.values() if isinstance(value, torch.Tensor)
+                    ]
+        return tensors
 
     @property
     def device(self) -> torch.device:
         """Where the training runs: the device of its first parameter."""
-        return next((one.device for one in self.tensors()), torch.device("cpu"))
+        return next((tensor.device for tensor in self.tensors()), torch.device("cpu"))
 
 
 def step_of(report: Report) -> int:
@@ -109,7 +113,7 @@ def step_of(report: Report) -> int:
 
 
 @dataclass(frozen=True)
-class Asked:
+class Request:
     """What a remedy is a function of.
 
     Attributes:
@@ -151,10 +155,10 @@ class Asked:
             Refused: If there are none, with the reason.
         """
         chains = self.live.chains
-        found = chains.of(kind) if chains else []
-        if not found:
+        seen_chains = chains.of(kind) if chains else []
+        if not seen_chains:
             raise Refused((chains.missed.get(kind) if chains else None) or missing)
-        return sorted(found, key=lambda one: -one.count * size(one))
+        return sorted(seen_chains, key=lambda chain: -chain.count * size(chain))
 
     def variants(
         self,
@@ -167,15 +171,15 @@ class Asked:
         Raises:
             Refused: If there is no room for so many times their copies.
         """
-        found: dict[str, list[Piece]] = {}
+        pieces_of: dict[str, list[Piece]] = {}
         for chain in chains:
             check_fits(chain.copies.values(), room)
             for name, way in ways_of(chain).items():
-                found.setdefault(name, []).append(self.piece(chain, way))
-        return {name: pieces for name, pieces in found.items() if len(pieces) == len(chains)}
+                pieces_of.setdefault(name, []).append(self.piece(chain, way))
+        return {name: pieces for name, pieces in pieces_of.items() if len(pieces) == len(chains)}
 
 
-Remedy = Callable[[Asked], Trial | None]
+Remedy = Callable[[Request], Trial | None]
 
 
 @dataclass(frozen=True)
@@ -212,4 +216,4 @@ def remedy(*rules: str, chains: bool = False, form: str = "") -> Callable[[Remed
 def remedies_of(rule: str, *, form: str = "") -> list[Entry]:
     """Return what can be tried for the findings of a rule with this form of the remedy."""
     modules_of("backspot.live.trials")
-    return [one for one in _entries.get(rule, {}).values() if one.form == form]
+    return [entry for entry in _entries.get(rule, {}).values() if entry.form == form]

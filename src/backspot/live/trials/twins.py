@@ -28,10 +28,10 @@ def check_plain(*tensors: torch.Tensor) -> None:
     Raises:
         Refused: If a tensor is of another class, or not strided.
     """
-    for one in tensors:
-        if type(one) not in (torch.Tensor, torch.nn.Parameter):
-            raise Refused(f"a {type(one).__name__} cannot be copied apart from the training")
-        if one.layout is not torch.strided or one.device.type == "meta":
+    for tensor in tensors:
+        if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+            raise Refused(f"a {type(tensor).__name__} cannot be copied apart from the training")
+        if tensor.layout is not torch.strided or tensor.device.type == "meta":
             raise Refused("sparse tensors cannot be copied with their layout")
 
 
@@ -59,7 +59,7 @@ def twin(tensor: torch.Tensor) -> torch.Tensor:
 
 def copied(tree: Any, of: Callable[[torch.Tensor], torch.Tensor] = twin) -> Any:
     """Return nested lists and dictionaries with copies of their tensors, as ``of`` makes them."""
-    return tree_map(lambda one: of(one) if isinstance(one, torch.Tensor) else one, tree)
+    return tree_map(lambda leaf: of(leaf) if isinstance(leaf, torch.Tensor) else leaf, tree)
 
 
 def free_bytes(device: torch.device) -> int:

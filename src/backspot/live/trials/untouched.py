@@ -39,7 +39,7 @@ def untouched(live: Live) -> Iterator[None]:
     """
     before = _fingerprint(live)
     generators = list(_generators_of(live))
-    devices = {one.device.type for one in live.tensors()}
+    devices = {tensor.device.type for tensor in live.tensors()}
     undo = [*_random_states(generators), *_modes(devices)]
     undo += [(_filled(hooks), dict(hooks)) for hooks in GLOBAL_HOOKS]
     undo.append((set_hearing, hears()))
@@ -83,15 +83,15 @@ def _random_states(generators: Iterable[Any]) -> Iterator[tuple[Put, Any]]:
     yield torch.set_rng_state, torch.get_rng_state()
     if torch.cuda.is_initialized():
         yield torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all()
-    for one in generators:
-        if isinstance(one, torch.Generator):
-            yield one.set_state, one.get_state()
-        elif isinstance(one, random.Random):
-            yield one.setstate, one.getstate()
-        elif numpy is not None and isinstance(one, numpy.random.RandomState):
-            yield one.set_state, one.get_state()
-        elif numpy is not None and isinstance(one, numpy.random.Generator):
-            yield partial(setattr, one.bit_generator, "state"), one.bit_generator.state
+    for generator in generators:
+        if isinstance(generator, torch.Generator):
+            yield generator.set_state, generator.get_state()
+        elif isinstance(generator, random.Random):
+            yield generator.setstate, generator.getstate()
+        elif numpy is not None and isinstance(generator, numpy.random.RandomState):
+            yield generator.set_state, generator.get_state()
+        elif numpy is not None and isinstance(generator, numpy.random.Generator):
+            yield partial(setattr, generator.bit_generator, "state"), generator.bit_generator.state
 
 
 def _modes(devices: set[str]) -> Iterator[tuple[Put, Any]]:
@@ -138,11 +138,11 @@ def signals_later() -> Iterator[None]:
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
-    held = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, held)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 # What must be the same afterwards ---------------------------------------------------------------
@@ -165,11 +165,11 @@ def _fingerprint(live: Live) -> Sequence[object]:
 
 def _of_tensor(tensor: torch.Tensor) -> object:
     grad = tensor.grad if tensor.is_leaf else None
-    mine = tuple(_state(one) for one in (tensor, grad) if one is not None)
-    return (*mine, tensor.requires_grad)
+    states = tuple(_state(value) for value in (tensor, grad) if value is not None)
+    return (*states, tensor.requires_grad)
 
 
 def _state(tensor: torch.Tensor) -> object:
     plain = type(tensor) in (torch.Tensor, torch.nn.Parameter)
-    where = tensor.data_ptr() if plain and tensor.layout is torch.strided else 0
-    return id(tensor), where, version_of(tensor)
+    address = tensor.data_ptr() if plain and tensor.layout is torch.strided else 0
+    return id(tensor), address, version_of(tensor)

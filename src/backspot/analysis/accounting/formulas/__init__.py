@@ -111,54 +111,54 @@ class Inputs(msgspec.Struct, frozen=True, dict=True):
             Unknown: If it cannot be read.
         """
         try:
-            found = [json.loads(text or "[]") for text in signature]
+            columns = [json.loads(text or "[]") for text in signature]
         except (ValueError, RecursionError) as error:
             raise Unknown from error
-        shapes, types, strides, values = found
-        are_lists = all(isinstance(part, list) for part in found)
-        if not (are_lists and all(isinstance(part, str) for part in types)):
+        shapes, types, strides, values = columns
+        are_lists = all(isinstance(column, list) for column in columns)
+        if not (are_lists and all(isinstance(type_name, str) for type_name in types)):
             raise Unknown
         return cls(shapes, types, strides, values)
 
     @cached_property
     def tensors(self) -> list[int]:
         """The places of the inputs that are tensors."""
-        return [at for at, name in enumerate(self.types) if name in _BYTES]
+        return [place for place, name in enumerate(self.types) if name in _BYTES]
 
-    def shape(self, at: int) -> list[int]:
+    def shape(self, place: int) -> list[int]:
         """Return the sizes of a tensor.
 
         Raises:
             Unknown: If this input is no tensor, or its sizes are not recorded.
         """
-        if at >= len(self.shapes) or at >= len(self.types) or self.types[at] not in _BYTES:
+        if place >= len(self.shapes) or place >= len(self.types) or self.types[place] not in _BYTES:
             raise Unknown
-        shape = self.shapes[at]
+        shape = self.shapes[place]
         if not isinstance(shape, list) or not {int, bool}.issuperset(map(type, shape)):
             raise Unknown
         return list(shape)
 
-    def shapes_in_list(self, at: int) -> list[list[int]]:
+    def shapes_in_list(self, place: int) -> list[list[int]]:
         """Return the sizes of each tensor of a list.
 
         Raises:
             Unknown: If this input is no list of tensors, or their sizes are not recorded.
         """
-        shapes = self.shapes[at] if at < len(self.shapes) else None
+        shapes = self.shapes[place] if place < len(self.shapes) else None
         if not isinstance(shapes, list) or not all(isinstance(shape, list) for shape in shapes):
             raise Unknown
         if not all(isinstance(size, int) for shape in shapes for size in shape):
             raise Unknown
         return shapes
 
-    def value(self, at: int) -> Any:
+    def value(self, place: int) -> Any:
         """Return another input: a number, a truth value or a list.
 
         Raises:
             Unknown: If the value is not recorded.
         """
         try:
-            return _literal(self.values[at])
+            return _literal(self.values[place])
         except (
             IndexError,
             ValueError,
@@ -169,25 +169,25 @@ class Inputs(msgspec.Struct, frozen=True, dict=True):
         ) as error:
             raise Unknown from error
 
-    def element(self, at: int) -> int:
+    def element(self, place: int) -> int:
         """Return the bytes of a tensor's element.
 
         Raises:
             Unknown: If this input is no tensor.
         """
         try:
-            return _BYTES[self.types[at]]
+            return _BYTES[self.types[place]]
         except (IndexError, KeyError) as error:
             raise Unknown from error
 
-    def read(self, at: int) -> int:
+    def read(self, place: int) -> int:
         """Return the bytes of a tensor's distinct elements: a broadcast one counts once."""
-        shape = self.shape(at)
-        strides = self.strides[at] if at < len(self.strides) else []
+        shape = self.shape(place)
+        strides = self.strides[place] if place < len(self.strides) else []
         strides = strides if isinstance(strides, list) else []
         if len(strides) == len(shape):
             shape = [size for size, stride in zip(shape, strides, strict=True) if stride]
-        return prod(shape) * self.element(at)
+        return prod(shape) * self.element(place)
 
     def read_all(self) -> int:
         """Return the bytes of all tensors."""
@@ -195,7 +195,7 @@ class Inputs(msgspec.Struct, frozen=True, dict=True):
 
     def broadcast(self) -> list[int]:
         """Return the sizes of what a pointwise operator gives."""
-        shapes = [self.shape(at) for at in self.tensors]
+        shapes = [self.shape(place) for place in self.tensors]
         if not shapes:
             raise Unknown
         result = [1] * max(map(len, shapes))

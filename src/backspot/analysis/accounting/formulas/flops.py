@@ -84,9 +84,9 @@ def output_sizes(
     A list with one number stands for all dimensions.
     """
     sizes = []
-    for at, (size, width) in enumerate(zip(image[2:], weight[2:], strict=True)):
+    for dim, (size, width) in enumerate(zip(image[2:], weight[2:], strict=True)):
         step, edge, spread = (
-            numbers[at if len(numbers) > 1 else 0] for numbers in (stride, padding, dilation)
+            numbers[dim if len(numbers) > 1 else 0] for numbers in (stride, padding, dilation)
         )
         sizes.append((size + 2 * edge - spread * (width - 1) - 1) // step + 1)
     return [image[0], weight[0], *sizes]
@@ -100,7 +100,7 @@ def convolution(inputs: Inputs) -> int:
         raise Unknown
     if inputs.value(6):
         return _count(image, weight, image[2:])
-    stride, padding, dilation = (inputs.value(at) for at in (3, 4, 5))
+    stride, padding, dilation = (inputs.value(place) for place in (3, 4, 5))
     return _count(image, weight, output_sizes(image, weight, stride, padding, dilation)[2:])
 
 
@@ -112,7 +112,7 @@ def convolution_backward(inputs: Inputs) -> int:
     the weight one of the input with the output's gradient. Each has as many operations as the
     forward. ``torch.utils.flop_counter`` leaves out that groups divide those of the weight.
     """
-    gradient, image, weight = (inputs.shape(at) for at in range(3))
+    gradient, image, weight = (inputs.shape(place) for place in range(3))
     if not len(gradient) == len(image) == len(weight):
         raise Unknown
     transposed, groups, wanted = inputs.value(7), inputs.value(9), inputs.value(10)
@@ -123,8 +123,8 @@ def convolution_backward(inputs: Inputs) -> int:
         count += _count(gradient, weight, image[2:] if transposed else gradient[2:])
     if wanted[1]:
         first, second = (gradient, image) if transposed else (image, gradient)
-        whole = 2 * prod(weight[2:]) * prod(second[2:]) * first[1] * second[1] * second[0]
-        count += whole // groups
+        operations = 2 * prod(weight[2:]) * prod(second[2:]) * first[1] * second[1] * second[0]
+        count += operations // groups
     return count
 
 
@@ -173,7 +173,7 @@ def _heads_first(shape: list[int]) -> list[int]:
 )
 def attention(inputs: Inputs) -> int:
     """Query, key, value, and more."""
-    return _forward(_sizes(*(inputs.shape(at) for at in range(3))))
+    return _forward(_sizes(*(inputs.shape(place) for place in range(3))))
 
 
 @flops(
@@ -184,19 +184,19 @@ def attention(inputs: Inputs) -> int:
 )
 def attention_backward(inputs: Inputs) -> int:
     """The gradient of the output, query, key, value, and more."""
-    return _backward(_sizes(*(inputs.shape(at) for at in range(1, 4))))
+    return _backward(_sizes(*(inputs.shape(place) for place in range(1, 4))))
 
 
 @flops("aten::_flash_attention_forward", "aten::_efficient_attention_forward")
 def attention_rows_first(inputs: Inputs) -> int:
     """Query, key, value, …, with the rows before the heads."""
-    return _forward(_sizes(*(_heads_first(inputs.shape(at)) for at in range(3))))
+    return _forward(_sizes(*(_heads_first(inputs.shape(place)) for place in range(3))))
 
 
 @flops("aten::_flash_attention_backward", "aten::_efficient_attention_backward")
 def attention_rows_first_backward(inputs: Inputs) -> int:
     """The gradient of the output, query, key, value, …, with the rows before the heads."""
-    return _backward(_sizes(*(_heads_first(inputs.shape(at)) for at in range(1, 4))))
+    return _backward(_sizes(*(_heads_first(inputs.shape(place)) for place in range(1, 4))))
 
 
 def _layers(rows: Sequence[int], weights: Iterable[Sequence[int]]) -> int:

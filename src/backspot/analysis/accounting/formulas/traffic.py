@@ -19,15 +19,15 @@ __all__: list[str] = []
 
 def _like(inputs: Inputs, *places: int) -> int:
     """The bytes of outputs that are like some inputs."""
-    return sum(prod(inputs.shape(at)) * inputs.element(at) for at in places)
+    return sum(prod(inputs.shape(place)) * inputs.element(place) for place in places)
 
 
-def _wanted(inputs: Inputs, at: int, outputs: Sequence[int]) -> int:
+def _wanted(inputs: Inputs, place: int, outputs: Sequence[int]) -> int:
     """The bytes of those outputs that a mask of truth values asks for."""
-    mask = inputs.value(at)
+    mask = inputs.value(place)
     if not isinstance(mask, list) or len(mask) != len(outputs):
         raise Unknown
-    return sum(size for kept, size in zip(mask, outputs, strict=True) if kept)
+    return sum(size for is_wanted, size in zip(mask, outputs, strict=True) if is_wanted)
 
 
 # Pointwise ---------------------------------------------------------------------------------------
@@ -57,11 +57,11 @@ def _widest(inputs: Inputs, places: Sequence[int]) -> int:
     A number is recorded as a tensor without dimensions. It widens others only if they are of a
     lower kind, such as integers; and then a float, which Python writes as a double, has 4 bytes.
     """
-    kinds = {at: kind_of(inputs.types[at]) for at in places}
-    sized = [at for at in places if inputs.shape(at)] or list(places)
-    highest = max((kinds[at] for at in sized), default=0)
-    above = [min(inputs.element(at), 4) for at in places if kinds[at] > highest]
-    return max(above or [inputs.element(at) for at in sized], default=0)
+    kinds = {place: kind_of(inputs.types[place]) for place in places}
+    sized = [place for place in places if inputs.shape(place)] or list(places)
+    highest = max((kinds[place] for place in sized), default=0)
+    above = [min(inputs.element(place), 4) for place in places if kinds[place] > highest]
+    return max(above or [inputs.element(place) for place in sized], default=0)
 
 
 @moved(*operators_of(Kind.COMPARISON))
@@ -125,7 +125,7 @@ def convolution(inputs: Inputs) -> int:
     image, weight = inputs.shape(0), inputs.shape(1)
     if len(image) != len(weight) or inputs.value(6):
         raise Unknown
-    stride, padding, dilation = (inputs.value(at) for at in (3, 4, 5))
+    stride, padding, dilation = (inputs.value(place) for place in (3, 4, 5))
     result = output_sizes(image, weight, stride, padding, dilation)
     return inputs.read_all() + prod(result) * inputs.element(0)
 
@@ -200,10 +200,10 @@ def native_batch_norm_backward(inputs: Inputs) -> int:
     return inputs.read_all() + _wanted(inputs, 9, (_like(inputs, 1), weight, weight))
 
 
-def _is_training(inputs: Inputs, at: int) -> bool:
+def _is_training(inputs: Inputs, place: int) -> bool:
     """Whether an input says that a norm is in training; true where its value is not recorded."""
     try:
-        return inputs.value(at) is not False
+        return inputs.value(place) is not False
     except Unknown:
         return True
 
@@ -223,8 +223,8 @@ def reduced(inputs: Inputs) -> int:
     except Unknown:
         value = None
     dims = {dim % len(shape) for dim in value} if isinstance(value, list) and shape else set()
-    kept = prod(size for at, size in enumerate(shape) if at not in dims) if dims else 1
-    return inputs.read(0) + kept * inputs.element(0)
+    elements = prod(size for dim, size in enumerate(shape) if dim not in dims) if dims else 1
+    return inputs.read(0) + elements * inputs.element(0)
 
 
 @moved("aten::embedding")
