@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help install test quick durations lint house format docs bench
+.PHONY: help install test quick durations lint house format docs changelog bench
 
 help:  ## List the targets
 	@sed -n 's/^\([a-z]*\):  *## */\1 /p' $(MAKEFILE_LIST) | while read -r name about; do printf '%-9s %s\n' "$$name" "$$about"; done
@@ -37,6 +37,9 @@ docs:  ## Make what the documentation shows, and the site in site/
 	python docs/make_recording.py
 	python notebooks/execute.py
 	mkdocs build
+
+changelog:  ## Join the files of news/ into CHANGELOG.md
+	python docs/make_changelog.py
 
 bench:  ## Run the benchmarks that need no GPU, ten minutes of them at a time
 	python -m benchmarks all --device cpu

@@ -127,6 +127,59 @@ def test_the_output_that_documents_show_is_that_of_today():
         assert text_of(page) == made.made(text_of(page)), page
 
 
+# News.
+
+
+def test_each_file_of_the_news_is_well_formed():
+    made = generator("make_changelog")
+    wrong = {file.name: [*made.wrong_in(file)] for file in made.NEWS.glob("*")}
+    assert not any(wrong.values()), wrong
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "complaint"),
+    [
+        ("Labels Cost.md", "**Labels.** They cost less.\n", "name it after the change"),
+        ("labels.txt", "**Labels.** They cost less.\n", "name it after the change"),
+        ("labels.md", "They cost less.\n", "write one line"),
+        ("labels.md", "**Labels.** They cost less", "write one line"),
+        ("labels.md", "**Labels.** They cost\nless.\n", "write one line"),
+        ("labels.md", f"**Labels.** They cost {'much ' * 80}less.\n", "at most 80 words"),
+        (
+            "labels.md",
+            "**Labels.** [More](docs/no-such-page.md).\n",
+            "no-such-page.md: there is no",
+        ),
+    ],
+)
+def test_news_that_is_not_well_formed_is_told(tmp_path, name, text, complaint):
+    (tmp_path / name).write_text(text, "utf-8")
+    (wrong,) = generator("make_changelog").wrong_in(tmp_path / name)
+    assert complaint in wrong
+
+
+def test_news_goes_to_the_end_of_the_newest_section_and_its_files_go(tmp_path):
+    made = generator("make_changelog")
+    made.NEWS, made.CHANGELOG = tmp_path / "news", tmp_path / "CHANGELOG.md"
+    made.NEWS.mkdir()
+    (made.NEWS / "second.md").write_text("**Second.** Two.\n", "utf-8")
+    (made.NEWS / "first.md").write_text("**First.** One, [here](docs/run.md).\n", "utf-8")
+    made.CHANGELOG.write_text("# Changes\n\n## 2\n\n- **Old.** X.\n\n## 1\n\n- Y.\n", "utf-8")
+    made.main()
+    assert text_of(made.CHANGELOG) == (
+        "# Changes\n\n## 2\n\n- **Old.** X.\n- **First.** One, [here](docs/run.md).\n"
+        "- **Second.** Two.\n\n## 1\n\n- Y.\n"
+    )
+    assert not [*made.NEWS.iterdir()]
+    written = text_of(made.CHANGELOG)
+    made.main()
+    assert text_of(made.CHANGELOG) == written
+    (made.NEWS / "third.md").write_text("no news", "utf-8")
+    with pytest.raises(SystemExit, match=r"third\.md: write one line"):
+        made.main()
+    assert text_of(made.CHANGELOG) == written
+
+
 # Claims.
 
 
