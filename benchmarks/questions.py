@@ -253,6 +253,13 @@ QUESTIONS = {
         "robustness.unedited", "checkouts of them; CPU or GPU", "60; 9", "--checkouts FOLDER",
         seconds=14400, jobs=1, load=True,
     ),
+    "plan_scripts": Question(
+        "Does a plan come true in six public training scripts, followed by their own flags or by a "
+        "patch?",
+        "robustness.plan_scripts", "checkouts of them; GPU or CPU", "10; 20",
+        "--checkouts FOLDER",
+        seconds=3600,
+    ),
     "endings": Question(
         "Does a script start and end under `backspot run` as under `python`? 150 ways",
         "robustness.endings", "CPU, Linux", "15", "--jobs 2",

@@ -5,6 +5,7 @@ The benchmarks are those of ``benchmarks/questions.py``: a new one is tested wit
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import random
@@ -12,16 +13,18 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from backspot import MissingDependencyError
+from backspot.results import Plan, Rung
 from benchmarks import evidence, harness, kept
 from benchmarks.__main__ import main as answer
 from benchmarks.causes import published
-from benchmarks.measuring import busy
+from benchmarks.measuring import Budget, busy
 from benchmarks.questions import QUESTIONS, table
-from benchmarks.robustness import unedited
+from benchmarks.robustness import plan_scripts, unedited
 from benchmarks.robustness.public_scripts import Script
 from benchmarks.workers import NO_TIME, Phase, do_alone, run_jobs
 from support import preloaded
@@ -35,6 +38,7 @@ TESTED_ELSEWHERE = {
     "fuzz_traces": "trace/test_fuzzed_traces.py",
     "fuzz_reports": "render/test_fuzzed_reports.py",
     "unedited": "commands/test_run.py",
+    "plan_scripts": "test_benchmarks.py",
 }
 """Other tests run what these run; here, only their command line is looked at."""
 
@@ -444,8 +448,8 @@ def place(tmp_path, preloaded_python):
     checkout.mkdir(parents=True)
     (checkout / "train.py").write_text(SCRIPT)
 
-    def make(ends: str) -> unedited.Place:
-        what = Script("owner/name", "train.py", "", (ends,), options=("--steps", "3"))
+    def make(ends: str, **more: Any) -> unedited.Place:
+        what = Script("owner/name", "train.py", "", (ends,), options=("--steps", "3"), **more)
         return unedited.Place(what, tmp_path / "checkouts", tmp_path / "work", "cpu")
 
     return make
@@ -466,6 +470,49 @@ def test_a_script_of_others_that_fails_by_itself_is_no_fault_of_backspot(place):
     found, reports = unedited.run_script(place("3"), 1)
     assert found.same.startswith("the script itself fails")
     assert not reports
+
+
+WAYS = {
+    "bf16": {"patches": [["train.py", "loss = model", "loss = 1 * model"]]},
+    "channels_last": {"arguments": "--channels-last"},
+    "num_workers": {"arguments": "--workers {}"},
+    "torch.compile": {"patches": [["train.py", "torch", "no such text only once"]]},
+}
+LADDER = (
+    Rung("bf16", "precision", step_ns=900_000, kept=True),
+    Rung("TF32", "precision", step_ns=950_000),
+    Rung("num_workers=3", "loader", step_ns=800_000, kept=True),
+    Rung("SGD with foreach=True", "optimizer", step_ns=700_000, kept=True),
+    Rung("torch.compile", "compile", step_ns=600_000, kept=True),
+    Rung("channels_last", "layout", step_ns=500_000, kept=True),
+)
+
+
+def test_a_plan_is_followed_up_to_the_rung_that_cannot_be_made(place):
+    there, found = place("0", follow=WAYS), plan_scripts.Followed()
+    change = plan_scripts.follow(there, Plan("a copy", step_ns=10**6, rungs=LADDER), found)
+    assert change.arguments == ("--workers", "3")
+    assert change.remedies == ("foreach=True",)
+    assert [file for file, *_ in change.patches] == ["train.py"]
+    assert found.said_ms == (1.0, 0.7)  # of what was followed
+    bf16, tf32, workers, optimizer, compiled, layout = (one["followed"] for one in found.rungs)
+    assert (bf16, tf32, workers, optimizer) == ("", None, "", "")
+    assert "times, not once" in compiled
+    assert layout == "torch.compile below it was not"
+
+
+def test_the_plan_of_a_script_of_others_is_followed_in_turns(place):
+    there = place("0", follow=WAYS)
+    asked = argparse.Namespace(plan=3, rounds=1, keep=None)
+    found = plan_scripts.judge(there, asked, Budget(300))
+    assert (found.end, found.why_not) == ("done", "")
+    assert {"bf16", "SGD with foreach=True"} <= {one["setting"] for one in found.rungs}
+    assert bool(found.changed) == (found.real_ms is not None)
+    patched = plan_scripts.Change(patches=(("train.py", "loss = model", "loss = 1 * model"),))
+    assert plan_scripts.step_ms(there, patched) > 0
+    assert there.patches == {}  # and the next run is as it is
+    broken = plan_scripts.Change(patches=(("train.py", "loss = model", "loss = no_model"),))
+    assert plan_scripts.step_ms(there, broken) is None
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,14 @@
 """Public training scripts, and what each needs to run where there is no network.
 
-They are in ``public_scripts.toml``. A checkout of ``repository`` at its commit lies in the folder
-``repository`` of the folder of checkouts.
+They are in ``public_scripts.toml``, and those whose plan is followed in ``plan_scripts.toml``. A
+checkout of ``repository`` at its commit lies in the folder ``repository`` of the folder of
+checkouts.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ try:
 except ModuleNotFoundError:  # Python 3.10
     import tomli as tomllib
 
-__all__ = ["COMMITS", "SCRIPTS", "Script"]
+__all__ = ["COMMITS", "SCRIPTS", "Script", "Scripts"]
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,9 @@ class Script:
         environment: variables as `NAME=VALUE`.
         devices: where it runs.
         options: of ``backspot run``.
+        follow: by the name of a plan's setting, what makes it in this script: ``arguments``, with
+            ``{}`` for the number that the setting ends with, or ``patches``, each a file from the
+            checkout, a text that it has once, and its replacement.
     """
 
     repository: str
@@ -53,6 +58,7 @@ class Script:
     environment: tuple[str, ...] = ()
     devices: tuple[str, ...] = ("cpu",)
     options: tuple[str, ...] = ()
+    follow: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 def _read(fields: dict[str, Any]) -> Script:
@@ -62,7 +68,28 @@ def _read(fields: dict[str, Any]) -> Script:
     return Script(**{**fields, **lists, "arguments": arguments, "data": data})
 
 
-_TEXT = Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
-_DOCUMENT = tomllib.loads(_TEXT)
-COMMITS: dict[str, str] = _DOCUMENT["commits"]
-SCRIPTS = {name: _read(fields) for name, fields in _DOCUMENT["scripts"].items()}
+@dataclass(frozen=True)
+class Scripts:
+    """The scripts of one file, and the commits of their repositories."""
+
+    commits: Mapping[str, str]
+    scripts: Mapping[str, Script]
+
+    @classmethod
+    def read(cls, path: Path) -> Scripts:
+        """Read a file in TOML.
+
+        A script's table ``cpu`` makes another one, ``NAME-cpu``, with other values of its fields.
+        """
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        scripts: dict[str, Script] = {}
+        for name, fields in document["scripts"].items():
+            small = fields.pop("cpu", None)
+            scripts[name] = _read({**fields})
+            if small is not None:
+                scripts[f"{name}-cpu"] = _read({**fields, "devices": ["cpu"], **small})
+        return cls(document["commits"], scripts)
+
+
+_UNEDITED = Scripts.read(Path(__file__).with_suffix(".toml"))
+COMMITS, SCRIPTS = _UNEDITED.commits, _UNEDITED.scripts

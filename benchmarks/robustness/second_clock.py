@@ -6,7 +6,10 @@
 call it was made, by autograd's sequence numbers. A hook before each node notes the time: of the
 thread on a CPU, which other processes do not disturb, of CUDA events on a GPU.
 
-``steps``, or ``steps:REMEDY``: how long each step takes, as it is or with a remedy applied.
+``steps``, or ``steps:REMEDY:REMEDY``: how long each step takes, as it is or with remedies applied.
+
+``pace``, or ``pace:REMEDY:REMEDY``: how long a step takes in a row of them, without a wait for the
+GPU between two steps, which would keep the host from running ahead.
 
 OUT gets the result as JSON once enough was measured; the script ends then. A process that the
 script starts has a clock of its own, and the first one that has measured enough ends them all.
@@ -26,12 +29,14 @@ import time
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 WARMUP, MEASURED = 4, 24
@@ -46,7 +51,7 @@ CLOCK = "SECOND_CLOCK"
 _IN_CHILDREN = f"""import os, sys
 sys.path.append({str(Path(__file__).parent)!r})
 import second_clock
-second_clock.start(*os.environ[second_clock.CLOCK].split(os.pathsep))
+second_clock.start(*os.environ[second_clock.CLOCK].split(os.pathsep, 1))
 """
 
 
@@ -229,6 +234,48 @@ class StepClock:
         finish(self.out, [[b[0] - a[0], b[1] - a[1]] for a, b in pairs])
 
 
+class PaceClock:
+    """Measures a row of steps of the script's first optimizer."""
+
+    WARMUP, MEASURED = 12, 40
+    """How many steps are left out (what is compiled is compiled then), and measured."""
+    SECONDS = 12.0
+    """How long to measure at most, where at least eight steps are measured."""
+
+    def __init__(self, out: str) -> None:
+        self.out = out
+        self.first: Any = None
+        self.begin = 0.0
+        self.steps = -self.WARMUP
+
+    def start(self) -> None:
+        """Follow the optimizers."""
+        register_optimizer_step_post_hook(self._step)
+
+    def _step(self, optimizer: Any, *_: object) -> None:
+        if self.first is None:
+            self.first = optimizer
+        if optimizer is not self.first:
+            return
+        self.steps += 1
+        if self.steps == 0:
+            self.begin = self._now()
+        late = self.steps >= 8 and time.perf_counter() - self.begin > self.SECONDS
+        if self.steps >= self.MEASURED or late:
+            self.end()
+
+    def _now(self) -> float:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+    def end(self) -> None:
+        """Write the seconds of a step, and of how many; nothing where none was measured."""
+        took = self._now() - self.begin
+        steps = self.steps
+        finish(self.out, {"step_s": took / steps, "steps": steps} if steps > 0 else None)
+
+
 def default(kind: type, name: str, value: Any, *, when: Any = None) -> None:
     """Give a constructor's argument another default, also where it is passed as ``when``."""
     construct = kind.__init__  # type: ignore[misc]
@@ -301,6 +348,9 @@ def fused_attention() -> None:
     nn.Module.__call__ = replaced  # type: ignore[assignment, method-assign]
 
 
+WHOLE_RUN = ExitStack()
+"""Contexts that end with the script."""
+
 REMEDIES: dict[str, Callable[[], Any]] = {
     "foreach=True": lambda: optimizer_option("foreach"),
     "fused=True": lambda: optimizer_option("fused"),
@@ -313,15 +363,27 @@ REMEDIES: dict[str, Callable[[], Any]] = {
     "torch.compile": lambda: at_first_call(lambda m: m.compile()),
     "matmul precision": lambda: torch.set_float32_matmul_precision("high"),
     "fused attention": fused_attention,
+    **{
+        name: lambda backend=backend: WHOLE_RUN.enter_context(sdpa_kernel(backend))
+        for name, backend in SDPBackend.__members__.items()
+    },
 }
 
 
-def start(out: str, mode: str) -> ModuleClock | StepClock:
+Clock: TypeAlias = ModuleClock | StepClock | PaceClock
+CLOCKS: dict[str, Callable[[str], Clock]] = {
+    "modules": ModuleClock,
+    "steps": StepClock,
+    "pace": PaceClock,
+}
+
+
+def start(out: str, mode: str) -> Clock:
     """Start a clock in this process."""
-    kind, _, remedy = mode.partition(":")
-    if remedy:
+    kind, *remedies = mode.split(":")
+    for remedy in remedies:
         REMEDIES[remedy]()
-    clock: ModuleClock | StepClock = ModuleClock(out) if kind == "modules" else StepClock(out)
+    clock = CLOCKS[kind](out)
     clock.start()
     return clock
 

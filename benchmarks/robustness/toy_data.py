@@ -6,6 +6,7 @@ Random numbers and words: the shapes are real, there is nothing to learn.
 from __future__ import annotations
 
 import gzip
+import importlib.util
 import json
 import pickle
 import struct
@@ -66,16 +67,25 @@ def mnist(path: Path, train: int, test: int) -> None:
 
 
 @kind
-def images(path: Path, classes: int, each: int, side: int, suffix: str = ".jpg") -> None:
-    """Folders of pictures, a folder for each class; 0 classes: no such folders."""
+def images(
+    path: Path, classes: int, each: int, side: int, suffix: str = ".jpg", distinct: int = 0
+) -> None:
+    """Folders of pictures, a folder for each class; 0 classes: no such folders.
+
+    With ``distinct``, a folder has so many of its own, and copies of them.
+    """
     from PIL import Image
 
     random = np.random.default_rng(0)
     for folder in [path / f"class{n}" for n in range(classes)] or [path]:
         folder.mkdir(parents=True, exist_ok=True)
-        for number in range(each):
+        drawn = min(each, distinct or each)
+        for number in range(drawn):
             pixels = random.integers(0, 256, (side, side, 3), dtype=np.uint8)
             Image.fromarray(pixels).save(folder / f"picture{number}{suffix}")
+        for number in range(drawn, each):
+            like = folder / f"picture{number % drawn}{suffix}"
+            (folder / f"picture{number}{suffix}").write_bytes(like.read_bytes())
 
 
 @kind
@@ -304,6 +314,99 @@ def load_dataset(folder, task=None):
 def datasets(path: Path) -> None:
     """A small stand-in for the package ``datasets``, for machines that lack it."""
     path.write_text(_DATASETS, encoding="utf-8")
+
+
+_IMAGE_FOLDER = '''"""A stand-in for the package of the same name: a folder of pictures."""
+import pathlib
+from types import SimpleNamespace
+
+from PIL import Image
+
+utils = SimpleNamespace(
+    logging=SimpleNamespace(
+        set_verbosity_warning=lambda: None, set_verbosity_error=lambda: None
+    )
+)
+
+
+class Dataset:
+    def __init__(self, folder):
+        self.paths = sorted(pathlib.Path(folder).rglob("*.jpg"))
+        self.transform = None
+
+    def set_transform(self, transform):
+        self.transform = transform
+
+    def __len__(self):
+        return len(self.paths)
+
+    def __getitem__(self, index):
+        row = {"image": [Image.open(self.paths[index])]}
+        return {name: column[0] for name, column in self.transform(row).items()}
+
+
+def load_dataset(kind, data_dir, cache_dir=None, split=None):
+    assert kind == "imagefolder"
+    return Dataset(data_dir)
+'''
+
+
+@kind
+def image_datasets(path: Path) -> None:
+    """A small stand-in for the package ``datasets`` that reads a folder of pictures."""
+    path.write_text(_IMAGE_FOLDER, encoding="utf-8")
+
+
+_WANDB = '''"""A stand-in for the package of the same name: a run that keeps nothing."""
+from types import SimpleNamespace
+
+__version__ = "0.1"
+Image = staticmethod(lambda *_: None)
+config = SimpleNamespace(update=lambda *_, **__: None)
+
+
+def init(*_, **__):
+    return SimpleNamespace(log=lambda *_, **__: None, finish=lambda: None, config=config)
+'''
+
+
+@kind
+def wandb(path: Path) -> None:
+    """A stand-in for the package ``wandb``, for machines that lack it, as if it was installed."""
+    path.write_text(_WANDB, encoding="utf-8")
+    about = path.with_name("wandb-0.1.dist-info")
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: wandb\nVersion: 0.1\n")
+
+
+_ABSENT = '''"""A stand-in for a package that is imported and, as here, not used."""
+def __getattr__(name):
+    return type(name, (Exception,), {})
+'''
+
+
+@kind
+def unused(path: Path) -> None:
+    """A stand-in for a package that is imported, not used, and not installed."""
+    if importlib.util.find_spec(path.stem) is None:
+        path.write_text(_ABSENT, encoding="utf-8")
+
+
+@kind
+def unet(path: Path, *widths: int) -> None:
+    """The configuration of a small U-Net of diffusers, with attention at its bottom."""
+    path.mkdir(parents=True, exist_ok=True)
+    levels = len(widths)
+    config = {
+        "_class_name": "UNet2DModel",
+        "sample_size": 32,
+        "layers_per_block": 1,
+        "norm_num_groups": 8,
+        "block_out_channels": widths,
+        "down_block_types": [*["DownBlock2D"] * (levels - 1), "AttnDownBlock2D"],
+        "up_block_types": ["AttnUpBlock2D", *["UpBlock2D"] * (levels - 1)],
+    }
+    (path / "config.json").write_text(json.dumps(config))
 
 
 @kind

@@ -79,10 +79,15 @@ class Done:
 
 
 class Place:
-    """The folder in which a script runs: a copy of its checkout with toy data."""
+    """The folder in which a script runs: a copy of its checkout with toy data.
+
+    Attributes:
+        patches: files from the checkout that have another text in the following runs.
+    """
 
     def __init__(self, what: Script, checkouts: Path, folder: Path, device: str) -> None:
         self.what, self.device = what, device
+        self.patches: Mapping[Path, str] = {}
         self.clean, self.used = folder / "clean", folder / "used"
         source = checkouts / what.repository
         if not source.is_dir():
@@ -100,6 +105,8 @@ class Place:
         """
         shutil.rmtree(self.used, ignore_errors=True)
         shutil.copytree(self.clean, self.used)
+        for path, text in self.patches.items():
+            (self.used / path).write_text(text, encoding="utf-8")
         cwd = self.used / self.what.folder
         paths = [Path(backspot.__file__).parents[1], *(cwd / path for path in self.what.path)]
         given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
@@ -152,11 +159,16 @@ class Place:
         reader.join(10)
         return Done(process.returncode, "".join(output), "".join(errors))
 
-    def measured(self, mode: str) -> Any:
-        """Return what the second clock measured, ``None`` if the script failed."""
+    def measured(self, mode: str, seconds: float = 400) -> Any:
+        """Return what the second clock measured, ``None`` if the script failed.
+
+        Args:
+            mode: of ``second_clock.py``.
+            seconds: when the script is killed.
+        """
         out = self.used.parent / "clock.json"
         out.unlink(missing_ok=True)
-        done = self.run(str(CLOCK), str(out), mode)
+        done = self.run(str(CLOCK), str(out), mode, seconds=seconds)
         if not out.exists():
             print(f"    {mode}: {last_line(done.errors)}", flush=True)
             return None
