@@ -28,6 +28,7 @@ HEAD = """\
 - **What a rule needs** may not be in the trace. `report.rules` says of each whether it `found` something or `nothing`, or why it could not look: `needs a GPU`, `needs stacks`, `needs memory`, `needs labels` (of Backspot), `needs blocks` (of kernels), `needs shapes`. On other accelerators than GPUs of NVIDIA and AMD, only rules for any device look. A trace that is cut short has no findings.
 
 **`backspot explain RULE`** says more than this page: how the rule finds its cause, from which limits on, and what does not count. Both are the docstring of the rule (`python docs/make_findings.py`).
+
 """  # noqa: E501
 MEMORY = """\
 Rules about memory need a [recording of it](memory-and-limits.md). Their findings have `held_bytes` instead of a time and come after those about time. Limits are shares of the peak of the device that holds the most.

@@ -15,6 +15,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -90,11 +91,30 @@ def test_every_page_can_be_reached_from_the_readme():
     assert reached >= {*DOCS.rglob("*.md")}
 
 
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_a_list_and_a_table_stand_apart_from_the_text_around_them(page):
+    """As the site needs it: GitHub shows a list or a table without a blank line before it, too."""
+    lines = BLOCK.sub("", text_of(page)).splitlines()
+    begins = re.compile(r"- |\d+\. |\|")
+    joined = [
+        line
+        for before, line in pairwise(lines)
+        if begins.match(line) and before and not before.startswith((" ", "<!--"))
+        if not begins.match(before) or (line[0] == "|") != (before[0] == "|")
+    ]
+    assert not joined
+
+
 def test_the_documents_are_short():
     """A tired reader finds nothing in 50,000 words: say a thing once, and leave out its defence."""
     words = {page.name: len(text_of(page).split()) for page in (*DOCS.glob("*.md"), README)}
     assert sum(words.values()) <= 36_000, sorted(words.items(), key=lambda item: -item[1])[:8]
     assert words["README.md"] <= 800
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.glob("decisions/*.md")), ids=name_of)
+def test_a_decision_has_at_most_25_lines(page):
+    assert len(text_of(page).splitlines()) <= 25
 
 
 # What is generated.
