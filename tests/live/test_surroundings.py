@@ -20,6 +20,7 @@ from torch import nn  # noqa: E402
 
 import backspot  # noqa: E402
 from backspot.live import cgroups  # noqa: E402
+from backspot.live.surroundings import low_clock  # noqa: E402
 from backspot.threads import thread_count  # noqa: E402
 
 
@@ -146,6 +147,22 @@ def test_what_makes_the_process_slow_has_a_line(surroundings: Any, said: str) ->
         one for one in before if not one.startswith(kind)
     ]
     assert warnings() == before
+
+
+@pytest.mark.parametrize(
+    ("now", "reasons", "said"),
+    [
+        (1_200, 0x40, "its clock is 1,200 of at most 1,980 MHz, because of its temperature, and"),
+        (1_200, 0x24, "because of its power limit and its temperature, and all on it takes longer"),
+        (900, 0x2, "because of a clock that was set for it"),
+        (1_740, 0x4, ""),  # a healthy one at dense products
+        (345, 0x1 | 0x40, ""),  # with nothing to do
+        (1_200, 0, ""),
+    ],
+)
+def test_a_gpu_whose_clock_is_held_down_has_a_line(now: int, reasons: int, said: str) -> None:
+    line = low_clock(now, 1_980, reasons)
+    assert said in line if said else not line
 
 
 @pytest.mark.filterwarnings("ignore:Anomaly Detection")

@@ -28,6 +28,17 @@ _BINDING = {"OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY"}
 """With these, each thread has CPUs of its own."""
 _CPU_FILES = "cpu.cfs_quota_us", "cpu.cfs_period_us"
 """The part of the CPUs' time that a group of the first version may take, and in which time."""
+_LOW = 0.8
+"""Share of a GPU's highest clock below which it is worth a remark: dense products in half precision
+take the clock of a healthy one down by some percent, as they need all the power it may have."""
+_IDLE = 0x1
+_LOW_CLOCK = {
+    "a clock that was set for it": 0x2,
+    "its power limit": 0x4 | 0x80,
+    "its temperature": 0x20 | 0x40,
+    "what its board reports": 0x8,
+}
+"""Bits of NVML's ``nvmlClocksEventReasons``."""
 _REMEDY = "Times have it in them; run without it for true ones."
 
 
@@ -35,7 +46,7 @@ def slowed_by() -> Mapping[str, str]:
     """Return what slows down this thread, or is slow in this process, each in one sentence.
 
     Beside each stands the rule whose finding says it better, or ``""``. It reads settings alone,
-    and takes less than a millisecond.
+    and takes some milliseconds at most.
     """
     found: dict[str, str] = {}
     for look, rule in _LOOKS:
@@ -119,6 +130,52 @@ def _on_gpus() -> Iterator[str]:
             )
 
 
+def _with_slow_clock() -> Iterator[str]:
+    """Say why the current GPU's clock is low, by NVML; nothing where its package is missing."""
+    if not torch.cuda.is_initialized() or torch.version.hip:
+        return
+    try:
+        import pynvml as nvml
+    except ImportError:
+        return
+    index = torch.cuda.current_device()
+    uuid = getattr(torch.cuda.get_device_properties(index), "uuid", None)  # from PyTorch 2.5 on
+    if uuid is None:
+        return
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError:
+        return
+    try:
+        device = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}".encode())
+        reasons = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(device)
+        now = nvml.nvmlDeviceGetClockInfo(device, nvml.NVML_CLOCK_SM)
+        most = nvml.nvmlDeviceGetMaxClockInfo(device, nvml.NVML_CLOCK_SM)
+    except nvml.NVMLError:  # a part of a GPU, or a driver that does not say it
+        return
+    finally:
+        nvml.nvmlShutdown()
+    if said := low_clock(now, most, reasons):
+        yield f"GPU {index}: {said}"
+
+
+def low_clock(now: int, most: int, reasons: int) -> str:
+    """Return a sentence about a GPU whose clock is held down; ``""`` of a healthy or an idle one.
+
+    Args:
+        now: its clock, in MHz.
+        most: its highest one.
+        reasons: NVML's ``nvmlClocksEventReasons``.
+    """
+    why = [reason for reason, bits in _LOW_CLOCK.items() if reasons & bits]
+    if not why or reasons & _IDLE or now >= _LOW * most:
+        return ""
+    return (
+        f"its clock is {now:,} of at most {most:,} MHz, because of {' and '.join(why)}, and all "
+        "on it takes longer. nvidia-smi -q -d PERFORMANCE shows it."
+    )
+
+
 def _with_few_cpus() -> Iterator[str]:
     threads, cpus = thread_count(), _cpus()
     usable = max(1, math.ceil(cpus))
@@ -135,6 +192,7 @@ _LOOKS: tuple[tuple[Callable[[], Iterator[str]], str], ...] = (
     (_in_anomaly_mode, "anomaly-mode"),
     (_checked, ""),
     (_on_gpus, ""),
+    (_with_slow_clock, ""),
     (_with_few_cpus, ""),
 )
 
