@@ -237,16 +237,18 @@ class StepClock:
 class PaceClock:
     """Measures a row of steps of the script's first optimizer."""
 
-    WARMUP, MEASURED = 12, 40
-    """How many steps are left out (what is compiled is compiled then), and measured."""
-    SECONDS = 12.0
-    """How long to measure at most, where at least eight steps are measured."""
+    WARMUP, MEASURED = (12, 30), (8, 40)
+    """How many steps are left out, and measured: the smaller number where the larger one takes
+    longer than ``SECONDS``. What is compiled is compiled before, and the batches that a loader had
+    ready by then are used up."""
+    SECONDS = 6.0
 
     def __init__(self, out: str) -> None:
         self.out = out
         self.first: Any = None
-        self.begin = 0.0
-        self.steps = -self.WARMUP
+        self.begin = time.perf_counter()
+        self.steps = -1
+        self.warm = False
 
     def start(self) -> None:
         """Follow the optimizers."""
@@ -259,10 +261,14 @@ class PaceClock:
             return
         self.steps += 1
         if self.steps == 0:
-            self.begin = self._now()
-        late = self.steps >= 8 and time.perf_counter() - self.begin > self.SECONDS
-        if self.steps >= self.MEASURED or late:
+            self.begin = time.perf_counter()
+        least, most = self.MEASURED if self.warm else self.WARMUP
+        late = self.steps >= least and time.perf_counter() - self.begin > self.SECONDS
+        if not late and self.steps < most:
+            return
+        if self.warm:
             self.end()
+        self.warm, self.steps, self.begin = True, 0, self._now()
 
     def _now(self) -> float:
         if torch.cuda.is_available():
@@ -271,9 +277,9 @@ class PaceClock:
 
     def end(self) -> None:
         """Write the seconds of a step, and of how many; nothing where none was measured."""
-        took = self._now() - self.begin
-        steps = self.steps
-        finish(self.out, {"step_s": took / steps, "steps": steps} if steps > 0 else None)
+        took, steps = self._now() - self.begin, self.steps
+        measured = {"step_s": took / steps, "steps": steps} if self.warm and steps > 0 else None
+        finish(self.out, measured)
 
 
 def default(kind: type, name: str, value: Any, *, when: Any = None) -> None:
