@@ -16,7 +16,8 @@ HEAD = """\
 # The command line
 
 Every command has the form `backspot VERB`.
-`backspot VERB --help` says this at more length. Every verb but `run` and `demo` works without torch.
+`backspot VERB --help` says this at more length. Every verb but `run` and `demo` works without
+torch.
 
 Made from the parser by `python docs/make_cli.py`.
 """
