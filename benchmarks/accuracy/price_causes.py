@@ -55,6 +55,7 @@ class Cause:
         whole: whether the clock around the cause holds all that it takes; an option of the step
             costs in many places.
         partly: whether the fix leaves a part of the cause.
+        leaves: rules of what the remedy itself says to do next, as to compile what it has written.
     """
 
     rule: tuple[str, ...]
@@ -64,6 +65,7 @@ class Cause:
     devices: tuple[str, ...] = ("cpu", "cuda")
     whole: bool = True
     partly: bool = False
+    leaves: tuple[str, ...] = ()
 
 
 CAUSES: dict[str, Cause] = {}
@@ -519,7 +521,10 @@ def _loaded(whole: bool) -> Training:
         def collate(rows: Any) -> torch.Tensor:
             (batch,) = rows if whole else default_collate(rows)
             batch = matrix @ batch.reshape(len(matrix), -1)
-            return batch.view(size.batch, size.length, FEATURES).to(size.device)
+            batch = batch.view(size.batch, size.length, FEATURES)
+            if size.device == "cpu":
+                return batch
+            return batch.pin_memory().to(size.device, non_blocking=True)
 
         if not whole:
             return DataLoader(data, count, shuffle=True, collate_fn=collate, drop_last=True)
@@ -567,13 +572,14 @@ def _waited(x: torch.Tensor) -> torch.Tensor:
 
 
 def _enlarged(x: torch.Tensor, *, by_products: bool, dtype: torch.dtype) -> torch.Tensor:
-    """Bilinear interpolation from few cells, or in half precision."""
+    """Bilinear interpolation from few cells, in single or in half precision."""
     image = image_of(x)
     side = min(8, *image.shape[2:])
     image = image[:, :, :side, :side].to(dtype)
     if by_products:
         eye = torch.eye(side, device=x.device)[None, None]
-        matrix = functional.interpolate(eye, (64, side), mode="bilinear", align_corners=True)[0, 0]
+        matrix = functional.interpolate(eye, (64, side), mode="bilinear", align_corners=True)
+        matrix = matrix[0, 0].to(dtype)
         large = matrix @ image @ matrix.t()
     else:
         large = functional.interpolate(image, (64, 64), mode="bilinear", align_corners=True)
@@ -695,7 +701,7 @@ _cause(
 _cause(
     "enlarged_half", "atomic-additions",
     functools.partial(_enlarged, by_products=False, dtype=torch.bfloat16),
-    functools.partial(_enlarged, by_products=False, dtype=torch.float32), **_GPU,
+    functools.partial(_enlarged, by_products=True, dtype=torch.bfloat16), **_GPU,
 )  # fmt: skip
 _cause(
     "rotated", "tiny-products",
@@ -705,7 +711,8 @@ _cause(
 _cause(
     "distances", "pairwise-distance",
     lambda x: x + torch.cdist(x[..., :3].contiguous(), x[..., :3].contiguous(), p=1.0).mean(),
-    lambda x: x + (x[:, :, None, :3] - x[:, None, :, :3]).abs().sum(-1).mean(), **_GPU,
+    lambda x: x + (x[:, :, None, :3] - x[:, None, :, :3]).abs().sum(-1).mean(),
+    leaves=("pointwise-chain",), **_GPU,
 )  # fmt: skip
 _cause(
     "video", "slow-convolution",

@@ -316,7 +316,7 @@ def judged(
     of_neighbour.difference_update(case.cause.rule)
     of_slow = {one["rule"] for one in before}
     false = {one["rule"] for one in after if one["rule"] not in of_slow}
-    left_over = case.cause.rule if case.cause.partly else ()
+    left_over = (*(case.cause.rule if case.cause.partly else ()), *case.cause.leaves)
     promised = {
         one["rule"]
         for one in after
@@ -324,6 +324,7 @@ def judged(
         and (one["rule"] in case.cause.rule or not _is_as_before(one, record))
     }
     promised.difference_update(left_over)
+    false.difference_update(case.cause.leaves)
     return {
         "rule": first["rule"] if first else case.cause.rule[0],
         "verdict": verdict,
@@ -353,14 +354,18 @@ def _is_usual(
 
 
 def _is_as_before(finding: Mapping[str, Any], record: Mapping[str, Any]) -> bool:
-    """Whether the slow training has this promise, too, of as many milliseconds."""
+    """Whether the slow training has this promise, too, of as many milliseconds or more.
+
+    What is true of nearly every step is of no place, and of a training rather than of a fix.
+    """
+    from backspot.analysis.findings import all_rules
+
+    before = [one for one in _counted(record["slow"]) if one["rule"] == finding["rule"]]
+    if finding["rule"] in {rule.name for rule in all_rules() if rule.common}:
+        return any((one["price"] or 0.0) > _PROMISE for one in before)
     promise = _ms(record["fixed"], "price", finding)
-    return any(
-        one["rule"] == finding["rule"]
-        and one["path"] == finding["path"]
-        and _alike(promise, _ms(record["slow"], "price", one), record["fixed"])
-        for one in _counted(record["slow"])
-    )
+    known = [_ms(record["slow"], "price", one) for one in before if one["path"] == finding["path"]]
+    return any(promise <= ms or _alike(promise, ms, record["fixed"]) for ms in known)
 
 
 def _alike(some_ms: float, other_ms: float, said: Mapping[str, Any]) -> bool:

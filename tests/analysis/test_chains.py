@@ -26,7 +26,7 @@ def report_of(folder: Path, operations: Sequence[str], steps: int = 3) -> Report
             now += TICK
         trace.forward("", "Model", begin, now)
         for number, operation in reversed([*enumerate(operations)]):
-            node = operation if operation.endswith("Backward") else f"{operation}Backward0"
+            node = operation if "Backward" in operation else f"{operation}Backward0"
             trace.node(node, now, now + TICK, seq=step * 100 + number)
             now += TICK
         trace.annotation(f"ProfilerStep#{step}", begin, now)
@@ -60,6 +60,21 @@ def test_what_lies_between_two_halves_of_a_chain_and_computes_nothing_is_part_of
 def test_what_computes_something_else_between_them_ends_the_chain(tmp_path, between) -> None:
     """The last one is a Function of a program, whatever it is called."""
     assert not is_chain(report_of(tmp_path, (*BEFORE, between, *AFTER)))
+
+
+@pytest.mark.parametrize("name", ["Mean", "Sum"])
+def test_what_is_made_of_all_elements_is_the_last_of_its_chain(tmp_path, name) -> None:
+    """The sum has to be whole before anything reads it; over a dimension, a row has to be."""
+    for of, is_one in (("Backward1", True), ("Backward0", False)):
+        folder = tmp_path / of
+        folder.mkdir()
+        assert is_chain(report_of(folder, ("Mul", "Add", f"{name}{of}", "Sub", "Exp"))) is is_one
+    assert is_chain(report_of(tmp_path, ("Mul", "Add", "Exp", f"{name}Backward0")))
+
+
+def test_copies_of_repeat_are_read_within_a_chain_and_are_none_of_its_operators(tmp_path) -> None:
+    assert is_chain(report_of(tmp_path, ("Mul", "Add", "Repeat", "Sub", "Exp")))
+    assert not is_chain(report_of(tmp_path, ("Mul", "Add", "Repeat", "Exp")))
 
 
 def test_views_and_copies_alone_are_no_chain(tmp_path) -> None:

@@ -277,7 +277,7 @@ def test_a_copy_to_pinned_memory_that_has_ended_by_chance_is_no_wait(tmp_path):
 
 
 def masked(
-    folder, *, asked: bool = False, by: str = "M", each: str = ""
+    folder, *, asked: bool = False, by: str = "M", each: str = "", last: str = ""
 ) -> dict[str, backspot.Finding]:
     """Rows that a forward picks by eight masks, and what asks first whether there are any.
 
@@ -303,6 +303,8 @@ def masked(
             program.call("cudaStreamSynchronize", start + 420 * US, start + 690 * US, thread=1)
             if each:
                 program.trace.operator(each, start + 850 * US, start + 950 * US)
+        if last:
+            program.trace.operator(last, begin + 8 * MS, begin + 8 * MS + 100 * US)
         program.node(step, "b", at + 10 * MS, at + 11 * MS)
         program.trace.kernel(at + 10 * MS + 9 * US, at + 11 * MS, launch=at + 10 * MS + 8 * US)
     return {one.rule: one for one in backspot.locate(program.save(folder)).findings}
@@ -328,6 +330,16 @@ def test_what_is_done_alike_for_the_rows_of_each_mask_goes_with_the_masks_if_it_
     assert saves["aten::square"].ns == pytest.approx(saves[""].ns + (7 * 600 + 150) * US, rel=0.05)
     assert saves["aten::linear"].ns == saves[""].ns
     assert all(one.at_best for one in saves.values())
+
+
+def test_what_follows_the_last_mask_and_no_other_is_not_of_the_masks(tmp_path):
+    saves = []
+    for last in ("", "aten::stack"):
+        folder = tmp_path / last.removeprefix("aten::") / "made"
+        folder.mkdir(parents=True)
+        found = masked(folder, each="aten::square", last=last)["masked-indexing"]
+        saves.append(found.saves.ns)
+    assert saves[1] == pytest.approx(saves[0], rel=0.01)
 
 
 def test_masks_of_synchronized_statistics_are_waits_that_no_other_mask_avoids(tmp_path):

@@ -59,6 +59,19 @@ def test_it_belongs_to_the_caller_of_the_modules_that_run_again_in_it(locate) ->
     assert report["block.fc"].row.wall_ns == (28 - 11) * TICK
 
 
+def test_what_the_checkpoint_does_around_it_is_of_its_price(locate) -> None:
+    """Until the node's own work; in the forward, until the inputs are kept."""
+    costs = []
+    for saves in (False, True):
+        trace = checkpointed()
+        if saves:
+            trace.operator("_NoopSaveInputs", 3 * TICK + 5_000, 4 * TICK)
+        run_again(trace)
+        (found,) = (one for one in locate(trace).findings if one.rule == "recompute")
+        costs.append(found.wall_ns)
+    assert costs == [(85 - 62) * TICK, (85 - 62 + 1) * TICK]
+
+
 def test_of_the_callers_of_a_shared_module_it_belongs_to_the_last(locate) -> None:
     trace = checkpointed()
     trace.forward("other", "Block", -9 * TICK, -1 * TICK)

@@ -112,6 +112,7 @@ ENLARGED = Step(
             replace(ENLARGED, zeros=3.9),
             "products",
         ),
+        (RULES[1], replace(ENLARGED, zeros=3.9, kernel=BILINEAR_HALF), "by two small products"),
         # 65,535 matrices a launch, with a block for each.
         (RULES[2], Step("aten::bmm", "BmmBackward0", SGEMM, 976, 976, 496.5, times=8), "element"),
         (RULES[2], Step("aten::bmm", "BmmBackward0", GEMV, 500, 500), "element-wise products"),

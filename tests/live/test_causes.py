@@ -151,6 +151,44 @@ def test_gradients_that_a_step_is_for_are_not_said_to_be_saved() -> None:
     assert "they are needed" in one.remedy
 
 
+def penalized(net: nn.Module, *, on: int = 4096) -> torch.Tensor:
+    """A loss of all rows, and a penalty on the slope at some of them."""
+    x = torch.rand(4096, 3)
+    some = x[:on].requires_grad_()
+    (slope,) = torch.autograd.grad(net(some).sum(), some, create_graph=True)
+    return net(x.detach()).square().mean() + slope.square().mean()
+
+
+def with_boundary(net: nn.Module, *, on: int = 512) -> torch.Tensor:
+    """The slopes are what is trained, and a few rows say where the function begins."""
+    inside = torch.rand(4096, 3, requires_grad=True)
+    (slope,) = torch.autograd.grad(net(inside).sum(), inside, create_graph=True)
+    return (slope.sum(1) - 1).square().mean() + net(torch.rand(on, 3)).square().mean()
+
+
+def of_second_order(net: nn.Module) -> torch.Tensor:
+    """An equation with a second derivative, and as many rows that say where it begins."""
+    inside = torch.rand(4096, 3, requires_grad=True)
+    (slope,) = torch.autograd.grad(net(inside).sum(), inside, create_graph=True)
+    (curve,) = torch.autograd.grad(slope[:, 0].sum(), inside, create_graph=True)
+    return curve[:, 0].square().mean() + net(torch.rand(4096, 3)).square().mean()
+
+
+def test_a_penalty_beside_a_loss_of_the_same_modules_has_the_price_of_an_eighth_of_it() -> None:
+    one = differentiating(penalized)
+    assert one.saves is not None
+    assert one.saves.at_best
+    assert one.saves.ns <= one.wall_ns
+    assert "If it is a penalty" in one.seen
+
+
+@pytest.mark.parametrize("loss", [with_boundary, of_second_order])
+def test_the_terms_of_an_equation_have_no_price_where_a_loss_is_beside_them(loss) -> None:
+    one = differentiating(loss)
+    assert one.saves is None
+    assert "If it is a penalty" not in one.seen
+
+
 def test_passes_that_run_the_same_nodes_again_are_found_and_priced() -> None:
     one = differentiating(one_by_one)
     assert one.title == "Backward passes run the same nodes again"

@@ -380,6 +380,9 @@ CPP_FUNCTION = "CppFunction"
 """Python's class of a node that C++ defines without one: ``python_cpp_function.cpp``."""
 BACKWARD_HOOK_FUNCTION = "BackwardHookFunction"
 """What ``nn.Module``'s full backward hooks wrap inputs and outputs in: ``utils/hooks.py``."""
+CHECKPOINT_SAVES = "_NoopSaveInputs"
+"""What keeps the inputs of ``torch.utils.checkpoint`` with ``use_reentrant=False``, in the forward.
+"""
 CHECKPOINT_FUNCTION = "CheckpointFunction"
 """The node of ``torch.utils.checkpoint`` with ``use_reentrant=True``."""
 DIFFERENTIABLE_GRAPH = "DifferentiableGraph"
@@ -412,6 +415,11 @@ other one of the name."""
 
 is_view_node = _begins(r"(.*::)?(CopySlices|CopyBackwards|AsStridedBackward\d*)\Z")
 """Whether autograd made this node for a view or a copy, beside the operator's own node."""
+
+
+def is_of_all(node: str) -> bool:
+    """Whether a node is that of a sum or a mean of all elements, and not over some dimensions."""
+    return short_node_name(node) in ("SumBackward0", "MeanBackward0")
 
 
 def short_node_name(name: str) -> str:

@@ -157,6 +157,12 @@ class Costs:
         start, ns = self._work.start[chosen], self.device_ns[chosen]
         return self.typical.value(self.times_by_step(start, ns))
 
+    def of_running(self, chosen: Mask) -> int:
+        """Return how long what these spans launched runs; without a device, what they take."""
+        if (self._work.device >= 0).any():
+            return self.of_device(take(chosen, self._work.span, False))
+        return self.of_spans(chosen)
+
     @cached_property
     def busy_ns(self) -> int:
         """The clock time in which any device runs something."""

@@ -572,7 +572,12 @@ def _of_each_mask(
         if len(at) < _MASKS or not bodies:
             continue
         body, count = bodies.most_common(1)[0]
-        stop = min(int(last), int(at[-1]) + len(body))
+        # What follows the last mask is of the loop as far as it is the same.
+        after = names_of[at[-1] : last].tolist()
+        stop = int(at[-1]) + next(
+            (n for n, (one, other) in enumerate(zip(body, after, strict=False)) if one != other),
+            min(len(body), len(after)),
+        )
         start, end = int(events.start[index[at[0]]]), int(events.end[index[stop - 1]])
         inside = (spans.parent == one) & (spans.start >= start) & (spans.start < end)
         alike = 2 * count >= len(at) - 1 and light[at[0] : stop].all()

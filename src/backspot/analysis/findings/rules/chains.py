@@ -309,6 +309,7 @@ _LETTERS = {
     "mean": "m",
     "var": "m",
     "cat": "K",
+    "repeat": "c",
 }
 """Operations by which ``_FUNCTIONS`` are known."""
 _LETTERS_OF_KINDS = {
@@ -320,6 +321,9 @@ _LETTERS_OF_KINDS = {
     Kind.JOIN: "f",
 }
 """What other nodes of a chain do: ``_`` computes nothing, ``c`` only copies; no letter ends it."""
+_OF_ALL = "w"
+"""One number from all: the last of its chain, as it is whole before anything can read it."""
+_RUN = re.compile(rf"[^.{_OF_ALL}]+{_OF_ALL}?")
 _COMPILE = (
     "torch.compile of this module makes one kernel of them, forward and backward. If there is a "
     "function for it (torch.nn.functional.{rms_norm, layer_norm, gelu, silu}), call that one."
@@ -370,9 +374,10 @@ def pointwise_chain(evidence: Evidence) -> Finding | None:
     Each reads and writes a whole tensor, forward and backward, where one kernel would do it once.
 
     **Found by** at least four nodes of at least three kinds that follow each other in one module,
-    from 5% of the step. Forms of GELU, LayerNorm, RMSNorm and rotary embeddings are named. On a
-    CPU, other chains count if a node takes 0.1 ms or more: smaller tensors stay in the cache. Nodes
-    of a [loop](#operator-loop) do not count.
+    from 5% of the step; a sum or a mean of all elements is the last of its chain. Forms of GELU,
+    LayerNorm, RMSNorm and rotary embeddings are named. On a CPU, other chains count if a node takes
+    0.1 ms or more: smaller tensors stay in the cache. Nodes of a [loop](#operator-loop) do not
+    count.
 
     **Fix.** `torch.nn.functional.gelu` and `layer_norm`, and on a GPU `rms_norm`, are one operator
     each. Elsewhere, compile the module: on a CPU, chains over 8 MB took 22% to 57% of their time,
@@ -420,7 +425,10 @@ def pointwise_chain(evidence: Evidence) -> Finding | None:
     )
 
 
-def _letter(operation: str) -> str:
+def _letter(node: str) -> str:
+    if names.is_of_all(node):
+        return _OF_ALL
+    operation = operations.of_node(node)
     kind = operations.kind_of(operation)
     return _LETTERS.get(operation) or (_LETTERS_OF_KINDS.get(kind, ".") if kind else ".")
 
@@ -431,14 +439,14 @@ def _chains(evidence: Evidence) -> tuple[Mask, dict[tuple[str, str], Mask]]:
     A chain is in one module, and its nodes follow each other in the order of the forward.
     """
     spans = evidence.spans
-    letters = [_letter(operations.of_node(name)) for name in spans.node_names]
+    letters = [_letter(name) for name in spans.node_names]
     chains = np.zeros(len(spans.start), bool)
     known = {(name, remedy): np.zeros(len(chains), bool) for name, _, remedy in _FUNCTIONS}
     views = np.array([letter == "_" for letter in letters] + [True])
     for part in runs_of_nodes(evidence):
         if len(part) >= _CHAIN:
             text = "".join(letters[node] for node in spans.node[part].tolist())
-            for chain in re.finditer(r"[^.]+", text):
+            for chain in _RUN.finditer(text):
                 works = re.sub("[_c]", "", chain[0])
                 if len(works) < _CHAIN or len(set(works)) < _KINDS:
                     continue

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -798,30 +799,44 @@ def recompute(evidence: Evidence) -> Finding | None:
     **Cause.** Activation checkpointing runs part of the forward again inside backward, to save
     memory.
 
-    **Found by** forward labels and operators inside backward nodes. In a training that Backspot
-    recorded, it also says whether half of the GPU's memory was never reserved.
+    **Found by** forward labels and operators inside backward nodes, with the Python of the
+    checkpoint around them and in the forward, which keeps the state of random numbers and sets it
+    again. In a training that Backspot recorded, it also says whether half of the GPU's memory was
+    never reserved.
 
     **Fix.** Nothing, if you need the memory. Otherwise checkpoint fewer blocks, or keep expensive
     results (`create_selective_checkpoint_contexts`).
     """
     costs = evidence.costs
     again = evidence.in_pass & ~evidence.spans.is_node
-    cost = costs.of_spans(again)
-    if not cost:
+    if not costs.of_spans(again):
         return None
+    around = _around_recomputing(evidence, again)
+    start, end = around.start, around.end
+    held = costs.idle_within if evidence.report.has_gpu else costs.elapsed
+    owner = np.maximum(evidence.ownership.owner[around.span], 0)
+    by_step = costs.owned_by_step(again, evidence.work_of(again))
+    by_step = by_step + costs.operators_by_step(start, held(start, end), owner)
+    removable = replace(
+        costs.removable(again, evidence.work_of(again)), stretches=np.stack([start, end])
+    )
+    placed = replace(
+        costs.places_by_step(by_step, evidence.ownership.owner[again]), removable=removable
+    )
+    cost = placed.wall_ns
     share = percent(cost / evidence.report.wall_ns if evidence.report.wall_ns else 0.0)
     used, whole = evidence.reserved_bytes or (0, 0)
     left = 0 < used <= _LITTLE * whole
     most = f" At most {gigabytes(used, whole)} of memory were reserved." if left else ""
     return finding(
-        costs.places_of_spans(again),
+        placed,
         title=(
             "Activation checkpointing runs the forward again"
             f"{', while memory is left' if left else ''}"
         ),
         seen=(
-            f"{evidence.wording.ms(cost)} of the backward, {share}, is forward work that runs a "
-            f"second time.{most}"
+            f"{evidence.wording.ms(cost)}, as much as {share} of the backward, is forward work "
+            f"that runs a second time, with what the checkpoint does around it.{most}"
         ),
         remedy=(
             f"{'C' if left else 'If memory is left, c'}heckpoint fewer blocks, or keep the results "
@@ -829,4 +844,45 @@ def recompute(evidence: Evidence) -> Finding | None:
             "the price of the memory that checkpointing saves."
         ),
         kernels=costs.top_kernels(evidence.work_of(again)),
+        change={"free": removable},
     )
+
+
+def _around_recomputing(evidence: Evidence, again: Mask) -> Stretches:
+    """Return where the host prepares forward work that runs again, and cleans up after it.
+
+    In a node, that is from the operator before to the work, and from there to what the node does
+    next; in the forward, from the operator before to the one that keeps the inputs.
+    """
+    events, spans = evidence.events, evidence.spans
+    operators = events.chosen(events.names_where(names.is_operator), Category.OPERATOR)
+    inner = np.flatnonzero(again & take(spans.is_node, spans.parent, False))
+    found = [np.empty((3, 0), np.int64)]
+    for thread, mine in grouped(spans.thread[inner]):
+        span, node = inner[mine], spans.parent[inner[mine]]
+        on_thread = operators[events.thread[operators] == thread]
+        begins = np.concatenate([events.start[on_thread], spans.start[spans.thread == thread]])
+        ends = np.concatenate([events.end[on_thread], spans.end[spans.thread == thread]])
+        before = _before(ends, spans.start[span], spans.start[node])
+        after = np.sort(begins)
+        after = np.append(after, FAR)[np.searchsorted(after, spans.end[span])]
+        found.append(np.stack([before, spans.start[span], span]))
+        found.append(np.stack([spans.end[span], np.minimum(after, spans.end[node]), span]))
+    saves = events.named(Category.OPERATOR, names.CHECKPOINT_SAVES)
+    call = spans.of(events, saves)
+    saves, call = saves[call >= 0], call[call >= 0]
+    # The state of random numbers is kept in empty tensors first.
+    operators = operators[~events.name_mask("aten::empty")[events.name[operators]]]
+    for thread, mine in grouped(events.thread[saves]):
+        on_thread = operators[events.thread[operators] == thread]
+        before = _before(events.end[on_thread], events.start[saves[mine]], spans.start[call[mine]])
+        found.append(np.stack([before, events.end[saves[mine]], call[mine]]))
+    return Stretches(*np.concatenate(found, axis=1))
+
+
+def _before(ends: Ints, times: Ints, least: Ints) -> Ints:
+    """Return the last of some ends before each time, or ``least`` where that is later."""
+    ends = np.sort(ends)
+    last = np.append(ends, 0)[np.searchsorted(ends, times, side="right") - 1]
+    found: Ints = np.maximum(last, least)
+    return found

@@ -11,12 +11,14 @@ from numpy.typing import NDArray
 from backspot.analysis.attribution.launches import Tier, in_optimizer
 from backspot.analysis.attribution.ownership import Special
 from backspot.analysis.attribution.updates import forms_of, optimizer_steps
-from backspot.analysis.findings.costs import LEAST_SHARE, Removable
+from backspot.analysis.findings.costs import LEAST_SHARE, Placed, Removable
 from backspot.analysis.findings.evidence import Evidence
 from backspot.analysis.findings.observations import (
     UPDATED_BY_HAND,
+    Stretches,
     accumulating,
     at_once,
+    both_ways,
     fills,
     made_by_nodes,
     zeroing,
@@ -95,16 +97,25 @@ def gradient_accumulation(evidence: Evidence) -> Finding | None:
         by_step, _ACCUMULATION_LEAST_OF_SEVERAL if passes > 1 else _ACCUMULATION_LEAST
     ):
         return None
+    title, change = "", None
     if passes > 1:
         why = (
             f"with {passes} passes before each update, each pass adds to the gradients so far. "
-            "That fewer passes start fewer operators, on larger tensors, and compute each gradient "
-            "of a weight fewer times, is not counted and can be more than the additions"
+            "That fewer passes run operators on larger tensors, and compute each gradient of a "
+            "weight fewer times, is not counted and can be more than the additions"
         )
         remedy = (
-            "Use fewer, larger micro-batches: each pass reads and writes every gradient once more. "
-            "Gradients in bf16 halve the cost."
+            "Use fewer, larger micro-batches, as far as memory has room: each pass reads and "
+            "writes every gradient once more. Gradients in bf16 halve the cost."
         )
+        further = _further_passes(evidence)
+        if len(further.start):
+            title = "A step has several passes, each of which adds its gradients"
+            placed, change = _in_one_pass(evidence, further, work)
+            why += (
+                ". The host launches the whole model for each of them, while no device has work "
+                "for a part of the time, which counts. The price is that of a single pass"
+            )
     elif parallel:
         why = "DistributedDataParallel copies each gradient into its buckets"
         remedy = (
@@ -122,6 +133,7 @@ def gradient_accumulation(evidence: Evidence) -> Finding | None:
         )
     return finding(
         placed,
+        title=title,
         seen=(
             f"{say.per_step(int(nodes.sum()), 'AccumulateGrad node')} with work to do, "
             f"{say.ms(placed.wall_ns)}: {why}."
@@ -133,7 +145,58 @@ def gradient_accumulation(evidence: Evidence) -> Finding | None:
         ),
         kernels=costs.top_kernels(work),
         at_least=passes > 1,
+        change=change,
     )
+
+
+def _further_passes(evidence: Evidence) -> Stretches:
+    """Return where the host runs again what a pass of the step has run, for other samples.
+
+    Each begins with the first call of a model and ends with a pass, of all passes but the first,
+    where a device does the work, no update comes between, and both passes give gradients to the
+    same modules.
+    """
+    ownership, spans, events = evidence.ownership, evidence.spans, evidence.events
+    passes, owner = ownership.passes, ownership.owner
+    updates = np.sort(events.start[optimizer_steps(events)])
+    turn = np.searchsorted(updates, passes.start)
+    added = accumulating(evidence)
+    of_pass = passes.of_span[added]
+    given = [frozenset(owner[added][of_pass == one].tolist()) for one in range(len(passes.start))]
+    calls = np.flatnonzero(~evidence.in_pass & (spans.module >= 0) & (spans.parent < 0))
+    calls = calls[np.argsort(spans.start[calls], kind="stable")]
+    after = np.searchsorted(spans.start[calls], passes.end)
+    found: list[tuple[int, int, int]] = []
+    for one in range(1, len(passes.start)):
+        same_step = ownership.steps.of_pass[one] == ownership.steps.of_pass[one - 1] >= 0
+        alike = turn[one] == turn[one - 1] and given[one] == given[one - 1] != frozenset()
+        first = calls[after[one - 1]] if after[one - 1] < len(calls) else NOTHING
+        if same_step and alike and first >= 0 and spans.start[first] < passes.start[one]:
+            found.append((int(spans.start[first]), int(passes.end[one]), int(first)))
+    found *= evidence.report.has_gpu
+    return Stretches(*np.array(found, np.int64).reshape(-1, 3).T)
+
+
+def _in_one_pass(
+    evidence: Evidence, further: Stretches, work: Mask
+) -> tuple[Placed, dict[str, Removable]]:
+    """Return what further passes cost, and the change without them.
+
+    The device computes as much in a single pass, but adds nothing, and the host launches it once.
+
+    Args:
+        further: where the host runs the passes after the first of a step.
+        work: the additions.
+    """
+    costs, waits, start, end = evidence.costs, evidence.recording.waits, further.start, further.end
+    none = np.zeros(len(evidence.spans.start), bool)
+    by_step = costs.owned_by_step(none, work)
+    owner = np.maximum(evidence.ownership.owner[further.span], 0)
+    by_step = by_step + costs.operators_by_step(start, costs.idle_within(start, end), owner)
+    at = np.searchsorted(start, waits.start, side="right") - 1
+    inside = waits.event[(at >= 0) & (waits.end <= take(end, at))]
+    gone = replace(costs.removable(None, work, inside), stretches=np.stack([start, end]))
+    return costs.places_by_step(by_step), {"free": gone}
 
 
 def _working(evidence: Evidence) -> Mask:
@@ -598,6 +661,8 @@ def _part(mark: str) -> float:
 _REPEATS = 0.75
 """Of the time of a pass, for nodes that an earlier pass has run: from here on it repeats that one.
 A gradient of a gradient runs some nodes of the first one again, for another result."""
+_SELDOM = 7 / 8
+"""What goes of a penalty that is computed in every eighth step, or on an eighth of the batch."""
 
 
 @rule(
@@ -620,7 +685,8 @@ def second_backward(evidence: Evidence) -> Finding | None:
     **Found by** nodes that another node made, from 10% of the step, in most steps. Checkpointing
     does not count. Whether the step is about these gradients (forces, scores, an equation) is not
     in a trace, so there is no price, but where three quarters of a pass are nodes that an earlier
-    pass of the step has run, too.
+    pass of the step has run, too; and where another forward of the same modules, at least as large,
+    is trained without them, which a penalty is beside: then the price is that of seven eighths.
 
     **Fix.** Compute a penalty in every eighth or sixteenth step with that weight. For several
     gradients of one result, call `torch.autograd.grad` once with all inputs; for several
@@ -648,11 +714,23 @@ def second_backward(evidence: Evidence) -> Finding | None:
         "a gradient penalty costs."
     )
     if not several:
+        nodes = costs.top_nodes(kept)
+        penalty = _beside_a_loss(evidence, inner, made)
+        if penalty is None or penalty.removable is None:
+            return finding(placed, seen=seen, nodes=nodes, priced=False)
+        gone = penalty.removable
+        if evidence.report.has_gpu:  # on a part of the batch, the host does as much as before
+            gone = costs.removable(None, gone.work)
         return finding(
-            placed,
-            seen=seen,
-            nodes=costs.top_nodes(kept),
-            priced=False,  # whether the step is for it is not known
+            penalty,
+            seen=(
+                f"{seen} With its forward, and what of that runs again, it is "
+                f"{say.ms(penalty.wall_ns)}. The same modules also run without it. If it is a "
+                "penalty, the price is that of computing it on an eighth of the batch."
+            ),
+            nodes=nodes,
+            at_best=True,
+            change={"parts": [(gone, _SELDOM)]},
         )
     repeated = costs.places_of_spans(again)
     return finding(
@@ -671,6 +749,30 @@ def second_backward(evidence: Evidence) -> Finding | None:
         nodes=costs.top_nodes(again),
         at_best=True,
     )
+
+
+def _beside_a_loss(evidence: Evidence, inner: Mask, made: Ints) -> Placed | None:
+    """Return what gradients of gradients and their forward cost, where a loss is beside them.
+
+    There the same modules run another forward, at least as large, that a pass trains without any
+    such gradient, and no gradient is differentiated twice, as the terms of equations are.
+
+    Args:
+        inner: the nodes of passes that are differentiated.
+        made: the nodes that those made.
+    """
+    join, spans, owner = evidence.ownership.join, evidence.spans, evidence.ownership.owner
+    if inner[made].any():
+        return None
+    nodes = np.flatnonzero(evidence.in_pass & spans.is_node & (join.sequence >= 0))
+    key = join.builder[nodes] * (int(join.sequence.max()) + 1) + join.sequence[nodes]
+    shared = is_in(key, distinct(key[inner[nodes]]))
+    gone, plain = evidence.spans_with(nodes[shared]), evidence.spans_with(nodes[~shared])
+    gone[made], plain[made] = True, False
+    plain &= is_in(owner, distinct(owner[inner]))
+    if evidence.costs.of_running(plain) < evidence.costs.of_running(inner):
+        return None
+    return both_ways(evidence, gone, join.operator[inner], LEAST_SHARE)
 
 
 def _again(evidence: Evidence, inner: Mask) -> tuple[Mask, int]:

@@ -163,9 +163,9 @@ def atomic_additions(evidence: Evidence) -> Finding | None:
     pooling, where few windows share an element); of indexing, only those in half precision. A
     forward that runs on few multiprocessors counts as if it filled the device.
 
-    **Fix.** From a few cells, interpolate by two products with small matrices. In half precision,
-    time the operator in fp32: on an H200 it gained nothing for bilinear interpolation, so that this
-    has no price unless it is tried.
+    **Fix.** From a few cells, interpolate by two products with small matrices, in any precision.
+    Else in half precision, time the operator in fp32: on an H200 it gained nothing for bilinear
+    interpolation, so that this has no price unless it is tried.
     """
     # Half precision has no atomic addition of its own for single elements: threads try until nobody
     # came between. Indexing is looked at for that alone.
@@ -190,6 +190,7 @@ def atomic_additions(evidence: Evidence) -> Finding | None:
     costs = evidence.costs
     times = backward[nodes].max() / max(1, forward[nodes].max())
     in_half = 2 * costs.of_spans(nodes & evidence.spans_of_work(half)) > costs.of_spans(nodes)
+    of_few = 2 * costs.of_spans(nodes & _of_few(evidence, nodes)) > costs.of_spans(nodes)
     measure = f"{times:.0f} times the forward, which moves as many bytes"
     if 2 * costs.of_spans(shared) > costs.of_spans(nodes):
         measure = "and the forward, which has a thread for each place of all channels together"
@@ -204,7 +205,7 @@ def atomic_additions(evidence: Evidence) -> Finding | None:
             "Time this operator in fp32 (disable autocast around it, .float() before it): "
             "additions in half precision are repeated until no other thread interferes, but fp32 "
             "moves twice the bytes. Which is faster depends on the GPU."
-            if in_half
+            if in_half and not of_few
             else "Interpolate from a few cells by two small products with the matrices of the "
             "interpolation (one a side), whose backward are products too, or by mode='nearest' or "
             "expand. For grids and boxes, sample fewer points or a larger map."
@@ -213,7 +214,7 @@ def atomic_additions(evidence: Evidence) -> Finding | None:
         kernels=evidence.costs.top_kernels(evidence.work_of(nodes)),
         at_best=True,
         # The same in fp32 moves twice the bytes, and was no faster for interpolation on an H200.
-        priced=not in_half,
+        priced=of_few or not in_half,
     )
 
 
@@ -268,7 +269,8 @@ def tiny_products(evidence: Evidence) -> Finding | None:
     title="cdist computes one pair of points at a time",
     remedy=(
         "For points of a few coordinates, broadcast: (a[:, None] - b[None]).abs().sum(-1) for "
-        "p=1. For p=2, cdist(compute_mode='use_mm_for_euclid_dist') is a product of matrices."
+        "p=1, which torch.compile makes one kernel of. For p=2, "
+        "cdist(compute_mode='use_mm_for_euclid_dist') is a product of matrices."
     ),
     link="https://docs.pytorch.org/docs/stable/generated/torch.cdist.html",
 )
