@@ -181,7 +181,7 @@ MUTATIONS = (
     Mutation(
         "a shared module under its second path",
         "live/modules.py",
-        "        if id(module) in seen:\n",
+        "        if id(module) in visited:\n",
         "        if False:\n",
         f"{LABELLING}::test_a_shared_module_has_its_first_path",
     ),
@@ -444,14 +444,14 @@ MUTATIONS = (
     Mutation(
         "a parameter that an optimizer holds is called unused",
         "live/optimizers.py",
-        "if id(p) not in held)",
+        "if id(p) not in all_ids)",
         "if True)",
         f"{UNUSED}::test_an_optimizer_with_all_parameters_leaves_nothing_to_say",
     ),
     Mutation(
         "a parameter that no optimizer holds is not told",
         "live/optimizers.py",
-        "                    profiler.emit(owner.unused(part))\n",
+        "                    profiler.emit(owner.unused(unused))\n",
         "                    pass\n",
         f"{UNUSED}::test_a_prefix_left_out_of_the_optimizer_is_found_with_its_whole_backward",
     ),
@@ -516,22 +516,22 @@ MUTATIONS = (
     Mutation(
         "AccumulateGrad belongs to nobody",
         "analysis/attribution/join.py",
-        "        feeder[nodes[is_fed]] = found[is_fed]\n",
+        "        feeder[nodes[is_fed]] = feeders[is_fed]\n",
         "        pass\n",
         ATTRIBUTION,
     ),
     Mutation(
         "markers say nothing",
         "analysis/attribution/spans.py",
-        "    spans.marked[span[at]] = named[events.name[markers[at]]]\n",
+        "    spans.marked[span[is_in_node]] = named[events.name[markers[is_in_node]]]\n",
         "",
         "analysis/test_join.py",
     ),
     Mutation(
         "device work belongs to who ran a millisecond later",
         "analysis/attribution/launches.py",
-        "for of in (events.start, events.thread)",
-        "for of in (events.start + 10**6, events.thread)",
+        "for column in (events.start, events.thread)",
+        "for column in (events.start + 10**6, events.thread)",
         f"{ATTRIBUTION} analysis/test_h200_traces.py",
     ),
 )

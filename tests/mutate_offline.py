@@ -40,15 +40,15 @@ MUTATIONS = (
     Mutation(
         "the fraction of a microsecond is cut off",
         "trace/json_events.py",
-        "np.rint((microseconds - whole) * 1000)",
-        "np.floor((microseconds - whole) * 1000)",
+        "np.rint((microseconds - whole_us) * 1000)",
+        "np.floor((microseconds - whole_us) * 1000)",
         READ,
     ),
     Mutation(
         "the parts of a kernel's blocks are lost",
         "trace/json_events.py",
-        "np.rint(blocks[known] * 1000)",
-        "(1000 * np.rint(blocks[known]))",
+        "np.rint(blocks[is_known] * 1000)",
+        "(1000 * np.rint(blocks[is_known]))",
         READ,
     ),
     Mutation(
@@ -82,15 +82,15 @@ MUTATIONS = (
     Mutation(
         "an arrow leads from the first start with its number",
         "trace/columns.py",
-        'at = np.searchsorted(identity[starts], identity[ends], side="right") - 1',
-        'at = np.searchsorted(identity[starts], identity[ends], side="left")',
+        'position = np.searchsorted(identity[starts], identity[ends], side="right") - 1',
+        'position = np.searchsorted(identity[starts], identity[ends], side="left")',
         READ,
     ),
     Mutation(
         "an event from years before is kept",
         "trace/columns.py",
-        "            kept &= np.abs(start - middle) < LONGEST_NS\n",
-        "            kept &= start - middle < LONGEST_NS\n",
+        "            is_possible &= np.abs(start - middle) < LONGEST_NS\n",
+        "            is_possible &= start - middle < LONGEST_NS\n",
         HOSTILE,
     ),
     Mutation(
@@ -118,8 +118,8 @@ MUTATIONS = (
     Mutation(
         "a gradient is fed by a node of another pass",
         "analysis/attribution/join.py",
-        "found = np.where(take(passes, found, NOTHING - 1) == run, found, NOTHING)",
-        "found = np.where(found >= 0, found, NOTHING)",
+        "feeders = np.where(take(passes, feeders, NOTHING - 1) == run, feeders, NOTHING)",
+        "feeders = np.where(feeders >= 0, feeders, NOTHING)",
         ATTRIBUTION,
     ),
     Mutation(
@@ -139,7 +139,7 @@ MUTATIONS = (
     Mutation(
         "work without a launch record is the engine's",
         "analysis/attribution/ownership.py",
-        "    found[work.launch == NOTHING] = Special.NO_LAUNCH\n",
+        "    owners[work.launch == NOTHING] = Special.NO_LAUNCH\n",
         "",
         OF_WORK,
     ),
@@ -181,8 +181,8 @@ MUTATIONS = (
     Mutation(
         "a pass waits for the device whose work starts last",
         "analysis/attribution/launches.py",
-        'mine = mine[np.argsort(work.end[mine], kind="stable")]',
-        'mine = mine[np.argsort(work.start[mine], kind="stable")]',
+        'of_passes = of_passes[np.argsort(work.end[of_passes], kind="stable")]',
+        'of_passes = of_passes[np.argsort(work.start[of_passes], kind="stable")]',
         OF_WORK,
     ),
     Mutation(
@@ -195,15 +195,15 @@ MUTATIONS = (
     Mutation(
         "a step that begins between forward and backward counts",
         "analysis/attribution/passes.py",
-        "return bool(2 * (made < marked[run])[forward].sum() > forward.sum())",
+        "return bool(2 * (made_at < marked[run])[forward].sum() > forward.sum())",
         "return False",
         PARTIAL,
     ),
     Mutation(
         "the shares of a split are each rounded down",
         "analysis/attribution/shares.py",
-        "whole * (begin + self.weight[share]) // _WHOLE - whole * begin // _WHOLE",
-        "whole * self.weight[share] // _WHOLE",
+        "amounts * (begin + self.weight[share]) // _WHOLE - amounts * begin // _WHOLE",
+        "amounts * self.weight[share] // _WHOLE",
         COMPILED,
     ),
     # How much: timelines, the clock, steps and phases.
@@ -217,8 +217,8 @@ MUTATIONS = (
     Mutation(
         "where a timeline is cut, the value behind the cut begins before it",
         "analysis/timeline.py",
-        "held = np.append(NOTHING, self.values)[at]",
-        "held = np.append(self.values, NOTHING)[at]",
+        "values = np.append(NOTHING, self.values)[place]",
+        "values = np.append(self.values, NOTHING)[place]",
         TIMELINE,
     ),
     Mutation(
@@ -280,7 +280,7 @@ MUTATIONS = (
     Mutation(
         "a step that two modules slow down is compared with itself",
         "analysis/typical.py",
-        "    usual *= np.where(known, _common(times[1:], usual), 1)\n",
+        "    usual *= np.where(is_known, _common(times[1:], usual), 1)\n",
         "",
         TYPICAL,
     ),

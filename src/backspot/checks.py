@@ -39,7 +39,7 @@ def check_flag(name: str, value: object) -> None:
         raise UsageError(f"{name}={quoted(value)}: give True or False")
 
 
-def check_choice(name: str, value: object, known: Iterable[str]) -> None:
+def check_choice(name: str, value: object, choices: Iterable[str]) -> None:
     """Refuse what is none of the known names."""
-    if not isinstance(value, str) or value not in known:
-        raise UsageError(f"{name}={quoted(value)}: choose one of {', '.join(known)}")
+    if not isinstance(value, str) or value not in choices:
+        raise UsageError(f"{name}={quoted(value)}: choose one of {', '.join(choices)}")

@@ -56,7 +56,7 @@ def follow(module: str, file: str, stop_waiting: Callable[[], None]) -> Callable
     before = {name: os.environ.get(name) for name in (_VARIABLE, "PYTHONPATH")}
     _given = f"{sys.prefix} {sys.hexversion:x}\n{module}\n{file}"
     folders = (before["PYTHONPATH"] or "").split(os.pathsep)
-    others = [one for one in folders if one and one != _STARTUP]
+    others = [folder for folder in folders if folder and folder != _STARTUP]
     now = {_VARIABLE: _given, "PYTHONPATH": os.pathsep.join([_STARTUP, *others])}
     os.environ.update(now)
     _follow_copies()

@@ -58,12 +58,12 @@ def failures(failed: Iterable[tuple[str, str]], joint: str = " ") -> list[str]:
     by_reason: dict[str, list[str]] = {}
     for name, reason in failed:
         by_reason.setdefault(visible(reason), []).append(visible(name))
-    said = []
+    sentences = []
     for reason, (first, *others) in by_reason.items():
         named = ", ".join(others[:_NAMED]) + (", …" if len(others) > _NAMED else "")
         more = f" (and {len(others):,} more: {named})" if others else ""
-        said.append(f"{first}{more}{joint}{reason}")
-    return said
+        sentences.append(f"{first}{more}{joint}{reason}")
+    return sentences
 
 
 _NAMED = 2
@@ -87,8 +87,8 @@ def duration(ns: float) -> str:
 
 def between(low_ns: float, high_ns: float, doubt: str = "uncertain") -> str:
     """Format a range: ``4.0 ms to 6.4 ms``; one wider than twice its start says so in a word."""
-    said = f"{duration(low_ns)} to {duration(high_ns)}"
-    return f"{doubt}, {said}" if high_ns > 2 * low_ns else said
+    range_text = f"{duration(low_ns)} to {duration(high_ns)}"
+    return f"{doubt}, {range_text}" if high_ns > 2 * low_ns else range_text
 
 
 def decimals_for(largest_ns: float) -> int:
@@ -117,14 +117,14 @@ def percent(share: float) -> str:
     return f"{hundredths:.0f}%" if hundredths < 99 else f"{min(hundredths, 99.9):.1f}%"
 
 
-def counted(number: int, thing: str, things: str = "") -> str:
+def counted(number: int, noun: str, plural: str = "") -> str:
     """Format a count: ``1 module``, ``12 modules``."""
-    return f"{number:,} {thing if number == 1 else things or thing + 's'}"
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
-def gigabytes(some: int, every: int) -> str:
+def gigabytes(used: int, total: int) -> str:
     """Format a part of memory: ``12.3 of 79.6 GB``."""
-    return f"{some / 1e9:.1f} of {every / 1e9:.1f} GB"
+    return f"{used / 1e9:.1f} of {total / 1e9:.1f} GB"
 
 
 def size(count: int) -> str:

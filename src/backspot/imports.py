@@ -27,8 +27,10 @@ def modules_of(package: str) -> list[ModuleType]:
     from importlib import import_module
     from pkgutil import iter_modules
 
-    found = iter_modules(import_module(package).__path__)
-    return [import_module(f"{package}.{one.name}") for one in found if one.name[0] != "_"]
+    modules = iter_modules(import_module(package).__path__)
+    return [
+        import_module(f"{package}.{module.name}") for module in modules if module.name[0] != "_"
+    ]
 
 
 def when_imported(name: str, action: Callable[[], None]) -> Callable[[], None]:

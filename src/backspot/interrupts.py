@@ -26,11 +26,11 @@ def pass_on(error: BaseException) -> None:
     To be called where the error was caught.
     """
     caught_in = error.__traceback__.tb_frame if error.__traceback__ else None
-    for one in _chain(error):
-        handler = _handler(one.__traceback__)
+    for cause in _chain(error):
+        handler = _handler(cause.__traceback__)
         # An exception that the script was handling before is in the chain too.
-        if handler and (one is error or any(caught_in is frame for frame in _callers(handler))):
-            _raise(one)
+        if handler and (cause is error or any(caught_in is frame for frame in _callers(handler))):
+            _raise(cause)
 
 
 class contained:  # noqa: N801 - as contextlib.suppress
@@ -89,8 +89,8 @@ class heard:  # noqa: N801 - as contained
                 if signal.getsignal(number) is noting:
                     signal.signal(number, handler)
                 del self._replaced[number]
-            except BaseException as one:  # a handler ran just now
-                self.raised = one
+            except BaseException as raised:  # a handler ran just now
+                self.raised = raised
         if self.raised is not None and self.raised is not error:
             _raise(self.raised)
 
@@ -115,9 +115,9 @@ def _raise(error: BaseException) -> None:
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    seen = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
+    visited = set()
+    while error is not None and id(error) not in visited:
+        visited.add(id(error))
         yield error
         error = error.__cause__ or error.__context__
 
@@ -144,8 +144,8 @@ def _is_given(frame: FrameType, wanted: FrameType) -> bool:
     stars = bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + stars]
     values = frame.f_locals
-    given = [values.get(name) for name in names]
+    values_given = [values.get(name) for name in names]
     return any(
-        value is wanted or (type(value) is tuple and any(part is wanted for part in value))
-        for value in given
+        value is wanted or (type(value) is tuple and any(item is wanted for item in value))
+        for value in values_given
     )

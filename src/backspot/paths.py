@@ -10,11 +10,11 @@ from backspot.errors import UsageError
 from backspot.formatting import quoted, visible
 
 
-def path_text(path: object, what: str) -> str:
+def path_text(path: object, subject: str) -> str:
     """Return a path as text.
 
     Args:
-        what: the call that takes it, for the message: ``save(path)``.
+        subject: the call that takes it, for the message: ``save(path)``.
 
     Raises:
         UsageError: If it is not a path, or one that no file can have.
@@ -24,14 +24,14 @@ def path_text(path: object, what: str) -> str:
     except TypeError:  # an ``os.PathLike`` that returns no path
         text = None
     if not isinstance(text, str):
-        raise UsageError(f"{what} takes the path of a file, not {type(path).__name__}")
+        raise UsageError(f"{subject} takes the path of a file, not {type(path).__name__}")
     if "\0" in text:
-        raise UsageError(f"{what}: {visible(text)} has a zero byte, which a path cannot have")
+        raise UsageError(f"{subject}: {visible(text)} has a zero byte, which a path cannot have")
     try:
         os.fsencode(text)
     except UnicodeEncodeError:
         raise UsageError(
-            f"{what}: {visible(text)} has characters that no path can have here"
+            f"{subject}: {visible(text)} has characters that no path can have here"
         ) from None
     return text
 

@@ -94,8 +94,8 @@ class Beside:
 
 def known_beside(result: Beside) -> Mapping[str, Any]:
     """Return what a result knows besides its data, by name."""
-    known: Mapping[str, Any] = getattr(result, "_beside", {})
-    return known
+    extras: Mapping[str, Any] = getattr(result, "_beside", {})
+    return extras
 
 
 def beside(result: Beside, name: str) -> Any:
@@ -103,9 +103,9 @@ def beside(result: Beside, name: str) -> Any:
     return known_beside(result).get(name)
 
 
-def with_beside(result: _Known, known: Mapping[str, Any]) -> _Known:
+def with_beside(result: _Known, extras: Mapping[str, Any]) -> _Known:
     """Add to a new result, which nobody has yet, what it knows besides its data; return it."""
-    object.__setattr__(result, "_beside", {**known_beside(result), **known})
+    object.__setattr__(result, "_beside", {**known_beside(result), **extras})
     return result
 
 
@@ -119,8 +119,8 @@ _ATTRIBUTES = "    Attributes:\n"
 
 def _attributes_of(cls: type) -> str:
     """Return the lines of a docstring about attributes, each with a line break."""
-    told = (cls.__doc__ or "").partition(_ATTRIBUTES)[2].partition("\n\n")[0].rstrip()
-    return f"{told}\n" if told else ""
+    lines = (cls.__doc__ or "").partition(_ATTRIBUTES)[2].partition("\n\n")[0].rstrip()
+    return f"{lines}\n" if lines else ""
 
 
 def public(cls: _Class) -> _Class:

@@ -33,15 +33,15 @@ class Progress:
             progress.advance()
     """
 
-    def __init__(self, what: str, unit: Unit, total: int | None = None) -> None:
+    def __init__(self, title: str, unit: Unit, total: int | None = None) -> None:
         """Prepare the display.
 
         Args:
-            what: what is done: ``profiling``, ``reading trace.json``.
+            title: what is done: ``profiling``, ``reading trace.json``.
             unit: what is counted.
             total: how many there are; ``None`` if unknown.
         """
-        self._what, self._unit, self._total = visible(what), unit, total
+        self._what, self._unit, self._total = visible(title), unit, total
         self._done = 0
         self._since = time.monotonic()
         self._display = _display()

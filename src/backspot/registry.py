@@ -83,8 +83,10 @@ class Rule(Generic[Evidence, Finding, Result]):
         """Return a finding with the name of the rule, and what its head says for all of them."""
         if hasattr(finding, "tier"):
             finding = replace(finding, tier=self.tier)
-        known = {"title": self.title, "remedy": self.remedy, "link": self.link}
-        missing = {key: text for key, text in known.items() if text and not getattr(finding, key)}
+        head_texts = {"title": self.title, "remedy": self.remedy, "link": self.link}
+        missing = {
+            key: text for key, text in head_texts.items() if text and not getattr(finding, key)
+        }
         return replace(finding, rule=self.name, **missing)
 
 
@@ -136,8 +138,8 @@ class Registry(Generic[Evidence, Finding, Result]):
     def _add(
         self, name: str, function: Callable[..., Any], find: Callable[..., Result], head: Any
     ) -> None:
-        known = function.__module__, function.__qualname__
-        if self._names.setdefault(name, known) != known:
+        location = function.__module__, function.__qualname__
+        if self._names.setdefault(name, location) != location:
             raise ValueError(f"{name!r}: a rule of this name exists already")
         self._rules[name] = Rule(name, find, page_of(function), **head)
 
@@ -145,11 +147,13 @@ class Registry(Generic[Evidence, Finding, Result]):
     def rules(self) -> tuple[Rule[Evidence, Finding, Result], ...]:
         """All rules, sorted by name, with the fallback rules last."""
         modules_of(self._package)
-        return tuple(sorted(self._rules.values(), key=lambda one: (one.fallback, one.name)))
+        return tuple(sorted(self._rules.values(), key=lambda rule: (rule.fallback, rule.name)))
 
 
 def page_of(function: Callable[..., Any]) -> str:
     """Return the docstring of a function as Markdown: a line for each paragraph and list item."""
     text = cleandoc(function.__doc__ or "")
-    paragraphs = (re.split(r"\n(?=- )", part) for part in text.split("\n\n"))
-    return "\n\n".join("\n".join(" ".join(line.split()) for line in part) for part in paragraphs)
+    paragraphs = (re.split(r"\n(?=- )", paragraph) for paragraph in text.split("\n\n"))
+    return "\n\n".join(
+        "\n".join(" ".join(line.split()) for line in paragraph) for paragraph in paragraphs
+    )

@@ -31,19 +31,19 @@ def are_transformed(events: Events, join: Join, nodes: Ints) -> bool:
     if not len(operator):
         return False
     index, least = events.of(Category.OPERATOR), _LEAST * len(nodes)
-    asked = np.zeros(len(events.threads), bool)
-    asked[events.thread[operator]] = True
-    index = index[asked[events.thread[index]]]
+    is_forward_thread = np.zeros(len(events.threads), bool)
+    is_forward_thread[events.thread[operator]] = True
+    index = index[is_forward_thread[events.thread[index]]]
     alike = index[is_in(events.name[index], events.name[operator])]
     if _within_themselves(events, alike)[events.name[operator]].sum() < least:
         return False
     within = np.zeros(len(events.start), bool)
-    for _, mine in grouped(events.thread, index):
-        parent = innermost(events.start[mine], events.end[mine]).parent
-        name, outer = events.name[mine], take(parent, parent)
+    for _, members in grouped(events.thread, index):
+        parent = innermost(events.start[members], events.end[members]).parent
+        name, outer = events.name[members], take(parent, parent)
         third = np.flatnonzero((name == take(name, parent)) & (name == take(name, outer)))
         for chain in (third, parent[third], outer[third]):
-            within[mine[chain]] = True
+            within[members[chain]] = True
     return bool(within[operator].sum() >= least)
 
 
@@ -54,9 +54,9 @@ def _within_themselves(events: Events, index: Ints) -> Mask:
     order = np.lexsort((-end, start, kind))
     after, before = order[1:], order[:-1]
     inside = (kind[after] == kind[before]) & (start[after] < end[before])
-    found = np.zeros(len(events.names), bool)
-    found[events.name[index[after[inside]]]] = True
-    return found
+    is_nested = np.zeros(len(events.names), bool)
+    is_nested[events.name[index[after[inside]]]] = True
+    return is_nested
 
 
 NO_LABELS = (
@@ -205,13 +205,13 @@ def _of_compiled(events: Events, ownership: Ownership) -> list[str]:
     for unmatched in ownership.compiled.unmatched:
         by_reason.setdefault((unmatched.reason, unmatched.partly), []).append(unmatched)
     warnings = []
-    for (reason, partly), found in by_reason.items():
-        what = "of some launches inside" if partly else "inside"
-        first, *others = sorted({one.path for one in found})
+    for (reason, partly), regions in by_reason.items():
+        scope = "of some launches inside" if partly else "inside"
+        first, *others = sorted({region.path for region in regions})
         more = f" and {counted(len(others), 'more module')}" if others else ""
-        calls = counted(sum(one.calls for one in found), "call")
+        calls = counted(sum(region.calls for region in regions), "call")
         warnings.append(
-            f"The modules {what} {calls} of compiled code, in {first or 'the model'}{more}, are "
+            f"The modules {scope} {calls} of compiled code, in {first or 'the model'}{more}, are "
             f"not known: {reason}."
         )
     return warnings
@@ -235,7 +235,7 @@ def _of_compilations(events: Events, ownership: Ownership) -> list[str]:
         compiling = compiling[events.start[compiling] < windows.end[-1]]
     if not len(compiling):
         return []
-    known = {one.region: one for one in events.compiled.compilations}
+    by_region = {compilation.region: compilation for compilation in events.compiled.compilations}
     regions = events.named(Category.OPERATOR, names.COMPILED_REGION)
     regions = regions[np.argsort(events.start[regions], kind="stable")]
     causes = []
@@ -245,7 +245,7 @@ def _of_compilations(events: Events, ownership: Ownership) -> list[str]:
             & (events.start[regions] >= events.end[event])
         ]
         name = events.names[events.name[after[0]]] if len(after) else ""
-        compilation = known.get(name.removeprefix(names.COMPILED_REGION))
+        compilation = by_region.get(name.removeprefix(names.COMPILED_REGION))
         if compilation is not None:
             causes.append(compilation)
     spent = int((events.end[compiling] - events.start[compiling]).sum())

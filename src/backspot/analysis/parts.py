@@ -113,18 +113,18 @@ def real_step(recording: Recording, options: Options) -> RealStep | None:
     least = max(len(timed), _STEADY if has_device and timed else 1)
     if training is None or training.counted < least:
         return RealStep.of(timed)
-    known = {
+    known_ns = {
         "data": training.data_ns,
         "backward": training.backward_ns,
         "optimizer": training.optimizer_ns,
     }
     if has_device:
-        known = {"data": _left_waiting(recording, training)}
-    parts = rare_parts(recording, training)
-    parts |= {(name,): part for name, part in known.items() if part}
+        known_ns = {"data": _left_waiting(recording, training)}
+    rare_ns = rare_parts(recording, training)
+    rare_ns |= {(name,): ns for name, ns in known_ns.items() if ns}
     is_steady = training.held_up_ns <= _HELD_UP * training.step_ns
     behind = max((use.behind / use.batches for use in training.loaders if use.batches), default=0.0)
-    return RealStep(training.step_ns, timed, parts if is_steady else {}, behind)
+    return RealStep(training.step_ns, timed, rare_ns if is_steady else {}, behind)
 
 
 def _left_waiting(recording: Recording, training: Training) -> int:
@@ -168,8 +168,8 @@ def _of_backward_hooks(rows: Sequence[Row], wall_ns: int, events: Events) -> lis
 
     They run with a node of their own, and else their time passes for the module's.
     """
-    spent = [(sum(one.wall_ns for one in row.nodes if one.name == _HOOKS), row) for row in rows]
-    costly = sorted((one for one in spent if one[0]), key=lambda one: -one[0])
+    spent = [(sum(node.wall_ns for node in row.nodes if node.name == _HOOKS), row) for row in rows]
+    costly = sorted((pair for pair in spent if pair[0]), key=lambda pair: -pair[0])
     ns = sum(own for own, _ in costly)
     if not ns or ns < _MUCH * wall_ns:
         return []
@@ -179,10 +179,12 @@ def _of_backward_hooks(rows: Sequence[Row], wall_ns: int, events: Events) -> lis
         listed.append(counted(len(costly) - _NAMED, "more module"))
     marks = events.named(Category.ANNOTATION, names.BACKWARD_HOOK)
     read = (
-        names.read_backward_hook_mark(events.names[one]) for one in distinct(events.name[marks])
+        names.read_backward_hook_mark(events.names[name]) for name in distinct(events.name[marks])
     )
     paths = {row.path for row in first}
-    hooks = sorted({one[0] for one in read if one is not None and one[1] in paths})
+    hooks = sorted(
+        {hook_mark[0] for hook_mark in read if hook_mark is not None and hook_mark[1] in paths}
+    )
     return [
         f"Full backward hooks of {', '.join(listed)} take {duration(ns)}, "
         f"{percent(ns / wall_ns)} of the backward: {', '.join(hooks[:_NAMED]) or _HOOKS}. What "
@@ -197,13 +199,13 @@ def with_findings(report: Report, recording: Recording, options: Options) -> Rep
         return changed(report, rules=dict.fromkeys((rule.name for rule in all_rules()), CUT_SHORT))
     reserved = reserved_bytes(live=options.live)
     judged = find_all(Evidence(recording, report, reserved))
-    found = {finding.rule for finding in stable(judged.findings)}
-    said_again = {said for said, rule in options.slowed_by.items() if rule in found}
+    rules_found = {finding.rule for finding in stable(judged.findings)}
+    said_again = {sentence for sentence, rule in options.slowed_by.items() if rule in rules_found}
     return changed(
         report,
         findings=judged.findings,
         rules=judged.states,
-        warnings=tuple(said for said in report.warnings if said not in said_again),
+        warnings=tuple(sentence for sentence in report.warnings if sentence not in said_again),
     )
 
 
@@ -213,12 +215,14 @@ def with_limits(report: Report, recording: Recording, options: Options) -> Repor
     work = find_work(events, ownership)
     if work is None:
         return report
-    of = _by_name(ownership, work)
-    rows = tuple(replace(row, work=of.get((row.path, row.class_name))) for row in report.modules)
+    work_of = _by_name(ownership, work)
+    rows = tuple(
+        replace(row, work=work_of.get((row.path, row.class_name))) for row in report.modules
+    )
     devices = set(ownership.work.device.tolist())
     used = {events.device_names.get(device, "") for device in devices}
-    given = options.peak_tflops, options.peak_gbps
-    peaks = peaks_of(next(iter(used)), *given) if len(used) == 1 else None
+    by_user = options.peak_tflops, options.peak_gbps
+    peaks = peaks_of(next(iter(used)), *by_user) if len(used) == 1 else None
     replayed = report.replayed_step.ns if report.replayed_step else 0
     step_ns = report.step_ns if report.clock == "real" else replayed or report.step_ns
     mfu = share_of_peak(rows, peaks, step_ns, len(devices))

@@ -42,8 +42,8 @@ def with_rare_work(report: Report, recording: Recording, _: Options) -> Report:
     if steps < 2 or not report.phases:
         return report
     work = np.zeros(steps, np.int64) if typical.work is None else typical.work
-    found = [rare_work(phase, report, typical, work) for phase in report.phases]
-    rare = [work for work in found if work is not None]
+    rare_phases = [rare_work(phase, report, typical, work) for phase in report.phases]
+    rare = [work for work in rare_phases if work is not None]
     return changed(report, rare=tuple(sorted(rare, key=lambda work: -work.per_step_ns)))
 
 
@@ -59,18 +59,18 @@ def rare_parts(recording: Recording, training: Training) -> dict[tuple[str, ...]
     step_ns = typical.value(phases.wall.sum(axis=0))
     rows = dict(zip(NAMES, phases.wall, strict=True))
     left = [name for name in _KNOWN if _has(name, rows[name], typical.chosen, step_ns) is not None]
-    known: Counter[tuple[str, ...]] = Counter()
+    known_ns: Counter[tuple[str, ...]] = Counter()
     for work in training.rare:
         names = _PHASES.get(work.name, ())
-        if names and all(one in left or not rows[one][typical.chosen].any() for one in names):
-            known[names] += work.per_step_ns
-    if _PHASES[BOTH] in known:  # of what is in both, the shares are not known
-        known = Counter({_PHASES[BOTH]: sum(known.values())})
-    together = tuple(name for name in left if not any(name in names for names in known))
+        if names and all(name in left or not rows[name][typical.chosen].any() for name in names):
+            known_ns[names] += work.per_step_ns
+    if _PHASES[BOTH] in known_ns:  # of what is in both, the shares are not known
+        known_ns = Counter({_PHASES[BOTH]: sum(known_ns.values())})
+    together = tuple(name for name in left if not any(name in names for names in known_ns))
     outside = sum(work.per_step_ns for work in training.rare if work.name == OUTSIDE)
     if together and outside:
-        known[together] = outside
-    return dict(known)
+        known_ns[together] = outside
+    return dict(known_ns)
 
 
 def rare_work(phase: Phase, report: Report, typical: TypicalStep, work: Ints) -> RareWork | None:
@@ -80,23 +80,25 @@ def rare_work(phase: Phase, report: Report, typical: TypicalStep, work: Ints) ->
         work: a number for each step; steps with the same number do the same work.
     """
     times = np.array(phase.wall_ns_by_step, np.int64)
-    has = _has(phase.name, times, typical.chosen, report.step_ns)
-    if has is None or (phase.name not in _OF_ITS_OWN and _is_in_both(has, typical.chosen, work)):
+    has_phase = _has(phase.name, times, typical.chosen, report.step_ns)
+    if has_phase is None or (
+        phase.name not in _OF_ITS_OWN and _is_in_both(has_phase, typical.chosen, work)
+    ):
         return None
-    usual = int(times[typical.chosen & ~has].mean())
-    more = np.where(has, np.maximum(times - usual, 0), 0)
+    usual = int(times[typical.chosen & ~has_phase].mean())
+    more = np.where(has_phase, np.maximum(times - usual, 0), 0)
     per_step = typical.value(more)
     share = per_step / max(1, report.step_ns)
     if share < _LEAST:
         return None
-    part = int(typical.weight[has].sum()) / int(typical.weight.sum())
+    share_of_steps = int(typical.weight[has_phase].sum()) / int(typical.weight.sum())
     return RareWork(
         phase.name,
-        1 / part,
-        int(per_step / part),
+        1 / share_of_steps,
+        int(per_step / share_of_steps),
         per_step,
         min(1.0, share),
-        tuple(np.flatnonzero(has).tolist()),
+        tuple(np.flatnonzero(has_phase).tolist()),
     )
 
 
@@ -105,15 +107,15 @@ def _has(name: str, times: Ints, counted: Mask, step_ns: int) -> Mask | None:
     ordered = np.sort(times[counted])
     usual = int(ordered[(len(ordered) - 1) // _OTHERS])
     limit = max(_TWICE * usual, usual + int(_LEAST * step_ns))
-    has: Mask = counted & (times > limit)
-    count = int(np.count_nonzero(has))
+    has_phase: Mask = counted & (times > limit)
+    count = int(np.count_nonzero(has_phase))
     if not count or count > (len(ordered) + 1) // 2:
         return None
-    if name != "data" and usual > _LITTLE * times[has].mean():
+    if name != "data" and usual > _LITTLE * times[has_phase].mean():
         return None
-    return has
+    return has_phase
 
 
-def _is_in_both(has: Mask, counted: Mask, work: Ints) -> bool:
+def _is_in_both(has_phase: Mask, counted: Mask, work: Ints) -> bool:
     """Whether steps with the same work are among those that have a phase, and among the others."""
-    return bool(set(work[has].tolist()) & set(work[counted & ~has].tolist()))
+    return bool(set(work[has_phase].tolist()) & set(work[counted & ~has_phase].tolist()))

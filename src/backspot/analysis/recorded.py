@@ -33,7 +33,7 @@ def find_recorded(events: Events, ownership: Ownership, *, live: bool) -> dict[s
     )
     devices = [f"{count} × {name}" if count > 1 else name for name, count in names.items() if name]
     torch = sys.modules.get("torch") if live else None
-    found = {
+    facts = {
         "device": ", ".join(devices),
         "time": _time(events.clock_ns),
         "torch": str(getattr(torch, "__version__", "")),
@@ -41,7 +41,7 @@ def find_recorded(events: Events, ownership: Ownership, *, live: bool) -> dict[s
         "host": _host() if torch else "",
         "memory": gigabytes(*reserved) if (reserved := reserved_bytes(live=live)) else "",
     }
-    return {name: text for name, text in found.items() if text}
+    return {name: text for name, text in facts.items() if text}
 
 
 def _host() -> str:
@@ -67,10 +67,10 @@ def _time(nanoseconds: int) -> str:
     if nanoseconds < _FIRST:
         return ""
     try:
-        found = datetime.fromtimestamp(nanoseconds // 10**9, timezone.utc)
+        moment = datetime.fromtimestamp(nanoseconds // 10**9, timezone.utc)
     except (OverflowError, ValueError, OSError):
         return ""
-    return f"{found:%Y-%m-%d %H:%M} UTC"
+    return f"{moment:%Y-%m-%d %H:%M} UTC"
 
 
 def _command() -> str:

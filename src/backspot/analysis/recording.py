@@ -159,8 +159,8 @@ class Recording(msgspec.Struct, frozen=True, eq=False, dict=True):
     @cached_property
     def whole(self) -> Recording:
         """The recording without the passes and steps that were recorded in part, if one is left."""
-        found = without_partial(self.events, self.ownership)
-        return self if found is None else self._part(found)
+        part_left = without_partial(self.events, self.ownership)
+        return self if part_left is None else self._part(part_left)
 
     def in_real_time(self, real_step: RealStep | None) -> Recording:
         """Return the recording with the times of a step that takes so long."""
@@ -177,13 +177,13 @@ class Recording(msgspec.Struct, frozen=True, eq=False, dict=True):
             self._part(only_steps(self.events, self.ownership, first, last)), around=self
         )
 
-    def _part(self, found: Cut) -> Recording:
-        rare = tuple(kind.behind(found.first) for kind in self.rare)
+    def _part(self, cut_trace: Cut) -> Recording:
+        rare = tuple(kind.behind(cut_trace.first) for kind in self.rare)
         return Recording(
-            found.events,
-            found.ownership,
+            cut_trace.events,
+            cut_trace.ownership,
             self.detail,
-            found,
+            cut_trace,
             rare=rare,
             real_step=self.real_step,
         )
@@ -191,8 +191,8 @@ class Recording(msgspec.Struct, frozen=True, eq=False, dict=True):
     def made(self, report: Report) -> bool:
         """Whether a report has these passes, at the same times and in the same steps."""
         columns = (self.ownership.windows.start, self.ownership.steps.of_pass)
-        found = list(zip(*(column.tolist() for column in columns), strict=True))
-        return found == [(one.start_ns, one.step) for one in report.passes]
+        own_passes = list(zip(*(column.tolist() for column in columns), strict=True))
+        return own_passes == [(run.start_ns, run.step) for run in report.passes]
 
     @cached_property
     def clock(self) -> Clock:
@@ -288,8 +288,8 @@ class Recording(msgspec.Struct, frozen=True, eq=False, dict=True):
         lines = lines_of_waits(stacked.events, stacked.waits, *stacked.sites.texts)
         if stacked is self:
             return lines
-        known = lines_by_turn(stacked.events, stacked.ownership, stacked.waits, lines)
-        return lines_as_in(known, self.events, self.ownership, self.waits)
+        lines_of_step = lines_by_turn(stacked.events, stacked.ownership, stacked.waits, lines)
+        return lines_as_in(lines_of_step, self.events, self.ownership, self.waits)
 
     @cached_property
     def sites(self) -> HostSites:

@@ -61,8 +61,8 @@ class Alarm:
     step: int
 
     def __str__(self) -> str:
-        part = _SAID.get(self.part, self.part)
-        return f"{part} {self.before_ms:.2f} → {self.now_ms:.2f} ms since step {self.since:,}"
+        place = _SAID.get(self.part, self.part)
+        return f"{place} {self.before_ms:.2f} → {self.now_ms:.2f} ms since step {self.since:,}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ class Slowdowns:
         past = np.array([piece.parts for piece in self._past])
         recent = np.array([piece.parts for piece in self._recent])
         # The whole step is the last column.
-        past, recent = (np.column_stack([parts, parts.sum(axis=1)]) for parts in (past, recent))
+        past, recent = (np.column_stack([times, times.sum(axis=1)]) for times in (past, recent))
         before, now = np.median(past, axis=0), np.median(recent, axis=0)
         least = _NOTABLE * before[-1]
         usual = np.quantile(past, _USUAL, axis=0)
@@ -144,11 +144,11 @@ class Slowdowns:
         since = self._recent[0].first
         notable = (before[:-1] >= least) | slower[:-1]
         is_common = bool(notable.sum() > 1 and grown[:-1][notable].all())
-        whole = is_common or not slower[:-1].any()
+        is_whole = is_common or not slower[:-1].any()
         for name, is_slower, was, takes in zip(
             (*PARTS, "step"), slower, before / 1e6, now / 1e6, strict=True
         ):
-            if (name == "step") if whole else (name != "step" and is_slower):
+            if (name == "step") if is_whole else (name != "step" and is_slower):
                 yield Alarm(name, float(was), float(takes), since, step)
         self._past = [*self._recent]
         self._recent.clear()

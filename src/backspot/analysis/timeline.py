@@ -40,9 +40,9 @@ class Timeline(msgspec.Struct, frozen=True):
         if not len(self.edges):
             return np.full(len(times), NOTHING, np.int64)
         index = np.searchsorted(self.edges, times, side="right") - 1
-        held: Ints = self.values.take(index, mode="clip")
-        held[index < 0] = NOTHING
-        return held
+        values: Ints = self.values.take(index, mode="clip")
+        values[index < 0] = NOTHING
+        return values
 
     def over(self, times: Ints) -> Ints:
         """Return what holds at each of ``times``, which are sorted; faster than ``at`` for many."""
@@ -52,18 +52,18 @@ class Timeline(msgspec.Struct, frozen=True):
 
     def cut(self, times: Ints) -> Timeline:
         """Return the timeline with edges at ``times``, too, which are few, sorted and distinct."""
-        at = np.searchsorted(self.edges, times, side="left")
-        new = np.append(self.edges, times[-1:] + 1)[at] != times
-        at, times = at[new], times[new]
+        place = np.searchsorted(self.edges, times, side="left")
+        new = np.append(self.edges, times[-1:] + 1)[place] != times
+        place, times = place[new], times[new]
         if not len(times):
             return self
-        held = np.append(NOTHING, self.values)[at]
-        return Timeline(np.insert(self.edges, at, times), np.insert(self.values, at, held))
+        values = np.append(NOTHING, self.values)[place]
+        return Timeline(np.insert(self.edges, place, times), np.insert(self.values, place, values))
 
     def where(self, keep: Mask) -> Timeline:
         """Return the timeline with only those values for which ``keep[value]`` is true."""
-        kept = np.where(take(keep, self.values, False), self.values, NOTHING)
-        return Timeline(self.edges, kept)
+        values = np.where(take(keep, self.values, False), self.values, NOTHING)
+        return Timeline(self.edges, values)
 
 
 EMPTY = Timeline(np.empty(0, np.int64), np.empty(0, np.int64))
@@ -141,11 +141,11 @@ def _nested(start: Ints, end: Ints, order: Ints) -> Nesting | None:
     started = np.searchsorted(begin, finish)
     outer = take(lasting, around)
     times, values = np.empty((2, 2 * count), np.int64)
-    for at, time, value in (
+    for row, time, value in (
         (2 * started - 1 - depth, finish, outer),
         (2 * place - depth, begin, lasting),
     ):
-        times[at], values[at] = time, value
+        times[row], values[row] = time, value
     last = np.append(times[1:] > times[:-1], True) if count else np.empty(0, bool)
     timeline = Timeline(times[last], values[last])
     parent = np.full(len(start), NOTHING, np.int64)
@@ -213,8 +213,8 @@ def first_started(start: Ints, end: Ints, value: Ints) -> Timeline:
     begin = start.copy()
     if len(begin) > 1:
         begin[1:] = np.maximum(start[1:], np.maximum.accumulate(end)[:-1])
-    kept = np.flatnonzero(end > begin)
-    begin, end, value = begin[kept], end[kept], value[kept]
+    has_length = np.flatnonzero(end > begin)
+    begin, end, value = begin[has_length], end[has_length], value[has_length]
     edges = np.empty(2 * len(begin), np.int64)
     values = np.full(2 * len(begin), NOTHING, np.int64)
     edges[0::2], edges[1::2], values[0::2] = begin, end, value
@@ -236,17 +236,23 @@ def enclosing(
         time: the moments, in nanoseconds.
         start: when each mark begins to hold, if that is later than it starts.
     """
-    found = np.full(len(time), NOTHING, np.int64)
+    marks_around = np.full(len(time), NOTHING, np.int64)
     if not len(marks):
-        return found
+        return marks_around
     start = events.start[marks] if start is None else start
     end = events.end[marks]
     of_threads = [*grouped(events.thread[marks])]
-    asked = dict(grouped(thread)) if len(of_threads) > _FEW else {}
-    for number, mine in of_threads:
-        here = asked.get(number, mine[:0]) if asked else np.flatnonzero(thread == number)
-        found[here] = first_started(start[mine], end[mine], marks[mine]).at(time[here])
-    return found
+    moments_of = dict(grouped(thread)) if len(of_threads) > _FEW else {}
+    for number, own_marks in of_threads:
+        moments = (
+            moments_of.get(number, own_marks[:0])
+            if moments_of
+            else np.flatnonzero(thread == number)
+        )
+        marks_around[moments] = first_started(
+            start[own_marks], end[own_marks], marks[own_marks]
+        ).at(time[moments])
+    return marks_around
 
 
 def _in_order(first: Ints, second: Ints) -> bool:
@@ -261,15 +267,15 @@ def layered(*timelines: Timeline) -> Timeline:
 
     Without any timeline, nothing holds.
     """
-    some = [timeline for timeline in timelines if len(timeline.edges)]
-    if len(some) == 1:
-        return some[0]
-    if len(some) > _FEW:  # pairwise, so that the time does not grow with their number squared
-        half = len(some) // 2
-        some = [layered(*some[:half]), layered(*some[half:])]
-    edges = merged(*(timeline.edges for timeline in some))
+    nonempty = [timeline for timeline in timelines if len(timeline.edges)]
+    if len(nonempty) == 1:
+        return nonempty[0]
+    if len(nonempty) > _FEW:  # pairwise, so that the time does not grow with their number squared
+        half = len(nonempty) // 2
+        nonempty = [layered(*nonempty[:half]), layered(*nonempty[half:])]
+    edges = merged(*(timeline.edges for timeline in nonempty))
     values = np.full(len(edges), NOTHING, np.int64)
-    for timeline in some:
+    for timeline in nonempty:
         values = np.where(values == NOTHING, timeline.over(edges), values)
     return Timeline(edges, values)
 
@@ -309,10 +315,10 @@ def take(column: np.ndarray, index: Ints, missing: int = NOTHING) -> np.ndarray:
         extended = np.empty(len(column) + 1, bool if column.dtype == bool else np.int64)
         extended[0], extended[1:] = missing, column
         return extended.take(index + 1, mode="clip")
-    found = column.take(index, mode="clip")  # a long column takes longer to extend than to look at
-    found = found if found.dtype == bool else found.astype(np.int64, copy=False)
-    found[index < 0] = missing
-    return found
+    values = column.take(index, mode="clip")  # a long column takes longer to extend than to look at
+    values = values if values.dtype == bool else values.astype(np.int64, copy=False)
+    values[index < 0] = missing
+    return values
 
 
 def distinct(values: Ints) -> list[int]:
@@ -320,14 +326,14 @@ def distinct(values: Ints) -> list[int]:
     if not len(values):
         return []
     runs = np.sort(values[np.append(True, values[1:] != values[:-1])])
-    found: list[int] = runs[np.append(True, runs[1:] != runs[:-1])].tolist()
-    return found
+    distinct_values: list[int] = runs[np.append(True, runs[1:] != runs[:-1])].tolist()
+    return distinct_values
 
 
 def is_among(values: Ints, times: Ints) -> Mask:
     """Whether each value is one of these, which are sorted."""
-    found: Mask = np.append(times, FAR)[np.searchsorted(times, values)] == values
-    return found
+    is_member: Mask = np.append(times, FAR)[np.searchsorted(times, values)] == values
+    return is_member
 
 
 def is_in(values: Ints, wanted: Ints | Sequence[int]) -> Mask:
@@ -341,29 +347,31 @@ def is_in(values: Ints, wanted: Ints | Sequence[int]) -> Mask:
         return np.isin(values, wanted)
     table = np.zeros(many + 2, bool)
     table[wanted - (least - 1)] = True
-    found: Mask = table.take(values - (least - 1), mode="clip")  # both ends are of all others
-    return found
+    is_member: Mask = table.take(values - (least - 1), mode="clip")  # both ends are of all others
+    return is_member
 
 
 def quantile(values: np.ndarray, share: float) -> np.ndarray:
     """Return a quantile along the first axis, as ``np.quantile``, which imports masked arrays."""
-    ordered, at = np.sort(values, axis=0), share * (len(values) - 1)
-    lower = int(at)
+    ordered, position = np.sort(values, axis=0), share * (len(values) - 1)
+    lower = int(position)
     low, high = ordered[lower], ordered[min(lower + 1, len(values) - 1)]
-    part = at - lower
-    found: np.ndarray = (
-        low + (high - low) * part if part < 0.5 else high - (high - low) * (1 - part)
+    fraction = position - lower
+    quantiles: np.ndarray = (
+        low + (high - low) * fraction if fraction < 0.5 else high - (high - low) * (1 - fraction)
     )
-    return found
+    return quantiles
 
 
 def median(values: np.ndarray | Sequence[Any], axis: int = 0) -> np.ndarray:
     """Return the median of what is not NaN, as ``np.nanmedian``, which imports masked arrays."""
     ordered = np.sort(np.asarray(values, np.float64), axis=axis)
-    known = np.sum(ordered == ordered, axis=axis, keepdims=True)  # NaNs are sorted last
-    lower, upper = (np.take_along_axis(ordered, at, axis) for at in ((known - 1) // 2, known // 2))
-    found: np.ndarray = ((lower + upper) / 2).squeeze(axis)
-    return found
+    count = np.sum(ordered == ordered, axis=axis, keepdims=True)  # NaNs are sorted last
+    lower, upper = (
+        np.take_along_axis(ordered, index, axis) for index in ((count - 1) // 2, count // 2)
+    )
+    medians: np.ndarray = ((lower + upper) / 2).squeeze(axis)
+    return medians
 
 
 def grouped(column: Ints, index: Ints | None = None) -> Iterator[tuple[int, Ints]]:
@@ -378,19 +386,19 @@ def grouped(column: Ints, index: Ints | None = None) -> Iterator[tuple[int, Ints
         Each value that occurs, in ascending order, and its part of ``index``.
     """
     values = column if index is None else column[index]
-    for value, mine in _places(values):
-        yield value, mine if index is None else index[mine]
+    for value, positions in _places(values):
+        yield value, positions if index is None else index[positions]
 
 
 def _places(values: Ints) -> Iterator[tuple[int, Ints]]:
-    found = distinct(values)
-    if len(found) <= _FEW:
-        for value in found:
+    values_found = distinct(values)
+    if len(values_found) <= _FEW:
+        for value in values_found:
             yield value, np.flatnonzero(values == value)
         return
     order = np.argsort(values, kind="stable")
-    begins = np.searchsorted(values[order], found)
-    yield from zip(found, np.split(order, begins[1:]), strict=True)
+    begins = np.searchsorted(values[order], values_found)
+    yield from zip(values_found, np.split(order, begins[1:]), strict=True)
 
 
 def numbered(values: Ints) -> tuple[Ints, Ints]:
@@ -403,8 +411,8 @@ def numbered(values: Ints) -> tuple[Ints, Ints]:
     """
     most = int(values.max(initial=-1)) + 1
     if most > 4 * len(values) + 1024:
-        found, which = np.unique(values, return_inverse=True)
-        return found.astype(np.int64), which
+        distinct_values, positions = np.unique(values, return_inverse=True)
+        return distinct_values.astype(np.int64), positions
     occurs = np.zeros(most, bool)
     occurs[values] = True
     return np.flatnonzero(occurs), (np.cumsum(occurs) - 1)[values]

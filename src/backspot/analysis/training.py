@@ -141,8 +141,8 @@ class StepTimes:
                 self._take_rows()
 
     def _take_rows(self) -> None:
-        taken = self._buffer.copy()  # at once
-        rows = np.fromiter(taken, np.int64, len(taken)).reshape(-1, _COLUMNS)
+        numbers = self._buffer.copy()  # at once
+        rows = np.fromiter(numbers, np.int64, len(numbers)).reshape(-1, _COLUMNS)
         del self._buffer[: rows.size]  # a step may have been added meanwhile
         if not len(rows):
             return
@@ -209,7 +209,9 @@ class StepTimes:
         sums = _sum(kinds, kinds)
         count, total, data, backward, optimizer, _ = (int(value) for value in sums)
         step_ns = total // count
-        data_ns, backward_ns, optimizer_ns = (part // count for part in (data, backward, optimizer))
+        data_ns, backward_ns, optimizer_ns = (
+            total // count for total in (data, backward, optimizer)
+        )
         forward_ns = step_ns - data_ns - backward_ns - optimizer_ns
         typical = _typical(kinds)
         usual = _sum(kinds, typical)
@@ -345,14 +347,14 @@ class StepTimes:
 def _kind_of(total: Rows) -> Rows:
     """Return the kind of each time: an eighth of an octave."""
     octaves = np.log2(np.maximum(total, 1))
-    found: Rows = np.floor(octaves * (1 << _FINENESS)).astype(np.int64)
-    return found
+    kinds: Rows = np.floor(octaves * (1 << _FINENESS)).astype(np.int64)
+    return kinds
 
 
 def _sum(kinds: dict[tuple[int, int], Rows], chosen: Iterable[tuple[int, int]]) -> Rows:
     """Return how many steps some kinds have, and the sums of their columns."""
-    found: Rows = np.sum([kinds[key] for key in chosen], axis=0)
-    return found
+    sums: Rows = np.sum([kinds[key] for key in chosen], axis=0)
+    return sums
 
 
 def _typical(kinds: dict[tuple[int, int], Any]) -> list[tuple[int, int]]:
@@ -396,6 +398,6 @@ def _name_of(marks: Marks, longer: float, *, data: float, backward: float, optim
     for mark, name in _NAMES.items():
         if marks & mark == mark:
             return name
-    parts = {"waiting for data": data, "backward": backward, "optimizer": optimizer}
-    part, most = max(parts.items(), key=lambda item: item[1])
+    longer_by = {"waiting for data": data, "backward": backward, "optimizer": optimizer}
+    part, most = max(longer_by.items(), key=lambda item: item[1])
     return part if most >= longer / 2 else OUTSIDE

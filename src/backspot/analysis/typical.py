@@ -95,15 +95,17 @@ def rare_steps(length: Ints, training: Training) -> tuple[RareSteps, ...]:
     if len(length) < 2:
         return ()
     longer = length - np.median(length)
-    found: dict[int, list[int]] = {}
+    by_nearest: dict[int, list[int]] = {}
     for step in np.flatnonzero(longer > 0).tolist():
         ratios = [longer[step] / max(1, work.wall_ns) for work in training.rare]
-        nearest = min(range(len(ratios)), key=lambda at: abs(np.log(ratios[at])), default=None)
+        nearest = min(
+            range(len(ratios)), key=lambda index: abs(np.log(ratios[index])), default=None
+        )
         if nearest is not None and _LEAST_ALIKE <= ratios[nearest] <= _MOST_ALIKE:
-            found.setdefault(nearest, []).append(step)
+            by_nearest.setdefault(nearest, []).append(step)
     return tuple(
         RareSteps(tuple(steps), 1 / _period(steps, training.rare[number].period))
-        for number, steps in sorted(found.items())
+        for number, steps in sorted(by_nearest.items())
     )
 
 
@@ -141,9 +143,9 @@ class TypicalStep(msgspec.Struct, frozen=True):
 
     def mean(self, by_step: Ints) -> Ints:
         """Return the mean over the last axis, which has one entry a step, rounded down."""
-        whole, rest = np.divmod(by_step, self._sum)
+        quotient, rest = np.divmod(by_step, self._sum)
         # Not the sum divided, because the sum of large times can exceed 63 bits.
-        mean: Ints = whole @ self.weight + rest @ self.weight // self._sum
+        mean: Ints = quotient @ self.weight + rest @ self.weight // self._sum
         return mean
 
     def value(self, by_step: Ints) -> int:
@@ -179,29 +181,30 @@ class TypicalStep(msgspec.Struct, frozen=True):
         """
         order = np.lexsort((step, *reversed(keys)))
         weight = self.weight[step[order]]
-        whole, rest = np.divmod(amount[order], self._sum)
-        part = np.zeros_like(amount)
-        part[order] = whole * weight + np.diff(np.cumsum(rest * weight) // self._sum, prepend=0)
-        return part
+        quotient, rest = np.divmod(amount[order], self._sum)
+        apportioned = np.zeros_like(amount)
+        of_rests = np.diff(np.cumsum(rest * weight) // self._sum, prepend=0)
+        apportioned[order] = quotient * weight + of_rests
+        return apportioned
 
-    def noise(self, parts: Ints) -> float:
+    def noise(self, times: Ints) -> float:
         """Return the share (0 to 1) of a whole that may belong to other parts than it seems to.
 
         This is the standard error of the shares of the parts: by how much the steps that count and
         do the same work disagree. It is 0 where there are no two such steps.
 
         Args:
-            parts: nanoseconds, with one row a part of the whole and one column a step.
+            times: nanoseconds, with one row a part of the whole and one column a step.
         """
-        whole = parts.sum(axis=0)
-        share = parts / np.where(whole > 0, whole, 1)
-        squares, compared = np.zeros(len(parts)), 0
-        work = np.zeros(len(whole), np.int64) if self.work is None else self.work
+        totals = times.sum(axis=0)
+        share = times / np.where(totals > 0, totals, 1)
+        squares, compared = np.zeros(len(times)), 0
+        work = np.zeros(len(totals), np.int64) if self.work is None else self.work
         for number in sorted(set(work[self.chosen].tolist())):
-            mine = self.chosen & (work == number)
-            count = np.count_nonzero(mine)
+            of_kind = self.chosen & (work == number)
+            count = np.count_nonzero(of_kind)
             if count > 1:
-                squares += share[:, mine].var(axis=1, ddof=1) * count
+                squares += share[:, of_kind].var(axis=1, ddof=1) * count
                 compared += count
         noise = np.sqrt(squares).sum() / 2 / compared if compared else 0.0
         return min(1.0, float(noise))
@@ -251,7 +254,7 @@ def typical_step(
     if any(len(kind) >= _FEWEST for kind in kinds):
         # What is always this short holds up no step, and most modules of a large model are.
         long = np.flatnonzero(places.max(axis=1, initial=0) >= _LEAST * length.min())
-        places, names = places[long], [names[one] for one in long.tolist()]
+        places, names = places[long], [names[place] for place in long.tolist()]
         times = np.concatenate([length[None], places]).astype(float)
         excused = np.array([False, *(name in never for name in names)], bool)
         excess, severity = _excess(times, kinds, excused)
@@ -267,22 +270,22 @@ def typical_step(
         counts[kind] *= len(kind) / np.count_nonzero(~held_up[kind])
     counts[held_up] = 0
     weight = np.where(counts > 0, np.maximum(1, np.round(_PARTS * counts)), 0).astype(np.int64)
-    found = [_hiccup(step, excess[:, step], names) for step in np.flatnonzero(held_up).tolist()]
-    ranked = sorted(found, key=lambda hiccup: (-hiccup.longer_ns, hiccup.step))
+    hiccups = [_hiccup(step, excess[:, step], names) for step in np.flatnonzero(held_up).tolist()]
+    ranked = sorted(hiccups, key=lambda hiccup: (-hiccup.longer_ns, hiccup.step))
     return TypicalStep(weight // np.gcd.reduce(weight), tuple(ranked), work)
 
 
 def _shares(steps: int, rare: Sequence[RareSteps]) -> np.ndarray:
     """Return how much each step counts before any is left out; 1 where nothing more is known."""
-    counts, known = np.ones(steps), np.zeros(steps, bool)
+    counts, is_known = np.ones(steps), np.zeros(steps, bool)
     for kind in rare:
-        index = [step for step in kind.steps if 0 <= step < steps and not known[step]]
+        index = [step for step in kind.steps if 0 <= step < steps and not is_known[step]]
         if index and 0 < kind.share < 1:
             counts[index] = steps * kind.share / len(index)
-            known[index] = True
-    left = steps - counts[known].sum()
-    if known.any() and not known.all() and left > 0:
-        counts[~known] = left / np.count_nonzero(~known)
+            is_known[index] = True
+    left = steps - counts[is_known].sum()
+    if is_known.any() and not is_known.all() and left > 0:
+        counts[~is_known] = left / np.count_nonzero(~is_known)
     return counts
 
 
@@ -291,8 +294,8 @@ def _kinds(work: Ints, rare: Sequence[RareSteps]) -> list[Ints]:
     group = np.zeros(len(work), np.int64)
     for number, kind in enumerate(rare, 1):
         group[[step for step in kind.steps if 0 <= step < len(work)]] = number
-    pairs, which = np.unique(np.stack([work, group]), axis=1, return_inverse=True)
-    return [np.flatnonzero(which.ravel() == kind) for kind in range(pairs.shape[1])]
+    pairs, pair_of = np.unique(np.stack([work, group]), axis=1, return_inverse=True)
+    return [np.flatnonzero(pair_of.ravel() == kind) for kind in range(pairs.shape[1])]
 
 
 def _excess(
@@ -310,21 +313,21 @@ def _excess(
         hiccup has at least.
     """
     steps = times.shape[1]
-    known = np.zeros(steps, bool)
+    is_known = np.zeros(steps, bool)
     usual = times.copy()  # a step with work of its own takes what it takes
     for kind in kinds:
         if len(kind) >= _FEWEST:
             usual[:, kind] = median(times[:, kind], 1)[:, None]
-            known[kind] = True
-    usual *= np.where(known, _common(times[1:], usual), 1)
+            is_known[kind] = True
+    usual *= np.where(is_known, _common(times[1:], usual), 1)
     excess = times - usual
     share = excess / np.maximum(usual[0], 1)
-    deviation = _NORMAL * median(np.abs(share[:, known]), 1)[:, None]
+    deviation = _NORMAL * median(np.abs(share[:, is_known]), 1)[:, None]
     least = np.full((len(times), 1), _PLACE_LONGER)
     least[0] = _LONGER
     least = np.maximum(least, _DEVIATIONS * deviation)
     beyond = share > least
-    recurs = _recurs(share, beyond, int(np.count_nonzero(known)))
+    recurs = _recurs(share, beyond, int(np.count_nonzero(is_known)))
     recurs[0] = False  # what is slow in the whole step may be slow in another place each time
     share[0] -= (share * beyond)[recurs & ~excused].sum(axis=0)
     share[0] -= np.maximum(share[excused], 0).sum(axis=0)
@@ -340,29 +343,29 @@ def _recurs(share: np.ndarray, beyond: np.ndarray, steps: int) -> np.ndarray:
     least = np.where(beyond, share, np.inf).min(axis=1)
     most = np.where(beyond, share, 0).max(axis=1)
     alike = (times >= _SEVERAL) & (most <= _ALIKE * least)
-    found: np.ndarray = (times >= max(2, steps / _OFTEN)) | alike
-    return found
+    recurs: np.ndarray = (times >= max(2, steps / _OFTEN)) | alike
+    return recurs
 
 
 def _common(places: np.ndarray, usual: np.ndarray) -> np.ndarray:
     """Return how many times as long as usual all parts of a step take alike, 1 at least."""
-    whole, usual = usual[0], usual[1:]
-    counts = (usual >= _LEAST * whole) & (usual > 0)
+    step_usual, usual = usual[0], usual[1:]
+    counts = (usual >= _LEAST * step_usual) & (usual > 0)
     ratios = np.where(counts, places / np.where(counts, usual, 1), np.nan)
     enough = counts.sum(axis=0) >= _FEWEST
-    found = np.ones(places.shape[1])
-    found[enough] = median(ratios[:, enough])
-    shared: np.ndarray = np.maximum(found, 1)
+    factors = np.ones(places.shape[1])
+    factors[enough] = median(ratios[:, enough])
+    shared: np.ndarray = np.maximum(factors, 1)
     return shared
 
 
 def _hiccup(step: int, excess: np.ndarray, names: Sequence[str]) -> Hiccup:
     """Name a step that was held up, with the part that took at least half of the excess."""
     longest = max(float(excess[0]), float(excess.max()))
-    where = ""
+    place = ""
     if len(excess) > 1:
         most = float(excess[1:].max())
         if most >= _MOSTLY * longest and most > 0:
             # Of parts that lie inside each other, the last is the innermost.
-            where = names[np.flatnonzero(excess[1:] >= _NEARLY * most)[-1]]
-    return Hiccup(step, max(0, round(longest)), where)
+            place = names[np.flatnonzero(excess[1:] >= _NEARLY * most)[-1]]
+    return Hiccup(step, max(0, round(longest)), place)

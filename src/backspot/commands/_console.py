@@ -183,7 +183,7 @@ def add_format(parser: argparse.ArgumentParser, kind: Literal["Report", "Compari
         import backspot
         from backspot.render.formats import formats_of
 
-        names = [one.name for one in formats_of(getattr(backspot, kind)) if one.name]
+        names = [form.name for form in formats_of(getattr(backspot, kind)) if form.name]
         if name not in names:
             choices = ", ".join(["table", *names])
             raise argparse.ArgumentTypeError(f"{name!r} is not a format; choose from {choices}")
@@ -239,9 +239,9 @@ def print_result(
     from backspot.render.formats import formats_of
 
     kind = type(result)
-    found = next(one for one in formats_of(kind) if one.name == name)
-    view = replace(view, top=found.top if top is None else top)
-    write_bytes(found.renderer(kind)(result, view))
-    if not found.has_warnings:
+    form = next(form for form in formats_of(kind) if form.name == name)
+    view = replace(view, top=form.top if top is None else top)
+    write_bytes(form.renderer(kind)(result, view))
+    if not form.has_warnings:
         for warning in warnings:
             complain(f"warning: {warning}")

@@ -41,15 +41,19 @@ def with_values(words: Sequence[str], parser: argparse.ArgumentParser) -> list[s
 
     What comes from the script on is the script's.
     """
-    known, found, place = parser._option_string_actions, list(words), 0
-    while place < len(found) and found[place][:1] == "-" and found[place] not in ("-m", "--"):
-        word = found[place]
+    options, completed, place = parser._option_string_actions, list(words), 0
+    while (
+        place < len(completed)
+        and completed[place][:1] == "-"
+        and completed[place] not in ("-m", "--")
+    ):
+        word = completed[place]
         if (alone := ALONE.get(word.removeprefix("--"))) is not None:
-            found[place] = f"{word}={alone}"
-        elif word in known and known[word].nargs != 0:
+            completed[place] = f"{word}={alone}"
+        elif word in options and options[word].nargs != 0:
             place += 1
         place += 1
-    return found
+    return completed
 
 
 def check_parts(args: argparse.Namespace) -> None:

@@ -56,7 +56,7 @@ class Process:
     @property
     def settings(self) -> str:
         """How the first process is observed; empty once it has ended."""
-        return next((about for _, what, about in self._lines() if what == _SETTINGS), "")
+        return next((about for _, kind, about in self._lines() if kind == _SETTINGS), "")
 
     @property
     def name(self) -> str:
@@ -116,14 +116,14 @@ class Process:
     @property
     def unlisted(self) -> int:
         """How many others have a report, and no line that says so."""
-        names = {one: about for one, what, about in self._lines() if what == _NAMED}
-        rest = [names.get(one, "") for one in self._reported()[LISTED:]]
+        names = {process: about for process, kind, about in self._lines() if kind == _NAMED}
+        rest = [names.get(process, "") for process in self._reported()[LISTED:]]
         # Without a name it has the screen, and ranks answer together.
         return sum(bool(name) and not name.startswith("rank") for name in rest)
 
     def _reported(self) -> list[str]:
-        found = (one for one, *said in self._lines() if said == [_DONE, _REPORT])
-        return list(dict.fromkeys(found))
+        processes = (process for process, *line in self._lines() if line == [_DONE, _REPORT])
+        return list(dict.fromkeys(processes))
 
     def end(self) -> None:
         """Note that this process ends."""
@@ -145,10 +145,10 @@ class Process:
         One that took no step has no report to lose, such as the server of ``forkserver``.
         """
         lines = self._lines()
-        said = {kind: [one for one, what, _ in lines if what == kind] for kind in _KINDS}
-        left = [one for one in said[_TRAINS] if one not in said[_DONE]]
-        pids = [int(one.partition(".")[0]) for one in left]
-        return len(said[_BEGUN]), [pid for pid in pids if not _runs(pid)]
+        by_kind = {kind: [process for process, what, _ in lines if what == kind] for kind in _KINDS}
+        left = [process for process in by_kind[_TRAINS] if process not in by_kind[_DONE]]
+        pids = [int(process.partition(".")[0]) for process in left]
+        return len(by_kind[_BEGUN]), [pid for pid in pids if not _runs(pid)]
 
     def _find_name(self) -> str:
         rank, ranks = _rank_and_ranks()
@@ -163,19 +163,19 @@ class Process:
                 return one
         return f"{wanted[-1]}.{unique}"
 
-    def _tell(self, what: str, about: str = "") -> None:
+    def _tell(self, kind: str, about: str = "") -> None:
         with suppress(OSError):  # the first process has ended, and all files are its own
             # One write to the end of the file comes in one piece, whoever else writes.
             file = os.open(self.register, os.O_WRONLY | os.O_APPEND)
             try:
-                os.write(file, f"{self._id}\t{what}\t{about}\n".encode())
+                os.write(file, f"{self._id}\t{kind}\t{about}\n".encode())
             finally:
                 os.close(file)
 
     def _lines(self) -> list[tuple[str, str, str]]:
         with suppress(OSError, ValueError):
-            said = Path(self.register).read_text(encoding="utf-8")
-            return [tuple(line.split("\t")) for line in said.splitlines()]  # type: ignore[misc]
+            lines = Path(self.register).read_text(encoding="utf-8")
+            return [tuple(line.split("\t")) for line in lines.splitlines()]  # type: ignore[misc]
         return []
 
 

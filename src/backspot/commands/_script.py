@@ -116,8 +116,8 @@ class Script:
         error: BaseException | None = None
         try:
             self._execute()
-        except BaseException as one:
-            error = one
+        except BaseException as raised:
+            error = raised
         finally:
             # Threads and exit functions of the script outlive it, and pickle what is in __main__.
             if not is_program:
@@ -127,8 +127,8 @@ class Script:
                 stream.flush()
         try:
             _end(partial(ended, error), is_program)
-        except BaseException as one:  # a signal has come while the report was made
-            error = error or one
+        except BaseException as raised:  # a signal has come while the report was made
+            error = error or raised
         if error is None:
             return 0
         error.__traceback__ = _without_ours(error)
@@ -145,20 +145,20 @@ class Script:
 
 def _without_ours(error: BaseException) -> TracebackType | None:
     """Leave out the frames that are not there without Backspot."""
-    kept = error.__traceback__
-    while kept and _is_of(kept, "backspot"):
-        kept = kept.tb_next
-    if kept is None:  # the script cannot be compiled, or an error of Backspot itself
+    traceback = error.__traceback__
+    while traceback and _is_of(traceback, "backspot"):
+        traceback = traceback.tb_next
+    if traceback is None:  # the script cannot be compiled, or an error of Backspot itself
         return None if isinstance(error, SyntaxError) else error.__traceback__
     # An interrupt comes wherever Python is.
     left_out = ("backspot",) if isinstance(error, KeyboardInterrupt) else _AROUND
-    one = kept
-    while one.tb_next:
-        if _is_of(one.tb_next, *left_out):
-            one.tb_next = one.tb_next.tb_next
+    entry = traceback
+    while entry.tb_next:
+        if _is_of(entry.tb_next, *left_out):
+            entry.tb_next = entry.tb_next.tb_next
         else:
-            one = one.tb_next
-    return kept
+            entry = entry.tb_next
+    return traceback
 
 
 _AROUND = (
@@ -186,8 +186,8 @@ def _show(error: BaseException) -> None:
         sys.excepthook(*about)
     except SystemExit:
         raise
-    except BaseException as one:
-        failed = one
+    except BaseException as raised:
+        failed = raised
     if failed is not None:
         failed.__traceback__ = failed.__traceback__ and failed.__traceback__.tb_next
         with suppress(AttributeError, OSError, ValueError):  # there is no standard error any more
@@ -224,8 +224,8 @@ def _end(ended: Callable[[], None], is_program: bool) -> None:
 
     To wait for them here could last forever: Python first tells the workers of executors to end.
     """
-    threads = [one for one in threading.enumerate() if one is not threading.main_thread()]
-    if is_program and not all(one.daemon for one in threads):
+    threads = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
+    if is_program and not all(thread.daemon for thread in threads):
         atexit.register(ended)
     else:
         ended()

@@ -69,9 +69,9 @@ def _report_beside(source: str) -> str:
         return ""
     with suppress(OSError):  # reading it reports the error
         trace = trace_file(source)
-        found = trace.with_name(trace.name.replace("trace", "report", 1).removesuffix(".gz"))
-        if is_report(str(found)) and found.stat().st_mtime_ns >= trace.stat().st_mtime_ns:
-            return str(found)
+        report = trace.with_name(trace.name.replace("trace", "report", 1).removesuffix(".gz"))
+        if is_report(str(report)) and report.stat().st_mtime_ns >= trace.stat().st_mtime_ns:
+            return str(report)
     return ""
 
 

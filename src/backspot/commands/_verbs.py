@@ -49,5 +49,5 @@ def other_rules() -> Iterator[Any]:
 
 
 def _each(function: str) -> Iterator[Any]:
-    found = (getattr(verb(name), function, None) for name in VERBS)
-    return (one for one in found if one is not None)
+    functions = (getattr(verb(name), function, None) for name in VERBS)
+    return (function for function in functions if function is not None)

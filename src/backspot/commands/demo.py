@@ -161,14 +161,14 @@ class _Case:
         """Milliseconds of steps without profiler, in turns, so that drift affects both variants."""
         times: dict[str, list[float]] = {variant: [] for variant in self.variants}
         for number in range(self.rounds + 1):
-            for variant, found in times.items():
+            for variant, times_of_variant in times.items():
                 self.use(variant)
                 self.synchronize()
                 start = time.perf_counter()
                 self.step()
                 self.synchronize()
                 if number:  # the first round warms up
-                    found.append((time.perf_counter() - start) * 1e3)
+                    times_of_variant.append((time.perf_counter() - start) * 1e3)
                 tick()
         return times
 
@@ -292,10 +292,10 @@ def _compare(
         add(f"{case.slow}, backward GPU", slow.gpu_ns / 1e6, fast.gpu_ns / 1e6)
     add(f"{case.slow}, forward", slow.forward_ns / 1e6, fast.forward_ns / 1e6)
     add("whole backward", before.wall_ms, after.wall_ms)
-    steps = [statistics.median(found) for found in times.values()]
+    steps = [statistics.median(times_of_variant) for times_of_variant in times.values()]
     add("whole step, without profiler", *steps)
     console.print(table)
-    quarters = [statistics.quantiles(found, n=4) for found in times.values()]
+    quarters = [statistics.quantiles(times_of_variant, n=4) for times_of_variant in times.values()]
     spread = max(last - first for first, _, last in quarters)
     console.print(
         f"\nWhole steps are medians: they were timed in turns, {case.rounds} of each, "

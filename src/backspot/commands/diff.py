@@ -92,8 +92,12 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("only one of BEFORE and AFTER can be standard input")
     if args.strict and args.fail_above is None:
         raise UsageError("--strict needs a limit: add --fail-above PERCENT")
-    (before, was), (after, now) = _read(befores), _read(afters)
-    names = _told_apart(was[0], now[0]) if len(was) == len(now) == 1 else ("", "")
+    (before, old_paths), (after, new_paths) = _read(befores), _read(afters)
+    names = (
+        _told_apart(old_paths[0], new_paths[0])
+        if len(old_paths) == len(new_paths) == 1
+        else ("", "")
+    )
     comparison = compare(before, after, names=names)
     print_result(comparison, args, View(), comparison.notes)
     if args.fail_above is None:
@@ -102,14 +106,16 @@ def run(args: argparse.Namespace) -> int:
         flush_output()
         raise SlowerError(_told(comparison, args.fail_above))
     unknown = [
-        one for one in (comparison.step, comparison.whole) if one.too_noisy_for(args.fail_above)
+        change
+        for change in (comparison.step, comparison.whole)
+        if change.too_noisy_for(args.fail_above)
     ]
     if unknown:
         flush_output()
-        told = f"{too_noisy(unknown[0], args.fail_above, comparison.about)} (--fail-above)"
+        message = f"{too_noisy(unknown[0], args.fail_above, comparison.about)} (--fail-above)"
         if args.strict:
-            raise TooNoisyError(told)
-        complain(f"warning: {told}")
+            raise TooNoisyError(message)
+        complain(f"warning: {message}")
     return 0
 
 
@@ -125,13 +131,13 @@ def _sides(words: Sequence[str]) -> tuple[list[str], list[str]]:
                 f"which after: {usage}"
             )
         return [words[0]], [words[1]]
-    at = words.index(_BETWEEN)
-    before, after = list(words[:at]), list(words[at + 1 :])
+    position = words.index(_BETWEEN)
+    before, after = list(words[:position]), list(words[position + 1 :])
     if _BETWEEN in after:
         raise UsageError(f"-- stands twice: put it once, between the two sides: {usage}")
-    for side, name, where in ((before, "BEFORE", "before"), (after, "AFTER", "after")):
+    for side, name, place in ((before, "BEFORE", "before"), (after, "AFTER", "after")):
         if not side:
-            raise UsageError(f"no {name}: name at least one recording {where} the --: {usage}")
+            raise UsageError(f"no {name}: name at least one recording {place} the --: {usage}")
     return before, after
 
 
@@ -141,33 +147,35 @@ def _told(comparison: Comparison, limit: float) -> str:
     def by(change: Change) -> float:
         return math.inf if change.percent is None else change.percent
 
-    slower = max((one for one in (comparison.step, comparison.whole) if one.exceeds(limit)), key=by)
-    what = "step" if slower.kind == "step" else "backward"
+    slower = max(
+        (change for change in (comparison.step, comparison.whole) if change.exceeds(limit)), key=by
+    )
+    unit = "step" if slower.kind == "step" else "backward"
     allowed = f"--fail-above {limit:g} does not allow"
     if comparison.about == "code":
         change = "" if slower.percent is None else f" by {slower.percent:.1f}%"
-        return f"the {what} got slower{change}, which {allowed}"
+        return f"the {unit} got slower{change}, which {allowed}"
     change = "" if slower.percent is None else f"{slower.percent:.1f}% "
     return (
-        f"the {what} took {change}longer in the recording after, which {allowed}; three "
+        f"the {unit} took {change}longer in the recording after, which {allowed}; three "
         "recordings on each side tell whether that is the code"
     )
 
 
 def _read(sources: Sequence[str]) -> tuple[list[Presented], list[str]]:
     """The reports, and the paths of what they were read from."""
-    each = [_read_one(source) for source in sources]
-    if len(each) == 1:
-        return [each[0][0]], [each[0][1]]
+    pairs = [_read_one(source) for source in sources]
+    if len(pairs) == 1:
+        return [pairs[0][0]], [pairs[0][1]]
     from dataclasses import replace
 
     from backspot.results.report import Report
 
     named = [
         replace(report, trace=Path(path).name) if isinstance(report, Report) else report
-        for report, path in each
+        for report, path in pairs
     ]
-    return named, [path for _, path in each]
+    return named, [path for _, path in pairs]
 
 
 def _read_one(source: str) -> tuple[Presented, str]:
@@ -183,10 +191,10 @@ def _read_one(source: str) -> tuple[Presented, str]:
 
 def _told_apart(before: str, after: str) -> tuple[str, str]:
     """The shortest ends of two paths that differ."""
-    was, now = Path(before).parts, Path(after).parts
-    for length in range(1, max(len(was), len(now)) + 1):
-        if was[-length:] != now[-length:]:
-            return str(Path(*was[-length:])), str(Path(*now[-length:]))
+    old, new = Path(before).parts, Path(after).parts
+    for length in range(1, max(len(old), len(new)) + 1):
+        if old[-length:] != new[-length:]:
+            return str(Path(*old[-length:])), str(Path(*new[-length:]))
     return Path(before).name, Path(after).name
 
 

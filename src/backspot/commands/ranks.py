@@ -115,9 +115,9 @@ def show_other(source: str, args: argparse.Namespace) -> bool:
     from backspot.render.job import render_job
     from backspot.results.job import JobReport
 
-    given = args.depth is not None or args.match or args.by or args.sort or args.full
-    given = given or args.anonymous
-    if given or args.output is not None or args.format != "table":
+    is_given = args.depth is not None or args.match or args.by or args.sort or args.full
+    is_given = is_given or args.anonymous
+    if is_given or args.output is not None or args.format != "table":
         raise UsageError(
             f"{visible(source)} is an answer for many ranks: show takes --top and --width for it, "
             "and backspot ranks has its other options"
@@ -135,11 +135,11 @@ def _is_job(source: str) -> bool:
     from backspot.job.identity import identify
     from backspot.trace.read import traces_in
 
-    known: set[int | None] = set()
+    ranks_seen: set[int | None] = set()
     with suppress(OSError):  # reading it reports the error
         for trace in traces_in(Path(source)):
-            known.add(identify(trace).rank)
-            if len(known - {None}) > 1:
+            ranks_seen.add(identify(trace).rank)
+            if len(ranks_seen - {None}) > 1:
                 return True
     return False
 
@@ -150,17 +150,19 @@ def mention_others(trace: str, shown: Collection[str]) -> None:
 
     path = Path(trace)
     with suppress(OSError):  # a hint is not worth an error
-        given = {Path(one).resolve() for one in shown}
-        others = [other for other in _others(path) if other.resolve() not in given]
-        known = identify(path)
-        several = known.world_size > 1
-        which = f"{path.name} is of rank {known.rank} of {known.world_size}" if several else ""
+        shown_paths = {Path(path_shown).resolve() for path_shown in shown}
+        others = [other for other in _others(path) if other.resolve() not in shown_paths]
+        identity = identify(path)
+        several = identity.world_size > 1
+        rank_text = (
+            f"{path.name} is of rank {identity.rank} of {identity.world_size}" if several else ""
+        )
         if others:
             names = ", ".join(other.name for other in others[:_NAMED])
             more = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
-            note(f"{which or path.name}; other ranks' traces lie beside it: {names}{more}")
-        elif which and len(shown) == 1:
-            note(which)
+            note(f"{rank_text or path.name}; other ranks' traces lie beside it: {names}{more}")
+        elif rank_text and len(shown) == 1:
+            note(rank_text)
 
 
 def _others(path: Path) -> list[Path]:
@@ -172,14 +174,14 @@ def _others(path: Path) -> list[Path]:
         return []
     start, end = numbers[-1].span(1)
     before, after = path.name[:start], path.name[end:]
-    found = {
+    by_number = {
         int(number): other
         for other in path.parent.iterdir()
         if other.name.startswith(before) and other.name.endswith(after)
         if (number := other.name[start : len(other.name) - len(after)]).isdecimal()
     }
-    found.pop(int(numbers[-1][1]), None)
-    return [found[number] for number in sorted(found)]
+    by_number.pop(int(numbers[-1][1]), None)
+    return [by_number[number] for number in sorted(by_number)]
 
 
 def other_rules() -> Sequence[Rule[Any, Any, Any]]:

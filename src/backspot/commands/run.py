@@ -170,16 +170,16 @@ def run(args: argparse.Namespace) -> Callable[[], int]:
 
     # A ``--`` may end the options before the script. After -m, argparse ends the module's arguments
     # at it, and gives the rest to the script.
-    given = args.module + args.script if args.module else args.script[args.script[:1] == ["--"] :]
-    if not given:
+    words = args.module + args.script if args.module else args.script[args.script[:1] == ["--"] :]
+    if not words:
         raise UsageError("backspot run: name a script, or a module after -m")
     if args.steps < 1 or args.every == 0:
         raise UsageError("--steps and --every: give a whole number of at least 1")
     check_parts(args)
     folder = _folder(args.output, args.force)
-    script = Script(given[0], given[1:], is_module=bool(args.module))
+    script = Script(words[0], words[1:], is_module=bool(args.module))
     process = Process()
-    observer = _Observation(given, args, folder, process)
+    observer = _Observation(words, args, folder, process)
     process.begin(observer.settings())
     stop_waiting = when_imported("torch", observer.begin)
     stop_following = _nothing
@@ -221,14 +221,14 @@ def observe(register: str) -> None:
     settings = process.settings
     if not settings or process.children()[0] >= MOST:
         return
-    given, options, folder = json.loads(settings)
+    words, options, folder = json.loads(settings)
     options["exit"] = False  # what waits for this process would wait forever
     process.begin()
     if _observed and not _observed.pop().leave_copy():
         complain(process.said("no report: it was forked while a report was recorded or made"))
         process.end()
         return
-    observer = _Observation(given, argparse.Namespace(**options), Path(folder), process)
+    observer = _Observation(words, argparse.Namespace(**options), Path(folder), process)
     observer.begin()
     has_ended: list[bool] = []
 
@@ -274,11 +274,11 @@ class _Observation:
     """What happens around the script: the observer, the signal, and the reports."""
 
     def __init__(
-        self, given: Sequence[str], args: argparse.Namespace, folder: Path, process: Process
+        self, words: Sequence[str], args: argparse.Namespace, folder: Path, process: Process
     ) -> None:
         self.process = process
         self._args = args
-        self._given = given
+        self._given = words
         self._folder = folder
         self._recorded = 0
         self._observer: Observer | None = None
@@ -293,7 +293,9 @@ class _Observation:
     def settings(self) -> str:
         """Return what ``observe`` needs in another process."""
         plain = (str, int, bool, type(None))
-        options = {name: one for name, one in vars(self._args).items() if isinstance(one, plain)}
+        options = {
+            name: value for name, value in vars(self._args).items() if isinstance(value, plain)
+        }
         options["module"] = bool(self._args.module)
         return json.dumps([self._given, options, str(self._folder)])
 
@@ -369,9 +371,9 @@ class _Observation:
     def _leave(self) -> None:
         more = 0 if self.process.is_child or self.process.is_copied else self.process.unlisted
         if more:
-            what = f"{more} more process has a report" if more == 1 else ""
-            what = what or f"{more} more processes have reports"
-            complain(f"{what} in {self._shown()}{os.sep}")
+            text = f"{more} more process has a report" if more == 1 else ""
+            text = text or f"{more} more processes have reports"
+            complain(f"{text} in {self._shown()}{os.sep}")
         self.process.end()
 
     def _complain(self, sentence: str) -> None:
@@ -511,8 +513,12 @@ class _Observation:
     @property
     def _title(self) -> str:
         """What was recorded."""
-        part = self.process.part
-        return self._given[0] if not part or part.startswith("rank") else f"{self._given[0]} {part}"
+        process_name = self.process.part
+        return (
+            self._given[0]
+            if not process_name or process_name.startswith("rank")
+            else f"{self._given[0]} {process_name}"
+        )
 
     # The signal ----------------------------------------------------------------------------------
 
@@ -566,13 +572,13 @@ class _Observation:
         of_main = threading.current_thread() is threading.main_thread()
         if joint is None and of_main and not (self._ended or self._args.exit):
             try:
-                part = self.process.part
-                made = save_beside(recorded, self._title, self._folder, process=part)
+                process_name = self.process.part
+                saved = save_beside(recorded, self._title, self._folder, process=process_name)
             except (BackspotError, OSError) as error:
                 self._recorded = 0
                 self._complain(f"no report: {error}")
                 return None
-            return partial(self._when_made, recorded, made)
+            return partial(self._when_made, recorded, saved)
 
         def make() -> Saved:
             with joint or nullcontext():
@@ -588,10 +594,10 @@ class _Observation:
 
         return self._made(recorded, joint, make)
 
-    def _when_made(self, recorded: Recorded, made: Future[Saved], now: bool) -> Rest | None:
-        if not (now or made.done()):
-            return partial(self._when_made, recorded, made)
-        return self._made(recorded, None, made.result)
+    def _when_made(self, recorded: Recorded, saved: Future[Saved], now: bool) -> Rest | None:
+        if not (now or saved.done()):
+            return partial(self._when_made, recorded, saved)
+        return self._made(recorded, None, saved.result)
 
     def _made(
         self, recorded: Recorded, joint: Joint | None, make: Callable[[], Saved]
@@ -672,7 +678,7 @@ class _Observation:
         # The page that is written has the rest.
         text = text_of(type(answer))(answer, width=_width(self._args.width), more=())
         write_error(f"\n{text}\n")
-        of_job = [part] if (part := self.process.part_of_job) else []
+        of_job = [job_part] if (job_part := self.process.part_of_job) else []
         names = [recorded.file_name(joint.file_name, *of_job, end) for end in ("html", "json")]
         try:
             for name in names:
@@ -710,9 +716,9 @@ def show_other(source: str, args: argparse.Namespace) -> bool:
     from backspot.render.out_of_memory import render_out_of_memory
     from backspot.results.out_of_memory import OutOfMemory
 
-    given = args.depth is not None or args.match or args.by or args.sort or args.top is not None
-    given = given or args.anonymous
-    if given or args.output is not None or args.format != "table":
+    is_given = args.depth is not None or args.match or args.by or args.sort or args.top is not None
+    is_given = is_given or args.anonymous
+    if is_given or args.output is not None or args.format != "table":
         raise UsageError(
             f"{visible(source)} says how a training died of memory, and has no rows: show takes "
             "--width for it"
@@ -779,9 +785,9 @@ def _folder(wanted: str | None, force: bool) -> Path:
         if folder.exists() and not folder.is_dir():
             raise UsageError(f"--output {wanted} is not a folder")
         check_folder(wanted, "--output")
-        found = [*folder.glob("report.*"), *folder.glob("trace.*")]
-        if found and not force:
-            raise OutputExistsError(f"{found[0]} exists: use --force or another --output")
+        existing = [*folder.glob("report.*"), *folder.glob("trace.*")]
+        if existing and not force:
+            raise OutputExistsError(f"{existing[0]} exists: use --force or another --output")
         return folder
     try:
         folder, number = Path(_FOLDER).absolute(), 2

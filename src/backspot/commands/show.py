@@ -147,8 +147,11 @@ def run(args: argparse.Namespace) -> int:
     if len(args.traces) == 1:
         _show(args.traces[0], args)
         return 0
-    for option, given in ((f"--format {args.format}", args.format != "table"), ("-o", args.output)):
-        if given:
+    for option, is_given in (
+        (f"--format {args.format}", args.format != "table"),
+        ("-o", args.output),
+    ):
+        if is_given:
             raise UsageError(f"{option} takes one TRACE")
     if args.traces.count("-") > 1:
         raise UsageError("only one TRACE can be standard input")
@@ -232,15 +235,15 @@ def _show_changes(source: str, args: argparse.Namespace) -> None:
     from backspot.commands._source import read
 
     chosen = ("top", "depth", "match", "by", "sort", "full", "output", "anonymous")
-    given = [f"--{name}" for name in chosen if getattr(args, name) not in (None, False)]
-    if given or args.format != "table":
+    options_given = [f"--{name}" for name in chosen if getattr(args, name) not in (None, False)]
+    if options_given or args.format != "table":
         raise UsageError(
-            f"--what-if prints no report: leave out {' and '.join(given) or '--format'}"
+            f"--what-if prints no report: leave out {' and '.join(options_given) or '--format'}"
         )
-    asked = _asked(args.what_if)
+    changes = _asked(args.what_if)
     report = read(source, replays=True, jobs=args.jobs)
     try:
-        write_text(str(report.what_if(**asked)))
+        write_text(str(report.what_if(**changes)))
     except KeyError as error:
         raise UsageError(f"--what-if: {error.args[0]}") from None
 
@@ -249,7 +252,7 @@ def _asked(changes: list[str]) -> dict[str, Any]:
     """Return changes as ``what_if`` takes them."""
     asked: dict[str, Any] = {}
     for change in changes:
-        name, given, value = change.rpartition("=")
+        name, equals, value = change.rpartition("=")
         if change in ("no_waits", "graph"):
             asked[change] = True
         elif name == "fuse":
@@ -258,7 +261,7 @@ def _asked(changes: list[str]) -> dict[str, Any]:
             asked[name] = value
         elif name == "buckets":
             asked[name] = int(value) if value.isdecimal() else value
-        elif given:
+        elif equals:
             try:
                 asked.setdefault("factors", {})[name] = float(value)
             except ValueError:
@@ -321,13 +324,13 @@ def _write(source: str, args: argparse.Namespace) -> None:
 def _refuse_choices(args: argparse.Namespace, *, labelled: bool) -> None:
     """Refuse options that choose what is printed, and do not change the file."""
     refused = ["top", "by", "sort", "full", "width", *(["depth", "match"] if labelled else [])]
-    given = [f"--{name}" for name in refused if getattr(args, name) not in (None, False)]
+    options_given = [f"--{name}" for name in refused if getattr(args, name) not in (None, False)]
     if args.format != "table":
-        given.append("--format")
-    if given:
+        options_given.append("--format")
+    if options_given:
         raise UsageError(
             f"{visible(args.output)} has everything, in the form of its suffix: leave out "
-            f"{' and '.join(given)}"
+            f"{' and '.join(options_given)}"
         )
 
 

@@ -65,10 +65,10 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _targets(given: str) -> list[Path]:
-    if given != _HERE:
+def _targets(target: str) -> list[Path]:
+    if target != _HERE:
         with suppress(RuntimeError):  # there is no such user
-            return [Path(given).expanduser()]
-        return [Path(given)]
+            return [Path(target).expanduser()]
+        return [Path(target)]
     there = [Path(name) for name in _FOLDERS if Path(name).is_dir()]
     return there or [Path(_FOLDERS[-1])]

@@ -47,10 +47,10 @@ class Written:
     def scalars(self) -> dict[str, float]:
         """What is worth a curve, in milliseconds per step."""
         report = self.report
-        found = {"backspot/step_ms": report.step_ns / 1e6, "backspot/backward_ms": report.wall_ms}
+        curves = {"backspot/step_ms": report.step_ns / 1e6, "backspot/backward_ms": report.wall_ms}
         if report.has_gpu:
-            found["backspot/backward_gpu_ms"] = report.gpu_ns / 1e6
-        return found
+            curves["backspot/backward_gpu_ms"] = report.gpu_ns / 1e6
+        return curves
 
     @property
     def text(self) -> str:

@@ -161,39 +161,43 @@ class BackwardBudget:
                 comparison = self._with_saved(self._folder / against, report)
             else:
                 comparison = None
-            found, unknown = [*_over(report, share or {})], []
+            excesses, unknown = [*_over(report, share or {})], []
             if comparison is not None:
                 # The phases of a step do not scale from machine to machine as the modules do.
-                wholes = [comparison.step] if others else []
-                wholes.append(comparison.whole)
-                found += _slower(comparison, wholes, slower_by)
-                unknown = _unknown(comparison, wholes, slower_by)
-            return comparison, found, unknown
+                whole_changes = [comparison.step] if others else []
+                whole_changes.append(comparison.whole)
+                excesses += _slower(comparison, whole_changes, slower_by)
+                unknown = _unknown(comparison, whole_changes, slower_by)
+            return comparison, excesses, unknown
 
-        comparison, found, unknown = judged()
-        if found or unknown:
-            first = {excess.key for excess in found}
+        comparison, excesses, unknown = judged()
+        if excesses or unknown:
+            first = {excess.key for excess in excesses}
             maybe = first | {(change.kind, change.path) for change in unknown}
-            comparison, found, unknown = judged()
+            comparison, excesses, unknown = judged()
             while others and len(others) < _RECORDINGS:
-                comparison, found, unknown = judged()
+                comparison, excesses, unknown = judged()
             if comparison is None or comparison.about == "recordings":
                 # What one recording claims and the other cannot tell is not known.
-                doubted = [one.change for one in found if one.key not in first and one.key in maybe]
-                unknown = [one for one in unknown if (one.kind, one.path) in maybe]
+                doubted = [
+                    excess.change
+                    for excess in excesses
+                    if excess.key not in first and excess.key in maybe
+                ]
+                unknown = [change for change in unknown if (change.kind, change.path) in maybe]
                 unknown += [change for change in doubted if change is not None]
-                found = [excess for excess in found if excess.key in first]
+                excesses = [excess for excess in excesses if excess.key in first]
         if comparison is not None:
             self._write(comparison)
-        if found:
-            shown = dict.fromkeys(excess.shown for excess in found)
-            lines = [*(excess.sentence for excess in found), "", *shown]
+        if excesses:
+            shown = dict.fromkeys(excess.shown for excess in excesses)
+            lines = [*(excess.sentence for excess in excesses), "", *shown]
             pytest.fail("\n".join(lines), pytrace=False)
         if unknown and comparison is not None:
-            told = _told(unknown, slower_by)
+            message = _told(unknown, slower_by)
             if self._strict:
-                pytest.fail(f"{told}\n\n{comparison}", pytrace=False)
-            warnings.warn(TooNoisyWarning(told), stacklevel=2)
+                pytest.fail(f"{message}\n\n{comparison}", pytrace=False)
+            warnings.warn(TooNoisyWarning(message), stacklevel=2)
         return reports[-1]
 
     def _with_saved(self, path: Path, report: Report) -> Comparison | None:
@@ -248,10 +252,12 @@ def _over(report: Report, share: Mapping[str, float]) -> Iterator[_Excess]:
     for pattern, most in share.items():
         matches = patterns_of(pattern).matches
         rows = [row for row in report.top(match=pattern) if row.is_module and matches(row.path)]
-        taken = sum(report.share(row, time) for row in rows)
-        if taken > most:
-            what = "backward's GPU time" if time == "gpu" else "backward"
-            sentence = f"{pattern} takes {taken:.0%} of the {what}; its budget is {most:.0%}"
+        share_taken = sum(report.share(row, time) for row in rows)
+        if share_taken > most:
+            measured = "backward's GPU time" if time == "gpu" else "backward"
+            sentence = (
+                f"{pattern} takes {share_taken:.0%} of the {measured}; its budget is {most:.0%}"
+            )
             yield _Excess(("share", pattern), sentence, str(report))
 
 
@@ -267,31 +273,34 @@ def _compared(before: Sequence[Report], after: Sequence[Report], *notes: str) ->
     return replace(comparison, notes=(*notes, *comparison.notes))
 
 
-def _slower(comparison: Comparison, wholes: list[Change], slower_by: float) -> Iterator[_Excess]:
+def _slower(
+    comparison: Comparison, whole_changes: list[Change], slower_by: float
+) -> Iterator[_Excess]:
     """Yield what takes longer beyond the noise and by more than ``slower_by``, a share."""
-    modules = [one for one in comparison.changes if one.kind == "module"]
-    for change in (*wholes, *modules):
+    modules = [change for change in comparison.changes if change.kind == "module"]
+    for change in (*whole_changes, *modules):
         if change.exceeds(100 * slower_by):
             key = (change.kind, change.path)
             yield _Excess(key, _sentence(change, slower_by), str(comparison), change)
 
 
-def _unknown(comparison: Comparison, wholes: list[Change], slower_by: float) -> list[Change]:
+def _unknown(comparison: Comparison, whole_changes: list[Change], slower_by: float) -> list[Change]:
     """Return what may have got slower by too much, of what takes much of the backward."""
-    whole = comparison.whole
+    backward = comparison.whole
     longest = {
-        "wall": max(whole.before_ms, whole.after_ms),
-        "gpu": max(whole.before_gpu_ms or 0.0, whole.after_gpu_ms or 0.0),
+        "wall": max(backward.before_ms, backward.after_ms),
+        "gpu": max(backward.before_gpu_ms or 0.0, backward.after_gpu_ms or 0.0),
     }
     large = [
-        one
-        for one in comparison.changes
-        if one.kind == "module" and max(one.judged_ms[:2]) >= _LARGE * longest[one.judged_by]
+        change
+        for change in comparison.changes
+        if change.kind == "module"
+        and max(change.judged_ms[:2]) >= _LARGE * longest[change.judged_by]
     ]
     return [
-        one
-        for one in (*wholes, *large)
-        if one.verdict not in ("new", "gone") and one.too_noisy_for(100 * slower_by)
+        change
+        for change in (*whole_changes, *large)
+        if change.verdict not in ("new", "gone") and change.too_noisy_for(100 * slower_by)
     ]
 
 
@@ -316,9 +325,9 @@ def _told(unknown: list[Change], slower_by: float) -> str:
 
 def _sentence(change: Change, slower_by: float) -> str:
     before, after, _ = change.judged_ms
-    what = "GPU time" if change.judged_by == "gpu" else "time"
+    measured = "GPU time" if change.judged_by == "gpu" else "time"
     by = "" if change.judged_percent is None else f" by {change.judged_percent:.0f}%"
     return (
-        f"{change.title} got slower{by} in {what} "
+        f"{change.title} got slower{by} in {measured} "
         f"({before:.2f} ms, then {after:.2f} ms); its budget is {slower_by:.0%}"
     )

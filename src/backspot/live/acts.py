@@ -136,16 +136,23 @@ def takes(asking: Sequence[Asking]) -> Callable[[Function], Function]:
 
     def decorate(function: Function) -> Function:
         own = signature(function)
-        kept = [one for one in own.parameters.values() if one.kind is not Parameter.VAR_KEYWORD]
-        every = [*kept, *(one.parameter for one in asking)]
+        own_parameters = [
+            parameter
+            for parameter in own.parameters.values()
+            if parameter.kind is not Parameter.VAR_KEYWORD
+        ]
+        all_parameters = [*own_parameters, *(argument.parameter for argument in asking)]
         # What checks types at run time reads these, and knows nothing of a signature.
-        hints = {one.name: get_type_hints(one.declared)[one.name] for one in asking}
-        names = {one.name for one in kept} | {"return"}
+        hints = {
+            argument.name: get_type_hints(argument.declared)[argument.name] for argument in asking
+        }
+        names = {parameter.name for parameter in own_parameters} | {"return"}
         own_hints = {name: hint for name, hint in function.__annotations__.items() if name in names}
         function.__annotations__ = {**own_hints, **hints}
-        function.__signature__ = own.replace(parameters=every)  # type: ignore[attr-defined]
+        function.__signature__ = own.replace(parameters=all_parameters)  # type: ignore[attr-defined]
         means = [
-            cleandoc(one.declared.__doc__ or "").partition("Attributes:\n")[2] for one in asking
+            cleandoc(argument.declared.__doc__ or "").partition("Attributes:\n")[2]
+            for argument in asking
         ]
         before, returns, after = cleandoc(function.__doc__ or "").partition("\n\nReturns:")
         function.__doc__ = "\n".join([before, *means]) + returns + after
@@ -154,18 +161,22 @@ def takes(asking: Sequence[Asking]) -> Callable[[Function], Function]:
     return decorate
 
 
-def acts_for(asking: Sequence[Asking], asked: Mapping[str, Any]) -> list[Act]:
+def acts_for(asking: Sequence[Asking], values: Mapping[str, Any]) -> list[Act]:
     """Return what parts do for the arguments that were given.
 
     Raises:
         TypeError: If no part takes one of them.
         UsageError: If one of them is invalid.
     """
-    for name in asked.keys() - {one.name for one in asking}:
+    for name in values.keys() - {argument.name for argument in asking}:
         raise TypeError(f"profile() got an unexpected keyword argument {name!r}")
-    given = [(one, asked.get(one.name, one.default)) for one in asking]
-    every = [one.act(value) for one, value in given if not (value is one.default is None)]
-    return [act for act in every if act is not None]
+    with_values = [(argument, values.get(argument.name, argument.default)) for argument in asking]
+    acts = [
+        argument.act(value)
+        for argument, value in with_values
+        if not (value is argument.default is None)
+    ]
+    return [act for act in acts if act is not None]
 
 
 class Joint(Act):

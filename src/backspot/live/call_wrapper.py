@@ -156,10 +156,10 @@ class CallWrapper:
         matter: calls went through it since the step before.
         """
         current = MODULE_CALL.get()
-        seen, self._listed_before = self.listed > self._listed_before, self.listed
+        is_listed, self._listed_before = self.listed > self._listed_before, self.listed
         if not sessions.wraps_calls or self._class_calls is not None or current is labelled_call:
             return
-        if seen and not only_chooses(current):
+        if is_listed and not only_chooses(current):
             return
         self.owners.clear()
         for scope in sessions.live_scopes():

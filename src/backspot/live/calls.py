@@ -253,15 +253,15 @@ class Thread:
         """Drop the calls that no longer run: an interrupt skips even ``always_call`` hooks."""
         hooked, wrapped = _running_modules(entering)
         (hooked if beginning.kwargs_id else wrapped)[id(entering)] -= 1
-        kept: list[Call] = []
+        open_calls: list[Call] = []
         for call in self.calls:
             running = hooked if call.kwargs_id else wrapped
             if running[call.module_id] > 0 and call.owner.scope.active:
                 running[call.module_id] -= 1
-                kept.append(call)
-        if not kept:
+                open_calls.append(call)
+        if not open_calls:
             self._end_ranges()
-        self._keep(kept)
+        self._keep(open_calls)
 
     def drop(self, scope: Scope) -> None:
         """End the calls of an instrumentation that is being removed."""
@@ -280,17 +280,17 @@ class Thread:
         else:
             sessions.put_ranges_aside(self.ranges)
 
-    def _keep(self, kept: list[Call]) -> None:
-        dropped = len(kept) < len(self.calls)
+    def _keep(self, open_calls: list[Call]) -> None:
+        dropped = len(open_calls) < len(self.calls)
         if dropped:
             for call in reversed(self.calls):
-                if call not in kept:
+                if call not in open_calls:
                     sessions.end(call, self.session)
-            self.calls[:] = kept
-        if self._follower is not None and self._follower not in kept:
+            self.calls[:] = open_calls
+        if self._follower is not None and self._follower not in open_calls:
             self._end_lines(None)
         if dropped:
-            self.intervals.cut(_next_number(), kept[-1].owner if kept else None)
+            self.intervals.cut(_next_number(), open_calls[-1].owner if open_calls else None)
 
     def _follow_lines(self, call: Call, module: torch.nn.Module) -> None:
         """Record the source line of each node while this call runs."""

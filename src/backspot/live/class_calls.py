@@ -61,7 +61,7 @@ def _reaches_common(cls: type) -> bool:
 
 def _names_in(code: CodeType) -> set[str]:
     """Return the names that a function and those inside of it use."""
-    inner = (each for each in code.co_consts if isinstance(each, CodeType))
+    inner = (constant for constant in code.co_consts if isinstance(constant, CodeType))
     return set(code.co_names).union(*map(_names_in, inner))
 
 
@@ -120,7 +120,11 @@ class ClassCalls:
     @cached_property
     def _compiled_classes(self) -> set[type]:
         """The classes of what is inside of compiled modules: guards check their ``__call__``."""
-        return {type(part) for module in dynamo.compiled_modules() for part in module.modules()}
+        return {
+            type(module_inside)
+            for module in dynamo.compiled_modules()
+            for module_inside in module.modules()
+        }
 
     def hook(self, owner: Owner, module: torch.nn.Module) -> None:
         """Put a hook on a module that cannot have the wrapper; the caller takes it away."""
@@ -143,14 +147,18 @@ class ClassCalls:
         if not dynamo.guards_check_hooks:
             return set()
         compiled = dynamo.compiled_modules()
-        found = {id(part) for module in compiled for part in module.modules()}
+        inside = {id(module_inside) for module in compiled for module_inside in module.modules()}
         for _, module in scope.live_modules():
             if dynamo.compiles_itself(module):
-                found |= {id(part) for part in module.modules() if part is not module}
+                inside |= {
+                    id(module_inside)
+                    for module_inside in module.modules()
+                    if module_inside is not module
+                }
         return {
             id(module)
             for _, module in scope.live_modules()
-            if id(module) in found and not passes_to_common(module)
+            if id(module) in inside and not passes_to_common(module)
         }
 
     def _put(self, cls: type, call: Callable[..., Any]) -> None:

@@ -80,25 +80,25 @@ def _known_modules(scope: Scope) -> Iterator[tuple[KnownModule, torch.nn.Module]
 
 
 def _parameters(
-    scope: Scope, modules: list[tuple[KnownModule, torch.nn.Module]], seen: set[int]
+    scope: Scope, modules: list[tuple[KnownModule, torch.nn.Module]], visited: set[int]
 ) -> Iterator[Parameters]:
     """Yield what an optimizer may update, by the module that owns its time.
 
     Gradients that are sparse are left out: their updates take as long as there are rows in a batch.
 
     Args:
-        seen: ids of parameters that are counted already.
+        visited: ids of parameters that are counted already.
     """
-    held: dict[str, list[int]] = {}
-    for known, module in modules:
+    numbers_of: dict[str, list[int]] = {}
+    for known_module, module in modules:
         if getattr(module, "sparse", False) is True:
             continue
         for parameter in parameters_of(module):
-            if parameter.requires_grad and id(parameter) not in seen:
-                seen.add(id(parameter))
-                held.setdefault(known.owner, []).append(parameter.numel())
+            if parameter.requires_grad and id(parameter) not in visited:
+                visited.add(id(parameter))
+                numbers_of.setdefault(known_module.owner, []).append(parameter.numel())
     classes = {owner.path: owner.class_name for owner, _ in scope.live_modules()}
-    for path, numbers in held.items():
+    for path, numbers in numbers_of.items():
         if path in classes:
             yield Parameters(path, classes[path], len(numbers), sum(numbers))
 
@@ -106,7 +106,7 @@ def _parameters(
 # The pass ----------------------------------------------------------------------------------------
 
 
-def _make_pass(settings: InductorSettings, theirs: Any) -> Any:
+def _make_pass(settings: InductorSettings, user_passes: Any) -> Any:
     """Return a pass that runs the user's passes, and then writes the frames.
 
     A cached graph has its frames, too. So the key of the cache has the modules that they name: two
@@ -114,16 +114,20 @@ def _make_pass(settings: InductorSettings, theirs: Any) -> Any:
     """
     forward: dict[int, list[tuple[str, type]]] = {}
     passes: list[Any] = (
-        list(theirs) if isinstance(theirs, (list, tuple)) else [theirs] if theirs else []
+        list(user_passes)
+        if isinstance(user_passes, (list, tuple))
+        else [user_passes]
+        if user_passes
+        else []
     )
 
     class Frames(settings.pass_class):  # type: ignore[name-defined,misc]
         def __call__(self, graph: Any, is_inference: bool = False) -> None:
-            for each in passes:
-                if settings.knows_inference and issubclass(type(each), settings.pass_class):
-                    each(graph, is_inference)
+            for graph_pass in passes:
+                if settings.knows_inference and issubclass(type(graph_pass), settings.pass_class):
+                    graph_pass(graph, is_inference)
                 else:
-                    each(graph)
+                    graph_pass(graph)
             try:
                 write_frames(graph, forward)
             except Exception as error:
@@ -132,8 +136,10 @@ def _make_pass(settings: InductorSettings, theirs: Any) -> Any:
 
         def uuid(self) -> Any:
             inner = []
-            for each in passes:
-                uuid = each.uuid() if issubclass(type(each), settings.base_class) else None
+            for graph_pass in passes:
+                uuid = (
+                    graph_pass.uuid() if issubclass(type(graph_pass), settings.base_class) else None
+                )
                 if not uuid:
                     return None  # as without Backspot: the graph cannot be cached
                 inner.append(uuid)
@@ -227,27 +233,33 @@ class CompiledBook:
     def _table(self) -> str | None:
         code = compiled_code()
         tables = SiteTables()
-        graphs = [tables.graph(one) for one in code]
+        graphs = [tables.graph(graph_code) for graph_code in code]
         modules = [(scope, list(_known_modules(scope))) for scope in self._scopes]
-        seen: set[int] = set()
-        parameters = [one for scope, mine in modules for one in _parameters(scope, mine, seen)]
+        visited: set[int] = set()
+        parameters = [
+            parameter
+            for scope, known_modules in modules
+            for parameter in _parameters(scope, known_modules, visited)
+        ]
         compilations = [
             Compilation(
                 region,
                 function,
                 file_name(file),
-                at,
+                line,
                 _first(reasons),
                 region in self._of_optimizers,
             )
-            for region, function, file, at, reasons in dynamo.compilations()
+            for region, function, file, line, reasons in dynamo.compilations()
         ]
         if not code and not parameters and not compilations:
             return None
-        known: list[KnownModule] = []
+        all_modules: list[KnownModule] = []
         if any(graph.sites for graph in graphs):
-            known = [one for _, mine in modules for one, _ in mine]
-        return format_compiled(graphs, known, list(tables.lines), compilations, parameters)
+            all_modules = [
+                known_module for _, known_modules in modules for known_module, _ in known_modules
+            ]
+        return format_compiled(graphs, all_modules, list(tables.lines), compilations, parameters)
 
     def _install(self) -> None:
         with contained():  # it can run within an import of the user's
@@ -258,9 +270,12 @@ class CompiledBook:
         if settings is None or self._pass is not None:
             return
         config = settings.config
-        theirs, level = config.post_grad_custom_post_pass, config.trace.provenance_tracking_level
-        self._before = theirs, level
-        self._pass = _make_pass(settings, theirs)
+        user_passes, level = (
+            config.post_grad_custom_post_pass,
+            config.trace.provenance_tracking_level,
+        )
+        self._before = user_passes, level
+        self._pass = _make_pass(settings, user_passes)
         config.post_grad_custom_post_pass = self._pass
         if not level:
             config.trace.provenance_tracking_level = _LEVEL
@@ -273,9 +288,9 @@ class CompiledBook:
         if self._stop_keeping is not None:
             self._stop_keeping()
             self._stop_keeping = None
-        config, (theirs, level) = settings.config, self._before
+        config, (user_passes, level) = settings.config, self._before
         if config.post_grad_custom_post_pass is self._pass:  # else other code has set another
-            config.post_grad_custom_post_pass = theirs
+            config.post_grad_custom_post_pass = user_passes
         if not level and config.trace.provenance_tracking_level == _LEVEL:
             config.trace.provenance_tracking_level = level
         self._pass, self._before = None, (None, 0)

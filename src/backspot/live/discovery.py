@@ -31,32 +31,35 @@ from backspot.live.torch_internals.modules import children_of, is_made, paramete
 
 def _living(kind: type) -> list[Any]:
     # Not isinstance: the ``__class__`` of a proxy can be computed.
-    return [found for found in gc.get_objects() if issubclass(type(found), kind)]
+    return [candidate for candidate in gc.get_objects() if issubclass(type(candidate), kind)]
 
 
-def outermost(found: Iterable[torch.nn.Module] = ()) -> list[torch.nn.Module]:
+def outermost(extra: Iterable[torch.nn.Module] = ()) -> list[torch.nn.Module]:
     """Return the live modules that no other live module contains.
 
     The graphs that Dynamo made do not count, nor do the copies of modules that it put into them.
     Nor do modules that a thread is about to make.
 
     Args:
-        found: modules that may be hidden from the garbage collector.
+        extra: modules that may be hidden from the garbage collector.
     """
-    modules = list({id(one): one for one in (*_living(torch.nn.Module), *found)}.values())
+    modules = list({id(module): module for module in (*_living(torch.nn.Module), *extra)}.values())
     modules = [module for module in modules if is_made(module)]
     graphs = [module for module in modules if is_dynamos(module)]
-    parts = {id(part) for graph in graphs for part in graph.modules()}
-    held = {
+    submodules = {id(submodule) for graph in graphs for submodule in graph.modules()}
+    parameters_inside = {
         id(parameter)
         for module in modules
-        if id(module) not in parts
+        if id(module) not in submodules
         for parameter in parameters_of(module)
     }
     modules = [
         module
         for module in modules
-        if not (id(module) in parts and all(id(p) in held for p in module.parameters()))
+        if not (
+            id(module) in submodules
+            and all(id(p) in parameters_inside for p in module.parameters())
+        )
     ]
     inside = {id(child) for module in modules for child in children_of(module).values()}
     return [module for module in modules if id(module) not in inside]
@@ -76,13 +79,13 @@ def held_by_variables() -> list[torch.nn.Module]:
                 pending.extend(locals_of(above).values())
                 pending.extend(above.f_globals.values())
             above = above.f_back
-    seen: dict[int, Any] = {}  # what is here cannot be freed, so the numbers stay
-    while pending and len(seen) < _MOST_VISITED:
+    visited: dict[int, Any] = {}  # what is here cannot be freed, so the numbers stay
+    while pending and len(visited) < _MOST_VISITED:
         value = pending.popleft()
-        if id(value) not in seen and not issubclass(type(value), _NOT_ENTERED):
-            seen[id(value)] = value
+        if id(value) not in visited and not issubclass(type(value), _NOT_ENTERED):
+            visited[id(value)] = value
             pending.extend(gc.get_referents(value))
-    return [value for value in seen.values() if issubclass(type(value), torch.nn.Module)]
+    return [value for value in visited.values() if issubclass(type(value), torch.nn.Module)]
 
 
 def trained_by(
@@ -93,9 +96,9 @@ def trained_by(
     Some optimizers update copies of their own, in another precision or in partitions. If none of
     the modules has an updated parameter, the modules with a parameter that has a gradient count.
     """
-    found = updated_by(optimizers, roots)
-    if found:
-        return found
+    updated = updated_by(optimizers, roots)
+    if updated:
+        return updated
     return [root for root in roots if any(p.grad is not None for p in root.parameters())]
 
 
@@ -107,21 +110,23 @@ def updated_by(
     return [root for root in roots if not updated.isdisjoint(map(id, root.parameters()))]
 
 
-def other_optimizers(known: Collection[torch.optim.Optimizer]) -> list[torch.optim.Optimizer]:
+def other_optimizers(
+    known_optimizers: Collection[torch.optim.Optimizer],
+) -> list[torch.optim.Optimizer]:
     """Return the live optimizers with a parameter that none of the known ones updates."""
-    updated = ids_updated_by(known)
+    updated = ids_updated_by(known_optimizers)
     return [
-        one
-        for one in _living(torch.optim.Optimizer)
-        if hasattr(one, "param_groups") and not ids_updated_by([one]) <= updated
+        optimizer
+        for optimizer in _living(torch.optim.Optimizer)
+        if hasattr(optimizer, "param_groups") and not ids_updated_by([optimizer]) <= updated
     ]
 
 
 def only_loader() -> Any:
     """Return the live ``DataLoader``; ``None`` if there are several, or none."""
     data: Any = sys.modules.get("torch.utils.data")
-    found = _living(data.DataLoader) if data is not None else []
-    return found[0] if len(found) == 1 else None
+    loaders = _living(data.DataLoader) if data is not None else []
+    return loaders[0] if len(loaders) == 1 else None
 
 
 def profilers() -> list[torch.profiler.profile]:
@@ -200,18 +205,25 @@ def named(
     """
     # The outermost variable counts: the script's name for a module, not that of a library.
     variables = {id(module): name for name, module in _variables(sys._getframe(1))}
-    found: dict[str, torch.nn.Module] = {}
+    named_modules: dict[str, torch.nn.Module] = {}
     for module in (*models, *others):
         single = len(models) == 1 and module in models
         name = "" if single else variables.get(id(module), "") or _own_name(module)
         if not (name or single):
             name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", class_name(unwrap(module))).lower()
-        taken = {*found, *(part for one in found.values() for part in children_of(unwrap(one)))}
+        names_taken = {
+            *named_modules,
+            *(
+                child
+                for module_named in named_modules.values()
+                for child in children_of(unwrap(module_named))
+            ),
+        }
         number, free = 2, name
-        while free in taken:
+        while free in names_taken:
             number, free = number + 1, f"{name}_{number}"
-        found[free] = module
-    return found
+        named_modules[free] = module
+    return named_modules
 
 
 def _own_name(module: torch.nn.Module) -> str:
@@ -229,12 +241,12 @@ def _variables(frame: FrameType | None) -> Iterator[tuple[str, torch.nn.Module]]
         if not _is_of_library(frame):
             values = locals_of(frame)
             owner = values.get("self")
-            held = getattr(owner, "__dict__", {}) if owner is not None else {}
-            for name, value in (*values.items(), *held.items()):
+            attributes = getattr(owner, "__dict__", {}) if owner is not None else {}
+            for name, value in (*values.items(), *attributes.items()):
                 if issubclass(type(value), torch.nn.Module) and name != "self":
                     yield name, value
             values.clear()
-            owner = held = value = None
+            owner = attributes = value = None
         frame = frame.f_back
 
 
@@ -244,11 +256,11 @@ def _is_of_library(frame: FrameType) -> bool:
 
 def locals_of(frame: FrameType) -> dict[str, Any]:
     """Return the variables of a frame, which keeps no copy of them."""
-    found = frame.f_locals
-    values = dict(found)
-    is_copy = type(found) is dict and frame.f_code.co_flags & inspect.CO_OPTIMIZED
+    mapping = frame.f_locals
+    values = dict(mapping)
+    is_copy = type(mapping) is dict and frame.f_code.co_flags & inspect.CO_OPTIMIZED
     # The frame would keep the copy, and with it the tensors of this step. A debugger would write an
     # empty copy back, so the copy stays then.
     if is_copy and sys.gettrace() is None:
-        found.clear()
+        mapping.clear()
     return values

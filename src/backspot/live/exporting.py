@@ -160,8 +160,8 @@ def _say(path: Path, reason: str) -> None:
     with contained():  # a stream that is closed
         # PyTorch packs a file in the temporary folder, and removes it then.
         lasts = path.exists() and path.parent != Path(gettempdir())
-        what, file = [visible(os.fspath(path))] * 2 if lasts else ("the exported trace", "TRACE")
-        line = f"{what} stays as PyTorch wrote it, without backward labels: {reason}"
+        name, file = [visible(os.fspath(path))] * 2 if lasts else ("the exported trace", "TRACE")
+        line = f"{name} stays as PyTorch wrote it, without backward labels: {reason}"
         print(f"backspot: {line}. {_LATER.format(file)}", file=sys.stderr, flush=True)
 
 

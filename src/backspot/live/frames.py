@@ -85,21 +85,21 @@ def parse_frame(trace: str) -> tuple[Frame, SourceLine | None] | None:
 
     ``None`` if there is no frame.
     """
-    found = _FRAME.search(trace)
-    if found is None:
+    match = _FRAME.search(trace)
+    if match is None:
         return None
-    pairs = (one.partition(".") for one in found["reads"].split(",") if one)
+    pairs = (read.partition(".") for read in match["reads"].split(",") if read)
     frame = Frame(
-        found["class_name"],
-        unquote(found["place"]),
-        found["direction"] == "b",
-        int(found["base"]),
-        int(found["node"]),
-        int(found["bytes"]),
+        match["class_name"],
+        unquote(match["place"]),
+        match["direction"] == "b",
+        int(match["base"]),
+        int(match["node"]),
+        int(match["bytes"]),
         {int(source): int(size) for source, _, size in pairs},
-        tuple(int(one) for one in found["users"].split(",") if one),
+        tuple(int(user) for user in match["users"].split(",") if user),
     )
-    return frame, _line_of(trace[found.end() :])
+    return frame, _line_of(trace[match.end() :])
 
 
 def with_frame(trace: str, frame: Frame) -> str:
@@ -112,10 +112,10 @@ def with_frame(trace: str, frame: Frame) -> str:
 
 def _line_of(trace: str) -> SourceLine | None:
     """Return the innermost line of a stack trace."""
-    found = list(_LINE.finditer(trace))
-    if not found:
+    lines = list(_LINE.finditer(trace))
+    if not lines:
         return None
-    last = found[-1]
+    last = lines[-1]
     return SourceLine(
         file_name(last["file"]), int(last["line"]), last["function"], (last["text"] or "").strip()
     )
@@ -134,7 +134,7 @@ def write_frames(graph: torch.fx.Graph, forward: dict[int, list[tuple[str, type]
             those of graphs before are used.
     """
     base = launch_sites_so_far()
-    number = {node: at for at, node in enumerate(graph.nodes)}
+    number = {node: index for index, node in enumerate(graph.nodes)}
     modules = _modules_of(graph, forward)
     for node in graph.nodes:
         if node.op != "call_function":
@@ -151,10 +151,13 @@ def write_frames(graph: torch.fx.Graph, forward: dict[int, list[tuple[str, type]
         amount = 0
         if not _is_view(node):
             amount = bytes_of(node)
-            reads = {number[_source(one)]: bytes_of(one) for one in node.all_input_nodes}
+            reads = {
+                number[_source(input_node)]: bytes_of(input_node)
+                for input_node in node.all_input_nodes
+            }
             if str(node.target).startswith(_LOOK_UPS):  # not more than what is looked up
                 reads = {source: min(size, amount) for source, size in reads.items()}
-            users = [number[one] for one in _users(node)]
+            users = [number[user] for user in _users(node)]
         frame = Frame(class_name, place, backward, base, number[node], amount, reads, users)
         node.meta["stack_trace"] = with_frame(node.meta.get("stack_trace") or "", frame)
 
@@ -181,9 +184,9 @@ def digest_of_modules(owner: torch.nn.Module, forward: dict[int, list[tuple[str,
         forward: as in ``write_frames``, but it stays as it is.
     """
     digest = hashlib.sha256()
-    for part in owner.modules():
-        if issubclass(type(part), torch.fx.GraphModule):
-            for stack, backward in _modules_of(part.graph, dict(forward)).values():
+    for inner_module in owner.modules():
+        if issubclass(type(inner_module), torch.fx.GraphModule):
+            for stack, backward in _modules_of(inner_module.graph, dict(forward)).values():
                 place, cls = stack[-1] if stack else ("", object)
                 line = f"{place}\0{written_class_name(cls)}\0{backward}\n"
                 digest.update(line.encode(errors="surrogatepass"))
@@ -236,15 +239,15 @@ def _source(node: torch.fx.Node) -> torch.fx.Node:
 
 def _users(node: torch.fx.Node) -> list[torch.fx.Node]:
     """Return the nodes that read what a node makes, through views; at most some."""
-    found: dict[torch.fx.Node, None] = {}
+    users: dict[torch.fx.Node, None] = {}
     pending = list(node.users)
-    while pending and len(found) < _MOST_USERS:
+    while pending and len(users) < _MOST_USERS:
         user = pending.pop()
         if user.op == "call_function" and _is_view(user):
             pending.extend(user.users)
         else:
-            found[user] = None
-    return list(found)
+            users[user] = None
+    return list(users)
 
 
 def bytes_of(node: torch.fx.Node) -> int:
@@ -283,10 +286,10 @@ def place_of(class_name: str, expression: str) -> ModuleRef | None:
 
 def _worked(trace: str) -> _Worked | None:
     """Return what the frame in a stack trace says; ``None`` if there is none."""
-    found = parse_frame(trace)
-    if found is None:
+    frame_and_line = parse_frame(trace)
+    if frame_and_line is None:
         return None
-    frame, line = found
+    frame, line = frame_and_line
     return _Worked(frame, place_of(frame.class_name, frame.place), line)
 
 
@@ -296,9 +299,11 @@ def _ran(name: str, worked: list[_Worked | None]) -> list[_Worked]:
     A call of a library is one node of the graph, the last one. The nodes before it made its inputs,
     in other kernels.
     """
-    known = [one for one in worked if one is not None]
+    with_frames = [work for work in worked if work is not None]
     return (
-        [max(known, key=lambda one: one.frame.node)] if known and is_library_call(name) else known
+        [max(with_frames, key=lambda work: work.frame.node)]
+        if with_frames and is_library_call(name)
+        else with_frames
     )
 
 
@@ -309,23 +314,25 @@ def _weights(
 
     What one node of a kernel makes and another one reads stays in registers, and is not counted.
     """
-    inside = {one.frame.node for one in kernel}
+    inside = {work.frame.node for work in kernel}
     amounts: dict[tuple[ModuleRef | None, bool], int] = {}
     lines: dict[tuple[ModuleRef | None, bool], tuple[int, SourceLine | None]] = {}
     read: set[tuple[ModuleRef | None, int]] = set()
-    for one in kernel:
-        frame = one.frame
-        key = one.place, frame.backward
+    for work in kernel:
+        frame = work.frame
+        key = work.place, frame.backward
         amount = 0 if frame.users and inside.issuperset(frame.users) else frame.bytes
         for source, size in frame.reads.items():
-            if source not in inside and (one.place, source) not in read:
-                read.add((one.place, source))
+            if source not in inside and (work.place, source) not in read:
+                read.add((work.place, source))
                 amount += size
         amounts[key] = amounts.get(key, 0) + amount
         if amount > lines.get(key, (-1, None))[0]:
-            lines[key] = amount, one.line
-    some = any(amounts.values())
-    return {key: (amount, lines[key][1]) for key, amount in amounts.items() if amount or not some}
+            lines[key] = amount, work.line
+    has_bytes = any(amounts.values())
+    return {
+        key: (amount, lines[key][1]) for key, amount in amounts.items() if amount or not has_bytes
+    }
 
 
 class SiteTables:
@@ -337,38 +344,40 @@ class SiteTables:
     def graph(self, code: CompiledCode) -> CompiledGraph:
         """Return a compiled graph as the table has it."""
         kernels = sorted(_kernels(code.sites or ""), key=lambda kernel: kernel[1])
-        worked = [(name, at, [_worked(trace) for trace in traces]) for name, at, traces in kernels]
-        known = [one for _, _, some in worked for one in some if one is not None]
-        if not known:
+        worked = [
+            (name, number, [_worked(trace) for trace in traces]) for name, number, traces in kernels
+        ]
+        all_work = [work for _, _, works in worked for work in works if work is not None]
+        if not all_work:
             return CompiledGraph(code.key, code.backward, (), None)
-        base = max(one.frame.base for one in known)
-        reductions = {at for _, at, traces in kernels if IN_REDUCTION in traces}
+        base = max(work.frame.base for work in all_work)
+        reductions = {number for _, number, traces in kernels if IN_REDUCTION in traces}
         places: dict[ModuleRef, int] = {}
         sites = []
-        for name, at, some in worked:
-            if at <= base:
+        for name, number, works in worked:
+            if number <= base:
                 continue
-            parts = [
+            shares = [
                 Part(
                     -1 if place is None else places.setdefault(place, len(places)),
                     amount,
                     code.backward and not of_backward,
                     -1 if line is None else self.lines.setdefault(line, len(self.lines)),
                 )
-                for (place, of_backward), (amount, line) in _weights(_ran(name, some)).items()
+                for (place, of_backward), (amount, line) in _weights(_ran(name, works)).items()
             ]
-            then = at in reductions
-            sites.append(Site(name, tuple(sorted(parts, key=lambda part: -part.weight)), then))
+            then = number in reductions
+            sites.append(Site(name, tuple(sorted(shares, key=lambda share: -share.weight)), then))
         return CompiledGraph(code.key, code.backward, tuple(places), tuple(sites))
 
 
 def _kernels(text: str) -> Iterator[tuple[str, int, list[str]]]:
     """Yield each launch site's name, number and stack traces."""
     try:
-        found = json.loads(text or "{}")
+        table = json.loads(text or "{}")
     except ValueError:
         return
-    for key, traces in found.items():
+    for key, traces in table.items():
         name, _, number = key.rpartition(":")
         if name and number.isdigit() and isinstance(traces, list):
             yield name, int(number), [trace for trace in traces if isinstance(trace, str)]

@@ -58,11 +58,11 @@ def spaces() -> list[Space]:
 
     What the system can take back at any time, as copies of files, is free.
     """
-    found: list[Space] = []
+    all_spaces: list[Space] = []
     for read in (_machine, _groups, _limits):
         with suppress(OSError, ValueError):
-            found.extend(read())
-    return found
+            all_spaces.extend(read())
+    return all_spaces
 
 
 def ranks_here() -> int:
@@ -97,8 +97,8 @@ def _number(text: str, name: str) -> int:
 
 
 def _machine() -> Iterator[Space]:
-    said = _MACHINE.read_text("utf-8")
-    yield Space("the machine", _number(said, "MemAvailable"), _number(said, "MemTotal"))
+    content = _MACHINE.read_text("utf-8")
+    yield Space("the machine", _number(content, "MemAvailable"), _number(content, "MemTotal"))
 
 
 _FILES = {
@@ -111,14 +111,14 @@ _FILES = {
 @functools.cache
 def _limited() -> list[tuple[str, Path, Path, Path]]:
     """Return the groups with a limit: name, and the files with limit, usage and statistics."""
-    found = []
+    groups = []
     for group in groups_of("memory"):
         name = f"the cgroup {group.name}".rstrip()
         limit, usage = (group.folder / file for file in _FILES[group.version])
         with suppress(OSError, ValueError):  # "max"; the outermost group has no such file
             if int(limit.read_text()) < _UNLIMITED:
-                found.append((name, limit, usage, group.folder / "memory.stat"))
-    return found
+                groups.append((name, limit, usage, group.folder / "memory.stat"))
+    return groups
 
 
 _UNLIMITED = 1 << 60
@@ -129,9 +129,10 @@ def _groups() -> Iterator[Space]:
     for name, limit, usage, statistics in _limited():
         with suppress(OSError, ValueError):  # the limit was lifted since
             total, used = int(limit.read_text()), int(usage.read_text())
-            said = statistics.read_text()
+            content = statistics.read_text()
             files = sum(
-                _number(said, f"total_{kind}") or _number(said, kind)  # the first version has both
+                _number(content, f"total_{kind}")
+                or _number(content, kind)  # the first version has both
                 for kind in ("inactive_file", "active_file")
             )
             yield Space(name, max(total - used + files, 0), total)

@@ -138,7 +138,7 @@ class Gathering(Joint):
 
     def _leave(self, value: bytes) -> None:
         self._has_left = True
-        pieces = [value[at : at + _PIECE] for at in range(0, len(value), _PIECE)]
+        pieces = [value[offset : offset + _PIECE] for offset in range(0, len(value), _PIECE)]
         for number, piece in enumerate(pieces):
             self._store.set(self._key(self.rank, number), piece)
         self._store.set(self._key(self.rank), str(len(pieces)))
@@ -195,7 +195,7 @@ class Gathering(Joint):
             raise NotATraceError(reason) from error
         count = int(self._store.get(key))
         keys = [self._key(rank, number) for number in range(count)]
-        value = b"".join(self._store.get(one) for one in keys)
-        for one in (key, *keys):
-            self._store.delete_key(one)
+        value = b"".join(self._store.get(piece) for piece in keys)
+        for piece in (key, *keys):
+            self._store.delete_key(piece)
         return value

@@ -123,10 +123,10 @@ class Leave(Hook):
             call = thread.calls[-1]
             if call.kwargs_id != id(kwargs) or call.owner is not owner:
                 failed = output is None and sys.exc_info()[0] is not None
-                found = thread.find(owner, kwargs, failed)
-                if found is None:
+                open_call = thread.find(owner, kwargs, failed)
+                if open_call is None:
                     return
-                call = found
+                call = open_call
             number = _next_number() if sessions.marking else -1
             try:
                 if output is not None and owner.scope.marks_nodes:

@@ -115,13 +115,13 @@ def unread_marked() -> Iterator[None]:
 
 
 def _marked(run: partial[Any]) -> Any:
-    node, found = run.args[0], run()
-    given = found if isinstance(found, tuple) else (found,)
-    needs = zip(given, node.needs_input_grad, strict=False)  # of odd results the engine tells
-    wanted = [need for one, need in needs if one is not None]
+    node, result = run.args[0], run()
+    gradients = result if isinstance(result, tuple) else (result,)
+    needs = zip(gradients, node.needs_input_grad, strict=False)  # of odd results the engine tells
+    wanted = [need for gradient, need in needs if gradient is not None]
     if not all(wanted):
         profiler.emit(unread_mark(wanted.count(False), len(wanted)))
-    return found
+    return result
 
 
 @contextmanager
@@ -178,11 +178,11 @@ class _Filters(list[Any]):
 
     def __getitem__(self, index: Any) -> Any:
         """Return a filter, or for ``warnings.catch_warnings`` a copy of all of them."""
-        found = super().__getitem__(index)
+        filters = super().__getitem__(index)
         if isinstance(index, slice) and index == slice(None):
-            found = _Filters(found)
-            found.first = self.first
-        return found
+            filters = _Filters(filters)
+            filters.first = self.first
+        return filters
 
 
 @contextmanager
@@ -202,9 +202,11 @@ def filtered(*filters: tuple[str, str]) -> Iterator[None]:
     try:
         yield
     finally:
-        for place in {id(one): one for one in (ours, warnings.filters)}.values():
-            kept = [one for one in place if not any(one is mine for mine in added)]
-            place[:] = kept
+        for place in {
+            id(filters_list): filters_list for filters_list in (ours, warnings.filters)
+        }.values():
+            others = [entry for entry in place if not any(entry is own for own in added)]
+            place[:] = others
         ours.first = 0
         if warnings.filters is ours:
             before[:] = ours

@@ -99,19 +99,19 @@ class Instrumentation:
         self.compiled = compiled
         self.skipped: dict[str, str] = {}
         _check_plain(model)
-        found = self._find(model, patterns)
-        self.paths = tuple(path for path, _, _ in found)
+        chosen = self._find(model, patterns)
+        self.paths = tuple(path for path, _, _ in chosen)
         _check_paths(self.paths, model)
         self._scope = Scope(
             unwrap(model), frozenset(self.paths), hooks=hooks, markers=markers, lines=lines
         )
         owners: dict[int, Owner] = {}
-        for path, module, labelled in found:
+        for path, module, labelled in chosen:
             outer = owners.get(id(labelled))
             ancestors = outer.ancestors | {outer} if outer else frozenset()
             owners[id(module)] = Owner(self._scope, path, class_name(module), ancestors)
         reference = ModuleReference if hooks == "call" else weakref.ref
-        self._scope.modules = [(owners[id(module)], reference(module)) for _, module, _ in found]
+        self._scope.modules = [(owners[id(module)], reference(module)) for _, module, _ in chosen]
         self._removed = False
         self._model_gone: weakref.finalize[..., Any] | None = None
         # Modules with a flag that a full backward hook sets and its removal does not reset.
@@ -121,7 +121,7 @@ class Instrumentation:
         self, model: torch.nn.Module, patterns: Patterns | None
     ) -> list[tuple[str, torch.nn.Module, torch.nn.Module | None]]:
         """Return the path of each module to label, and the nearest labelled module around it."""
-        found: list[tuple[str, torch.nn.Module, torch.nn.Module | None]] = []
+        chosen: list[tuple[str, torch.nn.Module, torch.nn.Module | None]] = []
         # For the modules directly in each module: their level, and that labelled module.
         inside: dict[int, tuple[int, torch.nn.Module | None]] = {}
         for inner_path, module, parent in find_modules(model):
@@ -136,14 +136,14 @@ class Instrumentation:
             if reason := _refusal(module, self.hooks, bool(self.markers)):
                 self.skipped[path] = reason
             elif not (inner_path and self.hooks != "module" and _passes_on(module)):
-                found.append((path, module, around))
+                chosen.append((path, module, around))
                 inside[id(module)] = level_inside, module
-        if not found:
+        if not chosen:
             raise UsageError(
                 f"{type(model).__name__} is a scripted module, which takes no hooks: "
                 "instrument the model before scripting it"
             )
-        return found
+        return chosen
 
     @property
     def active(self) -> bool:
@@ -188,24 +188,24 @@ class Instrumentation:
         self.remove()
 
     def __repr__(self) -> str:
-        parts = [f"{len(self.paths)} modules", f"hooks={self.hooks!r}"]
+        fields = [f"{len(self.paths)} modules", f"hooks={self.hooks!r}"]
         if self.name:
-            parts.append(f"name={self.name!r}")
+            fields.append(f"name={self.name!r}")
         if self.depth is not None:
-            parts.append(f"depth={self.depth}")
+            fields.append(f"depth={self.depth}")
         if self.match is not None:
-            parts.append(f"match={list(self.match)!r}")
+            fields.append(f"match={list(self.match)!r}")
         if self.markers is not _DEFAULT_MARKERS[self.hooks]:
-            parts.append(f"markers={self.markers}")
+            fields.append(f"markers={self.markers}")
         if self.lines:
-            parts.append("lines=True")
+            fields.append("lines=True")
         if not self.compiled:
-            parts.append("compiled=False")
+            fields.append("compiled=False")
         if self.skipped:
-            parts.append(f"{len(self.skipped)} skipped")
+            fields.append(f"{len(self.skipped)} skipped")
         if not self.active:
-            parts.append("removed")
-        return f"Instrumentation({', '.join(parts)})"
+            fields.append("removed")
+        return f"Instrumentation({', '.join(fields)})"
 
     def _put_hooks(self) -> None:
         for owner, module in self._scope.live_modules():
@@ -364,7 +364,7 @@ def _checked_patterns(match: object, model: torch.nn.Module, name: str) -> Patte
 
 
 def _path(name: str, inner_path: str) -> str:
-    return ".".join(part for part in (name, inner_path) if part)
+    return ".".join(name_part for name_part in (name, inner_path) if name_part)
 
 
 def check_arguments(model: object, depth: object, name: object) -> None:
@@ -390,9 +390,9 @@ def _check_plain(model: torch.nn.Module) -> None:
     for path, module, _ in find_modules(model):
         owner = owners.get(id(module))
         if owner is not None:
-            where = f"its module {path!r}" if path else "it"
+            place = f"its module {path!r}" if path else "it"
             raise AlreadyInstrumentedError(
-                f"{type(model).__name__} cannot be instrumented: {where} "
+                f"{type(model).__name__} cannot be instrumented: {place} "
                 f"({type(module).__name__}) is instrumented already, as "
                 f"{owner.path!r}; remove() that instrumentation first"
             )

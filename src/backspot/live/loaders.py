@@ -143,8 +143,8 @@ def newest(otherwise: Any = None) -> Any:
         otherwise: what to return where nobody watches, and where that iterator is gone.
     """
     _, reference = _known.get(_newest.get(get_ident(), 0), (None, None))
-    found = None if reference is None else reference()
-    return otherwise if found is None else found  # not by its truth, which asks for its length
+    batches = None if reference is None else reference()
+    return otherwise if batches is None else batches  # not by its truth, which asks for its length
 
 
 # What is known ------------------------------------------------------------------------------------
@@ -183,15 +183,15 @@ _loaders: dict[int, tuple[_Loader, Any]] = {}
 
 def _about(batches: Any) -> _Batches:
     key = id(batches)
-    if (known := _known.get(key)) is None:
+    if (entry := _known.get(key)) is None:
         about = _Batches(
             _loader_of(batches),
             internals.workers_of(batches),
             internals.prefetched_by(batches),
             internals.is_timed(batches),
         )
-        known = _known[key] = about, _removing(batches, _known)
-    return known[0]
+        entry = _known[key] = about, _removing(batches, _known)
+    return entry[0]
 
 
 def _loader_of(batches: Any) -> _Loader:
@@ -200,13 +200,13 @@ def _loader_of(batches: Any) -> _Loader:
     if sampler is None:
         return _Loader(next(_numbers), None)
     key = id(sampler)
-    if (known := _loaders.get(key)) is None:
+    if (entry := _loaders.get(key)) is None:
         loader = _Loader(next(_numbers), internals.length_of(sampler))
-        known = _loaders[key] = loader, _removing(sampler, _loaders)
-    return known[0]
+        entry = _loaders[key] = loader, _removing(sampler, _loaders)
+    return entry[0]
 
 
-def _removing(key: Any, known: dict[int, Any]) -> Any:
+def _removing(key: Any, table: dict[int, Any]) -> Any:
     """Return a reference that takes an object out of what is known when it is gone.
 
     Some, such as lists, cannot have one: another object can have the same ``id`` later, and passes
@@ -214,7 +214,7 @@ def _removing(key: Any, known: dict[int, Any]) -> Any:
     """
     number = id(key)
     try:
-        return weakref.ref(key, lambda _: known.pop(number, None))
+        return weakref.ref(key, lambda _: table.pop(number, None))
     except TypeError:
         return None
 
@@ -261,7 +261,7 @@ def _next_noted(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
         thread = get_ident()
         if not _watchers or thread in _waiting:  # of several within one another, the outermost
             return original(batches)
-        about = known[0] if (known := _known.get(id(batches))) else _about(batches)
+        about = entry[0] if (entry := _known.get(id(batches))) else _about(batches)
         begin = perf_counter_ns()
         try:
             _waiting[thread] = 0

@@ -132,7 +132,7 @@ _PLAIN = frozenset(
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
     """Return the tensors in nested tuples, lists, dicts (``ModelOutput`` too) and dataclasses."""
-    found: list[torch.Tensor] = []
+    tensors: list[torch.Tensor] = []
     visits = _VISITS
     level = [value]
     for _ in range(_DEPTH):
@@ -140,9 +140,9 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
         for item in level:
             visits -= 1
             if visits < 0:
-                return found
+                return tensors
             if isinstance(item, _Tensor):
-                found.append(item)
+                tensors.append(item)
             # The iterators of the base classes: a subclass may compute or raise in its own.
             elif isinstance(item, tuple):
                 deeper.extend(tuple.__iter__(item))
@@ -153,12 +153,14 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
             elif not isinstance(item, type):
                 fields = getattr(type(item), "__dataclass_fields__", None)
                 if fields:
-                    held = getattr(item, "__dict__", None)
+                    attributes = getattr(item, "__dict__", None)
                     deeper.extend(
-                        held.get(name) if held is not None else getattr(item, name, None)
+                        attributes.get(name)
+                        if attributes is not None
+                        else getattr(item, name, None)
                         for name in fields
                     )
         if not deeper:
             break
         level = deeper
-    return found
+    return tensors

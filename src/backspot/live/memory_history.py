@@ -56,16 +56,16 @@ class NamedModules:
     def with_parameter(self, tensor: torch.Tensor | None) -> tuple[str, str]:
         """Return the path and the class of the module that has a parameter."""
         for module in self.modules.values() if tensor is not None else ():
-            if any(one is tensor for one in module.parameters(recurse=False)):
+            if any(parameter is tensor for parameter in module.parameters(recurse=False)):
                 return self.of(module)
         return "", ""
 
     def around(self, path: str) -> Iterator[str]:
         """Iterate over a module and those around it, by path, the innermost first."""
-        one: str | None = path
-        while one is not None:
-            yield one
-            one = self._around[one]
+        ancestor: str | None = path
+        while ancestor is not None:
+            yield ancestor
+            ancestor = self._around[ancestor]
 
 
 def held_by_kind(amounts: Iterable[tuple[HeldKind, int]]) -> list[HeldMemory]:
@@ -109,7 +109,7 @@ class _Forwards:
         for path, code in forwards.items():
             if code is not None:
                 inside = (forwards[other] for other in names.around(path))
-                chains[tuple(one for one in inside if one is not None)].append(path)
+                chains[tuple(code for code in inside if code is not None)].append(path)
                 alike[code].append(path)
         self._chains, self._alike = chains, alike
         self._known: dict[tuple[Line, ...], _Paths] = {}
@@ -118,10 +118,10 @@ class _Forwards:
         """Return the modules whose forward runs innermost in a stack, by path; none is ``()``."""
         if stack not in self._known:
             chain = tuple(code for line in stack if (code := self._forward_at(*line)) is not None)
-            found: Sequence[str] = ()
+            paths: Sequence[str] = ()
             if chain:
-                found = self._chains.get(chain) or self._alike[chain[0]]
-            self._known[stack] = tuple(found)
+                paths = self._chains.get(chain) or self._alike[chain[0]]
+            self._known[stack] = tuple(paths)
         return self._known[stack]
 
     def _forward_at(self, file: str, name: str, line: int) -> _Code | None:
@@ -162,16 +162,16 @@ def _by_module(
 ) -> tuple[dict[_Paths, tuple[int, int]], list[HeldMemory]]:
     """Return the bytes and the number of blocks of modules, and what belongs to none."""
     forwards = _Forwards(names)
-    found: dict[_Paths, tuple[int, int]] = {}
+    by_paths: dict[_Paths, tuple[int, int]] = {}
     others: list[tuple[HeldKind, int]] = []
     for block in blocks:
         paths = forwards.paths_of(block.stack) if block.stack else ()
         if paths:
-            size, count = found.get(paths, (0, 0))
-            found[paths] = size + block.bytes, count + 1
+            size, count = by_paths.get(paths, (0, 0))
+            by_paths[paths] = size + block.bytes, count + 1
         else:
             others.append(("other" if block.stack else "no_stack", block.bytes))
-    return found, held_by_kind(others)
+    return by_paths, held_by_kind(others)
 
 
 def _named(paths: _Paths, names: NamedModules) -> tuple[str, str, int]:
@@ -185,15 +185,15 @@ def _named(paths: _Paths, names: NamedModules) -> tuple[str, str, int]:
 def _patterns(by_path: Mapping[_Paths, tuple[int, int]], names: NamedModules) -> list[HeldMemory]:
     """Return who holds activations: the largest by name, and all others as one."""
     ranked = sorted(by_path.items(), key=lambda item: -item[1][0])
-    found = [
+    holders = [
         HeldMemory("activation", size, count, *_named(paths, names))
         for paths, (size, count) in ranked[:_NAMED]
     ]
     rest = [amounts for _, amounts in ranked[_NAMED:]]
     if rest:
         sums = (sum(column) for column in zip(*rest, strict=True))
-        found.append(HeldMemory("activation", *sums))
-    return found
+        holders.append(HeldMemory("activation", *sums))
+    return holders
 
 
 def _outermost_layers(
@@ -206,16 +206,18 @@ def _outermost_layers(
         if len(outermost) == 1 and (layer := outermost.pop()):
             before = sums.get(layer, (0, 0))
             sums[layer] = before[0] + size, before[1] + count
-    found = []
+    holders = []
     for layer, (size, count) in sums.items():
         members = tuple(path for path in names.modules if numberless(path) == layer)
         if len(members) > 1:
-            found.append(HeldMemory("activation", size, count, *_named(members, names)))
-    return found
+            holders.append(HeldMemory("activation", size, count, *_named(members, names)))
+    return holders
 
 
 def _outermost(path: str) -> str:
     """Return the pattern of the outermost repeated layer that a path lies in, ``""`` if none."""
-    parts = path.split(".")
-    numbers = [number for number, part in enumerate(parts) if part.isdecimal()]
-    return ".".join([*parts[: numbers[0]], "*"]) if numbers else ""
+    names_in_path = path.split(".")
+    numbers = [
+        number for number, name_in_path in enumerate(names_in_path) if name_in_path.isdecimal()
+    ]
+    return ".".join([*names_in_path[: numbers[0]], "*"]) if numbers else ""

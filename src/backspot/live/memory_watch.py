@@ -87,10 +87,10 @@ class MemoryWatch:
         self._steps = self._recorded = 0
 
     def __enter__(self) -> MemoryWatch:
-        found = self._look()
-        self._before = self._least = {space.of: space.free for space in found}
-        self._left = {space.of: min(space.total // _LEFT, space.free // 2) for space in found}
-        room = min((space.free - self._left[space.of] for space in found), default=0)
+        all_spaces = self._look()
+        self._before = self._least = {space.of: space.free for space in all_spaces}
+        self._left = {space.of: min(space.total // _LEFT, space.free // 2) for space in all_spaces}
+        room = min((space.free - self._left[space.of] for space in all_spaces), default=0)
         self._worth_a_trim = min(resident() // _OF_PROCESS, room // _OF_ROOM)
         self._at_begin = self._kept = self._before_step = heap()
         self._no_backwards = watch_backward(self._at_backward, self._at_backward)
@@ -139,9 +139,9 @@ class MemoryWatch:
         for space in self._look() if self._steps else ():
             left = space.free - self._left.get(space.of, 0)
             before = self._before.get(space.of, space.free)
-            taken = max(before - self._least.get(space.of, before), 0)
-            if left < taken:
-                self._say(f"a step takes {size(taken)}, and {_free(space)}")
+            used = max(before - self._least.get(space.of, before), 0)
+            if left < used:
+                self._say(f"a step takes {size(used)}, and {_free(space)}")
             elif left < reading and not space.of.startswith(GPU):
                 self._say(f"the recording would take {size(reading)} to read, and {_free(space)}")
         return not self.shortage
@@ -149,8 +149,8 @@ class MemoryWatch:
     def _look(self) -> list[Space]:
         return [*spaces(), *device_spaces(self._devices)]
 
-    def _note(self, found: list[Space]) -> None:
-        for space in found:
+    def _note(self, all_spaces: list[Space]) -> None:
+        for space in all_spaces:
             self._least[space.of] = min(space.free, self._least.get(space.of, space.free))
 
     def _say(self, shortage: str) -> None:
@@ -180,9 +180,9 @@ class MemoryWatch:
 
     def _pause(self) -> float:
         """Look once, and return for how long nothing can happen, in seconds."""
-        found = spaces()
-        self._note(found)
-        rooms = {space: space.free - self._left.get(space.of, 0) for space in found}
+        all_spaces = spaces()
+        self._note(all_spaces)
+        rooms = {space: space.free - self._left.get(space.of, 0) for space in all_spaces}
         tightest = min(rooms, key=rooms.__getitem__, default=None)
         if tightest is None:
             return _LONGEST

@@ -63,14 +63,14 @@ def find_modules(
         The path without the parts that wrappers add, the module, and the module around it (``None``
         for the model itself).
     """
-    seen: set[int] = set()
+    visited: set[int] = set()
     pending: list[tuple[str, torch.nn.Module, torch.nn.Module | None]] = [("", model, None)]
     while pending:
         path, module, parent = pending.pop()
         module = unwrap(module)
-        if id(module) in seen:
+        if id(module) in visited:
             continue
-        seen.add(id(module))
+        visited.add(id(module))
         yield path, module, parent
         if isinstance(module, torch.jit.ScriptModule):
             continue  # its children are compiled too

@@ -142,8 +142,8 @@ class Monitor:
         training = self.training
         if training is None:
             return f"{self!r}: no whole step yet"
-        said = [training_line(training), *training_facts(training)]
-        return "\n".join([*said, *(f"! {alarm}" for alarm in self.alarms)])
+        sentences = [training_line(training), *training_facts(training)]
+        return "\n".join([*sentences, *(f"! {alarm}" for alarm in self.alarms)])
 
     # Where a step ends ---------------------------------------------------------------------------
 
@@ -216,12 +216,12 @@ class Monitor:
         if sample is not None and sample.steps and self._on_sample is not None:
             self._tell(self._on_sample, step, sample.means())
 
-    def _tell(self, heard: Callable[..., object], *told: object) -> None:
+    def _tell(self, heard: Callable[..., object], *arguments: object) -> None:
         """Call a function of the user's, whose errors do not end the training."""
         if os.getpid() != self._process:  # a copy, such as a worker
             return
         try:
-            heard(*told)
+            heard(*arguments)
         except Exception as error:
             pass_on(error)
             if not self._has_failed:

@@ -77,17 +77,17 @@ class OptimizerWatch:
             pass_on(error)  # a label is never worth a failed step
 
     def _label_unused(self, stepped: torch.optim.Optimizer) -> None:
-        mine, held = ids_updated_by([stepped]), ids_updated_by(self._known)
+        own_ids, all_ids = ids_updated_by([stepped]), ids_updated_by(self._known)
         for scope in self._scopes():
             model = scope.model()
             # An optimizer that holds its own copies (in another precision) says nothing. A model
             # that another thread trains is left alone: PyTorch may write its gradients right now.
-            if model is None or not any(id(p) in mine for p in model.parameters()):
+            if model is None or not any(id(p) in own_ids for p in model.parameters()):
                 continue
             # After each step, as parameters can be added, removed and frozen.
             for owner, module in scope.live_modules():
-                if part := _unused_part(module, held, mine):
-                    profiler.emit(owner.unused(part))
+                if unused := _unused_part(module, all_ids, own_ids):
+                    profiler.emit(owner.unused(unused))
 
 
 def _mark_groups(optimizer: torch.optim.Optimizer) -> None:
@@ -123,13 +123,19 @@ def _forms_of(cls: type) -> str:
     It has them if it takes their arguments, or any, and runs the step of that class.
     """
     base = next(filter(_is_of_torch, cls.__mro__), torch.optim.Optimizer)
-    taken = inspect.signature(cls).parameters
-    takes_any = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in taken.values())
-    asked = [form for form in _FORMS if form in inspect.signature(base).parameters]
-    if not asked or not all(takes_any or form in taken for form in asked):
+    parameters = inspect.signature(cls).parameters
+    takes_any = any(
+        parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()
+    )
+    forms_of_base = [form for form in _FORMS if form in inspect.signature(base).parameters]
+    if not forms_of_base or not all(takes_any or form in parameters for form in forms_of_base):
         return ""
     derived = cls.__mro__[: cls.__mro__.index(base)]
-    steps = [inspect.unwrap(vars(one)["step"]) for one in derived if "step" in vars(one)]
+    steps = [
+        inspect.unwrap(vars(base_class)["step"])
+        for base_class in derived
+        if "step" in vars(base_class)
+    ]
     codes = [getattr(step, "__code__", None) for step in steps]
     goes_on = all(
         code is not None and {"step"} < {*code.co_names} & {"step", "super", base.__name__}
@@ -154,7 +160,7 @@ def _setting(value: object) -> object:
     return value if isinstance(value, (int, float, type(None))) else id(value)
 
 
-def _unused_part(module: torch.nn.Module, held: set[int], mine: set[int]) -> float:
+def _unused_part(module: torch.nn.Module, all_ids: set[int], own_ids: set[int]) -> float:
     """Return which part of the gradients of the module's own parameters no optimizer uses: 0 to 1.
 
     Either a parameter with a gradient is in no optimizer, or all parameters of the optimizer that
@@ -162,29 +168,29 @@ def _unused_part(module: torch.nn.Module, held: set[int], mine: set[int]) -> flo
     computed, which the offline half checks.
 
     Args:
-        held: ids of the parameters of all known optimizers.
-        mine: ids of the parameters of the optimizer that took a step.
+        all_ids: ids of the parameters of all known optimizers.
+        own_ids: ids of the parameters of the optimizer that took a step.
     """
     parameters = parameters_of(module)
     computed = [p for p in parameters if p.grad is not None]
-    needless = sum(int(p.numel()) for p in computed if id(p) not in held)
+    needless = sum(int(p.numel()) for p in computed if id(p) not in all_ids)
     if needless:
         return needless / sum(int(p.numel()) for p in computed)
-    asked = [p for p in parameters if id(p) in mine and p.requires_grad]
-    return float(bool(asked) and all(p.grad is None for p in asked))
+    trainable = [p for p in parameters if id(p) in own_ids and p.requires_grad]
+    return float(bool(trainable) and all(p.grad is None for p in trainable))
 
 
 @contextmanager
 def stepping() -> Iterator[list[torch.optim.Optimizer]]:
     """Collect the optimizers that take a step inside the block, on any thread."""
-    found: list[torch.optim.Optimizer] = []
+    stepped: list[torch.optim.Optimizer] = []
 
     def note(optimizer: torch.optim.Optimizer) -> None:
-        if all(one is not optimizer for one in found):
-            found.append(optimizer)
+        if all(stepped_before is not optimizer for stepped_before in stepped):
+            stepped.append(optimizer)
 
     unhook = hook_steps(note)
     try:
-        yield found
+        yield stepped
     finally:
         unhook()

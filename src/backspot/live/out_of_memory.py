@@ -129,7 +129,7 @@ class OutOfMemoryWatch:
             moment = replace(moment, place=place)
         return _on_gpu(cause, moment, names, step)
 
-    def _short(self, device: int, asked: int, total: int, free: int) -> None:
+    def _short(self, device: int, requested: int, total: int, free: int) -> None:
         """Note the moment; numbers and weak references alone.
 
         They stay until the next such moment: some 100 bytes for each live block.
@@ -145,7 +145,7 @@ class OutOfMemoryWatch:
         snapshot = snapshot_of(device)
         # What a process may take can be less than what the device has.
         free = min(free, max(total - snapshot.reserved, 0))
-        self._last = _Moment(device, asked, total, free, place, snapshot)
+        self._last = _Moment(device, requested, total, free, place, snapshot)
 
 
 def _now(place: _Place) -> _Moment | None:
@@ -162,11 +162,11 @@ def _now(place: _Place) -> _Moment | None:
 
 def _is_of(error: BaseException, moment: _Moment | None) -> bool:
     """Return whether a moment is that of an error: both say how much was asked for."""
-    said = _ASKED.search(str(error)) if isinstance(error, OutOfMemoryError) else None
-    if said is None or moment is None or moment.asked is None:
+    match = _ASKED.search(str(error)) if isinstance(error, OutOfMemoryError) else None
+    if match is None or moment is None or moment.asked is None:
         return False
     # Two decimals are written.
-    return abs(moment.asked / _UNITS[said[2]] - float(said[1])) < 0.006
+    return abs(moment.asked / _UNITS[match[2]] - float(match[1])) < 0.006
 
 
 def error_of_memory(error: BaseException | None) -> BaseException | None:
@@ -195,9 +195,9 @@ def _is_of_host(error: BaseException) -> bool:
 
 def _class_of(error: BaseException) -> type[BaseException]:
     """Return the class of an error, or of the one of another process that it stands for."""
-    said = str(error)
-    is_of_other = type(error) is RuntimeError and _IN_OTHER.match(said)
-    raised = _RAISED.findall(said) if is_of_other else []
+    message = str(error)
+    is_of_other = type(error) is RuntimeError and _IN_OTHER.match(message)
+    raised = _RAISED.findall(message) if is_of_other else []
     module, name = raised[-1] if raised else ("", "")
     # It has come from the other process, which has imported its module here.
     original = getattr(sys.modules.get(module), name, None)
@@ -217,11 +217,11 @@ def _frames_of(traceback: TracebackType | None) -> Iterator[FrameType]:
 
 def _frames_around(frame: FrameType | None) -> Iterator[FrameType]:
     """Iterate over a frame and those that have called it, the outermost first."""
-    found = []
+    frames = []
     while frame is not None:
-        found.append(frame)
+        frames.append(frame)
         frame = frame.f_back
-    yield from reversed(found)
+    yield from reversed(frames)
 
 
 def _place_of(frames: Iterable[FrameType]) -> _Place:
@@ -276,16 +276,18 @@ def _place_in(place: _Place, names: NamedModules) -> dict[str, Any]:
         return {"phase": place.phase, "path": path, "class_name": kind}
     path, kind = names.with_parameter(node.parameter and node.parameter())
     near = node.is_nearby and bool(kind)
-    where = {"phase": place.phase, "path": path, "class_name": kind}
-    return where | {"node": node.name, "is_nearby": near}
+    place_fields = {"phase": place.phase, "path": path, "class_name": kind}
+    return place_fields | {"node": node.name, "is_nearby": near}
 
 
 def _tensors(names: NamedModules) -> Iterator[tuple[HeldKind, torch.Tensor]]:
     """Iterate over what models and optimizers hold; what is held twice may come twice."""
     optimizers = discovery.other_optimizers(())
-    parameters = [one for model in names.models.values() for one in model.parameters()]
+    parameters = [parameter for model in names.models.values() for parameter in model.parameters()]
     for optimizer in optimizers:
-        parameters += [one for group in optimizer.param_groups for one in group["params"]]
+        parameters += [
+            parameter for group in optimizer.param_groups for parameter in group["params"]
+        ]
     for parameter in parameters:
         yield "parameter", parameter
         if parameter.grad is not None:
@@ -308,7 +310,7 @@ class _Storage(NamedTuple):
 
 def _storages(names: NamedModules, device: int) -> dict[int, _Storage]:
     """Return the memory of models and optimizers on a device, by address, without empty ones."""
-    found: dict[int, _Storage] = {}
+    storages: dict[int, _Storage] = {}
     for kind, tensor in _tensors(names):
         with suppress(Exception):  # a tensor of a strange kind has no storage
             of_tensor: Any = tensor
@@ -316,20 +318,20 @@ def _storages(names: NamedModules, device: int) -> dict[int, _Storage]:
             index = HOST if local.device.type == "cpu" else local.device.index
             if index == device:
                 storage = local.untyped_storage()
-                at = storage.data_ptr()
+                address = storage.data_ptr()
                 if storage.nbytes():
-                    found.setdefault(at, _Storage(kind, at, storage.nbytes()))
-    return found
+                    storages.setdefault(address, _Storage(kind, address, storage.nbytes()))
+    return storages
 
 
-def _largest_first(held: Iterable[HeldMemory]) -> tuple[HeldMemory, ...]:
-    return tuple(sorted(held, key=lambda one: (-one.bytes, one.kind, one.path)))
+def _largest_first(holders: Iterable[HeldMemory]) -> tuple[HeldMemory, ...]:
+    return tuple(sorted(holders, key=lambda holder: (-holder.bytes, holder.kind, holder.path)))
 
 
 def _batch_size() -> int | None:
     loader = discovery.only_loader()
-    found = getattr(loader, "batch_size", None)
-    return found if isinstance(found, int) and found > 0 else None
+    size_of_loader = getattr(loader, "batch_size", None)
+    return size_of_loader if isinstance(size_of_loader, int) and size_of_loader > 0 else None
 
 
 # The host and the devices -----------------------------------------------------------------------
@@ -340,21 +342,21 @@ def _on_host(
 ) -> OutOfMemory:
     is_here = not _OF_WORKER.match(str(error))
     tightest = min(spaces() if is_here else (), key=lambda space: space.free, default=None)
-    said = _OF_HOST.search(str(error))
+    match = _OF_HOST.search(str(error))
     storages = _storages(names, HOST).values() if is_here else ()
-    held = held_by_kind((one.kind, one.bytes) for one in storages)
+    holders = held_by_kind((storage.kind, storage.bytes) for storage in storages)
     return OutOfMemory(
         device=HOST,
         source="process",
         error=_class_of(error).__name__,
         step=step,
         **_place_in(place, names),
-        asked_bytes=int(said[1]) if said else None,
+        asked_bytes=int(match[1]) if match else None,
         total_bytes=tightest.total if tightest else 0,
         free_bytes=tightest.free if tightest else 0,
         limit=tightest.of if tightest else "the machine",
-        in_use_bytes=max(resident() if is_here else 0, sum(one.bytes for one in held)),
-        held=_largest_first(held),
+        in_use_bytes=max(resident() if is_here else 0, sum(holder.bytes for holder in holders)),
+        held=_largest_first(holders),
         batch_size=_batch_size(),
     )
 
@@ -363,21 +365,23 @@ def _on_gpu(
     error: BaseException, moment: _Moment, names: NamedModules, step: int | None
 ) -> OutOfMemory:
     snapshot, device = moment.snapshot, moment.device
-    known = _storages(names, device)
+    storages = _storages(names, device)
     sizes = {block.address: block.bytes for block in snapshot.blocks}
-    left = [block for block in snapshot.blocks if block.address not in known]
+    left = [block for block in snapshot.blocks if block.address not in storages]
     # What no block tells is there all the same: not every allocator tells its blocks.
-    held = held_by_kind((one.kind, sizes.get(at, one.bytes)) for at, one in known.items())
+    holders = held_by_kind(
+        (storage.kind, sizes.get(address, storage.bytes)) for address, storage in storages.items()
+    )
     has_history = any(block.stack for block in snapshot.blocks)
     layers: list[HeldMemory] = []
     if has_history:
         allocated, layers = allocated_by(left, names)
-        held += allocated
+        holders += allocated
     else:
-        held += held_by_kind(("other", block.bytes) for block in left)
-    in_use = max(snapshot.in_use, sum(one.bytes for one in held))
-    if rest := in_use - sum(one.bytes for one in held):
-        held.append(HeldMemory("other", rest, 0))
+        holders += held_by_kind(("other", block.bytes) for block in left)
+    in_use = max(snapshot.in_use, sum(holder.bytes for holder in holders))
+    if rest := in_use - sum(holder.bytes for holder in holders):
+        holders.append(HeldMemory("other", rest, 0))
     earlier = 0
     with contained():
         earlier = errors_caught(device) - (moment.asked is not None)  # without this one
@@ -395,7 +399,7 @@ def _on_gpu(
         reserved_bytes=snapshot.reserved,
         pieces_bytes=snapshot.pieces,
         largest_piece_bytes=snapshot.largest_piece,
-        held=_largest_first(held),
+        held=_largest_first(holders),
         layers=_largest_first(layers),
         batch_size=_batch_size(),
         earlier=max(earlier, 0),

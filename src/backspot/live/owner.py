@@ -120,9 +120,9 @@ class Owner:
         """Return the label of a kind, as it is written into a trace."""
         return format_label(Label(kind, self.path, self.class_name, call))
 
-    def unused(self, part: float) -> str:
+    def unused(self, share: float) -> str:
         """Return the label for a part of the module's gradients that no optimizer uses: 0 to 1."""
-        return format_label(unused_label(self.path, self.class_name, part))
+        return format_label(unused_label(self.path, self.class_name, share))
 
     def repeated(self, call: int) -> str:
         """Return the forward label of a call after the first within one outermost forward."""

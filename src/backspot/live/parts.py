@@ -26,10 +26,10 @@ def _gathering(ranks: object) -> Act:
     return gathering_of(ranks)
 
 
-def _planning(asked: int | tuple[int, str]) -> Act:
+def _planning(budget: int | tuple[int, str]) -> Act:
     from backspot.live.plan.planning import Planning  # seldom asked for, and not small
 
-    return Planning.of(asked)
+    return Planning.of(budget)
 
 
 ASKING = (
@@ -49,7 +49,7 @@ class Asked(memory.InProfile, trials.InProfile, job.InProfile):
     """The same, for type checkers."""
 
 
-def acts_of(asked: Mapping[str, Any], asking: Sequence[Asking] = ASKING) -> list[Act]:
+def acts_of(arguments: Mapping[str, Any], asking: Sequence[Asking] = ASKING) -> list[Act]:
     """Return what parts do for the arguments of ``profile``, or the options of ``backspot run``.
 
     Args:
@@ -59,16 +59,16 @@ def acts_of(asked: Mapping[str, Any], asking: Sequence[Asking] = ASKING) -> list
         TypeError: If no part takes one of the arguments.
         UsageError: If one of them is invalid.
     """
-    given, implied = dict(asked), dict[str, Any]()
-    tries = given.get("trials", "operators")
+    values, implied = dict(arguments), dict[str, Any]()
+    tries = values.get("trials", "operators")
     if tries not in get_args(trials.Trials):
         hint = '; "plan" also tries the model and the loader' if tries == "all" else ""
         raise UsageError(f'trials={quoted(tries)}: give "operators", "plan" or "none"{hint}')
     if tries == "plan":
-        given["trials"], implied["plan"] = "operators", plan.PLAN_SECONDS
-    if (earlier := given.get("plan_from")) is not None:
-        given["plan"] = given.get("plan") or plan.PLAN_SECONDS, earlier
-    return [*acts_for(asking, given), *acts_for(FURTHER, implied)]
+        values["trials"], implied["plan"] = "operators", plan.PLAN_SECONDS
+    if (earlier := values.get("plan_from")) is not None:
+        values["plan"] = values.get("plan") or plan.PLAN_SECONDS, earlier
+    return [*acts_for(asking, values), *acts_for(FURTHER, implied)]
 
 
 _JOINTS: tuple[str, ...] = ("backspot.live.gathering",)
@@ -88,8 +88,8 @@ def joint_of(name: str) -> Joint | None:
     Args:
         name: of this answer, the same in all processes.
     """
-    found = (module.joint_of(name) for module in _joints())
-    return next((joint for joint in found if joint is not None), None)
+    joints = (module.joint_of(name) for module in _joints())
+    return next((joint for joint in joints if joint is not None), None)
 
 
 def load_joint() -> None:

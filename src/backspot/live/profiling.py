@@ -141,8 +141,8 @@ def profile(
     if trace is not None:
         check_labelled(trace, force=force)
     models = dict(model) if isinstance(model, Mapping) else {"": model}
-    for name, part in models.items():
-        check_arguments(part, depth, name)
+    for name, model_part in models.items():
+        check_arguments(model_part, depth, name)
     take = _step_with(step, data)
     named = f"the profile of {visible(getattr(step, '__name__', type(step).__name__))}()"
     # Without a step before, the first one to be timed would be a warm-up.
@@ -167,44 +167,46 @@ def profile(
             stepping() as optimizers,
             log,
         ):
-            taken = Measurement(
+            measurement = Measurement(
                 stages,
                 step_ended=progress.advance,
                 log=log,
                 end_inside=lambda: steps_to_run.close(),
             )
-            steps_to_run = taken.steps()
+            steps_to_run = measurement.steps()
             with closing(steps_to_run):
                 for _ in steps_to_run:
                     take()
                     log.step_ended()
             loader = newest(data)
-        if taken.shortage and not taken.profiles[TIMES].count:
-            raise BackspotError(f"profile: no report, as {taken.shortage}")
-        detail = taken.profiles.get(DETAIL)
+        if measurement.shortage and not measurement.profiles[TIMES].count:
+            raise BackspotError(f"profile: no report, as {measurement.shortage}")
+        detail = measurement.profiles.get(DETAIL)
         transformed = autograd.PassedOver.calls > passed_over
 
         def with_unused(report: Report, _: Recording, __: Options) -> Report:
-            if stacks and taken.calls > MOST_CALLS:
-                many = _TOO_MANY.format(taken.calls)
+            if stacks and measurement.calls > MOST_CALLS:
+                many = _TOO_MANY.format(measurement.calls)
                 report = changed(report, warnings=(*report.warnings, many))
-            if taken.shortage:
-                report = changed(report, warnings=(f"Only {taken.shortage}.", *report.warnings))
-            return _with_unused(report, models, taken.labelled, transformed=transformed)
+            if measurement.shortage:
+                report = changed(
+                    report, warnings=(f"Only {measurement.shortage}.", *report.warnings)
+                )
+            return _with_unused(report, models, measurement.labelled, transformed=transformed)
 
         def use(path: Path, recording: Recording) -> None:
             for act in acts:
                 act.use(path, recording)
 
         report = locate_export(
-            taken.profiles[TIMES].profiler,
+            measurement.profiles[TIMES].profiler,
             named,
             Options(
                 live=True,
                 warmed_up=warmup > 0,
-                real_steps=tuple(taken.times_ns),
+                real_steps=tuple(measurement.times_ns),
                 training=log.training(),
-                slowed_by=taken.slowed_by,
+                slowed_by=measurement.slowed_by,
                 place=place_of_frame,
             ),
             in_detail=detail.profiler if detail and detail.count else None,
@@ -238,16 +240,16 @@ def _check_arguments(
             f"profile(step, ...): step must be a function, not {type(step).__name__}; "
             "hand it over without calling it"
         )
-    parts = list(model.items()) if isinstance(model, Mapping) else [("", model)]
-    for name, part in parts:
-        if not isinstance(part, torch.nn.Module):
-            which = f"model[{name!r}]" if isinstance(model, Mapping) else "model"
+    named_models = list(model.items()) if isinstance(model, Mapping) else [("", model)]
+    for name, candidate in named_models:
+        if not isinstance(candidate, torch.nn.Module):
+            argument = f"model[{name!r}]" if isinstance(model, Mapping) else "model"
             raise UsageError(
-                f"profile(step, model): {which} must be a torch.nn.Module, not "
-                f"{type(part).__name__}"
-                f"{NO_FUNCTION if callable(part) else '; several go into a dict by name'}"
+                f"profile(step, model): {argument} must be a torch.nn.Module, not "
+                f"{type(candidate).__name__}"
+                f"{NO_FUNCTION if callable(candidate) else '; several go into a dict by name'}"
             )
-    if not parts:
+    if not named_models:
         raise UsageError("profile(step, model): the dict of models is empty")
     check_whole("steps", steps, 1)
     check_whole("warmup", warmup, 0)
@@ -304,8 +306,10 @@ def _with_unused(
     """
     called = {row.path for row in report.modules if row.is_module and row.calls}
     unused = [
-        f"{name!r} ({class_name(unwrap(part))})" if name else class_name(unwrap(part))
-        for name, part in models.items()
+        f"{name!r} ({class_name(unwrap(unused_model))})"
+        if name
+        else class_name(unwrap(unused_model))
+        for name, unused_model in models.items()
         if called.isdisjoint(labelled[name].paths)
     ]
     # A compiled region can be any of them, without labels: the report has a warning for that.
@@ -315,9 +319,9 @@ def _with_unused(
     others = tuple(w for w in report.warnings if w not in (NO_CALLS, NO_LABELS, TRANSFORMED))
     if transformed:
         return changed(report, warnings=(TRANSFORMED, *others))
-    said = tuple(
+    sentences = tuple(
         f"No call of {who} was recorded: hand over the object that the step calls, no copy of it "
         "(or it was compiled as a whole, which takes the labels out)."
         for who in unused
     )
-    return changed(report, warnings=said + others)
+    return changed(report, warnings=sentences + others)

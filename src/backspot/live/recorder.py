@@ -204,10 +204,10 @@ class Recorded:
             use=use,
         )
 
-    def file_name(self, stem: str, *parts: str) -> str:
+    def file_name(self, stem: str, *suffixes: str) -> str:
         """Return the name of a file; after the first recording it has the step or a number."""
-        which = f"{self.number}" if self.first is None else f"step{self.first}"
-        return ".".join([stem, *([which] if self.number > 1 else []), *parts])
+        run_name = f"{self.number}" if self.first is None else f"step{self.first}"
+        return ".".join([stem, *([run_name] if self.number > 1 else []), *suffixes])
 
 
 class Models:
@@ -252,10 +252,10 @@ def _with_caveats(recorded: Recorded, report: Report, _: Recording, __: Options)
         "else tells of updates. If several backwards make one update, a step here is a part of one."
     )
     shortage = f"Only {recorded.shortage}."
-    said = [early] * recorded.is_early + [threads] * (recorded.threads > 1)
-    said += [backwards] * recorded.by_backwards
-    said += [shortage] * bool(recorded.shortage)
-    return changed(report, warnings=(*said, *report.warnings))
+    sentences = [early] * recorded.is_early + [threads] * (recorded.threads > 1)
+    sentences += [backwards] * recorded.by_backwards
+    sentences += [shortage] * bool(recorded.shortage)
+    return changed(report, warnings=(*sentences, *report.warnings))
 
 
 _OTHER_PROFILER = (
@@ -346,8 +346,10 @@ class Recorder:
     @property
     def steps_said(self) -> str:
         """How many steps there were, in words."""
-        said = counted(self.steps, "step")
-        return f"{said}, at most {self.in_one_go} of one model" if self._others else said
+        step_count = counted(self.steps, "step")
+        return (
+            f"{step_count}, at most {self.in_one_go} of one model" if self._others else step_count
+        )
 
     @property
     def is_child(self) -> bool:
@@ -631,13 +633,15 @@ class Recorder:
         """Return what was recorded in steps that are complete, and can be read in this thread."""
         if self._measurement is None:
             return self._early
-        here = self._thread == threading.get_ident()
+        is_own_thread = self._thread == threading.get_ident()
 
         def read(profile: Profile | None) -> Any:
             if profile is None or not profile.count:
                 return None
             # Only its own thread can end a profile and read it.
-            return profile.profiler if here or isinstance(profile.profiler, Export) else None
+            return (
+                profile.profiler if is_own_thread or isinstance(profile.profiler, Export) else None
+            )
 
         times_ns = () if self._is_early else tuple(self._measurement.times_ns)
         profiles = self._measurement.profiles
@@ -681,8 +685,8 @@ class Recorder:
         self._go_back_to_counting()
 
     def _go_on_with_rest(self) -> None:
-        every = self.plan.every
-        is_due = every is not None and self.steps + 1 >= (self._next_due or 0) + every
+        interval = self.plan.every
+        is_due = interval is not None and self.steps + 1 >= (self._next_due or 0) + interval
         self._deliver_rest(now=is_due or self._requested)
         if self._rest is None:
             self._go_back_to_counting()
@@ -804,9 +808,9 @@ class _ThreadEnd:
 def _is_due(profiler: torch.profiler.profile, ahead: range) -> bool:
     """Whether a profiler of the script may record in one of the next steps."""
     inner = getattr(profiler, "profiler", None)
-    done = getattr(inner, "kineto_results", None) is not None
+    has_ended = getattr(inner, "kineto_results", None) is not None
     begun = inner is not None or getattr(profiler, "step_rec_fn", None) is not None
     actions = [profiler.schedule(profiler.step_num + step) for step in ahead]
     if all(action == ProfilerAction.RECORD for action in actions):  # it has no schedule
-        return begun and not done
+        return begun and not has_ended
     return begun and any(action != ProfilerAction.NONE for action in actions)

@@ -142,7 +142,7 @@ class Stage(Protocol):
     def count(self) -> int:
         """How many steps it has."""
 
-    def steps(self, taken: Measurement) -> Iterator[None]:
+    def steps(self, measurement: Measurement) -> Iterator[None]:
         """Yield where each step runs; with ``close``, undo what is not complete."""
 
 
@@ -157,16 +157,16 @@ class LeftAlone:
     count: int
     counted: bool = False
 
-    def steps(self, taken: Measurement) -> Iterator[None]:
+    def steps(self, measurement: Measurement) -> Iterator[None]:
         """Do nothing."""
         for left in range(self.count, 0, -1):
             if self.counted and left == 1 and can_record_stacks():
                 with calls_counted() as counter:
                     yield
-                taken.calls = next(counter) // 2  # a call, and its return
+                measurement.calls = next(counter) // 2  # a call, and its return
             else:
                 yield
-            taken.step_ended()
+            measurement.step_ended()
 
 
 @dataclass(frozen=True)
@@ -178,11 +178,11 @@ class Settled:
 
     count: int = 0
 
-    def steps(self, taken: Measurement) -> Iterator[None]:
+    def steps(self, measurement: Measurement) -> Iterator[None]:
         """Do nothing."""
-        while taken.log.is_on and not taken.log.is_level:
+        while measurement.log.is_on and not measurement.log.is_level:
             yield
-            taken.step_ended()
+            measurement.step_ended()
 
 
 @dataclass(frozen=True)
@@ -196,24 +196,24 @@ class Timed:
 
     count: int
 
-    def steps(self, taken: Measurement) -> Iterator[None]:
+    def steps(self, measurement: Measurement) -> Iterator[None]:
         """Add to ``times_ns``."""
         if not self.count:
             return
-        taken.log.resume()
-        devices = devices_of(taken.models.values())  # once: a large model takes long to walk
+        measurement.log.resume()
+        devices = devices_of(measurement.models.values())  # once: a large model takes long to walk
         synchronize(devices)
         if len(devices) == 1 and (device := next(iter(devices))).type == "cuda":
-            yield from self._by_events(taken, device)
+            yield from self._by_events(measurement, device)
             return
         for _ in range(self.count):
-            taken.aside_ns, begin = 0, time.perf_counter_ns()
+            measurement.aside_ns, begin = 0, time.perf_counter_ns()
             yield
             synchronize(devices)
-            taken.times_ns.append(time.perf_counter_ns() - begin - taken.aside_ns)
-            taken.step_ended()
+            measurement.times_ns.append(time.perf_counter_ns() - begin - measurement.aside_ns)
+            measurement.step_ended()
 
-    def _by_events(self, taken: Measurement, device: torch.device) -> Iterator[None]:
+    def _by_events(self, measurement: Measurement, device: torch.device) -> Iterator[None]:
         def mark() -> torch.cuda.Event:
             event = torch.cuda.Event(enable_timing=True)
             event.record(torch.cuda.current_stream(device))
@@ -222,17 +222,17 @@ class Timed:
         marks, undisturbed = [mark()], []
         try:
             for _ in range(self.count):
-                taken.aside_ns = 0
+                measurement.aside_ns = 0
                 yield
                 marks.append(mark())
-                undisturbed.append(not taken.aside_ns)
-                taken.step_ended()
+                undisturbed.append(not measurement.aside_ns)
+                measurement.step_ended()
         finally:
             with contained():  # an error of the device reaches the next step by itself
                 marks[-1].synchronize()
                 times = [round(1e6 * a.elapsed_time(b)) for a, b in pairwise(marks)]
                 # How much of what the host did the device saw is not known.
-                taken.times_ns += [*compress(times, undisturbed)] or times
+                measurement.times_ns += [*compress(times, undisturbed)] or times
 
 
 @dataclass(frozen=True)
@@ -249,12 +249,12 @@ class Labelled:
     lenient: bool = False
     count: int = 0
 
-    def steps(self, taken: Measurement) -> Iterator[None]:
+    def steps(self, measurement: Measurement) -> Iterator[None]:
         """Set ``models`` and ``labelled``."""
-        taken.models = self.find()
-        for name, model in taken.models.items():
+        measurement.models = self.find()
+        for name, model in measurement.models.items():
             with suppress(UsageError) if self.lenient else nullcontext():
-                taken.labelled[name] = taken.labels.enter_context(
+                measurement.labelled[name] = measurement.labels.enter_context(
                     instrument(
                         model,
                         depth=self.depth,
@@ -288,18 +288,20 @@ class Profiled:
         """How many steps it has."""
         return self.prepared + self.recorded
 
-    def steps(self, taken: Measurement) -> Iterator[None]:
+    def steps(self, measurement: Measurement) -> Iterator[None]:
         """Add to ``profiles``."""
-        models = taken.models.values()
-        if not taken.profiles:  # on the thread that trains, and before there is anything of ours
-            taken.slowed_by = slowed_by()
-        for earlier in taken.profiles.values():  # Kineto keeps the newest alone
+        models = measurement.models.values()
+        if (
+            not measurement.profiles
+        ):  # on the thread that trains, and before there is anything of ours
+            measurement.slowed_by = slowed_by()
+        for earlier in measurement.profiles.values():  # Kineto keeps the newest alone
             if not isinstance(earlier.profiler, Export):
                 earlier.profiler = Export(earlier.profiler)
-        recorded, stacks = self._within_limits(taken)
-        if not recorded or taken.shortage:
+        recorded, stacks = self._within_limits(measurement)
+        if not recorded or measurement.shortage:
             return
-        taken.log.pause()
+        measurement.log.pause()
         let_copies_end()
         profiler = torch.profiler.profile(
             activities=activities(models),
@@ -308,58 +310,60 @@ class Profiled:
             **dict.fromkeys(self.records, True),
         )
         with _prepared(profiler):
-            with taken.giving_way():
-                yield from LeftAlone(self.prepared).steps(taken)
+            with measurement.giving_way():
+                yield from LeftAlone(self.prepared).steps(measurement)
             # Kernels that still run have their launch before the recording, and no owner in it.
             synchronize(devices_of(models))
-        profile = taken.profiles[self.key] = Profile(profiler)
+        profile = measurement.profiles[self.key] = Profile(profiler)
         memory = MemoryWatch(
-            devices_of(models), detailed=bool(self.records) or self.shapes, end=taken.end_inside
+            devices_of(models),
+            detailed=bool(self.records) or self.shapes,
+            end=measurement.end_inside,
         )
         try:
             with (
                 _recording(profiler),
                 memory,
-                taken.giving_way(),
+                measurement.giving_way(),
                 collections_marked(),
                 saves_marked(),
                 unread_marked(),
                 waits_marked() if stacks else nullcontext(),
             ):
-                yield from self._recorded(taken, profile, recorded, memory)
+                yield from self._recorded(measurement, profile, recorded, memory)
         finally:
-            taken.range = None  # freed here, where nothing records
+            measurement.range = None  # freed here, where nothing records
             if memory.shortage and profile.count < recorded:
                 steps = f"{profile.count} of {counted(recorded, 'step')}"
                 how = " in detail" if self.key == DETAIL else ""
-                taken.shortage = f"{steps} were recorded{how}, as {memory.shortage}"
+                measurement.shortage = f"{steps} were recorded{how}, as {memory.shortage}"
 
-    def _within_limits(self, taken: Measurement) -> tuple[int, bool]:
+    def _within_limits(self, measurement: Measurement) -> tuple[int, bool]:
         """Return how many steps to record, and whether with stacks."""
         stacks = self.stacks and can_record_stacks()
-        if stacks and taken.calls > MOST_CALLS:
+        if stacks and measurement.calls > MOST_CALLS:
             return (self.recorded if self.records or self.shapes else 0), False
         if not stacks or self.records:  # what grows from step to step shows in all of them
             return self.recorded, stacks
-        return min(self.recorded, max(1, _MANY_CALLS // max(1, taken.calls))), stacks
+        return min(self.recorded, max(1, _MANY_CALLS // max(1, measurement.calls))), stacks
 
     def _recorded(
-        self, taken: Measurement, profile: Profile, count: int, memory: MemoryWatch
+        self, measurement: Measurement, profile: Profile, count: int, memory: MemoryWatch
     ) -> Iterator[None]:
-        models = taken.models.values()
+        models = measurement.models.values()
         try:
             for number in range(count):
                 if not memory.has_room():
                     break
                 memory.step_begins()
                 # Without ``with``: a step that is cut short has no end in the trace.
-                taken.range = new_range(f"{PROFILER_STEP}{number}")
-                taken.range.__enter__()
+                measurement.range = new_range(f"{PROFILER_STEP}{number}")
+                measurement.range.__enter__()
                 yield
-                taken.range.__exit__(None, None, None)
+                measurement.range.__exit__(None, None, None)
                 profile.count += 1
                 memory.step_ended()
-                taken.step_ended()
+                measurement.step_ended()
         except GeneratorExit:
             with contained():
                 synchronize(devices_of(models))
@@ -389,12 +393,14 @@ def _kind(activity: ProfilerActivity) -> str:
 
 def devices_of(models: Collection[torch.nn.Module]) -> set[torch.device]:
     """Return the devices in use except the host: the models' and all that are initialized."""
-    found = {tensor.device for part in models for tensor in (*part.parameters(), *part.buffers())}
+    devices = {
+        tensor.device for model in models for tensor in (*model.parameters(), *model.buffers())
+    }
     for activity in supported_activities() - {ProfilerActivity.CPU}:
         backend = getattr(torch, _kind(activity), None)
         if backend is not None and getattr(backend, "is_initialized", bool)():
-            found.add(torch.device(_kind(activity), backend.current_device()))
-    return {device for device in found if device.type not in ("cpu", "meta")}
+            devices.add(torch.device(_kind(activity), backend.current_device()))
+    return {device for device in devices if device.type not in ("cpu", "meta")}
 
 
 def activities(models: Collection[torch.nn.Module]) -> list[ProfilerActivity]:

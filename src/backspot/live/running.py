@@ -115,11 +115,13 @@ class _Stepped:
 
     def living(self, *, anywhere: bool = False) -> list[torch.optim.Optimizer]:
         """Return the optimizers that have taken a step in this thread, or in any."""
-        here = threading.get_ident()
+        thread_id = threading.get_ident()
         # The list of items is made at once, whatever other threads add.
-        known = list(self._found.items())
-        found = [ref() for (thread, _), ref in known if anywhere or thread == here]
-        return [optimizer for optimizer in found if optimizer is not None]
+        seen_optimizers = list(self._found.items())
+        optimizers = [
+            ref() for (thread, _), ref in seen_optimizers if anywhere or thread == thread_id
+        ]
+        return [optimizer for optimizer in optimizers if optimizer is not None]
 
 
 class _FoundModels(Models):
@@ -170,10 +172,10 @@ class _FoundModels(Models):
                 "after the report, or use backspot.instrument"
             )
         called = self._watch.end() if self._watch else []
-        found = discovery.named(trained, called)
+        models = discovery.named(trained, called)
         self._newest.clear()
-        self._newest.update(found)
-        return found
+        self._newest.update(models)
+        return models
 
     def newest(self) -> Mapping[str, torch.nn.Module]:
         """Return what ``named`` returned last, without a search; nothing before that."""
@@ -328,10 +330,10 @@ class Observer:
         if not groups:
             return id(optimizer)
         first = groups[0][0]
-        known = self._first.get(id(first))
-        if known is None or known[0]() is not first:  # another one had this id before
-            known = self._first[id(first)] = TensorRef(first), object()
-        return known[1], *((id(group[0]), id(group[-1]), len(group)) for group in groups)
+        entry = self._first.get(id(first))
+        if entry is None or entry[0]() is not first:  # another one had this id before
+            entry = self._first[id(first)] = TensorRef(first), object()
+        return entry[1], *((id(group[0]), id(group[-1]), len(group)) for group in groups)
 
     @property
     def models(self) -> Mapping[str, torch.nn.Module]:
@@ -367,7 +369,7 @@ class Observer:
                         updates.found(self._unheard())
             key = self._updated_by(optimizer)
             for updates in [*self._updates.values()]:
-                updates.holders = [one for one in updates.holders if one.key != key]
+                updates.holders = [holder for holder in updates.holders if holder.key != key]
             if not self._may_be_unheard():
                 self._end_watching()
 
@@ -375,8 +377,8 @@ class Observer:
         """Whether several threads train, as far as they were heard of."""
         if not self._several and len(self._updates) > 1:
             self._several = True
-            for each in [*self._updates.values()]:
-                each.holders = []
+            for thread_updates in [*self._updates.values()]:
+                thread_updates.holders = []
         return self._several
 
     def _may_be_unheard(self) -> bool:
@@ -395,7 +397,7 @@ class Observer:
             Holder(
                 self._updated_by(optimizer),
                 optimizer,
-                (one for group in optimizer.param_groups for one in group["params"]),
+                (parameter for group in optimizer.param_groups for parameter in group["params"]),
                 by_gradients=False,
             )
             for optimizer in discovery.other_optimizers(self._heard.living(anywhere=True))
@@ -403,13 +405,13 @@ class Observer:
 
     def _holders(self, updates: Updates) -> list[Holder]:
         """Return what may hold the parameters that this thread trains."""
-        found = self._unheard()
-        if not self._steps_outside and (not found or updates.no_optimizer_steps):
-            found += [
+        holders_found = self._unheard()
+        if not self._steps_outside and (not holders_found or updates.no_optimizer_steps):
+            holders_found += [
                 Holder(id(model), model, model.parameters(), by_gradients=True)
                 for model in self._models.trained()
             ]
-        return found
+        return holders_found
 
     def _before_backward(self, _: bool) -> None:
         if self._several or self.recorder.is_child:
@@ -454,12 +456,14 @@ class Observer:
             updates.note()
             ends = [self._ends_with_update(holder) for holder in updated]
             if updates.may_be_others and not self._steps_outside:
-                known = updates.holders
+                holders_known = updates.holders
                 with recorder.own_work():
                     holders = self._holders(updates)
                     updates.found(holders)
                 # A model without an optimizer is updated after this backward, too.
-                if not known and any(isinstance(one.owner(), torch.nn.Module) for one in holders):
+                if not holders_known and any(
+                    isinstance(holder.owner(), torch.nn.Module) for holder in holders
+                ):
                     ends.append(True)
             if updates.holders or self._steps_outside:
                 recorder.by_backwards = False

@@ -65,8 +65,8 @@ class Saved:
             ``None`` if there are no files, or hardly more steps than the report knows.
         """
         before = self.recorded.training
-        known = before.steps if before is not None else 0
-        if steps is None or self.problem or steps.steps < known + _WORTH_COMPLETING:
+        steps_known = before.steps if before is not None else 0
+        if steps is None or self.problem or steps.steps < steps_known + _WORTH_COMPLETING:
             return None
         recorded = replace(self.recorded, training=steps)
         report = as_before(recorded.locate(training), self.report)
@@ -81,14 +81,14 @@ def save_beside(
     Raises:
         UsageError: If the profiler has been exported already.
     """
-    kept = _kept(recorded)
+    kept_recording = _kept(recorded)
     cuda: Any = sys.modules["torch"].cuda
     beside = ThreadPoolExecutor(1, "backspot")
     if cuda.is_initialized():  # each thread has a current device of its own
         beside.submit(cuda.set_device, cuda.current_device())
-    made = beside.submit(save, kept, training, folder, process=process)
+    saved = beside.submit(save, kept_recording, training, folder, process=process)
     beside.shutdown(wait=False)
-    return made
+    return saved
 
 
 def save(
@@ -111,14 +111,14 @@ def save(
     Raises:
         NoBackwardError: If the steps had no backward.
     """
-    kept = _kept(recorded)
+    kept_recording = _kept(recorded)
     try:
-        return _written(kept, training, folder, use, preview, process)
+        return _written(kept_recording, training, folder, use, preview, process)
     except OSError as error:
         problem = f"{error.filename or folder} cannot be written: {error.strerror or error}"
     except BackspotError as error:
         problem = str(error)
-    return Saved(kept, kept.locate(training, use=use), (), problem)
+    return Saved(kept_recording, kept_recording.locate(training, use=use), (), problem)
 
 
 def _written(
@@ -129,7 +129,9 @@ def _written(
     preview: bool,
     process: str | None,
 ) -> Saved:
-    of_process = [part] if (part := _of_rank() if process is None else process) else []
+    of_process = (
+        [process_name] if (process_name := _of_rank() if process is None else process) else []
+    )
     trace, *reports = (
         recorded.file_name(stem, *of_process, suffix)
         for stem, suffix in (("trace", "json.gz"), ("report", "html"), ("report", "json"))
@@ -183,7 +185,7 @@ def save_training(training: Training, folder: Path, process: str) -> None:
 
 
 def _name(stem: str, process: str, suffix: str) -> str:
-    return ".".join(part for part in (stem, process, suffix) if part)
+    return ".".join(name_part for name_part in (stem, process, suffix) if name_part)
 
 
 def _kept(recorded: Recorded) -> Recorded:

@@ -215,11 +215,11 @@ class Sessions:
 
     def _stopping(self, original: Callable[[], Any]) -> Any:
         forms: list[tuple[Any, str]] = []
-        for each in (book, compiled_book):
+        for own_book in (book, compiled_book):
             with contained():  # at worst the trace has no such table
-                form = each.write()
+                form = own_book.write()
                 if form is not None:
-                    forms.append((each, form))
+                    forms.append((own_book, form))
         self.number += 1  # before the session ends: open ranges must not end in it any more
         to_complete = self.labelled and self._completes
         self.labelled = self._completes = False
@@ -229,9 +229,9 @@ class Sessions:
             self._end_others()
             if self.when_ending is not None:
                 self.when_ending()
-        for each, form in forms:
+        for own_book, form in forms:
             with suppress(TypeError):  # results that take no weak reference
-                each.keep(results, form)
+                own_book.keep(results, form)
         if to_complete and self.when_labelled is not None:
             with contained():  # at worst the trace has no backward labels
                 self.when_labelled(results)
@@ -284,8 +284,8 @@ class _StackRoom:
 
     def take(self) -> None:
         if self._given is not None:
-            before, given = self._given
-            if sys.getrecursionlimit() == given:  # else other code has set another limit
+            before, limit = self._given
+            if sys.getrecursionlimit() == limit:  # else other code has set another limit
                 with suppress(RecursionError):  # the stack is deeper than that at this moment
                     sys.setrecursionlimit(before)
             self._given = None

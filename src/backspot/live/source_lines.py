@@ -107,17 +107,21 @@ def place_of_frame(file: str, line: int, function: str) -> tuple[str, int]:
     They leave out the folder that the file was imported from, the deepest one. Of a function that
     ran already when they began, such as the training loop's, they have the line of that moment.
     """
-    whole = _whole(file)
-    begins = [at for name, at, last in _functions(whole) if name == function and at <= line <= last]
-    return file_name(whole), max(begins, default=line)
+    path = _whole(file)
+    begins = [
+        first
+        for name, first, last in _functions(path)
+        if name == function and first <= line <= last
+    ]
+    return file_name(path), max(begins, default=line)
 
 
 def _whole(file: str) -> str:
     if file.startswith("<") or os.path.isabs(file):  # noqa: PTH117
         return file
     folders = (os.path.abspath(entry) for entry in sys.path if isinstance(entry, str))  # noqa: PTH100
-    wholes = (os.path.join(folder, file) for folder in sorted(folders, reverse=True))  # noqa: PTH118
-    return next((whole for whole in wholes if os.path.exists(whole)), file)  # noqa: PTH110
+    paths = (os.path.join(folder, file) for folder in sorted(folders, reverse=True))  # noqa: PTH118
+    return next((path for path in paths if os.path.exists(path)), file)  # noqa: PTH110
 
 
 @lru_cache(64)
@@ -128,12 +132,16 @@ def _functions(file: str) -> tuple[tuple[str, int, int], ...]:
         tree = ast.parse("".join(lines))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return ()
-    found = [
-        (one.name, min([one.lineno, *(d.lineno for d in one.decorator_list)]), one.end_lineno or 0)
-        for one in ast.walk(tree)
-        if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef))
+    functions = [
+        (
+            node.name,
+            min([node.lineno, *(d.lineno for d in node.decorator_list)]),
+            node.end_lineno or 0,
+        )
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
     ]
-    return (("<module>", 1, len(lines)), *found)
+    return (("<module>", 1, len(lines)), *functions)
 
 
 def _cell_number(file: str) -> int | None:
@@ -383,11 +391,13 @@ class Store:
         runs: dict[int, list[Made]] = {}
         for recorder in self._recorders:
             recorder.close()
-            made = recorder.made()
-            known = np.array([*(_known(lines, s) for s in recorder.lines()), -1], np.int64)
-            runs.setdefault(recorder.tid, []).append(Made(made.first, made.count, known[made.line]))
+            made_nodes = recorder.made()
+            line_numbers = np.array([*(_known(lines, s) for s in recorder.lines()), -1], np.int64)
+            runs.setdefault(recorder.tid, []).append(
+                Made(made_nodes.first, made_nodes.count, line_numbers[made_nodes.line])
+            )
             recorder.forget()
-        threads = {tid: _tidied(parts) for tid, parts in runs.items()}
+        threads = {tid: _tidied(thread_runs) for tid, thread_runs in runs.items()}
         if not lines:
             return None
         return LineTable(tuple(lines), threads, _Recorder.exact, self.complete)
@@ -399,17 +409,18 @@ def _known(lines: dict[SourceLine, int], line: SourceLine) -> int:
     return lines.setdefault(line, len(lines))
 
 
-def _tidied(parts: list[Made]) -> Made:
+def _tidied(pieces: list[Made]) -> Made:
     """Return the runs of one thread in order, and join runs of one line that follow each other.
 
     Runs that overlap are left out, as their lines are not known: the number of a thread that ended
     was used again, or autograd's counter was set back.
     """
     first, count, line = (
-        np.concatenate([getattr(part, name) for part in parts]) for name in Made.__struct_fields__
+        np.concatenate([getattr(piece, name) for piece in pieces])
+        for name in Made.__struct_fields__
     )
-    kept = (line >= 0) & (count > 0)
-    first, count, line = first[kept], count[kept], line[kept]
+    has_nodes = (line >= 0) & (count > 0)
+    first, count, line = first[has_nodes], count[has_nodes], line[has_nodes]
     order = np.argsort(first, kind="stable")
     first, count, line = first[order], count[order], line[order]
     if not len(first):

@@ -85,12 +85,12 @@ class QueueLevel:
         if loader not in self._asked and len(self._asked) >= _MOST_LOADERS:
             self._asked.clear()
             self._left.clear()
-        asked = self._asked[loader] = self._asked.get(loader, 0) + 1
+        count_asked = self._asked[loader] = self._asked.get(loader, 0) + 1
         # The first batches of an epoch are late, as all workers begin with it.
-        if fetch.ready is False and asked > fetch.workers + 1:
+        if fetch.ready is False and count_asked > fetch.workers + 1:
             self._left[loader] = 0
         elif self._left.get(loader, enough):
-            self._left[loader] = max(0, enough - asked)
+            self._left[loader] = max(0, enough - count_asked)
 
     def step_ended(self) -> None:
         """Note the end of a step."""
@@ -180,11 +180,11 @@ class _Thread:
         """
         if len(self.loaders) < _MOST_LOADERS:
             return
-        by_batches = sorted(self.loaders.items(), key=lambda each: each[1][1])
+        by_batches = sorted(self.loaders.items(), key=lambda item: item[1][1])
         together = dict(by_batches[_MOST_LOADERS // 2 :])
         for _, (workers, *counts) in by_batches[: _MOST_LOADERS // 2]:
-            known = together.get(-1 - workers, [workers, 0, 0, 0, 0, 0])
-            added = [a + b for a, b in zip(known[1:], counts, strict=True)]
+            sums = together.get(-1 - workers, [workers, 0, 0, 0, 0, 0])
+            added = [a + b for a, b in zip(sums[1:], counts, strict=True)]
             together[-1 - workers] = [workers, *added]
         self.loaders = together
 
@@ -429,7 +429,7 @@ class StepLog:
         """Return what is known of the thread with the most steps; ``None`` without a whole step."""
         if not self._threads:
             return None
-        thread = max(self._threads.values(), key=lambda one: one.times.steps)
+        thread = max(self._threads.values(), key=lambda thread_steps: thread_steps.times.steps)
         times = thread.times
         if times.counted < min(_FEW_STEPS, thread.settling.counted):
             times = thread.settling

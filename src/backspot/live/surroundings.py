@@ -48,11 +48,11 @@ def slowed_by() -> Mapping[str, str]:
     Beside each stands the rule whose finding says it better, or ``""``. It reads settings alone,
     and takes some milliseconds at most.
     """
-    found: dict[str, str] = {}
+    sentences: dict[str, str] = {}
     for look, rule in _LOOKS:
         with contained():  # a remark is never worth a training
-            found.update(dict.fromkeys(look(), rule))
-    return found
+            sentences.update(dict.fromkeys(look(), rule))
+    return sentences
 
 
 def _traced() -> Iterator[str]:
@@ -199,9 +199,9 @@ _LOOKS: tuple[tuple[Callable[[], Iterator[str]], str], ...] = (
 
 def _name_of(function: Any) -> str:
     """Return where a function is from: its module and its name."""
-    of = function if hasattr(function, "__qualname__") else type(function)
-    module = getattr(of, "__module__", None) or ""
-    return f"{module}.{of.__qualname__}".lstrip(".")
+    named = function if hasattr(function, "__qualname__") else type(function)
+    module = getattr(named, "__module__", None) or ""
+    return f"{module}.{named.__qualname__}".lstrip(".")
 
 
 def _cpus() -> float:
@@ -209,9 +209,9 @@ def _cpus() -> float:
 
     A set of them, or a part of their time, as containers and job schedulers give it.
     """
-    found: list[float] = []
+    limits: list[float] = []
     if hasattr(os, "sched_getaffinity") and _BINDING.isdisjoint(os.environ):
-        found.append(len(os.sched_getaffinity(0)))
+        limits.append(len(os.sched_getaffinity(0)))
     for group in groups_of("cpu"):
         with suppress(OSError, ValueError):  # "max"; the outermost group has no such file
             if group.version == 1:
@@ -219,5 +219,5 @@ def _cpus() -> float:
             else:
                 quota, period = (group.folder / "cpu.max").read_text("utf-8").split()
             if int(quota) > 0:  # -1 of the first version is no limit
-                found.append(int(quota) / int(period))
-    return min(found, default=0.0)
+                limits.append(int(quota) / int(period))
+    return min(limits, default=0.0)

@@ -78,9 +78,9 @@ class Termination:
         with suppress(ValueError, OSError):
             if signal.getsignal(signal.SIGTERM) == self._on_signal:
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            found = signal.set_wakeup_fd(_NONE)
-            if found not in (_NONE, pipe[1].number):
-                signal.set_wakeup_fd(found)
+            previous = signal.set_wakeup_fd(_NONE)
+            if previous not in (_NONE, pipe[1].number):
+                signal.set_wakeup_fd(previous)
             self._pipe = None
             for descriptor in pipe:
                 descriptor.close()  # which ends the thread

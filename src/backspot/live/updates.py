@@ -60,10 +60,10 @@ class Holder:
         To be called when a backward begins.
         """
         self._before = now = self._state()
-        known = self._after
-        if known is None or len(known[0]) != len(now[0]):
+        previous = self._after
+        if previous is None or len(previous[0]) != len(now[0]):
             return False
-        updated = known != now if self._by_gradients else known[0] != now[0]
+        updated = previous != now if self._by_gradients else previous[0] != now[0]
         if updated:
             self.updates += 1
             self._after = None  # until the next gradient, which may be another backward's
@@ -133,7 +133,9 @@ class Updates:
         early = not self.holders or self._backwards < self._PATIENCE
         if early and self._backwards.bit_count() == 1:
             return True
-        return self._since >= self._patience or any(one.owner() is None for one in self.holders)
+        return self._since >= self._patience or any(
+            holder.owner() is None for holder in self.holders
+        )
 
     @property
     def no_optimizer_steps(self) -> bool:
@@ -142,7 +144,9 @@ class Updates:
 
     def found(self, holders: list[Holder]) -> None:
         """Take what a search has found, at the end of a backward."""
-        known = {holder.key: holder for holder in self.holders if holder.owner() is not None}
-        self.holders = [known.get(holder.key, holder) for holder in holders]
+        known_holders = {
+            holder.key: holder for holder in self.holders if holder.owner() is not None
+        }
+        self.holders = [known_holders.get(holder.key, holder) for holder in holders]
         self._patience = max(self._PATIENCE, 2 * self._since)
         self.note()

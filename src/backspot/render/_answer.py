@@ -61,46 +61,48 @@ def sentences(report: Report, view: View = DEFAULT_VIEW) -> list[list[Part]]:
     return [*([first] if first else []), answer(report, view)]
 
 
-def _first(report: Report, found: Answer) -> list[Part]:
+def _first(report: Report, subject: Answer) -> list[Part]:
     """What costs most in the step; nothing if that is a module, or nothing is known."""
-    step, share, time = report.per, percent(found.share), duration(found.wall_ns)
-    at = said(" in {}", ("name", found.line)) if found.line else []
+    step, share, time = report.per, percent(subject.share), duration(subject.wall_ns)
+    at_line = said(" in {}", ("name", subject.line)) if subject.line else []
     for cost in costs_of_parts(report):
-        if cost.answer == found:
-            most: list[Part] = [("text", ", most of it"), *at] if at else []
-            return [*cost.said, *most, *_saving(found.saves, cost.name), ("text", ".")]
-    if found.kind == "phase":
-        rare = next((work for work in report.rare if f"({work.name})" == found.path), None)
-        if rare is not None and rare.share >= _MOSTLY * found.share:
+        if cost.answer == subject:
+            most: list[Part] = [("text", ", most of it"), *at_line] if at_line else []
+            return [*cost.said, *most, *_saving(subject.saves, cost.name), ("text", ".")]
+    if subject.kind == "phase":
+        rare = next((work for work in report.rare if f"({work.name})" == subject.path), None)
+        if rare is not None and rare.share >= _MOSTLY * subject.share:
             rarely = told(rare, report.steps)
-            parts = said(f"{rarely[0].upper()}{rarely[1:]} ({{}} of it)", percent(rare.share))
+            sentence = said(f"{rarely[0].upper()}{rarely[1:]} ({{}} of it)", percent(rare.share))
         else:
-            parts = said(f"{taking(report, found.path)} {{}} of the {step}: {{}}", share, time)
-        parts += [("text", ", most of it"), *at] if at else []
-        parts.append(("text", ", more than the backward of any module"))
-    elif found.kind == "cause":
-        title = next(one.title for one in stable(report.findings) if one.rule == found.rule)
-        parts = said(f"{{}}: {{}}, {{}} of the {step}", ("text", title), time, share) + at
-        if found.class_name:
-            name = labelled(found.path or found.class_name, found.class_name)
-            parts += said(", in {}", ("name", name))
-        elif found.path == "(outside model)":
-            parts.append(("text", ", in no module"))
-    elif found.kind == "module":
+            sentence = said(f"{taking(report, subject.path)} {{}} of the {step}: {{}}", share, time)
+        sentence += [("text", ", most of it"), *at_line] if at_line else []
+        sentence.append(("text", ", more than the backward of any module"))
+    elif subject.kind == "cause":
+        title = next(
+            finding.title for finding in stable(report.findings) if finding.rule == subject.rule
+        )
+        sentence = said(f"{{}}: {{}}, {{}} of the {step}", ("text", title), time, share) + at_line
+        if subject.class_name:
+            name = labelled(subject.path or subject.class_name, subject.class_name)
+            sentence += said(", in {}", ("name", name))
+        elif subject.path == "(outside model)":
+            sentence.append(("text", ", in no module"))
+    elif subject.kind == "module":
         rows = [row for row in (costliest_row(report), answered(report)) if row is not None]
-        row = next((one for one in rows if one.path == found.path), None)
+        row = next((row for row in rows if row.path == subject.path), None)
         if row is None or _is_said_next(report, row):
             return []
-        return [*_with_its_forward(row, step, share, time), *_saving(found.saves), ("text", ".")]
-    elif only_nodes(report) or not found.share:
+        return [*_with_its_forward(row, step, share, time), *_saving(subject.saves), ("text", ".")]
+    elif only_nodes(report) or not subject.share:
         return []
     else:
         none = "Nothing stands out: no module, no cause and nothing around the model takes more"
         return said(f"{none} than {{}} of the {step}.", share)
-    if found.saves and found.saves.ns:
-        bound = f"at {'least' if found.saves.at_least else 'most'} {duration(found.saves.ns)}"
-        parts += said("; without it, a step would take {} less", bound)
-    return [*parts, ("text", ".")]
+    if subject.saves and subject.saves.ns:
+        bound = f"at {'least' if subject.saves.at_least else 'most'} {duration(subject.saves.ns)}"
+        sentence += said("; without it, a step would take {} less", bound)
+    return [*sentence, ("text", ".")]
 
 
 def answer(report: Report, view: View = DEFAULT_VIEW) -> list[Part]:
@@ -150,20 +152,20 @@ def _ranked(report: Report, view: View) -> list[Part]:
         return [("text", "The step cannot be replayed, so no saving is known; use --sort wall.")]
     if sort == "gpu" and not report.gpu_ns:
         return [("text", "The trace has no GPU time to rank by; use --sort wall or --sort cpu.")]
-    whole = {
+    time_name = {
         "wall": "the backward",
         "gpu": "the backward's GPU time",
         "cpu": "the backward's CPU time",
         "saves": "the backward",
     }[sort]
     if only_nodes(report):
-        return _answer_by_node(report, sort, whole)
+        return _answer_by_node(report, sort, time_name)
     chosen = select(report, replace(view, top=None))
     first = chosen.shown[0]
     row = _answered(report, view)
     if row is None:
         takes = "The step would save nothing without any one module" if sort == "saves" else ""
-        return [("text", f"{takes or f'No module takes any of {whole}'}.")]
+        return [("text", f"{takes or f'No module takes any of {time_name}'}.")]
     if row.is_exchange:
         return _exchanges(report, row, first)
     if sort == "saves":
@@ -175,12 +177,12 @@ def _ranked(report: Report, view: View) -> list[Part]:
             percent(report.share(row, "saves")),
             duration(row.wall_ns),
         )
-    parts = _takes(report, row, sort, whole)
+    clause = _takes(report, row, sort, time_name)
     if row.members > first.members:
         most = percent(report.share(first, sort))
-        parts += said("; no single module takes more than {}", most)
+        clause += said("; no single module takes more than {}", most)
     unowned = sum(report.share(row, sort) for row in chosen.unowned)
-    return parts + (
+    return clause + (
         said("; {} belongs to no module", percent(unowned)) if unowned > _UNOWNED else []
     )
 
@@ -252,19 +254,19 @@ def _heaviest_module(report: Report, first: Row, view: View) -> Row | None:
 
 
 def _alone_or_alike(
-    rows: Sequence[Row], layers: Row, time: Callable[[Row], int], whole: float
+    rows: Sequence[Row], layers: Row, time: Callable[[Row], int], total: float
 ) -> Row:
     """The first row, or the repeated layers that take more together.
 
     Args:
         rows: each module by itself, those that take most first.
         layers: the modules of one pattern that take most together.
-        whole: what the times are a share of.
+        total: what the times are a share of.
     """
     first = rows[0]
     if layers.members == 1 or time(layers) < 2 * time(first):
         return first
-    is_little = time(first) < _DIFFUSE * whole
+    is_little = time(first) < _DIFFUSE * total
     # A module around the layers takes what they leave over.
     is_around = layers.path.startswith(f"{numberless(first.path)}." if first.path else "")
     if is_little or is_around or _is_like_others(first, rows, time):
@@ -283,10 +285,10 @@ def _with_its_forward(row: Row, step: str, share: str, time: str) -> list[Part]:
     """What a module takes of the step, forward and backward."""
     number: list[Part] = [("number", f"{row.members} × ")] if row.members > 1 else []
     verb, own = ("take", "their") if row.members > 1 else ("takes", "its")
-    parts = said(f" {verb} {{}} of the {step}: {{}}", share, time)
+    clause = said(f" {verb} {{}} of the {step}: {{}}", share, time)
     forward = row.forward_ns > row.wall_ns
-    where = f", most of it in {own} forward" if forward else f", in {own} forward and backward"
-    return [*number, ("name", row.label), *parts, ("text", where)]
+    place = f", most of it in {own} forward" if forward else f", in {own} forward and backward"
+    return [*number, ("name", row.label), *clause, ("text", place)]
 
 
 def _is_like_others(first: Row, rows: Iterable[Row], time: Callable[[Row], int]) -> bool:
@@ -297,39 +299,39 @@ def _is_like_others(first: Row, rows: Iterable[Row], time: Callable[[Row], int])
     return sum(times) >= 2 * slowest and slowest < _STANDS_OUT * median(times)
 
 
-def _takes(report: Report, row: Row, sort: Sort, whole: str) -> list[Part]:
+def _takes(report: Report, row: Row, sort: Sort, time_name: str) -> list[Part]:
     time = time_of(row, sort)
     verb = "take" if row.members > 1 else "takes"
-    parts: list[Part] = [("number", f"{row.members} × ")] if row.members > 1 else []
-    parts.append(("name", row.label))
+    clause: list[Part] = [("number", f"{row.members} × ")] if row.members > 1 else []
+    clause.append(("name", row.label))
     idle = _idle(row, sort)
     if idle >= _MOSTLY * time:
         itself = "themselves take" if row.members > 1 else "itself takes"
-        return parts + _waits(report, row, idle, itself)
-    parts += said(
-        f" {verb} {{}} of {whole}: {{}}", percent(report.share(row, sort)), duration(time)
+        return clause + _waits(report, row, idle, itself)
+    clause += said(
+        f" {verb} {{}} of {time_name}: {{}}", percent(report.share(row, sort)), duration(time)
     )
-    parts += _partly(time, idle)
+    clause += _partly(time, idle)
     node = heaviest(row, sort)
     if node is None or not time_of(node, sort):
-        return parts
+        return clause
     words = _in_words(node.name)
     name: Part = ("text", words) if words else ("node", short_node_name(node.name))
-    part = time_of(node, sort) / time
-    parts += said(", mostly {}" if part >= _MOSTLY else ", the largest part in {}", name)
-    if part < _NEARLY_ALL:
-        parts += said(" ({})", duration(time_of(node, sort)))
-    return parts + (_without(row) if sort == "wall" else [])
+    share = time_of(node, sort) / time
+    clause += said(", mostly {}" if share >= _MOSTLY else ", the largest part in {}", name)
+    if share < _NEARLY_ALL:
+        clause += said(" ({})", duration(time_of(node, sort)))
+    return clause + (_without(row) if sort == "wall" else [])
 
 
 def _waits(report: Report, cost: Row | OperatorCost, idle: int, itself: str) -> list[Part]:
     """That it works for a short time, and that the backward is idle around it."""
-    whole = report.wall_ns or 1
+    whole_ns = report.wall_ns or 1
     return said(
         f" {itself} {{}} of the backward; around it, the backward is idle for {{}} ({{}})",
         duration(cost.wall_ns - idle),
         duration(idle),
-        percent(idle / whole),
+        percent(idle / whole_ns),
     )
 
 
@@ -355,16 +357,16 @@ def _without(row: Row) -> list[Part]:
     return _saving(saves, "them" if row.members > 1 else "it")
 
 
-def _saving(saves: Saving | None, what: str = "it") -> list[Part]:
+def _saving(saves: Saving | None, work: str = "it") -> list[Part]:
     if saves is None:
         return []
-    known = between(saves.low_ns, saves.high_ns)
-    return said(f"; without {what}, a step would take {{}} ({known})", less(saves.ns))
+    interval_text = between(saves.low_ns, saves.high_ns)
+    return said(f"; without {work}, a step would take {{}} ({interval_text})", less(saves.ns))
 
 
 def _exchanges(report: Report, row: Row, module: Row) -> list[Part]:
     """That the backward waits for other ranks, in which collectives, and for how long."""
-    parts = said(
+    clause = said(
         "Waiting for other ranks: {} takes {} of the backward: {}",
         ("name", row.path),
         percent(report.share(row)),
@@ -374,14 +376,14 @@ def _exchanges(report: Report, row: Row, module: Row) -> list[Part]:
     for node in named:
         name = node.name.strip("()")
         if len(named) == 1:
-            parts.append(("text", f", mostly {name}"))
+            clause.append(("text", f", mostly {name}"))
         else:
-            parts += [("text", f", {name} "), ("number", duration(node.wall_ns))]
+            clause += [("text", f", {name} "), ("number", duration(node.wall_ns))]
     most = percent(report.share(module))
-    return [*parts, *_without(row), *said("; no module takes more than {}", most)]
+    return [*clause, *_without(row), *said("; no module takes more than {}", most)]
 
 
-def _answer_by_node(report: Report, sort: Sort, whole: str) -> list[Part]:
+def _answer_by_node(report: Report, sort: Sort, time_name: str) -> list[Part]:
     reason = (
         "The trace names no modules"
         if report.source == "none"
@@ -393,16 +395,16 @@ def _answer_by_node(report: Report, sort: Sort, whole: str) -> list[Part]:
     time = time_of(ranked[0], sort)
     words, name = _in_words(ranked[0].name), short_node_name(ranked[0].name)
     if words:
-        parts: list[Part] = [("text", f"{reason}; {words}")]
+        clause: list[Part] = [("text", f"{reason}; {words}")]
     else:
-        parts = said(f"{reason}; the heaviest autograd node, {{}},", ("node", name))
+        clause = said(f"{reason}; the heaviest autograd node, {{}},", ("node", name))
     idle = 0 if _is_collective(ranked[0].name) else _idle(ranked[0], sort)
     if idle >= _MOSTLY * time and not words:
-        return parts + _waits(report, ranked[0], idle, "itself takes")
+        return clause + _waits(report, ranked[0], idle, "itself takes")
     share = percent(share_of(report, ranked[0], sort))
     return [
-        *parts,
-        *said(f" takes {{}} of {whole}: {{}}", share, duration(time)),
+        *clause,
+        *said(f" takes {{}} of {time_name}: {{}}", share, duration(time)),
         *_partly(time, idle),
     ]
 

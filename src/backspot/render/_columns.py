@@ -105,11 +105,11 @@ def module_columns(
 
 def _forward_decides(report: Report) -> bool:
     """Whether the answer is a module of which the time of its backward is the smaller part."""
-    found = report.answer
-    of = found.path, found.class_name
+    subject = report.answer
+    place = subject.path, subject.class_name
     rows = (*report.modules, *report.top(by="pattern"))
-    row = next((one for one in rows if (one.path, one.class_name) == of), None)
-    return found.kind == "module" and row is not None and row.wall_ns < row.forward_ns
+    row = next((row for row in rows if (row.path, row.class_name) == place), None)
+    return subject.kind == "module" and row is not None and row.wall_ns < row.forward_ns
 
 
 _FEWEST = 3
@@ -200,9 +200,9 @@ def _node_columns(rows: Sequence[Row], sort: Sort, ms: Callable[[int], str]) -> 
         Column("node time", "", times, full_head="ms", need=3, gap=1),
     ]
     if any(lines):
-        made: list[Part] = [("name", made_by(line) if line else "") for line in lines]
+        line_names: list[Part] = [("name", made_by(line) if line else "") for line in lines]
         hints = [line.text if line else "" for line in lines]
-        columns.append(Column("line", "made by", made, hints, left=True))
+        columns.append(Column("line", "made by", line_names, hints, left=True))
     return columns
 
 

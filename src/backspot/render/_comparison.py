@@ -68,8 +68,8 @@ def left_out(comparison: Comparison, top: int | None) -> Iterator[list[Part]]:
         yield said(f"Moved: {{}} → {{}} ({counted(move.modules, 'module')}).", *ends)
     if len(comparison.moves) > _MOVES:
         yield [("text", f"{counted(len(comparison.moves) - _MOVES, 'more move')}.")]
-    every = (comparison.step, *comparison.phases, comparison.whole, *comparison.changes)
-    if comparison.about == "recordings" and any(change.differs for change in every):
+    all_changes = (comparison.step, *comparison.phases, comparison.whole, *comparison.changes)
+    if comparison.about == "recordings" and any(change.differs for change in all_changes):
         yield [("text", _OF_THE_CODE)]
 
 
@@ -82,35 +82,37 @@ _OF_THE_CODE = (
 def comparison_answer(comparison: Comparison) -> list[Part]:
     """The answer in a sentence: the step, or the backward if nothing else is recorded."""
     first = comparison.step if comparison.phases else comparison.whole
-    what = "step" if comparison.phases else "backward"
-    was, now = duration(first.before_ms * 1e6), duration(first.after_ms * 1e6)
+    unit = "step" if comparison.phases else "backward"
+    before, now = duration(first.before_ms * 1e6), duration(first.after_ms * 1e6)
     share = "" if first.percent is None else _signed_percent(first.percent)
     if first.claimed:
-        parts: list[Part] = [("text", f"The {what} got {first.verdict}")]
+        sentence: list[Part] = [("text", f"The {unit} got {first.verdict}")]
         if first.percent is not None:
-            parts += said(" by {}", _give_or_take(abs(first.percent), first))
-        parts.append(("text", f": {was} before, {now} after, per step"))
+            sentence += said(" by {}", _give_or_take(abs(first.percent), first))
+        sentence.append(("text", f": {before} before, {now} after, per step"))
     elif first.differs:
-        parts = [("text", f"{_which(comparison)} differ by ")]
+        sentence = [("text", f"{_which(comparison)} differ by ")]
         if first.percent is None or abs(first.percent) < _LEAST_PERCENT:
-            parts.append(("number", _signed_time(first.change_ms) + _give(first)))
+            sentence.append(("number", _signed_time(first.change_ms) + _give(first)))
         else:
             sign = "+" if first.percent > 0 else MINUS
-            parts.append(("number", sign + _give_or_take(abs(first.percent), first)))
-        parts.append(("text", f": the {what} took {was} before, {now} after, per step"))
+            sentence.append(("number", sign + _give_or_take(abs(first.percent), first)))
+        sentence.append(("text", f": the {unit} took {before} before, {now} after, per step"))
     elif first.verdict == "undecided":
         change = ", ".join(filter(None, [share, _signed_time(first.change_ms) + _give(first)]))
         steps = min(comparison.before.steps, comparison.after.steps)
         why = "too few steps to tell it from noise" if steps < 2 else "which may be the machine"
-        parts = said(
-            f"The {what} took {{}} per step before and {{}} after ({change}): {why}", was, now
+        sentence = said(
+            f"The {unit} took {{}} per step before and {{}} after ({change}): {why}", before, now
         )
     else:
         noise = f", and the noise is{_give(first)}" if first.is_noisy else ""
         tell = "Too noisy to tell" if noise else f"No difference beyond the noise{_of(first)}"
         change = f" ({share})" if share else ""
-        parts = said(f"{tell}: the {what} took {{}} before, {{}} after{change}{noise}", was, now)
-    return [*parts, *_first_change(comparison, first), ("text", ".")]
+        sentence = said(
+            f"{tell}: the {unit} took {{}} before, {{}} after{change}{noise}", before, now
+        )
+    return [*sentence, *_first_change(comparison, first), ("text", ".")]
 
 
 def _which(comparison: Comparison) -> str:
@@ -139,27 +141,31 @@ def _of(change: Change) -> str:
     return f" of ±{_percent(change.noise_ms / change.before_ms * 100)}"
 
 
-def _first_change(comparison: Comparison, whole: Change) -> Iterator[Part]:
+def _first_change(comparison: Comparison, whole_change: Change) -> Iterator[Part]:
     """The parts that changed beyond the noise; if there are none, what changed most."""
     phases = sorted(
         (phase for phase in comparison.phases if phase.differs and phase.path != "backward"),
         key=_by_size,
     )
     claimed = [change for change in comparison.changes if change.differs]
-    parts = sorted([*phases[:1], *claimed[:1]], key=_by_size)
-    if whole.differs:
-        large = [one for one in parts if -_by_size(one) >= _PART * abs(whole.change_ms)]
-        parts, small = large, [] if large else parts[:1]
+    candidates = sorted([*phases[:1], *claimed[:1]], key=_by_size)
+    if whole_change.differs:
+        large = [
+            change
+            for change in candidates
+            if -_by_size(change) >= _PART * abs(whole_change.change_ms)
+        ]
+        candidates, small = large, [] if large else candidates[:1]
     else:
         small = []
-    for part in parts:
-        yield from (("text", "; "), *_claim(part))
-    for part in small:
-        yield from (("text", "; the largest part beyond the noise is "), *_change(part))
-    parts += small
-    if parts and (more := len(claimed) + len(phases) - len(parts)):
+    for change in candidates:
+        yield from (("text", "; "), *_claim(change))
+    for change in small:
+        yield from (("text", "; the largest part beyond the noise is "), *_change(change))
+    candidates += small
+    if candidates and (more := len(claimed) + len(phases) - len(candidates)):
         yield ("text", f", {counted(more, 'other')} changed too")
-    if not parts and whole.differs and comparison.changes:
+    if not candidates and whole_change.differs and comparison.changes:
         yield ("text", "; the largest change is ")
         yield from _change(comparison.changes[0])
 
@@ -197,9 +203,9 @@ def _named(change: Change) -> Part:
     return "node" if change.kind == "node" else "name", short_node_name(change.name)
 
 
-def plain(parts: Sequence[Part]) -> str:
+def plain(sentence: Sequence[Part]) -> str:
     """A sentence as a text."""
-    return "".join(text for _, text in parts)
+    return "".join(text for _, text in sentence)
 
 
 def title_of(change: Change) -> str:
@@ -227,8 +233,8 @@ Table: TypeAlias = tuple[Sequence[Change], list[Column]]
 
 def tables(comparison: Comparison, top: int | None) -> list[Table]:
     """The step, the ranks of jobs, and the ``top`` first changes; without those that are empty."""
-    every = (_step(comparison), _ranks(comparison), _changes(comparison, top))
-    return [(rows, columns) for rows, columns in every if rows]
+    all_tables = (_step(comparison), _ranks(comparison), _changes(comparison, top))
+    return [(rows, columns) for rows, columns in all_tables if rows]
 
 
 def _step(comparison: Comparison) -> Table:
@@ -289,7 +295,7 @@ def _changes(comparison: Comparison, top: int | None) -> Table:
 def _times(rows: Sequence[Change]) -> list[Column]:
     """The columns of numbers, and the verdicts."""
     times = [change.judged_ms for change in rows]
-    decimals = decimals_for(max((max(was, now) for was, now, _ in times), default=0) * 1e6)
+    decimals = decimals_for(max((max(before, now) for before, now, _ in times), default=0) * 1e6)
 
     def ms(value: float) -> str:
         return f"{value:.{decimals}f}".replace("-", MINUS) if value else "0"
@@ -303,9 +309,9 @@ def _times(rows: Sequence[Change]) -> list[Column]:
             return ""
         return f"±{(change.high_ms - change.low_ms) / 2:.{decimals}f}"
 
-    before = ("" if one.verdict == "new" else ms(one.judged_ms[0]) for one in rows)
-    after = ("" if one.verdict == "gone" else ms(one.judged_ms[1]) for one in rows)
-    percents = (one.judged_percent for one in rows)
+    before = ("" if change.verdict == "new" else ms(change.judged_ms[0]) for change in rows)
+    after = ("" if change.verdict == "gone" else ms(change.judged_ms[1]) for change in rows)
+    percents = (change.judged_percent for change in rows)
     return [
         Column("other time", "before", numbers(before)),
         Column("other time", "after", numbers(after)),
@@ -314,10 +320,10 @@ def _times(rows: Sequence[Change]) -> list[Column]:
         Column(
             "share",
             "%",
-            numbers("" if one is None else _signed_percent(one) for one in percents),
+            numbers("" if percent is None else _signed_percent(percent) for percent in percents),
             need=1,
         ),
-        Column("verdict", "", [("text", one.verdict) for one in rows], least=16, left=True),
+        Column("verdict", "", [("text", change.verdict) for change in rows], least=16, left=True),
     ]
 
 

@@ -35,13 +35,17 @@ _NEARLY = 0.75
 
 def costliest(report: Report) -> Answer:
     """Return what costs most in the step of a report."""
-    found = sorted(_candidates(report), key=lambda one: (-one[0], -one[1].share))
-    for counts, answer in found:
+    candidates = sorted(
+        _candidates(report), key=lambda candidate: (-candidate[0], -candidate[1].share)
+    )
+    for counts, answer in candidates:
         # A cause in no one place comes last, and one that no replay prices must be large.
         least = _STANDS_OUT if answer.saves else _UNPRICED
         if counts >= _STANDS_OUT or (answer.kind == "cause" and _gain(report, answer) >= least):
             return answer
-    longest = max((answer for _, answer in found), key=lambda one: one.share, default=None)
+    longest = max(
+        (answer for _, answer in candidates), key=lambda answer: answer.share, default=None
+    )
     wall_ns, share = (longest.wall_ns, longest.share) if longest else (0, 0.0)
     return Answer("nothing", "", "", "", wall_ns, share, None, "")
 
@@ -53,16 +57,20 @@ def _candidates(report: Report) -> Iterator[tuple[float, Answer]]:
     least that of its backward, and at most that of forward and backward, as replays of noisy steps
     can say more. So its place is about the same where the step cannot be replayed.
     """
-    whole = max(1, report.whole_ns)
-    findings = [one for one in stable(report.findings) if helps(one) is not False]
-    about = {one.places[0].path: one for one in reversed(findings) if len(one.places) == 1}
+    whole_ns = max(1, report.whole_ns)
+    findings = [finding for finding in stable(report.findings) if helps(finding) is not False]
+    about = {
+        finding.places[0].path: finding
+        for finding in reversed(findings)
+        if len(finding.places) == 1
+    }
     for row in _rows(report):
         forward_ns = 0 if row.is_exchange else row.forward_ns  # waits, in which others compute
         wall_ns = min(row.wall_ns + forward_ns, report.whole_ns)
-        share, of_backward = wall_ns / whole, min(1.0, row.wall_ns / whole)
+        share, of_backward = wall_ns / whole_ns, min(1.0, row.wall_ns / whole_ns)
         rule = about[row.path].rule if row.path in about else ""
-        at = (row.path, row.class_name, "", wall_ns, share, row.saves, rule)
-        module = Answer("module", *at)
+        fields = (row.path, row.class_name, "", wall_ns, share, row.saves, rule)
+        module = Answer("module", *fields)
         yield min(share, max(of_backward, _gain(report, module))), module
     of_phases = max(1, sum(phase.wall_ns for phase in report.phases))
     of_phase = set[str]()
@@ -77,16 +85,16 @@ def _candidates(report: Report) -> Iterator[tuple[float, Answer]]:
                 # Of what takes most of the step, a module's part is a part of the same.
                 counts = 1.0 if rare.share >= _MOSTLY else share
             yield counts, _phase(report, phase, share, cause)
-    for one in findings:
-        if one.rule in of_phase:
+    for finding in findings:
+        if finding.rule in of_phase:
             continue
-        found, outside = _cause(report, one), one.path.startswith("(")
-        of_no_module = outside and not one.places[0].class_name
+        found, outside = _cause(report, finding), finding.path.startswith("(")
+        of_no_module = outside and not finding.places[0].class_name
         # Of a step that cannot be replayed, nothing has a price, and what is large counts.
         counted = report.replayed_step is None and found.share >= _UNPRICED
         priced = found.saves is not None or of_no_module or counted
         counts = _gain(report, found) if priced else 0.0
-        if not is_concentrated(one):
+        if not is_concentrated(finding):
             counts *= ALL_OVER if found.saves and found.saves.at_best else _VAGUE
         yield counts, found
     for cost in costs_of_parts(report):
@@ -122,26 +130,28 @@ def _is_explained(report: Report, row: Row) -> bool:
     return False
 
 
-def _gain(report: Report, found: Answer) -> float:
+def _gain(report: Report, candidate: Answer) -> float:
     """The share of the step that would be saved, or that is taken where that is not known."""
-    if found.saves is None or report.replayed_step is None:
-        return found.share
-    return min(1.0, found.saves.ns / max(1, report.replayed_step.ns))
+    if candidate.saves is None or report.replayed_step is None:
+        return candidate.share
+    return min(1.0, candidate.saves.ns / max(1, report.replayed_step.ns))
 
 
-def _cause(report: Report, one: Finding) -> Answer:
+def _cause(report: Report, finding: Finding) -> Answer:
     """A cause, with its place where it has most of its time in one."""
-    place, share = one.places[0], min(1.0, one.wall_ns / max(1, report.whole_ns))
-    at = (place.path, place.class_name, place.line) if is_concentrated(one) else ("", "", "")
-    return Answer("cause", *at, one.wall_ns, share, gain_of(one), one.rule)
+    place, share = finding.places[0], min(1.0, finding.wall_ns / max(1, report.whole_ns))
+    place_fields = (
+        (place.path, place.class_name, place.line) if is_concentrated(finding) else ("", "", "")
+    )
+    return Answer("cause", *place_fields, finding.wall_ns, share, gain_of(finding), finding.rule)
 
 
 def _phase(report: Report, phase: Phase, share: float, cause: Finding | None) -> Answer:
     """A phase with the line that takes most of it, and with what its cause saves."""
     path, line, saves, rule = f"({phase.name})", "", None, ""
     if lines := [line for line in lines_of(report) if line.phase == phase.name]:
-        most = max(lines, key=lambda one: one.idle_ns)
-        if most.idle_ns >= _MOSTLY * sum(one.idle_ns for one in lines):
+        most = max(lines, key=lambda line: line.idle_ns)
+        if most.idle_ns >= _MOSTLY * sum(line.idle_ns for line in lines):
             line = most.place
     if cause:
         line, rule = cause.places[0].line or line, cause.rule

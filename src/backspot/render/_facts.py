@@ -54,13 +54,13 @@ def setting(report: Report) -> list[str]:
     unit = counted(steps, *_UNITS[report.step_unit])
     if len(report.passes) > steps:
         unit += f" ({counted(len(report.passes), 'pass', 'passes')})"
-    whole = report.step_ns
+    step_ns = report.step_ns
     kinds = f" ({kinds_of_steps(report)})" if report.rare else ""
     if report.clock == "real":
         real = kinds or _spread(report.unprofiled_step_ns_by_step)
-        facts.insert(0, f"a step takes {duration(whole)}{real}")
-    elif report.per == "step" and whole > 1.001 * report.wall_ns:
-        unit += f" of {duration(whole)} with the profiler{_replayed(report)}{kinds}"
+        facts.insert(0, f"a step takes {duration(step_ns)}{real}")
+    elif report.per == "step" and step_ns > 1.001 * report.wall_ns:
+        unit += f" of {duration(step_ns)} with the profiler{_replayed(report)}{kinds}"
     facts.append(unit)
     if report.clock == "real":
         facts.append(f"times {WITHOUT_PROFILER}")
@@ -75,16 +75,16 @@ def _device_and_host(report: Report) -> list[str]:
     of_backward = " in the backward" if report.clock == "real" else ""
     facts = [f"CPU {duration(report.cpu_ns)}{of_backward}"]
     if report.has_gpu:
-        whole = f"{duration(report.step_gpu_ns)} per step, " if of_backward else ""
-        facts.insert(0, f"GPU {whole}{duration(report.gpu_ns)}{of_backward}")
+        step_time = f"{duration(report.step_gpu_ns)} per step, " if of_backward else ""
+        facts.insert(0, f"GPU {step_time}{duration(report.gpu_ns)}{of_backward}")
     return facts
 
 
 def recording(report: Report) -> list[str]:
     """Where and how the trace was recorded, as a list of facts; some may be unknown."""
-    known = report.recorded
-    torch = [f"PyTorch {known['torch']}"] if "torch" in known else []
-    facts = [known.get(name, "") for name in ("device", "time", "host", "command")]
+    recorded = report.recorded
+    torch = [f"PyTorch {recorded['torch']}"] if "torch" in recorded else []
+    facts = [recorded.get(name, "") for name in ("device", "time", "host", "command")]
     return [fact for fact in (*facts[:1], *torch, *facts[1:]) if fact]
 
 
@@ -170,7 +170,7 @@ def has_repeats(chosen: Selection) -> bool:
 
 def between_nodes(report: Report) -> list[str]:
     """What the engine's own time is, and what makes it less, where it is much of the backward."""
-    row = next((one for one in report.modules if one.path == "(autograd engine)"), None)
+    row = next((row for row in report.modules if row.path == "(autograd engine)"), None)
     if row is None or report.share(row) < _BETWEEN_NODES:
         return []
     return [
@@ -186,11 +186,11 @@ def savings(report: Report, chosen: Selection) -> list[str]:
     unknown = unknown_savings(report, chosen)
     if step is None:
         return [*between_nodes(report), *unknown]
-    parts = {name for row in report.modules if row.saves for name in row.saves.parts}
+    parts_saved = {name for row in report.modules if row.saves for name in row.saves.parts}
     updates = any(phase.name == "optimizer" and phase.wall_ns for phase in report.phases)
     share = (
         ", its share of the optimizer aside, which the trace does not tell"
-        if updates and "optimizer" not in parts
+        if updates and "optimizer" not in parts_saved
         else ""
     )
     meaning = (
@@ -208,9 +208,9 @@ def told_apart(saves: Saving | None) -> str:
     """A saving in words, with its range and its parts; nothing where it is not known."""
     if saves is None:
         return ""
-    parts = ", ".join(f"{duration(ns)} {name}" for name, ns in saves.parts.items())
-    known = between(saves.low_ns, saves.high_ns)
-    return f"{less(saves.ns)} ({known}){f': {parts}' if parts else ''}"
+    shares = ", ".join(f"{duration(ns)} {name}" for name, ns in saves.parts.items())
+    interval_text = between(saves.low_ns, saves.high_ns)
+    return f"{less(saves.ns)} ({interval_text}){f': {shares}' if shares else ''}"
 
 
 def unknown_savings(report: Report, chosen: Selection) -> list[str]:
@@ -241,7 +241,7 @@ def hidden_work(report: Report, chosen: Selection) -> list[str]:
             continue
         if saves.high_ns < _HIDDEN * real * wall:
             takes = f"would take {'only ' * (saves.ns > 0)}{less(saves.ns)}"
-            late = any(one.rule == "waiting-for-data" for one in report.findings)
+            late = any(finding.rule == "waiting-for-data" for finding in report.findings)
             why = "the next batch comes no sooner" if late else "other work takes that time anyway"
             return [
                 f"{row.name} takes {duration(wall)} of the backward, but without it a "
@@ -264,9 +264,9 @@ def _hiccups(report: Report) -> list[str]:
         return []
     first, *others = report.hiccups
     phases = {f"({name})": f" ({text})" for name, text in PHASES.items()}
-    where = phases.get(first.where, f", in {first.where}") if first.where else ""
+    phase = phases.get(first.where, f", in {first.where}") if first.where else ""
     recorded = " with the profiler" if report.clock == "real" else ""
-    text = f"Step {first.step + 1} took {duration(first.longer_ns)} longer{recorded}{where}"
+    text = f"Step {first.step + 1} took {duration(first.longer_ns)} longer{recorded}{phase}"
     if others:
         least = duration(others[-1].longer_ns)
         text += f"; {counted(len(others), 'more step')} took at least {least} longer"

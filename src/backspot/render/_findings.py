@@ -45,37 +45,39 @@ def listed(report: Report, view: View = DEFAULT_VIEW) -> list[Finding]:
     answer alone: its remedy is the next thing to do. Where memory is the question, findings about
     memory come first. Those of preview rules are at the end, where the view asks for them.
     """
-    every, found = list(report.findings), list(stable(report.findings))
-    preview = [one for one in every if one.tier == "preview" and view.preview]
-    return [*_in_order(report, found, view), *preview]
+    all_findings, stable_findings = list(report.findings), list(stable(report.findings))
+    preview = [finding for finding in all_findings if finding.tier == "preview" and view.preview]
+    return [*_in_order(report, stable_findings, view), *preview]
 
 
 def unlisted(report: Report, view: View = DEFAULT_VIEW) -> list[str]:
     """What is true of the step as of nearly every one, and how many preview findings there are."""
-    said = [
-        f"{one.title}: {', '.join(cost_of(report, one))}; no remedy is known to pay "
-        f"(backspot explain {one.rule})."
-        for one in report.findings
-        if one.tier == "account"
+    lines = [
+        f"{finding.title}: {', '.join(cost_of(report, finding))}; no remedy is known to pay "
+        f"(backspot explain {finding.rule})."
+        for finding in report.findings
+        if finding.tier == "account"
     ]
-    count = sum(one.tier == "preview" for one in report.findings)
+    count = sum(finding.tier == "preview" for finding in report.findings)
     if count and not view.preview:
-        said.append(f"{counted(count, 'finding')} of preview rules: --preview, or report.findings.")
-    return said
+        lines.append(
+            f"{counted(count, 'finding')} of preview rules: --preview, or report.findings."
+        )
+    return lines
 
 
-def _in_order(report: Report, found: list[Finding], view: View) -> list[Finding]:
+def _in_order(report: Report, findings: list[Finding], view: View) -> list[Finding]:
     if not view.is_of_time:
-        return sorted(found, key=lambda one: other_cost(one) is None)
+        return sorted(findings, key=lambda finding: other_cost(finding) is None)
     row = answered(report, replace(view, order=None))
     subjects = [report.answer.path if view.sort == "wall" else "", row.path if row else ""]
     rule = report.answer.rule if view.sort == "wall" else ""
     for subject in filter(None, subjects):
-        for index, one in enumerate(found[:_ON_A_SCREEN]):
-            about = [place.path for place in one.places] == [subject] or one.rule == rule
-            if about and has_advice(one):
-                return [one, *found[:index], *found[index + 1 :]]
-    return found
+        for index, finding in enumerate(findings[:_ON_A_SCREEN]):
+            about = [place.path for place in finding.places] == [subject] or finding.rule == rule
+            if about and has_advice(finding):
+                return [finding, *findings[:index], *findings[index + 1 :]]
+    return findings
 
 
 def has_advice(finding: Finding) -> bool:
@@ -87,12 +89,12 @@ def cost_of(report: Report, finding: Finding) -> tuple[str, str]:
     """A finding's cost per step and its share: ``5.0 ms`` and ``11% of the step``."""
     if (other := other_cost(finding)) is not None:
         return other.said, other.share(report)
-    whole = report.whole_ns
+    whole_ns = report.whole_ns
     # Where a pass counts as a step, the step has its forward too, if that is recorded.
-    step = report.per if whole > report.wall_ns or report.per == "step" else "backward"
-    share = percent(finding.wall_ns / whole if whole else 0.0)
-    of = f"{finding.steps} of {counted(report.steps, report.per, _PLURAL[report.per])}"
-    often = "" if finding.steps == report.steps else f" (in {of})"
+    step = report.per if whole_ns > report.wall_ns or report.per == "step" else "backward"
+    share = percent(finding.wall_ns / whole_ns if whole_ns else 0.0)
+    of_steps = f"{finding.steps} of {counted(report.steps, report.per, _PLURAL[report.per])}"
+    often = "" if finding.steps == report.steps else f" (in {of_steps})"
     saves = ""
     as_much = finding.saves is None or alike(finding.saves, finding.wall_ns)
     # What was measured is said beside the remedy alone.
@@ -131,19 +133,19 @@ def overlap(report: Report, finding: Finding, before: Sequence[Finding]) -> str:
     kernels in one module, and of two rules about the same idle time.
     """
     rows = {row.path: row for row in report.modules}
-    mine = {place.path: place.wall_ns for place in finding.places if place.wall_ns}
+    own_times = {place.path: place.wall_ns for place in finding.places if place.wall_ns}
 
     def shares(other: Finding) -> bool:
         if {finding.rule, other.rule} == _SAME_IDLE:
             return True
-        shared = [place for place in other.places if place.wall_ns and place.path in mine]
+        shared = [place for place in other.places if place.wall_ns and place.path in own_times]
         if set(finding.kernels) & set(other.kernels):
             return bool(shared)
         with_forward = _counts_forward(finding, rows) or _counts_forward(other, rows)
         for place in shared:
             if (row := rows.get(place.path)) is not None:
                 takes = row.wall_ns + with_forward * row.forward_ns
-                less, more = sorted((mine[place.path], place.wall_ns))
+                less, more = sorted((own_times[place.path], place.wall_ns))
                 if more <= takes < less + more - _SAME * less:
                     return True
         return False
@@ -186,7 +188,7 @@ def searched(report: Report) -> str:
     )
     if stable(report.findings):
         return f"Of {counted(looked + lacks.total(), 'rule')}, {need}." if need else ""
-    looked -= len({one.rule for one in report.findings})
+    looked -= len({finding.rule for finding in report.findings})
     others = f"; of others, {need}" if need else ""
     return f"No cause found by {counted(looked, 'rule')}{others}."
 

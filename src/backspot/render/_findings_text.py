@@ -20,7 +20,7 @@ _BETWEEN_SENTENCES = re.compile(r"(?<=\.) (?=[A-Z(])")
 def finding(
     report: Report,
     number: int,
-    found: Finding,
+    cause: Finding,
     width: int,
     *,
     before: Sequence[Finding] = (),
@@ -33,9 +33,9 @@ def finding(
     Of the findings ``before``, those that may count the same time are named.
     ``evidence`` and ``remedy`` say how many sentences there are at most; ``None`` has all.
     """
-    text = Text(visible(found.title), "bold")
-    text.append(f": {', '.join(cost_of(report, found))}", "not bold")
-    places, more = worth(found, 1)
+    text = Text(visible(cause.title), "bold")
+    text.append(f": {', '.join(cost_of(report, cause))}", "not bold")
+    places, more = worth(cause, 1)
     for place in places:
         label, line = visible(place_name(place)), visible(place.line)
         if not whole:
@@ -46,34 +46,34 @@ def finding(
             text.append(f", {line}", "not bold")
     text.append(f" and {more}." if more else ".", "not bold")
     lines = [*paragraph(text, width, f"{number}. ", whole=whole)]
-    if seen := _sentences(found.seen, evidence):
-        lines += paragraph(Text(seen, "dim"), width, "   ", whole=whole)
-    if has_advice(found):
-        advice = Text(_sentences(found.remedy, remedy))
+    if evidence_text := _sentences(cause.seen, evidence):
+        lines += paragraph(Text(evidence_text, "dim"), width, "   ", whole=whole)
+    if has_advice(cause):
+        advice = Text(_sentences(cause.remedy, remedy))
         lines += paragraph(advice, width, "   → ", whole=whole)
-    for one in remarks_on(found):
-        said = Text(_sentences(one.said, remedy))
-        lines += paragraph(said, width, f"   {one.mark} ", whole=whole)
-    if same := overlap(report, found, before):
+    for remark in remarks_on(cause):
+        remark_text = Text(_sentences(remark.said, remedy))
+        lines += paragraph(remark_text, width, f"   {remark.mark} ", whole=whole)
+    if same := overlap(report, cause, before):
         lines += paragraph(Text(visible(same), "dim"), width, "   ", whole=whole)
     return lines
 
 
 def brief_finding(
-    report: Report, number: int, found: Finding, width: int, *, whole: bool = False
+    report: Report, number: int, cause: Finding, width: int, *, whole: bool = False
 ) -> list[Text]:
     """A finding in a line: its price, and its place if there is room."""
-    title, room = visible(found.title), width - len(f"{number}. ")
-    price = ", ".join(cost_of(report, found))
+    title, room = visible(cause.title), width - len(f"{number}. ")
+    price = ", ".join(cost_of(report, cause))
     if cell_len(f"{title}: {price}") > room:
-        price = ", ".join(cost_of(report, replace(found, saves=None)))
+        price = ", ".join(cost_of(report, replace(cause, saves=None)))
     text = Text(title, "bold")
     text.append(f": {price}", "not bold")
-    for one in remarks_on(found):
-        if one.brief:
-            text.append(f" ({one.brief})", "not bold")
-    if len(found.places) == 1 and worth(found, 1)[0]:
-        name = f" in {visible(found.path or found.places[0].label)}"
+    for remark in remarks_on(cause):
+        if remark.brief:
+            text.append(f" ({remark.brief})", "not bold")
+    if len(cause.places) == 1 and worth(cause, 1)[0]:
+        name = f" in {visible(cause.path or cause.places[0].label)}"
         if cell_len(text.plain + name) <= room:
             text.append(name, "not bold cyan")
     return [*paragraph(text, width, f"{number}. ", whole=whole)]

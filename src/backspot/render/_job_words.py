@@ -16,8 +16,8 @@ ROWS = 3
 
 def not_read(job: JobReport) -> list[str]:
     """Say which traces are not part of the answer: each reason once."""
-    lost = ((one.source, one.reason) for one in job.lost)
-    return [f"not read: {said}" for said in failures(lost, ": ")]
+    lost = ((trace.source, trace.reason) for trace in job.lost)
+    return [f"not read: {reason}" for reason in failures(lost, ": ")]
 
 
 def worth(finding: JobFinding) -> str:
@@ -36,36 +36,40 @@ def nothing_found(job: JobReport) -> str:
 
 def unexplained(job: JobReport) -> str:
     """Say which rank is late most, if no finding explains it; ``""`` if there is none."""
-    for one in sorted(job.ranks, key=lambda one: -one.late_ns):
-        costs = sum(found.cost_ns for found in job.findings if found.rank in (one.rank, None))
-        if one.rank in job.late and costs < EXPLAINS * one.late_ns:
-            late = f"Rank {one.rank} enters collectives {duration(one.late_ns)} after the others"
+    for rank in sorted(job.ranks, key=lambda rank: -rank.late_ns):
+        costs = sum(
+            finding.cost_ns for finding in job.findings if finding.rank in (rank.rank, None)
+        )
+        if rank.rank in job.late and costs < EXPLAINS * rank.late_ns:
+            late = f"Rank {rank.rank} enters collectives {duration(rank.late_ns)} after the others"
             places = Counter(
                 (step.path, step.line)
                 for step in job.slowest
-                if step.rank == one.rank and step.part
+                if step.rank == rank.rank and step.part
             )
             ((path, line), often), *_ = [*places.most_common(1), (("", ""), 0)]
             if 2 * often <= len(job.steps):
                 return f"{late}, and nothing recorded shows why"
             outside = path.startswith("(")
-            where = path.strip("()") if outside else f"in {visible(path) or 'the model'}"
+            place = path.strip("()") if outside else f"in {visible(path) or 'the model'}"
             if line:
-                where = f"in {visible(line)}, {'in no module, ' if outside else ''}{where}"
+                place = f"in {visible(line)}, {'in no module, ' if outside else ''}{place}"
             steps = f"{often} of {counted(len(job.steps), 'step')}"
-            return f"{late}; in {steps} it takes longer {where}, not beyond the noise"
+            return f"{late}; in {steps} it takes longer {place}, not beyond the noise"
     return ""
 
 
-def differs(job: JobReport, one: ModuleSpread, rank: int | None) -> bool:
+def differs(job: JobReport, module: ModuleSpread, rank: int | None) -> bool:
     """Return whether the answer says that a module takes longer, on a rank or anywhere.
 
     An output may draw the eye to nothing else.
     """
-    return one.clear or any(
-        found.path == one.path if found.path else found.kind == "gpu" and found.rank == rank
-        for found in job.findings
-        if found.path or found.rank is not None
+    return module.clear or any(
+        finding.path == module.path
+        if finding.path
+        else finding.kind == "gpu" and finding.rank == rank
+        for finding in job.findings
+        if finding.path or finding.rank is not None
     )
 
 
@@ -76,26 +80,26 @@ def middle(job: JobReport) -> str:
 
 def groups_alike(job: JobReport) -> list[list[GroupCost]]:
     """Return the process groups by name, role and size: each stage of a pipeline may have one."""
-    found: dict[tuple[str, str, int], list[GroupCost]] = {}
-    for one in job.groups:
-        found.setdefault((one.name, one.role, len(one.ranks)), []).append(one)
-    return list(found.values())
+    groups: dict[tuple[str, str, int], list[GroupCost]] = {}
+    for group in job.groups:
+        groups.setdefault((group.name, group.role, len(group.ranks)), []).append(group)
+    return list(groups.values())
 
 
-def median_of(groups: Sequence[GroupCost], what: Literal["wait_ns", "transfer_ns"]) -> int:
+def median_of(groups: Sequence[GroupCost], field: Literal["wait_ns", "transfer_ns"]) -> int:
     """Return the median of a time over process groups."""
-    times: list[int] = [getattr(one, what) for one in groups]
+    times: list[int] = [getattr(group, field) for group in groups]
     return round(median(times))
 
 
 def stalls(job: JobReport, top: int = ROWS) -> str:
     """Say how long the stages of a pipeline stall; ``""`` if there is none."""
-    stalled = [one for one in job.ranks if one.stalled_ns]
+    stalled = [rank for rank in job.ranks if rank.stalled_ns]
     if not stalled:
         return ""
-    said = ", ".join(
-        f"rank {one.rank} {duration(one.stalled_ns)} ({percent(one.stalled_ns / one.step_ns)})"
-        for one in stalled[:top]
+    ranks = ", ".join(
+        f"rank {rank.rank} {duration(rank.stalled_ns)} ({percent(rank.stalled_ns / rank.step_ns)})"
+        for rank in stalled[:top]
     )
     more = f" and {counted(len(stalled) - top, 'rank')} more" if len(stalled) > top else ""
-    return f"stalls between the stages of a pipeline: {said}{more}"
+    return f"stalls between the stages of a pipeline: {ranks}{more}"

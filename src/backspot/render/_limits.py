@@ -64,13 +64,13 @@ def _columns(
         Column(
             "detail",
             "TFLOP/s",
-            cells(lambda one: "" if one.tflops is None else f"{one.tflops:.1f}"),
+            cells(lambda limit: "" if limit.tflops is None else f"{limit.tflops:.1f}"),
             need=need + 1,
         )
     ]
     if report.peaks is not None:
-        shares = cells(lambda one: "" if one.of_peak is None else percent(one.of_peak))
-        saved = cells(lambda one: "" if one.headroom_ns is None else ms(one.headroom_ns))
+        shares = cells(lambda limit: "" if limit.of_peak is None else percent(limit.of_peak))
+        saved = cells(lambda limit: "" if limit.headroom_ns is None else ms(limit.headroom_ns))
         columns += [
             Column("detail", "of peak", shares, need=need),
             Column("detail", "headroom", saved, full_head="headroom ms", need=need),

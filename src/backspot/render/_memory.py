@@ -74,23 +74,23 @@ def _answer(report: Report) -> list[Part]:
     """
     if not report.memory:
         return []
-    one = report.memory[0]
-    holders = _holders(one, _names(report))
+    device = report.memory[0]
+    holders = _holders(device, _names(report))
     if not holders:
-        return [("text", f"All memory of {one.name} at its peak is from before the recording.")]
+        return [("text", f"All memory of {device.name} at its peak is from before the recording.")]
     first = holders[0]
     kind = next(iter(first.kinds))
-    parts = first.parts + said(
+    sentence = first.parts + said(
         f" {_hold(first)} {{}} of the memory at the peak: {{}} of {{}}, mostly {_SAID[kind]}",
-        percent(first.bytes / one.peak_bytes),
+        percent(first.bytes / device.peak_bytes),
         size(first.bytes),
-        size(one.peak_bytes),
+        size(device.peak_bytes),
     )
     module = next((holder for holder in holders if holder.class_name), None)
     if module is not None and module is not first:
-        parts += [("text", "; of the modules, "), *module.parts]
-        parts += said(f" {_hold(module)} most, {{}}", size(module.bytes))
-    return parts
+        sentence += [("text", "; of the modules, "), *module.parts]
+        sentence += said(f" {_hold(module)} most, {{}}", size(module.bytes))
+    return sentence
 
 
 def _layers_hold_most(report: Report) -> bool:
@@ -110,9 +110,12 @@ def _checkpointing(report: Report) -> str:
     if not report.memory:
         return ""
     activations = sum(
-        share.bytes for one in _limiting(report) for share in one.live if share.kind == "activation"
+        share.bytes
+        for device in _limiting(report)
+        for share in device.live
+        if share.kind == "activation"
     )
-    found = [
+    repeated = [
         (
             min(
                 row.memory.checkpoint_frees_bytes * (row.members - 1) // row.members,
@@ -124,8 +127,8 @@ def _checkpointing(report: Report) -> str:
         for row in report.top(by="pattern")
         if row.is_module and row.memory is not None and row.members > 1
     ]
-    frees, row = max(found, key=lambda one: one[0], default=(0, None))
-    most = max((one.held_bytes or 0 for one in stable(report.findings)), default=0)
+    frees, row = max(repeated, key=lambda pair: pair[0], default=(0, None))
+    most = max((finding.held_bytes or 0 for finding in stable(report.findings)), default=0)
     if row is None or frees < max(most, _WORTH * _peak_bytes(report)):
         return ""
     return (
@@ -139,42 +142,54 @@ def _peak_bytes(report: Report) -> int:
 
     A row has its memory on all GPUs together, each at its own peak.
     """
-    return sum(one.peak_bytes for one in _limiting(report))
+    return sum(device.peak_bytes for device in _limiting(report))
 
 
 def _limiting(report: Report) -> Sequence[MemoryOfDevice]:
     """The devices with memory that runs out: the GPUs, or the host without any."""
-    return [one for one in report.memory if one.device != HOST] or report.memory
+    return [device for device in report.memory if device.device != HOST] or report.memory
 
 
 def devices_of(report: Report) -> list[MemoryOfDevice]:
     """The devices with recorded memory, without a host that has next to nothing beside the GPUs."""
-    most = max((one.peak_bytes for one in report.memory), default=0)
-    return [one for one in report.memory if one.peak_bytes >= _LEAST * most]
+    most = max((device.peak_bytes for device in report.memory), default=0)
+    return [device for device in report.memory if device.peak_bytes >= _LEAST * most]
 
 
 def layers_over_time(report: Report, line: MemoryTimeline) -> list[tuple[str, list[int]]]:
     """What each name of a timeline has at each moment, and what all others have."""
     names = _names(report)
     layers = [
-        (names.get(path, path), list(held))
-        for path, held in zip(line.paths, line.bytes_by_path, strict=True)
+        (names.get(path, path), list(bytes_held))
+        for path, bytes_held in zip(line.paths, line.bytes_by_path, strict=True)
     ]
-    known = [sum(held) for held in zip(*line.bytes_by_path, strict=True)]
-    others = [max(0, all_ - some) for all_, some in zip(line.allocated_bytes, known, strict=True)]
+    shown_bytes = [sum(bytes_held) for bytes_held in zip(*line.bytes_by_path, strict=True)]
+    others = [
+        max(0, all_ - shown_part)
+        for all_, shown_part in zip(line.allocated_bytes, shown_bytes, strict=True)
+    ]
     return [*layers, ("all others", others)]
 
 
-def _facts(report: Report, one: MemoryOfDevice) -> list[str]:
+def _facts(report: Report, device: MemoryOfDevice) -> list[str]:
     names = _names(report)
-    of = f" of {size(one.reserved_at_peak_bytes)} reserved" if one.reserved_at_peak_bytes else ""
-    where = names.get(one.peak_path, one.peak_path)
+    of_reserved = (
+        f" of {size(device.reserved_at_peak_bytes)} reserved"
+        if device.reserved_at_peak_bytes
+        else ""
+    )
+    module = names.get(device.peak_path, device.peak_path)
     facts = [
-        f"memory of {one.name}: peak {size(one.peak_bytes)}{of}, in the {one.peak_phase} of {where}"
+        f"memory of {device.name}: peak {size(device.peak_bytes)}{of_reserved}, "
+        f"in the {device.peak_phase} of {module}"
     ]
-    least = _LEAST * one.peak_bytes
-    facts += [f"{size(held)} {_SAID[kind]}" for kind, held in one.kinds.items() if held > least]
-    holders = [holder for holder in _holders(one, names)[:_HOLDERS] if holder.bytes > least]
+    least = _LEAST * device.peak_bytes
+    facts += [
+        f"{size(bytes_held)} {_SAID[kind]}"
+        for kind, bytes_held in device.kinds.items()
+        if bytes_held > least
+    ]
+    holders = [holder for holder in _holders(device, names)[:_HOLDERS] if holder.bytes > least]
     if holders:
         most = (
             f"{f'{holder.members} × ' if holder.members > 1 else ''}{holder.name} "
@@ -193,21 +208,21 @@ def _names(report: Report) -> dict[str, str]:
     return {row.path: row.name for row in report.modules}
 
 
-def _holders(one: MemoryOfDevice, names: Mapping[str, str]) -> list[_Holder]:
+def _holders(device: MemoryOfDevice, names: Mapping[str, str]) -> list[_Holder]:
     """Who holds memory at the peak, the most first: modules, repeated layers as one."""
-    held: dict[tuple[str, str], Counter[MemoryKind]] = {}
+    by_module: dict[tuple[str, str], Counter[MemoryKind]] = {}
     paths: dict[tuple[str, str], set[str]] = {}
-    for share in one.live:
+    for share in device.live:
         if share.kind != "before":
             key = numberless(share.path), share.class_name
-            held.setdefault(key, Counter())[share.kind] += share.bytes
+            by_module.setdefault(key, Counter())[share.kind] += share.bytes
             paths.setdefault(key, set()).add(share.path)
-    found = []
-    for key, kinds in held.items():
+    holders = []
+    for key, kinds in by_module.items():
         (path, *more) = paths[key]
         name = key[0] if more else names.get(path, path)
-        found.append(_Holder(name, key[1], 1 + len(more), dict(kinds.most_common())))
-    return sorted(found, key=lambda holder: -holder.bytes)
+        holders.append(_Holder(name, key[1], 1 + len(more), dict(kinds.most_common())))
+    return sorted(holders, key=lambda holder: -holder.bytes)
 
 
 # In the outputs ----------------------------------------------------------------------------------
@@ -218,7 +233,9 @@ def _sections(report: Report, _: View) -> list[Section]:
     if not report.memory:
         return []
     terms = [("memory", "what the module has in memory when most is in use, in MB")]
-    first, *others = (Section("facts", "memory", _facts(report, one)) for one in devices_of(report))
+    first, *others = (
+        Section("facts", "memory", _facts(report, device)) for device in devices_of(report)
+    )
     return [replace(first, units="memory in MB", terms=terms), *others]
 
 
@@ -226,11 +243,11 @@ def _lead(report: Report) -> Lead | None:
     """What a screen begins with where rows are ranked by memory."""
     if not report.memory:
         return None
-    first, *others = (_facts(report, one) for one in devices_of(report))
-    whole = max(1, _peak_bytes(report))
+    first, *others = (_facts(report, device) for device in devices_of(report))
+    peak_bytes = max(1, _peak_bytes(report))
 
     def share(row: Row) -> float:
-        return (0 if row.memory is None else row.memory.at_peak_bytes) / whole
+        return (0 if row.memory is None else row.memory.at_peak_bytes) / peak_bytes
 
     return Lead(
         "memory",
@@ -249,13 +266,16 @@ def _columns(
     """What each row has in memory at the peak, and its share of it where that ranks the rows."""
     if not report.memory:
         return []
-    held = [None if row.memory is None else row.memory.at_peak_bytes for row in rows]
-    cells = numbers("" if one is None else _megabytes(one) for one in held)
+    at_peak = [None if row.memory is None else row.memory.at_peak_bytes for row in rows]
+    cells = numbers("" if bytes_held is None else _megabytes(bytes_held) for bytes_held in at_peak)
     amount = Column("amount", "memory", cells, full_head="memory MB", need=1)
     if view.order != "memory":
         return [amount]
     peak = _peak_bytes(report)
-    shares = ("" if one is None or not peak else percent(one / peak) for one in held)
+    shares = (
+        "" if bytes_held is None or not peak else percent(bytes_held / peak)
+        for bytes_held in at_peak
+    )
     return [
         replace(amount, need=0, style="bold", leads=True),
         Column("share", "share", numbers(shares), gap=1, leads=True),
@@ -263,8 +283,12 @@ def _columns(
 
 
 def _megabytes(count: int) -> str:
-    held = count / 1e6
-    return f"{held:,.{0 if held >= 100 else 1}f}" if held >= 0.05 or not held else "0.0"
+    megabytes = count / 1e6
+    return (
+        f"{megabytes:,.{0 if megabytes >= 100 else 1}f}"
+        if megabytes >= 0.05 or not megabytes
+        else "0.0"
+    )
 
 
 def _fields(report: Report) -> Fields | None:

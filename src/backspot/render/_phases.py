@@ -216,11 +216,11 @@ def taking(report: Report, path: str) -> str:
 
 def first_look(report: Report) -> str:
     """What to look at first in the phase that the answer is about, if no finding is about it."""
-    found = report.answer
+    subject = report.answer
     places = {place.path for finding in stable(report.findings) for place in finding.places}
-    if found.kind != "phase" or found.path in places:
+    if subject.kind != "phase" or subject.path in places:
         return ""
-    return f"Look first at {_meaning(report, _phase_of(found.path))[1]}."
+    return f"Look first at {_meaning(report, _phase_of(subject.path))[1]}."
 
 
 def _phase_of(path: str) -> PhaseName:

@@ -78,18 +78,18 @@ def ladder_columns(plan: Plan) -> list[Column]:
     ]
     columns = [
         Column("name", "setting", settings, least=16, left=True, style="cyan"),
-        Column("other time", "before", numbers(["", *(ms(one.before_ns) for one in rungs)])),
+        Column("other time", "before", numbers(["", *(ms(rung.before_ns) for rung in rungs)])),
         Column(
             "time",
             "step",
-            numbers(ms(ns) for ns in (plan.step_ns, *(one.step_ns for one in rungs))),
+            numbers(ms(ns) for ns in (plan.step_ns, *(rung.step_ns for rung in rungs))),
             full_head="step ms",
             style="bold",
         ),
         Column(
             "spread",
             "±",
-            numbers(["", *(ms((one.high_ns - one.low_ns) // 2) for one in rungs)]),
+            numbers(["", *(ms((rung.high_ns - rung.low_ns) // 2) for rung in rungs)]),
             full_head="± ms",
             need=3,
             gap=1,
@@ -98,7 +98,7 @@ def ladder_columns(plan: Plan) -> list[Column]:
     ]
     if any(rung.memory_bytes for rung in rungs):
         before = size(rungs[0].before_memory_bytes) if rungs[0].before_memory_bytes else ""
-        cells = numbers([before, *(_memory(one) for one in rungs)])
+        cells = numbers([before, *(_memory(rung) for rung in rungs)])
         columns.append(Column("amount", "memory", cells, full_head="memory", need=2))
     return [*columns, *_differences(rungs)]
 
@@ -113,13 +113,19 @@ def _memory(rung: Rung) -> str:
 
 def _differences(rungs: Sequence[Rung]) -> Iterator[Column]:
     """How far outputs, loss and gradients are, beside a second run as it is."""
-    known = [rung.difference for rung in rungs]
+    differences = [rung.difference for rung in rungs]
     for need, name in ((1, "outputs"), (5, "loss"), (4, "gradients")):
-        shares: list[float | None] = [getattr(one, name, None) for one in known]
+        shares: list[float | None] = [getattr(difference, name, None) for difference in differences]
         if any(share is not None for share in shares):
-            again = [getattr(one, f"{name}_again") for one in known if one is not None]
+            again = [
+                getattr(difference, f"{name}_again")
+                for difference in differences
+                if difference is not None
+            ]
             most = max((share for share in again if share is not None), default=None)
-            cells = numbers("" if one is None else relative(one) for one in (most, *shares))
+            cells = numbers(
+                "" if difference is None else relative(difference) for difference in (most, *shares)
+            )
             yield Column("amount", name, cells, full_head=name, need=need)
 
 
@@ -131,9 +137,9 @@ def _altogether(plan: Plan) -> Iterator[str]:
             yield _NONE if tried else "Nothing was tried."
     else:
         times = plan.step_ns / plan.planned_ns if plan.planned_ns else 0
-        said = f", {times:.1f} times as fast" if times >= 1.05 else ""
-        yield f"In all: {change_of(plan.step_ns, plan.planned_ns)}{said}."
-    last = next((one for one in reversed(plan.ladder) if one.limit), plan)
+        factor_text = f", {times:.1f} times as fast" if times >= 1.05 else ""
+        yield f"In all: {change_of(plan.step_ns, plan.planned_ns)}{factor_text}."
+    last = next((rung for rung in reversed(plan.ladder) if rung.limit), plan)
     if last.limit:
         then = "then " * (last is not plan)
         limit, other, ns = (
@@ -191,13 +197,13 @@ def _others(plan: Plan, verdict: str) -> list[Rung]:
 
 def _timed(lead: str, rungs: Sequence[Rung]) -> Iterator[str]:
     """Some rungs in one sentence, each with its times."""
-    told = []
+    rung_texts = []
     for rung in rungs:
         on = f" with {' and '.join(rung.on)}" if rung.on else ""
         note = f" ({rung.note.rstrip('.')})" if rung.note else ""
-        told.append(f"{rung.setting}{on} {change_of(rung.before_ns, rung.step_ns)}{note}")
-    if told:
-        yield f"{lead}: {'; '.join(told)}."
+        rung_texts.append(f"{rung.setting}{on} {change_of(rung.before_ns, rung.step_ns)}{note}")
+    if rung_texts:
+        yield f"{lead}: {'; '.join(rung_texts)}."
 
 
 def _untried(rungs: Sequence[Rung]) -> Iterator[str]:
@@ -205,12 +211,12 @@ def _untried(rungs: Sequence[Rung]) -> Iterator[str]:
     by_reason: dict[str, list[str]] = {}
     for rung in rungs:
         by_reason.setdefault(rung.note.rstrip("."), []).append(rung.setting)
-    told = [
+    reasons = [
         f"{', '.join(settings)} ({reason})" if reason else ", ".join(settings)
         for reason, settings in by_reason.items()
     ]
-    if told:
-        yield f"Not tried: {'; '.join(told)}."
+    if reasons:
+        yield f"Not tried: {'; '.join(reasons)}."
 
 
 def _sentence(text: str) -> str:
@@ -228,25 +234,25 @@ def _sections(report: Report, _: View) -> list[Section]:
     """The plan with its ladder, below all else; or that one can be made."""
     plan = report.plan
     if plan is None:
-        told = hint(report)
-        return [Section("last", "plan", [told])] if told else []
+        hint_text = hint(report)
+        return [Section("last", "plan", [hint_text])] if hint_text else []
     tables = [Table("", NOTE, ladder_columns(plan))] if plan.ladder else []
-    said, title = sentences_of(plan), heading(plan)
+    sentences, title = sentences_of(plan), heading(plan)
     code = code_of(plan)
-    return [Section("last", "plan", said, len(said), title, tables, code=code)]
+    return [Section("last", "plan", sentences, len(sentences), title, tables, code=code)]
 
 
 def _planned(comparison: Comparison) -> list[str]:
     """Of each setting of the plan before, what it said and what the step takes now; a heading."""
     if not comparison.planned:
         return []
-    was = duration(comparison.planned[0].before_ms * 1e6)
-    told = [f"What the plan said of the step, which took {was}:"]
-    for one in comparison.planned:
-        on = f" with {' and '.join(one.on)}" if one.on else ""
-        said_ms, now = (duration(ms * 1e6) for ms in (one.said_ms, one.after_ms))
-        told.append(f"{one.setting}{on}: said {said_ms}, now {now}: {one.outcome}.")
-    return told
+    before = duration(comparison.planned[0].before_ms * 1e6)
+    lines = [f"What the plan said of the step, which took {before}:"]
+    for planned in comparison.planned:
+        on = f" with {' and '.join(planned.on)}" if planned.on else ""
+        said_ms, now = (duration(ms * 1e6) for ms in (planned.said_ms, planned.after_ms))
+        lines.append(f"{planned.setting}{on}: said {said_ms}, now {now}: {planned.outcome}.")
+    return lines
 
 
 SAYING = Saying(_sections, compared=_planned)

@@ -38,15 +38,15 @@ def often(work: RareWork, steps: int) -> str:
 
 def told(work: RareWork, steps: int) -> str:
     """Rare work in one phrase: ``once in 16 steps: rollout, 82 ms, 5.1 ms a step``."""
-    each, mean = duration(work.wall_ns), duration(work.per_step_ns)
-    return f"{often(work, steps)}: {name_of(work)}, {each}, {mean} a step"
+    duration_text, mean = duration(work.wall_ns), duration(work.per_step_ns)
+    return f"{often(work, steps)}: {name_of(work)}, {duration_text}, {mean} a step"
 
 
 def rarely(report: Report) -> list[str]:
     """The rare work that costs most, each in one phrase, but for what the answer is about."""
     about = report.answer.path
-    known = [work for work in report.rare if f"({work.name})" != about]
-    return [told(work, report.steps) for work in known[:_NAMED]]
+    rare = [work for work in report.rare if f"({work.name})" != about]
+    return [told(work, report.steps) for work in rare[:_NAMED]]
 
 
 def kinds_of_steps(report: Report) -> str:
@@ -69,13 +69,13 @@ def iteration(report: Report) -> str:
     times = {phase.name: phase.wall_ns for phase in report.phases}
     if not times.get("rollout"):
         return ""
-    whole = sum(times.values())
-    updates = whole - sum(times.get(name, 0) for name in WITHOUT_GRADIENTS)
+    total = sum(times.values())
+    updates = total - sum(times.get(name, 0) for name in WITHOUT_GRADIENTS)
     parts = [(PHASES[name], times.get(name, 0)) for name in WITHOUT_GRADIENTS]
     shares = [
-        f"{name} {percent(ns / whole)}"
+        f"{name} {percent(ns / total)}"
         for name, ns in (*parts, ("updates", updates))
-        if ns >= _SMALL * whole
+        if ns >= _SMALL * total
     ]
     return f"of an iteration: {', '.join(shares)}"
 

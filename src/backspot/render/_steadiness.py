@@ -21,9 +21,11 @@ _ERRORS = 2.0
 def is_steady(report: Report, sort: Sort) -> bool:
     """Return whether the steps agree on which rows have a time, whatever the clock says."""
     shares = [_shares(report, row, sort) for row in report.modules]
-    known = [one for one in shares if len(one) > 1 and any(one)]
-    noise = sum(stdev(one) / sqrt(len(one)) for one in known) / 2
-    return bool(known) and noise <= _STEADY
+    varying = [
+        shares_of_row for shares_of_row in shares if len(shares_of_row) > 1 and any(shares_of_row)
+    ]
+    noise = sum(stdev(shares_of_row) / sqrt(len(shares_of_row)) for shares_of_row in varying) / 2
+    return bool(varying) and noise <= _STEADY
 
 
 def is_clearly_first(report: Report, first: Row, view: View, *, forward: bool = False) -> bool:
@@ -51,14 +53,14 @@ def is_clearly_first(report: Report, first: Row, view: View, *, forward: bool = 
 
 def _shares(report: Report, row: Row, sort: Sort, *, forward: bool = False) -> list[float]:
     """Return the share that a row has in each step that counts: of the backward, or of the step."""
-    times, whole = (getattr(one, f"{sort}_ns_by_step") for one in (row, report))
+    times, totals = (getattr(costs, f"{sort}_ns_by_step") for costs in (row, report))
     if forward and report.step_ns_by_step:
-        whole = report.step_ns_by_step
+        totals = report.step_ns_by_step
         if row.forward_ns_by_step:
             times = [sum(both) for both in zip(times, row.forward_ns_by_step, strict=True)]
-    return [times[step] / whole[step] for step in report.typical_steps if whole[step]]
+    return [times[step] / totals[step] for step in report.typical_steps if totals[step]]
 
 
 def _is_more(own: Sequence[float], other: Sequence[float], least: float) -> bool:
-    apart = [mine - others for mine, others in zip(own, other, strict=True)]
+    apart = [share - others for share, others in zip(own, other, strict=True)]
     return mean(apart) > max(least, _ERRORS * stdev(apart) / sqrt(len(apart)))

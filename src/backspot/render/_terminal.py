@@ -38,9 +38,9 @@ def keep_end(text: str, width: int) -> str:
     """Cut the start where the text is too wide, between names if possible: ``….11.mlp.fc1``."""
     if _fits_in(text, width):
         return text
-    kept = text[len(text) - _fitting(reversed(text), width - 1) :]
-    between = _BETWEEN_NAMES.search(kept, 0, len(kept) // 2)
-    return "…" + (kept[between.start() :] if between else kept)
+    end = text[len(text) - _fitting(reversed(text), width - 1) :]
+    between = _BETWEEN_NAMES.search(end, 0, len(end) // 2)
+    return "…" + (end[between.start() :] if between else end)
 
 
 def keep_start(text: str, width: int) -> str:
@@ -59,11 +59,11 @@ def _fits_in(text: str, width: int) -> bool:
 
 def _fitting(characters: Iterable[str], cells: int) -> int:
     """How many characters fit; the rest of a long text is never looked at."""
-    taken = count = 0
+    cells_taken = count = 0
     for character in islice(characters, max(0, cells * _MARKS)):
         # A variation selector may widen the character before it.
-        taken += 1 if character == _WIDENS else cell_len(character)
-        if taken > cells:
+        cells_taken += 1 if character == _WIDENS else cell_len(character)
+        if cells_taken > cells:
             break
         count += 1
     return count
@@ -76,11 +76,11 @@ def lay_out(
     columns = [_readable(column, width, whole=whole) for column in columns]
     columns = _with_whole_paths(columns, width) if whole else columns
     full = [replace(column, head=column.full_head or column.head) for column in columns]
-    kept = full if _fits(full, width) else _chosen(columns, width)
-    widths = _widths(kept, width)
-    lines = [_line(kept, widths, None)]
-    for index in range(max((len(column.cells) for column in kept), default=0)):
-        line = _line(kept, widths, index)
+    shown = full if _fits(full, width) else _chosen(columns, width)
+    widths = _widths(shown, width)
+    lines = [_line(shown, widths, None)]
+    for index in range(max((len(column.cells) for column in shown), default=0)):
+        line = _line(shown, widths, index)
         if index < len(styles) and styles[index]:
             line.stylize(styles[index])
         lines.append(line)
@@ -91,14 +91,14 @@ def _with_whole_paths(columns: Sequence[Column], width: int) -> list[Column]:
     """The columns, of which others are dropped before a path that fits into the line is cut."""
     needed = [column for column in columns if column.need <= 1]
     left = width - _taken(needed, [_narrowest(column) for column in needed])
-    found = []
+    columns_out = []
     for column in columns:
         if _identifies(column) and not column.need:
             more = max(0, min(left, _natural(column) - _narrowest(column)))
             left -= more
             column = replace(column, least=_narrowest(column) + more)
-        found.append(column)
-    return found
+        columns_out.append(column)
+    return columns_out
 
 
 def _identifies(column: Column) -> bool:
@@ -228,8 +228,8 @@ def fact_lines(facts: Sequence[str], width: int) -> Iterator[Text]:
         else:
             lines[-1] += f" · {fact}"
     for line in lines:
-        for part in paragraph(Text(line), width):
-            yield Text(part.plain.replace(_JOINT, " "), "dim", no_wrap=True)
+        for line_part in paragraph(Text(line), width):
+            yield Text(line_part.plain.replace(_JOINT, " "), "dim", no_wrap=True)
 
 
 _JOINT = "\ue000"
@@ -244,26 +244,28 @@ def unbroken(command: str) -> str:
 def paragraph(text: Text, width: int, lead: str = "", *, whole: bool = False) -> Iterator[Text]:
     """The lines of a paragraph; ``lead`` begins the first, and the others are indented as far."""
     breaks = _breaks(text.plain, width - len(lead), whole=whole)
-    for index, part in enumerate(text.divide(breaks)):
-        part.rstrip()
+    for index, line_part in enumerate(text.divide(breaks)):
+        line_part.rstrip()
         line = Text(" " * len(lead) if index else lead, no_wrap=True)
-        line.append_text(part)
+        line.append_text(line_part)
         yield line
 
 
 def _breaks(text: str, width: int, *, whole: bool) -> list[int]:
     """Where lines begin, but the first; a word is broken if it is longer than a line, or never."""
     begins = []
-    taken = cell_len(text[: len(text) - len(text.lstrip())])  # the name that comes first is blank
+    cells_taken = cell_len(
+        text[: len(text) - len(text.lstrip())]
+    )  # the name that comes first is blank
     for word in _WORD.finditer(text):
-        if taken and taken + cell_len(word[1]) > width:
+        if cells_taken and cells_taken + cell_len(word[1]) > width:
             begins.append(word.start())
-            taken = 0
+            cells_taken = 0
         rest = word[0]
         while not whole and _JOINT not in rest and not _fits_in(rest.rstrip(), width):
             rest = rest[max(1, _fitting(rest, width)) :]
             begins.append(word.end() - len(rest))
-        taken += cell_len(rest)
+        cells_taken += cell_len(rest)
     return begins
 
 
@@ -277,18 +279,18 @@ def space_for(width: int | None) -> tuple[int, bool]:
     return max(_NARROWEST, shutil.get_terminal_size().columns), not is_terminal(sys.stdout)
 
 
-def sentence(parts: Sequence[Part], width: int, *, whole: bool) -> Text:
+def sentence(clauses: Sequence[Part], width: int, *, whole: bool) -> Text:
     """One sentence with styled names, which are cut if they are longer than a line."""
     # A path may be longer than the line; its end and its class identify it.
-    said = Text()
-    for kind, text in parts:
+    styled = Text()
+    for kind, text in clauses:
         shown = visible(text)
         if kind == "name" and not whole:
             shown = keep_end(shown, min(width, 80))
         elif kind == "node" and not whole:
             shown = keep_start(shown, min(width, 60))
-        said.append(shown, _STYLES[kind])
-    return said
+        styled.append(shown, _STYLES[kind])
+    return styled
 
 
 def written(lines: Sequence[Text], width: int, *, color: bool) -> str:

@@ -14,18 +14,24 @@ def _remark(finding: Finding) -> Remark | None:
     tried = finding.tried
     if tried is None:
         return None
-    said, saves, best, known = str(tried), finding.saves, tried.best, helps(finding)
+    sentence, saves, best, helping = str(tried), finding.saves, tried.best, helps(finding)
     agrees = bool(best and saves and alike(saves, best.saves_ns))
-    if known and saves and saves.ns and not agrees:
-        said += f" By replay it would save {duration(saves.ns)}{' at best' * saves.at_best}."
+    if helping and saves and saves.ns and not agrees:
+        sentence += f" By replay it would save {duration(saves.ns)}{' at best' * saves.at_best}."
     return Remark(
-        _MARKS[known],
-        said,
-        "" if known is None else f"tried here, {tried.verdict}",
-        known is True,
+        _MARKS[helping],
+        sentence,
+        "" if helping is None else f"tried here, {tried.verdict}",
+        helping is True,
         [
-            Bar(one.name, one.ns, one.low_ns, one.high_ns, one.verdict or one.note)
-            for one in tried.variants
+            Bar(
+                variant.name,
+                variant.ns,
+                variant.low_ns,
+                variant.high_ns,
+                variant.verdict or variant.note,
+            )
+            for variant in tried.variants
         ],
         "Tried here",
     )

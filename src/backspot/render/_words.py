@@ -20,10 +20,10 @@ WITHOUT_PROFILER = "without the profiler"
 def said(text: str, *parts: Part | str) -> list[Part]:
     """A sentence in which each ``{}`` stands for the next part: a number if it is a text alone."""
     first, *others = text.split("{}")
-    found: list[Part] = [("text", first)]
-    for part, after in zip(parts, others, strict=True):
-        found += [("number", part) if isinstance(part, str) else part, ("text", after)]
-    return [part for part in found if part[1]]
+    clauses: list[Part] = [("text", first)]
+    for clause, after in zip(parts, others, strict=True):
+        clauses += [("number", clause) if isinstance(clause, str) else clause, ("text", after)]
+    return [clause for clause in clauses if clause[1]]
 
 
 KINDS = {

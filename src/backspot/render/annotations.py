@@ -27,19 +27,21 @@ def to_annotations(report: Report, view: View | None = None, *, preview: bool = 
     answer does.
     """
     view = view or View(preview=preview)
-    said = " ".join("".join(text for _, text in parts) for parts in sentences(report, view))
-    lines = [f"::notice title=Backspot::{_escaped(said, _IN_TEXT)}"]
+    answer_text = " ".join(
+        "".join(text for _, text in clauses) for clauses in sentences(report, view)
+    )
+    lines = [f"::notice title=Backspot::{_escaped(answer_text, _IN_TEXT)}"]
     lines += [_annotation(report, finding) for finding in listed(report, view)]
     return "".join(f"{line}\n" for line in lines).encode("utf-8", "backslashreplace")
 
 
 def _annotation(report: Report, finding: Finding) -> str:
-    place = next((one for one in finding.places if one.line), finding.places[0])
+    place = next((place for place in finding.places if place.line), finding.places[0])
     file, _, number = place.line.rpartition(":")
     properties = {"file": file, "line": number} if file else {}
     properties["title"] = f"{finding.title} ({finding.rule})"
-    said = ", ".join(cost_of(report, finding))
-    text = f"{place_name(place)}: {said}. {finding.remedy}"
+    cost_text = ", ".join(cost_of(report, finding))
+    text = f"{place_name(place)}: {cost_text}. {finding.remedy}"
     named = ",".join(
         f"{name}={_escaped(value, _IN_PROPERTY)}" for name, value in properties.items()
     )
@@ -47,7 +49,7 @@ def _annotation(report: Report, finding: Finding) -> str:
 
 
 def _escaped(text: str, escapes: Mapping[str, str]) -> str:
-    return visible(text).translate({ord(one): code for one, code in escapes.items()})
+    return visible(text).translate({ord(character): code for character, code in escapes.items()})
 
 
 FORMATS = (Format(".github.txt", {Report: to_annotations}, name="github", has_warnings=False),)

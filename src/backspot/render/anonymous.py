@@ -85,31 +85,33 @@ class _Anonymizer:
                 self._names |= {value, *_WORD.findall(value)}
                 self._names |= {token.strip(_EDGES) for token in value.split()}
             elif kind == "place":
-                found = _PLACE.fullmatch(value)
-                places.add(found["file"] if found else value)
-        known = sorted(map(re.escape, filter(None, places)), key=len, reverse=True)
-        self._places = re.compile(rf"(?<![\w/\\])({'|'.join(known)})(?=:\d)") if known else None
+                match = _PLACE.fullmatch(value)
+                places.add(match["file"] if match else value)
+        patterns = sorted(map(re.escape, filter(None, places)), key=len, reverse=True)
+        self._places = (
+            re.compile(rf"(?<![\w/\\])({'|'.join(patterns)})(?=:\d)") if patterns else None
+        )
 
     def result(self, result: Any) -> Any:
         """Return a result of the report without foreign words."""
         changes = {}
-        for one in fields(result):
-            if one.init:
-                before = getattr(result, one.name)
-                after = self._value(before, one.name, type(result).__name__)
+        for field in fields(result):
+            if field.init:
+                before = getattr(result, field.name)
+                after = self._value(before, field.name, type(result).__name__)
                 if after is not before:
-                    changes[one.name] = after
+                    changes[field.name] = after
         return replace(result, **changes) if changes else result
 
     def _value(self, value: Any, field: str, owner: str) -> Any:
         if isinstance(value, str):
             return self._string(value, _kind(field, owner))
         if isinstance(value, tuple):
-            return tuple(self._value(one, field, owner) for one in value)
+            return tuple(self._value(item, field, owner) for item in value)
         if isinstance(value, Mapping):
             return {
-                self._string(key, _kind("path", owner)): self._value(one, field, owner)
-                for key, one in value.items()
+                self._string(key, _kind("path", owner)): self._value(item, field, owner)
+                for key, item in value.items()
             }
         if is_dataclass(value) and not isinstance(value, type):
             return self.result(value)
@@ -121,10 +123,10 @@ class _Anonymizer:
         if kind == "source":
             return ""
         if kind == "place":
-            found = _PLACE.fullmatch(text)
-            return f"{self._file(found['file'])}:{found['line']}" if found else self._file(text)
-        if kind == "error" and (found := _CLASS_OF_ERROR.fullmatch(text)):
-            return found[1]
+            match = _PLACE.fullmatch(text)
+            return f"{self._file(match['file'])}:{match['line']}" if match else self._file(text)
+        if kind == "error" and (match := _CLASS_OF_ERROR.fullmatch(text)):
+            return match[1]
         return self._sentence(text)
 
     def _file(self, file: str) -> str:
@@ -133,12 +135,12 @@ class _Anonymizer:
     def _sentence(self, text: str) -> str:
         text = _MESSAGE.sub(r"\1", text)
         if self._places is not None:
-            text = self._places.sub(lambda found: self._file(found[1]), text)
+            text = self._places.sub(lambda match: self._file(match[1]), text)
         text = _TOKEN.sub(self._token, text)
         return re.sub(rf"{_GONE}(?:\s+{_GONE})+", _GONE, text)
 
-    def _token(self, found: re.Match[str]) -> str:
-        token = found[0]
+    def _token(self, match: re.Match[str]) -> str:
+        token = match[0]
         if token in self._names or token in _own_words():
             return token
         core = token.strip(_EDGES)
@@ -179,16 +181,18 @@ def _strings(value: Any, field: str, owner: str) -> Iterator[tuple[str, str]]:
     if isinstance(value, str):
         yield _kind(field, owner), value
     elif isinstance(value, tuple):
-        for one in value:
-            yield from _strings(one, field, owner)
+        for item in value:
+            yield from _strings(item, field, owner)
     elif isinstance(value, Mapping):
-        for key, one in value.items():
+        for key, item in value.items():
             yield _kind("path", owner), key
-            yield from _strings(one, field, owner)
+            yield from _strings(item, field, owner)
     elif is_dataclass(value) and not isinstance(value, type):
-        for of in fields(value):
-            if of.init:
-                yield from _strings(getattr(value, of.name), of.name, type(value).__name__)
+        for inner_field in fields(value):
+            if inner_field.init:
+                yield from _strings(
+                    getattr(value, inner_field.name), inner_field.name, type(value).__name__
+                )
 
 
 @cache
@@ -197,11 +201,11 @@ def _own_words() -> frozenset[str]:
 
     Without these files, as in an installation of compiled files alone, no word of a sentence stays.
     """
-    found: set[str] = set()
+    words: set[str] = set()
     for text in _sources(files("backspot")):
-        found.update(_WORD.findall(text))
-        found.update(token.strip(_EDGES) for token in text.split())
-    return frozenset(found)
+        words.update(_WORD.findall(text))
+        words.update(token.strip(_EDGES) for token in text.split())
+    return frozenset(words)
 
 
 def _sources(folder: Any) -> Iterator[str]:

@@ -32,17 +32,20 @@ def render_comparison(
 ) -> str:
     """The comparison for a terminal: the answer, then the ``view.top`` largest changes."""
     width, whole = space_for(width)
-    said = sentence(comparison_answer(comparison), width, whole=whole)
-    lines = [*paragraph(said, width, whole=whole), *fact_lines(recordings(comparison), width)]
+    answer_text = sentence(comparison_answer(comparison), width, whole=whole)
+    lines = [
+        *paragraph(answer_text, width, whole=whole),
+        *fact_lines(recordings(comparison), width),
+    ]
     for note in comparison.notes:
         lines += paragraph(Text("! " + visible(note), "yellow"), width)
-    for told in chain.from_iterable(compared_by_parts(comparison)):
-        lines += paragraph(Text(visible(told)), width, whole=whole)
+    for note_text in chain.from_iterable(compared_by_parts(comparison)):
+        lines += paragraph(Text(visible(note_text)), width, whole=whole)
     for rows, columns in tables(comparison, view.top):
         styles = [_VERDICTS.get(change.verdict, "") for change in rows]
         lines += [Text(), *lay_out(columns, width, styles, whole=whole)]
-    for parts in left_out(comparison, view.top):
-        text = Text(sentence(parts, width, whole=whole).plain, "dim")
+    for clauses in left_out(comparison, view.top):
+        text = Text(sentence(clauses, width, whole=whole).plain, "dim")
         lines += paragraph(text, width, whole=whole)
     return written(lines, width, color=color)
 

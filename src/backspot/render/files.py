@@ -69,20 +69,20 @@ def check_target(
     return Path(os.path.realpath(target)) if force else target
 
 
-def check_folder(path: str | os.PathLike[str], what: str) -> None:
+def check_folder(path: str | os.PathLike[str], option: str) -> None:
     """Check that files can be written into a folder, which need not be there yet.
 
     Only trying tells: permissions do not show that a system of files refuses. What is made for this
     is removed at once. Raises ``UsageError`` for what is no path, else ``BackspotError``.
     """
-    folder = Path(path_text(path, what)).absolute()
-    there = next(one for one in (folder, *folder.parents) if os.path.lexists(one))
+    folder = Path(path_text(path, option)).absolute()
+    there = next(parent for parent in (folder, *folder.parents) if os.path.lexists(parent))
     try:
         Path(mkdtemp(prefix=".backspot-", dir=there)).rmdir()
     except OSError as error:
         reason = error.strerror or error
         raise BackspotError(
-            f"{what} {visible(os.fspath(path))}: nothing can be written there: {reason}. Name "
+            f"{option} {visible(os.fspath(path))}: nothing can be written there: {reason}. Name "
             "another folder"
         ) from error
 
@@ -104,29 +104,29 @@ def writing(
     """
     target = check_target(path, force=force, sources=sources)
     # In the same folder, because renaming is atomic only within one file system.
-    part = target.with_name(f".backspot-{os.urandom(6).hex()}.part")
+    temporary = target.with_name(f".backspot-{os.urandom(6).hex()}.part")
     shown = visible(os.fspath(path))
     try:
-        with part.open("xb") as file:
+        with temporary.open("xb") as file:
             _hold(file.fileno())
-            _clear(part, os.fstat(file.fileno()).st_mtime)
+            _clear(temporary, os.fstat(file.fileno()).st_mtime)
             yield file
             file.flush()
             if synced:
                 os.fsync(file.fileno())
         if force:
             with suppress(OSError):
-                shutil.copymode(target, part)
-            part.replace(target)
+                shutil.copymode(target, temporary)
+            temporary.replace(target)
         else:
-            _name_exclusively(part, target, shown)
+            _name_exclusively(temporary, target, shown)
     except OSError as error:
         if isinstance(error, BackspotError):
             raise
         raise _unwritable(shown, error) from error
     finally:
         with suppress(OSError):
-            part.unlink()
+            temporary.unlink()
 
 
 def _unwritable(shown: str, error: OSError) -> BackspotError:
@@ -148,16 +148,16 @@ def _hold(file: int) -> bool:
     return True
 
 
-def _clear(part: Path, now: float) -> None:
-    """Remove temporary files that killed processes left in the folder of ``part``.
+def _clear(temporary: Path, now: float) -> None:
+    """Remove temporary files that killed processes left in the folder of ``temporary``.
 
     Only files with our names that belong to this user, that no process has locked, and that were
     not written to for a while, because a new file is unlocked for a moment. ``now`` is the file
     system's clock.
     """
     with suppress(OSError):
-        for entry in os.scandir(part.parent):
-            if _PART.fullmatch(entry.name) and entry.name != part.name:
+        for entry in os.scandir(temporary.parent):
+            if _PART.fullmatch(entry.name) and entry.name != temporary.name:
                 with suppress(OSError):
                     _clear_one(Path(entry.path), now)
 
@@ -179,14 +179,14 @@ def _clear_one(left: Path, now: float) -> None:
         os.close(file)
 
 
-def _name_exclusively(part: Path, target: Path, shown: str) -> None:
+def _name_exclusively(temporary: Path, target: Path, shown: str) -> None:
     """Rename the file, unless the name was taken in the meantime."""
     try:
-        os.link(part, target)
+        os.link(temporary, target)
     except FileExistsError:
         raise OutputExistsError(f"{shown} was created in the meantime: it stays") from None
     except OSError:
         # A file system without hard links: a file created from here on would be overwritten.
         if os.path.lexists(target):
             raise OutputExistsError(f"{shown} was created in the meantime: it stays") from None
-        part.replace(target)
+        temporary.replace(target)

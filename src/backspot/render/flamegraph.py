@@ -51,8 +51,8 @@ def stacks(report: Report) -> list[Stack]:
 
     def add(frames: tuple[Frame, ...], *costs: int) -> None:
         if any(costs):
-            known = sums[frames]
-            known[:] = [a + b for a, b in zip(known, costs, strict=True)]
+            totals = sums[frames]
+            totals[:] = [a + b for a, b in zip(totals, costs, strict=True)]
 
     for row in report.modules:
         frames = of_modules[row.path] if row.is_module else (_frame(row.name),)
@@ -81,8 +81,8 @@ def _frames_by_path(rows: Sequence[Row]) -> dict[str, tuple[Frame, ...]]:
 
 def _line_of(row: Row, node: NodeCost) -> LineCost | None:
     """The line that made most of the row's nodes of one name."""
-    made = [line for line in row.lines if line.node == node.name]
-    return max(made, key=lambda line: line.wall_ns, default=None)
+    lines = [line for line in row.lines if line.node == node.name]
+    return max(lines, key=lambda line: line.wall_ns, default=None)
 
 
 def _frame(name: str, line: LineCost | None = None) -> Frame:
@@ -98,13 +98,16 @@ def to_speedscope(report: Report) -> bytes:
 
     A trace without device work has no GPU profile.
     """
-    every = stacks(report)
+    all_stacks = stacks(report)
     clock = f", {WITHOUT_PROFILER}" if report.clock == "real" else ", as recorded"
-    frames = {frame: None for stack in every for frame in stack.frames}
+    frames = {frame: None for stack in all_stacks for frame in stack.frames}
     numbers = {frame: index for index, frame in enumerate(frames)}
-    columns = [("wall", [stack.wall for stack in every]), ("CPU", [stack.cpu for stack in every])]
+    columns = [
+        ("wall", [stack.wall for stack in all_stacks]),
+        ("CPU", [stack.cpu for stack in all_stacks]),
+    ]
     if report.has_gpu:
-        columns.insert(1, ("GPU", [stack.gpu for stack in every]))
+        columns.insert(1, ("GPU", [stack.gpu for stack in all_stacks]))
     return msgspec.json.encode(
         {
             "$schema": _SCHEMA,
@@ -116,7 +119,7 @@ def to_speedscope(report: Report) -> bytes:
                 _profile(
                     f"{name} time of the backward, per {report.per}"
                     f"{'' if name == 'GPU' else clock}",
-                    every,
+                    all_stacks,
                     costs,
                     numbers,
                 )
@@ -133,22 +136,22 @@ def _written(frame: Frame) -> dict[str, str | int]:
 
 
 def _profile(
-    name: str, every: Sequence[Stack], costs: Sequence[int], numbers: dict[Frame, int]
+    name: str, all_stacks: Sequence[Stack], costs: Sequence[int], numbers: dict[Frame, int]
 ) -> dict[str, Any]:
-    kept = [
+    costly = [
         ([numbers[frame] for frame in stack.frames], cost)
-        for stack, cost in zip(every, costs, strict=True)
+        for stack, cost in zip(all_stacks, costs, strict=True)
         if cost
     ]
-    kept = [kept[at] for at in _left_heavy(kept)]
+    costly = [costly[index] for index in _left_heavy(costly)]
     return {
         "type": "sampled",
         "name": name,
         "unit": "nanoseconds",
         "startValue": 0,
-        "endValue": sum(cost for _, cost in kept),
-        "samples": [frames for frames, _ in kept],
-        "weights": [cost for _, cost in kept],
+        "endValue": sum(cost for _, cost in costly),
+        "samples": [frames for frames, _ in costly],
+        "weights": [cost for _, cost in costly],
     }
 
 
@@ -159,7 +162,7 @@ def _left_heavy(stacks: Sequence[tuple[Sequence[int], int]]) -> Iterator[int]:
     """
     callees: list[dict[int, int]] = [{}]  # of each caller, by frame
     totals, ends = [0], [-1]
-    for at, (frames, cost) in enumerate(stacks):
+    for index, (frames, cost) in enumerate(stacks):
         caller = 0
         for frame in frames:
             callee = callees[caller].setdefault(frame, len(callees))
@@ -169,7 +172,7 @@ def _left_heavy(stacks: Sequence[tuple[Sequence[int], int]]) -> Iterator[int]:
                 ends.append(-1)
             totals[callee] += cost
             caller = callee
-        ends[caller] = at
+        ends[caller] = index
     left = [0]
     while left:
         caller = left.pop()

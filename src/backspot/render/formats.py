@@ -44,15 +44,17 @@ class Format:
 
     def renderer(self, kind: type) -> Renderer:
         """The renderer for a kind of result."""
-        return next(found for known, found in self.renderers.items() if issubclass(kind, known))
+        return next(
+            renderer for kind_of, renderer in self.renderers.items() if issubclass(kind, kind_of)
+        )
 
 
 @cache
 def all_formats() -> tuple[Format, ...]:
     """All formats, sorted by suffix."""
     modules = modules_of("backspot.render")
-    found = [one for module in modules for one in getattr(module, "FORMATS", ())]
-    return tuple(sorted(found, key=lambda one: one.suffix))
+    formats = [form for module in modules for form in getattr(module, "FORMATS", ())]
+    return tuple(sorted(formats, key=lambda form: form.suffix))
 
 
 def text_of(kind: type) -> Text:
@@ -61,23 +63,23 @@ def text_of(kind: type) -> Text:
     Raises:
         TypeError: If no module of ``render`` lists the kind.
     """
-    found = (text for known, text in _texts().items() if issubclass(kind, known))
-    if (text := next(found, None)) is None:
+    texts = (text for kind_of, text in _texts().items() if issubclass(kind, kind_of))
+    if (text := next(texts, None)) is None:
         raise TypeError(f"{kind.__name__} is in the TEXTS of no module of backspot.render")
     return text
 
 
 @cache
 def _texts() -> Mapping[type, Text]:
-    found: dict[type, Text] = {}
+    texts: dict[type, Text] = {}
     for module in modules_of("backspot.render"):
-        found |= getattr(module, "TEXTS", {})
-    return found
+        texts |= getattr(module, "TEXTS", {})
+    return texts
 
 
 def formats_of(kind: type) -> tuple[Format, ...]:
     """The formats that can hold a kind of result, sorted by suffix."""
-    return tuple(one for one in all_formats() if issubclass(kind, tuple(one.renderers)))
+    return tuple(form for form in all_formats() if issubclass(kind, tuple(form.renderers)))
 
 
 def format_for(path: str | os.PathLike[str], kind: type) -> Format:
@@ -87,12 +89,12 @@ def format_for(path: str | os.PathLike[str], kind: type) -> Format:
         UsageError: If ``path`` is not a path, or its suffix is not that of such a format.
     """
     name = path_text(path, "save")
-    known = formats_of(kind)
-    fitting = [one for one in known if name.lower().endswith(one.suffix)]
+    formats = formats_of(kind)
+    fitting = [form for form in formats if name.lower().endswith(form.suffix)]
     if not fitting:
-        *others, last = [one.suffix for one in known]
+        *others, last = [form.suffix for form in formats]
         raise UsageError(
             f"{visible(name)}: the suffix decides the format; "
             f"use one of {', '.join(others)} or {last}"
         )
-    return max(fitting, key=lambda one: len(one.suffix))
+    return max(fitting, key=lambda form: len(form.suffix))

@@ -35,17 +35,19 @@ _NOTABLE = 10
 def _waits_told(report: Report) -> str:
     """How often the host waits for devices, and what a step would gain; ``""`` if that is rare."""
     number = sum(wait.count for wait in report.waits)
-    saves, whole = report.without_waits, report.step_ns
-    worthwhile = saves is not None and saves.ns >= _GAIN * whole
+    saves, step_ns = report.without_waits, report.step_ns
+    worthwhile = saves is not None and saves.ns >= _GAIN * step_ns
     if not number or not (worthwhile or number >= _NOTABLE):
         return ""
     spent = duration(sum(wait.wall_ns for wait in report.waits))
-    said = f"the host waits for the GPU {counted(number, 'time')} per {report.per}, {spent} in all"
+    sentence = (
+        f"the host waits for the GPU {counted(number, 'time')} per {report.per}, {spent} in all"
+    )
     if saves is None:
-        return said
+        return sentence
     if not worthwhile:
-        return f"{said}; without these waits a {report.per} would gain nothing"
-    return f"{said}; without these waits, a {report.per} would take {duration(saves.ns)} less"
+        return f"{sentence}; without these waits a {report.per} would gain nothing"
+    return f"{sentence}; without these waits, a {report.per} would take {duration(saves.ns)} less"
 
 
 def _costs(report: Report) -> list[Cost]:
@@ -54,25 +56,27 @@ def _costs(report: Report) -> list[Cost]:
     if saves is None or step is None or not saves.ns or not report.waits:
         return []
     share = min(1.0, saves.ns / max(1, step.ns))
-    most = max(report.waits, key=lambda one: one.saves.ns if one.saves else 0)
+    most = max(report.waits, key=lambda wait: wait.saves.ns if wait.saves else 0)
     number = counted(sum(wait.count for wait in report.waits), "wait")
-    parts: list[Part] = [
+    sentence: list[Part] = [
         ("number", number),
         ("text", " for the GPU cost "),
         ("number", percent(share)),
         ("text", f" of the {report.per}"),
     ]
     answer = Answer("waits", "", "", most.line, saves.ns, share, saves, "host-waits")
-    return [Cost(answer, parts, "them")]
+    return [Cost(answer, sentence, "them")]
 
 
 def _sections(report: Report, _: View) -> list[Section]:
     """How often the host waits, and the tables of waits, of lines and of launches."""
     tables = _waits(report), _lines_of_step(report, _ROWS), _launches(report)
-    known = [table for table in tables if table is not None]
-    told = _waits_told(report)
-    said = [told] if told else []
-    return [Section("tables", "host", said, 1, "The host", known)] if said or known else []
+    shown = [table for table in tables if table is not None]
+    waits_text = _waits_told(report)
+    sentences = [waits_text] if waits_text else []
+    return (
+        [Section("tables", "host", sentences, 1, "The host", shown)] if sentences or shown else []
+    )
 
 
 def _waits(report: Report) -> Table | None:
@@ -80,17 +84,17 @@ def _waits(report: Report) -> Table | None:
     if not waits:
         return None
     ms = milliseconds_of(waits[0].wall_ns)
-    saves = numbers(UNKNOWN if one.saves is None else ms(one.saves.ns) for one in waits)
+    saves = numbers(UNKNOWN if wait.saves is None else ms(wait.saves.ns) for wait in waits)
     return Table(
         "Where the host waits for the GPU",
         f"saves: how much less time a {report.per} would take without this wait alone, by replay.",
         [
             _names("line", (o.line or labelled(o.path, o.class_name) for o in waits)),
             *_within(waits),
-            Column("class", "operator", _words(one.operator for one in waits), need=2, left=True),
-            Column("count", "waits", numbers(f"{one.count:,}" for one in waits)),
-            Column("time", "wait ms", numbers(ms(one.wall_ns) for one in waits)),
-            Column("other time", "GPU idle", numbers(ms(one.idle_ns) for one in waits), need=3),
+            Column("class", "operator", _words(wait.operator for wait in waits), need=2, left=True),
+            Column("count", "waits", numbers(f"{wait.count:,}" for wait in waits)),
+            Column("time", "wait ms", numbers(ms(wait.wall_ns) for wait in waits)),
+            Column("other time", "GPU idle", numbers(ms(wait.idle_ns) for wait in waits), need=3),
             Column("saves", "saves ms", saves),
         ],
     )
@@ -98,20 +102,25 @@ def _waits(report: Report) -> Table | None:
 
 def _launches(report: Report) -> Table | None:
     """What each phase launches, in the order of a step, and the module that idles most there."""
-    phases = [one.name for one in report.phases]
-    by_phase = [[one for one in report.launches if one.phase == name] for name in phases]
-    by_phase = [some for some in by_phase if any(one.count for one in some)]
-    if not any(one.late for some in by_phase for one in some):
+    phases = [phase.name for phase in report.phases]
+    by_phase = [[launch for launch in report.launches if launch.phase == name] for name in phases]
+    by_phase = [launches for launches in by_phase if any(launch.count for launch in launches)]
+    if not any(launch.late for launches in by_phase for launch in launches):
         return None
-    idle = [sum(one.idle_ns for one in some) for some in by_phase]
+    idle = [sum(launch.idle_ns for launch in launches) for launches in by_phase]
     ms = milliseconds_of(max(idle))
-    most = _words(labelled(some[0].path, some[0].class_name) for some in by_phase)
+    most = _words(labelled(launches[0].path, launches[0].class_name) for launches in by_phase)
     return Table(
         "Launches",
         f"Kernels, copies and memsets per {report.per}. late: the GPU has nothing left when the "
         "host launches them, and waits.",
         [
-            Column("class", "phase", _words(PHASES[some[0].phase] for some in by_phase), left=True),
+            Column(
+                "class",
+                "phase",
+                _words(PHASES[launches[0].phase] for launches in by_phase),
+                left=True,
+            ),
             Column("count", "launched", numbers(f"{sum(o.count for o in s):,}" for s in by_phase)),
             Column("count", "late", numbers(f"{sum(o.late for o in s):,}" for s in by_phase)),
             Column("time", "GPU waits ms", numbers(map(ms, idle))),
@@ -135,14 +144,14 @@ def _lines_of_step(report: Report, most: int | None) -> Table | None:
         [
             _names("line", map(_line, lines)),
             *_within(lines),
-            Column("time", free, numbers(ms(one.idle_ns) for one in lines)),
-            Column("other time", "Python", numbers(ms(one.python_ns) for one in lines), need=1),
+            Column("time", free, numbers(ms(line.idle_ns) for line in lines)),
+            Column("other time", "Python", numbers(ms(line.python_ns) for line in lines), need=1),
             *(
-                [Column("other time", "host", numbers(ms(one.wall_ns) for one in lines), need=2)]
+                [Column("other time", "host", numbers(ms(line.wall_ns) for line in lines), need=2)]
                 if report.has_gpu
                 else []
             ),
-            Column("calls", "calls", numbers(f"{one.calls:,}" for one in lines), need=3),
+            Column("calls", "calls", numbers(f"{line.calls:,}" for line in lines), need=3),
         ],
     )
 
@@ -157,12 +166,12 @@ def _names(head: str, names: Iterable[str]) -> Column:
 
 def _within(of: Sequence[Wait] | Sequence[HostLine]) -> list[Column]:
     """The phases, and the modules if there are any."""
-    phases: list[Part] = [("text", PHASES[one.phase]) for one in of]
-    found = [Column("phase", "phase", phases, left=True)]
-    modules = [one.path or one.class_name if one.class_name else "" for one in of]
+    phases: list[Part] = [("text", PHASES[place.phase]) for place in of]
+    columns = [Column("phase", "phase", phases, left=True)]
+    modules = [place.path or place.class_name if place.class_name else "" for place in of]
     if any(modules):
-        found.append(Column("class", "module", _words(modules), need=4, least=10, left=True))
-    return found
+        columns.append(Column("class", "module", _words(modules), need=4, least=10, left=True))
+    return columns
 
 
 def _words(texts: Iterable[str]) -> list[Part]:

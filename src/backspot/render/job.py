@@ -60,8 +60,8 @@ class _Page:
         """All lines, with what to ask for the rest if there is a rest."""
         job = self._job
         lines = self._wrapped(_answer(job))
-        if job.findings and (said := unexplained(job)):
-            lines += self._wrapped(f"{said}.")
+        if job.findings and (sentence := unexplained(job)):
+            lines += self._wrapped(f"{sentence}.")
         lines += self._wrapped(
             f"{counted(len(job.ranks), 'rank')} of {job.world_size}{_role(job)}, "
             f"{counted(len(job.steps), 'step')} of {duration(job.step_ns)}. "
@@ -72,14 +72,14 @@ class _Page:
                 lines.append("")
                 cost = f"{finding.bound} {duration(finding.cost_ns)} of a step"
                 lines += self._wrapped(f"{finding.title}: {cost}")
-            told = [finding.seen, worth(finding), finding.remedy]
-            lines += self._wrapped(" ".join(filter(None, told)), "  ")
+            sentences = [finding.seen, worth(finding), finding.remedy]
+            lines += self._wrapped(" ".join(filter(None, sentences)), "  ")
         lines += [*self._waits(), *self._slowest(), *self._modules()]
-        for said in not_read(job):
-            lines += ["", *self._wrapped(said)]
+        for sentence in not_read(job):
+            lines += ["", *self._wrapped(sentence)]
         for warning in job.warnings:
             lines += ["", *self._wrapped(f"! {visible(warning)}")]
-        differ = sum(one.cost_ns > 0 for one in job.modules)
+        differ = sum(module.cost_ns > 0 for module in job.modules)
         longest = max(len(job.ranks), len(job.slowest), differ)
         if more and longest > self._top:
             facts = [fact.format(longest) for fact in more]
@@ -104,19 +104,19 @@ class _Page:
         job, top = self._job, self._top
         bubbles = stalls(job, top)
         lines = ["", *self._wrapped(bubbles)] if bubbles else []
-        ranked = sorted(job.ranks, key=lambda one: (-one.wait_ns, one.rank))
+        ranked = sorted(job.ranks, key=lambda rank: (-rank.wait_ns, rank.rank))
         lines += self._heading("waits in collectives, most first (they can overlap with computing)")
         later = "late by" if self._narrow else "enters later by"
         lines.append(
             f"{'rank':>6} {'wait':>10} {'transfer':>10} {later:>{len(later) + 1}} {'clock ±':>9}"
         )
         room = min(_HOST, self._width - len(lines[-1]) - 2)
-        for one in ranked[:top]:
-            late = f"{'-' if one.late_ns < 0 else ''}{duration(abs(one.late_ns))}"
+        for rank in ranked[:top]:
+            late = f"{'-' if rank.late_ns < 0 else ''}{duration(abs(rank.late_ns))}"
             lines.append(
-                f"{one.rank:>6} {duration(one.wait_ns):>10} {duration(one.transfer_ns):>10} "
-                f"{late:>{len(later) + 1}} {duration(one.uncertainty_ns):>9}  "
-                f"{self._short(one.host, room)}"
+                f"{rank.rank:>6} {duration(rank.wait_ns):>10} {duration(rank.transfer_ns):>10} "
+                f"{late:>{len(later) + 1}} {duration(rank.uncertainty_ns):>9}  "
+                f"{self._short(rank.host, room)}"
             )
         if len(ranked) > top:
             lines.append(f"  and {counted(len(ranked) - top, 'rank')} more")
@@ -129,22 +129,22 @@ class _Page:
 
     def _group(self, groups: Sequence[GroupCost]) -> str:
         """Say what process groups with one name do."""
-        one = max(groups, key=lambda group: group.most_wait_ns)
-        said = []
-        if one.collectives:
-            said.append(counted(round(one.collectives), "collective"))
-        if one.transfers:
-            said.append(f"{counted(round(one.transfers), 'transfer')} between two ranks")
+        longest = max(groups, key=lambda group: group.most_wait_ns)
+        clauses = []
+        if longest.collectives:
+            clauses.append(counted(round(longest.collectives), "collective"))
+        if longest.transfers:
+            clauses.append(f"{counted(round(longest.transfers), 'transfer')} between two ranks")
         number = f"{len(groups)} groups of " if len(groups) > 1 else ""
         waits = (
             f"; {middle(self._job)} wait {duration(median_of(groups, 'wait_ns'))}, transfer "
-            f"{duration(median_of(groups, 'transfer_ns'))}; rank {one.most_waiting} waits most, "
-            f"{duration(one.most_wait_ns)}"
+            f"{duration(median_of(groups, 'transfer_ns'))}; rank {longest.most_waiting} waits most"
+            f", {duration(longest.most_wait_ns)}"
         )
         return (
-            f"{self._short(one.name or '(process group)', 30)}, {ROLES[one.role]}: "
-            f"{' and '.join(said)} a step, {number}{counted(len(one.ranks), 'rank')}"
-            f"{waits if one.collectives else ''}"
+            f"{self._short(longest.name or '(process group)', 30)}, {ROLES[longest.role]}: "
+            f"{' and '.join(clauses)} a step, {number}{counted(len(longest.ranks), 'rank')}"
+            f"{waits if longest.collectives else ''}"
         )
 
     def _slowest(self) -> list[str]:
@@ -153,40 +153,41 @@ class _Page:
             return []
         lines = self._heading("the last rank to enter, step by step, and what takes longest there")
         lines.append(f"{'step':>6} {'rank':>5} {'late by':>9} {'longer by':>10}  module")
-        for one in steps:
-            part = f", {one.differs_in}" if one.part and not self._narrow else ""
+        for step in steps:
+            part_text = f", {step.differs_in}" if step.part and not self._narrow else ""
             lead = (
-                f"{one.step:>6} {one.rank:>5} {duration(max(one.late_ns, 0)):>9} "
-                f"{duration(one.longer_ns):>10}  "
+                f"{step.step:>6} {step.rank:>5} {duration(max(step.late_ns, 0)):>9} "
+                f"{duration(step.longer_ns):>10}  "
             )
             room = self._width - len(lead)
             if not self._narrow:  # names are cut alike, whatever part stands behind them
                 room -= max(map(len, PARTS.values())) + 3
-            lines.append(f"{lead}{self._module(one, room) if one.part else '-'}{part}")
+            lines.append(f"{lead}{self._module(step, room) if step.part else '-'}{part_text}")
         return lines
 
     def _modules(self) -> list[str]:
         job = self._job
-        modules = [one for one in job.modules if one.cost_ns][: self._top]
+        modules = [module for module in job.modules if module.cost_ns][: self._top]
         if not modules:
             return []
         lines = self._heading(
             "modules, by what the difference over the ranks costs (* beyond the noise)"
         )
         lines.append(f"{'costs':>9} {middle(job):>9} {'worst':>9} {'rank':>5}    module")
-        for one in modules:
+        for module in modules:
             lead = (
-                f"{duration(one.cost_ns):>9} {duration(one.median_ns):>9} "
-                f"{duration(one.worst_ns):>9} {one.worst_rank:>5}  {'*' if one.clear else ' '} "
+                f"{duration(module.cost_ns):>9} {duration(module.median_ns):>9} "
+                f"{duration(module.worst_ns):>9} {module.worst_rank:>5}  "
+                f"{'*' if module.clear else ' '} "
             )
-            lines.append(f"{lead}{self._module(one, self._width - len(lead))}".rstrip())
+            lines.append(f"{lead}{self._module(module, self._width - len(lead))}".rstrip())
         return lines
 
-    def _module(self, one: ModuleSpread | SlowestRank, width: int) -> str:
+    def _module(self, module: ModuleSpread | SlowestRank, width: int) -> str:
         """Return the path and class of a module; without room for both, the end of its path."""
-        if self._whole or cell_len(visible(one.label)) <= width:
-            return visible(one.label)
-        return self._short(one.path or one.class_name, width)
+        if self._whole or cell_len(visible(module.label)) <= width:
+            return visible(module.label)
+        return self._short(module.path or module.class_name, width)
 
     def _short(self, name: str, width: int) -> str:
         """Return the end of a name, which says most, or all of it without a terminal."""

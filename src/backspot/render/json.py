@@ -100,21 +100,21 @@ def encoded(result: Presented) -> bytes:
 
 
 def _escaped(match: re.Match[str]) -> str:
-    found = match[0]
-    if found.isprintable():
-        return found
+    character = match[0]
+    if character.isprintable():
+        return character
     return "".join(
         character
         if character.isprintable()
         else json.dumps(character)[1:-1].replace("\x7f", "\\u007f")
-        for character in found
+        for character in character
     )
 
 
 def schema_of(kind: type) -> str:
     """The name of the schema of a kind of result, with its version: each result has it."""
-    (known,) = (field.default for field in fields(kind) if field.name == "schema")
-    return str(known)
+    (default,) = (field.default for field in fields(kind) if field.name == "schema")
+    return str(default)
 
 
 class _Head(msgspec.Struct):
@@ -169,28 +169,30 @@ def _decoded(data: bytes, kind: type[Saved], shown: str) -> Saved:
     return _checked(msgspec.json.decode(data, type=kind), shown)
 
 
-def _check_schema(found: object, kind: type, shown: str) -> None:
-    known = schema_of(kind)
-    if found == known:
+def _check_schema(schema_name: object, kind: type, shown: str) -> None:
+    own_schema = schema_of(kind)
+    if schema_name == own_schema:
         return
-    family, _, version = found.partition("/") if isinstance(found, str) else ("", "", "")
-    own_family, _, own_version = known.partition("/")
+    family, _, version = (
+        schema_name.partition("/") if isinstance(schema_name, str) else ("", "", "")
+    )
+    own_family, _, own_version = own_schema.partition("/")
     if family == own_family and version.isdecimal():
         newer = int(version) > int(own_version)
         age, remedy = ("a newer", "pip install -U backspot") if newer else ("an older", _AGAIN)
         raise NotATraceError(
-            f"{shown} was written by {age} Backspot (schema {found}; this one reads {known}): "
-            f"{remedy}"
+            f"{shown} was written by {age} Backspot (schema {schema_name}; this one reads "
+            f"{own_schema}): {remedy}"
         )
     raise NotATraceError(
-        f"{shown} is not a report that Backspot saved (its schema is not {known}); "
+        f"{shown} is not a report that Backspot saved (its schema is not {own_schema}); "
         "backspot.locate reads traces"
     )
 
 
 def _checked(report: Saved, shown: str) -> Saved:
-    if isinstance(report, Report) and (what := contradiction(report)):
-        raise NotATraceError(f"{shown} contradicts itself: {what}; save it again")
+    if isinstance(report, Report) and (contradiction_text := contradiction(report)):
+        raise NotATraceError(f"{shown} contradicts itself: {contradiction_text}; save it again")
     return report
 
 
@@ -211,13 +213,13 @@ def schema() -> bytes:
             definition["properties"][name]["description"] = meaning
     form["$defs"]["Report"]["properties"]["schema"] |= {"const": SCHEMA}
     form["$defs"]["Report"]["required"].append("schema")
-    whole = {
+    document = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$id": SCHEMA,
         "title": "A Backspot report",
         **form,
     }
-    return (json.dumps(whole, indent=2) + "\n").encode()
+    return (json.dumps(document, indent=2) + "\n").encode()
 
 
 def _described(kind: type) -> tuple[str, dict[str, str]]:

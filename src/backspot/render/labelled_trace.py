@@ -137,8 +137,8 @@ def _copy(path: Path, added: Iterator[bytes], file: BinaryIO | gzip.GzipFile) ->
 def _without_added(read: Read) -> bytes:
     """Read over the events that an earlier copy has in front; return what was read beyond them."""
     rest = read(_PIECE)
-    while found := _ADDED.match(rest):
-        rest = rest[found.end() :]
+    while match := _ADDED.match(rest):
+        rest = rest[match.end() :]
         if b"\n" in rest:  # a whole line that is none of them
             break
         more = read(_PIECE)
@@ -161,28 +161,28 @@ def _added(
         yield from _headings(track, thread)
     yield from _arrow_starts(added.arrows, events.origin_ns)
     for index, (track, thread) in enumerate(zip(added.tracks, numbers, strict=True)):
-        where = f'"pid":{json.dumps(track.process)},"tid":{thread}'
+        place = f'"pid":{json.dumps(track.process)},"tid":{thread}'
         around: list[int] = []
         for at, span in enumerate(track.spans):
-            yield from _ends(around, span.depth, where, events.origin_ns)
+            yield from _ends(around, span.depth, place, events.origin_ns)
             around.append(span.end)
             time = _microseconds(events.origin_ns + span.start)
-            yield _line(f'"ph":"B","cat":"{CATEGORY}",{named[span.owner]},{where},"ts":{time}')
+            yield _line(f'"ph":"B","cat":"{CATEGORY}",{named[span.owner]},{place},"ts":{time}')
             for identity in leading_to.get((index, at), ()):
-                yield _line(f'"ph":"f","bp":"e",{_flow(identity)},{where},"ts":{time}')
-        yield from _ends(around, 0, where, events.origin_ns)
+                yield _line(f'"ph":"f","bp":"e",{_flow(identity)},{place},"ts":{time}')
+        yield from _ends(around, 0, place, events.origin_ns)
 
 
-def _ends(around: list[int], depth: int, where: str, origin: int) -> Iterator[bytes]:
+def _ends(around: list[int], depth: int, place: str, origin: int) -> Iterator[bytes]:
     while len(around) > depth:
         time = _microseconds(origin + around.pop())
-        yield _line(f'"ph":"E","cat":"{CATEGORY}",{where},"ts":{time}')
+        yield _line(f'"ph":"E","cat":"{CATEGORY}",{place},"ts":{time}')
 
 
 def _headings(track: Track, thread: int) -> Iterator[bytes]:
     """The track's name, and its place below the track that it explains."""
     kind = "stream" if track.on_device else "thread"
-    where = f'"pid":{json.dumps(track.process)},"tid":{thread}'
+    place = f'"pid":{json.dumps(track.process)},"tid":{thread}'
     arguments: list[tuple[str, dict[str, Any]]] = [
         ("thread_name", {"name": f"backward ({kind} {track.thread})"})
     ]
@@ -190,7 +190,7 @@ def _headings(track: Track, thread: int) -> Iterator[bytes]:
         arguments.append(("thread_sort_index", {"sort_index": track.thread}))
     for name, values in arguments:
         yield _line(
-            f'"ph":"M","cat":"{CATEGORY}","name":"{name}",{where},"args":{json.dumps(values)}'
+            f'"ph":"M","cat":"{CATEGORY}","name":"{name}",{place},"args":{json.dumps(values)}'
         )
 
 
@@ -264,5 +264,5 @@ def _milliseconds(nanoseconds: int) -> float:
 
 
 def _microseconds(nanoseconds: int) -> str:
-    whole, thousandths = divmod(abs(nanoseconds), 1000)
-    return f"{'-' if nanoseconds < 0 else ''}{whole}.{thousandths:03d}"
+    microseconds, thousandths = divmod(abs(nanoseconds), 1000)
+    return f"{'-' if nanoseconds < 0 else ''}{microseconds}.{thousandths:03d}"

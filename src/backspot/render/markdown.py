@@ -49,7 +49,7 @@ def to_markdown(report: Report, view: View | None = None, *, preview: bool = Fal
     lines = [
         f"**{_sentence(first)}**",
         "",
-        *(text for parts in others for text in (_sentence(parts), "")),
+        *(text for clauses in others for text in (_sentence(clauses), "")),
         f"{facts[0].upper()}{facts[1:]}.",
         "",
     ]
@@ -93,10 +93,10 @@ def _last(sections: Sequence[Section]) -> list[str]:
         lines += ["", f"**{_text(section.title)}**"] if section.title else []
         for table in section.tables:
             lines += ["", *_table(table.columns), "", _text(table.note)]
-        for said in section.said:
-            lines += ["", _text(said)]
-        for number, (what, code) in enumerate(section.code, 1):
-            lines += ["", f"{number}. {_text(what)}", "", *_block(code)]
+        for sentence in section.said:
+            lines += ["", _text(sentence)]
+        for number, (purpose, code) in enumerate(section.code, 1):
+            lines += ["", f"{number}. {_text(purpose)}", "", *_block(code)]
     return lines
 
 
@@ -125,8 +125,8 @@ def comparison_to_markdown(comparison: Comparison, view: View | None = None) -> 
         *(f"- Warning: {_text(note)}" for note in comparison.notes),
         *([""] if comparison.notes else []),
     ]
-    for told in compared_by_parts(comparison):
-        lines += [_text(told[0]), "", *(f"- {_text(text)}" for text in told[1:]), ""]
+    for texts in compared_by_parts(comparison):
+        lines += [_text(texts[0]), "", *(f"- {_text(text)}" for text in texts[1:]), ""]
     for rows, columns in tables(comparison, top):
         lines += [*_table(columns, [change.differs for change in rows]), ""]
     return _joined([*lines, *map(_sentence, left_out(comparison, top))])
@@ -143,28 +143,28 @@ def _joined(lines: Sequence[str]) -> bytes:
 
 def _findings(report: Report, view: View) -> list[str]:
     """The findings, with what to do, and how many rules looked."""
-    told = [_text(one) for one in (*unlisted(report, view), searched(report)) if one]
-    found = listed(report, View(preview=view.preview))
-    if not found:
+    told = [_text(sentence) for sentence in (*unlisted(report, view), searched(report)) if sentence]
+    findings = listed(report, View(preview=view.preview))
+    if not findings:
         return ["", *told]
     lines = ["", f"**{HEADING}**", ""]
-    for number, finding in enumerate(found[:_FINDINGS], 1):
+    for number, finding in enumerate(findings[:_FINDINGS], 1):
         places, more = worth(finding, 3)
         named = [
             _code(place_name(place)) + (f", {_code(place.line)}" if place.line else "")
             for place in places
         ]
-        where = "; ".join([*named, more] if more else named)
-        where = f" in {where}" if where else ""
+        place = "; ".join([*named, more] if more else named)
+        place = f" in {place}" if place else ""
         cost = _text(", ".join(cost_of(report, finding)))
-        lines.append(f"{number}. **{_text(finding.title)}**: {cost}{where}.")
+        lines.append(f"{number}. **{_text(finding.title)}**: {cost}{place}.")
         remedy = finding.remedy if has_advice(finding) else ""
-        same = overlap(report, finding, found[: number - 1])
-        remarks = [one.said for one in remarks_on(finding)]
-        said = [_text(one) for one in (finding.seen, remedy, *remarks, same) if one]
-        lines.append(f"   {' '.join(said)}")
-    if len(found) > _FINDINGS:
-        rest = counted(len(found) - _FINDINGS, "more finding")
+        same = overlap(report, finding, findings[: number - 1])
+        remarks = [remark.said for remark in remarks_on(finding)]
+        texts = [_text(sentence) for sentence in (finding.seen, remedy, *remarks, same) if sentence]
+        lines.append(f"   {' '.join(texts)}")
+    if len(findings) > _FINDINGS:
+        rest = counted(len(findings) - _FINDINGS, "more finding")
         lines += ["", f"{rest}; report.findings lists all."]
     return [*lines, "", *told]
 
@@ -193,7 +193,7 @@ _PLAIN = re.compile(r"[\w .,:()*/+#%=^-]+\Z")
 
 def _text(text: str) -> str:
     """Text, with all markup escaped."""
-    return re.sub(r"[\\`*_\[\]{}<>&|~@$#!^]", lambda found: f"&#{ord(found[0])};", visible(text))
+    return re.sub(r"[\\`*_\[\]{}<>&|~@$#!^]", lambda match: f"&#{ord(match[0])};", visible(text))
 
 
 def _code(name: str) -> str:
@@ -213,6 +213,8 @@ def _facts(facts: Sequence[str]) -> str:
     return _text(f"{text[0].upper()}{text[1:]}.")
 
 
-def _sentence(parts: Sequence[Part]) -> str:
+def _sentence(clauses: Sequence[Part]) -> str:
     """A sentence, with names as code."""
-    return "".join(_code(text) if kind in ("name", "node") else _text(text) for kind, text in parts)
+    return "".join(
+        _code(text) if kind in ("name", "node") else _text(text) for kind, text in clauses
+    )

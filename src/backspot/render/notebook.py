@@ -45,27 +45,27 @@ def report_html(report: Report, *, preview: bool = False) -> str:
     """A report for a cell of a notebook: the answer, the first rows, and what to do."""
     first, *others = sentences(report)
     sections = sections_of(report)
-    parts = [
+    fragments = [
         f'<p class="said">{sentence(first)}</p>',
-        *(f"<p>{sentence(parts)}</p>" for parts in others),
+        *(f"<p>{sentence(clauses)}</p>" for clauses in others),
         line_of_answer(report),
         facts_of(report, sections.facts),
         warnings_list(remedies(report)),
         phases_bar(report),
     ]
     if only_nodes(report):
-        parts.append(_scroll(operator_table(report, _ROWS)))
+        fragments.append(_scroll(operator_table(report, _ROWS)))
     else:
         view = view_of_answer(report, _ROWS)
         chosen = select(report, view)
-        parts.append(_scroll(module_table(report, chosen, view, lines=True) + _legend(report)))
+        fragments.append(_scroll(module_table(report, chosen, view, lines=True) + _legend(report)))
         more = counted(len(chosen.hidden), "more module" if view.by == "path" else "more row")
         rest = f" {more}: see report.show()." if chosen.hidden else ""
-        parts.append(f'<p class="muted">{shown(coverage(report) + rest)}</p>')
-        parts += [f'<p class="muted">{shown(text)}</p>' for text in savings(report, chosen)]
+        fragments.append(f'<p class="muted">{shown(coverage(report) + rest)}</p>')
+        fragments += [f'<p class="muted">{shown(text)}</p>' for text in savings(report, chosen)]
     findings = findings_list(report, shown_first=_FINDINGS, preview=preview)
     last = last_of(sections.last)
-    return _whole([*parts, findings, tables_of(sections.tables), last])
+    return _whole([*fragments, findings, tables_of(sections.tables), last])
 
 
 def show_page(report: Report, height: int, *, preview: bool = False) -> None:
@@ -127,6 +127,6 @@ def _legend(report: Report) -> str:
     return f'<ul class="legend" aria-label="Colours">{entries}</ul>'
 
 
-def _whole(parts: list[str]) -> str:
+def _whole(fragments: list[str]) -> str:
     style = f"<style>{asset('notebook.css')}</style>"
-    return f'<div class="backspot">{style}{"".join(parts)}</div>'
+    return f'<div class="backspot">{style}{"".join(fragments)}</div>'

@@ -14,27 +14,29 @@ from backspot.results.out_of_memory import OutOfMemory
 from backspot.styled import Text
 
 
-def render_out_of_memory(one: OutOfMemory, *, width: int | None = None, color: bool = False) -> str:
+def render_out_of_memory(
+    failure: OutOfMemory, *, width: int | None = None, color: bool = False
+) -> str:
     """Return where it died, who held the memory, and what helps."""
     width, whole = space_for(width)
-    lines = [*paragraph(Text(visible(headline(one)), "bold"), width, whole=whole)]
-    for table in tables(one):
+    lines = [*paragraph(Text(visible(headline(failure)), "bold"), width, whole=whole)]
+    for table in tables(failure):
         lines += [Text(), *lay_out(table.columns, width, whole=whole), Text()]
-    for said in (*advice(one), *caught(one)):
-        lines += paragraph(Text(visible(said)), width, "→ ", whole=whole)
-    lines += paragraph(Text(source(one), "dim"), width, whole=whole)
+    for sentence in (*advice(failure), *caught(failure)):
+        lines += paragraph(Text(visible(sentence)), width, "→ ", whole=whole)
+    lines += paragraph(Text(source(failure), "dim"), width, whole=whole)
     return written(lines, width, color=color)
 
 
-def out_of_memory_to_html(one: OutOfMemory) -> bytes:
+def out_of_memory_to_html(failure: OutOfMemory) -> bytes:
     """It as a page in UTF-8, which loads nothing."""
     main = (
-        f'<section class="answer" aria-label="The answer"><h1>{shown(headline(one))}</h1>'
-        f"{facts_list([*advice(one), *caught(one)])}</section>"
-        f"{tables_of([Section('tables', 'out-of-memory', title='Memory', tables=tables(one))])}"
+        f'<section class="answer" aria-label="The answer"><h1>{shown(headline(failure))}</h1>'
+        f"{facts_list([*advice(failure), *caught(failure)])}</section>"
+        f"{tables_of([Section('tables', 'out-of-memory', title='Memory', tables=tables(failure))])}"
     )
     return page(
-        f"{headline(one)[:100]} · Backspot",
+        f"{headline(failure)[:100]} · Backspot",
         "a training that died of memory",
         main,
         f"Made by Backspot {__version__}.",
@@ -42,8 +44,8 @@ def out_of_memory_to_html(one: OutOfMemory) -> bytes:
     )
 
 
-def _file(one: OutOfMemory) -> bytes:
-    return (render_out_of_memory(one, width=80) + "\n").encode()
+def _file(failure: OutOfMemory) -> bytes:
+    return (render_out_of_memory(failure, width=80) + "\n").encode()
 
 
 __all__ = ["FORMATS", "TEXTS", "headline", "out_of_memory_to_html", "render_out_of_memory"]

@@ -33,8 +33,13 @@ class Sections(NamedTuple):
 
 def sections_of(report: Report, view: View = DEFAULT_VIEW) -> Sections:
     """Return what the parts say of a report."""
-    every = [section for part in PARTS for section in part.sections(report, view)]
-    return Sections(*([one for one in every if one.kind == kind] for kind in Sections._fields))
+    all_sections = [section for part in PARTS for section in part.sections(report, view)]
+    return Sections(
+        *(
+            [section for section in all_sections if section.kind == kind]
+            for kind in Sections._fields
+        )
+    )
 
 
 def columns_of_parts(
@@ -46,8 +51,8 @@ def columns_of_parts(
 
 def fields_of_parts(report: Report) -> list[Fields]:
     """Return what the parts add to the table for programs."""
-    every = [part.fields(report) for part in PARTS]
-    return [fields for fields in every if fields is not None]
+    all_fields = [part.fields(report) for part in PARTS]
+    return [fields for fields in all_fields if fields is not None]
 
 
 def page_of_parts(report: Report) -> dict[str, Any]:
@@ -67,8 +72,8 @@ def needs_of_parts() -> dict[str, str]:
 
 def remarks_on(finding: Finding) -> list[Remark]:
     """Return what the parts say of a finding, beside its remedy."""
-    every = [part.remark(finding) for part in PARTS]
-    return [remark for remark in every if remark is not None]
+    all_remarks = [part.remark(finding) for part in PARTS]
+    return [remark for remark in all_remarks if remark is not None]
 
 
 def costs_of_parts(report: Report) -> list[Cost]:
@@ -78,17 +83,17 @@ def costs_of_parts(report: Report) -> list[Cost]:
 
 def compared_by_parts(comparison: Comparison) -> list[Sequence[str]]:
     """Return what the parts say of a comparison, each a heading and the sentences below it."""
-    every = [part.compared(comparison) for part in PARTS]
-    return [said for said in every if said]
+    all_texts = [part.compared(comparison) for part in PARTS]
+    return [texts for texts in all_texts if texts]
 
 
 def leads(report: Report) -> list[Lead]:
     """Return what a screen can begin with in place of the time."""
-    every = [part.lead(report) for part in PARTS]
-    return [lead for lead in every if lead is not None]
+    all_leads = [part.lead(report) for part in PARTS]
+    return [lead for lead in all_leads if lead is not None]
 
 
 def first_view(report: Report) -> View:
     """Return what a terminal shows first: what was asked for at recording, else who is slow."""
-    asked = (View(order=lead.order) for lead in leads(report) if lead.is_asked)
-    return next(asked, DEFAULT_VIEW)
+    views = (View(order=lead.order) for lead in leads(report) if lead.is_asked)
+    return next(views, DEFAULT_VIEW)

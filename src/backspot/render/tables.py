@@ -82,9 +82,9 @@ def to_frame(report: Report) -> pd.DataFrame:
         raise MissingDependencyError(
             "to_pandas() needs pandas: pip install 'backspot[pandas]'"
         ) from error
-    found = list(records(report, report.modules))
+    rows = list(records(report, report.modules))
     fields = fields_of(report)
-    columns = zip(*found, strict=True) if found else [()] * len(fields)
+    columns = zip(*rows, strict=True) if rows else [()] * len(fields)
     frame: pd.DataFrame = pd.DataFrame(
         {
             name: pd.Series(values, dtype=None if _is_plain(values) else object)

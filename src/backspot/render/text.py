@@ -164,11 +164,11 @@ class _Page:
             lines += self._below(table)
         if self._found:
             lines += [Text(), Text(HEADING, "bold")]
-        for number, found in enumerate(self._found, 1):
+        for number, cause in enumerate(self._found, 1):
             before = self._found[: number - 1]
-            lines += finding(report, number, found, width, before=before, whole=self._whole)
-        for told in filter(None, (*unlisted(report, self._view), searched(report))):
-            lines += [Text(), *self._paragraph(Text(told, "dim"))]
+            lines += finding(report, number, cause, width, before=before, whole=self._whole)
+        for note_text in filter(None, (*unlisted(report, self._view), searched(report))):
+            lines += [Text(), *self._paragraph(Text(note_text, "dim"))]
         return [*lines, *self._last(lines)]
 
     def _last(self, above: Sequence[Text]) -> list[Text]:
@@ -187,8 +187,8 @@ class _Page:
                 lines += self._paragraph(Text(table.note, "dim"))
             for text in section.said:
                 lines += self._paragraph(Text(visible(text)))
-            for number, (what, code) in enumerate(section.code, 1):
-                lines += self._paragraph(Text(f"{number}. {visible(what)}", "dim"))
+            for number, (purpose, code) in enumerate(section.code, 1):
+                lines += self._paragraph(Text(f"{number}. {visible(purpose)}", "dim"))
                 # Whole lines, so that they can be copied.
                 lines += [Text(f"   {visible(line)}", no_wrap=True) for line in code.splitlines()]
         return lines
@@ -245,12 +245,12 @@ class _Page:
         """The table, and what surprises in it."""
         unowned = [row for row in chosen.unowned if self._share(row) >= _LEAST_UNOWNED]
         lines = self._table(replace(chosen, unowned=tuple(unowned)))
-        said = [
+        surprises = [
             *between_nodes(self._report),
             *hidden_work(self._report, chosen),
             *unknown_savings(self._report, chosen),
         ]
-        for text in () if self._lead or self._nodes else said:
+        for text in () if self._lead or self._nodes else surprises:
             lines += self._paragraph(Text(visible(text), "dim"))
         return lines
 
@@ -266,8 +266,8 @@ class _Page:
             lines += fact_lines(facts, width)
         if lead.advice:
             lines += paragraph(Text(visible(lead.advice)), width, "→ ", whole=self._whole)
-        parts = answer(report, replace(self._view, order=None))
-        short = takewhile(lambda part: part[0] != "text" or part[1][0] not in ",;", parts)
+        clauses = answer(report, replace(self._view, order=None))
+        short = takewhile(lambda clause: clause[0] != "text" or clause[1][0] not in ",;", clauses)
         return [*lines, *self._paragraph(sentence([*short], width, whole=self._whole))]
 
     def _above_the_table(self, *, full: bool) -> list[Text]:
@@ -294,20 +294,20 @@ class _Page:
         """The first findings; the arguments are those of a choice."""
         report, width = self._report, self._width
         lines = [Text()]
-        if not self._found and (told := searched(report)):
-            lines += self._paragraph(Text(told))
-        for number, found in enumerate(self._found[:named], 1):
-            at = (report, number, found, width)
+        if not self._found and (searched_text := searched(report)):
+            lines += self._paragraph(Text(searched_text))
+        for number, cause in enumerate(self._found[:named], 1):
+            arguments = (report, number, cause, width)
             if number <= detailed:
                 lines += finding(
-                    *at,
+                    *arguments,
                     before=self._found[: number - 1],
                     whole=self._whole,
                     evidence=evidence,
                     remedy=remedy,
                 )
             else:
-                lines += brief_finding(*at, whole=self._whole)
+                lines += brief_finding(*arguments, whole=self._whole)
         if self._view.is_of_time and (aside := unlisted(report, self._view)):
             lines += self._paragraph(Text(" ".join(aside), "dim"))
         return lines
@@ -315,23 +315,23 @@ class _Page:
     def _next(self, chosen: Selection, named: int, more: str) -> list[str]:
         """What to ask for next: ``more`` has everything, ``named`` findings are named."""
         report, by = self._report, self._table_view.by
-        things = {"path": ("module",), "class": ("class", "more classes"), "pattern": ("row",)}[by]
+        nouns = {"path": ("module",), "class": ("class", "more classes"), "pattern": ("row",)}[by]
         hidden = {
-            f"more {things[0]}": len(chosen.hidden),
+            f"more {nouns[0]}": len(chosen.hidden),
             "more node name": len(self._nodes) - len(self._nodes[: self._view.top]),
             "more finding": len(self._found) - named,
             "more warning": len(remedies(report)) - _WARNINGS,
         }
         rest = [
-            counted(number, what, *things[1:] if what == f"more {things[0]}" else ())
-            for what, number in hidden.items()
+            counted(number, noun, *nouns[1:] if noun == f"more {nouns[0]}" else ())
+            for noun, number in hidden.items()
             if number > 0
         ]
         facts = [f"next: {unbroken(more)} for {', '.join(rest) or 'all details'}"]
         ask = "--{} {}" if "--full" in more else 'report.top({}="{}")'
         others = [(lead.order, lead.order) for lead in self._leads]
-        for sort, what in [("wall", "time")] if self._lead else others:
-            facts.append(f"{unbroken(ask.format('sort', sort))} for {what}")
+        for sort, amount in [("wall", "time")] if self._lead else others:
+            facts.append(f"{unbroken(ask.format('sort', sort))} for {amount}")
         if by != self._view.by:
             facts.append(f"{unbroken(ask.format('by', 'path'))} for single modules")
         elif by == "path" and has_repeats(chosen):
@@ -339,8 +339,8 @@ class _Page:
         if self._found:
             explain = f"backspot explain {visible(self._found[0].rule)}"
             facts.append(unbroken(keep_start(explain, self._width)))
-        elif not self._lead and (asked := asked_for(report)):
-            facts.append(asked)
+        elif not self._lead and (asked_text := asked_for(report)):
+            facts.append(asked_text)
         return facts
 
     def _answer(self, look: str = "") -> list[Text]:
@@ -353,8 +353,8 @@ class _Page:
         answers = sentences(self._report, replace(self._view, order=None))
         if look:
             answers[0].append(("text", f" {look}"))
-        for parts in answers:
-            lines += self._paragraph(sentence(parts, self._width, whole=self._whole))
+        for clauses in answers:
+            lines += self._paragraph(sentence(clauses, self._width, whole=self._whole))
         if row is not None:
             lines += line_of_answer(row, self._view.sort, self._width, whole=self._whole)
         return lines
@@ -385,7 +385,7 @@ class _Page:
         left_out = {"line"}  # they have their own table
         if not heading and view.order != "headroom":
             left_out.add("detail")
-        columns = [one for one in columns if one.kind not in left_out]
+        columns = [column for column in columns if column.kind not in left_out]
         styles = [*("" for _ in chosen.shown), *("dim" for _ in chosen.unowned)]
         table = lay_out(_with_units(columns), width, styles, whole=self._whole)
         if chosen.unowned and heading:
@@ -400,8 +400,8 @@ class _Page:
 def _with_units(columns: Sequence[Column]) -> list[Column]:
     """The columns with their unit in the heads of the first time and of the amounts."""
     return [
-        replace(one, head=one.full_head) if one.kind in ("time", "amount") else one
-        for one in columns
+        replace(column, head=column.full_head) if column.kind in ("time", "amount") else column
+        for column in columns
     ]
 
 
@@ -412,8 +412,10 @@ def _packed(facts: Sequence[str]) -> list[str]:
 
 def _phase_facts(report: Report, least: float = 0) -> list[str]:
     """The phases with at least a share of the step, one fact each: ``22% forward``."""
-    kept = [one for one in kept_phases(report) if abs(one.wall_ns) >= least * report.step_ns]
-    texts = [phase_text(report, phase) for phase in kept]
+    phases = [
+        phase for phase in kept_phases(report) if abs(phase.wall_ns) >= least * report.step_ns
+    ]
+    texts = [phase_text(report, phase) for phase in phases]
     return [f"{share} {name}" for name, _, share in texts]
 
 

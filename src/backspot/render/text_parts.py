@@ -46,15 +46,17 @@ def line_of_answer(row: Row, sort: Sort, width: int, *, whole: bool) -> list[Tex
 def lines_table(shown: Sequence[Row], sort: Sort, width: int, *, whole: bool) -> list[Text]:
     """The source lines that made the heaviest nodes of the first modules."""
     ranks: dict[tuple[str, str], list[int]] = {}
-    known: dict[tuple[str, str], LineCost] = {}
+    shown_lines: dict[tuple[str, str], LineCost] = {}
     for rank, row in enumerate(shown, 1):
         line = heaviest_line(row, sort)
-        if line is not None and ((line.node, line.place) in known or len(known) < _LINES):
-            known[line.node, line.place] = line
+        if line is not None and (
+            (line.node, line.place) in shown_lines or len(shown_lines) < _LINES
+        ):
+            shown_lines[line.node, line.place] = line
             ranks.setdefault((line.node, line.place), []).append(rank)
-    if not known:
+    if not shown_lines:
         return []
-    lines = known.values()
+    lines = shown_lines.values()
     head = "made by" if all(line.exact for line in lines) else "called at"
     rows = numbers(map(_spans, ranks.values()))
     nodes: list[Part] = [("node", short_node_name(line.node)) for line in lines]
@@ -88,12 +90,12 @@ def render_subtree(subtree: Subtree, *, width: int | None = None) -> str:
     width, uncut = space_for(width)
     placed = [(subtree.row.name, subtree.row), *_placed(subtree)]
     rows = [row for _, row in placed]
-    whole = subtree.row.total_wall_ns
-    ms = milliseconds_of(whole)
+    subtree_ns = subtree.row.total_wall_ns
+    ms = milliseconds_of(subtree_ns)
     names: list[Part] = [("name", name) for name, _ in placed]
     classes: list[Part] = [("name", row.class_name) for row in rows]
     total = numbers(ms(row.total_wall_ns) for row in rows)
-    shares = numbers(percent(row.total_wall_ns / whole if whole else 0) for row in rows)
+    shares = numbers(percent(row.total_wall_ns / subtree_ns if subtree_ns else 0) for row in rows)
     own = numbers(ms(row.wall_ns) for row in rows)
     gpu = numbers(ms(row.total_gpu_ns) for row in rows)
     cpu = numbers(ms(row.total_cpu_ns) for row in rows)
@@ -113,10 +115,10 @@ def render_subtree(subtree: Subtree, *, width: int | None = None) -> str:
     label = visible(subtree.row.label)
     if not uncut:
         label = keep_end(label, min(width, 80))
-    what = f"{label}: {duration(whole)} of the backward per step"
+    heading = f"{label}: {duration(subtree_ns)} of the backward per step"
     if subtree.children:
-        what += f", {duration(subtree.row.wall_ns)} of it in the module itself"
-    lines = [*paragraph(Text(what, "bold"), width, whole=uncut)]
+        heading += f", {duration(subtree.row.wall_ns)} of it in the module itself"
+    lines = [*paragraph(Text(heading, "bold"), width, whole=uncut)]
     if saves := told_apart(subtree.row.total_saves):
         lines += paragraph(Text(f"Without it, a step would take {saves}."), width, whole=uncut)
     lines += [Text(), *lay_out(columns, width, whole=uncut)]

@@ -34,7 +34,7 @@ def training_line(training: Training) -> str:
     steps = counted(training.counted, "step")
     if training.counted < _NEARLY_ALL * training.steps:
         steps = f"{training.counted:,} of {counted(training.steps, 'step')}"
-    parts = [
+    facts = [
         f"{percent(nanoseconds / training.step_ns)} {name}"
         for name, nanoseconds in (
             ("waiting for data", training.data_ns),
@@ -44,7 +44,7 @@ def training_line(training: Training) -> str:
         )
         if nanoseconds >= _NOTABLE * training.step_ns
     ]
-    return f"The training: {steps} of {duration(training.step_ns)} ({', '.join(parts)})."
+    return f"The training: {steps} of {duration(training.step_ns)} ({', '.join(facts)})."
 
 
 def training_facts(training: Training, recorded: Sequence[RareWork] = ()) -> Iterator[str]:
@@ -120,9 +120,9 @@ def _sections(report: Report, _: View) -> list[Section]:
     training = report.training
     if training is None:
         return []
-    said = [training_line(training), *training_facts(training, report.rare)]
-    brief = min(2, len(said) - len(not_counted(training)))
-    return [Section("sentences", "training", said, brief=brief, gives_way=1)]
+    sentences = [training_line(training), *training_facts(training, report.rare)]
+    brief = min(2, len(sentences) - len(not_counted(training)))
+    return [Section("sentences", "training", sentences, brief=brief, gives_way=1)]
 
 
 SAYING = Saying(_sections)

@@ -126,8 +126,8 @@ def share_of(report: Report, cost: Cost, sort: Sort) -> float:
     """The part (0 to 1) of the backward's time that a cost takes, or of the step that it saves."""
     if isinstance(cost, Row):
         return report.share(cost, sort)
-    whole = time_of(report, sort)
-    return time_of(cost, sort) / whole if whole else 0.0
+    total_ns = time_of(report, sort)
+    return time_of(cost, sort) / total_ns if total_ns else 0.0
 
 
 def heaviest(row: Row, sort: Sort) -> NodeCost | None:
@@ -139,8 +139,8 @@ def heaviest(row: Row, sort: Sort) -> NodeCost | None:
 def heaviest_line(row: Row, sort: Sort) -> LineCost | None:
     """The source line that made most of the row's heaviest node, if the trace has lines."""
     node = heaviest(row, sort)
-    made = [line for line in row.lines if node is not None and line.node == node.name]
-    return max(made, key=lambda line: time_of(line, node_sort(sort)), default=None)
+    lines = [line for line in row.lines if node is not None and line.node == node.name]
+    return max(lines, key=lambda line: time_of(line, node_sort(sort)), default=None)
 
 
 def node_sort(sort: Sort) -> Sort:

@@ -362,10 +362,10 @@ class Comparison(Presented, plan.InComparison, _Changes):
             raise UsageError(
                 f"comparison[{quoted(path)}]: give a module's path; comparison.changes has all"
             )
-        found = [change for change in self.changes if change.path == path]
-        if not found:
+        changes = [change for change in self.changes if change.path == path]
+        if not changes:
             raise KeyError(f"no module {path!r} in this comparison")
-        return min(found, key=lambda change: change.verdict == "gone")
+        return min(changes, key=lambda change: change.verdict == "gone")
 
     def slower_than(self, percent: float) -> bool:
         """Return whether the step or its backward takes longer than a limit allows.

@@ -351,8 +351,10 @@ def half_spread(by_step: Sequence[int]) -> int:
 
     def quartile(number: int) -> int:
         """Four times the quartile, in whole nanoseconds."""
-        at, part = divmod(number * last, 4)
-        return 4 * ordered[at] + (part * (ordered[at + 1] - ordered[at]) if part else 0)
+        position, quarter = divmod(number * last, 4)
+        return 4 * ordered[position] + (
+            quarter * (ordered[position + 1] - ordered[position]) if quarter else 0
+        )
 
     return (quartile(3) - quartile(1)) // 8 if ordered else 0
 

@@ -89,10 +89,10 @@ class WhatIf:
     def __str__(self) -> str:
         """Return one sentence and, for several changes, a table of each of them alone."""
         ends = max(self.low_ns, 0), max(self.high_ns, 0)
-        said = f"{less(self.saves_ns)}{' at best' * self.at_best}"
+        saving_text = f"{less(self.saves_ns)}{' at best' * self.at_best}"
         sentence = (
-            f"A step would take {duration(self.step_ns)}: {said} ({between(*ends)}), by a replay "
-            "without the profiler"
+            f"A step would take {duration(self.step_ns)}: {saving_text} ({between(*ends)}), by a "
+            "replay without the profiler"
         )
         if len(self.alone) < 2:
             return sentence
@@ -110,8 +110,8 @@ def less(ns: float) -> str:
 
 def _row(change: tuple[str, Saving]) -> tuple[str, str, str]:
     name, saves = change
-    said = f"{less(saves.ns)}{' at best' * saves.at_best}"
-    return visible(name), said, f"{duration(saves.low_ns)} to {duration(saves.high_ns)}"
+    saving_text = f"{less(saves.ns)}{' at best' * saves.at_best}"
+    return visible(name), saving_text, f"{duration(saves.low_ns)} to {duration(saves.high_ns)}"
 
 
 class Predictor(Protocol):
@@ -249,10 +249,10 @@ class Finding(trials.InFinding, memory.InFinding, _Cause):
     """
 
     def __repr__(self) -> str:
-        where = f" in {visible(self.places[0].label)}" if self.places else ""
+        place = f" in {visible(self.places[0].label)}" if self.places else ""
         other = self._other_cost()
         cost = f"{self.wall_ns / 1e6:.3f} ms" if other is None else other.said
-        return f"<Finding {self.rule}{where}: {cost}>"
+        return f"<Finding {self.rule}{place}: {cost}>"
 
     @property
     def path(self) -> str:
@@ -260,9 +260,9 @@ class Finding(trials.InFinding, memory.InFinding, _Cause):
         return self.places[0].path
 
 
-def other_cost(one: Finding | Place) -> OtherCost | None:
+def other_cost(cause: Finding | Place) -> OtherCost | None:
     """Return what a finding costs, where that is no time, all in all or in one place."""
-    return one._other_cost()
+    return cause._other_cost()
 
 
 def measured(finding: Finding) -> Measured | None:
@@ -272,13 +272,13 @@ def measured(finding: Finding) -> Measured | None:
 
 def helps(finding: Finding) -> bool | None:
     """Return whether the remedy is known to help here, or not to; ``None`` where it is not."""
-    known = finding._measured()
-    return None if known is None else known.helps
+    measurement = finding._measured()
+    return None if measurement is None else measurement.helps
 
 
 def stable(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """Return the findings that count, in their order."""
-    return tuple(one for one in findings if one.tier == "stable")
+    return tuple(finding for finding in findings if finding.tier == "stable")
 
 
 _GAIN = 0.005
@@ -296,10 +296,10 @@ ALL_OVER = 0.25  # what counts of a saving at best by a cause all over the step,
 
 def gain_of(finding: Finding) -> Saving | None:
     """Return what a step saves with the remedy: as it was measured, or else by a replay."""
-    known = measured(finding)
-    if known is None or not known.helps:
+    measurement = measured(finding)
+    if measurement is None or not measurement.helps:
         return finding.saves
-    return Saving(known.saves_ns, known.low_ns, known.high_ns, at_least=True)
+    return Saving(measurement.saves_ns, measurement.low_ns, measurement.high_ns, at_least=True)
 
 
 def counted_gain(finding: Finding) -> float | None:
@@ -339,17 +339,17 @@ def in_order(findings: Iterable[Finding], step: ReplayedStep | None) -> tuple[Fi
             for the gains that are not known.
     """
 
-    def key(one: Finding) -> tuple[int, float, str]:
-        known, gain = helps(one), counted_gain(one)
-        if (other := other_cost(one)) is not None:
-            return 4, -other.amount, one.rule
-        if known is False:
-            return 3, -one.wall_ns, one.rule
+    def key(cause: Finding) -> tuple[int, float, str]:
+        helping, gain = helps(cause), counted_gain(cause)
+        if (other := other_cost(cause)) is not None:
+            return 4, -other.amount, cause.rule
+        if helping is False:
+            return 3, -cause.wall_ns, cause.rule
         if step is None:
-            return 0, -(one.wall_ns if gain is None else gain), one.rule
+            return 0, -(cause.wall_ns if gain is None else gain), cause.rule
         if gain is None:
-            return 1, -one.wall_ns, one.rule
-        nothing = known is not True and saves_nothing(one, step)
-        return (2, -one.wall_ns, one.rule) if nothing else (0, -gain, one.rule)
+            return 1, -cause.wall_ns, cause.rule
+        nothing = helping is not True and saves_nothing(cause, step)
+        return (2, -cause.wall_ns, cause.rule) if nothing else (0, -gain, cause.rule)
 
-    return tuple(sorted(findings, key=lambda one: (_TIERS.index(one.tier), key(one))))
+    return tuple(sorted(findings, key=lambda cause: (_TIERS.index(cause.tier), key(cause))))

@@ -27,7 +27,9 @@ from backspot.results.findings import Saving
 _COSTS = ("wall_ns", "gpu_ns", "cpu_ns", "forward_ns", "recompute_ns")
 _TOTALS = tuple(f"total_{cost}" for cost in _COSTS)
 _BY_STEP = tuple(f"{cost}_by_step" for cost in _COSTS[:4])
-_OF_PARTS = {one.name: one.metadata["summed"] for one in fields(Row) if "summed" in one.metadata}
+_OF_PARTS = {
+    field.name: field.metadata["summed"] for field in fields(Row) if "summed" in field.metadata
+}
 """What sums each field of a part over the rows that become one."""
 
 
@@ -43,18 +45,18 @@ def fold(
     Savings do not add up. A row that takes in all modules inside it saves its total, a row that
     takes in none saves what it did, and what any other row saves is not known.
     """
-    known = {row.path: row for row in rows if row.is_module}
+    by_path = {row.path: row for row in rows if row.is_module}
     levels: dict[str, int] = {}
     target: dict[str, str] = {}
-    parents = parents_of(known.values())
+    parents = parents_of(by_path.values())
     for path, parent in parents.items():
-        root = known[path].root
+        root = by_path[path].root
         if path == root:
             levels[path] = 0
         elif parent is None:
             levels[path] = 1
         else:
-            levels[path] = levels[parent] + (parent == root or known[parent].calls > 0)
+            levels[path] = levels[parent] + (parent == root or by_path[parent].calls > 0)
         too_deep = depth is not None and levels[path] > depth
         if path == root or not (too_deep or (matches is not None and not matches(path))):
             target[path] = path
@@ -72,12 +74,12 @@ def fold(
         _merge(
             members,
             path=path,
-            class_name=known[path].class_name if path in known else "",
-            calls=known[path].calls if path in known else max(row.calls for row in members),
+            class_name=by_path[path].class_name if path in by_path else "",
+            calls=by_path[path].calls if path in by_path else max(row.calls for row in members),
             members=1,
-            saves=_saves(known.get(path), len(members), inside.get(path, 0)),
-            total_saves=known[path].total_saves if path in known else None,
-            kept=known.get(path),
+            saves=_saves(by_path.get(path), len(members), inside.get(path, 0)),
+            total_saves=by_path[path].total_saves if path in by_path else None,
+            kept=by_path.get(path),
             has_all=len(members) == inside.get(path, 0),
         )
         for path, members in groups.items()
@@ -139,7 +141,7 @@ def pattern_of(rows: Sequence[Row]) -> Callable[[Row], str]:
 @lru_cache(maxsize=1 << 16)
 def numberless(path: str) -> str:
     """Return a path with ``*`` in place of each number, as repeated layers have them."""
-    return ".".join("*" if part.isdecimal() else part for part in path.split("."))
+    return ".".join("*" if name_part.isdecimal() else name_part for name_part in path.split("."))
 
 
 def _counts_inside(parents: dict[str, str | None]) -> dict[str, int]:
@@ -227,8 +229,8 @@ def _summed(kind: type[_Cost], keys: int, costs: Iterable[_Cost]) -> list[_Cost]
         return costs
     values = attrgetter(*(field.name for field in fields(kind)))
     sums: dict[tuple[Any, ...], Iterable[int]] = {}
-    for found in map(values, costs):
-        key, numbers = found[:keys], found[keys:]
+    for values_of_cost in map(values, costs):
+        key, numbers = values_of_cost[:keys], values_of_cost[keys:]
         sums[key] = tuple(map(add, sums[key], numbers)) if key in sums else numbers
     return [kind(*key, *numbers) for key, numbers in sums.items()]
 
@@ -238,7 +240,14 @@ def ranked_lines(lines: Iterable[LineCost]) -> tuple[LineCost, ...]:
     return tuple(
         sorted(
             _summed(LineCost, 6, lines),
-            key=lambda one: (-one.wall_ns, -one.gpu_ns, -one.cpu_ns, one.file, one.line, one.node),
+            key=lambda cost: (
+                -cost.wall_ns,
+                -cost.gpu_ns,
+                -cost.cpu_ns,
+                cost.file,
+                cost.line,
+                cost.node,
+            ),
         )
     )
 
@@ -346,7 +355,7 @@ class Subtree:
         if not isinstance(other, Subtree):
             return NotImplemented
         pairs = zip_longest(self._walk(), other._walk())
-        return all(ours == theirs for ours, theirs in pairs)
+        return all(ours == other for ours, other in pairs)
 
     def __hash__(self) -> int:
         return hash((self.row, len(self.children)))
@@ -381,13 +390,13 @@ def subtree_of(row: Row, modules: Mapping[str, Row]) -> Subtree:
     raise KeyError(row.path)
 
 
-def near_names(path: str, known: Iterable[str]) -> str:
+def near_names(path: str, candidates: Iterable[str]) -> str:
     """Return "; did you mean …?" for the names nearest to a path, or ``""`` if none is near."""
     import difflib
 
     if len(path) > _LONGEST_NAME:
         return ""
-    likely = [name for name in known if len(name) <= _LONGEST_NAME]
+    likely = [name for name in candidates if len(name) <= _LONGEST_NAME]
     near = difflib.get_close_matches(path, likely, n=3, cutoff=0.5)
     return f"; did you mean {', '.join(map(repr, near))}?" if near else ""
 
@@ -412,20 +421,20 @@ class Patterns:
 
     def matches(self, path: str) -> bool:
         """Return whether a path matches."""
-        return any(one.fullmatch(path) for one in self._expressions)
+        return any(expression.fullmatch(path) for expression in self._expressions)
 
     def check(self, paths: Collection[str]) -> None:
         """Raise ``UsageError`` with near patterns if a pattern matches none of these paths."""
         for text, expression in zip(self.texts, self._expressions, strict=True):
             if not any(map(expression.fullmatch, paths)):
                 kinds = Counter(map(numberless, paths))
-                known = dict.fromkeys(
+                candidates = dict.fromkeys(
                     path if kinds[numberless(path)] == 1 else numberless(path) for path in paths
                 )
                 # The root has no name.
-                some = ", ".join(quoted(name) for name in list(filter(None, known))[:3])
-                others = f"; among the modules are {some or 'none with a name'}"
-                near = near_names(text, known) or others
+                examples = ", ".join(quoted(name) for name in list(filter(None, candidates))[:3])
+                others = f"; among the modules are {examples or 'none with a name'}"
+                near = near_names(text, candidates) or others
                 raise UsageError(f"match={quoted(text)} matches no module{near}")
 
 
@@ -460,11 +469,11 @@ def _checked(text: object) -> str:
 
 
 def _expression(text: str) -> re.Pattern[str]:
-    parts, at = [], 0
-    for found in _WILDCARD.finditer(text):
-        parts += [re.escape(text[at : found.start()]), _meaning(found[0])]
-        at = found.end()
-    return re.compile("".join([*parts, re.escape(text[at:])]), re.DOTALL)
+    pieces, at = [], 0
+    for match in _WILDCARD.finditer(text):
+        pieces += [re.escape(text[at : match.start()]), _meaning(match[0])]
+        at = match.end()
+    return re.compile("".join([*pieces, re.escape(text[at:])]), re.DOTALL)
 
 
 def _meaning(wildcard: str) -> str:

@@ -167,8 +167,12 @@ class InReport:
 
     def _contradictions(self, _: int) -> Iterator[str]:
         if (drawn := self.picture) is not None:
-            pieces = [one[:2] for lane in (drawn.host, drawn.lines, drawn.device) for one in lane]
+            pieces = [
+                interval[:2]
+                for lane in (drawn.host, drawn.lines, drawn.device)
+                for interval in lane
+            ]
             if not drawn.recorded_wall_ns or any(
-                not at < end <= drawn.recorded_wall_ns for at, end in pieces
+                not begin < end <= drawn.recorded_wall_ns for begin, end in pieces
             ):
                 yield "its picture does not lie in its step"

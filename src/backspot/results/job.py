@@ -378,7 +378,7 @@ class JobReport(Presented):
         return job
 
     def _made_of(self) -> list[str]:
-        return [one.source for one in self.ranks]
+        return [rank.source for rank in self.ranks]
 
     def __repr__(self) -> str:
         return (
@@ -412,5 +412,5 @@ class InReport(Beside):
 
         It is not saved with the report.
         """
-        found: JobReport | None = beside(self, "job")
-        return found
+        answer: JobReport | None = beside(self, "job")
+        return answer

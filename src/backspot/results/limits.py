@@ -112,20 +112,20 @@ def share_of_peak(
     """
     if peaks is None or not step_ns:
         return None
-    whole = 0.0
+    computing_ns = 0.0
     for row in rows:
         if row.work is not None:
             again = (row.work.recompute_flops or 0) / (
                 _together(row.work.flops, row.work.recompute_flops) or 1
             )
-            parts = [_computing_ns(row.work.forward_flops_by_type, peaks)]
+            times = [_computing_ns(row.work.forward_flops_by_type, peaks)]
             backward = _computing_ns(row.work.flops_by_type, peaks)
-            parts.append(None if backward is None else backward * (1 - again))
-            for part in parts:
-                if part is None:
+            times.append(None if backward is None else backward * (1 - again))
+            for time_ns in times:
+                if time_ns is None:
                     return None
-                whole += part
-    return whole / (step_ns * devices) if whole else None
+                computing_ns += time_ns
+    return computing_ns / (step_ns * devices) if computing_ns else None
 
 
 def _computing_ns(by_type: Mapping[str, int], peaks: Peaks) -> float | None:

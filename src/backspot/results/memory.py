@@ -168,23 +168,26 @@ class _HasMemory(Protocol):
 
 
 def _summed(
-    rows: Sequence[_HasMemory], outer: Sequence[_HasMemory], kept: _HasMemory | None, has_all: bool
+    rows: Sequence[_HasMemory],
+    outer: Sequence[_HasMemory],
+    kept_row: _HasMemory | None,
+    has_all: bool,
 ) -> MemoryOfModule | None:
     """Return the memory of a row that takes in others, ``None`` where none is known."""
-    known = [row.memory for row in rows if row.memory is not None]
-    if not known:
+    memories = [row.memory for row in rows if row.memory is not None]
+    if not memories:
         return None
-    target = kept.memory if kept else None
+    target = kept_row.memory if kept_row else None
     outermost = [target] if target else [row.memory for row in outer if row.memory is not None]
-    alone = known[0].peak_bytes if len(rows) == 1 else None
+    alone = memories[0].peak_bytes if len(rows) == 1 else None
     return MemoryOfModule(
-        kept_bytes=sum(one.kept_bytes for one in known),
-        at_peak_bytes=sum(one.at_peak_bytes for one in known),
+        kept_bytes=sum(memory.kept_bytes for memory in memories),
+        at_peak_bytes=sum(memory.at_peak_bytes for memory in memories),
         peak_bytes=target.total_peak_bytes if target and has_all else alone,
-        total_kept_bytes=sum(one.total_kept_bytes for one in outermost),
-        total_at_peak_bytes=sum(one.total_at_peak_bytes for one in outermost),
+        total_kept_bytes=sum(memory.total_kept_bytes for memory in outermost),
+        total_at_peak_bytes=sum(memory.total_at_peak_bytes for memory in outermost),
         total_peak_bytes=outermost[0].total_peak_bytes if len(outermost) == 1 else None,
-        checkpoint_frees_bytes=sum(one.checkpoint_frees_bytes for one in outermost),
+        checkpoint_frees_bytes=sum(memory.checkpoint_frees_bytes for memory in outermost),
     )
 
 
@@ -219,17 +222,17 @@ class InReport:
     memory_asked: bool = field(default=False, metadata=SELDOM)
 
     def _contradictions(self, steps: int) -> Iterator[str]:
-        for one in self.memory:
-            what = f"the memory of {one.name}"
-            if sum(share.bytes for share in one.live) != one.peak_bytes:
-                yield f"what is live in {what} does not sum to its peak_bytes"
-            if one.peak_step >= steps:
-                yield f"the peak of {what} is of step {one.peak_step}, of {steps}"
-            line = one.timeline
+        for device in self.memory:
+            subject = f"the memory of {device.name}"
+            if sum(share.bytes for share in device.live) != device.peak_bytes:
+                yield f"what is live in {subject} does not sum to its peak_bytes"
+            if device.peak_step >= steps:
+                yield f"the peak of {subject} is of step {device.peak_step}, of {steps}"
+            line = device.timeline
             columns = (line.ns, line.allocated_bytes, *line.bytes_by_path)
             if len(line.paths) != len(line.bytes_by_path) or len(set(map(len, columns))) > 1:
-                yield f"the columns of {what} over time have different lengths"
-        if len({one.device for one in self.memory}) < len(self.memory):
+                yield f"the columns of {subject} over time have different lengths"
+        if len({device.device for device in self.memory}) < len(self.memory):
             yield "it has a device in memory twice"
 
 
@@ -256,15 +259,15 @@ class _Holding:
     held_bytes: Count | None
 
     def _other_cost(self) -> OtherCost | None:
-        held = self.held_bytes
-        if held is None:
+        bytes_held = self.held_bytes
+        if bytes_held is None:
             return None
 
         def share(report: InReport) -> str:
             peak = report.memory[0].peak_bytes if report.memory else 0
-            return f"{percent(held / peak if peak else 0.0)} of the peak"
+            return f"{percent(bytes_held / peak if peak else 0.0)} of the peak"
 
-        return OtherCost(held, size(held), share)
+        return OtherCost(bytes_held, size(bytes_held), share)
 
 
 @dataclass(frozen=True, kw_only=True)

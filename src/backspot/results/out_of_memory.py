@@ -119,8 +119,8 @@ class OutOfMemory(Presented):
         return []
 
     def __repr__(self) -> str:
-        asked = "" if self.asked_bytes is None else f", asked for {size(self.asked_bytes)}"
-        return f"<OutOfMemory of {self.limit}: {self.phase} {self.label}{asked}>"
+        request = "" if self.asked_bytes is None else f", asked for {size(self.asked_bytes)}"
+        return f"<OutOfMemory of {self.limit}: {self.phase} {self.label}{request}>"
 
     @property
     def label(self) -> str:
@@ -135,8 +135,8 @@ class OutOfMemory(Presented):
     @property
     def others_bytes(self) -> int:
         """What of a GPU is neither free nor PyTorch's: CUDA, libraries, other processes."""
-        known = max(self.reserved_bytes, self.in_use_bytes)
-        return 0 if self.is_host else max(self.used_bytes - known, 0)
+        explained = max(self.reserved_bytes, self.in_use_bytes)
+        return 0 if self.is_host else max(self.used_bytes - explained, 0)
 
     @property
     def is_elsewhere(self) -> bool:

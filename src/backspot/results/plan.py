@@ -166,7 +166,7 @@ class Plan:
     @property
     def ladder(self) -> tuple[Rung, ...]:
         """The rungs to take, in their order."""
-        return tuple(one for one in self.rungs if one.kept)
+        return tuple(rung for rung in self.rungs if rung.kept)
 
     @property
     def planned_ns(self) -> int:

@@ -33,9 +33,9 @@ class RareWork:
     steps: tuple[Count, ...] = ()
 
     def __repr__(self) -> str:
-        each, mean = self.wall_ns / 1e6, self.per_step_ns / 1e6
+        each_ms, mean = self.wall_ns / 1e6, self.per_step_ns / 1e6
         often = f"once in {self.period:.4g} steps"
-        return f"<RareWork {self.name}: {often}, {each:.3f} ms, {mean:.3f} ms a step>"
+        return f"<RareWork {self.name}: {often}, {each_ms:.3f} ms, {mean:.3f} ms a step>"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -302,14 +302,14 @@ class Report(
     @property
     def answer(self) -> Answer:
         """What costs most in the step, wherever it is: the first sentence of every output."""
-        found: Answer = presented.forms().find_answer(self)
-        return found
+        answer: Answer = presented.forms().find_answer(self)
+        return answer
 
     @property
     def utilisation(self) -> float:
         """Share (0 to 1) of the steps in which a device was running something."""
-        whole = sum(phase.wall_ns for phase in self.phases)
-        return sum(phase.busy_ns for phase in self.phases) / whole if whole else 0.0
+        step_ns = sum(phase.wall_ns for phase in self.phases)
+        return sum(phase.busy_ns for phase in self.phases) / step_ns if step_ns else 0.0
 
     def share(self, row: Row, sort: Sort = "wall") -> float:
         """Return a row's share of the backward, or the share of the step that it saves.
@@ -334,10 +334,10 @@ class Report(
         if not isinstance(row, Row):
             raise UsageError(f"share({quoted(row)}): give a row; report.modules has them")
         if sort == "saves":
-            whole = self.replayed_step.ns if self.replayed_step else 0
+            whole_ns = self.replayed_step.ns if self.replayed_step else 0
         else:
-            whole = time_of(self, sort)
-        return time_of(row, sort) / whole if whole else 0.0
+            whole_ns = time_of(self, sort)
+        return time_of(row, sort) / whole_ns if whole_ns else 0.0
 
     def top(
         self,
@@ -395,9 +395,9 @@ class Report(
         rankings: dict[object, tuple[Row, ...]] | None = getattr(self, "_rankings", None)
         if rankings is None:
             object.__setattr__(self, "_rankings", rankings := {})
-        asked = depth, sort, by, patterns
-        if asked in rankings:
-            return rankings[asked]
+        ranking = depth, sort, by, patterns
+        if ranking in rankings:
+            return rankings[ranking]
         rows: Sequence[Row] = self.modules
         if depth is not None or patterns is not None:
             rows = fold(rows, depth, patterns.matches if patterns else None)
@@ -407,8 +407,8 @@ class Report(
             saves = self.layers if rows is self.modules else {}
             rows = group(rows, pattern_of(rows), saves)
         ranked = sorted(rows, key=lambda row: (-self._weight(row, sort), -row.wall_ns, row.path))
-        rankings[asked] = tuple(ranked)
-        return rankings[asked]
+        rankings[ranking] = tuple(ranked)
+        return rankings[ranking]
 
     def _weight(self, row: Row, order: Order) -> int:
         ranking = RANKINGS.get(order)
@@ -490,9 +490,9 @@ class Report(
                 raise UsageError(f"what_if({name}={quoted(flag)}): give True or False")
         if buckets is not None and not (is_whole(buckets) and buckets):
             raise UsageError(f"what_if(buckets={quoted(buckets)}): give a number of at least 1")
-        if isinstance(fuse, str) or not all(isinstance(one, str) for one in fuse):
+        if isinstance(fuse, str) or not all(isinstance(name, str) for name in fuse):
             raise UsageError(f"what_if(fuse={quoted(fuse)}): give a list of modules")
-        asked = {
+        changes = {
             "factors": {} if factors is None else self._factors_by_path(factors),
             "no_waits": no_waits,
             "graph": graph,
@@ -501,8 +501,8 @@ class Report(
             "dtype": dtype,
             "buckets": buckets,
         }
-        asked = {name: what for name, what in asked.items() if what}
-        if not asked:
+        changes = {name: value for name, value in changes.items() if value}
+        if not changes:
             raise UsageError("what_if() needs a change, such as {'layers.0': 0.5} or graph=True")
         predictor = predictor_of(self)
         if predictor is None:
@@ -511,7 +511,7 @@ class Report(
                 "locate the trace again"
             )
             raise UsageError(f"what_if() cannot replay the step: {reason}")
-        return predictor.what_if(asked)
+        return predictor.what_if(changes)
 
     def _factors_by_path(self, factors: Mapping[str, float]) -> dict[str, float]:
         if not isinstance(factors, Mapping):
@@ -534,13 +534,13 @@ class Report(
         rows = self._rows_by_name()
         if name in rows:
             return [rows[name].path]
-        found = []
+        paths = []
         if isinstance(name, str) and is_pattern(name):
             matches = patterns_of(name).matches
-            found = [row.path for row in self.modules if row.is_module and matches(row.path)]
-        if not found:
+            paths = [row.path for row in self.modules if row.is_module and matches(row.path)]
+        if not paths:
             raise self._unknown(name)
-        return found
+        return paths
 
     def _unknown(self, path: object) -> KeyError:
         near = near_names(path, self._rows_by_name()) if isinstance(path, str) else ""
@@ -646,8 +646,8 @@ def lines_of(report: Report) -> Sequence[LineOfStep]:
 
 def predictor_of(report: Report) -> Predictor | None:
     """Return what replays the report's recording; ``None`` where nothing can."""
-    found: Predictor | None = beside(report, "predictor")
-    return found
+    predictor_found: Predictor | None = beside(report, "predictor")
+    return predictor_found
 
 
 def changed(report: Report, predictor: Predictor | None = None, **fields: Any) -> Report:
@@ -655,5 +655,5 @@ def changed(report: Report, predictor: Predictor | None = None, **fields: Any) -
 
     ``None`` keeps the report's own predictor. What it knows besides its data is kept, too.
     """
-    known = {} if predictor is None else {"predictor": predictor}
-    return with_beside(replace(report, **fields), {**known_beside(report), **known})
+    extras = {} if predictor is None else {"predictor": predictor}
+    return with_beside(replace(report, **fields), {**known_beside(report), **extras})

@@ -79,22 +79,22 @@ class Tried:
     @property
     def best(self) -> Variant | None:
         """The variant that saves most, of those that help; ``None`` if none does."""
-        helping = [one for one in self.variants if one.verdict == "helps"]
-        return max(helping, key=lambda one: one.saves_ns, default=None)
+        helping = [variant for variant in self.variants if variant.verdict == "helps"]
+        return max(helping, key=lambda variant: variant.saves_ns, default=None)
 
     @property
     def verdict(self) -> Verdict:
         """``"helps"`` if one variant does, ``"does not help"`` if none can; ``""`` if not tried."""
-        said = {one.verdict for one in self.variants}
+        verdicts = {variant.verdict for variant in self.variants}
         order: tuple[Verdict, ...] = ("helps", "undecided", "does not help", "fails")
-        return next((one for one in order if one in said), "")
+        return next((verdict for verdict in order if verdict in verdicts), "")
 
     def __str__(self) -> str:
         """Return one sentence, or more for the variants."""
         if self.why_not or not self.variants:
             return f"Not tried here: {self.why_not or 'there is no other way to write it'}."
         now, best = self.variants[0], self.best
-        others = [_of(one) for one in self.variants[1:] if one is not best]
+        others = [_of(variant) for variant in self.variants[1:] if variant is not best]
         rest = f" {'; '.join(others)}." if others else ""
         of_cpu = " of CPU time" * self.cpu_time
         if best is not None:
@@ -104,26 +104,28 @@ class Tried:
                 f"step takes at least {duration(best.saves_ns)} less "
                 f"({between(max(best.saves_low_ns, 0), best.saves_high_ns)}).{rest}"
             )
-        said = {"undecided": self._doubt(), "fails": "no variant runs"}
-        verdict = said.get(self.verdict, "does not help")
+        sentences = {"undecided": self._doubt(), "fails": "no variant runs"}
+        verdict = sentences.get(self.verdict, "does not help")
         return f"Tried here, {verdict}: {duration(now.ns)}{of_cpu} as it is;{rest}"
 
     def _doubt(self) -> str:
         """Why there is no verdict: the times are alike, or those of the same code differ."""
         now = self.variants[0]
-        tried = [one for one in self.variants if one.verdict == "undecided"]
-        if not any(one.ns for one in tried):
+        tried = [variant for variant in self.variants if variant.verdict == "undecided"]
+        if not any(variant.ns for variant in tried):
             return "not measured"
-        apart = max(abs(one.ns - now.ns) for one in tried if one.ns)
+        apart = max(abs(variant.ns - now.ns) for variant in tried if variant.ns)
         return "the times vary too much" if apart > _APART * now.ns else "too close to tell"
 
 
-def _of(one: Variant) -> str:
-    if one.verdict == "fails":
-        return f"{one.name} fails: {one.note}"
-    if not one.ns:
-        return f"{one.name} was not measured ({one.note})"
-    return f"{duration(one.ns)} with {one.name}" + (f" ({one.note})" if one.note else "")
+def _of(variant: Variant) -> str:
+    if variant.verdict == "fails":
+        return f"{variant.name} fails: {variant.note}"
+    if not variant.ns:
+        return f"{variant.name} was not measured ({variant.note})"
+    return f"{duration(variant.ns)} with {variant.name}" + (
+        f" ({variant.note})" if variant.note else ""
+    )
 
 
 Trials: TypeAlias = Literal["operators", "plan", "none"]
@@ -162,7 +164,7 @@ class InFinding:
         if best is None:
             # A replay has a price for the remedy itself, whatever others are undecided.
             remedy = self.tried.variants[1].verdict if len(self.tried.variants) > 1 else ""
-            known = False if verdict in _NO_HELP else None
-            return Measured(known, refutes=remedy in _NO_HELP or known is False)
+            is_known = False if verdict in _NO_HELP else None
+            return Measured(is_known, refutes=remedy in _NO_HELP or is_known is False)
         low, high = max(best.saves_low_ns, 0), max(best.saves_high_ns, best.saves_ns)
         return Measured(True, best.saves_ns, low, high)

@@ -64,19 +64,21 @@ def _summed(rows: Sequence[_HasWork], *_around: object) -> WorkOfModule | None:
 
     The time of each in backward weighs its unknown share.
     """
-    known = [(row.work, row.gpu_ns or row.cpu_ns) for row in rows if row.work is not None]
-    if not known:
+    pairs = [(row.work, row.gpu_ns or row.cpu_ns) for row in rows if row.work is not None]
+    if not pairs:
         return None
-    whole = sum(time for _, time in known)
-    unknown = sum(one.unknown_share * time for one, time in known) / whole if whole else 0.0
+    total_time = sum(time for _, time in pairs)
+    unknown = (
+        sum(work.unknown_share * time for work, time in pairs) / total_time if total_time else 0.0
+    )
     counts: dict[str, Any] = {}
     for name in COUNTS_OF_WORK:
-        some = [count for one, _ in known if (count := getattr(one, name)) is not None]
-        counts[name] = sum(some) if some else None
+        values = [count for work, _ in pairs if (count := getattr(work, name)) is not None]
+        counts[name] = sum(values) if values else None
     for name in ("flops_by_type", "forward_flops_by_type"):
         sums: Counter[str] = Counter()
-        for one, _ in known:
-            sums.update(getattr(one, name))
+        for work, _ in pairs:
+            sums.update(getattr(work, name))
         counts[name] = dict(sums)
     return WorkOfModule(**counts, unknown_share=min(1.0, unknown))
 

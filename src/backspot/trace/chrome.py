@@ -152,10 +152,10 @@ class ChromeDecoder:
         self._finish()
         return True
 
-    def extend(self, columns: Columns, seen: int, impossible: int) -> None:
+    def extend(self, columns: Columns, count: int, impossible: int) -> None:
         """Add the part that another decoder read of the following stretch."""
         self.columns.extend(columns)
-        self.seen += seen
+        self.seen += count
         self.impossible += impossible
 
     def _begin(self) -> bytes:
@@ -201,11 +201,11 @@ class ChromeDecoder:
 
     def _skip_event(self) -> bytes:
         """Read to the end of an event that is too long, and return what was read behind it."""
-        known = b""
+        text_read = b""
         while block := self._read(_PIECE):
-            known = known[-_MOST_EVENTS:] + block
-            if following := _SURELY_FOLLOWING.search(known):
-                return known[following.start() :]
+            text_read = text_read[-_MOST_EVENTS:] + block
+            if following := _SURELY_FOLLOWING.search(text_read):
+                return text_read[following.start() :]
         return b""
 
     def _next(self, least: int) -> bytes:
@@ -238,37 +238,39 @@ class ChromeDecoder:
         begun = decoder.getstate()[0]  # a character that is cut in two
         items: list[object] = []
         texts: list[str] = []
-        at, tries = 0, _MOST_TRIES
+        position, tries = 0, _MOST_TRIES
         following = _FOLLOWING.search(shown)
         still_open, after = begun, None
-        while (at := _skipped(shown, at)) < len(shown):
-            if end := _END.match(shown, at):
+        while (position := _skipped(shown, position)) < len(shown):
+            if end := _END.match(shown, position):
                 after = shown[end.end() :].encode() + begun
                 break
-            if following is not None and following.start() <= at:
-                following = _FOLLOWING.search(shown, at + 1)
-            item, size, is_cut = _value(shown, at, following.start() if following else len(shown))
+            if following is not None and following.start() <= position:
+                following = _FOLLOWING.search(shown, position + 1)
+            item, size, is_cut = _value(
+                shown, position, following.start() if following else len(shown)
+            )
             if is_cut and following is not None:  # is it within the event?
                 is_cut = tries > 0
                 if tries:
-                    item, size, is_cut = _value(shown, at, len(shown))
+                    item, size, is_cut = _value(shown, position, len(shown))
                     tries -= not size
             if len(items) >= _TOGETHER:
                 self._take_either(texts, items)
                 texts, items = [], []
-            if size and _NEXT.match(shown, at + size):
+            if size and _NEXT.match(shown, position + size):
                 items.append(item)
-                texts.append(shown[at : at + size])
-                at += size
+                texts.append(shown[position : position + size])
+                position += size
                 continue
-            may_end = is_cut and len(shown) - at <= _MOST_EVENT
+            may_end = is_cut and len(shown) - position <= _MOST_EVENT
             if not is_last and (following is None or may_end):
-                still_open = shown[at:].encode() + begun
+                still_open = shown[position:].encode() + begun
                 break
             if following is not None:
-                at = following.end()
-            elif not is_cut and (end := _END.search(shown, at)):
-                at = end.start()
+                position = following.end()
+            elif not is_cut and (end := _END.search(shown, position)):
+                position = end.start()
             else:  # cut short
                 break
             self.malformed += 1
@@ -339,20 +341,20 @@ def _value(text: str, begin: int, end: int) -> tuple[object, int, bool]:
     """
     size = _MOST_EVENTS
     while True:
-        part = text[begin : min(begin + size, end)]
+        piece = text[begin : min(begin + size, end)]
         try:
-            return *_TOLERANT.raw_decode(part), False
+            return *_TOLERANT.raw_decode(piece), False
         except _BAD as error:
-            is_cut = _CUT.match(part, getattr(error, "pos", 0)) is not None
+            is_cut = _CUT.match(piece, getattr(error, "pos", 0)) is not None
         if not is_cut or begin + size >= end:
             return None, 0, is_cut
         size *= 8
 
 
-def _skipped(text: str, at: int) -> int:
+def _skipped(text: str, position: int) -> int:
     """Return where the next value or bracket begins, behind blanks and commas."""
-    blanks = _BLANKS.match(text, at)
-    return blanks.end() if blanks else at
+    blanks = _BLANKS.match(text, position)
+    return blanks.end() if blanks else position
 
 
 def first_between(text: bytes) -> tuple[int, int] | None:
@@ -368,12 +370,12 @@ def _last_between(text: bytes, since: int = 0) -> tuple[int, int] | None:
     """
     window = _MOST_EVENTS
     while True:
-        at = max(0, len(text) - window)
+        position = max(0, len(text) - window)
         last = None
-        for match in _BETWEEN.finditer(text, at):
+        for match in _BETWEEN.finditer(text, position):
             last = match
         if last is not None:
             return last.start() + 1, last.end()
-        if at <= since - _MOST_EVENTS or not at:
+        if position <= since - _MOST_EVENTS or not position:
             return None
         window *= 8

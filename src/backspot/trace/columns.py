@@ -220,20 +220,20 @@ class Columns:
             ),
         ):
             columns[field] = [numbers[piece] for piece in columns[field]]
-        for mine, theirs in (
+        for own, others in (
             (self._pieces, other._pieces),
             (self._flows, other._flows),
             (self._blocks, other._blocks),
             (self._frames, other._frames),
         ):
-            for field, gathered in mine.items():
-                gathered += theirs[field]
+            for field, gathered in own.items():
+                gathered += others[field]
         self._chunks, self._loose_rows = len(self._pieces["start"]), 0
 
     def compact(self) -> None:
         """Join all pieces into one."""
-        every = (self._pieces, self._flows, self._blocks, self._frames)
-        for gathered in chain.from_iterable(columns.values() for columns in every):
+        tables = (self._pieces, self._flows, self._blocks, self._frames)
+        for gathered in chain.from_iterable(columns.values() for columns in tables):
             gathered[:] = [_joined(gathered)]
         self._chunks, self._loose_rows = 1, 0
 
@@ -245,18 +245,18 @@ class Columns:
         """
         self.compact()
         start, duration = self._pieces["start"][0], self._pieces["duration"][0]
-        kept = duration <= LONGEST_NS
+        is_possible = duration <= LONGEST_NS
         if len(start) and int(start.max()) - int(start.min()) > LONGEST_NS:
             middle = np.partition(start, len(start) // 2)[len(start) // 2]
-            kept &= np.abs(start - middle) < LONGEST_NS
-        if duration.sum(dtype=np.float64, where=kept) > _MOST_NS:
-            shortest = np.argsort(np.where(kept, duration, 0), kind="stable")
-            lasting = np.cumsum(np.where(kept, duration, 0)[shortest], dtype=np.float64)
-            kept[shortest[lasting > _MOST_NS]] = False
-        left_out = len(kept) - int(np.count_nonzero(kept))
+            is_possible &= np.abs(start - middle) < LONGEST_NS
+        if duration.sum(dtype=np.float64, where=is_possible) > _MOST_NS:
+            shortest = np.argsort(np.where(is_possible, duration, 0), kind="stable")
+            lasting = np.cumsum(np.where(is_possible, duration, 0)[shortest], dtype=np.float64)
+            is_possible[shortest[lasting > _MOST_NS]] = False
+        left_out = len(is_possible) - int(np.count_nonzero(is_possible))
         if left_out:
             for gathered in self._pieces.values():
-                gathered[0] = gathered[0][kept]
+                gathered[0] = gathered[0][is_possible]
         return left_out
 
     def _turn_marks_into_annotations(self) -> None:
@@ -328,8 +328,8 @@ class Columns:
         identity, forward, place, time = (_joined(gathered) for gathered in self._flows.values())
         starts, ends = np.flatnonzero(forward), np.flatnonzero(forward == 0)
         starts = starts[np.argsort(identity[starts], kind="stable")]
-        at = np.searchsorted(identity[starts], identity[ends], side="right") - 1
-        ends, starts = ends[at >= 0], starts[at[at >= 0]]
+        position = np.searchsorted(identity[starts], identity[ends], side="right") - 1
+        ends, starts = ends[position >= 0], starts[position[position >= 0]]
         matched = identity[starts] == identity[ends]
         start, end = starts[matched], ends[matched]
         thread = _numbers(self.threads, self._other_threads)
@@ -365,8 +365,8 @@ def integers(values: Sequence[int | None]) -> Ints:
         numbers = np.fromiter(values, np.int64, len(values))
     except (TypeError, OverflowError):
         # null; and AccumulateGrad's number in some versions, the largest of 64 bits
-        known = (value if value is not None else -1 for value in values)
-        numbers = np.array([v if -1 <= v < _MOST_NUMBER else -1 for v in known], np.int64)
+        values_or_none = (value if value is not None else -1 for value in values)
+        numbers = np.array([v if -1 <= v < _MOST_NUMBER else -1 for v in values_or_none], np.int64)
     numbers[(numbers < -1) | (numbers >= _MOST_NUMBER)] = -1
     return numbers
 
@@ -385,9 +385,9 @@ def _joined(pieces: list[Ints]) -> Ints:
     """Return all pieces as one array; the list is empty afterwards."""
     if len(pieces) == 1:
         return pieces.pop()
-    whole = np.concatenate(pieces) if pieces else np.empty(0, np.int64)
+    joined = np.concatenate(pieces) if pieces else np.empty(0, np.int64)
     pieces.clear()
-    return whole
+    return joined
 
 
 def _numbers(index: Index, keys: Index) -> Ints:

@@ -221,14 +221,14 @@ def _checked(content: _Content) -> CompiledTable:
     """Return the content as a table; ``ValueError`` if an index or a weight is impossible."""
     for graph in content.graphs:
         for site in graph.sites or ():
-            for part in site.parts:
+            for share in site.parts:
                 if not (
-                    -1 <= part.place < len(graph.places)
-                    and -1 <= part.line < len(content.lines)
-                    and 0 <= part.weight < 1 << 53
+                    -1 <= share.place < len(graph.places)
+                    and -1 <= share.line < len(content.lines)
+                    and 0 <= share.weight < 1 << 53
                 ):
                     raise ValueError(site.name)
-    if any(min(one.tensors, one.numbers) < 0 for one in content.parameters):
+    if any(min(parameter.tensors, parameter.numbers) < 0 for parameter in content.parameters):
         raise ValueError("parameters")
     lines = tuple(SourceLine(*line) for line in content.lines)
     return CompiledTable(

@@ -231,9 +231,11 @@ class Events(msgspec.Struct, frozen=True, dict=True):
         Flows and allocations are no events; they stay.
         """
         values = {name: getattr(self, name) for name in self.__struct_fields__}
-        kept = np.flatnonzero(keep)
+        kept_events = np.flatnonzero(keep)
         columns: dict[str, Any] = {
-            name: of[kept] for name, of in values.items() if isinstance(of, np.ndarray)
+            name: column[kept_events]
+            for name, column in values.items()
+            if isinstance(column, np.ndarray)
         }
         shorter = replace(self, **columns)
         shorter.__dict__.update(
@@ -248,31 +250,31 @@ class Events(msgspec.Struct, frozen=True, dict=True):
     def chosen(self, names: Mask, *categories: Category) -> Ints:
         """Return the indices of the events of these categories with names in a mask."""
         index, name = self._index(categories)
-        found: Ints = index[np.flatnonzero(names.take(name))] if names.any() else index[:0]
-        return found
+        chosen: Ints = index[np.flatnonzero(names.take(name))] if names.any() else index[:0]
+        return chosen
 
     def name_mask(self, *prefixes: str) -> Mask:
         """For each distinct name, return whether it starts with one of ``prefixes``."""
-        found = np.zeros(len(self.names), bool)
+        has_prefix = np.zeros(len(self.names), bool)
         order, ordered = self._ordered_names
         for prefix in prefixes:
             first = bisect_left(ordered, prefix)
             last = bisect_left(ordered, True, first, key=lambda name: not name.startswith(prefix))
-            found[order[first:last]] = True
-        return found
+            has_prefix[order[first:last]] = True
+        return has_prefix
 
     @cached_property
     def _ordered_names(self) -> tuple[Ints, list[str]]:
         """The distinct names in their order, so that those with one beginning lie together."""
         order = sorted(range(len(self.names)), key=self.names.__getitem__)
-        return np.array(order, np.int64), [self.names[at] for at in order]
+        return np.array(order, np.int64), [self.names[index] for index in order]
 
     def names_where(self, holds: Callable[[str], bool]) -> Mask:
         """For each distinct name, return whether a predicate holds; read only."""
         if holds not in self._known:
-            found = np.fromiter(map(holds, self.names), bool, len(self.names))
-            found.flags.writeable = False
-            self._known[holds] = found
+            holds_for = np.fromiter(map(holds, self.names), bool, len(self.names))
+            holds_for.flags.writeable = False
+            self._known[holds] = holds_for
         return self._known[holds]
 
     @cached_property

@@ -67,8 +67,8 @@ class Frames(msgspec.Struct, frozen=True):
         """Return the calls with other files and lines; of a call, the function is ``""``."""
 
         def text_of(text: str) -> str:
-            if found := function_of(text):
-                return "{}({}): ".format(*place(*found)) + found[2]
+            if function := function_of(text):
+                return "{}({}): ".format(*place(*function)) + function[2]
             called = line_of_call(text)
             return "{}:{}".format(*place(*called, "")) if called else text
 
@@ -77,14 +77,14 @@ class Frames(msgspec.Struct, frozen=True):
 
 def function_of(text: str) -> tuple[str, int, str] | None:
     """Return the file, the first line and the name of a function: ``train.py(9): step``."""
-    found = _FUNCTION.fullmatch(text)
-    return (found["file"], int(found["line"]), found["function"]) if found else None
+    match = _FUNCTION.fullmatch(text)
+    return (match["file"], int(match["line"]), match["function"]) if match else None
 
 
 def line_of_call(text: str) -> tuple[str, int] | None:
     """Return the file and the line of a call: ``train.py:31``."""
-    found = _CALL.fullmatch(text)
-    return (found["file"], int(found["line"])) if found else None
+    match = _CALL.fullmatch(text)
+    return (match["file"], int(match["line"])) if match else None
 
 
 @lru_cache(1 << 14)
@@ -94,8 +94,8 @@ def whose(text: str) -> int:
     PyTorch's are the functions of its own Python code, and the calls of modules.
     """
     if not text.startswith("<built-in "):
-        found = function_of(text) or line_of_call(text)
-        if found is not None and _is_users_file(found[0]):
+        place = function_of(text) or line_of_call(text)
+        if place is not None and _is_users_file(place[0]):
             return OF_USER
     is_torchs = text.startswith(("torch/", MODULE_CALL)) or "-packages/torch/" in text
     return OF_TORCH if is_torchs else OF_OTHERS

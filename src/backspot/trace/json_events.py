@@ -224,18 +224,18 @@ class Gatherer:
             calls = compress(rows, [code == _PYTHON for code in codes])
             _gather_frames(list(calls), self._columns)
         if _UNKNOWN in kinds or _PYTHON in kinds:  # of Python's frames, modules' calls are kept
-            kept = [
+            is_kept = [
                 code >= 0 and (code != _PYTHON or (event.name or "").startswith(MODULE_CALL))
                 for event, code in zip(rows, codes, strict=True)
             ]
-            rows, codes = list(compress(rows, kept)), list(compress(codes, kept))
+            rows, codes = list(compress(rows, is_kept)), list(compress(codes, is_kept))
         start = _floats([event.ts for event in rows])
         duration = _floats([event.dur for event in rows], 0.0)
         possible = _possible(start, duration)
         if not possible.all():
-            kept = possible.tolist()
-            self.impossible += kept.count(False)
-            rows, codes = list(compress(rows, kept)), list(compress(codes, kept))
+            is_kept = possible.tolist()
+            self.impossible += is_kept.count(False)
+            rows, codes = list(compress(rows, is_kept)), list(compress(codes, is_kept))
             start, duration = start[possible], duration[possible]
         self._start.append(start)
         self._duration.append(duration)
@@ -256,26 +256,26 @@ class Gatherer:
         self._threads += [threads[event.pid, event.tid] for event in rows]
         both = zip(rows, codes, strict=True)
         args = [event.args or _NO_DETAILS for event, code in both if code < _RUNTIME]
-        self._sequence += [one.sequence for one in args]
-        self._forward_thread += [one.forward_thread for one in args]
+        self._sequence += [event_args.sequence for event_args in args]
+        self._forward_thread += [event_args.forward_thread for event_args in args]
         if rows and type(rows[0]) is _DetailedEvent:
             self._signature += _signatures(args, self._columns)
         both = zip(rows, codes, strict=True)
         args = [event.args or _NO_DETAILS for event, code in both if code >= _RUNTIME]
-        self._correlation += [one.correlation for one in args]
+        self._correlation += [event_args.correlation for event_args in args]
         work = [event for event, code in zip(rows, codes, strict=True) if code > _RUNTIME]
         args = [event.args or _NO_DETAILS for event in work]
-        self._device += [one.device for one in args]
+        self._device += [event_args.device for event_args in args]
         self._process += [event.pid for event in work]
-        self._bytes += [one.bytes for one in args]
-        self._blocks += [one.blocks for one in args]
+        self._bytes += [event_args.bytes for event_args in args]
+        self._blocks += [event_args.blocks for event_args in args]
 
     def _pick_allocations(self, events: list[Event]) -> None:
         args = [event.args or _NO_DETAILS for event in events]
         values: list[Iterable[Any]] = [
             [event.ts for event in events],
             # One tuple for each thread: the garbage collector would look at each of them.
-            [self._places.setdefault(one, one) for one in ((e.pid, e.tid) for e in events)],
+            [self._places.setdefault(place, place) for place in ((e.pid, e.tid) for e in events)],
             *(map(get, args) for get in _OF_ALLOCATION),
         ]
         for gathered, added in zip(self._allocations, values, strict=True):
@@ -302,7 +302,7 @@ class Gatherer:
             of_host, of_device = category < _RUNTIME, category > _RUNTIME
             size, group, peer = np.full((3, len(category)), -1, np.int64)
             size[of_device] = _sizes(_floats(self._blocks), integers(self._bytes))
-            row, *of_calls = (self._collectives[at::4] for at in range(4))
+            row, *of_calls = (self._collectives[index::4] for index in range(4))
             group[row], peer[row], size[row] = of_calls
             self._columns.add(
                 _nanoseconds(np.concatenate(self._start)),
@@ -322,10 +322,10 @@ class Gatherer:
         self._empty()
 
 
-def _placed(where: Mask, values: Ints) -> Ints:
-    """Return a column with values of the rows for which ``where`` is true; -1 for the others."""
-    column = np.full(len(where), -1, np.int64)
-    column[where] = values
+def _placed(has_value: Mask, values: Ints) -> Ints:
+    """Return a column where ``has_value`` is true, with these values; -1 for the others."""
+    column = np.full(len(has_value), -1, np.int64)
+    column[has_value] = values
     return column
 
 
@@ -338,8 +338,8 @@ def _gather_frames(events: list[Event], columns: Columns) -> None:
     texts = columns.frame_texts
     names = [event.name or "" for event in events]
     function = [
-        texts[name] if of == OF_USER else of
-        for name, of in zip(names, map(whose, names), strict=True)
+        texts[name] if owner == OF_USER else owner
+        for name, owner in zip(names, map(whose, names), strict=True)
     ]
     callers = [(event.args or _NO_ARGS).called_from for event in events]
     line = [
@@ -371,13 +371,13 @@ def _gather_allocations(gathered: list[list[Any]], columns: Columns) -> None:
     block, *others = gathered[2:]
     size = _signed(block)
     address, allocated, reserved, kind, device = map(integers, others)
-    known = _possible(start, np.zeros(len(start))) & (size != 0) & (allocated >= 0)
+    is_possible = _possible(start, np.zeros(len(start))) & (size != 0) & (allocated >= 0)
     device = np.where(kind <= 0, -1, np.clip(device, 0, _MOST_DEVICES - 1))
     numbers = (address, size, allocated, reserved, device)
     columns.add_allocations(
-        list(compress(threads, known.tolist())),
-        _nanoseconds(start[known]),
-        *(column[known] for column in numbers),
+        list(compress(threads, is_possible.tolist())),
+        _nanoseconds(start[is_possible]),
+        *(column[is_possible] for column in numbers),
     )
 
 
@@ -393,9 +393,13 @@ def _signatures(args: Sequence[Any], columns: Columns) -> list[int]:
     number_of = columns.signatures
     return [
         -1
-        if one.types is _NO_TEXT and one.shapes is _NO_TEXT
-        else number_of[BETWEEN_TEXTS.join((one.shapes, one.types, one.strides, one.values))]
-        for one in args
+        if event_args.types is _NO_TEXT and event_args.shapes is _NO_TEXT
+        else number_of[
+            BETWEEN_TEXTS.join(
+                (event_args.shapes, event_args.types, event_args.strides, event_args.values)
+            )
+        ]
+        for event_args in args
     ]
 
 
@@ -419,9 +423,9 @@ def _nanoseconds(microseconds: np.ndarray) -> Ints:
     ago; in microseconds that leaves a double just enough bits for three decimals, and a product
     would lose some of them.
     """
-    whole = np.floor(microseconds)
-    fraction = np.rint((microseconds - whole) * 1000).astype(np.int64)
-    nanoseconds: Ints = whole.astype(np.int64) * 1000 + fraction
+    whole_us = np.floor(microseconds)
+    fraction = np.rint((microseconds - whole_us) * 1000).astype(np.int64)
+    nanoseconds: Ints = whole_us.astype(np.int64) * 1000 + fraction
     return nanoseconds
 
 
@@ -436,7 +440,7 @@ def _devices(devices: Sequence[int | None], processes: Sequence[int | str | None
 
 def _sizes(blocks: np.ndarray, copied: Ints) -> Ints:
     """Return ``Events.size``: thousandths of thread blocks, or the bytes that were copied."""
-    known = (blocks < _MOST_BLOCKS) & (blocks > -_MOST_BLOCKS)
+    is_known = (blocks < _MOST_BLOCKS) & (blocks > -_MOST_BLOCKS)
     size: Ints = np.where(np.isnan(blocks) & (copied <= _MOST_BYTES), copied, -1)
-    size[known] = np.rint(blocks[known] * 1000).astype(np.int64)
+    size[is_known] = np.rint(blocks[is_known] * 1000).astype(np.int64)
     return size

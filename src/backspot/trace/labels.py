@@ -86,9 +86,9 @@ def _escape(name: str) -> str:
     )
 
 
-def unused_label(path: str, class_name: str, part: float) -> Label:
+def unused_label(path: str, class_name: str, share: float) -> Label:
     """Return the label of unused gradients, which are a part of those of a module's parameters."""
-    percent = round(100 * part)
+    percent = round(100 * share)
     return Label(Kind.UNUSED, path, class_name, 1 if percent >= 100 else max(_LEAST, percent))
 
 

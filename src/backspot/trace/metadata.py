@@ -33,14 +33,14 @@ _OVERLAP = 64
 
 
 def find_events(
-    read: Callable[[int], bytes], source: str, seen: Callable[[bytes], object]
+    read: Callable[[int], bytes], source: str, note: Callable[[bytes], object]
 ) -> bytes:
     """Read up to the list of events, or further.
 
     Args:
         read: returns the next bytes, at most as many as asked for; ``b""`` at the end.
         source: what is read, for messages.
-        seen: called with the text before the first event, piece by piece.
+        note: called with the text before the first event, piece by piece.
 
     Returns:
         The text that was read behind the bracket that opens the list of events.
@@ -48,28 +48,28 @@ def find_events(
     Raises:
         NotATraceError: If the text is no trace at all.
     """
-    text = _first(read, source, seen)
+    text = _first(read, source, note)
     if text[:1] == b"[":
-        seen(text[:1])
+        note(text[:1])
         return text[1:]
     if text[:1] != b"{":
-        what = "HTML" if text[:1] == b"<" else "not JSON"
+        kind = "HTML" if text[:1] == b"<" else "not JSON"
         raise NotATraceError(
-            f"{source} is no Kineto trace: it is {what}; give a file that export_chrome_trace wrote"
+            f"{source} is no Kineto trace: it is {kind}; give a file that export_chrome_trace wrote"
         )
     before, saved = b"", None
     while text:
-        known = before + text
-        match = _HEAD.search(known)
+        text_so_far = before + text
+        match = _HEAD.search(text_so_far)
         if match is not None:
             end = match.end() - len(before)
-            seen(text[:end])
+            note(text[:end])
             return text[end:]
-        seen(text)
-        saved = saved or _SAVED.search(known)
-        begun = _HEAD_BEGUN.search(known)
+        note(text)
+        saved = saved or _SAVED.search(text_so_far)
+        begun = _HEAD_BEGUN.search(text_so_far)
         # Any number of blanks may follow the key: the next piece continues from here.
-        before = TRACE_EVENTS + (begun[1] or b"") if begun else known[-_OVERLAP:]
+        before = TRACE_EVENTS + (begun[1] or b"") if begun else text_so_far[-_OVERLAP:]
         text = read(_PIECE)
     if saved:
         raise NotATraceError(
@@ -84,7 +84,7 @@ def find_events(
     )
 
 
-def _first(read: Callable[[int], bytes], source: str, seen: Callable[[bytes], object]) -> bytes:
+def _first(read: Callable[[int], bytes], source: str, note: Callable[[bytes], object]) -> bytes:
     """Return the first piece that is not blank, without the blanks at its beginning."""
     text = read(_PIECE)
     while (
@@ -97,11 +97,11 @@ def _first(read: Callable[[int], bytes], source: str, seen: Callable[[bytes], ob
             break
         text += more
     if text.startswith(_BYTE_ORDER_MARK):
-        seen(_BYTE_ORDER_MARK)
+        note(_BYTE_ORDER_MARK)
         text = text[len(_BYTE_ORDER_MARK) :] or read(_PIECE)
     while text:
         stripped = text.lstrip()
-        seen(text[: len(text) - len(stripped)])
+        note(text[: len(text) - len(stripped)])
         if stripped:
             return stripped
         text = read(_PIECE)
@@ -120,14 +120,14 @@ def device_names(head: bytes) -> dict[int, str]:
     """Return the names of the devices by index, from the text before the events."""
     properties = head.partition(DEVICE_PROPERTIES)[2]
     return {
-        int(found[1]): found[2].decode("utf-8", "replace") for found in _DEVICE.finditer(properties)
+        int(match[1]): match[2].decode("utf-8", "replace") for match in _DEVICE.finditer(properties)
     }
 
 
 def base_time(head: bytes) -> int:
     """Return what times are relative to, in nanoseconds, from the text before the events."""
-    found = _BASE_TIME.search(head)
-    return int(found[1]) if found else 0
+    match = _BASE_TIME.search(head)
+    return int(match[1]) if match else 0
 
 
 class TableFinder:
@@ -142,15 +142,15 @@ class TableFinder:
 
     def look(self, text: bytes) -> None:
         """Search the next piece."""
-        known = self._before + text
-        keys = list(self._key.finditer(known))
+        text_so_far = self._before + text
+        keys = list(self._key.finditer(text_so_far))
         if keys:  # the last one counts, as in every JSON object
-            text = known[keys[-1].start() :]
+            text = text_so_far[keys[-1].start() :]
             self._found, self._size = [text], len(text)
         elif self._found and self._size <= self._most:
             self._found.append(text)
             self._size += len(text)
-        self._before = known[-_OVERLAP:]
+        self._before = text_so_far[-_OVERLAP:]
 
     def found(self) -> bytes:
         """Return the text from the last such key on; ``b""`` if there is none."""
@@ -162,10 +162,10 @@ def last_value(text: bytes, key: str, most: int) -> bytes | None:
 
     ``None`` if there is no such key; ``b""`` if the value has more than ``most`` bytes.
     """
-    at = list(re.finditer(rb'"' + re.escape(key.encode()) + rb'"\s*:\s*(?=[{\[])', text))
-    if not at:
+    matches = list(re.finditer(rb'"' + re.escape(key.encode()) + rb'"\s*:\s*(?=[{\[])', text))
+    if not matches:
         return None
-    value = text[at[-1].end() :][:most]
+    value = text[matches[-1].end() :][:most]
     depth = 0
     for token in _STRING_OR_BRACKET.finditer(value):
         depth += {b"[": 1, b"{": 1, b"]": -1, b"}": -1}.get(token[0], 0)

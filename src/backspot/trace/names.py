@@ -19,20 +19,20 @@ def _begins(pattern: str) -> Callable[[str], bool]:
     return lambda name: match(name) is not None
 
 
-def _contains(pattern: str, *parts: str) -> Callable[[str], bool]:
+def _contains(pattern: str, *fragments: str) -> Callable[[str], bool]:
     """Return a predicate: whether a pattern is anywhere in a name.
 
-    Each name that matches has one of ``parts``, by which most long names are known not to match.
+    Each name that matches has one of ``fragments``: most long names have none.
     """
     search = re.compile(pattern).search
     return lambda name: (
-        (not parts or any(map(name.__contains__, parts))) and search(name) is not None
+        (not fragments or any(map(name.__contains__, fragments))) and search(name) is not None
     )
 
 
-def _has(*parts: str) -> Callable[[str], bool]:
+def _has(*fragments: str) -> Callable[[str], bool]:
     """Return a predicate: whether one of these is in a name; faster than a pattern in long ones."""
-    return lambda name: any(map(name.__contains__, parts))
+    return lambda name: any(map(name.__contains__, fragments))
 
 
 # The file format: Chrome's trace event JSON, as Kineto's output_json.cpp writes it ---------------
@@ -172,17 +172,17 @@ _BATCH = re.compile(
 
 def batch_mark(loader: int, workers: int, queue: int, waited_ns: int) -> str:
     """Return the mark behind a fetch, with what was waited for in nanoseconds; 0 if ready."""
-    of = f"{BATCH}{loader} ({workers} {'worker' if workers == 1 else 'workers'}, {queue} ahead)"
-    return f"{of}: waited {waited_ns / 1e6:.3f} ms" if waited_ns else f"{of}: ready"
+    fetch = f"{BATCH}{loader} ({workers} {'worker' if workers == 1 else 'workers'}, {queue} ahead)"
+    return f"{fetch}: waited {waited_ns / 1e6:.3f} ms" if waited_ns else f"{fetch}: ready"
 
 
 def read_batch_mark(name: str) -> tuple[int, int, int, int] | None:
     """Return what ``batch_mark`` was given, in microseconds' precision; ``None`` if malformed."""
-    found = _BATCH.fullmatch(name)
-    if found is None:
+    match = _BATCH.fullmatch(name)
+    if match is None:
         return None
-    waited = max(1, round(float(found["waited"]) * 1e6)) if found["waited"] else 0
-    return int(found["loader"]), int(found["workers"]), int(found["queue"]), waited
+    waited = max(1, round(float(match["waited"]) * 1e6)) if match["waited"] else 0
+    return int(match["loader"]), int(match["workers"]), int(match["queue"]), waited
 
 
 def backward_hook_mark(hook: str, path: str) -> str:
@@ -192,19 +192,19 @@ def backward_hook_mark(hook: str, path: str) -> str:
 
 def read_backward_hook_mark(name: str) -> tuple[str, str] | None:
     """Return what ``backward_hook_mark`` was given, ``None`` if malformed."""
-    found = _BACKWARD_HOOK.fullmatch(name)
-    return None if found is None else (found["hook"], found["path"])
+    match = _BACKWARD_HOOK.fullmatch(name)
+    return None if match is None else (match["hook"], match["path"])
 
 
-def unread_mark(unread: int, every: int) -> str:
+def unread_mark(unread: int, total: int) -> str:
     """Return the mark in a backward that returns some gradients, of all, that nobody reads."""
-    return f"{UNREAD}{unread} of {every}"
+    return f"{UNREAD}{unread} of {total}"
 
 
 def read_unread_mark(name: str) -> tuple[int, int] | None:
     """Return what ``unread_mark`` was given, ``None`` if malformed."""
-    found = _UNREAD.fullmatch(name)
-    return None if found is None else (int(found["unread"]), int(found["all"]))
+    match = _UNREAD.fullmatch(name)
+    return None if match is None else (int(match["unread"]), int(match["all"]))
 
 
 def groups_mark(groups: int, settings: int) -> str:
@@ -214,8 +214,8 @@ def groups_mark(groups: int, settings: int) -> str:
 
 def read_groups_mark(name: str) -> tuple[int, int] | None:
     """Return what ``groups_mark`` was given, ``None`` if malformed."""
-    found = _GROUPS.fullmatch(name)
-    return None if found is None else (int(found["groups"]), int(found["settings"]))
+    match = _GROUPS.fullmatch(name)
+    return None if match is None else (int(match["groups"]), int(match["settings"]))
 
 
 # Annotations: what calls ``record_function`` -----------------------------------------------------
@@ -272,8 +272,8 @@ def gathered_module(name: str) -> str | None:
 
     It is ``""`` for the root, and where the mark names no module.
     """
-    found = _GATHER_MARK.match(name)
-    return None if found is None else found[1] or ""
+    match = _GATHER_MARK.match(name)
+    return None if match is None else match[1] or ""
 
 
 BEFORE_FORWARD, AFTER_FORWARD = "pre_forward", "post_forward"
@@ -286,8 +286,8 @@ def sharding_hook(name: str) -> tuple[str, str] | None:
     The module is ``""`` for the root. The hook is ``BEFORE_FORWARD``, ``AFTER_FORWARD``, or one of
     the backward.
     """
-    found = _SHARDING_HOOK.match(name)
-    return None if found is None else (found[1], found[2] or "")
+    match = _SHARDING_HOOK.match(name)
+    return None if match is None else (match[1], match[2] or "")
 
 
 is_clipping_mark = _begins(rf"{_ACTION}configure_gradient_clipping$")
@@ -322,8 +322,8 @@ _RESUMED = re.compile(rf"(?:{RESUMED})+(.*?)(?:_at_\d+)*$")
 
 def compiled_function(name: str) -> str:
     """Return the function that Dynamo compiled, or of which it compiled what is behind a break."""
-    found = _RESUMED.match(name)
-    return found[1] if found else name
+    match = _RESUMED.match(name)
+    return match[1] if match else name
 
 
 is_generated_cpp = _begins(r"cpp_")
@@ -484,7 +484,14 @@ def process_group(description: str, number: str) -> str:
 def collective_in(name: str) -> str:
     """Return the collective that a kernel, operator or annotation names, ``""`` for none."""
     letters = name.lower().replace("_", "")
-    return next((said for part, said in _COLLECTIVES.items() if part in letters), "")
+    return next(
+        (
+            collective
+            for letters_in_name, collective in _COLLECTIVES.items()
+            if letters_in_name in letters
+        ),
+        "",
+    )
 
 
 # Operators: native_functions.yaml ----------------------------------------------------------------
@@ -668,7 +675,7 @@ _IN_PRODUCTS = ("gemm", "_ffma", "engine<", "winograd", "Cijk_")
 def is_without_tensor_cores(name: str) -> bool:
     """Whether a matrix product or convolution of cuBLAS, cuDNN or Tensile uses plain arithmetic."""
     # The search is slow, and names of kernels are long.
-    possible = any(part in name for part in _IN_PRODUCTS)
+    possible = any(fragment in name for fragment in _IN_PRODUCTS)
     return possible and _WITHOUT_TENSOR_CORES.search(name) is not None
 
 

@@ -20,16 +20,16 @@ def with_numbers(text: bytes) -> bytes:
 
     It must begin outside a string.
     """
-    found = [match.span() for match in _WORD.finditer(text)]
-    if not found:
+    matches = [match.span() for match in _WORD.finditer(text)]
+    if not matches:
         return text
-    spans = np.array(found, np.int64)
+    spans = np.array(matches, np.int64)
     # Escaped quotes and backslashes are blanked; the length stays.
     plain = text.replace(b"\\\\", b"  ").replace(b'\\"', b"  ")
     quotes = np.flatnonzero(np.frombuffer(plain, np.uint8) == ord('"'))
     spans = spans[np.searchsorted(quotes, spans[:, 0]) % 2 == 0]
-    parts, at = [], 0
+    pieces, at = [], 0
     for begin, end in spans.tolist():
-        parts += [text[at:begin], _NO_NUMBER]
+        pieces += [text[at:begin], _NO_NUMBER]
         at = end
-    return b"".join([*parts, text[at:]])
+    return b"".join([*pieces, text[at:]])

@@ -77,8 +77,8 @@ def decode_in_parts(
         with ExitStack() as stack:
             workers = [stack.enter_context(_worker(path, *stretch)) for stretch in others]
             decoder = _decode(path, *first, progress)
-            for part in workers:
-                decoder.extend(*part())
+            for worker in workers:
+                decoder.extend(*worker())
     except Exception:
         return None
     if progress is not None:
@@ -91,8 +91,8 @@ def main(path: str, begin: int, end: int) -> None:
     keep_freed()
     decoder = _decode(Path(path), begin, end)
     decoder.columns.compact()
-    part: _Part = decoder.columns, decoder.seen, decoder.impossible
-    pickle.dump(part, sys.stdout.buffer, protocol=5)
+    piece: _Part = decoder.columns, decoder.seen, decoder.impossible
+    pickle.dump(piece, sys.stdout.buffer, protocol=5)
     sys.stdout.flush()
     os._exit(0)  # freeing the memory takes as long as decoding a megabyte, and the reader waits
 
@@ -122,11 +122,11 @@ def _worker(path: Path, begin: int, end: int) -> Iterator[Callable[[], _Part]]:
     home = str(Path(__file__).parents[2])
     command = [sys.executable, "-I", "-S", "-c", _CODE, os.fspath(path), str(begin), str(end)]
     with (
-        tempfile.TemporaryFile() as found,
+        tempfile.TemporaryFile() as output,
         subprocess.Popen(  # noqa: S603 - our own code
             [*command, home, *sys.path],
             stdin=subprocess.DEVNULL,
-            stdout=found,
+            stdout=output,
             stderr=subprocess.DEVNULL,
             env={**os.environ, **ONE_THREAD},
         ) as process,
@@ -135,8 +135,8 @@ def _worker(path: Path, begin: int, end: int) -> Iterator[Callable[[], _Part]]:
         def part() -> _Part:
             if process.wait():
                 raise ChildProcessError("the stretch is not sound, or the process was killed")
-            found.seek(0)
-            found_part: _Part = pickle.load(found)  # noqa: S301 - our own process wrote it
+            output.seek(0)
+            found_part: _Part = pickle.load(output)  # noqa: S301 - our own process wrote it
             return found_part
 
         try:
@@ -166,10 +166,10 @@ def _decode(path: Path, begin: int, end: int, progress: Progress | None = None) 
 
 def _head(path: Path) -> bytes:
     """Return the text before the events of a plain file."""
-    found: list[bytes] = []
+    pieces: list[bytes] = []
     with path.open("rb", buffering=0) as file:
-        find_events(file.read, str(path), found.append)
-    return b"".join(found)
+        find_events(file.read, str(path), pieces.append)
+    return b"".join(pieces)
 
 
 def _stretches(path: Path, size: int, jobs: int) -> list[tuple[int, int]]:
@@ -183,15 +183,15 @@ def _stretches(path: Path, size: int, jobs: int) -> list[tuple[int, int]]:
     return [(begin, end) for begin, end in stretches if begin < end]
 
 
-def _between(file: IO[bytes], at: int, size: int) -> tuple[int, int]:
-    """Return where the first event that ends behind ``at`` ends, and where the next begins."""
+def _between(file: IO[bytes], position: int, size: int) -> tuple[int, int]:
+    """Return where the first event behind ``position`` ends, and where the next one begins."""
     window = _WINDOW
     while window <= _MOST_WINDOW:
-        file.seek(at)
+        file.seek(position)
         between = first_between(file.read(window))
         if between is not None:
-            return at + between[0], at + between[1]
-        if at + window >= size:
+            return position + between[0], position + between[1]
+        if position + window >= size:
             return size, size
         window *= 8
     raise ValueError("no two events meet")

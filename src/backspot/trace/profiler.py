@@ -65,8 +65,8 @@ def read_profiler(profiler: Any) -> Events:
     """
     results = _results(profiler)
     columns = Columns()
-    seen = _gather(results.events(), columns)
-    if not seen:
+    has_operators = _gather(results.events(), columns)
+    if not has_operators:
         raise NoBackwardError(
             "locate(prof): the profile has no CPU activity, so it cannot show a backward; "
             "profile with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
@@ -237,17 +237,17 @@ def _gather(events: Sequence[Any], columns: Columns) -> bool:
         for name, event in zip(types, events, strict=False)
         if name not in CATEGORIES
     )
-    kept = [
+    kept_events = [
         (event, category)
         for event, category in zip(events, categories, strict=True)
         if category is not None
         and (category != Category.MODULE_CALL or event.name().startswith(MODULE_CALL))
         and event.duration_ns() >= 0
     ]
-    if not kept:
+    if not kept_events:
         return False
-    events = [event for event, _ in kept]
-    category = np.array([category for _, category in kept], np.int64)
+    events = [event for event, _ in kept_events]
+    category = np.array([category for _, category in kept_events], np.int64)
     device = list(map(event_type.device_index, events))
     places = zip(device, map(event_type.device_resource_id, events), strict=True)
     thread = np.array([columns.threads[place] for place in places], np.int64)
@@ -259,9 +259,9 @@ def _gather(events: Sequence[Any], columns: Columns) -> bool:
     # Only numbered operators: the profiler's own overhead has made-up threads.
     numbered = sequence >= 0
     (logical,) = _numbers(event_type, events, numbered, "start_thread_id")
-    known = logical > 0
+    is_known = logical > 0
     columns.logical_threads.update(
-        zip(logical[known].tolist(), thread[known].tolist(), strict=True)
+        zip(logical[is_known].tolist(), thread[is_known].tolist(), strict=True)
     )
     (correlation,) = _numbers(event_type, events, category >= Category.RUNTIME, "correlation_id")
     columns.add(
@@ -290,7 +290,7 @@ def _numbers(
 ) -> list[Ints]:
     """Return attributes of the events that have them; -1 for the others."""
     index = np.flatnonzero(having)
-    chosen = [events[at] for at in index.tolist()]
+    chosen = [events[place] for place in index.tolist()]
     columns = []
     for name in names:
         column = np.full(len(events), -1, np.int64)
@@ -303,14 +303,16 @@ def _group(event: Any, columns: Columns) -> int:
     """Return ``Events.group``; before torch 2.13 an event has nothing of it."""
     if event.name() != COLLECTIVE_CALL or not hasattr(event, "extra_meta"):
         return -1
-    said = event.extra_meta()
-    name, number = (said.get(key, "").strip('"') for key in (PROCESS_GROUP, PROCESS_GROUP_NUMBER))
+    metadata = event.extra_meta()
+    name, number = (
+        metadata.get(key, "").strip('"') for key in (PROCESS_GROUP, PROCESS_GROUP_NUMBER)
+    )
     return columns.groups[process_group(name, number)] if name else -1
 
 
 def _signatures(events: list[Any], of_operators: np.ndarray, columns: Columns) -> Ints:
     """Return ``Events.signature``; before torch 2.13 an event has no strides."""
-    found = np.full(len(events), -1, np.int64)
+    signatures = np.full(len(events), -1, np.int64)
     for index in np.flatnonzero(of_operators).tolist():
         event = events[index]
         types = event.dtypes()
@@ -320,8 +322,8 @@ def _signatures(events: list[Any], of_operators: np.ndarray, columns: Columns) -
             strides = json.dumps(event.structured_input_strides()) if structured else ""
             values = [str(value) if value is not None else "" for value in event.concrete_inputs()]
             texts = (json.dumps(shapes), json.dumps(types), strides, json.dumps(values))
-            found[index] = columns.signatures[BETWEEN_TEXTS.join(map(str.encode, texts))]
-    return found
+            signatures[index] = columns.signatures[BETWEEN_TEXTS.join(map(str.encode, texts))]
+    return signatures
 
 
 def _gather_allocations(results: Any, columns: Columns) -> None:

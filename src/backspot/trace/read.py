@@ -168,8 +168,8 @@ def _finished(decoder: ChromeDecoder, source: str) -> Events:
             f"{source} is broken beyond use: none of its {decoder.malformed} events can be read"
         )
     if not len(columns) and (truncated or not decoder.seen):
-        what = "cut short before its first event" if truncated else "without a single event"
-        raise NotATraceError(f"{source} is {what}: export the trace again")
+        reason = "cut short before its first event" if truncated else "without a single event"
+        raise NotATraceError(f"{source} is {reason}: export the trace again")
     if not len(columns):
         raise NotATraceError(f"{source} has trace events, but none that PyTorch's profiler wrote")
     warnings = []

@@ -89,12 +89,14 @@ class LineTable(msgspec.Struct, frozen=True):
 
     def at(self, thread: int, numbers: _Ints) -> _Ints:
         """Return the index in ``lines`` for each sequence number on a thread; -1 if unknown."""
-        made = self.threads.get(thread)
-        if made is None or not len(made.first):
+        made_nodes = self.threads.get(thread)
+        if made_nodes is None or not len(made_nodes.first):
             return np.full(len(numbers), -1, np.int64)
-        run = np.searchsorted(made.first, numbers, side="right") - 1
-        known = (run >= 0) & (numbers < (made.first + made.count)[np.maximum(run, 0)])
-        return np.where(known, made.line[run], -1)
+        run = np.searchsorted(made_nodes.first, numbers, side="right") - 1
+        is_known = (run >= 0) & (
+            numbers < (made_nodes.first + made_nodes.count)[np.maximum(run, 0)]
+        )
+        return np.where(is_known, made_nodes.line[run], -1)
 
 
 # A JSON list: objects in a list would look like the boundary between two events.
@@ -131,12 +133,12 @@ def format_lines(table: LineTable) -> str:
         threads=[
             _Thread(
                 tid,
-                len(made.first),
-                _packed(np.diff(made.first, prepend=0)),
-                _packed(made.count),
-                _packed(np.diff(made.line, prepend=0)),
+                len(made_nodes.first),
+                _packed(np.diff(made_nodes.first, prepend=0)),
+                _packed(made_nodes.count),
+                _packed(np.diff(made_nodes.line, prepend=0)),
             )
-            for tid, made in table.threads.items()
+            for tid, made_nodes in table.threads.items()
         ],
     )
     return json.dumps(msgspec.to_builtins(form), separators=(",", ":"))
@@ -162,19 +164,19 @@ def _table(form: _Form) -> LineTable:
         left -= thread.runs
         if thread.runs < 0 or left < 0:
             raise ValueError(thread.runs)
-        made = Made(
+        made_nodes = Made(
             np.cumsum(_unpacked(thread.first, thread.runs)),
             _unpacked(thread.count, thread.runs),
             np.cumsum(_unpacked(thread.line, thread.runs)),
         )
         if thread.runs and (
-            (made.count < 1).any()
-            or (np.diff(made.first) < made.count[:-1]).any()
-            or made.line.min() < 0
-            or made.line.max() >= len(form.lines)
+            (made_nodes.count < 1).any()
+            or (np.diff(made_nodes.first) < made_nodes.count[:-1]).any()
+            or made_nodes.line.min() < 0
+            or made_nodes.line.max() >= len(form.lines)
         ):
             raise ValueError(thread.tid)
-        threads[thread.tid] = made
+        threads[thread.tid] = made_nodes
     lines = tuple(
         SourceLine(_plain(file), line, _plain(function), _plain(text), _plain(node))
         for file, line, function, text, node in form.lines

@@ -34,8 +34,8 @@ class UnknownCategories:
     def extend(self, other: UnknownCategories) -> None:
         """Add the counts of another reader."""
         for category, (count, spent) in other._found.items():
-            mine, own = self._found.get(category, (0, 0))
-            self._found[category] = mine + count, own + spent
+            count_before, own = self._found.get(category, (0, 0))
+            self._found[category] = count_before + count, own + spent
 
     @property
     def any(self) -> bool:

@@ -50,34 +50,36 @@ def find_communication(events: Events, spans: Spans, work: DeviceWork) -> Commun
     is that node's own work, such as in tensor parallelism. A gather is one of parameters if FSDP
     launches it.
     """
-    mine = np.flatnonzero(work.tier == Tier.COMMUNICATION)
-    known, which = _collectives(events, work, mine)
+    work_of_ranks = np.flatnonzero(work.tier == Tier.COMMUNICATION)
+    collectives, collective_of = _collectives(events, work, work_of_ranks)
     calls = events.chosen(events.name_mask(names.COLLECTIVE_CALL), Category.OPERATOR)
-    thread, launch = work.thread[mine], work.launch[mine]
+    thread, launch = work.thread[work_of_ranks], work.launch[work_of_ranks]
     call = enclosing(events, calls, thread, launch)
-    shown, group, groups = known, take(events.group, call), len(events.groups)
+    shown, group, groups = collectives, take(events.group, call), len(events.groups)
     if groups > 1:
-        pairs, which = np.unique(which * (groups + 1) + group + 1, return_inverse=True)
-        known = [known[one] for one in (pairs // (groups + 1)).tolist()]
+        pairs, collective_of = np.unique(
+            collective_of * (groups + 1) + group + 1, return_inverse=True
+        )
+        collectives = [collectives[number] for number in (pairs // (groups + 1)).tolist()]
         labels = ["", *(f" [{name}]" for name in events.groups)]
-        shown = [f"{a}{labels[b]}" for a, b in zip(known, pairs % (groups + 1), strict=True)]
+        shown = [f"{a}{labels[b]}" for a, b in zip(collectives, pairs % (groups + 1), strict=True)]
     gathering = events.names_where(lambda name: names.gathered_module(name) is not None)
     gather = enclosing(events, events.chosen(gathering, Category.ANNOTATION), thread, launch)
 
     def of_work(values: Ints) -> Ints:
-        found = np.full(len(work.start), NOTHING, np.int64)
-        found[mine] = values
-        return found
+        column = np.full(len(work.start), NOTHING, np.int64)
+        column[work_of_ranks] = values
+        return column
 
-    collective = of_work(which)
+    collective = of_work(collective_of)
     accumulates = np.array([names.is_accumulate_grad(name) for name in spans.node_names], bool)
     node = take(spans.node, work.span)
     by_sharding = np.zeros(len(work.start), bool)
     marks = events.chosen(events.names_where(names.is_sharding_mark), Category.ANNOTATION)
-    by_sharding[mine] = enclosing(events, marks, thread, launch) >= 0
+    by_sharding[work_of_ranks] = enclosing(events, marks, thread, launch) >= 0
     by_engine = (work.span < 0) & (work.run >= 0) & (work.launch >= 0)
     reduces, gathers = (
-        take(np.array([name in wanted for name in known], bool), collective, False)
+        take(np.array([name in wanted for name in collectives], bool), collective, False)
         for wanted in (_REDUCING, _GATHERING)
     )
     return Communication(
@@ -91,19 +93,21 @@ def find_communication(events: Events, spans: Spans, work: DeviceWork) -> Commun
     )
 
 
-def _collectives(events: Events, work: DeviceWork, mine: Ints) -> tuple[Sequence[str], Ints]:
+def _collectives(events: Events, work: DeviceWork, pieces: Ints) -> tuple[Sequence[str], Ints]:
     """Return all collectives, and the one that each of these pieces of work is part of."""
-    name = work.name[mine]
+    name = work.name[pieces]
     operators = events.chosen(
         events.name_mask(*names.LAUNCHES_OF_COLLECTIVES), Category.OPERATOR, Category.ANNOTATION
     )
     # All-to-all runs as sends, and RCCL has one kernel for all: the operator says which it is.
-    operator = enclosing(events, operators, work.thread[mine], work.launch[mine])
+    operator = enclosing(events, operators, work.thread[pieces], work.launch[pieces])
     around = take(events.name, operator)
-    said = [names.collective_in(one) for one in events.names]
-    found = [
-        (said[operator] if operator >= 0 else "") or said[kernel] or _UNKNOWN
+    in_names = [names.collective_in(name) for name in events.names]
+    spellings = [
+        (in_names[operator] if operator >= 0 else "") or in_names[kernel] or _UNKNOWN
         for kernel, operator in zip(name.tolist(), around.tolist(), strict=True)
     ]
-    known = sorted(set(found))
-    return known, np.array([known.index(one) for one in found], np.int64)
+    distinct_spellings = sorted(set(spellings))
+    return distinct_spellings, np.array(
+        [distinct_spellings.index(spelling) for spelling in spellings], np.int64
+    )

@@ -99,15 +99,15 @@ class Compiled(msgspec.Struct, frozen=True):
 
     def around(self, events: Events, index: Ints) -> Ints:
         """Return the launch that each host event is or is called by; ``NOTHING`` for none."""
-        found = np.full(len(index), NOTHING, np.int64)
+        launches = np.full(len(index), NOTHING, np.int64)
         launched = dict(grouped(events.thread[self.event]))
-        for thread, here in grouped(events.thread[index]):
+        for thread, members in grouped(events.thread[index]):
             if thread in launched:
-                mine = launched[thread]
-                event = self.event[mine]
-                line = first_started(events.start[event], events.end[event], mine)
-                found[here] = line.at(events.start[index[here]])
-        return found
+                own_launches = launched[thread]
+                event = self.event[own_launches]
+                line = first_started(events.start[event], events.end[event], own_launches)
+                launches[members] = line.at(events.start[index[members]])
+        return launches
 
     def at(self, spans: Spans, span: Ints, time: Ints) -> Ints:
         """Return the launch that each span itself works for at a time; ``NOTHING`` for none.
@@ -116,14 +116,14 @@ class Compiled(msgspec.Struct, frozen=True):
             span: indices of spans; ``NOTHING`` is allowed.
             time: nanoseconds, one entry for each of ``span``.
         """
-        found = np.full(len(span), NOTHING, np.int64)
-        asked = np.flatnonzero(take(_mask(self.span, len(spans.start)), span, False))
+        launches = np.full(len(span), NOTHING, np.int64)
+        in_regions = np.flatnonzero(take(_mask(self.span, len(spans.start)), span, False))
         of_thread = dict(grouped(take(spans.thread, self.span)))
-        for thread, here in grouped(take(spans.thread, span), asked):
-            mine = of_thread[thread]
-            line = first_started(self.start[mine], self.end[mine], mine)
-            found[here] = line.at(time[here])
-        return np.where(take(self.span, found, NOTHING - 1) == span, found, NOTHING)
+        for thread, members in grouped(take(spans.thread, span), in_regions):
+            own_launches = of_thread[thread]
+            line = first_started(self.start[own_launches], self.end[own_launches], own_launches)
+            launches[members] = line.at(time[members])
+        return np.where(take(self.span, launches, NOTHING - 1) == span, launches, NOTHING)
 
 
 def _mask(index: Ints, count: int) -> Mask:
@@ -162,44 +162,44 @@ def find_compiled_launches(
     entered = take(module, around)
     called_in: list[tuple[int, int]] = []
     is_backward = _backwards(spans)
-    for thread, here in grouped(events.thread[calls]):
-        called = _called(events, calls[here], thread)
-        replayed = _replayed(events, calls[here], thread, work)
+    for thread, members in grouped(events.thread[calls]):
+        called = _called(events, calls[members], thread)
+        replayed = _replayed(events, calls[members], thread, work)
         first = len(launches)
-        for at, (call, children) in enumerate(zip(here.tolist(), called, strict=True)):
-            asked = _Asked(
+        for place, (call, children) in enumerate(zip(members.tolist(), called, strict=True)):
+            request = _Asked(
                 int(events.name[calls[call]]),
                 int(entered[call]),
                 bool(is_backward[around[call]]),
                 tuple(events.name[children].tolist()),
             )
-            found = matcher.match(asked)
-            if isinstance(found, str) and at in replayed:
-                kernels = replayed[at]
+            match = matcher.match(request)
+            if isinstance(match, str) and place in replayed:
+                kernels = replayed[place]
                 launched = tuple(events.name[work.event[kernels]].tolist())
-                found = matcher.match(asked._replace(launched=launched, replays=True))
-                if not isinstance(found, str):
+                match = matcher.match(request._replace(launched=launched, replays=True))
+                if not isinstance(match, str):
                     in_replays += kernels.tolist()
-                    shares_in_replays += found.launches
-                    called_in += [(one, int(around[call])) for one in found.called]
+                    shares_in_replays += match.launches
+                    called_in += [(owner_call, int(around[call])) for owner_call in match.called]
                     continue
-            if isinstance(found, str):
-                unmatched[int(entered[call]), found, False] += 1
+            if isinstance(match, str):
+                unmatched[int(entered[call]), match, False] += 1
             else:
-                if found.unknown:
-                    unmatched[int(entered[call]), found.unknown, True] += 1
+                if match.unknown:
+                    unmatched[int(entered[call]), match.unknown, True] += 1
                 before = np.append(events.start[children[:1]], events.end[children[:-1]])
                 began = events.start[children]
-                begin += np.where(found.follows, np.minimum(before, began), began).tolist()
+                begin += np.where(match.follows, np.minimum(before, began), began).tolist()
                 launches += children
-                shares += found.launches
-                moved += found.moved
-                called_in += [(one, int(around[call])) for one in found.called]
+                shares += match.launches
+                moved += match.moved
+                called_in += [(owner_call, int(around[call])) for owner_call in match.called]
         matched = np.array(launches[first:], np.int64)
         timeline = innermost(events.start[matched], events.end[matched]).timeline
-        mine = np.flatnonzero((work.thread == thread) & (work.launch >= 0))
-        launch = timeline.at(work.launch[mine])
-        of_work[mine] = np.where(launch >= 0, launch + first, NOTHING)
+        device_work = np.flatnonzero((work.thread == thread) & (work.launch >= 0))
+        launch = timeline.at(work.launch[device_work])
+        of_work[device_work] = np.where(launch >= 0, launch + first, NOTHING)
     of_work[in_replays] = len(launches) + np.arange(len(in_replays))
     event = np.array(launches, np.int64)
     called, caller = np.array(called_in, np.int64).reshape(-1, 2).T
@@ -215,8 +215,8 @@ def find_compiled_launches(
         called=called,
         caller=caller,
         unmatched=tuple(
-            Unmatched(spans.modules[where].path if where >= 0 else "", count, reason, partly)
-            for (where, reason, partly), count in unmatched.most_common()
+            Unmatched(spans.modules[module].path if module >= 0 else "", count, reason, partly)
+            for (module, reason, partly), count in unmatched.most_common()
         ),
     )
 
@@ -233,8 +233,8 @@ def _called(events: Events, calls: Ints, thread: int) -> list[list[int]]:
     host = host[(events.thread[host] == thread) & ~events.is_label[events.name[host]]]
     within = innermost(events.start[calls], events.end[calls]).timeline.at(events.start[host]) >= 0
     host = np.setdiff1d(host[within], calls)
-    every = np.concatenate([calls, host])
-    parent = innermost(events.start[every], events.end[every], tolerance=_ROUNDING).parent
+    candidates = np.concatenate([calls, host])
+    parent = innermost(events.start[candidates], events.end[candidates], tolerance=_ROUNDING).parent
     direct = np.flatnonzero((parent[len(calls) :] >= 0) & (parent[len(calls) :] < len(calls)))
     direct = direct[np.argsort(events.start[host[direct]], kind="stable")]
     inside: list[list[int]] = [[] for _ in calls]
@@ -323,14 +323,14 @@ class _Matcher:
         }
         self._answers: dict[_Asked, _Match | str] = {}
 
-    def match(self, asked: _Asked) -> _Match | str:
+    def match(self, request: _Asked) -> _Match | str:
         """Return what is known of a call, or why nothing is."""
-        if asked not in self._answers:
-            self._answers[asked] = self._match(asked)
-        return self._answers[asked]
+        if request not in self._answers:
+            self._answers[request] = self._match(request)
+        return self._answers[request]
 
-    def _match(self, asked: _Asked) -> _Match | str:
-        same_key = self._graphs.get(names.compiled_graph_key(self._events.names[asked.name]), [])
+    def _match(self, request: _Asked) -> _Match | str:
+        same_key = self._graphs.get(names.compiled_graph_key(self._events.names[request.name]), [])
         graphs = [graph for graph in same_key if graph.sites is not None]
         if not graphs:
             return (
@@ -339,24 +339,24 @@ class _Matcher:
             )
         # Graphs that PyTorch cannot cache all have the same key.
         if len(same_key) > 1:
-            graphs = [graph for graph in graphs if graph.backward == asked.backward] or graphs
-        called = [self._events.names[one] for one in asked.launched]
+            graphs = [graph for graph in graphs if graph.backward == request.backward] or graphs
+        called = [self._events.names[name] for name in request.launched]
         reasons: dict[str, int] = {}
         answers: list[_Match] = []
         for graph in graphs:
             sites = graph.sites or ()
-            if asked.replays:
+            if request.replays:
                 aligned = align_kernels(sites, called)
             else:
                 aligned = align(sites, called, every=len(same_key) > 1)
             if isinstance(aligned, str):
-                found: _Match | str = aligned
+                match: _Match | str = aligned
             else:
-                found = self._owned(graph, *aligned, asked.entered)
-            if isinstance(found, str):
-                reasons[found] = abs(len(sites) - len(called))
-            elif all(found.launches != known.launches for known in answers):
-                answers.append(found)
+                match = self._owned(graph, *aligned, request.entered)
+            if isinstance(match, str):
+                reasons[match] = abs(len(sites) - len(called))
+            elif all(match.launches != answer.launches for answer in answers):
+                answers.append(match)
         if len(answers) > 1:
             return "several graphs in memory have its key, and other modules"
         return answers[0] if answers else min(reasons, key=reasons.__getitem__)
@@ -380,11 +380,11 @@ class _Matcher:
             _merged(Share(owners[p.place], p.weight, p.again, p.line) for p in site.parts)
             for site in graph.sites or ()
         ]
-        launches = [of_sites[at] if at >= 0 else [Share(NOTHING, 1)] for at in aligned]
+        launches = [of_sites[site] if site >= 0 else [Share(NOTHING, 1)] for site in aligned]
         bytes_of_sites = [sum(p.weight for p in site.parts) for site in graph.sites or ()]
         moved = [
-            bytes_of_sites[at] or NOTHING if at >= 0 and at != before else NOTHING
-            for before, at in pairwise((NOTHING, *aligned))
+            bytes_of_sites[site] or NOTHING if site >= 0 and site != before else NOTHING
+            for before, site in pairwise((NOTHING, *aligned))
         ]
         # The module that was entered has a label for its call.
         inside = () if graph.backward else tuple(sorted(called - {entered}))
@@ -399,8 +399,8 @@ class _Matcher:
 
         def fits(base: str) -> bool:
             return all(
-                (known := self._known.get(_joined(base, place.path))) is not None
-                and known.class_name == place.class_name
+                (module := self._known.get(_joined(base, place.path))) is not None
+                and module.class_name == place.class_name
                 for place in places
             )
 
@@ -434,12 +434,12 @@ class _Matcher:
         return entered >= 0 and not self._spans.modules[entered].is_region
 
 
-def _merged(parts: Iterable[Share]) -> list[Share]:
+def _merged(shares: Iterable[Share]) -> list[Share]:
     """Return one share for each owner, the largest first, with the line of its largest part."""
     merged: dict[tuple[int, bool], Share] = {}
-    for part in sorted(parts, key=lambda part: -part.weight):
-        before = merged.setdefault((part.owner, part.again), part._replace(weight=0))
-        merged[part.owner, part.again] = before._replace(weight=before.weight + part.weight)
+    for share in sorted(shares, key=lambda share: -share.weight):
+        before = merged.setdefault((share.owner, share.again), share._replace(weight=0))
+        merged[share.owner, share.again] = before._replace(weight=before.weight + share.weight)
     return sorted(merged.values(), key=lambda share: -share.weight) or [Share(NOTHING, 1)]
 
 

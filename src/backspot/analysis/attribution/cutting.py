@@ -52,16 +52,16 @@ def cut(events: Events, ownership: Ownership, begin: int, end: int) -> Cut:
     Work that was launched before and still runs stays, with its launch.
     """
     spans, passes, steps = ownership.spans, ownership.passes, ownership.steps
-    kept = _kept(events, ownership, begin, end)
+    kept_events = _kept(events, ownership, begin, end)
     of_span = (spans.start >= begin) & (spans.start < end)
     of_pass = (passes.start >= begin) & (passes.start < end)
-    of_work = kept[ownership.work.event]
-    of_wait = kept[ownership.waits.event] & of_span[ownership.waits.span]
-    of_launch = kept[ownership.compiled.event]
-    event, span, run = (_places(one) for one in (kept, of_span, of_pass))
+    of_work = kept_events[ownership.work.event]
+    of_wait = kept_events[ownership.waits.event] & of_span[ownership.waits.span]
+    of_launch = kept_events[ownership.compiled.event]
+    event, span, run = (_places(mask) for mask in (kept_events, of_span, of_pass))
     _, nesting = nest(spans.start[of_span], spans.end[of_span], spans.thread[of_span])
     work = _where(ownership.work, of_work, span=span, run=run, event=event)
-    found = Passes(
+    passes_left = Passes(
         of_span=_moved(run, passes.of_span[of_span]),
         start=passes.start[of_pass],
         end=passes.end[of_pass],
@@ -70,7 +70,7 @@ def cut(events: Events, ownership: Ownership, begin: int, end: int) -> Cut:
     number = steps.of_pass[of_pass]
     first, last = int(number.min()), int(number.max())
     marks = slice(first, last + 1)
-    part = Ownership(
+    ownership_left = Ownership(
         spans=replace(_where(spans, of_span, caller=span, parent=span), nesting=nesting),
         join=_where(ownership.join, of_span, operator=event, feeder=span),
         owners=ownership.owners,
@@ -79,8 +79,8 @@ def cut(events: Events, ownership: Ownership, begin: int, end: int) -> Cut:
         work_shares=ownership.work_shares.where(of_work),
         launch_shares=ownership.launch_shares.where(of_launch),
         compiled=_compiled(ownership.compiled, of_launch, of_work, event, span),
-        passes=found,
-        windows=find_windows(found, work),
+        passes=passes_left,
+        windows=find_windows(passes_left, work),
         steps=Steps(
             steps.unit, number - first, last + 1 - first, steps.start[marks], steps.end[marks]
         ),
@@ -93,20 +93,22 @@ def cut(events: Events, ownership: Ownership, begin: int, end: int) -> Cut:
     )
     time = events.allocations.time
     allocations = events.allocations.where((time >= begin) & (time < end))
-    left = replace(events.where(kept), allocations=allocations)
-    return Cut(left, part, of_span, of_work, event, first)
+    left = replace(events.where(kept_events), allocations=allocations)
+    return Cut(left, ownership_left, of_span, of_work, event, first)
 
 
 def _kept(events: Events, ownership: Ownership, begin: int, end: int) -> Mask:
     """Whether each event is in the part."""
     work = ownership.work
-    kept: Mask = (events.start >= begin) & (events.start < end)
-    kept[work.event] = (work.end > begin) & (np.where(work.launch >= 0, work.launch, 0) < end)
+    kept_events: Mask = (events.start >= begin) & (events.start < end)
+    kept_events[work.event] = (work.end > begin) & (
+        np.where(work.launch >= 0, work.launch, 0) < end
+    )
     running = work.event[(work.end > begin) & (work.launch < begin)]
     calls = events.of(Category.RUNTIME)
     launched = is_in(events.correlation[calls], events.correlation[running])
-    kept[calls[launched & (events.correlation[calls] > 0)]] = True
-    return kept
+    kept_events[calls[launched & (events.correlation[calls] > 0)]] = True
+    return kept_events
 
 
 def _compiled(
@@ -120,9 +122,9 @@ def _compiled(
         event: where each event of the whole trace is in the part.
         span: where each span is.
     """
-    asked = compiled.of_work[of_work]
+    launches = compiled.of_work[of_work]
     shared = np.zeros(len(compiled.shares.first) - 1, bool)
-    shared[asked[asked >= 0]] = True
+    shared[launches[launches >= 0]] = True
     shared[: len(of_launch)] = of_launch
     called = (compiled.caller < 0) | (take(span, compiled.caller) >= 0)
     return Compiled(
@@ -133,31 +135,31 @@ def _compiled(
         span=_moved(span, compiled.span[of_launch]),
         shares=compiled.shares.where(shared),
         moved=compiled.moved[of_launch],
-        of_work=_moved(_places(shared), asked),
+        of_work=_moved(_places(shared), launches),
         called=compiled.called[called],
         caller=_moved(span, compiled.caller[called]),
         unmatched=compiled.unmatched,
     )
 
 
-def _where(table: Table, kept: Mask, **places: Ints) -> Table:
+def _where(table: Table, chosen: Mask, **places: Ints) -> Table:
     """Return some rows of a table of arrays; what is no array stays.
 
     Args:
         places: for a column of indices where each of what it points to is in the part.
     """
-    found: dict[str, Any] = {}
+    columns: dict[str, Any] = {}
     for name in table.__struct_fields__:
         column = getattr(table, name)
         if isinstance(column, np.ndarray):
-            column = column[kept]
-            found[name] = _moved(places[name], column) if name in places else column
-    return replace(table, **found)
+            column = column[chosen]
+            columns[name] = _moved(places[name], column) if name in places else column
+    return replace(table, **columns)
 
 
-def _places(kept: Mask) -> Ints:
+def _places(chosen: Mask) -> Ints:
     """Return where each thing is among those kept, ``NOTHING`` for those that are not."""
-    return np.where(kept, np.cumsum(kept) - 1, NOTHING)
+    return np.where(chosen, np.cumsum(chosen) - 1, NOTHING)
 
 
 def _moved(places: Ints, index: Ints) -> Ints:

@@ -99,11 +99,11 @@ def join_nodes(events: Events, spans: Spans) -> tuple[Join, Passes]:
     builder = np.full(len(spans.start), NOTHING, np.int64)
     unseen = np.zeros(len(spans.start), bool)
     for number, thread in threads.items():
-        mine = nodes_of.get(number, np.empty(0, np.int64))
-        builder[mine] = thread
-        if thread in operators and len(mine):
-            operator[mine], unseen[mine] = _match(
-                spans, makers, thread, operators[thread], sequence[mine], passes, mine
+        own_nodes = nodes_of.get(number, np.empty(0, np.int64))
+        builder[own_nodes] = thread
+        if thread in operators and len(own_nodes):
+            operator[own_nodes], unseen[own_nodes] = _match(
+                spans, makers, thread, operators[thread], sequence[own_nodes], passes, own_nodes
             )
     join = Join(
         sequence=sequence,
@@ -154,8 +154,8 @@ def _forward_operators(events: Events) -> dict[int, _Operators]:
         index = index[np.lexsort((events.start[index], events.sequence[index]))]
         earliest = [events.start[index]]
         while len(earliest[-1]) > _WIDTH:
-            every = np.arange(0, len(earliest[-1]), _WIDTH)
-            earliest.append(np.minimum.reduceat(earliest[-1], every))
+            begins = np.arange(0, len(earliest[-1]), _WIDTH)
+            earliest.append(np.minimum.reduceat(earliest[-1], begins))
         result[thread] = _Operators(index, events.sequence[index], earliest[0], earliest)
     return result
 
@@ -200,11 +200,11 @@ def _match(
     missing = np.flatnonzero(~exact)
     if len(missing):
         run = passes.of_span[nodes]
-        taken = set(zip(run[exact].tolist(), sequence[exact].tolist(), strict=True))
+        used_numbers = set(zip(run[exact].tolist(), sequence[exact].tolist(), strict=True))
         for node in missing.tolist():
             number, began = int(sequence[node]), int(start[node])
-            position[node] = _floor(operators, number, began, int(run[node]), passes, taken)
-    found = take(operators.index, position)
+            position[node] = _floor(operators, number, began, int(run[node]), passes, used_numbers)
+    operator = take(operators.index, position)
     suspect = makers.doubtful[nodes]
     doubtful = np.flatnonzero((position >= 0) & suspect)
     if len(doubtful):
@@ -212,14 +212,14 @@ def _match(
         late = np.append(operators.start, FAR)[above] >= start[doubtful]
         making = Making(
             node=nodes[doubtful],
-            before=found[doubtful],
+            before=operator[doubtful],
             after=np.where(late, NOTHING, np.append(operators.index, NOTHING)[above]),
             exact=exact[doubtful],
         )
-        found[doubtful] = makers.find(thread, making)
+        operator[doubtful] = makers.find(thread, making)
     # The forward of a pass was recorded if that of any of its nodes was.
     recorded = (position >= 0) | is_in(passes.of_span[nodes], passes.of_span[nodes[exact]])
-    return found, suspect & recorded & (found < 0) & (spans.marked[nodes] < 0)
+    return operator, suspect & recorded & (operator < 0) & (spans.marked[nodes] < 0)
 
 
 def _floor(
@@ -228,7 +228,7 @@ def _floor(
     start: int,
     run: int,
     passes: Passes,
-    taken: set[tuple[int, int]],
+    used_numbers: set[tuple[int, int]],
 ) -> int:
     """Find the operator with the greatest number below a node's, as its position.
 
@@ -244,7 +244,7 @@ def _floor(
     above = int(np.searchsorted(operators.sequence, number, side="right"))
     if above < len(operators.start) and operators.start[above] < start:
         return position
-    if (run, floor) in taken:
+    if (run, floor) in used_numbers:
         return position
     own = int(passes.start[run]) if run >= 0 else start
     since = int(np.searchsorted(passes.start, began, side="right"))
@@ -270,16 +270,16 @@ def _feeders(spans: Spans, passes: Ints) -> Ints:
         # At the beginning of a place there is no node before.
         feeds = np.maximum.accumulate(np.where(is_fed[order], NOTHING, at))
         feeds[feeds < np.maximum.accumulate(np.where(begins, at, 0))] = NOTHING
-        found = np.empty(len(nodes), np.int64)
-        found[order] = take(nodes[order], feeds)
-        return found
+        latest_nodes = np.empty(len(nodes), np.int64)
+        latest_nodes[order] = take(nodes[order], feeds)
+        return latest_nodes
 
     if is_fed.any():
-        here = latest(spans.thread[nodes], spans.parent[nodes])
+        in_place = latest(spans.thread[nodes], spans.parent[nodes])
         # Fed from another thread (a parameter on the CPU in a GPU model): the last that ran.
-        found = np.where(here >= 0, here, latest(run))
-        found = np.where(take(passes, found, NOTHING - 1) == run, found, NOTHING)
-        feeder[nodes[is_fed]] = found[is_fed]
+        feeders = np.where(in_place >= 0, in_place, latest(run))
+        feeders = np.where(take(passes, feeders, NOTHING - 1) == run, feeders, NOTHING)
+        feeder[nodes[is_fed]] = feeders[is_fed]
     return feeder
 
 
@@ -295,26 +295,28 @@ def _map_threads(
 ) -> tuple[dict[int, int], set[int]]:
     """Match logical threads with recorded ones; also return those that stay ambiguous."""
     wanted = [number for number in distinct(logical[sequence >= 0]) if number > 0]
-    known = {n: events.logical_threads[n] for n in wanted if n in events.logical_threads}
+    thread_of = {n: events.logical_threads[n] for n in wanted if n in events.logical_threads}
     for number, votes in _votes(events, spans, logical).items():
-        if number not in known:
+        if number not in thread_of:
             thread, most = votes.most_common(1)[0]
             if 2 * most > sum(votes.values()):
-                known[number] = thread
-    open_ = [number for number in wanted if number not in known]
+                thread_of[number] = thread
+    open_ = [number for number in wanted if number not in thread_of]
     if len(open_) * len(operators) > _MOST_PAIRS:
-        return known, set(open_)
+        return thread_of, set(open_)
     # One recorded thread is one logical thread: each match leaves fewer candidates for the others.
-    free = {thread: found for thread, found in operators.items() if thread not in known.values()}
+    free = {
+        thread: numbers for thread, numbers in operators.items() if thread not in thread_of.values()
+    }
     nodes_of = _by_thread(sequence, logical)
     scores = {number: _scores(events, spans, free, nodes_of[number], sequence) for number in open_}
     while match := _unambiguous(scores):
         number, thread = match
-        known[number] = thread
+        thread_of[number] = thread
         del scores[number]
         for others in scores.values():
             others.pop(thread, None)
-    return known, {number for number, candidates in scores.items() if candidates}
+    return thread_of, {number for number, candidates in scores.items() if candidates}
 
 
 def _unambiguous(scores: dict[int, dict[int, _Score]]) -> tuple[int, int] | None:
@@ -332,7 +334,11 @@ def _unambiguous(scores: dict[int, dict[int, _Score]]) -> tuple[int, int] | None
         if best is None or len(threads) > 1:
             continue
         (thread,) = threads
-        rivals = (of[thread] for other, of in scores.items() if other != number and thread in of)
+        rivals = (
+            scores_of[thread]
+            for other, scores_of in scores.items()
+            if other != number and thread in scores_of
+        )
         if all(rival < best for rival in rivals):
             return number, thread
     return None
@@ -348,14 +354,14 @@ def _votes(events: Events, spans: Spans, logical: Ints) -> dict[int, Counter[int
     """Count Kineto's arrows from each recorded thread to the nodes of each logical thread."""
     votes: dict[int, Counter[int]] = defaultdict(Counter)
     flows = events.flows
-    for thread, mine in grouped(flows.backward_thread):
-        span = spans.at(thread, flows.backward_time[mine])
+    for thread, members in grouped(flows.backward_thread):
+        span = spans.at(thread, flows.backward_time[members])
         numbers = take(logical, span)
         for number, those in grouped(numbers):
             if number <= 0:
                 continue
-            origins, which = numbered(flows.forward_thread[mine[those]])
-            for origin, many in zip(origins.tolist(), np.bincount(which).tolist(), strict=True):
+            origins, origin_of = numbered(flows.forward_thread[members[those]])
+            for origin, many in zip(origins.tolist(), np.bincount(origin_of).tolist(), strict=True):
                 votes[number][origin] += many
     return votes
 
@@ -410,18 +416,18 @@ def find_lines_of_nodes(events: Events, spans: Spans, join: Join) -> Ints:
     if not table.lines:
         return line
     numbered = np.flatnonzero((join.builder >= 0) & (join.sequence >= 0) & spans.is_node)
-    for index, mine in grouped(join.builder, numbered):
+    for index, members in grouped(join.builder, numbered):
         _, thread = events.threads[index]
         if isinstance(thread, int):
-            line[mine] = table.at(thread, join.sequence[mine])
-    found = np.flatnonzero(line >= 0)
+            line[members] = table.at(thread, join.sequence[members])
+    with_line = np.flatnonzero(line >= 0)
     # Python has one class for scripted graphs and C++ functions.
     called = [
         (name.rpartition("::")[2], names.CPP_FUNCTION if "::" in name else "")
         for name in spans.node_names
     ]
     for span, node, place in zip(
-        found.tolist(), spans.node[found].tolist(), line[found].tolist(), strict=True
+        with_line.tolist(), spans.node[with_line].tolist(), line[with_line].tolist(), strict=True
     ):
         if table.lines[place].node not in ("", *called[node]):
             line[span] = NOTHING

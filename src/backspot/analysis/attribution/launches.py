@@ -34,25 +34,27 @@ def find_loading(events: Events, work: Ints, call: Ints) -> Mask:
         call: for each the event index of the call that launched it, ``NOTHING`` for none.
     """
     launches = events.name_mask(*names.KERNEL_LAUNCHES)
-    found: Mask = (call >= 0) & (events.category[work] == Category.KERNEL)
-    found &= launches[events.name[call]] & (events.duration[call] >= _LONG)
-    slow = np.flatnonzero(found)
+    is_slow: Mask = (call >= 0) & (events.category[work] == Category.KERNEL)
+    is_slow &= launches[events.name[call]] & (events.duration[call] >= _LONG)
+    slow = np.flatnonzero(is_slow)
     if not len(slow):
-        return found
-    known = np.flatnonzero(call >= 0)
-    launched = events.start[call[known]]
+        return is_slow
+    is_launched = np.flatnonzero(call >= 0)
+    launched = events.start[call[is_launched]]
     first = np.full(len(events.names), FAR)
-    np.minimum.at(first, events.name[work[known]], launched)
+    np.minimum.at(first, events.name[work[is_launched]], launched)
     since = events.start[call[slow]]
     queued = np.zeros(len(slow), np.int64)
     device = events.device[work]
     for number in distinct(device[slow]):
-        mine, here = device[known] == number, device[slow] == number
-        before = np.searchsorted(np.sort(launched[mine]), since[here], side="left")
-        ended = np.sort(events.end[work[known[mine]]])
-        queued[here] = before - np.searchsorted(ended, since[here], side="right")
-    found[slow] = (first[events.name[work[slow]]] == since) & (queued < _FULL)
-    return found
+        on_device, slow_on_device = device[is_launched] == number, device[slow] == number
+        before = np.searchsorted(np.sort(launched[on_device]), since[slow_on_device], side="left")
+        ended = np.sort(events.end[work[is_launched[on_device]]])
+        queued[slow_on_device] = before - np.searchsorted(
+            ended, since[slow_on_device], side="right"
+        )
+    is_slow[slow] = (first[events.name[work[slow]]] == since) & (queued < _FULL)
+    return is_slow
 
 
 class Tier(IntEnum):
@@ -170,16 +172,16 @@ def find_device_work(
         Tier.COMMUNICATION,
         np.where(events.category[index] == Category.KERNEL, Tier.COMPUTE, Tier.COPY),
     ).astype(np.int64)
-    launch, thread = (take(of, launched_by) for of in (events.start, events.thread))
+    launch, thread = (take(column, launched_by) for column in (events.start, events.thread))
     launch, thread = launch.astype(np.int64), thread.astype(np.int64)
     span = np.full(len(index), NOTHING, np.int64)
     run = np.full(len(index), NOTHING, np.int64)
-    for number, mine in grouped(thread):
+    for number, members in grouped(thread):
         if number < 0:
             continue
-        span[mine] = spans.at(number, launch[mine])
+        span[members] = spans.at(number, launch[members])
         if number in passes.threads:
-            run[mine] = pass_at(passes, launch[mine])
+            run[members] = pass_at(passes, launch[members])
     _infer_launches(events, index, spans, passes, (launch, thread, span))
     queued = np.where(find_loading(events, index, call), events.end[call], launch)
     within = span >= 0
@@ -209,8 +211,8 @@ def _rank(events: Events) -> Ints:
     """
     threads = events.threads
     rank = np.empty(len(threads), np.int64)
-    rank[sorted(range(len(threads)), key=lambda at: tuple(map(str, threads[at])))] = np.arange(
-        len(threads)
+    rank[sorted(range(len(threads)), key=lambda index: tuple(map(str, threads[index])))] = (
+        np.arange(len(threads))
     )
     return rank
 
@@ -256,9 +258,11 @@ def waiting_calls(events: Events) -> Ints:
     to_device = events.name_mask(names.CUDA_TO_DEVICE)[events.name[copies]]
     copies = copies[~(to_device & (events.size[copies] >= 0) & (events.size[copies] <= _STAGED))]
     blocking = events.correlation[copies[pageable[events.name[copies]]]]
-    kept = waiting[events.name[calls]] | is_in(events.correlation[calls], blocking[blocking > 0])
-    found: Ints = calls[kept]
-    return found[np.argsort(events.start[found], kind="stable")]
+    is_waiting = waiting[events.name[calls]] | is_in(
+        events.correlation[calls], blocking[blocking > 0]
+    )
+    waiting_events: Ints = calls[is_waiting]
+    return waiting_events[np.argsort(events.start[waiting_events], kind="stable")]
 
 
 def _calls(events: Events, work: Ints) -> Ints:
@@ -269,10 +273,12 @@ def _calls(events: Events, work: Ints) -> Ints:
     if not len(calls):
         return np.full(len(work), NOTHING, np.int64)
     numbers = events.correlation[calls]
-    at = np.searchsorted(numbers, events.correlation[work], side="left")
-    call = calls[np.minimum(at, len(calls) - 1)]
-    known = (events.correlation[work] > 0) & (events.correlation[call] == events.correlation[work])
-    return np.where(known, call, NOTHING)
+    place = np.searchsorted(numbers, events.correlation[work], side="left")
+    call = calls[np.minimum(place, len(calls) - 1)]
+    is_matched = (events.correlation[work] > 0) & (
+        events.correlation[call] == events.correlation[work]
+    )
+    return np.where(is_matched, call, NOTHING)
 
 
 def _replays(events: Events, call: Ints) -> Mask:
@@ -308,15 +314,15 @@ def _infer_launches(
     launch, thread, span = columns
     queue = events.thread[work]
     latest = np.append(np.maximum.accumulate(passes.end), -1)  # of the passes up to each
-    for _, mine in grouped(queue):
-        recorded = launch[mine] >= 0
-        known, lost = mine[recorded], mine[~recorded]
+    for _, members in grouped(queue):
+        recorded = launch[members] >= 0
+        recorded_work, lost = members[recorded], members[~recorded]
         if not len(lost):
             continue
-        after = np.searchsorted(known, lost)
-        lost, after = lost[after < len(known)], after[after < len(known)]
-        behind = known[after]
-        before = np.where(after > 0, known[after - 1], NOTHING)
+        after = np.searchsorted(recorded_work, lost)
+        lost, after = lost[after < len(recorded_work)], after[after < len(recorded_work)]
+        behind = recorded_work[after]
+        before = np.where(after > 0, recorded_work[after - 1], NOTHING)
         low = np.where(after > 0, launch[before], -1)
         high = launch[behind]
         running = latest[np.searchsorted(passes.start, high, side="left") - 1] > low
@@ -332,14 +338,16 @@ def find_windows(passes: Passes, work: DeviceWork) -> Windows:
     """Find the clock time of each pass: from its first node to the end of its last work."""
     begin, end = passes.start.copy(), passes.end.copy()
     device = np.full(len(begin), NOTHING, np.int64)
-    mine = np.flatnonzero(work.run >= 0)
-    run, done = work.run[mine], work.end[mine]
+    of_passes = np.flatnonzero(work.run >= 0)
+    run, ended = work.run[of_passes], work.end[of_passes]
     # A thread of gloo may say late that an exchange ended: the next pass does not wait for it.
     after = np.append(begin[1:], FAR)[run]
-    np.maximum.at(end, run, np.where(work.device[mine] < 0, np.minimum(done, after), done))
-    mine = mine[work.device[mine] >= 0]
-    mine = mine[np.argsort(work.end[mine], kind="stable")]
-    device[work.run[mine]] = work.device[mine]  # the last assignment stays: the latest end
+    np.maximum.at(end, run, np.where(work.device[of_passes] < 0, np.minimum(ended, after), ended))
+    of_passes = of_passes[work.device[of_passes] >= 0]
+    of_passes = of_passes[np.argsort(work.end[of_passes], kind="stable")]
+    device[work.run[of_passes]] = work.device[
+        of_passes
+    ]  # the last assignment stays: the latest end
     # Each moment counts once: the earlier pass has it.
     if len(begin) > 1:
         begin[1:] = np.maximum(begin[1:], np.maximum.accumulate(end)[:-1])
@@ -353,6 +361,6 @@ def pass_at(passes: Passes | Windows, times: Ints) -> Ints:
     """Return the pass with each time in its host part, or in its window."""
     if not len(passes.start):
         return np.full(len(times), NOTHING, np.int64)
-    at = np.searchsorted(passes.start, times, side="right") - 1
-    inside = (at >= 0) & (times < passes.end[np.maximum(at, 0)])
-    return np.where(inside, at, NOTHING)
+    run = np.searchsorted(passes.start, times, side="right") - 1
+    inside = (run >= 0) & (times < passes.end[np.maximum(run, 0)])
+    return np.where(inside, run, NOTHING)

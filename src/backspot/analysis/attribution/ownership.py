@@ -117,7 +117,9 @@ class Owners(msgspec.Struct, frozen=True):
 
     def mask(self, matches: Callable[[Module], bool], *, special: bool = False) -> Mask:
         """Whether the module of each owner matches; special owners have the value ``special``."""
-        return np.array([special] * len(Special) + [matches(one) for one in self.modules], bool)
+        return np.array(
+            [special] * len(Special) + [matches(module) for module in self.modules], bool
+        )
 
 
 class Ownership(msgspec.Struct, frozen=True):
@@ -252,9 +254,9 @@ def _owner_of_spans(events: Events, spans: Spans, join: Join, owners: Owners) ->
 
 def _owner_of_work(owner: Ints, work: DeviceWork, communication: Communication) -> Ints:
     """Return the owner of each piece of device work, from the owners of the spans."""
-    found = take(owner, work.span, Special.ENGINE)
-    found[work.launch == NOTHING] = Special.NO_LAUNCH
-    found[work.tier == Tier.COMMUNICATION] = Special.COMMUNICATION
-    found[communication.of_gradients] = Special.GRADIENTS
-    found[communication.of_parameters] = Special.PARAMETERS
-    return found
+    owners = take(owner, work.span, Special.ENGINE)
+    owners[work.launch == NOTHING] = Special.NO_LAUNCH
+    owners[work.tier == Tier.COMMUNICATION] = Special.COMMUNICATION
+    owners[communication.of_gradients] = Special.GRADIENTS
+    owners[communication.of_parameters] = Special.PARAMETERS
+    return owners

@@ -51,10 +51,10 @@ def without_partial(events: Events, ownership: Ownership) -> Cut | None:
     if head + tail >= count:
         return None
     between = _Between(events, ownership)
-    kept = _in_whole_steps(ownership, between, head, count - tail)
-    if kept is None:
+    passes_kept = _in_whole_steps(ownership, between, head, count - tail)
+    if passes_kept is None:
         return None
-    first, last = kept
+    first, last = passes_kept
     lone = last == count - 1 and between.forward_follows()
     if not (first or last < count - 1 or lone):
         return None
@@ -64,9 +64,9 @@ def without_partial(events: Events, ownership: Ownership) -> Cut | None:
     if not ((starts >= begin) & (starts < end)).any():
         return None
     sentence = _sentence(count, head, tail, first + count - 1 - last, lone)
-    found = cut(events, ownership, begin, end)
-    said = replace(found.events, warnings=(*events.warnings, sentence))
-    return replace(found, events=said)
+    part_left = cut(events, ownership, begin, end)
+    with_warning = replace(part_left.events, warnings=(*events.warnings, sentence))
+    return replace(part_left, events=with_warning)
 
 
 def only_steps(events: Events, ownership: Ownership, first: int, last: int) -> Cut:
@@ -103,14 +103,14 @@ def _without_forward(events: Events, ownership: Ownership) -> int:
     """Return how many of the first passes were recorded without their forward, or with a part."""
     join, passes = ownership.join, ownership.passes
     operators = events.of(Category.OPERATOR)
-    made = operators[(events.forward_thread[operators] == 0) & (events.sequence[operators] >= 0)]
+    makers = operators[(events.forward_thread[operators] == 0) & (events.sequence[operators] >= 0)]
     lowest = np.full(len(events.threads) + 1, -1)
-    for thread, mine in grouped(events.thread, made):
-        lowest[thread] = events.sequence[mine].min()
+    for thread, members in grouped(events.thread, makers):
+        lowest[thread] = events.sequence[members].min()
     old = (join.sequence >= 0) & (join.sequence < lowest[join.builder]) & (passes.of_span >= 0)
     number = np.bincount(passes.of_span[old], minlength=len(passes.start))
-    whole = np.flatnonzero(number == number.min())
-    return int(whole[0])
+    unbroken = np.flatnonzero(number == number.min())
+    return int(unbroken[0])
 
 
 def _is_cut_off(events: Events, ownership: Ownership) -> bool:
@@ -121,31 +121,31 @@ def _is_cut_off(events: Events, ownership: Ownership) -> bool:
     roots = roots[np.argsort(spans.start[roots], kind="stable")]
     nodes = dict(grouped(passes.of_span[roots]))
     names = [spans.node[roots[nodes[run]]].tolist() for run in range(len(passes.start))]
-    *others, mine = names
-    alike = [run for run, other in enumerate(others) if other == mine]
+    *others, last_names = names
+    alike = [run for run, other in enumerate(others) if other == last_names]
     if alike:
         return _lacks_kernels(events, ownership, alike)
     operators = events.of(Category.OPERATOR)
     ends = int(events.start[operators].max()) < passes.end[-1]
-    return ends and any(other[: len(mine)] == mine for other in others)
+    return ends and any(other[: len(last_names)] == last_names for other in others)
 
 
 def _lacks_kernels(events: Events, ownership: Ownership, alike: list[int]) -> bool:
     """Whether the last launches of the last pass have no kernels, while passes alike have all."""
     work, passes = ownership.work, ownership.passes
-    done = np.bincount(work.run[work.run >= 0], minlength=len(passes.start))
-    missing = int(done[alike].min() - done[-1])
-    if missing <= 0 or len({*done[alike].tolist()}) > 1:
+    work_count = np.bincount(work.run[work.run >= 0], minlength=len(passes.start))
+    missing = int(work_count[alike].min() - work_count[-1])
+    if missing <= 0 or len({*work_count[alike].tolist()}) > 1:
         return False
     calls = events.of(Category.RUNTIME)
-    here = (events.start[calls] >= passes.start[-1]) & (events.start[calls] < passes.end[-1])
-    calls = calls[here & (events.correlation[calls] > 0)]
-    found = is_in(events.correlation[calls], events.correlation[work.event])
+    in_last = (events.start[calls] >= passes.start[-1]) & (events.start[calls] < passes.end[-1])
+    calls = calls[in_last & (events.correlation[calls] > 0)]
+    has_kernel = is_in(events.correlation[calls], events.correlation[work.event])
     kinds = events.correlation[events.of(Category.RUNTIME)]
     launching = events.of(Category.RUNTIME)[is_in(kinds, events.correlation[work.event])]
     launches = is_in(events.name[calls], events.name[launching])
-    latest = events.start[calls[found]].max(initial=-1)
-    lost = launches & ~found & (events.start[calls] > latest)
+    latest = events.start[calls[has_kernel]].max(initial=-1)
+    lost = launches & ~has_kernel & (events.start[calls] > latest)
     return int(lost.sum()) >= missing
 
 
@@ -195,10 +195,10 @@ class _Between:
         spans, passes = ownership.spans, ownership.passes
         called = (spans.module >= 0) & (passes.of_span < 0)
         self.calls = np.sort(spans.start[called])
-        made = _made(events)
-        span = spans.of(events, made)
-        kept = take(called, span, False) if called.any() else take(passes.of_span, span) < 0
-        self.made = np.sort(events.start[made[kept]])
+        makers = _made(events)
+        span = spans.of(events, makers)
+        is_outside = take(called, span, False) if called.any() else take(passes.of_span, span) < 0
+        self.made = np.sort(events.start[makers[is_outside]])
         updates = optimizer_steps(events)
         self.update_starts = np.sort(events.start[updates])
         self.update_ends = np.sort(events.end[updates])
@@ -207,13 +207,13 @@ class _Between:
     def forward_follows(self) -> bool:
         """Whether a forward follows the last pass in a mark that has no pass of its own."""
         last = int(self.o.passes.end[-1])
-        at = _next(self.made, last)
-        if at == FAR or not len(self.marks):
+        forward = _next(self.made, last)
+        if forward == FAR or not len(self.marks):
             return False
         if not len(self.o.steps.start):
             return True
         begun = self.events.start[self.marks]
-        return bool(((begun >= last) & (begun <= at)).any())
+        return bool(((begun >= last) & (begun <= forward)).any())
 
     def updates(self, run: int) -> bool:
         """Whether an optimizer step ends after this pass and before the next forward."""
@@ -247,8 +247,8 @@ class _Between:
         Without one, return the end of the pass.
         """
         forward = _next(self.calls if len(self.calls) else self.made, after)
-        at = np.searchsorted(self.update_ends, forward, side="right") - 1
-        return max(after, int(self.update_ends[at])) if at >= 0 else after
+        update = np.searchsorted(self.update_ends, forward, side="right") - 1
+        return max(after, int(self.update_ends[update])) if update >= 0 else after
 
 
 def _made(events: Events) -> Ints:
@@ -261,16 +261,18 @@ def _made(events: Events) -> Ints:
         (events.forward_thread[operators] == 0) & (events.sequence[operators] >= 0)
     ]
     operators = operators[np.lexsort((events.start[operators], events.thread[operators]))]
-    one, following = operators[:-1], operators[1:]
-    same = events.thread[one] == events.thread[following]
-    made: Ints = one[same & (events.sequence[following] > events.sequence[one])]
-    return made
+    operator_before, following = operators[:-1], operators[1:]
+    same = events.thread[operator_before] == events.thread[following]
+    makers: Ints = operator_before[
+        same & (events.sequence[following] > events.sequence[operator_before])
+    ]
+    return makers
 
 
 def _next(times: Ints, after: int) -> int:
     """Return the first of these sorted times that is not before another."""
-    at = np.searchsorted(times, after, side="left")
-    return int(times[at]) if at < len(times) else FAR
+    index = np.searchsorted(times, after, side="left")
+    return int(times[index]) if index < len(times) else FAR
 
 
 def _sentence(count: int, head: int, tail: int, out: int, lone: bool) -> str:
@@ -283,20 +285,20 @@ def _sentence(count: int, head: int, tail: int, out: int, lone: bool) -> str:
         out: how many are left out, with all others of their steps.
         lone: whether the last forward has no backward.
     """
-    of = f"of {counted(count, 'backward pass', 'backward passes')}"
+    of_all = f"of {counted(count, 'backward pass', 'backward passes')}"
     rest = out - head - tail
-    parts = []
+    clauses = []
     if head:
-        was = "was recorded without its" if head == 1 else "were recorded without their"
-        parts.append(f"{head} {of} {was} forward")
+        verb_phrase = "was recorded without its" if head == 1 else "were recorded without their"
+        clauses.append(f"{head} {of_all} {verb_phrase} forward")
     if tail:
-        parts.append(f"{tail} {of} was cut off by the end of the recording")
+        clauses.append(f"{tail} {of_all} was cut off by the end of the recording")
     if rest:
         belongs = "belongs to a step" if rest == 1 else "belong to steps"
-        parts.append(f"{rest} {of} {belongs} recorded in part")
+        clauses.append(f"{rest} {of_all} {belongs} recorded in part")
     if lone:
-        parts.append("the last forward was recorded without its backward")
-    text = ", ".join(parts)
-    if len(parts) > 1:
+        clauses.append("the last forward was recorded without its backward")
+    text = ", ".join(clauses)
+    if len(clauses) > 1:
         return f"{text}: all of these are left out."
     return f"{text[0].upper()}{text[1:]} and {'is' if out + lone == 1 else 'are'} left out."

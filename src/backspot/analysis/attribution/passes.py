@@ -41,7 +41,7 @@ class Passes(msgspec.Struct, frozen=True):
         An optimizer step with a closure runs the closure until then, and updates nothing.
         """
         last = np.searchsorted(self.start, end, side="left") - 1
-        begun, ended = (take(of, last) for of in (self.start, self.end))
+        begun, ended = (take(column, last) for column in (self.start, self.end))
         return np.where(begun >= start, np.minimum(ended, end), start)
 
 
@@ -86,8 +86,8 @@ def find_passes(
     of_root = np.full(len(top) + 1, NOTHING, np.int64)
     of_root[roots] = np.cumsum(begins) - 1
     first = np.flatnonzero(begins)
-    busiest, which = numbered(spans.thread[roots])
-    count = np.bincount(which, minlength=len(busiest))
+    busiest, thread_of = numbered(spans.thread[roots])
+    count = np.bincount(thread_of, minlength=len(busiest))
     start = spans.start[roots[first]]
     end = np.maximum.reduceat(spans.end[roots], first) if len(first) else start.copy()
     return Passes(
@@ -169,8 +169,8 @@ def _find_boundaries(
     marks = np.sort(events.start[events.named(Category.ANNOTATION, *_BETWEEN_PASSES)])
     low = np.searchsorted(marks, ended, side="left")
     marked = np.searchsorted(marks, start[1:], side="left") > low
-    origins, which = np.unique(origin, return_inverse=True)
-    built = np.array([threads.get(n, NOTHING) for n in origins.tolist()], np.int64)[which]
+    origins, origin_of = np.unique(origin, return_inverse=True)
+    built = np.array([threads.get(n, NOTHING) for n in origins.tolist()], np.int64)[origin_of]
     rises, same, other = _rises(origin, sequence[roots])
     return _Boundaries(
         exists=np.append(False, start[1:] >= ended)[: len(roots)],
@@ -196,25 +196,27 @@ def _last_operated(
         ended: when all up to each root but the last have ended.
     """
     count = len(host)
-    found = np.full(count, NOTHING, np.int64)
+    last_root = np.full(count, NOTHING, np.int64)
     times = [
         (thread, between[thread]) for thread in distinct(merged(host, built)) if thread in between
     ]
     if not times:
-        return found
-    thread = np.repeat([thread for thread, _ in times], [len(some) for _, some in times])
-    time = np.concatenate([some for _, some in times])
+        return last_root
+    thread = np.repeat(
+        [thread for thread, _ in times], [len(thread_times) for _, thread_times in times]
+    )
+    time = np.concatenate([thread_times for _, thread_times in times])
     root = np.searchsorted(ended, time, side="right")
-    parts = (root > 0) & (root < count)
-    parts[parts] = time[parts] < start[root[parts]]
-    thread, root = thread[parts], root[parts]
+    in_gap = (root > 0) & (root < count)
+    in_gap[in_gap] = time[in_gap] < start[root[in_gap]]
+    thread, root = thread[in_gap], root[in_gap]
     roots = np.arange(count)
     involved = merged(host * count + roots, built * count + roots)
     wanted = thread * count + root
     latest = involved[np.searchsorted(involved, wanted, side="right") - 1]
     same = (latest // count == thread) & (latest <= wanted)
-    np.maximum.at(found, root[same], latest[same] % count)
-    return found
+    np.maximum.at(last_root, root[same], latest[same] % count)
+    return last_root
 
 
 def _rises(origin: Ints, number: Ints) -> tuple[Mask, Ints, Ints]:
@@ -229,16 +231,18 @@ def _rises(origin: Ints, number: Ints) -> tuple[Mask, Ints, Ints]:
         last root before that has a number, if it is of the same logical thread, else ``NOTHING``;
         and the last root before that has a number and is of another logical thread than that one.
     """
-    has = np.flatnonzero(number >= 0)
-    by_origin = has[np.argsort(origin[has], kind="stable")]
-    one, next_ = by_origin[:-1], by_origin[1:]
+    numbered_roots = np.flatnonzero(number >= 0)
+    by_origin = numbered_roots[np.argsort(origin[numbered_roots], kind="stable")]
+    root_before, next_ = by_origin[:-1], by_origin[1:]
     rises = np.zeros(len(origin), bool)
-    rises[next_] = (origin[one] == origin[next_]) & (number[next_] >= number[one])
-    changes = np.append(True, origin[has[1:]] != origin[has[:-1]])[: len(has)]
-    began = np.maximum.accumulate(np.where(changes, np.arange(len(has)), 0))
-    others = take(has, began - 1)  # the last of the logical thread before
-    before = np.searchsorted(has, np.arange(len(origin))) - 1
-    last = take(has, before)
+    rises[next_] = (origin[root_before] == origin[next_]) & (number[next_] >= number[root_before])
+    changes = np.append(True, origin[numbered_roots[1:]] != origin[numbered_roots[:-1]])[
+        : len(numbered_roots)
+    ]
+    began = np.maximum.accumulate(np.where(changes, np.arange(len(numbered_roots)), 0))
+    others = take(numbered_roots, began - 1)  # the last of the logical thread before
+    before = np.searchsorted(numbered_roots, np.arange(len(origin))) - 1
+    last = take(numbered_roots, before)
     same = (last >= 0) & (take(origin, last) == origin)
     return rises, np.where(same, last, NOTHING), take(others, before)
 
@@ -255,15 +259,15 @@ def _with_callbacks(
     operators = events.of(Category.OPERATOR)
     forward = (events.sequence[operators] >= 0) & (events.forward_thread[operators] <= 0)
     marks = {*distinct(events.thread[events.named(Category.ANNOTATION, *_BETWEEN_PASSES)])}
-    for thread, at in grouped(events.thread[operators]):
+    for thread, positions in grouped(events.thread[operators]):
         times = between.get(thread)
         if times is None or thread in marks:
             continue
-        mine = operators[at]
-        outside = is_among(events.start[mine], times)
-        if (outside & forward[at]).any():
+        own_operators = operators[positions]
+        outside = is_among(events.start[own_operators], times)
+        if (outside & forward[positions]).any():
             continue
-        after = mine[outside]
+        after = own_operators[outside]
         run = np.searchsorted(start, events.start[after], side="right") - 1
         after, run = after[run >= 0], run[run >= 0]
         np.maximum.at(ends, run, events.end[after])
@@ -290,10 +294,10 @@ def separators(events: Events, spans: Spans, within: Mask) -> dict[int, Ints]:
     """
     operators = events.of(Category.OPERATOR)
     result = {}
-    for thread, mine in grouped(events.thread, operators):
-        span = spans.of(events, mine)
+    for thread, members in grouped(events.thread, operators):
+        span = spans.of(events, members)
         # A label within a node belongs to the node, and separates nothing.
-        start = events.start[mine[~take(within, span, False)]]
+        start = events.start[members[~take(within, span, False)]]
         result[thread] = np.sort(start, kind="stable")  # fast where parts are sorted
     return result
 
@@ -338,7 +342,7 @@ def _split(marked: Ints, events: Events, spans: Spans, passes: Passes, operator:
         operator: the forward operator that made each span, ``NOTHING`` for none.
     """
     joined = np.flatnonzero((operator >= 0) & (passes.of_span >= 0) & spans.is_node)
-    run, made = passes.of_span[joined], events.start[operator[joined]]
-    forward = made < passes.start[run]  # a double backward is made in a pass
+    run, made_at = passes.of_span[joined], events.start[operator[joined]]
+    forward = made_at < passes.start[run]  # a double backward is made in a pass
     # Lightning divides the loss after the mark, so not all nodes decide, but most.
-    return bool(2 * (made < marked[run])[forward].sum() > forward.sum())
+    return bool(2 * (made_at < marked[run])[forward].sum() > forward.sum())

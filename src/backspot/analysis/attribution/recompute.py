@@ -34,22 +34,22 @@ def find_recomputation(events: Events, spans: Spans) -> Spans:
         return spans
     recomputing = _recomputing(events, spans, node, numbered)
     recomputing = recomputing[~_differentiates_itself(spans, recomputing)]
-    kept = numbered & is_in(node, recomputing)
-    if not kept.any():
+    recomputes = numbered & is_in(node, recomputing)
+    if not recomputes.any():
         return spans
-    start, end = events.start[operators[kept]], events.end[operators[kept]]
+    start, end = events.start[operators[recomputes]], events.end[operators[recomputes]]
     pieces: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
     for at, (begin, finish) in zip(
-        node[kept].tolist(), zip(start.tolist(), end.tolist(), strict=True), strict=True
+        node[recomputes].tolist(), zip(start.tolist(), end.tolist(), strict=True), strict=True
     ):
         pieces[at].append((begin, finish, NOTHING))
     for span in np.flatnonzero(is_in(spans.parent, recomputing)).tolist():
         pieces[int(spans.parent[span])].append((int(spans.start[span]), int(spans.end[span]), span))
     calls_of = _CallsOf(spans)
     again = [
-        (begin, finish, int(spans.thread[at]), _caller(spans, at, calls, calls_of))
-        for at, found in pieces.items()
-        for begin, finish, calls in _intervals(spans, sorted(found))
+        (begin, finish, int(spans.thread[span]), _caller(spans, span, calls, calls_of))
+        for span, intervals in pieces.items()
+        for begin, finish, calls in _intervals(spans, sorted(intervals))
     ]
     added = np.array(again, np.int64).reshape(-1, 4)
     if not len(added):
@@ -75,8 +75,8 @@ def find_recomputation(events: Events, spans: Spans) -> Spans:
 
 def _numbered(events: Events, operators: Ints) -> Mask:
     """Whether autograd numbers each of these operators as in a forward."""
-    found: Mask = (events.sequence[operators] >= 0) & (events.forward_thread[operators] == 0)
-    return found
+    is_numbered: Mask = (events.sequence[operators] >= 0) & (events.forward_thread[operators] == 0)
+    return is_numbered
 
 
 def _operators(events: Events, spans: Spans) -> tuple[Ints, Ints]:
@@ -93,18 +93,18 @@ def _operators(events: Events, spans: Spans) -> tuple[Ints, Ints]:
     node_of_name = np.array([named.get(name, NOTHING - 1) for name in events.names], np.int64)
     itself = take(spans.node, around) == node_of_name[events.name[operators]]
     operators = operators[take(spans.is_node, around, False) & ~itself]
-    found: list[Ints] = []
+    directly: list[Ints] = []
     nodes: list[Ints] = []
     if not _numbered(events, operators).any():
         operators = operators[:0]
-    for _, mine in grouped(events.thread, operators):
-        mine = mine[np.lexsort((-events.end[mine], events.start[mine]))]
-        before = np.concatenate([[-1], np.maximum.accumulate(events.end[mine])[:-1]])
-        mine = mine[events.start[mine] >= before]
-        found.append(mine)
-        nodes.append(spans.of(events, mine))
+    for _, members in grouped(events.thread, operators):
+        members = members[np.lexsort((-events.end[members], events.start[members]))]
+        before = np.concatenate([[-1], np.maximum.accumulate(events.end[members])[:-1]])
+        members = members[events.start[members] >= before]
+        directly.append(members)
+        nodes.append(spans.of(events, members))
     empty = np.empty(0, np.int64)
-    return np.concatenate([empty, *found]), np.concatenate([empty, *nodes])
+    return np.concatenate([empty, *directly]), np.concatenate([empty, *nodes])
 
 
 def _recomputing(events: Events, spans: Spans, node: Ints, numbered: Mask) -> Ints:
@@ -125,22 +125,22 @@ def _recomputing(events: Events, spans: Spans, node: Ints, numbered: Mask) -> In
     starts = np.sort(np.concatenate([np.empty(0, np.int64), *times]))
     # A pass within a node counts apart: it may create a graph when the outer pass does not.
     order = np.lexsort((spans.start[nodes], spans.parent[nodes], spans.thread[nodes]))
-    place, mine = np.arange(len(order)), nodes[order]
-    run = np.searchsorted(starts, spans.start[mine])
-    begins = np.ones(len(mine), bool)
+    place, ordered_nodes = np.arange(len(order)), nodes[order]
+    run = np.searchsorted(starts, spans.start[ordered_nodes])
+    begins = np.ones(len(ordered_nodes), bool)
     begins[1:] = False
-    for column in (spans.thread[mine], spans.parent[mine], run):
+    for column in (spans.thread[ordered_nodes], spans.parent[ordered_nodes], run):
         begins[1:] |= column[1:] != column[:-1]
     first = np.flatnonzero(begins)
-    last = np.append(first[1:], len(mine))
+    last = np.append(first[1:], len(ordered_nodes))
     group = np.cumsum(begins) - 1
     low = np.maximum(place - _NEIGHBOURS, first[group])
     high = np.minimum(place + _NEIGHBOURS + 1, last[group])
     summed = np.concatenate([[0], np.cumsum(does[order])])
     around = summed[high] - summed[low]
     rare[order] |= does[order] & (2 * around <= high - low)
-    found: Ints = nodes[rare]
-    return found
+    recomputing: Ints = nodes[rare]
+    return recomputing
 
 
 def _differentiates_itself(spans: Spans, node: Ints) -> Mask:
@@ -154,8 +154,10 @@ def _differentiates_itself(spans: Spans, node: Ints) -> Mask:
     own = np.array(list(map(names.is_custom_function, spans.node_names)), bool)
     calls = merged(spans.parent[spans.module >= 0])
     passes = merged(spans.parent[spans.is_node])
-    found: Mask = take(own, spans.node[node], False) & ~is_in(node, calls) & is_in(node, passes)
-    return found
+    differentiates: Mask = (
+        take(own, spans.node[node], False) & ~is_in(node, calls) & is_in(node, passes)
+    )
+    return differentiates
 
 
 def _intervals(

@@ -42,8 +42,8 @@ class Shares(msgspec.Struct, frozen=True):
     @property
     def largest(self) -> Ints:
         """The owner of each thing's largest share."""
-        found: Ints = self.owner[self.first[:-1]]
-        return found
+        largest_owners: Ints = self.owner[self.first[:-1]]
+        return largest_owners
 
     @property
     def is_split(self) -> Mask:
@@ -71,23 +71,29 @@ class Shares(msgspec.Struct, frozen=True):
         return cls(np.arange(count + 1), owner, np.full(count, _WHOLE), np.zeros(count, bool), line)
 
     @classmethod
-    def joined(cls, parts: Sequence[Shares]) -> Shares:
+    def joined(cls, tables: Sequence[Shares]) -> Shares:
         """Return the shares of all things of all parts, one part after the other."""
-        before = np.cumsum([0, *(len(part.owner) for part in parts)])
-        first = [part.first[:-1] + lead for part, lead in zip(parts, before[:-1], strict=True)]
+        before = np.cumsum([0, *(len(table.owner) for table in tables)])
+        first = [table.first[:-1] + lead for table, lead in zip(tables, before[:-1], strict=True)]
         return cls(
             np.concatenate([*first, before[-1:]]),
             *(
-                np.concatenate([getattr(part, name) for part in parts])
+                np.concatenate([getattr(table, name) for table in tables])
                 for name in ("owner", "weight", "again", "line")
             ),
         )
 
     def where(self, keep: Mask) -> Shares:
         """Return the shares of those things for which ``keep`` is true."""
-        mine = np.repeat(keep, self.count)
+        of_kept = np.repeat(keep, self.count)
         first = np.append(0, np.cumsum(self.count[keep]))
-        return Shares(first, self.owner[mine], self.weight[mine], self.again[mine], self.line[mine])
+        return Shares(
+            first,
+            self.owner[of_kept],
+            self.weight[of_kept],
+            self.again[of_kept],
+            self.line[of_kept],
+        )
 
     def over(self, which: Ints, owner: Ints, line: Ints, *, modules: int, lines: int) -> Shares:
         """Return the shares of other things, each of which is one of these things or none.
@@ -98,25 +104,25 @@ class Shares(msgspec.Struct, frozen=True):
             line: the source line of those that are none.
             modules: what to add to the owners of these things.
         """
-        known = which >= 0
-        first = np.append(0, np.cumsum(np.where(known, take(self.count, which), 1)))
+        is_known = which >= 0
+        first = np.append(0, np.cumsum(np.where(is_known, take(self.count, which), 1)))
         place = np.repeat(np.arange(len(which)), np.diff(first))
-        mine = known[place]
-        share = (take(self.first, which)[place] + np.arange(len(place)) - first[place])[mine]
+        is_owned = is_known[place]
+        share = (take(self.first, which)[place] + np.arange(len(place)) - first[place])[is_owned]
         every_owner, every_line = owner[place], line[place]
         weight, again = np.full(len(place), _WHOLE), np.zeros(len(place), bool)
         owned = self.owner[share]
-        every_owner[mine] = np.where(owned >= 0, owned + modules, every_owner[mine])
-        every_line[mine] = np.where(self.line[share] >= 0, self.line[share] + lines, NOTHING)
-        weight[mine], again[mine] = self.weight[share], self.again[share]
+        every_owner[is_owned] = np.where(owned >= 0, owned + modules, every_owner[is_owned])
+        every_line[is_owned] = np.where(self.line[share] >= 0, self.line[share] + lines, NOTHING)
+        weight[is_owned], again[is_owned] = self.weight[share], self.again[share]
         return Shares(first, every_owner, weight, again, every_line)
 
     def mean(self, factor: _Floats) -> _Floats:
         """Return the mean of a value of the owners of each thing, by their shares."""
         if self._are_whole:
             return factor[self.owner]
-        found: _Floats = np.add.reduceat(factor[self.owner] * self.fraction, self.first[:-1])
-        return found
+        means: _Floats = np.add.reduceat(factor[self.owner] * self.fraction, self.first[:-1])
+        return means
 
     def parts(self, share: Ints) -> tuple[Ints, _Floats]:
         """Return the things that have these shares, and how much of each thing these are.
@@ -126,37 +132,37 @@ class Shares(msgspec.Struct, frozen=True):
         """
         if self._are_whole:
             return share, np.ones(len(share))
-        thing = np.searchsorted(self.first, share, side="right") - 1
-        things, which = numbered(thing)
-        parts = np.bincount(which, self.weight[share] / _WHOLE, minlength=len(things))
-        return things, parts.astype(np.float64)
+        item = np.searchsorted(self.first, share, side="right") - 1
+        items, item_of = numbered(item)
+        fractions = np.bincount(item_of, self.weight[share] / _WHOLE, minlength=len(items))
+        return items, fractions.astype(np.float64)
 
     @property
     def _are_whole(self) -> bool:
         """Whether each thing has one share, as in nearly all traces."""
         return len(self.owner) == len(self.first) - 1
 
-    def split(self, things: Ints, amount: Ints) -> tuple[Ints, Ints, Ints]:
+    def split(self, items: Ints, amount: Ints) -> tuple[Ints, Ints, Ints]:
         """Split an amount of each of some things; the parts sum to the amount exactly.
 
         Args:
-            things: indices of things; one may come several times.
+            items: indices of things; one may come several times.
             amount: an amount of each.
 
         Returns:
             For each part: its place in ``things``, its share, and its amount.
         """
         if self._are_whole:
-            return np.arange(len(things)), things, amount
-        count = self.count[things]
-        place = np.repeat(np.arange(len(things)), count)
+            return np.arange(len(items)), items, amount
+        count = self.count[items]
+        place = np.repeat(np.arange(len(items)), count)
         within = np.arange(len(place)) - np.repeat(np.cumsum(count) - count, count)
-        share = self.first[things][place] + within
+        share = self.first[items][place] + within
         before = np.append(0, np.cumsum(self.weight))
-        begin = before[share] - before[self.first[things]][place]
-        whole = amount[place]
-        parts = whole * (begin + self.weight[share]) // _WHOLE - whole * begin // _WHOLE
-        return place, share, parts
+        begin = before[share] - before[self.first[items]][place]
+        amounts = amount[place]
+        portions = amounts * (begin + self.weight[share]) // _WHOLE - amounts * begin // _WHOLE
+        return place, share, portions
 
 
 class Share(NamedTuple):
@@ -168,20 +174,20 @@ class Share(NamedTuple):
     line: int = NOTHING
 
 
-def shares_of(things: Sequence[Sequence[Share]]) -> Shares:
+def shares_of(items: Sequence[Sequence[Share]]) -> Shares:
     """Return the shares of some things as columns, with weights that sum up as ``Shares`` says."""
-    rows = [share for shares in things for share in _scaled(shares)]
+    rows = [share for shares in items for share in _scaled(shares)]
     owner, weight, again, line = np.array(rows, np.int64).reshape(-1, len(Share._fields)).T
-    first = np.append(0, np.cumsum([len(shares) for shares in things])).astype(np.int64)
+    first = np.append(0, np.cumsum([len(shares) for shares in items])).astype(np.int64)
     return Shares(first, owner, weight, again.astype(bool), line)
 
 
 def _scaled(shares: Sequence[Share]) -> Iterator[Share]:
     """Yield the shares with weights of the right sum; equal ones if none has a weight."""
-    whole = sum(share.weight for share in shares)
-    done = before = 0
+    total = sum(share.weight for share in shares)
+    weight_so_far = before = 0
     for number, share in enumerate(shares, 1):
-        done += share.weight
-        up_to = _WHOLE * done // whole if whole else _WHOLE * number // len(shares)
+        weight_so_far += share.weight
+        up_to = _WHOLE * weight_so_far // total if total else _WHOLE * number // len(shares)
         yield share._replace(weight=up_to - before)
         before = up_to

@@ -73,52 +73,56 @@ def find_sites(events: Events, ownership: Ownership) -> HostSites:
     spans = ownership.spans
     of_program = [thread for thread in by_thread if thread in passes or thread in spans.nesting]
     for thread in of_program:
-        mine, called = _users(frames, _that_return(frames, by_thread[thread]))
+        own_calls, called = _users(frames, _that_return(frames, by_thread[thread]))
         calls.append(frames.start[called])
-        nesting = innermost(frames.start[mine], frames.start[mine] + frames.duration[mine])
-        lines.append(_of_thread(events, mine, nesting, sites))
+        nesting = innermost(
+            frames.start[own_calls], frames.start[own_calls] + frames.duration[own_calls]
+        )
+        lines.append(_of_thread(events, own_calls, nesting, sites))
     # A thread that runs Python for a shorter time, as for hooks, does so while another waits.
-    lines.sort(key=lambda one: np.diff(one.edges)[one.values[:-1] >= 0].sum())
+    lines.sort(key=lambda line: np.diff(line.edges)[line.values[:-1] >= 0].sum())
     line = layered(*lines) if lines else EMPTY
     return HostSites(line, tuple(sites), np.concatenate(calls))
 
 
-def _that_return(frames: Frames, mine: Ints) -> Ints:
+def _that_return(frames: Frames, own_calls: Ints) -> Ints:
     """Return a thread's calls without those around the profiler's start that seem never to end.
 
     ``backspot run`` starts it where a function returns, and there Python reports no returns. Calls
     of the user's functions stay: they go on.
     """
-    mine = mine[np.lexsort((-frames.duration[mine], frames.start[mine]))]
-    end = frames.start[mine] + frames.duration[mine]
-    first = mine[: int(np.argmin(end >= end.max() - _AT_ONCE))]  # until one returns
+    own_calls = own_calls[np.lexsort((-frames.duration[own_calls], frames.start[own_calls]))]
+    end = frames.start[own_calls] + frames.duration[own_calls]
+    first = own_calls[: int(np.argmin(end >= end.max() - _AT_ONCE))]  # until one returns
     of_user = np.flatnonzero(frames.function[first] >= 0)
     inner = first[of_user[-1] + 1 :] if len(of_user) else first[:0]
-    return mine[~is_in(mine, inner)] if OF_TORCH in frames.function[inner] else mine
+    return own_calls[~is_in(own_calls, inner)] if OF_TORCH in frames.function[inner] else own_calls
 
 
-def _users(frames: Frames, mine: Ints) -> tuple[Ints, Ints]:
+def _users(frames: Frames, own_calls: Ints) -> tuple[Ints, Ints]:
     """Return a thread's calls that are of the user's functions or from them, and the latter."""
-    parent = innermost(frames.start[mine], frames.start[mine] + frames.duration[mine]).parent
-    of_user = frames.function[mine] >= 0
+    parent = innermost(
+        frames.start[own_calls], frames.start[own_calls] + frames.duration[own_calls]
+    ).parent
+    of_user = frames.function[own_calls] >= 0
     from_user = take(of_user, parent, False)
-    return mine[of_user | from_user], mine[from_user]
+    return own_calls[of_user | from_user], own_calls[from_user]
 
 
 def _of_thread(
-    events: Events, mine: Ints, nesting: Nesting, sites: dict[HostSite, int]
+    events: Events, own_calls: Ints, nesting: Nesting, sites: dict[HostSite, int]
 ) -> Timeline:
     """Return the sites of one thread, as ``_sites`` does."""
     frames, line = events.frames, nesting.timeline
     functions = [function_of(text) for text in frames.texts]
     calls = [line_of_call(text) for text in frames.texts]
-    function, called = frames.function[mine].tolist(), frames.line[mine].tolist()
+    function, called = frames.function[own_calls].tolist(), frames.line[own_calls].tolist()
     # A function of C in which operators run is one of PyTorch's.
     starts = np.sort(events.start[events.of(Category.OPERATOR)], kind="stable")
-    entered = frames.start[mine]
-    left = entered + frames.duration[mine]
+    entered = frames.start[own_calls]
+    left = entered + frames.duration[own_calls]
     calls_torch = np.searchsorted(starts, left) > np.searchsorted(starts, entered)
-    kind = frames.function[mine]
+    kind = frames.function[own_calls]
     of_torch = ((kind == OF_TORCH) | (calls_torch & (kind == OF_OTHERS))).tolist()
     parent = nesting.parent.tolist()
     values = line.values.tolist()
@@ -130,7 +134,7 @@ def _of_thread(
             above = parent[frame]
             while above >= 0 and function[above] < 0:
                 within[above], above = text[1], parent[above]
-    found = np.full(len(values), NOTHING)
+    site_values = np.full(len(values), NOTHING)
 
     def enclosing_function(frame: int) -> int:
         while frame >= 0 and function[frame] < 0:
@@ -160,7 +164,7 @@ def _of_thread(
             frame = above
         return None
 
-    for at, frame in enumerate(values):
+    for index, frame in enumerate(values):
         if frame < 0:
             continue
         outer = enclosing_function(frame)
@@ -173,10 +177,10 @@ def _of_thread(
         if frame != outer:  # a call from the function
             begin = end = line_within(frame, outer) or first
         else:
-            before = line_within(values[at - 1], outer) if at else None
-            after = line_within(values[at + 1], outer) if at + 1 < len(values) else None
+            before = line_within(values[index - 1], outer) if index else None
+            after = line_within(values[index + 1], outer) if index + 1 < len(values) else None
             begin = before or first
             end = max(begin, after or begin)
         site = HostSite(file, begin, end, name_of(outer))
-        found[at] = 2 * sites.setdefault(site, len(sites)) + of_torch[frame]
-    return Timeline(line.edges, found)
+        site_values[index] = 2 * sites.setdefault(site, len(sites)) + of_torch[frame]
+    return Timeline(line.edges, site_values)

@@ -93,23 +93,23 @@ class Spans(msgspec.Struct, frozen=True, dict=True):
 
     def of(self, events: Events, index: Ints) -> Ints:
         """Return the innermost span at the start of each of these host events, on its thread."""
-        of = vars(self).get("_of")
-        if of is None:
-            found = np.full(len(events.start), NOTHING, np.int32)
-            for thread, mine in grouped(events.thread):
-                found[mine] = self.at(thread, events.start[mine])
-            of = vars(self)["_of"] = found
-        chosen: Ints = of[index].astype(np.int64)
+        innermost_spans = vars(self).get("_of")
+        if innermost_spans is None:
+            column = np.full(len(events.start), NOTHING, np.int32)
+            for thread, members in grouped(events.thread):
+                column[members] = self.at(thread, events.start[members])
+            innermost_spans = vars(self)["_of"] = column
+        chosen: Ints = innermost_spans[index].astype(np.int64)
         return chosen
 
     def any_starts(self, threads: Ints, after: Ints, before: Ints) -> Mask:
         """For each thread given, whether a span starts between two times, both excluded."""
-        found = np.zeros(len(threads), bool)
-        for thread, mine in grouped(threads):
+        any_start = np.zeros(len(threads), bool)
+        for thread, members in grouped(threads):
             edges = self.nesting[thread][1].timeline.edges
-            low = np.searchsorted(edges, after[mine], side="right")
-            found[mine] = np.searchsorted(edges, before[mine], side="left") > low
-        return found
+            low = np.searchsorted(edges, after[members], side="right")
+            any_start[members] = np.searchsorted(edges, before[members], side="left") > low
+        return any_start
 
 
 def find_spans(events: Events) -> Spans:
@@ -153,11 +153,11 @@ def _with_regions(events: Events, spans: Spans) -> Spans:
     index = index[~are_of_optimizers(events, index, np.sort(spans.start[spans.is_node]))]
     if not len(index):
         return spans
-    used, which = numbered(events.name[index])
+    used, name_of = numbered(events.name[index])
     paths = [_path_of_region(events, events.names[name]) for name in used.tolist()]
     added = tuple(Module(path, "", path, True) for path in dict.fromkeys(paths))
-    number = {module.path: at for at, module in enumerate(added)}
-    which = np.array([number[path] for path in paths], np.int64)[which]
+    number = {module.path: index for index, module in enumerate(added)}
+    name_of = np.array([number[path] for path in paths], np.int64)[name_of]
     nothing = np.full(len(index), NOTHING, np.int64)
     start = np.concatenate([spans.start, events.start[index]])
     end = np.concatenate([spans.end, events.end[index]])
@@ -168,7 +168,7 @@ def _with_regions(events: Events, spans: Spans) -> Spans:
         start=start,
         end=end,
         thread=thread,
-        module=np.concatenate([spans.module, which + len(spans.modules)]),
+        module=np.concatenate([spans.module, name_of + len(spans.modules)]),
         node=np.concatenate([spans.node, nothing]),
         marked=np.concatenate([spans.marked, nothing]),
         caller=np.concatenate([spans.caller, nothing]),
@@ -181,19 +181,19 @@ def _with_regions(events: Events, spans: Spans) -> Spans:
 def _path_of_region(events: Events, name: str) -> str:
     """Return what to call a region in no module: its function, or what the profiler calls it."""
     region = name.removeprefix(names.COMPILED_REGION)
-    for one in events.compiled.compilations:
-        if one.region == region:
-            function = names.compiled_function(one.function)
+    for compilation in events.compiled.compilations:
+        if compilation.region == region:
+            function = names.compiled_function(compilation.function)
             return name if function in names.MODULE_FUNCTIONS else f"compiled function {function}()"
     return name
 
 
 def _mark(events: Events, spans: Spans) -> None:
     """Set for each node the module that a marker directly in the node names."""
-    known = {(m.path, m.class_name): index for index, m in enumerate(spans.modules)}
+    module_of = {(m.path, m.class_name): index for index, m in enumerate(spans.modules)}
     named = np.array(
         [
-            known.get((label.path, label.class_name), NOTHING)
+            module_of.get((label.path, label.class_name), NOTHING)
             if label is not None and label.kind is Kind.BACKWARD
             else NOTHING
             for label in events.labels
@@ -204,18 +204,18 @@ def _mark(events: Events, spans: Spans) -> None:
         return
     markers = events.chosen(named >= 0, Category.OPERATOR, Category.ANNOTATION)
     span = spans.of(events, markers)
-    at = take(spans.is_node, span, False)
-    spans.marked[span[at]] = named[events.name[markers[at]]]
+    is_in_node = take(spans.is_node, span, False)
+    spans.marked[span[is_in_node]] = named[events.name[markers[is_in_node]]]
 
 
 def nest(start: Ints, end: Ints, thread: Ints) -> tuple[Ints, dict[int, tuple[Ints, Nesting]]]:
     """Return each span's parent, and for each thread its spans and their nesting."""
     parent = np.full(len(start), NOTHING, np.int64)
     nesting: dict[int, tuple[Ints, Nesting]] = {}
-    for number, mine in grouped(thread):
-        nested = innermost(start[mine], end[mine], tolerance=_ROUNDING)
-        nesting[number] = (mine, nested)
-        parent[mine] = take(mine, nested.parent)
+    for number, members in grouped(thread):
+        nested = innermost(start[members], end[members], tolerance=_ROUNDING)
+        nesting[number] = (members, nested)
+        parent[members] = take(members, nested.parent)
     return parent, nesting
 
 

@@ -68,13 +68,13 @@ class _Calls:
     def around(self, call: int) -> dict[int, int]:
         """Return the calls around a call and itself: for each owner the innermost one."""
         if call not in self._around:
-            found: dict[int, int] = {}
-            at = call
-            while at >= 0:
-                if self._is_call[at]:
-                    found.setdefault(self._owner[at], at)
-                at = self._parent[at]
-            self._around[call] = found
+            innermost_calls: dict[int, int] = {}
+            span = call
+            while span >= 0:
+                if self._is_call[span]:
+                    innermost_calls.setdefault(self._owner[span], span)
+                span = self._parent[span]
+            self._around[call] = innermost_calls
         return self._around[call]
 
 
@@ -87,7 +87,7 @@ def _arrows(
     """
     spans, of_span = ownership.spans, ownership.passes.of_span
     nodes = np.flatnonzero(spans.is_node & (of_span >= 0) & (calls.of_span >= 0))
-    made = {
+    runs_of_calls = {
         (around, owner, run)
         for call, run in set(
             zip(calls.of_span[nodes].tolist(), of_span[nodes].tolist(), strict=True)
@@ -99,11 +99,11 @@ def _arrows(
         if track.on_device:
             continue
         for index, span in enumerate(track.spans):
-            here = (span.start, number, index)
+            node_place = (span.start, number, index)
             key = (span.owner, span.run, span.call)
-            first[key] = min(first.get(key, here), here)
+            first[key] = min(first.get(key, node_place), node_place)
     arrows = []
-    for call, owner, run in sorted(made):
+    for call, owner, run in sorted(runs_of_calls):
         target = first.get((owner, run, call))
         if target and target[0] > spans.start[call]:
             process, thread = events.threads[int(spans.thread[call])]
@@ -115,17 +115,17 @@ def _arrows(
 def _parents(owners: Owners) -> list[int]:
     """Return for each owner the one directly around it, ``NOTHING`` for none."""
     modules = [(owner, module) for owner, module in owners.each_module() if not module.is_region]
-    known: dict[str, dict[str, tuple[int, Module]]] = defaultdict(dict)
+    by_root: dict[str, dict[str, tuple[int, Module]]] = defaultdict(dict)
     for owner, module in modules:
-        known[module.root].setdefault(module.path, (owner, module))
+        by_root[module.root].setdefault(module.path, (owner, module))
     around = {
-        root: parents_of(module for _, module in paths.values()) for root, paths in known.items()
+        root: parents_of(module for _, module in paths.values()) for root, paths in by_root.items()
     }
     parents = [NOTHING] * len(owners)
     for owner, module in modules:
         outer = around[module.root][module.path]
         if outer is not None:
-            parents[owner], _ = known[module.root][outer]
+            parents[owner], _ = by_root[module.root][outer]
     return parents
 
 
@@ -156,22 +156,22 @@ def _on_host(ownership: Ownership, thread: int, calls: _Calls) -> Iterable[_Piec
     compiled = ownership.compiled
     timeline = nesting.timeline.cut(merged(compiled.start, compiled.end))
     edges, values = timeline.edges, timeline.values[:-1]
-    held = np.flatnonzero(values >= 0)
-    span = indices[values[held]]
-    launch = compiled.at(ownership.spans, span, edges[held])
+    executing = np.flatnonzero(values >= 0)
+    span = indices[values[executing]]
+    launch = compiled.at(ownership.spans, span, edges[executing])
     launched = take(ownership.launch_shares.largest, launch)
     owner = np.where(launch >= 0, launched, ownership.owner[span])
     run, call = ownership.passes.of_span[span], calls.of_span[span]
-    return _rows((edges[held], edges[held + 1], owner, run, call))
+    return _rows((edges[executing], edges[executing + 1], owner, run, call))
 
 
 def _on_device(ownership: Ownership, queue: int, calls: _Calls) -> Iterable[_Piece]:
     """Return what the queue executes, by start."""
     work = ownership.work
-    mine = np.flatnonzero(work.queue == queue)
+    own_work = np.flatnonzero(work.queue == queue)
     call = take(calls.of_span, work.span)
     columns = (work.start, work.end, ownership.work_owner, work.run, call)
-    return _rows(tuple(column[mine] for column in columns))
+    return _rows(tuple(column[own_work] for column in columns))
 
 
 def _rows(columns: tuple[Ints, ...]) -> Iterable[_Piece]:

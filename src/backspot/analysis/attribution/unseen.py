@@ -66,10 +66,12 @@ class Makers:
     @cached_property
     def doubtful(self) -> Mask:
         """For each span whether it is a node that something unrecorded may have made, by name."""
-        known = self._spans.node_names
+        node_names = self._spans.node_names
         # Before torch 1.10 no name had a digit, and Python's functions had names like PyTorch's.
         sure = (
-            names.is_generated_node if any(map(names.is_generated_node, known)) else names.is_node
+            names.is_generated_node
+            if any(map(names.is_generated_node, node_names))
+            else names.is_node
         )
         return self._nodes_where(lambda name: not sure(name) or names.is_view_node(name))
 
@@ -79,14 +81,14 @@ class Makers:
         Returns:
             The operators; ``NOTHING`` where a marker in the node names the owner, or nothing does.
         """
-        found = np.full(len(making.node), NOTHING, np.int64)
+        operators = np.full(len(making.node), NOTHING, np.int64)
         # Python's functions are recorded under their own names.
         same = making.exact & self._names_fit(making.node, making.before, _is_python)
-        found[same] = making.before[same]
+        operators[same] = making.before[same]
         rest = np.flatnonzero(~same & (self._spans.marked[making.node] < 0))
         if len(rest):
-            found[rest] = self._unmarked(thread, making.of(rest))
-        return found
+            operators[rest] = self._unmarked(thread, making.of(rest))
+        return operators
 
     def _unmarked(self, thread: int, making: Making) -> Ints:
         """As ``find``, for nodes that neither an operator's name nor a marker settles."""
@@ -105,7 +107,9 @@ class Makers:
         outer = around.numbered_at(before)
         # What ran within the outermost operator comes after ``before`` only if ``outer`` has ended.
         between, single = around.unnumbered_between(np.maximum(began, events.end[outer]), until)
-        added, foreign, scripted = (of[node] for of in (self._added, self._foreign, self._scripted))
+        added, foreign, scripted = (
+            column[node] for column in (self._added, self._foreign, self._scripted)
+        )
         graph = around.unnumbered_at(after)
         # A scripted graph runs its operators after it took its number.
         begins = (graph >= 0) & (events.start[graph] > began)
@@ -176,12 +180,12 @@ class Makers:
         """Whether the names of each node and operator fit; each pair of names is compared once."""
         events, spans = self._events, self._spans
         width = len(events.names)
-        pairs, which = numbered(spans.node[node] * width + events.name[operator])
+        pairs, pair_of = numbered(spans.node[node] * width + events.name[operator])
         answers = [
             fit(spans.node_names[pair // width], events.names[pair % width])
             for pair in pairs.tolist()
         ]
-        fits: Mask = np.array(answers, bool)[which]
+        fits: Mask = np.array(answers, bool)[pair_of]
         return fits
 
 
@@ -228,11 +232,11 @@ class _Around:
         # An operator that contains whole calls does not show in which of them something happened.
         within = ~self.any_edge(events.start[operators], events.end[operators])
         leaves = operators[has_number | within]
-        every = self._outermost(np.concatenate([leaves, launches]))
-        self._every = every
-        kept = every.values >= 0
-        kept[kept] = events.sequence[every.values[kept]] < 0
-        self._unnumbered = every.values[kept]
+        outermost = self._outermost(np.concatenate([leaves, launches]))
+        self._every = outermost
+        is_unnumbered = outermost.values >= 0
+        is_unnumbered[is_unnumbered] = events.sequence[outermost.values[is_unnumbered]] < 0
+        self._unnumbered = outermost.values[is_unnumbered]
         self._start = events.start[self._unnumbered]
         span = spans.of(events, self._unnumbered)
         # How often the span has changed from one to the next, up to each.
@@ -244,13 +248,13 @@ class _Around:
 
     def numbered_at(self, operator: Ints) -> Ints:
         """Return the outermost numbered operator around each operator, which may be itself."""
-        found = self._numbered.at(self._events.start[operator])
-        return np.where(found >= 0, found, operator)
+        outermost = self._numbered.at(self._events.start[operator])
+        return np.where(outermost >= 0, outermost, operator)
 
     def unnumbered_at(self, operator: Ints) -> Ints:
         """Return the outermost operator around each one if it has no number, else ``NOTHING``."""
-        found = np.where(operator >= 0, self._every.at(self._events.start[operator]), NOTHING)
-        return np.where(self._events.sequence[found] < 0, found, NOTHING)
+        outermost = np.where(operator >= 0, self._every.at(self._events.start[operator]), NOTHING)
+        return np.where(self._events.sequence[outermost] < 0, outermost, NOTHING)
 
     def unnumbered_between(self, after: Ints, before: Ints) -> tuple[Ints, Mask]:
         """Find what has no number and starts between two times each.
@@ -261,10 +265,10 @@ class _Around:
         """
         low = np.searchsorted(self._start, after, side="left")
         high = np.searchsorted(self._start, before, side="left")
-        some = low < high
-        first = take(self._unnumbered, np.where(some, low, NOTHING))
+        has_any = low < high
+        first = take(self._unnumbered, np.where(has_any, low, NOTHING))
         changes = np.append(self._changes, 0)
-        single = some & (changes[low] == changes[high - 1])
+        single = has_any & (changes[low] == changes[high - 1])
         return first, single
 
     def any_edge(self, after: Ints, before: Ints) -> Mask:

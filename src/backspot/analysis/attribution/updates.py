@@ -19,15 +19,15 @@ def optimizer_steps(events: Events) -> Ints:
 
     A step that several regions make is several.
     """
-    kept = vars(events)
-    if "_optimizer_steps" not in kept:
+    cache = vars(events)
+    if "_optimizer_steps" not in cache:
         marks = events.named(Category.ANNOTATION, names.OPTIMIZER_STEP)
         compiled = _compiled_steps(events)
         marked = enclosing(events, marks, events.thread[compiled], events.start[compiled]) >= 0
         steps = np.concatenate([marks, compiled[~marked]])
-        kept["_optimizer_steps"] = steps[np.argsort(events.start[steps], kind="stable")]
-    found: Ints = kept["_optimizer_steps"]
-    return found
+        cache["_optimizer_steps"] = steps[np.argsort(events.start[steps], kind="stable")]
+    steps_found: Ints = cache["_optimizer_steps"]
+    return steps_found
 
 
 def forms_of(events: Events, steps: Ints) -> list[str]:
@@ -37,15 +37,15 @@ def forms_of(events: Events, steps: Ints) -> list[str]:
     optimizer that has none of them, whatever its name is. Who recorded the trace without Backspot
     does not tell that: then the name counts.
     """
-    found = [optimizer_of(events.names[name]) for name in events.name[steps]]
-    said = events.named(Category.ANNOTATION, names.OPTIMIZER_FORMS)
-    position = {step: at for at, step in enumerate(steps.tolist())}
-    around = enclosing(events, steps, events.thread[said], events.start[said])
-    for step, name in zip(around.tolist(), events.name[said].tolist(), strict=True):
+    forms = [optimizer_of(events.names[name]) for name in events.name[steps]]
+    marks = events.named(Category.ANNOTATION, names.OPTIMIZER_FORMS)
+    position = {step: index for index, step in enumerate(steps.tolist())}
+    around = enclosing(events, steps, events.thread[marks], events.start[marks])
+    for step, name in zip(around.tolist(), events.name[marks].tolist(), strict=True):
         if step >= 0:
-            of = events.names[name].removeprefix(names.OPTIMIZER_FORMS)
-            found[position[step]] = "" if of == names.NO_FORMS else of
-    return found
+            form = events.names[name].removeprefix(names.OPTIMIZER_FORMS)
+            forms[position[step]] = "" if form == names.NO_FORMS else form
+    return forms
 
 
 def are_of_optimizers(events: Events, regions: Ints, nodes: Ints) -> Mask:
@@ -70,26 +70,28 @@ def make_nodes(events: Events, threads: Ints, start: Ints, end: Ints) -> Mask:
     Then autograd's number is higher behind it. Operators that make no node can have the next
     number, too. Behind the last interval of a trace the nodes tell that have its number.
     """
-    found = np.zeros(len(start), bool)
+    makes_nodes = np.zeros(len(start), bool)
     operators = events.of(Category.OPERATOR)
     numbered = operators[events.sequence[operators] >= 0]
     is_forward = events.forward_thread[numbered] <= 0
     nodes, forward = numbered[~is_forward], numbered[is_forward]
     nodes_of = events.sequence[nodes]
     of_thread = dict(grouped(events.thread[forward]))
-    for thread, here in grouped(threads):
-        mine = forward[of_thread.get(thread, forward[:0])]
-        mine = mine[np.argsort(events.start[mine], kind="stable")]
-        if not len(mine):
+    for thread, members in grouped(threads):
+        makers = forward[of_thread.get(thread, forward[:0])]
+        makers = makers[np.argsort(events.start[makers], kind="stable")]
+        if not len(makers):
             continue
-        first, after = (np.searchsorted(events.start[mine], at[here]) for at in (start, end))
-        number = events.sequence[mine]
-        is_last = after == len(mine)
-        last = len(mine) - 1
+        first, after = (
+            np.searchsorted(events.start[makers], moments[members]) for moments in (start, end)
+        )
+        number = events.sequence[makers]
+        is_last = after == len(makers)
+        last = len(makers) - 1
         rises = number[np.minimum(after, last)] > number[np.minimum(first, last)]
         rises[is_last] = is_in(number[-1:], nodes_of).all()
-        found[here] = (after > first) & rises
-    return found
+        makes_nodes[members] = (after > first) & rises
+    return makes_nodes
 
 
 def _regions_make_nodes(events: Events, regions: Ints) -> Mask:
@@ -99,24 +101,24 @@ def _regions_make_nodes(events: Events, regions: Ints) -> Mask:
 def _compiled_steps(events: Events) -> Ints:
     """Return the outermost regions that make no node and hold an optimizer's compiled step."""
     of_optimizers = {
-        f"{names.COMPILED_REGION}{one.region}"
-        for one in events.compiled.compilations
-        if one.optimizer or one.file.startswith(names.OPTIMIZER_FILES)
+        f"{names.COMPILED_REGION}{compilation.region}"
+        for compilation in events.compiled.compilations
+        if compilation.optimizer or compilation.file.startswith(names.OPTIMIZER_FILES)
     }
     if not of_optimizers:
         return np.empty(0, np.int64)
     is_region = events.name_mask(names.COMPILED_REGION)
     regions = events.chosen(is_region, Category.OPERATOR, Category.ANNOTATION)
     regions = regions[np.lexsort((-events.end[regions], events.start[regions]))]
-    known = np.array([name in of_optimizers for name in events.names], bool)
-    theirs = known[events.name[regions]]
+    is_optimizer = np.array([name in of_optimizers for name in events.names], bool)
+    is_step = is_optimizer[events.name[regions]]
     parent = np.full(len(regions), NOTHING, np.int64)
-    for _, mine in grouped(events.thread[regions]):
-        nested = innermost(events.start[regions[mine]], events.end[regions[mine]])
-        parent[mine] = take(mine, nested.parent)
+    for _, members in grouped(events.thread[regions]):
+        nested = innermost(events.start[regions[members]], events.end[regions[members]])
+        parent[members] = take(members, nested.parent)
     for inner in range(len(regions) - 1, -1, -1):  # the inner ones come last
-        if theirs[inner] and parent[inner] >= 0:
-            theirs[parent[inner]] = True
-    theirs &= ~_regions_make_nodes(events, regions)
-    outermost: Ints = regions[theirs & ~take(theirs, parent, False)]
+        if is_step[inner] and parent[inner] >= 0:
+            is_step[parent[inner]] = True
+    is_step &= ~_regions_make_nodes(events, regions)
+    outermost: Ints = regions[is_step & ~take(is_step, parent, False)]
     return outermost

@@ -30,33 +30,33 @@ def find_wrapped(events: Events, spans: Spans, operators: Ints) -> Ints:
     Returns:
         The spans of the calls, ``NOTHING`` for none.
     """
-    found = np.full(len(operators), NOTHING, np.int64)
+    calls = np.full(len(operators), NOTHING, np.int64)
     wraps = events.names_where(lambda name: name == names.BACKWARD_HOOK_FUNCTION)
-    mine = np.flatnonzero(wraps[events.name[operators]])
-    if not len(mine):
-        return found
-    every = events.chosen(wraps, Category.OPERATOR)
-    wraps_of = dict(grouped(events.thread, every[events.forward_thread[every] == 0]))
+    wrapping = np.flatnonzero(wraps[events.name[operators]])
+    if not len(wrapping):
+        return calls
+    wrappers = events.chosen(wraps, Category.OPERATOR)
+    wraps_of = dict(grouped(events.thread, wrappers[events.forward_thread[wrappers] == 0]))
     operators_of = dict(grouped(events.thread, events.of(Category.OPERATOR)))
-    for thread, here in grouped(events.thread[operators], mine):
+    for thread, members in grouped(events.thread[operators], wrapping):
         if thread in wraps_of and thread in spans.nesting:
-            found[here] = _on_thread(
-                events, spans, thread, operators[here], wraps_of[thread], operators_of[thread]
+            calls[members] = _on_thread(
+                events, spans, thread, operators[members], wraps_of[thread], operators_of[thread]
             )
-    return found
+    return calls
 
 
 def _on_thread(
-    events: Events, spans: Spans, thread: int, operators: Ints, every: Ints, beside: Ints
+    events: Events, spans: Spans, thread: int, operators: Ints, wrappers: Ints, beside: Ints
 ) -> Ints:
     """As ``find_wrapped``, for operators of one thread.
 
     Args:
-        every: all operators of the same name on the thread.
+        wrappers: all operators of the same name on the thread.
     """
     indices, nesting = spans.nesting[thread]
-    edges, held = nesting.timeline.edges, take(indices, nesting.timeline.values)
-    start = np.sort(events.start[every])
+    edges, span_in = nesting.timeline.edges, take(indices, nesting.timeline.values)
+    start = np.sort(events.start[wrappers])
     # Between two edges of the timeline lies one interval; each operator lies in one.
     interval = np.searchsorted(edges, events.start[operators], side="right") - 1
     low = np.searchsorted(start, edges[interval], side="left")
@@ -66,12 +66,12 @@ def _on_thread(
     begins = np.searchsorted(starts, edges[interval], side="left")
     is_first = np.searchsorted(starts, events.start[operators], side="left") == begins
     # Of the span that ended before the interval, and those around it, the one beside the interval.
-    found = np.full(len(operators), NOTHING, np.int64)
+    outer_spans = np.full(len(operators), NOTHING, np.int64)
     up = np.flatnonzero(odd & is_first & (interval > 0))
-    found[up] = held[interval[up] - 1]
-    while len(up := up[found[up] >= 0]) and len(
-        up := up[spans.parent[found[up]] != held[interval[up]]]
+    outer_spans[up] = span_in[interval[up] - 1]
+    while len(up := up[outer_spans[up] >= 0]) and len(
+        up := up[spans.parent[outer_spans[up]] != span_in[interval[up]]]
     ):
-        found[up] = spans.parent[found[up]]
-    is_call = take(spans.module, found) >= 0
-    return np.where(is_call, found, NOTHING)
+        outer_spans[up] = spans.parent[outer_spans[up]]
+    is_call = take(spans.module, outer_spans) >= 0
+    return np.where(is_call, outer_spans, NOTHING)

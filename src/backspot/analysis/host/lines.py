@@ -29,7 +29,7 @@ from backspot.trace.events import Ints, Mask
 def find_host_lines(
     events: Events,
     ownership: Ownership,
-    found: HostSites,
+    host_sites: HostSites,
     clock: Clock,
     steps: Timeline,
     typical: TypicalStep,
@@ -41,23 +41,23 @@ def find_host_lines(
     Lines that run a backward come last: rows say what its nodes take.
 
     Args:
-        found: the places of the user's code.
+        host_sites: the places of the user's code.
         clock: who holds each moment.
         steps: the step at each moment.
         typical: the steps that count.
         activity: the phases; without it, all is other work.
         real: moments, and the real time at each of them, as ``real_time`` has it.
     """
-    line, sites = found.line, found.sites
+    line, sites = host_sites.line, host_sites.sites
     if not sites:
         return ()
     working, idle, owner = _working(events), _idle(ownership, clock), _owners(ownership, clock)
     phases = phases_of_host(ownership, activity)
     collecting = _during(events, events.named(Category.ANNOTATION, names.COLLECTION))
     lines = (line, working, idle, owner, phases, steps)
-    edges = merged(collecting.edges, *(one.edges for one in lines))
-    at, length = edges[:-1], np.diff(np.interp(edges, *real))
-    site, busy, free, held, phase, step = (one.over(edges)[:-1] for one in lines)
+    edges = merged(collecting.edges, *(line.edges for line in lines))
+    edge, length = edges[:-1], np.diff(np.interp(edges, *real))
+    site, busy, free, held, phase, step = (line.over(edges)[:-1] for line in lines)
     inside = (site >= 0) & (step >= 0) & (collecting.over(edges)[:-1] < 0)
     phase[phase < 0] = IDLE if activity else OTHER
     number, of_torch = np.divmod(site, 2)  # odd within PyTorch
@@ -65,48 +65,56 @@ def find_host_lines(
     operator = events.of(Category.OPERATOR)
     operator = operator[~events.is_label[events.name[operator]]]
     amounts = (
-        _in_pieces(at, found.calls),
-        _in_pieces(at, _outermost(events, operator)),
+        _in_pieces(edge, host_sites.calls),
+        _in_pieces(edge, _outermost(events, operator)),
         length,
         length * ((of_torch == 0) & (busy < 0)),
         length * ((of_torch == 1) & (busy < 0)),
         length * ((free >= 0) | (not on_device)),
     )
     key = number * len(NAMES) + phase
-    known, group = numbered(key[inside])
-    sums = np.zeros((len(amounts), len(known), len(typical.weight)), np.int64)
+    codes, group = numbered(key[inside])
+    sums = np.zeros((len(amounts), len(codes), len(typical.weight)), np.int64)
     for into, amount in zip(sums, amounts, strict=True):
         np.add.at(into, (group, step[inside]), np.round(amount[inside]).astype(np.int64))
     counts, times = typical.count(sums[:2]), typical.mean(sums[2:])
-    of_owner = np.zeros((len(known), len(ownership.owners)))
+    of_owner = np.zeros((len(codes), len(ownership.owners)))
     np.add.at(of_owner, (group, np.maximum(held, Special.OUTSIDE)[inside]), amounts[3][inside])
     running = set((line.at(ownership.passes.start) // 2 * len(NAMES) + BACKWARD).tolist())
     host: tuple[list[HostLine], list[HostLine]] = ([], [])
-    for which, code in enumerate(known.tolist()):
+    for index, code in enumerate(codes.tolist()):
         place, of_phase = sites[code // len(NAMES)], code % len(NAMES)
-        wall, python, *others = times[:, which].tolist()
+        wall, python, *others = times[:, index].tolist()
         if wall:
-            mostly = int(of_owner[which].argmax()) if 2 * python >= wall else Special.OUTSIDE
+            mostly = int(of_owner[index].argmax()) if 2 * python >= wall else Special.OUTSIDE
             module = ownership.owners.named(mostly)
-            where = (place.file, place.line, place.last_line, place.function, NAMES[of_phase])
-            of_site = (*module, *counts[:, which].tolist(), wall, python, *others)
-            host[code in running].append(HostLine(*where, *of_site))
-    for some in host:
-        some.sort(key=lambda one: (-one.idle_ns, -one.wall_ns, one.file, one.line, one.path))
+            location = (place.file, place.line, place.last_line, place.function, NAMES[of_phase])
+            of_site = (*module, *counts[:, index].tolist(), wall, python, *others)
+            host[code in running].append(HostLine(*location, *of_site))
+    for lines_of_kind in host:
+        lines_of_kind.sort(
+            key=lambda host_line: (
+                -host_line.idle_ns,
+                -host_line.wall_ns,
+                host_line.file,
+                host_line.line,
+                host_line.path,
+            )
+        )
     return (*host[0], *host[1])
 
 
-def _in_pieces(at: Ints, times: Ints) -> Ints:
+def _in_pieces(edges: Ints, times: Ints) -> Ints:
     """Return how many of these times lie in each piece, which begin at sorted times."""
-    piece = np.searchsorted(at, times, side="right") - 1
-    return np.bincount(piece[piece >= 0], minlength=len(at))
+    piece = np.searchsorted(edges, times, side="right") - 1
+    return np.bincount(piece[piece >= 0], minlength=len(edges))
 
 
 def _outermost(events: Events, operators: Ints) -> Ints:
     """Return when each of these operators starts that no other of them contains."""
     starts = [events.start[operators[:0]]]
-    for _, mine in grouped(events.thread, operators):
-        line = first_started(events.start[mine], events.end[mine], np.arange(len(mine)))
+    for _, members in grouped(events.thread, operators):
+        line = first_started(events.start[members], events.end[members], np.arange(len(members)))
         starts.append(line.edges[line.values >= 0])
     return np.concatenate(starts)
 
@@ -134,18 +142,18 @@ def _working(events: Events) -> Timeline:
     index = index[~events.is_label[events.name[index]]]
     frames, starts, ends = events.frames, [], []
     of_frames = dict(grouped(frames.thread))
-    for thread, mine in grouped(events.thread, index):
+    for thread, members in grouped(events.thread, index):
         calls = of_frames.get(thread, frames.thread[:0])
-        whole = first_started(events.start[mine], events.end[mine], mine)
-        calls = calls[whole.at(frames.start[calls]) >= 0]  # others hold nothing of an operator
+        outermost = first_started(events.start[members], events.end[members], members)
+        calls = calls[outermost.at(frames.start[calls]) >= 0]  # others hold nothing of an operator
         line = innermost(
-            np.concatenate([events.start[mine], frames.start[calls]]),
-            np.concatenate([events.end[mine], frames.start[calls] + frames.duration[calls]]),
+            np.concatenate([events.start[members], frames.start[calls]]),
+            np.concatenate([events.end[members], frames.start[calls] + frames.duration[calls]]),
         ).timeline
-        runs = (line.values[:-1] >= 0) & (line.values[:-1] < len(mine))
+        runs = (line.values[:-1] >= 0) & (line.values[:-1] < len(members))
         starts.append(line.edges[:-1][runs])
         ends.append(line.edges[1:][runs])
-    start, end = (np.concatenate([index[:0], *some]) for some in (starts, ends))
+    start, end = (np.concatenate([index[:0], *times_of]) for times_of in (starts, ends))
     return first_started(start, end, np.zeros(len(start), np.int64))
 
 

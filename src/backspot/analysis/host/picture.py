@@ -36,10 +36,10 @@ def with_picture(report: Report, recording: Recording, _: Options) -> Report:
     length = windows.end - windows.start
     far = np.where(typical.chosen, np.abs(length - typical.value(length)), FAR)
     step = int(far.argmin())
-    begin, whole = int(windows.start[step]), int(length[step])
-    edges = begin + whole * np.arange(_PIECES + 1) // _PIECES
+    begin, step_ns = int(windows.start[step]), int(length[step])
+    edges = begin + step_ns * np.arange(_PIECES + 1) // _PIECES
     cut_short = recording.events.truncated
-    if cut_short or whole < _PIECES or not (recording.clock.devices or sites.sites):
+    if cut_short or step_ns < _PIECES or not (recording.clock.devices or sites.sites):
         return report
     activity = recording.activity if recording.step_windows else None
     phases = phases_of_host(recording.ownership, activity)
@@ -48,9 +48,9 @@ def with_picture(report: Report, recording: Recording, _: Options) -> Report:
     line, texts = sites.texts
     at_line = _runs(edges, _most(edges, line))
     picture = StepPicture(
-        recorded_wall_ns=whole,
-        host=tuple((start, end, NAMES[one]) for start, end, one in _runs(edges, host)),
-        lines=tuple((start, end, texts[one]) for start, end, one in at_line),
+        recorded_wall_ns=step_ns,
+        host=tuple((start, end, NAMES[phase]) for start, end, phase in _runs(edges, host)),
+        lines=tuple((start, end, texts[line]) for start, end, line in at_line),
         device=tuple(_device(edges, recording, phases)),
         waits=tuple(_waits(begin, recording, step)),
     )
@@ -62,27 +62,27 @@ def _shares(edges: Ints, line: Timeline) -> tuple[Ints, Ints]:
     first, last = np.searchsorted(line.edges, edges[[0, -1]])
     cut = merged(edges, line.edges[first:last])
     piece = np.searchsorted(edges, cut[:-1], side="right") - 1
-    known, which = np.unique(line.at(cut[:-1]), return_inverse=True)
-    held = np.zeros((len(edges) - 1, len(known)), np.int64)
-    np.add.at(held, (piece, which.reshape(-1)), np.diff(cut))
-    return known, held
+    values, value_of = np.unique(line.at(cut[:-1]), return_inverse=True)
+    durations = np.zeros((len(edges) - 1, len(values)), np.int64)
+    np.add.at(durations, (piece, value_of.reshape(-1)), np.diff(cut))
+    return values, durations
 
 
 def _most(edges: Ints, line: Timeline) -> Ints:
     """Return what holds longest in each piece."""
-    known, held = _shares(edges, line)
-    found: Ints = known[held.argmax(axis=1)]
-    return found
+    values, durations = _shares(edges, line)
+    longest: Ints = values[durations.argmax(axis=1)]
+    return longest
 
 
 def _runs(edges: Ints, values: Ints) -> Iterator[tuple[int, int, int]]:
     """Yield start, end and value of each run of equal values, without those of nothing."""
-    at = (edges - edges[0]).tolist()
+    moments = (edges - edges[0]).tolist()
     first = 0
     for value, run in groupby(values.tolist()):
         last = first + len(list(run))
         if value >= 0:
-            yield at[first], at[last], value
+            yield moments[first], moments[last], value
         first = last
 
 
@@ -91,13 +91,13 @@ def _device(
 ) -> Iterator[tuple[int, int, PhaseName, int]]:
     """Yield when devices work, for which phase of the host, and for which per cent of a piece."""
     work = recording.ownership.work
-    mine = np.flatnonzero((work.device >= 0) & (work.end > edges[0]) & (work.start < edges[-1]))
-    phase = phases.at(work.launch[mine])
+    in_step = np.flatnonzero((work.device >= 0) & (work.end > edges[0]) & (work.start < edges[-1]))
+    phase = phases.at(work.launch[in_step])
     phase[phase < 0] = OTHER
-    known, held = _shares(edges, first_started(work.start[mine], work.end[mine], phase))
-    held = np.where(known < 0, 0, held)
-    tenths = -(-100 * held.sum(axis=1) // np.diff(edges) // _TENTH)
-    both = np.where(tenths > 0, known[held.argmax(axis=1)] * 1000 + tenths * _TENTH, NOTHING)
+    values, durations = _shares(edges, first_started(work.start[in_step], work.end[in_step], phase))
+    durations = np.where(values < 0, 0, durations)
+    tenths = -(-100 * durations.sum(axis=1) // np.diff(edges) // _TENTH)
+    both = np.where(tenths > 0, values[durations.argmax(axis=1)] * 1000 + tenths * _TENTH, NOTHING)
     for start, end, code in _runs(edges, both):
         yield start, end, NAMES[code // 1000], code % 1000
 
@@ -105,14 +105,19 @@ def _device(
 def _waits(begin: int, recording: Recording, step: int) -> Iterator[tuple[int, int, int, int, str]]:
     """Yield the longest waits of the step, each with the work that it waits for."""
     waits, work = recording.waits, recording.ownership.work
-    mine = np.flatnonzero(waits.step == step)
-    length = waits.end[mine] - waits.start[mine]
-    mine = np.sort(mine[np.argsort(-length, kind="stable")[:_WAITS]])
+    in_step = np.flatnonzero(waits.step == step)
+    length = waits.end[in_step] - waits.start[in_step]
+    in_step = np.sort(in_step[np.argsort(-length, kind="stable")[:_WAITS]])
     by_end = np.argsort(work.end, kind="stable")
-    last = np.searchsorted(work.end[by_end], waits.end[mine] + _ROUNDING, side="right") - 1
+    last = np.searchsorted(work.end[by_end], waits.end[in_step] + _ROUNDING, side="right") - 1
     cause = take(by_end, last)
-    columns = (waits.start[mine], waits.end[mine], take(work.start, cause), take(work.end, cause))
+    columns = (
+        waits.start[in_step],
+        waits.end[in_step],
+        take(work.start, cause),
+        take(work.end, cause),
+    )
     times = ((column - begin).tolist() for column in columns)
-    for wait, start, end, since, until in zip(mine.tolist(), *times, strict=True):
+    for wait, start, end, since, until in zip(in_step.tolist(), *times, strict=True):
         if until > start:
             yield start, end, max(0, since), until, recording.lines_of_waits[wait]

@@ -60,29 +60,33 @@ def real_time(stacked: HostSteps, plain: HostSteps | None, step_ns: int) -> tupl
         Sorted times, and nanoseconds that pass as these do. Between two moments, real time passes
         evenly.
     """
-    names = {name: at for at, name in enumerate(stacked.events.names)}
+    names = {name: index for index, name in enumerate(stacked.events.names)}
     chosen = np.flatnonzero(plain.chosen).tolist() if plain else ()
-    known = [_gaps(plain or stacked, step, names) for step in chosen]
+    gaps = [_gaps(plain or stacked, step, names) for step in chosen]
     times, lengths = [], []
     for step in range(len(stacked.start)):
-        mine = _gaps(stacked, step, names)
-        same = [one for one in known if np.array_equal(one.key, mine.key)]
-        others = same if plain else [mine]
-        begin, end = len(mine.key), 0
+        stacked_gaps = _gaps(stacked, step, names)
+        same = [
+            gaps_of_step
+            for gaps_of_step in gaps
+            if np.array_equal(gaps_of_step.key, stacked_gaps.key)
+        ]
+        others = same if plain else [stacked_gaps]
+        begin, end = len(stacked_gaps.key), 0
         if not others:
-            others = known[:1]
-            begin, end = _alike(mine.key, others[0].key)
-        folded = [one.only(begin, end) for one in others]
-        length = median([np.diff(one.time) for one in folded])
-        cost = median([one.cost for one in folded])
-        times.append(mine.only(begin, end).time)
+            others = gaps[:1]
+            begin, end = _alike(stacked_gaps.key, others[0].key)
+        folded = [gaps_of_step.only(begin, end) for gaps_of_step in others]
+        length = median([np.diff(part_gaps.time) for part_gaps in folded])
+        cost = median([part_gaps.cost for part_gaps in folded])
+        times.append(stacked_gaps.only(begin, end).time)
         lengths.append(np.append(unrecorded(length, cost, step_ns), 0.0))
     # Between steps, time passes as it was recorded.
     for before, length, after in zip(times, lengths, times[1:], strict=False):
         length[-1] = after[0] - before[-1]
-    at = np.concatenate(times) if times else np.zeros(1, np.int64)
+    moments = np.concatenate(times) if times else np.zeros(1, np.int64)
     passed = np.cumsum(np.append(0.0, np.concatenate(lengths)))[:-1] if times else np.zeros(1)
-    return at, passed
+    return moments, passed
 
 
 class _Gaps(msgspec.Struct, frozen=True):
@@ -100,9 +104,9 @@ class _Gaps(msgspec.Struct, frozen=True):
 
     def only(self, begin: int, end: int) -> _Gaps:
         """Return the gaps with the first ``begin`` and the last ``end`` times between alone."""
-        kept = np.delete(np.arange(len(self.time)), np.arange(begin, len(self.key) - end) + 1)
+        kept_times = np.delete(np.arange(len(self.time)), np.arange(begin, len(self.key) - end) + 1)
         summed = np.append(0.0, np.cumsum(self.cost))
-        return _Gaps(self.time[kept], self.key, np.diff(summed[kept]))
+        return _Gaps(self.time[kept_times], self.key, np.diff(summed[kept_times]))
 
 
 def _gaps(steps: HostSteps, step: int, names: dict[str, int]) -> _Gaps:
@@ -111,33 +115,33 @@ def _gaps(steps: HostSteps, step: int, names: dict[str, int]) -> _Gaps:
     def within(index: Ints) -> Ints:
         return index[(events.start[index] >= start) & (events.start[index] < end)]
 
-    mine = within(events.of(Category.OPERATOR))
+    operators = within(events.of(Category.OPERATOR))
     number = np.array([names.get(name, NOTHING) for name in events.names], np.int64)
-    is_label = events.is_label[events.name[mine]]
-    name, weight = number[events.name[mine]], np.where(is_label, LABEL, _OPERATOR)
-    at = np.concatenate([events.start[mine], np.minimum(events.end[mine], end)])
+    is_label = events.is_label[events.name[operators]]
+    name, weight = number[events.name[operators]], np.where(is_label, LABEL, _OPERATOR)
+    moments = np.concatenate([events.start[operators], np.minimum(events.end[operators], end)])
     key = np.concatenate([2 * name, 2 * name + 1])
-    order = np.lexsort((np.append(mine, mine), at))
+    order = np.lexsort((np.append(operators, operators), moments))
     half = np.append(weight, weight)[order] / 2
     ends = key[order] % 2
-    time = np.concatenate([[start], at[order], [end]])
+    time = np.concatenate([[start], moments[order], [end]])
     cost = np.append(half * (1 - ends), 0.0) + np.append(0.0, half * ends)
     calls = within(events.of(Category.RUNTIME))
-    for starts, each in (
+    for starts, cost_of_event in (
         (events.start[calls], _OPERATOR),
         (events.frames.calls, _CALL),
         (events.start[steps.noted], NODE),
     ):
         place = np.searchsorted(time, starts, side="right") - 1
         inside = (place >= 0) & (place < len(cost)) & (starts < end)
-        cost += each * np.bincount(place[inside], minlength=len(cost))
+        cost += cost_of_event * np.bincount(place[inside], minlength=len(cost))
     return _Gaps(time, key[order], cost)
 
 
-def _alike(one: Ints, other: Ints) -> tuple[int, int]:
+def _alike(first: Ints, second: Ints) -> tuple[int, int]:
     """Return how many entries are equal at the beginning, and how many at the end of the rest."""
-    most = min(len(one), len(other))
-    differs = np.flatnonzero(one[:most] != other[:most])
+    most = min(len(first), len(second))
+    differs = np.flatnonzero(first[:most] != second[:most])
     begin = int(differs[0]) if len(differs) else most
-    differs = np.flatnonzero(one[::-1][: most - begin] != other[::-1][: most - begin])
+    differs = np.flatnonzero(first[::-1][: most - begin] != second[::-1][: most - begin])
     return begin, int(differs[0]) if len(differs) else most - begin

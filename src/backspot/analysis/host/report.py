@@ -47,7 +47,7 @@ def with_savings_of_waits(report: Report, recording: Recording, _: Options) -> R
     if predictor is None or not report.waits:
         return report
     calls = [place.tolist() for place in places_in(recording)[1]]
-    every: Sequence[int] = [call for some in calls for call in some]
-    whole, *alone = predictor.without_calls([every, *calls[:_PLACES]])
+    all_calls: Sequence[int] = [call for calls_of_place in calls for call in calls_of_place]
+    all_saved, *alone = predictor.without_calls([all_calls, *calls[:_PLACES]])
     waits = [replace(wait, saves=saves) for wait, saves in zip(report.waits, alone, strict=False)]
-    return changed(report, waits=(*waits, *report.waits[len(waits) :]), without_waits=whole)
+    return changed(report, waits=(*waits, *report.waits[len(waits) :]), without_waits=all_saved)

@@ -21,28 +21,30 @@ def places_in(recording: Recording) -> tuple[list[Wait], list[Ints]]:
     events, waits, typical = recording.events, recording.waits, recording.typical
     operator = np.where(waits.caller >= 0, waits.caller, waits.event)
     line_of = Index()
-    line = np.array([line_of[one] for one in recording.lines_of_waits], np.int64)
+    line = np.array([line_of[line] for line in recording.lines_of_waits], np.int64)
     keys = np.stack([waits.phase, waits.owner, events.name[operator], line])
-    found, place = np.unique(keys, axis=1, return_inverse=True)
+    distinct_keys, place = np.unique(keys, axis=1, return_inverse=True)
     place = place.reshape(-1)  # numpy 2.0 keeps the axis
-    known = list(line_of)
-    count, steps = found.shape[1], len(typical.weight)
+    lines = list(line_of)
+    count, steps = distinct_keys.shape[1], len(typical.weight)
     times = np.zeros((3, count, steps), np.int64)
     for into, ns in zip(times, (waits.first, waits.ns, waits.idle), strict=True):
         np.add.at(into, (place, waits.step), ns)
     number = typical.count(times[0])
     wall, idle = typical.mean(times[1]), typical.mean(times[2])
-    order = sorted(range(count), key=lambda one: (-int(wall[one]), found[:, one].tolist()))
+    order = sorted(
+        range(count), key=lambda number: (-int(wall[number]), distinct_keys[:, number].tolist())
+    )
     places = [
         Wait(
-            NAMES[found[0, one]],
-            *recording.ownership.owners.named(int(found[1, one])),
-            operator=events.names[found[2, one]],
-            line=known[found[3, one]],
+            NAMES[distinct_keys[0, one]],
+            *recording.ownership.owners.named(int(distinct_keys[1, one])),
+            operator=events.names[distinct_keys[2, one]],
+            line=lines[distinct_keys[3, one]],
             count=int(number[one]),
             wall_ns=int(wall[one]),
             idle_ns=int(idle[one]),
         )
         for one in order
     ]
-    return places, [waits.event[place == one] for one in order]
+    return places, [waits.event[place == number] for number in order]

@@ -59,17 +59,17 @@ def find_blocks(events: Events, ownership: Ownership) -> Blocks:
     old = order[~comes & ~after_coming]
     came = np.concatenate([order[comes], np.full(len(old), NOTHING)])
     went = np.concatenate([following[comes], old])
-    known = np.where(came >= 0, came, went)
+    entry = np.where(came >= 0, came, went)
     span = np.full(count, NOTHING, np.int64)
-    for thread, mine in grouped(reported.thread):
-        span[mine] = ownership.spans.at(thread, reported.time[mine])
+    for thread, members in grouped(reported.thread):
+        span[members] = ownership.spans.at(thread, reported.time[members])
     marks = events.chosen(events.names_where(names.is_optimizer_mark), Category.ANNOTATION)
     marks = merged(marks, optimizer_steps(events))
     by_optimizer = enclosing(events, marks, reported.thread, reported.time) >= 0
     in_pass = take(ownership.passes.of_span, span) >= 0
     return Blocks(
-        device=reported.device[known],
-        size=np.abs(reported.size[known]),
+        device=reported.device[entry],
+        size=np.abs(reported.size[entry]),
         came=came,
         went=went,
         span=take(span, came),

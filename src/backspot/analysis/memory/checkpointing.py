@@ -72,21 +72,21 @@ class _Thread:
     """The forward calls of one thread."""
 
     def __init__(
-        self, events: Events, blocks: Blocks, until: Ints, kept: Mask, operators: Ints
+        self, events: Events, blocks: Blocks, until: Ints, is_kept: Mask, operators: Ints
     ) -> None:
         """Sort a thread's operators."""
-        self.events, self.blocks, self.until, self.kept = events, blocks, until, kept
+        self.events, self.blocks, self.until, self.kept = events, blocks, until, is_kept
         thread = int(events.thread[operators[0]])
         start, end = events.start[operators], events.end[operators]
-        held = first_started(start, end, operators).values
-        outermost = held[held >= 0]
+        holding = first_started(start, end, operators).values
+        outermost = holding[holding >= 0]
         self.operators = _Within.of(outermost, events.start[outermost])
         self.copies = self._named(operators, frozenset((_CLONE, _CAST)))
         self.layers = self._named(operators, _RNN_LAYERS)
-        mine = np.flatnonzero(
+        own_blocks = np.flatnonzero(
             (take(events.allocations.thread, blocks.came) == thread) & ~blocks.by_optimizer
         )
-        self.allocated = _Within.of(mine, events.allocations.time[blocks.came[mine]])
+        self.allocated = _Within.of(own_blocks, events.allocations.time[blocks.came[own_blocks]])
 
     def _named(self, operators: Ints, names: frozenset[str]) -> _Within:
         wanted = self.events.names_where(names.__contains__)
@@ -94,15 +94,17 @@ class _Thread:
         return _Within.of(chosen, self.events.start[chosen])
 
     def name(self, operator: int) -> str:
-        found: str = self.events.names[self.events.name[operator]]
-        return found
+        operator_name: str = self.events.names[self.events.name[operator]]
+        return operator_name
 
     def _during(self, operator: int) -> tuple[int, int]:
         return int(self.events.start[operator]), int(self.events.end[operator]) + 1
 
     def _first(self, operators: Ints) -> int | None:
-        found = (one for one in map(int, operators) if not self._is_passed_over(one))
-        return next(found, None)
+        working = (
+            operator for operator in map(int, operators) if not self._is_passed_over(operator)
+        )
+        return next(working, None)
 
     def _is_passed_over(self, operator: int) -> bool:
         return self.name(operator) in _PASSED_OVER and not len(self._copies(operator))
@@ -110,10 +112,10 @@ class _Thread:
     def _copies(self, operator: int) -> Ints:
         return self.copies.between(*self._during(operator))
 
-    def _live(self, operator: int, at: int) -> Ints:
+    def _live(self, operator: int, moment: int) -> Ints:
         """Return the blocks that an operator allocates and that are live at a later time."""
-        made = self.allocated.between(*self._during(operator))
-        return made[self.until[made] > at]
+        allocated = self.allocated.between(*self._during(operator))
+        return allocated[self.until[allocated] > moment]
 
     def _copies_first(self, operator: int, block: int) -> bool:
         """Whether an operator saves a copy, or a cast, of its input that lies in a block."""
@@ -122,10 +124,10 @@ class _Thread:
             # A convolution copies below autograd, which has saved the input itself by then.
             if self.name(copy) == _CLONE and self.name(operator) not in _COPIED_FOR:
                 continue
-            made = self.blocks.size[self.allocated.between(*self._during(copy))]
+            allocated_bytes = self.blocks.size[self.allocated.between(*self._during(copy))]
             sizes = [size] if self.name(copy) == _CLONE else [size // 2, size * 2]
             slack = _SLACK_OF_LARGE if size > _SLACK_OF_LARGE else _SLACK
-            if (np.abs(np.subtract.outer(made, sizes)) < slack).any():
+            if (np.abs(np.subtract.outer(allocated_bytes, sizes)) < slack).any():
                 return True
         return False
 
@@ -139,17 +141,23 @@ class _Thread:
         if not has_gradients or self.name(following) not in _SAVE_INPUT:
             return 0
         if self.name(last).endswith("_"):
-            made = self.allocated.between(start, end)
-            made = made[self.kept[made] & (self.until[made] >= begun)]
-            made = made[np.argsort(self.until[made], kind="stable")]  # its node is the first
+            allocated = self.allocated.between(start, end)
+            allocated = allocated[self.kept[allocated] & (self.until[allocated] >= begun)]
+            allocated = allocated[
+                np.argsort(self.until[allocated], kind="stable")
+            ]  # its node is the first
         elif self.name(last) in _RNNS:
             layers = self.layers.between(*self._during(last))
-            made = self._live(int(layers[-1]), end) if len(layers) else layers
+            allocated = self._live(int(layers[-1]), end) if len(layers) else layers
         else:
-            made = self._live(last, end)
-        if not len(made) or not self.kept[made[0]] or self.until[made[0]] < begun:
+            allocated = self._live(last, end)
+        if not len(allocated) or not self.kept[allocated[0]] or self.until[allocated[0]] < begun:
             return 0
-        return 0 if self._copies_first(following, made[0]) else int(self.blocks.size[made[0]])
+        return (
+            0
+            if self._copies_first(following, allocated[0])
+            else int(self.blocks.size[allocated[0]])
+        )
 
     def input(self, start: int, end: int, since: int, before: int) -> int:
         """Return the bytes of a call's input if nothing keeps it."""
@@ -157,11 +165,11 @@ class _Thread:
         first, last = self._first(inside), self._first(ahead[::-1])
         if first is None or last is None:
             return 0
-        made = self._live(last, start)
-        if not len(made):
+        allocated = self._live(last, start)
+        if not len(allocated):
             return 0
-        size = self.blocks.size[made]
-        block = made[np.flatnonzero(size == size.max())[-1]]  # dropout's noise comes before
+        size = self.blocks.size[allocated]
+        block = allocated[np.flatnonzero(size == size.max())[-1]]  # dropout's noise comes before
         if self.kept[block]:
             return 0
         if not self._copies_first(first, block):
@@ -178,7 +186,7 @@ def find_staying(
     ownership: Ownership,
     blocks: Blocks,
     until: Ints,
-    kept: Mask,
+    is_kept: Mask,
     begun: Ints,
     frees: Ints,
 ) -> Ints:
@@ -186,15 +194,15 @@ def find_staying(
 
     Args:
         until: when each block is freed.
-        kept: whether each block is kept from forward to backward.
+        is_kept: whether each block is kept from forward to backward.
         begun: when the backward of each owner begins in each pass.
         frees: what the module's own backward finds, by owner and pass. Nothing stays of nothing.
     """
     spans, passes = ownership.spans, ownership.passes
     staying = np.zeros_like(begun)
     threads = {
-        thread: _Thread(events, blocks, until, kept, mine)
-        for thread, mine in grouped(events.thread, events.named(Category.OPERATOR, ATEN))
+        thread: _Thread(events, blocks, until, is_kept, members)
+        for thread, members in grouped(events.thread, events.named(Category.OPERATOR, ATEN))
     }
     calls = np.flatnonzero((spans.module >= 0) & (passes.of_span < 0))
     owners = ownership.owners.of_modules(spans.module[calls])

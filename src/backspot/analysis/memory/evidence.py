@@ -52,8 +52,8 @@ class MemoryEvidence(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def mine(self) -> Mask:
         """Whether each block is on the device, and was allocated during the recording."""
-        found: Mask = (self.blocks.device == self.device.device) & (self.blocks.came >= 0)
-        return found
+        is_own: Mask = (self.blocks.device == self.device.device) & (self.blocks.came >= 0)
+        return is_own
 
     @cached_property
     def kept(self) -> Mask:
@@ -77,19 +77,19 @@ class MemoryEvidence(msgspec.Struct, frozen=True, dict=True):
     def allocated_in(self, *operators: str) -> Mask:
         """Whether each block was allocated while one of these operators ran."""
         events, blocks = self.events, self.blocks
-        known = frozenset(operators)
-        index = events.chosen(events.names_where(known.__contains__), Category.OPERATOR)
+        operator_names = frozenset(operators)
+        index = events.chosen(events.names_where(operator_names.__contains__), Category.OPERATOR)
         time = take(events.allocations.time, blocks.came)
         thread = take(events.allocations.thread, blocks.came)
-        found: Mask = (enclosing(events, index, thread, time) >= 0) & self.mine
-        return found
+        is_allocated: Mask = (enclosing(events, index, thread, time) >= 0) & self.mine
+        return is_allocated
 
     def allocated_by_node(self, *nodes: str) -> Mask:
         """Whether each block was allocated by an autograd node with one of these names."""
         spans = self.ownership.spans
         wanted = np.array([name in nodes for name in (*spans.node_names, "")], bool)
-        found: Mask = take(wanted[spans.node], self.blocks.span, False) & self.mine
-        return found
+        is_allocated: Mask = take(wanted[spans.node], self.blocks.span, False) & self.mine
+        return is_allocated
 
     def step_of(self, entries: Ints) -> Ints:
         """Return how many steps have begun their last backward pass before each entry."""
@@ -98,14 +98,14 @@ class MemoryEvidence(msgspec.Struct, frozen=True, dict=True):
         times = take(self.events.allocations.time, entries)
         return np.searchsorted(passes.start[last], times, side="right")
 
-    def share(self, held: int) -> str:
+    def share(self, bytes_held: int) -> str:
         """Return bytes as a share of the peak."""
-        return percent(held / self.device.peak_bytes if self.device.peak_bytes else 0.0)
+        return percent(bytes_held / self.device.peak_bytes if self.device.peak_bytes else 0.0)
 
     def finding(
         self,
         chosen: Mask,
-        held: int,
+        bytes_held: int,
         *,
         title: str = "",
         seen: str,
@@ -121,13 +121,13 @@ class MemoryEvidence(msgspec.Struct, frozen=True, dict=True):
             seen: as ``title``.
             remedy: as ``title``.
             link: as ``title``.
-            times: how many times the cause is in ``chosen``, if ``held`` counts it once.
+            times: how many times the cause is in ``chosen``, if ``bytes_held`` counts it once.
         """
         owners = self.ownership.owners
         size, count = np.zeros(len(owners), np.int64), np.zeros(len(owners), np.int64)
         np.add.at(size, self.blocks.owner[chosen], self.blocks.size[chosen])
         np.add.at(count, self.blocks.owner[chosen], 1)
-        ranked = [at for at in np.argsort(-size, kind="stable").tolist() if size[at]]
+        ranked = [owner for owner in np.argsort(-size, kind="stable").tolist() if size[owner]]
         places = [
             Place(
                 *owners.named(owner),
@@ -143,8 +143,8 @@ class MemoryEvidence(msgspec.Struct, frozen=True, dict=True):
             seen=seen,
             remedy=remedy,
             wall_ns=0,
-            places=tuple(places) or (Place(ALLOCATOR, "", 0, 0, held_bytes=held),),
+            places=tuple(places) or (Place(ALLOCATOR, "", 0, 0, held_bytes=bytes_held),),
             steps=self.ownership.steps.count,
             link=link,
-            held_bytes=held,
+            held_bytes=bytes_held,
         )

@@ -65,11 +65,11 @@ class Kinds(msgspec.Struct, frozen=True):
     @property
     def of_block(self) -> Ints:
         """Return the index of each block's kind in ``MemoryKind``."""
-        found = np.full(len(self.run), _KINDS.index("other"))
+        kind_of = np.full(len(self.run), _KINDS.index("other"))
         for number, kind in enumerate(_KINDS):
             if hasattr(self, kind):
-                found[getattr(self, kind)] = number
-        return found
+                kind_of[getattr(self, kind)] = number
+        return kind_of
 
 
 class Memory(msgspec.Struct, frozen=True):
@@ -115,10 +115,10 @@ class _Accountant:
         that was freed since would count for ever.
         """
         blocks, entries = self.blocks, len(self.reported)
-        mine = (blocks.device == HOST) & (blocks.came >= 0)
+        of_host = (blocks.device == HOST) & (blocks.came >= 0)
         change = np.zeros(entries + 1, np.int64)
-        np.add.at(change, blocks.came[mine], blocks.size[mine])
-        np.subtract.at(change, blocks.went[mine], blocks.size[mine])
+        np.add.at(change, blocks.came[of_host], blocks.size[of_host])
+        np.subtract.at(change, blocks.went[of_host], blocks.size[of_host])
         return np.where(
             self.reported.device == HOST, np.cumsum(change[:-1]), self.reported.allocated
         )
@@ -138,16 +138,16 @@ class _Accountant:
         coming = np.searchsorted(passes.start, since, side="right")
         starts = np.append(passes.start, FAR)[coming]
         outside = recorded & ~in_pass & ~blocks.by_optimizer
-        kept = outside & (self.until > starts)
+        is_kept = outside & (self.until > starts)
         survives = self.until > np.append(passes.end, FAR)[own_run]
         return Kinds(
-            activation=kept,
+            activation=is_kept,
             recomputed=in_pass & ~node,
             gradient=in_pass & node & survives,
             backward=in_pass & node & ~survives,
-            forward=outside & ~kept & (blocks.span >= 0),
+            forward=outside & ~is_kept & (blocks.span >= 0),
             optimizer=recorded & blocks.by_optimizer,
-            run=np.where(kept, coming, own_run),
+            run=np.where(is_kept, coming, own_run),
         )
 
     def _parents(self) -> Ints:
@@ -177,25 +177,26 @@ class _Accountant:
         """Account for all devices and all owners."""
         numbers = distinct(self.reported.device)
         devices = sorted(
-            map(self._device, numbers), key=lambda one: (one.device == HOST, -one.peak_bytes)
+            map(self._device, numbers),
+            key=lambda device: (device.device == HOST, -device.peak_bytes),
         )
-        counted = [one for one in devices if one.device != HOST] or devices
+        counted = [device for device in devices if device.device != HOST] or devices
         of_owner = self._of_owners(counted)
         return Memory(tuple(devices), of_owner, self.blocks, self.kinds, self.allocated)
 
     def _of_owners(self, devices: list[MemoryOfDevice]) -> tuple[MemoryOfModule, ...]:
         owners, blocks = len(self.o.owners), self.blocks
         recorded = (blocks.came >= 0) & ~self.kinds.optimizer
-        recorded &= is_in(blocks.device, [one.device for one in devices])
+        recorded &= is_in(blocks.device, [device.device for device in devices])
         begun = self._first_nodes()
-        own_kept, kept, frees = (
+        own_kept, kept_bytes, frees = (
             np.zeros((owners, len(self.passes.start)), np.int64) for _ in range(3)
         )
         of_each = np.flatnonzero(recorded & self.kinds.activation)
         np.add.at(own_kept, (blocks.owner[of_each], self.kinds.run[of_each]), blocks.size[of_each])
         for chosen, owner in self._around(of_each):
             run = self.kinds.run[chosen]
-            np.add.at(kept, (owner, run), blocks.size[chosen])
+            np.add.at(kept_bytes, (owner, run), blocks.size[chosen])
             # What is freed before the module's own backward is not for its backward.
             needed = self.until[chosen] >= begun[owner, run]
             np.add.at(frees, (owner[needed], run[needed]), blocks.size[chosen][needed])
@@ -205,26 +206,26 @@ class _Accountant:
         frees = np.maximum(frees - staying, 0)
         at_peak, total_at_peak, peak, total_peak = (np.zeros(owners, np.int64) for _ in range(4))
         for device in devices:
-            mine = np.flatnonzero(recorded & (blocks.device == device.device))
+            on_device = np.flatnonzero(recorded & (blocks.device == device.device))
             _, first = self._peak_of(device.device)
-            live = mine[blocks.live_at(first)[mine]]
+            live = on_device[blocks.live_at(first)[on_device]]
             np.add.at(at_peak, blocks.owner[live], blocks.size[live])
-            peak += self._own_peaks([(mine, blocks.owner[mine])])
-            total_peak += self._own_peaks(list(self._around(mine)))
+            peak += self._own_peaks([(on_device, blocks.owner[on_device])])
+            total_peak += self._own_peaks(list(self._around(on_device)))
             for chosen, owner in self._around(live):
                 np.add.at(total_at_peak, owner, blocks.size[chosen])
         columns = (
             self._typical(own_kept),
             at_peak,
             peak,
-            self._typical(kept),
+            self._typical(kept_bytes),
             total_at_peak,
             total_peak,
             self._typical(frees),
         )
         return tuple(
-            MemoryOfModule(*each)
-            for each in zip(*(column.tolist() for column in columns), strict=True)
+            MemoryOfModule(*numbers)
+            for numbers in zip(*(column.tolist() for column in columns), strict=True)
         )
 
     def _first_nodes(self) -> Ints:
@@ -241,22 +242,24 @@ class _Accountant:
             owner, run, start = owner[inside], run[inside], start[inside]
         return begun
 
-    def _own_peaks(self, parts: list[tuple[Ints, Ints]]) -> Ints:
+    def _own_peaks(self, blocks_and_owners: list[tuple[Ints, Ints]]) -> Ints:
         """Return the most that each owner has at one moment, from its blocks."""
-        chosen = np.concatenate([np.empty(0, np.int64), *(part for part, _ in parts)])
-        owner = np.concatenate([np.empty(0, np.int64), *(owner for _, owner in parts)])
+        chosen = np.concatenate(
+            [np.empty(0, np.int64), *(indices for indices, _ in blocks_and_owners)]
+        )
+        owner = np.concatenate([np.empty(0, np.int64), *(owner for _, owner in blocks_and_owners)])
         peaks = np.zeros(len(self.o.owners), np.int64)
         if len(chosen):
             blocks = self.blocks
             owner = np.concatenate([owner, owner])
-            at = np.concatenate([blocks.came[chosen], blocks.went[chosen]])
+            entry = np.concatenate([blocks.came[chosen], blocks.went[chosen]])
             change = np.concatenate([blocks.size[chosen], -blocks.size[chosen]])
-            order = np.argsort(owner * (len(self.reported) + 1) + at, kind="stable")
+            order = np.argsort(owner * (len(self.reported) + 1) + entry, kind="stable")
             owner = owner[order]
             # Each owner's changes sum to 0, so the next owner begins at 0.
-            held = np.cumsum(change[order])
+            allocated = np.cumsum(change[order])
             first = np.flatnonzero(np.append(True, owner[1:] != owner[:-1]))
-            peaks[owner[first]] = np.maximum.reduceat(held, first)
+            peaks[owner[first]] = np.maximum.reduceat(allocated, first)
         return peaks
 
     def _typical(self, by_pass: Ints) -> Ints:
@@ -265,26 +268,28 @@ class _Accountant:
         np.maximum.at(by_step.T, self.o.steps.of_pass, by_pass.T)
         ordered, present = np.sort(by_step, axis=1), np.count_nonzero(by_step, axis=1)
         middle = np.minimum(by_step.shape[1] - present + (present - 1) // 2, by_step.shape[1] - 1)
-        found: Ints = np.take_along_axis(ordered, np.maximum(middle, 0)[:, None], axis=1)[:, 0]
-        return found
+        medians: Ints = np.take_along_axis(ordered, np.maximum(middle, 0)[:, None], axis=1)[:, 0]
+        return medians
 
     # Devices -------------------------------------------------------------------------------------
 
     def _peak_of(self, device: int) -> tuple[Ints, int]:
         """Return the entries of a device, and the one at which its peak is reached first."""
-        mine = np.flatnonzero(self.reported.device == device)
-        return mine, int(mine[np.argmax(self.allocated[mine])])
+        entries = np.flatnonzero(self.reported.device == device)
+        return entries, int(entries[np.argmax(self.allocated[entries])])
 
     def _device(self, device: int) -> MemoryOfDevice:
         reported, blocks = self.reported, self.blocks
-        mine, at = self._peak_of(device)
+        entries, peak_entry = self._peak_of(device)
         before = 0
         if device != HOST:
-            before = max(0, int(self.allocated[mine[0]] - reported.size[mine[0]]))
-        at_ns, peak = int(reported.time[at]), int(self.allocated[at])
+            before = max(0, int(self.allocated[entries[0]] - reported.size[entries[0]]))
+        at_ns, peak = int(reported.time[peak_entry]), int(self.allocated[peak_entry])
         old = (blocks.device == device) & (blocks.came < 0)
-        still = before - int(blocks.size[old & (blocks.went <= at)].sum()) if before else 0
-        live = np.flatnonzero((blocks.device == device) & (blocks.came >= 0) & blocks.live_at(at))
+        still = before - int(blocks.size[old & (blocks.went <= peak_entry)].sum()) if before else 0
+        live = np.flatnonzero(
+            (blocks.device == device) & (blocks.came >= 0) & blocks.live_at(peak_entry)
+        )
         shares = self._shares(live)
         if still > 0:
             shares.append(MemoryShare(BEFORE, "", "before", still, 0))
@@ -292,7 +297,7 @@ class _Accountant:
         if left:
             shares.append(MemoryShare(UNACCOUNTED, "", "other", left, 0))
         shares.sort(key=lambda share: (-share.bytes, share.path, share.kind))
-        path, phase = self._place(at)
+        path, phase = self._place(peak_entry)
         return MemoryOfDevice(
             device=device,
             peak_bytes=peak,
@@ -301,11 +306,11 @@ class _Accountant:
             peak_phase=phase,
             peak_step=self._step_at(at_ns, phase),
             before_bytes=before,
-            reserved_bytes=max(0, int(reported.reserved[mine].max())),
-            reserved_at_peak_bytes=max(0, int(reported.reserved[at])),
+            reserved_bytes=max(0, int(reported.reserved[entries].max())),
+            reserved_at_peak_bytes=max(0, int(reported.reserved[peak_entry])),
             live=tuple(shares),
-            least_by_step=self._least_by_step(mine, before),
-            timeline=self._timeline(device, mine, at, before),
+            least_by_step=self._least_by_step(entries, before),
+            timeline=self._timeline(device, entries, peak_entry, before),
         )
 
     def _step_at(self, at_ns: int, phase: str) -> int:
@@ -320,17 +325,17 @@ class _Accountant:
     def _shares(self, live: Ints) -> list[MemoryShare]:
         kinds = len(_KINDS)
         kind = self.kinds.of_block[live]
-        keys, which = numbered(self.blocks.owner[live] * kinds + kind)
+        keys, key_of = numbered(self.blocks.owner[live] * kinds + kind)
         bytes_of = np.zeros(len(keys), np.int64)
-        np.add.at(bytes_of, which, self.blocks.size[live])
-        count = np.bincount(which, minlength=len(keys))
-        found: dict[tuple[str, str, MemoryKind], tuple[int, int]] = {}
+        np.add.at(bytes_of, key_of, self.blocks.size[live])
+        count = np.bincount(key_of, minlength=len(keys))
+        by_place: dict[tuple[str, str, MemoryKind], tuple[int, int]] = {}
         for key, size, blocks in zip(keys.tolist(), bytes_of.tolist(), count.tolist(), strict=True):
             path, class_name = self._named(key // kinds, _KINDS[key % kinds])
             place = path, class_name, _KINDS[key % kinds]
-            sums = found.get(place, (0, 0))
-            found[place] = sums[0] + size, sums[1] + blocks
-        return [MemoryShare(*place, *sums) for place, sums in found.items()]
+            sums = by_place.get(place, (0, 0))
+            by_place[place] = sums[0] + size, sums[1] + blocks
+        return [MemoryShare(*place, *sums) for place, sums in by_place.items()]
 
     def _named(self, owner: int, kind: MemoryKind) -> tuple[str, str]:
         """Return the path and the class of who has blocks of a kind."""
@@ -349,44 +354,44 @@ class _Accountant:
             return path, "backward"
         return path, "forward" if self.blocks.span[block] >= 0 else "other"
 
-    def _least_by_step(self, mine: Ints, before: int) -> tuple[int, ...]:
+    def _least_by_step(self, entries: Ints, before: int) -> tuple[int, ...]:
         last = np.flatnonzero(
             np.append(self.o.steps.of_pass[1:] != self.o.steps.of_pass[:-1], True)
         )
-        begins = np.searchsorted(self.reported.time[mine], self.passes.start[last])
-        held = np.append(before, self.allocated[mine])
-        least = np.minimum.reduceat(held, begins)
+        begins = np.searchsorted(self.reported.time[entries], self.passes.start[last])
+        allocated = np.append(before, self.allocated[entries])
+        least = np.minimum.reduceat(allocated, begins)
         return tuple(least[:-1].tolist())
 
-    def _timeline(self, device: int, mine: Ints, at: int, before: int) -> MemoryTimeline:
+    def _timeline(self, device: int, entries: Ints, peak_entry: int, before: int) -> MemoryTimeline:
         """Return the highest moment of each of many equal parts of the recording."""
         reported, blocks = self.reported, self.blocks
-        time, allocated = reported.time[mine], self.allocated[mine]
+        time, allocated = reported.time[entries], self.allocated[entries]
         width = max(1, -(-int(time[-1] - time[0] + 1) // _MOMENTS))
         begins = np.flatnonzero(np.diff((time - time[0]) // width, prepend=-1))
         most = np.maximum.reduceat(allocated, begins)
         most = np.flatnonzero(allocated == np.repeat(most, np.diff(begins, append=len(time))))
-        chosen = mine[most[np.searchsorted(most, begins)]]
+        chosen = entries[most[np.searchsorted(most, begins)]]
         recorded = (blocks.device == device) & (blocks.came >= 0)
-        live = np.flatnonzero(recorded & blocks.live_at(at))
+        live = np.flatnonzero(recorded & blocks.live_at(peak_entry))
         names, of_owner = self._repeated()
         layers = of_owner[blocks.owner]
         at_peak = np.zeros(len(names), np.int64)
         np.add.at(at_peak, layers[live], blocks.size[live])
         ranked = np.argsort(-at_peak, kind="stable")[:_PLOTTED]
-        ranked = ranked[at_peak[ranked] > _LEAST_PLOTTED * self.allocated[at]]
-        held = [
+        ranked = ranked[at_peak[ranked] > _LEAST_PLOTTED * self.allocated[peak_entry]]
+        by_owner = [
             self._held(np.flatnonzero(recorded & (layers == number)), chosen)
             for number in ranked.tolist()
         ]
-        known = (blocks.device == device) & (blocks.came < 0) & (device != HOST)
-        old = self._held(np.flatnonzero(known), chosen)
-        kept = before - int(blocks.size[known].sum())
+        is_old = (blocks.device == device) & (blocks.came < 0) & (device != HOST)
+        old = self._held(np.flatnonzero(is_old), chosen)
+        unknown = before - int(blocks.size[is_old].sum())
         return MemoryTimeline(
             paths=(BEFORE, *(names[number] for number in ranked.tolist())),
             ns=tuple(reported.time[chosen].tolist()),
             allocated_bytes=tuple(self.allocated[chosen].tolist()),
-            bytes_by_path=tuple(tuple(each.tolist()) for each in (old + kept, *held)),
+            bytes_by_path=tuple(tuple(column.tolist()) for column in (old + unknown, *by_owner)),
         )
 
     def _repeated(self) -> tuple[list[str], Ints]:
@@ -401,12 +406,12 @@ class _Accountant:
             of_owner[owners] = number
         return names, of_owner
 
-    def _held(self, some: Ints, at: Ints) -> Ints:
+    def _held(self, chosen: Ints, entries: Ints) -> Ints:
         """Return the bytes of some blocks that are live after each of these entries."""
         blocks = self.blocks
-        held = np.zeros(len(at), np.int64)
+        live_bytes = np.zeros(len(entries), np.int64)
         for edge, sign in ((blocks.came, 1), (blocks.went, -1)):
-            order = some[np.argsort(edge[some], kind="stable")]
+            order = chosen[np.argsort(edge[chosen], kind="stable")]
             summed = np.append(0, np.cumsum(blocks.size[order]))
-            held += sign * summed[np.searchsorted(edge[order], at, side="right")]
-        return held
+            live_bytes += sign * summed[np.searchsorted(edge[order], entries, side="right")]
+        return live_bytes

@@ -22,9 +22,9 @@ def rules_about_memory() -> tuple[MemoryRule, ...]:
 
 def find_in_memory(evidence: MemoryEvidence) -> tuple[Finding, ...]:
     """Ask every rule about memory; return the findings, those that hold the most first."""
-    found = [
+    findings = [
         rule.named(finding)
         for rule in rules_about_memory()
         if (finding := rule.find(evidence, ())) is not None
     ]
-    return in_order(found, None)
+    return in_order(findings, None)

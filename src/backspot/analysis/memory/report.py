@@ -20,18 +20,20 @@ def with_memory(report: Report, recording: Recording, _: Options) -> Report:
         lacks = {rule.name: f"needs {rule.needs[0]}" for rule in rules_about_memory()}
         return changed(report, rules=report.rules | lacks)
     named = detailed.ownership.owners.named
-    of = {named(owner): one for owner, one in enumerate(memory.of_owner)}
-    rows = tuple(replace(row, memory=of.get((row.path, row.class_name))) for row in report.modules)
+    memory_of = {named(owner): of_owner for owner, of_owner in enumerate(memory.of_owner)}
+    rows = tuple(
+        replace(row, memory=memory_of.get((row.path, row.class_name))) for row in report.modules
+    )
     # What is asked for is recorded in steps of their own.
-    asked = recording.detail is not None
-    report = changed(report, modules=rows, memory=memory.devices, memory_asked=asked)
+    is_asked = recording.detail is not None
+    report = changed(report, modules=rows, memory=memory.devices, memory_asked=is_asked)
     if detailed.events.truncated:
         return report
-    held = find_in_memory(MemoryEvidence(detailed.events, detailed.ownership, memory))
-    states = dict.fromkeys((one.name for one in rules_about_memory()), NOTHING_FOUND)
-    states |= {one.rule: FOUND for one in held}
+    memory_findings = find_in_memory(MemoryEvidence(detailed.events, detailed.ownership, memory))
+    states = dict.fromkeys((rule.name for rule in rules_about_memory()), NOTHING_FOUND)
+    states |= {finding.rule: FOUND for finding in memory_findings}
     return changed(
         report,
-        findings=weighed((*report.findings, *held), report.replayed_step),
+        findings=weighed((*report.findings, *memory_findings), report.replayed_step),
         rules=report.rules | states,
     )

@@ -87,22 +87,22 @@ def gradients_kept(evidence: MemoryEvidence) -> Finding | None:
     ends = np.where(blocks.went < len(allocations), blocks.went, -1)
     added = evidence.mine & evidence.memory.kinds.backward
     for thread in merged(take(allocations.thread, ends)[added & (ends >= 0)]).tolist():
-        here = added & (take(allocations.thread, ends) == thread)
-        span = spans.at(thread, take(allocations.time, ends)[here])
-        added[here] = take(adds[spans.node], span, False)
+        on_thread = added & (take(allocations.thread, ends) == thread)
+        span = spans.at(thread, take(allocations.time, ends)[on_thread])
+        added[on_thread] = take(adds[spans.node], span, False)
     added &= ends >= 0
     if len(merged(evidence.memory.kinds.run[added])) < passes:
         return None
-    held = int(blocks.size[added].sum()) // passes
-    if held < evidence.least:
+    bytes_held = int(blocks.size[added].sum()) // passes
+    if bytes_held < evidence.least:
         return None
     return evidence.finding(
         added,
-        held,
+        bytes_held,
         seen=(
-            f"{size(held)} of new gradients are added to gradients of the step before, which stay "
-            f"allocated while the forward keeps its activations: {evidence.share(held)} of the "
-            "peak."
+            f"{size(bytes_held)} of new gradients are added to gradients of the step before, which "
+            f"stay allocated while the forward keeps its activations: "
+            f"{evidence.share(bytes_held)} of the peak."
         ),
         times=passes,
     )
@@ -147,16 +147,16 @@ def held_over_steps(evidence: MemoryEvidence) -> Finding | None:
     left = np.zeros((len(evidence.ownership.owners), count - 1), np.int64)
     np.add.at(left, (blocks.owner[stays], step[stays]), blocks.size[stays])
     grows = left.min(axis=1)
-    each = int(grows.sum())
-    if each <= _HELD_OVER_LEAST * evidence.device.peak_bytes:
+    grown_bytes = int(grows.sum())
+    if grown_bytes <= _HELD_OVER_LEAST * evidence.device.peak_bytes:
         return None
     chosen = stays & (grows[blocks.owner] > 0)
     return evidence.finding(
         chosen,
-        each,
+        grown_bytes,
         seen=(
-            f"Each step leaves at least {size(each)} behind that no later step frees, so memory "
-            "grows for as long as the training runs."
+            f"Each step leaves at least {size(grown_bytes)} behind that no later step frees, so "
+            "memory grows for as long as the training runs."
         ),
         times=count - 1,
     )
@@ -194,18 +194,20 @@ def kept_pointwise(evidence: MemoryEvidence) -> Finding | None:
     **Fix.** `torch.compile` computes such outputs again where that pays. Otherwise checkpoint the
     function with the layer behind it, or use a fused form that keeps only its input.
     """
-    held = {
+    by_name = {
         name: evidence.kept & evidence.allocated_in(*operators)
         for name, operators in _POINTWISE_OPERATORS.items()
     }
-    kept = evidence.at_peak(held["GELU"] | held["SiLU"] | held["dropout"])
-    total = evidence.held_at_peak(kept)
+    at_peak = evidence.at_peak(by_name["GELU"] | by_name["SiLU"] | by_name["dropout"])
+    total = evidence.held_at_peak(at_peak)
     if total < _POINTWISE_LEAST * evidence.device.peak_bytes:
         return None
-    parts = {name: evidence.held_at_peak(mask) for name, mask in held.items()}
-    named = ", ".join(f"{size(part)} by {name}" for name, part in parts.items() if part)
+    bytes_by_name = {name: evidence.held_at_peak(mask) for name, mask in by_name.items()}
+    named = ", ".join(
+        f"{size(held_bytes)} by {name}" for name, held_bytes in bytes_by_name.items() if held_bytes
+    )
     return evidence.finding(
-        kept,
+        at_peak,
         total,
         seen=f"{named}: {evidence.share(total)} of the peak.",
     )
@@ -237,24 +239,24 @@ def kept_softmax(evidence: MemoryEvidence) -> Finding | None:
     **Fix.** `torch.nn.functional.scaled_dot_product_attention`: its fused forms keep one number for
     each row. If the model calls it already, see [attention-math](#attention-math).
     """
-    kept = evidence.kept & evidence.allocated_in("aten::softmax", "aten::_softmax")
-    kept = evidence.at_peak(kept & ~evidence.allocated_in(*_LOSSES))
-    held = evidence.held_at_peak(kept)
-    if held < evidence.least:
+    probabilities = evidence.kept & evidence.allocated_in("aten::softmax", "aten::_softmax")
+    probabilities = evidence.at_peak(probabilities & ~evidence.allocated_in(*_LOSSES))
+    bytes_held = evidence.held_at_peak(probabilities)
+    if bytes_held < evidence.least:
         return None
-    unfused = evidence.held_at_peak(kept & evidence.allocated_in(_UNFUSED))
+    unfused = evidence.held_at_peak(probabilities & evidence.allocated_in(_UNFUSED))
     return evidence.finding(
-        kept,
-        held,
+        probabilities,
+        bytes_held,
         seen=(
-            f"{size(held)}, {evidence.share(held)} of the peak, are outputs of softmax. In "
-            "attention they grow with the square of the sequence."
+            f"{size(bytes_held)}, {evidence.share(bytes_held)} of the peak, are outputs of softmax."
+            " In attention they grow with the square of the sequence."
         ),
         remedy=(
             "The model calls scaled_dot_product_attention, but PyTorch took the form that is not "
             "fused. torch.nn.attention.sdpa_kernel warns why a fused one cannot run: often a mask "
             "that needs a gradient, the type, or dropout on a CPU."
-            if 2 * unfused > held
+            if 2 * unfused > bytes_held
             else f"Use torch.nn.functional.scaled_dot_product_attention, {_FUSED_KEEPS}"
         ),
     )
@@ -292,15 +294,15 @@ def logits(evidence: MemoryEvidence) -> Finding | None:
     """
     forward = evidence.at_peak(evidence.allocated_in(*_FORWARD))
     backward = evidence.at_peak(evidence.allocated_by_node(*_BACKWARD))
-    held = evidence.held_at_peak(forward | backward)
-    if held < _LOGITS_LEAST * evidence.device.peak_bytes:
+    bytes_held = evidence.held_at_peak(forward | backward)
+    if bytes_held < _LOGITS_LEAST * evidence.device.peak_bytes:
         return None
-    sums = [int(evidence.blocks.size[each].sum()) for each in (forward, backward & ~forward)]
+    sums = [int(evidence.blocks.size[mask].sum()) for mask in (forward, backward & ~forward)]
     return evidence.finding(
         forward | backward,
-        held,
+        bytes_held,
         seen=(
             f"At the peak, the cross entropy holds {size(sums[0])} of log-probabilities and "
-            f"{size(sums[1])} of gradients, {evidence.share(held)} of the peak together."
+            f"{size(sums[1])} of gradients, {evidence.share(bytes_held)} of the peak together."
         ),
     )

@@ -99,10 +99,10 @@ def watch_allocator(short: Callable[[int, int, int, int], None], *, history: boo
     """
     method = weakref.WeakMethod(short)
 
-    def observe(device: int, asked: int, total: int, free: int) -> None:
+    def observe(device: int, requested: int, total: int, free: int) -> None:
         with contained():  # the allocator's own error is to come
             if (call := method()) is not None:
-                call(device, asked, total, free)
+                call(device, requested, total, free)
 
     def begin() -> None:
         global _began_history
@@ -137,27 +137,27 @@ def snapshot_of(device: int) -> Snapshot:
 
 def read_snapshot(segments: Iterable[Mapping[str, Any]], device: int) -> Snapshot:
     """Return what segments, as ``torch.cuda.memory_snapshot`` returns them, have on a device."""
-    known: dict[tuple[Line, ...], tuple[Line, ...]] = {}
+    stacks_seen: dict[tuple[Line, ...], tuple[Line, ...]] = {}
     blocks: list[Block] = []
     reserved = pieces = largest = 0
     for segment in segments:
         if segment["device"] != device:
             continue
         reserved += segment["total_size"]
-        at = segment["address"]
+        address = segment["address"]
         grows, is_private = segment.get("is_expandable"), any(segment.get("segment_pool_id", ()))
         for block in segment["blocks"]:
             size = block["size"]
             if block["state"].startswith("active"):
                 stack = tuple(
-                    (one["filename"], one["name"], one["line"]) for one in block["frames"]
+                    (frame["filename"], frame["name"], frame["line"]) for frame in block["frames"]
                 )
-                stack = known.setdefault(stack, stack)
-                blocks.append(Block(block.get("address", at), size, stack))
+                stack = stacks_seen.setdefault(stack, stack)
+                blocks.append(Block(block.get("address", address), size, stack))
             elif not grows and not is_private:
                 pieces += size
                 largest = max(largest, size)
-            at += size
+            address += size
     in_use = sum(block.bytes for block in blocks)
     return Snapshot(tuple(blocks), in_use, reserved, pieces, largest)
 
@@ -189,14 +189,14 @@ def node_at_work() -> NodeAtWork | None:
 
 def looked_at(node: Any) -> NodeAtWork:
     """Return what a node is, without a reference to it."""
-    seen, pending = {node}, deque([(node, False)])
-    while pending and len(seen) < _MOST_NODES:
+    visited, pending = {node}, deque([(node, False)])
+    while pending and len(visited) < _MOST_NODES:
         one, is_nearby = pending.popleft()
-        if isinstance(found := getattr(one, "variable", None), torch.Tensor):
-            return NodeAtWork(node.name(), TensorRef(found), is_nearby)
+        if isinstance(tensor := getattr(one, "variable", None), torch.Tensor):
+            return NodeAtWork(node.name(), TensorRef(tensor), is_nearby)
         for other, _ in one.next_functions:
-            if other is not None and other not in seen:
-                seen.add(other)
+            if other is not None and other not in visited:
+                visited.add(other)
                 own = hasattr(other, "variable") or other.name().startswith(_SAME_VALUES)
                 pending.append((other, is_nearby or not own))
     return NodeAtWork(node.name(), None, is_nearby=True)

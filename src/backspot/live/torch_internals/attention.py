@@ -39,12 +39,12 @@ class AttentionWatch(TorchFunctionMode):  # type: ignore[misc] # untyped
         kwargs = kwargs or {}
         if func is torch.nn.functional.scaled_dot_product_attention and _choice is not None:
             self.calls += 1
-            given, named = tree_map(_as_autocast_has_it, (args, kwargs))
-            self.taken.add(_choice(*given, **named))
+            arguments, named = tree_map(_as_autocast_has_it, (args, kwargs))
+            self.taken.add(_choice(*arguments, **named))
             for backend in tuple(self.possible):
                 # Another one must be allowed: PyTorch warns where none is possible.
                 with sdpa_kernel([backend, SDPBackend.MATH]):
-                    if _choice(*given, **named) != int(backend):
+                    if _choice(*arguments, **named) != int(backend):
                         self.possible.discard(backend)
         return func(*args, **kwargs)
 
@@ -53,12 +53,12 @@ class AttentionWatch(TorchFunctionMode):  # type: ignore[misc] # untyped
         return self.taken == {int(backend)}
 
 
-def _as_autocast_has_it(one: Any) -> Any:
+def _as_autocast_has_it(value: Any) -> Any:
     """Return a tensor as autocast casts it, which happens after the watch has seen it."""
-    if not isinstance(one, torch.Tensor) or one.dtype != torch.float32:
-        return one
-    kind = one.device.type
-    return one.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else one
+    if not isinstance(value, torch.Tensor) or value.dtype != torch.float32:
+        return value
+    kind = value.device.type
+    return value.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else value
 
 
 def is_written_out(module: torch.nn.Module) -> bool:

@@ -15,12 +15,12 @@ _world: Any = find("distributed", "distributed_c10d", "_world")
 
 def shortest_timeout() -> float | None:
     """Return for how many seconds other ranks wait for this one; ``None`` if that is not known."""
-    found = []
+    timeouts = []
     for group in list(getattr(_world, "pg_map", ())):
         for device in getattr(group, "_device_types", ()):
             with suppress(AttributeError, RuntimeError):  # backends have options of their own
-                found.append(group._get_backend(device).options._timeout.total_seconds())
-    return min(found, default=None)
+                timeouts.append(group._get_backend(device).options._timeout.total_seconds())
+    return min(timeouts, default=None)
 
 
 class NoCollectives(TorchDispatchMode):  # type: ignore[misc] # untyped

@@ -76,8 +76,12 @@ def compiled_module(module: torch.nn.Module) -> torch.nn.Module | None:
 def compiled_modules() -> list[torch.nn.Module]:
     """Return the modules that ``torch.compile(module)`` was called with, as far as these live."""
     cls = compiled_class()
-    found = [one for one in gc.get_referrers(cls) if type(one) is cls] if cls is not None else []
-    inner = [compiled_module(one) for one in found if "_modules" in vars(one)]
+    referrers = (
+        [referrer for referrer in gc.get_referrers(cls) if type(referrer) is cls]
+        if cls is not None
+        else []
+    )
+    inner = [compiled_module(referrer) for referrer in referrers if "_modules" in vars(referrer)]
     return [module for module in inner if module is not None]
 
 
@@ -143,10 +147,10 @@ def is_dynamos(module: torch.nn.Module) -> bool:
 
 def _is_of_operators(module: torch.nn.Module) -> bool:
     """Return whether a graph calls operators of ATen with what it is given, as AOTAutograd's do."""
-    parts = vars(module)
-    if any(parts.get(name) for name in ("_parameters", "_buffers", "_modules")):
+    attributes = vars(module)
+    if any(attributes.get(name) for name in ("_parameters", "_buffers", "_modules")):
         return False
-    targets = [node.target for node in parts["_graph"].nodes if node.op == "call_function"]
+    targets = [node.target for node in attributes["_graph"].nodes if node.op == "call_function"]
     return any(isinstance(target, torch._ops.OpOverload) for target in targets)
 
 
@@ -200,17 +204,17 @@ def watch_compilations(
 def compilations() -> list[tuple[str, str, str, int, str]]:
     """Return what Dynamo compiled last: region, function, file, line, and why it did so again."""
     utils = sys.modules.get("torch._dynamo.utils")
-    found: list[Any] = getattr(utils, "get_compilation_metrics", list)()
+    metrics: list[Any] = getattr(utils, "get_compilation_metrics", list)()
     return [
         (
-            str(one.compile_id),
-            str(one.co_name),
-            one.co_filename,
-            int(getattr(one, "co_firstlineno", None) or 0),
-            str(getattr(one, "recompile_reason", None) or ""),
+            str(metric.compile_id),
+            str(metric.co_name),
+            metric.co_filename,
+            int(getattr(metric, "co_firstlineno", None) or 0),
+            str(getattr(metric, "recompile_reason", None) or ""),
         )
-        for one in found
-        if getattr(one, "compile_id", None) and getattr(one, "co_filename", None)
+        for metric in metrics
+        if getattr(metric, "compile_id", None) and getattr(metric, "co_filename", None)
     ]
 
 
@@ -237,8 +241,8 @@ def watch_optimizers(met: Callable[[str], None]) -> Callable[[], None]:
     def begin() -> None:
         nonlocal watch
         with contained():  # it can run within an import of the user's
-            found = sys.modules[_OPTIMIZERS].OptimizerVariable
-            watch = Watch(Location(found, "__init__"), around)
+            variable_class = sys.modules[_OPTIMIZERS].OptimizerVariable
+            watch = Watch(Location(variable_class, "__init__"), around)
             watch.begin()
 
     stop_waiting = when_imported(_OPTIMIZERS, begin)
@@ -309,10 +313,10 @@ def forget_compilations() -> None:
     if dynamo is not None:
         heard: Any = getattr(sys.modules.get("torch._dynamo.callback"), "callback_handler", None)
         lists = [getattr(heard, name, []) for name in ("start_callbacks", "end_callbacks")]
-        callbacks = [list(one) for one in lists]
+        callbacks = [list(callback_list) for callback_list in lists]
         dynamo.reset()
-        for one, before in zip(lists, callbacks, strict=True):
-            one[:] = before
+        for callback_list, before in zip(lists, callbacks, strict=True):
+            callback_list[:] = before
     end_compile_workers()
     getattr(sys.modules.get("torch._dynamo.utils"), "clear_compilation_metrics", lambda: None)()
 

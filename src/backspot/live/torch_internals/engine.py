@@ -91,12 +91,12 @@ def watch_backward(begin: Heard, end: Heard) -> Callable[[], None]:
 
 def outermost_call(frame: FrameType | None) -> FrameType | None:
     """Return the outermost frame of PyTorch's that has led to the engine; ``None`` for none."""
-    found = None
+    outermost = None
     while frame is not None:
         if frame.f_code.co_filename.startswith(_LEADING_TO_THE_ENGINE):
-            found = frame
+            outermost = frame
         frame = frame.f_back
-    return found
+    return outermost
 
 
 def is_engine(code: CodeType) -> bool:
@@ -152,8 +152,8 @@ def _logged_around(log: Any, logged: Callable[..., Callable[[], None]]) -> Calla
 
     def begun(outputs: Any) -> Callable[[], None]:
         written = logged(outputs) if log.getEffectiveLevel() <= logging.DEBUG else nothing
-        given = sys._getframe(1).f_locals
-        ended = _begun(_goes_into_grad((outputs, *given["args"]), given["kwargs"]))
+        frame_locals = sys._getframe(1).f_locals
+        ended = _begun(_goes_into_grad((outputs, *frame_locals["args"]), frame_locals["kwargs"]))
         handled = sys.exc_info()[1]
         before, _local.is_told = getattr(_local, "is_told", False), True
 

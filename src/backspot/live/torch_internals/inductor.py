@@ -96,14 +96,18 @@ def compiled_code() -> list[CompiledCode]:
     graph_class = getattr(output_code, "CompiledFxGraph", None)
     if _SITES not in getattr(graph_class, "__annotations__", ()):
         return []
-    graphs = [one for one in gc.get_referrers(graph_class) if type(one) is graph_class]
+    graphs = [
+        referrer for referrer in gc.get_referrers(graph_class) if type(referrer) is graph_class
+    ]
     return [
         CompiledCode(
             str(getattr(graph, "_fx_graph_cache_key", None)),
             bool(getattr(graph, "fx_kwargs", {}).get("is_backward")),
             getattr(graph, _SITES, None),
         )
-        for graph in {id(one): one for one in (*graphs, *_noted.values())}.values()
+        for graph in {
+            id(graph_object): graph_object for graph_object in (*graphs, *_noted.values())
+        }.values()
     ]
 
 
@@ -159,9 +163,9 @@ def number_without_forward(node: Any) -> int | None:
 
     A sum of gradients has none, and ``None`` is returned for it.
     """
-    found = "fwd_nn_module_stack" in node.meta or node.meta.get("is_gradient_acc")
+    has_forward = "fwd_nn_module_stack" in node.meta or node.meta.get("is_gradient_acc")
     is_backward = node.meta.get("partitioner_tag") == "is_backward"
-    return node.meta.get("seq_nr") if is_backward and not found else None
+    return node.meta.get("seq_nr") if is_backward and not has_forward else None
 
 
 def hint_of(size: Any) -> int:
@@ -217,8 +221,8 @@ def complete_sites(note: str) -> Callable[[], None]:
     ]
 
     def stop() -> None:
-        for one in (*waiting, *taken_back):
-            one()
+        for undo in (*waiting, *taken_back):
+            undo()
         _noted.clear()
 
     return stop
@@ -266,7 +270,9 @@ def _stack_of_product(new_meta: Any, old_node: Any) -> Any:
     new = old_node.prev
     if new.meta is not new_meta or str(new.target) != "aten.addmm.default":
         return None
-    products = [one for one in old_node.all_input_nodes if one.args == new.args[1:]]
+    products = [
+        input_node for input_node in old_node.all_input_nodes if input_node.args == new.args[1:]
+    ]
     return _stack_of(products[0]) if products else None
 
 

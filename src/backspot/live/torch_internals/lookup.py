@@ -13,12 +13,12 @@ import torch
 
 def find(*path: str) -> Any:
     """Return the part of torch at this path, ``None`` if there is none."""
-    found = torch
+    value = torch
     for name in path:
-        found = getattr(found, name, None)
-        if found is None:
+        value = getattr(value, name, None)
+        if value is None:
             return None
-    return found
+    return value
 
 
 def no() -> bool:

@@ -155,18 +155,18 @@ def step_around(frame: FrameType | None) -> FrameType | None:
 
 def outermost_step(frame: FrameType | None) -> FrameType | None:
     """Return the outermost frame of PyTorch's optimizers around a frame; ``None`` for none."""
-    found = None
+    outermost = None
     while frame is not None:
         if frame.f_code.co_filename == _OPTIMIZER_FILE:
-            found = frame
+            outermost = frame
         frame = frame.f_back
-    return found
+    return outermost
 
 
 def hooks_of(module: Any) -> tuple[dict[Any, Any], ...]:
     """Return the dictionaries of the hooks of one module, themselves."""
-    every = (vars(module).get(name) for name in _HOOKS_OF_A_MODULE)
-    return tuple(hooks for hooks in every if hooks is not None)
+    all_hooks = (vars(module).get(name) for name in _HOOKS_OF_A_MODULE)
+    return tuple(hooks for hooks in all_hooks if hooks is not None)
 
 
 def version_of(tensor: Any) -> int:

@@ -186,10 +186,12 @@ class Exports:
             return original()
         if awaited not in self._results:
             return original()
-        given: dict[str, Any] = dict(zip(("profiler", "path"), original.args, strict=False))
-        given |= original.keywords  # other code may pass on whatever it is given
+        arguments: dict[str, Any] = dict(zip(("profiler", "path"), original.args, strict=False))
+        arguments |= original.keywords  # other code may pass on whatever it is given
         with suppress(TypeError):  # the export itself raises it again
-            given |= signature(original.func).bind(*original.args, **original.keywords).arguments
+            arguments |= (
+                signature(original.func).bind(*original.args, **original.keywords).arguments
+            )
 
         def run() -> Any:
             self._forget(awaited)  # first: a wrapper within that of other code calls nothing again
@@ -199,12 +201,12 @@ class Exports:
                 self.add(results)  # an export that fails can be tried again
                 raise
 
-        return self._around(Export(run, given.get("path"), _other_writer(profiler, given)))
+        return self._around(Export(run, arguments.get("path"), _other_writer(profiler, arguments)))
 
 
-def _other_writer(profiler: Any, given: dict[str, Any]) -> str:
+def _other_writer(profiler: Any, arguments: dict[str, Any]) -> str:
     """Return what else writes or completes the file of an export; ``""`` if nothing does."""
-    if given.get("use_python_export"):
+    if arguments.get("use_python_export"):
         return "use_python_export=True"
     config = getattr(profiler, "experimental_config", None)
     # Work of the device is merged into the file after the export, at times by another thread.

@@ -44,7 +44,11 @@ class _WithoutOurs:
     def getweakrefs(self, tensor: Any) -> list[Any]:
         global _swaps
         _swaps += 1
-        return [one for one in weakref.getweakrefs(tensor) if not isinstance(one, TensorRef)]
+        return [
+            reference
+            for reference in weakref.getweakrefs(tensor)
+            if not isinstance(reference, TensorRef)
+        ]
 
 
 def by_tensor() -> Any:

@@ -77,13 +77,13 @@ def to_html(report: Report, *, preview: bool = False) -> bytes:
     plain = only_nodes(report)
     sections = sections_of(report)
     tables = tables_of(sections.tables)
-    step, plots = ("".join(draw(report) for draw in some) for some in (_STEP, _PLOTS))
+    step, plots = ("".join(draw(report) for draw in drawings) for drawings in (_STEP, _PLOTS))
     first, *others = sentences(report)
     rows, notes = _operators(report) if plain else _modules(report)
     main = Template(asset("report.html")).substitute(
         recorded=shown(" · ".join([*recording(report), f"Backspot {__version__}"])),
         answer=sentence(first),
-        more="".join(f'<p class="more-said">{sentence(parts)}</p>' for parts in others),
+        more="".join(f'<p class="more-said">{sentence(clauses)}</p>' for clauses in others),
         line=line_of_answer(report),
         verdict=verdict_of_answer(report),
         setting=facts_of(report, sections.facts),
@@ -115,8 +115,8 @@ def to_html(report: Report, *, preview: bool = False) -> bytes:
 FORMATS = (Format(".html", {Report: to_html, Comparison: comparison_to_html}),)
 
 
-def _title(said: Sequence[Part]) -> str:
-    text = visible("".join(text for _, text in said))
+def _title(title: Sequence[Part]) -> str:
+    text = visible("".join(text for _, text in title))
     return f"{text[:100]} · Backspot"
 
 
@@ -129,8 +129,10 @@ def _modules(report: Report) -> tuple[str, str]:
         rest = counted(len(chosen.hidden) + chosen.idle, "more module")
         hidden = f' <span class="no-script">{rest} if scripts may run.</span>'
     notes = f'<p class="muted">{shown(coverage(report))}{hidden}</p>'
-    said = "".join(f'<p class="muted">{shown(text)}</p>' for text in savings(report, chosen))
-    return module_table(report, chosen, view), notes + said
+    savings_text = "".join(
+        f'<p class="muted">{shown(text)}</p>' for text in savings(report, chosen)
+    )
+    return module_table(report, chosen, view), notes + savings_text
 
 
 def _operators(report: Report) -> tuple[str, str]:

@@ -31,7 +31,9 @@ _CLASSES = {"slower": "slower", "longer": "slower", "faster": "faster", "shorter
 def comparison_to_html(comparison: Comparison) -> bytes:
     """The comparison as a page in UTF-8, which loads nothing."""
     answer = comparison_answer(comparison)
-    said = "".join(f"<p>{sentence(parts)}</p>" for parts in left_out(comparison, _ROWS))
+    left_out_text = "".join(
+        f"<p>{sentence(clauses)}</p>" for clauses in left_out(comparison, _ROWS)
+    )
     main = (
         f'<section class="answer" aria-label="The answer"><h1>{sentence(answer)}</h1>'
         f"{facts_list([*recordings(comparison), f'Backspot {__version__}'])}"
@@ -39,7 +41,7 @@ def comparison_to_html(comparison: Comparison) -> bytes:
         said_by_parts(comparison),
         _recordings(comparison),
         f'<section id="modules"><h2>Changes</h2>{"".join(change_tables(comparison, _ROWS))}'
-        f"{said}</section>",
+        f"{left_out_text}</section>",
     )
     return page(
         f"{visible(plain(answer))[:100]} · Backspot",
@@ -94,7 +96,7 @@ def _recordings(comparison: Comparison) -> str:
     """What the step and the largest changes take in each recording, if a side has several."""
     if comparison.before.recordings == comparison.after.recordings == 1:
         return ""
-    changes = [one for one in comparison.changes if one.differs] or [*comparison.changes]
+    changes = [change for change in comparison.changes if change.differs] or [*comparison.changes]
     drawn = [comparison.step, comparison.whole, *changes][:_DOTS]
     rows = "".join(_dots(change) for change in drawn if change.before_ms_by_recording)
     return (
@@ -116,12 +118,12 @@ def _dots(change: Change) -> str:
         for row, (side, times) in zip((9, 21), sides, strict=True)
         for ms in times
     )
-    said = "; ".join(
+    label = "; ".join(
         f"{side} {', '.join(duration(ms * 1e6) for ms in times)}" for side, times in sides
     )
     return (
         f"<dt>{shown(title_of(change))}</dt><dd>"
-        f'<svg role="img" aria-label="{shown(said)}">'
+        f'<svg role="img" aria-label="{shown(label)}">'
         f'<line x1="0" x2="100%" y1="15" y2="15"/>{drawn}</svg>'
         f'<span class="muted n">{shown(duration(longest * 1e6))}</span></dd>'
     )

@@ -30,19 +30,25 @@ from backspot.results.report import Report
 def findings_list(report: Report, *, shown_first: int, preview: bool = False) -> str:
     """The findings, with what to do, and how many rules looked; some open on demand."""
     view = View(preview=preview)
-    told = [one for one in (*unlisted(report, view), searched(report)) if one]
-    below = "".join(f'<p class="muted searched">{shown(one)}</p>' for one in told)
-    found = listed(report, view)
-    if not found:
-        return f'<section class="findings">{below}</section>' if told else ""
-    items = [_finding(report, one, found[:index]) for index, one in enumerate(found)]
+    sentences = [
+        sentence_text
+        for sentence_text in (*unlisted(report, view), searched(report))
+        if sentence_text
+    ]
+    below = "".join(
+        f'<p class="muted searched">{shown(sentence_text)}</p>' for sentence_text in sentences
+    )
+    findings = listed(report, view)
+    if not findings:
+        return f'<section class="findings">{below}</section>' if sentences else ""
+    items = [_finding(report, finding, findings[:index]) for index, finding in enumerate(findings)]
     first, rest = items[:shown_first], items[shown_first:]
     more = ""
     if rest:
         summary = f"<summary>{counted(len(rest), 'more finding')}</summary>"
         more = f'<details>{summary}<ol class="found">{"".join(rest)}</ol></details>'
     step = report.replayed_step
-    priced = [one for one in found if (gain := gain_of(one)) and gain.ns]
+    priced = [finding for finding in findings if (gain := gain_of(finding)) and gain.ns]
     total = f'<p class="together" id="together" data-ns="{step.ns}" hidden></p>' if step else ""
     return (
         f'<section class="findings"><h2>{HEADING}</h2>'
@@ -52,12 +58,14 @@ def findings_list(report: Report, *, shown_first: int, preview: bool = False) ->
 
 def verdict_of_answer(report: Report) -> str:
     """What a trial of the answer's remedy says, for the headline; nothing where none was made."""
-    found = report.answer
-    for one in listed(report):
-        about = [place.path for place in one.places] == [found.path] or one.rule == found.rule
-        if about and (remarks := remarks_on(one)):
-            mark, said = remarks[0].mark, remarks[0].said
-            return f'<p class="verdict"><b>{mark}</b> {shown(said)}</p>'
+    subject = report.answer
+    for finding in listed(report):
+        about = [place.path for place in finding.places] == [
+            subject.path
+        ] or finding.rule == subject.rule
+        if about and (remarks := remarks_on(finding)):
+            mark, verdict_text = remarks[0].mark, remarks[0].said
+            return f'<p class="verdict"><b>{mark}</b> {shown(verdict_text)}</p>'
     return ""
 
 
@@ -91,27 +99,27 @@ def _finding(report: Report, finding: Finding, before: Sequence[Finding]) -> str
 
 def _remark(remark: Remark) -> str:
     """What a part says of a finding: its sentence, and a bar for each time, with its quartiles."""
-    per = max((one.high_ns for one in remark.bars), default=0) / 100
+    per = max((bar.high_ns for bar in remark.bars), default=0) / 100
     rows = "".join(
-        f'<tr><th scope="row">{shown(one.name)}</th><td class="n">{duration(one.ns)}</td><td>'
+        f'<tr><th scope="row">{shown(bar.name)}</th><td class="n">{duration(bar.ns)}</td><td>'
         '<svg viewBox="0 0 100 10" preserveAspectRatio="none" aria-hidden="true">'
-        f'<rect y="1" width="{one.ns / per:.2f}" height="8" stroke="none"/>'
-        f'<path d="M{one.low_ns / per:.2f} 5H{one.high_ns / per:.2f}"/></svg>'
-        f"</td><td>{shown(one.said)}</td></tr>"
-        for one in remark.bars
-        if per and one.ns
+        f'<rect y="1" width="{bar.ns / per:.2f}" height="8" stroke="none"/>'
+        f'<path d="M{bar.low_ns / per:.2f} 5H{bar.high_ns / per:.2f}"/></svg>'
+        f"</td><td>{shown(bar.said)}</td></tr>"
+        for bar in remark.bars
+        if per and bar.ns
     )
     label = f'class="bars" aria-label="{shown(remark.title)}"'
     table = f"<table {label}>{rows}</table>" if rows else ""
-    said = f"<p><b>{remark.mark}</b> {shown(remark.said)}</p>"
-    return f'<div class="remark{" good" * remark.is_good}">{said}{table}</div>'
+    remark_text = f"<p><b>{remark.mark}</b> {shown(remark.said)}</p>"
+    return f'<div class="remark{" good" * remark.is_good}">{remark_text}{table}</div>'
 
 
 def findings_data(
     report: Report, place: dict[str, int], *, preview: bool = False
 ) -> list[dict[str, Any]]:
     """The findings in the order of ``findings_list``."""
-    return [_data(report, one, place) for one in listed(report, View(preview=preview))]
+    return [_data(report, finding, place) for finding in listed(report, View(preview=preview))]
 
 
 def _data(report: Report, finding: Finding, place: dict[str, int]) -> dict[str, Any]:
@@ -121,10 +129,13 @@ def _data(report: Report, finding: Finding, place: dict[str, int]) -> dict[str, 
         "cost": cost_of(report, finding)[0],
         "remedy": finding.remedy
         if has_advice(finding)
-        else " ".join(one.said for one in remarks_on(finding)),
+        else " ".join(remark.said for remark in remarks_on(finding)),
         "places": [
-            [place[one.path] if one.class_name else visible(one.path), cost_of_place(one)]
-            for one in finding.places
-            if not one.class_name or one.path in place
+            [
+                place[location.path] if location.class_name else visible(location.path),
+                cost_of_place(location),
+            ]
+            for location in finding.places
+            if not location.class_name or location.path in place
         ],
     }

@@ -43,11 +43,11 @@ def shown(text: str) -> str:
     return escape(visible(text), quote=True)
 
 
-def sentence(parts: Sequence[Part]) -> str:
+def sentence(clauses: Sequence[Part]) -> str:
     """One sentence, with names as code."""
     return "".join(
         f"<{_TAGS[kind]}>{shown(text)}</{_TAGS[kind]}>" if _TAGS[kind] else shown(text)
-        for kind, text in parts
+        for kind, text in clauses
     )
 
 
@@ -86,7 +86,7 @@ def phases_bar(report: Report) -> str:
     if not phases:
         return ""
     texts = [phase_text(report, phase) for phase in phases]
-    little = [one for one in phases if 0 <= one.wall_ns < _LITTLE * report.step_ns]
+    little = [phase for phase in phases if 0 <= phase.wall_ns < _LITTLE * report.step_ns]
     little = little if len(little) > 1 else []
     label = "; ".join(f"{name} {time}, {share}" for name, time, share in texts)
     bar = "".join(
@@ -107,14 +107,14 @@ def phases_bar(report: Report) -> str:
             name for phase, (name, _, _) in zip(phases, texts, strict=True) if phase in little
         )
         legend += (
-            f'<li class="muted">{shown(names)}: {duration(sum(one.wall_ns for one in little))} '
+            f'<li class="muted">{shown(names)}: {duration(sum(phase.wall_ns for phase in little))} '
             "together</li>"
         )
     unit = "backward pass" if report.per == "pass" else "step"
-    whole = duration(report.step_ns)
+    step_text = duration(report.step_ns)
     meanings = "".join(f'<p class="meaning">{shown(text)}</p>' for text in explained(report))
     return (
-        f'<section class="phases"><h2>Time in a {unit} <span class="muted">{whole}</span></h2>'
+        f'<section class="phases"><h2>Time in a {unit} <span class="muted">{step_text}</span></h2>'
         f'<div class="bar" role="img" aria-label="{shown(label)}">{bar}</div>'
         f'<ul class="legend">{legend}</ul>{meanings}</section>'
     )
@@ -167,18 +167,20 @@ def tables_of(sections: Sequence[Section]) -> str:
 
 
 def _tables(section: Section) -> str:
-    told = "; ".join(section.said)
-    said = f"<p>{shown(told[0].upper() + told[1:])}.</p>" if told else ""
-    parts = []
+    sentences = "; ".join(section.said)
+    sentence_html = f"<p>{shown(sentences[0].upper() + sentences[1:])}.</p>" if sentences else ""
+    tables_html = []
     for table in section.tables:
         rows = "".join(_rows(table.columns, (), '<th scope="row"><code>{}</code>'))
-        parts.append(
+        tables_html.append(
             f'<h3>{shown(table.heading)}</h3><div class="table-box scroll"><table class="ranked">'
             f"{_head(table.columns)}<tbody>{rows}</tbody></table></div>"
             f'<p class="muted">{shown(table.note)}</p>'
         )
     heading = f"<h2>{shown(section.title)}</h2>"
-    return f'<section class="{section.part}">{heading}{said}{"".join(parts)}</section>'
+    return (
+        f'<section class="{section.part}">{heading}{sentence_html}{"".join(tables_html)}</section>'
+    )
 
 
 def last_of(sections: Sequence[Section]) -> str:
@@ -187,9 +189,9 @@ def last_of(sections: Sequence[Section]) -> str:
 
 
 def _last(section: Section) -> str:
-    said = "".join(f"<p>{shown(text)}</p>" for text in section.said)
+    sentences = "".join(f"<p>{shown(text)}</p>" for text in section.said)
     if not section.title:
-        return f'<div class="muted">{said}</div>'
+        return f'<div class="muted">{sentences}</div>'
     tables = "".join(
         f'<div class="scroll"><table class="ranked">{_head(table.columns)}<tbody>'
         f"{''.join(_rows(table.columns, (), '<th scope=row>{}'))}</tbody></table></div>"
@@ -197,14 +199,15 @@ def _last(section: Section) -> str:
         for table in section.tables
     )
     heading = f"<h2>{shown(section.title)}</h2>"
-    return f'<section class="{section.part}">{heading}{tables}{said}{code_list(section)}</section>'
+    code = code_list(section)
+    return f'<section class="{section.part}">{heading}{tables}{sentences}{code}</section>'
 
 
 def code_list(section: Section) -> str:
     """Code to write, as a list."""
     items = "".join(
-        f"<li>{number}. {shown(what)}<pre><code>{block(code)}</code></pre></li>"
-        for number, (what, code) in enumerate(section.code, 1)
+        f"<li>{number}. {shown(purpose)}<pre><code>{block(code)}</code></pre></li>"
+        for number, (purpose, code) in enumerate(section.code, 1)
     )
     return f'<ol class="to-write">{items}</ol>' if items else ""
 
@@ -272,10 +275,10 @@ def _kinds_bars(report: Report, costs: Sequence[Row | OperatorCost]) -> list[str
     for cost in costs:
         spent = cost.wall_on if isinstance(cost, Row) else WallKinds()
         kinds = [(kind, getattr(spent, f"{kind}_ns")) for kind in KINDS if report.has_gpu]
-        parts = [(kind, ns) for kind, ns in kinds if ns > 0] or [("unknown", cost.wall_ns)]
-        drawn = "".join(f'<i class="k-{kind}" style="flex-grow:{ns}"></i>' for kind, ns in parts)
-        part = cost.wall_ns / longest if longest else 0.0
-        bars.append(f'<span class="mix" style="--part:{part:.3f}">{drawn}</span>' if part else "")
+        spent_on = [(kind, ns) for kind, ns in kinds if ns > 0] or [("unknown", cost.wall_ns)]
+        drawn = "".join(f'<i class="k-{kind}" style="flex-grow:{ns}"></i>' for kind, ns in spent_on)
+        share = cost.wall_ns / longest if longest else 0.0
+        bars.append(f'<span class="mix" style="--part:{share:.3f}">{drawn}</span>' if share else "")
     return bars
 
 
@@ -299,7 +302,7 @@ def page(
     """
     script = "\n".join(map(asset, ("theme.js", *scripts)))
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    whole = Template(asset("page.html")).substitute(
+    document = Template(asset("page.html")).substitute(
         version=__version__,
         title=shown(title),
         about=shown(about),
@@ -310,4 +313,4 @@ def page(
         script=script,
         script_hash=f"sha256-{digest}",
     )
-    return whole.encode()
+    return document.encode()

@@ -54,7 +54,7 @@ def job_to_html(job: JobReport) -> bytes:
         *filter(None, [stalls(job), unexplained(job) if first else ""]),
     ]
     warnings = [*job.warnings, *not_read(job)]
-    parts = (
+    sections = (
         f'<section class="answer" aria-label="The answer"><h1>{shown(title)}{cost}</h1>'
         f"{facts_list(facts)}{warnings_list(warnings)}</section>",
         _findings(job.findings),
@@ -65,7 +65,7 @@ def job_to_html(job: JobReport) -> bytes:
     return page(
         f"{title[:100]} · Backspot",
         "all ranks of a job",
-        "\n".join(filter(None, parts)),
+        "\n".join(filter(None, sections)),
         "Times are those of a typical step: the mean over the recorded ones that nothing "
         "held up. A rank waits from its own entry into a collective until the last rank enters; "
         "the rest is transfer. Waits can overlap with computing. What a difference costs is at "
@@ -78,11 +78,11 @@ def _chosen(job: JobReport) -> list[int]:
     """Return the positions of the ranks to show, ascending."""
     if len(job.ranks) <= _COLUMNS:
         return list(range(len(job.ranks)))
-    place = {cost.rank: at for at, cost in enumerate(job.ranks)}
-    by_wait = sorted(job.ranks, key=lambda one: -one.wait_ns)
+    place = {cost.rank: index for index, cost in enumerate(job.ranks)}
+    by_wait = sorted(job.ranks, key=lambda rank: -rank.wait_ns)
     wanted = [finding.rank for finding in job.findings if finding.rank is not None]
-    wanted += [one.rank for one in job.slowest]
-    wanted += [one.worst_rank for one in job.modules if one.clear]
+    wanted += [slowest.rank for slowest in job.slowest]
+    wanted += [module.worst_rank for module in job.modules if module.clear]
     wanted += [by_wait[0].rank, by_wait[-1].rank, job.ranks[0].rank]
     return sorted(place[rank] for rank in list(dict.fromkeys(wanted))[:_COLUMNS])
 
@@ -91,11 +91,11 @@ def _findings(findings: Sequence[JobFinding]) -> str:
     if not findings:
         return ""
     items = "".join(
-        f'<li><div class="cost"><b>{duration(one.cost_ns)}</b>'
-        f'<span class="muted">{one.bound}</span></div><div><h3>{shown(one.title)}</h3>'
-        f"<p>{shown(f'{one.seen} {worth(one)}')}</p>"
-        f'<p class="remedy">{shown(one.remedy)}</p></div></li>'
-        for one in findings[:_ROWS]
+        f'<li><div class="cost"><b>{duration(finding.cost_ns)}</b>'
+        f'<span class="muted">{finding.bound}</span></div><div><h3>{shown(finding.title)}</h3>'
+        f"<p>{shown(f'{finding.seen} {worth(finding)}')}</p>"
+        f'<p class="remedy">{shown(finding.remedy)}</p></div></li>'
+        for finding in findings[:_ROWS]
     )
     rest = len(findings) - _ROWS
     more = f'<p class="muted">{counted(rest, "more finding")} in the JSON form.</p>'
@@ -109,12 +109,12 @@ def _findings(findings: Sequence[JobFinding]) -> str:
 
 
 def _lanes(job: JobReport, chosen: Sequence[int]) -> str:
-    wanted = {job.ranks[at].rank for at in chosen}
+    wanted = {job.ranks[position].rank for position in chosen}
     lanes = [lane for lane in job.lanes if lane.rank in wanted]
     if not lanes:
         return ""
-    whole = max(lane.end_ns for lane in job.lanes) or 1
-    rows = "".join(_lane(lane, whole) for lane in lanes)
+    span_ns = max(lane.end_ns for lane in job.lanes) or 1
+    rows = "".join(_lane(lane, span_ns) for lane in lanes)
     rest = len(job.lanes) - len(lanes)
     more = f'<p class="muted">{counted(rest, "more rank")} in the JSON form.</p>' if rest else ""
     legend = "".join(
@@ -126,16 +126,16 @@ def _lanes(job: JobReport, chosen: Sequence[int]) -> str:
         )
     )
     return (
-        f'<section><h2>Step {job.lane_step} <span class="muted">{duration(whole)} on one clock'
+        f'<section><h2>Step {job.lane_step} <span class="muted">{duration(span_ns)} on one clock'
         f'</span></h2><ul class="legend">{legend}</ul><ol class="lanes">{rows}</ol>{more}</section>'
     )
 
 
-def _lane(lane: RankLane, whole: int) -> str:
+def _lane(lane: RankLane, span_ns: int) -> str:
     def part(kind: str, start: int, end: int) -> str:
-        if end - start < _THINNEST * whole:
+        if end - start < _THINNEST * span_ns:
             return ""
-        left, width = 100 * start / whole, 100 * (end - start) / whole
+        left, width = 100 * start / span_ns, 100 * (end - start) / span_ns
         return f'<i class="{kind}" style="left:{left:.2f}%;width:{width:.2f}%"></i>'
 
     drawn = part("own", lane.begin_ns, lane.end_ns)
@@ -146,11 +146,11 @@ def _lane(lane: RankLane, whole: int) -> str:
         waits[last] = waits.get(last, 0) + entered - start
         moved += end - entered
     waited = sum(waits.values())
-    said = f"waits {duration(waited)}"
+    wait_text = f"waits {duration(waited)}"
     if waited:
         most = max(sorted(waits), key=lambda rank: waits[rank])
-        said += f", most for rank {most}"
-    text = f"{said}; transfers {duration(moved)}"
+        wait_text += f", most for rank {most}"
+    text = f"{wait_text}; transfers {duration(moved)}"
     return (
         f'<li><span class="who">rank {lane.rank}</span>'
         f'<span class="lane" aria-hidden="true">{drawn}</span><span class="told">{text}</span></li>'
@@ -170,11 +170,11 @@ def _table(
         heads: the classes and the text of each column's head; the first column names the row.
         rows: a heading, and cells with ``data-label``.
     """
-    told = f' <span class="muted">{about}</span>' if about else ""
+    about_text = f' <span class="muted">{about}</span>' if about else ""
     drawn = "".join(f'<th scope="col" class="{kind}">{text}</th>' for kind, text in heads)
     below = f'<p class="muted">{more}</p>' if more else ""
     return (
-        f'<section id="{title.split()[0].lower()}" tabindex="-1"><h2>{title}{told}</h2>'
+        f'<section id="{title.split()[0].lower()}" tabindex="-1"><h2>{title}{about_text}</h2>'
         f'<div class="table-box stacks" style="--columns:{len(heads)}" role="region" '
         f'aria-label="{title}" tabindex="0"><table class="ranked"><thead><tr>{drawn}</tr></thead>'
         f"<tbody>{''.join(rows)}</tbody></table></div>{below}</section>"
@@ -182,15 +182,15 @@ def _table(
 
 
 def _heat(job: JobReport, chosen: Sequence[int]) -> str:
-    modules = [one for one in job.modules if one.cost_ns]
+    modules = [module for module in job.modules if module.cost_ns]
     if not modules:
         return ""
     others = sorted(set(range(len(job.ranks))) - set(chosen))
     most = max(modules[0].cost_ns, round(_DARK * job.step_ns))
-    ranks = [str(job.ranks[at].rank) for at in chosen] + (["others"] if others else [])
+    ranks = [str(job.ranks[position].rank) for position in chosen] + (["others"] if others else [])
     heads = [("", "module"), ("o4", "differs in"), ("n", "costs at most"), ("b", _BAR)]
     heads += [("n", text) for text in (middle(job), *ranks)]
-    rows = [_row(one, job, chosen, others, most) for one in modules[:_ROWS]]
+    rows = [_row(module, job, chosen, others, most) for module in modules[:_ROWS]]
     rest = len(modules) - _ROWS
     notes = [f"{counted(rest, 'more module')} in the JSON form."] if rest > 0 else []
     if others:
@@ -200,30 +200,35 @@ def _heat(job: JobReport, chosen: Sequence[int]) -> str:
 
 
 def _row(
-    one: ModuleSpread,
+    module: ModuleSpread,
     job: JobReport,
     chosen: Sequence[int],
     others: Sequence[int],
     most: int,
 ) -> str:
     def cell(ns: int, who: str, rank: int | None) -> str:
-        heat = min(max((ns - one.median_ns) / most, 0.0), 1.0) ** 0.5  # small ones are seen too
-        is_hot = heat >= 0.1 and differs(job, one, rank)
+        heat = min(max((ns - module.median_ns) / most, 0.0), 1.0) ** 0.5  # small ones are seen too
+        is_hot = heat >= 0.1 and differs(job, module, rank)
         style = f' style="--heat:{60 * heat:.0f}%"' if is_hot else ""
         return f'<td class="n" data-label="{who}"{style}>{milliseconds(ns, 2)}</td>'
 
-    ranks = [(at, job.ranks[at].rank) for at in chosen]
-    cells = "".join(cell(one.ns_by_rank[at], f"rank {rank}", rank) for at, rank in ranks)
+    ranks = [(position, job.ranks[position].rank) for position in chosen]
+    cells = "".join(
+        cell(module.ns_by_rank[position], f"rank {rank}", rank) for position, rank in ranks
+    )
     if others:
-        cells += cell(median_low(one.ns_by_rank[at] for at in others), "others", None)
-    mark = ' <span class="clear">beyond the noise</span>' if one.clear else ""
+        cells += cell(
+            median_low(module.ns_by_rank[position] for position in others), "others", None
+        )
+    mark = ' <span class="clear">beyond the noise</span>' if module.clear else ""
     return (
-        f'<tr><th scope="row" title="{shown(one.class_name)}">{_name(one.path or one.class_name)}'
-        f'{mark}</th><td class="o4">{one.differs_in}</td>'
-        f'<td class="n" data-label="costs"><b>{milliseconds(one.cost_ns, 2)}</b></td>'
-        f'<td class="b"><span class="mix" style="--part:{min(one.cost_ns / most, 1):.3f}">'
+        f'<tr><th scope="row" title="{shown(module.class_name)}">'
+        f"{_name(module.path or module.class_name)}"
+        f'{mark}</th><td class="o4">{module.differs_in}</td>'
+        f'<td class="n" data-label="costs"><b>{milliseconds(module.cost_ns, 2)}</b></td>'
+        f'<td class="b"><span class="mix" style="--part:{min(module.cost_ns / most, 1):.3f}">'
         '<i class="k-sync"></i></span></td>'
-        f'<td class="n" data-label="{middle(job)}">{milliseconds(one.median_ns, 2)}</td>'
+        f'<td class="n" data-label="{middle(job)}">{milliseconds(module.median_ns, 2)}</td>'
         f"{cells}</tr>"
     )
 
@@ -239,20 +244,24 @@ def _groups(job: JobReport) -> str:
     measures = ("ranks", "exchanges", f"{middle(job)} wait", "transfer", "waits most")
     heads = ("", "process group"), ("", "for"), *(("n", text) for text in measures)
     rows = [
-        f'<tr><th scope="row">{_name(one.name or "(process group)")}</th>'
-        f"<td>{ROLES[one.role]}</td>{_numbers(measures, groups, one)}</tr>"
+        f'<tr><th scope="row">{_name(longest.name or "(process group)")}</th>'
+        f"<td>{ROLES[longest.role]}</td>{_numbers(measures, groups, longest)}</tr>"
         for groups in groups_alike(job)[:_ROWS]
-        for one in [max(groups, key=lambda group: group.most_wait_ns)]
+        for longest in [max(groups, key=lambda group: group.most_wait_ns)]
     ]
     return _table("Collectives of a step", "", heads, rows)
 
 
-def _numbers(measures: Sequence[str], groups: Sequence[GroupCost], one: GroupCost) -> str:
-    """The cells of process groups with one name; ``one`` of them has the longest wait."""
-    waits = f"rank {one.most_waiting}, {duration(one.most_wait_ns)}" if one.collectives else ""
+def _numbers(measures: Sequence[str], groups: Sequence[GroupCost], longest: GroupCost) -> str:
+    """The cells of process groups with one name; ``longest`` of them has the longest wait."""
+    waits = (
+        f"rank {longest.most_waiting}, {duration(longest.most_wait_ns)}"
+        if longest.collectives
+        else ""
+    )
     texts = (
-        f"{f'{len(groups)} × ' if len(groups) > 1 else ''}{len(one.ranks)}",
-        f"{one.collectives + one.transfers:.0f}",
+        f"{f'{len(groups)} × ' if len(groups) > 1 else ''}{len(longest.ranks)}",
+        f"{longest.collectives + longest.transfers:.0f}",
         duration(median_of(groups, "wait_ns")),
         duration(median_of(groups, "transfer_ns")),
         waits,

@@ -73,15 +73,21 @@ def _modules(report: Report) -> list[Row]:
     rows = [row for row in report.modules if row.is_module]
     if len(rows) <= _MODULES:
         return rows
-    wholes = [max(1, whole) for whole in (report.wall_ns, report.gpu_ns, report.cpu_ns)]
+    totals_of_report = [
+        max(1, total_of_report)
+        for total_of_report in (report.wall_ns, report.gpu_ns, report.cpu_ns)
+    ]
 
     def weight(row: Row) -> float:  # a parent's total is at least that of its children
         totals = (row.total_wall_ns, row.total_gpu_ns, row.total_cpu_ns)
-        return max(total / whole for total, whole in zip(totals, wholes, strict=True))
+        return max(
+            total / total_of_report
+            for total, total_of_report in zip(totals, totals_of_report, strict=True)
+        )
 
     rows.sort(key=lambda row: (-weight(row), len(row.path)))
-    kept = {row.path for row in rows[:_MODULES]}
-    return list(fold(rows, None, kept.__contains__))
+    shown_paths = {row.path for row in rows[:_MODULES]}
+    return list(fold(rows, None, shown_paths.__contains__))
 
 
 def _row(report: Report, row: Row, parent: int) -> dict[str, Any]:

@@ -16,13 +16,13 @@ def plan_ladder(report: Report) -> str:
     """The plan with its ladder, or that one can be made; nothing where it cannot."""
     plan = report.plan
     if plan is None:
-        told = hint(report)
-        return f'<p class="muted plan-hint">{shown(told)}</p>' if told else ""
-    said = "".join(f"<p>{shown(text)}</p>" for text in sentences_of(plan))
+        hint_text = hint(report)
+        return f'<p class="muted plan-hint">{shown(hint_text)}</p>' if hint_text else ""
+    sentences = "".join(f"<p>{shown(text)}</p>" for text in sentences_of(plan))
     code = code_list(Section("last", "plan", code=code_of(plan)))
     return (
         f'<section class="laddered"><h2>{shown(heading(plan))}</h2>{_table(plan)}'
-        f'<div class="laddered-said">{said}</div>{code}</section>'
+        f'<div class="laddered-said">{sentences}</div>{code}</section>'
     )
 
 
@@ -30,19 +30,19 @@ def _table(plan: Plan) -> str:
     """The ladder as a table whose second column is the picture."""
     if not plan.ladder:
         return ""
-    columns = [one for one in ladder_columns(plan) if one.head != "before"]
+    columns = [column for column in ladder_columns(plan) if column.head != "before"]
     head = "".join(
         f'<th scope="col"{_class(column)}>{shown(column.full_head or column.head)}</th>'
         for column in columns[1:]
     )
     bars = _bars(plan)
     rows = "".join(
-        f'<tr><th scope="row">{shown(columns[0].cells[at][1])}</th><td class="b">{bar}</td>'
+        f'<tr><th scope="row">{shown(columns[0].cells[index][1])}</th><td class="b">{bar}</td>'
         + "".join(
-            f"<td{_class(column)}>{shown(column.cells[at][1])}</td>" for column in columns[1:]
+            f"<td{_class(column)}>{shown(column.cells[index][1])}</td>" for column in columns[1:]
         )
         + "</tr>"
-        for at, bar in enumerate(bars)
+        for index, bar in enumerate(bars)
     )
     drawn = '<th scope="col"><span class="unseen">drawn</span></th>'
     return (
@@ -65,5 +65,7 @@ def _bars(plan: Plan) -> list[str]:
         '<svg viewBox="0 0 100 10" preserveAspectRatio="none" aria-hidden="true">'
         f'<rect width="{ns:.2f}" height="10"/>'
         f'<path d="M{low:.2f} 2V8M{low:.2f} 5H{high:.2f}M{high:.2f} 2V8"/></svg>'
-        for ns, low, high in ((100 * one / longest for one in step) for step in steps)
+        for ns, low, high in (
+            (100 * nanoseconds / longest for nanoseconds in step) for step in steps
+        )
     ]

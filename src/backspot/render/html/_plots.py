@@ -30,10 +30,10 @@ def stretched(drawn: str) -> str:
 
 def reachable(text: str, drawn: str) -> str:
     """What is drawn, with a text that appears for the keyboard and the pointer."""
-    said = shown(text)
+    label = shown(text)
     return (
-        f'<g class="reach" tabindex="0" role="img" aria-label="{said}">{drawn}'
-        f'<foreignObject class="said" y="-44" width="100%" height="38" aria-hidden="true">{said}'
+        f'<g class="reach" tabindex="0" role="img" aria-label="{label}">{drawn}'
+        f'<foreignObject class="said" y="-44" width="100%" height="38" aria-hidden="true">{label}'
         "</foreignObject></g>"
     )
 
@@ -46,8 +46,8 @@ def across(y: float, text: str) -> str:
     )
 
 
-def below(at: int, x: float, text: str) -> str:
+def below(index: int, x: float, text: str) -> str:
     """The label of a tick; each second one goes where it is narrow."""
     anchor = "end" if x > 98 else "middle"
-    kind = ' class="odd"' if at % 2 else ""
+    kind = ' class="odd"' if index % 2 else ""
     return f'<text{kind} x="{x:.2f}%" y="100%" dy="19" text-anchor="{anchor}">{text}</text>'

@@ -36,13 +36,13 @@ class _Point:
     @property
     def said(self) -> str:
         """What it achieves, as one text."""
-        one = self.limit
-        parts = [f"{self.tflops:,.3g} TFLOP/s", f"{self.intensity:,.3g} FLOP/byte"]
-        if one.of_peak is not None:
-            parts.append(f"{percent(one.of_peak)} of the peak")
-        if one.bound is not None:
-            parts.append(f"bound by {one.bound}")
-        return ", ".join(parts)
+        limit = self.limit
+        facts = [f"{self.tflops:,.3g} TFLOP/s", f"{self.intensity:,.3g} FLOP/byte"]
+        if limit.of_peak is not None:
+            facts.append(f"{percent(limit.of_peak)} of the peak")
+        if limit.bound is not None:
+            facts.append(f"bound by {limit.bound}")
+        return ", ".join(facts)
 
 
 def roofline(report: Report) -> str:
@@ -75,12 +75,12 @@ def roofline(report: Report) -> str:
 
     parts = [across(y(10.0**power), _power(power)) for power in range(low, high + 1)]
     powers = range(least, most + 1)
-    parts += [below(at, x(10.0**power), _power(power)) for at, power in enumerate(powers)]
+    parts += [below(index, x(10.0**power), _power(power)) for index, power in enumerate(powers)]
     begin = max(10.0**least, 1e3 * 10.0**low / peaks.gbps)
     for number, (kind, peak) in enumerate(roofs.items()):
         ridge = 1e3 * peak / peaks.gbps
         corners = [(begin, begin * peaks.gbps / 1e3), (ridge, peak), (10.0**most, peak)]
-        drawn = " ".join(f"{x(at):.2f},{y(of):.2f}" for at, of in corners)
+        drawn = " ".join(f"{x(intensity):.2f},{y(tflops):.2f}" for intensity, tflops in corners)
         parts.append(stretched(f'<polyline class="roof r{number}" points="{drawn}"/>'))
         parts.append(
             f'<text x="100%" y="{y(peak):.2f}%" dy="-6" text-anchor="end">'
@@ -90,10 +90,10 @@ def roofline(report: Report) -> str:
     largest = max(point.row.gpu_ns for point in points)
     for number, point in reversed(list(enumerate(points, 1))):
         radius = 4 + 9 * math.sqrt(point.row.gpu_ns / largest)
-        at, of = f"{x(point.intensity):.2f}%", f"{y(point.tflops):.2f}%"
-        drawn = f'<circle class="point" cx="{at}" cy="{of}" r="{radius:.1f}"/>'
+        left, top = f"{x(point.intensity):.2f}%", f"{y(point.tflops):.2f}%"
+        drawn = f'<circle class="point" cx="{left}" cy="{top}" r="{radius:.1f}"/>'
         if number <= _NUMBERED:
-            drawn += f'<text class="number" x="{at}" y="{of}" dy="4">{number}</text>'
+            drawn += f'<text class="number" x="{left}" y="{top}" dy="4">{number}</text>'
         parts.append(reachable(f"{point.name}: {point.said}", drawn))
     items = "".join(
         f"<li><b>{number}</b> <code>{shown(point.name)}</code> {shown(point.said)}, "

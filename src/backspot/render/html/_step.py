@@ -23,20 +23,20 @@ def step_lanes(report: Report) -> str:
     picture = report.picture
     if picture is None:
         return ""
-    whole, spent = picture.recorded_wall_ns, Counter[str]()
+    step_ns, spent = picture.recorded_wall_ns, Counter[str]()
     for start, end, line in picture.lines:
         spent[line] += end - start
-    color = {line: f"c{at}" for at, (line, _) in enumerate(spent.most_common(_COLORS), 1)}
-    parts = [_name(0, "host")]
-    parts += [
-        _piece(whole, start, end, 0, _LANE, PHASES[name], f"p-{name}")
+    color = {line: f"c{index}" for index, (line, _) in enumerate(spent.most_common(_COLORS), 1)}
+    drawn = [_name(0, "host")]
+    drawn += [
+        _piece(step_ns, start, end, 0, _LANE, PHASES[name], f"p-{name}")
         for start, end, name in picture.host
     ]
     y = _LANE
     if picture.lines:
-        parts.append(_name(y + _GAP, "line"))
-        parts += [
-            _piece(whole, start, end, y + _GAP, _LANE, line, color.get(line, "c0"))
+        drawn.append(_name(y + _GAP, "line"))
+        drawn += [
+            _piece(step_ns, start, end, y + _GAP, _LANE, line, color.get(line, "c0"))
             for start, end, line in picture.lines
         ]
         y += _GAP + _LANE
@@ -44,34 +44,34 @@ def step_lanes(report: Report) -> str:
         below = y + (_ROOM if picture.waits else _GAP)
         for start, end, since, until, line in picture.waits:
             text = f"The host waits for the GPU{f' in {line}' if line else ''}"
-            ends = f'x1="{100 * start / whole:.2f}%" x2="{50 * (since + until) / whole:.2f}%"'
-            piece = _piece(whole, start, end, y, 5, text, "wait")
-            parts.append(f'{piece}<line class="wait" {ends} y1="{y + 5}" y2="{below}"/>')
+            ends = f'x1="{100 * start / step_ns:.2f}%" x2="{50 * (since + until) / step_ns:.2f}%"'
+            piece = _piece(step_ns, start, end, y, 5, text, "wait")
+            drawn.append(f'{piece}<line class="wait" {ends} y1="{y + 5}" y2="{below}"/>')
         y = below + _LANE
-        parts.append(_name(below, "GPU") + f'<line x2="100%" y1="{y}" y2="{y}"/>')
+        drawn.append(_name(below, "GPU") + f'<line x2="100%" y1="{y}" y2="{y}"/>')
         for start, end, phase, busy in picture.device:
             high = max(2, _LANE * busy // 100)
             text = f"GPU busy for {busy}% or less, {PHASES[phase]}"
-            parts.append(_piece(whole, start, end, y - high, high, text, f"p-{phase}"))
+            drawn.append(_piece(step_ns, start, end, y - high, high, text, f"p-{phase}"))
     what = "host by phase" + (" and by line" if picture.lines else "")
     what += ", GPU below" if picture.device else ""
     what += f", {counted(len(picture.waits), 'wait')} for the GPU" if picture.waits else ""
     stacks = " with stacks" if picture.lines else ""
-    label = f"One {report.per} as it was recorded{stacks}, {duration(whole)}"
+    label = f"One {report.per} as it was recorded{stacks}, {duration(step_ns)}"
     legend = "".join(
         f'<li><i class="{kind}" aria-hidden="true"></i><code>{shown(line)}</code> '
-        f"<b>{percent(spent[line] / whole)}</b></li>"
+        f"<b>{percent(spent[line] / step_ns)}</b></li>"
         for line, kind in color.items()
     )
     return (
         f'<section class="step"><h2>{label} <span class="muted">{what}</span></h2>'
-        f'<svg role="img" height="{y}" aria-label="{label}: {what}">{"".join(parts)}</svg>'
+        f'<svg role="img" height="{y}" aria-label="{label}: {what}">{"".join(drawn)}</svg>'
         f'<ul class="legend" aria-label="Lines of Python">{legend}</ul></section>'
     )
 
 
-def _piece(whole: int, start: int, end: int, y: int, height: int, text: str, kind: str) -> str:
-    left, wide = 100 * start / whole, 100 * (end - start) / whole
+def _piece(step_ns: int, start: int, end: int, y: int, height: int, text: str, kind: str) -> str:
+    left, wide = 100 * start / step_ns, 100 * (end - start) / step_ns
     return (
         f'<rect class="{kind}" x="{left:.2f}%" width="{wide:.2f}%" y="{y}" height="{height}">'
         f"<title>{shown(text)}, {duration(end - start)} from {duration(start)} on</title></rect>"

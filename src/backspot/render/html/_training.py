@@ -21,14 +21,15 @@ def training_picture(report: Report) -> str:
     training = report.training
     if training is None:
         return ""
-    told = training_facts(training, report.rare)
-    facts = "".join(f"<li>{shown(text)}</li>" for text in told)
+    facts_of_training = training_facts(training, report.rare)
+    facts = "".join(f"<li>{shown(text)}</li>" for text in facts_of_training)
     drawn = ""
     if len(training.stretches) >= _FEWEST:
         most = max(stretch.step_ns for stretch in training.stretches)
         wide = 100 / len(training.stretches)
         bars = "".join(
-            _bar(stretch, wide * at, wide, most) for at, stretch in enumerate(training.stretches)
+            _bar(stretch, wide * index, wide, most)
+            for index, stretch in enumerate(training.stretches)
         )
         last = training.stretches[-1]
         label = (
@@ -49,14 +50,14 @@ def _bar(stretch: Stretch, left: float, wide: float, most: int) -> str:
     """A bar for the mean step of a stretch, and one in front of it for a typical step."""
     steps = counted(stretch.steps, "step")
     text = f"{steps} from step {stretch.first:,} on: {duration(stretch.step_ns)} each"
-    parts = ""
+    drawn = ""
     for nanoseconds, kind in (
         (stretch.step_ns, "c0"),
         (min(stretch.typical_ns, stretch.step_ns), "c1"),
     ):
         high = _HEIGHT * nanoseconds / most
-        parts += (
+        drawn += (
             f'<rect class="{kind}" x="{left + 0.1 * wide:.2f}%" width="{0.8 * wide:.2f}%" '
             f'y="{_HEIGHT - high:.1f}" height="{high:.1f}"/>'
         )
-    return f"<g><title>{text}</title>{parts}</g>"
+    return f"<g><title>{text}</title>{drawn}</g>"
