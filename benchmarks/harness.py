@@ -447,7 +447,7 @@ def profile_in_turn(
     next. The arguments are those of ``backspot.profile``.
     """
     import backspot
-    from backspot.live.recording import STEPS_IN_DETAIL
+    from backspot.testing import STEPS_IN_DETAIL
 
     said = {"steps": steps, **options}
 

@@ -73,26 +73,11 @@ QUESTIONS = {
         "accuracy.planted_python", "timm, transformers; GPU or CPU", "6",
         cases=False, seconds=1200, jobs=1,
     ),
-    "phase_truth": Question(
-        "Are the times of a step's parts those of a step without the profiler?",
-        "accuracy.phase_truth", "CPU, transformers", "3",
-        device=False, seconds=300, jobs=1,
-    ),
     "step_truth": Question(
         "Is the time of a step the training's? Some 30 small "
         "trainings, each with a clock of its own",
         "accuracy.step_truth", "GPU or CPU; transformers, lightning", "9", "--jobs 12",
         seconds=520, jobs=1,
-    ),
-    "typical_steps": Question(
-        "Of which recorded steps should a mean be, beside busy processes?",
-        "accuracy.typical_steps", "CPU", "2",
-        device=False, cases=False,
-    ),
-    "loader_truth": Question(
-        "What does a module save where workers load the batches, and what does their wait cost?",
-        "accuracy.loader_truth", "CPU", "4",
-        device=False, seconds=400, jobs=1,
     ),
     "waits_truth": Question(
         "Are the waits for a GPU those that PyTorch itself warns of, by line and count?",
@@ -210,11 +195,6 @@ QUESTIONS = {
     "overhead_ranks": Question(
         "What do labels cost where ranks wait for each other?",
         "cost.overhead:of_ranks", f"{_TWO}; timm", "2",
-    ),
-    "step_log": Question(
-        "What do the notes of all steps cost, in time and memory?",
-        "cost.step_log", "CPU", "6",
-        device=False, cases=False, seconds=300,
     ),
     "read": Question(
         "How fast, and in how much memory, is a trace read?",

@@ -10,10 +10,12 @@ import ast
 import functools
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from backspot import testing
 from backspot.analysis import parts as report
 from support.house import COMPOSERS, PARTS, SPINE, arrows as arrows_into_parts, files, part_of
 
@@ -43,7 +45,7 @@ FLOORS = (
     ("live",),
     ("integrations",),
     ("",),
-    ("commands",),
+    ("commands", "testing"),
     ("__main__",),
 )
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
@@ -284,7 +286,7 @@ def test_public_functions_stay_within_their_parameters() -> None:
 
 
 def test_a_newcomer_finds_at_most_ten_entries_above_the_ground() -> None:
-    entries = {module.split(".")[1] for module in FILES if "." in module}
+    entries = {module.split(".")[1] for module in FILES if "." in module} - {"testing"}
     assert len([name for name in entries - GROUND if not name.startswith("_")]) <= 10
 
 
@@ -335,6 +337,85 @@ def test_every_file_that_contributing_names_exists() -> None:
     named = set(re.findall(r"[\w/]+\.py\b", (HOME / "CONTRIBUTING.md").read_text("utf-8")))
     assert len(named) > 20
     assert not [name for name in named if not any(path.endswith(f"/{name}") for path in paths)]
+
+
+# Benchmarks -------------------------------------------------------------------------------------
+
+PRIVATE_IN_BENCHMARKS = {
+    # What the third blind set is judged by stays as it was before its first run.
+    ("causes/published/judge.py", "backspot.results.findings"),
+    # What one of the processes imports that read a trace, whose memory is measured.
+    ("cost/read.py", "backspot.trace.parallel"),
+}
+
+
+def reached_from(text: str) -> Iterator[str]:
+    """The names of the package that a program uses; those in programs that are its texts, too."""
+    for node in ast.walk(ast.parse(text)):
+        match node:
+            case ast.Import():
+                yield from (alias.name for alias in node.names)
+            case ast.ImportFrom(module=str(home)):
+                yield from (f"{home}.{alias.name}" for alias in node.names)
+            case ast.Attribute(value=ast.Name("backspot"), attr=name):
+                yield f"backspot.{name}"
+            case ast.Constant(value=str(inner)) if "import backspot" in inner or (
+                "from backspot" in inner
+            ):
+                with suppress(SyntaxError):
+                    yield from reached_from(inner)
+
+
+def documented() -> set[str]:
+    """What the reference of the Python API lists."""
+    text = (HOME / "docs" / "api.md").read_text("utf-8")
+    return set(re.findall(r"^(?:### |- `)(\w+)", text, re.M))
+
+
+@functools.cache
+def used_by_benchmarks() -> dict[str, set[str]]:
+    """What each file of the benchmarks uses of the package."""
+    folder = HOME / "benchmarks"
+    return {
+        path.relative_to(folder).as_posix(): {
+            name
+            for name in reached_from(path.read_text("utf-8"))
+            if name.partition(".")[0] == "backspot"
+        }
+        for path in folder.rglob("*.py")
+    }
+
+
+def test_benchmarks_use_what_the_reference_lists_and_what_testing_names() -> None:
+    allowed = {"backspot", "backspot.testing", "backspot.results", "backspot.__file__"}
+    allowed |= {f"backspot.testing.{name}" for name in dir(testing)}
+    for home in ("backspot", "backspot.results"):
+        allowed |= {f"{home}.{name}" for name in documented()}
+    used = used_by_benchmarks()
+    private = {
+        (file, name if name in FILES else name.rpartition(".")[0])
+        for file, names in used.items()
+        for name in names - allowed
+    }
+    assert private == PRIVATE_IN_BENCHMARKS
+    assert {"backspot.profile", "backspot.results.Rung"} <= set().union(*used.values())
+
+
+@pytest.mark.parametrize("name", [name for name in dir(testing) if name != "about"])
+def test_a_name_of_testing_is_there_is_used_and_says_what_it_is(name: str) -> None:
+    said = testing.about(name)
+    assert said[0].isupper()
+    assert said.endswith(".")
+    used = set().union(*used_by_benchmarks().values())
+    assert f"backspot.testing.{name}" in used, "nobody uses it: delete it from testing.py"
+    home, _ = testing._NAMES[name]
+    if is_within(home, *WITH_TORCH):
+        pytest.importorskip("torch")
+    assert getattr(testing, name) is not None
+
+
+def test_no_file_of_the_package_imports_what_is_for_tests() -> None:
+    assert not [module for module, others in arrows().items() if "backspot.testing" in others]
 
 
 def test_no_thread_of_a_training_is_asked_for_its_threads():

@@ -373,9 +373,7 @@ class _Origins:
         self._patch.stop()
 
     def _compare(self, origin: Any, traces: dict[str, list[str]], name: str, number: int) -> None:
-        from backspot.live.frames import SiteTables, place_of
-        from backspot.live.modules import written_class_name
-        from backspot.live.torch_internals import inductor
+        from backspot.testing import SiteTables, inductor, place_of, written_class_name
 
         stack, _ = inductor.module_stack_of(origin)
         if not stack:
@@ -395,7 +393,7 @@ class _Origins:
 
 
 def _kernels(path: Path) -> Counter[str]:
-    from backspot.trace import Category, read_events
+    from backspot.testing import Category, read_events
 
     events = read_events(path)
     of_devices = events.name[events.of(Category.KERNEL)].tolist()
@@ -407,8 +405,7 @@ def _judge(path: Path, case: _Case) -> Record:
     import numpy as np
 
     import backspot
-    from backspot.analysis.attribution.ownership import attribute
-    from backspot.trace import names, read_events
+    from backspot.testing import attribute, names, read_events
 
     report = backspot.locate(path)
     ranked = [row.path for row in report.modules if row.is_module]

@@ -274,8 +274,7 @@ _WAYS = ("whole", "replay")
 @contextmanager
 def _kept_turns() -> Iterator[list[Record]]:
     """Keep what each prediction of the plans within is made of."""
-    from backspot.live.plan import search
-    from backspot.live.plan.comparing import with_copy
+    from backspot.testing import search, with_copy
 
     kept: list[Record] = []
 
@@ -292,8 +291,7 @@ def _kept_turns() -> Iterator[list[Record]]:
 
 def _made_of(report: backspot.Report, turns: list[Record]) -> Record:
     """The account of the step and the turns, with what other ways would say of each."""
-    from backspot.live.plan.account import Account
-    from backspot.results.report import predictor_of
+    from backspot.testing import Account, predictor_of
 
     account, plan = Account.of(report), report.plan
     assert plan is not None
@@ -373,7 +371,7 @@ def _both(rung: Rung) -> tuple[frozenset[str], frozenset[str]]:
 
 def _share(times: Sequence[float], as_it_is: Sequence[float], steps: int) -> Sequence[float]:
     """What of the step as it is another one takes, by rounds, and the interval that holds it."""
-    from backspot.live.trials.measuring import interval
+    from backspot.testing import interval
 
     return interval([a / b / steps for a, b in zip(times, as_it_is, strict=True)])
 
@@ -440,8 +438,7 @@ def _planned(training: Training, seconds: int | None) -> backspot.Report:
 
     if seconds is None:
         return profiled("plan")
-    from backspot.live.acts import Living
-    from backspot.live.plan.planning import Planning
+    from backspot.testing import Living, Planning
 
     live = Living({"": training.model}, [training.optimizer], step=training.step)
     return Planning(seconds).after(profiled("none"), live)

@@ -187,7 +187,7 @@ def _measured(job: Job, stage: Stage, run: Run, folder: Path | None) -> Record:
 
 def _said(report: backspot.Report) -> dict[str, Any]:
     """What a report says, with prices as shares of its step."""
-    from backspot.results.findings import gain_of
+    from backspot.testing import gain_of
 
     step = report.replayed_step.ns if report.replayed_step else report.step_ns
     findings = []
@@ -228,7 +228,7 @@ def _said_today(folder: Path, name: str, record: Mapping[str, Any]) -> dict[str,
 
 def _with_kept(said: dict[str, Any], kept: Mapping[str, Any]) -> dict[str, Any]:
     """Return what is said of a recording, with what trials and stacks have shown beside it."""
-    from backspot.analysis.findings import all_rules
+    from backspot.testing import all_rules
 
     of_stacks = {rule.name for rule in all_rules() if "stacks" in rule.needs}
     tried = {(one["rule"], one["path"]): one for one in kept["findings"] if one["tried"]}

@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from backspot.job.replay import Graph
+from backspot.testing import Graph
 from benchmarks.harness import CannotRunError, Figures, Run
 
 JOBS = {

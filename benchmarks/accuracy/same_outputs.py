@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import tempfile
 from hashlib import sha256
 from pathlib import Path
 
 import backspot
-from backspot.job.reduce import summarize
-from backspot.render.formats import format_for
-from backspot.results.report import Report
+from backspot.testing import summarize
 from benchmarks.harness import TEST_DATA, Figures, Run
 
 _FORMATS = (".json", ".txt", ".csv")
@@ -44,7 +43,8 @@ def _outputs(trace: Path) -> dict[str, str]:
     except backspot.BackspotError as error:
         outputs = {".error": str(error).encode()}
     else:
-        outputs = {to: format_for(f"_{to}", Report).renderer(Report)(report) for to in _FORMATS}
+        with tempfile.TemporaryDirectory() as folder:
+            outputs = {to: report.save(Path(folder, f"_{to}")).read_bytes() for to in _FORMATS}
         outputs[".summary"] = repr(summarize(trace)).encode()
     name = f"{trace.parent.name}/{trace.name}"
     return {f"{name}{suffix}": sha256(of).hexdigest() for suffix, of in outputs.items()}

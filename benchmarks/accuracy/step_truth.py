@@ -7,8 +7,7 @@ knows the mean step of the whole run. Equal runs differ where a machine is share
 is also held against the clock in its own run: over the steps after Backspot was at work; on a CPU
 its parts too, as these need no waiting. In one more run the clock waits for the
 device around parts of the step: data, rollout, evaluation, optimizer. The shares of a report are
-compared with these, unless waiting made the step longer by more than a twentieth. `step_log_cost`
-asks what the notes of all steps cost.
+compared with these, unless waiting made the step longer by more than a twentieth.
 """
 
 from __future__ import annotations

@@ -110,10 +110,7 @@ def marker_shares(profiler: Any) -> Record:
     """
     import numpy as np
 
-    from backspot.analysis.attribution.ownership import attribute
-    from backspot.trace import Category, read_events
-    from backspot.trace.labels import Kind
-    from backspot.trace.names import EVALUATE_FUNCTION
+    from backspot.testing import Category, Kind, attribute, names as written, read_events
 
     events = read_events(profiler)
     ownership = attribute(events)
@@ -128,7 +125,7 @@ def marker_shares(profiler: Any) -> Record:
             for label in events.labels
         ]
     )
-    is_label = events.is_label | events.name_mask(EVALUATE_FUNCTION)
+    is_label = events.is_label | events.name_mask(written.EVALUATE_FUNCTION)
     operators = events.of(Category.OPERATOR, Category.ANNOTATION)
     nodes = np.flatnonzero(spans.is_node)
     right = np.zeros(len(nodes), bool)

@@ -69,8 +69,7 @@ def summary_of_lines(rows: list[dict[str, Any]], _: str = "") -> dict[str, Any]:
 def _measured(job: Job, stage: Stage) -> Record:
     import torch
 
-    from backspot.live.torch_internals.dynamo import forget_compilations
-    from backspot.live.trials.measuring import verdict_of
+    from backspot.testing import forget_compilations, verdict_of
     from benchmarks.accuracy.trial_models import AS_IT_IS, PAIRS
     from benchmarks.models import Context
 
@@ -123,10 +122,8 @@ def _tried(rule: str, built: Any, step_ns: int) -> Any:
     from dataclasses import replace
 
     import backspot
-    from backspot.live.trials.attempts import chains_of, with_trials
-    from backspot.live.trials.trial import Live
-    from backspot.results.findings import Finding, Place
-    from backspot.results.report import changed
+    from backspot.results import Finding, Place
+    from backspot.testing import Live, chains_of, changed, with_trials
 
     report = backspot.profile(
         built.step, built.model, steps=5, warmup=2, unprofiled=4, stacks=False, trials="none"
@@ -173,6 +170,6 @@ def _in_turn(
 
 def _saved(now: list[float], new: list[float]) -> tuple[int, int, int]:
     """The median of the differences and what bounds it at 95%, as a trial has it."""
-    from backspot.live.trials.measuring import interval
+    from backspot.testing import interval
 
     return interval([a - b for a, b in zip(now, new, strict=True)])

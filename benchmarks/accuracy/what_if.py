@@ -191,9 +191,7 @@ def _middle(values: Any) -> tuple[float, float]:
 
 def _judge(folder: Path, name: str) -> Record:
     """Predict the changes of a case from its recording, and compare."""
-    from backspot.analysis.recording import Recording
-    from backspot.analysis.replay.predict import predict
-    from backspot.analysis.replay.replayable import Refusal
+    from backspot.testing import Recording, Refusal, predict
 
     facts = json.loads((folder / f"{name}.real.json").read_text(encoding="utf-8"))
     recording, (step_ms, real) = Recording.read(folder / f"{name}.json"), _real(facts["times"])
@@ -218,7 +216,7 @@ def _judge(folder: Path, name: str) -> Record:
 def _said(prediction: Any, asked: dict[str, Any], real: dict[str, float], step_ms: float) -> Record:
     """What a prediction is of a change, against the real saving; only why not, if it refuses."""
     import backspot
-    from backspot.analysis.replay.predict import Prediction
+    from backspot.testing import Prediction
 
     if not isinstance(prediction, Prediction):
         return {"refused": prediction.reason}

@@ -97,7 +97,7 @@ def _record_case(case: Case, context: Context, path: Path) -> Record:
     import torch
 
     import backspot
-    from backspot.live.host_marks import unread_marked
+    from backspot.testing import unread_marked
 
     began = time.monotonic()
     made = case.build(context)

@@ -25,7 +25,7 @@ from typing import Any
 
 import msgspec
 
-from backspot.job.summary import Summary, from_json, to_bytes
+from backspot.testing import Summary, from_json, to_bytes
 from benchmarks.cost.startup import environment
 from benchmarks.harness import TEST_DATA, Figures, Run
 
@@ -35,9 +35,7 @@ _PLANTED_NS = 10_000_000
 _SUMMARIES = """
 import json, sys, time
 from pathlib import Path
-from backspot.job.answer import answer
-from backspot.job.summary import from_bytes
-import backspot.render.json
+from backspot.testing import answer, from_bytes
 begin = time.perf_counter()
 read = [from_bytes(path.read_bytes()) for path in sorted(Path(sys.argv[1]).iterdir())]
 decoded = time.perf_counter()

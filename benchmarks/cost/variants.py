@@ -116,7 +116,7 @@ def _plain(model: torch.nn.Module) -> AbstractContextManager[Any]:
 def _instrumented(**options: Any) -> Put:
     def around(model: torch.nn.Module) -> AbstractContextManager[Any]:
         import backspot
-        from backspot.live.sessions import sessions
+        from backspot.testing import sessions
 
         if options.get("hooks") != "node":
             return backspot.instrument(model, **options)

@@ -24,14 +24,14 @@ from pathlib import Path
 from typing import Any
 
 from backspot import BackspotError, Report, compare, locate
-from backspot.render import renderer_for, suffixes
-from backspot.render.comparison import render_comparison
-from backspot.render.json import comparison_to_json, to_json
-from backspot.render.markdown import comparison_to_markdown
-from backspot.render.tables import comparison_to_csv
-from backspot.render.text import render_text
-from backspot.render.text_parts import render_subtree
-from backspot.render.view import View
+from backspot.testing import (
+    View,
+    format_for,
+    render_comparison,
+    render_subtree,
+    render_text,
+    suffixes,
+)
 from benchmarks.harness import TEST_DATA, Figures, Run
 from benchmarks.robustness.found import Found
 
@@ -57,11 +57,11 @@ def sources(*, traces: int | None = None) -> list[bytes]:
     sys.path.insert(0, str(TEST_DATA.parent))
     from support.sample_reports import SAMPLES
 
-    made = [to_json(sample()) for sample in SAMPLES.values()]
+    made = [_bytes_of(sample(), ".json") for sample in SAMPLES.values()]
     found = sorted(TEST_DATA.rglob("*.json.gz"), key=lambda at: at.stat().st_size)
     for path in found[:traces]:
         try:
-            made.append(to_json(replace(locate(path), trace=path.name)))
+            made.append(_bytes_of(replace(locate(path), trace=path.name), ".json"))
         except BackspotError:  # a trace without a backward is there on purpose
             continue
     return made
@@ -103,6 +103,13 @@ def fuzz(
     return found
 
 
+def _bytes_of(result: Any, suffix: str) -> bytes:
+    """A report or a comparison as a file of some kind."""
+    kind = type(result)
+    found: bytes = format_for(f"x{suffix}", kind).renderer(kind)(result)
+    return found
+
+
 def _use(path: Path, original: bytes) -> str:
     """Use a report in every way that there is; return how it ended."""
     report = Report.load(path)
@@ -116,13 +123,14 @@ def _use(path: Path, original: bytes) -> str:
         render_subtree(report[row.path], width=60)
         assert 0 <= report.share(row) <= 1
     for suffix in suffixes():
-        renderer_for(f"x{suffix}")(report)
+        _bytes_of(report, suffix)
     report._repr_html_()
     assert Report.load(report.save(path, force=True)) == report
     for found in (compare(report, Report.load(rest)), compare(Report.load(rest), report)):
         for width in (40, 120):
             render_comparison(found, width=width)
-        comparison_to_csv(found), comparison_to_markdown(found), comparison_to_json(found)
+        for suffix in (".csv", ".md", ".json"):
+            _bytes_of(found, suffix)
         found._repr_html_()
         parts = sum(change.change_ms for change in found.changes)
         assert abs(parts - found.whole.change_ms) <= 1e-6 * (

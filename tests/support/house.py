@@ -69,7 +69,7 @@ RESULTS = (
 COMPOSERS = (
     *("__init__", "analysis/parts", "commands/_parts", "commands/_verbs", "live/__init__"),
     *("live/parts", "pipeline", "render/__init__", "render/html/__init__", "render/parts"),
-    "render/text",
+    *("render/text", "testing"),
 )
 
 # What is read first: how a trace becomes a report, and how labels come into a trace.
