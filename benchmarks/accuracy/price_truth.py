@@ -358,7 +358,7 @@ def _is_as_before(finding: Mapping[str, Any], record: Mapping[str, Any]) -> bool
 
     What is true of nearly every step is of no place, and of a training rather than of a fix.
     """
-    from backspot.analysis.findings import all_rules
+    from backspot.testing import all_rules
 
     before = [one for one in _counted(record["slow"]) if one["rule"] == finding["rule"]]
     if finding["rule"] in {rule.name for rule in all_rules() if rule.common}:
