@@ -111,6 +111,12 @@ QUESTIONS = {
         "accuracy.plan_truth", f"{_ALL}; or CPU", "60; 25",
         seconds=4000, jobs=1,
     ),
+    "plan_ladder": Question(
+        "How far does a person come who does nothing but what Backspot prints, one setting after "
+        "the other? A tutorial's training, from batch 32 without workers",
+        "accuracy.plan_ladder", "torchvision; GPU or CPU", "10; 20",
+        cases=False, seconds=1800,
+    ),
     "price_truth": Question(
         "Is a price that of the cause? 86 cases of 39 rules, each beside an innocent heavy "
         "operator in the same module, function or phase, and their fixes",

@@ -12,13 +12,14 @@ from torch import nn
 
 import backspot
 from backspot.live.acts import Living
-from backspot.live.plan import planning
+from backspot.live.plan import loader as loader_trial, planning
 from backspot.live.plan.account import Account
 from backspot.live.plan.around import on_graphs
 from backspot.live.plan.copies import Copy
 from backspot.live.plan.planning import Planning
 from backspot.live.plan.watching import Watching
 from backspot.live.trials.twins import Refused
+from backspot.results.costs import Phase
 from backspot.results.findings import Finding, Place
 from backspot.results.report import changed
 from backspot.results.trials import Tried, Variant
@@ -754,16 +755,22 @@ class Slow(torch.utils.data.Dataset):
 
 @pytest.mark.slow
 @pytest.mark.posix
-def test_workers_are_tried_in_processes_of_their_own(report):
-    data = Slow(0.005)
+def test_workers_are_tried_in_processes_of_their_own(report, monkeypatch):
+    monkeypatch.setattr(loader_trial, "cores", lambda: 2)
+    data = Slow(0.02)
     loader = torch.utils.data.DataLoader(data, batch_size=2, shuffle=True)
     model = nn.Linear(8, 8)
     step = stepping(model, torch.randn(4, 8))
     before = torch.get_rng_state().tolist(), random.getstate()
-    quick = changed(report, step_ns=5_000_000, recorded_step_ns=5_000_000)
-    plan = planned(quick, step, model, loader=loader, seconds=30)
-    assert "num_workers=1" in tried(plan)
-    assert "The loader with num_workers=0" in plan.next_limit
+    whole, waits = 45_000_000, 40_000_000
+    waiting = Phase("data", waits, 0, (waits,), waits)
+    late = changed(report, step_ns=whole, recorded_step_ns=whole, phases=(waiting,))
+    plan = planned(late, step, model, loader=loader, seconds=30)
+    assert {"num_workers=1", "num_workers=2"} <= tried(plan)
+    assert [one.setting for one in plan.ladder][:1] == ["num_workers=2"]
+    assert plan.ladder[0].before_ns == whole
+    assert "The loader with num_workers=2 then limits" in plan.next_limit
+    assert plan.loader_ns == plan.planned_ns
     assert data.read == 0
     assert (torch.get_rng_state().tolist(), random.getstate()) == before
 

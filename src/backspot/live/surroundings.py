@@ -177,7 +177,7 @@ def low_clock(now: int, most: int, reasons: int) -> str:
 
 
 def _with_few_cpus() -> Iterator[str]:
-    threads, cpus = thread_count(), _cpus()
+    threads, cpus = thread_count(), cpus_of_process()
     usable = max(1, math.ceil(cpus))
     if cpus and threads > usable:
         yield (
@@ -204,7 +204,7 @@ def _name_of(function: Any) -> str:
     return f"{module}.{named.__qualname__}".lstrip(".")
 
 
-def _cpus() -> float:
+def cpus_of_process() -> float:
     """Return how many CPUs this process may use at a time; 0 where that is not known.
 
     A set of them, or a part of their time, as containers and job schedulers give it.

@@ -140,7 +140,7 @@ def _altogether(plan: Plan) -> Iterator[str]:
         factor_text = f", {times:.1f} times as fast" if times >= 1.05 else ""
         yield f"In all: {change_of(plan.step_ns, plan.planned_ns)}{factor_text}."
     last = next((rung for rung in reversed(plan.ladder) if rung.limit), plan)
-    if last.limit:
+    if last.limit and not plan.loader_ns:
         then = "then " * (last is not plan)
         limit, other, ns = (
             ("GPU", "host", last.host_ns)

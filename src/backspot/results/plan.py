@@ -138,6 +138,8 @@ class Plan:
         allowed_ns: How long it was allowed to take.
         batch: Samples a step; 0 where that is not known.
         next_limit: What limits the step once all of the ladder is made, as a sentence; or ``""``.
+        loader_ns: The step with all of the ladder where the loader then limits it, and not the
+            model; else 0.
         earlier: What was taken from the plan of an earlier report, as a sentence; ``""`` without.
         inputs: The tensors that the models were called with, such as ``256x3x224x224 float32``.
         why_not: Why nothing was tried, or ``""``.
@@ -154,6 +156,7 @@ class Plan:
     allowed_ns: Count = 0
     batch: Count = 0
     next_limit: str = ""
+    loader_ns: Count = 0
     earlier: str = ""
     inputs: tuple[str, ...] = ()
     why_not: str = ""

@@ -17,6 +17,7 @@ the copy as it is, while the training stands still; the guard of trials is aroun
 - ``search.py``: single settings first, then the best ones together; twice the batch at the end.
 - ``around.py``: what is around the model: optimizers, pinned memory, workers of the loader.
 - ``loader.py``: the data set in worker processes.
+- ``pace.py``: what the loader leaves of what settings save.
 - ``again.py``: what the plan of an earlier report, before a change, leaves to try again.
 - ``earlier.py``: the plan that a report of the same recording has already.
 """

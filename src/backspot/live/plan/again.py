@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from backspot.formatting import counted
+from backspot.live.plan.pace import IF_READY
 from backspot.live.plan.settings import AS_IT_IS, Setting
 from backspot.live.plan.watching import Watching
 from backspot.live.trials.chains import tensors_of
@@ -66,16 +67,19 @@ def lost_before(
     """
     if plan is None:
         return {}
-    used = {rung.setting for rung in plan.rungs if rung.note == AS_IT_IS}
-    used &= {setting.name for setting in settings}
-    present = used | {rung.setting for rung in plan.ladder}
-    now = {setting.name for setting in settings if setting.why_not == AS_IT_IS} & present
-    lost = {}
+    used = {one.setting for one in plan.rungs if one.note == AS_IT_IS}
+    used &= {one.name for one in settings}
+    known = used | {one.setting for one in plan.ladder}
+    now = {one.name for one in settings if one.why_not == AS_IT_IS} & known
+    found = {}
+    tried = {one.name for one in settings}
     for rung in plan.rungs:
+        if rung.note.endswith(IF_READY):  # it may help with another loader
+            continue
         if rung.verdict == "does not help" and used <= now <= used.union(rung.on):
-            on = tuple(setting for setting in rung.on if setting not in now)
-            lost[rung.setting, frozenset(on)] = replace(rung, on=on, note=FROM_EARLIER)
-    return lost
+            on = tuple(one for one in rung.on if one in tried - now)
+            found[rung.setting, frozenset(on)] = replace(rung, on=on, note=FROM_EARLIER)
+    return found
 
 
 def taken_from(earlier: Plan | None, rungs: Sequence[Rung], why: str) -> str:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from backspot.errors import UsageError
 from backspot.formatting import duration
 from backspot.live.acts import Living
 from backspot.live.plan.comparing import predicted
-from backspot.live.plan.loader import LATEST_S, workers
+from backspot.live.plan.loader import LATEST_S, cores, workers
+from backspot.live.plan.pace import LATE, BesideLoader, Pace
 from backspot.live.plan.settings import AS_IT_IS
 from backspot.live.ranks import rank_and_ranks
 from backspot.live.torch_internals.batches import Loading
@@ -18,14 +19,16 @@ from backspot.live.trials.trial import Live
 from backspot.live.trials.twins import Refused
 from backspot.results.plan import Rung
 from backspot.results.report import Report
-from backspot.results.trials import Variant
+from backspot.results.trials import Tried, Variant
 
-LOADER_S = 6.0
+LOADER_S = 8.0
 _OPTIMIZER_S = 2.0
 """What other workers and other optimizers may take at most: they come after the search, which would
 leave them nothing. Workers need seconds to start."""
-_LATE = 0.05
-"""Share of the step from which its wait for a batch is said to limit it."""
+_FAR = 0.2
+"""Share of the step from which a wait for a batch is not for its handover alone."""
+_ALIKE = 0.02
+"""Share of the step by which more workers must be faster than fewer to be taken."""
 
 
 class Around:
@@ -37,11 +40,12 @@ class Around:
 
     Attributes:
         next_limit: what then limits the step, as a sentence; or ``""``.
+        loader_ns: the step that the loader limits then; 0 where it does not.
     """
 
     def __init__(self, report: Report, live: Living, loading: Loading | None, step_ns: int) -> None:
         self._report, self._live, self._loading, self._as_it_is = report, live, loading, step_ns
-        self.next_limit = ""
+        self.next_limit, self.loader_ns = "", 0
 
     def _step(self, ladder: Sequence[Rung]) -> int:
         return ladder[-1].step_ns if ladder else self._as_it_is
@@ -94,34 +98,66 @@ class Around:
         code = 'model = torch.compile(model, mode="reduce-overhead")'
         return [Rung("CUDA graphs", "graph", code=code, note=on_graphs(self._report))]
 
-    def of_workers(self, seconds: float, ladder: Sequence[Rung]) -> list[Rung]:
-        """Return what other numbers of workers give beside the step of the ladder.
+    def beside_loader(
+        self, ladder: Sequence[Rung], others: Sequence[Rung], seconds: float
+    ) -> tuple[list[Rung], list[Rung]]:
+        """Return the ladder and the other rungs beside the loader, with other numbers of workers.
+
+        A step takes no less than its next batch. So a faster loader is a rung, and where there is
+        none, what the model saves counts up to there.
 
         Args:
-            seconds: how long they may take.
+            ladder: what was tried without a look at the loader.
+            others: the other rungs.
+            seconds: how long other numbers of workers may take.
         """
-        rung = Rung("workers", "loader", _names(ladder))
-        if rank_and_ranks()[1] > 1:
-            return [replace(rung, note="the process that reads would have the ranks' connections")]
-        whole_ns, step = self._report.whole_ns, self._step(ladder)
-        waits = sum(phase.wall_ns for phase in self._report.phases if phase.name == "data")
-        computes = max(1, step - round(waits * self._as_it_is / max(1, whole_ns)))
-        try:
-            tried = workers(self._loading, step, computes, min(seconds, LOADER_S) - LATEST_S)
-        except Refused as refused:
-            return [replace(rung, note=str(refused))]
-        now, *others = tried.variants
-        before = computes + now.ns
-        if now.ns >= _LATE * before:
+        whole, step = self._report.whole_ns, self._as_it_is
+        waits = sum(one.wall_ns for one in self._report.phases if one.name == "data")
+        waits = round(waits * step / max(1, whole))
+        tried, why_not = self._tried_workers(ladder, waits, seconds)
+        paces = _paces(tried, self._computes(ladder, waits), self._loading, step, waits)
+        pace = next(iter(paces.values()), None)
+        beside = BesideLoader(step, waits, pace)
+        place = beside.place(ladder)
+        computes = beside.computes(self._step(ladder[:place]))
+        on = _names(ladder[:place])
+        if tried is None:
+            made = [Rung("workers", "loader", on, note=why_not)]
+        else:
+            made = [
+                _of_loader(
+                    Rung(one.name, "loader", on), one, beside.pace, paces[one.name], computes
+                )
+                for one in tried[0].variants[1:]
+            ]
+        fastest = self._computes(ladder, waits)
+        faster = _fewest([one for one in made if one.verdict == "helps"], paces, fastest)
+        pace = paces[faster.setting] if faster else beside.pace
+        found, rest = beside.rungs(ladder, others, faster, pace)
+        computes = beside.computes(self._step([one for one in ladder if _is_in(one, found)]))
+        if pace is not None and pace.is_late(computes):
+            self.loader_ns = round(pace.step(computes))
             self.next_limit = (
-                f"The loader with {now.name} then limits the step at {duration(before)}: "
-                f"{duration(now.ns)} of it waits for a batch."
+                f"The loader with {pace.name} then limits the step at {duration(self.loader_ns)}: "
+                f"{duration(self.loader_ns - computes)} of it waits for a batch."
             )
-        rungs = [
-            (replace(rung, setting=variant.name, code=f"DataLoader(..., {variant.name})"), variant)
-            for variant in others
-        ]
-        return _with_best([_with(rung, variant, before) for rung, variant in rungs])
+        return found, [one for one in made if one is not faster] + rest
+
+    def _computes(self, ladder: Sequence[Rung], waits: int) -> int:
+        """Return what a step with a ladder does not wait for a batch."""
+        return max(1, self._step(ladder) - waits)
+
+    def _tried_workers(
+        self, ladder: Sequence[Rung], waits: int, seconds: float
+    ) -> tuple[tuple[Tried, float] | None, str]:
+        """Return how long batches let a step with the ladder wait, or why that is unknown."""
+        if rank_and_ranks()[1] > 1:
+            return None, "the process that reads would have the ranks' connections"
+        step, computes = self._step(ladder), self._computes(ladder, waits)
+        try:
+            return workers(self._loading, step, computes, min(seconds, LOADER_S) - LATEST_S), ""
+        except Refused as refused:
+            return None, str(refused)
 
 
 def on_graphs(report: Report) -> str:
@@ -132,6 +168,63 @@ def on_graphs(report: Report) -> str:
     except UsageError:
         return reason
     return f"{reason}; by a replay of the step as it is, at most {duration(saves)} less"
+
+
+def _paces(
+    tried: tuple[Tried, float] | None, computes: int, loading: Loading | None, step: int, waits: int
+) -> dict[str, Pace]:
+    """Return the paces of a loader by their names, first the one that it has.
+
+    Args:
+        tried: what other numbers of workers give, and how long one process loads a batch.
+        computes: beside what they were tried.
+        step: the step as it is.
+        waits: what of it is spent waiting for a batch.
+    """
+    if loading is None:
+        return {}
+    now, late = loading.workers, waits >= LATE * step
+    if tried is None:  # a wait of this much is not for the handover alone
+        real = Pace.of_wait(now, waits, step - waits, step, 1)
+        return {real.name: real} if waits >= _FAR * step else {}
+    variants, loads = tried
+    numbers = [int(one.name.partition("=")[2]) for one in variants.variants]
+    found = [
+        Pace.of_wait(number, one.ns, computes, loads, cores())
+        for number, one in zip(numbers, variants.variants, strict=True)
+    ]
+    real = Pace.of_wait(now, waits, step - waits, loads, cores())
+    # What the real steps waited is known better than what the trial says of it.
+    scale = 1.0
+    if late and (found[0].ns > computes) == (real.ns > step - waits):
+        scale = (real.ns or real.beside) / max(1.0, found[0].ns or found[0].beside)
+        scale = min(2.0, max(0.5, scale))
+    return {real.name: real} | {
+        one.name: replace(one, ns=max(computes, scale * one.ns)) if one.ns > computes else one
+        for one in found[1:]
+    }
+
+
+def _of_loader(rung: Rung, tried: Variant, now: Pace | None, pace: Pace, computes: float) -> Rung:
+    """Return the rung of another number of workers, beside a step that computes for so long."""
+    if now is None or (tried.note and not tried.ns):
+        return replace(rung, note=tried.note)
+    before = now.step(computes)
+    saves = before - pace.step(computes)
+    less, more = tried.saves_ns - tried.saves_low_ns, tried.saves_high_ns - tried.saves_ns
+    rung = replace(rung, code=f"DataLoader(..., {rung.setting})")
+    return predicted(rung, before, (saves, saves - less, saves + more))
+
+
+def _fewest(rungs: Sequence[Rung], paces: Mapping[str, Pace], computes: float) -> Rung | None:
+    """Return the first of the rungs of a loader that are about as fast as the fastest."""
+    steps = [paces[one.setting].step(computes) for one in rungs]
+    fast = (one for one, ns in zip(rungs, steps, strict=True) if ns <= (1 + _ALIKE) * min(steps))
+    return next(fast, None)
+
+
+def _is_in(rung: Rung, ladder: Sequence[Rung]) -> bool:
+    return rung.setting in _names(ladder)
 
 
 def _names(ladder: Sequence[Rung]) -> tuple[str, ...]:

@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 
 import torch
 
@@ -231,12 +230,12 @@ def _made(
         raise Refused(watching.why_not)
     account = Account.of(report)
     loading = loading_of(live.loader)
-    of_loader = min(LOADER_S, (until - time.monotonic()) / 4) if loading else 0.0
+    of_loader = min(LOADER_S, (until - time.monotonic()) / 3) if loading else 0.0
     of_batch = loading.batch_size if loading else 0
     search = Search(watching, account, until - of_loader, of_batch, earlier)
     ladder: list[Rung] = []
     others: list[Rung] = []
-    next_limit = ""
+    next_limit, loader_ns = "", 0
     try:
         _searched(search, watching, Live.of(live))
         ladder, others = _apart(search.rungs())
@@ -245,7 +244,6 @@ def _made(
             around.of_optimizer,
             around.of_pinning,
             around.of_graphs,
-            partial(around.of_workers, of_loader),
         ):
             try:
                 kept_rungs, lost = _apart(more(ladder))
@@ -253,7 +251,12 @@ def _made(
                 pass_on(error)
                 kept_rungs, lost = [], [Rung("what is around the model", "loader", note=why(error))]
             ladder, others = ladder + kept_rungs, lost + others
-        next_limit = around.next_limit
+        try:
+            ladder, others = around.beside_loader(ladder, others, of_loader)
+        except Exception as error:
+            pass_on(error)
+            others = [Rung("workers", "loader", note=why(error)), *others]
+        next_limit, loader_ns = around.next_limit, around.loader_ns
     except KeyboardInterrupt as interrupt:
         pass_on(interrupt)  # the script may have a handler of its own
         ladder, others = _apart(search.rungs())
@@ -263,7 +266,9 @@ def _made(
     rest = account.rest(watching.has_loss)
     if any(rung.axis == "optimizer" and rung.step_ns for rung in (*ladder, *others)):
         rest -= account.optimizer
-    others.sort(key=lambda rung: not rung.step_ns)
+    if any(one.setting.startswith("num_workers=") and one.step_ns for one in (*ladder, *others)):
+        rest -= account.data
+    others.sort(key=lambda one: not one.step_ns)
     return replace(
         plan,
         what=plan.what.replace(", for", " with its loss, for") if watching.has_loss else plan.what,
@@ -274,6 +279,7 @@ def _made(
         compiling_ns=round(1e9 * search.compiling_s),
         batch=search.batch,
         next_limit=" ".join(filter(None, (_of_ranks(ladder), next_limit))),
+        loader_ns=loader_ns,
     )
 
 
