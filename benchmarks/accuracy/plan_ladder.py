@@ -21,29 +21,25 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import queue
-import re
 import signal
 import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from benchmarks.accuracy.ladder_process import Training, command
 from benchmarks.accuracy.ladder_reader import Advice, State, first_advice
 from benchmarks.harness import CannotRunError, Figures, Run, print_rows, write_json
-from benchmarks.measuring import Budget
 from benchmarks.workers import NO_TIME
 
-SCRIPT = Path(__file__).with_name("ladder_training.py")
 _NOTHING = 0.02
 _ROUNDS = 3
+_BEGAN = time.monotonic()
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -53,77 +49,24 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--keep", type=Path, help="a folder for reports and what is known so far")
 
 
-# The training by itself --------------------------------------------------------------------------
+class _TimeUpError(Exception):
+    """The time of the run is up."""
 
 
-def command(folder: Path, state: State, fixed: Sequence[str]) -> list[str]:
-    """Return the training's words on a command line."""
-    words = [str(SCRIPT), str(folder), *fixed]
-    for option, value in state.items():
-        words += [f"--{option}"] if value is True else [f"--{option}", str(value)]
-    return words
+@contextmanager
+def ended_after(seconds: float) -> Iterator[None]:
+    """Raise ``_TimeUpError`` so long after this process began."""
 
+    def end(*_: object) -> None:
+        raise _TimeUpError
 
-class Training:
-    """The training as a process that can be made to stand still.
-
-    Raises:
-        CannotRunError: If it ends.
-    """
-
-    def __init__(self, words: Sequence[str], workers: int) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            start_new_session=True,
-        )  # fmt: skip
-        self._lines: queue.SimpleQueue[tuple[int, float] | None] = queue.SimpleQueue()
-        self._errors = ""
-        for target in (self._read, self._read_errors):
-            threading.Thread(target=target, daemon=True).start()
-        # The workers' queue, which a slow first step has filled, is empty then.
-        while self._next()[0] < 10 + 3 * workers:
-            pass
-        self.pause()
-
-    def _read(self) -> None:
-        for line in self._process.stdout or ():
-            if match := re.search(r"step (\d+): .* ([\d.]+) images/s", line):
-                self._lines.put((int(match[1]), float(match[2])))
-        self._lines.put(None)
-
-    def _read_errors(self) -> None:
-        for line in self._process.stderr or ():
-            self._errors += line
-
-    def _next(self) -> tuple[int, float]:
-        with suppress(queue.Empty):
-            if (line := self._lines.get(timeout=120)) is not None:
-                return line
-        self.end()
-        raise CannotRunError(f"the training ended or hangs: {self._errors.strip()[-300:]}")
-
-    def pause(self) -> None:
-        """Have it stand still, with its workers."""
-        os.killpg(self._process.pid, signal.SIGSTOP)
-
-    def speed(self, seconds: float) -> float:
-        """Let it go on for about so long, and return images a second."""
-        os.killpg(self._process.pid, signal.SIGCONT)
-        with suppress(queue.Empty):
-            while True:
-                self._lines.get_nowait()
-        self._next()  # in which it stood still
-        end, speeds = time.monotonic() + seconds, [self._next()[1]]
-        while time.monotonic() < end:
-            speeds.append(self._next()[1])
-        self.pause()
-        return statistics.harmonic_mean(speeds)
-
-    def end(self) -> None:
-        """End it, with its workers."""
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+    before = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, max(0.01, seconds - (time.monotonic() - _BEGAN)))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 # The ladder --------------------------------------------------------------------------------------
@@ -137,7 +80,7 @@ def answer(run: Run) -> Figures:
         keep = run.keep or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         images = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         make_images(images, *((16, 64) if run.small else (256, 256)))
-        return Ladder(run, keep, images).climbed(run.states or (1 if run.small else 15))
+        return Ladder(run, keep, images, stack).climbed(run.states or (1 if run.small else 15))
 
 
 def make_images(folder: Path, count: int, side: int) -> None:
@@ -156,48 +99,50 @@ def make_images(folder: Path, count: int, side: int) -> None:
 class Ladder:
     """The states of the training so far, each with what a reader did next."""
 
-    def __init__(self, run: Run, keep: Path, images: Path) -> None:
-        self._run, self._keep, self._images = run, keep, images
+    def __init__(self, run: Run, keep: Path, images: Path, stack: ExitStack) -> None:
+        self._run, self._keep, self._images, self._stack = run, keep, images, stack
         side = 224 if run.device == "cuda" and not run.small else 32
         self._fixed = ["--device", run.device, "--side", str(side)]
         self._fixed += ["--log", str(2 if run.small else 5)]
         self._file = keep / "ladder.json"
         self._rows: list[dict[str, Any]] = []
+        self._last: dict[str, Any] = {}
         if self._file.exists():
             self._rows = json.loads(self._file.read_text(encoding="utf-8"))
 
     def _training(self, state: State) -> Training:
-        return Training(command(self._images, state, self._fixed), state["workers"])
+        training = Training(command(self._images, state, self._fixed))
+        self._stack.callback(training.end)
+        training.settle(10 + 3 * state["workers"])
+        return training
 
     def climbed(self, states: int) -> Figures:
         """Go on until nothing is advised, the states are made, or the time is up."""
-        budget, longest, end = Budget(self._run.seconds), 0.0, "nothing more is advised"
         state: State = {"batch": 4 if self._run.small else 32, "workers": 0}
         undone: list[State] = []
         for row in self._rows:
             changed = {**state, row["option"]: row["value"]}
             undone, state = ([*undone, changed], state) if row["undone"] else (undone, changed)
-        before = self._training(state)
-        try:
+        end = NO_TIME
+        before: Training | None = None
+        with ended_after(self._run.seconds), suppress(_TimeUpError):
             while advice := self._asked(state, undone):
-                begin = time.monotonic()
+                before = before or self._training(state)
                 changed = {**state, advice.option: advice.value}
                 row, after = self._made(advice, before, changed)
                 if row["undone"]:
                     undone.append(changed)
-                    if after is not None:
-                        after.end()
-                elif after is not None:
-                    before.end()
-                    before, state = after, changed
+                if not row["undone"] and after is not None:
+                    before, after, state = after, before, changed
+                if after is not None:
+                    after.end()
                 self._rows.append(row)
                 write_json(self._file, self._rows)
-                longest = max(longest, time.monotonic() - begin)
-                if len(self._rows) >= states or budget.left < longest:
-                    end = NO_TIME
+                if len(self._rows) >= states:
+                    end = "enough states"
                     break
-        finally:
-            before.end()
+            else:
+                end = "nothing more is advised"
         return self._figures(end)
 
     def _asked(self, state: State, undone: list[State]) -> Advice | None:
