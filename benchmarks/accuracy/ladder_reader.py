@@ -10,9 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from backspot.render._findings import has_advice, listed
 from backspot.results import Finding, Report, Rung
-from backspot.results.findings import gain_of
+from backspot.testing import gain_of, helps
 from benchmarks.measuring import usable_cores
 
 State = dict[str, Any]
@@ -33,6 +32,10 @@ _WORDS: Mapping[str, str] = {
     r"read them in some steps|without \.item\(\)": "unread-loss",
 }
 """What in a text is which option of the training."""
+
+
+_ON_A_SCREEN = 3
+"""Of how many findings the one about the headline is said first."""
 
 
 @dataclass(frozen=True)
@@ -56,16 +59,17 @@ class Advice:
 
 def first_advice(report: Report, state: State, tried: Sequence[State]) -> Advice | None:
     """Return what a reader would do first that the training has not and that was not undone."""
-    found = [one for one in listed(report) if has_advice(one)]
+    stable = [finding for finding in report.findings if finding.tier == "stable"]
+    advice = [finding for finding in stable if helps(finding) is not False]
     answer, rungs = report.answer, report.plan.rungs if report.plan else ()
     heads = [
-        one
-        for one in found[:1]
-        if one.rule == answer.rule or [place.path for place in one.places] == [answer.path]
+        finding
+        for finding in advice[:_ON_A_SCREEN]
+        if finding.rule == answer.rule or [place.path for place in finding.places] == [answer.path]
     ]
     kept = sorted((one for one in rungs if one.kept), key=lambda one: -one.saves_ns)
     batches = [one for one in rungs if one.axis == "batch" and one.verdict == "helps"]
-    for one in (*heads, *kept, *found, *batches):
+    for one in (*heads, *kept, *advice, *batches):
         for option, value in _named(one, rungs, state):
             if state.get(option) != value and {**state, option: value} not in tried:
                 return Advice(

@@ -21,6 +21,7 @@ _NAMES = {
     "all_rules": ("backspot.analysis.findings", "The rules that say why a step is slow."),
     "changed": ("backspot.results.report", "A report with other values in some fields."),
     "gain_of": ("backspot.results.findings", "What following a finding saves, if that is known."),
+    "helps": ("backspot.results.findings", "Whether a remedy is known to help, or not to."),
     # Replays
     "Prediction": ("backspot.analysis.replay.predict", "What steps with changes would take."),
     "Refusal": ("backspot.analysis.replay.replayable", "Why a recording is not replayed."),
