@@ -207,7 +207,12 @@ def _said(report: backspot.Report) -> dict[str, Any]:
                 "seen": one.seen,
             }
         )
-    return {"step_ms": step / 1e6, "findings": findings, "not_replayed": report.not_replayed}
+    return {
+        "step_ms": step / 1e6,
+        "findings": findings,
+        "not_replayed": report.not_replayed,
+        "real_ns": list(report.unprofiled_step_ns_by_step),
+    }
 
 
 def _recording(folder: Path, name: str, which: str) -> Path:
@@ -217,12 +222,17 @@ def _recording(folder: Path, name: str, which: str) -> Path:
 
 def _said_today(folder: Path, name: str, record: Mapping[str, Any]) -> dict[str, Any]:
     """What the rules of today say of what is kept of a case, where its recordings are there."""
-    import backspot
+    from backspot.analysis.recording import Options, Recording
+    from backspot.pipeline import report_of
+    from backspot.trace import read_events
 
     found = {}
     for which in ("slow", "fixed"):
         if (path := _recording(folder, name, which)).exists():
-            found[which] = _with_kept(_said(backspot.locate(path)), record[which])
+            # A recording does not say how long steps take without the profiler.
+            options = Options(real_steps=tuple(record[which].get("real_ns", ())))
+            report = report_of(Recording.of(read_events(path)), options)
+            found[which] = _with_kept(_said(report), record[which])
     return found
 
 

@@ -92,3 +92,51 @@ def test_copies_there_and_back_around_an_operator_are_found_through_all_views(
 def test_copies_around_views_alone_are_not_around_an_operator(tmp_path) -> None:
     there = ("Permute", "Clone", "Slice", "Permute", "Clone")
     assert report_of(tmp_path, there).rules["layout-copies"] == "nothing"
+
+
+def price_between_layouts(folder: Path, between: str, backward_us: int) -> int:
+    """The price of copies there and back on a GPU around an operator with this time of its node."""
+    folder.mkdir()
+    trace, us = Trace(), 1_000
+    forward = (("permute", 0), ("clone", 100), (between, 100), ("permute", 0), ("clone", 100))
+    lengths = {"clone": 0, "permute": 0, between: backward_us}
+    for step in range(3):
+        begin = now = step * 20_000 * us
+        device = begin + 1_000 * us
+        trace.forward("", "Model", begin, begin + 200 * us)
+        made = [("mm", 900), *forward, ("mm", 900)]
+        for number, (name, length) in enumerate(made):
+            trace.operator(f"aten::{name}", now, now + 10 * us, seq=step * 10 + number)
+            if length:
+                end = device + length * us
+                trace.kernel(device, end, launch=now + 5 * us, launch_thread=1, name=name)
+                device = end
+            now += 20 * us
+        for number, (name, _) in reversed([*enumerate(made)]):
+            node = {"mm": "Mm", "native_layer_norm": "NativeLayerNorm"}.get(name, name.title())
+            trace.node(f"{node}Backward0", now, now + 10 * us, seq=step * 10 + number, thread=1)
+            if length := lengths.get(name, 900):
+                end = device + length * us
+                trace.kernel(device, end, launch=now + 5 * us, launch_thread=1, name=name)
+                device = end
+            now += 20 * us
+        trace.annotation(f"ProfilerStep#{step}", begin, now)
+    found = backspot.locate(trace.save(folder / "trace.json")).findings
+    (one,) = (one for one in found if one.rule == "layout-copies")
+    assert one.saves is not None
+    assert one.saves.ns <= one.wall_ns
+    return one.saves.ns
+
+
+def test_an_element_wise_gradient_that_is_read_across_the_memory_is_of_the_copies_price(
+    tmp_path,
+) -> None:
+    """It moves half as many bytes again as its forward: these are left, and other backwards are."""
+    prices = {
+        (name, us): price_between_layouts(tmp_path / f"{name}{us}", name, us)
+        for name in ("sigmoid", "native_layer_norm")
+        for us in (150, 400)
+    }
+    longer = prices["sigmoid", 400] - prices["sigmoid", 150]
+    assert longer == pytest.approx(250_000, rel=0.02)
+    assert prices["native_layer_norm", 400] == prices["native_layer_norm", 150]

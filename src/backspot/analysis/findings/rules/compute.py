@@ -866,8 +866,9 @@ def _around_recomputing(evidence: Evidence, again: Mask) -> Stretches:
         before = _before(ends, spans.start[span], spans.start[node])
         after = np.sort(begins)
         after = np.append(after, FAR)[np.searchsorted(after, spans.end[span])]
-        found.append(np.stack([before, spans.start[span], span]))
-        found.append(np.stack([spans.end[span], np.minimum(after, spans.end[node]), span]))
+        of = _first_call_in(evidence, span, spans.start[span])
+        found.append(np.stack([before, spans.start[span], of]))
+        found.append(np.stack([spans.end[span], np.minimum(after, spans.end[node]), of]))
     saves = events.named(Category.OPERATOR, names.CHECKPOINT_SAVES)
     call = spans.of(events, saves)
     saves, call = saves[call >= 0], call[call >= 0]
@@ -876,8 +877,27 @@ def _around_recomputing(evidence: Evidence, again: Mask) -> Stretches:
     for thread, mine in grouped(events.thread[saves]):
         on_thread = operators[events.thread[operators] == thread]
         before = _before(events.end[on_thread], events.start[saves[mine]], spans.start[call[mine]])
-        found.append(np.stack([before, events.end[saves[mine]], call[mine]]))
+        of = _first_call_in(evidence, call[mine], events.end[saves[mine]])
+        found.append(np.stack([before, events.end[saves[mine]], of]))
     return Stretches(*np.concatenate(found, axis=1))
+
+
+def _first_call_in(evidence: Evidence, outer: Ints, times: Ints) -> Ints:
+    """Return the first module's call directly in each span from a time on, else the span itself.
+
+    Of what is checkpointed within a module, that is what runs again.
+    """
+    spans = evidence.spans
+    calls = np.flatnonzero((spans.module >= 0) & (spans.parent >= 0))
+    calls = calls[np.lexsort((spans.start[calls], spans.parent[calls]))]
+    parent, start = spans.parent[calls], spans.start[calls]
+    found = outer.copy()
+    for at, (one, time) in enumerate(zip(outer.tolist(), times.tolist(), strict=True)):
+        first, last = np.searchsorted(parent, [one, one + 1])
+        first += np.searchsorted(start[first:last], time)
+        if first < last:
+            found[at] = calls[first]
+    return found
 
 
 def _before(ends: Ints, times: Ints, least: Ints) -> Ints:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from backspot.analysis.attribution.launches import Tier
-from backspot.analysis.findings.costs import LEAST_SHARE
+from backspot.analysis.findings.costs import LEAST_SHARE, Placed
 from backspot.analysis.findings.evidence import Evidence
 from backspot.analysis.findings.observations import (
     accumulating,
+    backward_of,
     both_ways,
+    forward_of,
     runs_of_nodes,
     sorting,
 )
@@ -255,24 +258,31 @@ def _there_and_back(evidence: Evidence, others: Mask | None) -> Found | None:
     say, spans, ownership = evidence.wording, evidence.spans, evidence.ownership
     kinds = [operations.kind_of(operations.of_node(name)) for name in spans.node_names]
     letters = [_LETTERS.get(kind, ".") if kind else "." for kind in kinds]
-    copies = np.zeros(len(spans.start), bool)
+    copies, between = np.zeros((2, len(spans.start)), bool)
     for part in runs_of_nodes(evidence):
         text = "".join(letters[node] for node in spans.node[part].tolist())
         for match in _THERE_AND_BACK.finditer(text):
             inside = part[match.start() : match.end()]
             copies[inside] = [text[at] == "C" for at in range(*match.span())]
+            between[inside] = [text[at] == "." for at in range(*match.span())]
     made = ownership.join.operator[copies]
     placed = both_ways(evidence, copies, made, LEAST_SHARE)
     if placed.places and others is not None:
         placed = both_ways(evidence, copies, made, LEAST_SHARE, others=others)
+    pointwise = np.array([kind is Kind.POINTWISE for kind in kinds] + [False], bool)
+    placed, change, longer = _read_across(evidence, placed, copies, between & pointwise[spans.node])
     return finding(
         placed,
         title="Tensors are copied into another memory layout and back",
         seen=(
             f"{say.per_step(int(copies.sum()), 'copy', 'copies')} around single operators, and as "
-            f"many in the backward: {say.ms(placed.wall_ns)} in which nothing is computed. The "
-            "gradients of the operators between them are read across the memory, which is slower "
-            "and not counted."
+            f"many in the backward: {say.ms(placed.wall_ns - longer)} in which nothing is "
+            "computed. The gradients of the operators between them are read across the memory, "
+            + (
+                f"which makes element-wise ones slower by {say.ms(longer)}: this counts."
+                if longer
+                else "which is slower and not counted."
+            )
         ),
         remedy=(
             "Stay in one layout: channels_last for the whole model, norms over the last dimension "
@@ -283,7 +293,38 @@ def _there_and_back(evidence: Evidence, others: Mask | None) -> Found | None:
         nodes=evidence.costs.top_nodes(copies),
         kernels=evidence.costs.top_kernels(evidence.work_of(copies)),
         at_least=True,
+        change=change,
     )
+
+
+_BACK = 1.5
+"""An element-wise backward reads two tensors and writes one, and its forward moves two in all."""
+
+
+def _read_across(
+    evidence: Evidence, placed: Placed, copies: Mask, between: Mask
+) -> tuple[Placed, dict[str, Any], int]:
+    """Return what copies cost with what they make slower, the change without both, and the latter.
+
+    The gradient of an element-wise operator between two copies comes in the other layout, and is
+    read with strides. In one layout it takes as long as the bytes that it moves say.
+
+    Args:
+        placed: what the copies cost.
+        copies: their nodes.
+        between: the nodes of element-wise operators between them.
+    """
+    costs, gone = evidence.costs, placed.removable
+    forward, backward = forward_of(evidence), backward_of(evidence)
+    between &= (forward > 0) & (backward > _BACK * forward)
+    if gone is None or not placed.places or not between.any() or not evidence.report.has_gpu:
+        return placed, {}, 0
+    part = 1.0 - _BACK * forward[between].sum() / backward[between].sum()
+    across, none = evidence.work_of(between), np.zeros_like(between)
+    longer = (part * costs.owned_by_step(none, across)).astype(np.int64)
+    both = costs.places_by_step(costs.owned_by_step(copies, gone.work) + longer)
+    change = {"parts": [(gone, 1.0), (costs.removable(None, across), float(part))]}
+    return replace(both, removable=gone), change, evidence.typical.value(longer.sum(axis=0))
 
 
 _COPYING = ("aten::contiguous", "aten::clone")
