@@ -891,7 +891,7 @@ def _first_call_in(evidence: Evidence, outer: Ints, times: Ints) -> Ints:
     calls = np.flatnonzero((spans.module >= 0) & (spans.parent >= 0))
     calls = calls[np.lexsort((spans.start[calls], spans.parent[calls]))]
     parent, start = spans.parent[calls], spans.start[calls]
-    found = outer.copy()
+    found: Ints = outer.copy()
     for at, (one, time) in enumerate(zip(outer.tolist(), times.tolist(), strict=True)):
         first, last = np.searchsorted(parent, [one, one + 1])
         first += np.searchsorted(start[first:last], time)
