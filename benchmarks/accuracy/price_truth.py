@@ -222,9 +222,7 @@ def _recording(folder: Path, name: str, which: str) -> Path:
 
 def _said_today(folder: Path, name: str, record: Mapping[str, Any]) -> dict[str, Any]:
     """What the rules of today say of what is kept of a case, where its recordings are there."""
-    from backspot.analysis.recording import Options, Recording
-    from backspot.pipeline import report_of
-    from backspot.trace import read_events
+    from backspot.testing import Options, Recording, read_events, report_of
 
     found = {}
     for which in ("slow", "fixed"):

@@ -18,6 +18,8 @@ _NAMES = {
     # Owners and rows
     "attribute": ("backspot.analysis.attribution.ownership", "Which module owns which events."),
     "Recording": ("backspot.analysis.recording", "A trace and all that is computed of it once."),
+    "Options": ("backspot.analysis.recording", "What is known of a training beside its trace."),
+    "report_of": ("backspot.pipeline", "The report of a recording, with all parts."),
     "all_rules": ("backspot.analysis.findings", "The rules that say why a step is slow."),
     "changed": ("backspot.results.report", "A report with other values in some fields."),
     "gain_of": ("backspot.results.findings", "What following a finding saves, if that is known."),
