@@ -126,10 +126,14 @@ def test_what_was_not_tried_is_named_by_the_reason_each_once():
 
 def test_what_helps_and_is_no_part_of_the_ladder_is_named_beside_it():
     alone = replace(TF32, verdict="helps", step_ns=60 * MS)
-    said = plain(render_text(planned(replace(PLAN, rungs=(LAYOUT, alone))), width=80))
-    assert "Helps less: TF32 94.7 → 60.0 ms." in said
+    said = plain(render_text(planned(replace(PLAN, rungs=(LAYOUT, BF16, alone))), width=80))
+    assert "Helps less: TF32 94.7 → 60.0 ms." in said  # bf16 is of its kind
+    late = replace(alone, note="no part of the ladder: no time was left")
+    said = plain(render_text(planned(replace(PLAN, rungs=(LAYOUT, late))), width=80))
+    assert "Helps less" not in said  # it could help more
+    assert "Helps by itself: TF32 94.7 → 60.0 ms (no part of the ladder: no time was left)" in said
     said = plain(render_text(planned(replace(PLAN, rungs=(alone,))), width=80))
-    assert "Helps: TF32 94.7 → 60.0 ms." in said
+    assert "Helps by itself: TF32 94.7 → 60.0 ms." in said
     assert "nothing makes a step shorter" not in said
 
 

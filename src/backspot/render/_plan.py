@@ -41,12 +41,20 @@ def sentences_of(plan: Plan) -> list[str]:
         *_altogether(plan),
         *_compiling(plan),
         *_of_batch(plan),
-        *_timed(f"Helps{' less' if plan.ladder else ''}", _others(plan, "helps")),
+        *_helpful(plan),
         *_timed("Does not help here", _others(plan, "does not help")),
         *_timed("Too close to tell", _others(plan, "undecided")),
         *_untried(_others(plan, "not tried")),
         *filter(None, [plan.earlier]),
     ]
+
+
+def _helpful(plan: Plan) -> list[str]:
+    """What helps and is no part of the ladder, where another one of its kind may be."""
+    helps, axes = _others(plan, "helps"), {rung.axis for rung in plan.ladder}
+    less = [rung for rung in helps if rung.axis in axes]
+    alone = [rung for rung in helps if rung.axis not in axes]
+    return [*_timed("Helps less", less), *_timed("Helps by itself", alone)]
 
 
 def code_of(plan: Plan) -> list[tuple[str, str]]:

@@ -112,6 +112,7 @@ class Search:
         self._ladder: list[Rung] = []
         self._tried: dict[Setting, Rung] = {}
         self._not_tried: dict[Setting, str] = {}
+        self._alone: dict[Setting, Step] = {}  # what a step needs with it
         self._of_batch = Rung("batch", "batch", note=NO_TIME)
         self._kept_s = self._needs_s = 0.0  # for compiling, and what a comparison needs
 
@@ -206,7 +207,35 @@ class Search:
         hopeless = single.saves_ns < -_HOPELESS * self._account.step
         if setting.axis in axes or hopeless or (not self._ladder and single.verdict != "helps"):
             return
-        self._try(setting)
+        if not self._try(setting) and single.verdict == "helps":
+            why_not = self._not_tried[setting]
+            if not self._ladder and why_not == NO_TIME and self._take(setting):
+                return
+            notes = filter(None, [single.note, f"no part of the ladder: {why_not}"])
+            self._tried[setting] = replace(single, note="; ".join(notes))
+
+    def _take(self, setting: Setting) -> bool:
+        """Make a setting the first rung by what it gave alone, where no time is left for more."""
+        new: Copy | None = None
+        failed = True
+        try:
+            if time.monotonic() + self._needs_s / _RUNS > self._until:
+                raise Refused(NO_TIME)
+            self._check_memory(1)
+            new = Copy(self._watched, [*self._best.settings, setting])
+            new.run_all()
+        except Exception as error:
+            pass_on(error)
+        else:
+            failed = False
+            rung = self._tried[setting]
+            self._ladder.append(replace(rung, kept=True))
+            self._step, self._best = self._alone[setting], new
+            self._best_memory = rung.memory_bytes
+        finally:
+            del new
+            self._let_go(failed)
+        return not failed
 
     def _try(self, setting: Setting, *, alone: bool = False) -> bool:
         """Try a setting on top of the best so far, and keep it there if it helps.
@@ -252,6 +281,8 @@ class Search:
         else:
             failed = False
             self._tried[setting] = rung
+            if alone:
+                self._alone[setting] = step
             if rung.verdict == "helps" and not alone:
                 self._ladder.append(replace(rung, kept=True))
                 self._step, self._best, self._best_memory = step, new, memory
