@@ -23,7 +23,7 @@ import importlib
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -194,17 +194,29 @@ def _line(row: Mapping[str, Any], columns: Sequence[str]) -> list[Any]:
 # Putting an answer to those that are there -------------------------------------------------------
 
 
+def summary_of_lines(question: str) -> Callable[[Sequence[Any], str], dict[str, Any]] | None:
+    """Return what makes a summary of kept lines on a device, if the benchmark has that.
+
+    It is ``summary_of_lines``; beside a ``function`` that answers, ``function_of_lines``.
+    """
+    where, _, function = QUESTIONS[question].where.partition(":")
+    module = importlib.import_module(f"benchmarks.{where}")
+    found: Callable[[Sequence[Any], str], dict[str, Any]] | None = getattr(
+        module, f"{function or 'summary'}_of_lines", None
+    )
+    return found
+
+
 def merged(old: Answer, new: Answer) -> Answer:
     """Return an answer whose cases are those of a newer run, where that has done them.
 
     Raises:
         UsageError: If the benchmark cannot make a summary of lines.
     """
-    question = new["question"]
-    module = importlib.import_module(f"benchmarks.{QUESTIONS[question].where.partition(':')[0]}")
-    if not hasattr(module, "summary_of_lines"):
+    summary_of = summary_of_lines(new["question"])
+    if summary_of is None:
         raise UsageError(
-            f"a part of {question} cannot be merged, as no summary is made of its lines: "
+            f"a part of {new['question']} cannot be merged, as no summary is made of its lines: "
             "keep a whole run"
         )
     newer = dict.fromkeys(line[0] for line in new["lines"])
@@ -225,7 +237,7 @@ def merged(old: Answer, new: Answer) -> Answer:
         "cases": [done, done + len(left)],
         "parts": [one for one in (*parts, part) if one["cases"]],
         "columns": columns,
-        "summary": _few(module.summary_of_lines(rows, device_of(new["hardware"]))),
+        "summary": _few(summary_of(rows, device_of(new["hardware"]))),
         "lines": [_line(row, columns) for row in rows],
     }
     return answer | ({"not_done": sorted(left)} if left else {})

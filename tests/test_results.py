@@ -82,6 +82,23 @@ def test_what_is_kept_is_written_again_as_it_is(device, tmp_path):
     assert (tmp_path / path.name).read_text("utf-8") == path.read_text("utf-8")
 
 
+def near(value: object) -> object:
+    """A summary, as far as four digits of what it is made of give it."""
+    if isinstance(value, dict):
+        return {key: near(one) for key, one in value.items()}
+    return pytest.approx(value, rel=5e-3, abs=5e-3) if isinstance(value, (int, float)) else value
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+def test_a_summary_can_be_made_again_of_the_lines(answer):
+    pytest.importorskip("torch")
+    summary_of = kept.summary_of_lines(answer["question"])
+    if summary_of is None or not answer["lines"] or "note" in answer:
+        pytest.skip("its lines say less")
+    made = summary_of(kept.rows_of(answer), kept.device_of(answer["hardware"]))
+    assert answer["summary"] == near({key: made[key] for key in answer["summary"]})
+
+
 def test_a_run_is_kept_with_a_short_line_for_each_case(keep):
     found = keep(document({"loop": right(10), "mlp": right(9)}))["steady_answer"]
     assert (found["commit"], found["cases"], found["end"]) == ("abc", [2, 2], "done")

@@ -118,7 +118,8 @@ def answer(run: Run) -> Figures:
 
 def summary_of_lines(lines: Sequence[Mapping[str, Any]], _: str = "") -> dict[str, Any]:
     """Return the counts of kept cases."""
-    return summary_of({line["case"]: line for line in lines})
+    # Of what was measured long ago this is not known.
+    return summary_of({line["case"]: {"of_neighbour": "", **line} for line in lines})
 
 
 def _kept(job: Job, stage: Stage, run: Run, folder: Path | None) -> Record:

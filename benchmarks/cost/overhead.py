@@ -25,7 +25,7 @@ import statistics
 import time
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -235,21 +235,23 @@ def answer(run: Run) -> Figures:
         for variant in run.variants
     ]  # fmt: skip
     wrong = any("error" in case for case in cases.values())
-    summary = {mode: _summary([case[mode] for case in cases.values() if mode in case])
-               for mode in _SHARES}  # fmt: skip
+    summary = summary_of_lines(rows)
     return {"steps": run.steps, "cases": cases, "rows": rows, "summary": summary, "wrong": wrong}
 
 
-def _summary(modes: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What each variant adds, in percent, over the models."""
-    added: dict[str, list[float]] = {}
-    for mode in modes:
-        for name, found in mode["variants"].items():
-            if found["added_percent"]:
-                added.setdefault(name, []).append(found["added_percent"]["median"])
+def summary_of_lines(lines: Sequence[Mapping[str, Any]], _: str = "") -> dict[str, Any]:
+    """What each variant adds, in percent, over the models, with the profiler off and on."""
+    added: dict[str, dict[str, list[float]]] = {mode: {} for mode in _SHARES}
+    for line in lines:
+        for mode, by_variant in added.items():
+            if interval := line.get(f"{mode}: added %"):
+                by_variant.setdefault(line["variant"], []).append(interval[0])
     return {
-        name: {"least": min(some), "most": max(some), "models": len(some)}
-        for name, some in added.items()
+        mode: {
+            name: {"least": min(some), "most": max(some), "models": len(some)}
+            for name, some in by_variant.items()
+        }
+        for mode, by_variant in added.items()
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,9 +35,30 @@ class Found:
         """Return what the results hold."""
         rows = [{"case": number, "of seed": seed, "wrong": wrong} for number, wrong in self.bad]
         seconds, number = self.slowest
-        summary = {"seed": seed, "broken": self.outcomes.total(), **self.outcomes}
-        summary |= {"bad": len(rows), "slowest": f"{seconds:.2f} s (case {number})"}
-        return {"rows": rows, "summary": summary, "wrong": rows}
+        of_seed = {"seed": seed, "outcomes": self.outcomes.total(), **self.outcomes}
+        of_seed |= {"slowest": f"{seconds:.2f} s (case {number})"}
+        lines = [of_seed, *({"seed": seed, **row} for row in rows)]
+        summary = summary_of_lines(lines)
+        return {"rows": rows, "lines": lines, "summary": summary, "wrong": rows}
+
+
+_NO_OUTCOME = ("seed", "outcomes", "slowest", "case", "of seed", "wrong")
+
+
+def summary_of_lines(lines: Sequence[Mapping[str, Any]], _: str = "") -> dict[str, Any]:
+    """Return how many cases of all seeds ended in which way, and how many of them are wrong."""
+    counts: Counter[str] = Counter()
+    for line in lines:
+        if line.get("outcomes") is not None:
+            counts.update({k: v for k, v in line.items() if k not in _NO_OUTCOME and v is not None})
+    slowest = [line["slowest"] for line in lines if line.get("slowest")]
+    return {
+        "seed": ", ".join(str(line["seed"]) for line in lines if line.get("outcomes") is not None),
+        "broken": counts.total(),
+        **counts,
+        "bad": sum(line.get("wrong") is not None for line in lines),
+        "slowest": max(slowest, key=lambda text: float(text.partition(" ")[0]), default=""),
+    }
 
 
 def found_in(run: Run, count: int, handle: Handler, seconds: float) -> Found:

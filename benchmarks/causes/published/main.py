@@ -211,18 +211,21 @@ def line(name: str, about: Mapping[str, Any], record: Record) -> Record:
 
 def summary_of_lines(lines: Sequence[Mapping[str, Any]], device: str) -> dict[str, Any]:
     """Return how many of the kept cases were answered."""
-    verdicts = {one["case"]: one for one in lines if not one.get("end")}
-    cases = {name: load(name)[0] for name in verdicts}
-    if all(one["of"] == THIRD for one in verdicts.values()):
-        of_tiers = {
-            tier: {
-                name: {**one, **dict(zip(_OF_TIER, one[tier], strict=True))}
-                for name, one in verdicts.items()
-            }
-            for tier in _TIERS
+    verdicts = {one["case"]: dict(one) for one in lines if not one.get("end")}
+    return judge.score({name: load(name)[0] for name in verdicts}, verdicts, device)
+
+
+def third_of_lines(lines: Sequence[Mapping[str, Any]], device: str) -> dict[str, Any]:
+    """The same of the third set."""
+    verdicts = {one["case"]: dict(one) for one in lines if not one.get("end")}
+    of_tiers = {
+        tier: {
+            name: {**one, **dict(zip(_OF_TIER, one[tier], strict=True))}
+            for name, one in verdicts.items()
         }
-        return _of_third(cases, verdicts, of_tiers, device)
-    return judge.score(cases, verdicts, device)
+        for tier in _TIERS
+    }
+    return _of_third({name: load(name)[0] for name in verdicts}, verdicts, of_tiers, device)
 
 
 def _again(run: Run, known: Mapping[str, Any]) -> dict[str, Record]:
