@@ -318,10 +318,27 @@ def test_a_promise_that_was_there_before_the_fix_is_not_new():
     from benchmarks.accuracy.price_causes import CASES
     from benchmarks.accuracy.price_truth import judged
 
-    for before, promised in ((0.025, ""), (0.09, "layout-copies")):  # of 200 ms, and of 100
+    cases = ((0.025, ""), (0.09, ""), (0.01, "layout-copies"))  # of 200 ms, and 0.05 of 100
+    for before, promised in cases:
         record = record_of(gain=11, price=0.1, after=layout(0.05))
         record["slow"]["findings"].append(layout(before))
         assert judged(CASES["loop-product"], record)["promised"] == promised
+
+
+def test_what_is_true_of_nearly_every_step_is_of_no_fix_and_a_remedy_can_say_what_comes_next():
+    pytest.importorskip("torch")
+    from benchmarks.accuracy.price_causes import CASES
+    from benchmarks.accuracy.price_truth import judged
+
+    late = layout(0.3) | {"rule": "launch-bound"}
+    for before, promised in ((0.025, ""), (0.01, "launch-bound")):
+        record = record_of(gain=11, price=0.1, after=late)
+        record["slow"]["findings"].append(late | {"price": before, "path": "blocks.1"})
+        assert judged(CASES["loop-product"], record)["promised"] == promised
+    record = record_of(gain=11, price=0.1, after=layout(0.3) | {"rule": "pointwise-chain"})
+    for name, new in (("distances-product", ""), ("loop-product", "pointwise-chain")):
+        verdict = judged(CASES[name], record)
+        assert (verdict["new"], verdict["promised"]) == (new, new)
 
 
 def test_a_cause_that_is_not_found_is_missing():
