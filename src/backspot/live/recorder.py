@@ -278,6 +278,10 @@ class Recorder:
     due is recorded, and the others are left alone. If it ends before that is done, another one may
     be next.
 
+    It is in one of three states: it counts steps (there is no ``_measurement``), it records steps
+    (there is one), or a report waits for its ``_rest``. ``_begin`` goes from counting to recording,
+    ``_finish`` to the report, and ``_stop`` back to counting from anywhere.
+
     What a signal's handler of the script raises leaves each method. What is under way is removed
     then, and begins again if the training goes on.
 
@@ -510,23 +514,15 @@ class Recorder:
         return is_first and 0 < steps <= self.plan.last_early_start
 
     def _begin(self) -> None:
+        """Begin a recording of this thread's steps: the one that is due, or else an early one."""
         steps = self._counts[threading.get_ident()]
         self._is_early = steps < (self._due or 0)
-        if self._is_early:
-            if not self._search.are_known():
-                self._is_early = False
-                return
-        elif self._waits():
-            self._waited += 1
+        if not self._may_begin():
             return
         if not self._is_free():
             self._withdraw()
             return
-        labelled = Labelled(self._find, self.plan.depth, self.plan.compiled, lenient=True)
-        stages = self.plan.stages(labelled)
-        if self._is_early:
-            most = self.plan.warmup - steps - _BEFORE_EARLY
-            stages = LeftAlone(1), labelled, Profiled(TIMES, min(_EARLY_STEPS, most))
+        stages = self._stages(steps)
         with self._choosing:
             self._thread = threading.get_ident()
             self._measurement = Measurement(
@@ -537,6 +533,24 @@ class Recorder:
             self._in_thread.end = _ThreadEnd(self._end_of_thread)
         self._steps = self._measurement.steps()
         self._next()
+
+    def _may_begin(self) -> bool:
+        """Whether there is nothing to wait for; an early recording needs models that are known."""
+        if self._is_early:
+            self._is_early = self._search.are_known()
+            return self._is_early
+        if self._waits():
+            self._waited += 1
+            return False
+        return True
+
+    def _stages(self, steps: int) -> Sequence[Stage]:
+        """What the recording goes through; an early one has a few steps before the warm-up ends."""
+        labelled = Labelled(self._find, self.plan.depth, self.plan.compiled, lenient=True)
+        if not self._is_early:
+            return self.plan.stages(labelled)
+        most = self.plan.warmup - steps - _BEFORE_EARLY
+        return LeftAlone(1), labelled, Profiled(TIMES, min(_EARLY_STEPS, most))
 
     def _find(self) -> Mapping[str, torch.nn.Module]:
         if not self._is_free():  # the script has made a profiler while the steps were timed

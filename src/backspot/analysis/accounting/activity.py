@@ -42,10 +42,22 @@ from backspot.trace.events import Ints, Mask
 
 NAMES: tuple[PhaseName, ...] = get_args(PhaseName)
 """The phases in the order of a step. The timelines of an activity have their indices as values."""
-(DATA, HOST, COPY, FORWARD, LOSS, METRICS, BACKWARD, SCALER, CLIPPING, OPTIMIZER, ZERO_GRAD) = (
-    range(11)
-)
-AVERAGING, (SAVING, TRAINER, OTHER, IDLE) = 11, range(17, len(NAMES))
+DATA = NAMES.index("data")
+HOST = NAMES.index("host")
+COPY = NAMES.index("copy")
+FORWARD = NAMES.index("forward")
+LOSS = NAMES.index("loss")
+METRICS = NAMES.index("metrics")
+BACKWARD = NAMES.index("backward")
+SCALER = NAMES.index("scaler")
+CLIPPING = NAMES.index("clipping")
+OPTIMIZER = NAMES.index("optimizer")
+ZERO_GRAD = NAMES.index("zero_grad")
+AVERAGING = NAMES.index("averaging")
+SAVING = NAMES.index("saving")
+TRAINER = NAMES.index("trainer")
+OTHER = NAMES.index("other")
+IDLE = NAMES.index("idle")
 USES = tuple(map(NAMES.index, WITHOUT_GRADIENTS))
 """What models run for without gradients, as ``forwards`` tells it apart."""
 
@@ -138,7 +150,6 @@ class _Context:
 
     def __init__(self, events: Events, ownership: Ownership) -> None:
         self.events, self.o, self.passes = events, ownership, ownership.passes
-        self.phase_of = np.full(len(events.start) + 1, NOTHING)  # of each event outside all spans
 
     # Marks and calls -----------------------------------------------------------------------------
 
@@ -430,24 +441,14 @@ class _Context:
 
         An average comes after the optimizer's step. Where no step is marked, it is the step.
         """
-        events, passes, spans = self.events, self.passes, self.o.spans
-        ends = np.sort(np.concatenate([passes.end, events.end[self.updates]]))
-        begun = spans.start[self.calls], events.start[self.updates], self.sections.forward
-        calls = np.sort(np.concatenate(begun))
-        stop = np.append(calls, FAR)[np.searchsorted(calls, ends)]
-        stop = np.minimum(stop, np.append(ends[1:], FAR)) if len(ends) else stop
+        events = self.events
+        ends, stop = self._stretches_behind()
         stepped = is_in(ends, events.end[self.updates])
-        node = np.array([*map(names.is_accumulate_grad, spans.node_names), False], bool)
-        gradients = np.count_nonzero(node[spans.node] & (passes.of_span >= 0))
-        least = max(2, _MANY * gradients / max(1, len(passes.start)))
+        least = self._many_parameters()
         index = np.concatenate([_NO_EVENTS, *(top for top, _ in self.tops.values())])
         index = index[np.argsort(events.start[index], kind="stable")]
         averages = events.names_where(names.is_averaging)[events.name[index]]
-        read = events.name_mask(names.TO_HOST)[self.o.work.name]
-        saves = np.zeros(len(index), bool)
-        for thread, launches in grouped(self.o.work.thread, np.flatnonzero(read)):
-            if thread in self.tops:
-                saves |= is_in(index, self.tops[thread][1].at(self.o.work.launch[launches]))
+        saves = self._read_by_host(index)
         at_once = events.name_mask(names.FOREACH)[events.name[index]]
         timelines: dict[int, Timeline] = {}
         for phase, chosen, after in (
@@ -462,6 +463,32 @@ class _Context:
             start, end = events.start[updates], np.maximum.accumulate(events.end[updates])
             timelines[phase] = _constant(start[first[is_update]], end[last[is_update] - 1], phase)
         return timelines
+
+    def _stretches_behind(self) -> tuple[Ints, Ints]:
+        """When each pass or optimizer's step ends, and when what comes next begins."""
+        events, spans = self.events, self.o.spans
+        ends = np.sort(np.concatenate([self.passes.end, events.end[self.updates]]))
+        begun = spans.start[self.calls], events.start[self.updates], self.sections.forward
+        calls = np.sort(np.concatenate(begun))
+        stop = np.append(calls, FAR)[np.searchsorted(calls, ends)]
+        return ends, np.minimum(stop, np.append(ends[1:], FAR)) if len(ends) else stop
+
+    def _many_parameters(self) -> float:
+        """How many operators go over all parameters, at least."""
+        spans, passes = self.o.spans, self.passes
+        node = np.array([*map(names.is_accumulate_grad, spans.node_names), False], bool)
+        gradients = np.count_nonzero(node[spans.node] & (passes.of_span >= 0))
+        return max(2, _MANY * gradients / max(1, len(passes.start)))
+
+    def _read_by_host(self, index: Ints) -> Mask:
+        """Whether each of these operators launches a copy to the host."""
+        work = self.o.work
+        read = self.events.name_mask(names.TO_HOST)[work.name]
+        saves = np.zeros(len(index), bool)
+        for thread, launches in grouped(work.thread, np.flatnonzero(read)):
+            if thread in self.tops:
+                saves |= is_in(index, self.tops[thread][1].at(work.launch[launches]))
+        return saves
 
     def _working(self, after: Ints, before: Ints, named: Mask | None = None) -> tuple[Ints, Ints]:
         """Between two times each: from the first operator to the end of the last.
@@ -540,8 +567,9 @@ def _operators(context: _Context, thread: int) -> Timeline:
     phase[updating & is_in(phase, (METRICS, OTHER))] = OPTIMIZER
     launching = line.at(context.copies_of.get(thread, _NO_EVENTS))
     phase[context.pins[name] | is_in(top, launching)] = COPY
-    context.phase_of[top] = phase
-    return Timeline(line.edges, context.phase_of[line.values])
+    values = line.values.copy()
+    values[values >= 0] = phase  # ``top`` has the operators in the order of the line
+    return Timeline(line.edges, values)
 
 
 def _reading(context: _Context, thread: int, phase: Ints) -> Mask:

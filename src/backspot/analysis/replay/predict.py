@@ -319,15 +319,11 @@ def with_savings(report: Report, recording: Recording, _: Options) -> Report:
     outer = dict.fromkeys(parent for parent in parents.values() if parent is not None)
     alone = _of_rows(prediction)
     remedies = {finding.rule: _change_of(finding, prediction) for finding in report.findings}
-    questions: dict[_Key, _Question] = {
-        **_most_expensive(report.modules, alone, outer, prediction),
-        **_of_layers(report.modules, prediction),
-        **{
-            ("remedy", rule): _Question(change)
-            for rule, (change, _) in remedies.items()
-            if change is not None
-        },
-    }
+    questions = _most_expensive(report.modules, alone, outer, prediction)
+    questions |= _of_layers(report.modules, prediction)
+    for rule, (change, _names) in remedies.items():
+        if change is not None:
+            questions["remedy", rule] = _Question(change)
     answers = prediction.savings([question.change for question in questions.values()])
     if isinstance(answers, Refusal):
         return _without_savings(report, answers)
@@ -337,18 +333,21 @@ def with_savings(report: Report, recording: Recording, _: Options) -> Report:
         for (key, question), saving in zip(questions.items(), savings, strict=True)
     }
     slower = _slower(report) if report.has_gpu else None
-    priced = [
-        _with_saving(
-            finding, saved.get(("remedy", finding.rule)), remedies[finding.rule][1], slower
-        )
-        for finding in report.findings
-    ]
-    # Of a change that at best saves nothing there is nothing to say.
-    vain = {
-        finding.rule
-        for finding in priced
-        if any(CHANGES[name].at_best for name in remedies[finding.rule][1])
-        and saves_nothing(finding, step)
+    priced = []
+    vain = set()
+    for finding in report.findings:
+        names = remedies[finding.rule][1]
+        finding = _with_saving(finding, saved.get(("remedy", finding.rule)), names, slower)
+        priced.append(finding)
+        # Of a change that at best saves nothing there is nothing to say.
+        is_at_best = any(CHANGES[name].at_best for name in names)
+        if is_at_best and saves_nothing(finding, step):
+            vain.add(finding.rule)
+    telling = [finding for finding in priced if finding.rule not in vain]
+    layers = {
+        labelled(*map(str, place)): saving
+        for (kind, *place), saving in saved.items()
+        if kind == "layers"
     }
 
     def saves(row: Row) -> Row:
@@ -364,14 +363,10 @@ def with_savings(report: Report, recording: Recording, _: Options) -> Report:
         report,
         prediction,
         modules=tuple(map(saves, report.modules)),
-        findings=weighed((finding for finding in priced if finding.rule not in vain), step),
+        findings=weighed(telling, step),
         rules=report.rules | dict.fromkeys(vain, NOTHING_FOUND),
         replayed_step=step,
-        layers={
-            labelled(*map(str, names)): saving
-            for (kind, *names), saving in saved.items()
-            if kind == "layers"
-        },
+        layers=layers,
     )
 
 
