@@ -481,7 +481,7 @@ MUTATIONS = (
     Mutation(
         "an operator that launches kernels computes on the host",
         "analysis/findings/observations.py",
-        "        mine = mine[quiet]\n",
+        "        members = members[quiet]\n",
         "",
         f"{FINDINGS} {NO_FALSE}",
     ),

@@ -65,14 +65,14 @@ def find_all(evidence: Evidence) -> Judged:
     A finding is kept if its typical cost is at least ``LEAST_SHARE`` of the typical step, and if
     most steps have it, unless the rule is about what is seldom.
     """
-    found: list[Finding] = []
+    findings: list[Finding] = []
     states: dict[str, str] = {}
     for rule in all_rules():
         if lacks := evidence.lacks(rule):
             if "cuda" in rule.devices:  # what is for a CPU alone has nothing to say about others
                 states[rule.name] = lacks
             continue
-        finding = rule.find(evidence, stable(found))
+        finding = rule.find(evidence, stable(findings))
         states[rule.name] = finding if isinstance(finding, str) else NOTHING_FOUND
         if (
             isinstance(finding, Finding)
@@ -80,11 +80,11 @@ def find_all(evidence: Evidence) -> Judged:
             and (rule.seldom or 2 * finding.steps > evidence.report.steps)
             and _takes(finding, rule.least, evidence)
         ):
-            found.append(rule.named(finding))
+            findings.append(rule.named(finding))
             states[rule.name] = FOUND
     rows = {row.path: row for row in evidence.report.modules}
-    said = (_with_lines(finding, rows) for finding in found)
-    return Judged(in_order(said, None), states)
+    with_lines = (_with_lines(finding, rows) for finding in findings)
+    return Judged(in_order(with_lines, None), states)
 
 
 _PAYS = 0.1
@@ -100,7 +100,7 @@ def weighed(findings: Iterable[Finding], step: ReplayedStep | None) -> tuple[Fin
     common = {rule.name for rule in all_rules() if rule.common}
 
     def placed(finding: Finding) -> Finding:
-        if (known := measured(finding)) is not None and known.refutes:
+        if (measurement := measured(finding)) is not None and measurement.refutes:
             finding = replace(finding, saves=None)
         if finding.rule not in common or finding.tier == "preview":
             return finding
@@ -125,7 +125,7 @@ def _with_lines(finding: Finding, rows: Mapping[str, Row]) -> Finding:
         row = rows.get(place.path)
         if row is None:
             return ""
-        return next((found for node in finding.nodes if (found := line_of(row, node))), "")
+        return next((text for node in finding.nodes if (text := line_of(row, node))), "")
 
     places = (replace(place, line=place.line or line(place)) for place in finding.places)
     return replace(finding, places=tuple(places))

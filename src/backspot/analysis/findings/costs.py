@@ -115,14 +115,14 @@ class Costs:
     @cached_property
     def work_ns(self) -> Ints:
         """The clock time that each piece of device work holds, its wait in the queue included."""
-        held: Ints = self._held[self._holders.work >= 0]
-        return held
+        work_ns: Ints = self._held[self._holders.work >= 0]
+        return work_ns
 
     @cached_property
     def span_ns(self) -> Ints:
         """The clock time of each span: of the host in it, and of the work that it launched."""
-        mine = self._holders.span >= 0
-        return summed(self._holders.span[mine], self._held[mine], len(self._spans.start))
+        with_span = self._holders.span >= 0
+        return summed(self._holders.span[with_span], self._held[with_span], len(self._spans.start))
 
     def idle_within(self, start: Ints, end: Ints) -> Ints:
         """Return how long no device has work in each of these intervals, which do not overlap."""
@@ -149,8 +149,8 @@ class Costs:
 
     def of_host(self, chosen: Mask) -> int:
         """Return the clock time that these spans hold on the host, while no device has work."""
-        mine = (self._holders.work < 0) & take(chosen, self._holders.span, False)
-        return self.typical.value(self._held_by_step(np.where(mine, 0, NOTHING), 1)[0])
+        on_host = (self._holders.work < 0) & take(chosen, self._holders.span, False)
+        return self.typical.value(self._held_by_step(np.where(on_host, 0, NOTHING), 1)[0])
 
     def of_device(self, chosen: Mask) -> int:
         """Return how long this device work runs, whether or not it holds the clock."""
@@ -190,18 +190,18 @@ class Costs:
 
     def times_by_step(self, time: Ints, ns: Ints) -> Ints:
         """Sum these costs by the step in which each of these times is; others are left out."""
-        found: Ints = self._by_step(np.zeros_like(time), self._steps.at(time), ns, 1)[0]
-        return found
+        sums: Ints = self._by_step(np.zeros_like(time), self._steps.at(time), ns, 1)[0]
+        return sums
 
     def of_spans_by_step(self, chosen: Mask) -> Ints:
         """Return the clock time of these spans and of the work that they launched, by step."""
-        found: Ints = self.spans_by_step(np.where(chosen, 0, NOTHING), 1)[0]
-        return found
+        sums: Ints = self.spans_by_step(np.where(chosen, 0, NOTHING), 1)[0]
+        return sums
 
     def of_work_by_step(self, chosen: Mask) -> Ints:
         """Return the clock time of this device work, by step."""
-        found: Ints = self.work_by_step(np.where(chosen, 0, NOTHING), 1)[0]
-        return found
+        sums: Ints = self.work_by_step(np.where(chosen, 0, NOTHING), 1)[0]
+        return sums
 
     def holds_in_most_steps(self, by_step: Ints, share: float) -> bool:
         """Whether a cost is at least this share of the step in more than half of the steps.
@@ -225,8 +225,8 @@ class Costs:
         """Return the places of these spans, by default with the device work that they launched."""
         owner = self._placed_at(self.ownership.owner, chosen)
         work = take(chosen, self._work.span, False) & with_work
-        found = self._placed(owner, self.owned_by_step(chosen, work))
-        return replace(found, removable=self.removable(chosen, work))
+        placed = self._placed(owner, self.owned_by_step(chosen, work))
+        return replace(placed, removable=self.removable(chosen, work))
 
     def places_of_work(self, chosen: Mask, elsewhere: str = "") -> Placed:
         """Return the places of this device work: the modules with the calls that launched it.
@@ -237,14 +237,14 @@ class Costs:
         """
         owner = self._placed_at(self._shares.largest[self._holders.work >= 0], chosen)
         none = np.zeros(len(self._spans.start), bool)
-        found = self._placed(owner, self.owned_by_step(none, chosen))
+        placed = self._placed(owner, self.owned_by_step(none, chosen))
         removable = replace(self.removable(None, chosen), with_host=False)
-        found = replace(found, removable=removable)
+        placed = replace(placed, removable=removable)
         if not elsewhere:
-            return found
+            return placed
         outside = Special.OUTSIDE.path
-        places = (replace(p, path=elsewhere) if p.path == outside else p for p in found.places)
-        return replace(found, places=tuple(places))
+        places = (replace(p, path=elsewhere) if p.path == outside else p for p in placed.places)
+        return replace(placed, places=tuple(places))
 
     def owned_by_step(self, spans: Mask, work: Mask) -> Ints:
         """Sum the clock time of spans, without device work, and of work, by owner and step.
@@ -261,9 +261,11 @@ class Costs:
         """
         by_work = take(work, self._holders.work, False)
         chosen = np.where(self._holders.work >= 0, by_work, take(spans, self._holders.span, False))
-        spent, mine = self._spent, np.flatnonzero(chosen[self._spent.holder])
-        place, share, part = self._shares.split(spent.holder[mine], spent.length[mine])
-        return self._by_step(self._shares.owner[share], spent.step[mine[place]], part, self._owners)
+        spent, pieces = self._spent, np.flatnonzero(chosen[self._spent.holder])
+        place, share, divided = self._shares.split(spent.holder[pieces], spent.length[pieces])
+        return self._by_step(
+            self._shares.owner[share], spent.step[pieces[place]], divided, self._owners
+        )
 
     def operators_by_step(self, time: Ints, ns: Ints, owner: Ints) -> Ints:
         """Sum costs that have a time by owner and step, as ``owned_by_step`` does clock time."""
@@ -275,10 +277,10 @@ class Costs:
         Args:
             chosen: which device work.
         """
-        shares, mine = self.ownership.work_shares, np.flatnonzero(chosen)
-        place, share, part = shares.split(mine, self.device_ns[mine])
-        step = self._steps.at(self._work.start[mine])
-        return self._by_step(shares.owner[share], step[place], part, self._owners)
+        shares, pieces = self.ownership.work_shares, np.flatnonzero(chosen)
+        place, share, divided = shares.split(pieces, self.device_ns[pieces])
+        step = self._steps.at(self._work.start[pieces])
+        return self._by_step(shares.owner[share], step[place], divided, self._owners)
 
     def places_at(self, owner: Ints, time: Ints, ns: Ints, count: Ints | None = None) -> Placed:
         """Return the places of costs that have a time, each in the step of its time.
@@ -327,33 +329,35 @@ class Costs:
 
         A span that is part of the cause waits for no device.
         """
-        mine = np.zeros(len(self._spans.start), bool) if spans is None else spans
-        done = np.zeros(len(self._work.start), bool) if work is None else work
+        own_spans = np.zeros(len(self._spans.start), bool) if spans is None else spans
+        own_work = np.zeros(len(self._work.start), bool) if work is None else work
         calls = self.ownership.waits
-        without = calls.event[mine[calls.span]]
+        without = calls.event[own_spans[calls.span]]
         if waits is not None:
             without = merged(without, waits)
         none = np.empty(0, np.int64)
-        return Removable(mine, done, without, none if operators is None else operators)
+        return Removable(own_spans, own_work, without, none if operators is None else operators)
 
     def _placed(self, owner: Ints, by_step: Ints, count: Ints | None = None) -> Placed:
         """Return the places of these owners, and of owners with a cost; ``NOTHING`` is left out."""
-        kept = owner >= 0
+        is_owned = owner >= 0
         counts = np.zeros(self._owners, np.int64)
-        np.add.at(counts, owner[kept], 1 if count is None else count[kept])
+        np.add.at(counts, owner[is_owned], 1 if count is None else count[is_owned])
         cost = self.typical.mean(by_step)
         listed = by_step.any(axis=1) | (counts > 0)
         places = [
             Place(
-                *self.ownership.owners.named(one), self._per_step(int(counts[one])), int(cost[one])
+                *self.ownership.owners.named(number),
+                self._per_step(int(counts[number])),
+                int(cost[number]),
             )
-            for one in np.flatnonzero(listed).tolist()
+            for number in np.flatnonzero(listed).tolist()
         ]
         places.sort(key=lambda place: (-place.wall_ns, -place.count, place.path))
         together = min(sum(place.wall_ns for place in places), self.typical.value(self.step_ns))
-        whole = by_step.sum(axis=0)
-        steps = self._steps_with(whole, LEAST_SHARE)
-        return Placed(tuple(places), together, steps, by_step=whole)
+        sum_by_step = by_step.sum(axis=0)
+        steps = self._steps_with(sum_by_step, LEAST_SHARE)
+        return Placed(tuple(places), together, steps, by_step=sum_by_step)
 
     def _placed_at(self, owner: Ints, chosen: Mask) -> Ints:
         """Return the owner to place each thing at, ``NOTHING`` for what is not chosen."""
@@ -374,9 +378,9 @@ class Costs:
 
     def top_nodes(self, chosen: Mask) -> tuple[str, ...]:
         """Return the names of the nodes among these spans, the most expensive first; at most 3."""
-        mine = chosen & self._spans.is_node
-        spent = self.span_ns[mine]
-        return _top(self._spans.node[mine], spent, self._spans.node_names)
+        nodes = chosen & self._spans.is_node
+        spent = self.span_ns[nodes]
+        return _top(self._spans.node[nodes], spent, self._spans.node_names)
 
     def top_kernels(self, chosen: Mask) -> tuple[str, ...]:
         """Return the names of this device work, the longest first; at most 3."""
@@ -389,8 +393,8 @@ class Costs:
             name: indices into the trace's names; ``NOTHING`` is left out.
             ns: nanoseconds, one entry for each of ``name``.
         """
-        known = name >= 0
-        return _top(name[known], ns[known], self.names)
+        is_named = name >= 0
+        return _top(name[is_named], ns[is_named], self.names)
 
     # -----------------------------------------------------------------------------------------
 
@@ -442,13 +446,15 @@ class Costs:
         return self._by_step(group[spent.holder], spent.step, spent.length, count)
 
     def _by_step(self, group: Ints, step: Ints, length: Ints, count: int) -> Ints:
-        mine = np.flatnonzero((group >= 0) & (step >= 0))
-        return summed_by_step(group[mine], step[mine], length[mine], count, len(self.step_ns))
+        counted = np.flatnonzero((group >= 0) & (step >= 0))
+        return summed_by_step(
+            group[counted], step[counted], length[counted], count, len(self.step_ns)
+        )
 
 
 def _top(name: Ints, spent: Ints, names: Sequence[str]) -> tuple[str, ...]:
-    which, inverse = numbered(name)
-    sums = np.zeros(len(which), np.int64)
+    distinct_names, inverse = numbered(name)
+    sums = np.zeros(len(distinct_names), np.int64)
     np.add.at(sums, inverse, spent)
     ranked = np.argsort(-sums, kind="stable")[:_NAMED]
-    return tuple(names[index] for index in which[ranked].tolist())
+    return tuple(names[index] for index in distinct_names[ranked].tolist())

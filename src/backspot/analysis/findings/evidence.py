@@ -46,18 +46,18 @@ class Wording(msgspec.Struct, frozen=True):
         """Return a time as a share of the typical step: ``4.2%``."""
         return percent(ns / self.step_ns if self.step_ns else 0.0)
 
-    def per_step(self, count: int, thing: str, things: str = "") -> str:
+    def per_step(self, count: int, noun: str, plural: str = "") -> str:
         """Return a count over all steps: ``12 kernels per step``, ``1 wait in 5 steps``.
 
         Args:
             count: how many.
-            things: the noun in the plural, where that is not ``thing`` and an ``s``.
+            plural: the noun in the plural, where that is not ``noun`` and an ``s``.
         """
         if self.steps == 1 or count % self.steps == 0:
-            return counted(count // self.steps, thing, things) + " per step"
+            return counted(count // self.steps, noun, plural) + " per step"
         if count < self.steps:
-            return f"{counted(count, thing, things)} in {self.steps:,} steps"
-        return f"{count / self.steps:,.1f} {things or thing + 's'} per step"
+            return f"{counted(count, noun, plural)} in {self.steps:,} steps"
+        return f"{count / self.steps:,.1f} {plural or noun + 's'} per step"
 
     def in_steps(self, count: int) -> str:
         """Return in how many of the steps something is so: ``in 9 of 10 steps``."""
@@ -138,11 +138,11 @@ class Evidence(msgspec.Struct, frozen=True, dict=True):
             return "other" if elsewhere else "cpu"
         calls = merged(events.name[events.of(Category.RUNTIME)])
         if len(calls):
-            known = any(names.is_runtime_call(events.names[name]) for name in calls)
+            is_cuda = any(names.is_runtime_call(events.names[name]) for name in calls)
         else:
             named = (events.names[name] for name in self._work_names[0])
-            known = not events.unread and any(map(names.is_cuda_work, named))
-        return "cuda" if known else "other"
+            is_cuda = not events.unread and any(map(names.is_cuda_work, named))
+        return "cuda" if is_cuda else "other"
 
     def lacks(self, rule: Rule[Evidence, Finding, Finding | str | None]) -> str:
         """Return what a rule needs and the trace does not have, ``""`` if the rule can look."""
@@ -186,10 +186,10 @@ class Evidence(msgspec.Struct, frozen=True, dict=True):
     def by_step(self, start: Ints, ns: Ints) -> Ints:
         """Return the sum of some times in each step, for what starts in it; nanoseconds."""
         step = self.ledger.steps.at(start)
-        mine = step >= 0
-        found = np.zeros(self.report.steps, np.int64)
-        np.add.at(found, step[mine], ns[mine])
-        return found
+        in_steps = step >= 0
+        sums = np.zeros(self.report.steps, np.int64)
+        np.add.at(sums, step[in_steps], ns[in_steps])
+        return sums
 
     # Spans -----------------------------------------------------------------------------------
 
@@ -220,8 +220,10 @@ class Evidence(msgspec.Struct, frozen=True, dict=True):
 
     def with_forward(self, nodes: Mask) -> Removable:
         """Return the work of nodes, and of the operators in the forward that made them."""
-        made = self.ownership.join.operator[nodes]
-        return self.costs.removable(nodes, self.work_of(nodes), operators=merged(made[made >= 0]))
+        makers = self.ownership.join.operator[nodes]
+        return self.costs.removable(
+            nodes, self.work_of(nodes), operators=merged(makers[makers >= 0])
+        )
 
     # Device work -----------------------------------------------------------------------------
 
@@ -235,8 +237,8 @@ class Evidence(msgspec.Struct, frozen=True, dict=True):
         """Whether each piece of device work runs in the steps, not only before or between them."""
         steps, work = self.ledger.windows, self.work
         begins = np.append(steps.start, FAR)[np.searchsorted(steps.end, work.start, side="right")]
-        kept: Mask = (begins < work.end) | (begins == work.start)
-        return kept
+        in_steps: Mask = (begins < work.end) | (begins == work.start)
+        return in_steps
 
     def work_named(self, matches: Callable[[str], bool]) -> Mask:
         """Whether each piece of device work in the steps has a name that matches."""
@@ -263,10 +265,10 @@ class Evidence(msgspec.Struct, frozen=True, dict=True):
             Indices into the events, of the outermost one; ``NOTHING`` for none.
         """
         if (operators, category) not in self.answers:
-            found = self.around(self.work.thread, self.work.launch, *operators, category=category)
-            self.answers[operators, category] = np.where(self.recorded, found, NOTHING)
-        known: Ints = self.answers[operators, category]
-        return known
+            around = self.around(self.work.thread, self.work.launch, *operators, category=category)
+            self.answers[operators, category] = np.where(self.recorded, around, NOTHING)
+        answer: Ints = self.answers[operators, category]
+        return answer
 
     @cached_property
     def answers(self) -> dict[Any, Any]:
@@ -283,9 +285,9 @@ class Evidence(msgspec.Struct, frozen=True, dict=True):
         category: Category = Category.OPERATOR,
     ) -> Ints:
         """Return the event around each of these times on these threads; else as ``launched_in``."""
-        whole = frozenset(operators)
+        whole_names = frozenset(operators)
         starts = tuple(name[:-1] for name in operators if name.endswith("*"))
-        good = self.events.name_mask(*starts) | self.events.names_where(whole.__contains__)
+        good = self.events.name_mask(*starts) | self.events.names_where(whole_names.__contains__)
         index = self.events.chosen(good, category)
         return enclosing(self.events, index, threads, times)
 

@@ -46,14 +46,14 @@ def at_once(forms: Sequence[str]) -> str:
     classes = sorted(set(forms))
     if not classes or not FOREACH.issuperset(classes):
         return ""
-    said = f"Pass foreach=True to {classes[0]}" if len(classes) == 1 else "Pass foreach=True"
-    fused = [one for one in classes if one in FUSED]
+    advice = f"Pass foreach=True to {classes[0]}" if len(classes) == 1 else "Pass foreach=True"
+    fused = [class_name for class_name in classes if class_name in FUSED]
     if not fused:
-        return f"{said}, which updates many parameters in one kernel."
-    of = "" if fused == classes else f" of {' and '.join(fused)}"
+        return f"{advice}, which updates many parameters in one kernel."
+    of_classes = "" if fused == classes else f" of {' and '.join(fused)}"
     return (
-        f"{said}, which updates many parameters in one kernel, or fused=True{of}, which runs the "
-        "whole step in a few kernels."
+        f"{advice}, which updates many parameters in one kernel, or fused=True{of_classes}, which "
+        "runs the whole step in a few kernels."
     )
 
 
@@ -80,7 +80,7 @@ def shapes_of(evidence: Evidence, operator: int) -> list[list[int]]:
     signature = int(events.signature[operator]) if operator >= 0 else NOTHING
     if signature < 0:
         return []
-    return [one for one in json.loads(events.signatures[signature].shapes) if one]
+    return [sizes for sizes in json.loads(events.signatures[signature].shapes) if sizes]
 
 
 # Device work -------------------------------------------------------------------------------------
@@ -104,8 +104,8 @@ def zeroing(evidence: Evidence) -> Ints:
     events = evidence.events
     marks = events.named(Category.ANNOTATION, names.ZERO_GRAD)
     fill = events.named(Category.OPERATOR, "aten::zero_", "aten::_foreach_zero_")
-    found = merged(enclosing(events, marks, events.thread[fill], events.start[fill]))
-    return found[found >= 0]
+    calls = merged(enclosing(events, marks, events.thread[fill], events.start[fill]))
+    return calls[calls >= 0]
 
 
 # Nodes -------------------------------------------------------------------------------------------
@@ -126,12 +126,12 @@ def graph_breaks(evidence: Evidence) -> tuple[str, ...]:
 
     They are known where the live half recorded what Dynamo compiled.
     """
-    said = evidence.events.names
-    regions = {name.removeprefix(names.COMPILED_REGION) for name in said}
+    event_names = evidence.events.names
+    regions = {name.removeprefix(names.COMPILED_REGION) for name in event_names}
     lines = (
-        f"{one.file}:{one.line}"
-        for one in evidence.events.compiled.compilations
-        if one.region in regions and one.function.startswith(names.RESUMED)
+        f"{compilation.file}:{compilation.line}"
+        for compilation in evidence.events.compiled.compilations
+        if compilation.region in regions and compilation.function.startswith(names.RESUMED)
     )
     return tuple(dict.fromkeys(lines))[:3]
 
@@ -190,8 +190,8 @@ def filled_forward_of(evidence: Evidence) -> Ints:
     A kernel with thread blocks for a part of the multiprocessors counts by this part.
     """
     blocks = evidence.events.size[evidence.work.event]
-    part = np.where(blocks < 0, 1.0, np.minimum(1.0, blocks / ONE_EACH))
-    return _of_forward(evidence, (evidence.costs.device_ns * part).astype(np.int64))
+    fraction = np.where(blocks < 0, 1.0, np.minimum(1.0, blocks / ONE_EACH))
+    return _of_forward(evidence, (evidence.costs.device_ns * fraction).astype(np.int64))
 
 
 ONE_EACH = 1000  # Events.size of a kernel with one thread block for each multiprocessor
@@ -200,18 +200,18 @@ ONE_EACH = 1000  # Events.size of a kernel with one thread block for each multip
 def _of_forward(evidence: Evidence, ns: Ints) -> Ints:
     """Return the sum of some times of device work over the forward operator of each node."""
     events, work, operator = evidence.events, evidence.work, evidence.ownership.join.operator
-    made = np.flatnonzero(operator >= 0)
-    made_by = dict(grouped(events.thread[operator], made))
+    made_nodes = np.flatnonzero(operator >= 0)
+    made_by = dict(grouped(events.thread[operator], made_nodes))
     spent = np.zeros(len(operator), np.int64)
-    for thread, mine in grouped(work.thread):
+    for thread, members in grouped(work.thread):
         if thread < 0:
             continue
-        mine = mine[work.launch[mine] >= 0]
-        mine = mine[np.argsort(work.launch[mine], kind="stable")]
-        total = np.append(0, np.cumsum(ns[mine]))
-        nodes = made_by.get(thread, mine[:0])
-        low = np.searchsorted(work.launch[mine], events.start[operator[nodes]], side="left")
-        high = np.searchsorted(work.launch[mine], events.end[operator[nodes]], side="left")
+        members = members[work.launch[members] >= 0]
+        members = members[np.argsort(work.launch[members], kind="stable")]
+        total = np.append(0, np.cumsum(ns[members]))
+        nodes = made_by.get(thread, members[:0])
+        low = np.searchsorted(work.launch[members], events.start[operator[nodes]], side="left")
+        high = np.searchsorted(work.launch[members], events.end[operator[nodes]], side="left")
         spent[nodes] = total[high] - total[low]
     return spent
 
@@ -229,8 +229,8 @@ def is_filled(evidence: Evidence, nodes: Mask) -> bool:
     events, spans = evidence.events, evidence.spans
     index = events.named(Category.OPERATOR, "aten::zero_")
     index = index[take(nodes, spans.of(events, index), False)]
-    whole = max(1, int((spans.end - spans.start)[nodes].sum()))
-    return bool(events.duration[index].sum() >= _FILLED * whole)
+    nodes_ns = max(1, int((spans.end - spans.start)[nodes].sum()))
+    return bool(events.duration[index].sum() >= _FILLED * nodes_ns)
 
 
 def backward_of(evidence: Evidence) -> Ints:
@@ -264,15 +264,17 @@ def of_tiny_products(evidence: Evidence) -> tuple[Mask, Ints]:
     work, length = evidence.work, evidence.costs.device_ns
     inside = evidence.launched_in(*_BATCHED)
     blocks = evidence.events.size[work.event]
-    mine = (inside >= 0) & (work.tier == Tier.COMPUTE) & evidence.recorded
-    many = mine & (blocks >= _MANY_BLOCKS)
-    split, which = np.zeros(len(mine), bool), np.flatnonzero(many)
-    if len(which):
-        _, alike = numbered(inside[which] * len(evidence.events.names) + work.name[which])
-        split[which] = np.bincount(alike)[alike] > 1
+    is_product = (inside >= 0) & (work.tier == Tier.COMPUTE) & evidence.recorded
+    many = is_product & (blocks >= _MANY_BLOCKS)
+    split, many_products = np.zeros(len(is_product), bool), np.flatnonzero(many)
+    if len(many_products):
+        _, alike = numbered(
+            inside[many_products] * len(evidence.events.names) + work.name[many_products]
+        )
+        split[many_products] = np.bincount(alike)[alike] > 1
     least = np.where(split, _SPLIT * _BLOCK, _BLOCK)
     short = many & (1000 * length < least * blocks)
-    return mine & (short | evidence.work_named(names.is_vector_product)), inside
+    return is_product & (short | evidence.work_named(names.is_vector_product)), inside
 
 
 def times_of_alike(evidence: Evidence, nodes: Mask) -> tuple[Ints, Ints]:
@@ -296,10 +298,10 @@ def made_by_nodes(evidence: Evidence) -> tuple[Ints, Ints]:
     Checkpointing makes nodes in a pass, too, but from calls of modules that run again.
     """
     spans, operator = evidence.spans, evidence.ownership.join.operator
-    made = np.flatnonzero((operator >= 0) & evidence.in_pass & spans.is_node)
-    within = spans.of(evidence.events, operator[made])
+    made_nodes = np.flatnonzero((operator >= 0) & evidence.in_pass & spans.is_node)
+    within = spans.of(evidence.events, operator[made_nodes])
     inner = take(evidence.in_pass & spans.is_node, within, False)
-    return made[inner], within[inner]
+    return made_nodes[inner], within[inner]
 
 
 @once
@@ -308,10 +310,10 @@ def runs_of_nodes(evidence: Evidence) -> list[Ints]:
 
     What the forward did not write, but another node made, is left out.
     """
-    owner, found = evidence.ownership.owner, []
-    for mine in passes_of_nodes(evidence):
-        found += np.split(mine, np.flatnonzero(np.diff(owner[mine])) + 1)
-    return found
+    owner, runs = evidence.ownership.owner, []
+    for nodes in passes_of_nodes(evidence):
+        runs += np.split(nodes, np.flatnonzero(np.diff(owner[nodes])) + 1)
+    return runs
 
 
 @once
@@ -321,11 +323,11 @@ def passes_of_nodes(evidence: Evidence) -> list[Ints]:
     sequence, run = ownership.join.sequence, ownership.passes.of_span
     written = evidence.in_pass & evidence.spans.is_node & (sequence >= 0)
     written[made_by_nodes(evidence)[0]] = False
-    found = []
-    for _, mine in grouped(ownership.join.builder, np.flatnonzero(written)):
-        mine = mine[np.lexsort((sequence[mine], run[mine]))]
-        found += np.split(mine, np.flatnonzero(np.diff(run[mine])) + 1)
-    return found
+    passes = []
+    for _, members in grouped(ownership.join.builder, np.flatnonzero(written)):
+        members = members[np.lexsort((sequence[members], run[members]))]
+        passes += np.split(members, np.flatnonzero(np.diff(run[members])) + 1)
+    return passes
 
 
 # The forward -------------------------------------------------------------------------------------
@@ -343,8 +345,8 @@ def forward_operators(evidence: Evidence) -> tuple[Ints, Ints]:
     span = spans.of(events, index)
     index = index[take(~evidence.in_pass & (spans.module >= 0), span, False)]
     outermost = [index[:0]]
-    for _, mine in grouped(events.thread, index):
-        line = first_started(events.start[mine], events.end[mine], mine)
+    for _, members in grouped(events.thread, index):
+        line = first_started(events.start[members], events.end[members], members)
         outermost.append(merged(line.values[line.values >= 0]))
     index = np.sort(np.concatenate(outermost))
     return index, spans.of(events, index)
@@ -371,14 +373,14 @@ def only_read(evidence: Evidence, reads: Ints) -> Ints:
         bool,
     )[events.name[index]]
     detached = events.name_mask("aten::detach")[events.name[index]]
-    found: list[int] = []
-    for at in np.flatnonzero(is_in(index, reads)).tolist():
-        before = at - 1
-        while before >= 0 and span[before] == span[at] and pure[before] and not detached[before]:
+    read_only: list[int] = []
+    for place in np.flatnonzero(is_in(index, reads)).tolist():
+        before = place - 1
+        while before >= 0 and span[before] == span[place] and pure[before] and not detached[before]:
             before -= 1
-        if before >= 0 and span[before] == span[at] and detached[before]:
-            found += index[before:at].tolist()
-    return merged(np.array(found, np.int64))
+        if before >= 0 and span[before] == span[place] and detached[before]:
+            read_only += index[before:place].tolist()
+    return merged(np.array(read_only, np.int64))
 
 
 def time_of(evidence: Evidence, index: Ints) -> Ints:
@@ -388,11 +390,11 @@ def time_of(evidence: Evidence, index: Ints) -> Ints:
         return events.duration[index]
     spent = np.zeros(len(index), np.int64)
     for thread, those in grouped(events.thread[index]):
-        mine = np.flatnonzero((work.thread == thread) & (work.launch >= 0))
-        mine = mine[np.argsort(work.launch[mine], kind="stable")]
-        total = np.append(0, np.cumsum(evidence.costs.device_ns[mine]))
+        launched = np.flatnonzero((work.thread == thread) & (work.launch >= 0))
+        launched = launched[np.argsort(work.launch[launched], kind="stable")]
+        total = np.append(0, np.cumsum(evidence.costs.device_ns[launched]))
         low, high = (
-            np.searchsorted(work.launch[mine], times[index[those]])
+            np.searchsorted(work.launch[launched], times[index[those]])
             for times in (events.start, events.end)
         )
         spent[those] = total[high] - total[low]
@@ -456,17 +458,17 @@ def both_ways(
         by_step = by_step + costs.operators_by_step(start, ns, owner)
     if not costs.holds_in_most_steps(by_step.sum(axis=0), least):
         return Placed((), 0, 0)
-    found = costs.places_by_step(by_step, owner)
+    placed = costs.places_by_step(by_step, owner)
     if whole:
         waits = evidence.recording.waits.event
         waits = waits[enclosing(events, operators, events.thread[waits], events.start[waits]) >= 0]
         removable = costs.removable(nodes, launched, waits, operators)
         if stretches is not None:
             removable = replace(removable, stretches=np.stack([start, end]))
-        return replace(found, removable=removable)
+        return replace(placed, removable=removable)
     # What an operator launches goes with its work; the host's time in it is only without a device.
     alone = operators if not evidence.report.has_gpu else None
-    return replace(found, removable=costs.removable(nodes, launched, operators=alone))
+    return replace(placed, removable=costs.removable(nodes, launched, operators=alone))
 
 
 def nodes_of(evidence: Evidence, operators: Ints) -> Mask:
@@ -475,10 +477,12 @@ def nodes_of(evidence: Evidence, operators: Ints) -> Mask:
     Args:
         operators: indices into the events; none within another.
     """
-    events, made = evidence.events, evidence.ownership.join.operator
-    known = np.flatnonzero((made >= 0) & evidence.in_pass & evidence.spans.is_node)
-    inside = enclosing(events, operators, events.thread[made[known]], events.start[made[known]])
-    return evidence.spans_with(known[inside >= 0])
+    events, makers = evidence.events, evidence.ownership.join.operator
+    made_nodes = np.flatnonzero((makers >= 0) & evidence.in_pass & evidence.spans.is_node)
+    inside = enclosing(
+        events, operators, events.thread[makers[made_nodes]], events.start[makers[made_nodes]]
+    )
+    return evidence.spans_with(made_nodes[inside >= 0])
 
 
 BY_MASK = (
@@ -518,8 +522,8 @@ def by_masks(evidence: Evidence) -> tuple[Mask, Ints, Placed]:
     operators = operators[~take(of_synchronized(evidence), owner, False)]
     if len(operators) < _MASKS * evidence.report.steps:
         operators = operators[:0]
-    made = np.isin(evidence.ownership.join.operator, operators)
-    nodes = evidence.spans_around(counting) & evidence.in_pass & made
+    is_made = np.isin(evidence.ownership.join.operator, operators)
+    nodes = evidence.spans_around(counting) & evidence.in_pass & is_made
     goes, same = np.isin(index, operators), np.diff(span, append=NOTHING) == 0
     for kind in _ASKS:
         goes |= np.append(goes[1:], False) & same & events.name_mask(*kind)[events.name[index]]
@@ -563,28 +567,32 @@ def _of_each_mask(
         light & ~np.array([kind in operations.VIEWS for kind in kinds], bool)[events.name[index]]
     )
     light |= asks | masked
-    kept, found = np.zeros(len(index), bool), list[tuple[int, int, int]]()
-    for one in merged(span[masked]).tolist():
-        first, last = np.searchsorted(span, [one, one + 1])
-        at = first + np.flatnonzero(masked[first:last])
+    is_in_loop, stretches = np.zeros(len(index), bool), list[tuple[int, int, int]]()
+    for number in merged(span[masked]).tolist():
+        first, last = np.searchsorted(span, [number, number + 1])
+        places = first + np.flatnonzero(masked[first:last])
         names_of = events.name[index]
-        bodies = Counter(tuple(names_of[a:b].tolist()) for a, b in pairwise(at.tolist()))
-        if len(at) < _MASKS or not bodies:
+        bodies = Counter(tuple(names_of[a:b].tolist()) for a, b in pairwise(places.tolist()))
+        if len(places) < _MASKS or not bodies:
             continue
         body, count = bodies.most_common(1)[0]
         # What follows the last mask is of the loop as far as it is the same.
-        after = names_of[at[-1] : last].tolist()
-        stop = int(at[-1]) + next(
-            (n for n, (one, other) in enumerate(zip(body, after, strict=False)) if one != other),
+        after = names_of[places[-1] : last].tolist()
+        stop = int(places[-1]) + next(
+            (
+                n
+                for n, (first_name, other) in enumerate(zip(body, after, strict=False))
+                if first_name != other
+            ),
             min(len(body), len(after)),
         )
-        start, end = int(events.start[index[at[0]]]), int(events.end[index[stop - 1]])
-        inside = (spans.parent == one) & (spans.start >= start) & (spans.start < end)
-        alike = 2 * count >= len(at) - 1 and light[at[0] : stop].all()
-        if alike and works[at[0] : stop].any() and not inside.any():
-            kept[at[0] : stop] = True
-            found.append((start, end, one))
-    return kept, Stretches(*np.array(found, np.int64).reshape(-1, 3).T)
+        start, end = int(events.start[index[places[0]]]), int(events.end[index[stop - 1]])
+        inside = (spans.parent == number) & (spans.start >= start) & (spans.start < end)
+        alike = 2 * count >= len(places) - 1 and light[places[0] : stop].all()
+        if alike and works[places[0] : stop].any() and not inside.any():
+            is_in_loop[places[0] : stop] = True
+            stretches.append((start, end, number))
+    return is_in_loop, Stretches(*np.array(stretches, np.int64).reshape(-1, 3).T)
 
 
 _CHECK = ("aten::isnan", "aten::_is_any_true", "aten::item")
@@ -594,7 +602,7 @@ _CHECK = ("aten::isnan", "aten::_is_any_true", "aten::item")
 @once
 def of_synchronized(evidence: Evidence) -> Mask:
     """Whether each owner is a SyncBatchNorm, which picks ranks by a mask that nobody can change."""
-    return evidence.ownership.owners.mask(lambda one: one.class_name == names.SYNC_BATCH_NORM)
+    return evidence.ownership.owners.mask(lambda owner: owner.class_name == names.SYNC_BATCH_NORM)
 
 
 @once
@@ -603,8 +611,8 @@ def anomaly_checks(evidence: Evidence) -> Ints:
     events, spans = evidence.events, evidence.spans
     index = events.named(Category.OPERATOR, *_CHECK)
     span = spans.of(events, index)
-    whole = events.name_mask(_CHECK[1])[events.name[index]]
-    checked = evidence.spans_with(span[whole]) & evidence.in_pass & spans.is_node
+    is_check = events.name_mask(_CHECK[1])[events.name[index]]
+    checked = evidence.spans_with(span[is_check]) & evidence.in_pass & spans.is_node
     return index[take(checked, span, False)]
 
 
@@ -632,17 +640,17 @@ def host_operators(evidence: Evidence) -> Ints:
     skipped = events.is_label | events.name_mask(*names.HOST_MARKS)
     skipped |= events.names_where(operations.is_view)
     index = index[~skipped[events.name[index]]]
-    kept = []
+    long_operators = []
     called = dict(grouped(events.thread, calls))
-    for thread, mine in grouped(events.thread, index):
-        times = np.sort(events.start[called.get(thread, mine[:0])], kind="stable")
-        quiet = np.searchsorted(times, events.start[mine]) == np.searchsorted(
-            times, events.end[mine]
+    for thread, members in grouped(events.thread, index):
+        times = np.sort(events.start[called.get(thread, members[:0])], kind="stable")
+        quiet = np.searchsorted(times, events.start[members]) == np.searchsorted(
+            times, events.end[members]
         )
-        mine = mine[quiet]
-        line = first_started(events.start[mine], events.end[mine], mine)
-        kept.append(merged(line.values[line.values >= 0]))
-    return np.concatenate([np.empty(0, np.int64), *kept])
+        members = members[quiet]
+        line = first_started(events.start[members], events.end[members], members)
+        long_operators.append(merged(line.values[line.values >= 0]))
+    return np.concatenate([np.empty(0, np.int64), *long_operators])
 
 
 def launching(evidence: Evidence) -> Mask:
@@ -656,10 +664,10 @@ def launching(evidence: Evidence) -> Mask:
     """
     none = np.zeros(len(evidence.spans.start), bool)
     least, of_host = LEAST_LAUNCHING * evidence.report.wall_ns, evidence.costs.of_host
-    mine = evidence.in_pass & ~evidence.spans_with(evidence.ownership.waits.span)
-    if not evidence.report.has_gpu or not least or of_host(mine) < least:
+    working = evidence.in_pass & ~evidence.spans_with(evidence.ownership.waits.span)
+    if not evidence.report.has_gpu or not least or of_host(working) < least:
         return none
     if evidence.costs.busy_ns > (1 - LEAST_LAUNCHING) * evidence.step_ns:
         return none
-    mine &= ~evidence.spans_around(host_operators(evidence))
-    return mine if of_host(mine) >= least else none
+    working &= ~evidence.spans_around(host_operators(evidence))
+    return working if of_host(working) >= least else none

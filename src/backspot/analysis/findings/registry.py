@@ -61,8 +61,8 @@ class Found(Finding):
 
     def with_saves(self, saves: Saving | None) -> Finding:
         """Return the finding as reports have it."""
-        known = {field.name: getattr(self, field.name) for field in fields(Finding)}
-        return Finding(**known | {"saves": saves})
+        values = {field.name: getattr(self, field.name) for field in fields(Finding)}
+        return Finding(**values | {"saves": saves})
 
 
 def all_rules() -> tuple[Rule, ...]:

@@ -103,8 +103,8 @@ def allocator_calls(evidence: Evidence) -> Finding | None:
     long, lost = (evidence.typical.value(costs.times_by_step(start, ns)) for ns in (took, idle))
     name, count = np.unique(events.name[calls], return_counts=True)
     listed = ", ".join(
-        f"{events.names[name[one]]} {count[one]:,}"
-        for one in np.argsort(-count, kind="stable").tolist()
+        f"{events.names[name[index]]} {count[index]:,}"
+        for index in np.argsort(-count, kind="stable").tolist()
     )
     return finding(
         costs.places_at(take(evidence.ownership.owner, span, NOTHING), start, idle),
@@ -127,10 +127,12 @@ def _calls(evidence: Evidence) -> Ints:
     """
     events = evidence.events
     calls = events.of(Category.RUNTIME)
-    mine = events.names_where(lambda name: names.is_allocation(name) or names.is_release(name))
+    is_allocator = events.names_where(
+        lambda name: names.is_allocation(name) or names.is_release(name)
+    )
     launch = events.names_where(names.is_launch)[events.name[calls]]
     threads = merged(events.thread[calls[launch]])
-    calls = calls[mine[events.name[calls]]]
+    calls = calls[is_allocator[events.name[calls]]]
     calls = calls[is_in(events.thread[calls], threads)]
     calls = calls[evidence.ledger.steps.at(events.start[calls]) >= 0]
     return calls[np.argsort(events.start[calls], kind="stable")]
@@ -143,20 +145,20 @@ def _idle(evidence: Evidence, calls: Ints) -> Ints:
     follow. These have it then.
     """
     events, waits = evidence.events, evidence.recording.waits
-    found = evidence.costs.idle_within(events.start[calls], events.end[calls])
-    mine = np.flatnonzero(is_in(waits.event, calls))
-    if not len(mine):
-        return found
-    order = np.argsort(events.start[waits.event[mine]], kind="stable")
-    mine = mine[order]
-    place = np.flatnonzero(is_in(calls, waits.event[mine]))
+    idle_ns = evidence.costs.idle_within(events.start[calls], events.end[calls])
+    own_waits = np.flatnonzero(is_in(waits.event, calls))
+    if not len(own_waits):
+        return idle_ns
+    order = np.argsort(events.start[waits.event[own_waits]], kind="stable")
+    own_waits = own_waits[order]
+    place = np.flatnonzero(is_in(calls, waits.event[own_waits]))
     others = np.setdiff1d(np.arange(len(calls)), place)
-    before = np.searchsorted(waits.start[mine], events.start[calls[others]], side="right") - 1
+    before = np.searchsorted(waits.start[own_waits], events.start[calls[others]], side="right") - 1
     step = evidence.ledger.steps.at(events.start[calls[others]])
-    same = (before >= 0) & (take(waits.step[mine], before, NOTHING) == step)
-    following = summed(before[same], found[others[same]], len(mine))
-    found[place] = np.maximum(found[place], waits.idle[mine] - following)
-    return found
+    same = (before >= 0) & (take(waits.step[own_waits], before, NOTHING) == step)
+    following = summed(before[same], idle_ns[others[same]], len(own_waits))
+    idle_ns[place] = np.maximum(idle_ns[place], waits.idle[own_waits] - following)
+    return idle_ns
 
 
 def _kinds(evidence: Evidence, calls: Ints, caller: Ints) -> Ints:
@@ -210,13 +212,13 @@ def _neighbours(
     runtime = runtime[np.argsort(events.start[runtime], kind="stable")]
     of_thread = dict(grouped(events.thread[runtime]))
     before, after = np.zeros(len(calls), bool), np.zeros(len(calls), bool)
-    for thread, mine in grouped(events.thread[calls]):
+    for thread, members in grouped(events.thread[calls]):
         others = runtime[of_thread.get(thread, runtime[:0])]
         is_wanted = np.append(wanted[events.name[others]], False)
-        start, at = events.start[others], events.start[calls[mine]]
-        before[mine] = is_wanted[np.searchsorted(start, at, side="left") - 1]
-        following = np.searchsorted(start, at, side="right")
-        after[mine] = is_wanted[following]
+        start, begun = events.start[others], events.start[calls[members]]
+        before[members] = is_wanted[np.searchsorted(start, begun, side="left") - 1]
+        following = np.searchsorted(start, begun, side="right")
+        after[members] = is_wanted[following]
     return before, after
 
 
@@ -231,7 +233,7 @@ def _why(kind: Ints, idle: Ints) -> _Kind:
     released[[_Kind.ASKED, _Kind.PINNED]] = 0
     if 2 * spent[_Kind.PINNED] > spent.sum():
         return _Kind.PINNED
-    asked = count[_Kind.ASKED]
-    if not released.any() or 2 * (count.sum() - asked - count[_Kind.PINNED]) < asked:
+    count_asked = count[_Kind.ASKED]
+    if not released.any() or 2 * (count.sum() - count_asked - count[_Kind.PINNED]) < count_asked:
         return _Kind.ASKED
     return _Kind(int(released.argmax()))

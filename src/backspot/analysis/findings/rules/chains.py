@@ -86,15 +86,16 @@ def operator_loop(evidence: Evidence) -> Finding | None:
     )
     if not placed.places:
         return None
-    first = [owners.path(one) == placed.places[0].path for one in owner[loops.calls].tolist()]
-    what = f"{placed.places[0].label} runs the same operators"
+    first = [owners.path(number) == placed.places[0].path for number in owner[loops.calls].tolist()]
+    subject = f"{placed.places[0].label} runs the same operators"
     most = int(loops.turns[first].max(initial=0))
     if not most and len(again.calls):
         call, most = int(again.calls[np.argmax(again.turns)]), int(again.turns.max())
         outer, inner = (
-            labelled(*owners.named(int(owner[one]))) for one in (evidence.spans.parent[call], call)
+            labelled(*owners.named(int(owner[span])))
+            for span in (evidence.spans.parent[call], call)
         )
-        what = f"{outer} calls {inner}"
+        subject = f"{outer} calls {inner}"
     around = enclosing(evidence.events, operators, evidence.work.thread, evidence.work.launch)
     kernels = int(((around >= 0) & evidence.recorded).sum())
     launched = f"{kernels // evidence.report.steps:,} kernels in its forward of a step. "
@@ -102,7 +103,7 @@ def operator_loop(evidence: Evidence) -> Finding | None:
     return finding(
         placed,
         seen=(
-            f"One call of {what} {most:,} times: "
+            f"One call of {subject} {most:,} times: "
             f"{launched if kernels else ''}The loop takes {say.ms(placed.wall_ns)}, forward and "
             "backward, most of it to start operators rather than to compute."
         ),
@@ -147,14 +148,14 @@ def _no_loops() -> _Loops:
 def _united(*loops: _Loops) -> Stretches:
     """Return the stretches of these loops; of those that overlap, the outermost count once."""
     start, end, span = (
-        np.concatenate([getattr(one.stretches, name) for one in loops])
+        np.concatenate([getattr(loop.stretches, name) for loop in loops])
         for name in ("start", "end", "span")
     )
     order = np.lexsort((-end, start))
     start, end, span = start[order], end[order], span[order]
     before = np.append(0, np.maximum.accumulate(end)[:-1])[: len(end)]
-    kept = end > before
-    return Stretches(np.maximum(start, before)[kept], end[kept], span[kept])
+    has_length = end > before
+    return Stretches(np.maximum(start, before)[has_length], end[has_length], span[has_length])
 
 
 @once
@@ -165,32 +166,32 @@ def _loops(evidence: Evidence) -> _Loops:
     what is as short or a view between two of these.
     """
     events = evidence.events
-    every, spans = forward_operators(evidence)
-    views = events.names_where(operations.is_view)[events.name[every]]
-    index, span = every[~views], spans[~views]
+    operators, spans = forward_operators(evidence)
+    views = events.names_where(operations.is_view)[events.name[operators]]
+    index, span = operators[~views], spans[~views]
     keys = span * len(events.names) + events.name[index]
     pairs, count = np.unique(keys, return_counts=True)
-    which = pairs // len(events.names)
-    begins = np.flatnonzero(np.append(True, which[1:] != which[:-1])[: len(which)])
+    call_of = pairs // len(events.names)
+    begins = np.flatnonzero(np.append(True, call_of[1:] != call_of[:-1])[: len(call_of)])
     if not len(begins):
         return _no_loops()
-    calls, turns = which[begins], np.maximum.reduceat(count, begins)
+    calls, turns = call_of[begins], np.maximum.reduceat(count, begins)
     loops = (turns >= _TURNS) & (np.add.reduceat(count, begins) <= _BODY * turns)
     of_call = dict(grouped(spans, np.flatnonzero(is_in(spans, calls[loops]))))
     first, last, inside, around = [], [], [], []
     for at in np.flatnonzero(loops).tolist():
-        mine = of_call[int(calls[at])]
-        mine = mine[np.argsort(events.start[every[mine]], kind="stable")]
-        times = time_of(evidence, every[mine])
+        in_call = of_call[int(calls[at])]
+        in_call = in_call[np.argsort(events.start[operators[in_call]], kind="stable")]
+        times = time_of(evidence, operators[in_call])
         # The median: some of the operators of a loop can be held up.
-        loops[at] = float(median(times[~views[mine]])) <= _SMALL
+        loops[at] = float(median(times[~views[in_call]])) <= _SMALL
         if not loops[at]:
             continue
-        name, is_view = events.name[every[mine]], views[mine]
+        name, is_view = events.name[operators[in_call]], views[in_call]
         for low, high in _turning(name, times, is_view, min(_TURNS, int(turns[at]) // 2)):
-            inside.append(every[mine[low : high + 1]])
-            first.append(every[mine[low]])
-            last.append(every[mine[high]])
+            inside.append(operators[in_call[low : high + 1]])
+            first.append(operators[in_call[low]])
+            last.append(operators[in_call[high]])
             around.append(int(calls[at]))
     if not first:
         return _no_loops()
@@ -207,22 +208,22 @@ def _turning(name: Ints, times: Ints, is_view: Mask, least: int) -> list[tuple[i
         is_view: whether each only looks at memory.
         least: how often an operator runs in the call that is one of the loop.
     """
-    _, which, count = np.unique(name, return_inverse=True, return_counts=True)
+    _, name_of, count = np.unique(name, return_inverse=True, return_counts=True)
     spent = np.zeros(len(count))
-    for one, mine in grouped(which):
-        spent[one] = float(median(times[mine]))
-    again = ((count >= least) & (spent <= _SMALL))[which] & ~is_view
-    short = is_view | again | ((times <= _SMALL) & (spent <= _SMALL)[which])
-    found = []
-    for part in _parts_between(~short):
-        turning = part[again[part]]
+    for number, members in grouped(name_of):
+        spent[number] = float(median(times[members]))
+    again = ((count >= least) & (spent <= _SMALL))[name_of] & ~is_view
+    short = is_view | again | ((times <= _SMALL) & (spent <= _SMALL)[name_of])
+    loops = []
+    for run_of_short in _parts_between(~short):
+        turning = run_of_short[again[run_of_short]]
         for run in np.split(turning, np.flatnonzero(np.diff(turning) > 2 * _BODY) + 1):
             if len(run) > 1:
                 low = int(run[0])
-                while low > part[0] and is_view[low - 1]:
+                while low > run_of_short[0] and is_view[low - 1]:
                     low -= 1
-                found.append((low, int(run[-1])))
-    return found
+                loops.append((low, int(run[-1])))
+    return loops
 
 
 @once
@@ -232,8 +233,8 @@ def _called_again(evidence: Evidence) -> _Loops:
     root = np.full(len(owner), NOTHING)
     calls = np.flatnonzero((spans.module >= 0) & (spans.parent >= 0) & ~evidence.in_pass)
     pair = spans.parent[calls] * len(evidence.ownership.owners) + owner[calls]
-    _, which, count = np.unique(pair, return_inverse=True, return_counts=True)
-    calls, times = calls[count[which] >= _CALLS], count[which][count[which] >= _CALLS]
+    _, pair_of, count = np.unique(pair, return_inverse=True, return_counts=True)
+    calls, times = calls[count[pair_of] >= _CALLS], count[pair_of][count[pair_of] >= _CALLS]
     if not len(calls):
         return _no_loops()
     root[calls] = calls
@@ -243,15 +244,15 @@ def _called_again(evidence: Evidence) -> _Loops:
     within = root[span]
     index, within = index[within >= 0], within[within >= 0]
     works = ~events.names_where(operations.is_view)[events.name[index]]
-    kept, is_long = [], np.zeros(len(index), bool)
-    for one, mine in grouped(owner[within], np.flatnonzero(works)):
-        spent = time_of(evidence, index[mine])
-        often = len(mine) >= _OF_A_CALL * len(np.unique(within[mine]))
+    owners_kept, is_long = [], np.zeros(len(index), bool)
+    for number, members in grouped(owner[within], np.flatnonzero(works)):
+        spent = time_of(evidence, index[members])
+        often = len(members) >= _OF_A_CALL * len(np.unique(within[members]))
         if often and float(median(spent)) <= _SMALL:
-            kept.append(one)
-            for _, same in grouped(events.name[index[mine]]):
-                is_long[mine[same]] = float(median(spent[same])) > _SMALL
-    chosen = is_in(owner[calls], np.array(kept, np.int64))
+            owners_kept.append(number)
+            for _, same in grouped(events.name[index[members]]):
+                is_long[members[same]] = float(median(spent[same])) > _SMALL
+    chosen = is_in(owner[calls], np.array(owners_kept, np.int64))
     calls, times = calls[chosen], times[chosen]
     inside = is_in(within, calls)
     index, within, is_long = index[inside], within[inside], is_long[inside]
@@ -268,21 +269,21 @@ def _short(evidence: Evidence, calls: Ints, index: Ints, within: Ints, is_long: 
     """
     spans, events = evidence.spans, evidence.events
     cut = np.unique(within[is_long])
-    whole = calls[~is_in(calls, cut)]
-    start, end, span = [*spans.start[whole]], [*spans.end[whole]], [*whole]
-    for call, mine in grouped(within, np.flatnonzero(is_in(within, cut))):
-        mine = mine[np.argsort(events.start[index[mine]], kind="stable")]
-        for part in _parts_between(is_long[mine]):
-            start.append(events.start[index[mine[part[0]]]])
-            end.append(events.end[index[mine[part[-1]]]])
+    uncut = calls[~is_in(calls, cut)]
+    start, end, span = [*spans.start[uncut]], [*spans.end[uncut]], [*uncut]
+    for call, members in grouped(within, np.flatnonzero(is_in(within, cut))):
+        members = members[np.argsort(events.start[index[members]], kind="stable")]
+        for short_part in _parts_between(is_long[members]):
+            start.append(events.start[index[members[short_part[0]]]])
+            end.append(events.end[index[members[short_part[-1]]]])
             span.append(call)
-    return Stretches(*(np.array(one, np.int64) for one in (start, end, span)))
+    return Stretches(*(np.array(column, np.int64) for column in (start, end, span)))
 
 
 def _parts_between(is_long: Mask) -> list[Ints]:
     """Return the places of short operators that follow each other, in the order of a call."""
-    parts = np.split(np.arange(len(is_long)), np.flatnonzero(is_long))
-    return [short for part in parts if len(short := part[~is_long[part]])]
+    pieces = np.split(np.arange(len(is_long)), np.flatnonzero(is_long))
+    return [short for piece in pieces if len(short := piece[~is_long[piece]])]
 
 
 # Chains ------------------------------------------------------------------------------------------
@@ -391,14 +392,14 @@ def pointwise_chain(evidence: Evidence) -> Finding | None:
         return None
     chains &= ~nodes_of(evidence, _loops(evidence).operators)  # of a loop, another rule says more
     spent = {name: costs.of_spans(nodes & chains) for name, nodes in kinds.items()}
-    kind = max(spent, key=lambda one: spent[one])
-    what, remedy, others = "", "", ""
-    if 2 * spent[kind] > (whole := costs.of_spans(chains)):
-        (what, remedy), chains = kind, chains & kinds[kind]
-        if 2 * (whole - spent[kind]) > spent[kind]:
-            others = f" Other chains take {say.ms(whole - spent[kind])} of the backward."
+    kind = max(spent, key=lambda function: spent[function])
+    name, remedy, others = "", "", ""
+    if 2 * spent[kind] > (chains_ns := costs.of_spans(chains)):
+        (name, remedy), chains = kind, chains & kinds[kind]
+        if 2 * (chains_ns - spent[kind]) > spent[kind]:
+            others = f" Other chains take {say.ms(chains_ns - spent[kind])} of the backward."
     placed = both_ways(evidence, chains, operator[chains], LEAST_SHARE)
-    if what == "RMSNorm" and evidence.device == "cuda":
+    if name == "RMSNorm" and evidence.device == "cuda":
         remedy = _RMS_NORM
     length = (evidence.spans.end - evidence.spans.start)[chains]
     if not placed.places or (
@@ -408,8 +409,8 @@ def pointwise_chain(evidence: Evidence) -> Finding | None:
     return finding(
         placed,
         title=(
-            f"{what} is written out as many operators"
-            if what
+            f"{name} is written out as many operators"
+            if name
             else "Element-wise operators run one by one"
         ),
         seen=(
@@ -441,21 +442,21 @@ def _chains(evidence: Evidence) -> tuple[Mask, dict[tuple[str, str], Mask]]:
     spans = evidence.spans
     letters = [_letter(name) for name in spans.node_names]
     chains = np.zeros(len(spans.start), bool)
-    known = {(name, remedy): np.zeros(len(chains), bool) for name, _, remedy in _FUNCTIONS}
+    by_function = {(name, remedy): np.zeros(len(chains), bool) for name, _, remedy in _FUNCTIONS}
     views = np.array([letter == "_" for letter in letters] + [True])
-    for part in runs_of_nodes(evidence):
-        if len(part) >= _CHAIN:
-            text = "".join(letters[node] for node in spans.node[part].tolist())
+    for run in runs_of_nodes(evidence):
+        if len(run) >= _CHAIN:
+            text = "".join(letters[node] for node in spans.node[run].tolist())
             for chain in _RUN.finditer(text):
                 works = re.sub("[_c]", "", chain[0])
                 if len(works) < _CHAIN or len(set(works)) < _KINDS:
                     continue
-                chains[part[chain.start() : chain.end()]] = True
+                chains[run[chain.start() : chain.end()]] = True
                 for name, pattern, remedy in _FUNCTIONS:
                     if pattern.search(chain[0]):
-                        known[name, remedy][part[chain.start() : chain.end()]] = True
+                        by_function[name, remedy][run[chain.start() : chain.end()]] = True
                         break
-    return chains & ~views[spans.node], known
+    return chains & ~views[spans.node], by_function
 
 
 # Copies ------------------------------------------------------------------------------------------
@@ -573,9 +574,9 @@ def _again(evidence: Evidence) -> tuple[Ints, int, Stretches]:
     """
     events = evidence.events
     index, span = forward_operators(evidence)
-    made = evidence.ownership.join.operator
-    made = made[made >= 0]
-    learned = enclosing(events, index, events.thread[made], events.start[made])
+    makers = evidence.ownership.join.operator
+    makers = makers[makers >= 0]
+    learned = enclosing(events, index, events.thread[makers], events.start[makers])
     works = ~events.names_where(operations.is_view)[events.name[index]]
     index, span = index[works], span[works]
     order = np.lexsort((events.start[index], span))
@@ -583,21 +584,23 @@ def _again(evidence: Evidence) -> tuple[Ints, int, Stretches]:
     table = events.names_where(_makes_tables)[events.name[index]]
     table &= ~is_in(index, learned)
     step = evidence.ledger.steps.at(events.start[index])
-    mine = np.flatnonzero(table)
-    breaks = (np.diff(mine) > 1) | (np.diff(span[mine]) != 0)
+    in_table = np.flatnonzero(table)
+    breaks = (np.diff(in_table) > 1) | (np.diff(span[in_table]) != 0)
     groups: dict[tuple[int, ...], list[Ints]] = {}
     begins = events.names_where(_begins_table)[events.name[index]]
-    for part in np.split(mine, np.flatnonzero(breaks) + 1):
-        if len(part) >= _OPERATORS and begins[part].any():
-            what = (int(step[part[0]]), *events.name[index[part]].tolist())
-            groups.setdefault(what, []).append(part)
+    for piece in np.split(in_table, np.flatnonzero(breaks) + 1):
+        if len(piece) >= _OPERATORS and begins[piece].any():
+            content = (int(step[piece[0]]), *events.name[index[piece]].tolist())
+            groups.setdefault(content, []).append(piece)
     owner = evidence.ownership.owner[span]  # one module called again gets other inputs
-    found = [parts for parts in groups.values() if len({owner[one[0]] for one in parts}) >= _AGAIN]
-    again = [part for parts in found for part in parts[1:]]
-    first, last = np.array([(part[0], part[-1]) for part in again], np.int64).reshape(-1, 2).T
+    repeated = [
+        pieces for pieces in groups.values() if len({owner[piece[0]] for piece in pieces}) >= _AGAIN
+    ]
+    again = [piece for pieces in repeated for piece in pieces[1:]]
+    first, last = np.array([(piece[0], piece[-1]) for piece in again], np.int64).reshape(-1, 2).T
     stretches = Stretches(events.start[index[first]], events.end[index[last]], span[first])
-    kept = np.concatenate([index[:0], *again])
-    return index[kept], max(map(len, found), default=0), stretches
+    repeated_places = np.concatenate([index[:0], *again])
+    return index[repeated_places], max(map(len, repeated), default=0), stretches
 
 
 def _makes_tables(operator: str) -> bool:
@@ -658,32 +661,34 @@ def loss_passes(evidence: Evidence) -> Finding | None:
     `log_softmax`; with the label's score picked out of that, `cross_entropy`.
     """
     costs, say = evidence.costs, evidence.wording
-    done = [operations.of_node(name) for name in evidence.spans.node_names]
+    operations_of = [operations.of_node(name) for name in evidence.spans.node_names]
     nodes, written = np.zeros((2, len(evidence.spans.start)), bool)
     is_known, picks = True, False
-    for part in passes_of_nodes(evidence):
-        steps = [done[node] for node in evidence.spans.node[part].tolist()]
-        for at, last in _logarithms(steps):
-            is_one = _is_one(evidence, part[at : last + 1]) if at < last else True
-            if is_one is False or (is_one is None and _adds_two(steps, at, last)):
+    for nodes_of_pass in passes_of_nodes(evidence):
+        steps = [operations_of[node] for node in evidence.spans.node[nodes_of_pass].tolist()]
+        for place, last in _logarithms(steps):
+            is_one = _is_one(evidence, nodes_of_pass[place : last + 1]) if place < last else True
+            if is_one is False or (is_one is None and _adds_two(steps, place, last)):
                 continue
             is_known &= bool(is_one)
-            before = at - 1
+            before = place - 1
             while before >= 0 and operations.kind_of(steps[before]) in operations.VIEWS:
                 before -= 1
-            nodes[part[at : last + 1]] = True
-            written[part[at + 1 : last + 1]] = True
-            nodes[part[before]] |= before >= 0 and operations.kind_of(steps[before]) is Kind.CAST
+            nodes[nodes_of_pass[place : last + 1]] = True
+            written[nodes_of_pass[place + 1 : last + 1]] = True
+            nodes[nodes_of_pass[before]] |= (
+                before >= 0 and operations.kind_of(steps[before]) is Kind.CAST
+            )
             picked = last + 1
             while picked < len(steps) and operations.kind_of(steps[picked]) in operations.VIEWS:
                 picked += 1
             if picked < len(steps) and steps[picked] in _PICKED:
-                nodes[part[picked]] = True
-                picks |= at < last
+                nodes[nodes_of_pass[picked]] = True
+                picks |= place < last
     if not nodes.any():
         return None
-    made = evidence.ownership.join.operator[nodes]
-    placed = both_ways(evidence, nodes, made, LEAST_SHARE)
+    makers = evidence.ownership.join.operator[nodes]
+    placed = both_ways(evidence, nodes, makers, LEAST_SHARE)
     passes = (
         f"{', '.join(costs.top_nodes(nodes))}: {say.ms(placed.wall_ns)} forward and backward, "
         "each of which reads or writes the scores of all classes, mostly in fp32."
@@ -725,17 +730,17 @@ def _logarithms(steps: Sequence[str]) -> Iterator[tuple[int, int]]:
     Args:
         steps: operations in the order of the forward.
     """
-    for at, one in enumerate(steps):
-        if one == "logsoftmax":
-            yield at, at
-        elif one == "softmax":
-            last = at + 1
+    for index, step in enumerate(steps):
+        if step == "logsoftmax":
+            yield index, index
+        elif step == "softmax":
+            last = index + 1
             while last < len(steps) and (
                 steps[last] in _NEAR_ZERO or operations.kind_of(steps[last]) in operations.VIEWS
             ):
                 last += 1
             if last < len(steps) and steps[last] == "log":
-                yield at, last
+                yield index, last
 
 
 def _is_one(evidence: Evidence, nodes: Ints) -> bool | None:
@@ -750,17 +755,20 @@ def _is_one(evidence: Evidence, nodes: Ints) -> bool | None:
         ``None`` where the sizes are not recorded.
     """
     operators = evidence.ownership.join.operator[nodes].tolist()
-    shapes = [shapes_of(evidence, one) for one in operators]
+    shapes = [shapes_of(evidence, operator) for operator in operators]
     if not all(shapes):
         return None
-    sizes = [[size for one in inputs if (size := prod(one)) > 1] for inputs in shapes]
-    return all(one == sizes[0][:1] for one in sizes)
+    sizes = [
+        [size for sizes_of_input in inputs if (size := prod(sizes_of_input)) > 1]
+        for inputs in shapes
+    ]
+    return all(size_list == sizes[0][:1] for size_list in sizes)
 
 
-def _adds_two(steps: Sequence[str], at: int, last: int) -> bool:
+def _adds_two(steps: Sequence[str], place: int, last: int) -> bool:
     """Return whether a softmax is added to another one that only a layer is between."""
-    before = at - 1
+    before = place - 1
     while before >= 0 and operations.kind_of(steps[before]) in _OF_A_LAYER:
         before -= 1
     is_second = before >= 0 and steps[before] == "softmax"
-    return is_second and not {"add", "maximum"}.isdisjoint(steps[at:last])
+    return is_second and not {"add", "maximum"}.isdisjoint(steps[place:last])

@@ -132,27 +132,36 @@ def _chains(evidence: Evidence) -> tuple[Mask, Mask]:
     function there makes it something else: talking heads, additive attention, the router of
     experts. The fused kernel for the CPU takes no mask that is learned.
     """
-    join, done = evidence.ownership.join, [of_node(name) for name in evidence.spans.node_names]
-    laid_out = {one for one in done if kind_of(one) in _LAID_OUT}
-    of_values = {one for one in done if kind_of(one) is Kind.PRODUCT} - BATCHED_PRODUCTS
+    join, node_operations = (
+        evidence.ownership.join,
+        [of_node(name) for name in evidence.spans.node_names],
+    )
+    laid_out = {operation for operation in node_operations if kind_of(operation) in _LAID_OUT}
+    of_values = {
+        operation for operation in node_operations if kind_of(operation) is Kind.PRODUCT
+    } - BATCHED_PRODUCTS
     before = {*laid_out, *_SCALED_OR_MASKED, *(() if evidence.device == "cpu" else _LEARNED)}
     after = {*laid_out, *_DROPPED_OUT, *of_values}
     numbered = evidence.in_pass & evidence.spans.is_node & (join.sequence >= 0)
     nodes, softmax = np.zeros((2, len(numbered)), bool)
     summed = adds_to_others(evidence)
-    found: dict[int, list[tuple[Ints, int]]] = {}
-    for _, mine in grouped(join.builder, np.flatnonzero(numbered)):
-        mine = mine[np.argsort(join.sequence[mine], kind="stable")]
-        steps = [done[node] for node in evidence.spans.node[mine].tolist()]
-        for at in (at for at, one in enumerate(steps) if one in _SOFTMAX):
-            first, last = _product(steps, at, -1, before), _product(steps, at, 1, after)
-            used_again = summed[mine[at + 1 : last]].any()  # as a router's gate is, say
+    by_owner: dict[int, list[tuple[Ints, int]]] = {}
+    for _, members in grouped(join.builder, np.flatnonzero(numbered)):
+        members = members[np.argsort(join.sequence[members], kind="stable")]
+        steps = [node_operations[node] for node in evidence.spans.node[members].tolist()]
+        for place in (index for index, step in enumerate(steps) if step in _SOFTMAX):
+            first, last = _product(steps, place, -1, before), _product(steps, place, 1, after)
+            used_again = summed[members[place + 1 : last]].any()  # as a router's gate is, say
             if first is not None and last is not None and not used_again:
-                among = [one for one in range(first, last + 1) if steps[one] not in of_values]
-                owner = int(evidence.ownership.owner[mine[first]])
-                found.setdefault(owner, []).append((mine[among], int(mine[at])))
+                among = [
+                    place_between
+                    for place_between in range(first, last + 1)
+                    if steps[place_between] not in of_values
+                ]
+                owner = int(evidence.ownership.owner[members[first]])
+                by_owner.setdefault(owner, []).append((members[among], int(members[place])))
     spent = forward_of(evidence)
-    for chains in found.values():
+    for chains in by_owner.values():
         ends = np.array([(*chain[[0, -1]], middle) for chain, middle in chains])
         if _is_attention(evidence, ends, spent):
             for chain, middle in chains:
@@ -160,12 +169,12 @@ def _chains(evidence: Evidence) -> tuple[Mask, Mask]:
     return nodes, softmax
 
 
-def _product(steps: Sequence[str], at: int, way: int, between: Collection[str]) -> int | None:
+def _product(steps: Sequence[str], place: int, way: int, between: Collection[str]) -> int | None:
     """Return the place of the nearest batched product, if only some operations come before."""
-    at += way
-    while 0 <= at < len(steps) and steps[at] in between:
-        at += way
-    return at if 0 <= at < len(steps) and steps[at] in BATCHED_PRODUCTS else None
+    place += way
+    while 0 <= place < len(steps) and steps[place] in between:
+        place += way
+    return place if 0 <= place < len(steps) and steps[place] in BATCHED_PRODUCTS else None
 
 
 def _is_attention(evidence: Evidence, ends: Ints, spent: Ints) -> bool:
@@ -182,7 +191,7 @@ def _is_attention(evidence: Evidence, ends: Ints, spent: Ints) -> bool:
     if _SLIGHT * softmax < low:
         return False
     operators = evidence.ownership.join.operator[ends[0, :2]]
-    scores, mean = (_shape_of_product(evidence, one) for one in operators.tolist())
+    scores, mean = (_shape_of_product(evidence, operator) for operator in operators.tolist())
     if scores and mean:
         return min(scores[1:]) >= _LEAST_WIDTH and scores[1] <= _WIDEST and scores[2] == mean[1]
     return bool(high <= _ALIKE * low)
@@ -194,7 +203,9 @@ def _shape_of_product(evidence: Evidence, operator: int) -> tuple[int, int, int]
     signature = int(events.signature[operator]) if operator >= 0 else NOTHING
     if signature < 0:
         return None
-    matrices = [one for one in json.loads(events.signatures[signature].shapes) if len(one) == 3]
+    matrices = [
+        sizes for sizes in json.loads(events.signatures[signature].shapes) if len(sizes) == 3
+    ]
     if len(matrices) < 2:
         return None
     (_, rows, inner), (_, _, columns) = matrices[-2:]
@@ -236,9 +247,9 @@ def _drops_out(events: Events, thread: Ints, end: Ints) -> bool:
         """Return the start of the next of these operators after each moment; ``FAR`` for none."""
         result = np.full(len(end), FAR)
         of_thread = dict(grouped(events.thread, index))
-        for one, mine in grouped(thread):
-            times = np.append(np.sort(events.start[of_thread.get(one, index[:0])]), FAR)
-            result[mine] = times[np.searchsorted(times[:-1], end[mine])]
+        for number, members in grouped(thread):
+            times = np.append(np.sort(events.start[of_thread.get(number, index[:0])]), FAR)
+            result[members] = times[np.searchsorted(times[:-1], end[members])]
         return result
 
     return bool((following(random) < following(product)).any())
@@ -299,7 +310,7 @@ _RATIO_OTHER = (
     title="A backward takes many times its forward",
     link="https://docs.pytorch.org/docs/stable/notes/extending.html",
 )
-def backward_ratio(evidence: Evidence, found: Sequence[Finding]) -> Finding | None:
+def backward_ratio(evidence: Evidence, findings: Sequence[Finding]) -> Finding | None:
     """A backward takes many times its forward.
 
     **Cause.** A backward usually takes twice its forward; this one takes more than ten times, and
@@ -340,7 +351,7 @@ def backward_ratio(evidence: Evidence, found: Sequence[Finding]) -> Finding | No
     odd &= ~_estimated(evidence)
     spent = evidence.typical.mean(wall)
     explained: dict[str, int] = {}
-    for other in found:
+    for other in findings:
         for place in other.places:
             explained[place.path] = explained.get(place.path, 0) + place.wall_ns
     # What full backward hooks do is no operation's backward. On a CPU that of a product is two
@@ -352,11 +363,11 @@ def backward_ratio(evidence: Evidence, found: Sequence[Finding]) -> Finding | No
         )
     )
     for module in np.flatnonzero(odd).tolist():
-        known = explained.get(evidence.ownership.owners.path(module), 0)
-        known += costs.of_spans(ordinary & (owner == module))
-        odd[module] = 2 * known < spent[module]
+        explained_ns = explained.get(evidence.ownership.owners.path(module), 0)
+        explained_ns += costs.of_spans(ordinary & (owner == module))
+        odd[module] = 2 * explained_ns < spent[module]
     if not odd.any():
-        return _of_one_function(evidence, found)
+        return _of_one_function(evidence, findings)
     worst = int(np.argmax(np.where(odd, spent, 0)))
     computes = evidence.in_pass & evidence.spans.is_node & ~accumulating(evidence)
     nodes = computes & _working_for(evidence, odd)
@@ -378,7 +389,7 @@ def backward_ratio(evidence: Evidence, found: Sequence[Finding]) -> Finding | No
     )
 
 
-def _of_one_function(evidence: Evidence, found: Sequence[Finding]) -> Finding | None:
+def _of_one_function(evidence: Evidence, findings: Sequence[Finding]) -> Finding | None:
     """Find a Function whose backward takes long beside what else its module does.
 
     A Function may do little in its forward, as one that only reverses a gradient. What its backward
@@ -386,7 +397,7 @@ def _of_one_function(evidence: Evidence, found: Sequence[Finding]) -> Finding | 
     """
     costs, say = evidence.costs, evidence.wording
     nodes = evidence.nodes_named(names.is_custom_function)
-    for other in found:
+    for other in findings:
         if isinstance(other, Found) and other.removable:
             nodes &= ~other.removable.spans
     # Hooks that shard or exchange run in nodes, too, and say so by marks.
@@ -406,8 +417,8 @@ def _of_one_function(evidence: Evidence, found: Sequence[Finding]) -> Finding | 
     if int(often.sum()) < least or not costs.holds_in_most_steps(by_step, _RATIO_LEAST):
         return None
     (first, *_) = heaviest = costs.top_nodes(nodes)
-    mine = nodes & evidence.nodes_named(lambda name: name == first)
-    times = int((backward[mine] / np.maximum(forward[mine], 1)).max())
+    own_nodes = nodes & evidence.nodes_named(lambda name: name == first)
+    times = int((backward[own_nodes] / np.maximum(forward[own_nodes], 1)).max())
     return finding(
         costs.places_of_spans(nodes),
         seen=(
@@ -417,7 +428,7 @@ def _of_one_function(evidence: Evidence, found: Sequence[Finding]) -> Finding | 
             f"{', '.join(costs.top_operators(evidence.names_of(again), time_of(evidence, again)))} "
             "runs again and again in it."
         ),
-        remedy=_of_function(evidence, mine),
+        remedy=_of_function(evidence, own_nodes),
         nodes=heaviest,
         **_priced(evidence, again),
     )
@@ -431,15 +442,15 @@ def _run_again(evidence: Evidence, nodes: Mask) -> Ints:
     events = evidence.events
     nodes = nodes & evidence.nodes_named(names.is_custom_function)
     index, span = operators_inside(events, evidence.ownership)
-    index, span = (one[take(nodes, span, False)] for one in (index, span))
+    index, span = (column[take(nodes, span, False)] for column in (index, span))
     again = [index[:0]]
     if not len(index):
         return index
     spent = time_of(evidence, index)
     for _, inside_node in grouped(span):
-        called, which = numbered(events.name[index[inside_node]].astype(np.int64))
-        most = np.argmax(np.bincount(which, spent[inside_node], len(called)))
-        those = index[inside_node[which == most]]
+        called, name_of = numbered(events.name[index[inside_node]].astype(np.int64))
+        most = np.argmax(np.bincount(name_of, spent[inside_node], len(called)))
+        those = index[inside_node[name_of == most]]
         if len(those) >= _AGAIN:
             again.append(those[np.argsort(events.start[those], kind="stable")][1:])
     return merged(*again)
@@ -481,8 +492,8 @@ def _working_for(evidence: Evidence, chosen: Mask) -> Mask:
     ownership = evidence.ownership
     launch = np.repeat(np.arange(len(ownership.compiled.event)), ownership.launch_shares.count)
     working = launch[chosen[ownership.launch_shares.owner]]
-    found: Mask = chosen[ownership.owner]
-    return found | evidence.spans_with(ownership.compiled.span[working])
+    is_chosen: Mask = chosen[ownership.owner]
+    return is_chosen | evidence.spans_with(ownership.compiled.span[working])
 
 
 def _estimated(evidence: Evidence) -> Mask:
@@ -493,14 +504,14 @@ def _estimated(evidence: Evidence) -> Mask:
     """
     shares, owners = evidence.ownership.work_shares, len(evidence.ownership.owners)
     work = np.arange(len(evidence.work.start))
-    place, share, part = shares.split(work, evidence.costs.device_ns)
+    place, share, divided = shares.split(work, evidence.costs.device_ns)
     compiled = evidence.ownership.compiled
     nobodys = np.append(compiled.shares.largest < 0, False)
     split = (shares.is_split | nobodys[compiled.of_work])[place]
     sums = np.zeros((2, owners), np.int64)
-    np.add.at(sums, (split.astype(np.int64), shares.owner[share]), part)
-    found: Mask = sums[1] > sums[0]
-    return found
+    np.add.at(sums, (split.astype(np.int64), shares.owner[share]), divided)
+    is_estimated: Mask = sums[1] > sums[0]
+    return is_estimated
 
 
 # What to do --------------------------------------------------------------------------------------
@@ -527,21 +538,21 @@ def _of_convolutions(evidence: Evidence, nodes: Mask) -> str:
     events = evidence.events
     index = events.named(Category.OPERATOR, "aten::convolution_backward")
     span = evidence.spans.of(events, index)
-    mine = index[take(nodes, span, False)]
+    operators = index[take(nodes, span, False)]
     kinds = set[str]()
-    for signature in distinct(events.signature[mine]):
+    for signature in distinct(events.signature[operators]):
         try:
             inputs = Inputs.of(events.signatures[signature]) if signature >= 0 else None
             if inputs is None:
                 raise Unknown
-            dilation, transposed, groups = (inputs.value(at) for at in (6, 7, 9))
+            dilation, transposed, groups = (inputs.value(place) for place in (6, 7, 9))
         except Unknown:
             kinds.add(_SLOW_KINDS)
             continue
         kinds |= {"grouped"} if groups != 1 else set()
         kinds |= {"dilated"} if set(dilation) - {1} else set()
         kinds |= {"transposed"} if transposed else set()
-    if not len(mine) or _SLOW_KINDS in kinds:
+    if not len(operators) or _SLOW_KINDS in kinds:
         return (
             f"{tuned}If the convolution is {_SLOW_KINDS}, another one in its place may have a "
             "faster gradient."
@@ -558,10 +569,10 @@ def _of_function(evidence: Evidence, nodes: Mask) -> str:
     """Return what to do about custom Functions, by the operators that their backward calls."""
     events = evidence.events
     index, span = operators_inside(events, evidence.ownership)
-    called, which = numbered(events.name[index[nodes[span]]].astype(np.int64))
+    called, name_of = numbered(events.name[index[nodes[span]]].astype(np.int64))
     if not len(called):
         return "Rewrite the backward of this Function with operators on whole tensors."
-    count = np.bincount(which)
+    count = np.bincount(name_of)
     most = int(np.argmax(count))
     number = round(int(count[most]) / int(nodes.sum()))
     if number < _LOOP:
@@ -628,14 +639,14 @@ def forward_only(evidence: Evidence) -> Finding | None:
 def _followed(evidence: Evidence, calls: Ints) -> Mask:
     """Whether an operator in each of these calls made a node that the backward executes."""
     spans, events, join = evidence.spans, evidence.events, evidence.ownership.join
-    made = merged(join.operator[(join.operator >= 0) & evidence.in_pass])
-    of_thread = dict(grouped(events.thread, made))
-    found = np.zeros(len(calls), bool)
-    for thread, mine in grouped(spans.thread[calls]):
-        times = np.sort(events.start[of_thread.get(thread, made[:0])])
-        first = np.searchsorted(times, spans.start[calls[mine]])
-        found[mine] = first < np.searchsorted(times, spans.end[calls[mine]])
-    return found
+    makers = merged(join.operator[(join.operator >= 0) & evidence.in_pass])
+    of_thread = dict(grouped(events.thread, makers))
+    is_followed = np.zeros(len(calls), bool)
+    for thread, members in grouped(spans.thread[calls]):
+        times = np.sort(events.start[of_thread.get(thread, makers[:0])])
+        first = np.searchsorted(times, spans.start[calls[members]])
+        is_followed[members] = first < np.searchsorted(times, spans.end[calls[members]])
+    return is_followed
 
 
 def _roots(parent: Ints) -> Ints:
@@ -678,22 +689,22 @@ def anomaly_mode(evidence: Evidence) -> Finding | None:
     # else.
     costs, say, events = evidence.costs, evidence.wording, evidence.events
     checks, none = anomaly_checks(evidence), np.zeros(len(evidence.spans.start), bool)
-    made = evidence.ownership.join.operator[evidence.in_pass & evidence.spans.is_node]
-    views = made[take(events.names_where(operations.is_view), evidence.names_of(made), False)]
+    makers = evidence.ownership.join.operator[evidence.in_pass & evidence.spans.is_node]
+    views = makers[take(events.names_where(operations.is_view), evidence.names_of(makers), False)]
     if not len(checks):
         return None
-    kept = merged(views)
-    others = merged(made[made >= 0])
-    others = others[~is_in(others, kept)] if len(kept) else kept
-    stretches = _of_stacks(evidence, checks, kept, others)
-    gone = np.concatenate([checks, kept])
+    kept_views = merged(views)
+    others = merged(makers[makers >= 0])
+    others = others[~is_in(others, kept_views)] if len(kept_views) else kept_views
+    stretches = _of_stacks(evidence, checks, kept_views, others)
+    gone = np.concatenate([checks, kept_views])
     placed = both_ways(evidence, none, gone, LEAST_SHARE, whole=True, stretches=stretches)
     return finding(
         placed,
         seen=(
             f"{say.per_step(len(checks) // 3, 'gradient')} are looked through for NaN: "
             f"{say.ms(placed.wall_ns)}, with the Python stacks that are kept in the forward: of "
-            f"{say.per_step(len(kept), 'view')}, and for as long of "
+            f"{say.per_step(len(kept_views), 'view')}, and for as long of "
             f"{say.per_step(len(others), 'other operator')}."
         ),
         operators=costs.top_operators(evidence.names_of(checks), events.duration[checks]),
@@ -813,10 +824,10 @@ def recompute(evidence: Evidence) -> Finding | None:
         return None
     around = _around_recomputing(evidence, again)
     start, end = around.start, around.end
-    held = costs.idle_within if evidence.report.has_gpu else costs.elapsed
+    held_by = costs.idle_within if evidence.report.has_gpu else costs.elapsed
     owner = np.maximum(evidence.ownership.owner[around.span], 0)
     by_step = costs.owned_by_step(again, evidence.work_of(again))
-    by_step = by_step + costs.operators_by_step(start, held(start, end), owner)
+    by_step = by_step + costs.operators_by_step(start, held_by(start, end), owner)
     removable = replace(
         costs.removable(again, evidence.work_of(again)), stretches=np.stack([start, end])
     )
@@ -825,9 +836,9 @@ def recompute(evidence: Evidence) -> Finding | None:
     )
     cost = placed.wall_ns
     share = percent(cost / evidence.report.wall_ns if evidence.report.wall_ns else 0.0)
-    used, whole = evidence.reserved_bytes or (0, 0)
-    left = 0 < used <= _LITTLE * whole
-    most = f" At most {gigabytes(used, whole)} of memory were reserved." if left else ""
+    used, total = evidence.reserved_bytes or (0, 0)
+    left = 0 < used <= _LITTLE * total
+    most = f" At most {gigabytes(used, total)} of memory were reserved." if left else ""
     return finding(
         placed,
         title=(
@@ -857,9 +868,9 @@ def _around_recomputing(evidence: Evidence, again: Mask) -> Stretches:
     events, spans = evidence.events, evidence.spans
     operators = events.chosen(events.names_where(names.is_operator), Category.OPERATOR)
     inner = np.flatnonzero(again & take(spans.is_node, spans.parent, False))
-    found = [np.empty((3, 0), np.int64)]
-    for thread, mine in grouped(spans.thread[inner]):
-        span, node = inner[mine], spans.parent[inner[mine]]
+    stretches = [np.empty((3, 0), np.int64)]
+    for thread, members in grouped(spans.thread[inner]):
+        span, node = inner[members], spans.parent[inner[members]]
         on_thread = operators[events.thread[operators] == thread]
         begins = np.concatenate([events.start[on_thread], spans.start[spans.thread == thread]])
         ends = np.concatenate([events.end[on_thread], spans.end[spans.thread == thread]])
@@ -867,19 +878,21 @@ def _around_recomputing(evidence: Evidence, again: Mask) -> Stretches:
         after = np.sort(begins)
         after = np.append(after, FAR)[np.searchsorted(after, spans.end[span])]
         of = _first_call_in(evidence, span, spans.start[span])
-        found.append(np.stack([before, spans.start[span], of]))
-        found.append(np.stack([spans.end[span], np.minimum(after, spans.end[node]), of]))
+        stretches.append(np.stack([before, spans.start[span], of]))
+        stretches.append(np.stack([spans.end[span], np.minimum(after, spans.end[node]), of]))
     saves = events.named(Category.OPERATOR, names.CHECKPOINT_SAVES)
     call = spans.of(events, saves)
     saves, call = saves[call >= 0], call[call >= 0]
     # The state of random numbers is kept in empty tensors first.
     operators = operators[~events.name_mask("aten::empty")[events.name[operators]]]
-    for thread, mine in grouped(events.thread[saves]):
+    for thread, members in grouped(events.thread[saves]):
         on_thread = operators[events.thread[operators] == thread]
-        before = _before(events.end[on_thread], events.start[saves[mine]], spans.start[call[mine]])
-        of = _first_call_in(evidence, call[mine], events.end[saves[mine]])
-        found.append(np.stack([before, events.end[saves[mine]], of]))
-    return Stretches(*np.concatenate(found, axis=1))
+        before = _before(
+            events.end[on_thread], events.start[saves[members]], spans.start[call[members]]
+        )
+        of = _first_call_in(evidence, call[members], events.end[saves[members]])
+        stretches.append(np.stack([before, events.end[saves[members]], of]))
+    return Stretches(*np.concatenate(stretches, axis=1))
 
 
 def _first_call_in(evidence: Evidence, outer: Ints, times: Ints) -> Ints:
@@ -904,5 +917,5 @@ def _before(ends: Ints, times: Ints, least: Ints) -> Ints:
     """Return the last of some ends before each time, or ``least`` where that is later."""
     ends = np.sort(ends)
     last = np.append(ends, 0)[np.searchsorted(ends, times, side="right") - 1]
-    found: Ints = np.maximum(last, least)
-    return found
+    ends_before: Ints = np.maximum(last, least)
+    return ends_before

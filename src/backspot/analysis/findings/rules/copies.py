@@ -115,20 +115,20 @@ def device_copies(evidence: Evidence) -> Finding | None:
     to_host = evidence.work_named(lambda name: name.startswith(names.TO_HOST)) & work
     cost = costs.of_work(work)
     if 2 * costs.of_work(to_host) > cost:
-        where, remedy = (
+        direction, remedy = (
             "to the host",
             "Do on the GPU what the host does with these tensors. If they are only logged, copy "
             "them every hundred steps, into pinned memory with non_blocking=True.",
         )
     else:
-        where, remedy = (
+        direction, remedy = (
             "between devices",
             "Put modules that exchange tensors on the same device. Send each activation once, and "
             "split the model where activations are smallest.",
         )
     return finding(
         replace(costs.places_of_work(work), removable=costs.removable(None, work)),
-        title=f"Tensors are copied {where}",
+        title=f"Tensors are copied {direction}",
         seen=f"{say.copies(size[work])}: {say.ms(cost)} in which nothing else runs.",
         remedy=remedy,
         nodes=costs.top_nodes(evidence.spans_of_work(work)),
@@ -195,16 +195,16 @@ def _narrow(evidence: Evidence, copies: Mask) -> Mask:
     size = evidence.events.size[work.event]
     result = np.zeros(len(copies), bool)
     for device in distinct(work.device[copies]):
-        mine = np.flatnonzero(copies & (work.device == device))
+        copied = np.flatnonzero(copies & (work.device == device))
         kernels = np.flatnonzero((work.tier == Tier.COMPUTE) & (work.device == device))
         kernels = kernels[np.argsort(work.start[kernels], kind="stable")]
-        after = np.searchsorted(work.start[kernels], work.end[mine])
-        mine, after = mine[after < len(kernels)], after[after < len(kernels)]
+        after = np.searchsorted(work.start[kernels], work.end[copied])
+        copied, after = copied[after < len(kernels)], after[after < len(kernels)]
         following = kernels[after]
         elements = size[following] / 1000 * _MULTIPROCESSORS * _PER_BLOCK
         # A trace without block counts leaves it open, so the copy counts as narrow.
-        small = (size[mine] < 2.5 * elements) | (size[following] < 0)
-        result[mine] = casting[following] & small
+        small = (size[copied] < 2.5 * elements) | (size[following] < 0)
+        result[copied] = casting[following] & small
     return result
 
 
@@ -259,16 +259,16 @@ def _there_and_back(evidence: Evidence, others: Mask | None) -> Found | None:
     kinds = [operations.kind_of(operations.of_node(name)) for name in spans.node_names]
     letters = [_LETTERS.get(kind, ".") if kind else "." for kind in kinds]
     copies, between = np.zeros((2, len(spans.start)), bool)
-    for part in runs_of_nodes(evidence):
-        text = "".join(letters[node] for node in spans.node[part].tolist())
+    for run in runs_of_nodes(evidence):
+        text = "".join(letters[node] for node in spans.node[run].tolist())
         for match in _THERE_AND_BACK.finditer(text):
-            inside = part[match.start() : match.end()]
-            copies[inside] = [text[at] == "C" for at in range(*match.span())]
-            between[inside] = [text[at] == "." for at in range(*match.span())]
-    made = ownership.join.operator[copies]
-    placed = both_ways(evidence, copies, made, LEAST_SHARE)
+            inside = run[match.start() : match.end()]
+            copies[inside] = [text[index] == "C" for index in range(*match.span())]
+            between[inside] = [text[index] == "." for index in range(*match.span())]
+    makers = ownership.join.operator[copies]
+    placed = both_ways(evidence, copies, makers, LEAST_SHARE)
     if placed.places and others is not None:
-        placed = both_ways(evidence, copies, made, LEAST_SHARE, others=others)
+        placed = both_ways(evidence, copies, makers, LEAST_SHARE, others=others)
     pointwise = np.array([kind is Kind.POINTWISE for kind in kinds] + [False], bool)
     placed, change, longer = _read_across(evidence, placed, copies, between & pointwise[spans.node])
     return finding(

@@ -81,7 +81,7 @@ _REWRITE = (
     title="The backward of one operation takes many times its forward",
     link="https://docs.pytorch.org/docs/stable/notes/extending.html",
 )
-def slow_node(evidence: Evidence, found: Sequence[Finding]) -> Finding | None:
+def slow_node(evidence: Evidence, findings: Sequence[Finding]) -> Finding | None:
     """The backward of one operation takes many times its forward.
 
     **Cause.** Some operations have a backward that does much more than their forward: `x.max()` of
@@ -98,15 +98,17 @@ def slow_node(evidence: Evidence, found: Sequence[Finding]) -> Finding | None:
     """
     costs, say = evidence.costs, evidence.wording
     nodes = evidence.nodes_named(_is_judged) & ~accumulating(evidence) & ~compiled(evidence)
-    for other in found:
+    for other in findings:
         if isinstance(other, Found) and other.removable:
             nodes &= ~other.removable.spans
-    ratios = (other for other in found if other.rule == "backward-ratio")
+    ratios = (other for other in findings if other.rule == "backward-ratio")
     explained = {place.path for other in ratios for place in other.places}
-    known = evidence.ownership.owners.mask(lambda one: one.path in explained)
+    is_explained = evidence.ownership.owners.mask(
+        lambda owner_module: owner_module.path in explained
+    )
     # Hooks that shard or exchange run in nodes, too, and say so by marks.
     marks = evidence.spans_around(evidence.events.of(Category.ANNOTATION))
-    nodes &= ~known[evidence.ownership.owner] & ~marks
+    nodes &= ~is_explained[evidence.ownership.owner] & ~marks
     if not nodes.any():
         return None
     forward, backward = times_of_alike(evidence, nodes)
@@ -116,8 +118,8 @@ def slow_node(evidence: Evidence, found: Sequence[Finding]) -> Finding | None:
     if not nodes.any() or 2 * int((by_step > least).sum()) <= len(by_step):
         return None
     (first, *_) = heaviest = costs.top_nodes(nodes)
-    mine = nodes & evidence.nodes_named(lambda name: name == first)
-    slowest = np.flatnonzero(mine)[np.argmax(backward[mine])]
+    own_nodes = nodes & evidence.nodes_named(lambda name: name == first)
+    slowest = np.flatnonzero(own_nodes)[np.argmax(backward[own_nodes])]
     times = int(backward[slowest] / max(1, forward[slowest]))
     return finding(
         costs.places_of_spans(nodes),
@@ -135,19 +137,19 @@ def slow_node(evidence: Evidence, found: Sequence[Finding]) -> Finding | None:
 
 def _better(name: str) -> str:
     """Return another form of the operation of a node."""
-    done = of_node(name)
-    if done in _OF_ALL and not names.is_extreme_of_all(name):
+    operation = of_node(name)
+    if operation in _OF_ALL and not names.is_extreme_of_all(name):
         return _REWRITE  # its gradient goes to the values that it picks
-    return _BETTER.get(done, _REWRITE)
+    return _BETTER.get(operation, _REWRITE)
 
 
 def _is_judged(name: str) -> bool:
     """Whether a node of this name has as much work as its operator, and no other rule is for it."""
-    done = of_node(name)
+    operation = of_node(name)
     return not (
-        kind_of(done) in _AS_LONG
-        or done in _READ_ONCE
-        or done.startswith(_SPARSE)
+        kind_of(operation) in _AS_LONG
+        or operation in _READ_ONCE
+        or operation.startswith(_SPARSE)
         or is_indexing(name)
         or "::" in name  # a Function of an extension
         or names.is_custom_function(name)
@@ -197,26 +199,26 @@ def written_out_product(evidence: Evidence) -> Finding | str | None:
     if evidence.recording.detailed is not evidence.recording:
         detailed = Evidence(evidence.recording.detailed, evidence.report)
     wide = _wide(detailed, _summed_products(detailed) if detailed is not evidence else pairs)
-    known = {key for key, _, _ in pairs if wide.get(key)}
+    wide_keys = {key for key, _, _ in pairs if wide.get(key)}
     unknown = any(key not in wide for key, _, _ in pairs)
-    chosen = known or ({key for key, _, _ in pairs} if unknown else set())
-    kept = [(multiplied, total) for key, multiplied, total in pairs if key in chosen]
-    nodes = evidence.spans_with(np.array(kept, np.int64).reshape(-1))
-    made = evidence.ownership.join.operator[nodes]
-    placed = both_ways(evidence, nodes, made, LEAST_SHARE, whole=True)
-    if not known:
+    chosen = wide_keys or ({key for key, _, _ in pairs} if unknown else set())
+    chosen_pairs = [(multiplied, total) for key, multiplied, total in pairs if key in chosen]
+    nodes = evidence.spans_with(np.array(chosen_pairs, np.int64).reshape(-1))
+    makers = evidence.ownership.join.operator[nodes]
+    placed = both_ways(evidence, nodes, makers, LEAST_SHARE, whole=True)
+    if not wide_keys:
         by_step = placed.by_step
         often = by_step is not None and costs.holds_in_most_steps(by_step, _LEAST_UNKNOWN)
         return "needs shapes" if placed.places and often else None
     return finding(
         placed,
         seen=(
-            f"{say.per_step(len(kept), 'product')} by broadcasting and the sum of each, forward "
-            f"and backward: {say.ms(placed.wall_ns)}. The product has at least {_WIDER} times the "
-            "elements of its inputs."
+            f"{say.per_step(len(chosen_pairs), 'product')} by broadcasting and the sum of each, "
+            f"forward and backward: {say.ms(placed.wall_ns)}. The product has at least {_WIDER} "
+            "times the elements of its inputs."
         ),
         nodes=costs.top_nodes(nodes),
-        operators=costs.top_operators(evidence.names_of(made), evidence.events.duration[made]),
+        operators=costs.top_operators(evidence.names_of(makers), evidence.events.duration[makers]),
         kernels=costs.top_kernels(evidence.work_of(nodes)),
         at_best=True,
     )
@@ -232,19 +234,19 @@ def _summed_products(evidence: Evidence) -> list[tuple[_Key, int, int]]:
     Each comes with what has it in all steps: the path and the class of its module, and its number
     in the nodes that follow each other there.
     """
-    done = [of_node(name) for name in evidence.spans.node_names]
+    node_operations = [of_node(name) for name in evidence.spans.node_names]
     named, owner = evidence.ownership.owners.named, evidence.ownership.owner
-    found = []
-    for part in runs_of_nodes(evidence):
-        steps = [done[node] for node in evidence.spans.node[part].tolist()]
-        for number, at in enumerate(place for place, one in enumerate(steps) if one == "mul"):
-            then = at + 1
+    products = []
+    for run in runs_of_nodes(evidence):
+        steps = [node_operations[node] for node in evidence.spans.node[run].tolist()]
+        for number, index in enumerate(place for place, step in enumerate(steps) if step == "mul"):
+            then = index + 1
             while then < len(steps) and kind_of(steps[then]) in operations.VIEWS:
                 then += 1
             if then < len(steps) and steps[then] in _SUMS:
-                key = (*named(int(owner[part[at]])), number)
-                found.append((key, int(part[at]), int(part[then])))
-    return found
+                key = (*named(int(owner[run[index]])), number)
+                products.append((key, int(run[index]), int(run[then])))
+    return products
 
 
 def _wide(evidence: Evidence, pairs: list[tuple[_Key, int, int]]) -> dict[_Key, bool]:
@@ -253,12 +255,12 @@ def _wide(evidence: Evidence, pairs: list[tuple[_Key, int, int]]) -> dict[_Key, 
     Products whose shapes are not recorded are left out.
     """
     operator = evidence.ownership.join.operator
-    found: dict[_Key, bool] = {}
+    is_wide: dict[_Key, bool] = {}
     for key, multiplied, total in pairs:
-        inputs, summed = (shapes_of(evidence, int(operator[one])) for one in (multiplied, total))
+        inputs, summed = (shapes_of(evidence, int(operator[node])) for node in (multiplied, total))
         if len(inputs) < 1 or not summed:
             continue
         size = prod(summed[0])
-        larger = max(prod(one) for one in inputs)
-        found[key] = found.get(key, False) or (len(inputs) > 1 and size >= _WIDER * larger)
-    return found
+        larger = max(prod(sizes) for sizes in inputs)
+        is_wide[key] = is_wide.get(key, False) or (len(inputs) > 1 and size >= _WIDER * larger)
+    return is_wide

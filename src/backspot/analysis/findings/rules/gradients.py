@@ -162,19 +162,21 @@ def _further_passes(evidence: Evidence) -> Stretches:
     turn = np.searchsorted(updates, passes.start)
     added = accumulating(evidence)
     of_pass = passes.of_span[added]
-    given = [frozenset(owner[added][of_pass == one].tolist()) for one in range(len(passes.start))]
+    owners_of = [
+        frozenset(owner[added][of_pass == run].tolist()) for run in range(len(passes.start))
+    ]
     calls = np.flatnonzero(~evidence.in_pass & (spans.module >= 0) & (spans.parent < 0))
     calls = calls[np.argsort(spans.start[calls], kind="stable")]
     after = np.searchsorted(spans.start[calls], passes.end)
-    found: list[tuple[int, int, int]] = []
-    for one in range(1, len(passes.start)):
-        same_step = ownership.steps.of_pass[one] == ownership.steps.of_pass[one - 1] >= 0
-        alike = turn[one] == turn[one - 1] and given[one] == given[one - 1] != frozenset()
-        first = calls[after[one - 1]] if after[one - 1] < len(calls) else NOTHING
-        if same_step and alike and first >= 0 and spans.start[first] < passes.start[one]:
-            found.append((int(spans.start[first]), int(passes.end[one]), int(first)))
-    found *= evidence.report.has_gpu
-    return Stretches(*np.array(found, np.int64).reshape(-1, 3).T)
+    stretches: list[tuple[int, int, int]] = []
+    for run in range(1, len(passes.start)):
+        same_step = ownership.steps.of_pass[run] == ownership.steps.of_pass[run - 1] >= 0
+        alike = turn[run] == turn[run - 1] and owners_of[run] == owners_of[run - 1] != frozenset()
+        first = calls[after[run - 1]] if after[run - 1] < len(calls) else NOTHING
+        if same_step and alike and first >= 0 and spans.start[first] < passes.start[run]:
+            stretches.append((int(spans.start[first]), int(passes.end[run]), int(first)))
+    stretches *= evidence.report.has_gpu
+    return Stretches(*np.array(stretches, np.int64).reshape(-1, 3).T)
 
 
 def _in_one_pass(
@@ -193,8 +195,8 @@ def _in_one_pass(
     by_step = costs.owned_by_step(none, work)
     owner = np.maximum(evidence.ownership.owner[further.span], 0)
     by_step = by_step + costs.operators_by_step(start, costs.idle_within(start, end), owner)
-    at = np.searchsorted(start, waits.start, side="right") - 1
-    inside = waits.event[(at >= 0) & (waits.end <= take(end, at))]
+    place = np.searchsorted(start, waits.start, side="right") - 1
+    inside = waits.event[(place >= 0) & (waits.end <= take(end, place))]
     gone = replace(costs.removable(None, work, inside), stretches=np.stack([start, end]))
     return costs.places_by_step(by_step), {"free": gone}
 
@@ -271,10 +273,10 @@ def optimizer_kernels(evidence: Evidence) -> Finding | None:
     **Fix.** One group for each setting. `fused=True`; on a GPU, where the optimizer lacks it,
     `foreach=True`. On a CPU, `foreach=True` and SGD gained nothing.
     """
-    found = _optimizer_of_groups(evidence)
-    if found is None and evidence.device == "cuda":
-        found = _optimizer_one_by_one(evidence)
-    return found or _optimizer_unfused(evidence)
+    cause = _optimizer_of_groups(evidence)
+    if cause is None and evidence.device == "cuda":
+        cause = _optimizer_one_by_one(evidence)
+    return cause or _optimizer_unfused(evidence)
 
 
 _GROUPS_LEAST = 0.02
@@ -294,19 +296,19 @@ def _optimizer_of_groups(evidence: Evidence) -> Finding | None:
     counted_at, marks = counted_at[marks >= 0], marks[marks >= 0]
     if not len(marks):
         return None
-    said = [
+    marks_read = [
         names.read_groups_mark(events.names[name]) or (1, 1) for name in events.name[counted_at]
     ]
-    groups, needed = np.array(said, np.int64).T
+    groups, needed = np.array(marks_read, np.int64).T
     begin = evidence.ownership.passes.after(events.start[marks], events.end[marks])
     of_groups = _of_groups(evidence, marks, begin)
     recorded = np.maximum(events.end[marks] - begin, 1)
-    taken = of_groups.sum() / int(recorded.sum())
+    taken_share = of_groups.sum() / int(recorded.sum())
     if evidence.report.has_gpu:
-        held = costs.idle_within(begin, events.end[marks])
+        held_ns = costs.idle_within(begin, events.end[marks])
     else:
-        held = of_groups * costs.elapsed(begin, events.end[marks]) / recorded
-    by_step = costs.times_by_step(begin, (held * (1 - needed / groups)).astype(np.int64))
+        held_ns = of_groups * costs.elapsed(begin, events.end[marks]) / recorded
+    by_step = costs.times_by_step(begin, (held_ns * (1 - needed / groups)).astype(np.int64))
     if not costs.holds_in_most_steps(by_step, _GROUPS_LEAST):
         return None
     cost = costs.place("(optimizer)", by_step, int(groups.sum()))
@@ -325,7 +327,7 @@ def _optimizer_of_groups(evidence: Evidence) -> Finding | None:
             "foreach=True and fused=True work on the parameters of one group at a time."
         ),
         link=_OPTIMIZER_LINK,
-        change={"groups": (float(taken), float(needed.sum() / groups.sum()))},
+        change={"groups": (float(taken_share), float(needed.sum() / groups.sum()))},
     )
 
 
@@ -352,7 +354,7 @@ def _of_groups(evidence: Evidence, marks: Ints, begin: Ints) -> Ints:
 def _optimizer_unfused(evidence: Evidence) -> Finding | None:
     costs, say, events = evidence.costs, evidence.wording, evidence.events
     marks = events.named(Category.ANNOTATION, names.OPTIMIZER_STEP)
-    marks = marks[np.array([of in _FASTER_FUSED for of in forms_of(events, marks)], bool)]
+    marks = marks[np.array([form in _FASTER_FUSED for form in forms_of(events, marks)], bool)]
     operators = events.named(Category.OPERATOR, names.ATEN)
     inside = enclosing(events, marks, events.thread[operators], events.start[operators])
     fused = inside[events.name_mask("aten::_fused_")[events.name[operators]]]
@@ -461,31 +463,31 @@ def unused_gradient(evidence: Evidence) -> Finding | None:
     accumulate = accumulating(evidence)
     feeder = evidence.ownership.join.feeder
     of_span = unused[owner]
-    part = np.zeros(len(owner))
+    fraction = np.zeros(len(owner))
     for run in range(len(evidence.report.passes)):
-        mine = evidence.ownership.passes.of_span == run
-        used = mine & accumulate & (of_span < 1)
-        wasted = mine & accumulate & (of_span > 0)
+        of_run = evidence.ownership.passes.of_span == run
+        used = of_run & accumulate & (of_span < 1)
+        wasted = of_run & accumulate & (of_span > 0)
         last = spans.start[used].max(initial=-1)
         # If no unused gradient comes last, the engine goes on for the gradient of an input.
         behind = last >= 0 and spans.start[wasted].max(initial=-1) > last
-        needless = mine & (spans.start > last) if behind else np.zeros(len(mine), bool)
+        needless = of_run & (spans.start > last) if behind else np.zeros(len(of_run), bool)
         fed = feeder[wasted & ~needless]
         fed = fed[fed >= 0]
-        part[fed] = np.maximum(part[fed], of_span[fed] / 2)
-        part[wasted] = of_span[wasted]
-        part[needless] = 1.0
+        fraction[fed] = np.maximum(fraction[fed], of_span[fed] / 2)
+        fraction[wasted] = of_span[wasted]
+        fraction[needless] = 1.0
     owners = len(evidence.ownership.owners)
     by_step = np.zeros((owners, len(costs.step_ns)), np.int64)
     gone: list[tuple[Removable, float]] = []
-    for share in sorted(set(part[part > 0].tolist())):
-        chosen = part == share
+    for share in sorted(set(fraction[fraction > 0].tolist())):
+        chosen = fraction == share
         group = np.where(chosen, np.maximum(owner, Special.OUTSIDE), NOTHING)
         by_step += (share * costs.spans_by_step(group, owners)).astype(np.int64)
         # What is needed in part is launched as before.
         spans_gone = chosen if share == 1 else None
         gone.append((costs.removable(spans_gone, evidence.work_of(chosen)), share))
-    cost = costs.places_by_step(by_step, owner[part > 0])
+    cost = costs.places_by_step(by_step, owner[fraction > 0])
     return finding(
         cost,
         seen=(
@@ -493,7 +495,7 @@ def unused_gradient(evidence: Evidence) -> Finding | None:
             f"that no optimizer updates: about {evidence.wording.ms(cost.wall_ns)} of needless "
             "work."
         ),
-        nodes=costs.top_nodes(part > 0),
+        nodes=costs.top_nodes(fraction > 0),
         saves=_of_a_part(evidence, cost.wall_ns),
         change=_on_a_device(evidence, gone),
     )
@@ -513,14 +515,14 @@ def _unused(evidence: Evidence) -> NDArray[np.float64]:
     if len(steps):
         # Before each optimizer has taken a step, its parameters seem to belong to none.
         index = index[events.start[index] >= events.start[steps].max()]
-    found: dict[tuple[str, str], float] = {}
+    unused: dict[tuple[str, str], float] = {}
     for name in distinct(events.name[index]):
         if (label := events.labels[name]) is not None:
             key = label.path, label.class_name
-            found[key] = max(found.get(key, 0.0), unused_part(label))
+            unused[key] = max(unused.get(key, 0.0), unused_part(label))
     owners = evidence.ownership.owners
-    parts = (found.get((one.path, one.class_name), 0.0) for one in owners.modules)
-    return np.array([*[0.0] * len(Special), *parts])
+    fractions = (unused.get((module.path, module.class_name), 0.0) for module in owners.modules)
+    return np.array([*[0.0] * len(Special), *fractions])
 
 
 @rule(
@@ -552,7 +554,7 @@ def zero_grad_fill(evidence: Evidence) -> Finding | None:
     change: dict[str, Removable] = {}
     if evidence.device == "cpu":
         calls = zeroing(evidence)
-        number, thing = len(calls), "call"
+        number, noun = len(calls), "call"
         change = {"free": costs.removable(adds, None, operators=calls)}
         start, end = events.start[calls], events.end[calls]
         filled = costs.times_by_step(start, costs.elapsed(start, end))
@@ -564,16 +566,16 @@ def zero_grad_fill(evidence: Evidence) -> Finding | None:
         adding = evidence.work_of(adds) & (around >= 0)
         operators = merged(zeroing(evidence), around[adding])
         change = {"free": costs.removable(None, work | adding, operators=operators)}
-        number, thing = int(work.sum()), "kernel"
+        number, noun = int(work.sum()), "kernel"
         filled, added = costs.of_work_by_step(work), costs.of_work_by_step(adding)
         kernels = costs.top_kernels(work | adding)
     if not number:
         return None
-    spent, later = (evidence.typical.value(one) for one in (filled, added))
+    spent, later = (evidence.typical.value(times) for times in (filled, added))
     then = f" Backward then adds to the zeros for {say.ms(later)}." if later else ""
     return finding(
         costs.place("(optimizer)", filled + added, number),
-        seen=f"{say.per_step(number, thing)} of zero_grad, {say.ms(spent)}.{then}",
+        seen=f"{say.per_step(number, noun)} of zero_grad, {say.ms(spent)}.{then}",
         kernels=kernels,
         change=change,
     )
@@ -610,15 +612,15 @@ def unread_gradient(evidence: Evidence) -> Finding | None:
     marks, span = marks[span >= 0], span[span >= 0]
     if not len(marks):
         return None
-    parts = np.array([_part(events.names[name]) for name in events.name[marks]])
+    fractions = np.array([_part(events.names[name]) for name in events.name[marks]])
     owner, owners = evidence.ownership.owner, len(evidence.ownership.owners)
     by_step = np.zeros((owners, len(costs.step_ns)), np.int64)
     unread: list[tuple[Removable, float]] = []
-    for part in merged(parts).tolist():
-        nodes = evidence.spans_with(span[parts == part])
-        mine = costs.owned_by_step(nodes, evidence.work_of(nodes))
-        by_step += (part * mine).astype(np.int64)
-        unread.append((costs.removable(None, evidence.work_of(nodes)), part))
+    for fraction in merged(fractions).tolist():
+        nodes = evidence.spans_with(span[fractions == fraction])
+        owned_ns = costs.owned_by_step(nodes, evidence.work_of(nodes))
+        by_step += (fraction * owned_ns).astype(np.int64)
+        unread.append((costs.removable(None, evidence.work_of(nodes)), fraction))
     placed = costs.places_by_step(by_step, owner[span])
     of_user = costs.top_nodes(evidence.spans_with(span))
     return finding(
@@ -643,19 +645,19 @@ def _of_a_part(evidence: Evidence, ns: int) -> Saving | None:
 
 
 def _on_a_device(
-    evidence: Evidence, parts: Sequence[tuple[Removable, float]]
+    evidence: Evidence, works: Sequence[tuple[Removable, float]]
 ) -> dict[str, Sequence[tuple[Removable, float]]]:
     """Return the change without parts of some work: beside a device, a replay knows what that is.
 
     What the device does less is a part of its time, and what the host hides of it saves nothing.
     """
-    return {"parts": parts} if evidence.report.has_gpu else {}
+    return {"parts": works} if evidence.report.has_gpu else {}
 
 
 def _part(mark: str) -> float:
     """Return which part of the gradients of a node nobody reads."""
-    some, every = names.read_unread_mark(mark) or (0, 1)
-    return some / max(1, every)
+    unread, total = names.read_unread_mark(mark) or (0, 1)
+    return unread / max(1, total)
 
 
 _REPEATS = 0.75
@@ -693,38 +695,40 @@ def second_backward(evidence: Evidence) -> Finding | None:
     directions, `is_grads_batched=True`, `torch.func.vmap` or forward mode (`torch.func.jvp`).
     """
     costs, say = evidence.costs, evidence.wording
-    made, within = made_by_nodes(evidence)
+    made_nodes, within = made_by_nodes(evidence)
     # A Function that differentiates in its own backward runs these nodes in it, and no later pass.
-    later = evidence.spans.start[made] >= evidence.spans.end[within]
-    made, within = made[later], within[later]
+    later = evidence.spans.start[made_nodes] >= evidence.spans.end[within]
+    made_nodes, within = made_nodes[later], within[later]
     passes = evidence.ownership.passes.of_span
     inner = is_in(passes, distinct(passes[within])) & evidence.in_pass
-    kept = inner.copy()
-    kept[made] = True
-    placed = costs.places_of_spans(kept)
+    both = inner.copy()
+    both[made_nodes] = True
+    placed = costs.places_of_spans(both)
     if not placed.places:
         return None
     again, times = _again(evidence, inner)
-    while (more := again[within] & ~again[made]).any():  # and what the next passes run for them
-        again[made[more]] = True
+    while (
+        more := again[within] & ~again[made_nodes]
+    ).any():  # and what the next passes run for them
+        again[made_nodes[more]] = True
     several = costs.holds_in_most_steps(costs.of_spans_by_step(again), LEAST_SHARE)
-    seen = (
-        f"A backward with create_graph=True, and {say.per_step(len(made), 'node')} of the next "
-        f"one that go through it, take {say.ms(placed.wall_ns)}: this double backward is what "
+    evidence_text = (
+        f"A backward with create_graph=True, and {say.per_step(len(made_nodes), 'node')} of the "
+        f"next one that go through it, take {say.ms(placed.wall_ns)}: this double backward is what "
         "a gradient penalty costs."
     )
     if not several:
-        nodes = costs.top_nodes(kept)
-        penalty = _beside_a_loss(evidence, inner, made)
+        nodes = costs.top_nodes(both)
+        penalty = _beside_a_loss(evidence, inner, made_nodes)
         if penalty is None or penalty.removable is None:
-            return finding(placed, seen=seen, nodes=nodes, priced=False)
+            return finding(placed, seen=evidence_text, nodes=nodes, priced=False)
         gone = penalty.removable
         if evidence.report.has_gpu:  # on a part of the batch, the host does as much as before
             gone = costs.removable(None, gone.work)
         return finding(
             penalty,
             seen=(
-                f"{seen} With its forward, and what of that runs again, it is "
+                f"{evidence_text} With its forward, and what of that runs again, it is "
                 f"{say.ms(penalty.wall_ns)}. The same modules also run without it. If it is a "
                 "penalty, the price is that of computing it on an eighth of the batch."
             ),
@@ -737,8 +741,8 @@ def second_backward(evidence: Evidence) -> Finding | None:
         replace(placed, removable=repeated.removable),
         title="Backward passes run the same nodes again",
         seen=(
-            f"{seen} In it, {say.per_step(times, 'pass', 'passes')} mostly run nodes that an "
-            f"earlier pass of the step has run: {say.ms(repeated.wall_ns)}, with the nodes that "
+            f"{evidence_text} In it, {say.per_step(times, 'pass', 'passes')} mostly run nodes that "
+            f"an earlier pass of the step has run: {say.ms(repeated.wall_ns)}, with the nodes that "
             "they make."
         ),
         remedy=(
@@ -751,7 +755,7 @@ def second_backward(evidence: Evidence) -> Finding | None:
     )
 
 
-def _beside_a_loss(evidence: Evidence, inner: Mask, made: Ints) -> Placed | None:
+def _beside_a_loss(evidence: Evidence, inner: Mask, made_nodes: Ints) -> Placed | None:
     """Return what gradients of gradients and their forward cost, where a loss is beside them.
 
     There the same modules run another forward, at least as large, that a pass trains without any
@@ -759,16 +763,16 @@ def _beside_a_loss(evidence: Evidence, inner: Mask, made: Ints) -> Placed | None
 
     Args:
         inner: the nodes of passes that are differentiated.
-        made: the nodes that those made.
+        made_nodes: the nodes that those made.
     """
     join, spans, owner = evidence.ownership.join, evidence.spans, evidence.ownership.owner
-    if inner[made].any():
+    if inner[made_nodes].any():
         return None
     nodes = np.flatnonzero(evidence.in_pass & spans.is_node & (join.sequence >= 0))
     key = join.builder[nodes] * (int(join.sequence.max()) + 1) + join.sequence[nodes]
     shared = is_in(key, distinct(key[inner[nodes]]))
     gone, plain = evidence.spans_with(nodes[shared]), evidence.spans_with(nodes[~shared])
-    gone[made], plain[made] = True, False
+    gone[made_nodes], plain[made_nodes] = True, False
     plain &= is_in(owner, distinct(owner[inner]))
     if evidence.costs.of_running(plain) < evidence.costs.of_running(inner):
         return None
@@ -787,23 +791,23 @@ def _again(evidence: Evidence, inner: Mask) -> tuple[Mask, int]:
     join, spans = evidence.ownership.join, evidence.spans
     passes = evidence.ownership.passes
     step = evidence.ownership.steps.of_pass
-    mine = np.flatnonzero(inner & spans.is_node & (join.sequence >= 0))
-    mine = mine[np.argsort(spans.start[mine], kind="stable")]
+    own_nodes = np.flatnonzero(inner & spans.is_node & (join.sequence >= 0))
+    own_nodes = own_nodes[np.argsort(spans.start[own_nodes], kind="stable")]
     length = spans.end - spans.start
-    run = passes.of_span[mine]
+    run = passes.of_span[own_nodes]
     again = np.zeros(len(spans.start), bool)
     earlier: dict[int, list[set[tuple[int, int]]]] = {}  # the nodes of each pass, by step
     times = 0
-    for one in merged(run).tolist():
-        nodes = mine[run == one]
+    for run_index in merged(run).tolist():
+        nodes = own_nodes[run == run_index]
         keys = [*zip(join.builder[nodes].tolist(), join.sequence[nodes].tolist(), strict=True)]
-        known = earlier.setdefault(int(step[one]), [])
-        shared = [np.array([key in before for key in keys], bool) for before in known]
-        best = max(shared, key=lambda some: int(length[nodes[some]].sum()), default=None)
+        earlier_runs = earlier.setdefault(int(step[run_index]), [])
+        shared = [np.array([key in before for key in keys], bool) for before in earlier_runs]
+        best = max(shared, key=lambda is_shared: int(length[nodes[is_shared]].sum()), default=None)
         if best is not None and length[nodes[best]].sum() >= _REPEATS * length[nodes].sum():
             again[nodes[best]] = True
             times += 1
-        known.append(set(keys))
+        earlier_runs.append(set(keys))
     return again, times
 
 

@@ -96,60 +96,62 @@ def launch_bound(evidence: Evidence, others: Sequence[Finding]) -> Finding | Non
     # and so do a phase that another finding is about, and the calls and nodes that are its cause.
     costs, say, report = evidence.costs, evidence.wording, evidence.report
     claimed, looped = np.zeros(len(evidence.spans.start), bool), set[str]()
-    for one in others:
-        if isinstance(one, Found) and one.removable and one.removable.with_host:
-            claimed |= one.removable.spans
-            if one.removable.stretches.size:
-                looped |= {place.path for place in one.places}
-    mine = launching(evidence) & ~claimed
-    cost = costs.of_host(mine)
+    for other in others:
+        if isinstance(other, Found) and other.removable and other.removable.with_host:
+            claimed |= other.removable.spans
+            if other.removable.stretches.size:
+                looped |= {place.path for place in other.places}
+    launching_spans = launching(evidence) & ~claimed
+    cost = costs.of_host(launching_spans)
     if cost < LEAST_LAUNCHING * report.wall_ns:
-        mine, cost = mine & False, 0
+        launching_spans, cost = launching_spans & False, 0
     calls = merged(evidence.ownership.owner[claimed & (evidence.spans.module >= 0)])
     paths = {evidence.ownership.owners.path(owner) for owner in calls.tolist()}
-    phases = {place.path for one in others for place in one.places if place.path[:1] == "("}
+    phases = {place.path for other in others for place in other.places if place.path[:1] == "("}
     late = _late_phases(evidence, paths | phases | looped)
     idle = {
         "backward": cost,
-        **{name: sum(one.idle_ns for one in some) for name, some in late.items()},
+        **{name: sum(launch.idle_ns for launch in launches) for name, launches in late.items()},
     }
-    name = max(idle, key=lambda one: idle[one])
+    name = max(idle, key=lambda phase: idle[phase])
     if not idle[name]:
         return None
     if name == "backward":
         kernels = int(evidence.backward.sum())
         length = int(costs.device_ns[evidence.backward].sum()) / max(kernels, 1) / 1e3
-        seen = (
+        evidence_text = (
             f"For {percent(cost / report.wall_ns)} of the backward, {say.ms(cost)}, the "
             "GPU has nothing queued while the host executes nodes. The backward has "
             f"{say.per_step(kernels, 'kernel')} of {length:.1f} µs on average."
         )
     else:
-        number, after = (sum(getattr(one, of) for one in late[name]) for of in ("count", "late"))
+        number, after = (
+            sum(getattr(launch, field) for launch in late[name]) for field in ("count", "late")
+        )
         phase = evidence.phase(name)
-        seen = (
+        evidence_text = (
             f"For {percent(idle[name] / (phase.wall_ns if phase else 1))} of the {name}, "
             f"{say.ms(idle[name])}, the GPU has nothing queued while the host launches: it waits "
             f"for {after:,} of {number:,} kernels and copies per {report.per}."
         )
-    more = [f"{say.ms(ns)} in the {one}" for one, ns in idle.items() if ns and one != name]
-    seen += f" Also {', '.join(more)}." if more else ""
-    replaying = mine & evidence.spans_of_work(evidence.work.replays & evidence.backward)
+    more = [f"{say.ms(ns)} in the {phase}" for phase, ns in idle.items() if ns and phase != name]
+    evidence_text += f" Also {', '.join(more)}." if more else ""
+    replaying = launching_spans & evidence.spans_of_work(evidence.work.replays & evidence.backward)
     replayed = cost and 2 * costs.of_host(replaying) >= cost
-    is_compiled = cost and 2 * costs.of_host(mine & compiled(evidence)) >= cost
+    is_compiled = cost and 2 * costs.of_host(launching_spans & compiled(evidence)) >= cost
     remedy = _REPLAYED if replayed else _COMPILED if is_compiled else _LAUNCHED
     if (replayed or is_compiled) and (breaks := graph_breaks(evidence)):
         remedy += f" The graphs break at {', '.join(breaks)}."
     busy = percent(costs.busy_ns / max(1, evidence.step_ns))
-    said = f"Without the profiler, the GPU is busy for {busy} of the step."
+    remark = f"Without the profiler, the GPU is busy for {busy} of the step."
     if report.clock == "recorded":
-        said = "(The profiler slows the host: without it the share is lower.)"
+        remark = "(The profiler slows the host: without it the share is lower.)"
     return finding(
-        _with_phases(evidence, costs.places_of_spans(mine, with_work=False), late),
-        seen=f"{seen} {said}",
+        _with_phases(evidence, costs.places_of_spans(launching_spans, with_work=False), late),
+        seen=f"{evidence_text} {remark}",
         remedy=_of_update(evidence) if not cost and name == "optimizer" else remedy,
         link=_COMPILE,
-        nodes=costs.top_nodes(mine),
+        nodes=costs.top_nodes(launching_spans),
         change={"graph": True},
     )
 
@@ -160,36 +162,36 @@ def _of_update(evidence: Evidence) -> str:
     return at_once(forms_of(evidence.events, steps)) or UPDATED_BY_HAND
 
 
-def _late_phases(evidence: Evidence, known: Container[str]) -> dict[str, list[Launches]]:
-    """Return what launches too late in phases with many; not in the backward and ``known``."""
-    report, found = evidence.report, dict[str, list[Launches]]()
-    launches = [one for one in evidence.recording.launches if one.path not in known]
+def _late_phases(evidence: Evidence, explained: Container[str]) -> dict[str, list[Launches]]:
+    """Return what launches too late in phases with many; not in the backward and ``explained``."""
+    report, late = evidence.report, dict[str, list[Launches]]()
+    launches = [launch for launch in evidence.recording.launches if launch.path not in explained]
     if evidence.costs.busy_ns > (1 - LEAST_LAUNCHING) * evidence.step_ns:
-        return found
+        return late
     for phase in report.phases:
-        some = [one for one in launches if one.phase == phase.name]
+        of_phase = [launch for launch in launches if launch.phase == phase.name]
         # It must matter as much as the same share of the backward does, or of the step.
-        whole = report.wall_ns if phase.name == "forward" else evidence.step_ns
-        least = max(1, LEAST_LAUNCHING * max(phase.wall_ns, whole))
-        launching_phase = phase.name in _LAUNCHING_PHASES and f"({phase.name})" not in known
-        if launching_phase and sum(one.idle_ns for one in some) >= least:
-            found[phase.name] = some
-    return found
+        whole_ns = report.wall_ns if phase.name == "forward" else evidence.step_ns
+        least = max(1, LEAST_LAUNCHING * max(phase.wall_ns, whole_ns))
+        launching_phase = phase.name in _LAUNCHING_PHASES and f"({phase.name})" not in explained
+        if launching_phase and sum(launch.idle_ns for launch in of_phase) >= least:
+            late[phase.name] = of_phase
+    return late
 
 
 def _with_phases(evidence: Evidence, placed: Placed, late: dict[str, list[Launches]]) -> Placed:
     """Return the places together with those at which phases launch too late."""
     steps = evidence.report.steps
-    found = {(place.path, place.class_name): place for place in placed.places}
-    for one in (one for some in late.values() for one in some if one.idle_ns):
-        key = (one.path if one.class_name else f"({one.phase})", one.class_name)
-        before = found.get(key, Place(*key, 0, 0))
-        count, wall_ns = before.count + one.count, before.wall_ns + one.idle_ns
-        found[key] = replace(before, count=count, wall_ns=wall_ns)
-    places = tuple(sorted(found.values(), key=lambda place: (-place.wall_ns, place.path)))
+    by_key = {(place.path, place.class_name): place for place in placed.places}
+    for launch in (launch for launches in late.values() for launch in launches if launch.idle_ns):
+        key = (launch.path if launch.class_name else f"({launch.phase})", launch.class_name)
+        before = by_key.get(key, Place(*key, 0, 0))
+        count, wall_ns = before.count + launch.count, before.wall_ns + launch.idle_ns
+        by_key[key] = replace(before, count=count, wall_ns=wall_ns)
+    places = tuple(sorted(by_key.values(), key=lambda place: (-place.wall_ns, place.path)))
     wall_ns = sum(place.wall_ns for place in places)
-    known = placed if placed.places else Placed((), 0, steps)  # without, nothing can be removed
-    return replace(known, places=places, wall_ns=wall_ns, steps=max(known.steps, steps))
+    base = placed if placed.places else Placed((), 0, steps)  # without, nothing can be removed
+    return replace(base, places=places, wall_ns=wall_ns, steps=max(base.steps, steps))
 
 
 _FULL = 1000  # Events.size of a kernel with one thread block for each multiprocessor
@@ -224,24 +226,26 @@ def small_batch(evidence: Evidence, others: Sequence[Finding]) -> Finding | None
     # It stands for the idle time that no other cause claims, and is silent where others claim most.
     costs = evidence.costs
     size = evidence.events.size[evidence.work.event]
-    known = (evidence.work.tier == Tier.COMPUTE) & (size >= 0)
-    length = costs.device_ns[known]
+    is_known = (evidence.work.tier == Tier.COMPUTE) & (size >= 0)
+    length = costs.device_ns[is_known]
     if not length.sum():
         return None
-    used = float((np.minimum(size[known], _FULL) * length).sum() / length.sum() / _FULL)
+    used = float((np.minimum(size[is_known], _FULL) * length).sum() / length.sum() / _FULL)
     if used * costs.busy_ns > _USED * evidence.step_ns:
         return None
-    mine = launching(evidence)
-    launch_bound = costs.of_host(mine)
+    launching_spans = launching(evidence)
+    launch_bound = costs.of_host(launching_spans)
     if not launch_bound:
         return None
-    is_compiled = 2 * costs.of_host(mine & compiled(evidence)) >= launch_bound
+    is_compiled = 2 * costs.of_host(launching_spans & compiled(evidence)) >= launch_bound
     # A larger batch does not load faster, so waiting for data is not counted.
     before = [evidence.phase("data"), evidence.phase("host")]
     waited = sum(phase.wall_ns - phase.busy_ns for phase in before if phase)
     idle = np.maximum(launch_bound, costs.step_ns - costs.busy_ns - waited)
     # Launches of small kernels are the same cause, seen from the host.
-    claimed = sum(_idle_claimed(evidence, one) for one in others if one.rule != "launch-bound")
+    claimed = sum(
+        _idle_claimed(evidence, other) for other in others if other.rule != "launch-bound"
+    )
     left = 1 - claimed / max(1, evidence.typical.value(idle))
     if left <= 0.5:
         return None
@@ -263,11 +267,11 @@ def small_batch(evidence: Evidence, others: Sequence[Finding]) -> Finding | None
     )
 
 
-def _idle_claimed(evidence: Evidence, found: Finding) -> int:
+def _idle_claimed(evidence: Evidence, cause: Finding) -> int:
     """Return how much of the time that a finding claims no device works for its cause."""
-    work = found.removable.work if isinstance(found, Found) and found.removable else None
+    work = cause.removable.work if isinstance(cause, Found) and cause.removable else None
     busy = 0 if work is None else evidence.costs.of_device(work)
-    return max(0, found.wall_ns - busy)
+    return max(0, cause.wall_ns - busy)
 
 
 _CELLS_MANY = 8
@@ -304,36 +308,38 @@ def recurrent_cells(evidence: Evidence) -> Finding | None:
     # holds for all of them in fp64.
     spans, costs, say = evidence.spans, evidence.costs, evidence.wording
     cells = evidence.events.named(Category.OPERATOR, "aten::lstm_cell")
-    double = np.array(["double" in one.types for one in evidence.events.signatures] + [False])
+    double = np.array(
+        ["double" in signature.types for signature in evidence.events.signatures] + [False]
+    )
     cells = cells[~double[evidence.events.signature[cells]]]
     span = spans.of(evidence.events, cells)
     owner = evidence.ownership.owner[span[(span >= 0) & ~evidence.in_pass[span]]]
     calls = np.bincount(owner, minlength=len(evidence.ownership.owners))
     looped = calls >= _CELLS_MANY * evidence.report.steps
-    kept = (span >= 0) & take(~evidence.in_pass, span, False)
-    kept &= looped[take(evidence.ownership.owner, span, 0)]
-    cells, span = cells[kept], span[kept]
-    mine = nodes_of(evidence, cells)
+    in_loop = (span >= 0) & take(~evidence.in_pass, span, False)
+    in_loop &= looped[take(evidence.ownership.owner, span, 0)]
+    cells, span = cells[in_loop], span[in_loop]
+    nodes = nodes_of(evidence, cells)
     # The call of a cell is nothing but the cell. A module with a loop of its own does more.
-    cell = evidence.ownership.owners.mask(lambda one: one.class_name == "LSTMCell")
-    whole = cell[evidence.ownership.owner[span]]
+    cell = evidence.ownership.owners.mask(lambda owner: owner.class_name == "LSTMCell")
+    is_whole = cell[evidence.ownership.owner[span]]
     start, end = (
-        np.where(whole, of_call[span], of_cell[cells])
+        np.where(is_whole, of_call[span], of_cell[cells])
         for of_call, of_cell in (
             (spans.start, evidence.events.start),
             (spans.end, evidence.events.end),
         )
     )
-    outer = np.where(whole, spans.parent[span], span)
+    outer = np.where(is_whole, spans.parent[span], span)
     stretches = _with_python(evidence, Stretches(start, end, span), outer)
-    placed = both_ways(evidence, mine, cells, LEAST_SHARE, whole=True, stretches=stretches)
+    placed = both_ways(evidence, nodes, cells, LEAST_SHARE, whole=True, stretches=stretches)
     return finding(
         placed,
         seen=(
             f"{say.per_step(int(calls[looped].sum()), 'call')} take "
             f"{say.ms(placed.wall_ns)}, forward and backward."
         ),
-        nodes=costs.top_nodes(mine),
+        nodes=costs.top_nodes(nodes),
         operators=("aten::lstm_cell",),
         at_best=True,
     )
@@ -347,7 +353,7 @@ def _with_python(evidence: Evidence, turns: Stretches, outer: Ints) -> Stretches
     """
     events = evidence.events
     order = np.argsort(turns.start, kind="stable")
-    start, end, span = (one[order] for one in (turns.start, turns.end, turns.span))
+    start, end, span = (column[order] for column in (turns.start, turns.end, turns.span))
     index, _ = forward_operators(evidence)
     works = ~events.names_where(operations.is_view)[events.name[index]]
     times = np.sort(events.start[index[works]])
@@ -385,8 +391,8 @@ def cpu_operators(evidence: Evidence) -> Finding | None:
     span = evidence.spans.of(evidence.events, index)
     index, span = index[span >= 0], span[span >= 0]
     cost = evidence.costs.idle_within(evidence.events.start[index], evidence.events.end[index])
-    kept = (cost > 0) & _in_every_step(evidence, index, span)
-    index, span, cost = index[kept], span[kept], cost[kept]
+    costly = (cost > 0) & _in_every_step(evidence, index, span)
+    index, span, cost = index[costly], span[costly], cost[costly]
     if not len(index):
         return None
     operators = costs.top_operators(evidence.names_of(index), cost)
@@ -422,11 +428,11 @@ def _freed(evidence: Evidence, index: Ints) -> Ints:
     )
     of_thread = dict(grouped(events.thread, others))
     end = events.end[index]
-    found = end + events.duration[index]
-    for thread, mine in grouped(events.thread[index]):
+    freed = end + events.duration[index]
+    for thread, members in grouped(events.thread[index]):
         starts = np.append(np.sort(events.start[of_thread.get(thread, others[:0])]), FAR)
-        found[mine] = np.minimum(found[mine], starts[np.searchsorted(starts, end[mine])])
-    ends: Ints = np.minimum(found, spans.end[spans.of(events, index)])
+        freed[members] = np.minimum(freed[members], starts[np.searchsorted(starts, end[members])])
+    ends: Ints = np.minimum(freed, spans.end[spans.of(events, index)])
     return np.maximum(ends, end)
 
 
@@ -436,8 +442,8 @@ def _in_every_step(evidence: Evidence, index: Ints, span: Ints) -> Mask:
     An operator that takes long only once was interrupted: another process had the CPU.
     """
     owner = evidence.ownership.owner[span]
-    _, which = numbered(owner * len(evidence.events.names) + evidence.events.name[index])
-    often: Mask = np.bincount(which)[which] >= evidence.report.steps
+    _, kind_of = numbered(owner * len(evidence.events.names) + evidence.events.name[index])
+    often: Mask = np.bincount(kind_of)[kind_of] >= evidence.report.steps
     return often
 
 
@@ -541,13 +547,13 @@ def host_waits(evidence: Evidence) -> Finding | None:
     callers = events.name[np.where(waits.caller >= 0, waits.caller, waits.event)]
     spent = np.where(waits.idle > 0, waits.idle, 1)
     operators = costs.top_operators(callers, spent)
-    where = sorted({NAMES[phase] for phase in waits.phase.tolist()})
+    phases = sorted({NAMES[phase] for phase in waits.phase.tolist()})
     synchronized = take(of_synchronized(evidence), waits.owner, False).mean() >= 0.5
     return finding(
         placed,
         seen=(
             f"{say.per_step(int(waits.first.sum()), 'wait')} in {', '.join(operators)} "
-            f"({', '.join(where)}). The host waits for {say.ms(long)}, and the GPU is then idle "
+            f"({', '.join(phases)}). The host waits for {say.ms(long)}, and the GPU is then idle "
             f"for {say.ms(idle)}."
             f"{f' {elsewhere} are of another finding.' if more else ''}"
         ),
@@ -564,17 +570,17 @@ def _waiting(evidence: Evidence, waits: HostWaits) -> Removable:
     Of the latter, the nodes of the backward go too: an operator on all rows has neither. With what
     reads a value goes what computes it for nothing else.
     """
-    events, made = evidence.events, evidence.ownership.join.operator
+    events, makers = evidence.events, evidence.ownership.join.operator
     callers = merged(waits.caller[waits.caller >= 0])
     sized, read = (
         callers[events.names_where(lambda name: name.startswith(kind))[events.name[callers]]]  # noqa: B023
         for kind in (_SIZES, _VALUES)
     )
-    known = np.flatnonzero((made >= 0) & evidence.in_pass & evidence.spans.is_node)
-    operator = made[known]
+    made_nodes = np.flatnonzero((makers >= 0) & evidence.in_pass & evidence.spans.is_node)
+    operator = makers[made_nodes]
     inside = enclosing(events, sized, events.thread[operator], events.start[operator])
-    nodes = np.zeros(len(made), bool)
-    nodes[known[inside >= 0]] = True
+    nodes = np.zeros(len(makers), bool)
+    nodes[made_nodes[inside >= 0]] = True
     return evidence.costs.removable(
         nodes,
         evidence.work_of(nodes),
@@ -585,10 +591,10 @@ def _waiting(evidence: Evidence, waits: HostWaits) -> Removable:
 
 def _without_waits(operators: tuple[str, ...]) -> str:
     """Return what helps against waits in these operators."""
-    said = [
+    remedies = [
         remedy for kind, remedy in _KEEP.items() if any(name.startswith(kind) for name in operators)
     ]
-    return " ".join(said) or _NO_SYNCHRONIZE
+    return " ".join(remedies) or _NO_SYNCHRONIZE
 
 
 _LESS = (
@@ -656,8 +662,8 @@ def waiting_for_data(evidence: Evidence) -> Finding | None:
     phase = evidence.phase(name)
     if phase is None or not (marked or evidence.report.has_gpu):
         return None
-    known = sum(line.wall_ns for line in lines_of(evidence.report) if line.phase == name)
-    if not marked and 2 * known >= phase.wall_ns:
+    known_ns = sum(line.wall_ns for line in lines_of(evidence.report) if line.phase == name)
+    if not marked and 2 * known_ns >= phase.wall_ns:
         return None  # stacks say what the host does, and rules about lines whether it matters
     say, costs, batches = evidence.wording, evidence.costs, evidence.batches
     handed_over = evidence.by_step(batches.start, _handed_over(evidence))
@@ -675,7 +681,7 @@ def waiting_for_data(evidence: Evidence) -> Finding | None:
     saves = None
     if marked:
         title = "The step waits for its data"
-        seen = (
+        evidence_text = (
             f"{time} pass before the next batch is ready. The model does not run in this time."
             f"{in_turn}{_paces(evidence, spent)}"
         )
@@ -687,7 +693,7 @@ def waiting_for_data(evidence: Evidence) -> Finding | None:
             saves = Saving(spent, 0, spent, at_best=True)  # it may have been unpickled meanwhile
     else:
         title = "The GPU is idle before the batch is copied"
-        seen = (
+        evidence_text = (
             f"{time} pass before the batch is copied. The trace has nothing of what the host does "
             "in this time. It may load data."
         )
@@ -700,7 +706,7 @@ def waiting_for_data(evidence: Evidence) -> Finding | None:
     return finding(
         costs.place(f"({name})", waits, evidence.report.steps),
         title=title,
-        seen=seen,
+        seen=evidence_text,
         remedy=remedy,
         link=_LOADING,
         change={"free": removable} if marked and saves is None else {},
@@ -770,9 +776,9 @@ def batch_handover(evidence: Evidence) -> Finding | None:
     training.
     """
     say, costs, batches = evidence.wording, evidence.costs, evidence.batches
-    mine = batches.waited >= 0
+    is_known = batches.waited >= 0
     ns = _handed_over(evidence)
-    spent = evidence.by_step(batches.start[mine], ns[mine])
+    spent = evidence.by_step(batches.start[is_known], ns[is_known])
     ready = int((batches.waited == 0).sum())
     typical = evidence.typical.value(spent)
     least = max(_DATA_LEAST, _LEAST_HANDOVER * evidence.step_ns)
@@ -822,13 +828,15 @@ def exposed_communication(evidence: Evidence) -> Finding | None:
     owners = evidence.ownership.owners
     owner = np.where(work, evidence.ownership.work_owner, NOTHING)
     spent = costs.places_by_step(costs.work_by_step(owner, len(owners))).places
-    parts = ", ".join(f"{say.ms(one.wall_ns)} in {one.path}" for one in spent if one.wall_ns)
+    exchanges = ", ".join(
+        f"{say.ms(phase.wall_ns)} in {phase.path}" for phase in spent if phase.wall_ns
+    )
     return finding(
         replace(costs.places_of_work(work), removable=costs.removable(None, work)),
         seen=(
             f"{say.per_step(int(work.sum()), 'collective')}, "
             f"{say.ms(costs.of_device(work))} in all. For {say.ms(cost)} this rank "
-            f"computes nothing and waits for other ranks: {parts}."
+            f"computes nothing and waits for other ranks: {exchanges}."
         ),
         nodes=costs.top_nodes(evidence.spans_of_work(work)),
         kernels=costs.top_kernels(work),
@@ -866,9 +874,9 @@ def collector_pauses(evidence: Evidence) -> Finding | None:
     events, costs, steps = evidence.events, evidence.costs, evidence.report.steps
     marks = events.named(Category.ANNOTATION, names.COLLECTION)
     start, end = events.start[marks], events.end[marks]
-    held = costs.idle_within(start, end) if evidence.report.has_gpu else end - start
+    held_ns = costs.idle_within(start, end) if evidence.report.has_gpu else end - start
     pauses = costs.times_by_step(start, end - start)
-    saved = int(costs.times_by_step(start, held).sum()) // steps
+    saved = int(costs.times_by_step(start, held_ns).sum()) // steps
     held_up = int(np.count_nonzero(pauses))
     if held_up < 2:  # what came once says nothing about how often it comes
         return None

@@ -283,8 +283,8 @@ def _remedy(evidence: Evidence, nodes: Mask) -> str:
     """Return the remedy for the kind of node that takes most of the time."""
 
     def spent(*kinds: str) -> int:
-        mine = evidence.nodes_named(lambda name: name.startswith(kinds)) & nodes
-        return evidence.costs.of_spans(mine)
+        own_nodes = evidence.nodes_named(lambda name: name.startswith(kinds)) & nodes
+        return evidence.costs.of_spans(own_nodes)
 
     gathered, selected = spent("Gather", "Scatter"), spent("IndexSelect")
     rest = evidence.costs.of_spans(nodes) - gathered - selected

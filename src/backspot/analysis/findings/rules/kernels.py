@@ -135,10 +135,10 @@ def _of_few(evidence: Evidence, nodes: Mask) -> Mask:
     zeros = evidence.work_named(names.is_zero_fill)
     most = np.zeros((2, len(nodes)), np.int64)
     for row, chosen in enumerate((zeros, ~zeros & (work.tier == Tier.COMPUTE))):
-        mine = np.flatnonzero(chosen & evidence.work_of(nodes))
-        np.maximum.at(most[row], work.span[mine], blocks[mine])
-    found: Mask = (most[0] > 0) & (most[1] >= _OF_FEW * most[0])
-    return found
+        own_work = np.flatnonzero(chosen & evidence.work_of(nodes))
+        np.maximum.at(most[row], work.span[own_work], blocks[own_work])
+    is_of_few: Mask = (most[0] > 0) & (most[1] >= _OF_FEW * most[0])
+    return is_of_few
 
 
 @rule(
@@ -183,8 +183,8 @@ def atomic_additions(evidence: Evidence) -> Finding | None:
     shared = nodes & (filled > 0) & (backward > _CROWDED * filled) & _of_few(evidence, nodes)
     nodes &= (forward > 0) & (backward > _CROWDED * forward) | shared
     shared &= backward <= _CROWDED * forward
-    made = evidence.ownership.join.operator[shared]
-    placed = both_ways(evidence, nodes, made, LEAST_SHARE)
+    makers = evidence.ownership.join.operator[shared]
+    placed = both_ways(evidence, nodes, makers, LEAST_SHARE)
     if not placed.places:
         return None
     costs = evidence.costs
@@ -357,24 +357,31 @@ def slow_path(evidence: Evidence) -> Finding | str | None:
     index, _ = forward_operators(evidence)
     on_cpu, lacks = evidence.device == "cpu", ""
     slow_ones = (*_SLOW_CONVOLUTIONS, *(() if on_cpu else _SLOW_ON_GPU))
-    inner, whole = (events.named(Category.OPERATOR, *some) for some in (slow_ones, _WHOLE_LAYERS))
+    inner, whole_layers = (
+        events.named(Category.OPERATOR, *layer_names) for layer_names in (slow_ones, _WHOLE_LAYERS)
+    )
     if on_cpu:
         lacks = "needs shapes" if (events.signature[inner] < 0).any() else ""
         # In fp32, PyTorch takes this way on purpose for some sizes: 1x1 on one thread, say.
-        wide = [_OTHER_FLOATS.search(one.types) is not None for one in events.signatures]
+        wide = [
+            _OTHER_FLOATS.search(signature.types) is not None for signature in events.signatures
+        ]
         inner = inner[np.array([*wide, False], bool)[events.signature[inner]]]
     around = enclosing(events, index, events.thread[inner], events.start[inner])
     layers = events.names_where(_RECURRENT[evidence.device].__contains__)
     cells = index[layers[events.name[index]]]
-    fast = enclosing(events, cells, events.thread[whole], events.start[whole])
+    fast = enclosing(events, cells, events.thread[whole_layers], events.start[whole_layers])
     slow = merged(around[around >= 0], cells[~is_in(cells, fast)])
-    made = evidence.ownership.join.operator
-    known = np.flatnonzero((made >= 0) & evidence.in_pass)
-    inside = enclosing(events, slow, events.thread[made[known]], events.start[made[known]]) >= 0
-    nodes = evidence.spans_with(known[inside])
+    makers = evidence.ownership.join.operator
+    made_nodes = np.flatnonzero((makers >= 0) & evidence.in_pass)
+    inside = (
+        enclosing(events, slow, events.thread[makers[made_nodes]], events.start[makers[made_nodes]])
+        >= 0
+    )
+    nodes = evidence.spans_with(made_nodes[inside])
     placed = both_ways(evidence, nodes, slow, LEAST_SHARE)
     operators = costs.top_operators(evidence.names_of(slow), events.duration[slow])
-    found = finding(
+    cause = finding(
         replace(placed, removable=None),  # the fast kernel takes its time, too
         seen=(
             f"{say.per_step(len(slow), 'call')} of {', '.join(operators)} take "
@@ -386,7 +393,7 @@ def slow_path(evidence: Evidence) -> Finding | str | None:
         nodes=costs.top_nodes(nodes),
         operators=operators,
     )
-    return found or lacks or None
+    return cause or lacks or None
 
 
 def _of_recurrent(evidence: Evidence, slow: Ints) -> str:
@@ -404,13 +411,13 @@ def _of_recurrent(evidence: Evidence, slow: Ints) -> str:
 
     def has(name: str, besides: str) -> bool:
         """Whether each layer runs this operator otherwise than within another one."""
-        index, others = (events.named(Category.OPERATOR, one) for one in (name, besides))
+        index, others = (events.named(Category.OPERATOR, operator) for operator in (name, besides))
         within = [
             enclosing(events, outer, events.thread[index], events.start[index])
             for outer in (slow, others)
         ]
-        found = within[0][(within[0] >= 0) & (within[1] < 0)]
-        return bool(is_in(slow, merged(found)).all())
+        runs_it = within[0][(within[0] >= 0) & (within[1] < 0)]
+        return bool(is_in(slow, merged(runs_it)).all())
 
     if has("aten::narrow", "aten::unsafe_chunk"):
         return _PACKED

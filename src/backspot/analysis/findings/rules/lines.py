@@ -62,19 +62,19 @@ def python_code(evidence: Evidence) -> Finding | None:
     """
     # Loops over operators around the model belong to ``code-around-model``.
     loops = {(line.file, line.function) for line, _ in _loops(evidence)}
-    lines = [one for one in evidence.report.host if (one.file, one.function) not in loops]
+    lines = [line for line in evidence.report.host if (line.file, line.function) not in loops]
     # Before the batch, PyTorch's own Python makes tensors of lists.
-    spent = ((one, one.python_ns + one.torch_ns * (one.phase == "host")) for one in lines)
-    found = _functions(evidence, ((one, min(ns, one.idle_ns)) for one, ns in spent))
-    if not found:
+    spent = ((line, line.python_ns + line.torch_ns * (line.phase == "host")) for line in lines)
+    functions = _functions(evidence, ((line, min(ns, line.idle_ns)) for line, ns in spent))
+    if not functions:
         return None
-    (first, _), *others = found
+    (first, _), *others = functions
     nothing_else = "the GPU is idle" if evidence.report.has_gpu else "no operator runs"
-    also = f" Also {', '.join(_named(one) for one, _ in others[:2])}." if others else ""
+    also = f" Also {', '.join(_named(line) for line, _ in others[:2])}." if others else ""
     return finding(
-        _placed(evidence, found),
+        _placed(evidence, functions),
         seen=(
-            f"{_named(first)} runs Python for {duration(found[0][1])} of each step, "
+            f"{_named(first)} runs Python for {duration(functions[0][1])} of each step, "
             f"in which {nothing_else}.{also}"
         ),
         remedy=(
@@ -83,8 +83,10 @@ def python_code(evidence: Evidence) -> Finding | None:
             else "Do it once before the training, in the loader's worker processes, or for whole "
             "arrays in place of a loop over their elements, which torch.tensor() of a list is, too."
         ),
-        saves=_saving(evidence, found),
-        change=_without(evidence, found) if {one.phase for one, _ in found} == {"host"} else {},
+        saves=_saving(evidence, functions),
+        change=_without(evidence, functions)
+        if {line.phase for line, _ in functions} == {"host"}
+        else {},
     )
 
 
@@ -119,14 +121,14 @@ def code_around_model(evidence: Evidence) -> Finding | None:
     classes).
     """
     loops = _loops(evidence)
-    known = {(line.file, line.function) for line, _ in loops}
+    loop_functions = {(line.file, line.function) for line, _ in loops}
     others = (
-        (one, min(one.operators_ns, one.idle_ns))
-        for one in evidence.report.host
-        if one.phase in _AROUND
-        and one.phase not in ("loss", "clipping")
-        and (one.file, one.function) not in known
-        and not _done_in(evidence, one).in_modules
+        (line, min(line.operators_ns, line.idle_ns))
+        for line in evidence.report.host
+        if line.phase in _AROUND
+        and line.phase not in ("loss", "clipping")
+        and (line.file, line.function) not in loop_functions
+        and not _done_in(evidence, line).in_modules
     )
     # Few operators are as long as what they compute, which no other code around them changes.
     much = _MUCH * evidence.step_ns
@@ -135,17 +137,17 @@ def code_around_model(evidence: Evidence) -> Finding | None:
         for line, cost in _functions(evidence, others)
         if cost >= much and line.operators >= _MANY
     ]
-    found = loops + long
-    if not found:
+    functions = loops + long
+    if not functions:
         return None
-    clock = [sum(ns for ns, _ in _spent(evidence, [one]).values()) for one in found]
-    parts = [_part_of(evidence, line) for line, _ in loops] + [1.0] * len(long)
-    clock = [round(ns * part) for ns, part in zip(clock, parts, strict=True)]
-    timed = [(line, max(ns, cost)) for (line, cost), ns in zip(found, clock, strict=True)]
-    timed.sort(key=lambda one: -one[1])
+    clock = [sum(ns for ns, _ in _spent(evidence, [function]).values()) for function in functions]
+    fractions = [_part_of(evidence, line) for line, _ in loops] + [1.0] * len(long)
+    clock = [round(ns * fraction) for ns, fraction in zip(clock, fractions, strict=True)]
+    timed = [(line, max(ns, cost)) for (line, cost), ns in zip(functions, clock, strict=True)]
+    timed.sort(key=lambda pair: -pair[1])
     (first, cost), *_ = timed
-    done, is_loop = _done_in(evidence, first), (first.file, first.function) in known
-    often = f", {done.operator} {done.times:,} times" if is_loop and done.operator else ""
+    work, is_loop = _done_in(evidence, first), (first.file, first.function) in loop_functions
+    often = f", {work.operator} {work.times:,} times" if is_loop and work.operator else ""
     return finding(
         _placed(evidence, timed),
         seen=(
@@ -156,10 +158,10 @@ def code_around_model(evidence: Evidence) -> Finding | None:
             "Do it in fewer steps, or in a compiled function."
             if not is_loop
             else _MASKS
-            if done.operator in _BY_MASK
+            if work.operator in _BY_MASK
             else _AT_ONCE
         ),
-        operators=(done.operator,) if often else (),
+        operators=(work.operator,) if often else (),
         # Whether a long function does what the training needs is not known.
         saves=replace(_saving(evidence, loops), at_best=True) if loops else None,
         change=_without(evidence, loops) if loops else {},
@@ -207,8 +209,8 @@ def _done(evidence: Evidence) -> dict[tuple[str, str], _Done]:
     events, sites = stacked.events, stacked.sites
     index = events.named(Category.OPERATOR, names.ATEN)
     outermost = [index[:0]]
-    for _, mine in grouped(events.thread, index):
-        line = first_started(events.start[mine], events.end[mine], mine)
+    for _, members in grouped(events.thread, index):
+        line = first_started(events.start[members], events.end[members], members)
         outermost.append(merged(line.values[line.values >= 0]))
     index = np.concatenate(outermost)
     step = stacked.ledger.steps.at(events.start[index])
@@ -217,51 +219,56 @@ def _done(evidence: Evidence) -> dict[tuple[str, str], _Done]:
     in_pass = take(stacked.ownership.passes.of_span >= 0, span, False)
     kept = (site >= 0) & (step >= 0) & ~in_pass
     index, site, span = index[kept], site[kept], span[kept]
-    functions = [(one.file, one.function) for one in sites.sites]
-    number = {name: at for at, name in enumerate(dict.fromkeys(functions))}
+    functions = [(host_site.file, host_site.function) for host_site in sites.sites]
+    number = {name: index for index, name in enumerate(dict.fromkeys(functions))}
     of_site = np.array([number[name] for name in functions], np.int64)
     steps = max(1, len(stacked.ledger.step_ns))
     works = ~events.names_where(operations.is_view)
     masks = events.names_where(_BY_MASK.__contains__).astype(np.int64)
-    found = {}
-    for which, mine in grouped(of_site[site]) if len(site) else ():
-        ns, inside = events.duration[index[mine]], take(stacked.ownership.spans.module, span[mine])
-        name = events.name[index[mine]]
-        known, count = np.unique(name[works[name]], return_counts=True)
+    done_by = {}
+    for number_of, members in grouped(of_site[site]) if len(site) else ():
+        ns, inside = (
+            events.duration[index[members]],
+            take(stacked.ownership.spans.module, span[members]),
+        )
+        name = events.name[index[members]]
+        names_found, count = np.unique(name[works[name]], return_counts=True)
         often = np.zeros(len(events.names), bool)
-        often[known] = 2 * count >= _MANY * steps
+        often[names_found] = 2 * count >= _MANY * steps
         # Masks say most of what to do.
-        says_more = masks[known] * (count >= _MANY * steps)
+        says_more = masks[names_found] * (count >= _MANY * steps)
         most = int(np.lexsort((count, says_more))[-1]) if len(count) else NOTHING
-        found[functions[int(np.flatnonzero(of_site == which)[0])]] = _Done(
-            events.names[known[most]] if most >= 0 else "",
+        done_by[functions[int(np.flatnonzero(of_site == number_of)[0])]] = _Done(
+            events.names[names_found[most]] if most >= 0 else "",
             int(count[most]) // steps if most >= 0 else 0,
             bool(2 * ns[inside >= 0].sum() > ns.sum()),
             float(ns[often[name]].sum() / max(1, ns.sum())),
         )
-    return found
+    return done_by
 
 
-def _without(evidence: Evidence, found: list[tuple[HostLine, int]]) -> dict[str, Any]:
+def _without(evidence: Evidence, functions: list[tuple[HostLine, int]]) -> dict[str, Any]:
     """Return the change in which phases have no such functions.
 
     There is none on a CPU, beside whose host nothing runs, so that lines say what is saved.
     """
-    spent = _spent(evidence, found)
-    left = {name: round(1 - ns / whole, 1) for name, (ns, whole) in spent.items()}  # in tenths
+    spent = _spent(evidence, functions)
+    left = {
+        name: round(1 - ns / phase_ns, 1) for name, (ns, phase_ns) in spent.items()
+    }  # in tenths
     return {"phases": left} if evidence.report.has_gpu and left else {}
 
 
 def _loops(evidence: Evidence) -> list[tuple[HostLine, int]]:
     """Return the functions that call an operator again and again around the model."""
     around = ((line, line.idle_ns) for line in evidence.report.host if line.phase in _AROUND)
-    found = []
+    loops = []
     for line, cost in _functions(evidence, around):
-        done = _done_in(evidence, line)
-        if min(line.calls, line.operators, done.times) >= _MANY and not done.in_modules:
-            found.append((line, round(cost * _part_of(evidence, line))))
+        work = _done_in(evidence, line)
+        if min(line.calls, line.operators, work.times) >= _MANY and not work.in_modules:
+            loops.append((line, round(cost * _part_of(evidence, line))))
     least = max(_LEAST_NS, _LEAST * evidence.step_ns)
-    return [one for one in found if one[1] >= least]
+    return [pair for pair in loops if pair[1] >= least]
 
 
 def _part_of(evidence: Evidence, line: HostLine) -> float:
@@ -270,29 +277,37 @@ def _part_of(evidence: Evidence, line: HostLine) -> float:
     Its Python does; of its operators, those that it runs often. A single product beside a loop is
     as long without the loop.
     """
-    here = (line.file, line.function)
-    lines = [one for one in evidence.report.host if (one.file, one.function) == here]
-    of_operators = sum(one.operators_ns for one in lines if one.phase in _AROUND)
-    whole = sum(one.wall_ns for one in lines if one.phase in _AROUND)
-    if not whole:
+    place = (line.file, line.function)
+    lines = [
+        host_line
+        for host_line in evidence.report.host
+        if (host_line.file, host_line.function) == place
+    ]
+    of_operators = sum(host_line.operators_ns for host_line in lines if host_line.phase in _AROUND)
+    total_ns = sum(host_line.wall_ns for host_line in lines if host_line.phase in _AROUND)
+    if not total_ns:
         return 1.0
-    return max(0.0, 1 - (1 - _done_in(evidence, line).again) * of_operators / whole)
+    return max(0.0, 1 - (1 - _done_in(evidence, line).again) * of_operators / total_ns)
 
 
 def _spent(
-    evidence: Evidence, found: list[tuple[HostLine, int]]
+    evidence: Evidence, functions: list[tuple[HostLine, int]]
 ) -> dict[PhaseName, tuple[int, int]]:
     """Return the clock time of functions around the model by phase, and that of the phase.
 
     Their work on devices counts. The host may wait in them for work of other phases, too.
     """
-    mine = {(line.file, line.function) for line, _ in found}
-    lines = [one for one in evidence.report.host if (one.file, one.function) in mine]
+    own_functions = {(line.file, line.function) for line, _ in functions}
+    lines = [line for line in evidence.report.host if (line.file, line.function) in own_functions]
     spent = {}
     for phase in evidence.report.phases:
-        whole, name = phase.wall_ns, phase.name
-        if whole and name in _AROUND and (times := [x.wall_ns for x in lines if x.phase == name]):
-            spent[name] = min(whole, sum(times)), whole
+        phase_ns, name = phase.wall_ns, phase.name
+        if (
+            phase_ns
+            and name in _AROUND
+            and (times := [x.wall_ns for x in lines if x.phase == name])
+        ):
+            spent[name] = min(phase_ns, sum(times)), phase_ns
     return spent
 
 
@@ -306,30 +321,30 @@ def _functions(
     by_function: dict[tuple[str, str], list[tuple[HostLine, int]]] = {}
     for line, cost in costs:
         by_function.setdefault((line.file, line.function), []).append((line, cost))
-    found = []
+    functions = []
     for lines in by_function.values():
-        whole = sum(cost for _, cost in lines)
-        first = max(lines, key=lambda one: one[1])[0]
+        total_ns = sum(cost for _, cost in lines)
+        first = max(lines, key=lambda pair: pair[1])[0]
         calls = sum(line.calls for line, _ in lines)
         operators = sum(line.operators for line, _ in lines)
-        if whole >= max(_LEAST_NS, _LEAST * evidence.step_ns):
-            found.append((replace(first, calls=calls, operators=operators), whole))
-    return sorted(found, key=lambda one: -one[1])
+        if total_ns >= max(_LEAST_NS, _LEAST * evidence.step_ns):
+            functions.append((replace(first, calls=calls, operators=operators), total_ns))
+    return sorted(functions, key=lambda pair: -pair[1])
 
 
-def _placed(evidence: Evidence, found: list[tuple[HostLine, int]]) -> Placed:
+def _placed(evidence: Evidence, functions: list[tuple[HostLine, int]]) -> Placed:
     """Return the places of functions: a module, or a phase of the step."""
     places = []
-    for line, cost in found:
+    for line, cost in functions:
         path = line.path if line.class_name else f"({line.phase})"
         places.append(Place(path, line.class_name, max(1, line.calls), cost, line.place))
     cost = min(sum(place.wall_ns for place in places), evidence.step_ns)
     return Placed(tuple(places), cost, evidence.report.steps)
 
 
-def _saving(evidence: Evidence, found: list[tuple[HostLine, int]]) -> Saving:
+def _saving(evidence: Evidence, functions: list[tuple[HostLine, int]]) -> Saving:
     """Return what a step would take less without these functions, where nothing else runs."""
-    cost = min(sum(cost for _, cost in found), evidence.step_ns)
+    cost = min(sum(cost for _, cost in functions), evidence.step_ns)
     error = round(_ERROR * evidence.step_ns)
     return Saving(cost, max(0, cost - error), min(cost + error, evidence.step_ns))
 

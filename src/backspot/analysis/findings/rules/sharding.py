@@ -59,15 +59,18 @@ def sharded_small_modules(evidence: Evidence) -> Finding | None:
     called = _by_step(evidence, hooks, hooks.before.astype(np.int64)) > 0
     # What else the machine does only adds to a time: the best step is the least disturbed one.
     best, computed = (
-        np.where(called, one, FAR).min(axis=1, initial=FAR)
-        for one in (_by_step(evidence, hooks, recorded), _by_step(evidence, hooks, forward))
+        np.where(called, starts, FAR).min(axis=1, initial=FAR)
+        for starts in (_by_step(evidence, hooks, recorded), _by_step(evidence, hooks, forward))
     )
     small = (best > computed) & called.any(axis=1) & (hooks.owner >= len(Special))
     if small.sum() < _FEW:
         return None
-    mine = small[hooks.unit]
+    is_small = small[hooks.unit]
     placed = costs.places_at(
-        hooks.owner[hooks.unit[mine]], start[mine], lost[mine], hooks.before[mine].astype(np.int64)
+        hooks.owner[hooks.unit[is_small]],
+        start[is_small],
+        lost[is_small],
+        hooks.before[is_small].astype(np.int64),
     )
     meanwhile = ", and the GPU computes nothing" if evidence.report.has_gpu else ""
     ratio = best[small].sum() / max(1, computed[small].sum())
@@ -110,14 +113,14 @@ def _hooks(evidence: Evidence) -> _Hooks:
     index = events.chosen(events.names_where(_is_hook), Category.ANNOTATION)
     index = index[evidence.ledger.steps.at(events.start[index]) >= 0]
     outermost = [index[:0]]
-    for _, mine in grouped(events.thread, index):
-        line = first_started(events.start[mine], events.end[mine], mine)
+    for _, members in grouped(events.thread, index):
+        line = first_started(events.start[members], events.end[members], members)
         outermost.append(line.values[line.values >= 0])
     index = np.concatenate(outermost)
-    said = [names.sharding_hook(events.names[name]) or ("", "") for name in events.name[index]]
-    _, unit = np.unique(np.array([path for _, path in said], str), return_inverse=True)
+    stages = [names.sharding_hook(events.names[name]) or ("", "") for name in events.name[index]]
+    _, unit = np.unique(np.array([path for _, path in stages], str), return_inverse=True)
     before, after = (
-        np.array([stage == wanted for stage, _ in said], bool)
+        np.array([stage == wanted for stage, _ in stages], bool)
         for wanted in (names.BEFORE_FORWARD, names.AFTER_FORWARD)
     )
     owner = np.full(unit.max(initial=NOTHING) + 1, NOTHING, np.int64)
@@ -156,11 +159,11 @@ def _lost(evidence: Evidence, hooks: Ints) -> tuple[Ints, Ints]:
     windows = first_started(start, end, np.arange(len(start)))
     line = first_started(begin, finish, np.zeros(len(begin), np.int64)).cut(windows.edges)
     number = windows.over(line.edges[:-1])
-    mine = np.flatnonzero((number >= 0) & (line.values[:-1] < 0))
-    low, high = line.edges[mine], line.edges[mine + 1]
+    host_alone = np.flatnonzero((number >= 0) & (line.values[:-1] < 0))
+    low, high = line.edges[host_alone], line.edges[host_alone + 1]
     count = len(hooks)
-    return summed(number[mine], costs.elapsed(low, high), count), summed(
-        number[mine], high - low, count
+    return summed(number[host_alone], costs.elapsed(low, high), count), summed(
+        number[host_alone], high - low, count
     )
 
 
@@ -170,7 +173,7 @@ def _forward(evidence: Evidence, hooks: _Hooks) -> Ints:
     It is the time of its kernels, or of the host where the trace has no device work.
     """
     events, work = evidence.events, evidence.work
-    found = np.zeros(len(hooks.index), np.int64)
+    forward_ns = np.zeros(len(hooks.index), np.int64)
     thread = events.thread[hooks.index]
     order = np.lexsort((events.start[hooks.index], thread, hooks.unit))
     order = order[(hooks.before | hooks.after)[order]]
@@ -180,13 +183,15 @@ def _forward(evidence: Evidence, hooks: _Hooks) -> Ints:
     first, second = first[pair], second[pair]
     start, end = events.end[hooks.index[first]], events.start[hooks.index[second]]
     if not evidence.report.has_gpu:
-        found[first] = end - start
-        return found
+        forward_ns[first] = end - start
+        return forward_ns
     computes = np.flatnonzero((work.tier == Tier.COMPUTE) & (work.launch >= 0))
-    for number, mine in grouped(thread[first]):
+    for number, members in grouped(thread[first]):
         launched = computes[work.thread[computes] == number]
         launched = launched[np.argsort(work.launch[launched], kind="stable")]
         total = np.append(0, np.cumsum(evidence.costs.device_ns[launched]))
-        low, high = (np.searchsorted(work.launch[launched], at[mine]) for at in (start, end))
-        found[first[mine]] = total[high] - total[low]
-    return found
+        low, high = (
+            np.searchsorted(work.launch[launched], moments[members]) for moments in (start, end)
+        )
+        forward_ns[first[members]] = total[high] - total[low]
+    return forward_ns
