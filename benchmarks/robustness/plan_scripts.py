@@ -257,7 +257,8 @@ def judge(place: Place, run: Any, budget: Budget, keep: Path | None = None) -> F
         if took is None and not budget.left:
             break
         if took is None:
-            found.end = f"the script fails {'with the plan followed' if which else 'as it is'}"
+            how = "with the plan followed" if which else "as it is"
+            found.end = f"the script fails, or takes minutes to its first steps, {how}"
             return found
         found.runs_ms[which].append(took)
     if all(found.runs_ms):
