@@ -347,7 +347,7 @@ def _short(meaning: str) -> str:
         if whole and len(before.split()) > 3 and before.count("`") < 4:
             text = before
             break
-    return text[:1].lower() + text[1:]
+    return text if text[1:2].isupper() else text[:1].lower() + text[1:]
 
 
 def _types(cls: Any) -> dict[str, str]:

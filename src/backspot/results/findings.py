@@ -206,11 +206,11 @@ class _Cause(_Costly):
         saves: How much less a step would take with the remedy, by replay: that of a named change
             as in ``Report.what_if``, or else without the work of the cause, which is at most
             ``wall_ns``. ``None`` where that is not known.
-        tier: ``stable``; ``account`` if it is true of nearly every step and no remedy is known to
-            pay in this one, so that it is a line in the account of the step; or ``preview`` if the
-            rule has not been shown right by two sources that nobody here wrote. The answer and the
-            order of the others do not depend on these two, and preview findings are shown on demand
-            (``--preview``).
+        tier: How sure its rule is. ``stable``; ``account`` if it is true of nearly every step and
+            no remedy is known to pay in this one, so that it is a line in the account of the step;
+            or ``preview`` if the rule has not been shown right by two sources that nobody here
+            wrote. The answer and the order of the others do not depend on these two, and preview
+            findings are shown on demand (``--preview``).
         form: Which of the remedies of its rule this finding has, ``""`` for the usual one.
     """
 
