@@ -10,6 +10,7 @@ import pytest
 from benchmarks import kept
 from benchmarks.__main__ import main as run
 from benchmarks.questions import QUESTIONS
+from benchmarks.robustness.found import Found
 
 ANSWERS = [
     pytest.param(answer, id=f"{device}-{name}")
@@ -139,6 +140,20 @@ def test_some_cases_take_the_place_of_theirs_and_the_summary_is_of_all(keep):
     assert (found["commit"], found.get("parts")) == ("jkl", None)
 
 
+@pytest.mark.parametrize("question", ["fuzz_traces", "fuzz_reports", "random_scripts"])
+def test_the_cases_of_another_seed_are_added(question, keep):
+    def of_seed(seed: int, wrong: int) -> dict:
+        found = Found()
+        for number in range(10):
+            found.add((number, "clean", "lost" if number < wrong else "", 0.5 * seed))
+        return document({}, benchmark=question, **found.figures(seed))
+
+    keep(of_seed(1, 2))
+    found = keep(of_seed(2, 1), "--merge")[question]["summary"]
+    assert (found["seed"], found["broken"], found["clean"], found["bad"]) == ("1, 2", 20, 20, 3)
+    assert keep(of_seed(2, 0), "--merge")[question]["summary"]["bad"] == 2
+
+
 @pytest.mark.parametrize(
     "what",
     [
@@ -154,9 +169,9 @@ def test_what_answers_nothing_is_refused_in_one_line(what, keep):
 
 
 def test_a_part_of_a_question_whose_summary_needs_more_than_lines_is_refused(keep):
-    leaks = document({"none": right(1)}, benchmark="leaks")
-    assert keep(leaks)["leaks"]["commit"] == "abc"
-    assert keep({**leaks, "commit": "def"}, "--merge", code=2)["leaks"]["commit"] == "abc"
+    startup = document({"none": right(1)}, benchmark="startup")
+    assert keep(startup)["startup"]["commit"] == "abc"
+    assert keep({**startup, "commit": "def"}, "--merge", code=2)["startup"]["commit"] == "abc"
 
 
 def test_the_newer_answers_of_another_file_of_a_device_are_taken(keep, tmp_path):
@@ -164,11 +179,11 @@ def test_the_newer_answers_of_another_file_of_a_device_are_taken(keep, tmp_path)
     elsewhere = tmp_path / "elsewhere"
     older = document({"mlp": right(1)}, commit="old")
     older["hardware"] = {**older["hardware"], "date": "2026-11-01"}
-    for one in (older, document({"none": right(1)}, benchmark="leaks")):
+    for one in (older, document({"none": right(1)}, benchmark="startup")):
         kept.keep(one, elsewhere)
     found = keep(json.loads((elsewhere / "cuda.json").read_text()))
     assert found["steady_answer"]["commit"] == "abc"
-    assert "leaks" in found
+    assert "startup" in found
 
 
 def test_a_command_is_kept_without_the_paths_of_its_machine():

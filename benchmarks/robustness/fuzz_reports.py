@@ -33,7 +33,10 @@ from backspot.testing import (
     suffixes,
 )
 from benchmarks.harness import TEST_DATA, Figures, Run
-from benchmarks.robustness.found import Found
+from benchmarks.robustness.found import (
+    Found,
+    summary_of_lines as summary_of_lines,
+)
 
 SLOW = 10.0
 """Seconds: no report of these sizes takes a tenth of it, however it was changed."""

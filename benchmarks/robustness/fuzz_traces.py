@@ -24,7 +24,12 @@ from typing import Any
 
 from backspot import BackspotError, Report, locate
 from benchmarks.harness import TEST_DATA, Figures, Run
-from benchmarks.robustness.found import Found, Outcome, found_in
+from benchmarks.robustness.found import (
+    Found,
+    Outcome,
+    found_in,
+    summary_of_lines as summary_of_lines,
+)
 from benchmarks.robustness.trace_mutations import mutated
 from benchmarks.workers import Job, Record, Stage
 

@@ -26,7 +26,12 @@ from pathlib import Path
 
 import backspot
 from benchmarks.harness import TEST_DATA, Figures, Run
-from benchmarks.robustness.found import Outcome, found_in, own_error
+from benchmarks.robustness.found import (
+    Outcome,
+    found_in,
+    own_error,
+    summary_of_lines as summary_of_lines,
+)
 from benchmarks.workers import Job, Record, Stage
 
 _SRC = Path(backspot.__file__).parents[1]
