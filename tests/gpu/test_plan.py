@@ -293,3 +293,18 @@ def test_host_and_device_of_a_step_are_told_apart(batch, size, limit):
         print(one.setting, "host", one.host_ns / 1e6, "device", one.device_ns / 1e6, "ms")
     assert (plan.device_ns > plan.host_ns) == (limit == "device")
     assert plan.step_ns >= max(plan.host_ns, plan.device_ns) > 0
+
+
+def test_an_autocast_to_float32_leaves_bf16_to_be_tried():
+    model = nn.Linear(256, 256).to(DEVICE)
+    x = torch.randn(64, 256, device=DEVICE)
+
+    def step():
+        model.zero_grad()
+        with torch.autocast("cuda", torch.float32):  # as of a script whose type is an option
+            loss = model(x).square().mean()
+        loss.backward()
+
+    plan = backspot.profile(step, model, steps=3, trials="plan").plan
+    bf16 = next(rung for rung in plan.rungs if rung.setting == "bf16")
+    assert bf16.note != "in use already"

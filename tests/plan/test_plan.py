@@ -387,6 +387,17 @@ def test_a_tiny_limit_leaves_settings_untried(report):
     assert watched.why_not == "no time was left"
 
 
+def test_data_parallel_of_one_gpu_is_planned_as_what_it_holds_and_of_several_is_not(report):
+    parallel = nn.DataParallel(nn.Linear(8, 8))  # without GPUs, too, it only calls its module
+    step = stepping(parallel, torch.ones(2, 8))
+    plan = planned(report, step, parallel)
+    assert plan.why_not == ""
+    assert plan.what.startswith("a copy of Linear")
+    parallel.device_ids = [0, 1]
+    refused = planned(report, step, parallel)
+    assert refused.why_not == "DataParallel splits each batch over several GPUs"
+
+
 class Computing(nn.Conv2d):
     """Takes a third less time with bf16, and with channels_last, on each machine."""
 

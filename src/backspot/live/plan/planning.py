@@ -44,10 +44,7 @@ from backspot.results.report import Report, changed
 from backspot.threads import thread_count, thread_count_of_process
 
 _ENDED = "planning was interrupted"
-_TALKS = (
-    *("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "DataParallel"),
-    "SyncBatchNorm",
-)
+_TALKS = (*("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "SyncBatchNorm"),)
 _OVERRUN_S, _LEAST_S = 10.0, 5.0
 """By how much a plan may take longer than it should, and how long a useful one takes at least."""
 
@@ -130,6 +127,8 @@ def _why_not(report: Report, live: Living) -> str:
     for module in modules:
         if not {base.__name__ for base in type(module).__mro__}.isdisjoint(_TALKS):
             return f"{type(module).__name__} talks to other ranks"
+        if isinstance(module, torch.nn.parallel.DataParallel):
+            return f"{type(module).__name__} splits each batch over several GPUs"
         if isinstance(module, torch.jit.ScriptModule):
             return f"{type(module).__name__} is scripted"
     if reason := leaves_fast_path(live.models) or _why_not_here(live):
@@ -177,12 +176,21 @@ def _most_seconds() -> float:
 
 
 def _replicas(live: Living) -> dict[str, torch.nn.Module]:
-    """Return the models without ``DistributedDataParallel``, which only sends their gradients."""
-    wrapper = torch.nn.parallel.DistributedDataParallel
-    return {
-        name: model.module if isinstance(model, wrapper) else model
-        for name, model in live.models.items()
-    }
+    """Return the models without what is around them and computes nothing.
+
+    ``DistributedDataParallel`` only sends their gradients, and ``DataParallel`` of one GPU, as
+    scripts have it, only calls the model.
+    """
+    return {name: _unwrapped(model) for name, model in live.models.items()}
+
+
+def _unwrapped(model: torch.nn.Module) -> torch.nn.Module:
+    parallel = torch.nn.parallel
+    is_of_one = isinstance(model, parallel.DataParallel) and len(model.device_ids) < 2
+    if is_of_one or isinstance(model, parallel.DistributedDataParallel):
+        inner: torch.nn.Module = model.module
+        return inner
+    return model
 
 
 def with_plan(

@@ -73,7 +73,10 @@ def settings_of(watched: Watching, device: torch.device) -> list[Setting]:
 
 def _precisions(watched: Watching, device: torch.device) -> Iterator[Setting]:
     kind = device.type
-    in_autocast = any(call.autocast[1] for call in watched.calls)
+    # An autocast to float32, as of a script whose type is an option, casts nothing down.
+    in_autocast = any(
+        on and dtype != torch.float32 for _, on, dtype in (call.autocast for call in watched.calls)
+    )
     singles = any(p.dtype == torch.float32 for p in _parameters(watched))
     why = AS_IT_IS if in_autocast else "" if singles else "the parameters are no float32"
     modern = kind != "cuda" or torch.cuda.get_device_capability(device) >= (8, 0)
