@@ -18,6 +18,7 @@ import pytest
 from backspot import testing
 from backspot.analysis import parts as report
 from support.house import COMPOSERS, PARTS, SPINE, arrows as arrows_into_parts, files, part_of
+from support.words import words_of
 
 pytestmark = pytest.mark.xdist_group("architecture")  # one worker parses the files
 
@@ -288,6 +289,13 @@ def test_public_functions_stay_within_their_parameters() -> None:
 def test_a_newcomer_finds_at_most_ten_entries_above_the_ground() -> None:
     entries = {module.split(".")[1] for module in FILES if "." in module} - {"testing"}
     assert len([name for name in entries - GROUND if not name.startswith("_")]) <= 10
+
+
+def test_names_are_nouns_of_the_field() -> None:
+    words = [words_of(path) for file, path in files().items() if file.endswith(".py")]
+    empty = sum(counts.empty.total() for counts in words)
+    names = sum(counts.names + counts.locals for counts in words)
+    assert empty <= 0.015 * names, "one, found, at and their like name nothing: make house"
 
 
 def test_every_room_has_a_docstring_of_its_own() -> None:
