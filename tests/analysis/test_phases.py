@@ -140,6 +140,20 @@ def test_lightnings_actions_are_told_by_their_names() -> None:
     }
 
 
+@pytest.mark.parametrize("norm", ["aten::linalg_vector_norm", "aten::norm", "aten::_foreach_norm"])
+def test_a_norm_of_gradients_is_clipping_only_where_gradients_change_after_it(norm: str) -> None:
+    for then, clips in (("aten::mul_", True), ("aten::_foreach_mul_", True), ("aten::item", False)):
+        trace = Trace()
+        trace.annotation("ProfilerStep#1", 0, 100 * TICK)
+        trace.forward("", "Model", 10 * TICK, 20 * TICK)
+        operator(trace, "aten::addmm", 12, 14, seq=0)
+        trace.node("AddmmBackward0", 30 * TICK, 40 * TICK, seq=0, thread=HOST)
+        operator(trace, norm, 42, 46)
+        operator(trace, then, 46, 50)
+        trace.annotation("Optimizer.step#AdamW.step", 60 * TICK, 70 * TICK)
+        assert ticks(report_of(trace)).get("clipping", 0) == (8 if clips else 0), then
+
+
 def test_the_host_before_a_copy_is_not_called_waiting_for_data_where_no_loader_is_seen() -> None:
     trace = Trace()
     step(trace, loader=False)

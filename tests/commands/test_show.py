@@ -108,6 +108,19 @@ def ranked(trace, tmp_path):
     return write
 
 
+def test_a_change_of_a_saved_report_says_how_to_ask_its_trace(trace, tmp_path, capsys):
+    (tmp_path / "trace.json.gz").write_bytes(trace.read_bytes())
+    report = tmp_path / "report.json"
+    assert main(["show", str(trace), "-o", str(report)]) == 0
+    capsys.readouterr()
+    assert main(["show", str(report), "--what-if", "blocks.*=0.5"]) == 2
+    error = capsys.readouterr().err
+    assert f"backspot show {tmp_path / 'trace.json.gz'} --what-if 'blocks.*=0.5'" in error
+    (tmp_path / "other.json.gz").write_bytes(trace.read_bytes())
+    assert main(["show", str(report), "--what-if", "graph"]) == 2
+    assert "backspot show TRACE --what-if graph" in capsys.readouterr().err
+
+
 def test_traces_of_other_ranks_are_mentioned(ranked, capsys):
     names = [f"run1.rank{number}.json" for number in (0, 1, 2, 10, 11)]
     first, *others = ranked(*names, "run2.rank1.json", "run1.rankx.json")
@@ -115,6 +128,7 @@ def test_traces_of_other_ranks_are_mentioned(ranked, capsys):
     assert capsys.readouterr().err == (
         "backspot: run1.rank0.json; other ranks' traces lie beside it: run1.rank1.json, "
         "run1.rank2.json, run1.rank10.json and 1 more\n"
+        f"backspot: for all ranks together: backspot ranks {' '.join([first, *others[:4]])}\n"
     )
     assert main(["show", first, *others[:4]]) == 0
     assert not capsys.readouterr().err
@@ -125,6 +139,7 @@ def test_a_trace_says_its_own_rank(ranked, tmp_path, capsys):
     assert main(["show", second, "-o", str(tmp_path / "report.md")]) == 0
     assert capsys.readouterr().err == (
         "backspot: rank_1.json is of rank 1 of 2; other ranks' traces lie beside it: rank_0.json\n"
+        f"backspot: for all ranks together: backspot ranks {Path(second).parent}\n"
     )
     (alone,) = ranked("host_17.1.pt.trace.json", size=2)
     assert main(["show", alone, "--format", "json"]) == 0

@@ -94,6 +94,14 @@ def test_steps_that_vary_as_much_as_they_differ_are_noise():
     assert "! The steps vary too much to compare: record more steps, on an idle machine" in text
 
 
+def test_many_times_as_long_is_no_percentage():
+    for factor, said in ((194, "×194"), (5, "+400%")):
+        before, after = {"fc": (10, 10, 10)}, {"fc": (10 * factor,) * 3}
+        text = str(compare(recorded(before), recorded(after)))
+        assert said in text
+        assert ("×" in said) == ("×" in text)
+
+
 def test_steps_that_hardly_vary_say_how_small_a_difference_would_show():
     found = compare(recorded(model(1)), recorded(model(2)))
     assert re.match(r"No difference beyond the noise of ±\d\.\d%: the step took", str(found))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 
 import msgspec
 import numpy as np
@@ -248,6 +249,18 @@ def test_no_word_is_broken_in_a_terminal_of_any_width(name: str, width: int) -> 
         assert said in heads
     if name != "many":
         assert "down_proj" in heads.split("longer by module")[1]
+
+
+def test_a_rank_that_enters_collectives_before_the_others_enters_earlier() -> None:
+    job = job_of("fsdp_kernel")
+    for rank in job.ranks:
+        (line,) = (
+            one
+            for one in render_job(job, width=80).splitlines()
+            if re.match(rf" +{rank.rank} .* ms (later|earlier)", one)
+        )
+        assert ("earlier" in line) == (rank.late_ns < 0)
+        assert "-" not in line
 
 
 def test_where_a_class_does_not_fit_the_end_of_the_path_stands() -> None:

@@ -17,12 +17,12 @@ from hypothesis import given, settings, strategies as st
 from backspot.errors import NotATraceError, UsageError
 from backspot.job.gather import ranks
 from backspot.job.summary import OutsideTimes, Summary, from_bytes, from_json, to_bytes, to_json
-from support.summaries import many
+from support.summaries import many, with_kernels
 
 GOOD = [
     msgspec.structs.replace(
-        one,
-        modules=one.modules[:4],
+        with_kernels(one, {one.modules[1].path: {"gemm": 90_000, "copy": 9_000}}),
+        modules=with_kernels(one, {one.modules[1].path: {"gemm": 99_000}}).modules[:4],
         outside=(
             OutsideTimes("(in backward)", "", (5_000,) * one.steps, (0,) * one.steps),
             OutsideTimes("(in optimizer step)", "aten::add_", (9_000,) * one.steps, (7,) * 3),
@@ -96,6 +96,11 @@ def of_group(**fields: Any) -> Summary:
     return changed(groups=(msgspec.structs.replace(group, **fields),))
 
 
+def of_kernels(**fields: Any) -> Summary:
+    (kernels,) = GOOD[0].kernels
+    return changed(kernels=(msgspec.structs.replace(kernels, **fields),))
+
+
 @pytest.mark.parametrize(
     ("summary", "reason"),
     [
@@ -107,6 +112,10 @@ def of_group(**fields: Any) -> Summary:
         (of_group(exposed=(1,)), "the lists of the process group .* differ in length"),
         (of_group(calls=()), "a collective of no kind or of no step"),
         (of_group(start=GOOD[0].groups[0].end, end=GOOD[0].groups[0].start), "no order of time"),
+        (changed(kernel_names=()), "a kernel without a name"),
+        (changed(modules=GOOD[0].modules[:1]), "kernels of no module"),
+        (of_kernels(time=(1,)), "the lists of its kernels differ in length"),
+        (of_kernels(time=(2**50, 1)), "the module .* and its kernels do not fit together"),
         (changed(origin_ns=-1), "`int` >= 0"),
     ],
 )

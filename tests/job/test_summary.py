@@ -5,14 +5,18 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from backspot.errors import NotATraceError
 from backspot.job.identity import identify
 from backspot.job.reduce import summarize
 from backspot.job.summary import (
+    KERNELS,
+    LONGEST_NAME,
     Call,
     Group,
+    KernelTimes,
     ModuleTimes,
     PhaseTimes,
     Summary,
@@ -22,6 +26,7 @@ from backspot.job.summary import (
     to_json,
 )
 from backspot.pipeline import locate
+from support.summaries import many
 
 TRACES = Path(__file__).parents[1] / "data" / "h200"
 
@@ -75,6 +80,41 @@ def test_modules_and_collectives_take_no_more_than_the_step(trace: Path) -> None
             if of == step
         ]
         assert 0 < sum(held) <= length
+
+
+def test_the_kernels_of_modules_are_named_once_the_longest_first(trace: Path) -> None:
+    summary = summarize(trace)
+    assert len(set(summary.kernel_names)) == len(summary.kernel_names) > 0
+    assert {number for kernels in summary.kernels for number in kernels.kernel} == set(
+        range(len(summary.kernel_names))
+    )
+    assert max(map(len, summary.kernel_names)) <= LONGEST_NAME
+    for kernels in summary.kernels:
+        module = summary.modules[kernels.module]
+        assert module.is_module
+        assert 0 < len(kernels.time) <= KERNELS
+        assert list(kernels.time) == sorted(kernels.time, reverse=True)
+        assert 0 < sum(kernels.time) <= module.gpu_ns(kernels.backward)
+        if len(kernels.time) < KERNELS:
+            assert sum(kernels.time) == module.gpu_ns(kernels.backward)
+
+
+def test_the_kernels_of_two_hundred_modules_take_less_than_15_kilobytes() -> None:
+    chance = random.Random(0)
+    names = tuple(f"{chance.getrandbits(4 * LONGEST_NAME):x}" for _ in range(40))
+    kernels = tuple(
+        KernelTimes(
+            module,
+            backward,
+            tuple(chance.sample(range(len(names)), KERNELS)),
+            tuple(chance.randrange(10_000_000) for _ in range(KERNELS)),
+        )
+        for module in range(200)
+        for backward in (False, True)
+    )
+    summary = many(2)[0]
+    with_kernels = msgspec.structs.replace(summary, kernel_names=names, kernels=kernels)
+    assert len(to_bytes(with_kernels)) - len(to_bytes(summary)) < 15_000
 
 
 def test_modules_inside_compiled_code_have_their_shares() -> None:

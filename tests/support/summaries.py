@@ -7,9 +7,10 @@ from pathlib import Path
 
 import msgspec
 
-from backspot.job.summary import ModuleTimes, Summary, from_json
+from backspot.job.summary import KERNELS, KernelTimes, ModuleTimes, Summary, from_json
+from backspot.trace.columns import Index
 
-__all__ = ["many", "recorded"]
+__all__ = ["many", "recorded", "with_kernels"]
 
 RANKS = Path(__file__).parents[1] / "data" / "ranks"
 
@@ -42,3 +43,32 @@ def _noisy(module: ModuleTimes, chance: random.Random) -> ModuleTimes:
         for part in ("forward_gpu", "forward_host", "backward_gpu", "backward_host")
     }
     return msgspec.structs.replace(module, **parts)
+
+
+def with_kernels(summary: Summary, by_module: dict[str, dict[str, int]]) -> Summary:
+    """The summary with these kernels in the forwards of modules, nanoseconds a step.
+
+    It names the longest ones, as that of a trace does.
+    """
+    kernel_names, kernels, modules = Index(), [], list(summary.modules)
+    for number, module in enumerate(modules):
+        times = by_module.get(module.path)
+        if times:
+            modules[number] = msgspec.structs.replace(
+                module, forward_gpu=(sum(times.values()),) * summary.steps
+            )
+            longest = sorted(times, key=lambda name: -times[name])[:KERNELS]
+            kernels.append(
+                KernelTimes(
+                    number,
+                    False,
+                    tuple(kernel_names[name] for name in longest),
+                    tuple(times[name] * summary.steps for name in longest),
+                )
+            )
+    return msgspec.structs.replace(
+        summary,
+        modules=tuple(modules),
+        kernel_names=tuple(kernel_names),
+        kernels=tuple(kernels),
+    )

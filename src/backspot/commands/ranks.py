@@ -12,6 +12,7 @@ Example:
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager, suppress
@@ -161,8 +162,19 @@ def mention_others(trace: str, shown: Collection[str]) -> None:
             names = ", ".join(other.name for other in others[:_NAMED])
             more = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
             note(f"{rank_text or path.name}; other ranks' traces lie beside it: {names}{more}")
+            note(f"for all ranks together: backspot ranks {_together([path, *others])}")
         elif rank_text and len(shown) == 1:
             note(rank_text)
+
+
+def _together(paths: Sequence[Path]) -> str:
+    """Return what the shell needs to name these traces: their folder, if it has no other ones."""
+    from backspot.trace.read import traces_in
+
+    folder = paths[0].parent
+    if {trace.name for trace in traces_in(folder)} == {path.name for path in paths}:
+        return shlex.quote(str(folder))
+    return " ".join(shlex.quote(str(path)) for path in paths)
 
 
 def _others(path: Path) -> list[Path]:

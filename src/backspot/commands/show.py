@@ -33,9 +33,11 @@ Example:
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from backspot.commands._console import (
@@ -50,7 +52,7 @@ from backspot.commands._console import (
     write_text,
 )
 from backspot.commands._parts import ORDERS, ROWS
-from backspot.errors import BackspotError, UsageError
+from backspot.errors import BackspotError, SourceNotFoundError, UsageError
 from backspot.formatting import visible
 
 if TYPE_CHECKING:
@@ -230,9 +232,20 @@ def _show_rows(source: str, args: argparse.Namespace) -> None:
     write_text(render(report, args.top or None, width=args.width, color=use_color(sys.stdout)))
 
 
+def _trace_of(report: Path) -> str:
+    """Return the trace beside a saved report, as the shell needs it; ``TRACE`` if not known."""
+    from backspot.trace.read import traces_in
+
+    with suppress(OSError, SourceNotFoundError):
+        traces = [path for path in traces_in(report.parent) if path.name.endswith(".gz")]
+        if len(traces) == 1:
+            return shlex.quote(str(traces[0]))
+    return "TRACE"
+
+
 def _show_changes(source: str, args: argparse.Namespace) -> None:
     """Print the step with changes."""
-    from backspot.commands._source import read
+    from backspot.commands._source import is_report, read
 
     chosen = ("top", "depth", "match", "by", "sort", "full", "output", "anonymous")
     options_given = [f"--{name}" for name in chosen if getattr(args, name) not in (None, False)]
@@ -241,6 +254,12 @@ def _show_changes(source: str, args: argparse.Namespace) -> None:
             f"--what-if prints no report: leave out {' and '.join(options_given) or '--format'}"
         )
     changes = _asked(args.what_if)
+    if is_report(source):
+        options = "".join(f" --what-if {shlex.quote(asked)}" for asked in args.what_if)
+        raise UsageError(
+            f"{visible(source)} is a saved report, which holds no recording to replay. "
+            f"Its trace does: backspot show {_trace_of(Path(source))}{options}"
+        )
     report = read(source, replays=True, jobs=args.jobs)
     try:
         write_text(str(report.what_if(**changes)))

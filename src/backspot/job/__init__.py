@@ -18,6 +18,7 @@ The order in which the files work::
     scatter.py      the median of the other ranks, and whether a time is longer, beyond the noise
     noise.py        how far apart the steps of a rank and of the others must be
     modules.py      the modules over the ranks, and those that take longer on one of them
+    kernels.py      the kernels of such a module that make the difference
     replay.py       the job's step after a change, with all ranks together
     findings/       what makes the job slow: the rules
     answer.py       all of that for the summaries of a job

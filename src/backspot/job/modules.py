@@ -96,6 +96,17 @@ class Table:
                 others_times[modules] = others.of(self.taken[row, modules])
         return others_times
 
+    def peers_of(self, rank: int, path: str) -> tuple[int, ...]:
+        """Return the other ranks that a rank's module is compared with."""
+        module, row = [module.path for module in self.modules].index(path), self.ranks.index(rank)
+        return tuple(
+            self.ranks[other]
+            for modules, rows in self.peers
+            if module in modules and row in rows
+            for other in rows.tolist()
+            if other != row
+        )
+
     def longer(self, rank: int) -> Ints:
         """Return by how much a rank exceeds the median of the others, by module, part and step."""
         excess: Ints = self.times[self.ranks.index(rank)] - self.others(rank)

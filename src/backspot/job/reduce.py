@@ -31,7 +31,10 @@ from backspot.job.identity import Identity, identify
 from backspot.job.outside import Outside
 from backspot.job.summary import (
     COLLECTING,
+    KERNELS,
+    LONGEST_NAME,
     WAITING,
+    KernelTimes,
     ModuleTimes,
     OutsideTimes,
     PhaseTimes,
@@ -78,6 +81,8 @@ def reduce_trace(recording: Recording, identity: Identity) -> Summary:
         summed(spent.step[chosen], spent.length[chosen], len(ledger.windows.start))
         for chosen in (line.exposed | stalled, stalled)
     )
+    modules = _modules(ledger, line, work)
+    kernel_names, kernels = _kernels(events, ledger, modules)
     return Summary(
         source=events.source,
         rank=identity.rank,
@@ -95,7 +100,7 @@ def reduce_trace(recording: Recording, identity: Identity) -> Summary:
         ),
         exposed=tuple(exposed.tolist()),
         stalled=tuple(stalls.tolist()),
-        modules=_modules(ledger, line, work),
+        modules=modules.times,
         groups=groups_of(
             collectives,
             identity,
@@ -109,6 +114,8 @@ def reduce_trace(recording: Recording, identity: Identity) -> Summary:
             *_in_modules_too(recording, collecting),
         ),
         warnings=events.warnings,
+        kernel_names=kernel_names,
+        kernels=kernels,
     )
 
 
@@ -222,7 +229,27 @@ def _runs_collective(ownership: Ownership, holder: Ints) -> Mask:
     return is_collective
 
 
-def _modules(ledger: Ledger, line: _Line, work: Timeline) -> tuple[ModuleTimes, ...]:
+class _Modules(NamedTuple):
+    """The times of the owners, and what they are made of: arrays with one entry a piece.
+
+    Attributes:
+        times: the owners that have any time.
+        place: index into ``times``, by owner; ``NOTHING`` for owners without time.
+        owner: the owner of each piece of the clock.
+        column: in which of the parts it counts.
+        work: the device work that it is, ``NOTHING`` for the host's.
+        length: nanoseconds.
+    """
+
+    times: tuple[ModuleTimes, ...]
+    place: Ints
+    owner: Ints
+    column: Ints
+    work: Ints
+    length: Ints
+
+
+def _modules(ledger: Ledger, line: _Line, work: Timeline) -> _Modules:
     """Return the time of each owner in each step, by the rows' rule.
 
     A rank that waits for another one hides the work of its host behind the collective.
@@ -241,15 +268,56 @@ def _modules(ledger: Ledger, line: _Line, work: Timeline) -> tuple[ModuleTimes, 
         holders.shares.owner[share],
         len(ledger.windows.start),
     )
-    key = owner * _PARTS + column[held_intervals]
+    column, working = column[held_intervals], holders.work[holder[held_intervals]]
+    key = owner * _PARTS + column
     by_step = summed_by_step(key, spent.step[held_intervals], length, len(owners) * _PARTS, steps)
     of_owner = by_step.reshape(len(owners), _PARTS, steps)
     is_module = owners.is_module
-    modules = []
+    place_of = np.full(len(owners), NOTHING)
+    modules: list[ModuleTimes] = []
     for index in np.flatnonzero(of_owner.any(axis=(1, 2))).tolist():
         times = (tuple(row) for row in of_owner[index].tolist())
+        place_of[index] = len(modules)
         modules.append(ModuleTimes(*owners.named(index), bool(is_module[index]), *times))
-    return tuple(modules)
+    return _Modules(tuple(modules), place_of, owner, column, working, length)
+
+
+def _kernels(
+    events: Events, ledger: Ledger, modules: _Modules
+) -> tuple[tuple[str, ...], tuple[KernelTimes, ...]]:
+    """Return the longest kernels of each module and direction, and the names of all of these."""
+    ownership = ledger.ownership
+    chosen = (modules.column % 3 == _GPU) & (modules.work >= 0)
+    chosen &= ownership.owners.is_module[modules.owner] & (modules.length > 0)
+    place, backward = modules.place[modules.owner[chosen]], modules.column[chosen] // 3
+    # Long names that begin alike count as one: in a summary they are.
+    names_of, number_of = Index(), np.zeros(len(events.names), np.int64)
+    used = ownership.work.name[modules.work[chosen]]
+    for name in np.unique(used).tolist():
+        number_of[name] = names_of[events.names[name][:LONGEST_NAME]]
+    sizes = (len(modules.times), 2, max(len(names_of), 1))
+    keys, piece = np.unique(
+        np.ravel_multi_index((place, backward, number_of[used]), sizes), return_inverse=True
+    )
+    time = summed(piece.ravel(), modules.length[chosen], len(keys))
+    module, direction, kernel = np.unravel_index(keys, sizes)
+    order = np.lexsort((kernel, -time, direction, module))
+    listed: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    for index in order.tolist():
+        of_module = listed.setdefault((int(module[index]), int(direction[index])), [])
+        if len(of_module) < KERNELS:
+            of_module.append((int(kernel[index]), int(time[index])))
+    all_names, kept = list(names_of), Index()
+    kernels = tuple(
+        KernelTimes(
+            module,
+            bool(backward),
+            tuple(kept[number] for number, _ in longest),
+            tuple(time for _, time in longest),
+        )
+        for (module, backward), longest in listed.items()
+    )
+    return tuple(all_names[number] for number in kept), kernels
 
 
 def _waiting(work: DeviceWork, line: _Line) -> Ints:

@@ -327,6 +327,10 @@ def _times(rows: Sequence[Change]) -> list[Column]:
     ]
 
 
+_MOST_PERCENT = 1_000
+"""From here on, how many times as long something takes is said instead."""
+
+
 def _percent(value: float) -> str:
     return f"{value:.1f}%" if value < 9.95 else f"{value:.0f}%"
 
@@ -334,6 +338,8 @@ def _percent(value: float) -> str:
 def _signed_percent(value: float) -> str:
     if abs(value) < _LEAST_PERCENT:
         return "0%"
+    if value >= _MOST_PERCENT:
+        return f"×{1 + value / 100:,.0f}"
     return f"{'+' if value > 0 else MINUS}{_percent(abs(value))}"
 
 

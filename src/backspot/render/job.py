@@ -33,6 +33,7 @@ from backspot.styled import cell_len
 
 _HOST = 20  # cells
 _NARROW = 72  # cells
+_EARLIER = "0.00 ms earlier"
 _CALLS = ("job.ranks, job.slowest, job.modules for all", 'job.save("job.html")')
 
 
@@ -106,13 +107,17 @@ class _Page:
         lines = ["", *self._wrapped(bubbles)] if bubbles else []
         ranked = sorted(job.ranks, key=lambda rank: (-rank.wait_ns, rank.rank))
         lines += self._heading("waits in collectives, most first (they can overlap with computing)")
-        later = "late by" if self._narrow else "enters later by"
+        later = "late by" if self._narrow else f"{'enters':<{len(_EARLIER)}}"
         lines.append(
             f"{'rank':>6} {'wait':>10} {'transfer':>10} {later:>{len(later) + 1}} {'clock ±':>9}"
         )
         room = min(_HOST, self._width - len(lines[-1]) - 2)
         for rank in ranked[:top]:
-            late = f"{'-' if rank.late_ns < 0 else ''}{duration(abs(rank.late_ns))}"
+            late = duration(abs(rank.late_ns))
+            if self._narrow:
+                late = f"-{late}" if rank.late_ns < 0 else late
+            else:
+                late += " earlier" if rank.late_ns < 0 else " later  " if rank.late_ns else ""
             lines.append(
                 f"{rank.rank:>6} {duration(rank.wait_ns):>10} {duration(rank.transfer_ns):>10} "
                 f"{late:>{len(later) + 1}} {duration(rank.uncertainty_ns):>9}  "

@@ -542,6 +542,10 @@ is_reading = _begins(r"aten::(item|_local_scalar_dense|is_nonzero)$")
 """Whether this operator returns the value of a tensor to Python."""
 is_norm = _begins(r"aten::(linalg_vector_)?norm$")
 """Whether this operator computes a norm, as clipping does for each gradient."""
+NORMS_AT_ONCE = "aten::_foreach_norm"
+"""The norms of all gradients, which alone change none of them."""
+is_rescaling = _begins(r"aten::(_foreach_)?(mul|div|clamp|clamp_min|clamp_max|copy)_$|aten::mul$")
+"""Whether this operator can make gradients smaller, as clipping does by their norm."""
 is_pin_memory = _begins(r"aten::_?pin_memory$")
 """Whether this operator copies a tensor into pinned memory."""
 
@@ -643,6 +647,26 @@ is_vector_product = _contains(
 """Whether a kernel of cuBLAS multiplies by a vector, or by a matrix of a few rows."""
 is_pairwise_distance = _contains(r"\b[cp]dist_(backward_)?kernel", "dist_")
 """Whether a kernel computes the distances of pairs of points: ATen's ``DistanceKernel.cu``."""
+
+
+def short_kernel_name(name: str) -> str:
+    """Return what a person calls a kernel: without namespaces, template and other arguments.
+
+    ``void at::(anonymous namespace)::spin_kernel<4>(long)`` is ``spin_kernel``. A short name keeps
+    the namespace before it: ``gemvx::kernel``. The end of a name may be missing.
+    """
+    depth, kept = 0, []
+    for character in name.replace("(anonymous namespace)::", ""):
+        depth += character == "<"
+        if not depth:
+            kept.append(character)
+        depth -= character == ">" and depth > 0
+    words = "".join(kept).partition("(")[0].split()
+    path = words[-1].split("::") if words else [""]
+    return (path[-1] if len(path[-1]) > _FEW_LETTERS else "::".join(path[-2:])) or name
+
+
+_FEW_LETTERS = 7
 
 
 def is_communication(name: str) -> bool:

@@ -403,7 +403,7 @@ class _Context:
             FORWARD: _constant(sections.forward[several], sections.done[several], FORWARD),
             LOSS: _constant(*loss, LOSS),
             SCALER: _constant(*self._before_updates(self.scaling), SCALER),
-            CLIPPING: _constant(*self._before_updates(self.clipping), CLIPPING),
+            CLIPPING: _constant(*self._clips, CLIPPING),
             **self._on_parameters,
         }
 
@@ -423,6 +423,20 @@ class _Context:
     def clipping(self) -> Mask:
         """For each name whether it is that of an operator that begins to clip gradients."""
         return (self.on_gradients & ~self.scaling) | self.events.names_where(names.is_norm)
+
+    @cached_property
+    def _clips(self) -> tuple[Ints, Ints]:
+        """From the first operator that clips to the optimizer's step.
+
+        A norm alone is one that the program logs: clipping changes the gradients afterwards.
+        """
+        events = self.events
+        start, end = self._before_updates(self.clipping)
+        changes = self.on_gradients & ~self.scaling & ~events.name_mask(names.NORMS_AT_ONCE)
+        changes |= events.names_where(names.is_rescaling)
+        times = np.sort(events.start[events.chosen(changes, Category.OPERATOR)])
+        clips = np.searchsorted(times, end) > np.searchsorted(times, start)
+        return start[clips], end[clips]
 
     def _before_updates(self, named: Mask) -> tuple[Ints, Ints]:
         """From the first operator of these names after a pass to the optimizer's step."""

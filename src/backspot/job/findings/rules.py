@@ -30,11 +30,13 @@ import numpy as np
 
 from backspot.formatting import counted, duration, labelled, percent, visible
 from backspot.job.findings import Evidence, fallback_rule, rule
+from backspot.job.kernels import Difference, difference
 from backspot.job.modules import PARTS, Claim
 from backspot.job.noise import Limits
 from backspot.job.scatter import MANY, Others, is_clear, least, middle, reach, shift_of
 from backspot.job.summary import COLLECTING, WAITING, Purpose
 from backspot.results.job import ROLES, JobFinding, Role
+from backspot.trace.names import short_kernel_name
 
 _found = partial(JobFinding, rule="", rank=None, path="", title="", remedy="")
 """``find_all`` fills in what the head of the rule says."""
@@ -426,17 +428,66 @@ def slow_module(evidence: Evidence) -> Iterator[JobFinding]:
     collective.
 
     **Found by** the time of each module on each rank: kernels, and what the host does in it. What
-    all modules of a rank have in common is not claimed.
+    all modules of a rank have in common is not claimed. The finding names the kernels that make
+    most of the difference.
 
-    **Fix.** The finding says which takes longer. Kernels: compare the shapes of the module's inputs
-    (sequence lengths, experts, shards). Host: look for what only this rank does there, such as I/O,
-    logging or a wait.
+    **Fix.** The finding says which takes longer. Kernels that run on one rank alone: look for code
+    that only this rank runs, such as a debug check. The same kernels for longer, or other kernels
+    in their place: compare the shapes and types of the module's inputs (sequence lengths, experts,
+    shards) and the GPU's clock. Host: look for what only this rank does there, such as I/O, logging
+    or a wait.
     """
-    has_gpu = evidence.table.has_gpu
-    yield from (_finding(claim, has_gpu) for claim in evidence.claims if claim.module.is_module)
+    for claim in evidence.claims:
+        if claim.module.is_module:
+            yield _finding(claim, evidence.table.has_gpu, _kernels(evidence, claim))
 
 
-def _finding(claim: Claim, has_gpu: bool) -> JobFinding:
+def _kernels(evidence: Evidence, claim: Claim) -> Difference | None:
+    direction, _, kind = claim.part.partition("_")
+    if kind != "gpu":
+        return None
+    peers = evidence.table.peers_of(claim.rank, claim.module.path)
+    longer_ns = claim.taken_ns - claim.usual_ns
+    return difference(
+        claim.module.path, direction == "backward", claim.rank, peers, evidence.ranks, longer_ns
+    )
+
+
+_ALONE = (
+    "Look for code that only this rank runs in the module: a check, a log, a condition on the rank "
+    "or on its data"
+)
+_REPLACED = (
+    "Compare the shapes and types of the module's inputs on both ranks, which choose its kernels: "
+    "unequal sequence lengths, experts or shards"
+)
+_SAME = (
+    "Compare the shapes of the module's inputs on both ranks: unequal sequence lengths, experts or "
+    "shards; if they are alike, the clock of this GPU (nvidia-smi)"
+)
+
+
+def _of_kernels(difference: Difference) -> tuple[str, str]:
+    """Return what is said of the kernels that differ, and what to do."""
+    said = [
+        f"{_short(kernel.name)} takes {duration(kernel.taken_ns)} of it, on this rank alone"
+        if kernel.is_alone
+        else f"{_short(kernel.name)} takes {duration(kernel.taken_ns)} there, and "
+        f"{duration(kernel.usual_ns)} on the other ranks"
+        for kernel in difference.longer
+    ]
+    if difference.replaced:
+        said.append(f"the other ranks run {', '.join(map(_short, difference.replaced))} instead")
+    is_alone = all(kernel.is_alone for kernel in difference.longer)
+    remedy = _REPLACED if difference.replaced else _ALONE if is_alone else _SAME
+    return f" {'; '.join(said)}.", remedy
+
+
+def _short(kernel: str) -> str:
+    return visible(short_kernel_name(kernel))
+
+
+def _finding(claim: Claim, has_gpu: bool, kernels: Difference | None) -> JobFinding:
     direction, _, kind = claim.part.partition("_")
     on_host = kind == "host"
     on_gpu = ", where the host holds up the GPU" if on_host and has_gpu else ""
@@ -448,6 +499,7 @@ def _finding(claim: Claim, has_gpu: bool) -> JobFinding:
         "Compare the shapes and the kernels of the module on both ranks: unequal sequence lengths, "
         "experts or shards"
     )
+    of_kernels, compare = _of_kernels(kernels) if kernels else ("", compare)
     name = visible(claim.module.label)
     return _found(
         kind="host" if on_host else "gpu",
@@ -457,7 +509,7 @@ def _finding(claim: Claim, has_gpu: bool) -> JobFinding:
         seen=(
             f"It takes {duration(claim.taken_ns)} of a step there, and {duration(claim.usual_ns)} "
             f"on the other ranks. The difference is in its {direction}"
-            f"{on_gpu if on_host else ', in kernels'}."
+            f"{on_gpu if on_host else ', in kernels'}.{of_kernels}"
         ),
         remedy=(f"{look if on_host else compare}{'' if has_gpu else '; or for unequal work'}."),
         cost_ns=claim.taken_ns - claim.usual_ns,
