@@ -150,6 +150,19 @@ def test_a_real_step_that_is_longer_than_any_replay_says_nothing_against_the_rec
     assert fit(recording, 1.02 * float(lengths(recording).mean())) is not MEASURED
 
 
+@pytest.mark.parametrize("longer", [1.2, 3.0])
+def test_on_a_host_alone_a_longer_real_step_makes_what_is_saved_as_much_longer(longer):
+    recording = recorded("chain_norm_function")
+    usual = float(np.mean(replay(recording, MEASURED).step_ns))
+    real = longer * float(lengths(recording).mean())
+    cost = fit(recording, real)
+    assert np.mean(replay(recording, cost).step_ns) == pytest.approx(real, rel=0.02)
+    half = {"factors": {"": 0.5}}
+    saves = unfitted(recording, MEASURED).what_if(half).saves_ns
+    on_busy_host = replace(unfitted(recording, cost), fitted=True).what_if(half).saves_ns
+    assert on_busy_host == pytest.approx(saves * real / usual, rel=0.02)
+
+
 def test_uncertain_costs_widen_the_range():
     recording = recorded("launch_bound")
     change = list(free_owners(recording).values())[3]

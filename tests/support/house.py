@@ -75,10 +75,12 @@ COMPOSERS = (
 # What is read first: how a trace becomes a report, and how labels come into a trace.
 SPINE = (
     *("trace/read", "trace/chrome", "trace/json_events", "trace/columns", "trace/events"),
-    *("analysis/attribution/join", "analysis/attribution/spans", "analysis/attribution/passes"),
+    *("analysis/attribution/spans", "analysis/attribution/recompute"),
+    *("analysis/attribution/passes", "analysis/attribution/join"),
     *("analysis/attribution/launches", "analysis/attribution/ownership"),
-    *("analysis/accounting/clock", "analysis/accounting/ledger", "analysis/accounting/holders"),
-    *("analysis/accounting/rows", "analysis/typical", "analysis/recording", "analysis/parts"),
+    *("analysis/attribution/shares", "analysis/accounting/clock", "analysis/accounting/ledger"),
+    *("analysis/accounting/holders", "analysis/accounting/rows", "analysis/accounting/phases"),
+    *("analysis/typical", "analysis/recording", "analysis/parts"),
     *("pipeline", "results/costs", "results/report"),
     *("live/call_wrapper", "live/calls", "trace/labels"),
 )

@@ -103,10 +103,13 @@ _HELD_UP = 0.05
 def real_step(recording: Recording, options: Options) -> RealStep | None:
     """Return the mean step without a profiler: of the whole training, else of the timed steps.
 
-    Without a device, the host's clock tells how long the parts of a step take, so those of the
-    training hold as they are; not where the machine held up steps, in whatever part that was. With
-    one it tells how long a step fetches batches, of which the device has work for a part. How long
-    the work takes that only some steps have holds with both.
+    The training's own clock tells of the parts of a step, too:
+
+    - without a device, how long each part takes, unless the machine held up steps, in whatever part
+      that was;
+    - with a device, how long a step fetches batches alone, as it works on while the host does
+      something else;
+    - with and without one, how long the work takes that only some steps have.
     """
     training, timed = options.training, options.real_steps
     has_device = bool((recording.ownership.work.device >= 0).any())

@@ -21,8 +21,8 @@ a busy machine does, and neither is a hiccup. What a module or a phase takes bey
 A wait for a batch is a wait of the training, in each step or in one of many, and no excess. Nor is
 a rollout that is longer than others, or what exceeds the expectation in the same place in several
 steps: what recurs is what the training does. Where more than a quarter of the steps with the same
-work are held up, the machine is busy all the time, and a hiccup is what stands out of that: longer
-kinds of steps have as much of it in them, so that a mean without it would shift the shares of the
+work are held up, the machine is busy all the time. A hiccup is then what stands out of that alone:
+all kinds of steps are held up, and leaving out those of one kind would shift the shares of the
 kinds. The other steps with the same work stand for those that are left out, so that a hiccup does
 not change how often its kind of work is done.
 """

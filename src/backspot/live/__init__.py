@@ -30,12 +30,15 @@ A module call that a profiler records goes through:
    depends on that method. Or ``hooks.py``: the *hooks* on the module, which ask first whether a
    profiler records.
 2. ``calls.py``: the running *calls* of each thread. A call opens the *range* of its forward label
-   and ends the range when the call returns. Autograd numbers the nodes that a thread makes; the
-   calls cut these sequence numbers into *intervals*, so that a node's number gives its owner.
-3. ``markers.py``: with markers the *boundary nodes*, which made the inputs and outputs of calls,
-   get a *marker*: a prehook that writes the backward label. Otherwise ``exporting.py`` writes
-   backward labels into the trace when it is exported.
+   and ends the range when the call returns.
+3. ``exporting.py``: when the trace is exported, the backward labels are written into it.
 4. ``source_lines.py``: the line of source that made each node.
+
+With ``markers=True``, with ``hooks``, and where no trace is exported (``emit_nvtx``), backward
+labels are written while the backward runs. Autograd numbers the nodes that a thread makes, and
+calls then cut these sequence numbers into *intervals*, so that a node's number gives its owner.
+``markers.py`` gives the *boundary nodes*, which made the inputs and outputs of calls, a *marker*: a
+prehook that writes the label.
 
 ``step_log.py`` notes each step of a training, from its first to its last, without a profiler;
 ``termination.py`` lets it be written when a job is killed, and

@@ -278,9 +278,11 @@ class Recorder:
     due is recorded, and the others are left alone. If it ends before that is done, another one may
     be next.
 
-    It is in one of three states: it counts steps (there is no ``_measurement``), it records steps
-    (there is one), or a report waits for its ``_rest``. ``_begin`` goes from counting to recording,
-    ``_finish`` to the report, and ``_stop`` back to counting from anywhere.
+    It counts steps (there is no ``_measurement``), records steps (there is one), or has a report
+    that waits for a later step (there is a ``_rest``). ``_begin`` goes from counting to recording.
+    ``_stop`` ends a recording and goes back to counting. ``_finish`` ends it with a report, which
+    may leave a ``_rest``; once that is delivered, ``_go_back_to_counting`` goes on, or ends all
+    counting where no other report is due (``is_idle``).
 
     What a signal's handler of the script raises leaves each method. What is under way is removed
     then, and begins again if the training goes on.

@@ -1,8 +1,9 @@
 """The report: frozen data, with methods that rank, look up, save, load and draw.
 
-All times are integer nanoseconds of a typical step: the mean over the recorded steps but those
-that something held up, as long as a step that nothing records, where such steps were timed. What
-ends in ``_by_step`` has one entry a recorded step. Both sum exactly.
+All times are integer nanoseconds of a typical step: the mean over the recorded steps without those
+that something held up. Where steps without a profiler were timed, parts are made as long as they
+are in such a step, and ``clock`` is ``"real"``. What ends in ``_by_step`` has one entry a recorded
+step. Both sum exactly.
 """
 
 from __future__ import annotations

@@ -45,8 +45,9 @@ def fit(
 
     Returns:
         The scaled costs, a tenth of which is uncertain. If no factor from 0 to 6 brings the
-        replayed step within 10% of the real one: ``MEASURED`` where the real one is longer, as the
-        machine was busier then, which says nothing against the recording; else a refusal, as if
+        replayed step within 10% of the real one and the real one is longer, the machine was busier
+        then, which says nothing against the recording: ``MEASURED``, and without a device a host
+        that is as much slower, as rows are made as long as real steps too. Else a refusal, as if
         the times contradict one another.
     """
     factor = 1.0
@@ -70,7 +71,10 @@ def fit(
         factor = float(tried[best])
     if off.min() > _APART * real_step_ns:
         if (nearest := float(steps[best])) < real_step_ns:
-            return MEASURED
+            if len(recording.ownership.work.start):
+                return MEASURED
+            usual_steps = steps_at(recording, [MEASURED], at_hand=at_hand)[typical.chosen, 0]
+            return replace(MEASURED, slowdown=float(usual_steps.mean()) / real_step_ns)
         return Refusal(
             f"A real step takes {duration(real_step_ns)}, and the replayed one "
             f"{duration(nearest)} at the nearest. Not the profiler alone slowed the recording, but "

@@ -5,6 +5,14 @@ One real step is watched: what the models were called with, which functions made
 outputs, and which gradients these got. Copies then run all that under each setting, in turns with
 the copy as it is, while the training stands still; the guard of trials is around all of it.
 
+A *setting* is what could be different, such as bf16; a *rung* is a setting with the step that it
+gives; the *ladder* has the rungs that help together. A copy is trusted if the model got no
+gradient from it, each trained parameter of it did, and its outputs are those of the real call.
+The order is: each cheap setting alone, the best ones on top of each other, kernels of attention,
+twice the batch, then what has to compile. A setting helps if it saves 1% of the step or more, and
+the lower end of its interval half of that; it does not if the upper end is below 1%; else it is
+undecided, as with fewer than six rounds. ``planning.py`` has the reasons to make no plan.
+
 - ``planning.py``: watches a step, plans within its limit of time, and writes the plan.
 - ``watching.py``: the calls of models in a step, with what they were given and got.
 - ``losses.py``: the functions that follow a call up to the backward, to run them again.

@@ -33,7 +33,8 @@ _NARROW = 0.005
 _AHEAD = 1.25
 """How many times as long as the host needs a GPU sleeps: a quarter longer."""
 _MOSTLY = 0.8
-"""Share of a run from which on the host takes it: it issues the last kernels as the device ends."""
+"""Share of a run that the host needs to issue it, from which on the host decides how long it
+takes: the last kernels end soon after they are issued."""
 _CHUNK = 1 << 28
 """In such blocks memory is taken and given back to have PyTorch's statistics as they were."""
 
@@ -41,10 +42,11 @@ _CHUNK = 1 << 28
 def times_of(copy: Copy) -> Times:
     """Return what a copy needs for the calls of a step, each as often as the step makes it.
 
-    On a GPU each call runs twice. The first time tells the host's time, as nothing is queued before
-    it. The second time the GPU sleeps until the host has issued all: it never waits for the host.
-    Where the host takes the longer time, a run that follows another at once tells it, as a step
-    follows another in a training: after a wait a host needs up to a third more.
+    On a GPU each call runs once for the host's time, with nothing queued before it, and once for
+    the device's: the GPU sleeps until the host has issued all, so that it never waits for the host.
+    Where the host decides how long the first run takes, two more follow upon each other at once, as
+    steps of a training do, and the second of them is the host's time: after a wait a host needs up
+    to a third more.
     """
     of_calls = [(call.count, _of_call(copy, call)) for call in copy.watched.calls]
     return Times(*(sum(n * times[index] for n, times in of_calls) for index in range(3)))

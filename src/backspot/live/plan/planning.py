@@ -44,7 +44,7 @@ from backspot.results.report import Report, changed
 from backspot.threads import thread_count, thread_count_of_process
 
 _ENDED = "planning was interrupted"
-_TALKS = (*("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "SyncBatchNorm"),)
+_TALKS = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "SyncBatchNorm")
 _OVERRUN_S, _LEAST_S = 10.0, 5.0
 """By how much a plan may take longer than it should, and how long a useful one takes at least."""
 
