@@ -15,11 +15,14 @@ from backspot.results.report import Report
 _NOTABLE = 0.02
 """Share of the step from which it is said that a part of it stays as it is."""
 _NONE = "Of what was tried, nothing makes a step shorter here."
-_HINT = "A plan tries settings on a copy of the model, in a minute: backspot run --plan"
+_HINT = (
+    "A plan tries settings on a copy of the model, in a minute: backspot run --plan, or "
+    'backspot.profile(..., trials="plan")'
+)
 _AS_IT_IS = "as it is"
-NOTE = (
+_DIFFERENCES = (
     "outputs, loss, gradients: how far from those as it is, relative to their size; first line: "
-    "of a second run as it is. memory: of forward and backward."
+    "of a second run as it is."
 )
 
 
@@ -109,6 +112,12 @@ def ladder_columns(plan: Plan) -> list[Column]:
         cells = numbers([before, *(_memory(rung) for rung in rungs)])
         columns.append(Column("amount", "memory", cells, full_head="memory", need=2))
     return [*columns, *_differences(rungs)]
+
+
+def note_of(plan: Plan) -> str:
+    """What the columns of the ladder are."""
+    memory = " memory: of forward and backward." if any(r.memory_bytes for r in plan.ladder) else ""
+    return f"{_DIFFERENCES}{memory}"
 
 
 def _memory(rung: Rung) -> str:
@@ -244,7 +253,7 @@ def _sections(report: Report, _: View) -> list[Section]:
     if plan is None:
         hint_text = hint(report)
         return [Section("last", "plan", [hint_text])] if hint_text else []
-    tables = [Table("", NOTE, ladder_columns(plan))] if plan.ladder else []
+    tables = [Table("", note_of(plan), ladder_columns(plan))] if plan.ladder else []
     sentences, title = sentences_of(plan), heading(plan)
     code = code_of(plan)
     return [Section("last", "plan", sentences, len(sentences), title, tables, code=code)]

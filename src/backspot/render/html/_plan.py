@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from backspot.render._plan import NOTE, code_of, heading, hint, ladder_columns, sentences_of
+from backspot.render._plan import code_of, heading, hint, ladder_columns, note_of, sentences_of
 from backspot.render._sections import Column, Section
 from backspot.render.html._fragments import code_list, shown
 from backspot.results.plan import Plan
@@ -48,7 +48,7 @@ def _table(plan: Plan) -> str:
     return (
         f'<div class="table-box"><table class="ladder"><thead><tr><th scope="col">setting</th>'
         f"{drawn}{head}</tr></thead><tbody>{rows}</tbody></table></div>"
-        f'<p class="muted small">{shown(NOTE)}</p>'
+        f'<p class="muted small">{shown(note_of(plan))}</p>'
     )
 
 
