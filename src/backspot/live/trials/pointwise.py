@@ -76,7 +76,7 @@ def _is_weight(node: Node) -> bool:
 @remedy("pointwise-chain", chains=True)
 def one_function(request: Request) -> Trial | None:
     """Try the function of PyTorch that computes the same as a chain, for the largest such chain."""
-    missing = "no chain of pointwise functions was recognised in the step"
+    missing = "the trial could not take the chain out of the step"
 
     def work(chain: Chain) -> int:
         return len(chain.given["nodes"]) * int(chain.end.shape.numel())

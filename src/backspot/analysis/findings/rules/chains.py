@@ -344,7 +344,8 @@ _FUNCTIONS = (
     (
         "LayerNorm",
         re.compile(r"m[_cf]*S[_cf]*(P|M)[_cf]*m[_cfA]*R|[_cf]*m[_cf]*Sm?[_cf]*[mA_cf]*R"),
-        "Use torch.nn.functional.layer_norm, which is one operator forward and backward.",
+        "Use torch.nn.functional.layer_norm over the last axes, which is one operator forward and "
+        "backward. It divides the variance by n, as var(unbiased=False) does.",
     ),
     ("RMSNorm", re.compile(r"[PM][_cf]*m[_cf]*A?[_cf]*R[_cf]*M"), ""),
     ("A rotary position embedding", re.compile(r"M[_cf]*N[_cf]*K[_cf]*MA"), ""),
