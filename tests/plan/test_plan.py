@@ -393,6 +393,8 @@ def test_data_parallel_of_one_gpu_is_planned_as_what_it_holds_and_of_several_is_
     plan = planned(report, step, parallel)
     assert plan.why_not == ""
     assert plan.what.startswith("a copy of Linear")
+    inside = nn.Sequential(parallel, nn.Linear(8, 8))
+    assert planned(report, stepping(inside, torch.ones(2, 8)), inside).why_not == ""
     parallel.device_ids = [0, 1]
     refused = planned(report, step, parallel)
     assert refused.why_not == "DataParallel splits each batch over several GPUs"

@@ -31,10 +31,10 @@ _CPU_FILES = "cpu.cfs_quota_us", "cpu.cfs_period_us"
 _LOW = 0.8
 """Share of a GPU's highest clock below which it is worth a remark: dense products in half precision
 take the clock of a healthy one down by some percent, as they need all the power it may have."""
-_IDLE = 0x1
+_IDLE, _POWER_LIMIT = 0x1, 0x4
 _LOW_CLOCK = {
     "a clock that was set for it": 0x2,
-    "its power limit": 0x4 | 0x80,
+    "its power limit": _POWER_LIMIT | 0x80,
     "its temperature": 0x20 | 0x40,
     "what its board reports": 0x8,
 }
@@ -151,12 +151,23 @@ def _with_slow_clock() -> Iterator[str]:
         reasons = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(device)
         now = nvml.nvmlDeviceGetClockInfo(device, nvml.NVML_CLOCK_SM)
         most = nvml.nvmlDeviceGetMaxClockInfo(device, nvml.NVML_CLOCK_SM)
+        if not _has_lower_limit(nvml, device):
+            reasons &= ~_POWER_LIMIT  # small cards work at theirs all the time
     except nvml.NVMLError:  # a part of a GPU, or a driver that does not say it
         return
     finally:
         nvml.nvmlShutdown()
     if said := low_clock(now, most, reasons):
         yield f"GPU {index}: {said}"
+
+
+def _has_lower_limit(nvml: Any, device: Any) -> bool:
+    """Whether somebody has set a lower power limit than the GPU's own."""
+    with suppress(nvml.NVMLError):  # cards for notebooks have none
+        enforced: int = nvml.nvmlDeviceGetEnforcedPowerLimit(device)
+        usual: int = nvml.nvmlDeviceGetPowerManagementDefaultLimit(device)
+        return enforced < usual
+    return False
 
 
 def low_clock(now: int, most: int, reasons: int) -> str:

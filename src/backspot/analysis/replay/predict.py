@@ -136,11 +136,13 @@ class Prediction(msgspec.Struct, frozen=True, dict=True):
     def savings(self, changes: Sequence[Change]) -> tuple[ReplayedStep, list[Saving]] | Refusal:
         """Return the step without any change, and what it saves with each change alone.
 
-        It is refused if the times of the trace contradict one another, unless costs were fitted.
+        It is refused if the times of the trace contradict one another. Where they were held against
+        a real step, that was looked for.
         """
         replayed = replays(self.recording, self.cost, changes)
         unchanged = np.stack([replayed[0].recorded, replayed[0].replayed], axis=1)
-        if not self.fitted and (refusal := contradiction(self.recording, unchanged)):
+        is_compared = self.fitted or self.cost.slowdown != 1.0
+        if not is_compared and (refusal := contradiction(self.recording, unchanged)):
             return refusal
         step = self._step(replayed)
         steps = replayed[0].steps[self.typical.chosen]
@@ -534,7 +536,8 @@ def predict(recording: Recording, real_step_ns: int | None) -> Prediction | Refu
         cost = fit(replayable, real_step_ns, typical, real_parts.get(("data",), 0))
     if isinstance(cost, Refusal):
         return cost
-    return Prediction(replayable, typical, cost, fitted=cost is not MEASURED, cut=cut)
+    fitted = cost.uncertainty < MEASURED.uncertainty
+    return Prediction(replayable, typical, cost, fitted=fitted, cut=cut)
 
 
 def _time_shared(work: DeviceWork) -> Floats:

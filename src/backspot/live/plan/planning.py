@@ -43,7 +43,6 @@ from backspot.results.plan import Plan, Rung
 from backspot.results.report import Report, changed
 from backspot.threads import thread_count, thread_count_of_process
 
-_ENDED = "planning was interrupted"
 _TALKS = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "SyncBatchNorm")
 _OVERRUN_S, _LEAST_S = 10.0, 5.0
 """By how much a plan may take longer than it should, and how long a useful one takes at least."""
@@ -127,7 +126,7 @@ def _why_not(report: Report, live: Living) -> str:
     for module in modules:
         if not {base.__name__ for base in type(module).__mro__}.isdisjoint(_TALKS):
             return f"{type(module).__name__} talks to other ranks"
-        if isinstance(module, torch.nn.parallel.DataParallel):
+        if _splits_batches(module):
             return f"{type(module).__name__} splits each batch over several GPUs"
         if isinstance(module, torch.jit.ScriptModule):
             return f"{type(module).__name__} is scripted"
@@ -186,11 +185,15 @@ def _replicas(live: Living) -> dict[str, torch.nn.Module]:
 
 def _unwrapped(model: torch.nn.Module) -> torch.nn.Module:
     parallel = torch.nn.parallel
-    is_of_one = isinstance(model, parallel.DataParallel) and len(model.device_ids) < 2
+    is_of_one = isinstance(model, parallel.DataParallel) and not _splits_batches(model)
     if is_of_one or isinstance(model, parallel.DistributedDataParallel):
         inner: torch.nn.Module = model.module
         return inner
     return model
+
+
+def _splits_batches(module: torch.nn.Module) -> bool:
+    return isinstance(module, torch.nn.parallel.DataParallel) and len(module.device_ids) > 1
 
 
 def with_plan(
