@@ -24,7 +24,9 @@ import backspot
 from backspot.live.torch_internals.allocator import OutOfMemoryError
 from backspot.live.trials import attempts, lookups
 from backspot.live.trials.attempts import chains_of, with_trials
-from backspot.live.trials.trial import Live, Piece, Trial
+from backspot.live.trials.chains import Chains
+from backspot.live.trials.trial import Live, Piece, Request, Trial
+from backspot.live.trials.twins import Refused, touched
 from backspot.render.text import render_text
 from backspot.results import Finding, Phase
 from backspot.results.findings import Place, Saving
@@ -1057,3 +1059,39 @@ def test_what_trials_look_for_is_known_once_though_its_module_is_imported_again(
     sys.modules[name] = module
     _, (found,) = trained(report, "dense-embedding-gradient")
     assert found.tried.variants, found.tried.why_not
+
+
+def pageable_copies(*megabytes):
+    """Copies of these sizes to a GPU, as a step that was watched has them."""
+    chains = Chains()
+    for size in megabytes:
+        tensor = torch.empty(0)
+        given = {
+            "shape": torch.Size([size, 1 << 20]),
+            "dtype": torch.uint8,
+            "pinned": False,
+            "device": torch.device("cuda"),
+        }
+        chains.keep("copy", chains.node(tensor), given, key=size)
+    return Live({}, [], chains=chains)
+
+
+@pytest.mark.parametrize("megabytes", [(300, 301), (700,), (1 << 24,)])
+def test_batches_for_pinned_memory_are_refused_before_they_are_made(report, megabytes):
+    """Together, and in both kinds of memory: each of the first two would have room alone."""
+    request = Request(finding("pageable-copy"), report, pageable_copies(*megabytes))
+    with pytest.raises(Refused, match="a trial may take"):
+        lookups.pinned(request)
+
+
+@pytest.mark.parametrize(
+    "name", ["float32", "bool", "int64", "complex64", "bits8", "uint1", "int4", "float4_e2m1fn_x2"]
+)
+def test_a_batch_of_any_dtype_can_be_made_in_memory_of_its_own(name):
+    dtype = getattr(torch, name, None)
+    if dtype is None:
+        pytest.skip(f"this torch has no {name}")
+    for shape in ((), (0, 3), (2, 3)):
+        batch = touched(torch.Size(shape), dtype)
+        assert (tuple(batch.shape), batch.dtype) == (shape, dtype)
+        assert all(batch.untyped_storage())

@@ -21,12 +21,13 @@ from backspot.live.trials.trial import (
 )
 from backspot.live.trials.twins import (
     Refused,
-    check_fits,
     check_plain,
+    check_room,
     copied,
     free_bytes,
     numbers_like,
     size_of,
+    touched,
     twin,
 )
 
@@ -200,12 +201,13 @@ def pinned(request: Request) -> Trial | None:
     pageable = [chain for chain in copies if not chain.given["pinned"]]
     if not pageable:
         return None
+    # All sources stay until the trial ends, each of them in both kinds of memory.
+    sizes = [chain.given["shape"].numel() * chain.given["dtype"].itemsize for chain in pageable]
+    check_room(torch.device("cpu"), 2 * sum(sizes))
     variants: dict[str, list[Piece]] = {AS_IT_IS: [], "pinned memory, non_blocking=True": []}
     for chain in pageable:
         inputs = chain.given
-        # Zeros would all be one page of the system, which no copy has to read from memory.
-        source = torch.ones(inputs["shape"], dtype=inputs["dtype"])
-        check_fits([source])
+        source = touched(inputs["shape"], inputs["dtype"])
         for pieces, tensor in zip(variants.values(), (source, source.pin_memory()), strict=True):
             move = partial(tensor.to, inputs["device"], non_blocking=tensor.is_pinned())
             pieces.append(Piece(move, chain.count))

@@ -57,6 +57,16 @@ def twin(tensor: torch.Tensor) -> torch.Tensor:
     return copy.detach().requires_grad_(tensor.requires_grad)
 
 
+def touched(shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+    """Return a tensor of any dtype on the host, in memory of its own that was written.
+
+    Zeros would all be one page of the system, which no copy has to read from memory. Some dtypes
+    cannot be filled, so that bytes are.
+    """
+    size = shape.numel() * dtype.itemsize
+    return torch.ones(size, dtype=torch.uint8).view(dtype).view(shape)
+
+
 def copied(tree: Any, of: Callable[[torch.Tensor], torch.Tensor] = twin) -> Any:
     """Return nested lists and dictionaries with copies of their tensors, as ``of`` makes them."""
     return tree_map(lambda leaf: of(leaf) if isinstance(leaf, torch.Tensor) else leaf, tree)
