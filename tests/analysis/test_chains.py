@@ -94,12 +94,18 @@ def test_copies_around_views_alone_are_not_around_an_operator(tmp_path) -> None:
     assert report_of(tmp_path, there).rules["layout-copies"] == "nothing"
 
 
-def price_between_layouts(folder: Path, between: str, backward_us: int) -> int:
-    """The price of copies there and back on a GPU around an operator with this time of its node."""
+def price_between_layouts(folder: Path, between: str, *backward_us: int) -> int:
+    """The price of copies there and back on a GPU around an operator.
+
+    Args:
+        folder: for the trace.
+        between: the operator.
+        backward_us: how long each kernel of its node takes.
+    """
     folder.mkdir()
     trace, us = Trace(), 1_000
     forward = (("permute", 0), ("clone", 100), (between, 100), ("permute", 0), ("clone", 100))
-    lengths = {"clone": 0, "permute": 0, between: backward_us}
+    lengths = {"clone": (), "permute": (), between: backward_us}
     for step in range(3):
         begin = now = step * 20_000 * us
         device = begin + 1_000 * us
@@ -115,7 +121,7 @@ def price_between_layouts(folder: Path, between: str, backward_us: int) -> int:
         for number, (name, _) in reversed([*enumerate(made)]):
             node = {"mm": "Mm", "native_layer_norm": "NativeLayerNorm"}.get(name, name.title())
             trace.node(f"{node}Backward0", now, now + 10 * us, seq=step * 10 + number, thread=1)
-            if length := lengths.get(name, 900):
+            for length in lengths.get(name, (900,)):
                 end = device + length * us
                 trace.kernel(device, end, launch=now + 5 * us, launch_thread=1, name=name)
                 device = end
@@ -140,3 +146,14 @@ def test_an_element_wise_gradient_that_is_read_across_the_memory_is_of_the_copie
     longer = prices["sigmoid", 400] - prices["sigmoid", 150]
     assert longer == pytest.approx(250_000, rel=0.02)
     assert prices["native_layer_norm", 400] == prices["native_layer_norm", 150]
+
+
+def test_the_gradients_of_several_inputs_move_more_and_are_not_read_across_for_that(
+    tmp_path,
+) -> None:
+    """A product of two tensors has a kernel for the gradient of each."""
+    prices = {
+        us: price_between_layouts(tmp_path / f"{us}", "mul", us, us) for us in (75, 100, 150, 300)
+    }
+    assert prices[75] == prices[100] == prices[150]
+    assert prices[300] - prices[150] == pytest.approx(300_000, rel=0.02)

@@ -195,6 +195,68 @@ def test_two_passes_accumulate_only_where_no_update_lies_between(tmp_path, updat
     assert ("several passes" in found.title) is not updated
 
 
+def two_passes(folder: Path, *calls: tuple[str, int, int], norm: str = "") -> Finding:
+    """What is said of two passes of a critic before one update, beside calls of a generator.
+
+    The critic runs at 110 and at 510, and its passes from 150 to 300 and from 550 to 700.
+
+    Args:
+        folder: for the trace.
+        calls: model, start and end.
+        norm: the class of a module in the critic.
+    """
+    folder.mkdir()
+    step = Step()
+    step.mark("ProfilerStep#1", 0, 1000)
+    for model, start, end in (*calls, ("critic", 110, 140), ("critic", 510, 540)):
+        step.trace.forward(model, model.title(), start * TICK, end * TICK)
+    for at in (100, 500):
+        if norm:
+            step.trace.forward("critic.norm", norm, (at + 12) * TICK, (at + 38) * TICK)
+        step.operator("aten::mul", at + 20, at + 30, seq=at)
+        step.node("MulBackward0", at + 50, at + 100, seq=at)
+        step.node("torch::autograd::AccumulateGrad", at + 110, at + 200)
+        step.trace.operator("aten::add_", (at + 115) * TICK, (at + 125) * TICK, thread=ENGINE)
+        step.kernel("add", at + 130, at + 190, launch=at + 120, thread=ENGINE)
+    step.mark("Optimizer.step#SGD.step", 900, 920)
+    return step.findings(folder)["gradient-accumulation"]
+
+
+def test_what_another_model_runs_before_a_further_pass_is_not_of_its_price(tmp_path):
+    alone = two_passes(tmp_path / "alone")
+    assert alone.saves is not None
+    assert "several passes" in alone.title
+    once = two_passes(tmp_path / "once", ("generator", 350, 450))
+    assert once.saves is not None
+    assert (once.wall_ns, once.saves.ns) == (alone.wall_ns, alone.saves.ns)
+    each_time = two_passes(tmp_path / "each", ("generator", 20, 100), ("generator", 350, 450))
+    assert each_time.saves is not None
+    assert each_time.wall_ns > alone.wall_ns
+    assert each_time.saves.ns > alone.saves.ns
+    within = two_passes(tmp_path / "within", ("generator", 542, 548))
+    assert "several passes" not in within.title
+    assert within.wall_ns < alone.wall_ns
+
+
+def test_the_price_of_a_single_pass_is_no_floor_for_that_of_fewer_passes(tmp_path):
+    """It holds the idle time of all further passes, and what else a single pass saves is not known.
+
+    Additions alone are a floor.
+    """
+    whole = two_passes(tmp_path / "whole").saves
+    additions = two_passes(tmp_path / "additions", ("generator", 542, 548)).saves
+    assert whole is not None
+    assert additions is not None
+    assert (whole.at_least, whole.at_best) == (False, False)
+    assert additions.at_least
+
+
+@pytest.mark.parametrize("norm", ["BatchNorm2d", "GroupNorm"])
+def test_that_fewer_passes_change_the_training_is_said_of_batch_norms(tmp_path, norm):
+    remedy = two_passes(tmp_path / norm, norm=norm).remedy
+    assert ("the training changes" in remedy) is (norm == "BatchNorm2d")
+
+
 @pytest.mark.parametrize(
     ("operator", "in_a_hook", "is_work"),
     [

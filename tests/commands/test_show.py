@@ -108,17 +108,75 @@ def ranked(trace, tmp_path):
     return write
 
 
-def test_a_change_of_a_saved_report_says_how_to_ask_its_trace(trace, tmp_path, capsys):
-    (tmp_path / "trace.json.gz").write_bytes(trace.read_bytes())
-    report = tmp_path / "report.json"
-    assert main(["show", str(trace), "-o", str(report)]) == 0
+def asked(report, capsys):
+    """What is said of a change of this report."""
     capsys.readouterr()
     assert main(["show", str(report), "--what-if", "blocks.*=0.5"]) == 2
     error = capsys.readouterr().err
-    assert f"backspot show {tmp_path / 'trace.json.gz'} --what-if 'blocks.*=0.5'" in error
-    (tmp_path / "other.json.gz").write_bytes(trace.read_bytes())
-    assert main(["show", str(report), "--what-if", "graph"]) == 2
-    assert "backspot show TRACE --what-if graph" in capsys.readouterr().err
+    assert error.count("\n") == 1
+    return error.partition("to replay. ")[2].strip()
+
+
+@pytest.mark.parametrize("name", ["trace.json.gz", "trace.json"])
+def test_a_change_of_a_saved_report_says_how_to_ask_its_trace(trace, tmp_path, capsys, name):
+    folder, content = tmp_path / "run", trace.read_bytes()
+    folder.mkdir()
+    report, made_of = folder / "report.json", folder / name
+    made_of.write_bytes(content if name.endswith("gz") else gzip.decompress(content))
+    assert main(["show", str(made_of), "-o", str(report)]) == 0
+    says = "Its trace does: backspot show {} --what-if 'blocks.*=0.5'"
+    assert asked(report, capsys) == says.format(made_of)
+    (folder / "other.json.gz").write_bytes(content)
+    assert asked(report, capsys) == says.format(made_of)
+    moved = folder.rename(tmp_path / "moved")
+    assert f"If that is {moved / name}: backspot" in asked(moved / "report.json", capsys)
+
+
+def test_a_trace_without_its_folder_is_looked_for_beside_the_report(
+    trace, tmp_path, capsys, monkeypatch
+):
+    """The folder in which the command ran may be another one today, with a trace of that name."""
+    report = Path("report.json")
+    monkeypatch.chdir(tmp_path)
+    assert main(["show", trace.name, "-o", str(report)]) == 0
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    shutil.copy(trace, trace.name)
+    beside = Path("..", trace.name)
+    says = "Its trace does: backspot show {} --what-if 'blocks.*=0.5'"
+    assert asked(Path("..", report), capsys) == says.format(beside)
+    trace.unlink()
+    assert f"If that is {trace.name}: backspot" in asked(Path("..", report), capsys)
+
+
+@pytest.mark.parametrize("name", ["other_experiment.json.gz", "other_experiment.json"])
+def test_another_trace_beside_a_saved_report_is_not_said_to_be_its_own(
+    trace, tmp_path, capsys, name
+):
+    folder, content = tmp_path / "run", trace.read_bytes()
+    folder.mkdir()
+    report, other = folder / "report.json", folder / name
+    assert main(["show", str(trace), "-o", str(report)]) == 0
+    trace.unlink()
+    says = "backspot show TRACE --what-if 'blocks.*=0.5'"
+    assert asked(report, capsys) == f"Its trace does: {says}"
+    other.write_bytes(content if name.endswith("gz") else gzip.decompress(content))
+    said = f"Its trace does. If that is {other}: {says.replace('TRACE', str(other))}"
+    assert asked(report, capsys) == said
+    (folder / "third.json.gz").write_bytes(content)
+    assert asked(report, capsys) == f"Its trace does: {says}"
+
+
+@pytest.mark.parametrize("later", [True, False])
+def test_the_trace_before_a_report_of_run_is_its_own(trace, tmp_path, capsys, later):
+    """Such a report names no file; the trace of another run, which is newer, is not its own."""
+    report, beside = tmp_path / "report.json", tmp_path / "trace.json.gz"
+    beside.write_bytes(trace.read_bytes())
+    assert main(["show", str(trace), "-o", str(report)]) == 0
+    report.write_text(report.read_text().replace(json.dumps(str(trace)), '"the live profile"'))
+    time = beside.stat().st_mtime + (10 if later else -10)
+    os.utime(report, (time, time))
+    assert ("If that is" in asked(report, capsys)) is not later
 
 
 def test_traces_of_other_ranks_are_mentioned(ranked, capsys):

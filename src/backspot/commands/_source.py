@@ -15,7 +15,8 @@ from backspot.pipeline import locate, report_of
 from backspot.results.report import Report
 from backspot.trace import read_events
 from backspot.trace.parallel import keep_freed
-from backspot.trace.read import trace_file
+from backspot.trace.profiler import LIVE
+from backspot.trace.read import trace_file, traces_in
 
 _SNIFFED = 4096
 
@@ -69,10 +70,51 @@ def _report_beside(source: str) -> str:
         return ""
     with suppress(OSError):  # reading it reports the error
         trace = trace_file(source)
-        report = trace.with_name(trace.name.replace("trace", "report", 1).removesuffix(".gz"))
-        if is_report(str(report)) and report.stat().st_mtime_ns >= trace.stat().st_mtime_ns:
+        report = _report_of_run(trace)
+        if _is_of_run(report, trace):
             return str(report)
     return ""
+
+
+def _report_of_run(trace: Path) -> Path:
+    """The file in which ``run`` saves its report beside this trace."""
+    return trace.with_name(trace.name.replace("trace", "report", 1).removesuffix(".gz"))
+
+
+def _is_of_run(report: Path, trace: Path) -> bool:
+    """Whether ``run`` wrote this report after this trace, as their names and times say."""
+    return (
+        report == _report_of_run(trace)
+        and is_report(str(report))
+        and report.stat().st_mtime_ns >= trace.stat().st_mtime_ns
+    )
+
+
+def trace_of(report: Report, file: Path) -> tuple[Path | None, bool]:
+    """Return the trace that a saved report is of, and whether that is known.
+
+    It is known where the report names it with its folder and it is still there, and where ``run``
+    wrote both. Else it can be one of that name, or one that lies alone beside the report.
+    """
+    made_of, traces = Path(report.trace), list[Path]()
+    known, possible = list[Path](), list[Path]()
+    with suppress(OSError, SourceNotFoundError):
+        traces = traces_in(file.parent)
+        if file in traces:  # there is no trace, so that each .json is listed
+            traces = []
+    with suppress(OSError):
+        if report.trace == LIVE:
+            known = [trace for trace in traces if _is_of_run(file, trace)]
+        elif made_of.is_absolute():
+            known = [made_of] * made_of.is_file()
+        else:  # to the folder in which the command ran, which may be another one today
+            length, name = len(made_of.parts), made_of.parts
+            known = [trace for trace in traces if trace.resolve().parts[-length:] == name]
+            possible = [made_of] * made_of.is_file()
+    possible = [trace for trace in traces if trace.name == made_of.name] or possible
+    if not possible and len(traces) == 1:
+        possible = traces
+    return next(iter(known or possible), None), bool(known)
 
 
 def is_report(source: str, family: str = "backspot.report") -> bool:

@@ -52,7 +52,7 @@ from backspot.commands._console import (
     write_text,
 )
 from backspot.commands._parts import ORDERS, ROWS
-from backspot.errors import BackspotError, SourceNotFoundError, UsageError
+from backspot.errors import BackspotError, UsageError
 from backspot.formatting import visible
 
 if TYPE_CHECKING:
@@ -232,15 +232,16 @@ def _show_rows(source: str, args: argparse.Namespace) -> None:
     write_text(render(report, args.top or None, width=args.width, color=use_color(sys.stdout)))
 
 
-def _trace_of(report: Path) -> str:
-    """Return the trace beside a saved report, as the shell needs it; ``TRACE`` if not known."""
-    from backspot.trace.read import traces_in
+def _how_to_ask(source: str, options: str) -> str:
+    """Return the command that asks the trace of a saved report."""
+    from backspot.commands._source import read, trace_of
 
-    with suppress(OSError, SourceNotFoundError):
-        traces = [path for path in traces_in(report.parent) if path.name.endswith(".gz")]
-        if len(traces) == 1:
-            return shlex.quote(str(traces[0]))
-    return "TRACE"
+    trace, is_known = trace_of(read(source), Path(source))
+    path = "TRACE" if trace is None else visible(shlex.quote(str(trace)))
+    command = f"backspot show {path}{options}"
+    if trace is None or is_known:
+        return f"Its trace does: {command}"
+    return f"Its trace does. If that is {visible(str(trace))}: {command}"
 
 
 def _show_changes(source: str, args: argparse.Namespace) -> None:
@@ -258,7 +259,7 @@ def _show_changes(source: str, args: argparse.Namespace) -> None:
         options = "".join(f" --what-if {shlex.quote(asked)}" for asked in args.what_if)
         raise UsageError(
             f"{visible(source)} is a saved report, which holds no recording to replay. "
-            f"Its trace does: backspot show {_trace_of(Path(source))}{options}"
+            f"{_how_to_ask(source, options)}"
         )
     report = read(source, replays=True, jobs=args.jobs)
     try:

@@ -298,7 +298,9 @@ def _there_and_back(evidence: Evidence, others: Mask | None) -> Found | None:
 
 
 _BACK = 1.5
-"""An element-wise backward reads two tensors and writes one, and its forward moves two in all."""
+"""An element-wise forward moves at least two tensors in all. Each kernel of its backward reads at
+most two and writes one: the product of two tensors has two such kernels where both need gradients.
+"""
 
 
 def _read_across(
@@ -307,19 +309,22 @@ def _read_across(
     """Return what copies cost with what they make slower, the change without both, and the latter.
 
     The gradient of an element-wise operator between two copies comes in the other layout, and is
-    read with strides. In one layout it takes as long as the bytes that it moves say.
+    read with strides. In one layout it takes at most as long as the bytes that its kernels can
+    move say.
 
     Args:
         placed: what the copies cost.
         copies: their nodes.
         between: the nodes of element-wise operators between them.
     """
-    costs, gone = evidence.costs, placed.removable
+    costs, gone, span = evidence.costs, placed.removable, evidence.work.span
+    kernels = np.bincount(span[span >= 0], minlength=len(between))
     forward, backward = forward_of(evidence), backward_of(evidence)
-    between &= (forward > 0) & (backward > _BACK * forward)
+    in_one_layout = _BACK * kernels * forward
+    between &= (forward > 0) & (backward > in_one_layout)
     if gone is None or not placed.places or not between.any() or not evidence.report.has_gpu:
         return placed, {}, 0
-    part = 1.0 - _BACK * forward[between].sum() / backward[between].sum()
+    part = 1.0 - in_one_layout[between].sum() / backward[between].sum()
     across, none = evidence.work_of(between), np.zeros_like(between)
     longer = (part * costs.owned_by_step(none, across)).astype(np.int64)
     both = costs.places_by_step(costs.owned_by_step(copies, gone.work) + longer)

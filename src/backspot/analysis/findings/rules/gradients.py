@@ -97,7 +97,7 @@ def gradient_accumulation(evidence: Evidence) -> Finding | None:
         by_step, _ACCUMULATION_LEAST_OF_SEVERAL if passes > 1 else _ACCUMULATION_LEAST
     ):
         return None
-    title, change = "", None
+    title, change, at_least = "", None, passes > 1
     if passes > 1:
         why = (
             f"with {passes} passes before each update, each pass adds to the gradients so far. "
@@ -112,10 +112,14 @@ def gradient_accumulation(evidence: Evidence) -> Finding | None:
         if len(further.start):
             title = "A step has several passes, each of which adds its gradients"
             placed, change = _in_one_pass(evidence, further, work)
+            at_least = False  # it holds the idle time of all further passes
             why += (
                 ". The host launches the whole model for each of them, while no device has work "
-                "for a part of the time, which counts. The price is that of a single pass"
+                "for a part of the time, which counts. The price is that of a single pass, and "
+                "fewer passes save a part of it"
             )
+            if _has_batch_norm(evidence, further):
+                remedy += " Batch norms then normalize over more samples: the training changes."
     elif parallel:
         why = "DistributedDataParallel copies each gradient into its buckets"
         remedy = (
@@ -144,7 +148,7 @@ def gradient_accumulation(evidence: Evidence) -> Finding | None:
             evidence.names_of(operator[work]), np.maximum(costs.work_ns[work], 1)
         ),
         kernels=costs.top_kernels(work),
-        at_least=passes > 1,
+        at_least=at_least,
         change=change,
     )
 
@@ -152,9 +156,9 @@ def gradient_accumulation(evidence: Evidence) -> Finding | None:
 def _further_passes(evidence: Evidence) -> Stretches:
     """Return where the host runs again what a pass of the step has run, for other samples.
 
-    Each begins with the first call of a model and ends with a pass, of all passes but the first,
-    where a device does the work, no update comes between, and both passes give gradients to the
-    same modules.
+    Each begins with the first call of a model that ran before the last pass too, and ends with a
+    pass, of all passes but the first, where a device does the work, no update comes between, both
+    passes give gradients to the same modules, and no model runs that did not before the last pass.
     """
     ownership, spans, events = evidence.ownership, evidence.spans, evidence.events
     passes, owner = ownership.passes, ownership.owner
@@ -167,16 +171,28 @@ def _further_passes(evidence: Evidence) -> Stretches:
     ]
     calls = np.flatnonzero(~evidence.in_pass & (spans.module >= 0) & (spans.parent < 0))
     calls = calls[np.argsort(spans.start[calls], kind="stable")]
-    after = np.searchsorted(spans.start[calls], passes.end)
+    after = np.append(0, np.searchsorted(spans.start[calls], passes.end))
+    before = np.searchsorted(spans.start[calls], passes.start)
+    called = [calls[low:high] for low, high in zip(after[:-1], before, strict=True)]
     stretches: list[tuple[int, int, int]] = []
     for run in range(1, len(passes.start)):
         same_step = ownership.steps.of_pass[run] == ownership.steps.of_pass[run - 1] >= 0
         alike = turn[run] == turn[run - 1] and owners_of[run] == owners_of[run - 1] != frozenset()
-        first = calls[after[run - 1]] if after[run - 1] < len(calls) else NOTHING
-        if same_step and alike and first >= 0 and spans.start[first] < passes.start[run]:
+        again = is_in(spans.module[called[run]], distinct(spans.module[called[run - 1]]))
+        if same_step and alike and again.any() and again[again.argmax() :].all():
+            first = called[run][again.argmax()]
             stretches.append((int(spans.start[first]), int(passes.end[run]), int(first)))
     stretches *= evidence.report.has_gpu
     return Stretches(*np.array(stretches, np.int64).reshape(-1, 3).T)
+
+
+def _has_batch_norm(evidence: Evidence, further: Stretches) -> bool:
+    """Whether a batch norm is called in these passes."""
+    spans = evidence.spans
+    norms = np.array(["BatchNorm" in module.class_name for module in spans.modules], bool)
+    called = spans.start[take(norms, spans.module, False)]
+    place = np.searchsorted(further.start, called, side="right") - 1
+    return bool(((place >= 0) & (called < take(further.end, place))).any())
 
 
 def _in_one_pass(
