@@ -63,7 +63,9 @@ def with_kernels(summary: Summary, by_module: dict[str, dict[str, int]]) -> Summ
                     number,
                     False,
                     tuple(kernel_names[name] for name in longest),
-                    tuple(times[name] * summary.steps for name in longest),
+                    tuple((times[name],) * summary.steps for name in longest),
+                    (max((times[name] for name in times if name not in longest), default=0),)
+                    * summary.steps,
                 )
             )
     return msgspec.structs.replace(

@@ -237,6 +237,7 @@ class _Modules(NamedTuple):
         place: index into ``times``, by owner; ``NOTHING`` for owners without time.
         owner: the owner of each piece of the clock.
         column: in which of the parts it counts.
+        step: the step that it is in.
         work: the device work that it is, ``NOTHING`` for the host's.
         length: nanoseconds.
     """
@@ -245,6 +246,7 @@ class _Modules(NamedTuple):
     place: Ints
     owner: Ints
     column: Ints
+    step: Ints
     work: Ints
     length: Ints
 
@@ -269,8 +271,8 @@ def _modules(ledger: Ledger, line: _Line, work: Timeline) -> _Modules:
         len(ledger.windows.start),
     )
     column, working = column[held_intervals], holders.work[holder[held_intervals]]
-    key = owner * _PARTS + column
-    by_step = summed_by_step(key, spent.step[held_intervals], length, len(owners) * _PARTS, steps)
+    key, step = owner * _PARTS + column, spent.step[held_intervals]
+    by_step = summed_by_step(key, step, length, len(owners) * _PARTS, steps)
     of_owner = by_step.reshape(len(owners), _PARTS, steps)
     is_module = owners.is_module
     place_of = np.full(len(owners), NOTHING)
@@ -279,14 +281,14 @@ def _modules(ledger: Ledger, line: _Line, work: Timeline) -> _Modules:
         times = (tuple(row) for row in of_owner[index].tolist())
         place_of[index] = len(modules)
         modules.append(ModuleTimes(*owners.named(index), bool(is_module[index]), *times))
-    return _Modules(tuple(modules), place_of, owner, column, working, length)
+    return _Modules(tuple(modules), place_of, owner, column, step, working, length)
 
 
 def _kernels(
     events: Events, ledger: Ledger, modules: _Modules
 ) -> tuple[tuple[str, ...], tuple[KernelTimes, ...]]:
     """Return the longest kernels of each module and direction, and the names of all of these."""
-    ownership = ledger.ownership
+    ownership, steps = ledger.ownership, len(ledger.windows.start)
     chosen = (modules.column % 3 == _GPU) & (modules.work >= 0)
     chosen &= ownership.owners.is_module[modules.owner] & (modules.length > 0)
     place, backward = modules.place[modules.owner[chosen]], modules.column[chosen] // 3
@@ -299,23 +301,24 @@ def _kernels(
     keys, piece = np.unique(
         np.ravel_multi_index((place, backward, number_of[used]), sizes), return_inverse=True
     )
-    time = summed(piece.ravel(), modules.length[chosen], len(keys))
+    times = summed_by_step(
+        piece.ravel(), modules.step[chosen], modules.length[chosen], len(keys), steps
+    )
     module, direction, kernel = np.unravel_index(keys, sizes)
-    order = np.lexsort((kernel, -time, direction, module))
-    listed: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    order = np.lexsort((kernel, -times.sum(axis=1), direction, module))
+    listed: dict[tuple[int, int], list[int]] = {}
     for index in order.tolist():
-        of_module = listed.setdefault((int(module[index]), int(direction[index])), [])
-        if len(of_module) < KERNELS:
-            of_module.append((int(kernel[index]), int(time[index])))
+        listed.setdefault((int(module[index]), int(direction[index])), []).append(index)
     all_names, kept = list(names_of), Index()
     kernels = tuple(
         KernelTimes(
             module,
             bool(backward),
-            tuple(kept[number] for number, _ in longest),
-            tuple(time for _, time in longest),
+            tuple(kept[number] for number in kernel[indices[:KERNELS]].tolist()),
+            tuple(map(tuple, times[indices[:KERNELS]].tolist())),
+            tuple(times[indices[KERNELS:]].max(axis=0, initial=0).tolist()),
         )
-        for (module, backward), longest in listed.items()
+        for (module, backward), indices in listed.items()
     )
     return tuple(all_names[number] for number in kept), kernels
 

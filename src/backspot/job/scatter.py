@@ -71,16 +71,35 @@ def middle(by_step: Ints) -> Ints:
     A rank that is held up once does not change a median. Of what happens in some of the steps only,
     it is the median of these steps times their share.
     """
-    ordered, steps = np.sort(by_step, axis=-1), by_step.shape[-1]
+    ordered = np.sort(by_step, axis=-1)
     present = np.count_nonzero(by_step, axis=-1)
+    low, high = (
+        np.take_along_axis(ordered, place[..., None], axis=-1)[..., 0]
+        for place in _middle_places(present, by_step.shape[-1])
+    )
+    return _halfway(low, high, present, by_step.shape[-1])
+
+
+def in_middle_steps(parts: Ints, by_step: Ints) -> Ints:
+    """Return the parts of a time in the one or two steps whose times make its ``middle``.
+
+    The last axis of ``parts``, and the only one of ``by_step``, is that of the steps. Parts that
+    are no more than the time in each step are together no more than its middle.
+    """
+    present, order = np.count_nonzero(by_step), np.argsort(by_step, kind="stable")
+    low, high = (order[place] for place in _middle_places(np.asarray(present), len(by_step)))
+    return _halfway(parts[..., low], parts[..., high], np.asarray(present), len(by_step))
+
+
+def _middle_places(present: Ints, steps: int) -> tuple[Ints, Ints]:
+    """Return where the middle of the times above 0 is among all of them, ascending."""
     first = steps - present  # the zeros come first
+    low, high = first + (present - 1) // 2, first + present // 2
+    return np.clip(low, 0, steps - 1), np.clip(high, 0, steps - 1)
 
-    def at(index: Ints) -> Ints:
-        index = np.clip(index, 0, steps - 1)
-        chosen: Ints = np.take_along_axis(ordered, index[..., None], axis=-1)[..., 0]
-        return chosen
 
-    low, high = at(first + (present - 1) // 2), at(first + present // 2)
+def _halfway(low: Ints, high: Ints, present: Ints, steps: int) -> Ints:
+    """Return the time halfway between two, times the share of steps in which there is any."""
     # Half of the difference, because the sum of two large times can exceed 63 bits.
     median = low + (high - low) // 2
     shared: Ints = median // steps * present + median % steps * present // steps

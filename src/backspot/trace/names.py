@@ -10,7 +10,7 @@ predicates, which take one event name.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
 
 def _begins(pattern: str) -> Callable[[str], bool]:
@@ -653,10 +653,13 @@ def short_kernel_name(name: str) -> str:
     """Return what a person calls a kernel: without namespaces, template and other arguments.
 
     ``void at::(anonymous namespace)::spin_kernel<4>(long)`` is ``spin_kernel``. A short name keeps
-    the namespace before it: ``gemvx::kernel``. The end of a name may be missing.
+    the namespace before it: ``gemvx::kernel``. The end of a name may be missing. A copy or a memset
+    keeps its name: ``Memcpy DtoH (Device -> Pageable)``.
     """
+    if name.startswith((f"{MEMCPY} ", f"{MEMSET} ")):
+        return name
     depth, kept = 0, []
-    for character in name.replace("(anonymous namespace)::", ""):
+    for character in name.replace(_ANONYMOUS, ""):
         depth += character == "<"
         if not depth:
             kept.append(character)
@@ -667,6 +670,33 @@ def short_kernel_name(name: str) -> str:
 
 
 _FEW_LETTERS = 7
+_WORD = re.compile(r"[^\s<>(){},:&*#]+")
+_ANONYMOUS = "(anonymous namespace)::"
+
+
+def short_kernel_names(names: Iterable[str]) -> dict[str, str]:
+    """Return what a person calls these kernels, each by its name: no two are called alike.
+
+    Those of one template are called by the first argument that is theirs alone:
+    ``Kernel2<…cutlass_80_simt_sgemm…>``; those that have none keep their whole names.
+    """
+    kernels = tuple(dict.fromkeys(names))
+    alike: dict[str, list[str]] = {}
+    for name in kernels:
+        alike.setdefault(short_kernel_name(name), []).append(name)
+    return {
+        name: short if len(of_short) == 1 else _told_apart(short, name, of_short)
+        for short, of_short in alike.items()
+        for name in of_short
+    }
+
+
+def _told_apart(short: str, name: str, alike: Sequence[str]) -> str:
+    head, _, arguments = name.replace(_ANONYMOUS, "").partition("<")
+    own = [] if "(" in head else _WORD.findall(arguments.rpartition(">")[0] or arguments)
+    others = {word for other in alike if other != name for word in _WORD.findall(other)}
+    apart = next((word for word in own if word not in others), "")
+    return f"{short}<…{apart}…>" if apart else name
 
 
 def is_communication(name: str) -> bool:

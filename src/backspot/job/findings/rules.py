@@ -30,13 +30,13 @@ import numpy as np
 
 from backspot.formatting import counted, duration, labelled, percent, visible
 from backspot.job.findings import Evidence, fallback_rule, rule
-from backspot.job.kernels import Difference, difference
+from backspot.job.kernels import Difference, KernelsOfRanks, LongerKernel
 from backspot.job.modules import PARTS, Claim
 from backspot.job.noise import Limits
 from backspot.job.scatter import MANY, Others, is_clear, least, middle, reach, shift_of
 from backspot.job.summary import COLLECTING, WAITING, Purpose
 from backspot.results.job import ROLES, JobFinding, Role
-from backspot.trace.names import short_kernel_name
+from backspot.trace.names import short_kernel_names
 
 _found = partial(JobFinding, rule="", rank=None, path="", title="", remedy="")
 """``find_all`` fills in what the head of the rule says."""
@@ -437,19 +437,20 @@ def slow_module(evidence: Evidence) -> Iterator[JobFinding]:
     shards) and the GPU's clock. Host: look for what only this rank does there, such as I/O, logging
     or a wait.
     """
+    kernels = KernelsOfRanks(evidence.ranks, evidence.at)
     for claim in evidence.claims:
         if claim.module.is_module:
-            yield _finding(claim, evidence.table.has_gpu, _kernels(evidence, claim))
+            yield _finding(claim, evidence.table.has_gpu, _difference(evidence, kernels, claim))
 
 
-def _kernels(evidence: Evidence, claim: Claim) -> Difference | None:
+def _difference(evidence: Evidence, kernels: KernelsOfRanks, claim: Claim) -> Difference | None:
     direction, _, kind = claim.part.partition("_")
     if kind != "gpu":
         return None
     peers = evidence.table.peers_of(claim.rank, claim.module.path)
     longer_ns = claim.taken_ns - claim.usual_ns
-    return difference(
-        claim.module.path, direction == "backward", claim.rank, peers, evidence.ranks, longer_ns
+    return kernels.difference(
+        claim.module.path, direction == "backward", claim.rank, peers, longer_ns
     )
 
 
@@ -465,26 +466,39 @@ _SAME = (
     "Compare the shapes of the module's inputs on both ranks: unequal sequence lengths, experts or "
     "shards; if they are alike, the clock of this GPU (nvidia-smi)"
 )
+_EITHER = (
+    "Look for code that only this rank runs in the module (a check, a log, a condition on the rank "
+    "or on its data), and compare the shapes of the module's inputs on both ranks"
+)
 
 
 def _of_kernels(difference: Difference) -> tuple[str, str]:
     """Return what is said of the kernels that differ, and what to do."""
-    said = [
-        f"{_short(kernel.name)} takes {duration(kernel.taken_ns)} of it, on this rank alone"
-        if kernel.is_alone
-        else f"{_short(kernel.name)} takes {duration(kernel.taken_ns)} there, and "
-        f"{duration(kernel.usual_ns)} on the other ranks"
-        for kernel in difference.longer
-    ]
+    short = {name: visible(called) for name, called in short_kernel_names(difference.known).items()}
+    said = [_of_kernel(kernel, short[kernel.name]) for kernel in difference.longer]
     if difference.replaced:
-        said.append(f"the other ranks run {', '.join(map(_short, difference.replaced))} instead")
-    is_alone = all(kernel.is_alone for kernel in difference.longer)
-    remedy = _REPLACED if difference.replaced else _ALONE if is_alone else _SAME
+        how = "instead" if difference.is_instead else "instead, or for longer"
+        said.append(f"the other ranks run {', '.join(short[n] for n in difference.replaced)} {how}")
+    if difference.replaced:
+        remedy = _REPLACED
+    elif all(kernel.is_alone for kernel in difference.longer):
+        remedy = _ALONE
+    elif all(kernel.is_alone is False and kernel.usual_ns for kernel in difference.longer):
+        remedy = _SAME
+    else:
+        remedy = _EITHER
     return f" {'; '.join(said)}.", remedy
 
 
-def _short(kernel: str) -> str:
-    return visible(short_kernel_name(kernel))
+def _of_kernel(kernel: LongerKernel, name: str) -> str:
+    taken, usual = duration(kernel.taken_ns), duration(kernel.usual_ns)
+    if kernel.is_alone:
+        return f"{name} takes {taken} of it, on this rank alone"
+    if not kernel.usual_ns:
+        return f"{name} takes {taken} there, and nothing on most of the other ranks"
+    most = f"at most {usual}" if kernel.is_bound else usual
+    known = ", if they run it" if kernel.is_alone is None else ""
+    return f"{name} takes {taken} there, and {most} on the other ranks{known}"
 
 
 def _finding(claim: Claim, has_gpu: bool, kernels: Difference | None) -> JobFinding:
