@@ -13,7 +13,8 @@ too: its newer answers are taken.
 
 What is kept of a case is what the benchmark gives as ``lines``; else a row of its table, else the
 plain values of its record. The first column is the name of the case; a case without an ``end`` is
-done.
+done. A summary is of the lines of these. Where a run can leave out some lines of a case, as those
+of a variant, ``MERGED_BY`` of the benchmark names the columns that say which line is which.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, TypeAlias
 
 from benchmarks.harness import RESULTS, UsageError, write_text
 from benchmarks.questions import QUESTIONS
@@ -104,8 +106,9 @@ def figures_of(answer: Answer) -> dict[str, Any]:
 def answer_of(document: Mapping[str, Any]) -> Answer:
     """Return what is kept of all that a benchmark has written.
 
-    Its ``end`` says whether all cases were through, ``cases`` how many of how many were, and
-    ``not_done`` which were not.
+    Its ``end`` says whether all cases were through, ``cases`` how many of how many were,
+    ``not_done`` which were not, ``failed`` which have failed and have no line, and ``wrong`` that
+    the benchmark says that something is.
     """
     records = document.get("cases", {})
     ends = {name: one.get("end", "done") for name, one in records.items()}
@@ -122,6 +125,7 @@ def answer_of(document: Mapping[str, Any]) -> Answer:
         "cases": [len(ends) - len(left), len(ends)] if ends else [],
     }
     answer |= {"not_done": left} if left else {}
+    answer |= {"wrong": True} if document.get("wrong") else {}
     rows = [row for row in _rows(document) if row and next(iter(row.values())) not in left]
     kept = [
         {key: short(value) for key, value in row.items() if (key, value) != ("end", "done")}
@@ -129,6 +133,11 @@ def answer_of(document: Mapping[str, Any]) -> Answer:
     ]
     columns = _columns(kept)
     lines = [_line(row, columns) for row in kept]
+    named = {line[0] for line in lines}
+    failed = sorted(
+        name for name, end in ends.items() if end not in ("done", NO_TIME) and name not in named
+    )
+    answer |= {"failed": failed} if failed else {}
     answer |= {"hardware": hardware, "columns": columns}
     return {**answer, "summary": _few(document.get("summary", {})), "lines": lines}
 
@@ -197,21 +206,27 @@ def _line(row: Mapping[str, Any], columns: Sequence[str]) -> list[Any]:
 def summary_of_lines(question: str) -> Callable[[Sequence[Any], str], dict[str, Any]] | None:
     """Return what makes a summary of kept lines on a device, if the benchmark has that.
 
-    It is ``summary_of_lines``; beside a ``function`` that answers, ``function_of_lines``.
+    It is ``summary_of_lines``; beside a ``function`` that answers, ``function_of_lines``. Lines of
+    cases that have failed are left out.
     """
-    where, _, function = QUESTIONS[question].where.partition(":")
-    module = importlib.import_module(f"benchmarks.{where}")
-    found: Callable[[Sequence[Any], str], dict[str, Any]] | None = getattr(
-        module, f"{function or 'summary'}_of_lines", None
+    _, _, function = QUESTIONS[question].where.partition(":")
+    summary_of: Callable[[Sequence[Any], str], dict[str, Any]] | None = getattr(
+        _benchmark(question), f"{function or 'summary'}_of_lines", None
     )
-    return found
+    if summary_of is None:
+        return None
+    return lambda rows, device: summary_of([row for row in rows if not row.get("end")], device)
+
+
+def _benchmark(question: str) -> ModuleType:
+    return importlib.import_module(f"benchmarks.{QUESTIONS[question].where.partition(':')[0]}")
 
 
 def merged(old: Answer, new: Answer) -> Answer:
     """Return an answer whose cases are those of a newer run, where that has done them.
 
     Raises:
-        UsageError: If the benchmark cannot make a summary of lines.
+        UsageError: If the benchmark cannot make a summary of lines, or not of these.
     """
     summary_of = summary_of_lines(new["question"])
     if summary_of is None:
@@ -219,28 +234,79 @@ def merged(old: Answer, new: Answer) -> Answer:
             f"a part of {new['question']} cannot be merged, as no summary is made of its lines: "
             "keep a whole run"
         )
-    newer = dict.fromkeys(line[0] for line in new["lines"])
-    older = dict.fromkeys(line[0] for line in old["lines"] if line[0] not in newer)
-    if not older:
-        return new
-    rows = [row for row in rows_of(old) if next(iter(row.values())) in older] + rows_of(new)
-    columns = _columns(rows)
-    left = {*old.get("not_done", ()), *new.get("not_done", ())} - {*older, *newer}
-    parts = [
-        {**part, "cases": [name for name in part["cases"] if name in older]}
-        for part in old.get("parts", ())
+    by: tuple[str, ...] = getattr(_benchmark(new["question"]), "MERGED_BY", ())
+    new_rows = rows_of(new)
+    newer = {_key(row, by) for row in new_rows}
+    old_rows = [
+        row
+        for row in rows_of(old)
+        if _key(row, by) not in newer and _case(row) not in new.get("failed", ())
     ]
-    part = {key: new[key] for key in _PARTS} | {"cases": [*newer]}
-    done = len(older) + len(newer)
-    answer = {key: value for key, value in old.items() if key != "not_done"} | {
-        "end": "in part" if left else _FAULTS if _FAULTS in (old["end"], new["end"]) else "done",
+    rows = [*old_rows, *new_rows]
+    cases = {_case(row) for row in rows}
+    failed, left = (
+        {*old.get(key, ()), *new.get(key, ())} - cases for key in ("failed", "not_done")
+    )
+    left -= failed
+    if not old_rows and failed == {*new.get("failed", ())} and left == {*new.get("not_done", ())}:
+        return new
+    try:
+        summary = summary_of(rows, device_of(new["hardware"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise UsageError(
+            f"a part of {new['question']} cannot be merged, as the kept lines lack what its "
+            f"summary needs ({type(error).__name__}: {error}): keep a whole run"
+        ) from None
+    wrong = bool(old_rows and _is_wrong(old)) or _is_wrong(new)
+    faults = wrong or failed or any(row.get("end") for row in rows)
+    columns, kept = _columns(rows), [_key(row, by) for row in old_rows]
+    parts = [
+        _part(part, [key for key in _keys(part) if key in kept]) for part in old.get("parts", ())
+    ]
+    parts.append(_part(new, list(dict.fromkeys(_key(row, by) for row in new_rows))))
+    done = len(cases | failed)
+    answer = {key: value for key, value in old.items() if key not in _ENDS} | {
+        "end": "in part" if left else _FAULTS if faults else "done",
         "cases": [done, done + len(left)],
-        "parts": [one for one in (*parts, part) if one["cases"]],
+        "parts": [part for part in parts if part["cases"]],
         "columns": columns,
-        "summary": _few(summary_of(rows, device_of(new["hardware"]))),
+        "summary": _few(summary),
         "lines": [_line(row, columns) for row in rows],
     }
-    return answer | ({"not_done": sorted(left)} if left else {})
+    ends = {"not_done": sorted(left), "failed": sorted(failed), "wrong": wrong}
+    return answer | {key: value for key, value in ends.items() if value}
+
+
+_ENDS = ("not_done", "failed", "wrong")
+"""What only some answers have."""
+_Key: TypeAlias = tuple[Any, ...]
+
+
+def _case(row: Mapping[str, Any]) -> Any:
+    return next(iter(row.values()))
+
+
+def _key(row: Mapping[str, Any], by: Sequence[str]) -> _Key:
+    """Return what says which line this is: its case, or the values of these columns."""
+    return tuple(row.get(column) for column in by) if by else (_case(row),)
+
+
+def _part(of: Mapping[str, Any], keys: Sequence[_Key]) -> Answer:
+    """Return what is said of some of the lines: their run, their cases, and which lines."""
+    part = {key: of[key] for key in _PARTS} | {"cases": list(dict.fromkeys(key[0] for key in keys))}
+    return part | ({"lines": [*map(list, keys)]} if any(len(key) > 1 for key in keys) else {})
+
+
+def _keys(part: Answer) -> list[_Key]:
+    return [tuple(key) for key in part.get("lines", [[case] for case in part["cases"]])]
+
+
+def _is_wrong(answer: Answer) -> bool:
+    """Return whether its benchmark says that something is wrong, whatever cases have failed."""
+    if answer["end"] != _FAULTS or answer.get("failed") or "wrong" in answer:
+        return bool(answer.get("wrong"))
+    # Of what was kept before ``wrong`` was, this is known where no case has failed.
+    return not any(row.get("end") for row in rows_of(answer))
 
 
 def device_of(hardware: Mapping[str, Any]) -> str:
@@ -280,13 +346,29 @@ def take(evidence: Answer, folder: Path) -> str:
     newer = {
         name: answer
         for name, answer in evidence["questions"].items()
-        if answer.get("date", "") >= own["questions"].get(name, {}).get("date", "")
+        if name not in own["questions"] or _is_newer(answer, own["questions"][name])
     }
     own["questions"] |= newer
     if evidence["date"] > own["date"]:
         own |= {"commit": evidence["commit"], "date": evidence["date"]}
     write_evidence(path, own)
     return f"{path.name}: {', '.join(newer) or 'nothing that is newer'}"
+
+
+def _is_newer(other: Answer, own: Answer) -> bool:
+    """Return whether another answer is not older, and takes the place of all that is merged here.
+
+    A day is all that is known of when a run was: of two of one day, the other one is taken.
+    """
+    theirs = other.get("parts", ())
+    merged_here = [part["date"] for part in own.get("parts", ()) if part not in theirs]
+    if merged_here and other["date"] <= max(merged_here):
+        return False
+    return _last(other) >= _last(own)
+
+
+def _last(answer: Answer) -> str:
+    return max(part.get("date", "") for part in (answer, *answer.get("parts", ())))
 
 
 def main(argv: list[str]) -> int:

@@ -35,7 +35,7 @@ def right(times: int) -> dict:
 @pytest.fixture
 def keep(tmp_path, capsys):
     """Keeps a document in a folder, and returns the answers of the GPU."""
-    number = iter(range(10))
+    number = iter(range(20))
 
     def keep(what: dict, *options: str, code: int = 0) -> dict:
         path = tmp_path / f"out{next(number)}.json"
@@ -140,6 +140,74 @@ def test_some_cases_take_the_place_of_theirs_and_the_summary_is_of_all(keep):
     assert (found["commit"], found.get("parts")) == ("jkl", None)
 
 
+DIED = {"end": "died"}
+
+
+def test_a_case_that_died_is_not_in_the_summary_and_a_later_run_can_mend_it(keep):
+    keep(document({"loop": right(10), "mlp": DIED, "gpt": {"end": "no time left"}}))
+    found = keep(document({"gpt": right(9)}, commit="def"), "--merge")["steady_answer"]
+    assert found["summary"]["steady and right"] == "2 of 2"
+    assert (found["end"], found["cases"]) == ("done, with faults", [3, 3])
+    found = keep(document({"mlp": right(10)}, commit="ghi"), "--merge")["steady_answer"]
+    assert found["summary"]["steady and right"] == "3 of 3"
+    assert (found["end"], found["cases"]) == ("done", [3, 3])
+    found = keep(document({"loop": DIED}, commit="jkl"), "--merge")["steady_answer"]
+    assert (found["end"], found["summary"]["steady and right"]) == ("done, with faults", "2 of 2")
+
+
+def of_variants(cases: dict[str, dict], by: dict[str, list[str]], **more: object) -> dict:
+    rows = [
+        {"case": case, "variant": variant, "off: added %": [1.0, 0.5, 2.0]}
+        for case, variants in by.items()
+        for variant in variants
+    ]
+    return document(cases, benchmark="overhead", rows=rows, **more)
+
+
+def test_a_case_that_died_without_a_line_is_a_fault_until_it_is_run_again(keep):
+    pytest.importorskip("torch")
+    cases = {"vit": {}, "gpt": DIED}
+    found = keep(of_variants(cases, {"vit": ["plain"]}))["overhead"]
+    assert (found["end"], found["failed"]) == ("done, with faults", ["gpt"])
+    vit = of_variants({"vit": {}}, {"vit": ["plain", "live"]}, commit="def")
+    found = keep(vit, "--merge")["overhead"]
+    assert (found["end"], found["cases"], found["failed"]) == ("done, with faults", [2, 2], ["gpt"])
+    found = keep(of_variants({"gpt": {}}, {"gpt": ["plain"]}, commit="ghi"), "--merge")["overhead"]
+    assert (found["end"], found["cases"], found.get("failed")) == ("done", [2, 2], None)
+
+
+def test_what_a_benchmark_calls_wrong_stays_so_as_long_as_its_lines_do(keep):
+    pytest.importorskip("torch")
+    keep(of_variants({"vit": {}, "gpt": {}}, {"vit": ["plain"], "gpt": ["plain"]}, wrong=True))
+    found = keep(of_variants({"gpt": {}}, {"gpt": ["plain"]}), "--merge")["overhead"]
+    assert found["end"] == "done, with faults"
+    both = {"vit": ["plain"], "gpt": ["plain"]}
+    found = keep(of_variants({"vit": {}, "gpt": {}}, both), "--merge")["overhead"]
+    assert found["end"] == "done"
+
+
+def test_some_variants_of_a_case_take_the_place_of_theirs_alone(keep):
+    pytest.importorskip("torch")
+    variants = ["plain", "live", "whole"]
+    keep(of_variants({"vit": {}}, {"vit": variants}))
+    again = of_variants({"vit": {}}, {"vit": ["plain", "live"]}, commit="def")
+    found = keep(again, "--merge")["overhead"]
+    assert sorted(row["variant"] for row in kept.rows_of(found)) == sorted(variants)
+    assert set(found["summary"]["off"]) == set(variants)
+    (part,) = found["parts"]
+    assert (part["cases"], part["lines"]) == (["vit"], [["vit", "plain"], ["vit", "live"]])
+    again = of_variants({"vit": {}}, {"vit": ["live"]}, commit="ghi")
+    parts = keep(again, "--merge")["overhead"]["parts"]
+    assert [part["lines"] for part in parts] == [[["vit", "plain"]], [["vit", "live"]]]
+
+
+def test_lines_that_lack_what_a_summary_needs_are_refused_in_one_line(keep):
+    without = {key: value for key, value in right(10).items() if key != "alike"}
+    keep(document({"loop": without, "mlp": right(10)}))
+    again = document({"mlp": right(9)}, commit="def")
+    assert keep(again, "--merge", code=2)["steady_answer"]["commit"] == "abc"
+
+
 @pytest.mark.parametrize("question", ["fuzz_traces", "fuzz_reports", "random_scripts"])
 def test_the_cases_of_another_seed_are_added(question, keep):
     def of_seed(seed: int, wrong: int) -> dict:
@@ -184,6 +252,27 @@ def test_the_newer_answers_of_another_file_of_a_device_are_taken(keep, tmp_path)
     found = keep(json.loads((elsewhere / "cuda.json").read_text()))
     assert found["steady_answer"]["commit"] == "abc"
     assert "startup" in found
+
+
+def test_what_is_merged_here_is_not_lost_to_another_file_of_the_same_day(keep, tmp_path):
+    whole = document({"loop": right(10), "mlp": right(2)})
+    keep(whole)
+    elsewhere = tmp_path / "elsewhere"
+    kept.keep(whole, elsewhere)
+    again = document({"mlp": right(10)}, commit="def")
+    keep(again, "--merge")
+    other = elsewhere / "cuda.json"
+    found = keep(json.loads(other.read_text()))["steady_answer"]
+    assert [part["commit"] for part in found["parts"]] == ["def"]
+    kept.keep(again, elsewhere, merge=True)
+    later = document({"loop": right(9)}, commit="ghi")
+    kept.keep(later, elsewhere, merge=True)
+    found = keep(json.loads(other.read_text()))["steady_answer"]
+    assert [part["commit"] for part in found["parts"]] == ["def", "ghi"]
+    newer = document({"loop": right(7), "mlp": right(7)}, commit="new")
+    newer["hardware"] = {**newer["hardware"], "date": "2026-11-29"}
+    kept.keep(newer, elsewhere)
+    assert keep(json.loads(other.read_text()))["steady_answer"]["commit"] == "new"
 
 
 def test_a_command_is_kept_without_the_paths_of_its_machine():

@@ -239,6 +239,10 @@ def answer(run: Run) -> Figures:
     return {"steps": run.steps, "cases": cases, "rows": rows, "summary": summary, "wrong": wrong}
 
 
+MERGED_BY = ("case", "variant")
+"""``--variants`` chooses some of the lines of a case."""
+
+
 def summary_of_lines(lines: Sequence[Mapping[str, Any]], _: str = "") -> dict[str, Any]:
     """What each variant adds, in percent, over the models, with the profiler off and on."""
     added: dict[str, dict[str, list[float]]] = {mode: {} for mode in _SHARES}

@@ -117,6 +117,19 @@ def percent(share: float) -> str:
     return f"{hundredths:.0f}%" if hundredths < 99 else f"{min(hundredths, 99.9):.1f}%"
 
 
+MANY_PERCENT = 1_000
+"""A change in percent from which ``times_as_long`` says it."""
+_MOST_TIMES = 1_000_000
+
+
+def times_as_long(change_percent: float) -> str:
+    """Format a change of at least 1,000 percent: ``×194``, ``>×1,000,000``; of less, ``""``."""
+    if change_percent < MANY_PERCENT:
+        return ""
+    times = 1 + change_percent / 100
+    return f">×{_MOST_TIMES:,}" if times > _MOST_TIMES else f"×{times:,.0f}"
+
+
 def counted(number: int, noun: str, plural: str = "") -> str:
     """Format a count: ``1 module``, ``12 modules``."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"

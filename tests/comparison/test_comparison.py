@@ -15,6 +15,7 @@ from hypothesis import given, strategies as st
 
 import backspot
 from backspot import compare, locate
+from backspot.comparison.judge import measured
 from backspot.errors import OutputExistsError, UsageError
 from backspot.render.comparison import render_comparison
 from backspot.render.json import comparison_to_json
@@ -97,9 +98,24 @@ def test_steps_that_vary_as_much_as_they_differ_are_noise():
 def test_many_times_as_long_is_no_percentage():
     for factor, said in ((194, "×194"), (5, "+400%")):
         before, after = {"fc": (10, 10, 10)}, {"fc": (10 * factor,) * 3}
-        text = str(compare(recorded(before), recorded(after)))
-        assert said in text
-        assert ("×" in said) == ("×" in text)
+        found = compare(recorded(before), recorded(after))
+        answer, table = str(found).split("\n", 1)
+        assert said.lstrip("+") in answer
+        assert said in table
+        assert ("×" in said) == ("×" in answer) == ("×" in table)
+        assert said in measured(found.whole)
+
+
+def test_a_time_of_nearly_nothing_before_makes_no_number_of_hundreds_of_digits():
+    found = compare(recorded({"fc": (10, 10, 10)}), recorded({"fc": (200, 100, 300)}))
+    change = replace(found.step, before_ms=1e-290, percent=1e300, low_ms=-1e5, high_ms=1e5)
+    text = str(replace(found, step=change))
+    assert ">×1,000,000" in text
+    texts = [
+        *text.split(),
+        *measured(replace(found.whole, before_ms=1e-290, percent=1e300)).split(),
+    ]
+    assert max(map(len, texts)) < 40
 
 
 def test_steps_that_hardly_vary_say_how_small_a_difference_would_show():
@@ -400,6 +416,16 @@ def test_one_recording_a_side_says_nothing_of_the_code():
     text = " ".join(str(found).split())
     assert re.match(r"These two recordings differ by \+[\d.]+% ± \d", text)
     assert text.endswith("run backspot diff before*.json -- after*.json.")
+
+
+def test_the_answer_and_the_table_say_the_same_of_what_takes_many_times_as_long():
+    before = [recorded({"fc": vary(1e6, seed=seed)}) for seed in (1, 2, 3)]
+    after = [recorded({"fc": vary(5e7, seed=seed)}) for seed in (4, 5, 6)]
+    answer, table = str(compare(before, after)).split("\n", 1)
+    said = re.match(r"The step got slower, (×\d+) as long: 1\.\d ms before", answer)
+    assert said
+    assert said[1] in table
+    assert "%" not in answer
 
 
 def test_three_recordings_a_side_tell_that_the_code_is_slower():

@@ -17,7 +17,7 @@ from backspot.comparison.noise import (
     is_about_code,
     mean_of,
 )
-from backspot.formatting import MINUS, duration
+from backspot.formatting import MANY_PERCENT, MINUS, duration, times_as_long
 from backspot.results.comparison import About, Change, ChangeKind, Comparison, Side, Time, Verdict
 from backspot.results.costs import Phase, Row
 from backspot.results.report import Report, StepUnit
@@ -296,11 +296,13 @@ def measured(change: Change) -> str:
     times = [duration(ms * 1e6) for ms in (before, after)]
     text = f"{times[0]}, then {times[1]}"
     if change.judged_percent is not None:
-        by = f"{change.judged_percent:+.0f}%".replace("-", MINUS)
+        by = times_as_long(change.judged_percent)
+        by = by or f"{change.judged_percent:+.0f}%".replace("-", MINUS)
         text += f" ({by})" if by[1:] != "0%" else " (0%)"
     if change.noise_ms is not None:
         text += f", noise ±{duration(change.noise_ms * 1e6)}"
-        text += f" (±{change.noise_ms / before:.0%})" if before else ""
+        if before and change.noise_ms < before * MANY_PERCENT / 100:
+            text += f" (±{change.noise_ms / before:.0%})"
     return text
 
 

@@ -324,9 +324,13 @@ def _told(unknown: list[Change], slower_by: float) -> str:
 
 
 def _sentence(change: Change, slower_by: float) -> str:
+    from backspot.formatting import times_as_long
+
     before, after, _ = change.judged_ms
     measured = "GPU time" if change.judged_by == "gpu" else "time"
     by = "" if change.judged_percent is None else f" by {change.judged_percent:.0f}%"
+    if times := times_as_long(change.judged_percent or 0):
+        by = f", {times} as long,"
     return (
         f"{change.title} got slower{by} in {measured} "
         f"({before:.2f} ms, then {after:.2f} ms); its budget is {slower_by:.0%}"

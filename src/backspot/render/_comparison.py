@@ -6,7 +6,15 @@ from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
 from backspot.errors import UsageError
-from backspot.formatting import MINUS, counted, decimals_for, duration, visible
+from backspot.formatting import (
+    MANY_PERCENT,
+    MINUS,
+    counted,
+    decimals_for,
+    duration,
+    times_as_long,
+    visible,
+)
 from backspot.render._phases import PHASES
 from backspot.render._sections import Column, numbers
 from backspot.render._words import Part, said
@@ -88,12 +96,16 @@ def comparison_answer(comparison: Comparison) -> list[Part]:
     if first.claimed:
         sentence: list[Part] = [("text", f"The {unit} got {first.verdict}")]
         if first.percent is not None:
-            sentence += said(" by {}", _give_or_take(abs(first.percent), first))
+            times = times_as_long(first.percent)
+            by = times or _give_or_take(abs(first.percent), first)
+            sentence += said(", {} as long" if times else " by {}", by)
         sentence.append(("text", f": {before} before, {now} after, per step"))
     elif first.differs:
         sentence = [("text", f"{_which(comparison)} differ by ")]
         if first.percent is None or abs(first.percent) < _LEAST_PERCENT:
             sentence.append(("number", _signed_time(first.change_ms) + _give(first)))
+        elif times := times_as_long(first.percent):
+            sentence.append(("number", times))
         else:
             sign = "+" if first.percent > 0 else MINUS
             sentence.append(("number", sign + _give_or_take(abs(first.percent), first)))
@@ -125,6 +137,8 @@ def _give_or_take(percent: float, change: Change) -> str:
     if not change.noise_ms or not change.before_ms:
         return _percent(percent)
     noise = change.noise_ms / change.before_ms * 100
+    if noise >= MANY_PERCENT:
+        return f"{_percent(percent)} ± {_percent(noise)}"
     decimals = 0 if noise >= 1.95 else 1 if noise >= 0.05 else 2
     return f"{percent:.{decimals}f}% ± {noise:.{decimals}f}"
 
@@ -327,20 +341,17 @@ def _times(rows: Sequence[Change]) -> list[Column]:
     ]
 
 
-_MOST_PERCENT = 1_000
-"""From here on, how many times as long something takes is said instead."""
-
-
 def _percent(value: float) -> str:
+    """A share; one of noise can exceed any number, where the time before is nearly 0."""
+    if value >= MANY_PERCENT:
+        return f">{MANY_PERCENT:,}%"
     return f"{value:.1f}%" if value < 9.95 else f"{value:.0f}%"
 
 
 def _signed_percent(value: float) -> str:
     if abs(value) < _LEAST_PERCENT:
         return "0%"
-    if value >= _MOST_PERCENT:
-        return f"×{1 + value / 100:,.0f}"
-    return f"{'+' if value > 0 else MINUS}{_percent(abs(value))}"
+    return times_as_long(value) or f"{'+' if value > 0 else MINUS}{_percent(abs(value))}"
 
 
 def _signed_time(ms: float) -> str:
