@@ -280,7 +280,7 @@ def test_a_late_rank_is_named_with_the_line_that_only_it_runs() -> None:
     (finding,) = answer(ranks).findings
     place = "in no module, between forward and backward"
     assert finding.title == f"Rank 2 takes longer in train.py:8, {place}"
-    assert "8.9 ms of the difference are in train.py:8." in finding.seen
+    assert "9.0 ms of the difference are in train.py:8." in finding.seen
     assert "Python" not in finding.seen
 
 
@@ -307,6 +307,17 @@ def test_waits_and_pauses_that_make_a_rank_late_are_named(
     assert finding.title == f"Rank 2 takes longer {said}"
     assert remedy in finding.remedy
     assert finding.cost_ns == pytest.approx(9_050_000, rel=0.02)
+
+
+def test_what_a_host_does_in_one_step_alone_is_not_what_takes_longer() -> None:
+    ranks = loops(many(4), "aten::sort", slow=2)
+    once = OutsideTimes(
+        "(between forward and backward)", "aten::save", (0, 0, 32 * 10**6), (0,) * 3
+    )
+    ranks[2] = msgspec.structs.replace(ranks[2], outside=(*ranks[2].outside, once))
+    findings = [one for one in answer(ranks).findings if one.rule == "slow-loop"]
+    assert all("aten::save" not in one.seen for one in findings)
+    assert any("9.0 ms of the difference are in aten::sort" in one.seen for one in findings)
 
 
 def test_hosts_that_are_alike_outside_of_modules_are_not_claimed() -> None:

@@ -33,7 +33,16 @@ from backspot.job.findings import Evidence, fallback_rule, rule
 from backspot.job.kernels import Difference, KernelsOfRanks, LongerKernel
 from backspot.job.modules import PARTS, Claim
 from backspot.job.noise import Limits
-from backspot.job.scatter import MANY, Others, is_clear, least, middle, reach, shift_of
+from backspot.job.scatter import (
+    MANY,
+    Others,
+    in_middle_steps,
+    is_clear,
+    least,
+    middle,
+    reach,
+    shift_of,
+)
 from backspot.job.summary import COLLECTING, WAITING, Purpose
 from backspot.results.job import ROLES, JobFinding, Role
 from backspot.trace.names import short_kernel_names
@@ -404,12 +413,17 @@ def _longest(evidence: Evidence, claim: Claim) -> tuple[str, int, bool]:
     """Return what takes longer there most, a line if that is known, by how much, and whether."""
     times: dict[tuple[str, bool], dict[int, int]] = {}
     for rank, summary in evidence.ranks.items():
-        for outside in summary.outside:
-            if outside.place == claim.module.path:
-                hidden = outside.hidden if rank != claim.rank else (0,) * len(outside.host)
-                by_step = np.add(outside.host, hidden)[list(evidence.at[rank])]
-                by_rank = times.setdefault((outside.line or outside.doing, bool(outside.line)), {})
-                by_rank[rank] = by_rank.get(rank, 0) + evidence.typical.value(by_step)
+        there = [outside for outside in summary.outside if outside.place == claim.module.path]
+        if not there:
+            continue
+        by_step = np.array(
+            [np.add(outside.host, outside.hidden if rank != claim.rank else 0) for outside in there]
+        )[:, list(evidence.at[rank])]
+        # In the steps that the claim is made of: what ran in another one is no cause of it.
+        taken = in_middle_steps(by_step, by_step.sum(axis=0)).tolist()
+        for outside, taken_ns in zip(there, taken, strict=True):
+            by_rank = times.setdefault((outside.line or outside.doing, bool(outside.line)), {})
+            by_rank[rank] = by_rank.get(rank, 0) + taken_ns
     others = [rank for rank in evidence.ranks if rank != claim.rank]
     longer = {
         doing: by_rank.get(claim.rank, 0)
