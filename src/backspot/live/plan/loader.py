@@ -13,6 +13,7 @@ import json
 import math
 import mmap
 import os
+import pickle
 import random
 import select
 import signal
@@ -20,19 +21,28 @@ import socket
 import statistics
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import cycle, islice
+from pathlib import Path
 from types import FunctionType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from backspot.live.plan.room import room_on
 from backspot.live.surroundings import cpus_of_process
 from backspot.live.torch_internals.batches import Loading
-from backspot.live.trials.measuring import verdict_of
+from backspot.live.trials.measuring import reason, verdict_of
 from backspot.live.trials.twins import Refused
 from backspot.results.trials import Tried, Variant
+
+resource: Any
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None
 
 LATEST_S = 2.0
 """How long the last batch may take when the time is up."""
@@ -41,7 +51,6 @@ _BATCHES, _FIRST = 10, 3
 start. Of many workers, which deliver in turn, these are three rounds, and one before."""
 _ROUNDS = 3
 _BLOCKS = 3
-_LOADS = "loads"
 _LEAST = 3
 """Of how many rounds there is a mean with its error."""
 _SHARE_OF_BLOCK = 0.6
@@ -50,6 +59,14 @@ _PROBE = 8
 """Samples that tell how long a batch takes to load."""
 _ENOUGH = 1.2
 """How many times the workers are tried that would just keep up."""
+_OF_WORKER_BYTES = 128 * 2**20
+"""What a worker takes beside its batches: pages that it changes are its own, and libraries."""
+_BEING_MADE = 2
+"""How many batches a worker holds beside those that are ready: samples, and the batch of them."""
+_OF_WORKER_FILES = 8
+"""How many descriptors a worker takes beside those of tensors: its queues and its end."""
+_SHARED_MEMORY, _FILES_OPEN = Path("/dev/shm"), Path("/proc/self/fd")  # noqa: S108 - Linux's own
+_OOM_SCORE = Path("/proc/self/oom_score_adj")
 _OPEN = (io.IOBase, socket.socket, mmap.mmap)
 _OPEN_ELSEWHERE = ("h5py", "lmdb", "sqlite3", "pyodbc", "psycopg2", "zipfile", "tarfile")
 _MOST_VISITED = 20_000
@@ -75,15 +92,19 @@ def workers(
     if loading is None:
         raise Refused("no DataLoader is known")
     _check(loading)
-    found = _in_child(loading, computes, seconds)
-    now = loading.workers
-    if len(found.get(str(now), ())) < _LEAST:
+    trial = _in_child(loading, computes, seconds)
+    now, waits = loading.workers, trial.waits
+    if now in trial.errors:
+        raise Refused(trial.errors[now])
+    if len(waits.get(now, ())) < _LEAST:
         raise Refused("the data set is too slow for the time that is left")
-    numbers = [now, *sorted(int(one) for one in found if one not in (str(now), _LOADS))]
-    waits = {number: found[str(number)] for number in numbers}
-    variants = [_variant(waits[one], f"num_workers={one}", waits[now], step_ns) for one in numbers]
+    numbers = [now, *sorted(waits.keys() - {now})]
+    variants = [
+        _variant(waits[one], f"num_workers={one}", waits[now], step_ns, trial.errors.get(one, ""))
+        for one in numbers
+    ]
     what = f"{type(loading.dataset).__name__}, beside {computes / 1e6:.1f} ms of computing"
-    return Tried(what, tuple(variants), min(map(len, waits.values()))), found[_LOADS][0]
+    return Tried(what, tuple(variants), min(map(len, waits.values()))), trial.loads
 
 
 def cores() -> int:
@@ -133,7 +154,21 @@ def _open_in(root: object) -> str:
     return ""
 
 
-def _in_child(loading: Loading, computes: int, seconds: float) -> Mapping[str, list[int]]:
+class _Trial(NamedTuple):
+    """What a process has told of its loaders.
+
+    Attributes:
+        loads: how long one process takes to load a batch, in nanoseconds.
+        waits: for each number of workers the mean wait of a step in each round of them.
+        errors: why a number of workers cannot be used.
+    """
+
+    loads: float
+    waits: dict[int, list[int]]
+    errors: dict[int, str]
+
+
+def _in_child(loading: Loading, computes: int, seconds: float) -> _Trial:
     """Return the waits of the steps of each number of workers, measured in another process."""
     sys.stdout.flush()
     sys.stderr.flush()
@@ -143,16 +178,20 @@ def _in_child(loading: Loading, computes: int, seconds: float) -> Mapping[str, l
         try:
             os.setsid()  # with the workers, in a group that can be ended
             os.close(read)
+            with suppress(OSError):  # where memory ends, this process goes, not the training
+                _OOM_SCORE.write_text("1000")
+            gc.freeze()  # a collection would write to all that the processes share
             torch.set_num_threads(1)
-            found = _steps(loading, computes, seconds)
-            _tell(write, found)
+            _steps(loading, computes, seconds, lambda block: _tell(write, block))
         except BaseException as error:
-            _tell(write, {"error": f"{type(error).__name__}: {error}"})
+            _tell(write, {"error": str(error) if isinstance(error, Refused) else reason(error)})
+        else:
+            _tell(write, {})
         finally:
             os._exit(0)
     try:
         os.close(write)
-        answer = _told(read, time.monotonic() + seconds + LATEST_S)
+        return _trial(_told(read, time.monotonic() + seconds + LATEST_S))
     finally:
         os.close(read)
         try:
@@ -160,20 +199,34 @@ def _in_child(loading: Loading, computes: int, seconds: float) -> Mapping[str, l
         except (ProcessLookupError, PermissionError):
             os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-    if "error" in answer:
-        raise Refused(answer["error"])
-    return answer
 
 
-def _tell(write: int, times: Mapping[str, Any]) -> None:
-    """Write what a process has found, and that this is all of it."""
-    left = memoryview(json.dumps(times).encode() + b"\n")
+def _trial(blocks: Iterator[Mapping[str, Any]]) -> _Trial:
+    """Return what blocks of batches say together."""
+    trial = _Trial(0.0, {}, {})
+    for block in blocks:
+        trial = trial._replace(loads=block.get("loads", trial.loads))
+        for number in block.get("numbers", ()):
+            trial.waits[number] = []
+        number, error = block.get("workers"), block.get("error")
+        if number is not None:
+            trial.waits[number] += block.get("waits", ())
+            if error:
+                trial.errors[number] = error
+        elif error:
+            raise Refused(error)
+    return trial
+
+
+def _tell(write: int, block: Mapping[str, Any]) -> None:
+    """Write a line with what a process has found; an empty one ends it."""
+    left = memoryview(json.dumps(block).encode() + b"\n")
     while left:
         left = left[os.write(write, left) :]
 
 
-def _told(read: int, until: float) -> dict[str, Any]:
-    """Return what another process has found; nothing where it has not told all in time.
+def _told(read: int, until: float) -> Iterator[dict[str, Any]]:
+    """Yield what another process finds, one line after the other, until its end or a time.
 
     The end of a pipe does not tell that: its workers have the other end, too.
 
@@ -182,60 +235,111 @@ def _told(read: int, until: float) -> dict[str, Any]:
     """
     poll = select.poll()  # ``select`` takes no large descriptors
     poll.register(read, select.POLLIN)
-    line = b""
-    while not line.endswith(b"\n"):
-        if not poll.poll(1000 * max(0.0, until - time.monotonic())):
-            return {}
+    content = b""
+    while poll.poll(1000 * max(0.0, until - time.monotonic())):
         if not (more := os.read(read, 1 << 16)):
-            return {}
-        line += more
-    times: dict[str, Any] = json.loads(line)
-    return times
+            return
+        *lines, content = (content + more).split(b"\n")
+        for line in lines:
+            if not (block := json.loads(line)):
+                return
+            yield block
 
 
-def _steps(loading: Loading, computes: int, seconds: float) -> dict[str, list[int]]:
+def _steps(
+    loading: Loading, computes: int, seconds: float, tell: Callable[[Mapping[str, Any]], None]
+) -> None:
     """Go through blocks of batches, of each number in turn, until the time is up.
 
-    Of batches that take long to load, a part is loaded, beside as small a part of the step.
+    Of batches that take long to load, a part is loaded, beside as small a part of the step. The
+    first block is that of the number as it is: without it, the others say nothing.
 
-    Returns:
-        For each number of workers the mean wait of a step in each round of them, and how long one
-        process takes to load a batch.
+    Args:
+        tell: is told what is known after each block.
     """
     end = time.monotonic() + seconds
     sampler = copy.deepcopy(loading.sampler, {id(loading.dataset): loading.dataset})
     batches = iter(sampler)
-    first = next(batches)
-    loads = _loads(loading, first)
-    numbers = numbers_of(loading.workers, loads, computes, cores())
-    takes = [max(computes, loads / one) if one else computes + loads for one in numbers]
-    whole = sum(
-        (skipped + counted) * ns + loads
-        for (skipped, counted), ns in zip(map(_of_block, numbers), takes, strict=True)
-    )
-    part = min(1.0, _SHARE_OF_BLOCK * 1e9 * seconds / whole)
-    if can_be_cut := isinstance(first, (list, tuple)) and len(first) > 0:
-        size = max(1, round(part * len(first)))
-        part = size / len(first)
+    if (first := next(batches, None)) is None:
+        raise Refused("an epoch has no batch")
+    batch = _probed(loading, first)
+    forks = _fork()
+    can_be_cut = isinstance(first, (list, tuple)) and len(first) > 0
+    for most in range(cores(), 0, -1):
+        numbers = numbers_of(loading.workers, batch.loads, computes, most)
+        takes = (_takes(number, batch.loads, computes, forks) for number in numbers)
+        part = min(1.0, _SHARE_OF_BLOCK * 1e9 * seconds / sum(takes))
+        size = max(1, round(part * len(first))) if can_be_cut else 0
+        part = size / len(first) if can_be_cut else 1.0
+        room = most_workers(batch, part, loading.prefetched)
+        if max(numbers) <= room:
+            break
     else:
-        part = 1.0
-    most = sum(max(map(_of_block, numbers)))
-    indices = [one[:size] if can_be_cut else one for one in (first, *islice(batches, most - 1))]
-    waits: dict[str, list[int]] = {str(number): [] for number in numbers}
-    waits[_LOADS] = [round(loads)]
+        raise Refused("worker processes do not fit into what this machine has free")
+    tell({"loads": batch.loads, "numbers": numbers})
+    counts = [sum(_of_block(number)) for number in numbers]
+    epoch = [first, *islice(batches, max(counts) - 1)]
+    indices = [one[:size] if can_be_cut else one for one in islice(cycle(epoch), max(counts))]
     order = random.Random(0)  # noqa: S311 - no secret
-    for _ in range(_BLOCKS):
-        for number in order.sample(numbers, len(numbers)):
+    for block in range(_BLOCKS):
+        others = order.sample(numbers[1:], len(numbers) - 1)
+        shuffled = [numbers[0], *others] if block == 0 else order.sample(numbers, len(numbers))
+        for number in shuffled:
             skipped, counted = _of_block(number)
-            times = _block(loading, indices[: skipped + counted], number, part * computes, end)
             each = max(1, number)
-            waits[str(number)] += [
+            try:
+                times = _block(loading, indices[: skipped + counted], number, part * computes, end)
+            except Exception as error:
+                tell({"workers": number, "error": reason(error)})
+                if number == loading.workers:
+                    return
+                numbers.remove(number)
+                continue
+            rounds = [
                 round(statistics.fmean(times[at : at + each]) / part)
                 for at in range(skipped, len(times) - each + 1, each)
             ]
+            tell({"workers": number, "waits": rounds})
             if time.monotonic() > end:
-                return waits
-    return waits
+                return
+
+
+def _takes(workers: int, loads: float, computes: float, forks: float) -> float:
+    """Return how long a block of whole batches takes, in nanoseconds."""
+    each = max(computes, loads / workers) if workers else computes + loads
+    return sum(_of_block(workers)) * each + loads + workers * forks
+
+
+def _fork() -> float:
+    """Return how long a worker takes to start from this process, in nanoseconds."""
+    begin = time.perf_counter_ns()
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    return float(time.perf_counter_ns() - begin)
+
+
+def most_workers(batch: Batch, part: float, prefetched: int) -> int:
+    """Return how many workers fit into what is free: memory, shared memory and descriptors.
+
+    Args:
+        part: of the batch, what is loaded.
+        prefetched: how many batches each worker keeps ready.
+    """
+    content = part * batch.bytes
+    of_worker = (prefetched + _BEING_MADE) * content + _OF_WORKER_BYTES
+    fit = [room_on(torch.device("cpu")) / of_worker]
+    with suppress(OSError, AttributeError):  # not all systems have it
+        space = os.statvfs(_SHARED_MEMORY)
+        fit.append(space.f_bavail * space.f_frsize / 2 / max(1.0, prefetched * content))
+    if resource is not None:
+        most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        taken = sum(1 for _ in _FILES_OPEN.iterdir()) if _FILES_OPEN.exists() else 0
+        # A part of a batch has as many tensors, or fewer.
+        files = prefetched * batch.tensors + _OF_WORKER_FILES
+        fit.append(math.inf if most == resource.RLIM_INFINITY else (most - taken) / 2 / files)
+    return int(min(10**6, *fit))
 
 
 def _of_block(workers: int) -> tuple[int, int]:
@@ -245,31 +349,73 @@ def _of_block(workers: int) -> tuple[int, int]:
     return max(_FIRST, each), rounds * each
 
 
-def _loads(loading: Loading, batch: Any) -> float:
-    """Return how long one process takes to load a batch, in nanoseconds, by a part of it."""
+class Batch(NamedTuple):
+    """What a batch is to a process that loads it.
+
+    Attributes:
+        loads: how long one process takes to load it, in nanoseconds.
+        bytes: what it takes of memory.
+        tensors: how many tensors it has.
+    """
+
+    loads: float
+    bytes: float
+    tensors: float
+
+
+def _probed(loading: Loading, batch: Any) -> Batch:
+    """Return what a batch is by a part of it, which is loaded three times."""
     can_be_cut = isinstance(batch, (list, tuple)) and len(batch) > _PROBE
     probe = batch[:_PROBE] if can_be_cut else batch
-    takes = []
+    times = len(batch) / _PROBE if can_be_cut else 1.0
+    content = _Content()
+    takes: list[int] = []
     for one in _loader(loading, [probe] * 3, 0):
-        del one
         takes.append(time.perf_counter_ns())
-    return (takes[2] - takes[1]) * (len(batch) / _PROBE if can_be_cut else 1.0)
+        if len(takes) == 1:
+            with suppress(Exception):  # what cannot be pickled fails in the workers
+                content.dump(one)
+    loads = times * (takes[2] - takes[1])
+    return Batch(loads, times * (content.bytes + content.file.tell()), times * content.tensors)
+
+
+class _Content(pickle.Pickler):
+    """Counts the tensors of a batch, which share memory, and writes what is sent beside them."""
+
+    def __init__(self) -> None:
+        self.file = io.BytesIO()
+        super().__init__(self.file, pickle.HIGHEST_PROTOCOL)
+        self.tensors = self.bytes = 0
+
+    def persistent_id(self, obj: Any) -> int | None:
+        """Count a tensor, by its whole storage."""
+        if not isinstance(obj, torch.Tensor):
+            return None
+        self.tensors += 1
+        is_dense = obj.layout == torch.strided
+        self.bytes += obj.untyped_storage().nbytes() if is_dense else obj.nbytes
+        return self.tensors
 
 
 def _block(
     loading: Loading, indices: Sequence[Any], workers: int, computes: float, end: float
 ) -> list[int]:
-    """Return how long each batch lets a step wait, of some batches, until the time is up."""
+    """Return by how much each batch makes a step longer, of some batches, until the time is up.
+
+    That is the wait for it, and what the computing takes longer beside the workers.
+    """
     times: list[int] = []
-    batches = iter(_loader(loading, indices, workers))
+    for_batch = iter(_loader(loading, indices, workers))
     while True:
         begin = time.perf_counter_ns()
-        if next(batches, None) is None:
+        if next(for_batch, None) is None:
             return times
-        times.append(time.perf_counter_ns() - begin)
+        waited = time.perf_counter_ns()
+        _compute(computes)
+        beside = time.perf_counter_ns() - waited - computes
+        times.append(round(waited - begin + max(0.0, beside)))
         if time.monotonic() > end:
             return times
-        _compute(computes)
 
 
 def _loader(loading: Loading, indices: Sequence[Any], workers: int) -> DataLoader[Any]:
@@ -293,7 +439,9 @@ def _compute(ns: float) -> None:
         torch.mm(x, x)
 
 
-def _variant(waits: list[int], name: str, now: list[int], step_ns: int) -> Variant:
+def _variant(waits: list[int], name: str, now: list[int], step_ns: int, error: str) -> Variant:
+    if error:
+        return Variant(name, verdict="fails", note=error)
     if len(waits) < _LEAST:
         return Variant(name, verdict="undecided", note="no time was left")
     # Means, as workers deliver in turn.
