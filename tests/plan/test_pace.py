@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+from hypothesis import given, strategies as st
+
 from backspot.live.plan.loader import numbers_of
-from backspot.live.plan.pace import IF_READY, BesideLoader, Pace
+from backspot.live.plan.pace import IF_READY, BesideLoader, Pace, Trial
 from backspot.results.plan import Rung
 
 MS = 1_000_000
@@ -83,6 +86,12 @@ def test_handing_a_batch_over_is_no_limit_of_the_loader():
     assert times(found) == times(LADDER)
 
 
+def test_what_is_known_of_a_setting_stays_beside_that_it_waits_for_a_loader():
+    late, noted = Pace("num_workers=2", AS_IT_IS), replace(LADDER[0], note="the loss was not tried")
+    _, others = beside(10, late).rungs([noted], [], None, late)
+    assert others[0].note == f"the loss was not tried; 30.0 → 20.0 ms {IF_READY}"
+
+
 def test_a_setting_that_is_too_close_to_tell_stays_so_beside_a_loader():
     late, open_ = Pace("num_workers=2", AS_IT_IS), replace(LADDER[0], verdict="undecided")
     _, others = beside(10, late).rungs([], [replace(open_, kept=False)], None, late)
@@ -95,3 +104,62 @@ def test_so_many_workers_are_tried_as_keep_up_half_and_twice_as_many():
     assert numbers_of(0, 400 * MS, 10 * MS, 16) == [0, 8, 16]
     assert numbers_of(0, 1 * MS, 10 * MS, 16) == [0, 1, 2]
     assert numbers_of(0, 40 * MS, 10 * MS, 1) == [0, 1]
+
+
+# What was tried beside what real steps wait for ---------------------------------------------------
+
+A_TIME = st.floats(0, 200 * MS)
+SOME_WAITS = st.dictionaries(st.integers(0, 16), A_TIME, min_size=1, max_size=4)
+
+
+def paces_of(waits, now, fastest, slower, waits_ms, loads, cores):
+    """The trial ran beside the fastest step; the real one computes as long, or longer."""
+    trial, real_waits = Trial(waits, fastest, loads, cores), waits_ms * MS
+    step = fastest + slower + real_waits
+    if trial.misses(now, step, real_waits):
+        return {}, Pace.of_step(now, step, real_waits, trial)
+    found = trial.paces(now, step, real_waits)
+    return found, found[f"num_workers={now}"]
+
+
+REAL = {
+    "fastest": st.floats(MS, 200 * MS),
+    "slower": A_TIME,
+    "waits_ms": st.floats(0, 200),
+    "loads": A_TIME,
+    "cores": st.integers(1, 16),
+    "computes": st.floats(0, 400 * MS),
+}
+
+
+@given(numbers=st.sets(st.integers(0, 16), min_size=2, max_size=4), wait=A_TIME, **REAL)
+def test_equal_waits_in_a_trial_make_no_number_of_workers_faster(numbers, wait, computes, **real):
+    now, *others = numbers
+    found, pace = paces_of(dict.fromkeys(numbers, wait), now, **real)
+    for number in others if found else ():
+        assert found[f"num_workers={number}"].step(computes) >= pace.step(computes) - 1
+
+
+@given(waits=SOME_WAITS, **REAL)
+def test_no_number_of_workers_saves_more_of_a_step_than_in_its_trial(waits, computes, **real):
+    now = next(iter(waits))
+    found, pace = paces_of(waits, now, **real)
+    for number in waits if found else ():
+        saves = pace.step(computes) - found[f"num_workers={number}"].step(computes)
+        assert saves <= max(0.0, waits[now] - waits[number]) + 1
+
+
+@pytest.mark.parametrize("now", [0, 2, 8])
+def test_a_wait_that_a_trial_does_not_show_is_not_judged_by_it(now):
+    cached = Trial({now: 1 * MS, 4: 0.5 * MS}, 70 * MS, 10 * MS, 16)
+    assert cached.misses(now, 100 * MS, 30 * MS).endswith("1.0 ms of 30.0 ms")
+    assert cached.misses(now, 100 * MS, 1 * MS) == ""
+    like_it = replace(cached, waits={now: 28 * MS, 4: 0.5 * MS})
+    assert like_it.misses(now, 100 * MS, 30 * MS) == ""
+
+
+def test_workers_that_a_trial_shows_to_keep_up_make_a_late_step_shorter():
+    trial = Trial({2: 10 * MS, 8: 0.5 * MS}, 30 * MS, 80 * MS, 16)
+    found = trial.paces(2, 40 * MS, 10 * MS)
+    assert found["num_workers=2"].step(30 * MS) == 40 * MS
+    assert found["num_workers=8"].step(30 * MS) == 30.5 * MS

@@ -10,7 +10,7 @@ from backspot.formatting import duration
 from backspot.live.acts import Living
 from backspot.live.plan.comparing import predicted
 from backspot.live.plan.loader import LATEST_S, cores, workers
-from backspot.live.plan.pace import LATE, BesideLoader, Pace
+from backspot.live.plan.pace import BesideLoader, Pace, Trial
 from backspot.live.plan.settings import AS_IT_IS
 from backspot.live.ranks import rank_and_ranks
 from backspot.live.torch_internals.batches import Loading
@@ -25,8 +25,6 @@ LOADER_S = 8.0
 _OPTIMIZER_S = 2.0
 """What other workers and other optimizers may take at most: they come after the search, which would
 leave them nothing. Workers need seconds to start."""
-_FAR = 0.2
-"""Share of the step from which a wait for a batch is not for its handover alone."""
 _ALIKE = 0.02
 """Share of the step by which more workers must be faster than fewer to be taken."""
 
@@ -111,30 +109,50 @@ class Around:
             others: the other rungs.
             seconds: how long other numbers of workers may take.
         """
-        whole, step = self._report.whole_ns, self._as_it_is
-        waits = sum(one.wall_ns for one in self._report.phases if one.name == "data")
-        waits = round(waits * step / max(1, whole))
-        tried, why_not = self._tried_workers(ladder, waits, seconds)
-        paces = _paces(tried, self._computes(ladder, waits), self._loading, step, waits)
-        pace = next(iter(paces.values()), None)
+        tried, why_not = self._tried_workers(ladder, seconds)
+        return self._beside(ladder, others, tried, why_not)
+
+    def beside_untried_loader(
+        self, ladder: Sequence[Rung], others: Sequence[Rung], why_not: str
+    ) -> tuple[list[Rung], list[Rung]]:
+        """Return the same by the real steps' waits alone, with why no workers were tried."""
+        return self._beside(ladder, others, None, why_not)
+
+    def _beside(
+        self,
+        ladder: Sequence[Rung],
+        others: Sequence[Rung],
+        tried: tuple[Tried, float] | None,
+        why_not: str,
+    ) -> tuple[list[Rung], list[Rung]]:
+        step, waits = self._as_it_is, self._waits
+        fastest = self._computes(ladder)
+        trial = None if tried is None else _trial(*tried, fastest)
+        pace = None
+        paces: Mapping[str, Pace] = {}
+        if self._loading is not None:
+            now = self._loading.workers
+            pace = Pace.of_step(now, step, waits, trial)
+            if trial is not None and not (why_not := trial.misses(now, step, waits)):
+                paces = trial.paces(now, step, waits)
         beside = BesideLoader(step, waits, pace)
         place = beside.place(ladder)
         computes = beside.computes(self._step(ladder[:place]))
         on = _names(ladder[:place])
         if tried is None:
             made = [Rung("workers", "loader", on, note=why_not)]
+        elif why_not:
+            made = [Rung(one.name, "loader", on, note=why_not) for one in tried[0].variants[1:]]
         else:
             made = [
-                _of_loader(
-                    Rung(one.name, "loader", on), one, beside.pace, paces[one.name], computes
-                )
+                _of_loader(Rung(one.name, "loader", on), one, pace, paces[one.name], computes)
                 for one in tried[0].variants[1:]
             ]
-        fastest = self._computes(ladder, waits)
         faster = _fewest([one for one in made if one.verdict == "helps"], paces, fastest)
-        pace = paces[faster.setting] if faster else beside.pace
+        pace = paces[faster.setting] if faster else pace
         found, rest = beside.rungs(ladder, others, faster, pace)
         computes = beside.computes(self._step([one for one in ladder if _is_in(one, found)]))
+        self.next_limit, self.loader_ns = "", 0
         if pace is not None and pace.is_late(computes):
             self.loader_ns = round(pace.step(computes))
             self.next_limit = (
@@ -143,17 +161,23 @@ class Around:
             )
         return found, [one for one in made if one is not faster] + rest
 
-    def _computes(self, ladder: Sequence[Rung], waits: int) -> int:
+    @property
+    def _waits(self) -> int:
+        """What of the step as it is is spent waiting for a batch."""
+        waits = sum(one.wall_ns for one in self._report.phases if one.name == "data")
+        return round(waits * self._as_it_is / max(1, self._report.whole_ns))
+
+    def _computes(self, ladder: Sequence[Rung]) -> int:
         """Return what a step with a ladder does not wait for a batch."""
-        return max(1, self._step(ladder) - waits)
+        return max(1, self._step(ladder) - self._waits)
 
     def _tried_workers(
-        self, ladder: Sequence[Rung], waits: int, seconds: float
+        self, ladder: Sequence[Rung], seconds: float
     ) -> tuple[tuple[Tried, float] | None, str]:
         """Return how long batches let a step with the ladder wait, or why that is unknown."""
         if rank_and_ranks()[1] > 1:
             return None, "the process that reads would have the ranks' connections"
-        step, computes = self._step(ladder), self._computes(ladder, waits)
+        step, computes = self._step(ladder), self._computes(ladder)
         try:
             return workers(self._loading, step, computes, min(seconds, LOADER_S) - LATEST_S), ""
         except Refused as refused:
@@ -170,39 +194,10 @@ def on_graphs(report: Report) -> str:
     return f"{reason}; by a replay of the step as it is, at most {duration(saves)} less"
 
 
-def _paces(
-    tried: tuple[Tried, float] | None, computes: int, loading: Loading | None, step: int, waits: int
-) -> dict[str, Pace]:
-    """Return the paces of a loader by their names, first the one that it has.
-
-    Args:
-        tried: what other numbers of workers give, and how long one process loads a batch.
-        computes: beside what they were tried.
-        step: the step as it is.
-        waits: what of it is spent waiting for a batch.
-    """
-    if loading is None:
-        return {}
-    now, late = loading.workers, waits >= LATE * step
-    if tried is None:  # a wait of this much is not for the handover alone
-        real = Pace.of_wait(now, waits, step - waits, step, 1)
-        return {real.name: real} if waits >= _FAR * step else {}
-    variants, loads = tried
-    numbers = [int(one.name.partition("=")[2]) for one in variants.variants]
-    found = [
-        Pace.of_wait(number, one.ns, computes, loads, cores())
-        for number, one in zip(numbers, variants.variants, strict=True)
-    ]
-    real = Pace.of_wait(now, waits, step - waits, loads, cores())
-    # What the real steps waited is known better than what the trial says of it.
-    scale = 1.0
-    if late and (found[0].ns > computes) == (real.ns > step - waits):
-        scale = (real.ns or real.beside) / max(1.0, found[0].ns or found[0].beside)
-        scale = min(2.0, max(0.5, scale))
-    return {real.name: real} | {
-        one.name: replace(one, ns=max(computes, scale * one.ns)) if one.ns > computes else one
-        for one in found[1:]
-    }
+def _trial(tried: Tried, loads: float, computes: int) -> Trial:
+    """Return what was tried by the numbers of workers, beside a step that computes for so long."""
+    waits = {int(one.name.partition("=")[2]): one.ns for one in tried.variants}
+    return Trial(waits, computes, loads, cores())
 
 
 def _of_loader(rung: Rung, tried: Variant, now: Pace | None, pace: Pace, computes: float) -> Rung:

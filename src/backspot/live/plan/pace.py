@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from backspot.formatting import duration
 from backspot.live.plan.comparing import predicted
 from backspot.results.plan import Rung
 
 LATE = 0.05
 """Share of the step from which its wait for a batch is said to limit it."""
+_FAR = 0.2
+"""Share of the step from which a wait for a batch is not for its handover alone."""
+_SHOWN = 0.5
+"""Share of a real wait that a trial must show, or it says nothing of that wait."""
 IF_READY = "if batches were ready"
 """How the note of a rung ends that helps as soon as the loader is faster."""
 _LOADS_ALL_THE_TIME = 0.8
@@ -51,6 +56,26 @@ class Pace:
             return cls(name, computes + waits)
         return cls(name, min(needs, computes), waits)
 
+    @classmethod
+    def of_step(cls, workers: int, step: float, waits: float, trial: Trial | None) -> Pace | None:
+        """Return the pace that real steps show; ``None`` where that is not known.
+
+        Args:
+            workers: how many processes load.
+            step: how long a real step takes.
+            waits: for how long of it a batch is not there.
+            trial: what was tried of the loader, if anything.
+        """
+        if trial is None or (waits >= _FAR * step and trial.misses(workers, step, waits)):
+            # A wait of this much is not for the handover alone.
+            late = cls.of_wait(workers, waits, step - waits, step, 1)
+            return late if waits >= _FAR * step else None
+        pace = cls.of_wait(workers, waits, step - waits, trial.loads, trial.cores)
+        if pace.ns > step - waits:
+            return pace
+        # The trial has timed workers that a faster step would wait for.
+        return replace(pace, ns=min(step, trial.pace(workers).ns))
+
     def step(self, computes: float) -> float:
         """Return how long a step takes that computes for so long."""
         return max(computes + self.beside, self.ns)
@@ -59,6 +84,72 @@ class Pace:
         """Return whether the loader limits such a step."""
         step = self.step(computes)
         return step - computes >= LATE * step and (not self.ns or self.ns >= step)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What numbers of workers let a step wait that computes for so long, in nanoseconds.
+
+    The trial is not the training: files that were just read come from memory, and nothing is put
+    into pinned memory. So only what its numbers differ by among themselves counts.
+
+    Attributes:
+        waits: the wait by the number of workers.
+        computes: for how long the step computes.
+        loads: how long one process takes to load a batch by itself.
+        cores: how many processes can run at a time.
+    """
+
+    waits: Mapping[int, float]
+    computes: float
+    loads: float
+    cores: int
+
+    def pace(self, workers: int) -> Pace:
+        """Return the pace of a number of workers as the trial by itself says."""
+        waits = self.waits[workers]
+        return Pace.of_wait(workers, waits, self.computes, self.loads, self.cores)
+
+    def misses(self, workers: int, step: float, waits: float) -> str:
+        """Return why the trial says nothing of what real steps wait for; ``""`` if it does.
+
+        Args:
+            workers: how many processes load in the training.
+            step: how long a real step takes.
+            waits: for how long of it a batch is not there.
+        """
+        real = Pace.of_wait(workers, waits, step - waits, self.loads, self.cores)
+        is_late = real.ns > step - waits
+        expected = real.ns - self.computes if is_late else waits
+        is_late_here = self.pace(workers).ns > self.computes
+        shows = self.waits[workers] >= _SHOWN * expected and (is_late_here or not is_late)
+        if waits < LATE * step or shows:
+            return ""
+        return (
+            f"a trial beside the step does not show what real steps wait for: "
+            f"{duration(round(self.waits[workers]))} of {duration(round(expected))}"
+        )
+
+    def paces(self, workers: int, step: float, waits: float) -> dict[str, Pace]:
+        """Return the pace of each number of workers beside real steps, by its name.
+
+        None saves more of a real step than it saves in the trial, whatever the step computes.
+
+        Args:
+            workers: how many processes load in the training.
+            step: how long a real step takes.
+            waits: for how long of it a batch is not there.
+        """
+        real = Pace.of_step(workers, step, waits, self)
+        found = {workers: real or self.pace(workers)}
+        now = found[workers]
+        for number in self.waits.keys() - {workers}:
+            saves = self.waits[workers] - self.waits[number]
+            pace = self.pace(number)
+            found[number] = replace(
+                pace, ns=max(pace.ns, now.ns - saves), beside=max(pace.beside, now.beside - saves)
+            )
+        return {pace.name: pace for pace in found.values()}
 
 
 @dataclass(frozen=True)
@@ -108,7 +199,8 @@ class BesideLoader:
         if rung.verdict != "helps" or found.verdict == "helps":
             return found
         without, with_it = (self.computes(ns) / 1e6 for ns in (rung.before_ns, rung.step_ns))
-        note = f"{without:.1f} → {with_it:.1f} ms {IF_READY}"
+        if_ready = f"{without:.1f} → {with_it:.1f} ms {IF_READY}"
+        note = "; ".join(filter(None, (rung.note, if_ready)))
         return replace(found, kept=False, verdict="does not help", note=note)
 
     def rungs(
