@@ -108,7 +108,8 @@ def test_what_a_loop_does_around_the_model_has_the_name_of_what_it_does() -> Non
         scaler.scale(output.square().sum()).backward()
         scaler.unscale_(optimizer)
         for parameter in model.parameters():
-            torch.linalg.vector_norm(parameter.grad)
+            norm = torch.linalg.vector_norm(parameter.grad)
+            parameter.grad.mul_((1.0 / norm).clamp(max=1.0))
             time.sleep(PAUSE / 8)
         scaler.step(optimizer)
         scaler.update()

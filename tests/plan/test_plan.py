@@ -1,6 +1,8 @@
 """A plan tries settings beside a training, says what they give, and leaves the training alone."""
 
+import os
 import random
+import signal
 import threading
 import time
 import types
@@ -809,6 +811,57 @@ def test_workers_are_tried_in_processes_of_their_own(report, monkeypatch):
     assert plan.loader_ns == plan.planned_ns
     assert data.read == 0
     assert (torch.get_rng_state().tolist(), random.getstate()) == before
+
+
+class Interrupting(Slow):
+    """Interrupts the process that has made it as soon as another one reads it."""
+
+    def __init__(self):
+        super().__init__(0.02)
+        self.process = os.getpid()
+
+    def __getitem__(self, index):
+        if os.getpid() != self.process and not self.read:
+            os.kill(self.process, signal.SIGINT)
+        return super().__getitem__(index)
+
+
+def late_for_its_batches(report):
+    """The report of a training that waits for batches, and copies them to a GPU."""
+    faster = Variant("pinned", 1_000_000, 0, 0, 2_000_000, 1_900_000, 2_100_000, "helps")
+    tried = Tried("2 copies", (Variant("as it is", 4_000_000), faster))
+    places = (Place("(data)", "", 1, 9),)
+    finding = Finding("pageable-copy", "Pageable", "copies", "pin", 9, places, 1, tried=tried)
+    waits = 20_000_000
+    return changed(report, findings=(finding,), phases=(Phase("data", waits, 0, (waits,), waits),))
+
+
+@pytest.mark.posix
+def test_an_interrupt_while_workers_are_tried_leaves_all_else_beside_the_loader(report):
+    model = nn.Linear(8, 8)
+    loader = torch.utils.data.DataLoader(Interrupting(), batch_size=2, num_workers=2)
+    step = stepping(model, torch.randn(4, 8))
+    plan = planned(late_for_its_batches(report), step, model, loader=loader)
+    found = settings(plan)
+    assert found["workers"].note == "interrupted"
+    assert found["pinned memory"].note.endswith("if batches were ready")
+    assert plan.loader_ns == plan.step_ns
+    assert not plan.ladder
+
+
+@pytest.mark.posix
+def test_an_error_while_workers_are_tried_leaves_all_else_beside_the_loader(report, monkeypatch):
+    def no_process():
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(os, "fork", no_process)
+    model = nn.Linear(8, 8)
+    loader = torch.utils.data.DataLoader(Slow(0.02), batch_size=2, num_workers=2)
+    step = stepping(model, torch.randn(4, 8))
+    plan = planned(late_for_its_batches(report), step, model, loader=loader)
+    assert "Resource temporarily unavailable" in settings(plan)["workers"].note
+    assert plan.loader_ns == plan.step_ns
+    assert not plan.ladder
 
 
 @pytest.mark.slow

@@ -112,6 +112,15 @@ def test_nobody_takes_precision_for_free():
     assert bf16.split()[-3:] == ["0.4%", "8e-4", "2.1%"]
 
 
+def test_the_memory_as_it_is_stands_first_also_where_a_loader_comes_before_the_model():
+    workers = Rung("num_workers=8", "loader", before_ns=99 * MS, step_ns=95 * MS, kept=True)
+    plan = replace(PLAN, step_ns=99 * MS, rungs=(replace(workers, verdict="helps"), *PLAN.rungs))
+    said = render_text(planned(plan), width=80)
+    head, first = said[said.index("setting  ") :].splitlines()[:2]
+    assert "memory" in head
+    assert "5.20 GB" in first
+
+
 def test_what_was_not_tried_is_named_by_the_reason_each_once():
     late = [
         replace(GRAPH, setting=name, axis=name, note="no time was left")

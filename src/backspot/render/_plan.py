@@ -108,8 +108,9 @@ def ladder_columns(plan: Plan) -> list[Column]:
         ),
     ]
     if any(rung.memory_bytes for rung in rungs):
-        before = size(rungs[0].before_memory_bytes) if rungs[0].before_memory_bytes else ""
-        cells = numbers([before, *(_memory(rung) for rung in rungs)])
+        # A loader's rung has none, and changes none.
+        before = next((one.before_memory_bytes for one in rungs if one.before_memory_bytes), 0)
+        cells = numbers([size(before) if before else "", *(_memory(rung) for rung in rungs)])
         columns.append(Column("amount", "memory", cells, full_head="memory", need=2))
     return [*columns, *_differences(rungs)]
 

@@ -43,6 +43,7 @@ from backspot.results.plan import Plan, Rung
 from backspot.results.report import Report, changed
 from backspot.threads import thread_count, thread_count_of_process
 
+_INTERRUPTED = "interrupted"
 _TALKS = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "SyncBatchNorm")
 _OVERRUN_S, _LEAST_S = 10.0, 5.0
 """By how much a plan may take longer than it should, and how long a useful one takes at least."""
@@ -246,16 +247,11 @@ def _made(
     search = Search(watching, account, until - of_loader, of_batch, earlier)
     ladder: list[Rung] = []
     others: list[Rung] = []
-    next_limit, loader_ns = "", 0
+    around = Around(report, live, loading, plan.step_ns)
     try:
         _searched(search, watching, Live.of(live))
         ladder, others = _apart(search.rungs())
-        around = Around(report, live, loading, plan.step_ns)
-        for more in (
-            around.of_optimizer,
-            around.of_pinning,
-            around.of_graphs,
-        ):
+        for more in (around.of_optimizer, around.of_pinning, around.of_graphs):
             try:
                 kept_rungs, lost = _apart(more(ladder))
             except Exception as error:
@@ -263,17 +259,19 @@ def _made(
                 kept_rungs, lost = [], [Rung("what is around the model", "loader", note=why(error))]
             ladder, others = ladder + kept_rungs, lost + others
         try:
-            ladder, others = around.beside_loader(ladder, others, of_loader)
+            paced = around.beside_loader(ladder, others, of_loader)
         except Exception as error:
             pass_on(error)
-            others = [Rung("workers", "loader", note=why(error)), *others]
-        next_limit, loader_ns = around.next_limit, around.loader_ns
+            paced = around.beside_untried_loader(ladder, others, why(error))
     except KeyboardInterrupt as interrupt:
         pass_on(interrupt)  # the script may have a handler of its own
-        ladder, others = _apart(search.rungs())
+        if not (ladder or others):
+            ladder, others = _apart(search.rungs())
         others = [
-            replace(rung, note="interrupted") if rung.note == NO_TIME else rung for rung in others
+            replace(rung, note=_INTERRUPTED) if rung.note == NO_TIME else rung for rung in others
         ]
+        paced = around.beside_untried_loader(ladder, others, _INTERRUPTED)
+    ladder, others = paced
     rest = account.rest(watching.has_loss)
     if any(rung.axis == "optimizer" and rung.step_ns for rung in (*ladder, *others)):
         rest -= account.optimizer
@@ -289,8 +287,8 @@ def _made(
         device_ns=round(search.as_it_is.device) if search.as_it_is else 0,
         compiling_ns=round(1e9 * search.compiling_s),
         batch=search.batch,
-        next_limit=" ".join(filter(None, (_of_ranks(ladder), next_limit))),
-        loader_ns=loader_ns,
+        next_limit=" ".join(filter(None, (_of_ranks(ladder), around.next_limit))),
+        loader_ns=around.loader_ns,
     )
 
 
