@@ -51,9 +51,9 @@ TRAINS = """
 import os, signal, torch
 assert not hasattr(os, "register_at_fork") and not hasattr(signal, "pthread_sigmask")
 assert not os.path.exists("/proc/self/status")
-model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Tanh(), torch.nn.Linear(64, 8))
+model = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.Tanh(), torch.nn.Linear(512, 8))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-loader = torch.utils.data.DataLoader(torch.randn(1000, 64), batch_size=8)
+loader = torch.utils.data.DataLoader(torch.randn(8000, 256), batch_size=64)
 for batch in loader:
     optimizer.zero_grad()
     model(batch).square().mean().backward()
