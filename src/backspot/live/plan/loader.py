@@ -23,6 +23,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from itertools import cycle, islice
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -154,7 +155,8 @@ def _open_in(root: object) -> str:
     return ""
 
 
-class _Trial(NamedTuple):
+@dataclass
+class _Trial:
     """What a process has told of its loaders.
 
     Attributes:
@@ -163,9 +165,9 @@ class _Trial(NamedTuple):
         errors: why a number of workers cannot be used.
     """
 
-    loads: float
-    waits: dict[int, list[int]]
-    errors: dict[int, str]
+    loads: float = 0.0
+    waits: dict[int, list[int]] = field(default_factory=dict)
+    errors: dict[int, str] = field(default_factory=dict)
 
 
 def _in_child(loading: Loading, computes: int, seconds: float) -> _Trial:
@@ -179,7 +181,7 @@ def _in_child(loading: Loading, computes: int, seconds: float) -> _Trial:
             os.setsid()  # with the workers, in a group that can be ended
             os.close(read)
             with suppress(OSError):  # where memory ends, this process goes, not the training
-                _OOM_SCORE.write_text("1000")
+                _OOM_SCORE.write_text("1000", "utf-8")
             gc.freeze()  # a collection would write to all that the processes share
             torch.set_num_threads(1)
             _steps(loading, computes, seconds, lambda block: _tell(write, block))
@@ -203,9 +205,9 @@ def _in_child(loading: Loading, computes: int, seconds: float) -> _Trial:
 
 def _trial(blocks: Iterator[Mapping[str, Any]]) -> _Trial:
     """Return what blocks of batches say together."""
-    trial = _Trial(0.0, {}, {})
+    trial = _Trial()
     for block in blocks:
-        trial = trial._replace(loads=block.get("loads", trial.loads))
+        trial.loads = block.get("loads", trial.loads)
         for number in block.get("numbers", ()):
             trial.waits[number] = []
         number, error = block.get("workers"), block.get("error")
@@ -213,7 +215,7 @@ def _trial(blocks: Iterator[Mapping[str, Any]]) -> _Trial:
             trial.waits[number] += block.get("waits", ())
             if error:
                 trial.errors[number] = error
-        elif error:
+        elif error and not any(trial.waits.values()):
             raise Refused(error)
     return trial
 
