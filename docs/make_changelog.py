@@ -46,7 +46,7 @@ def joined(changelog: str, news: Iterable[str]) -> str:
 
 
 def wrong_in(file: Path) -> Iterator[str]:
-    """Yield what is wrong with a file, in words that say how to mend it."""
+    """Yield what is wrong with a file, in words that say how to correct it."""
     if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*\.md", file.name):
         yield "name it after the change, as in labels-cost-less.md"
         return

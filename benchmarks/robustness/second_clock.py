@@ -205,13 +205,16 @@ class ModuleClock:
 # Steps, with and without a remedy ----------------------------------------------------------------
 
 
-class StepClock:
-    """Measures the time between two steps of the script's first optimizer."""
+class ClockOfSteps:
+    """Follows the steps of the script's first optimizer.
+
+    Args:
+        out: where the times are written.
+    """
 
     def __init__(self, out: str) -> None:
         self.out = out
         self.first: Any = None
-        self.stamps: list[tuple[float, float]] = []
 
     def start(self) -> None:
         """Follow the optimizers."""
@@ -220,11 +223,31 @@ class StepClock:
     def _step(self, optimizer: Any, *_: object) -> None:
         if self.first is None:
             self.first = optimizer
-        if optimizer is not self.first:
-            return
+        if optimizer is self.first:
+            self.stepped()
+
+    def stepped(self) -> None:
+        """Note a step of the first optimizer."""
+        raise NotImplementedError
+
+    @staticmethod
+    def now() -> float:
+        """Return the time once the device has ended its work, in seconds."""
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-        self.stamps.append((time.perf_counter(), time.process_time()))
+        return time.perf_counter()
+
+
+class StepClock(ClockOfSteps):
+    """Measures the time between two steps."""
+
+    def __init__(self, out: str) -> None:
+        super().__init__(out)
+        self.stamps: list[tuple[float, float]] = []
+
+    def stepped(self) -> None:
+        """Note the time, and end after enough steps."""
+        self.stamps.append((self.now(), time.process_time()))
         if len(self.stamps) > WARMUP + MEASURED:
             self.end()
 
@@ -234,8 +257,8 @@ class StepClock:
         finish(self.out, [[b[0] - a[0], b[1] - a[1]] for a, b in pairs])
 
 
-class PaceClock:
-    """Measures a row of steps of the script's first optimizer."""
+class PaceClock(ClockOfSteps):
+    """Measures a row of steps."""
 
     WARMUP, MEASURED = (12, 30), (8, 40)
     """How many steps are left out, and measured: the smaller number where the larger one takes
@@ -244,21 +267,13 @@ class PaceClock:
     SECONDS = 6.0
 
     def __init__(self, out: str) -> None:
-        self.out = out
-        self.first: Any = None
+        super().__init__(out)
         self.begin = time.perf_counter()
         self.steps = -1
         self.warm = False
 
-    def start(self) -> None:
-        """Follow the optimizers."""
-        register_optimizer_step_post_hook(self._step)
-
-    def _step(self, optimizer: Any, *_: object) -> None:
-        if self.first is None:
-            self.first = optimizer
-        if optimizer is not self.first:
-            return
+    def stepped(self) -> None:
+        """Count a step, and begin or end the row of them."""
         self.steps += 1
         if self.steps == 0:
             self.begin = time.perf_counter()
@@ -268,16 +283,11 @@ class PaceClock:
             return
         if self.warm:
             self.end()
-        self.warm, self.steps, self.begin = True, 0, self._now()
-
-    def _now(self) -> float:
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        return time.perf_counter()
+        self.warm, self.steps, self.begin = True, 0, self.now()
 
     def end(self) -> None:
         """Write the seconds of a step, and of how many; nothing where none was measured."""
-        took, steps = self._now() - self.begin, self.steps
+        took, steps = self.now() - self.begin, self.steps
         measured = {"step_s": took / steps, "steps": steps} if self.warm and steps > 0 else None
         finish(self.out, measured)
 

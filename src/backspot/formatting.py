@@ -120,6 +120,7 @@ def percent(share: float) -> str:
 MANY_PERCENT = 1_000
 """A change in percent from which ``times_as_long`` says it."""
 _MOST_TIMES = 1_000_000
+"""Above it, what was before is as good as nothing, and digits would say the opposite."""
 
 
 def times_as_long(change_percent: float) -> str:

@@ -21,11 +21,11 @@ from backspot.job.scatter import in_middle_steps
 from backspot.job.summary import KernelTimes, Summary
 
 _MOST = 0.5
-"""Share of a module's difference from which its kernels explain it."""
+"""Share of a module's difference from which its kernels explain it: the larger part."""
 _REPLACED = 0.1
 """Share of a module's kernels on the other ranks from which one that is missing here matters."""
 _NAMED = 2
-"""How many kernels are named at most."""
+"""How many kernels are named at most: as many as a sentence holds."""
 
 
 @dataclass(frozen=True, slots=True)

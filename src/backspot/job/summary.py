@@ -30,7 +30,8 @@ WAITING, COLLECTING = "(waiting for the GPU)", "(in Python's garbage collector)"
 SUFFIX = ".rank"
 """How the name of a file ends that has a summary in the small form."""
 KERNELS = 4
-"""How many kernels a summary names for a module and direction."""
+"""How many kernels a summary names for a module and direction: at most two are named to people, and
+each costs a time for each step. Chosen, not measured."""
 LONGEST_NAME = 160
 """Characters of a kernel's name that a summary keeps; those of templates have thousands."""
 Purpose: TypeAlias = Literal["", "gradients", "parameters", "activations", "attention"]

@@ -670,6 +670,7 @@ def short_kernel_name(name: str) -> str:
 
 
 _FEW_LETTERS = 7
+"""A last name of so few letters, such as ``gemm`` or ``Kernel2``, says little by itself."""
 _WORD = re.compile(r"[^\s<>(){},:&*#]+")
 _ANONYMOUS = "(anonymous namespace)::"
 

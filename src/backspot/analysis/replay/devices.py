@@ -181,13 +181,14 @@ def _add_events(events: Events, ownership: Ownership, graph: DeviceGraph) -> Non
             cause = take(queue, np.searchsorted(graph.launch[queue], times) - 1)
             lag = work.start[item] - work.end[cause]
             is_waiting = (cause >= 0) & (work.queue[item] != work.queue[queue[0]]) & (lag >= 0)
-            columns = (
-                item[is_waiting],
-                cause[is_waiting],
-                np.minimum(lag[is_waiting], _GAP).astype(np.float64),
-            )
-            for waiting, other, after in zip(*(column.tolist() for column in columns), strict=True):
-                graph.other.setdefault(waiting, {})[other] = after
+            _add_waits(graph, item[is_waiting], cause[is_waiting], lag[is_waiting])
+
+
+def _add_waits(graph: DeviceGraph, items: Ints, causes: Ints, lags: Ints) -> None:
+    """Let each item wait for what caused it, and then for as long as it did, or for ``_GAP``."""
+    after = np.minimum(lags, _GAP).astype(np.float64)
+    for item, cause, ns in zip(items.tolist(), causes.tolist(), after.tolist(), strict=True):
+        graph.other.setdefault(item, {})[cause] = ns
 
 
 def _add_shared_units(
@@ -209,13 +210,7 @@ def _add_shared_units(
             cause = take(others, np.searchsorted(work.start[others], work.start[own]) - 1)
             lag = work.start[own] - take(work.end, cause, 0)
             is_bound = (cause >= 0) & (lag <= _IDLE)
-            columns = (
-                own[is_bound],
-                cause[is_bound],
-                np.minimum(lag[is_bound], _GAP).astype(np.float64),
-            )
-            for item, other, after in zip(*(column.tolist() for column in columns), strict=True):
-                graph.other.setdefault(item, {})[other] = after
+            _add_waits(graph, own[is_bound], cause[is_bound], lag[is_bound])
             late = own[is_bound & (lag < 0)]
             graph.latency[late] = np.minimum(graph.latency[late], latency)
             graph.gap[late] = np.minimum(graph.gap[late], usual)

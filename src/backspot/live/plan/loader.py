@@ -257,7 +257,7 @@ def _steps(
     first block is that of the number as it is: without it, the others say nothing.
 
     Args:
-        tell: is told what is known after each block.
+        tell: called with what is known after each block.
     """
     end = time.monotonic() + seconds
     sampler = copy.deepcopy(loading.sampler, {id(loading.dataset): loading.dataset})

@@ -15,7 +15,7 @@ LATE = 0.05
 _FAR = 0.2
 """Share of the step from which a wait for a batch is not for its handover alone."""
 _SHOWN = 0.5
-"""Share of a real wait that a trial must show, or it says nothing of that wait."""
+"""Share of a real wait that a trial must show, or it says nothing of that wait: the larger part."""
 IF_READY = "if batches were ready"
 """How the note of a rung ends that helps as soon as the loader is faster."""
 _LOADS_ALL_THE_TIME = 0.8
