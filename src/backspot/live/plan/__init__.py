@@ -27,5 +27,6 @@ undecided, as with fewer than six rounds. ``planning.py`` has the reasons to mak
 - ``loader.py``: the data set in worker processes.
 - ``pace.py``: what the loader leaves of what settings save.
 - ``again.py``: what the plan of an earlier report, before a change, leaves to try again.
+- ``remedies.py``: what the rungs say of the findings whose remedies they are.
 - ``earlier.py``: the plan that a report of the same recording has already.
 """

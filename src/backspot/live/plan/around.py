@@ -218,6 +218,11 @@ def _fewest(rungs: Sequence[Rung], paces: Mapping[str, Pace], computes: float) -
     return next(fast, None)
 
 
+def is_of_workers(rung: Rung) -> bool:
+    """Whether a rung is of another number of workers."""
+    return rung.setting.startswith("num_workers=")
+
+
 def _is_in(rung: Rung, ladder: Sequence[Rung]) -> bool:
     return rung.setting in _names(ladder)
 

@@ -15,8 +15,9 @@ from backspot.live.acts import Act, Living
 from backspot.live.modules import class_name
 from backspot.live.plan.account import Account
 from backspot.live.plan.again import inputs_of, taken_from, why_anew
-from backspot.live.plan.around import LOADER_S, Around
+from backspot.live.plan.around import LOADER_S, Around, is_of_workers
 from backspot.live.plan.copies import NO_TIME
+from backspot.live.plan.remedies import with_rungs
 from backspot.live.plan.search import Search, why
 from backspot.live.plan.watching import Watching
 from backspot.live.ranks import rank_and_ranks
@@ -227,7 +228,7 @@ def with_plan(
         reason = str(error) if isinstance(error, TouchedError) else why(error)
         plan = replace(plan, why_not=reason)
     took = round(1e9 * (time.monotonic() - begin))
-    return changed(report, plan=replace(plan, took_ns=took))
+    return with_rungs(changed(report, plan=replace(plan, took_ns=took)))
 
 
 def _made(
@@ -275,7 +276,7 @@ def _made(
     rest = account.rest(watching.has_loss)
     if any(rung.axis == "optimizer" and rung.step_ns for rung in (*ladder, *others)):
         rest -= account.optimizer
-    if any(one.setting.startswith("num_workers=") and one.step_ns for one in (*ladder, *others)):
+    if any(is_of_workers(one) and one.step_ns for one in (*ladder, *others)):
         rest -= account.data
     others.sort(key=lambda one: not one.step_ns)
     return replace(

@@ -1,0 +1,66 @@
+"""What the rungs of a plan say of the findings whose remedies they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from backspot.analysis.findings import weighed
+from backspot.live.plan.around import is_of_workers
+from backspot.results.findings import Finding
+from backspot.results.plan import Plan, Rung
+from backspot.results.report import Report, changed
+from backspot.results.trials import Tried, Variant, Verdict
+
+_AXES: Mapping[str, tuple[str, ...]] = {
+    "attention-math": ("attention",),
+    "launch-bound": ("compile", "batch"),
+    "layout-copies": ("layout",),
+    "no-tensor-cores": ("precision",),
+    "recompute": ("checkpoint",),
+    "small-batch": ("batch",),
+    "waiting-for-data": ("loader",),
+}
+"""The kinds of settings that the remedy of a rule names, the one that it names first first."""
+
+
+def with_rungs(report: Report) -> Report:
+    """Return a report whose findings know what its plan has tried of their remedies.
+
+    A finding whose remedy was tried by itself, on copies of operators, stays as it is.
+    """
+    plan = report.plan
+    if plan is None or not plan.rungs:
+        return report
+    findings = [_with_rungs(finding, plan) for finding in report.findings]
+    return changed(report, findings=weighed(findings, report.replayed_step))
+
+
+def _with_rungs(finding: Finding, plan: Plan) -> Finding:
+    rungs = [
+        rung
+        for axis in _AXES.get(finding.rule, ())
+        for rung in plan.rungs
+        if rung.axis == axis and (axis != "loader" or is_of_workers(rung))
+    ]
+    if not rungs or (finding.tried is not None and finding.tried.variants):
+        return finding
+    tried = [rung for rung in rungs if rung.step_ns]
+    if not tried:
+        why_not = f"{rungs[0].setting}: {rungs[0].note}"
+        return replace(finding, tried=finding.tried or Tried(plan.what, why_not=why_not))
+    now = Variant("as it is", plan.step_ns, plan.step_ns, plan.step_ns)
+    variants = (_variant(rung, plan.step_ns) for rung in tried)
+    return replace(finding, tried=Tried(plan.what, (now, *variants)))
+
+
+def _variant(rung: Rung, step_ns: int) -> Variant:
+    """Return what a step saves with a setting, beside the step as it is."""
+    verdict: Verdict = "undecided" if rung.verdict == "not tried" else rung.verdict
+    middle = rung.saves_ns
+    low = rung.before_ns - rung.high_ns if rung.high_ns else middle
+    high = rung.before_ns - rung.low_ns if rung.low_ns else middle
+    notes = (rung.note, f"on top of {' and '.join(rung.on)}" if rung.on else "")
+    note = "; ".join(filter(None, notes))
+    takes, least, most = (max(0, step_ns - saves) for saves in (middle, high, low))
+    return Variant(rung.setting, takes, least, most, middle, low, high, verdict, note)
