@@ -194,32 +194,35 @@ def _match(
     Returns:
         The operators; and where there is none although the forward was recorded.
     """
-    start = spans.start[nodes]
-    position = _exact(operators, sequence, start)
+    run = passes.of_span[nodes]
+    position = _exact(operators, sequence, spans.start[nodes])
     exact = position >= 0
-    missing = np.flatnonzero(~exact)
-    if len(missing):
-        run = passes.of_span[nodes]
-        used_numbers = set(zip(run[exact].tolist(), sequence[exact].tolist(), strict=True))
-        for node in missing.tolist():
-            number, began = int(sequence[node]), int(start[node])
-            position[node] = _floor(operators, number, began, int(run[node]), passes, used_numbers)
+    missing = np.flatnonzero(~exact).tolist()
+    numbers = zip(run[exact].tolist(), sequence[exact].tolist(), strict=True)
+    used_numbers = set(numbers) if missing else set()
+    for node in missing:
+        number, start = int(sequence[node]), int(spans.start[nodes[node]])
+        position[node] = _floor(operators, number, start, int(run[node]), passes, used_numbers)
     operator = take(operators.index, position)
+
+    # What made a node unseen ran between two operators, of which the first may not be its maker.
     suspect = makers.doubtful[nodes]
     doubtful = np.flatnonzero((position >= 0) & suspect)
     if len(doubtful):
-        above = np.searchsorted(operators.sequence, sequence[doubtful], side="right")
-        late = np.append(operators.start, FAR)[above] >= start[doubtful]
-        making = Making(
-            node=nodes[doubtful],
-            before=operator[doubtful],
-            after=np.where(late, NOTHING, np.append(operators.index, NOTHING)[above]),
-            exact=exact[doubtful],
-        )
+        after = _operator_after(operators, nodes[doubtful], sequence[doubtful], spans)
+        making = Making(nodes[doubtful], operator[doubtful], after, exact[doubtful])
         operator[doubtful] = makers.find(thread, making)
+
     # The forward of a pass was recorded if that of any of its nodes was.
-    recorded = (position >= 0) | is_in(passes.of_span[nodes], passes.of_span[nodes[exact]])
+    recorded = (position >= 0) | is_in(run, run[exact])
     return operator, suspect & recorded & (operator < 0) & (spans.marked[nodes] < 0)
+
+
+def _operator_after(operators: _Operators, nodes: Ints, sequence: Ints, spans: Spans) -> Ints:
+    """Return the first operator above each node's number, if it starts before the node."""
+    above = np.searchsorted(operators.sequence, sequence, side="right")
+    is_late = np.append(operators.start, FAR)[above] >= spans.start[nodes]
+    return np.where(is_late, NOTHING, np.append(operators.index, NOTHING)[above])
 
 
 def _floor(
@@ -236,20 +239,23 @@ def _floor(
     trace shows that the node's number was taken during recorded forward work. Otherwise the node's
     own forward is not in the trace, and the greatest number below belongs to another step.
     """
-    position = int(np.searchsorted(operators.sequence, number, side="left")) - 1
-    position = operators.before(position, start)
+    below = int(np.searchsorted(operators.sequence, number, side="left")) - 1
+    position = operators.before(below, start)
     if position < 0:
         return NOTHING
     floor, began = int(operators.sequence[position]), int(operators.start[position])
+
+    # Recorded work took a number above it before the node, or another node of the pass has it.
     above = int(np.searchsorted(operators.sequence, number, side="right"))
-    if above < len(operators.start) and operators.start[above] < start:
+    is_passed = above < len(operators.start) and bool(operators.start[above] < start)
+    if is_passed or (run, floor) in used_numbers:
         return position
-    if (run, floor) in used_numbers:
-        return position
-    own = int(passes.start[run]) if run >= 0 else start
-    since = int(np.searchsorted(passes.start, began, side="right"))
-    pass_since = since < len(passes.start) and bool(passes.start[since] < own)
-    return position if number - floor <= _NEAR and not pass_since else NOTHING
+
+    # Else the number must be near, and no other pass may have begun since.
+    own_start = int(passes.start[run]) if run >= 0 else start
+    following = int(np.searchsorted(passes.start, began, side="right"))
+    has_pass_since = following < len(passes.start) and bool(passes.start[following] < own_start)
+    return position if number - floor <= _NEAR and not has_pass_since else NOTHING
 
 
 def _feeders(spans: Spans, passes: Ints) -> Ints:

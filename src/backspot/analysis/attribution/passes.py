@@ -197,25 +197,25 @@ def _last_operated(
     """
     count = len(host)
     last_root = np.full(count, NOTHING, np.int64)
-    times = [
-        (thread, between[thread]) for thread in distinct(merged(host, built)) if thread in between
-    ]
-    if not times:
+    threads = [thread for thread in distinct(merged(host, built)) if thread in between]
+    if not threads:
         return last_root
-    thread = np.repeat(
-        [thread for thread, _ in times], [len(thread_times) for _, thread_times in times]
-    )
-    time = np.concatenate([thread_times for _, thread_times in times])
-    root = np.searchsorted(ended, time, side="right")
-    in_gap = (root > 0) & (root < count)
-    in_gap[in_gap] = time[in_gap] < start[root[in_gap]]
-    thread, root = thread[in_gap], root[in_gap]
+    time = np.concatenate([between[thread] for thread in threads])
+    thread = np.repeat(threads, [len(between[thread]) for thread in threads])
+
+    # The operators that start in a gap: after all roots before have ended, and before the next.
+    next_root = np.searchsorted(ended, time, side="right")
+    in_gap = (next_root > 0) & (next_root < count)
+    in_gap[in_gap] = time[in_gap] < start[next_root[in_gap]]
+    thread, next_root = thread[in_gap], next_root[in_gap]
+
+    # Thread and root make one key: the latest key up to an operator's own is the last such root.
     roots = np.arange(count)
-    involved = merged(host * count + roots, built * count + roots)
-    wanted = thread * count + root
-    latest = involved[np.searchsorted(involved, wanted, side="right") - 1]
-    same = (latest // count == thread) & (latest <= wanted)
-    np.maximum.at(last_root, root[same], latest[same] % count)
+    keys = merged(host * count + roots, built * count + roots)
+    wanted = thread * count + next_root
+    latest = keys[np.searchsorted(keys, wanted, side="right") - 1]
+    exists = (latest // count == thread) & (latest <= wanted)
+    np.maximum.at(last_root, next_root[exists], latest[exists] % count)
     return last_root
 
 
@@ -232,19 +232,24 @@ def _rises(origin: Ints, number: Ints) -> tuple[Mask, Ints, Ints]:
         and the last root before that has a number and is of another logical thread than that one.
     """
     numbered_roots = np.flatnonzero(number >= 0)
+    count = len(numbered_roots)
+
+    # On each logical thread, a number beside the one before.
     by_origin = numbered_roots[np.argsort(origin[numbered_roots], kind="stable")]
-    root_before, next_ = by_origin[:-1], by_origin[1:]
+    before, after = by_origin[:-1], by_origin[1:]
     rises = np.zeros(len(origin), bool)
-    rises[next_] = (origin[root_before] == origin[next_]) & (number[next_] >= number[root_before])
-    changes = np.append(True, origin[numbered_roots[1:]] != origin[numbered_roots[:-1]])[
-        : len(numbered_roots)
-    ]
-    began = np.maximum.accumulate(np.where(changes, np.arange(len(numbered_roots)), 0))
-    others = take(numbered_roots, began - 1)  # the last of the logical thread before
-    before = np.searchsorted(numbered_roots, np.arange(len(origin))) - 1
-    last = take(numbered_roots, before)
-    same = (last >= 0) & (take(origin, last) == origin)
-    return rises, np.where(same, last, NOTHING), take(others, before)
+    rises[after] = (origin[before] == origin[after]) & (number[after] >= number[before])
+
+    # Of runs of one logical thread, the root before a run is the last of another thread.
+    switches = origin[numbered_roots[1:]] != origin[numbered_roots[:-1]]
+    begins_run = np.append(True, switches)[:count]
+    beginning = np.maximum.accumulate(np.where(begins_run, np.arange(count), 0))
+    last_of_others = take(numbered_roots, beginning - 1)
+
+    last_position = np.searchsorted(numbered_roots, np.arange(len(origin))) - 1
+    last = take(numbered_roots, last_position)
+    is_same = (last >= 0) & (take(origin, last) == origin)
+    return rises, np.where(is_same, last, NOTHING), take(last_of_others, last_position)
 
 
 def _with_callbacks(
