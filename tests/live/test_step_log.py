@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from backspot.live import discovery  # noqa: E402
-from backspot.live.recorder import Plan  # noqa: E402
+from backspot.live.recorder import Schedule  # noqa: E402
 from backspot.live.running import Observer  # noqa: E402
 from backspot.live.step_log import StepLog  # noqa: E402
 from backspot.live.torch_internals.process import hook_steps  # noqa: E402
@@ -195,7 +195,9 @@ def test_a_search_for_what_updates_the_parameters_is_no_part_of_a_step(monkeypat
 
     monkeypatch.setattr(discovery, "other_optimizers", long_search)
     model = nn.Linear(4, 1)
-    observer = Observer(Plan(warmup=5, steps=8, waits=False), found.append, print, lambda _: None)
+    observer = Observer(
+        Schedule(warmup=5, steps=8, waits=False), found.append, print, lambda _: None
+    )
     observer.begin()
     try:
         for _ in range(40):

@@ -20,7 +20,7 @@ import sys, threading, torch
 from concurrent.futures import ThreadPoolExecutor
 from torch import nn
 import torch.autograd.profiler as profiler
-from backspot.live.recorder import Plan
+from backspot.live.recorder import Schedule
 from backspot.live.running import Observer
 
 torch.set_num_threads(1)
@@ -91,7 +91,7 @@ def prefetching():
 clean = nn.Module.__call__, sys.getrecursionlimit(), torch.Tensor.backward, False
 for number in range(ROUNDS):
     found, said = [], []
-    observer = Observer(Plan(warmup=1, steps=2), found.append, said.append, lambda _: None)
+    observer = Observer(Schedule(warmup=1, steps=2), found.append, said.append, lambda _: None)
     observer.begin()
     WAY()
     observer.recorder.end()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from backspot.live.plan.loader import numbers_of
-from backspot.live.plan.pace import IF_READY, BesideLoader, Pace, Trial
+from backspot.live.plan.pace import IF_READY, BesideLoader, LoaderPace, WorkersTrial
 from backspot.results.plan import Rung
 
 MS = 1_000_000
@@ -31,7 +31,7 @@ LADDER = [rung("bf16", 40, 30), rung("channels_last", 30, 15, "bf16")]
 FASTER = replace(rung("num_workers=8", 40, 20), axis="loader")
 
 
-def beside(waits_ms: float, pace: Pace | None) -> BesideLoader:
+def beside(waits_ms: float, pace: LoaderPace | None) -> BesideLoader:
     return BesideLoader(AS_IT_IS, waits_ms * MS, pace)
 
 
@@ -41,7 +41,7 @@ def test_a_step_that_never_waits_keeps_its_ladder():
 
 
 def test_no_setting_of_the_model_makes_a_step_shorter_than_its_next_batch():
-    late = Pace("num_workers=2", AS_IT_IS)
+    late = LoaderPace("num_workers=2", AS_IT_IS)
     found, others = beside(10, late).rungs(LADDER, [], None, late)
     assert not found
     assert times(others) == [("bf16", 40, 40), ("channels_last", 40, 40)]
@@ -50,7 +50,7 @@ def test_no_setting_of_the_model_makes_a_step_shorter_than_its_next_batch():
 
 
 def test_more_workers_come_first_where_the_loader_is_late_already():
-    late, faster = Pace("num_workers=2", AS_IT_IS), Pace("num_workers=8", 12 * MS)
+    late, faster = LoaderPace("num_workers=2", AS_IT_IS), LoaderPace("num_workers=8", 12 * MS)
     found, others = beside(10, late).rungs(LADDER, [], FASTER, faster)
     assert times(found) == [
         ("num_workers=8", 40, 20),
@@ -62,7 +62,7 @@ def test_more_workers_come_first_where_the_loader_is_late_already():
 
 
 def test_more_workers_come_once_faster_settings_wait_for_the_loader():
-    slow, faster = Pace("num_workers=2", 25 * MS), Pace("num_workers=8", 5 * MS)
+    slow, faster = LoaderPace("num_workers=2", 25 * MS), LoaderPace("num_workers=8", 5 * MS)
     found, _ = beside(0, slow).rungs(LADDER, [], FASTER, faster)
     assert [one.setting for one in found] == ["bf16", "channels_last", "num_workers=8"]
     assert found[1].step_ns == 25 * MS
@@ -70,15 +70,15 @@ def test_more_workers_come_once_faster_settings_wait_for_the_loader():
 
 
 def test_loading_in_the_process_itself_adds_to_each_step():
-    alone = Pace.of_wait(0, 10 * MS, 30 * MS, 10 * MS, 8)
+    alone = LoaderPace.of_wait(0, 10 * MS, 30 * MS, 10 * MS, 8)
     found, others = beside(10, alone).rungs(LADDER, [], None, alone)
     assert times(found) == times(LADDER)
     assert not others
 
 
 def test_handing_a_batch_over_is_no_limit_of_the_loader():
-    late = Pace.of_wait(2, 5 * MS, 30 * MS, 80 * MS, 8)
-    handover = Pace.of_wait(2, 5 * MS, 30 * MS, 8 * MS, 8)
+    late = LoaderPace.of_wait(2, 5 * MS, 30 * MS, 80 * MS, 8)
+    handover = LoaderPace.of_wait(2, 5 * MS, 30 * MS, 8 * MS, 8)
     assert late.is_late(30 * MS)
     assert not handover.is_late(30 * MS)
     assert (late.step(15 * MS), handover.step(15 * MS)) == (35 * MS, 20 * MS)
@@ -87,13 +87,16 @@ def test_handing_a_batch_over_is_no_limit_of_the_loader():
 
 
 def test_what_is_known_of_a_setting_stays_beside_that_it_waits_for_a_loader():
-    late, noted = Pace("num_workers=2", AS_IT_IS), replace(LADDER[0], note="the loss was not tried")
+    late, noted = (
+        LoaderPace("num_workers=2", AS_IT_IS),
+        replace(LADDER[0], note="the loss was not tried"),
+    )
     _, others = beside(10, late).rungs([noted], [], None, late)
     assert others[0].note == f"the loss was not tried; 30.0 → 20.0 ms {IF_READY}"
 
 
 def test_a_setting_that_is_too_close_to_tell_stays_so_beside_a_loader():
-    late, open_ = Pace("num_workers=2", AS_IT_IS), replace(LADDER[0], verdict="undecided")
+    late, open_ = LoaderPace("num_workers=2", AS_IT_IS), replace(LADDER[0], verdict="undecided")
     _, others = beside(10, late).rungs([], [replace(open_, kept=False)], None, late)
     assert others[0].verdict == "undecided"
 
@@ -114,10 +117,10 @@ SOME_WAITS = st.dictionaries(st.integers(0, 16), A_TIME, min_size=1, max_size=4)
 
 def paces_of(waits, now, fastest, slower, waits_ms, loads, cores):
     """The trial ran beside the fastest step; the real one computes as long, or longer."""
-    trial, real_waits = Trial(waits, fastest, loads, cores), waits_ms * MS
+    trial, real_waits = WorkersTrial(waits, fastest, loads, cores), waits_ms * MS
     step = fastest + slower + real_waits
     if trial.misses(now, step, real_waits):
-        return {}, Pace.of_step(now, step, real_waits, trial)
+        return {}, LoaderPace.of_step(now, step, real_waits, trial)
     found = trial.paces(now, step, real_waits)
     return found, found[f"num_workers={now}"]
 
@@ -151,7 +154,7 @@ def test_no_number_of_workers_saves_more_of_a_step_than_in_its_trial(waits, comp
 
 @pytest.mark.parametrize("now", [0, 2, 8])
 def test_a_wait_that_a_trial_does_not_show_is_not_judged_by_it(now):
-    cached = Trial({now: 1 * MS, 4: 0.5 * MS}, 70 * MS, 10 * MS, 16)
+    cached = WorkersTrial({now: 1 * MS, 4: 0.5 * MS}, 70 * MS, 10 * MS, 16)
     assert cached.misses(now, 100 * MS, 30 * MS).endswith("1.0 ms of 30.0 ms")
     assert cached.misses(now, 100 * MS, 1 * MS) == ""
     like_it = replace(cached, waits={now: 28 * MS, 4: 0.5 * MS})
@@ -159,7 +162,7 @@ def test_a_wait_that_a_trial_does_not_show_is_not_judged_by_it(now):
 
 
 def test_workers_that_a_trial_shows_to_keep_up_make_a_late_step_shorter():
-    trial = Trial({2: 10 * MS, 8: 0.5 * MS}, 30 * MS, 80 * MS, 16)
+    trial = WorkersTrial({2: 10 * MS, 8: 0.5 * MS}, 30 * MS, 80 * MS, 16)
     found = trial.paces(2, 40 * MS, 10 * MS)
     assert found["num_workers=2"].step(30 * MS) == 40 * MS
     assert found["num_workers=8"].step(30 * MS) == 30.5 * MS

@@ -314,7 +314,7 @@ class _Observation:
             from backspot.live.acts import records_of
             from backspot.live.out_of_memory import OutOfMemoryWatch
             from backspot.live.parts import ASKING, FURTHER, acts_of, load_joint
-            from backspot.live.recorder import Plan
+            from backspot.live.recorder import Schedule
             from backspot.live.running import Observer
             from backspot.live.saving import save  # noqa: F401 - with all that a delivery needs
             from backspot.live.termination import Termination
@@ -334,7 +334,7 @@ class _Observation:
             return
         args = self._args
         warmup = args.warmup if args.at is None else max(args.at - args.steps - 2, 0)
-        plan = Plan(
+        schedule = Schedule(
             warmup=warmup,
             steps=args.steps,
             every=args.every,
@@ -349,15 +349,15 @@ class _Observation:
             and (self.process.is_child or _is_rank_0()),
             log=args.log,
         )
-        if args.at is not None and args.at < plan.first_step and _is_rank_0():
+        if args.at is not None and args.at < schedule.first_step and _is_rank_0():
             complain(
-                f"--at {args.at}: records from step {plan.first_step} on, as some steps come "
+                f"--at {args.at}: records from step {schedule.first_step} on, as some steps come "
                 "before for timing and preparation; a smaller --steps makes it earlier"
             )
-        self._observer = Observer(plan, self._deliver, self._complain, self._stepped)
+        self._observer = Observer(schedule, self._deliver, self._complain, self._stepped)
         self._observer.recorder.log.each_minute = self._save_training
         self._termination = Termination(self._save_training)
-        self._out_of_memory = OutOfMemoryWatch(history="profile_memory" in plan.records)
+        self._out_of_memory = OutOfMemoryWatch(history="profile_memory" in schedule.records)
         self._out_of_memory.begin()
         self._observer.begin()
 
@@ -423,7 +423,7 @@ class _Observation:
         elif not self.process.is_first:
             return
         elif recorder.reports > before and self._recorded:
-            fitting = None if error or before else recorder.plan.fitting(recorder.in_one_go)
+            fitting = None if error or before else recorder.schedule.fitting(recorder.in_one_go)
             more = fitting and fitting[1] > self._recorded
             how = f"; for more of them: {self._command(*fitting)}" if fitting and more else ""
             complain(

@@ -14,7 +14,7 @@ from backspot.checks import check_flag, check_whole
 from backspot.formatting import visible
 from backspot.interrupts import contained, pass_on
 from backspot.live.ranks import rank_and_ranks
-from backspot.live.recorder import Models, Plan, Recorded, Recorder
+from backspot.live.recorder import Models, Recorded, Recorder, Schedule
 from backspot.live.saving import Saved, save
 from backspot.progress import is_terminal
 from backspot.render.markdown import to_markdown
@@ -58,10 +58,10 @@ class Written:
         return to_markdown(self.report).decode()
 
 
-def plan_of(
+def schedule_of(
     warmup: int, steps: int, every: int | None, depth: int | None, compiled: bool, stacks: bool
-) -> Plan:
-    """Return the plan that the arguments of a callback ask for.
+) -> Schedule:
+    """Return the schedule that the arguments of a callback ask for.
 
     Raises:
         UsageError: If an argument is invalid.
@@ -72,7 +72,7 @@ def plan_of(
     check_whole("depth", depth, 0, "None")
     check_flag("compiled", compiled)
     check_flag("stacks", stacks)
-    return Plan(warmup, steps, every, depth=depth, compiled=compiled, stacks=stacks)
+    return Schedule(warmup, steps, every, depth=depth, compiled=compiled, stacks=stacks)
 
 
 class RecordsSteps:
@@ -90,7 +90,7 @@ class RecordsSteps:
         folder: str | os.PathLike[str] | None = None,
     ) -> None:
         super().__init__()
-        self._plan = plan_of(warmup, steps, every, depth, compiled, stacks)
+        self._schedule = schedule_of(warmup, steps, every, depth, compiled, stacks)
         self._folder = folder
         self._recorder: Recorder | None = None
         self._complete: Callable[[Training | None], None] = _nothing
@@ -136,7 +136,7 @@ class RecordsSteps:
             if completed is not None and steps is not None:
                 _say_first(training_line(steps))
 
-        self._recorder = Recorder(self._plan, Models({"": model}), deliver, _say_first)
+        self._recorder = Recorder(self._schedule, Models({"": model}), deliver, _say_first)
         self._recorder.watch()
 
     def _step_ended(self) -> None:

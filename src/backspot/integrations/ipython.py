@@ -13,7 +13,7 @@ from IPython.core.error import UsageError as WrongLine
 from IPython.display import HTML, display
 
 from backspot.errors import BackspotError
-from backspot.integrations._trainer import plan_of, say
+from backspot.integrations._trainer import say, schedule_of
 from backspot.live.recorder import Recorded
 from backspot.live.running import Observer
 from backspot.live.saving import save
@@ -57,7 +57,7 @@ class CellMagic:
         try:
             if args.output is not None:
                 check_folder(args.output, "-o")
-            plan = plan_of(args.warmup, args.steps, None, args.depth, args.compiled, False)
+            schedule = schedule_of(args.warmup, args.steps, None, args.depth, args.compiled, False)
         except BackspotError as error:
             raise WrongLine(str(error)) from None
         stack = ExitStack()
@@ -83,9 +83,12 @@ class CellMagic:
 
         gc.collect()  # optimizers of earlier cells would be waited for
         with stack:
-            bar = stack.enter_context(Progress("recording", "steps", total=plan.needed))
+            bar = stack.enter_context(Progress("recording", "steps", total=schedule.needed))
             observer = Observer(
-                plan, deliver, say, lambda step: bar.update(min(step, plan.needed), plan.needed)
+                schedule,
+                deliver,
+                say,
+                lambda step: bar.update(min(step, schedule.needed), schedule.needed),
             )
             observer.begin()
             try:

@@ -64,7 +64,7 @@ _BEFORE_EARLY = 2
 
 
 @dataclass(frozen=True)
-class Plan:
+class Schedule:
     """When to record.
 
     Attributes:
@@ -125,8 +125,8 @@ class Plan:
         """Return the ``warmup`` and ``steps`` of a complete report of so few steps, if any fit."""
         after_times = self.needed - max(self.warmup, 1) - 2 * self.steps - 1
         room = steps - 1 - after_times
-        warmup = min(max(room // 5, 1), Plan.warmup)
-        fits = min((room - warmup) // 2, Plan.steps)
+        warmup = min(max(room // 5, 1), Schedule.warmup)
+        fits = min((room - warmup) // 2, Schedule.steps)
         return (warmup, fits) if fits > 0 else None
 
 
@@ -142,7 +142,7 @@ class Recorded:
             was first, and so perhaps on this rank only.
         in_detail: the profiler that recorded stacks, shapes and the like in later steps, if any.
         is_early: whether these are steps of the warm-up, as the training ended soon after.
-        live: what still lives of the training; ``None`` if the plan does not keep it, or several
+        live: what still lives of the training; ``None`` if that is not kept, or several
             threads train.
         threads: in how many threads the training takes steps; these are of one.
         training: all steps so far; ``None`` if they are not noted.
@@ -300,7 +300,7 @@ class Recorder:
 
     def __init__(
         self,
-        plan: Plan,
+        schedule: Schedule,
         models: Models,
         deliver: Callable[[Recorded], Rest | None],
         say: Callable[[str], None],
@@ -314,7 +314,7 @@ class Recorder:
         self._waited_for = ""
         self._cut_short = ""  # the script's exception that came last while something was under way
         self._counts_all = True
-        self.plan = plan
+        self.schedule = schedule
         self._search = models
         self._deliver = deliver
         self._rest: Rest | None = None
@@ -324,7 +324,7 @@ class Recorder:
         self._gave_up = False
         self._early: Recorded | None = None
         self._process = process_number()
-        self._due: int | None = plan.warmup
+        self._due: int | None = schedule.warmup
         self._next_due: int | None = None
         self._watches = False
         self._counts: Counter[int] = Counter()
@@ -367,10 +367,10 @@ class Recorder:
 
         A training compiles its code in its first steps, long before there are labels.
         """
-        if self.plan.compiled and not self._watches:
+        if self.schedule.compiled and not self._watches:
             self._watches = True
             compiled_book.watch()
-        if self.plan.log:
+        if self.schedule.log:
             self.log.begin()
 
     def leave_copy(self) -> bool:
@@ -463,7 +463,7 @@ class Recorder:
             self.log.set_aside(time.perf_counter_ns() - begin)
             if self._measurement is None and self._rest is None:
                 self.log.resume()
-        if self.plan.ends and self.reports > reports:
+        if self.schedule.ends and self.reports > reports:
             raise SystemExit(0)
 
     def _move(self, action: Callable[[], None]) -> None:
@@ -513,7 +513,7 @@ class Recorder:
 
     def _may_be_early(self, steps: int) -> bool:
         is_first = self.reports == 0 and self._early is None and not self._requested
-        return is_first and 0 < steps <= self.plan.last_early_start
+        return is_first and 0 < steps <= self.schedule.last_early_start
 
     def _begin(self) -> None:
         """Begin a recording of this thread's steps: the one that is due, or else an early one."""
@@ -548,10 +548,10 @@ class Recorder:
 
     def _stages(self, steps: int) -> Sequence[Stage]:
         """What the recording goes through; an early one has a few steps before the warm-up ends."""
-        labelled = Labelled(self._find, self.plan.depth, self.plan.compiled, lenient=True)
+        labelled = Labelled(self._find, self.schedule.depth, self.schedule.compiled, lenient=True)
         if not self._is_early:
-            return self.plan.stages(labelled)
-        most = self.plan.warmup - steps - _BEFORE_EARLY
+            return self.schedule.stages(labelled)
+        most = self.schedule.warmup - steps - _BEFORE_EARLY
         return LeftAlone(1), labelled, Profiled(TIMES, min(_EARLY_STEPS, most))
 
     def _find(self) -> Mapping[str, torch.nn.Module]:
@@ -561,10 +561,10 @@ class Recorder:
 
     def _waits(self) -> bool:
         """Whether to wait for an optimizer's first step, or for the queue of a loader."""
-        if self.reports or self._requested or not self.plan.waits:
+        if self.reports or self._requested or not self.schedule.waits:
             return False
         # A generator's first step may come late.
-        if self._waited < self.plan.longest_wait and not self._search.are_known():
+        if self._waited < self.schedule.longest_wait and not self._search.are_known():
             self._waited_for = "an optimizer that took no step"
             return True
         if self.log.is_on and not self.log.is_level:
@@ -574,7 +574,7 @@ class Recorder:
 
     def _is_free(self) -> bool:
         """Whether the script's own profilers leave room for a recording."""
-        ahead = range(self.plan.needed - self.plan.warmup + 1)
+        ahead = range(self.schedule.needed - self.schedule.warmup + 1)
         return not is_recording() and not any(
             _is_due(profiler, ahead) for profiler in discovery.profilers()
         )
@@ -637,12 +637,12 @@ class Recorder:
     def _go_back_to_counting(self) -> None:
         due = self._next_due
         self._thread = 0
-        if self.plan.every is None or self.plan.ends:
+        if self.schedule.every is None or self.schedule.ends:
             if self._due is None:  # else a report was asked for meanwhile
                 self._end_counting()
         elif due is not None:
             while due <= self.steps:
-                due += self.plan.every
+                due += self.schedule.every
             self._due = due
 
     def _so_far(self) -> Recorded | None:
@@ -682,7 +682,7 @@ class Recorder:
 
     def _live(self) -> Living | None:
         """What still lives; not beside other threads that train, whose modes a part might set."""
-        if not self.plan.keeps_live or self._is_early or len(self._counts) != 1:
+        if not self.schedule.keeps_live or self._is_early or len(self._counts) != 1:
             return None
         assert self._measurement is not None  # noqa: S101 - for type checkers
         loader = loaders.newest(discovery.only_loader())
@@ -701,7 +701,7 @@ class Recorder:
         self._go_back_to_counting()
 
     def _go_on_with_rest(self) -> None:
-        interval = self.plan.every
+        interval = self.schedule.every
         is_due = interval is not None and self.steps + 1 >= (self._next_due or 0) + interval
         self._deliver_rest(now=is_due or self._requested)
         if self._rest is None:
@@ -781,11 +781,11 @@ class Recorder:
             return ""
         if self._said:
             return f"no report: {self._said[-1]}"
-        least = self.plan.last_early_start and 1 + _BEFORE_EARLY + 1
+        least = self.schedule.last_early_start and 1 + _BEFORE_EARLY + 1
         # With as many, an optimizer's first step came too late for an early recording.
-        needed = least if self.in_one_go < least else self.plan.first_step + self._waited
+        needed = least if self.in_one_go < least else self.schedule.first_step + self._waited
         waited = f" ({self._waited} of them for {self._waited_for})"
-        fitting = self.plan.fitting(self.in_one_go - self._waited)
+        fitting = self.schedule.fitting(self.in_one_go - self._waited)
         return (
             f"no report: {ending} after {self.steps_said}, and a report "
             f"needs {needed}{waited if self._waited else ''}"

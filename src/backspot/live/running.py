@@ -24,7 +24,7 @@ from backspot.interrupts import pass_on
 from backspot.live import discovery
 from backspot.live.acts import Rest
 from backspot.live.host_marks import counts_calls
-from backspot.live.recorder import Models, Plan, Recorded, Recorder
+from backspot.live.recorder import Models, Recorded, Recorder, Schedule
 from backspot.live.torch_internals import autograd
 from backspot.live.torch_internals.engine import others_run_backward, outermost_call, watch_backward
 from backspot.live.torch_internals.lookup import Turn
@@ -208,7 +208,7 @@ class Observer:
 
     def __init__(
         self,
-        plan: Plan,
+        schedule: Schedule,
         deliver: Callable[[Recorded], Rest | None],
         say: Callable[[str], None],
         stepped: Callable[[int], None],
@@ -216,7 +216,7 @@ class Observer:
         self._stepped = stepped
         self._optimizers = _Stepped()
         self._models = _FoundModels(self._optimizers, say)
-        self.recorder = Recorder(plan, self._models, deliver, say, self._end_counting)
+        self.recorder = Recorder(schedule, self._models, deliver, say, self._end_counting)
         self._cycles: defaultdict[int, Cycle] = defaultdict(Cycle)  # by thread
         # The first parameters of optimizers, by id, each with what no other one has.
         self._first: dict[int, tuple[TensorRef, object]] = {}

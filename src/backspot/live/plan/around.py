@@ -10,7 +10,7 @@ from backspot.formatting import duration
 from backspot.live.acts import Living
 from backspot.live.plan.comparing import predicted
 from backspot.live.plan.loader import LATEST_S, cores, workers
-from backspot.live.plan.pace import BesideLoader, Pace, Trial
+from backspot.live.plan.pace import BesideLoader, LoaderPace, WorkersTrial
 from backspot.live.plan.settings import AS_IT_IS
 from backspot.live.ranks import rank_and_ranks
 from backspot.live.torch_internals.batches import Loading
@@ -129,10 +129,10 @@ class Around:
         fastest = self._computes(ladder)
         trial = None if tried is None else _trial(*tried, fastest)
         pace = None
-        paces: Mapping[str, Pace] = {}
+        paces: Mapping[str, LoaderPace] = {}
         if self._loading is not None:
             now = self._loading.workers
-            pace = Pace.of_step(now, step, waits, trial)
+            pace = LoaderPace.of_step(now, step, waits, trial)
             if trial is not None and not (why_not := trial.misses(now, step, waits)):
                 paces = trial.paces(now, step, waits)
         beside = BesideLoader(step, waits, pace)
@@ -194,13 +194,15 @@ def on_graphs(report: Report) -> str:
     return f"{reason}; by a replay of the step as it is, at most {duration(saves)} less"
 
 
-def _trial(tried: Tried, loads: float, computes: int) -> Trial:
+def _trial(tried: Tried, loads: float, computes: int) -> WorkersTrial:
     """Return what was tried by the numbers of workers, beside a step that computes for so long."""
     waits = {int(one.name.partition("=")[2]): one.ns for one in tried.variants}
-    return Trial(waits, computes, loads, cores())
+    return WorkersTrial(waits, computes, loads, cores())
 
 
-def _of_loader(rung: Rung, tried: Variant, now: Pace | None, pace: Pace, computes: float) -> Rung:
+def _of_loader(
+    rung: Rung, tried: Variant, now: LoaderPace | None, pace: LoaderPace, computes: float
+) -> Rung:
     """Return the rung of another number of workers, beside a step that computes for so long."""
     if now is None or (tried.note and not tried.ns):
         return replace(rung, note=tried.note)
@@ -211,7 +213,7 @@ def _of_loader(rung: Rung, tried: Variant, now: Pace | None, pace: Pace, compute
     return predicted(rung, before, (saves, saves - less, saves + more))
 
 
-def _fewest(rungs: Sequence[Rung], paces: Mapping[str, Pace], computes: float) -> Rung | None:
+def _fewest(rungs: Sequence[Rung], paces: Mapping[str, LoaderPace], computes: float) -> Rung | None:
     """Return the first of the rungs of a loader that are about as fast as the fastest."""
     steps = [paces[one.setting].step(computes) for one in rungs]
     fast = (one for one, ns in zip(rungs, steps, strict=True) if ns <= (1 + _ALIKE) * min(steps))

@@ -24,7 +24,7 @@ what handing over a batch takes, which a faster model leaves as it is."""
 
 
 @dataclass(frozen=True)
-class Pace:
+class LoaderPace:
     """How fast a loader delivers.
 
     Attributes:
@@ -38,7 +38,9 @@ class Pace:
     beside: float = 0.0
 
     @classmethod
-    def of_wait(cls, workers: int, waits: float, computes: float, loads: float, cores: int) -> Pace:
+    def of_wait(
+        cls, workers: int, waits: float, computes: float, loads: float, cores: int
+    ) -> LoaderPace:
         """Return the pace of which a wait is known, beside a step that computes for so long.
 
         Args:
@@ -57,7 +59,9 @@ class Pace:
         return cls(name, min(needs, computes), waits)
 
     @classmethod
-    def of_step(cls, workers: int, step: float, waits: float, trial: Trial | None) -> Pace | None:
+    def of_step(
+        cls, workers: int, step: float, waits: float, trial: WorkersTrial | None
+    ) -> LoaderPace | None:
         """Return the pace that real steps show; ``None`` where that is not known.
 
         Args:
@@ -87,7 +91,7 @@ class Pace:
 
 
 @dataclass(frozen=True)
-class Trial:
+class WorkersTrial:
     """What numbers of workers let a step wait that computes for so long, in nanoseconds.
 
     The trial is not the training: files that were just read come from memory, and nothing is put
@@ -105,10 +109,10 @@ class Trial:
     loads: float
     cores: int
 
-    def pace(self, workers: int) -> Pace:
+    def pace(self, workers: int) -> LoaderPace:
         """Return the pace of a number of workers as the trial by itself says."""
         waits = self.waits[workers]
-        return Pace.of_wait(workers, waits, self.computes, self.loads, self.cores)
+        return LoaderPace.of_wait(workers, waits, self.computes, self.loads, self.cores)
 
     def misses(self, workers: int, step: float, waits: float) -> str:
         """Return why the trial says nothing of what real steps wait for; ``""`` if it does.
@@ -118,7 +122,7 @@ class Trial:
             step: how long a real step takes.
             waits: for how long of it a batch is not there.
         """
-        real = Pace.of_wait(workers, waits, step - waits, self.loads, self.cores)
+        real = LoaderPace.of_wait(workers, waits, step - waits, self.loads, self.cores)
         is_late = real.ns > step - waits
         expected = real.ns - self.computes if is_late else waits
         is_late_here = self.pace(workers).ns > self.computes
@@ -130,7 +134,7 @@ class Trial:
             f"{duration(round(self.waits[workers]))} of {duration(round(expected))}"
         )
 
-    def paces(self, workers: int, step: float, waits: float) -> dict[str, Pace]:
+    def paces(self, workers: int, step: float, waits: float) -> dict[str, LoaderPace]:
         """Return the pace of each number of workers beside real steps, by its name.
 
         None saves more of a real step than it saves in the trial, whatever the step computes.
@@ -140,7 +144,7 @@ class Trial:
             step: how long a real step takes.
             waits: for how long of it a batch is not there.
         """
-        real = Pace.of_step(workers, step, waits, self)
+        real = LoaderPace.of_step(workers, step, waits, self)
         found = {workers: real or self.pace(workers)}
         now = found[workers]
         for number in self.waits.keys() - {workers}:
@@ -164,7 +168,7 @@ class BesideLoader:
 
     step: float
     waits: float
-    pace: Pace | None
+    pace: LoaderPace | None
 
     def computes(self, step_ns: float) -> float:
         """Return what a step computes that waits as the step as it is."""
@@ -178,7 +182,7 @@ class BesideLoader:
                 return number
         return len(ladder)
 
-    def paced(self, rung: Rung, pace: Pace | None, on: tuple[str, ...]) -> Rung:
+    def paced(self, rung: Rung, pace: LoaderPace | None, on: tuple[str, ...]) -> Rung:
         """Return a rung with the time that a step takes beside a loader of some pace.
 
         Where that leaves nothing of what it saves, it is no rung of the ladder.
@@ -204,7 +208,11 @@ class BesideLoader:
         return replace(found, kept=False, verdict="does not help", note=note)
 
     def rungs(
-        self, ladder: Sequence[Rung], others: Sequence[Rung], faster: Rung | None, pace: Pace | None
+        self,
+        ladder: Sequence[Rung],
+        others: Sequence[Rung],
+        faster: Rung | None,
+        pace: LoaderPace | None,
     ) -> tuple[list[Rung], list[Rung]]:
         """Return the ladder and the other rungs beside the loader, each with what it saves so.
 
