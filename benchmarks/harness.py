@@ -39,7 +39,7 @@ OUT = Path(__file__).parent / "out"
 """Where a run writes that is not told where; git ignores it."""
 TEST_DATA = Path(__file__).parents[1] / "tests" / "data"
 _OPTIONAL = ("torch", "timm", "torchvision", "transformers", "pandas")
-_PATHS = ("-o", "--out", "--keep", "--checkouts", "--foreign")
+_PATHS = ("-o", "--out", "--keep", "--checkouts", "--foreign", "--book")
 _BEGAN = time.monotonic()
 
 Figures = dict[str, Any]

@@ -192,6 +192,13 @@ QUESTIONS = {
         "--jobs 4",
         seconds=900, jobs=1,
     ),
+    "after_fix": Question(
+        "What is found once a cause is gone? The fixed variants of all cases of `published_causes` "
+        "and `blind_set_3`, controls, and a case book (`--book FOLDER`)",
+        "causes.after_fix", "GPU or CPU, torchvision", "9; 25",
+        "--jobs 6",
+        seconds=1800, jobs=1,
+    ),
     # Cost
     "overhead": Question(
         "What does it cost on a training step, and what do memory and shapes?",

@@ -9,5 +9,6 @@ there is a reason: the planted cause, or one that the case's ``also`` grants.
   the models in ``benchmarks/models.py``; ``cases``: the causes.
 - ``record.py``: from cases to ``NAME.trace.json.gz``, two trimmed steps.
 - ``judge.py``: from traces to verdicts, and to precision and recall of each rule.
+- ``after_fix.py``: what is found in the fixed variants of all cases; a question of its own.
 - ``published``: slow steps that others published with their fix; a question of its own.
 """

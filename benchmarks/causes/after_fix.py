@@ -1,0 +1,422 @@
+"""What is found once a cause is gone? The fixed variants of all cases, profiled as a user would.
+
+python -m benchmarks after_fix --device cuda --jobs 6
+python -m benchmarks after_fix --device cpu --book FOLDER        # with the cases of a case book
+python -m benchmarks after_fix judge FILE                        # what ``-o FILE`` has written
+
+The cases are those of ``published_causes`` and ``blind_set_3``, with their slow step, and the
+controls of ``causes``, which are their models with everything done well and have no slow step. A
+case book is a folder of files with ``build(fixed, device, size)``, ``RULES``, ``WORDS`` and,
+where the fix leaves a part of the cause, ``PARTLY``.
+
+Each case has a process of its own. Its slow step is profiled without trials, and its fixed step by
+the defaults of ``backspot.profile``; the processes take turns on the device. A finding of the fixed
+step was there before the fix if the slow step has one of the same rule at the same place; what is
+true of nearly every step has no place. It promises too much if it names the cause and promises
+above 2% of the step, or if it promises that and was not there before with as large a promise.
+
+A fixed step can have a second cause. A finding is true where its own trial has made the change
+here and the step became shorter, where the case says that the fix leaves it, or where
+``after_fix.toml`` says by what it was shown. These are counted apart. Stable rules and those in
+preview are counted apart, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib.util
+import json
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.harness import Figures, Run, UsageError, each, profile_in_turn, turn
+from benchmarks.workers import Job, Record, Stage
+
+try:
+    import tomllib
+except ModuleNotFoundError:  # Python 3.10
+    import tomli as tomllib
+
+if TYPE_CHECKING:
+    import torch
+
+    import backspot
+    from benchmarks.models import Context
+
+Said = dict[str, Any]
+Step = Callable[[], object]
+Models = Mapping[str, "torch.nn.Module"]
+
+_SMALL = ("blind:gae_loop", "blind:zeroed_gradients")
+_TIMEOUT_S = 150.0
+_PROMISE = 0.02
+_OF_PROMISE = 0.25
+TIERS = ("stable", "preview")
+
+
+@dataclass(frozen=True)
+class Variants:
+    """A case as it was and as it became.
+
+    Attributes:
+        about: what was slow.
+        build: builds the fixed step, or the slow one, with the models to instrument.
+        close: called when the case is over.
+        names_cause: whether a finding names the cause.
+        leaves: whether the fix leaves a part of the cause.
+        granted: rules that find something for a known reason.
+        slow: whether there is a step before the fix.
+        device: ``cuda``, ``cpu`` or ``any``: where its figures mean something.
+    """
+
+    about: str
+    build: Callable[[bool, Context], tuple[Step, Models]]
+    close: Callable[[], None] = lambda: None
+    names_cause: Callable[[Said], bool] = lambda _: False
+    leaves: bool = False
+    granted: Mapping[str, str] = field(default_factory=dict)
+    slow: bool = True
+    device: str = "any"
+
+
+# The cases ---------------------------------------------------------------------------------------
+
+
+def cases(book: Path | None = None) -> dict[str, Variants]:
+    """Return all cases by ``set:name``."""
+    return {**_published(), **(_of_book(book) if book else {}), **_controls()}
+
+
+def _published() -> dict[str, Variants]:
+    from benchmarks.causes import published
+
+    found = {}
+    for folder in (*published.FOLDERS, published.THIRD):
+        for name in published.names(folder):
+            case, build = published.load(name)
+            found[f"{folder}:{name}"] = Variants(
+                published.title(name),
+                build,
+                names_cause=partial(_says, case.cause),
+                leaves=case.partly or case.remains,
+                device=case.device,
+            )
+    return found
+
+
+def _says(phrases: Sequence[str], finding: Said) -> bool:
+    text = " ".join(finding[key] for key in ("rule", "title", "seen", "remedy")).lower()
+    return any(all(word in text for word in phrase.lower().split()) for phrase in phrases)
+
+
+def _of_book(folder: Path) -> dict[str, Variants]:
+    found = {}
+    sys.path.insert(0, str(folder.resolve()))
+    for path in sorted(folder.glob("*.py")):
+        if "def build(" not in path.read_text(encoding="utf-8"):
+            continue
+        spec = importlib.util.spec_from_file_location(f"book_{path.stem}", path)
+        if spec is None or spec.loader is None:
+            raise UsageError(f"{path} is no case")
+        case = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(case)
+        found[f"book:{path.stem}"] = Variants(
+            case.TITLE,
+            partial(_built_of_book, case.build),
+            names_cause=partial(_is_named, case.RULES, getattr(case, "WORDS", ())),
+            leaves=getattr(case, "PARTLY", False),
+            device=case.DEVICE,
+        )
+    return found
+
+
+def _built_of_book(build: Any, fixed: bool, context: Context) -> tuple[Step, Models]:
+    step, models = build(fixed, context.device, 0.25 if context.small else 1.0)
+    return step, models if isinstance(models, Mapping) else {"": models}
+
+
+def _is_named(rules: Sequence[str], words: Sequence[str], finding: Said) -> bool:
+    return finding["rule"] in rules or _says(words, finding)
+
+
+def _controls() -> dict[str, Variants]:
+    from benchmarks.causes.cases import CASES
+
+    found = {}
+    for name, case in CASES.items():
+        if case.planted or case.ranks > 1 or case.gpus > 1:
+            continue
+        found[f"control:{name}"] = Variants(
+            case.about,
+            partial(_built_control, case.build),
+            names_cause=partial(_is_named, (case.rule,), ()),
+            granted=case.also,
+            slow=False,
+            device="cuda" if case.gpus else "cpu",
+        )
+    return found
+
+
+def _built_control(build: Any, _: bool, context: Context) -> tuple[Step, Models]:
+    made = build(context)
+    _closing.append(made.close)
+    return made.step, {name: model for model, name in made.modules}
+
+
+_closing: list[Callable[[], None]] = []
+"""What ends the loaders of the controls that this process has built."""
+
+
+# Measuring ---------------------------------------------------------------------------------------
+
+
+def _examine(job: Job, stage: Stage, run: Any) -> Record:
+    """Profile a case, slow and fixed."""
+    import torch
+
+    import backspot
+    from benchmarks.causes.case import settings
+
+    case = cases(run.book)[job["name"]]
+    if run.device == "cpu":
+        torch.set_num_threads(1)
+    else:  # what the first profile of a process takes, beside the turns of others
+        tiny, ones = torch.nn.Linear(8, 8, device=run.device), torch.ones(8, 8, device=run.device)
+        how = {"steps": 1, "warmup": 1, "unprofiled": 0}
+        backspot.profile(lambda: tiny(ones).sum().backward(), tiny, trials="none", **how)
+    found: Record = {}
+    if case.slow:
+        with turn():
+            stage("build the slow step", {})
+            settings()
+            step, models = case.build(False, run.context)
+            step()
+        stage("profile the slow step", {})
+        few = {"steps": 5, "warmup": 1, "unprofiled": 4}
+        found["before"] = said(profile_in_turn(step, models, **few, trials="none"))
+        del step, models
+        _give_back(run)
+    with turn():
+        stage("build the fixed step", found)
+        settings()
+        step, models = case.build(True, run.context)
+        step()
+        stage("profile the fixed step", found)
+        found["after"] = said(backspot.profile(step, models))
+        while _closing:
+            _closing.pop()()
+        del step, models
+        _give_back(run)
+    return found
+
+
+def _give_back(run: Run) -> None:
+    """Leave the memory of the device to the processes whose turn comes."""
+    import torch
+
+    gc.collect()
+    if run.device != "cpu":
+        torch.cuda.empty_cache()
+
+
+def said(report: backspot.Report) -> Said:
+    """Return what a report says, in milliseconds of its step."""
+    from backspot.testing import all_rules, gain_of
+
+    common = {rule.name for rule in all_rules() if rule.common}
+    step = report.replayed_step.ns if report.replayed_step else report.step_ns
+    findings = []
+    for one in report.findings:
+        if one.tier not in TIERS:  # what is true of nearly every step is said, not found
+            continue
+        gain = gain_of(one)
+        tried = one.tried.verdict if one.tried else ""
+        places = [place.path for place in one.places]
+        findings.append(
+            {key: getattr(one, key) for key in ("rule", "tier", "title", "seen", "remedy")}
+            | {
+                "places": [] if one.rule in common else places[:6],
+                "line": (one.places[0].line or "") if one.places else "",
+                "takes_ms": one.wall_ns / 1e6,
+                "promises_ms": 0.0 if tried == "does not help" else gain and gain.ns / 1e6,
+                "bound": "" if gain is None else "best" * gain.at_best or "least" * gain.at_least,
+                "tried": tried,
+            }
+        )
+    return {
+        "step_ms": step / 1e6,
+        "findings": findings,
+        "not_replayed": report.not_replayed,
+        "says": str(report).partition("\n")[0],
+    }
+
+
+# Judging -----------------------------------------------------------------------------------------
+
+
+def judged(
+    case: Variants, record: Mapping[str, Any], known: Mapping[str, str] | None = None
+) -> list[dict[str, Any]]:
+    """Return the verdict on each finding of a fixed step.
+
+    Args:
+        case: what was slow, and what the fix leaves.
+        record: what the reports of both steps say; without ``before``, nothing was there.
+        known: by rule, what has shown that this finding is true.
+    """
+    after = record["after"]
+    before = record.get("before") or {"findings": []}
+    verdicts = []
+    for finding in after["findings"]:
+        earlier = [one for one in before["findings"] if _is_same(one, finding)]
+        is_cause = case.names_cause(finding)
+        promise = finding["promises_ms"] or 0.0
+        known_ms = sum(_promise_or_time(one) for one in earlier)
+        is_larger = promise > known_ms + max(_PROMISE * after["step_ms"], _OF_PROMISE * known_ms)
+        share = promise / after["step_ms"]
+        # A control's rule is what it shows to be absent.
+        counts = is_larger or not earlier or (is_cause and not case.leaves)
+        verdicts.append(
+            {
+                "rule": finding["rule"],
+                "tier": finding["tier"],
+                "place": next(iter(finding["places"]), ""),
+                "new": not earlier,
+                "share": share,
+                "promises": counts and share > _PROMISE,
+                "true": _evidence(case, finding, is_cause, known or {}),
+            }
+        )
+    return verdicts
+
+
+def _is_same(one: Said, other: Said) -> bool:
+    """Whether two findings are of one rule and have a place in common."""
+    if one["rule"] != other["rule"]:
+        return False
+    places, others = ({_place(path) for path in some["places"]} for some in (one, other))
+    return bool(places & others) or not (places or others)
+
+
+def _place(path: str) -> str:
+    return re.sub(r"(?<![^.])\d+(?![^.])", "*", path)
+
+
+def _promise_or_time(finding: Said) -> float:
+    """What a finding promises, or what it says that it takes, in milliseconds."""
+    promise = finding["promises_ms"]
+    return float(finding["takes_ms"] if promise is None else promise)
+
+
+def _evidence(case: Variants, finding: Said, is_cause: bool, known: Mapping[str, str]) -> str:
+    """Return what shows that a finding of a fixed step is true; empty: nothing."""
+    rule = finding["rule"]
+    if finding["tried"] == "helps":
+        return "tried"
+    if is_cause and case.leaves:
+        return "left by the fix"
+    return case.granted.get(rule) or known.get(rule, "")
+
+
+def second_causes() -> dict[str, dict[str, str]]:
+    """Return what is known of second causes in fixed steps: by case and rule, what showed them."""
+    path = Path(__file__).with_suffix(".toml")
+    found: dict[str, dict[str, str]] = tomllib.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def line_of(name: str, verdicts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what is kept of a case: rules with something new or promised, and those that are true.
+
+    ``new`` and ``promises`` name what is not known to be true, with the share of the step that is
+    promised; a rule in preview has ``preview`` before it.
+    """
+
+    def named(verdict: Mapping[str, Any]) -> str:
+        tier = "" if verdict["tier"] == "stable" else f"{verdict['tier']} "
+        share = f" {verdict['share']:.1%}" if verdict["share"] else ""
+        return f"{tier}{verdict['rule']}{share}"
+
+    counted = [one for one in verdicts if one["new"] or one["promises"]]
+    false = [one for one in counted if not one["true"]]
+    lists = {
+        "new": [named(one) for one in false if one["new"]],
+        "promises": [named(one) for one in false if one["promises"]],
+        "true": [f"{named(one)}: {one['true']}" for one in counted if one["true"]],
+    }
+    return {"case": name} | {key: "; ".join(some) or None for key, some in lists.items()}
+
+
+def summary_of_lines(lines: Sequence[Mapping[str, Any]], _: str = "") -> dict[str, Any]:
+    """Return in how many cases something is new or promised after the fix."""
+
+    def count(key: str, tier: str) -> int:
+        lists = [(line.get(key) or "").split("; ") for line in lines]
+        of_tier = [
+            [one for one in some if one and one.startswith("preview ") == (tier == "preview")]
+            for some in lists
+        ]
+        return sum(map(bool, of_tier))
+
+    return {"cases": len(lines)} | {
+        f"{tier}: {what}": count(key, tier)
+        for tier in TIERS
+        for key, what in (
+            ("new", "a finding that was not there before"),
+            ("promises", "promises above 2%"),
+            ("true", "a second cause that is true"),
+        )
+    }
+
+
+# The question ------------------------------------------------------------------------------------
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("verb", nargs="?", choices=("record", "judge"), default="record")
+    add("file", nargs="?", type=Path, help="judge: what -o has written")
+    add("--book", type=Path, help="a folder of further cases")
+
+
+def answer(run: Any) -> Figures:
+    """Profile the fixed variant of each case, and judge what is found in it."""
+    if run.book is not None and not run.book.is_dir():
+        raise UsageError(f"--book needs a folder of cases: there is no {run.book}")
+    known = cases(run.book)
+
+    def chosen() -> dict[str, str]:
+        named = bool(run.cases) or run.small or run.listed
+        meant = {"any", run.device}
+        return {name: case.about for name, case in known.items() if named or case.device in meant}
+
+    if run.verb == "judge":
+        if run.file is None or not run.file.is_file():
+            raise UsageError("judge needs the file that -o has written")
+        kept = json.loads(run.file.read_text(encoding="utf-8"))["cases"]
+        records = {name: kept[name] for name in run.choose(chosen()) if name in kept}
+    else:
+        handle = partial(_examine, run=run)
+        records = each(run, chosen, handle, small=_SMALL, timeout_s=_TIMEOUT_S)
+    shown = second_causes()
+    lines, rows = [], []
+    for name, record in records.items():
+        if record["end"] != "done":
+            lines.append({"case": name, "end": record["end"]})
+            continue
+        verdicts = judged(known[name], record, shown.get(name))
+        lines.append(line_of(name, verdicts))
+        rows += [{"case": name, **one} for one in verdicts if one["new"] or one["promises"]]
+    whole = [line for line in lines if "end" not in line]
+    return {
+        "rows": rows or [{"case": "none"}],
+        "lines": lines,
+        "summary": summary_of_lines(whole),
+        "cases": records,
+    }

@@ -1,0 +1,158 @@
+"""What is found in a fixed step is held against the step before the fix."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.causes.after_fix import (
+    Variants,
+    cases,
+    judged,
+    line_of,
+    second_causes,
+    summary_of_lines,
+)
+from benchmarks.kept import answer_of, rows_of
+
+
+def finding(rule="casts", place="blocks.0", promises=5.0, **more):
+    """A finding of a step of 100 ms."""
+    return {
+        "rule": rule, "tier": "stable", "places": [place], "title": "", "seen": "", "remedy": "",
+        "takes_ms": 10.0, "promises_ms": promises, "bound": "", "tried": "",
+    } | more  # fmt: skip
+
+
+def verdict(before, after, case=None, known=None):
+    """The verdict on one finding of the fixed step."""
+    record = {
+        "before": {"step_ms": 100.0, "findings": before},
+        "after": {"step_ms": 100.0, "findings": [after]},
+    }
+    case = case or Variants("", lambda *_: None)
+    (found,) = judged(case, record, known)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "new", "promises"),
+    [
+        ([], finding(), True, True),
+        ([], finding(promises=1.0), True, False),
+        ([], finding(promises=None), True, False),
+        ([finding()], finding(), False, False),
+        ([finding(promises=9.0)], finding(promises=5.0), False, False),
+        ([finding(promises=1.0)], finding(promises=9.0), False, True),
+        ([finding(promises=None)], finding(promises=9.0), False, False),
+        ([finding(place="blocks.1")], finding(), False, False),
+        ([finding(place="blocks.*")], finding(), False, False),
+        ([finding(place="head")], finding(), True, True),
+        ([finding("layout-copies")], finding(), True, True),
+        ([finding(places=[])], finding(places=[]), False, False),
+    ],
+)
+def test_a_finding_was_there_before_at_its_place_with_as_large_a_promise(
+    before, after, new, promises
+):
+    found = verdict(before, after)
+    assert (found["new"], found["promises"]) == (new, promises)
+
+
+def test_of_the_cause_itself_no_promise_is_left_unless_the_fix_leaves_a_part():
+    named = Variants("", lambda *_: None, names_cause=lambda one: one["rule"] == "casts")
+    assert verdict([finding()], finding(), named)["promises"]
+    assert not verdict([finding()], finding(promises=1.0), named)["promises"]
+    left = Variants("", lambda *_: None, names_cause=named.names_cause, leaves=True)
+    found = verdict([finding()], finding(), left)
+    assert not found["promises"]
+    assert found["true"] == "left by the fix"
+
+
+@pytest.mark.parametrize(
+    ("after", "case", "known", "shown"),
+    [
+        (finding(tried="helps"), {}, {}, "tried"),
+        (finding(tried="undecided"), {}, {}, ""),
+        (finding(), {}, {"casts": "without autocast 3 ms less"}, "without autocast 3 ms less"),
+        (finding(), {"granted": {"casts": "autocast"}}, {}, "autocast"),
+        (finding("layout-copies"), {"granted": {"casts": "autocast"}}, {}, ""),
+    ],
+)
+def test_a_second_cause_is_true_by_what_has_shown_it(after, case, known, shown):
+    found = verdict([], after, Variants("", lambda *_: None, **case), known)
+    assert found["true"] == shown
+
+
+def test_what_is_true_and_what_is_in_preview_are_counted_apart():
+    case = Variants("", lambda *_: None)
+    after = [
+        finding(), finding("host-waits", tried="helps"), finding("slow-path", tier="preview"),
+        finding("launch-bound", promises=None),
+    ]  # fmt: skip
+    records = {"a": {"after": {"step_ms": 100.0, "findings": after}}}
+    records["b"] = {"after": {"step_ms": 100.0, "findings": []}}
+    lines = [line_of(name, judged(case, record)) for name, record in records.items()]
+    assert lines[0] == {
+        "case": "a",
+        "new": "casts 5.0%; preview slow-path 5.0%; launch-bound",
+        "promises": "casts 5.0%; preview slow-path 5.0%",
+        "true": "host-waits 5.0%: tried",
+    }
+    assert summary_of_lines(lines) == {
+        "cases": 2,
+        "stable: a finding that was not there before": 1,
+        "stable: promises above 2%": 1,
+        "stable: a second cause that is true": 1,
+        "preview: a finding that was not there before": 1,
+        "preview: promises above 2%": 1,
+        "preview: a second cause that is true": 0,
+    }
+
+
+def test_kept_lines_have_the_same_summary():
+    after = {"step_ms": 100.0, "findings": [finding()]}
+    lines = [line_of("a", judged(Variants("", lambda *_: None), {"after": after}))]
+    lines.append({"case": "b", "new": None, "promises": None, "true": None})
+    document = {
+        "benchmark": "after_fix", "commit": "c", "lines": lines,
+        "cases": {"a": {"end": "done"}, "b": {"end": "done"}},
+    }  # fmt: skip
+    assert summary_of_lines(rows_of(answer_of(document))) == summary_of_lines(lines)
+
+
+BOOK = """
+import torch
+
+KIND, SOURCE, TITLE, CAUSE, FIX, GAIN = "host", "a/b#1", "A loop", "It loops", "No loop", "half"
+PLACE, DEVICE, RULES, WORDS, NOTHING = ("",), "any", ("operator-loop",), ("one by one",), False
+
+def build(fixed, device, size=1.0):
+    model = torch.nn.Linear(4, 4)
+    return lambda: model(torch.ones(2, 4)).sum().backward(), model
+"""
+
+
+def test_the_cases_are_those_of_all_sets_and_of_a_book(tmp_path: Path):
+    pytest.importorskip("torch")
+    (tmp_path / "a_loop.py").write_text(BOOK)
+    (tmp_path / "run.py").write_text("raise SystemExit")
+    known = cases(tmp_path)
+    sets = {name.partition(":")[0] for name in known}
+    assert sets == {"own", "blind", "blind_second", "blind_third", "control", "book"}
+    assert known["book:a_loop"].names_cause(finding("operator-loop"))
+    assert known["book:a_loop"].names_cause(finding(seen="They are read one by one."))
+    assert not known["book:a_loop"].names_cause(finding())
+    assert not any(case.slow for name, case in known.items() if name.startswith("control:"))
+
+
+def test_second_causes_are_of_cases_and_rules_that_exist():
+    pytest.importorskip("torch")
+    from backspot.testing import all_rules
+
+    known, rules = cases(), {rule.name for rule in all_rules()}
+    for name, shown in second_causes().items():
+        assert name in known or name.startswith("book:")
+        assert set(shown) <= rules
+        assert all(shown.values())
