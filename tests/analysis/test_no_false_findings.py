@@ -514,8 +514,8 @@ def test_adding_a_gradient_to_its_parameter_does_not_make_a_backward_slow(tmp_pa
                 False: "0. The fused kernel for the CPU needs",
             },
         ),
-        (("math",), {True: "use half precision", False: "a mask that needs no gradient"}),
-        (("math", "dropout"), {True: "use half precision", False: "because dropout_p is not 0"}),
+        (("math",), {True: "Use half precision", False: "a mask that needs no gradient"}),
+        (("math", "dropout"), {True: "Use half precision", False: "because dropout_p is not 0"}),
     ],
 )
 def test_why_attention_is_not_fused_is_seen_in_its_forward(tmp_path, operators, says, gpu):

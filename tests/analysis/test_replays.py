@@ -60,4 +60,4 @@ def test_nobody_is_told_to_replay_graphs_that_does(tmp_path: Path) -> None:
     report = report_of(training(), tmp_path)
     (finding,) = [f for f in report.findings if f.rule == "launch-bound"]
     assert "reduce-overhead" not in finding.remedy
-    assert "longer graphs" in finding.remedy
+    assert "longer CUDA graphs" in finding.remedy

@@ -66,7 +66,7 @@ def _first(report: Report, subject: Answer) -> list[Part]:
     step, share, time = report.per, percent(subject.share), duration(subject.wall_ns)
     at_line = said(" in {}", ("name", subject.line)) if subject.line else []
     for cost in costs_of_parts(report):
-        if cost.answer == subject:
+        if cost.answer == replace(subject, remedy=None):
             most: list[Part] = [("text", ", most of it"), *at_line] if at_line else []
             return [*cost.said, *most, *_saving(subject.saves, cost.name), ("text", ".")]
     if subject.kind == "phase":

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from backspot.render._answer import answered, costliest_row
+from backspot.render._remedies import first_remedy
 from backspot.render.parts import costs_of_parts
 from backspot.results.costs import Phase, Row
 from backspot.results.findings import (
@@ -34,7 +36,12 @@ _NEARLY = 0.75
 
 
 def costliest(report: Report) -> Answer:
-    """Return what costs most in the step of a report."""
+    """Return what costs most in the step of a report, and what to do first."""
+    subject = _costliest(report)
+    return replace(subject, remedy=first_remedy(report, subject))
+
+
+def _costliest(report: Report) -> Answer:
     candidates = sorted(
         _candidates(report), key=lambda candidate: (-candidate[0], -candidate[1].share)
     )

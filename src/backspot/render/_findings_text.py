@@ -26,12 +26,12 @@ def finding(
     before: Sequence[Finding] = (),
     whole: bool = False,
     evidence: int | None = None,
-    remedy: int | None = None,
+    remark: int | None = None,
 ) -> list[Text]:
     """A finding as a paragraph: its cost and place, what was seen, the remedy, remarks of parts.
 
     Of the findings ``before``, those that may count the same time are named.
-    ``evidence`` and ``remedy`` say how many sentences there are at most; ``None`` has all.
+    ``evidence`` and ``remark`` say how many sentences there are at most; ``None`` has all.
     """
     text = Text(visible(cause.title), "bold")
     text.append(f": {', '.join(cost_of(report, cause))}", "not bold")
@@ -49,11 +49,11 @@ def finding(
     if evidence_text := _sentences(cause.seen, evidence):
         lines += paragraph(Text(evidence_text, "dim"), width, "   ", whole=whole)
     if has_advice(cause):
-        advice = Text(_sentences(cause.remedy, remedy))
+        advice = Text(visible(cause.remedy))
         lines += paragraph(advice, width, "   → ", whole=whole)
-    for remark in remarks_on(cause):
-        remark_text = Text(_sentences(remark.said, remedy))
-        lines += paragraph(remark_text, width, f"   {remark.mark} ", whole=whole)
+    for said in remarks_on(cause):
+        remark_text = Text(_sentences(said.said, remark))
+        lines += paragraph(remark_text, width, f"   {said.mark} ", whole=whole)
     if same := overlap(report, cause, before):
         lines += paragraph(Text(visible(same), "dim"), width, "   ", whole=whole)
     return lines

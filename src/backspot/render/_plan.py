@@ -9,6 +9,7 @@ from backspot.render._sections import Column, Saying, Section, Table, millisecon
 from backspot.render._words import Part
 from backspot.render.view import View, only_nodes
 from backspot.results.comparison import Comparison
+from backspot.results.findings import FirstRemedy, Saving
 from backspot.results.plan import Plan, Rung
 from backspot.results.report import Report
 
@@ -273,4 +274,21 @@ def _planned(comparison: Comparison) -> list[str]:
     return lines
 
 
-SAYING = Saying(_sections, compared=_planned)
+def _remedies(report: Report) -> list[FirstRemedy]:
+    """The first rung of the ladder, as far as the loader lets the step become shorter."""
+    plan = report.plan
+    if plan is None or not plan.ladder:
+        return []
+    rung = plan.ladder[0]
+    most_ns = max(0, plan.step_ns - plan.loader_ns) if plan.loader_ns else rung.before_ns
+    low_ns, high_ns = rung.low_ns or rung.step_ns, rung.high_ns or rung.step_ns
+    ns, least, most = (
+        min(max(0, rung.before_ns - step_ns), most_ns)
+        for step_ns in (rung.step_ns, high_ns, low_ns)
+    )
+    saves = Saving(ns, least, most)
+    share = min(1.0, saves.ns / max(1, rung.before_ns))
+    return [FirstRemedy(rung.setting, saves, share, measured=True)]
+
+
+SAYING = Saying(_sections, compared=_planned, remedies=_remedies)

@@ -15,7 +15,7 @@ from backspot.render._words import Part
 from backspot.render.view import View
 from backspot.results.comparison import Comparison
 from backspot.results.costs import Row
-from backspot.results.findings import Finding
+from backspot.results.findings import Finding, FirstRemedy
 from backspot.results.report import Answer, Order, Report
 
 Value: TypeAlias = str | float | None
@@ -267,6 +267,7 @@ class Saying:
         needs: in words, and with the option that records it, what its rules need.
         remark: what it says of a finding.
         costs: what else than modules, phases and findings may cost most in the step.
+        remedies: what else than the remedies of findings can be done, with its price.
         compared: what it says of a comparison: a heading, then a sentence for each thing.
     """
 
@@ -281,4 +282,5 @@ class Saying:
     needs: Mapping[str, str] = field(default_factory=dict)
     remark: Callable[[Finding], Remark | None] = lambda _: None
     costs: Callable[[Report], Sequence[Cost]] = lambda _: ()
+    remedies: Callable[[Report], Sequence[FirstRemedy]] = lambda _: ()
     compared: Callable[[Comparison], Sequence[str]] = lambda _: ()

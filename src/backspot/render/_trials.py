@@ -7,6 +7,8 @@ from backspot.render._sections import Bar, Remark, Saying
 from backspot.results.findings import Finding, alike, helps
 
 _MARKS = {True: "✓", False: "✗", None: "·"}
+_CHANGES = "≠"
+"""The mark of a way that helps, but trains something else."""
 
 
 def _remark(finding: Finding) -> Remark | None:
@@ -18,11 +20,13 @@ def _remark(finding: Finding) -> Remark | None:
     agrees = bool(best and saves and alike(saves, best.saves_ns))
     if helping and saves and saves.ns and not agrees:
         sentence += f" By replay it would save {duration(saves.ns)}{' at best' * saves.at_best}."
+    changes = bool(best and best.changes_training)
+    changing = ", changes what is trained" * changes
     return Remark(
-        _MARKS[helping],
+        _CHANGES if changes else _MARKS[helping],
         sentence,
-        "" if helping is None else f"tried here, {tried.verdict}",
-        helping is True,
+        "" if helping is None else f"tried here, {tried.verdict}{changing}",
+        helping is True and not changes,
         [
             Bar(
                 variant.name,

@@ -31,9 +31,10 @@ Saved = TypeVar("Saved")
 HOW_TO_READ = (
     "Times are nanoseconds of one step, on the clock that clock names; divide by step_ns for a "
     "share. "
-    "First answer: what costs most. Then findings of tier stable, the one to act on first, with "
-    "remedy and saves (backspot explain RULE has more). Then modules, the slowest backward first; "
-    "is_module is false for time that no module owns. warnings: read them before you trust it."
+    "First answer: what costs most, and in its remedy what to do first. Then findings of tier "
+    "stable, the one to act on first, with remedy and saves (backspot explain RULE has more). Then "
+    "modules, the slowest backward first; is_module is false for time that no module owns. "
+    "warnings: read them before you trust it."
 )
 _AGAIN = "make it again from the trace"
 _SELDOM = {

@@ -23,6 +23,7 @@ from backspot.render._findings import (
     worth,
 )
 from backspot.render._phases import explained, kept_phases, phase_text
+from backspot.render._remedies import remedy_sentence
 from backspot.render._sections import Column, Section
 from backspot.render._words import Part
 from backspot.render.formats import Format
@@ -50,6 +51,7 @@ def to_markdown(report: Report, view: View | None = None, *, preview: bool = Fal
         f"**{_sentence(first)}**",
         "",
         *(text for clauses in others for text in (_sentence(clauses), "")),
+        *([_sentence(remedy), ""] if (remedy := remedy_sentence(report)) else []),
         f"{facts[0].upper()}{facts[1:]}.",
         "",
     ]

@@ -18,7 +18,7 @@ from backspot.render._facts import coverage, remedies, savings
 from backspot.render._words import KINDS
 from backspot.render.html import asset, to_html
 from backspot.render.html._comparison import change_tables, said_by_parts
-from backspot.render.html._findings import findings_list
+from backspot.render.html._findings import findings_list, first_to_do
 from backspot.render.html._fragments import (
     facts_list,
     facts_of,
@@ -49,6 +49,7 @@ def report_html(report: Report, *, preview: bool = False) -> str:
         f'<p class="said">{sentence(first)}</p>',
         *(f"<p>{sentence(clauses)}</p>" for clauses in others),
         line_of_answer(report),
+        first_to_do(report),
         facts_of(report, sections.facts),
         warnings_list(remedies(report)),
         phases_bar(report),

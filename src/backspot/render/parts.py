@@ -13,7 +13,7 @@ from backspot.render._sections import Amount, Column, Cost, Fields, Lead, Remark
 from backspot.render.view import DEFAULT_VIEW, View
 from backspot.results.comparison import Comparison
 from backspot.results.costs import Row
-from backspot.results.findings import Finding
+from backspot.results.findings import Finding, FirstRemedy
 from backspot.results.report import Report
 
 PARTS: tuple[Saying, ...] = (
@@ -79,6 +79,11 @@ def remarks_on(finding: Finding) -> list[Remark]:
 def costs_of_parts(report: Report) -> list[Cost]:
     """Return what else than modules, phases and findings may cost most in the step."""
     return [cost for part in PARTS for cost in part.costs(report)]
+
+
+def remedies_of_parts(report: Report) -> list[FirstRemedy]:
+    """Return what can be done beside the remedies of findings, with its price."""
+    return [remedy for part in PARTS for remedy in part.remedies(report)]
 
 
 def compared_by_parts(comparison: Comparison) -> list[Sequence[str]]:

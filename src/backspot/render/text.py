@@ -21,9 +21,10 @@ from backspot.render._facts import (
     units,
     unknown_savings,
 )
-from backspot.render._findings import HEADING, asked_for, listed, searched, unlisted
+from backspot.render._findings import HEADING, asked_for, has_advice, listed, searched, unlisted
 from backspot.render._findings_text import brief_finding, finding
 from backspot.render._phases import explained, first_look, kept_phases, phase_text
+from backspot.render._remedies import remedy_sentence
 from backspot.render._sections import Column, Lead, Table
 from backspot.render._terminal import (
     fact_lines,
@@ -51,6 +52,7 @@ from backspot.results.report import Report
 from backspot.styled import Text
 
 _SCREEN = 23  # lines: those of a small terminal, without that of the prompt
+_SCROLLED = 6  # lines that may scroll away rather than that a finding is unseen
 _WARNINGS = 2
 _LEAST_PHASE = 0.01  # share of the step from which a screen shows a phase
 _LEAST_MODEL = 0.05  # share of the backward from which a model counts as one of several
@@ -58,12 +60,15 @@ _MODELS = 6  # number of models up to which a screen shows their shares
 _LEAST_UNOWNED = 0.05  # share of the backward from which a screen shows a row without a module
 
 
+_NOUNS = {"path": "module", "class": "class", "pattern": "row"}
+"""What a row of the table is."""
 _Choice = tuple[int, int, int, "int | None"]
 _CHOICES: tuple[_Choice, ...] = (
     *((4, 4, 1, None), (4, 3, 1, None), (4, 2, 1, None), (4, 1, 1, None), (4, 1, 0, None)),
 )
 """How many findings a screen names, of how many it has the remedy, and how many sentences each of
-these has about what was seen, and about what to do (``None``: all). The best comes first."""
+these has about what was seen, and about what a part remarks (``None``: all). The best comes first.
+A remedy is never cut, as its last way may be the one that helps most."""
 _FEWER_CHOICES: tuple[_Choice, ...] = (
     *((4, 1, 0, 1), (3, 1, 0, None), (3, 1, 0, 1), (2, 1, 0, None), (2, 1, 0, 1)),
     *((1, 1, 0, None), (1, 1, 0, 1)),
@@ -226,10 +231,12 @@ class _Page:
             more_room = 0
             if choice in _FEWER_CHOICES:  # rather a line that scrolls than a finding unseen
                 lines = self._top(full=False)
-                more_room = 3 if min(choice[0], len(self._found)) > 1 and not self._lead else 0
+                more_room = (
+                    _SCROLLED if min(choice[0], len(self._found)) > 1 and not self._lead else 0
+                )
             screen = [*lines, Text(), *table, *self._findings(*choice)]
             screen += self._last(screen)
-            screen += fact_lines(self._next(chosen, choice[0], more), self._width)
+            screen += fact_lines(self._next(chosen, choice[:2], more), self._width)
             if len(screen) <= room + more_room:
                 break
         return screen
@@ -290,7 +297,7 @@ class _Page:
                 lines += self._paragraph(Text(text))
         return lines
 
-    def _findings(self, named: int, detailed: int, evidence: int, remedy: int | None) -> list[Text]:
+    def _findings(self, named: int, detailed: int, evidence: int, remark: int | None) -> list[Text]:
         """The first findings; the arguments are those of a choice."""
         report, width = self._report, self._width
         lines = [Text()]
@@ -304,7 +311,7 @@ class _Page:
                     before=self._found[: number - 1],
                     whole=self._whole,
                     evidence=evidence,
-                    remedy=remedy,
+                    remark=remark,
                 )
             else:
                 lines += brief_finding(*arguments, whole=self._whole)
@@ -312,18 +319,24 @@ class _Page:
             lines += self._paragraph(Text(" ".join(aside), "dim"))
         return lines
 
-    def _next(self, chosen: Selection, named: int, more: str) -> list[str]:
-        """What to ask for next: ``more`` has everything, ``named`` findings are named."""
+    def _next(self, chosen: Selection, findings: tuple[int, int], more: str) -> list[str]:
+        """What to ask for next: ``more`` has everything.
+
+        Args:
+            findings: how many are named, and of how many of these the remedy is shown.
+        """
+        named, detailed = findings
         report, by = self._report, self._table_view.by
-        nouns = {"path": ("module",), "class": ("class", "more classes"), "pattern": ("row",)}[by]
+        plurals = {"more class": "more classes", "more remedy": "more remedies"}
         hidden = {
-            f"more {nouns[0]}": len(chosen.hidden),
+            f"more {_NOUNS[by]}": len(chosen.hidden),
             "more node name": len(self._nodes) - len(self._nodes[: self._view.top]),
+            "more remedy": sum(map(has_advice, self._found[detailed:named])),
             "more finding": len(self._found) - named,
             "more warning": len(remedies(report)) - _WARNINGS,
         }
         rest = [
-            counted(number, noun, *nouns[1:] if noun == f"more {nouns[0]}" else ())
+            counted(number, noun, plurals.get(noun, ""))
             for noun, number in hidden.items()
             if number > 0
         ]
@@ -357,6 +370,9 @@ class _Page:
             lines += self._paragraph(sentence(clauses, self._width, whole=self._whole))
         if row is not None:
             lines += line_of_answer(row, self._view.sort, self._width, whole=self._whole)
+        if self._view.sort == "wall" and (remedy := remedy_sentence(self._report)):
+            text = sentence(remedy, self._width, whole=self._whole)
+            lines += paragraph(text, self._width, "→ ", whole=self._whole)
         return lines
 
     def _models(self) -> list[Text]:

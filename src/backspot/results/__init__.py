@@ -56,7 +56,14 @@ from backspot.results.costs import (
     Row,
     WallKinds,
 )
-from backspot.results.findings import Finding, Place, ReplayedStep, Saving, WhatIf
+from backspot.results.findings import (
+    Finding,
+    FirstRemedy,
+    Place,
+    ReplayedStep,
+    Saving,
+    WhatIf,
+)
 from backspot.results.grouping import Subtree
 from backspot.results.host import HostLine, StepPicture, Wait
 from backspot.results.job import (

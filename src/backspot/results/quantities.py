@@ -49,6 +49,8 @@ class Measured(NamedTuple):
         low_ns: lower end of the interval of that.
         high_ns: upper end of it.
         refutes: whether it contradicts what a replay says that the remedy saves.
+        way: which way of the remedy saves most, where it is not the first one; or ``""``.
+        changes_training: whether something else is trained with it.
     """
 
     helps: bool | None
@@ -56,6 +58,8 @@ class Measured(NamedTuple):
     low_ns: int = 0
     high_ns: int = 0
     refutes: bool = False
+    way: str = ""
+    changes_training: bool = False
 
 
 class OtherCost(NamedTuple):

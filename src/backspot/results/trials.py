@@ -37,6 +37,8 @@ class Variant:
             lie beyond what the code as it is differs from itself in the same trial.
             ``"fails"`` if it cannot run here; ``""`` for the code as it is.
         note: Why it fails, or what is different with it; or ``""``.
+        changes_training: Whether it trains something else, as without a dropout: ``note`` says
+            what. Its saving is no reason alone to take it.
     """
 
     name: str
@@ -48,6 +50,7 @@ class Variant:
     saves_high_ns: int = 0
     verdict: Verdict = ""
     note: str = ""
+    changes_training: bool = field(default=False, metadata=SELDOM)
 
 
 @public
@@ -98,8 +101,10 @@ class Tried:
         rest = f" {'; '.join(others)}." if others else ""
         of_cpu = " of CPU time" * self.cpu_time
         if best is not None:
+            changes = ", changes what is trained" * best.changes_training
             return (
-                f"Tried here: {duration(now.ns)} → {duration(best.ns)}{of_cpu} with {best.name}"
+                f"Tried here{changes}: {duration(now.ns)} → {duration(best.ns)}{of_cpu} with "
+                f"{best.name}"
                 f"{f' ({best.note})' if best.note else ''}; a "
                 f"step takes at least {duration(best.saves_ns)} less "
                 f"({between(max(best.saves_low_ns, 0), best.saves_high_ns)}).{rest}"
@@ -167,4 +172,6 @@ class InFinding:
             is_known = False if verdict in _NO_HELP else None
             return Measured(is_known, refutes=remedy in _NO_HELP or is_known is False)
         low, high = max(best.saves_low_ns, 0), max(best.saves_high_ns, best.saves_ns)
-        return Measured(True, best.saves_ns, low, high)
+        way = "" if best is self.tried.variants[1] else best.name
+        changes = best.changes_training
+        return Measured(True, best.saves_ns, low, high, way=way, changes_training=changes)

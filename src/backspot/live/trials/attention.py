@@ -200,7 +200,7 @@ def without_dropout(request: Request) -> Trial | None:
     title = f"PyTorch's attention of {tuple(chains[0].end.shape)}, forward and backward"
     variants = request.variants(chains, _without_dropout)
     notes = {_NO_DROPOUT: "which trains without dropout of the weights"}
-    return Trial(title, variants, allowed_s=CHAINS_S, notes=notes)
+    return Trial(title, variants, allowed_s=CHAINS_S, notes=notes, changing=(_NO_DROPOUT,))
 
 
 def _without_dropout(chain: Chain) -> dict[str, Attend]:

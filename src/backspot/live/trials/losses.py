@@ -27,7 +27,7 @@ from backspot.live.trials.twins import Refused, forward_and_backward, free_bytes
 _MOST_LABELS = 0.9
 """Share of positions with a label, from which to leave the others out is no remedy."""
 
-_MOST_SCORES = 1 << 22
+_MOST_SCORES = 1 << 21
 """How many scores a CPU computes in the time that one call may take."""
 
 

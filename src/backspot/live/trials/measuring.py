@@ -251,9 +251,13 @@ def measure(
         return Variant(name, *takes, round(middle), least, most, verdict)
 
     outcomes = (left_out.get(name) or judged(name) for name in trial.variants)
-    notes = trial.notes
     variants = (
-        replace(variant, note=variant.note or notes.get(variant.name, "")) for variant in outcomes
+        replace(
+            variant,
+            note=variant.note or trial.notes.get(variant.name, ""),
+            changes_training=variant.name in trial.changing,
+        )
+        for variant in outcomes
     )
     return Tried(trial.what, tuple(variants), number, cpu_time=clock.cpu_time)
 

@@ -49,6 +49,7 @@ class Trial:
         cold: whether the step runs it with other data in the caches, as an optimizer.
         known_ns: what the recorded steps take for exactly this; 0 where that is not known.
         notes: what else is different with a variant, by its name.
+        changing: the variants with which something else is trained.
         allowed_s: how long it may take.
     """
 
@@ -57,6 +58,7 @@ class Trial:
     cold: bool = False
     known_ns: int = 0
     notes: Mapping[str, str] = field(default_factory=dict)
+    changing: Sequence[str] = ()
     allowed_s: float = 1.0
 
 

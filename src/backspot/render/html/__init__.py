@@ -35,7 +35,7 @@ from backspot.render._sections import Section
 from backspot.render._words import Part
 from backspot.render.formats import Format
 from backspot.render.html._comparison import comparison_to_html
-from backspot.render.html._findings import findings_list, verdict_of_answer
+from backspot.render.html._findings import findings_list, first_to_do, verdict_of_answer
 from backspot.render.html._fragments import (
     asset,
     facts_of,
@@ -85,6 +85,7 @@ def to_html(report: Report, *, preview: bool = False) -> bytes:
         answer=sentence(first),
         more="".join(f'<p class="more-said">{sentence(clauses)}</p>' for clauses in others),
         line=line_of_answer(report),
+        first=first_to_do(report),
         verdict=verdict_of_answer(report),
         setting=facts_of(report, sections.facts),
         warnings=warnings_list(remedies(report)),

@@ -19,8 +19,9 @@ from backspot.render._findings import (
     unlisted,
     worth,
 )
+from backspot.render._remedies import remedy_sentence
 from backspot.render._sections import Remark
-from backspot.render.html._fragments import shown
+from backspot.render.html._fragments import sentence, shown
 from backspot.render.parts import remarks_on
 from backspot.render.view import View
 from backspot.results.findings import Finding, gain_of
@@ -54,6 +55,12 @@ def findings_list(report: Report, *, shown_first: int, preview: bool = False) ->
         f'<section class="findings"><h2>{HEADING}</h2>'
         f'<ol class="found">{"".join(first)}</ol>{more}{total if priced else ""}{below}</section>'
     )
+
+
+def first_to_do(report: Report) -> str:
+    """What to do first, below the headline; nothing where no remedy has a price."""
+    remedy = remedy_sentence(report)
+    return f'<p class="first">{sentence(remedy)}</p>' if remedy else ""
 
 
 def verdict_of_answer(report: Report) -> str:

@@ -637,10 +637,10 @@ _PICKED = ("nllloss", "gather", "index")
     devices=("cpu", "cuda"),
     title="The loss reads and writes its scores many times",
     remedy=(
-        "Compile the loss, with its cast to fp32: torch.compile reads the scores once forward "
-        "and once backward. Leave positions without a label out before the last layer. If "
-        "memory is short, too, fuse the last layer into the loss (a fused or chunked "
-        "cross-entropy)."
+        "Leave positions without a label out before the last layer, if there are some: it is not "
+        "computed for them then. Compile the loss, with its cast to fp32: torch.compile reads the "
+        "scores once forward and once backward. If memory is short, too, fuse the last layer into "
+        "the loss (a fused or chunked cross-entropy)."
     ),
     link="https://docs.pytorch.org/docs/stable/generated/torch.compile.html",
 )

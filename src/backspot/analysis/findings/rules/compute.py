@@ -223,18 +223,22 @@ def _attention_remedy(evidence: Evidence, softmax: Mask) -> str:
         if not math:
             return f"{_USE_SDPA}."
         return (
-            "scaled_dot_product_attention falls back to its math backend here: use half precision "
-            f"and a head size that the flash or efficient backend supports. {_WARNS}"
+            "Use half precision and a head size that the flash or efficient backend supports: "
+            f"scaled_dot_product_attention falls back to its math backend here. {_WARNS}"
         )
     falls_back = "scaled_dot_product_attention falls back to its math backend here"
     if _drops_out(events, thread, end):
+        because = f"{falls_back}, because dropout_p is not 0, and" if math else "Here"
         return (
-            f"{f'{falls_back}, because' if math else 'Here'} dropout_p is not 0, and the fused "
-            "kernel for the CPU has no dropout. Without dropout of the attention weights (dropout "
-            "in nn.MultiheadAttention), scaled_dot_product_attention runs as one kernel."
+            "Train without dropout of the attention weights, if that is as good (dropout in "
+            "nn.MultiheadAttention): scaled_dot_product_attention then runs as one kernel. "
+            f"{f'{because} the' if math else 'The'} fused kernel for the CPU has no dropout."
         )
     if math:
-        return f"{falls_back}. The fused kernel for the CPU needs {_NEEDED_ON_CPU}."
+        return (
+            f"Give scaled_dot_product_attention what its fused kernel for the CPU needs: "
+            f"{_NEEDED_ON_CPU}. It falls back to its math backend here."
+        )
     return f"{_USE_SDPA} where dropout_p is 0. The fused kernel for the CPU needs {_NEEDED_ON_CPU}."
 
 
@@ -284,14 +288,13 @@ _TUNED = (
 )
 _PLAIN = "The convolution is neither grouped nor dilated nor transposed: compiling it can help."
 _TABLE = (
-    "This is a lookup in a large table, whose gradient is mostly zeros: use "
-    "torch.nn.Embedding(..., sparse=True) with torch.optim.SparseAdam, which writes only the rows "
-    "that the batch used."
+    "Use torch.nn.Embedding(..., sparse=True) with torch.optim.SparseAdam, which writes only the "
+    "rows that the batch used: this is a lookup in a large table, whose gradient is mostly zeros."
 )
 _RATIO_INDEX = (
-    "Backward adds into a tensor as large as the indexed one. For rows of a table, use "
-    "torch.nn.functional.embedding or x.index_select(dim, index), which add faster than x[index] "
-    "and gather. Slices, multiplying by a mask and torch.where need no index."
+    "For rows of a table, use torch.nn.functional.embedding or x.index_select(dim, index), which "
+    "add faster than x[index] and gather: backward adds into a tensor as large as the indexed one. "
+    "Slices, multiplying by a mask and torch.where need no index."
 )
 _RATIO_OTHER = (
     "Rewrite the operation behind these nodes: sums over expanded dimensions and atomic additions "

@@ -46,14 +46,14 @@ _READ_ONCE = (*_SUMS, "norm", "linalgvectornorm")
 _SPARSE = ("nllloss", "embedding", "embeddingbag", "index", "take")
 """Operations that read a few elements, and whose gradient has all of them."""
 _VALUE = (
-    "The backward of {0}() over a whole tensor looks for all elements that are equal to the "
-    "result. x.flatten().{0}(0).values keeps the index of one, and its backward writes this one. "
-    "If the result only scales, take it under torch.no_grad() or .detach() it."
+    "Write x.flatten().{0}(0).values, which keeps the index of one element, and whose backward "
+    "writes this one: that of {0}() looks for all elements that are equal to the result. If the "
+    "result only scales, take it under torch.no_grad() or .detach() it."
 )
 _EXTREME = (
-    "a{0}() shares its gradient among all elements that are equal to the result, for which it "
-    "compares all of them. x.{0}(dim).values keeps the index of one, and its backward writes this "
-    "one."
+    "Write x.{0}(dim).values, which keeps the index of one element, and whose backward writes this "
+    "one: a{0}() shares its gradient among all elements that are equal to the result, for which it "
+    "compares all of them."
 )
 _BETTER = {
     "max": _VALUE.format("max"),

@@ -54,12 +54,12 @@ _LAUNCHED = (
     "graphs), a larger batch, or one wide layer in place of many narrow ones."
 )
 _REPLAYED = (
-    "The step replays CUDA graphs already, and the GPU waits between them. Use fewer, longer "
-    "graphs (no graph breaks, one torch.compile around the whole model), or a larger batch."
+    "Use fewer, longer CUDA graphs (no graph breaks, one torch.compile around the whole model), or "
+    "a larger batch: the step replays graphs already, and the GPU waits between them."
 )
 _COMPILED = (
-    "The backward is compiled already, and launches its kernels one by one. "
-    "mode='reduce-overhead' replays CUDA graphs; fewer graph breaks and a larger batch help, too."
+    "Compile with mode='reduce-overhead', which replays CUDA graphs: the backward is compiled "
+    "already, but launches its kernels one by one. Fewer graph breaks and a larger batch help, too."
 )
 _COMPILE = "https://docs.pytorch.org/docs/stable/generated/torch.compile.html"
 _LAUNCHING_PHASES = {"forward", "loss", "clipping", "optimizer", "averaging", *WITHOUT_GRADIENTS}
@@ -474,8 +474,8 @@ _KEEP = {
         "not with float(), .item(), print or an if in each."
     ),
     _SIZES: (
-        "A boolean mask, nonzero() or unique() has a result whose size the host must wait for: use "
-        "torch.where, a product with the mask, or a fixed size; repeat_interleave takes "
+        "Use torch.where, a product with the mask, or a fixed size: a boolean mask, nonzero() or "
+        "unique() has a result whose size the host must wait for. repeat_interleave takes "
         "output_size."
     ),
     _COPIES: (
@@ -611,9 +611,9 @@ _WORKERS_AND_GPU = (
     "and move decoding and augmentation into the workers or onto the GPU."
 )
 _DATA_WHOLE = (
-    "A worker process costs more than this wait. If the data is in memory, index it by whole "
-    "batches: DataLoader(data, batch_size=None, sampler=loader.batch_sampler), which draws as this "
-    "loader does, and for which data[indices] returns a batch."
+    "If the data is in memory, index it by whole batches: DataLoader(data, batch_size=None, "
+    "sampler=loader.batch_sampler), which draws as this loader does, and for which data[indices] "
+    "returns a batch. A worker process costs more than this wait."
 )
 _DATA_LOOK = (
     "Find out what the program does before it copies the batch. If it loads data, prepare the "

@@ -216,12 +216,12 @@ def masked_indexing(evidence: Evidence) -> Finding | None:
 
 
 _GATHER = (
-    "An index that was expanded over the features sorts each element by itself: index whole rows "
-    "instead, x[torch.arange(len(x))[:, None], keep]. Without "
+    "Index whole rows, x[torch.arange(len(x))[:, None], keep]: an index that was expanded over the "
+    "features sorts each element by itself. Without "
     "torch.use_deterministic_algorithms(True) nothing is sorted."
 )
 _SELECT = (
-    "Without torch.use_deterministic_algorithms(True) nothing is sorted here. A slice, or "
+    "Leave out torch.use_deterministic_algorithms(True): nothing is sorted here then. A slice, or "
     "multiplying by a mask, needs no index at all."
 )
 _INDEX = (

@@ -33,14 +33,15 @@ _SLOW_CONVOLUTION = 6
 """A convolution has two gradients with as much arithmetic as its forward. With this many times the
 forward's time, both run at a third of its speed. (Healthy networks: up to five times.)"""
 _DEPTHWISE_REMEDY = (
-    "PyTorch's kernel for depthwise convolutions in three dimensions is slow, above all its "
-    "gradients. Which other form is faster depends on the sizes and the GPU, so time them: 2-D "
-    "depthwise convolutions summed over the frames of the kernel, a dense or a factorized one."
+    "Time other forms of this convolution, as which of them is faster depends on the sizes and the "
+    "GPU: 2-D depthwise convolutions summed over the frames of the kernel, a dense or a factorized "
+    "one. PyTorch's kernel for depthwise convolutions in three dimensions is slow, above all its "
+    "gradients."
 )
 _CONVOLUTION_REMEDY = (
-    "cuDNN has no fast gradient for these sizes, or has not looked for it: set "
-    "torch.backends.cudnn.benchmark = True, and time this layer in bf16 and with channels_last "
-    "(channels_last_3d), and with fewer groups and filters in multiples of 8."
+    "Set torch.backends.cudnn.benchmark = True, and time this layer in bf16 and with channels_last "
+    "(channels_last_3d), and with fewer groups and filters in multiples of 8: cuDNN has no fast "
+    "gradient for these sizes, or has not looked for it."
 )
 
 
