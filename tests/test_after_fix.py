@@ -85,6 +85,17 @@ def test_a_second_cause_is_true_by_what_has_shown_it(after, case, known, shown):
     assert found["true"] == shown
 
 
+@pytest.mark.parametrize(("real", "shown"), [(90.0, "kernels run for 40 of 90 ms"), (60.0, "")])
+def test_a_host_that_is_slower_than_the_kernels_is_a_cause_in_steps_without_the_profiler(
+    real, shown
+):
+    late = finding("launch-bound", promises=45.0)
+    after = {"step_ms": 100.0, "real_ms": real, "busy_ms": 40.0, "findings": [late]}
+    (found,) = judged(Variants("", lambda *_: None), {"after": after})
+    assert found["promises"]
+    assert found["true"] == shown
+
+
 def test_what_is_true_and_what_is_in_preview_are_counted_apart():
     case = Variants("", lambda *_: None)
     after = [

@@ -16,8 +16,9 @@ true of nearly every step has no place. It promises too much if it names the cau
 above 2% of the step, or if it promises that and was not there before with as large a promise.
 
 A fixed step can have a second cause. A finding is true where its own trial has made the change
-here and the step became shorter, where the case says that the fix leaves it, or where
-``after_fix.toml`` says by what it was shown. These are counted apart. Stable rules and those in
+here and the step became shorter, where the case says that the fix leaves it, where it promises a
+part of the time in which no kernel runs in steps without the profiler, or where ``after_fix.toml``
+says by what it was shown. These are counted apart. Stable rules and those in
 preview are counted apart, too.
 """
 
@@ -58,6 +59,8 @@ _TIMEOUT_S = 150.0
 _PROMISE = 0.02
 _OF_PROMISE = 0.25
 TIERS = ("stable", "preview")
+_OF_IDLE = ("launch-bound", "small-batch")
+"""Rules that promise the time in which the GPU has nothing to do."""
 
 
 @dataclass(frozen=True)
@@ -233,8 +236,6 @@ def said(report: backspot.Report) -> Said:
     step = report.replayed_step.ns if report.replayed_step else report.step_ns
     findings = []
     for one in report.findings:
-        if one.tier not in TIERS:  # what is true of nearly every step is said, not found
-            continue
         gain = gain_of(one)
         tried = one.tried.verdict if one.tried else ""
         places = [place.path for place in one.places]
@@ -251,6 +252,8 @@ def said(report: backspot.Report) -> Said:
         )
     return {
         "step_ms": step / 1e6,
+        "real_ms": (report.unprofiled_step_ns or 0) / 1e6,
+        "busy_ms": sum(phase.busy_ns for phase in report.phases) / 1e6,
         "findings": findings,
         "not_replayed": report.not_replayed,
         "says": str(report).partition("\n")[0],
@@ -274,6 +277,8 @@ def judged(
     before = record.get("before") or {"findings": []}
     verdicts = []
     for finding in after["findings"]:
+        if finding["tier"] not in TIERS:  # what is true of nearly every step is said, not found
+            continue
         earlier = [one for one in before["findings"] if _is_same(one, finding)]
         is_cause = case.names_cause(finding)
         promise = finding["promises_ms"] or 0.0
@@ -290,7 +295,7 @@ def judged(
                 "new": not earlier,
                 "share": share,
                 "promises": counts and share > _PROMISE,
-                "true": _evidence(case, finding, is_cause, known or {}),
+                "true": _evidence(case, after, finding, is_cause, known or {}),
             }
         )
     return verdicts
@@ -314,13 +319,19 @@ def _promise_or_time(finding: Said) -> float:
     return float(finding["takes_ms"] if promise is None else promise)
 
 
-def _evidence(case: Variants, finding: Said, is_cause: bool, known: Mapping[str, str]) -> str:
+def _evidence(
+    case: Variants, after: Said, finding: Said, is_cause: bool, known: Mapping[str, str]
+) -> str:
     """Return what shows that a finding of a fixed step is true; empty: nothing."""
     rule = finding["rule"]
     if finding["tried"] == "helps":
         return "tried"
     if is_cause and case.leaves:
         return "left by the fix"
+    if rule in _OF_IDLE:
+        busy, real = after.get("busy_ms", 0.0), after.get("real_ms", 0.0)
+        if 0 < busy + (finding["promises_ms"] or 0.0) < real:
+            return f"kernels run for {busy:.2g} of {real:.2g} ms"
     return case.granted.get(rule) or known.get(rule, "")
 
 

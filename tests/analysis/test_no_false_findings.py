@@ -105,7 +105,7 @@ def test_a_sparse_table_writes_no_dense_gradient(tmp_path, inside, found):
     step.operator("aten::embedding", 110, 120, seq=0)
     step.node("EmbeddingBackward0", 300, 600, seq=0)
     step.trace.operator(inside, 310 * TICK, 590 * TICK, thread=ENGINE)
-    step.kernel("fill", 330, 550, launch=320, thread=ENGINE)
+    step.kernel("Memset (Device)", 330, 550, launch=320, thread=ENGINE)
     assert ("dense-embedding-gradient" in step.findings(tmp_path)) is found
 
 

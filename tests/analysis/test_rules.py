@@ -196,6 +196,38 @@ def test_a_small_table_is_not_told_to_be_sparse(name: str, title: str, remedy: s
 
 
 @pytest.mark.parametrize(
+    ("once_each", "in_turn", "found"),
+    [(200, 500, True), (500, 200, False), (900, 800, False)],
+    ids=["few rows", "many rows", "a large batch"],
+)
+def test_an_embedding_whose_gradients_go_to_many_rows_is_as_usual(
+    tmp_path: Path, once_each: int, in_turn: int, found: bool
+) -> None:
+    trace, us = Trace(), 1_000
+    for step in range(2):
+        begin = step * 4_000 * us
+        trace.forward("table", "Embedding", begin, begin + 60 * us)
+        trace.operator("aten::embedding", begin + 10 * us, begin + 50 * us, seq=step)
+        trace.node("EmbeddingBackward0", begin + 100 * us, begin + 200 * us, seq=step)
+        time = begin + 210 * us
+        for name, length in (
+            ("DeviceRadixSortOnesweepKernel", 300),
+            ("void at::native::compute_grad_weight<float, long>(long const*)", once_each),
+            ("void at::native::sum_and_scatter<float, long>(long const*)", in_turn),
+        ):
+            trace.kernel(time, time + length * us, launch=begin + 120 * us, name=name)
+            time += length * us
+        trace.annotation(f"ProfilerStep#{step}", begin, begin + 3_900 * us)
+    report = backspot.locate(trace.save(tmp_path / "trace.json"))
+    tables = [one for one in report.findings if one.rule == "dense-embedding-gradient"]
+    assert bool(tables) is found
+    for one in tables:
+        assert one.path == "table"
+        # The sort and one look at each gradient are needed in any case.
+        assert one.wall_ns == in_turn * us
+
+
+@pytest.mark.parametrize(
     ("calls", "kinds", "length", "found"),
     [(20, 3, 4, True), (12, 3, 4, False), (20, 1, 4, False), (20, 3, 60, False)],
     ids=["a loop", "a few calls", "one activation for all layers", "long operators"],

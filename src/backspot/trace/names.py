@@ -625,6 +625,9 @@ FILL_FUNCTOR = "FillFunctor"
 """Part of the name of the kernel that fills a tensor: ATen's ``FillKernel.cu``."""
 INDEXING_BACKWARD = "indexing_backward_kernel"
 """Part of the name of the kernels that add gradients into rows: ATen's ``Indexing.cu``."""
+ROWS_IN_PARTS, PARTS_OF_ROWS = "compute_grad_weight", "sum_and_scatter"
+"""Parts of the names of the kernels that add gradients into rows of an embedding, each gradient
+once, and then the parts of each row in turn: ATen's ``EmbeddingBackwardKernel.cu``."""
 
 
 DEPTHWISE_2D, DEPTHWISE_3D = "conv_depthwise2d", "conv_depthwise3d"

@@ -172,6 +172,27 @@ def crowded(evidence: Evidence) -> Mask:
     return slow
 
 
+def added_in_turn(evidence: Evidence, nodes: Mask) -> Mask:
+    """Return the device work that adds many gradients to few rows, in nodes of embeddings.
+
+    Each gradient is read once, and added up with some others of its row. What adds these parts of
+    each row in turn takes longer than that only where rows have many parts.
+    """
+    of_nodes = evidence.work_of(nodes)
+
+    def named(part: str) -> tuple[Mask, Ints]:
+        """Return the kernels of a name, and how long those of each node run."""
+        work = of_nodes & evidence.work_named(lambda name: part in name)
+        spent = np.zeros(len(nodes), np.int64)
+        np.add.at(spent, evidence.work.span[work], evidence.costs.device_ns[work])
+        return work, spent
+
+    _, once_each = named(names.ROWS_IN_PARTS)
+    work, in_turn = named(names.PARTS_OF_ROWS)
+    slow: Mask = work & evidence.work_of(in_turn > once_each)
+    return slow
+
+
 @once
 def forward_of(evidence: Evidence) -> Ints:
     """Return the time of the forward operator that made each node; 0 where unknown.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from backspot.analysis.findings.evidence import Evidence
 from backspot.analysis.findings.observations import (
+    added_in_turn,
     by_masks,
     crowded,
     forward_of,
@@ -15,10 +16,10 @@ from backspot.results.findings import Finding
 from backspot.trace import Category, names
 from backspot.trace.events import Mask
 
-_DENSE_LEAST = 0.04
-"""Every language model has such a gradient; below this share of the step it is as usual."""
 _WHOLE_LEAST = 0.02
-"""The same for a gradient of all rows: the optimizer takes several times as long for them."""
+"""Of the step, for a gradient of all rows: the optimizer takes several times as long for them."""
+_IN_TURN_LEAST = 0.04
+"""Of the step, for gradients of few rows: every language model has some."""
 
 
 _WHOLE_TABLE = (
@@ -30,7 +31,7 @@ _WHOLE_TABLE = (
 )
 _FEW_ROWS = (
     "Embedding backward adds many gradients to few rows",
-    "Gradients of equal indices are added one after the other.",
+    "This adds up the parts of each row's gradient, one after the other.",
     "If a few tokens fill the batch, pass padding_idx for padding, or look up each distinct token "
     "once. A small table is faster as a matmul with one-hot rows.",
 )
@@ -53,8 +54,9 @@ def dense_embedding_gradient(evidence: Evidence) -> Finding | None:
     added, and all of it updated. Or many gradients are added to few rows, one after the other,
     which the title says.
 
-    **Found by** embedding nodes without `sparse=True` from 4% of the step, as every language model
-    has one; from 2% where they fill the whole table.
+    **Found by** embedding nodes without `sparse=True` that fill the whole table, from 2% of the
+    step; on a GPU by the kernel that adds the parts of a row, from 4%, where that takes longer than
+    to read each gradient once. An embedding's other work is as usual.
 
     **Fix.** If batches use few rows of a large table: `sparse=True` with `torch.optim.SparseAdam`.
     Weights tied to the output layer have a dense gradient anyway. `padding_idx` leaves padding out
@@ -66,22 +68,31 @@ def dense_embedding_gradient(evidence: Evidence) -> Finding | None:
     sparse = ("aten::embedding_sparse_backward", "aten::_embedding_bag_sparse_backward")
     nodes &= ~evidence.spans_around(evidence.events.named(Category.OPERATOR, *sparse))
     cost, by_step = costs.of_spans(nodes), costs.of_spans_by_step(nodes)
-    is_whole = costs.holds_in_most_steps(by_step, _WHOLE_LEAST) and is_filled(evidence, nodes)
-    if not (is_whole or costs.holds_in_most_steps(by_step, _DENSE_LEAST)):
-        return None
-    names, placed = costs.top_nodes(nodes), costs.places_of_spans(nodes)
-    title, why, remedy = _WHOLE_TABLE if is_whole else _FEW_ROWS
+    if costs.holds_in_most_steps(by_step, _WHOLE_LEAST) and is_filled(evidence, nodes):
+        placed, at_best = costs.places_of_spans(nodes), False
+        change = {"free": placed.removable, "update": [place.path for place in placed.places]}
+        title, why, remedy = _WHOLE_TABLE
+    else:
+        in_turn = added_in_turn(evidence, nodes)
+        if not costs.holds_in_most_steps(costs.of_work_by_step(in_turn), _IN_TURN_LEAST):
+            return None
+        nodes &= evidence.spans_of_work(in_turn)
+        placed, at_best, change = costs.places_of_work(in_turn), True, {}
+        title, why, remedy = _FEW_ROWS
+        cost = costs.of_work(in_turn)
+    node_names = costs.top_nodes(nodes)
     return finding(
         placed,
         title=title,
         seen=(
-            f"{', '.join(names)}: {say.ms(cost)} in {say.per_step(int(nodes.sum()), 'node')}. {why}"
+            f"{', '.join(node_names)}: {say.ms(cost)} in "
+            f"{say.per_step(int(nodes.sum()), 'node')}. {why}"
         ),
         remedy=remedy,
-        nodes=names,
+        nodes=node_names,
         kernels=costs.top_kernels(evidence.work_of(nodes)),
-        at_best=not is_whole,
-        change={"free": placed.removable, "update": [place.path for place in placed.places]},
+        at_best=at_best,
+        change=change,
     )
 
 
