@@ -63,15 +63,22 @@ def test_compiling_that_loses_is_no_advice_of_a_launch_bound_step() -> None:
 
 
 def test_what_the_plan_gained_is_the_price() -> None:
-    loses = rung("torch.compile", "compile", 110, "does not help")
-    batch = rung("batch 64", "batch", 60, "helps", note="for as many samples as a step has now")
-    finding = of(planned("h200/launch_bound", loses, batch), "launch-bound")
+    gains = rung("torch.compile", "compile", 60, "helps")
+    finding = of(planned("h200/launch_bound", gains), "launch-bound")
     gain = gain_of(finding)
     assert helps(finding) is True
     assert finding.tier == "stable"
     assert gain is not None
     assert (gain.ns, gain.low_ns, gain.high_ns) == (40 * _MS, 39 * _MS, 41 * _MS)
-    assert "for as many samples as a step has now" in str(finding.tried)
+
+
+def test_a_larger_batch_lends_its_price_to_no_other_remedy() -> None:
+    note = "for as many samples as a step has now"
+    loses = rung("torch.compile", "compile", 110, "does not help")
+    batch = rung("batch 64", "batch", 60, "helps", note)
+    finding = of(planned("h200/launch_bound", loses, batch), "launch-bound")
+    assert helps(finding) is False
+    assert "batch 64" not in str(finding.tried)
 
 
 def test_a_setting_on_top_of_others_saves_what_it_adds() -> None:

@@ -14,14 +14,15 @@ from backspot.results.trials import Tried, Variant, Verdict
 
 _AXES: Mapping[str, tuple[str, ...]] = {
     "attention-math": ("attention",),
-    "launch-bound": ("compile", "batch"),
+    "launch-bound": ("compile",),
     "layout-copies": ("layout",),
     "no-tensor-cores": ("precision",),
     "recompute": ("checkpoint",),
     "small-batch": ("batch",),
     "waiting-for-data": ("loader",),
 }
-"""The kinds of settings that the remedy of a rule names, the one that it names first first."""
+"""The kinds of settings that the remedy of a rule names first. What a remedy names beside them, such
+as a larger batch in a step that waits for the host, must not lend its price to these."""
 
 
 def with_rungs(report: Report) -> Report:
