@@ -21,8 +21,8 @@ _AXES: Mapping[str, tuple[str, ...]] = {
     "small-batch": ("batch",),
     "waiting-for-data": ("loader",),
 }
-"""The kinds of settings that the remedy of a rule names first. What a remedy names beside them, such
-as a larger batch in a step that waits for the host, must not lend its price to these."""
+"""The kinds of settings that the remedy of a rule names first. What it names beside them, such as a
+larger batch in a step that waits for the host, must not lend its price to these."""
 
 
 def with_rungs(report: Report) -> Report:
