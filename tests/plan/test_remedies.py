@@ -81,6 +81,14 @@ def test_a_larger_batch_lends_its_price_to_no_other_remedy() -> None:
     assert "batch 64" not in str(finding.tried)
 
 
+def test_a_larger_batch_is_said_to_train_something_else() -> None:
+    batch = rung("batch 64", "batch", 60, "helps")
+    finding = of(planned("h200/launch_bound", batch), "small-batch")
+    assert finding.tried is not None
+    assert finding.tried.best is not None
+    assert finding.tried.best.changes_training
+
+
 def test_a_setting_on_top_of_others_saves_what_it_adds() -> None:
     added = rung("bf16", "precision", 70, "helps", on=("channels_last",))
     finding = of(planned("h200/fp32_convnet", added), "no-tensor-cores")

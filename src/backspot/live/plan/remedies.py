@@ -64,4 +64,7 @@ def _variant(rung: Rung, step_ns: int) -> Variant:
     notes = (rung.note, f"on top of {' and '.join(rung.on)}" if rung.on else "")
     note = "; ".join(filter(None, notes))
     takes, least, most = (max(0, step_ns - saves) for saves in (middle, high, low))
-    return Variant(rung.setting, takes, least, most, middle, low, high, verdict, note)
+    return Variant(
+        *(rung.setting, takes, least, most, middle, low, high, verdict, note),
+        changes_training=rung.axis == "batch",
+    )
