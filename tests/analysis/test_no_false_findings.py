@@ -253,8 +253,9 @@ def test_the_price_of_a_single_pass_is_no_floor_for_that_of_fewer_passes(tmp_pat
 
 @pytest.mark.parametrize("norm", ["BatchNorm2d", "GroupNorm"])
 def test_that_fewer_passes_change_the_training_is_said_of_batch_norms(tmp_path, norm):
-    remedy = two_passes(tmp_path / norm, norm=norm).remedy
-    assert ("the training changes" in remedy) is (norm == "BatchNorm2d")
+    found = two_passes(tmp_path / norm, norm=norm)
+    assert ("Batch norms" in found.remedy) is (norm == "BatchNorm2d")
+    assert found.changes_training is (norm == "BatchNorm2d")
 
 
 @pytest.mark.parametrize(

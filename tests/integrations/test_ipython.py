@@ -82,6 +82,20 @@ def test_the_files_are_written_if_that_is_wanted(run, tmp_path):
     }
 
 
+@pytest.mark.slow
+def test_a_plan_of_a_cell_is_in_its_report_and_its_files_and_changes_no_loss(run, tmp_path):
+    training = TRAINING.replace("range(8)", "range(12)")
+    run(training)
+    plain = run.variables["losses"]
+    run(SETUP)
+    run(f"%%backspot found --plan --warmup 1 --steps 2 -o {tmp_path}\n{training}")
+    assert run.variables["losses"] == plain
+    plan = run.variables["found"].plan
+    assert any(rung.step_ns for rung in plan.rungs)
+    assert backspot.Report.load(tmp_path / "report.json").plan == plan
+    assert not left_in_torch()
+
+
 def test_a_cell_that_fails_shows_its_error_and_what_was_recorded(run):
     failing = TRAINING + "    if step == 6: raise ValueError('broken')\n"
     shown = run(f"%%backspot found --warmup 1 --steps 3\n{failing}")

@@ -111,6 +111,19 @@ def test_what_trains_something_else_comes_after_what_does_not_and_says_so():
     assert json.loads(to_json(made))["findings"][0]["tried"]["variants"][-1]["changes_training"]
 
 
+def test_a_remedy_that_trains_something_else_says_so_before_it_was_tried():
+    changing = replace(cause("batch", 30, "fc"), changes_training=True)
+    assert rules_of(changing, cause("other", 5, "conv")) == ["other"] * 2
+    made = step_of(changing)
+    for said in (render_text(made, width=200), to_html(made).decode(), to_markdown(made).decode()):
+        assert "(predicted, but it changes what is trained)" in said
+        assert "Do it otherwise. Or not. This changes what is trained." in said
+    assert json.loads(to_json(made))["findings"][0]["changes_training"]
+    assert (
+        "changes_training" not in json.loads(to_json(step_of(cause("a", 5, "fc"))))["findings"][0]
+    )
+
+
 def test_the_way_that_helps_is_named_where_it_is_not_the_first_one():
     helps = tried(cause("loss", 10, "fc"), 10, "labels alone", first="compiled")
     assert step_of(helps).answer.remedy.what == "labels alone"

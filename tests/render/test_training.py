@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from backspot.analysis.training import StepTimes
-from backspot.render.training import training_facts
+from backspot.render.training import rescaled, training_facts
 from backspot.results import LoaderUse
+from support.report_parts import report, row
 
 MS = 1_000_000
 
@@ -34,3 +37,16 @@ def test_loaders_with_other_numbers_of_workers_have_a_sentence_each():
 
 def test_of_loaders_that_keep_up_nothing_is_told():
     assert facts(LoaderUse(2, 1000, 4, 40 * MS), LoaderUse(2, 10, 0, 0)) == []
+
+
+def test_a_report_that_is_completed_says_that_its_times_are_no_longer_those_on_the_screen():
+    printed = replace(step_of(3_213_000_000), clock="real")
+    assert rescaled(printed, printed) == ""
+    completed = replace(step_of(1_781_000_000), clock="real")
+    said = ", and its times: those that were printed are of a step of 3213 ms, not 1781 ms"
+    assert rescaled(printed, completed) == said
+    assert rescaled(printed, replace(completed, clock="recorded")) == ""
+
+
+def step_of(ns):
+    return replace(report([row("fc", wall=ns)]), step_ns=ns)

@@ -433,7 +433,8 @@ class _Observation:
 
     def _complete(self, steps: Training | None) -> None:
         """Write the newest report once more, with all steps of the training in it."""
-        saved = self._last and self._last.completed(steps, self._title, self._folder)
+        before = self._last
+        saved = before and before.completed(steps, self._title, self._folder)
         if saved is not None and not saved.problem:
             self._last = saved
         if saved is None or steps is None or not self.process.is_first:
@@ -441,10 +442,11 @@ class _Observation:
         if saved.problem:
             complain(f"the report is not completed: {saved.problem}")
             return
-        from backspot.render.training import training_line
+        from backspot.render.training import rescaled, training_line
 
         names = [name for name in saved.names if not name.endswith(".json.gz")]
-        complain(f"{training_line(steps)} {' and '.join(names)} have all of it.")
+        since = rescaled(before.report, saved.report) if before else ""
+        complain(f"{training_line(steps)} {' and '.join(names)} have all of it{since}.")
 
     def _death(self, error: BaseException | None) -> OutOfMemory | None:
         """Return how the training died of memory, if it did."""

@@ -6,6 +6,7 @@ import argparse
 import gc
 import shlex
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -14,12 +15,15 @@ from IPython.display import HTML, display
 
 from backspot.errors import BackspotError
 from backspot.integrations._trainer import say, schedule_of
+from backspot.live.acts import Rest, hand_on
+from backspot.live.parts import acts_of
 from backspot.live.recorder import Recorded
 from backspot.live.running import Observer
-from backspot.live.saving import save
+from backspot.live.saving import Saved, save
 from backspot.progress import Progress
 from backspot.render.files import check_folder
 from backspot.render.notebook import report_html
+from backspot.results.report import Report
 
 _CELL = "the training in a cell"
 
@@ -38,7 +42,7 @@ class CellMagic:
         """Run a cell that trains, and show what makes its backward slow.
 
             %%backspot [NAME] [--warmup N] [--steps N] [--depth D] [--no-compiled] [-o DIR]
-                [--preview]
+                [--plan] [--preview]
 
         The models and the steps are found as by ``backspot run``. The report appears as soon as
         enough steps are recorded, and the cell goes on as if nothing had happened.
@@ -47,7 +51,8 @@ class CellMagic:
         (default: 5). --steps N: how many steps to time without the profiler, and how many to record
         (default: 10). --depth D: the deepest level that is labelled (default: all). --no-compiled:
         keep out of torch.compile. -o DIR: also write report.html, report.json and trace.json.gz
-        into this folder. --preview: show the findings of preview rules too.
+        into this folder. --plan: try settings on a copy of the model too, within a minute, in which
+        the training stands still. --preview: show the findings of preview rules too.
         """
         try:
             words = shlex.split(line)
@@ -58,12 +63,15 @@ class CellMagic:
             if args.output is not None:
                 check_folder(args.output, "-o")
             schedule = schedule_of(args.warmup, args.steps, None, args.depth, args.compiled, False)
+            acts = acts_of(args.tries) if args.tries else []
         except BackspotError as error:
             raise WrongLine(str(error)) from None
+        schedule = replace(schedule, keeps_live=any(act.needs_living for act in acts))
         stack = ExitStack()
 
-        def deliver(recorded: Recorded) -> None:
+        def deliver(recorded: Recorded) -> Rest | None:
             stack.close()
+            saved: Saved | None = None
             try:
                 if args.output is None:
                     report = recorded.locate(_CELL)
@@ -74,12 +82,21 @@ class CellMagic:
                         say(f"no files: {saved.problem}")
             except (BackspotError, OSError) as error:
                 say(f"no report: {error}")
-                return
-            if args.name:
-                self._shell.user_ns[args.name] = report
-            show: Any = display  # untyped
-            page: Any = HTML  # untyped
-            show(page(report_html(report, preview=True)) if args.preview else report)
+                return None
+
+            def show(report: Report) -> None:
+                if saved is not None and acts:
+                    saved.again(report, Path(args.output))
+                if args.name:
+                    self._shell.user_ns[args.name] = report
+                put: Any = display  # untyped
+                page: Any = HTML  # untyped
+                put(page(report_html(report, preview=True)) if args.preview else report)
+
+            if recorded.live is None:
+                show(report)
+                return None
+            return hand_on(acts, report, recorded.live, show)
 
         gc.collect()  # optimizers of earlier cells would be waited for
         with stack:
@@ -117,5 +134,7 @@ def _parser() -> _Parser:
     parser.add_argument("--depth", type=int)
     parser.add_argument("--no-compiled", dest="compiled", action="store_false")
     parser.add_argument("-o", "--output")
+    tries = {"trials": "plan"}
+    parser.add_argument("--plan", dest="tries", action="store_const", const=tries)
     parser.add_argument("--preview", action="store_true")
     return parser

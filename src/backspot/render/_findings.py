@@ -85,6 +85,13 @@ def has_advice(finding: Finding) -> bool:
     return helps(finding) is not False
 
 
+def advice_of(finding: Finding) -> str:
+    """The remedy, and whether something else is trained with it; ``""`` as ``has_advice``."""
+    if not has_advice(finding):
+        return ""
+    return f"{finding.remedy}{' This changes what is trained.' * finding.changes_training}"
+
+
 def cost_of(report: Report, finding: Finding) -> tuple[str, str]:
     """A finding's cost per step and its share: ``5.0 ms`` and ``11% of the step``."""
     if (other := other_cost(finding)) is not None:

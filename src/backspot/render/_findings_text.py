@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from backspot.formatting import visible
-from backspot.render._findings import cost_of, has_advice, overlap, place_name, worth
+from backspot.render._findings import advice_of, cost_of, overlap, place_name, worth
 from backspot.render._terminal import keep_end, paragraph
 from backspot.render.parts import remarks_on
 from backspot.results.findings import Finding
@@ -48,9 +48,8 @@ def finding(
     lines = [*paragraph(text, width, f"{number}. ", whole=whole)]
     if evidence_text := _sentences(cause.seen, evidence):
         lines += paragraph(Text(evidence_text, "dim"), width, "   ", whole=whole)
-    if has_advice(cause):
-        advice = Text(visible(cause.remedy))
-        lines += paragraph(advice, width, "   → ", whole=whole)
+    if advice := advice_of(cause):
+        lines += paragraph(Text(visible(advice)), width, "   → ", whole=whole)
     for said in remarks_on(cause):
         remark_text = Text(_sentences(said.said, remark))
         lines += paragraph(remark_text, width, f"   {said.mark} ", whole=whole)

@@ -17,8 +17,8 @@ _NOTABLE = 0.02
 """Share of the step from which it is said that a part of it stays as it is."""
 _NONE = "Of what was tried, nothing makes a step shorter here."
 _HINT = (
-    "A plan tries settings on a copy of the model, in a minute: backspot run --plan, or "
-    'backspot.profile(..., trials="plan")'
+    "A plan tries settings on a copy of the model, in a minute: backspot run --plan, %%backspot "
+    '--plan in a notebook, or backspot.profile(..., trials="plan")'
 )
 _AS_IT_IS = "as it is"
 _DIFFERENCES = (

@@ -64,7 +64,7 @@ def _candidates(report: Report, subject: Answer) -> Iterator[tuple[float, bool, 
         if counted < _LEAST * step_ns:
             continue
         way = measurement.way if measurement else ""
-        changes = bool(measurement and is_measured and measurement.changes_training)
+        changes = finding.changes_training or bool(measurement and measurement.changes_training)
         what = way if is_measured and way else _in_few_words(finding.remedy)
         weight = counted * (1.0 if is_measured else _PREDICTED)
         remedy = FirstRemedy(what, saves, share, finding.rule, is_measured, changes)

@@ -13,8 +13,8 @@ from backspot.render._comparison import comparison_answer, left_out, sides, tabl
 from backspot.render._facts import coverage, notes, remedies, savings, setting, units
 from backspot.render._findings import (
     HEADING,
+    advice_of,
     cost_of,
-    has_advice,
     listed,
     overlap,
     place_name,
@@ -160,7 +160,7 @@ def _findings(report: Report, view: View) -> list[str]:
         place = f" in {place}" if place else ""
         cost = _text(", ".join(cost_of(report, finding)))
         lines.append(f"{number}. **{_text(finding.title)}**: {cost}{place}.")
-        remedy = finding.remedy if has_advice(finding) else ""
+        remedy = advice_of(finding)
         same = overlap(report, finding, findings[: number - 1])
         remarks = [remark.said for remark in remarks_on(finding)]
         texts = [_text(sentence) for sentence in (finding.seen, remedy, *remarks, same) if sentence]

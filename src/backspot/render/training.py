@@ -47,6 +47,14 @@ def training_line(training: Training) -> str:
     return f"The training: {steps} of {duration(training.step_ns)} ({', '.join(facts)})."
 
 
+def rescaled(printed: Report, completed: Report) -> str:
+    """Return that the times of a report that was printed before are others now; or ``""``."""
+    before, now = duration(printed.step_ns), duration(completed.step_ns)
+    if printed.clock != "real" or completed.clock != "real" or before == now:
+        return ""
+    return f", and its times: those that were printed are of a step of {before}, not {now}"
+
+
 def training_facts(training: Training, recorded: Sequence[RareWork] = ()) -> Iterator[str]:
     """Iterate over what else is worth a sentence, what costs most time first.
 

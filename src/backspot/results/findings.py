@@ -234,6 +234,8 @@ class _Cause(_Costly):
             wrote. The answer and the order of the others do not depend on these two, and preview
             findings are shown on demand (``--preview``).
         form: Which of the remedies of its rule this finding has, ``""`` for the usual one.
+        changes_training: Whether something else is trained with the remedy, as with a larger batch:
+            its saving is no reason alone to take it.
     """
 
     __slots__ = ()
@@ -252,6 +254,7 @@ class _Cause(_Costly):
     saves: Saving | None = None
     tier: Tier = "stable"
     form: str = field(default="", metadata=SELDOM)
+    changes_training: bool = field(default=False, metadata=SELDOM)
 
     def _measured(self) -> Measured | None:
         return None

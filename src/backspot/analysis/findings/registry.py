@@ -86,6 +86,7 @@ def finding(
     priced: bool = True,
     change: Mapping[str, Any] | None = None,
     form: str = "",
+    changes_training: bool = False,
 ) -> Found | None:
     """Return a finding with this cost, or ``None`` where there is no place.
 
@@ -114,4 +115,5 @@ def finding(
         by_step=cost.by_step,
         change=change or {},
         form=form,
+        changes_training=changes_training,
     )

@@ -9,9 +9,9 @@ from urllib.parse import urlsplit
 from backspot.formatting import counted, duration, visible
 from backspot.render._findings import (
     HEADING,
+    advice_of,
     cost_of,
     cost_of_place,
-    has_advice,
     listed,
     overlap,
     place_name,
@@ -90,7 +90,8 @@ def _finding(report: Report, finding: Finding, before: Sequence[Finding]) -> str
     link = ""
     if urlsplit(finding.link).scheme == "https":
         link = f' <a href="{shown(finding.link)}" target="_blank" rel="noreferrer">Read more</a>'
-    remedy = f'<p class="remedy">{shown(finding.remedy)}{link}</p>' if has_advice(finding) else ""
+    advice = advice_of(finding)
+    remedy = f'<p class="remedy">{shown(advice)}{link}</p>' if advice else ""
     where = f'<ul class="places" aria-label="Where">{named}</ul>' if named else ""
     tick = ""
     if (gain := gain_of(finding)) and gain.ns:
@@ -134,9 +135,7 @@ def _data(report: Report, finding: Finding, place: dict[str, int]) -> dict[str, 
     return {
         "title": finding.title,
         "cost": cost_of(report, finding)[0],
-        "remedy": finding.remedy
-        if has_advice(finding)
-        else " ".join(remark.said for remark in remarks_on(finding)),
+        "remedy": advice_of(finding) or " ".join(remark.said for remark in remarks_on(finding)),
         "places": [
             [
                 place[location.path] if location.class_name else visible(location.path),

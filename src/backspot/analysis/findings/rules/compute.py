@@ -108,6 +108,7 @@ def attention_math(evidence: Evidence) -> Finding | None:
     if not softmax.any():
         return None
     names = costs.top_nodes(nodes)
+    remedy, changes_training = _attention_remedy(evidence, softmax)
     products = evidence.nodes_named(lambda name: of_node(name) in BATCHED_PRODUCTS)
     return finding(
         costs.places_of_spans(nodes),
@@ -117,10 +118,11 @@ def attention_math(evidence: Evidence) -> Finding | None:
             "these nodes reads and writes the whole matrix of attention weights, and so do the "
             "products, whose gain is not counted."
         ),
-        remedy=_attention_remedy(evidence, softmax),
+        remedy=remedy,
         nodes=names,
         kernels=costs.top_kernels(evidence.work_of(nodes)),
         change={"free": evidence.with_forward(nodes & ~products)},
+        changes_training=changes_training,
     )
 
 
@@ -212,8 +214,11 @@ def _shape_of_product(evidence: Evidence, operator: int) -> tuple[int, int, int]
     return rows, inner, columns
 
 
-def _attention_remedy(evidence: Evidence, softmax: Mask) -> str:
-    """Return what to change, by the operators that ran in the forward around these softmaxes."""
+def _attention_remedy(evidence: Evidence, softmax: Mask) -> tuple[str, bool]:
+    """Return what to change, by the operators that ran in the forward around these softmaxes.
+
+    The second value is whether something else is trained then.
+    """
     events = evidence.events
     operator = evidence.ownership.join.operator[softmax]
     operator = operator[operator >= 0]
@@ -221,11 +226,11 @@ def _attention_remedy(evidence: Evidence, softmax: Mask) -> str:
     math = (evidence.around(thread, start, _MATH) >= 0).any()
     if evidence.device != "cpu":
         if not math:
-            return f"{_USE_SDPA}."
+            return f"{_USE_SDPA}.", False
         return (
             "Use half precision and a head size that the flash or efficient backend supports: "
             f"scaled_dot_product_attention falls back to its math backend here. {_WARNS}"
-        )
+        ), False
     falls_back = "scaled_dot_product_attention falls back to its math backend here"
     if _drops_out(events, thread, end):
         because = f"{falls_back}, because dropout_p is not 0, and" if math else "Here"
@@ -233,13 +238,14 @@ def _attention_remedy(evidence: Evidence, softmax: Mask) -> str:
             "Train without dropout of the attention weights, if that is as good (dropout in "
             "nn.MultiheadAttention): scaled_dot_product_attention then runs as one kernel. "
             f"{f'{because} the' if math else 'The'} fused kernel for the CPU has no dropout."
-        )
+        ), True
     if math:
         return (
             f"Give scaled_dot_product_attention what its fused kernel for the CPU needs: "
             f"{_NEEDED_ON_CPU}. It falls back to its math backend here."
-        )
-    return f"{_USE_SDPA} where dropout_p is 0. The fused kernel for the CPU needs {_NEEDED_ON_CPU}."
+        ), False
+    remedy = f"{_USE_SDPA} where dropout_p is 0. The fused kernel for the CPU needs"
+    return f"{remedy} {_NEEDED_ON_CPU}.", False
 
 
 def _drops_out(events: Events, thread: Ints, end: Ints) -> bool:

@@ -97,7 +97,7 @@ def gradient_accumulation(evidence: Evidence) -> Finding | None:
         by_step, _ACCUMULATION_LEAST_OF_SEVERAL if passes > 1 else _ACCUMULATION_LEAST
     ):
         return None
-    title, change, at_least = "", None, passes > 1
+    title, change, at_least, changes_training = "", None, passes > 1, False
     if passes > 1:
         why = (
             f"with {passes} passes before each update, each pass adds to the gradients so far. "
@@ -118,8 +118,9 @@ def gradient_accumulation(evidence: Evidence) -> Finding | None:
                 "for a part of the time, which counts. The price is that of a single pass, and "
                 "fewer passes save a part of it"
             )
-            if _has_batch_norm(evidence, further):
-                remedy += " Batch norms then normalize over more samples: the training changes."
+            changes_training = _has_batch_norm(evidence, further)
+            if changes_training:
+                remedy += " Batch norms then normalize over more samples."
     elif parallel:
         why = "DistributedDataParallel copies each gradient into its buckets"
         remedy = (
@@ -150,6 +151,7 @@ def gradient_accumulation(evidence: Evidence) -> Finding | None:
         kernels=costs.top_kernels(work),
         at_least=at_least,
         change=change,
+        changes_training=changes_training,
     )
 
 
@@ -751,6 +753,7 @@ def second_backward(evidence: Evidence) -> Finding | None:
             nodes=nodes,
             at_best=True,
             change={"parts": [(gone, _SELDOM)]},
+            changes_training=True,
         )
     repeated = costs.places_of_spans(again)
     return finding(

@@ -264,6 +264,7 @@ def small_batch(evidence: Evidence, others: Sequence[Finding]) -> Finding | None
             "Raise the batch size until memory or the learning rate limits it: a larger batch "
             f"takes hardly more time here. If the batch can't grow, {_OTHERWISE[is_compiled]}"
         ),
+        changes_training=True,
     )
 
 
