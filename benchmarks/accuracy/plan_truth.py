@@ -16,13 +16,6 @@ than it did when it was recorded. A rung ``differs`` where the real step does by
 without it; its sign is right where the plan's saving has that of the real one. Of another batch,
 the time of as many samples counts. On a CPU, one thread runs, and its own time counts.
 
-What a plan's numbers are made of is kept beside them, so that another formula can be tried without
-the device: ``account`` has the real step's parts, and what host and device need for it by a replay;
-``turns`` has for each rung what the copies needed in each round (host, device and clock time, in
-nanoseconds), and what the step without it needs; ``apart`` has host and device of the real steps.
-``whole_said_ms`` is what a difference of the copies' clock times would say, ``replay_said_ms`` what
-the recording says when it is replayed with so much less work of host and device.
-
 Beside that: how long planning took and by how much more than it may, the memory of the GPU at most
 while it planned beside that of a step, and what stays with the process. ``same`` says whether the
 training went on bit for bit: its state after some more steps against a twin that took as many steps
@@ -37,12 +30,10 @@ import argparse
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from unittest.mock import patch
 
 from benchmarks.harness import Figures, Run, each, write_json
 from benchmarks.measuring import interleaved
@@ -112,11 +103,6 @@ def summary_of_lines(lines: Sequence[Mapping[str, Any]], _: str = "") -> dict[st
         [abs(row.get(key) or 0.0) for row in real]
         for key in ("error_percent", "in_ms", "beyond_percent", "drift_percent")
     )
-    others = {
-        way: [abs(row[key]) for row in real if row.get(key) is not None]
-        for way in _WAYS
-        for key in (f"{way}_error_percent",)
-    }
     last = [
         abs(one["whole_error_percent"]) for one in cases if one["whole_error_percent"] is not None
     ]
@@ -137,11 +123,6 @@ def summary_of_lines(lines: Sequence[Mapping[str, Any]], _: str = "") -> dict[st
         "worst drift, %": max(drift, default=None),
         "median error in ms, % of the step": statistics.median(in_ms) if in_ms else None,
         "worst error in ms, % of the step": max(in_ms, default=None),
-        **{
-            f"{what} error by {way}, % of the step": of(found) if found else None
-            for way, found in others.items()
-            for what, of in (("median", statistics.median), ("worst", max))
-        },
         "worst error of a whole plan, %": max(last, default=None),
         "most of a plan that compiling takes": max(
             (one.get("compiling") or 0.0 for one in cases), default=None
@@ -183,8 +164,7 @@ def _measured(job: Job, stage: Stage) -> Record:
     enter("the plan")
     training = Training(context, case)
     usual = _memory_of_steps(training)
-    with _kept_turns() as turns:
-        report = _planned(training, job["plan"])
+    report = _planned(training, job["plan"])
     plan = report.plan
     assert plan is not None
     most, stays = (used - before for used, before in zip(_memory(context), usual, strict=True))
@@ -198,7 +178,6 @@ def _measured(job: Job, stage: Stage) -> Record:
         "memory_gb": most / 1e9,
         "stays_gb": stays / 1e9,
         "next_limit": plan.next_limit,
-        **_made_of(report, turns),
         "rungs": [asdict(one) for one in plan.rungs],
     }
     enter("twins")
@@ -242,8 +221,6 @@ def _measured(job: Job, stage: Stage) -> Record:
     as_it_is = real[frozenset()]
     said_ms = plan.step_ns / 1e6
     rows = [_row(rung, real, shares, not_made, as_it_is, said_ms) for rung in plan.rungs]
-    for row in rows:
-        _add_other_ways(row, turns, said_ms)
     whole = real.get(frozenset(rung.setting for rung in plan.ladder))
     error = None
     if whole is not None and plan.step_ns:
@@ -263,80 +240,6 @@ def _measured(job: Job, stage: Stage) -> Record:
         "whole_error_percent": error,
         "rows": rows,
     }
-
-
-# What a plan is made of ---------------------------------------------------------------------------
-
-_WAYS = ("whole", "replay")
-"""Other ways to say a step: by clock times of copies, and by a replay of the recording."""
-
-
-@contextmanager
-def _kept_turns() -> Iterator[list[Record]]:
-    """Keep what each prediction of the plans within is made of."""
-    from backspot.testing import search, with_copy
-
-    kept: list[Record] = []
-
-    def keep(rung: Rung, step: Any, rounds: Sequence[Any], *more: Any, **options: Any) -> Any:
-        said, found = with_copy(rung, step, rounds, *more, **options)
-        of_turn = {"setting": rung.setting, "on": [*rung.on], "without": asdict(step)}
-        of_turn |= {"with": asdict(found), "more": more, **options}
-        kept.append({**of_turn, "rounds": [[*map(list, both)] for both in rounds]})
-        return said, found
-
-    with patch.object(search, "with_copy", keep):
-        yield kept
-
-
-def _made_of(report: backspot.Report, turns: list[Record]) -> Record:
-    """The account of the step and the turns, with what other ways would say of each."""
-    from backspot.testing import Account, predictor_of
-
-    account, plan = Account.of(report), report.plan
-    assert plan is not None
-    predictor = predictor_of(report)
-    for turn in turns:
-        if turn.get("steps", 1) != 1:
-            continue
-        now, new = (statistics.median(both[at][2] for both in turn["rounds"]) for at in (0, 1))
-        without = turn["without"]
-        before = max(without["host"], without["device"]) + without["beside"]
-        part = max(0, before - account.rest("with its loss" in plan.what))
-        turn["whole_ms"] = (before - min(1.0, part / max(1, now)) * (now - new)) / 1e6
-    alone = [turn for turn in turns if "whole_ms" in turn]
-    if predictor is not None and alone and plan.device_ns:
-        less = [
-            (plan.host_ns - turn["with"]["host"], plan.device_ns - turn["with"]["device"])
-            for turn in alone
-        ]
-        for turn, saves in zip(alone, predictor.with_less((), less), strict=True):
-            turn["replay_ms"] = (plan.step_ns - saves) / 1e6
-    replayed = report.replayed_step
-    return {
-        "account": {
-            **asdict(account),
-            "host_ns": plan.host_ns,
-            "device_ns": plan.device_ns,
-            "replayed_ns": replayed.ns if replayed else None,
-            "not_replayed": report.not_replayed,
-            "busy_ns": sum(phase.busy_ns for phase in report.phases),
-            "device_sum_ns": report.step_gpu_ns,
-        },
-        "turns": turns,
-    }
-
-
-def _add_other_ways(row: dict[str, Any], turns: list[Record], said_as_it_is: float) -> None:
-    """Add to a row what other ways say, and by how much they miss."""
-    for turn in turns:
-        if turn["setting"] != row["setting"] or "+".join(turn["on"]) != row["on"]:
-            continue
-        for way in _WAYS:
-            if f"{way}_ms" in turn and row["error_percent"] is not None:
-                row[f"{way}_said_ms"] = said = turn[f"{way}_ms"]
-                off = 100 * (said - row["said_ms"]) / said_as_it_is
-                row[f"{way}_error_percent"] = row["error_percent"] + off
 
 
 def _apart(step: Callable[[], None]) -> Record:

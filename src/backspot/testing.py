@@ -28,7 +28,6 @@ _NAMES = {
     "Prediction": ("backspot.analysis.replay.predict", "What steps with changes would take."),
     "Refusal": ("backspot.analysis.replay.replayable", "Why a recording is not replayed."),
     "predict": ("backspot.analysis.replay.predict", "The prediction for a recording."),
-    "predictor_of": ("backspot.results.report", "The prediction that a report was made with."),
     # Jobs
     "Graph": ("backspot.job.replay", "The tasks of all ranks, and which of them wait for which."),
     "Summary": ("backspot.job.summary", "What one rank says of itself."),
@@ -57,17 +56,14 @@ _NAMES = {
     "unread_marked": ("backspot.live.host_marks", "Marks gradients that nobody reads."),
     "written_class_name": ("backspot.live.modules", "The name of a class as labels have it."),
     # Trials and plans
-    "Account": ("backspot.live.plan.account", "What of a step is the model's, and what is not."),
     "Live": ("backspot.live.trials.trial", "A training whose copies can be tried."),
     "Planning": ("backspot.live.plan.planning", "The act that makes a plan of a training."),
     "chains_of": ("backspot.live.trials.attempts", "What calls follow each other in a step."),
     "interval": ("backspot.live.trials.measuring", "A median and the interval that holds it."),
-    "search": ("backspot.live.plan.search", "How a plan goes from setting to setting."),
     "verdict_of": ("backspot.live.trials.measuring", "Whether a remedy helps, by an interval."),
-    "with_copy": ("backspot.live.plan.comparing", "What a step takes with a setting, by copies."),
     "with_trials": ("backspot.live.trials.attempts", "A report whose remedies were tried."),
 }
-_MODULES = ("inductor", "names", "search")
+_MODULES = ("inductor", "names")
 
 
 def about(name: str) -> str:
