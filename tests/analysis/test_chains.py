@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import backspot
-from backspot import Report
+from backspot import Finding, Report
 from support.synthetic import Trace
 
 TICK = 200_000  # nanoseconds: an operator of this length leaves the cache of a core
@@ -94,13 +94,17 @@ def test_copies_around_views_alone_are_not_around_an_operator(tmp_path) -> None:
     assert report_of(tmp_path, there).rules["layout-copies"] == "nothing"
 
 
-def price_between_layouts(folder: Path, between: str, *backward_us: int) -> int:
-    """The price of copies there and back on a GPU around an operator.
+def copied_there_and_back(
+    folder: Path, between: str, *backward_us: int, last: str = "mm", **host_us: int
+) -> Finding:
+    """What is found of copies there and back on a GPU around an operator.
 
     Args:
         folder: for the trace.
         between: the operator.
         backward_us: how long each kernel of its node takes.
+        last: the last operator of the forward.
+        host_us: how long the host takes for an operator, 10 by default.
     """
     folder.mkdir()
     trace, us = Trace(), 1_000
@@ -110,14 +114,16 @@ def price_between_layouts(folder: Path, between: str, *backward_us: int) -> int:
         begin = now = step * 20_000 * us
         device = begin + 1_000 * us
         trace.forward("", "Model", begin, begin + 200 * us)
-        made = [("mm", 900), *forward, ("mm", 900)]
+        made = [("mm", 900), *forward, (last, 900)]
         for number, (name, length) in enumerate(made):
-            trace.operator(f"aten::{name}", now, now + 10 * us, seq=step * 10 + number)
+            host = host_us.get(name, 10) * us
+            trace.operator(f"aten::{name}", now, now + host, seq=step * 10 + number)
             if length:
                 end = device + length * us
                 trace.kernel(device, end, launch=now + 5 * us, launch_thread=1, name=name)
                 device = end
-            now += 20 * us
+            now += host + 10 * us
+            device = max(device, now)
         for number, (name, _) in reversed([*enumerate(made)]):
             node = {"mm": "Mm", "native_layer_norm": "NativeLayerNorm"}.get(name, name.title())
             trace.node(f"{node}Backward0", now, now + 10 * us, seq=step * 10 + number, thread=1)
@@ -128,10 +134,16 @@ def price_between_layouts(folder: Path, between: str, *backward_us: int) -> int:
             now += 20 * us
         trace.annotation(f"ProfilerStep#{step}", begin, now)
     found = backspot.locate(trace.save(folder / "trace.json")).findings
-    (one,) = (one for one in found if one.rule == "layout-copies")
-    assert one.saves is not None
-    assert one.saves.ns <= one.wall_ns
-    return one.saves.ns
+    (copies,) = (finding for finding in found if finding.rule == "layout-copies")
+    return copies
+
+
+def price_between_layouts(folder: Path, between: str, *backward_us: int) -> int:
+    """The price of copies there and back, as of ``copied_there_and_back``."""
+    copies = copied_there_and_back(folder, between, *backward_us)
+    assert copies.saves is not None
+    assert copies.saves.ns <= copies.wall_ns
+    return copies.saves.ns
 
 
 def test_an_element_wise_gradient_that_is_read_across_the_memory_is_of_the_copies_price(
@@ -157,3 +169,23 @@ def test_the_gradients_of_several_inputs_move_more_and_are_not_read_across_for_t
     }
     assert prices[75] == prices[100] == prices[150]
     assert prices[300] - prices[150] == pytest.approx(300_000, rel=0.02)
+
+
+def test_what_the_host_launches_for_copies_there_and_back_goes_with_them(tmp_path) -> None:
+    """The operator between them is launched as before, however long that takes."""
+    saves = {}
+    for name, long in (("copies", "clone"), ("between", "native_layer_norm")):
+        copies = copied_there_and_back(
+            tmp_path / name, "native_layer_norm", 150, **{long: 4_000, "mm": 1_500}
+        )
+        saves[name] = copies.saves.ns if copies.saves else 0
+    assert saves["copies"] > 7_500_000
+    assert saves["between"] < 1_000_000
+
+
+def test_copies_there_and_back_say_that_convolutions_have_faster_kernels_too(tmp_path) -> None:
+    for last, says in (("convolution", True), ("mm", False)):
+        copies = copied_there_and_back(tmp_path / last, "sigmoid", 150, last=last)
+        assert ("faster kernels for channels_last" in copies.seen) is says
+        assert copies.saves is not None
+        assert copies.saves.at_least

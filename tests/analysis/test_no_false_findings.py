@@ -386,6 +386,35 @@ def test_the_precision_of_products_is_told_by_their_kernels(tmp_path, kernel, wi
     )
 
 
+@pytest.mark.parametrize(
+    ("node", "beside", "known"),
+    [
+        ("ConvolutionBackward0", "sm90_xmma_fprop_tf32f32_tf32f32_f32", 0),
+        ("ConvolutionBackward0", "ampere_scudnn_128x64_relu", 1),
+        ("MmBackward0", "sm90_xmma_fprop_tf32f32_tf32f32_f32", 1),
+    ],
+)
+def test_a_convolution_beside_others_in_tf32_has_no_kernel_to_be_asked_for(
+    tmp_path, node, beside, known
+):
+    """TF32 is allowed for all convolutions or for none, and says nothing of matrix products."""
+    step = Step()
+    step.mark("ProfilerStep#1", 100, 1000)
+    step.trace.forward("", "Model", 102 * TICK, 130 * TICK)
+    for number, (name, kernel, start) in enumerate(
+        [(node, SGEMM, 500), ("ConvolutionBackward0", beside, 150)]
+    ):
+        step.operator("aten::mul", 110 + 10 * number, 115 + 10 * number, seq=number)
+        begin = 160 - 20 * number
+        step.node(name, begin, begin + 15, seq=number)
+        step.kernel(kernel, start, start + 350, launch=begin + 5, thread=ENGINE)
+    step.kernel("add", 850, 995, launch=116)
+    report = backspot.locate(step.trace.save(tmp_path / "trace.json"))
+    (found,) = (one for one in report.findings if one.rule == "no-tensor-cores")
+    assert ("cuDNN has no kernel in TF32 for their sizes" in found.seen) is not bool(known)
+    assert (found.saves is not None) is bool(known)
+
+
 @pytest.mark.parametrize("marked", [True, False])
 def test_a_loader_is_named_only_where_it_left_marks(tmp_path, marked):
     step = Step()

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 import backspot
+from backspot.results import Report
 from backspot.results.findings import Finding
-from support.replays import BACKWARD, FORWARD, MS, PATHS, US, Program
+from backspot.results.report import predictor_of
+from support.replays import BACKWARD, FORWARD, MS, PATHS, STEP, US, Program
 
 
 def finding_of(name: str, rule: str) -> Finding:
@@ -109,3 +111,61 @@ def test_with_a_value_that_nobody_reads_goes_what_computes_it_for_nothing_else(
     saves = read(tmp_path, *chain).saves.ns
     of_host = 3 * 50 * US * goes
     assert saves == pytest.approx(alone + of_host, abs=10 * US)
+
+
+def copied_batches(folder, *, pinned: bool) -> Report:
+    """A batch of 1 ms on the bus, and kernels of 1 ms that the host launches for 2 ms behind it."""
+    kind = "Pinned" if pinned else "Pageable"
+    program = Program()
+    for step, at in program.steps():
+        begin = at - 6_200 * US
+        # The device still has work of 3 ms for which a copy that blocks has to wait.
+        program.trace.operator("aten::mm", begin, begin + 20 * US)
+        program.trace.kernel(begin + 10 * US, begin + 3 * MS, launch=begin + 5 * US)
+        call = begin + 100 * US
+        program.trace.event(
+            "cuda_runtime", "cudaMemcpyAsync", call, call + (10 * US if pinned else 4 * MS),
+            correlation=step + 1,
+        )  # fmt: skip
+        program.trace.event(
+            "gpu_memcpy", f"Memcpy HtoD ({kind} -> Device)", begin + 3 * MS, begin + 4 * MS, 7,
+            device=0, stream=7, correlation=step + 1, bytes=1 << 24,
+        )["pid"] = 0  # fmt: skip
+        after = call + (20 * US if pinned else 4_010 * US)
+        for number in range(20):
+            launch = after + 100 * number * US
+            program.trace.operator("aten::add", launch, launch + 90 * US)
+            start = max(launch + 10 * US, begin + 4 * MS + 50 * number * US)
+            program.trace.kernel(start, start + 50 * US, launch=launch + 5 * US)
+        program.node(step, "b", at, at + MS)
+        program.call("cudaLaunchKernel", at + 8 * US, at + 9 * US)
+        program.trace.kernel(at + 10 * US, at + 29 * MS, launch=at + 8 * US)
+        end = step * STEP + STEP - 20 * US
+        program.call("cudaDeviceSynchronize", at + 2 * MS, end, thread=1)
+    return backspot.locate(program.save(folder))
+
+
+def test_a_copy_that_blocks_costs_what_the_device_is_idle_after_it_too(tmp_path):
+    (found,) = (
+        one
+        for one in copied_batches(tmp_path, pinned=False).findings
+        if one.rule == "pageable-copy"
+    )
+    # The host would have launched the forward while the device still computed and copied.
+    assert found.wall_ns == pytest.approx(2 * MS, rel=0.1)
+    assert "the GPU is then idle for" in found.seen
+    assert found.saves.ns == pytest.approx(found.wall_ns, rel=0.1)
+    pinned = copied_batches(tmp_path, pinned=True)
+    assert "pageable-copy" not in {one.rule for one in pinned.findings}
+
+
+def test_without_the_waits_of_a_remedy_less_work_of_a_device_saves_more(tmp_path):
+    predictor = predictor_of(copied_batches(tmp_path, pinned=False))
+    less = [(0.0, 0.5 * MS), (0.0, 0.0)]
+    of_copies, nothing = predictor.with_less(["(data)"], less)
+    unblocked, waits = predictor.with_less(["(data)"], less, unblocked="pageable-copy")
+    assert nothing == 0
+    assert waits == pytest.approx(1.1 * MS, rel=0.1)
+    assert unblocked == pytest.approx(waits + 0.5 * MS, rel=0.1)
+    assert of_copies < waits
+    assert predictor.with_less(["(data)"], less, unblocked="casts") == [of_copies, nothing]

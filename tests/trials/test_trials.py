@@ -11,6 +11,7 @@ import time
 import weakref
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -25,6 +26,7 @@ from backspot.live.torch_internals.allocator import OutOfMemoryError
 from backspot.live.trials import attempts, lookups
 from backspot.live.trials.attempts import chains_of, with_trials
 from backspot.live.trials.chains import Chains
+from backspot.live.trials.measuring import Clock, measure
 from backspot.live.trials.trial import Live, Piece, Request, Trial
 from backspot.live.trials.twins import Refused, touched
 from backspot.render.text import render_text
@@ -1095,3 +1097,22 @@ def test_a_batch_of_any_dtype_can_be_made_in_memory_of_its_own(name):
         batch = touched(torch.Size(shape), dtype)
         assert (tuple(batch.shape), batch.dtype) == (shape, dtype)
         assert all(batch.untyped_storage())
+
+
+def test_a_remedy_that_does_more_for_a_step_than_its_pieces_show_is_worth_what_the_step_says():
+    """As copies for which the host no longer waits; the code as it is, run again, is worth 0."""
+    long, short = torch.ones(1 << 20), torch.ones(1 << 10)
+    variants = {
+        "as it is": [Piece(partial(torch.exp, long))],
+        "less": [Piece(partial(torch.exp, short))],
+    }
+    trials = (
+        Trial("exponentials", variants, worth=worth)
+        for worth in (None, lambda less: [host + 1e9 for host, _ in less])
+    )
+    step_ns = 10_000_000_000
+    plain, with_step = (
+        measure(trial, Clock(torch.device("cpu")), step_ns, 0.5, lambda less: [0.0] * len(less))
+        for trial in trials
+    )
+    assert plain.variants[1].saves_ns < 500_000_000 < 1_000_000_000 < with_step.best.saves_ns

@@ -153,8 +153,20 @@ class Predictor(Protocol):
             calls: indices into the events of the recording.
         """
 
-    def with_less(self, paths: Collection[str], less: Sequence[tuple[float, float]]) -> list[float]:
-        """Return how much less a step takes if host and devices work so much less in places."""
+    def with_less(
+        self,
+        paths: Collection[str],
+        less: Sequence[tuple[float, float]],
+        *,
+        unblocked: str = "",
+    ) -> list[float]:
+        """Return how much less a step takes if host and devices work so much less in places.
+
+        Args:
+            paths: the places.
+            less: nanoseconds of the host and of the devices, for each answer.
+            unblocked: a rule, without the waits of which the host goes on.
+        """
 
     def of_models(self, *, with_loss: bool) -> float:
         """Return the models' share of the host's time, or theirs and their loss's."""

@@ -240,10 +240,12 @@ class Costs:
         placed = self._placed(owner, self.owned_by_step(none, chosen))
         removable = replace(self.removable(None, chosen), with_host=False)
         placed = replace(placed, removable=removable)
-        if not elsewhere:
-            return placed
+        return self.elsewhere(placed, elsewhere) if elsewhere else placed
+
+    def elsewhere(self, placed: Placed, path: str) -> Placed:
+        """Return the same with another path for what is outside of the model."""
         outside = Special.OUTSIDE.path
-        places = (replace(p, path=elsewhere) if p.path == outside else p for p in placed.places)
+        places = (replace(p, path=path) if p.path == outside else p for p in placed.places)
         return replace(placed, places=tuple(places))
 
     def owned_by_step(self, spans: Mask, work: Mask) -> Ints:

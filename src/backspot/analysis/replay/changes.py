@@ -476,9 +476,10 @@ def _groups(recording: Replayable, request: tuple[float, float]) -> Change:
 
 
 @named("dtype", at_best=True)
-def _dtype(recording: Replayable, dtype: str) -> Change | Refusal:
-    """Products that run in fp32 run on tensor cores, at the rate of the device."""
+def _dtype(recording: Replayable, request: str | tuple[str, Removable]) -> Change | Refusal:
+    """Products that run in fp32 run on tensor cores, at the rate of the device: all, or these."""
     events, work = recording.events, recording.ownership.work
+    dtype, chosen = (request, None) if isinstance(request, str) else request
     used = {events.device_names.get(device, "") for device in distinct(work.device)}
     peaks = peaks_of(used.pop(), None, None) if len(used) == 1 else None
     if dtype not in ("bf16", "fp16", "tf32"):
@@ -486,6 +487,8 @@ def _dtype(recording: Replayable, dtype: str) -> Change | Refusal:
     if peaks is None or not peaks.tflops.get(dtype) or not peaks.tflops.get("fp32"):
         return Refusal("it is not known how fast the device computes in it.")
     slow = events.names_where(names.is_without_tensor_cores)[work.name]
+    if chosen is not None:
+        slow = slow & chosen.work
     if not slow.any():
         return Refusal("no matrix product runs in fp32 without tensor cores.")
     host, of_work = _unchanged(recording)

@@ -88,6 +88,7 @@ class Prediction(msgspec.Struct, frozen=True, dict=True):
         cost: what the profiler cost.
         fitted: whether the cost was fitted to measured steps.
         cut: what the recording is of the one that was asked for, ``None`` for all of it.
+        remedies: the changes that the remedies of the report's findings are, by rule.
     """
 
     recording: Replayable
@@ -95,6 +96,7 @@ class Prediction(msgspec.Struct, frozen=True, dict=True):
     cost: ProfilerCost
     fitted: bool
     cut: Cut | None = None
+    remedies: Mapping[str, Change] = msgspec.field(default_factory=dict)
 
     def within(self, work: Removable) -> Removable:
         """Return some work of the trace, as far as it is replayed."""
@@ -203,7 +205,13 @@ class Prediction(msgspec.Struct, frozen=True, dict=True):
         assert not isinstance(savings, Refusal)  # noqa: S101 - a report has only what was not refused
         return savings[1]
 
-    def with_less(self, paths: Collection[str], less: Sequence[tuple[float, float]]) -> list[float]:
+    def with_less(
+        self,
+        paths: Collection[str],
+        less: Sequence[tuple[float, float]],
+        *,
+        unblocked: str = "",
+    ) -> list[float]:
         """Return how much less a step takes if some places need so much less; below 0, more.
 
         Args:
@@ -211,6 +219,7 @@ class Prediction(msgspec.Struct, frozen=True, dict=True):
                 the whole step counts.
             less: for each answer by how much the host and the devices work less in a step; below 0,
                 they work more. All are nanoseconds.
+            unblocked: a rule. Where its remedy takes waits away, the host does not wait there.
         """
         recording, ownership = self.recording, self.recording.ownership
         count = max(1, len(recording.steps.start))
@@ -239,12 +248,15 @@ class Prediction(msgspec.Struct, frozen=True, dict=True):
         if takes[0] < least[0] or takes[1] < least[1]:
             of_host, of_work = np.ones(len(host)), np.ones(len(work))
             takes = float(host.sum()) / count, float(work.sum()) / count
+        remedy = self.remedies.get(unblocked)
+        waits = np.empty(0, np.int64) if remedy is None else remedy.waits
         changes = [
             Change(
                 np.arange(len(host)),
                 1 - of_host * less_by[0] / max(takes[0], 1.0),
                 np.arange(len(work)),
                 1 - of_work * less_by[1] / max(takes[1], 1.0),
+                waits,
             )
             for less_by in less
         ]
@@ -361,9 +373,10 @@ def with_savings(report: Report, recording: Recording, _: Options) -> Report:
             total = saved.get(("subtree", row.path))
         return replace(row, saves=own, total_saves=total)
 
+    changes = {rule: change for rule, (change, _) in remedies.items() if change is not None}
     return changed(
         report,
-        prediction,
+        msgspec.structs.replace(prediction, remedies=changes),
         modules=tuple(map(saves, report.modules)),
         findings=weighed(telling, step),
         rules=report.rules | dict.fromkeys(vain, NOTHING_FOUND),

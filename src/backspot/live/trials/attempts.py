@@ -19,8 +19,8 @@ from backspot.live.ranks import rank_and_ranks
 from backspot.live.torch_internals.dynamo import compilations
 from backspot.live.torch_internals.process import innermost_mode, is_observed
 from backspot.live.trials.chains import Chains, replaced_function
-from backspot.live.trials.measuring import Clock, Times, TooLong, Worth, measure, reason
-from backspot.live.trials.trial import Entry, Live, Request, remedies_of
+from backspot.live.trials.measuring import Clock, TooLong, measure, reason
+from backspot.live.trials.trial import Entry, Live, Request, Times, Worth, remedies_of
 from backspot.live.trials.twins import Refused
 from backspot.live.trials.untouched import TouchedError, untouched
 from backspot.results.costs import Phase

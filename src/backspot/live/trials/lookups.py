@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,9 @@ from backspot.live.trials.trial import (
     MOST_CHAINS,
     Piece,
     Request,
+    Times,
     Trial,
+    Worth,
     remedy,
 )
 from backspot.live.trials.twins import (
@@ -30,6 +32,7 @@ from backspot.live.trials.twins import (
     touched,
     twin,
 )
+from backspot.results.report import predictor_of
 
 _MOST_ONE_HOT = 1 << 26
 """Numbers in a one-hot matrix: a larger one is no remedy."""
@@ -212,4 +215,23 @@ def pinned(request: Request) -> Trial | None:
             move = partial(tensor.to, inputs["device"], non_blocking=tensor.is_pinned())
             pieces.append(Piece(move, chain.count))
     count = sum(chain.count for chain in pageable)
-    return Trial(f"{count} copies of the step's sizes to the GPU", variants)
+    what = f"{count} copies of the step's sizes to the GPU"
+    return Trial(what, variants, known_ns=request.known_ns, worth=_unblocked(request))
+
+
+def _unblocked(request: Request) -> Worth | None:
+    """Return what a step saves if copies take less and the host does not wait in them.
+
+    The host waits in a copy as long as the device needs for it. What a copy of its own does not
+    show is that a device has nothing queued afterwards.
+    """
+    predictor = predictor_of(request.report)
+    if predictor is None:
+        return None
+    paths, rule = {place.path for place in request.finding.places}, request.finding.rule
+
+    def saved(less: Sequence[Times]) -> Sequence[float]:
+        of_copies = [(0.0, max(host, device, key=abs)) for host, device in less]
+        return predictor.with_less(paths, of_copies, unblocked=rule)
+
+    return saved

@@ -23,7 +23,7 @@ from backspot.formatting import duration
 from backspot.interrupts import pass_on
 from backspot.live.torch_internals.allocator import OutOfMemoryError
 from backspot.live.torch_internals.process import sleep_on_gpu
-from backspot.live.trials.trial import AS_IT_IS, Piece, Trial
+from backspot.live.trials.trial import AS_IT_IS, Piece, Times, Trial, Worth
 from backspot.live.trials.twins import Refused, Run
 from backspot.results.trials import Tried, Variant, Verdict
 from backspot.threads import thread_count
@@ -53,11 +53,6 @@ _OWN_TIME: Now | None = getattr(time, "thread_time_ns", None)  # not every syste
 _FINE = 1_000_000
 """Nanoseconds at which a clock may tick. The one of a thread's own time ticks 64 times a second on
 Windows, which says of itself that it tells 100 ns."""
-
-Times = tuple[float, float]
-"""Nanoseconds of the host, and of the device."""
-Worth = Callable[[Sequence[Times]], Sequence[float]]
-"""What a step saves if host and device need so much less for it; below 0 they need more."""
 
 
 def tick_of(clock: Now) -> int:
@@ -229,7 +224,11 @@ def measure(
         ends = list(zip(*differences, strict=True))
         if not math.isfinite(differences[0][1]):
             ends = ends[:1]
-        saves = sorted(scale * ns for ns in ([host for host, _ in ends] if direct else worth(ends)))
+        if trial.worth is not None and timed is not running.get(_AGAIN):
+            saves = sorted(trial.worth([(scale * host, scale * device) for host, device in ends]))
+        else:
+            saved = [host for host, _ in ends] if direct else worth(ends)
+            saves = sorted(scale * ns for ns in saved)
         return saves if len(saves) > 1 else [-math.inf, *saves, math.inf]
 
     noise = 0.0

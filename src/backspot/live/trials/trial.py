@@ -22,6 +22,11 @@ _AT_ONCE = 4
 CALLS = 24
 """How many calls of the code as it is take as long as a trial may."""
 
+Times = tuple[float, float]
+"""Nanoseconds of the host, and of the device."""
+Worth = Callable[[Sequence[Times]], Sequence[float]]
+"""What a step saves if host and device need so much less for it; below 0 they need more."""
+
 
 @dataclass(frozen=True)
 class Piece:
@@ -51,6 +56,8 @@ class Trial:
         notes: what else is different with a variant, by its name.
         changing: the variants with which something else is trained.
         allowed_s: how long it may take.
+        worth: what a step saves with another variant than the code as it is, where the remedy does
+            more for the step than the pieces show by themselves; ``None`` where it does not.
     """
 
     what: str
@@ -60,6 +67,7 @@ class Trial:
     notes: Mapping[str, str] = field(default_factory=dict)
     changing: Sequence[str] = ()
     allowed_s: float = 1.0
+    worth: Worth | None = None
 
 
 @dataclass(frozen=True)

@@ -775,7 +775,8 @@ def no_tensor_cores(evidence: Evidence) -> Finding | None:
 
     **Found by** the names of kernels (`…sgemm…`, `…_ffma…`, `f32f32_f32f32`), in forward and
     backward, from 3% of the step, unless a replay says that tensor cores save nothing, as the host
-    is late anyway. [Products of tiny matrices](#tiny-products) do not count.
+    is late anyway. [Products of tiny matrices](#tiny-products) do not count. A convolution beside
+    others in TF32 has no price: cuDNN may use it there, and has no such kernel for these sizes.
 
     **Fix.** `torch.autocast("cuda", dtype=torch.bfloat16)`; before Ampere, float16 with a
     `GradScaler`. Or stay in fp32, with inputs rounded to the ten bits of TF32:
@@ -787,19 +788,46 @@ def no_tensor_cores(evidence: Evidence) -> Finding | None:
     work &= ~of_tiny_products(evidence)[0]  # these have hardly any arithmetic
     double = evidence.work_named(names.is_double) & work
     wide = 2 * costs.of_work(double) > costs.of_work(work)
+    known = work & (double | ~_without_a_kernel(evidence))
+    placed = replace(
+        costs.places_of_work(work), removable=replace(costs.removable(None, known), with_host=False)
+    )
+    unknown = work & ~known
     return finding(
-        costs.places_of_work(work),
+        placed,
         title=f"Matrix products run in {'fp64' if wide else 'fp32'} without tensor cores",
         seen=(
             f"{say.per_step(int(work.sum()), 'kernel')}, {say.ms(costs.of_work(work))} of the "
             "step. In half precision, tensor cores run such products several times as fast."
+            + (
+                f" {say.per_step(int(unknown.sum()), 'kernel')}, {say.ms(costs.of_work(unknown))}, "
+                "are of convolutions beside others in TF32: cuDNN has no kernel in TF32 for their "
+                "sizes, and whether it has a faster one in half precision is not known."
+                if unknown.any()
+                else ""
+            )
         ),
         remedy=_FP64 if wide else _FP32,
         nodes=costs.top_nodes(evidence.spans_of_work(work)),
         kernels=costs.top_kernels(work),
         at_best=wide,
-        change={} if wide else {"dtype": "bf16"},
+        priced=bool(known.any()),
+        change={} if wide else {"dtype": ("bf16", placed.removable)},
     )
+
+
+_CONVOLVING = ("aten::conv*", "aten::_conv*", "aten::cudnn_conv*", "aten::miopen_conv*")
+
+
+def _without_a_kernel(evidence: Evidence) -> Mask:
+    """Whether each piece of work is of a convolution, while others in the steps run in TF32.
+
+    PyTorch allows TF32 for all convolutions or for none.
+    """
+    convolving = evidence.launched_in(*_CONVOLVING) >= 0
+    convolving |= evidence.work_of(evidence.nodes_named(lambda name: "Convolution" in name))
+    allowed = (convolving & evidence.work_named(names.is_tf32)).any()
+    return convolving & bool(allowed)
 
 
 _LITTLE = 0.5

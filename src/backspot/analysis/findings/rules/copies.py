@@ -20,7 +20,7 @@ from backspot.analysis.findings.observations import (
     sorting,
 )
 from backspot.analysis.findings.registry import Found, finding, rule
-from backspot.analysis.timeline import distinct
+from backspot.analysis.timeline import distinct, is_in
 from backspot.results.findings import Finding
 from backspot.trace import names, operations
 from backspot.trace.events import Mask
@@ -244,6 +244,10 @@ def layout_copies(evidence: Evidence) -> Finding | None:
     return _there_and_back(evidence, work) or _many_copies(evidence, work, converts)
 
 
+_FASTER_KERNELS = (
+    " Convolutions and norms also have faster kernels for channels_last, above all in half "
+    "precision, which is not counted and can be more than the copies."
+)
 _THERE_AND_BACK = re.compile(r"p[pvc]*C[pvc]*[^pvcC][pvc]*p[pvc]*C")
 _LETTERS = {Kind.PERMUTE: "p", Kind.VIEW: "v", Kind.PART: "v", Kind.COPY: "C", Kind.CAST: "c"}
 """Autocast casts before an operator, and not after it."""
@@ -266,11 +270,13 @@ def _there_and_back(evidence: Evidence, others: Mask | None) -> Found | None:
             copies[inside] = [text[index] == "C" for index in range(*match.span())]
             between[inside] = [text[index] == "." for index in range(*match.span())]
     makers = ownership.join.operator[copies]
-    placed = both_ways(evidence, copies, makers, LEAST_SHARE)
+    # In one layout no operator copies: the host has nothing to launch there either.
+    placed = both_ways(evidence, copies, makers, LEAST_SHARE, whole=True)
     if placed.places and others is not None:
-        placed = both_ways(evidence, copies, makers, LEAST_SHARE, others=others)
+        placed = both_ways(evidence, copies, makers, LEAST_SHARE, others=others, whole=True)
     pointwise = np.array([kind is Kind.POINTWISE for kind in kinds] + [False], bool)
     placed, change, longer = _read_across(evidence, placed, copies, between & pointwise[spans.node])
+    convolved = evidence.costs.of_running(evidence.nodes_named(_is_convolution))
     return finding(
         placed,
         title="Tensors are copied into another memory layout and back",
@@ -283,6 +289,7 @@ def _there_and_back(evidence: Evidence, others: Mask | None) -> Found | None:
                 if longer
                 else "which is slower and not counted."
             )
+            + _FASTER_KERNELS * (convolved >= LEAST_SHARE * evidence.step_ns)
         ),
         remedy=(
             "Stay in one layout: channels_last for the whole model, norms over the last dimension "
@@ -335,6 +342,10 @@ def _read_across(
 _COPYING = ("aten::contiguous", "aten::clone")
 
 
+def _is_convolution(node: str) -> bool:
+    return "Convolution" in node
+
+
 def _copying(evidence: Evidence) -> tuple[Mask, Mask]:
     """Return the work of ``contiguous`` and ``clone`` in nodes, and of convolutions that convert.
 
@@ -349,7 +360,7 @@ def _copying(evidence: Evidence) -> tuple[Mask, Mask]:
     # Copies of indices belong to the indexing, those of gradients to their parameters.
     others = accumulating(evidence) | sorting(evidence)
     work = ((copying >= 0) | generated | converts) & evidence.backward & ~evidence.work_of(others)
-    converts |= evidence.work_of(evidence.nodes_named(lambda name: "Convolution" in name))
+    converts |= evidence.work_of(evidence.nodes_named(_is_convolution))
     return work, work & converts
 
 
@@ -368,10 +379,7 @@ def _many_copies(evidence: Evidence, work: Mask, converts: Mask) -> Found | None
             "Train convolutions in one layout: model.to(memory_format=torch.channels_last), and "
             "the batch likewise. Look for a layer that falls back to NCHW."
         )
-        not_counted = (
-            " Convolutions and norms also have faster kernels for channels_last, above all in half "
-            "precision, which is not counted and can be more than the copies."
-        )
+        not_counted = _FASTER_KERNELS
     else:
         remedy = (
             "Use the layout that the next operation reads: fewer permute and transpose between "
@@ -419,7 +427,9 @@ def pageable_copy(evidence: Evidence) -> Finding | None:
     **Cause.** A copy from ordinary (pageable) memory goes through a buffer of the driver, and the
     host waits, even with `non_blocking=True`.
 
-    **Found by** copies named `Memcpy HtoD (Pageable -> Device)`, while nothing else runs.
+    **Found by** copies named `Memcpy HtoD (Pageable -> Device)`, while nothing else runs, and what
+    the GPU is idle after the host has waited for them. The price is that of the copies and the
+    waits; copies from pinned memory keep a part of their time, which a [trial](tried.md) measures.
 
     **Fix.** `DataLoader(..., pin_memory=True)` and `batch.to(device, non_blocking=True)`. Create
     the step's own tensors on the device.
@@ -428,12 +438,18 @@ def pageable_copy(evidence: Evidence) -> Finding | None:
     work = evidence.work_named(lambda name: name.startswith(names.PAGEABLE_TO_DEVICE))
     if not work.any():
         return None
-    size = evidence.events.size[evidence.work.event[work]]
+    events, copies, waits = evidence.events, evidence.work.event[work], evidence.recording.waits
+    waits = waits.where(is_in(events.correlation[waits.event], events.correlation[copies]))
+    none = np.zeros(len(evidence.spans.start), bool)
+    idle = costs.operators_by_step(waits.start, waits.idle, np.maximum(waits.owner, 0))
+    lost = evidence.typical.value(idle.sum(axis=0))
     return finding(
-        costs.places_of_work(work, elsewhere="(data)"),
+        costs.elsewhere(costs.places_by_step(costs.owned_by_step(none, work) + idle), "(data)"),
         seen=(
-            f"{say.copies(size)}: {say.ms(costs.of_work(work))} in which nothing else runs. The "
-            "driver copies pageable memory twice, and the host waits."
+            f"{say.copies(events.size[copies])}: {say.ms(costs.of_work(work))} in which nothing "
+            "else runs. The driver copies pageable memory twice, and the host waits"
+            + (f": the GPU is then idle for {say.ms(lost)}." if lost else ".")
         ),
         kernels=costs.top_kernels(work),
+        change={"free": costs.removable(None, work, waits.event)},
     )
