@@ -60,6 +60,16 @@ def test_a_finding_was_there_before_at_its_place_with_as_large_a_promise(
     assert (found["new"], found["promises"]) == (new, promises)
 
 
+@pytest.mark.parametrize(("step", "promises"), [(50.0, False), (100.0, True), (200.0, True)])
+def test_a_promise_is_as_large_as_before_where_all_of_the_step_takes_longer(step, promises):
+    record = {
+        "before": {"step_ms": step, "findings": [finding(promises=20.0)]},
+        "after": {"step_ms": 100.0, "findings": [finding(promises=40.0)]},
+    }
+    (found,) = judged(Variants("", lambda *_: None), record)
+    assert found["promises"] is promises
+
+
 def test_of_the_cause_itself_no_promise_is_left_unless_the_fix_leaves_a_part():
     named = Variants("", lambda *_: None, names_cause=lambda one: one["rule"] == "casts")
     assert verdict([finding()], finding(), named)["promises"]

@@ -282,8 +282,13 @@ def judged(
         earlier = [one for one in before["findings"] if _is_same(one, finding)]
         is_cause = case.names_cause(finding)
         promise = finding["promises_ms"] or 0.0
-        known_ms = sum(_promise_or_time(one) for one in earlier)
-        is_larger = promise > known_ms + max(_PROMISE * after["step_ms"], _OF_PROMISE * known_ms)
+        # Where the replay of the slow step is refused, what both take says whether it is the same.
+        key = "takes_ms" if any(one["promises_ms"] is None for one in earlier) else "promises_ms"
+        known_ms = sum(one[key] for one in earlier)
+        # A machine that others keep busy meanwhile makes all of a step longer.
+        known_ms *= max(1.0, after["step_ms"] / before.get("step_ms", after["step_ms"]))
+        more = (finding[key] or 0.0) - known_ms
+        is_larger = more > max(_PROMISE * after["step_ms"], _OF_PROMISE * known_ms)
         share = promise / after["step_ms"]
         # A control's rule is what it shows to be absent.
         counts = is_larger or not earlier or (is_cause and not case.leaves)
@@ -311,12 +316,6 @@ def _is_same(one: Said, other: Said) -> bool:
 
 def _place(path: str) -> str:
     return re.sub(r"(?<![^.])\d+(?![^.])", "*", path)
-
-
-def _promise_or_time(finding: Said) -> float:
-    """What a finding promises, or what it says that it takes, in milliseconds."""
-    promise = finding["promises_ms"]
-    return float(finding["takes_ms"] if promise is None else promise)
 
 
 def _evidence(

@@ -236,3 +236,35 @@ def test_the_product_of_a_module_that_is_called_again_is_no_part_of_the_loops_pr
     for one in found.findings:
         if one.rule == "operator-loop":
             assert one.wall_ns < found.step_ns / 2, one.seen
+
+
+@pytest.mark.parametrize("first", [False, True], ids=["an evaluation", "a rollout"])
+def test_what_the_training_may_need_of_calls_without_a_backward_has_no_price(first: bool) -> None:
+    """An evaluation comes after the training; what a rollout returns is what is trained on."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64))
+    optimizer, x = torch.optim.SGD(net.parameters(), lr=1e-3), torch.randn(256, 64)
+
+    def train(x: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        net(x).square().mean().backward()
+        optimizer.step()
+
+    def rollout() -> torch.Tensor:
+        with torch.no_grad():
+            state = x
+            for _ in range(4):
+                state = net(state)
+            return state
+
+    def step() -> None:
+        if first:
+            train(rollout())
+        else:
+            train(x)
+            rollout()
+
+    one = found(profile(step, net), "forward-only")
+    assert one is not None
+    assert (one.saves is None) is first
+    assert ("may need what they return" in one.seen) is first
