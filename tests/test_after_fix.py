@@ -106,6 +106,21 @@ def test_a_host_that_is_slower_than_the_kernels_is_a_cause_in_steps_without_the_
     assert found["true"] == shown
 
 
+@pytest.mark.parametrize(("changed", "shown"), [(80.0, "made: 90 to 80 ms"), (89.0, "")])
+def test_a_setting_that_was_made_here_shows_by_real_steps_whether_it_helps(changed, shown):
+    after = {"step_ms": 100.0, "findings": [finding("no-tensor-cores")]}
+    record = {"after": after, "made": {"no-tensor-cores": [90.0, changed]}}
+    (found,) = judged(Variants("", lambda *_: None), record)
+    assert found["true"] == shown
+
+
+def test_the_name_of_a_file_and_a_remedy_name_no_cause():
+    case = Variants("", lambda *_: None, names_cause=lambda one: "valid" in one["seen"])
+    for seen, promises in (("of validated.py:3", False), ("validation", True)):
+        found = verdict([finding(seen=seen)], finding(seen=seen), case)
+        assert found["promises"] is promises
+
+
 def test_what_is_true_and_what_is_in_preview_are_counted_apart():
     case = Variants("", lambda *_: None)
     after = [

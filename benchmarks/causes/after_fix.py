@@ -2,6 +2,7 @@
 
 python -m benchmarks after_fix --device cuda --jobs 6
 python -m benchmarks after_fix --device cpu --book FOLDER        # with the cases of a case book
+python -m benchmarks after_fix --sets own,book --book FOLDER     # on another GPU at the same time
 python -m benchmarks after_fix judge FILE                        # what ``-o FILE`` has written
 
 The cases are those of ``published_causes`` and ``blind_set_3``, with their slow step, and the
@@ -17,8 +18,9 @@ above 2% of the step, or if it promises that and was not there before with as la
 
 A fixed step can have a second cause. A finding is true where its own trial has made the change
 here and the step became shorter, where the case says that the fix leaves it, where it promises a
-part of the time in which no kernel runs in steps without the profiler, or where ``after_fix.toml``
-says by what it was shown. These are counted apart. Stable rules and those in
+part of the time in which no kernel runs in steps without the profiler, where the change is a
+setting that was made here and shortened real steps by 2%, or where ``after_fix.toml`` says by what
+it was shown. These are counted apart. Stable rules and those in
 preview are counted apart, too.
 """
 
@@ -29,6 +31,7 @@ import gc
 import importlib.util
 import json
 import re
+import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -37,6 +40,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.harness import Figures, Run, UsageError, each, profile_in_turn, turn
+from benchmarks.measuring import interleaved
 from benchmarks.workers import Job, Record, Stage
 
 try:
@@ -59,6 +63,7 @@ _TIMEOUT_S = 150.0
 _PROMISE = 0.02
 _OF_PROMISE = 0.25
 TIERS = ("stable", "preview")
+_PLACE_IN_CODE = re.compile(r"\S*\.py\b")
 _OF_IDLE = ("launch-bound", "small-batch")
 """Rules that promise the time in which the GPU has nothing to do."""
 
@@ -212,11 +217,68 @@ def _examine(job: Job, stage: Stage, run: Any) -> Record:
         step()
         stage("profile the fixed step", found)
         found["after"] = said(backspot.profile(step, models))
+        stage("make the next fix", found)
+        found["made"] = _made(case, run, step, found["after"])
         while _closing:
             _closing.pop()()
         del step, models
         _give_back(run)
     return found
+
+
+def _made(case: Variants, run: Run, step: Step, after: Said) -> dict[str, list[float]]:
+    """Return milliseconds of the fixed step as it is and with the next fix, measured in turn.
+
+    They are of the rules that promise above 2% of the step, and whose remedy is a setting.
+    """
+    from benchmarks.causes.case import settings
+
+    times: dict[str, list[float]] = {}
+    for finding in after["findings"]:
+        is_asked = finding["rule"] in _MAKERS and finding["tried"] != "helps"
+        if not is_asked or (finding["promises_ms"] or 0.0) <= _PROMISE * after["step_ms"]:
+            continue
+        settings()
+        other, models = case.build(True, run.context)
+        changed = _MAKERS[finding["rule"]](other, models)
+        how = {"rounds": 2 if run.small else 5, "inner": 1 if run.device == "cpu" else 4}
+        both = interleaved([step, changed], run.device, **how, warmup=2, seconds=2)
+        times[finding["rule"]] = [statistics.median(some) for some in both]
+    return times
+
+
+def _in_tf32(step: Step, _: Models) -> Step:
+    """Return a step whose products of float32 are of TF32."""
+    import torch
+
+    def changed() -> None:
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("high")
+        try:
+            step()
+        finally:
+            torch.set_float32_matmul_precision(before)
+
+    return changed
+
+
+def _in_channels_last(step: Step, models: Models) -> Step:
+    """Return a step whose weights have their channels last in memory."""
+    import torch
+
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    for model in models.values():
+        for weight in model.parameters():
+            if weight.dim() in formats:
+                weight.data = weight.data.contiguous(memory_format=formats[weight.dim()])
+    return step
+
+
+_MAKERS: dict[str, Callable[[Step, Models], Step]] = {
+    "no-tensor-cores": _in_tf32,
+    "layout-copies": _in_channels_last,
+}
+"""Remedies that are a setting: from a step and its models, which may be changed, to a step."""
 
 
 def _give_back(run: Run) -> None:
@@ -280,7 +342,9 @@ def judged(
         if finding["tier"] not in TIERS:  # what is true of nearly every step is said, not found
             continue
         earlier = [one for one in before["findings"] if _is_same(one, finding)]
-        is_cause = case.names_cause(finding)
+        # Places name the case's own file, and remedies much else.
+        said_of_it = _PLACE_IN_CODE.sub("", finding["seen"])
+        is_cause = case.names_cause({**finding, "seen": said_of_it, "remedy": ""})
         promise = finding["promises_ms"] or 0.0
         # Where the replay of the slow step is refused, what both take says whether it is the same.
         key = "takes_ms" if any(one["promises_ms"] is None for one in earlier) else "promises_ms"
@@ -300,7 +364,7 @@ def judged(
                 "new": not earlier,
                 "share": share,
                 "promises": counts and share > _PROMISE,
-                "true": _evidence(case, after, finding, is_cause, known or {}),
+                "true": _evidence(case, record, finding, is_cause, known or {}),
             }
         )
     return verdicts
@@ -319,10 +383,14 @@ def _place(path: str) -> str:
 
 
 def _evidence(
-    case: Variants, after: Said, finding: Said, is_cause: bool, known: Mapping[str, str]
+    case: Variants,
+    record: Mapping[str, Any],
+    finding: Said,
+    is_cause: bool,
+    known: Mapping[str, str],
 ) -> str:
     """Return what shows that a finding of a fixed step is true; empty: nothing."""
-    rule = finding["rule"]
+    rule, after = finding["rule"], record["after"]
     if finding["tried"] == "helps":
         return "tried"
     if is_cause and case.leaves:
@@ -331,6 +399,9 @@ def _evidence(
         busy, real = after.get("busy_ms", 0.0), after.get("real_ms", 0.0)
         if 0 < busy + (finding["promises_ms"] or 0.0) < real:
             return f"kernels run for {busy:.2g} of {real:.2g} ms"
+    as_it_is, changed = record.get("made", {}).get(rule, (0.0, 0.0))
+    if as_it_is - changed > _PROMISE * as_it_is:
+        return f"made: {as_it_is:.3g} to {changed:.3g} ms"
     return case.granted.get(rule) or known.get(rule, "")
 
 
@@ -393,6 +464,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     add("verb", nargs="?", choices=("record", "judge"), default="record")
     add("file", nargs="?", type=Path, help="judge: what -o has written")
     add("--book", type=Path, help="a folder of further cases")
+    add("--sets", default="", help="only cases of these: own,blind,control,… (default: all)")
 
 
 def answer(run: Any) -> Figures:

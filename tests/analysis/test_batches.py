@@ -227,3 +227,30 @@ def test_batches_that_are_late_as_an_epoch_begins_decide_nothing(tmp_path: Path)
     training = steps_with_data(20, 5, late=200, workers=8)
     uses = tuple(replace(use, behind=0) for use in training.loaders)
     assert saves_of(tmp_path, replace(training, loaders=uses)) > 6
+
+
+@pytest.mark.parametrize(("tensors", "found"), [(1, False), (6, False), (50, True), (0, True)])
+def test_a_batch_of_a_few_tensors_is_handed_over_as_it_should_be(
+    tmp_path: Path, tensors: int, found: bool
+) -> None:
+    """Of many, the part of one tensor is left; where the operators are unknown, nothing is."""
+    trace = Trace()
+    for step in range(3):
+        at = step * 40 * MS
+        trace.annotation(FETCH, at + MS, at + 9 * MS)
+        trace.annotation(batch_mark(1, 1, 2, 0), at + 9 * MS, at + 9 * MS + 10)
+        for number in range(tensors):
+            begin = at + 2 * MS + number * 100 * US
+            trace.operator("aten::set_", begin, begin + 10 * US)
+        trace.forward("", "Model", at + 10 * MS, at + 19 * MS)
+        trace.operator("aten::mul", at + 10 * MS, at + 18 * MS, seq=step)
+        trace.node("MulBackward0", at + 20 * MS, at + 38 * MS, seq=step, thread=1)
+        trace.annotation(f"ProfilerStep#{step}", at, at + 39 * MS)
+    events = read_events(trace.save(tmp_path / "trace.json"))
+    report = report_of(Recording.of(events), Options())
+    handed = [one for one in report.findings if one.rule == "batch-handover"]
+    assert bool(handed) is found
+    for one in handed:
+        assert ("of 50 tensors" in one.seen) is (tensors == 50)
+        assert one.saves is not None
+        assert one.saves.ns == pytest.approx(8 * MS * (0.98 if tensors else 1), rel=0.05)

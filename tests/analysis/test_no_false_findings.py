@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -470,13 +471,16 @@ def test_unrecorded_time_before_a_copy_may_be_loading_and_is_not_said_to_be(tmp_
         assert "DataLoader" not in waiting.title + waiting.seen + waiting.remedy
 
 
-def ratios(folder: Path, backward: list[int], gpu: bool) -> dict[str, Finding]:
-    """Findings of steps with a forward of 10 ticks and a backward of so many."""
+def ratios(
+    folder: Path, backward: list[int], gpu: bool, forward: Sequence[int] = ()
+) -> dict[str, Finding]:
+    """Findings of steps with a forward of 10 ticks, or of so many, and a backward of so many."""
     trace, begin = Trace(), 0
     for number, length in enumerate(backward):
-        start, end = begin + 100 * TICK, begin + (100 + length) * TICK
+        called = forward[number] if forward else 10
+        start, end = begin + (90 + called) * TICK, begin + (90 + called + length) * TICK
         trace.annotation(f"ProfilerStep#{number}", begin, end + 10 * TICK)
-        trace.forward("", "Model", begin, begin + 10 * TICK)
+        trace.forward("", "Model", begin, begin + called * TICK)
         trace.operator("aten::mul", begin, begin + 2 * TICK, seq=number)
         trace.node("MulBackward0", start, end, seq=number)
         if gpu:
@@ -493,6 +497,15 @@ def test_a_backward_that_is_held_up_in_one_step_is_not_slow(tmp_path, gpu):
     assert "backward-ratio" not in ratios(tmp_path, once, gpu)
     half = [20, 20, 20, 20, 20, 300, 300, 300, 300, 300]
     assert "backward-ratio" not in ratios(tmp_path, half, gpu)
+
+
+@pytest.mark.parametrize(("interrupted", "found"), [(10, True), (90, False)])
+def test_a_backward_that_is_three_times_its_forward_in_the_typical_step_is_as_usual(
+    tmp_path, interrupted, found
+):
+    forward = [10, interrupted] * 3 + [10]
+    of_steps = ratios(tmp_path, [120] * 7, False, forward)
+    assert ("backward-ratio" in of_steps) is found
 
 
 @pytest.mark.parametrize(("gpu", "least"), [(True, 2), (False, 3)])

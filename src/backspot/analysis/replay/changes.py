@@ -231,12 +231,12 @@ def _no_waits(recording: Replayable, _: object) -> Change | Refusal:
 
 
 @named("handover")
-def _handover(recording: Replayable, _: object) -> Change | Refusal:
-    """To take over a batch from the workers takes no time once it has arrived."""
+def _handover(recording: Replayable, left: float) -> Change | Refusal:
+    """To take over a batch from the workers takes this part of its time once it has arrived."""
     host, of_work = _unchanged(recording)
     batches = recording.batches
     for interval in _between(recording, batches.arrived, batches.end):
-        host[interval] = 0.0
+        host[interval] = left
     return _of_factors(host, of_work)
 
 

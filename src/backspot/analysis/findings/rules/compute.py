@@ -326,7 +326,8 @@ def backward_ratio(evidence: Evidence, findings: Sequence[Finding]) -> Finding |
     at least 3% of the step, and no other finding explains it. Fused attention (seven to twelve
     times) does not count, nor do products of matrices on a CPU.
 
-    **Found by** the GPU time of the module's own nodes and forward, in most steps; without a GPU by
+    **Found by** the GPU time of the module's own nodes and forward, in most steps, where the
+    typical step has at least half of that; without a GPU by
     host time, from 1 ms in at least three steps. A custom Function is found by its own node and
     forward, where the operator that takes most of its backward runs three times or more in a node;
     its price is that of all but the first, at best.
@@ -355,6 +356,9 @@ def backward_ratio(evidence: Evidence, findings: Sequence[Finding]) -> Finding |
         least = _LEAST_STEPS_ON_HOST
     often = holds.sum(axis=1)
     odd = (2 * often > holds.shape[1]) & (often >= least)
+    # Where calls are interrupted now and then, the typical step contradicts the single ones.
+    typical_forward, typical_backward = map(evidence.typical.mean, (forward, backward))
+    odd &= 2 * typical_backward > _RATIO_HIGH * typical_forward
     fused = evidence.nodes_named(lambda name: "ScaledDotProduct" in name)
     odd[owner[fused]] = False
     odd &= ~_estimated(evidence)
@@ -383,7 +387,7 @@ def backward_ratio(evidence: Evidence, findings: Sequence[Finding]) -> Finding |
     of_worst = computes & _working_for(evidence, np.arange(len(odd)) == worst)
     heaviest = costs.top_nodes(of_worst)
     label = Place(*evidence.ownership.owners.named(worst), 0, 0).label
-    first, second = (int(evidence.typical.mean(times[worst])) for times in (forward, backward))
+    first, second = int(typical_forward[worst]), int(typical_backward[worst])
     return finding(
         costs.places_by_step(np.where(odd[:, None], wall, 0)),
         seen=(

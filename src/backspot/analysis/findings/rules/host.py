@@ -624,6 +624,8 @@ _DATA_LEAST = 500_000
 _LEAST_FOR_WORKERS = 5_000_000
 """Nanoseconds of a wait. Handing a batch from one process to another takes a few milliseconds of
 their processors (measured: 0.1 to 1 ms of loading became 3.5 to 5.5 ms with a worker)."""
+_FEW_TENSORS = 8
+"""As many tensors of a batch are a few; each is asked for by itself."""
 _LEAST_HANDOVER = 0.05
 """Of the step. Where workers and training share few cores, one tensor takes 2%."""
 _LOADING = "https://docs.pytorch.org/docs/stable/data.html#multi-process-data-loading"
@@ -716,6 +718,21 @@ def waiting_for_data(evidence: Evidence) -> Finding | None:
     )
 
 
+def _tensors_of(evidence: Evidence) -> int:
+    """Return how many tensors a batch has, the middle one of all; 0 where that is unknown.
+
+    Each that comes from a worker's memory is set to this memory once.
+    """
+    batches, events = evidence.batches, evidence.events
+    index = events.named(Category.OPERATOR, "aten::set_")
+    counts: list[int] = []
+    for thread, members in grouped(events.thread[batches.event]):
+        times = np.sort(events.start[index[events.thread[index] == thread]])
+        first = np.searchsorted(times, batches.start[members])
+        counts += (np.searchsorted(times, batches.end[members]) - first).tolist()
+    return sorted(counts)[len(counts) // 2] if counts else 0
+
+
 def _handed_over(evidence: Evidence) -> Ints:
     """Return for how long each batch is taken over from a worker after it has arrived."""
     batches = evidence.batches
@@ -771,7 +788,8 @@ def batch_handover(evidence: Evidence) -> Finding | None:
 
     **Found by** the time from a batch's arrival to the end of its fetch, from 5% of the step and
     0.5 ms, where most batches were ready. It goes into unpickling, and into asking the worker for
-    its memory, once for each tensor.
+    its memory, once for each tensor. A batch of up to eight tensors is a few already; of more, the
+    part of one tensor is left.
 
     **Fix.** Let the workers collate a batch into one tensor instead of many or of lists, and hand
     over uint8 where that is enough. For a GPU, `pin_memory=True`: a thread unpickles beside the
@@ -779,6 +797,9 @@ def batch_handover(evidence: Evidence) -> Finding | None:
     """
     say, costs, batches = evidence.wording, evidence.costs, evidence.batches
     is_known = batches.waited >= 0
+    tensors = _tensors_of(evidence)
+    if 0 < tensors <= _FEW_TENSORS:
+        return None
     ns = _handed_over(evidence)
     spent = evidence.by_step(batches.start[is_known], ns[is_known])
     ready = int((batches.waited == 0).sum())
@@ -786,15 +807,16 @@ def batch_handover(evidence: Evidence) -> Finding | None:
     least = max(_DATA_LEAST, _LEAST_HANDOVER * evidence.step_ns)
     if typical < least or 2 * ready <= len(batches.event):
         return None
+    of_tensors = f" of {tensors:,} tensors" if tensors else ""
     return finding(
         costs.place("(data)", spent, evidence.report.steps),
         seen=(
             f"For {say.ms(typical)} of each step, {say.share(typical)}, the program unpickles a "
-            f"batch that has arrived. {ready:,} of {len(batches.event):,} batches were ready when "
-            "they were asked for: more workers do not shorten this."
+            f"batch{of_tensors} that has arrived. {ready:,} of {len(batches.event):,} batches were "
+            "ready when they were asked for: more workers do not shorten this."
         ),
         link=_LOADING,
-        change={"handover": True},
+        change={"handover": 1 / tensors if tensors else 0.0},
     )
 
 
