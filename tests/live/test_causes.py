@@ -253,7 +253,7 @@ def test_what_the_training_may_need_of_calls_without_a_backward_has_no_price(fir
     def rollout() -> torch.Tensor:
         with torch.no_grad():
             state = x
-            for _ in range(4):
+            for _ in range(30):
                 state = net(state)
             return state
 
