@@ -268,3 +268,30 @@ def test_what_the_training_may_need_of_calls_without_a_backward_has_no_price(fir
     assert one is not None
     assert (one.saves is None) is first
     assert ("may need what they return" in one.seen) is first
+
+
+class Channels(nn.Module):
+    """Goes through channels one by one, with small operators, and a longer one if asked."""
+
+    def __init__(self, longer: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(48))
+        self.longer = longer
+
+    def forward(self, x):
+        parts = []
+        for channel, scale in zip(x.unbind(1), self.weight.unbind(), strict=True):
+            scale = ((scale * 2 + 1).tanh() - 0.5).abs() + 0.1
+            value = channel * scale if self.longer else channel[0, 0] * scale
+            parts.append(value.cumsum(-1).mean() if self.longer else value.mean())
+        return torch.stack(parts)
+
+
+@pytest.mark.parametrize("longer", [False, True])
+def test_a_loop_has_a_bound_only_where_its_turns_run_nothing_longer(longer):
+    torch.set_num_threads(1)
+    model, x = Channels(longer), torch.randn(8, 48, 96, 96)
+    found = backspot.profile(lambda: model(x).mean().backward(), model, trials="none")
+    (loop,) = (one for one in found.findings if one.rule == "operator-loop")
+    assert ("Longer operators of its turns are not counted" in loop.seen) == longer
+    assert loop.saves.at_best == (not longer)
