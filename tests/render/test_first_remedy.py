@@ -180,3 +180,20 @@ def test_a_long_remedy_is_broken_into_lines_and_none_of_it_is_cut():
     assert max(map(len, screen.splitlines())) <= 80
     joined = " ".join(screen.split())
     assert all(way in joined for way in ways)
+
+
+def test_what_was_measured_is_the_least_that_a_step_saves():
+    text = " ".join(render_text(step_of(tried(cause("one", 10, "fc"), 9))).split())
+    assert "First: Do it otherwise: at least 9.0 ms less, 9.0% of the step (measured)." in text
+
+
+def test_a_step_outside_of_those_beside_the_recording_says_what_these_took():
+    made = replace(
+        step_of(),
+        clock="real",
+        unprofiled_step_ns=STEP,
+        unprofiled_step_ns_by_step=(STEP // 2, STEP * 3 // 4),
+    )
+    assert "A step takes 100 ms (50.0 ms to 75.0 ms beside the recording)" in render_text(made)
+    among = replace(made, unprofiled_step_ns_by_step=(STEP // 2, 2 * STEP))
+    assert "beside the recording" not in render_text(among)

@@ -57,7 +57,7 @@ def setting(report: Report) -> list[str]:
     step_ns = report.step_ns
     kinds = f" ({kinds_of_steps(report)})" if report.rare else ""
     if report.clock == "real":
-        real = kinds or _spread(report.unprofiled_step_ns_by_step)
+        real = kinds or _spread_of_steps(report)
         facts.insert(0, f"a step takes {duration(step_ns)}{real}")
     elif report.per == "step" and step_ns > 1.001 * report.wall_ns:
         unit += f" of {duration(step_ns)} with the profiler{_replayed(report)}{kinds}"
@@ -112,6 +112,14 @@ def _spread(by_step: Sequence[int]) -> str:
     if len(by_step) < 2 or max(by_step) <= 1.2 * min(by_step):
         return ""
     return f" ({between(min(by_step), max(by_step), 'unsteady')})"
+
+
+def _spread_of_steps(report: Report) -> str:
+    """The shortest and the longest step that were timed, which all steps may take longer than."""
+    by_step = report.unprofiled_step_ns_by_step
+    if not by_step or min(by_step) <= report.step_ns <= max(by_step):
+        return _spread(by_step)
+    return f" ({between(min(by_step), max(by_step), 'unsteady')} beside the recording)"
 
 
 def coverage(report: Report) -> str:

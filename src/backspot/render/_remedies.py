@@ -92,11 +92,11 @@ def remedy_sentence(report: Report) -> list[Part]:
     if remedy is None:
         return []
     saves = remedy.saves
-    bound = " at best" * saves.at_best
+    least, best = "at least " * saves.at_least, " at best" * saves.at_best
     basis = "measured" if remedy.measured else "predicted"
     changes = ", but it changes what is trained" * remedy.changes_training
     return said(
-        f"First: {{}}: {{}} less{bound}, {{}} of the {report.per} ({basis}{changes}).",
+        f"First: {{}}: {least}{{}} less{best}, {{}} of the {report.per} ({basis}{changes}).",
         ("text", remedy.what),
         duration(saves.ns),
         percent(remedy.share),
