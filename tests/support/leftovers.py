@@ -12,7 +12,14 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-LABELS = ("forward: ", "backward: ", "backward end: ", "unmarked: ", "unused gradient: ")
+LABELS = (
+    "forward: ",
+    "backward: ",
+    "backward end: ",
+    "unmarked: ",
+    "unused gradient: ",
+    "float64: ",
+)
 
 
 def hooks_on(model: nn.Module) -> list[str]:

@@ -224,6 +224,118 @@ _register(
     lambda c: _sequences(c, nn.LSTM(16, 64, batch_first=True), torch.float32),
 )
 
+# double-precision ---------------------------------------------------------------------------------
+
+
+class _Normed(nn.Module):
+    """Layers, between which a norm may have parameters of its own number format."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(256, 256), nn.Linear(256, 256)
+        self.norm = nn.LayerNorm(256, dtype=dtype)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        inside = self.norm(self.first(x).to(self.norm.weight.dtype))
+        return self.last(inside.to(x.dtype))
+
+
+class _Doubled(nn.Module):
+    """A layer in double precision, whatever its inputs are."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer.double()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x.double())
+
+
+class _Attention(nn.Module):
+    """Attention of a sequence to itself."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.layer = nn.MultiheadAttention(256, 4, dtype=dtype)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x, x, x, need_weights=False)[0]
+
+
+class _Scaled(nn.Module):
+    """A layer whose outputs are multiplied with one number, in double precision."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(256, 256)
+        self.scale = nn.Parameter(torch.tensor(1.0, dtype=torch.float64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) * self.scale
+
+
+def _wide(context: Context, model: nn.Module, dtype: torch.dtype) -> Built:
+    """Train a model as it is, on noise of a number format; the sum of the losses is in fp64."""
+    model = model.to(context.device)
+    x, total = context.randn(512, 256).to(dtype), torch.zeros((), dtype=torch.float64)
+    sgd = torch.optim.SGD(model.parameters(), lr=1e-3)
+
+    def loss() -> torch.Tensor:
+        value = model(x).square().mean()
+        total.add_(value.detach().double().to(total.device))
+        return value
+
+    return built(context, model, loss, optimizer=sgd)
+
+
+def _mlp(dtype: torch.dtype) -> nn.Module:
+    layers = (nn.Linear(256, 512), nn.GELU(), nn.Linear(512, 256))
+    return nn.Sequential(*layers).to(dtype)
+
+
+for _name, _about, _at, _build in (
+    (
+        "double_mlp",
+        "A model in fp64.",
+        ("0", "2"),
+        lambda c: _wide(c, _mlp(torch.float64), torch.float64),
+    ),
+    (
+        "double_attention",
+        "Attention in fp64.",
+        ("layer*",),
+        lambda c: _wide(c, _Attention(torch.float64), torch.float64),
+    ),
+    (
+        "double_norm",
+        "A norm in fp64 between layers in fp32.",
+        ("norm",),
+        lambda c: _wide(c, _Normed(torch.float64), torch.float32),
+    ),
+    (
+        "double_last",
+        "The last layer in fp64.",
+        ("1.layer",),
+        lambda c: _wide(
+            c, nn.Sequential(_mlp(torch.float32), _Doubled(nn.Linear(256, 256))), torch.float32
+        ),
+    ),
+):
+    _register(plant("double-precision", _at, gpus=0), _name, _about, _build)
+for _name, _about, _build in (
+    (
+        "single_scaled",
+        "A model in fp32 with one number in fp64, and a sum of losses in fp64.",
+        lambda c: _wide(c, _Scaled(), torch.float32),
+    ),
+    (
+        "single_mlp",
+        "A model in fp32 with a sum of losses in fp64.",
+        lambda c: _wide(c, _mlp(torch.float32), torch.float32),
+    ),
+):
+    _register(control("double-precision", gpus=0), _name, _about, _build)
+
 # loss-passes --------------------------------------------------------------------------------------
 
 

@@ -1,4 +1,4 @@
-"""Which parameters no optimizer updates, and optimizers with needless groups of parameters.
+"""Parameters that no optimizer updates, or in double precision, and needless groups of others.
 
 Gradients of parameters that no optimizer updates are computed for nothing.
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -21,6 +21,7 @@ from backspot.live.owner import Scope
 from backspot.live.torch_internals import autograd, profiler
 from backspot.live.torch_internals.modules import parameters_of
 from backspot.live.torch_internals.process import hook_steps
+from backspot.trace.labels import Kind
 from backspot.trace.names import NO_FORMS, OPTIMIZER_FORMS, groups_mark
 
 _FORMS = ("fused", "foreach")
@@ -70,13 +71,13 @@ class OptimizerWatch:
             if profiler.recording():
                 self._recorded()
                 with autograd.ignore_torch_function():  # a mode of the script sees only its own
-                    self._label_unused(optimizer)
+                    self._label_parameters(optimizer)
                 _mark_groups(optimizer)
                 _mark_forms(optimizer)
         except Exception as error:
             pass_on(error)  # a label is never worth a failed step
 
-    def _label_unused(self, stepped: torch.optim.Optimizer) -> None:
+    def _label_parameters(self, stepped: torch.optim.Optimizer) -> None:
         own_ids, all_ids = ids_updated_by([stepped]), ids_updated_by(self._known)
         for scope in self._scopes():
             model = scope.model()
@@ -86,8 +87,12 @@ class OptimizerWatch:
                 continue
             # After each step, as parameters can be added, removed and frozen.
             for owner, module in scope.live_modules():
-                if unused := _unused_part(module, all_ids, own_ids):
+                parameters = parameters_of(module)
+                if unused := _unused_part(parameters, all_ids, own_ids):
                     profiler.emit(owner.unused(unused))
+                # A single number does not make what it is multiplied with double.
+                if any(p.dtype is torch.float64 and p.dim() for p in parameters):
+                    profiler.emit(owner.label(Kind.DOUBLE))
 
 
 def _mark_groups(optimizer: torch.optim.Optimizer) -> None:
@@ -160,8 +165,10 @@ def _setting(value: object) -> object:
     return value if isinstance(value, (int, float, type(None))) else id(value)
 
 
-def _unused_part(module: torch.nn.Module, all_ids: set[int], own_ids: set[int]) -> float:
-    """Return which part of the gradients of the module's own parameters no optimizer uses: 0 to 1.
+def _unused_part(
+    parameters: Sequence[torch.nn.Parameter], all_ids: set[int], own_ids: set[int]
+) -> float:
+    """Return which part of the gradients of a module's own parameters no optimizer uses: 0 to 1.
 
     Either a parameter with a gradient is in no optimizer, or all parameters of the optimizer that
     took a step have lost theirs. The latter counts only if the trace shows that gradients were
@@ -171,7 +178,6 @@ def _unused_part(module: torch.nn.Module, all_ids: set[int], own_ids: set[int]) 
         all_ids: ids of the parameters of all known optimizers.
         own_ids: ids of the parameters of the optimizer that took a step.
     """
-    parameters = parameters_of(module)
     computed = [p for p in parameters if p.grad is not None]
     needless = sum(int(p.numel()) for p in computed if id(p) not in all_ids)
     if needless:

@@ -9,6 +9,7 @@ One grammar serves both halves, so that a trace recorded on one machine means th
     unmarked: blocks.3.attn (Attention)         a tensor here has no marker: adding one is not safe
     unused gradient: blocks.3.attn (Attention)  parameters with a gradient that no optimizer has
     unused gradient: blocks.3.attn (Attention) #11  some of them, with 11% of their numbers
+    float64: blocks.3.attn (Attention)          the module has parameters in double precision
     forward: (VisionTransformer)                the root: its path is empty
 
 In names, some characters are percent-encoded as UTF-8: those that the grammar uses, that JSON
@@ -35,6 +36,7 @@ class Kind(str, Enum):
     BACKWARD_END = "backward end"
     UNMARKED = "unmarked"
     UNUSED = "unused gradient"
+    DOUBLE = "float64"
 
 
 class Label(msgspec.Struct, frozen=True):
@@ -57,7 +59,7 @@ class Label(msgspec.Struct, frozen=True):
 _RESERVED = frozenset(" %\"'\\()#")
 _ASCII = "".join(map(chr, range(128)))
 _PATTERN = re.compile(
-    r"(?P<kind>forward|backward|backward end|unmarked|unused gradient): "
+    r"(?P<kind>forward|backward|backward end|unmarked|unused gradient|float64): "
     r"(?:(?P<path>[^ ()#]+) )?\((?P<class_name>[^ ()#]*)\)(?: #(?P<call>[1-9][0-9]{0,8}))?\Z"
 )
 

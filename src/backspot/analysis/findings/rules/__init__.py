@@ -60,5 +60,6 @@ A rule is a pure function that picks spans or device work and says what they cos
 - ``compute.py``: slower kernels than necessary, and work that need not be done.
 - ``chains.py``: many operators that should be one, or none: copies, and the same again.
 - ``forms.py``: operations that have a faster form.
+- ``precision.py``: a number format that takes longer than necessary.
 - ``kernels.py``: operators without a fast kernel, or that do not run it.
 """
