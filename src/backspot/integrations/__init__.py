@@ -11,6 +11,7 @@ Each file needs its own package, which is imported with the file and never with 
   than a share, or got slower than a saved report.
 - ``ipython.py``: the magic command ``%%backspot`` runs a cell that trains, as ``backspot run`` does
   with a script.
+- ``opentelemetry.py``: ``send_steps`` makes spans of the steps of a report, and needs no training.
 
 A *logger* is what the trainer reports to, such as TensorBoard. The report goes to loggers through
 the trainer, so that names, steps and runs are those of the trainer.
