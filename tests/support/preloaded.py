@@ -1,12 +1,13 @@
 """Python processes that start with PyTorch in memory: its import takes seconds of a core.
 
-What Backspot needs of others is in memory too.
+So are Backspot, half a second of each, and what it needs of others.
 
 ``[*python(), ...]`` stands for ``[sys.executable, ...]``. A small client sends its arguments,
-environment, folder and streams to a server that has imported torch and used nothing of it. The
-server forks, and the fork goes on like a new interpreter. No module of torch is in its
-``sys.modules`` until something imports torch: a finder brings them back then. Signals and the exit
-code pass through the client, and a client that is killed takes its process with it.
+environment, folder and streams to a server that has imported all that and used nothing of it. The
+server forks, and the fork goes on like a new interpreter. No module of torch or Backspot is in its
+``sys.modules`` until something imports it: a finder brings it back then, and what it imports with
+it; PyTorch comes back as a whole. Signals and the exit code pass through the client,
+and a client that is killed takes its process with it.
 
 A fork ends as Python ends, but for what takes longest: PyTorch is not taken apart, object by
 object. ``[*python(), WHOLE, ...]`` does that too, for tests of what could crash there.
@@ -21,6 +22,7 @@ import sys
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 WHOLE = "--whole"
 
@@ -106,6 +108,7 @@ def _serve(listening: socket.socket) -> list[str]:
     import torch._dynamo  # noqa: F401 - which the first optimizer imports
     from rich import console, table  # noqa: F401
 
+    _KEPT_MODULES.import_backspot()
     gc.freeze()  # a fork that looks for garbage copies every page that it looks at
 
     waking, waker = socket.socketpair()
@@ -157,31 +160,110 @@ def _serve(listening: socket.socket) -> list[str]:
             return arguments
 
 
-class _Kept:
-    """Finds and loads the modules of torch that are in memory already."""
+class _KeptModules:
+    """Finds the modules that are in memory already, and brings them back as an import does."""
 
     def __init__(self) -> None:
-        self._modules = {
-            name: sys.modules.pop(name)
-            for name in list(sys.modules)
-            if name.partition(".")[0] in ("torch", "torchgen", "functorch")
-        }
-        self._spec = self._modules["torch"].__spec__
+        self._torch: dict[str, Any] = {}
+        self._backspot: dict[str, Any] = {}
+        self._needs: dict[str, dict[str, None]] = {}
+
+    def import_backspot(self) -> None:
+        """Import all of it, and note what each module imports."""
+        import builtins
+        from importlib import import_module
+        from importlib.util import resolve_name
+        from pkgutil import walk_packages
+
+        original = builtins.__import__
+
+        def noting(
+            name: str, within: Any = None, local: Any = None, fromlist: Any = (), level: int = 0
+        ) -> Any:
+            imported = original(name, within, local, fromlist, level)
+            importer = within or {}
+            if level:
+                name = resolve_name("." * level + name, importer["__package__"])
+            names = [name, *(f"{name}.{each}" for each in fromlist or ())]
+            needs = self._needs.setdefault(importer.get("__name__", ""), {})
+            needs.update((each, None) for each in names if each in sys.modules)
+            return imported
+
+        builtins.__import__ = noting
+        try:
+            for module in walk_packages(import_module("backspot").__path__, "backspot."):
+                if not module.name.startswith(_LEFT_OUT):
+                    import_module(module.name)
+        finally:
+            builtins.__import__ = original
+
+    def hide(self) -> None:
+        """Have none of them in ``sys.modules``, nor as attributes of their packages."""
+        self._backspot = _taken("backspot")
+        for name, module in self._backspot.items():
+            package, _, own = name.rpartition(".")
+            if package and vars(self._backspot[package]).get(own) is module:
+                delattr(self._backspot[package], own)
+        self._torch = _taken("torch", "torchgen", "functorch")
+        sys.meta_path.insert(0, self)
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> object:
         from importlib.machinery import ModuleSpec
 
-        if name not in self._modules:
+        kept = self._torch.get(name) or self._backspot.get(name)
+        if kept is None or (name == "backspot" and not self._is_found(kept)):
             return None
-        return ModuleSpec(name, self, origin=self._spec.origin, is_package=name == "torch")
+        return ModuleSpec(
+            name,
+            _Bringing(self, kept),
+            origin=kept.__spec__.origin,
+            is_package=kept.__spec__.submodule_search_locations is not None,
+        )
 
-    def create_module(self, spec: object) -> object:
-        sys.meta_path.remove(self)
-        sys.modules.update(self._modules)
-        return self._modules["torch"]
+    def _is_found(self, package: Any) -> bool:
+        """Whether this process would find the same package; where it does not, forget all of it."""
+        from importlib.machinery import PathFinder
 
-    def exec_module(self, module: object) -> None:
+        found = PathFinder.find_spec(package.__name__)
+        if found is None or found.origin != package.__spec__.origin:
+            self._backspot = {}
+        return bool(self._backspot)
+
+    def bring(self, module: Any) -> None:
+        """Have in ``sys.modules`` what the import of a module had there."""
+        from importlib import import_module
+
+        if module.__name__ in self._torch:
+            sys.modules.update(self._torch)
+            self._torch = {}
+        for name in self._needs.get(module.__name__, ()):
+            if name not in sys.modules:
+                import_module(name)
+
+
+class _Bringing:
+    """The loader of a module that is in memory already."""
+
+    def __init__(self, modules: _KeptModules, module: Any) -> None:
+        self._modules, self._module, self._spec = modules, module, module.__spec__
+
+    def create_module(self, spec: object) -> Any:
+        return self._module
+
+    def exec_module(self, module: Any) -> None:
         module.__spec__ = self._spec
+        self._modules.bring(module)
+
+
+_KEPT_MODULES = _KeptModules()
+_LEFT_OUT = ("backspot.__main__", "backspot._startup", "backspot.integrations.")
+"""What runs when it is imported, or needs packages that are seldom there."""
+
+
+def _taken(*packages: str) -> dict[str, Any]:
+    """Take the modules of packages out of ``sys.modules``."""
+    names = [name for name in sys.modules if name.partition(".")[0] in packages]
+    return {name: sys.modules.pop(name) for name in names}
 
 
 def _go_on_as_python(arguments: list[str]) -> None:
@@ -193,7 +275,7 @@ def _go_on_as_python(arguments: list[str]) -> None:
         del arguments[0]
     else:
         _leave_the_rest()
-    sys.meta_path.insert(0, _Kept())
+    _KEPT_MODULES.hide()
     sys.path[0:1] = [""]
     sys.path[1:1] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     if arguments[0] == "-u":
@@ -229,9 +311,8 @@ def _leave_the_rest() -> None:
     libc = ctypes.CDLL(None)
     libc.setvbuf(ctypes.c_void_p.in_dll(libc, "stdout"), None, 2, 0)  # nothing is left to flush
     libc.on_exit(libc._exit, None)
-    _KEPT.extend(
-        name for name in sys.modules if name.partition(".")[0] not in sys.stdlib_module_names
-    )
+    own = (*sys.stdlib_module_names, "backspot")
+    _KEPT.extend(name for name in sys.modules if name.partition(".")[0] not in own)
 
 
 _KEPT: list[str] = []
