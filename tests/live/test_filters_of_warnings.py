@@ -10,6 +10,8 @@ pytest.importorskip("torch")
 
 from backspot.live.host_marks import filtered
 
+WITHOUT_HOOKS = True
+
 OURS = "called a synchronizing operation"
 
 

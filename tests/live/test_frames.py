@@ -6,6 +6,8 @@ from hypothesis import given, strategies as st
 
 from backspot.live.frames import Frame, format_frame, parse_frame, with_frame
 
+WITHOUT_HOOKS = True
+
 numbers = st.integers(0, 1 << 40)
 frames = st.builds(
     Frame,
