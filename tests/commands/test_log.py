@@ -6,7 +6,6 @@ import json
 import re
 import signal
 import subprocess
-import sys
 
 import pytest
 
@@ -237,7 +236,7 @@ def test_a_killed_job_leaves_what_is_known_of_its_steps(tmp_path):
     code = "for at in range(10**6):\n    step(); time.sleep(0.01)\n    if at == 50: print('now')\n"
     script.write_text(HEAD + code.replace("'now'", "'now', flush=True"))
     child = subprocess.Popen(
-        [sys.executable, "-m", "backspot", "run", *SMALL, script],
+        [*preloaded.python(), "-m", "backspot", "run", *SMALL, script],
         cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
     assert child.stdout.readline() == b"now\n"
@@ -261,7 +260,7 @@ ctypes.CDLL(None).sleep(600); ctypes.CDLL(None).pause(); ctypes.PyDLL(None)
 """
     )
     child = subprocess.Popen(
-        [sys.executable, "-m", "backspot", "run", *SMALL, script],
+        [*preloaded.python(), "-m", "backspot", "run", *SMALL, script],
         cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
     assert child.stdout.readline() == b"now\n"
@@ -334,7 +333,8 @@ print("GRAPHS", counters["stats"]["unique_graphs"], dict(counters["graph_break"]
     assert report.training.steps == 40
     plain = tmp_path / "plain.py"
     plain.write_text(HEAD + code)
-    alone = subprocess.run([sys.executable, plain], capture_output=True, text=True, check=True)
+    command = [*preloaded.python(), plain]
+    alone = subprocess.run(command, capture_output=True, text=True, check=True)
     (graphs,) = [line for line in alone.stderr.splitlines() if "GRAPHS" in line]
     assert graphs in said
 

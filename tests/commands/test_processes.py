@@ -173,9 +173,8 @@ def test_processes_that_train_side_by_side_note_all_their_own_steps(observed, tm
         assert training.counted + apart == training.steps - 1  # as in one process
 
 
-@pytest.mark.parametrize("how", ["spawn", "forkserver"])
-def test_a_process_with_a_python_of_its_own(observed, reports, how):
-    output, _, code = observed(f"wait(start('{how}', 9))")
+def test_a_process_of_a_server_of_processes(observed, reports):
+    output, _, code = observed("wait(start('forkserver', 9))")
     assert (output, code) == ("trained 9\n[0]\n", 0)
     assert reports() == {"": 2}
 
@@ -266,11 +265,26 @@ def test_a_script_chooses_its_folder_for_temporary_files(observed, tmp_path):
     assert output == f"{folder}\n"
 
 
-def test_a_program_that_outlives_the_script_is_left_alone(observed, reports):
-    again = "import sys, time; sys.argv = ['x']; time.sleep(3); import train; train.train(9)"
-    code = f"import subprocess; subprocess.Popen([sys.executable, '-c', {again!r}], stdout=-3)"
-    observed(code)
-    time.sleep(9)
+OUTLIVES = """
+import os, pathlib, time
+script = os.getppid()
+pathlib.Path("started").touch()
+while os.getppid() == script:
+    time.sleep(0.05)
+import train
+train.train(9)
+pathlib.Path("ended").touch()
+"""
+
+
+def test_a_program_that_outlives_the_script_is_left_alone(observed, reports, tmp_path):
+    (tmp_path / "outlives.py").write_text(OUTLIVES)
+    code = "import subprocess; subprocess.Popen([sys.executable, 'outlives.py'], stdout=-3)\n"
+    observed(f"{code}    while not os.path.exists('started'): time.sleep(0.05)")
+    until = time.monotonic() + 60
+    while not (tmp_path / "ended").exists() and time.monotonic() < until:
+        time.sleep(0.1)
+    assert (tmp_path / "ended").exists()
     assert not reports()
 
 

@@ -370,10 +370,10 @@ def test_tensors_that_the_script_trains_can_be_swapped(write, tmp_path):
             "    torch.utils.swap_tensors(model[0].weight, other)",
         )
     )
-    plain = python(script, cwd=tmp_path)
-    observed = python("-m", "backspot", "run", *SMALL, script, cwd=tmp_path)
-    assert b"wrote" in observed.stderr
-    assert (observed.returncode, observed.stdout) == (0, plain.stdout)
+    plain = python(script, start=preloaded.python(), cwd=tmp_path)
+    done = observed(*SMALL, script, cwd=tmp_path)
+    assert b"wrote" in done.stderr
+    assert (done.returncode, done.stdout) == (0, plain.stdout)
 
 
 @pytest.mark.slow
@@ -1138,8 +1138,7 @@ def test_new_optimizers_end_iterations_too():
 
 @pytest.mark.slow
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="needs two CPUs, for two counts of threads")
-@pytest.mark.parametrize("options", [("--trials", "none"), ()])
-def test_a_training_in_a_thread_multiplies_with_as_many_threads_as_before(options, write):
+def test_a_training_in_a_thread_multiplies_with_as_many_threads_as_before(write):
     # PyTorch gives a thread the count of set_num_threads once an operator of it needs the count.
     # These are too small for that, so that products sum in the order of another count.
     script = write(
@@ -1171,6 +1170,6 @@ training.join()
     environment = {name: one for name, one in os.environ.items() if name != "OMP_NUM_THREADS"}
     where = {"cwd": script.parent, "env": environment, "text": True}
     plain = python(script, **where)
-    observed = python("-m", "backspot", "run", *options, script, **where)
+    observed = python("-m", "backspot", "run", script, **where)  # with trials, in the thread too
     assert "backspot: wrote" in observed.stderr
     assert observed.stdout.splitlines()[:60] == plain.stdout.splitlines()

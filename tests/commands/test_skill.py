@@ -7,12 +7,12 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from backspot.commands import main
+from support import preloaded
 
 DATA = Path(__file__).parents[1] / "data"
 SCRIPT = """
@@ -53,7 +53,7 @@ def test_its_commands_do_what_it_says(skill, tmp_path):
     assert sum(" run " in command for command in commands) == 3
     inline = re.findall(r"`(backspot [a-z]+ [^`]*(?:json|gz)[^`]*)`", skill)
     assert inline == ["backspot show trace.json.gz"]
-    program = f"{shlex.quote(sys.executable)} -m backspot"
+    program = f"{shlex.join(preloaded.python())} -m backspot"
     for command in [*commands, *inline]:
         ran = subprocess.run(
             re.sub("^backspot", program, command),

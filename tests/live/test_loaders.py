@@ -9,7 +9,6 @@ import queue
 import re
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -34,6 +33,7 @@ from backspot.live import loaders  # noqa: E402
 from backspot.live.loaders import Fetch  # noqa: E402
 from backspot.live.torch_internals.batches import loading_of  # noqa: E402
 from backspot.trace import read_events  # noqa: E402
+from support import preloaded  # noqa: E402
 
 pytestmark = pytest.mark.posix  # the gates below are inherited by a fork
 
@@ -356,7 +356,7 @@ def test_a_loader_that_fails_fails_as_without_a_watch(way: str, tmp_path: Path) 
     script.write_text(FAILS)
 
     def said(how: str) -> str:
-        command = [sys.executable, script, way, how]
+        command = [*preloaded.python(), script, way, how]
         run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
         return re.sub(r"pid(\(s\))? \d+", "pid", run.stdout)
 

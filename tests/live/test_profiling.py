@@ -647,7 +647,7 @@ def test_an_export_that_lives_to_the_end_warns_of_nothing():
         "with torch.profiler.profile() as prof: torch.ones(2).sum()\n"
         "import warnings; warnings.simplefilter('error'); kept = Export(prof)"
     )
-    command = [sys.executable, "-c", code]  # with what it does at its end
+    command = [*preloaded.python(), preloaded.WHOLE, "-c", code]  # with what it does at its end
     done = subprocess.run(command, capture_output=True, check=True, timeout=60)
     assert b"ResourceWarning" not in done.stderr
 
