@@ -35,7 +35,7 @@ def train(steps, name="net"):
         optimizer.zero_grad()
         model(torch.randn(4, 8)).square().mean().backward()
         optimizer.step()
-    print("trained", steps, flush=True)
+    print(f"trained {steps}", flush=True)  # in one piece: others print into the same pipe
 
 def train_until_its_report():
     while not os.path.exists("out/report.json"):
