@@ -164,6 +164,84 @@ _register(
     ),
 )
 
+# Modules for each time step -----------------------------------------------------------------------
+
+
+class Agent(nn.Module):
+    """An encoder, a memory and two heads, which a training calls for each time step."""
+
+    def __init__(self, cell: type[nn.Module], inputs: int, width: int) -> None:
+        super().__init__()
+        self.encoder = nn.Sequential(
+            nn.Linear(inputs, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh()
+        )
+        self.memory = cell(width, width)
+        self.actor, self.critic = nn.Linear(width, inputs), nn.Linear(width, 1)
+
+
+_Next = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""What the next input is made of: what was observed then, and the scores of the actor."""
+
+
+def _stepped(
+    context: Context, cell: type[nn.Module], batch: int, length: int, width: int, follow: _Next
+) -> Built:
+    inputs = 16
+    model = Agent(cell, inputs, width).to(context.device)
+    observed = context.randn(length + 1, batch, inputs)
+    sgd = torch.optim.SGD(model.parameters(), lr=1e-3, fused=True)
+
+    def loss() -> torch.Tensor:
+        state, terms, given = None, [], observed[0]
+        for turn in range(length):
+            state = model.memory(model.encoder(given), state)
+            seen = state[0] if isinstance(state, tuple) else state
+            scores = model.actor(seen)
+            terms += [scores.square().mean(), model.critic(seen).square().mean()]
+            given = follow(observed[turn + 1], scores)
+        return torch.stack(terms).mean()
+
+    return built(context, model, loss, optimizer=sgd)
+
+
+def _as_observed(observed: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    return observed
+
+
+for _name, _cell, _batch, _length, _width in (
+    ("stepped_gru", nn.GRUCell, 32, 32, 64),
+    ("stepped_gru_wide", nn.GRUCell, 16, 12, 256),
+    ("stepped_rnn", nn.RNNCell, 32, 24, 64),
+    ("stepped_lstm", nn.LSTMCell, 8, 16, 64),
+):
+    _register(
+        plant(
+            "stepped-cells", ("memory", "encoder.*"), {"recurrent-cells": "its cell is one"}, gpus=0
+        ),
+        _name,
+        f"An encoder, a {_cell.__name__} and two heads for each of {_length} time steps.",
+        lambda context, of=(_cell, _batch, _length, _width): _stepped(context, *of, _as_observed),
+    )
+for _name, _about, _follow in (
+    ("fed_back", "An agent whose scores are its next input.", lambda observed, scores: scores),
+    (
+        "fed_back_beside",
+        "An agent whose scores are added to what is observed next.",
+        lambda observed, scores: observed + scores,
+    ),
+    (
+        "fed_back_choices",
+        "An agent whose choice is its next input.",
+        lambda observed, scores: functional.one_hot(scores.argmax(1), scores.shape[1]).float(),
+    ),
+):
+    _register(
+        control("stepped-cells", gpus=0),
+        _name,
+        _about,
+        lambda context, follow=_follow: _stepped(context, nn.GRUCell, 16, 12, 64, follow),
+    )
+
 # Calls without a backward -------------------------------------------------------------------------
 
 

@@ -42,7 +42,7 @@ from backspot.analysis.timeline import (
     numbered,
     take,
 )
-from backspot.formatting import percent
+from backspot.formatting import counted, percent
 from backspot.results.costs import WITHOUT_GRADIENTS, Launches
 from backspot.results.findings import Finding, Place, Saving
 from backspot.results.report import lines_of
@@ -300,7 +300,8 @@ def recurrent_cells(evidence: Evidence) -> Finding | None:
     **Found by** at least eight calls of `aten::lstm_cell` by a module in each step, from 10% of the
     step, with the Python between them. Cells of a GRU, and all cells in fp64, are no finding: their
     whole layers run the same operators. A whole `torch.nn.GRU` can still gain, by one product for
-    the inputs of all time steps and less Python.
+    the inputs of all time steps and less Python; what a loop calls beside its
+    cell is the subject of [another rule](#stepped-cells).
 
     **Fix.** If no input depends on an earlier output, call `torch.nn.LSTM` once with the whole
     sequence: on a CPU, steps of 52 to 168 ms took 10 to 87 ms. A decoder that feeds its output back
@@ -362,6 +363,128 @@ def _with_python(evidence: Evidence, turns: Stretches, outer: Ints) -> Stretches
     alone = np.searchsorted(times, end[:-1]) == np.searchsorted(times, start[1:])
     begins = np.append(True, ~alone | (np.diff(outer[order]) != 0))[: len(order)]
     return Stretches(start[begins], end[np.append(begins[1:], True)[: len(order)]], span[begins])
+
+
+_CELLS = ("LSTMCell", "GRUCell", "RNNCell")
+_INDEPENDENT = 0.9
+"""Share of the calls that must have an input of their own; the last of a sequence has none after
+it."""
+_CHOICES = ("aten::argmax", "aten::multinomial", "aten::topk", "aten::sort", "aten::item")
+"""By these a program makes its next input of an output that has no gradient. ``aten::item`` within
+``aten::is_nonzero`` only asks, as ``torch.distributions`` do whether their arguments are valid."""
+_BESIDE_LEAST = 0.1
+_JOINS = ("aten::cat", "aten::stack", "aten::add", "aten::add_")
+
+
+@rule(
+    "stepped-cells",
+    least=0.1,
+    devices=("cpu", "cuda"),
+    title="Modules are called for each time step, beside a recurrent cell",
+    remedy=(
+        "If no input depends on an earlier output, call the modules before and behind the cell "
+        "once, with all time steps in the batch, and torch.nn.GRU, LSTM or RNN in place of the "
+        "cell with the whole sequence. How much that gains is not in a trace."
+    ),
+    link="https://docs.pytorch.org/docs/stable/generated/torch.nn.GRU.html",
+)
+def stepped_cells(evidence: Evidence) -> Finding | None:
+    """Modules are called for each time step, beside a recurrent cell.
+
+    **Cause.** A loop calls a `GRUCell`, and what it is given and gives to, for each time step.
+
+    **Found by** at least eight calls of a cell in each step, and modules called as often between
+    them that take 10% of the step. Between two calls, a linear layer has a gradient for its weight
+    alone, so that its input is made of no earlier output; nothing is joined to its result before
+    the cell, and no value is chosen or read, as a decoder or an environment needs.
+
+    **Fix.** The modules once for all time steps, and `torch.nn.GRU`, which need no loop.
+    """
+    spans, costs, say = evidence.spans, evidence.costs, evidence.wording
+    owners, owner = evidence.ownership.owners, evidence.ownership.owner
+    is_cell = owners.mask(lambda module: module.class_name in _CELLS)
+    is_call = (spans.module >= 0) & ~spans.is_node & ~evidence.in_pass
+    is_call &= evidence.ledger.steps.at(spans.start) >= 0
+    beside = np.zeros(len(owners), bool)
+    looped, times = beside.copy(), 0
+    for cell in np.flatnonzero(is_cell).tolist():
+        calls = np.flatnonzero(is_call & (owner == cell))
+        if len(calls) < _CELLS_MANY * evidence.report.steps:
+            continue
+        turns = _turns(evidence, calls)
+        independent = _has_input_of_its_own(evidence, turns)
+        if independent.sum() < _INDEPENDENT * len(independent):
+            continue
+        place = np.searchsorted(turns.start, spans.start, side="right") - 1
+        inside = is_call & (place >= 0) & (spans.end <= take(turns.end, place))
+        often = np.bincount(owner[inside], minlength=len(owners)) >= len(calls) // 2
+        if often.any():
+            beside |= often
+            looped[cell] = True
+            times += len(calls)
+    if not looped.any() or not costs.holds_in_most_steps(
+        costs.of_spans_by_step(take(beside, owner, False)), _BESIDE_LEAST
+    ):
+        return None
+    stepped = take(beside | looped, owner, False)
+    return finding(
+        # What all time steps together take is in no trace.
+        replace(costs.places_of_spans(stepped), removable=None),
+        seen=(
+            f"{say.per_step(times, 'call')} of a cell, and {counted(int(beside.sum()), 'module')} "
+            "called as often between them. No input of theirs seems to depend on what the cell "
+            "gave before."
+        ),
+        nodes=costs.top_nodes(stepped),
+        priced=False,
+    )
+
+
+def _turns(evidence: Evidence, calls: Ints) -> Stretches:
+    """Return the host's time from each of these calls to the next one of its thread and step."""
+    spans = evidence.spans
+    calls = calls[np.lexsort((spans.start[calls], spans.thread[calls]))]
+    first, second = calls[:-1], calls[1:]
+    step = evidence.ledger.steps.at
+    same = (spans.thread[first] == spans.thread[second]) & (
+        step(spans.start[first]) == step(spans.start[second])
+    )
+    first, second = first[same], second[same]
+    order = np.argsort(spans.start[first], kind="stable")
+    return Stretches(spans.end[first][order], spans.start[second][order], first[order])
+
+
+def _has_input_of_its_own(evidence: Evidence, turns: Stretches) -> Mask:
+    """Whether between two calls a layer begins with what no earlier output has made.
+
+    Its node has one product, for the weight, and nothing is joined to its result before the call.
+    """
+    events, spans, makers = evidence.events, evidence.spans, evidence.ownership.join.operator
+    thread = spans.thread[turns.span]
+
+    def last(index: Ints) -> Ints:
+        """Return when the last of these operators within each turn begins, 0 for none."""
+        begins = np.zeros(len(turns.start), np.int64)
+        place = np.searchsorted(turns.start, events.start[index], side="right") - 1
+        inside = (place >= 0) & (events.start[index] < take(turns.end, place, 0))
+        inside &= events.thread[index] == take(thread, place)
+        np.maximum.at(begins, place[inside], events.start[index[inside]])
+        return begins
+
+    def named(*names: str) -> Ints:
+        return events.chosen(events.names_where(names.__contains__), Category.OPERATOR)
+
+    products = named("aten::mm")
+    count = np.bincount(
+        spans.of(events, products).clip(0), spans.of(events, products) >= 0, len(spans.start)
+    )
+    nodes = evidence.nodes_named(lambda name: name.startswith(("AddmmBackward", "MmBackward")))
+    begins = last(makers[nodes & (count == 1) & (makers >= 0)])
+    joins = last(named(*_JOINS))
+    choices, asks = named(*_CHOICES), named("aten::is_nonzero")
+    asked = enclosing(events, asks, events.thread[choices], events.start[choices]) >= 0
+    independent: Mask = (begins > 0) & (joins <= begins) & (last(choices[~asked]) == 0)
+    return independent
 
 
 @rule(
