@@ -304,8 +304,7 @@ def recurrent_cells(evidence: Evidence) -> Finding | None:
     cell is the subject of [another rule](#stepped-cells).
 
     **Fix.** If no input depends on an earlier output, call `torch.nn.LSTM` once with the whole
-    sequence: on a CPU, steps of 52 to 168 ms took 10 to 87 ms. A decoder that feeds its output back
-    needs the loop.
+    sequence: on a CPU, steps of 52 to 168 ms took 10 to 87 ms.
     """
     # GRU and plain cells are left out, because their whole layers run the same operators. The same
     # holds for all of them in fp64.
