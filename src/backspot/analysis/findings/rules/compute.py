@@ -796,8 +796,7 @@ def no_tensor_cores(evidence: Evidence) -> Finding | None:
 
     **Fix.** `torch.autocast("cuda", dtype=torch.bfloat16)`; before Ampere, float16 with a
     `GradScaler`. Or stay in fp32, with inputs rounded to the ten bits of TF32:
-    `torch.set_float32_matmul_precision("high")` and `torch.backends.cudnn.allow_tf32 = True`. (On
-    an H100, 8.4 ms were promised for thirteen products in fp32; TF32 gained 6.2.)
+    `torch.set_float32_matmul_precision("high")` and `torch.backends.cudnn.allow_tf32 = True`.
     """
     costs, say = evidence.costs, evidence.wording
     work = evidence.work_named(names.is_without_tensor_cores)

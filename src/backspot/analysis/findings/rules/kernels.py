@@ -62,9 +62,8 @@ def slow_convolution(evidence: Evidence) -> Finding | None:
     ones do not count.
 
     **Fix.** 3-D depthwise: a dense convolution, or 2-D depthwise ones that are summed over the
-    frames of the kernel; both are tried, as on many sizes neither is faster (on an H200, up to 3.8
-    ms slower). Others: `torch.backends.cudnn.benchmark = True`, channels last and bf16, or the
-    layer without cuDNN.
+    frames of the kernel: time both, as on many sizes neither is faster. Others:
+    `torch.backends.cudnn.benchmark = True`, channels last and bf16, or the layer without cuDNN.
     """
     # 2-D depthwise ones are left out: all kernels for the gradient of their weights are slow.
     say = evidence.wording
@@ -165,8 +164,7 @@ def atomic_additions(evidence: Evidence) -> Finding | None:
     forward that runs on few multiprocessors counts as if it filled the device.
 
     **Fix.** From a few cells, interpolate by two products with small matrices, in any precision.
-    Else in half precision, time the operator in fp32: on an H200 it gained nothing for bilinear
-    interpolation, so that this has no price unless it is tried.
+    Else in half precision, time the operator in fp32, which gained nothing on an H200.
     """
     # Half precision has no atomic addition of its own for single elements: threads try until nobody
     # came between. Indexing is looked at for that alone.
@@ -350,9 +348,8 @@ def slow_path(evidence: Evidence) -> Finding | str | None:
     and by recurrent layers without an operator for all time steps, from 5% of the step. Attention
     has [its own rule](#attention-math).
 
-    **Fix.** A number format that the kernel takes. On one core of a CPU, a convolution in fp64 took
-    3.8 times as long as in fp32, and in fp16 22 times; an LSTM with a projection 6 times as long as
-    one without.
+    **Fix.** A number format that the kernel takes. On one core, a convolution in fp64 took 3.8
+    times as long as in fp32, in fp16 22 times; an LSTM with a projection 6 times.
     """
     costs, say, events = evidence.costs, evidence.wording, evidence.events
     index, _ = forward_operators(evidence)
