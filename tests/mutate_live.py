@@ -509,8 +509,8 @@ MUTATIONS = (
     Mutation(
         "a node that no operator made belongs to the one before",
         "analysis/attribution/join.py",
-        "    if above < len(operators.start) and operators.start[above] < start:\n",
-        "    if True:\n",
+        "    is_passed = above < len(operators.start) and bool(operators.start[above] < start)\n",
+        "    is_passed = True\n",
         f"{ATTRIBUTION} analysis/test_join.py {BROKEN_OFF}",
     ),
     Mutation(

@@ -111,7 +111,7 @@ MUTATIONS = (
     Mutation(
         "a node without a number of its own goes to the step before",
         "analysis/attribution/join.py",
-        "number - floor <= _NEAR and not pass_since",
+        "number - floor <= _NEAR and not has_pass_since",
         "number - floor <= _NEAR",
         ATTRIBUTION,
     ),
