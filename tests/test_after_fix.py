@@ -70,6 +70,16 @@ def test_a_promise_is_as_large_as_before_where_all_of_the_step_takes_longer(step
     assert found["promises"] is promises
 
 
+@pytest.mark.parametrize(("step", "new"), [(100.0, True), (1000.0, False)])
+def test_what_was_little_of_a_long_step_is_not_new_in_a_short_one(step, new):
+    record = {
+        "before": {"step_ms": step, "findings": []},
+        "after": {"step_ms": 100.0, "findings": [finding()]},
+    }
+    (found,) = judged(Variants("", lambda *_: None), record)
+    assert (found["new"], found["promises"]) == (new, True)
+
+
 def test_of_the_cause_itself_no_promise_is_left_unless_the_fix_leaves_a_part():
     named = Variants("", lambda *_: None, names_cause=lambda one: one["rule"] == "casts")
     assert verdict([finding()], finding(), named)["promises"]
@@ -132,16 +142,15 @@ def test_what_is_true_and_what_is_in_preview_are_counted_apart():
     lines = [line_of(name, judged(case, record)) for name, record in records.items()]
     assert lines[0] == {
         "case": "a",
-        "new": "casts 5.0%; preview slow-path 5.0%; launch-bound",
-        "promises": "casts 5.0%; preview slow-path 5.0%",
-        "true": "host-waits 5.0%: tried",
+        "new": "casts; ~slow-path; launch-bound",
+        "promises": "casts 5; ~slow-path 5",
+        "true": "host-waits",
     }
     assert summary_of_lines(lines) == {
-        "cases": 2,
-        "stable: a finding that was not there before": 1,
+        "stable: new after the fix": 1,
         "stable: promises above 2%": 1,
         "stable: a second cause that is true": 1,
-        "preview: a finding that was not there before": 1,
+        "preview: new after the fix": 1,
         "preview: promises above 2%": 1,
         "preview: a second cause that is true": 0,
     }

@@ -3,7 +3,7 @@
 python -m benchmarks after_fix --device cuda --jobs 6
 python -m benchmarks after_fix --device cpu --book FOLDER        # with the cases of a case book
 python -m benchmarks after_fix --sets own,book --book FOLDER     # on another GPU at the same time
-python -m benchmarks after_fix judge FILE                        # what ``-o FILE`` has written
+python -m benchmarks after_fix judge FILE FILE                   # what ``-o FILE`` has written
 
 The cases are those of ``published_causes`` and ``blind_set_3``, with their slow step, and the
 controls of ``causes``, which are their models with everything done well and have no slow step. A
@@ -13,7 +13,8 @@ where the fix leaves a part of the cause, ``PARTLY``.
 Each case has a process of its own. Its slow step is profiled without trials, and its fixed step by
 the defaults of ``backspot.profile``; the processes take turns on the device. A finding of the fixed
 step was there before the fix if the slow step has one of the same rule at the same place; what is
-true of nearly every step has no place. It promises too much if it names the cause and promises
+true of nearly every step has no place. What takes less than 2% of the slow step is below what rules
+look at there, and is not new. A finding promises too much if it names the cause and promises
 above 2% of the step, or if it promises that and was not there before with as large a promise.
 
 A fixed step can have a second cause. A finding is true where its own trial has made the change
@@ -41,7 +42,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.harness import Figures, Run, UsageError, each, profile_in_turn, turn
 from benchmarks.measuring import interleaved
-from benchmarks.workers import Job, Record, Stage
+from benchmarks.workers import NO_TIME, Job, Record, Stage
 
 try:
     import tomllib
@@ -361,7 +362,7 @@ def judged(
                 "rule": finding["rule"],
                 "tier": finding["tier"],
                 "place": next(iter(finding["places"]), ""),
-                "new": not earlier,
+                "new": not earlier and finding["takes_ms"] >= _PROMISE * before.get("step_ms", 0.0),
                 "share": share,
                 "promises": counts and share > _PROMISE,
                 "true": _evidence(case, record, finding, is_cause, known or {}),
@@ -415,21 +416,20 @@ def second_causes() -> dict[str, dict[str, str]]:
 def line_of(name: str, verdicts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return what is kept of a case: rules with something new or promised, and those that are true.
 
-    ``new`` and ``promises`` name what is not known to be true, with the share of the step that is
-    promised; a rule in preview has ``preview`` before it.
+    ``new`` and ``promises`` name what is not known to be true, with the percentage of the step that
+    is promised. A rule in preview begins with ``~``.
     """
 
-    def named(verdict: Mapping[str, Any]) -> str:
-        tier = "" if verdict["tier"] == "stable" else f"{verdict['tier']} "
-        share = f" {verdict['share']:.1%}" if verdict["share"] else ""
-        return f"{tier}{verdict['rule']}{share}"
+    def named(verdict: Mapping[str, Any], share: bool = False) -> str:
+        of_share = f" {100 * verdict['share']:.0f}" if share else ""
+        return f"{'~' * (verdict['tier'] != 'stable')}{verdict['rule']}{of_share}"
 
     counted = [one for one in verdicts if one["new"] or one["promises"]]
     false = [one for one in counted if not one["true"]]
     lists = {
         "new": [named(one) for one in false if one["new"]],
-        "promises": [named(one) for one in false if one["promises"]],
-        "true": [f"{named(one)}: {one['true']}" for one in counted if one["true"]],
+        "promises": [named(one, True) for one in false if one["promises"]],
+        "true": [named(one) for one in counted if one["true"]],
     }
     return {"case": name} | {key: "; ".join(some) or None for key, some in lists.items()}
 
@@ -439,17 +439,14 @@ def summary_of_lines(lines: Sequence[Mapping[str, Any]], _: str = "") -> dict[st
 
     def count(key: str, tier: str) -> int:
         lists = [(line.get(key) or "").split("; ") for line in lines]
-        of_tier = [
-            [one for one in some if one and one.startswith("preview ") == (tier == "preview")]
-            for some in lists
-        ]
-        return sum(map(bool, of_tier))
+        is_preview = tier == "preview"
+        return sum(any(one and one.startswith("~") is is_preview for one in some) for some in lists)
 
-    return {"cases": len(lines)} | {
+    return {
         f"{tier}: {what}": count(key, tier)
         for tier in TIERS
         for key, what in (
-            ("new", "a finding that was not there before"),
+            ("new", "new after the fix"),
             ("promises", "promises above 2%"),
             ("true", "a second cause that is true"),
         )
@@ -462,7 +459,7 @@ def summary_of_lines(lines: Sequence[Mapping[str, Any]], _: str = "") -> dict[st
 def options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("verb", nargs="?", choices=("record", "judge"), default="record")
-    add("file", nargs="?", type=Path, help="judge: what -o has written")
+    add("files", nargs="*", type=Path, help="judge: what -o has written, the newest last")
     add("--book", type=Path, help="a folder of further cases")
     add("--sets", default="", help="only cases of these: own,blind,control,… (default: all)")
 
@@ -479,26 +476,28 @@ def answer(run: Any) -> Figures:
         return {name: case.about for name, case in known.items() if named or case.device in meant}
 
     if run.verb == "judge":
-        if run.file is None or not run.file.is_file():
-            raise UsageError("judge needs the file that -o has written")
-        kept = json.loads(run.file.read_text(encoding="utf-8"))["cases"]
-        records = {name: kept[name] for name in run.choose(chosen()) if name in kept}
+        if not run.files or not all(path.is_file() for path in run.files):
+            raise UsageError("judge needs files that -o has written")
+        kept: dict[str, Record] = {}
+        for path in run.files:
+            found = json.loads(path.read_text(encoding="utf-8"))["cases"]
+            kept |= {name: one for name, one in found.items() if one["end"] != NO_TIME}
+        records = {name: kept.get(name, {"end": NO_TIME}) for name in run.choose(chosen())}
     else:
         handle = partial(_examine, run=run)
         records = each(run, chosen, handle, small=_SMALL, timeout_s=_TIMEOUT_S)
     shown = second_causes()
     lines, rows = [], []
     for name, record in records.items():
-        if record["end"] != "done":
-            lines.append({"case": name, "end": record["end"]})
-            continue
-        verdicts = judged(known[name], record, shown.get(name))
-        lines.append(line_of(name, verdicts))
-        rows += [{"case": name, **one} for one in verdicts if one["new"] or one["promises"]]
-    whole = [line for line in lines if "end" not in line]
+        if record["end"] == "done":
+            verdicts = judged(known[name], record, shown.get(name))
+            lines.append(line_of(name, verdicts))
+            rows += [{"case": name, **one} for one in verdicts if one["new"] or one["promises"]]
+    # Cases of which there is nothing to say are in no line.
+    lines = [line for line in lines if any(line[key] for key in ("new", "promises", "true"))]
     return {
-        "rows": rows or [{"case": "none"}],
+        "rows": rows,
         "lines": lines,
-        "summary": summary_of_lines(whole),
+        "summary": summary_of_lines(lines),
         "cases": records,
     }

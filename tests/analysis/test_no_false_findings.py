@@ -136,6 +136,27 @@ def test_a_batch_that_is_cast_behind_its_copy_did_not_travel_at_full_width(tmp_p
     assert ("host-to-device-volume" in step.findings(tmp_path)) is found
 
 
+@pytest.mark.parametrize(
+    ("width", "cast", "found"),
+    [(1, 1, False), (4, 1, True), (4, 10, True), (1, 0.01, True)],
+    ids=["bytes", "floats, to half", "a larger activation", "indices"],
+)
+def test_a_batch_that_the_model_casts_itself_did_not_travel_at_full_width(
+    tmp_path, width, cast, found
+):
+    step = Step()
+    step.training()
+    pixels = 8_000_000
+    step.kernel("Memcpy HtoD (Pinned -> Device)", 10, 60, launch=5)
+    step.trace.events[-1]["args"] |= {"bytes": width * pixels}
+    step.kernel("add", 61, 65, launch=7)
+    step.trace.forward("inner", "Inner", 130 * TICK, 150 * TICK)
+    step.operator("aten::to", 131, 140)
+    step.kernel("cast", 141, 145, launch=132)
+    step.trace.events[-1]["args"] |= {"blocks per SM": cast * pixels / 512 / 120}
+    assert ("host-to-device-volume" in step.findings(tmp_path)) is found
+
+
 @pytest.mark.parametrize(("around", "found"), [("", True), ("aten::zeros", False)])
 def test_a_new_tensor_of_zeros_is_no_zero_grad(tmp_path, around, found):
     step = Step()

@@ -139,6 +139,9 @@ def device_copies(evidence: Evidence) -> Finding | None:
 _VOLUME_LARGE = 4_000_000  # bytes: a smaller copy is not a batch of images
 _MULTIPROCESSORS = 120  # of a data centre's GPU, within a third: enough to tell 1 byte from 4
 _PER_BLOCK = 512  # elements for each block of a casting kernel
+_NARROW = 2.5  # bytes for each element, between the 1 of a byte and the 4 of a float
+_AS_MANY = 1.5  # elements for each byte, if a byte is an element and the GPU is a larger one
+_A_BATCH = 10_000  # as Events.size: of a cast of some 600,000 elements, more than of indices
 _OF_FLOATS = 0.75  # of the bytes of a float go where a byte stands for it
 
 
@@ -160,8 +163,8 @@ def host_to_device_volume(evidence: Evidence) -> Finding | None:
     **Cause.** The batch is large on the bus: images as float32 take four times the bytes of uint8.
 
     **Found by** copies of at least 4 MB to the device, outside of modules, that nothing hides. A
-    batch of uint8, which a kernel casts, is no finding. The price is that of a quarter of the
-    bytes.
+    batch of uint8 is no finding: a kernel casts it, right behind the copy or first of all in the
+    model. The price is that of a quarter of the bytes.
 
     **Fix.** Copy uint8, and cast and normalise on the GPU. Or copy the next batch on a stream of
     its own while the GPU computes, which hides all of it.
@@ -189,22 +192,35 @@ def host_to_device_volume(evidence: Evidence) -> Finding | None:
 
 
 def _narrow(evidence: Evidence, copies: Mask) -> Mask:
-    """Whether each of these copies seems to move less than half a float for each element."""
-    work = evidence.work
-    casting = (evidence.launched_in("aten::to", "aten::_to_copy") >= 0) & (work.span < 0)
+    """Whether each of these copies seems to move less than half a float for each element.
+
+    The kernel behind it says that by a cast, or else the first cast of the step behind it, as that
+    of a model which takes bytes and casts them itself.
+    """
+    work, steps = evidence.work, evidence.ledger.steps
+    in_cast = evidence.launched_in("aten::to", "aten::_to_copy") >= 0
     size = evidence.events.size[work.event]
+    elements = size / 1000 * _MULTIPROCESSORS * _PER_BLOCK
     result = np.zeros(len(copies), bool)
     for device in distinct(work.device[copies]):
         copied = np.flatnonzero(copies & (work.device == device))
         kernels = np.flatnonzero((work.tier == Tier.COMPUTE) & (work.device == device))
         kernels = kernels[np.argsort(work.start[kernels], kind="stable")]
-        after = np.searchsorted(work.start[kernels], work.end[copied])
-        copied, after = copied[after < len(kernels)], after[after < len(kernels)]
-        following = kernels[after]
-        elements = size[following] / 1000 * _MULTIPROCESSORS * _PER_BLOCK
-        # A trace without block counts leaves it open, so the copy counts as narrow.
-        small = (size[copied] < 2.5 * elements) | (size[following] < 0)
-        result[copied] = casting[following] & small
+        for candidates, first_of_all in (
+            (kernels, True),
+            (kernels[in_cast[kernels] & (size[kernels] >= _A_BATCH)], False),
+        ):
+            after = np.searchsorted(work.start[candidates], work.end[copied])
+            known = copied[after < len(candidates)]
+            following = candidates[after[after < len(candidates)]]
+            # A trace without block counts leaves it open, so the copy counts as narrow.
+            small = (size[known] < _NARROW * elements[following]) | (size[following] < 0)
+            if first_of_all:
+                small &= in_cast[following] & (work.span[following] < 0)
+            else:  # the cast of something else can be of any size
+                small &= elements[following] < _AS_MANY * size[known]
+                small &= steps.at(work.start[known]) == steps.at(work.start[following])
+            result[known] |= small
     return result
 
 
