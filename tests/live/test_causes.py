@@ -238,19 +238,14 @@ def test_the_product_of_a_module_that_is_called_again_is_no_part_of_the_loops_pr
             assert one.wall_ns < found.step_ns / 2, one.seen
 
 
-@pytest.mark.parametrize("first", [False, True], ids=["an evaluation", "a rollout"])
-def test_what_the_training_may_need_of_calls_without_a_backward_has_no_price(first: bool) -> None:
-    """An evaluation comes after the training; what a rollout returns is what is trained on."""
+@pytest.mark.parametrize("when", ["after", "before", "within"])
+def test_what_the_training_may_need_of_calls_without_a_backward_has_no_price(when: str) -> None:
+    """An evaluation comes after it; a rollout or a critic returns what is trained on."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64))
     optimizer, x = torch.optim.SGD(net.parameters(), lr=1e-3), torch.randn(256, 64)
 
-    def train(x: torch.Tensor) -> None:
-        optimizer.zero_grad()
-        net(x).square().mean().backward()
-        optimizer.step()
-
-    def rollout() -> torch.Tensor:
+    def without_gradients() -> torch.Tensor:
         with torch.no_grad():
             state = x
             for _ in range(30):
@@ -258,40 +253,36 @@ def test_what_the_training_may_need_of_calls_without_a_backward_has_no_price(fir
             return state
 
     def step() -> None:
-        if first:
-            train(rollout())
-        else:
-            train(x)
-            rollout()
+        optimizer.zero_grad()
+        inputs = without_gradients() if when == "before" else x
+        loss = net(inputs).square().mean()
+        if when == "within":
+            loss = loss * without_gradients().mean()
+        loss.backward()
+        optimizer.step()
+        if when == "after":
+            without_gradients()
 
     one = found(profile(step, net), "forward-only")
     assert one is not None
-    assert (one.saves is None) is first
-    assert ("may need what they return" in one.seen) is first
+    assert (one.saves is not None) is (when == "after")
+    assert ("may need what they return" in one.seen) is (when != "after")
 
 
-class Channels(nn.Module):
-    """Goes through channels one by one, with small operators, and a longer one if asked."""
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_cells_in_double_precision_are_no_finding_without_shapes_too(dtype: torch.dtype) -> None:
+    """A whole LSTM in fp64 takes as long as a loop over its cells."""
+    torch.manual_seed(0)
+    cell = nn.LSTMCell(8, 32).to(dtype)
+    optimizer, x = torch.optim.SGD(cell.parameters(), lr=1e-3), torch.randn(30, 16, 8, dtype=dtype)
 
-    def __init__(self, longer: bool) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(48))
-        self.longer = longer
+    def step() -> None:
+        optimizer.zero_grad()
+        state = x.new_zeros(16, 32), x.new_zeros(16, 32)
+        for inputs in x:
+            state = cell(inputs, state)
+        state[0].square().mean().backward()
+        optimizer.step()
 
-    def forward(self, x):
-        parts = []
-        for channel, scale in zip(x.unbind(1), self.weight.unbind(), strict=True):
-            scale = ((scale * 2 + 1).tanh() - 0.5).abs() + 0.1
-            value = channel * scale if self.longer else channel[0, 0] * scale
-            parts.append(value.cumsum(-1).mean() if self.longer else value.mean())
-        return torch.stack(parts)
-
-
-@pytest.mark.parametrize("longer", [False, True])
-def test_a_loop_has_a_bound_only_where_its_turns_run_nothing_longer(longer):
-    torch.set_num_threads(1)
-    model, x = Channels(longer), torch.randn(8, 48, 96, 96)
-    found = backspot.profile(lambda: model(x).mean().backward(), model, trials="none")
-    (loop,) = (one for one in found.findings if one.rule == "operator-loop")
-    assert ("Longer operators of its turns are not counted" in loop.seen) == longer
-    assert loop.saves.at_best == (not longer)
+    one = found(profile(step, {"cell": cell}), "recurrent-cells")
+    assert (one is not None) is (dtype == torch.float32)

@@ -28,6 +28,7 @@ from backspot.analysis.timeline import (
 )
 from backspot.trace import Category, names, operations
 from backspot.trace.events import Ints, Mask
+from backspot.trace.labels import Kind as LabelKind
 from backspot.trace.operations import FOREACH, FUSED, Kind
 
 UPDATED_BY_HAND = (
@@ -170,6 +171,18 @@ def crowded(evidence: Evidence) -> Mask:
     forward = forward_of(evidence)
     slow: Mask = (forward > 0) & (spent > _CROWDED * forward)
     return slow
+
+
+def of_doubles(evidence: Evidence) -> Mask:
+    """Whether each owner is a module with parameters in double precision."""
+    labelled = {
+        (label.path, label.class_name)
+        for label in evidence.events.labels
+        if label is not None and label.kind is LabelKind.DOUBLE
+    }
+    return evidence.ownership.owners.mask(
+        lambda module: (module.path, module.class_name) in labelled
+    )
 
 
 def added_in_turn(evidence: Evidence, nodes: Mask) -> Mask:

@@ -623,9 +623,9 @@ def forward_only(evidence: Evidence) -> Finding | None:
     a number to print.
 
     **Found by** outermost calls without a backward, from 10% of the step, of modules that also have
-    calls with one: a frozen teacher or encoder does not count. Where a call with a backward follows
-    in the same step, the training may need the outputs, as those of a rollout, and leaving the
-    calls out has no price.
+    calls with one: a frozen teacher or encoder does not count. Where a backward follows in the
+    same step, it may need the outputs, as those of a rollout or of a critic, and leaving the calls
+    out has no price.
 
     **Fix.** Evaluate every few steps or epochs. Keep what the training needs (rollouts, targets,
     samples for a discriminator), under `torch.no_grad()`.
@@ -645,14 +645,14 @@ def forward_only(evidence: Evidence) -> Finding | None:
         f"No backward follows {len(alone):,} of {calls} of the model in "
         f"{counted(evidence.report.steps, 'step')}: {say.ms(costs.of_spans(inside))} of each step."
     )
-    may_be_needed = _come_before(evidence, alone, outermost[followed])
+    may_be_needed = _come_before(evidence, alone, np.flatnonzero(evidence.in_pass))
     if may_be_needed:
-        seen += " The calls that are trained come after them, and may need what they return."
+        seen += " A backward comes after them in the step, and may need what they return."
     return finding(costs.places_of_spans(inside), seen=seen, priced=not may_be_needed)
 
 
 def _come_before(evidence: Evidence, some: Ints, others: Ints) -> bool:
-    """Whether any of some calls comes before one of the others in its step."""
+    """Whether any of some spans comes before one of the others in its step."""
     start, steps = evidence.spans.start, evidence.ledger.steps
     last = np.full(evidence.report.steps, NOTHING)
     step = steps.at(start[others])

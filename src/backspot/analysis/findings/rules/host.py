@@ -27,6 +27,7 @@ from backspot.analysis.findings.observations import (
     host_operators,
     launching,
     nodes_of,
+    of_doubles,
     of_synchronized,
     only_read,
 )
@@ -307,7 +308,7 @@ def recurrent_cells(evidence: Evidence) -> Finding | None:
     sequence: on a CPU, steps of 52 to 168 ms took 10 to 87 ms.
     """
     # GRU and plain cells are left out, because their whole layers run the same operators. The same
-    # holds for all of them in fp64.
+    # holds for all of them in fp64, which shapes or a label of the parameters say.
     spans, costs, say = evidence.spans, evidence.costs, evidence.wording
     cells = evidence.events.named(Category.OPERATOR, "aten::lstm_cell")
     double = np.array(
@@ -317,7 +318,7 @@ def recurrent_cells(evidence: Evidence) -> Finding | None:
     span = spans.of(evidence.events, cells)
     owner = evidence.ownership.owner[span[(span >= 0) & ~evidence.in_pass[span]]]
     calls = np.bincount(owner, minlength=len(evidence.ownership.owners))
-    looped = calls >= _CELLS_MANY * evidence.report.steps
+    looped = (calls >= _CELLS_MANY * evidence.report.steps) & ~of_doubles(evidence)
     in_loop = (span >= 0) & take(~evidence.in_pass, span, False)
     in_loop &= looped[take(evidence.ownership.owner, span, 0)]
     cells, span = cells[in_loop], span[in_loop]
@@ -746,8 +747,8 @@ _DATA_LEAST = 500_000
 _LEAST_FOR_WORKERS = 5_000_000
 """Nanoseconds of a wait. Handing a batch from one process to another takes a few milliseconds of
 their processors (measured: 0.1 to 1 ms of loading became 3.5 to 5.5 ms with a worker)."""
-_FEW_TENSORS = 8
-"""As many tensors of a batch are a few; each is asked for by itself."""
+_FEW_TENSORS = 16
+"""As many tensors of a batch are a few: a published fix for lists of targets leaves nine."""
 _LEAST_HANDOVER = 0.05
 """Of the step. Where workers and training share few cores, one tensor takes 2%."""
 _LOADING = "https://docs.pytorch.org/docs/stable/data.html#multi-process-data-loading"
@@ -910,7 +911,7 @@ def batch_handover(evidence: Evidence) -> Finding | None:
 
     **Found by** the time from a batch's arrival to the end of its fetch, from 5% of the step and
     0.5 ms, where most batches were ready. It goes into unpickling, and into asking the worker for
-    its memory, once for each tensor. A batch of up to eight tensors is a few already; of more, the
+    its memory, once for each tensor. A batch of up to 16 tensors is a few already; of more, the
     part of one tensor is left.
 
     **Fix.** Let the workers collate a batch into one tensor instead of many or of lists, and hand

@@ -9,13 +9,12 @@ import numpy as np
 
 from backspot.analysis.findings.costs import LEAST_SHARE
 from backspot.analysis.findings.evidence import Evidence
-from backspot.analysis.findings.observations import both_ways, forward_operators
+from backspot.analysis.findings.observations import both_ways, forward_operators, of_doubles
 from backspot.analysis.findings.registry import finding, rule
 from backspot.analysis.timeline import enclosing, take
 from backspot.results.findings import Finding
 from backspot.trace import names
-from backspot.trace.events import Mask, Signature
-from backspot.trace.labels import Kind
+from backspot.trace.events import Signature
 
 
 @rule(
@@ -44,7 +43,7 @@ def double_precision(evidence: Evidence) -> Finding | None:
     """
     events, costs, say = evidence.events, evidence.costs, evidence.wording
     index, span = forward_operators(evidence)
-    owners = _of_doubles(evidence)
+    owners = of_doubles(evidence)
     double = np.array([*map(_has_doubles, events.signatures), False], bool)[events.signature[index]]
     operators = index[double | take(owners[np.maximum(evidence.ownership.owner, 0)], span, False)]
     made_nodes = np.flatnonzero(evidence.ownership.join.operator >= 0)
@@ -63,18 +62,6 @@ def double_precision(evidence: Evidence) -> Finding | None:
         operators=costs.top_operators(evidence.names_of(operators), events.duration[operators]),
         kernels=costs.top_kernels(work),
         priced=False,
-    )
-
-
-def _of_doubles(evidence: Evidence) -> Mask:
-    """Whether each owner is a module with parameters in double precision."""
-    labelled = {
-        (label.path, label.class_name)
-        for label in evidence.events.labels
-        if label is not None and label.kind is Kind.DOUBLE
-    }
-    return evidence.ownership.owners.mask(
-        lambda module: (module.path, module.class_name) in labelled
     )
 
 
