@@ -69,10 +69,7 @@ _CHOICES: tuple[_Choice, ...] = (
 """How many findings a screen names, of how many it has the remedy, and how many sentences each of
 these has about what was seen, and about what a part remarks (``None``: all). The best comes first.
 A remedy is never cut, as its last way may be the one that helps most."""
-_FEWER_CHOICES: tuple[_Choice, ...] = (
-    *((4, 1, 0, 1), (3, 1, 0, None), (3, 1, 0, 1), (2, 1, 0, None), (2, 1, 0, 1)),
-    *((1, 1, 0, None), (1, 1, 0, 1)),
-)
+_FEWER_CHOICES: tuple[_Choice, ...] = ((4, 1, 0, 1), (3, 1, 0, None), (3, 1, 0, 1))
 """Those for which the last modules have given way."""
 
 
@@ -219,8 +216,10 @@ class _Page:
         choices = [(most, choice) for choice in _CHOICES]
         choices += [(modules, _CHOICES[-1]) for modules in range(most - 1, few - 1, -1)]
         choices += [(few, choice) for choice in _FEWER_CHOICES]
+        if self._lead:  # what it is about comes before findings
+            choices += [(few, (named, 1, 0, 1)) for named in (2, 1)]
         if self._lead and self._lead.advice:
-            choices.append((choices[-1][0], (1, 0, 0, 1)))
+            choices.append((few, (1, 0, 0, 1)))
         room += len(self._last(lines))
         screen: list[Text] = []
         for modules, choice in choices:
