@@ -21,8 +21,9 @@ A fixed step can have a second cause. A finding is true where its own trial has 
 here and the step became shorter, where the case says that the fix leaves it, where it promises a
 part of the time in which no kernel runs in steps without the profiler, where the change is a
 setting that was made here and shortened real steps by 2%, or where ``after_fix.toml`` says by what
-it was shown. These are counted apart. Stable rules and those in
-preview are counted apart, too.
+it was shown. These are counted apart. Stable rules and those in preview are counted apart, too.
+
+``judge`` takes the newest record of each case, and states commit and hardware of the first file.
 """
 
 from __future__ import annotations
@@ -475,13 +476,16 @@ def answer(run: Any) -> Figures:
         meant = {"any", run.device}
         return {name: case.about for name, case in known.items() if named or case.device in meant}
 
+    measured: dict[str, Any] = {}  # where and of what, of recordings that are judged again
     if run.verb == "judge":
         if not run.files or not all(path.is_file() for path in run.files):
             raise UsageError("judge needs files that -o has written")
         kept: dict[str, Record] = {}
         for path in run.files:
-            found = json.loads(path.read_text(encoding="utf-8"))["cases"]
+            document = json.loads(path.read_text(encoding="utf-8"))
+            found = document["cases"]
             kept |= {name: one for name, one in found.items() if one["end"] != NO_TIME}
+            measured = measured or {key: document[key] for key in ("commit", "hardware")}
         records = {name: kept.get(name, {"end": NO_TIME}) for name in run.choose(chosen())}
     else:
         handle = partial(_examine, run=run)
@@ -500,4 +504,5 @@ def answer(run: Any) -> Figures:
         "lines": lines,
         "summary": summary_of_lines(lines),
         "cases": records,
+        **measured,
     }
