@@ -36,12 +36,16 @@ def rung(
     verdict: PlanVerdict,
     note: str = "",
     on: tuple[str, ...] = (),
+    *,
+    kept: bool = False,
 ) -> Rung:
     """Return a rung of a step of 100 ms; one that was not tried where it takes 0 ms."""
     before, error = (100 * _MS, _MS) if step_ms else (0, 0)
     step = step_ms * _MS
     low, high = step - error, step + error
-    return Rung(setting, axis, on, "", before, step, low, high, verdict=verdict, note=note)
+    return Rung(
+        setting, axis, on, "", before, step, low, high, verdict=verdict, note=note, kept=kept
+    )
 
 
 def of(report: Report, rule: str) -> Finding:
@@ -95,7 +99,7 @@ def test_a_setting_on_top_of_others_saves_what_it_adds() -> None:
     assert finding.tried is not None
     assert finding.tried.best is not None
     assert finding.tried.best.saves_ns == 30 * _MS
-    assert "bf16 (on top of channels_last)" in str(finding.tried)
+    assert "70.0 ms with bf16 (on top of channels_last, from 100 ms)" in str(finding.tried)
 
 
 def test_pinned_memory_is_no_other_number_of_workers() -> None:
@@ -121,3 +125,31 @@ def test_settings_of_other_kinds_change_no_finding(name: str) -> None:
     graphs = rung("CUDA graphs", "graph", 80, "helps")
     assert planned(name, graphs).findings == located(name).findings
     assert with_rungs(located(name)) is located(name)
+
+
+def test_what_to_do_first_is_the_plans_own_first_rung() -> None:
+    """A finding would begin with what its remedy names first, or with a rung on top of others."""
+    first = rung("TF32", "precision", 60, "helps", kept=True)
+    second = rung("bf16", "precision", 58, "undecided", on=("TF32",))
+    remedy = planned("h200/fp32_convnet", first, second).answer.remedy
+    assert remedy is not None
+    assert (remedy.what, remedy.rule) == ("TF32", "")
+
+
+def test_a_plan_of_another_step_is_no_first_remedy_and_says_so() -> None:
+    first = rung("TF32", "precision", 60, "helps", kept=True)
+    report = planned("h200/fp32_convnet", first)
+    text = " ".join(str(changed(report, clock="real", step_ns=50 * _MS)).split())
+    assert "First: TF32" not in text
+    assert (
+        "It was made of a step of 100 ms, and over the whole training a step takes 50.0 ms." in text
+    )
+    assert "It was made of a step" not in str(changed(report, clock="real", step_ns=95 * _MS))
+
+
+def test_an_untried_rung_without_a_reason_is_named_alone() -> None:
+    finding = of(
+        planned("h200/launch_bound", rung("torch.compile", "compile", 0, "not tried")),
+        "launch-bound",
+    )
+    assert str(finding.tried) == "Not tried here: torch.compile."

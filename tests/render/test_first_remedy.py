@@ -197,3 +197,17 @@ def test_a_step_outside_of_those_beside_the_recording_says_what_these_took():
     assert "A step takes 100 ms (50.0 ms to 75.0 ms beside the recording)" in render_text(made)
     among = replace(made, unprofiled_step_ns_by_step=(STEP // 2, 2 * STEP))
     assert "beside the recording" not in render_text(among)
+
+
+def test_what_saves_more_than_the_step_or_has_no_words_is_not_first():
+    assert step_of(tried(cause("one", 10, "fc"), 101)).answer.remedy is None
+    assert step_of(cause("one", 10, "fc", remedy="")).answer.remedy is None
+
+
+def test_a_trial_of_one_way_alone_has_an_answer():
+    alone = replace(
+        tried(cause("one", 10, "fc"), 9),
+        tried=Tried("copies", (Variant("way", 9, 9, 9, 9, 9, 9, "helps"),)),
+    )
+    assert step_of(alone).answer.remedy is None
+    assert "fc" in render_text(step_of(alone))

@@ -59,6 +59,8 @@ class CellMagic:
         except ValueError as error:  # a quote that is not closed
             raise WrongLine(f"{line}: {error} (see %%backspot?)") from None
         args = _parser().parse_args(words)
+        if args.name and not args.name.isidentifier():
+            raise WrongLine(f"{args.name}: no name of a variable (see %%backspot?)")
         try:
             if args.output is not None:
                 check_folder(args.output, "-o")
@@ -86,7 +88,9 @@ class CellMagic:
 
             def show(report: Report) -> None:
                 if saved is not None and acts:
-                    saved.again(report, Path(args.output))
+                    again = saved.again(report, Path(args.output))
+                    if again.problem:
+                        say(f"no files: {again.problem}")
                 if args.name:
                     self._shell.user_ns[args.name] = report
                 put: Any = display  # untyped

@@ -39,8 +39,9 @@ def send_steps(
     """Make a span of each recorded step, with its phases, and with modules in the backward.
 
     A report knows how long parts are, and not when the host began each. So phases stand in their
-    order, and modules one behind the other, those with the most wall time first: lengths are
-    exact, and beginnings are not.
+    order, and modules one behind the other, those with the most wall time first. Lengths are
+    those of the report, on the clock that the attribute ``backspot.clock`` names; beginnings are
+    not exact. Each step is a root, also within a span of the program, which may be shorter.
 
     Args:
         report: the report; of one that was read from a file, too.
@@ -66,8 +67,13 @@ def send_steps(
     for number, step_ns in enumerate(steps):
         step = tracer.start_span(
             report.step_unit,
+            Context(),
             start_time=begin,
-            attributes={"backspot.step": number + 1, "backspot.trace": report.trace},
+            attributes={
+                "backspot.step": number + 1,
+                "backspot.trace": report.trace,
+                "backspot.clock": report.clock,
+            },
         )
         context = trace.set_span_in_context(step)
         in_backward = [

@@ -14,6 +14,8 @@ from backspot.results.plan import Plan, Rung
 from backspot.results.report import Report
 
 _NOTABLE = 0.02
+_ANOTHER = 0.2
+"""Share of a step by which steps of a training differ that a plan of some of them is not of."""
 """Share of the step from which it is said that a part of it stays as it is."""
 _NONE = "Of what was tried, nothing makes a step shorter here."
 _HINT = (
@@ -50,6 +52,17 @@ def sentences_of(plan: Plan) -> list[str]:
         *_timed("Too close to tell", _others(plan, "undecided")),
         *_untried(_others(plan, "not tried")),
         *filter(None, [plan.earlier]),
+    ]
+
+
+def sentences_on(report: Report, plan: Plan) -> list[str]:
+    """What a plan says, and whether the steps of its report are others than it was made of."""
+    if not _is_of_another_step(report, plan):
+        return sentences_of(plan)
+    was, now = duration(plan.step_ns), duration(report.step_ns)
+    return [
+        *sentences_of(plan),
+        f"It was made of a step of {was}, and over the whole training a step takes {now}.",
     ]
 
 
@@ -256,7 +269,7 @@ def _sections(report: Report, _: View) -> list[Section]:
         hint_text = hint(report)
         return [Section("last", "plan", [hint_text])] if hint_text else []
     tables = [Table("", note_of(plan), ladder_columns(plan))] if plan.ladder else []
-    sentences, title = sentences_of(plan), heading(plan)
+    sentences, title = sentences_on(report, plan), heading(plan)
     code = code_of(plan)
     return [Section("last", "plan", sentences, len(sentences), title, tables, code=code)]
 
@@ -274,10 +287,19 @@ def _planned(comparison: Comparison) -> list[str]:
     return lines
 
 
+def _is_of_another_step(report: Report, plan: Plan) -> bool:
+    """Whether the training's steps, all of them, take another time than the one that was planned.
+
+    What a setting saves of that step, it may not save of these.
+    """
+    apart = abs(plan.step_ns - report.step_ns)
+    return report.clock == "real" and bool(plan.step_ns) and apart > _ANOTHER * report.step_ns
+
+
 def _remedies(report: Report) -> list[FirstRemedy]:
     """The first rung of the ladder, as far as the loader lets the step become shorter."""
     plan = report.plan
-    if plan is None or not plan.ladder:
+    if plan is None or not plan.ladder or _is_of_another_step(report, plan):
         return []
     rung = plan.ladder[0]
     most_ns = max(0, plan.step_ns - plan.loader_ns) if plan.loader_ns else rung.before_ns
@@ -287,7 +309,7 @@ def _remedies(report: Report) -> list[FirstRemedy]:
         for step_ns in (rung.step_ns, high_ns, low_ns)
     )
     saves = Saving(ns, least, most)
-    share = min(1.0, saves.ns / max(1, rung.before_ns))
+    share = saves.ns / max(1, rung.before_ns)
     return [FirstRemedy(rung.setting, saves, share, measured=True)]
 
 

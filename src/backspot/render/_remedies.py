@@ -52,20 +52,25 @@ def first_remedy(report: Report, subject: Answer) -> FirstRemedy | None:
 
 def _candidates(report: Report, subject: Answer) -> Iterator[tuple[float, bool, FirstRemedy]]:
     """What counts of each saving, whether it is about what costs most, and the remedy."""
-    replayed = report.replayed_step
+    replayed = report.replayed_step if report.clock != "real" else None
     step_ns = max(1, replayed.ns if replayed else report.whole_ns)
     for finding in stable(report.findings):
         saves, counted = gain_of(finding), counted_gain(finding)
         if saves is None or counted is None or other_cost(finding) or helps(finding) is False:
             continue
         measurement = measured(finding)
+        if measurement and measurement.of_plan:
+            continue
         is_measured = bool(measurement and measurement.helps)
-        share = min(1.0, saves.ns / step_ns)
-        if counted < _LEAST * step_ns:
+        share = saves.ns / step_ns
+        # A trial of an earlier, longer step can say more than this step takes.
+        if counted < _LEAST * step_ns or share > 1:
             continue
         way = measurement.way if measurement else ""
         changes = finding.changes_training or bool(measurement and measurement.changes_training)
         what = way if is_measured and way else _in_few_words(finding.remedy)
+        if not what:
+            continue
         weight = counted * (1.0 if is_measured else _PREDICTED)
         remedy = FirstRemedy(what, saves, share, finding.rule, is_measured, changes)
         yield weight, _is_about(finding, subject), remedy

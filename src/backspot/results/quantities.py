@@ -51,6 +51,7 @@ class Measured(NamedTuple):
         refutes: whether it contradicts what a replay says that the remedy saves.
         way: which way of the remedy saves most, where it is not the first one; or ``""``.
         changes_training: whether something else is trained with it.
+        of_plan: whether a plan has measured it, which says itself what to make first.
     """
 
     helps: bool | None
@@ -60,6 +61,7 @@ class Measured(NamedTuple):
     refutes: bool = False
     way: str = ""
     changes_training: bool = False
+    of_plan: bool = False
 
 
 class OtherCost(NamedTuple):

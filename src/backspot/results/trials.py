@@ -66,6 +66,8 @@ class Tried:
         why_not: Why nothing was tried, or ``""``.
         cpu_time: Whether times are CPU time of the one thread that trains, which other processes do
             not lengthen, as they do the clock time of findings.
+        of_plan: Whether the variants are settings of the plan, of the whole model, which says in
+            which order to make them.
 
     Example:
         >>> tried = report.findings[0].tried
@@ -78,6 +80,7 @@ class Tried:
     rounds: Count = 0
     why_not: str = ""
     cpu_time: bool = False
+    of_plan: bool = field(default=False, metadata=SELDOM)
 
     @property
     def best(self) -> Variant | None:
@@ -172,6 +175,7 @@ class InFinding:
             is_known = False if verdict in _NO_HELP else None
             return Measured(is_known, refutes=remedy in _NO_HELP or is_known is False)
         low, high = max(best.saves_low_ns, 0), max(best.saves_high_ns, best.saves_ns)
-        way = "" if best is self.tried.variants[1] else best.name
-        changes = best.changes_training
-        return Measured(True, best.saves_ns, low, high, way=way, changes_training=changes)
+        is_remedy = not self.tried.of_plan and any(best is way for way in self.tried.variants[1:2])
+        way, changes = "" if is_remedy else best.name, best.changes_training
+        of_plan = self.tried.of_plan
+        return Measured(True, best.saves_ns, low, high, False, way, changes, of_plan)

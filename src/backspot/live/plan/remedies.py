@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from backspot.analysis.findings import weighed
+from backspot.formatting import duration
 from backspot.live.plan.around import is_of_workers
 from backspot.results.findings import Finding
 from backspot.results.plan import Plan, Rung
@@ -48,23 +49,23 @@ def _with_rungs(finding: Finding, plan: Plan) -> Finding:
         return finding
     tried = [rung for rung in rungs if rung.step_ns]
     if not tried:
-        why_not = f"{rungs[0].setting}: {rungs[0].note}"
+        why_not = ": ".join(filter(None, (rungs[0].setting, rungs[0].note)))
         return replace(finding, tried=finding.tried or Tried(plan.what, why_not=why_not))
     now = Variant("as it is", plan.step_ns, plan.step_ns, plan.step_ns)
-    variants = (_variant(rung, plan.step_ns) for rung in tried)
-    return replace(finding, tried=Tried(plan.what, (now, *variants)))
+    variants = (now, *map(_variant, tried))
+    return replace(finding, tried=Tried(plan.what, variants, of_plan=True))
 
 
-def _variant(rung: Rung, step_ns: int) -> Variant:
-    """Return what a step saves with a setting, beside the step as it is."""
+def _variant(rung: Rung) -> Variant:
+    """Return what a step takes with a setting, and saves beside the step without it."""
     verdict: Verdict = "undecided" if rung.verdict == "not tried" else rung.verdict
     middle = rung.saves_ns
     low = rung.before_ns - rung.high_ns if rung.high_ns else middle
     high = rung.before_ns - rung.low_ns if rung.low_ns else middle
-    notes = (rung.note, f"on top of {' and '.join(rung.on)}" if rung.on else "")
-    note = "; ".join(filter(None, notes))
-    takes, least, most = (max(0, step_ns - saves) for saves in (middle, high, low))
+    below = f"on top of {' and '.join(rung.on)}, from {duration(rung.before_ns)}"
+    note = "; ".join(filter(None, (rung.note, below if rung.on else "")))
+    takes = rung.step_ns, rung.low_ns or rung.step_ns, rung.high_ns or rung.step_ns
     return Variant(
-        *(rung.setting, takes, least, most, middle, low, high, verdict, note),
+        *(rung.setting, *takes, middle, low, high, verdict, note),
         changes_training=rung.axis == "batch",
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from backspot.render._plan import code_of, heading, hint, ladder_columns, note_of, sentences_of
+from backspot.render._plan import code_of, heading, hint, ladder_columns, note_of, sentences_on
 from backspot.render._sections import Column, Section
 from backspot.render.html._fragments import code_list, shown
 from backspot.results.plan import Plan
@@ -18,7 +18,7 @@ def plan_ladder(report: Report) -> str:
     if plan is None:
         hint_text = hint(report)
         return f'<p class="muted plan-hint">{shown(hint_text)}</p>' if hint_text else ""
-    sentences = "".join(f"<p>{shown(text)}</p>" for text in sentences_of(plan))
+    sentences = "".join(f"<p>{shown(text)}</p>" for text in sentences_on(report, plan))
     code = code_list(Section("last", "plan", code=code_of(plan)))
     return (
         f'<section class="laddered"><h2>{shown(heading(plan))}</h2>{_table(plan)}'
