@@ -286,3 +286,48 @@ def test_cells_in_double_precision_are_no_finding_without_shapes_too(dtype: torc
 
     one = found(profile(step, {"cell": cell}), "recurrent-cells")
     assert (one is not None) is (dtype == torch.float32)
+
+
+class Channels(nn.Module):
+    """Goes through channels one by one, with small operators, and a longer one if asked."""
+
+    def __init__(self, longer: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(48))
+        self.longer = longer
+
+    def forward(self, x):
+        parts = []
+        for channel, scale in zip(x.unbind(1), self.weight.unbind(), strict=True):
+            scale = ((scale * 2 + 1).tanh() - 0.5).abs() + 0.1
+            value = channel * scale if self.longer else channel[0, 0] * scale
+            parts.append(value.cumsum(-1).mean() if self.longer else value.mean())
+        return torch.stack(parts)
+
+
+@pytest.mark.parametrize("longer", [False, True])
+def test_a_loop_has_a_bound_only_where_its_turns_run_nothing_longer(longer):
+    torch.set_num_threads(1)
+    model, x = Channels(longer), torch.randn(8, 48, 96, 96)
+    found = backspot.profile(lambda: model(x).mean().backward(), model, trials="none")
+    (loop,) = (one for one in found.findings if one.rule == "operator-loop")
+    assert ("Longer operators of its turns are not counted" in loop.seen) == longer
+    assert loop.saves.at_best == (not longer)
+
+
+class Before(Channels):
+    """Has long products in front of a loop of small operators."""
+
+    def forward(self, x):
+        large = x.reshape(-1)[: 512 * 512].view(512, 512)
+        for _ in range(50):
+            large = large @ large * 1e-3
+        return super().forward(x) + large.mean()
+
+
+def test_long_operators_before_a_loop_are_none_of_its_turns():
+    torch.set_num_threads(1)
+    model, x = Before(longer=False), torch.randn(8, 48, 96, 96)
+    found = backspot.profile(lambda: model(x).mean().backward(), model, trials="none")
+    for loop in (one for one in found.findings if one.rule == "operator-loop"):
+        assert "Longer operators" not in loop.seen

@@ -83,3 +83,20 @@ def test_tensors_that_a_forward_makes_double_are_found_where_shapes_are_recorded
     assert labels == set()
     assert found.places[0].class_name == "Doubling"
     assert trained(Doubling(), tmp_path=tmp_path) == (set(), [])
+
+
+class Tempered(nn.Module):
+    """A layer in fp32 beside a few numbers in fp64."""
+
+    def __init__(self, numbers):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(256, 256))
+        self.temperature = nn.Parameter(torch.ones(numbers, dtype=torch.float64))
+
+    def forward(self, x):
+        return x @ self.weight * self.temperature.float().mean()
+
+
+@pytest.mark.parametrize("numbers", [1, 8])
+def test_a_few_numbers_in_double_precision_say_nothing_of_what_is_beside_them(numbers, tmp_path):
+    assert trained(Tempered(numbers), tmp_path=tmp_path) == (set(), [])

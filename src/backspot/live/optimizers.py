@@ -90,9 +90,18 @@ class OptimizerWatch:
                 parameters = parameters_of(module)
                 if unused := _unused_part(parameters, all_ids, own_ids):
                     profiler.emit(owner.unused(unused))
-                # A single number does not make what it is multiplied with double.
-                if any(p.dtype is torch.float64 and p.dim() for p in parameters):
+                if _are_double(parameters):
                     profiler.emit(owner.label(Kind.DOUBLE))
+
+
+def _are_double(parameters: Iterable[torch.Tensor]) -> bool:
+    """Whether most of what a module trains is in double precision.
+
+    A number or a few beside others say nothing of what the module computes.
+    """
+    sizes = [(p.numel(), p.dtype is torch.float64) for p in parameters]
+    doubles = [numel for numel, is_double in sizes if is_double]
+    return max(doubles, default=0) > 1 and 2 * sum(doubles) > sum(numel for numel, _ in sizes)
 
 
 def _mark_groups(optimizer: torch.optim.Optimizer) -> None:

@@ -195,8 +195,11 @@ def _loops(evidence: Evidence) -> _Loops:
             continue
         name, is_view = events.name[operators[in_call]], views[in_call]
         least = min(_TURNS, int(turns[at]) // 2)
-        has_longer |= _has_longer(name, times, is_view, least)
-        for low, high in _turning(name, times, is_view, least):
+        runs = _turning(name, times, is_view, least)
+        if runs:
+            whole = slice(runs[0][0], runs[-1][1] + 1)  # with what is longer between two of them
+            has_longer |= _has_longer(name[whole], times[whole], is_view[whole], least)
+        for low, high in runs:
             inside.append(operators[in_call[low : high + 1]])
             first.append(operators[in_call[low]])
             last.append(operators[in_call[high]])
@@ -276,7 +279,8 @@ def _called_again(evidence: Evidence) -> _Loops:
     inside = is_in(within, calls)
     index, within, is_long = index[inside], within[inside], is_long[inside]
     stretches = _short(evidence, calls, index, within, is_long)
-    return _Loops(calls, times, index[~is_long], stretches, bool(is_long.any()))
+    in_each = is_long.sum() >= len(calls)
+    return _Loops(calls, times, index[~is_long], stretches, bool(is_long.any() and in_each))
 
 
 def _short(evidence: Evidence, calls: Ints, index: Ints, within: Ints, is_long: Mask) -> Stretches:

@@ -32,6 +32,7 @@ from backspot.analysis.findings.observations import (
     only_read,
 )
 from backspot.analysis.findings.registry import Found, fallback_rule, finding, rule
+from backspot.analysis.recording import once
 from backspot.analysis.timeline import (
     FAR,
     NOTHING,
@@ -394,9 +395,9 @@ def stepped_cells(evidence: Evidence) -> Finding | None:
     **Cause.** A loop calls a `GRUCell`, and what it is given and gives to, for each time step.
 
     **Found by** at least eight calls of a cell in each step, and modules called as often between
-    them that take 10% of the step. Between two calls, a linear layer has a gradient for its weight
-    alone, so that its input is made of no earlier output; nothing is joined to its result before
-    the cell, and no value is chosen or read, as a decoder or an environment needs.
+    them that take 10% of the step. Silent where, between two calls, no linear layer has one
+    gradient alone, its result is joined to another, or a value is chosen or read. A detached
+    output that becomes an input is not seen.
 
     **Fix.** The modules once for all time steps, and `torch.nn.GRU`, which need no loop.
     """
@@ -411,8 +412,7 @@ def stepped_cells(evidence: Evidence) -> Finding | None:
         calls = np.flatnonzero(is_call & (owner == cell))
         if len(calls) < _CELLS_MANY * evidence.report.steps:
             continue
-        turns = _turns(evidence, calls)
-        independent = _has_input_of_its_own(evidence, turns)
+        independent = _has_input_of_its_own(evidence, turns := _turns(evidence, calls))
         if independent.sum() < _INDEPENDENT * len(independent):
             continue
         place = np.searchsorted(turns.start, spans.start, side="right") - 1
@@ -432,8 +432,8 @@ def stepped_cells(evidence: Evidence) -> Finding | None:
         replace(costs.places_of_spans(stepped), removable=None),
         seen=(
             f"{say.per_step(times, 'call')} of a cell, and {counted(int(beside.sum()), 'module')} "
-            "called as often between them. No input of theirs seems to depend on what the cell "
-            "gave before."
+            "called as often between them. Where an input is made of what the cell gave before, as "
+            "in decoding or by an environment, the loop is needed."
         ),
         nodes=costs.top_nodes(stepped),
         priced=False,
@@ -459,8 +459,7 @@ def _has_input_of_its_own(evidence: Evidence, turns: Stretches) -> Mask:
 
     Its node has one product, for the weight, and nothing is joined to its result before the call.
     """
-    events, spans, makers = evidence.events, evidence.spans, evidence.ownership.join.operator
-    thread = spans.thread[turns.span]
+    events, thread = evidence.events, evidence.spans.thread[turns.span]
 
     def last(index: Ints) -> Ints:
         """Return when the last of these operators within each turn begins, 0 for none."""
@@ -471,20 +470,25 @@ def _has_input_of_its_own(evidence: Evidence, turns: Stretches) -> Mask:
         np.maximum.at(begins, place[inside], events.start[index[inside]])
         return begins
 
+    layers, joins, choices = map(last, _between_cells(evidence))
+    independent: Mask = (layers > 0) & (joins <= layers) & (choices == 0)
+    return independent
+
+
+@once
+def _between_cells(evidence: Evidence) -> tuple[Ints, Ints, Ints]:
+    """Return the layers whose node has one product, what joins tensors, and what chooses values."""
+    events, spans, makers = evidence.events, evidence.spans, evidence.ownership.join.operator
+
     def named(*names: str) -> Ints:
         return events.chosen(events.names_where(names.__contains__), Category.OPERATOR)
 
-    products = named("aten::mm")
-    count = np.bincount(
-        spans.of(events, products).clip(0), spans.of(events, products) >= 0, len(spans.start)
-    )
+    span = spans.of(events, named("aten::mm"))
+    count = np.bincount(span.clip(0), span >= 0, len(spans.start))
     nodes = evidence.nodes_named(lambda name: name.startswith(("AddmmBackward", "MmBackward")))
-    begins = last(makers[nodes & (count == 1) & (makers >= 0)])
-    joins = last(named(*_JOINS))
     choices, asks = named(*_CHOICES), named("aten::is_nonzero")
     asked = enclosing(events, asks, events.thread[choices], events.start[choices]) >= 0
-    independent: Mask = (begins > 0) & (joins <= begins) & (last(choices[~asked]) == 0)
-    return independent
+    return makers[nodes & (count == 1) & (makers >= 0)], named(*_JOINS), choices[~asked]
 
 
 @rule(

@@ -56,7 +56,7 @@ def double_precision(evidence: Evidence) -> Finding | None:
         replace(placed, removable=None),
         seen=(
             f"{say.ms(placed.wall_ns)} of each step, {say.share(placed.wall_ns)}, forward and "
-            "backward, are of tensors in double precision."
+            "backward, are of modules with parameters in double precision, or of such tensors."
         ),
         nodes=costs.top_nodes(nodes),
         operators=costs.top_operators(evidence.names_of(operators), events.duration[operators]),
@@ -72,4 +72,6 @@ def _has_doubles(signature: Signature) -> bool:
     types, shapes = (
         msgspec.json.decode(text) for text in (signature.types, signature.shapes or "[]")
     )
+    if not (isinstance(types, list) and isinstance(shapes, list)):
+        return False  # another program may write anything here
     return any(kind == "double" and bool(shape) for kind, shape in zip(types, shapes, strict=False))
