@@ -20,6 +20,7 @@ from support.plans import (
     BATCH,
     BF16,
     COMPILED,
+    FOREACH,
     GRAPH,
     LAYOUT,
     MS,
@@ -261,3 +262,10 @@ def test_what_all_of_a_ladder_makes_is_its_last_rung(some, step_ns):
         if rung.pays_after is not None:
             assert rung.pays_after * rung.saves_ns >= rung.compile_ns
             assert (rung.pays_after - 1) * rung.saves_ns < rung.compile_ns
+
+
+def test_what_too_few_rounds_leave_open_is_not_called_close() -> None:
+    far = replace(FOREACH, setting="bf16", on=(), before_ns=130 * MS, step_ns=96 * MS)
+    said = plain(render_text(planned(replace(PLAN, rungs=(far, FOREACH))), width=200))
+    assert "Too close to tell: fused optimizer" in said
+    assert "Not certain in so little time (--plan=300 takes more): bf16 130 → 96.0 ms." in said

@@ -14,6 +14,8 @@ from backspot.results.plan import Plan, Rung
 from backspot.results.report import Report
 
 _NOTABLE = 0.02
+_CLOSE = 0.1
+"""Share of a step by which another one is not close to it: as of trials."""
 _ANOTHER = 0.2
 """Share of a step by which steps of a training differ that a plan of some of them is not of."""
 """Share of the step from which it is said that a part of it stays as it is."""
@@ -43,16 +45,26 @@ def sentences_of(plan: Plan) -> list[str]:
     """What a plan says beside its ladder, in its order; nothing where nothing was tried."""
     if plan.why_not:
         return []
+    undecided = _others(plan, "undecided")
     return [
         *_altogether(plan),
         *_compiling(plan),
         *_of_batch(plan),
         *_helpful(plan),
         *_timed("Does not help here", _others(plan, "does not help")),
-        *_timed("Too close to tell", _others(plan, "undecided")),
+        *_timed("Too close to tell", [rung for rung in undecided if _is_close(rung)]),
+        *_timed(
+            "Not certain in so little time (--plan=300 takes more)",
+            [rung for rung in undecided if not _is_close(rung)],
+        ),
         *_untried(_others(plan, "not tried")),
         *filter(None, [plan.earlier]),
     ]
+
+
+def _is_close(rung: Rung) -> bool:
+    """Whether a step takes about as long with a setting, as far as that is known."""
+    return abs(rung.saves_ns) <= _CLOSE * rung.before_ns
 
 
 def sentences_on(report: Report, plan: Plan) -> list[str]:
