@@ -49,18 +49,11 @@ _TIERS = ("stable", "preview")
 
 def _examine(job: Job, stage: Stage, run: Run) -> Record:
     """Time and profile a case, slow and fixed."""
-    import torch
-
     import backspot
-    from benchmarks.causes.case import settings
+    from benchmarks.causes.case import prepare, settings
 
     build = load(job["name"])[1]
-    if run.device == "cpu":
-        torch.set_num_threads(1)
-    else:  # what the first profile of a process takes, beside the turns of others
-        tiny, ones = torch.nn.Linear(8, 8, device=run.device), torch.ones(8, 8, device=run.device)
-        how = {"steps": 1, "warmup": 1, "unprofiled": 0}
-        backspot.profile(lambda: tiny(ones).sum().backward(), tiny, trials="none", **how)
+    prepare(run.device)
     with turn():  # kernels that build a model would run between those that are timed
         stage("build", {})
         built = []

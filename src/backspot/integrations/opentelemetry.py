@@ -27,6 +27,7 @@ from backspot.checks import check_whole
 from backspot.results.report import Report
 
 _MODULES = 5
+"""As many modules as fit below a step in a view of spans."""
 
 
 def send_steps(

@@ -12,10 +12,9 @@ from backspot.results.comparison import Comparison
 from backspot.results.findings import FirstRemedy, Saving
 from backspot.results.plan import Plan, Rung
 from backspot.results.report import Report
+from backspot.results.trials import APART
 
 _NOTABLE = 0.02
-_CLOSE = 0.1
-"""Share of a step by which another one is not close to it: as of trials."""
 _ANOTHER = 0.2
 """Share of a step by which steps of a training differ that a plan of some of them is not of."""
 """Share of the step from which it is said that a part of it stays as it is."""
@@ -64,7 +63,7 @@ def sentences_of(plan: Plan) -> list[str]:
 
 def _is_close(rung: Rung) -> bool:
     """Whether a step takes about as long with a setting, as far as that is known."""
-    return abs(rung.saves_ns) <= _CLOSE * rung.before_ns
+    return abs(rung.saves_ns) <= APART * rung.before_ns
 
 
 def sentences_on(report: Report, plan: Plan) -> list[str]:

@@ -9,7 +9,7 @@ from backspot.formatting import between, duration
 from backspot.presented import public
 from backspot.results.quantities import SELDOM, Count, Measured
 
-_APART = 0.1
+APART = 0.1
 """Share of a time by which another one is not close to it."""
 
 Verdict: TypeAlias = Literal["", "helps", "does not help", "undecided", "fails"]
@@ -123,7 +123,7 @@ class Tried:
         if not any(variant.ns for variant in tried):
             return "not measured"
         apart = max(abs(variant.ns - now.ns) for variant in tried if variant.ns)
-        return "the times vary too much" if apart > _APART * now.ns else "too close to tell"
+        return "the times vary too much" if apart > APART * now.ns else "too close to tell"
 
 
 def _of(variant: Variant) -> str:

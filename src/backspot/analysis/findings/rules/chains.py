@@ -279,8 +279,8 @@ def _called_again(evidence: Evidence) -> _Loops:
     inside = is_in(within, calls)
     index, within, is_long = index[inside], within[inside], is_long[inside]
     stretches = _short(evidence, calls, index, within, is_long)
-    in_each = is_long.sum() >= len(calls)
-    return _Loops(calls, times, index[~is_long], stretches, bool(is_long.any() and in_each))
+    has_longer = bool(0 < len(calls) <= is_long.sum())
+    return _Loops(calls, times, index[~is_long], stretches, has_longer)
 
 
 def _short(evidence: Evidence, calls: Ints, index: Ints, within: Ints, is_long: Mask) -> Stretches:

@@ -374,6 +374,7 @@ _CHOICES = ("aten::argmax", "aten::multinomial", "aten::topk", "aten::sort", "at
 """By these a program makes its next input of an output that has no gradient. ``aten::item`` within
 ``aten::is_nonzero`` only asks, as ``torch.distributions`` do whether their arguments are valid."""
 _BESIDE_LEAST = 0.1
+"""Share of the step, as the rule's own: what is beside the cells must take it by itself."""
 _JOINS = ("aten::cat", "aten::stack", "aten::add", "aten::add_")
 
 
