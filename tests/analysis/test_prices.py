@@ -8,6 +8,7 @@ import backspot
 from backspot.results import Report
 from backspot.results.findings import Finding
 from backspot.results.report import predictor_of
+from backspot.trace import names
 from support.replays import BACKWARD, FORWARD, MS, PATHS, STEP, US, Program
 
 
@@ -169,3 +170,24 @@ def test_without_the_waits_of_a_remedy_less_work_of_a_device_saves_more(tmp_path
     assert unblocked == pytest.approx(waits + 0.5 * MS, rel=0.1)
     assert of_copies < waits
     assert predictor.with_less(["(data)"], less, unblocked="casts") == [of_copies, nothing]
+
+
+@pytest.mark.parametrize(("kernel_us", "saved_us"), [(50, 2_500), (7_000, 14_000)])
+def test_of_gradients_that_nobody_reads_go_the_kernels_and_what_the_host_does(
+    tmp_path, kernel_us, saved_us
+):
+    """Of two gradients nobody reads one; each has two kernels."""
+    program = Program()
+    for step, at in program.steps():
+        program.node(step, "b", at, at + 5 * MS, "OwnBackward")
+        program.trace.operator(names.unread_mark(1, 2), at + 4_990 * US, at + 4_992 * US, thread=2)
+        done = at
+        for launch in range(at + 100 * US, at + 4_900 * US, 1_200 * US):
+            begin = max(launch + 10 * US, done)
+            done = begin + kernel_us * US
+            program.trace.kernel(begin, done, launch=launch)
+        program.node(step, "a", at + 5 * MS, at + 5_100 * US)
+        program.call("cudaDeviceSynchronize", at + 5_200 * US, max(done, at + 5_210 * US), thread=1)
+    report = backspot.locate(program.save(tmp_path))
+    (unread,) = (one for one in report.findings if one.rule == "unread-gradient")
+    assert unread.saves.ns == pytest.approx(saved_us * US, rel=0.1)

@@ -623,7 +623,7 @@ def unread_gradient(evidence: Evidence) -> Finding | None:
     **Fix.** `if ctx.needs_input_grad[i]:` in the backward, and `None` otherwise.
     """
     # The live half marks them. Which of the work was for them is not known, so that all gradients
-    # of a node count alike.
+    # of a node count alike. Each has operators of its own, which the host then does not launch.
     costs, say, events, spans = evidence.costs, evidence.wording, evidence.events, evidence.spans
     marks = events.chosen(events.name_mask(names.UNREAD), Category.OPERATOR, Category.ANNOTATION)
     span = spans.of(events, marks)
@@ -638,7 +638,7 @@ def unread_gradient(evidence: Evidence) -> Finding | None:
         nodes = evidence.spans_with(span[fractions == fraction])
         owned_ns = costs.owned_by_step(nodes, evidence.work_of(nodes))
         by_step += (fraction * owned_ns).astype(np.int64)
-        unread.append((costs.removable(None, evidence.work_of(nodes)), fraction))
+        unread.append((costs.removable(nodes, evidence.work_of(nodes)), fraction))
     placed = costs.places_by_step(by_step, owner[span])
     of_user = costs.top_nodes(evidence.spans_with(span))
     return finding(
@@ -667,7 +667,7 @@ def _on_a_device(
 ) -> dict[str, Sequence[tuple[Removable, float]]]:
     """Return the change without parts of some work: beside a device, a replay knows what that is.
 
-    What the device does less is a part of its time, and what the host hides of it saves nothing.
+    Where the host launches all of it as before, what the device does less can save nothing.
     """
     return {"parts": works} if evidence.report.has_gpu else {}
 
