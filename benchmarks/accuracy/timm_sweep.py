@@ -125,7 +125,7 @@ def marker_shares(profiler: Any) -> Record:
             for label in events.labels
         ]
     )
-    is_label = events.is_label | events.name_mask(written.EVALUATE_FUNCTION)
+    is_label = events.is_label | events.prefix_mask(written.EVALUATE_FUNCTION)
     operators = events.of(Category.OPERATOR, Category.ANNOTATION)
     nodes = np.flatnonzero(spans.is_node)
     right = np.zeros(len(nodes), bool)

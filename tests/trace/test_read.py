@@ -378,3 +378,20 @@ def test_all_columns_of_some_events_are_kept_together() -> None:
     assert {len(of) for of in vars(some).values() if isinstance(of, np.ndarray)} == {keep.sum()}
     assert some.names == whole.names
     assert len(some.allocations) == len(whole.allocations) > 0
+
+
+def test_events_are_chosen_by_their_whole_names_or_by_how_these_begin() -> None:
+    """``aten::addmm`` begins like ``aten::add``, and is another operator."""
+    trace = training_step()
+    for number, name in enumerate(("aten::add", "aten::addmm", "aten::add_", "aten::add")):
+        trace.operator(name, (12 + number) * TICK, (13 + number) * TICK)
+    events = read_events(io.BytesIO(json.dumps(trace.document()).encode()))
+
+    def names_of(index: Any) -> list[str]:
+        return [events.names[name] for name in events.name[index]]
+
+    add = ["aten::add", "aten::add"]
+    assert names_of(events.named(Category.OPERATOR, "aten::add")) == add
+    assert names_of(events.named(Category.OPERATOR, "aten::add_", "aten::no")) == ["aten::add_"]
+    assert len(events.prefixed(Category.OPERATOR, "aten::add")) == 4
+    assert len(events.named(Category.ANNOTATION, "aten::add")) == 0

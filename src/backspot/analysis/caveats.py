@@ -85,7 +85,7 @@ _LEAST_LOADING = 0.01
 
 def why_no_backward(events: Events) -> str:
     """Explain why a trace has no backward pass, and what to do."""
-    if len(events.named(Category.RUNTIME, *names.GRAPH_LAUNCHES)):
+    if len(events.prefixed(Category.RUNTIME, *names.GRAPH_LAUNCHES)):
         return (
             f"{events.source} holds no backward pass, only replays of a captured graph, which run "
             "no autograd nodes: profile the step without graph capture"
@@ -220,7 +220,7 @@ def _of_compiled(events: Events, ownership: Ownership) -> list[str]:
 def _has_compiled_graphs(events: Events) -> bool:
     """Whether a compiled graph is called outside of the optimizers' steps."""
     calls = events.chosen(
-        events.name_mask(names.COMPILED_GRAPH), Category.OPERATOR, Category.ANNOTATION
+        events.prefix_mask(names.COMPILED_GRAPH), Category.OPERATOR, Category.ANNOTATION
     )
     steps = optimizer_steps(events)
     within = enclosing(events, steps, events.thread[calls], events.start[calls])
@@ -229,14 +229,14 @@ def _has_compiled_graphs(events: Events) -> bool:
 
 def _of_compilations(events: Events, ownership: Ownership) -> list[str]:
     """Return a warning if code was compiled in the recorded steps, with the first reason."""
-    compiling = events.named(Category.OPERATOR, *names.COMPILING)
+    compiling = events.prefixed(Category.OPERATOR, *names.COMPILING)
     windows = ownership.windows
     if len(windows.end):
         compiling = compiling[events.start[compiling] < windows.end[-1]]
     if not len(compiling):
         return []
     by_region = {compilation.region: compilation for compilation in events.compiled.compilations}
-    regions = events.named(Category.OPERATOR, names.COMPILED_REGION)
+    regions = events.prefixed(Category.OPERATOR, names.COMPILED_REGION)
     regions = regions[np.argsort(events.start[regions], kind="stable")]
     causes = []
     for event in compiling.tolist():
@@ -290,5 +290,5 @@ def _of_warm_up(events: Events, ownership: Ownership, *, warmed_up: bool) -> lis
 
 
 def _loads_code(events: Events, since: int) -> bool:
-    loading = events.name_mask(*names.CODE_LOADS)
+    loading = events.prefix_mask(*names.CODE_LOADS)
     return bool((loading[events.name] & (events.start >= since)).any())

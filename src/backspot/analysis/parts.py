@@ -180,7 +180,7 @@ def _of_backward_hooks(rows: Sequence[Row], wall_ns: int, events: Events) -> lis
     listed = [row.label for row in first]
     if len(costly) > _NAMED:
         listed.append(counted(len(costly) - _NAMED, "more module"))
-    marks = events.named(Category.ANNOTATION, names.BACKWARD_HOOK)
+    marks = events.prefixed(Category.ANNOTATION, names.BACKWARD_HOOK)
     read = (
         names.read_backward_hook_mark(events.names[name]) for name in distinct(events.name[marks])
     )

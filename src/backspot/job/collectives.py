@@ -83,7 +83,7 @@ class Collectives:
 def find_collectives(events: Events, ownership: Ownership) -> Collectives:
     """Find all collectives that a rank launches."""
     work, communication = ownership.work, ownership.communication
-    on_host = events.name_mask(*names.HOST_COLLECTIVES)
+    on_host = events.prefix_mask(*names.HOST_COLLECTIVES)
     if len(events.chosen(on_host, Category.OPERATOR, Category.ANNOTATION)):
         work = find_device_work(events, ownership.spans, ownership.passes, all_exchanges=True)
         communication = find_communication(events, ownership.spans, work)
@@ -201,8 +201,8 @@ def _peers(
     moves = np.flatnonzero([collectives.kinds[kind] == names.POINT_TO_POINT for kind in kinds])
     if not len(moves):
         return {}
-    operators = events.chosen(events.name_mask(names.SEND, names.RECEIVE), Category.OPERATOR)
-    calls = events.chosen(events.name_mask(names.COLLECTIVE_CALL), Category.OPERATOR)
+    operators = events.chosen(events.prefix_mask(names.SEND, names.RECEIVE), Category.OPERATOR)
+    calls = events.chosen(events.prefix_mask(names.COLLECTIVE_CALL), Category.OPERATOR)
     around = enclosing(events, operators, events.thread[calls], events.start[calls])
     described = dict(zip(around.tolist(), calls.tolist(), strict=True))
     # In the order of their launch:
@@ -246,7 +246,7 @@ def _of_attention(collectives: Collectives, moved: Ints) -> Mask:
     operator and after it, and runs the operator itself.
     """
     events, work, spans = collectives.events, collectives.work, collectives.ownership.spans
-    operators = events.chosen(events.name_mask(*names.ATTENTION), Category.OPERATOR)
+    operators = events.chosen(events.prefix_mask(*names.ATTENTION), Category.OPERATOR)
     attends = enclosing(events, operators, work.thread[moved], work.launch[moved]) >= 0
     all_to_all = np.array([kind == names.ALL_TO_ALL for kind in collectives.kinds], bool)
     exchanges = all_to_all[collectives.communication.collective[moved]] & (work.run[moved] < 0)

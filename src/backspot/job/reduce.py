@@ -68,7 +68,7 @@ def reduce_trace(recording: Recording, identity: Identity) -> Summary:
     outside, data = Outside(events, ownership, recording.sites), _data(activity)
     hidden = work.edges[_runs_collective(ownership, clock.whole.over(work.edges))]
     edges = [collectives.waits.edges, transfers.edges, operators.edges, launches.edges, hidden]
-    marks = events.named(Category.ANNOTATION, names.COLLECTION)
+    marks = events.prefixed(Category.ANNOTATION, names.COLLECTION)
     collecting = first_started(events.start[marks], events.end[marks], marks)
     edges += [outside.edges, data.edges, collecting.edges]
     line = _line(ledger, collectives, merged(*edges))
@@ -121,7 +121,7 @@ def reduce_trace(recording: Recording, identity: Identity) -> Summary:
 
 def _step_numbers(events: Events, ownership: Ownership) -> tuple[int, ...]:
     """Return the profiler's numbers of the steps; without marks, the steps are counted."""
-    marks = events.named(Category.ANNOTATION, names.PROFILER_STEP)
+    marks = events.prefixed(Category.ANNOTATION, names.PROFILER_STEP)
     numbers = {
         start: events.names[name].removeprefix(names.PROFILER_STEP)
         for start, name in zip(
@@ -341,7 +341,7 @@ def _waiting(work: DeviceWork, line: _Line) -> Ints:
 
 def _launches(events: Events) -> Timeline:
     """Return which call of a collective the host executes, the outermost one, on any thread."""
-    called = events.name_mask(*names.LAUNCHES_OF_COLLECTIVES, names.COLLECTIVE_CALL)
+    called = events.prefix_mask(*names.LAUNCHES_OF_COLLECTIVES, names.COLLECTIVE_CALL)
     calls = events.chosen(called, Category.OPERATOR, Category.ANNOTATION)
     return first_started(events.start[calls], events.end[calls], calls)
 
@@ -383,7 +383,7 @@ def _is_transfer(name: str) -> bool:
 
 def _operators(events: Events, clock: Clock) -> Timeline:
     """Return when the host executes an operator, other than collectives; never with a device."""
-    collective = events.name_mask(*names.LAUNCHES_OF_COLLECTIVES, *names.HOST_COLLECTIVES)
+    collective = events.prefix_mask(*names.LAUNCHES_OF_COLLECTIVES, *names.HOST_COLLECTIVES)
     chosen = events.chosen(~collective, Category.OPERATOR)
     chosen = chosen[:0] if clock.devices else chosen
     return first_started(events.start[chosen], events.end[chosen], chosen)

@@ -243,9 +243,13 @@ class Events(msgspec.Struct, frozen=True, dict=True):
         )
         return shorter
 
-    def named(self, category: Category, *prefixes: str) -> Ints:
+    def named(self, category: Category, *names: str) -> Ints:
+        """Return the indices of a category's events with these names."""
+        return self.chosen(self.name_mask(*names), category)
+
+    def prefixed(self, category: Category, *prefixes: str) -> Ints:
         """Return the indices of a category's events with names that start with a prefix."""
-        return self.chosen(self.name_mask(*prefixes), category)
+        return self.chosen(self.prefix_mask(*prefixes), category)
 
     def chosen(self, names: Mask, *categories: Category) -> Ints:
         """Return the indices of the events of these categories with names in a mask."""
@@ -253,7 +257,17 @@ class Events(msgspec.Struct, frozen=True, dict=True):
         chosen: Ints = index[np.flatnonzero(names.take(name))] if names.any() else index[:0]
         return chosen
 
-    def name_mask(self, *prefixes: str) -> Mask:
+    def name_mask(self, *names: str) -> Mask:
+        """For each distinct name, return whether it is one of ``names``."""
+        is_named = np.zeros(len(self.names), bool)
+        order, ordered = self._ordered_names
+        for name in names:
+            place = bisect_left(ordered, name)
+            if place < len(ordered) and ordered[place] == name:
+                is_named[order[place]] = True
+        return is_named
+
+    def prefix_mask(self, *prefixes: str) -> Mask:
         """For each distinct name, return whether it starts with one of ``prefixes``."""
         has_prefix = np.zeros(len(self.names), bool)
         order, ordered = self._ordered_names

@@ -81,7 +81,7 @@ _NO_EVENTS = np.empty(0, np.int64)
 
 def to_device(events: Events, name: Ints) -> Mask:
     """Whether each name is that of a copy from the host to a device."""
-    found: Mask = events.name_mask(*names.TO_DEVICE)[name]
+    found: Mask = events.prefix_mask(*names.TO_DEVICE)[name]
     return found
 
 
@@ -291,7 +291,7 @@ class _Context:
     def program(self) -> list[int]:
         """The threads that run the training program; the one with most calls of models first."""
         events, spans = self.events, self.o.spans
-        marks = events.named(Category.ANNOTATION, names.PROFILER_STEP)
+        marks = events.prefixed(Category.ANNOTATION, names.PROFILER_STEP)
         threads_of = [
             np.repeat(spans.thread[self.calls], 2),
             *(events.thread[marked] for marked in (marks, *self.marks.values())),
@@ -432,7 +432,7 @@ class _Context:
         """
         events = self.events
         start, end = self._before_updates(self.clipping)
-        changes = self.on_gradients & ~self.scaling & ~events.name_mask(names.NORMS_AT_ONCE)
+        changes = self.on_gradients & ~self.scaling & ~events.prefix_mask(names.NORMS_AT_ONCE)
         changes |= events.names_where(names.is_rescaling)
         times = np.sort(events.start[events.chosen(changes, Category.OPERATOR)])
         clips = np.searchsorted(times, end) > np.searchsorted(times, start)
@@ -463,7 +463,7 @@ class _Context:
         index = index[np.argsort(events.start[index], kind="stable")]
         averages = events.names_where(names.is_averaging)[events.name[index]]
         saves = self._read_by_host(index)
-        at_once = events.name_mask(names.FOREACH)[events.name[index]]
+        at_once = events.prefix_mask(names.FOREACH)[events.name[index]]
         timelines: dict[int, Timeline] = {}
         for phase, chosen, after in (
             (AVERAGING, averages & ~saves, stepped),
@@ -497,7 +497,7 @@ class _Context:
     def _read_by_host(self, index: Ints) -> Mask:
         """Whether each of these operators launches a copy to the host."""
         work = self.o.work
-        read = self.events.name_mask(names.TO_HOST)[work.name]
+        read = self.events.prefix_mask(names.TO_HOST)[work.name]
         saves = np.zeros(len(index), bool)
         for thread, launches in grouped(work.thread, np.flatnonzero(read)):
             if thread in self.tops:
@@ -569,7 +569,7 @@ def _operators(context: _Context, thread: int) -> Timeline:
     phase = np.full(len(top), OTHER)
     applied = context.on_gradients
     if len(context.updates):  # then what the optimizer does is marked, and this may be an average
-        applied = applied & ~events.name_mask(names.FOREACH)
+        applied = applied & ~events.prefix_mask(names.FOREACH)
     phase[applied[name]] = OPTIMIZER
     phase[events.names_where(names.is_zeroing)[name]] = ZERO_GRAD
     for number, times in context.between.items():
@@ -631,7 +631,7 @@ def _before(context: _Context) -> Timeline:
     sections, work, events = context.sections, context.o.work, context.events
     if not len(sections.begin):
         return EMPTY
-    steps = events.start[events.named(Category.ANNOTATION, names.PROFILER_STEP)]
+    steps = events.start[events.prefixed(Category.ANNOTATION, names.PROFILER_STEP)]
     # What is known to go on after the step before.
     ends = [context.between[phase].edges for phase in (AVERAGING, SAVING)]
     ends.append(context.uses.edges)

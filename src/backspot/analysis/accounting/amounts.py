@@ -21,7 +21,7 @@ def operators_inside(events: Events, ownership: Ownership) -> tuple[Ints, Ints]:
     Returns:
         Indices into the events, and the span that each operator runs in.
     """
-    index = events.named(Category.OPERATOR, ATEN)
+    index = events.prefixed(Category.OPERATOR, ATEN)
     span = ownership.spans.of(events, index)
     inside = take(ownership.passes.of_span, span) >= 0
     index, span = index[inside], span[inside]

@@ -149,7 +149,7 @@ def _taken_if_ready(batches: Batches) -> float:
 def _of_marks(events: Events, index: Ints) -> tuple[Ints, Ints, Ints, Ints]:
     """Return ``waited``, ``loader``, ``workers`` and ``queue`` as marks say, 0 without a mark."""
     waited, loader, workers, queue = (np.zeros(len(index), np.int64) for _ in range(4))
-    marks = events.named(Category.ANNOTATION, names.BATCH)
+    marks = events.prefixed(Category.ANNOTATION, names.BATCH)
     for thread, members in grouped(events.thread[index]):
         own_marks = marks[events.thread[marks] == thread]
         ends = np.sort(events.end[index[members]])

@@ -211,7 +211,7 @@ def choose_steps(
 
 def _collections(events: Events, ledger: Ledger) -> Ints:
     """Return how long the garbage collector runs in each step, whatever phase it interrupts."""
-    marks = events.named(Category.ANNOTATION, trace_names.COLLECTION)
+    marks = events.prefixed(Category.ANNOTATION, trace_names.COLLECTION)
     step = ledger.steps.at(events.start[marks])
     inside = step >= 0
     return summed(step[inside], events.duration[marks][inside], len(ledger.windows.start))

@@ -160,7 +160,7 @@ def lines_of_waits(
     """
     running = at_line.at(waits.start).tolist()
     line_texts = [lines[line_number] if line_number >= 0 else "" for line_number in running]
-    marks = events.named(Category.ANNOTATION, names.WAITED_AT)
+    marks = events.prefixed(Category.ANNOTATION, names.WAITED_AT)
     marks = marks[np.argsort(events.start[marks], kind="stable")]
     released = events.names_where(names.is_release)[events.name[waits.event]]
     for thread, members in grouped(events.thread[waits.event]):

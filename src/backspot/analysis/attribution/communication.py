@@ -52,7 +52,7 @@ def find_communication(events: Events, spans: Spans, work: DeviceWork) -> Commun
     """
     work_of_ranks = np.flatnonzero(work.tier == Tier.COMMUNICATION)
     collectives, collective_of = _collectives(events, work, work_of_ranks)
-    calls = events.chosen(events.name_mask(names.COLLECTIVE_CALL), Category.OPERATOR)
+    calls = events.chosen(events.prefix_mask(names.COLLECTIVE_CALL), Category.OPERATOR)
     thread, launch = work.thread[work_of_ranks], work.launch[work_of_ranks]
     call = enclosing(events, calls, thread, launch)
     shown, group, groups = collectives, take(events.group, call), len(events.groups)
@@ -97,7 +97,7 @@ def _collectives(events: Events, work: DeviceWork, pieces: Ints) -> tuple[Sequen
     """Return all collectives, and the one that each of these pieces of work is part of."""
     name = work.name[pieces]
     operators = events.chosen(
-        events.name_mask(*names.LAUNCHES_OF_COLLECTIVES), Category.OPERATOR, Category.ANNOTATION
+        events.prefix_mask(*names.LAUNCHES_OF_COLLECTIVES), Category.OPERATOR, Category.ANNOTATION
     )
     # All-to-all runs as sends, and RCCL has one kernel for all: the operator says which it is.
     operator = enclosing(events, operators, work.thread[pieces], work.launch[pieces])

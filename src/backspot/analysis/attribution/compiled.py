@@ -149,7 +149,7 @@ def find_compiled_launches(
     shares_in_replays: list[list[Share]] = []
     unmatched: Counter[tuple[int, str, bool]] = Counter()
     of_work = np.full(len(work.start), NOTHING, np.int64)
-    is_call = events.name_mask(names.COMPILED_GRAPH)
+    is_call = events.prefix_mask(names.COMPILED_GRAPH)
     calls = events.chosen(is_call, Category.OPERATOR, Category.ANNOTATION)
     if not events.compiled.recorded:
         calls = calls[:0]
@@ -250,7 +250,7 @@ def _replayed(events: Events, calls: Ints, thread: int, work: DeviceWork) -> dic
 
     The keys are indices of calls, the values of device work.
     """
-    replays = events.named(Category.RUNTIME, *names.GRAPH_LAUNCHES)
+    replays = events.prefixed(Category.RUNTIME, *names.GRAPH_LAUNCHES)
     replays = replays[events.thread[replays] == thread]
     timeline = innermost(events.start[calls], events.end[calls]).timeline
     within = innermost(events.start[replays], events.end[replays]).timeline

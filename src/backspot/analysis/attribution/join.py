@@ -137,7 +137,7 @@ def _numbers(events: Events, spans: Spans) -> tuple[Ints, Ints, Mask]:
     span = spans.of(events, named)
     fits = take(spans.node, span) == node_of_name[events.name[named]]
     named, span = named[fits], span[fits]
-    own = ~events.name_mask(names.EVALUATE_FUNCTION)[events.name[named]]
+    own = ~events.prefix_mask(names.EVALUATE_FUNCTION)[events.name[named]]
     executed = np.zeros(len(spans.start), bool)
     executed[span[own]] = True
     numbered = (events.forward_thread[named] > 0) & (events.sequence[named] >= 0)

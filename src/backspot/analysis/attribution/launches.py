@@ -33,7 +33,7 @@ def find_loading(events: Events, work: Ints, call: Ints) -> Mask:
         work: the event indices of the device work.
         call: for each the event index of the call that launched it, ``NOTHING`` for none.
     """
-    launches = events.name_mask(*names.KERNEL_LAUNCHES)
+    launches = events.prefix_mask(*names.KERNEL_LAUNCHES)
     is_slow: Mask = (call >= 0) & (events.category[work] == Category.KERNEL)
     is_slow &= launches[events.name[call]] & (events.duration[call] >= _LONG)
     slow = np.flatnonzero(is_slow)
@@ -166,7 +166,7 @@ def find_device_work(
     )
     index, call, launched_by = index[order], call[order], launched_by[order]
     is_communication = events.names_where(names.is_communication)
-    is_communication = is_communication | events.name_mask(*names.HOST_COLLECTIVES)
+    is_communication = is_communication | events.prefix_mask(*names.HOST_COLLECTIVES)
     tier = np.where(
         is_communication[events.name[index]],
         Tier.COMMUNICATION,
@@ -227,10 +227,10 @@ def _host_exchanges(events: Events) -> tuple[Ints, Ints]:
         The event indices of the exchanges and of the operators.
     """
     index = events.chosen(
-        events.name_mask(*names.HOST_COLLECTIVES), Category.OPERATOR, Category.ANNOTATION
+        events.prefix_mask(*names.HOST_COLLECTIVES), Category.OPERATOR, Category.ANNOTATION
     )
-    launching = events.name_mask(*names.LAUNCHES_OF_COLLECTIVES)
-    launching &= ~events.name_mask(*names.WAITS_FOR_COLLECTIVES)
+    launching = events.prefix_mask(*names.LAUNCHES_OF_COLLECTIVES)
+    launching &= ~events.prefix_mask(*names.WAITS_FOR_COLLECTIVES)
     operators = events.chosen(launching, Category.OPERATOR)
     operators = operators[np.argsort(events.start[operators], kind="stable")]
     before = np.searchsorted(events.start[operators], events.start[index], side="right") - 1
@@ -255,7 +255,7 @@ def waiting_calls(events: Events) -> Ints:
     waiting = events.names_where(names.is_synchronization)
     pageable = events.names_where(lambda name: names.PAGEABLE in name)
     copies = events.of(Category.MEMCPY)
-    to_device = events.name_mask(names.CUDA_TO_DEVICE)[events.name[copies]]
+    to_device = events.prefix_mask(names.CUDA_TO_DEVICE)[events.name[copies]]
     copies = copies[~(to_device & (events.size[copies] >= 0) & (events.size[copies] <= _STAGED))]
     blocking = events.correlation[copies[pageable[events.name[copies]]]]
     is_waiting = waiting[events.name[calls]] | is_in(
@@ -284,14 +284,14 @@ def _calls(events: Events, work: Ints) -> Ints:
 def _replays(events: Events, call: Ints) -> Mask:
     """Whether each piece of device work, in order of the starts, is a replayed graph's first."""
     replays = np.zeros(len(call), bool)
-    graph = events.name_mask(*names.GRAPH_LAUNCHES)[events.name[call]] & (call >= 0)
+    graph = events.prefix_mask(*names.GRAPH_LAUNCHES)[events.name[call]] & (call >= 0)
     replays[np.flatnonzero(graph)[np.unique(call[graph], return_index=True)[1]]] = True
     return replays
 
 
 def in_optimizer(events: Events, passes: Passes, launch: Ints, thread: Ints) -> Mask:
     """Whether each launch lies in an optimizer's step on its thread, after any closure."""
-    zeroing = events.named(Category.ANNOTATION, names.ZERO_GRAD)
+    zeroing = events.prefixed(Category.ANNOTATION, names.ZERO_GRAD)
     marks = np.concatenate([optimizer_steps(events), zeroing])
     start = passes.after(events.start[marks], events.end[marks])
     inside: Mask = enclosing(events, marks, thread, launch, start=start) >= 0

@@ -202,7 +202,7 @@ class _Between:
         updates = optimizer_steps(events)
         self.update_starts = np.sort(events.start[updates])
         self.update_ends = np.sort(events.end[updates])
-        self.marks = events.named(Category.ANNOTATION, PROFILER_STEP)
+        self.marks = events.prefixed(Category.ANNOTATION, PROFILER_STEP)
 
     def forward_follows(self) -> bool:
         """Whether a forward follows the last pass in a mark that has no pass of its own."""
@@ -230,7 +230,7 @@ class _Between:
         if updated > before:
             return updated
         # The optimizer's step began before the recording, so no mark has its end.
-        batches = np.sort(self.events.start[self.events.named(Category.ANNOTATION, NEXT_BATCH)])
+        batches = np.sort(self.events.start[self.events.prefixed(Category.ANNOTATION, NEXT_BATCH)])
         begun = min(_next(t, before) for t in (batches, self.update_starts, self.calls))
         return begun if begun < passes.start[first] else before
 

@@ -166,7 +166,7 @@ def _find_boundaries(
     """Find what separates the roots, given in the order of their starts; see ``find_passes``."""
     start, origin, host = spans.start[roots], logical[roots], spans.thread[roots]
     ended = np.maximum.accumulate(spans.end[roots])[:-1]
-    marks = np.sort(events.start[events.named(Category.ANNOTATION, *_BETWEEN_PASSES)])
+    marks = np.sort(events.start[events.prefixed(Category.ANNOTATION, *_BETWEEN_PASSES)])
     low = np.searchsorted(marks, ended, side="left")
     marked = np.searchsorted(marks, start[1:], side="left") > low
     origins, origin_of = np.unique(origin, return_inverse=True)
@@ -263,7 +263,7 @@ def _with_callbacks(
     ends: Ints = end.copy()
     operators = events.of(Category.OPERATOR)
     forward = (events.sequence[operators] >= 0) & (events.forward_thread[operators] <= 0)
-    marks = {*distinct(events.thread[events.named(Category.ANNOTATION, *_BETWEEN_PASSES)])}
+    marks = {*distinct(events.thread[events.prefixed(Category.ANNOTATION, *_BETWEEN_PASSES)])}
     for thread, positions in grouped(events.thread[operators]):
         times = between.get(thread)
         if times is None or thread in marks:
@@ -318,7 +318,7 @@ def find_steps(events: Events, spans: Spans, passes: Passes, operator: Ints) -> 
         operator: the forward operator that made each span, ``NOTHING`` for none.
     """
     count = len(passes.start)
-    marks = events.named(Category.ANNOTATION, PROFILER_STEP)
+    marks = events.prefixed(Category.ANNOTATION, PROFILER_STEP)
     updates = np.sort(events.end[optimizer_steps(events)])
     marks = marks[np.argsort(events.start[marks], kind="stable")]
     inside = np.searchsorted(events.start[marks], passes.start, side="right") - 1

@@ -84,7 +84,7 @@ def _operators(events: Events, spans: Spans) -> tuple[Ints, Ints]:
 
     If none of them is numbered, as in most traces, nothing is returned.
     """
-    plain = ~events.is_label & ~events.name_mask(names.EVALUATE_FUNCTION)
+    plain = ~events.is_label & ~events.prefix_mask(names.EVALUATE_FUNCTION)
     operators = events.chosen(plain, Category.OPERATOR)
     operators = operators[events.forward_thread[operators] <= 0]
     around = spans.of(events, operators)

@@ -147,7 +147,7 @@ def _with_regions(events: Events, spans: Spans) -> Spans:
 
     A call that is compiled as a whole, hooks included, has no label.
     """
-    is_region = events.name_mask(names.COMPILED_REGION)
+    is_region = events.prefix_mask(names.COMPILED_REGION)
     regions = events.chosen(is_region, Category.OPERATOR, Category.ANNOTATION)
     index = regions[spans.of(events, regions) < 0]
     index = index[~are_of_optimizers(events, index, np.sort(spans.start[spans.is_node]))]
@@ -221,7 +221,7 @@ def nest(start: Ints, end: Ints, thread: Ints) -> tuple[Ints, dict[int, tuple[In
 
 def _nodes(events: Events) -> tuple[Ints, tuple[str, ...], Ints]:
     """Find the executions of nodes: their event indices, all names, and the name of each."""
-    index = events.named(Category.OPERATOR, names.EVALUATE_FUNCTION)
+    index = events.prefixed(Category.OPERATOR, names.EVALUATE_FUNCTION)
     if not len(index):
         # Before torch 1.9 the engine recorded the nodes alone.
         operators = events.of(Category.OPERATOR)
@@ -244,7 +244,7 @@ def _module_calls(events: Events) -> tuple[LabelSource, Ints, Ints]:
         return events.names_where(lambda name: names.LIGHTNING_MODULE.match(name) is not None)
 
     def pythons() -> Mask:
-        return events.name_mask(names.MODULE_CALL)
+        return events.prefix_mask(names.MODULE_CALL)
 
     sources: tuple[tuple[LabelSource, Callable[[], Mask], tuple[Category, ...]], ...] = (
         ("backspot", ours, (Category.OPERATOR, Category.ANNOTATION)),

@@ -136,7 +136,7 @@ class Makers:
     def _operators_of(self) -> dict[int, Ints]:
         """The operators of each thread, without labels and without nodes."""
         events = self._events
-        plain = ~events.is_label & ~events.name_mask(names.EVALUATE_FUNCTION)
+        plain = ~events.is_label & ~events.prefix_mask(names.EVALUATE_FUNCTION)
         operators = events.chosen(plain, Category.OPERATOR)
         return dict(grouped(events.thread, operators[events.forward_thread[operators] <= 0]))
 

@@ -21,7 +21,7 @@ def optimizer_steps(events: Events) -> Ints:
     """
     cache = vars(events)
     if "_optimizer_steps" not in cache:
-        marks = events.named(Category.ANNOTATION, names.OPTIMIZER_STEP)
+        marks = events.prefixed(Category.ANNOTATION, names.OPTIMIZER_STEP)
         compiled = _compiled_steps(events)
         marked = enclosing(events, marks, events.thread[compiled], events.start[compiled]) >= 0
         steps = np.concatenate([marks, compiled[~marked]])
@@ -38,7 +38,7 @@ def forms_of(events: Events, steps: Ints) -> list[str]:
     does not tell that: then the name counts.
     """
     forms = [optimizer_of(events.names[name]) for name in events.name[steps]]
-    marks = events.named(Category.ANNOTATION, names.OPTIMIZER_FORMS)
+    marks = events.prefixed(Category.ANNOTATION, names.OPTIMIZER_FORMS)
     position = {step: index for index, step in enumerate(steps.tolist())}
     around = enclosing(events, steps, events.thread[marks], events.start[marks])
     for step, name in zip(around.tolist(), events.name[marks].tolist(), strict=True):
@@ -107,7 +107,7 @@ def _compiled_steps(events: Events) -> Ints:
     }
     if not of_optimizers:
         return np.empty(0, np.int64)
-    is_region = events.name_mask(names.COMPILED_REGION)
+    is_region = events.prefix_mask(names.COMPILED_REGION)
     regions = events.chosen(is_region, Category.OPERATOR, Category.ANNOTATION)
     regions = regions[np.lexsort((-events.end[regions], events.start[regions]))]
     is_optimizer = np.array([name in of_optimizers for name in events.names], bool)

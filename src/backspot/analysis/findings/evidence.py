@@ -285,9 +285,8 @@ class Evidence(msgspec.Struct, frozen=True, dict=True):
         category: Category = Category.OPERATOR,
     ) -> Ints:
         """Return the event around each of these times on these threads; else as ``launched_in``."""
-        whole_names = frozenset(operators)
         starts = tuple(name[:-1] for name in operators if name.endswith("*"))
-        good = self.events.name_mask(*starts) | self.events.names_where(whole_names.__contains__)
+        good = self.events.prefix_mask(*starts) | self.events.name_mask(*operators)
         index = self.events.chosen(good, category)
         return enclosing(self.events, index, threads, times)
 

@@ -103,7 +103,7 @@ def fills(evidence: Evidence) -> Mask:
 def zeroing(evidence: Evidence) -> Ints:
     """Return the calls of ``zero_grad`` that set gradients to zero on the host, as events."""
     events = evidence.events
-    marks = events.named(Category.ANNOTATION, names.ZERO_GRAD)
+    marks = events.prefixed(Category.ANNOTATION, names.ZERO_GRAD)
     fill = events.named(Category.OPERATOR, "aten::zero_", "aten::_foreach_zero_")
     calls = merged(enclosing(events, marks, events.thread[fill], events.start[fill]))
     return calls[calls >= 0]
@@ -375,7 +375,7 @@ def forward_operators(evidence: Evidence) -> tuple[Ints, Ints]:
         Indices into the events, and the module call that each operator runs in.
     """
     events, spans = evidence.events, evidence.spans
-    index = events.named(Category.OPERATOR, names.ATEN)
+    index = events.prefixed(Category.OPERATOR, names.ATEN)
     span = spans.of(events, index)
     index = index[take(~evidence.in_pass & (spans.module >= 0), span, False)]
     outermost = [index[:0]]
@@ -406,7 +406,7 @@ def only_read(evidence: Evidence, reads: Ints) -> Ints:
         ],
         bool,
     )[events.name[index]]
-    detached = events.name_mask("aten::detach")[events.name[index]]
+    detached = events.name_mask("aten::detach", "aten::detach_")[events.name[index]]
     read_only: list[int] = []
     for place in np.flatnonzero(is_in(index, reads)).tolist():
         before = place - 1
@@ -671,7 +671,7 @@ def host_operators(evidence: Evidence) -> Ints:
         return calls
     index = np.flatnonzero((events.duration >= _LONG) & (events.category == Category.OPERATOR))
     # A view computes nothing: a long one was held up, or keeps its stack in anomaly mode.
-    skipped = events.is_label | events.name_mask(*names.HOST_MARKS)
+    skipped = events.is_label | events.prefix_mask(*names.HOST_MARKS)
     skipped |= events.names_where(operations.is_view)
     index = index[~skipped[events.name[index]]]
     long_operators = []

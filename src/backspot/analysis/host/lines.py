@@ -53,7 +53,7 @@ def find_host_lines(
         return ()
     working, idle, owner = _working(events), _idle(ownership, clock), _owners(ownership, clock)
     phases = phases_of_host(ownership, activity)
-    collecting = _during(events, events.named(Category.ANNOTATION, names.COLLECTION))
+    collecting = _during(events, events.prefixed(Category.ANNOTATION, names.COLLECTION))
     lines = (line, working, idle, owner, phases, steps)
     edges = merged(collecting.edges, *(line.edges for line in lines))
     edge, length = edges[:-1], np.diff(np.interp(edges, *real))

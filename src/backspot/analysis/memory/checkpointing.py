@@ -202,7 +202,7 @@ def find_staying(
     staying = np.zeros_like(begun)
     threads = {
         thread: _Thread(events, blocks, until, is_kept, members)
-        for thread, members in grouped(events.thread, events.named(Category.OPERATOR, ATEN))
+        for thread, members in grouped(events.thread, events.prefixed(Category.OPERATOR, ATEN))
     }
     calls = np.flatnonzero((spans.module >= 0) & (passes.of_span < 0))
     owners = ownership.owners.of_modules(spans.module[calls])

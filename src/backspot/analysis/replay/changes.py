@@ -361,7 +361,7 @@ def _turns(recording: Replayable, line: Ints, time: Ints, backward: Mask) -> Int
 def _outermost(recording: Replayable) -> Ints:
     """Return the operators that no other one calls, by thread and time."""
     events = recording.events
-    index = events.chosen(events.name_mask(names.ATEN), Category.OPERATOR)
+    index = events.chosen(events.prefix_mask(names.ATEN), Category.OPERATOR)
     outermost = []
     for _, members in grouped(events.thread, index):
         members = members[np.lexsort((-events.end[members], events.start[members]))]
@@ -389,7 +389,7 @@ H100: 1.5 to 2.4 µs for 76 to 293 tensors; Python before and after takes as lon
 def _optimizer(recording: Replayable, kind: str) -> Change | Refusal:
     """Each optimizer updates all of its parameters in one operator."""
     events, work = recording.events, recording.ownership.work
-    marks = events.named(Category.ANNOTATION, names.OPTIMIZER_STEP)
+    marks = events.prefixed(Category.ANNOTATION, names.OPTIMIZER_STEP)
     classes = dict(zip(marks.tolist(), forms_of(events, marks), strict=True))
     used = set(classes.values())
     if kind != "fused":
@@ -457,7 +457,7 @@ def _groups(recording: Replayable, request: tuple[float, float]) -> Change:
     """
     of_groups, left_over = request
     events, work = recording.events, recording.ownership.work
-    marks = events.named(Category.ANNOTATION, names.OPTIMIZER_STEP)
+    marks = events.prefixed(Category.ANNOTATION, names.OPTIMIZER_STEP)
     host, of_work = _unchanged(recording)
     begin = recording.ownership.passes.after(events.start[marks], events.end[marks])
     for interval in _between(recording, begin, events.end[marks]):

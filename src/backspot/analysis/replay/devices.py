@@ -164,7 +164,7 @@ def _add_events(events: Events, ownership: Ownership, graph: DeviceGraph) -> Non
     may wait for the last launch before into any other queue that ended before this work started.
     """
     work = ownership.work
-    calls = events.named(Category.RUNTIME, *names.STREAM_WAITS)
+    calls = events.prefixed(Category.RUNTIME, *names.STREAM_WAITS)
     queues = [members for _, members in grouped(work.queue)]
     if not len(calls) or len(queues) < 2:
         return

@@ -156,7 +156,7 @@ def _taken(events: Sequence[tuple[Floats, float]], gives: Floats) -> Floats:
 def program_threads(events: Events) -> list[int]:
     """Return the threads that run the training program: those with operators or annotations."""
     index = events.of(Category.OPERATOR, Category.ANNOTATION)
-    exchanges = events.name_mask(*names.HOST_COLLECTIVES)[events.name[index]]
+    exchanges = events.prefix_mask(*names.HOST_COLLECTIVES)[events.name[index]]
     return distinct(events.thread[index[~exchanges]])
 
 

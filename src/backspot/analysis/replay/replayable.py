@@ -277,7 +277,7 @@ def _shares_of_update(
         return np.stack([of_tensors, of_numbers])
     is_update = work_for == len(ownership.spans.start) + len(ownership.compiled.event) + 1
     update_ns = float(np.diff(line.edges)[is_update].sum())
-    index = events.named(Category.OPERATOR, "aten::") if update_ns else np.empty(0, np.int64)
+    index = events.prefixed(Category.OPERATOR, "aten::") if update_ns else np.empty(0, np.int64)
     interval = np.minimum(np.searchsorted(line.edges, events.start[index]), len(is_update) - 1)
     computing = index[is_update[interval]]
     if not len(computing):

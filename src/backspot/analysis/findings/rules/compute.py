@@ -932,11 +932,11 @@ def _around_recomputing(evidence: Evidence, again: Mask) -> Stretches:
         of = _first_call_in(evidence, span, spans.start[span])
         stretches.append(np.stack([before, spans.start[span], of]))
         stretches.append(np.stack([spans.end[span], np.minimum(after, spans.end[node]), of]))
-    saves = events.named(Category.OPERATOR, names.CHECKPOINT_SAVES)
+    saves = events.prefixed(Category.OPERATOR, names.CHECKPOINT_SAVES)
     call = spans.of(events, saves)
     saves, call = saves[call >= 0], call[call >= 0]
     # The state of random numbers is kept in empty tensors first.
-    operators = operators[~events.name_mask("aten::empty")[events.name[operators]]]
+    operators = operators[~events.prefix_mask("aten::empty")[events.name[operators]]]
     for thread, members in grouped(events.thread[saves]):
         on_thread = operators[events.thread[operators] == thread]
         before = _before(

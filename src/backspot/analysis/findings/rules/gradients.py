@@ -74,7 +74,7 @@ def gradient_accumulation(evidence: Evidence) -> Finding | None:
     costs, say = evidence.costs, evidence.wording
     nodes = accumulating(evidence)
     passes = _passes(evidence, nodes)
-    parallel = bool(evidence.events.name_mask(names.DDP_FORWARD).any())
+    parallel = bool(evidence.events.prefix_mask(names.DDP_FORWARD).any())
     # Data parallelism copies and communicates in hooks of these nodes. Optimizers may step there.
     work = evidence.work_of(nodes) & (evidence.work.tier != Tier.COMMUNICATION) & evidence.recorded
     work &= ~evidence.work.optimizer
@@ -308,8 +308,8 @@ def _optimizer_of_groups(evidence: Evidence) -> Finding | None:
     marks how many groups there are, and how many are necessary.
     """
     costs, say, events = evidence.costs, evidence.wording, evidence.events
-    counted_at = events.named(Category.ANNOTATION, names.OPTIMIZER_GROUPS)
-    steps = events.named(Category.ANNOTATION, names.OPTIMIZER_STEP)
+    counted_at = events.prefixed(Category.ANNOTATION, names.OPTIMIZER_GROUPS)
+    steps = events.prefixed(Category.ANNOTATION, names.OPTIMIZER_STEP)
     marks = enclosing(events, steps, events.thread[counted_at], events.start[counted_at])
     counted_at, marks = counted_at[marks >= 0], marks[marks >= 0]
     if not len(marks):
@@ -356,7 +356,7 @@ def _of_groups(evidence: Evidence, marks: Ints, begin: Ints) -> Ints:
     only what takes longer between two groups counts.
     """
     events, end = evidence.events, evidence.events.end[marks]
-    index = events.named(Category.OPERATOR, names.ATEN)
+    index = events.prefixed(Category.OPERATOR, names.ATEN)
     inside = enclosing(events, marks, events.thread[index], events.start[index]) >= 0
     batched = events.names_where(names.is_fused_optimizer)[events.name[index[inside]]].any()
     if batched and evidence.report.has_gpu:
@@ -371,11 +371,11 @@ def _of_groups(evidence: Evidence, marks: Ints, begin: Ints) -> Ints:
 
 def _optimizer_unfused(evidence: Evidence) -> Finding | None:
     costs, say, events = evidence.costs, evidence.wording, evidence.events
-    marks = events.named(Category.ANNOTATION, names.OPTIMIZER_STEP)
+    marks = events.prefixed(Category.ANNOTATION, names.OPTIMIZER_STEP)
     marks = marks[np.array([form in _FASTER_FUSED for form in forms_of(events, marks)], bool)]
-    operators = events.named(Category.OPERATOR, names.ATEN)
+    operators = events.prefixed(Category.OPERATOR, names.ATEN)
     inside = enclosing(events, marks, events.thread[operators], events.start[operators])
-    fused = inside[events.name_mask("aten::_fused_")[events.name[operators]]]
+    fused = inside[events.prefix_mask("aten::_fused_")[events.name[operators]]]
     marks = marks[~is_in(marks, fused)]
     begin = evidence.ownership.passes.after(events.start[marks], events.end[marks])
     if evidence.device == "cuda":
@@ -529,7 +529,7 @@ def _unused(evidence: Evidence) -> NDArray[np.float64]:
         [label is not None and label.kind is Kind.UNUSED for label in events.labels], bool
     )
     index = events.chosen(wanted, Category.OPERATOR, Category.ANNOTATION)
-    steps = events.named(Category.ANNOTATION, names.OPTIMIZER_STEP)
+    steps = events.prefixed(Category.ANNOTATION, names.OPTIMIZER_STEP)
     if len(steps):
         # Before each optimizer has taken a step, its parameters seem to belong to none.
         index = index[events.start[index] >= events.start[steps].max()]
@@ -625,7 +625,7 @@ def unread_gradient(evidence: Evidence) -> Finding | None:
     # The live half marks them. Which of the work was for them is not known, so that all gradients
     # of a node count alike. Each has operators of its own, which the host then does not launch.
     costs, say, events, spans = evidence.costs, evidence.wording, evidence.events, evidence.spans
-    marks = events.chosen(events.name_mask(names.UNREAD), Category.OPERATOR, Category.ANNOTATION)
+    marks = events.chosen(events.prefix_mask(names.UNREAD), Category.OPERATOR, Category.ANNOTATION)
     span = spans.of(events, marks)
     marks, span = marks[span >= 0], span[span >= 0]
     if not len(marks):
@@ -854,14 +854,14 @@ def unused_parameter_search(evidence: Evidence) -> Finding | None:
     step. `static_graph=True` searches once. On a CPU, 200 small layers took 6% less.
     """
     costs, say, events = evidence.costs, evidence.wording, evidence.events
-    marks = events.named(Category.OPERATOR, names.DDP_SEARCH)
+    marks = events.prefixed(Category.OPERATOR, names.DDP_SEARCH)
     if not len(marks):
         return None
-    calls = events.named(Category.ANNOTATION, names.DDP_FORWARD)
+    calls = events.prefixed(Category.ANNOTATION, names.DDP_FORWARD)
     around = enclosing(events, calls, events.thread[marks], events.start[marks])
     marks, around = marks[around >= 0], around[around >= 0]
     # It begins with a search for tensors in the outputs, and ends with a node of its own.
-    ends = np.sort(events.end[events.named(Category.OPERATOR, names.ATEN)])
+    ends = np.sort(events.end[events.prefixed(Category.OPERATOR, names.ATEN)])
     before = np.append(0, ends)[np.searchsorted(ends, events.start[marks], side="right")]
     start, end = np.maximum(events.start[around], before), events.end[around]
     passed = costs.elapsed(start, end)

@@ -32,7 +32,6 @@ from backspot.analysis.findings.observations import (
     only_read,
 )
 from backspot.analysis.findings.registry import Found, fallback_rule, finding, rule
-from backspot.analysis.recording import once
 from backspot.analysis.timeline import (
     FAR,
     NOTHING,
@@ -44,7 +43,7 @@ from backspot.analysis.timeline import (
     numbered,
     take,
 )
-from backspot.formatting import counted, percent
+from backspot.formatting import percent
 from backspot.results.costs import WITHOUT_GRADIENTS, Launches
 from backspot.results.findings import Finding, Place, Saving
 from backspot.results.report import lines_of
@@ -160,7 +159,7 @@ def launch_bound(evidence: Evidence, others: Sequence[Finding]) -> Finding | Non
 
 def _of_update(evidence: Evidence) -> str:
     """Return the remedy for updates that are launched too late."""
-    steps = evidence.events.named(Category.ANNOTATION, names.OPTIMIZER_STEP)
+    steps = evidence.events.prefixed(Category.ANNOTATION, names.OPTIMIZER_STEP)
     return at_once(forms_of(evidence.events, steps)) or UPDATED_BY_HAND
 
 
@@ -302,8 +301,7 @@ def recurrent_cells(evidence: Evidence) -> Finding | None:
     **Found by** at least eight calls of `aten::lstm_cell` by a module in each step, from 10% of the
     step, with the Python between them. Cells of a GRU, and all cells in fp64, are no finding: their
     whole layers run the same operators. A whole `torch.nn.GRU` can still gain, by one product for
-    the inputs of all time steps and less Python; what a loop calls beside its
-    cell is the subject of [another rule](#stepped-cells).
+    the inputs of all time steps and less Python.
 
     **Fix.** If no input depends on an earlier output, call `torch.nn.LSTM` once with the whole
     sequence: on a CPU, steps of 52 to 168 ms took 10 to 87 ms.
@@ -364,132 +362,6 @@ def _with_python(evidence: Evidence, turns: Stretches, outer: Ints) -> Stretches
     alone = np.searchsorted(times, end[:-1]) == np.searchsorted(times, start[1:])
     begins = np.append(True, ~alone | (np.diff(outer[order]) != 0))[: len(order)]
     return Stretches(start[begins], end[np.append(begins[1:], True)[: len(order)]], span[begins])
-
-
-_CELLS = ("LSTMCell", "GRUCell", "RNNCell")
-_INDEPENDENT = 0.9
-"""Share of the calls that must have an input of their own; the last of a sequence has none after
-it."""
-_CHOICES = ("aten::argmax", "aten::multinomial", "aten::topk", "aten::sort", "aten::item")
-"""By these a program makes its next input of an output that has no gradient. ``aten::item`` within
-``aten::is_nonzero`` only asks, as ``torch.distributions`` do whether their arguments are valid."""
-_BESIDE_LEAST = 0.1
-"""Share of the step, as the rule's own: what is beside the cells must take it by itself."""
-_JOINS = ("aten::cat", "aten::stack", "aten::add", "aten::add_")
-
-
-@rule(
-    "stepped-cells",
-    least=0.1,
-    devices=("cpu", "cuda"),
-    title="Modules are called for each time step, beside a recurrent cell",
-    remedy=(
-        "If no input depends on an earlier output, call the modules before and behind the cell "
-        "once, with all time steps in the batch, and torch.nn.GRU, LSTM or RNN in place of the "
-        "cell with the whole sequence. How much that gains is not in a trace."
-    ),
-    link="https://docs.pytorch.org/docs/stable/generated/torch.nn.GRU.html",
-)
-def stepped_cells(evidence: Evidence) -> Finding | None:
-    """Modules are called for each time step, beside a recurrent cell.
-
-    **Cause.** A loop calls a `GRUCell`, and what it is given and gives to, for each time step.
-
-    **Found by** at least eight calls of a cell in each step, and modules called as often between
-    them that take 10% of the step. Silent where, between two calls, no linear layer has one
-    gradient alone, its result is joined to another, or a value is chosen or read. A detached
-    output that becomes an input is not seen.
-
-    **Fix.** The modules once for all time steps, and `torch.nn.GRU`, which need no loop.
-    """
-    spans, costs, say = evidence.spans, evidence.costs, evidence.wording
-    owners, owner = evidence.ownership.owners, evidence.ownership.owner
-    is_cell = owners.mask(lambda module: module.class_name in _CELLS)
-    is_call = (spans.module >= 0) & ~spans.is_node & ~evidence.in_pass
-    is_call &= evidence.ledger.steps.at(spans.start) >= 0
-    beside = np.zeros(len(owners), bool)
-    looped, times = beside.copy(), 0
-    for cell in np.flatnonzero(is_cell).tolist():
-        calls = np.flatnonzero(is_call & (owner == cell))
-        if len(calls) < _CELLS_MANY * evidence.report.steps:
-            continue
-        independent = _has_input_of_its_own(evidence, turns := _turns(evidence, calls))
-        if independent.sum() < _INDEPENDENT * len(independent):
-            continue
-        place = np.searchsorted(turns.start, spans.start, side="right") - 1
-        inside = is_call & (place >= 0) & (spans.end <= take(turns.end, place))
-        often = np.bincount(owner[inside], minlength=len(owners)) >= len(calls) // 2
-        if often.any():
-            beside |= often
-            looped[cell] = True
-            times += len(calls)
-    if not looped.any() or not costs.holds_in_most_steps(
-        costs.of_spans_by_step(take(beside, owner, False)), _BESIDE_LEAST
-    ):
-        return None
-    stepped = take(beside | looped, owner, False)
-    return finding(
-        # What all time steps together take is in no trace.
-        replace(costs.places_of_spans(stepped), removable=None),
-        seen=(
-            f"{say.per_step(times, 'call')} of a cell, and {counted(int(beside.sum()), 'module')} "
-            "called as often between them. Where an input is made of what the cell gave before, as "
-            "in decoding or by an environment, the loop is needed."
-        ),
-        nodes=costs.top_nodes(stepped),
-        priced=False,
-    )
-
-
-def _turns(evidence: Evidence, calls: Ints) -> Stretches:
-    """Return the host's time from each of these calls to the next one of its thread and step."""
-    spans = evidence.spans
-    calls = calls[np.lexsort((spans.start[calls], spans.thread[calls]))]
-    first, second = calls[:-1], calls[1:]
-    step = evidence.ledger.steps.at
-    same = (spans.thread[first] == spans.thread[second]) & (
-        step(spans.start[first]) == step(spans.start[second])
-    )
-    first, second = first[same], second[same]
-    order = np.argsort(spans.start[first], kind="stable")
-    return Stretches(spans.end[first][order], spans.start[second][order], first[order])
-
-
-def _has_input_of_its_own(evidence: Evidence, turns: Stretches) -> Mask:
-    """Whether between two calls a layer begins with what no earlier output has made.
-
-    Its node has one product, for the weight, and nothing is joined to its result before the call.
-    """
-    events, thread = evidence.events, evidence.spans.thread[turns.span]
-
-    def last(index: Ints) -> Ints:
-        """Return when the last of these operators within each turn begins, 0 for none."""
-        begins = np.zeros(len(turns.start), np.int64)
-        place = np.searchsorted(turns.start, events.start[index], side="right") - 1
-        inside = (place >= 0) & (events.start[index] < take(turns.end, place, 0))
-        inside &= events.thread[index] == take(thread, place)
-        np.maximum.at(begins, place[inside], events.start[index[inside]])
-        return begins
-
-    layers, joins, choices = map(last, _between_cells(evidence))
-    independent: Mask = (layers > 0) & (joins <= layers) & (choices == 0)
-    return independent
-
-
-@once
-def _between_cells(evidence: Evidence) -> tuple[Ints, Ints, Ints]:
-    """Return the layers whose node has one product, what joins tensors, and what chooses values."""
-    events, spans, makers = evidence.events, evidence.spans, evidence.ownership.join.operator
-
-    def named(*names: str) -> Ints:
-        return events.chosen(events.names_where(names.__contains__), Category.OPERATOR)
-
-    span = spans.of(events, named("aten::mm"))
-    count = np.bincount(span.clip(0), span >= 0, len(spans.start))
-    nodes = evidence.nodes_named(lambda name: name.startswith(("AddmmBackward", "MmBackward")))
-    choices, asks = named(*_CHOICES), named("aten::is_nonzero")
-    asked = enclosing(events, asks, events.thread[choices], events.start[choices]) >= 0
-    return makers[nodes & (count == 1) & (makers >= 0)], named(*_JOINS), choices[~asked]
 
 
 @rule(
@@ -656,7 +528,7 @@ def host_waits(evidence: Evidence) -> Finding | None:
     # kernels. Without the wait, the GPU would be spared at most the wait's own length of that.
     costs, say, events = evidence.costs, evidence.wording, evidence.events
     # Copies to the device are found by the rule pageable-copy.
-    to_device = events.correlation[events.named(Category.MEMCPY, names.CUDA_TO_DEVICE)]
+    to_device = events.correlation[events.prefixed(Category.MEMCPY, names.CUDA_TO_DEVICE)]
     waits = evidence.recording.waits
     waits = waits.where(~is_in(events.correlation[waits.event], to_device))
     # An allocator's waits are the subject of the rule allocator-calls.
@@ -1024,7 +896,7 @@ def collector_pauses(evidence: Evidence) -> Finding | None:
     # A pause holds up the step as long as no device has work. Recording allocates, too, so that one
     # collection may be its own.
     events, costs, steps = evidence.events, evidence.costs, evidence.report.steps
-    marks = events.named(Category.ANNOTATION, names.COLLECTION)
+    marks = events.prefixed(Category.ANNOTATION, names.COLLECTION)
     start, end = events.start[marks], events.end[marks]
     held_ns = costs.idle_within(start, end) if evidence.report.has_gpu else end - start
     pauses = costs.times_by_step(start, end - start)

@@ -356,7 +356,8 @@ def slow_path(evidence: Evidence) -> Finding | str | None:
     on_cpu, lacks = evidence.device == "cpu", ""
     slow_ones = (*_SLOW_CONVOLUTIONS, *(() if on_cpu else _SLOW_ON_GPU))
     inner, whole_layers = (
-        events.named(Category.OPERATOR, *layer_names) for layer_names in (slow_ones, _WHOLE_LAYERS)
+        events.prefixed(Category.OPERATOR, *layer_names)
+        for layer_names in (slow_ones, _WHOLE_LAYERS)
     )
     if on_cpu:
         lacks = "needs shapes" if (events.signature[inner] < 0).any() else ""

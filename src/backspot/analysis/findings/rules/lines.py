@@ -207,7 +207,7 @@ def _done(evidence: Evidence) -> dict[tuple[str, str], _Done]:
     """Return what each function does that is not in the backward, by file and name."""
     stacked = evidence.recording.detailed
     events, sites = stacked.events, stacked.sites
-    index = events.named(Category.OPERATOR, names.ATEN)
+    index = events.prefixed(Category.OPERATOR, names.ATEN)
     outermost = [index[:0]]
     for _, members in grouped(events.thread, index):
         line = first_started(events.start[members], events.end[members], members)
