@@ -32,7 +32,7 @@ from backspot.live.trials.twins import Refused, touched
 from backspot.render.text import render_text
 from backspot.results import Finding, Phase
 from backspot.results.findings import Place, Saving
-from backspot.results.report import changed
+from backspot.results.report import changed, predictor_of
 from support import preloaded
 from support.gloo import TRAINING, train
 from support.trainings import Scaled, Training
@@ -793,6 +793,30 @@ def check_fewer_labels(tried, count):
     assert not count or "15% of the positions" in tried.what
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("is_sample", [True, False])
+def test_positions_without_a_label_cost_their_share_of_the_recorded_loss_and_last_layer(is_sample):
+    """A sample of the positions, in memory that is used again, can take a part of their time."""
+    classes = 4096 if is_sample else 1024
+    body, head = nn.Linear(8, 8), nn.Linear(8, classes)
+    x, target = torch.randn(1024, 8), torch.randint(classes, (1024,))
+    target[100:] = -100
+
+    def step():
+        functional.cross_entropy(head(body(x)), target).backward()
+
+    model = nn.Sequential(body, head)
+    shown = backspot.profile(step, model, steps=3, trials="none")
+    (found,) = (one for one in shown.findings if one.rule == "loss-passes")
+    live = chains_of(step, Live({"": model}, []))
+    report = with_trials(shown, live, "operators")
+    (tried,) = (one.tried for one in report.findings if one.rule == "loss-passes")
+    share = predictor_of(report).share_without("loss-passes")
+    known_ns = share * min(report.whole_ns, report.recorded_step_ns or report.whole_ns)
+    assert share * shown.whole_ns > found.wall_ns, "the last layer is a part of it"
+    assert not is_sample or tried.variants[0].ns == pytest.approx(known_ns, rel=1e-6)
+
+
 @pytest.mark.parametrize(
     ("layer", "count"),
     [
@@ -938,7 +962,7 @@ from backspot.live.trials.attempts import chains_of, with_trials
 from backspot.live.trials.trial import Live
 from backspot.results import Finding
 from backspot.results.findings import Place, Saving
-from backspot.results.report import changed
+from backspot.results.report import changed, predictor_of
 from torch.distributed.fsdp import fully_shard
 
 if sys.argv[1] == "fsdp":
@@ -1007,7 +1031,7 @@ from backspot.live.trials.attempts import chains_of, with_trials
 from backspot.live.trials.trial import Live
 from backspot.results import Finding
 from backspot.results.findings import Place, Saving
-from backspot.results.report import changed
+from backspot.results.report import changed, predictor_of
 
 places = (Place("(optimizer)", "", 1, 10**6),)
 rules = ("optimizer-kernels", "zero-grad-fill", "attention-math")

@@ -101,7 +101,9 @@ def _first(report: Report, subject: Answer) -> list[Part]:
         return said(f"{none} than {{}} of the {step}.", share)
     if subject.saves and subject.saves.ns:
         bound = f"at {'least' if subject.saves.at_least else 'most'} {duration(subject.saves.ns)}"
-        sentence += said("; without it, a step would take {} less", bound)
+        # A remedy can take away more than the cause: what runs for it elsewhere.
+        way = "without it" if subject.saves.ns <= subject.wall_ns else "with its remedy"
+        sentence += said(f"; {way}, a step would take {{}} less", bound)
     return [*sentence, ("text", ".")]
 
 

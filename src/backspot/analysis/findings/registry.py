@@ -48,6 +48,8 @@ class Found(Finding):
         priced: whether a step is known to gain that work. It is not where the work may be what the
             step is for, or where another form can be slower.
         by_step: the clock time of the cause in each step.
+        in_part: work of which the remedy leaves out a part that no trace knows, and a trial may;
+            ``None`` where there is none.
         change: the remedy as changes by the names of ``analysis.replay.changes``, with what each is
             asked for; if there is none, the work of the cause is free.
     """
@@ -58,6 +60,7 @@ class Found(Finding):
     priced: bool = True
     by_step: Ints | None = field(default=None, compare=False)
     change: Mapping[str, Any] = field(default_factory=dict)
+    in_part: Removable | None = None
 
     def with_saves(self, saves: Saving | None) -> Finding:
         """Return the finding as reports have it."""
@@ -87,6 +90,7 @@ def finding(
     change: Mapping[str, Any] | None = None,
     form: str = "",
     changes_training: bool = False,
+    in_part: Removable | None = None,
 ) -> Found | None:
     """Return a finding with this cost, or ``None`` where there is no place.
 
@@ -116,4 +120,5 @@ def finding(
         change=change or {},
         form=form,
         changes_training=changes_training,
+        in_part=in_part,
     )

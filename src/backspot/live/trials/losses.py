@@ -23,6 +23,7 @@ from backspot.live.trials.chains import (
 )
 from backspot.live.trials.trial import AS_IT_IS, CHAINS_S, Piece, Request, Trial, remedy
 from backspot.live.trials.twins import Refused, forward_and_backward, free_bytes
+from backspot.results.report import predictor_of
 
 _MOST_LABELS = 0.9
 """Share of positions with a label, from which to leave the others out is no remedy."""
@@ -64,7 +65,9 @@ def _compared(chains: Chains, end: Node) -> None:
 def labelled(request: Request) -> Trial | None:
     """Try the last layer and the loss without the positions that the loss ignores."""
     missing = "no cross-entropy of a linear layer's scores was recognised"
-    chain = request.seen("labels", missing, lambda chain: chain.given["target"].shape.numel())[0]
+    chain, *others = request.seen(
+        "labels", missing, lambda chain: chain.given["target"].shape.numel()
+    )
     *layer, target, (output, read), is_product = chain.given.values()
     inputs, (labels,) = chain.again(*layer), chain.again(target)()
     ignored = chain.end.option("ignore_index", 4, -100)
@@ -77,14 +80,18 @@ def labelled(request: Request) -> Trial | None:
     if labels.is_cpu:
         scores = min(scores, _MOST_SCORES)
     stride = -(-len(labels) * classes // max(classes, scores))  # of so many positions one
-    labels = labels[::stride]
+    rows = -(-len(labels) // stride)
+    # As many rows in each call: what a call does for the weights alone is in both alike then.
+    stride_of_labelled = max(1, round(share * len(labels) / rows))
 
     def loss(*, fewer: bool) -> torch.Tensor:
         x, *rest = inputs()
-        x, targets = x.reshape(-1, width)[::stride], labels
+        x = x.reshape(-1, width)
         if fewer:
-            positions = (labels != ignored).nonzero().squeeze(1)
+            positions = (labels != ignored).nonzero().squeeze(1)[::stride_of_labelled]
             x, targets = x.index_select(0, positions), labels[positions]
+        else:
+            x, targets = x[::stride], labels[::stride]
         with torch.autocast(labels.device.type, enabled=False):
             scores = projected(x.to(output), *(tensor.to(output) for tensor in rest))
         return functional.cross_entropy(
@@ -92,18 +99,26 @@ def labelled(request: Request) -> Trial | None:
         )
 
     ways = {
-        AS_IT_IS: partial(loss, fewer=False),
-        "only positions with a label": partial(loss, fewer=True),
+        AS_IT_IS: (partial(loss, fewer=False), stride),
+        "only positions with a label": (partial(loss, fewer=True), stride_of_labelled),
     }
     variants = {
-        name: [Piece(forward_and_backward(way, chain.leaves, chain.autocast), chain.count * stride)]
-        for name, way in ways.items()
+        name: [Piece(forward_and_backward(way, chain.leaves, chain.autocast), chain.count * times)]
+        for name, (way, times) in ways.items()
     }
+    predictor = None if others else predictor_of(request.report)
+    known_share = predictor.share_without(request.finding.rule) if predictor else 0.0
     title = (
         f"a last layer of {classes:,} classes and its loss, of which {share:.0%} of the positions "
         "have a label, forward and backward"
     )
-    return Trial(title, variants, allowed_s=CHAINS_S)
+    return Trial(
+        title,
+        variants,
+        known_ns=round(known_share * request.step_ns),
+        of_sample=stride > 1,
+        allowed_s=CHAINS_S,
+    )
 
 
 @seen(*LOGARITHM)

@@ -213,7 +213,8 @@ def measure(
         number = _rounds(running, trial, clock, step_ns, (end, max(end, last)))
     factor = trial.known_ns / max(*running[AS_IT_IS].typical, 1.0)
     # Where both differ much, the recording is not about exactly this.
-    scale = factor if 0.4 < factor < 2.5 else 1.0
+    is_of_this = trial.of_sample and factor > 0.0
+    scale = factor if is_of_this or 0.4 < factor < 2.5 else 1.0
     direct = clock.waits or not clock.is_cuda
 
     def saves_of(timed: _Timed) -> list[float]:

@@ -53,6 +53,8 @@ class Trial:
             first of these is the remedy that the finding has a price for, if it has one.
         cold: whether the step runs it with other data in the caches, as an optimizer.
         known_ns: what the recorded steps take for exactly this; 0 where that is not known.
+        of_sample: whether the pieces are a part of the work, as often as a step does all of it: in
+            the caches, and in memory that is used again, they can be many times as fast.
         notes: what else is different with a variant, by its name.
         changing: the variants with which something else is trained.
         allowed_s: how long it may take.
@@ -64,6 +66,7 @@ class Trial:
     variants: Mapping[str, Sequence[Piece]]
     cold: bool = False
     known_ns: int = 0
+    of_sample: bool = False
     notes: Mapping[str, str] = field(default_factory=dict)
     changing: Sequence[str] = ()
     allowed_s: float = 1.0
