@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from backspot import Report
+from backspot import Finding, Report
 from backspot.analysis.accounting.batches import Batches, find_batches
 from backspot.analysis.recording import Options, Recording
 from backspot.pipeline import report_of
@@ -229,28 +229,53 @@ def test_batches_that_are_late_as_an_epoch_begins_decide_nothing(tmp_path: Path)
     assert saves_of(tmp_path, replace(training, loaders=uses)) > 6
 
 
-@pytest.mark.parametrize(("tensors", "found"), [(1, False), (9, False), (50, True), (0, True)])
-def test_a_batch_of_a_few_tensors_is_handed_over_as_it_should_be(
-    tmp_path: Path, tensors: int, found: bool
-) -> None:
-    """Of many, the part of one tensor is left; where the operators are unknown, nothing is."""
+def handed_over(folder: Path, tensors: int, apart: int, behind: int) -> Finding | None:
+    """What is found where each step takes over a batch of ``tensors``, in 40 ms.
+
+    Args:
+        apart: from one tensor to the next, in nanoseconds; the first comes 1 ms after the batch.
+        behind: what follows the last.
+    """
     trace = Trace()
     for step in range(3):
-        at = step * 40 * MS
-        trace.annotation(FETCH, at + MS, at + 9 * MS)
-        trace.annotation(batch_mark(1, 1, 2, 0), at + 9 * MS, at + 9 * MS + 10)
+        at = step * 80 * MS
+        end = at + 2 * MS + max(tensors - 1, 0) * apart + behind
+        trace.annotation(FETCH, at + MS, end)
+        trace.annotation(batch_mark(1, 1, 2, 0), end, end + 10)
         for number in range(tensors):
-            begin = at + 2 * MS + number * 100 * US
+            begin = at + 2 * MS + number * apart
             trace.operator("aten::set_", begin, begin + 10 * US)
-        trace.forward("", "Model", at + 10 * MS, at + 19 * MS)
-        trace.operator("aten::mul", at + 10 * MS, at + 18 * MS, seq=step)
-        trace.node("MulBackward0", at + 20 * MS, at + 38 * MS, seq=step, thread=1)
-        trace.annotation(f"ProfilerStep#{step}", at, at + 39 * MS)
-    events = read_events(trace.save(tmp_path / "trace.json"))
+        trace.forward("", "Model", end + MS, end + 10 * MS)
+        trace.operator("aten::mul", end + MS, end + 9 * MS, seq=step)
+        trace.node("MulBackward0", end + 11 * MS, end + 29 * MS, seq=step, thread=1)
+        trace.annotation(f"ProfilerStep#{step}", at, end + 30 * MS)
+    events = read_events(trace.save(folder / "trace.json"))
     report = report_of(Recording.of(events), Options())
-    handed = [one for one in report.findings if one.rule == "batch-handover"]
-    assert bool(handed) is found
-    for one in handed:
-        assert ("of 50 tensors" in one.seen) is (tensors == 50)
-        assert one.saves is not None
-        assert one.saves.ns == pytest.approx(8 * MS * (0.98 if tensors else 1), rel=0.05)
+    return next((one for one in report.findings if one.rule == "batch-handover"), None)
+
+
+@pytest.mark.parametrize(("tensors", "behind"), [(1, 0), (1, 4 * MS), (9, 2 * MS), (16, 0)])
+def test_what_the_tensors_of_a_batch_need_themselves_is_no_finding(tmp_path, tensors, behind):
+    assert handed_over(tmp_path, tensors, 100 * US, behind) is None
+
+
+@pytest.mark.parametrize(
+    ("tensors", "apart", "behind", "said", "saved"),
+    [
+        (50, 100 * US, 20 * US, "a batch of 50 tensors", 4.9),
+        (9, MS, 20 * US, "a batch of 9 tensors", 8),
+        (0, 0, 8 * MS, "the Python objects of a batch", 9),
+        (1, 0, 20 * MS, "the Python objects of a batch", 16),
+        (2, 100 * US, 20 * MS, "the Python objects of a batch", 16.1),
+    ],
+)
+def test_a_handover_costs_what_is_between_its_tensors_and_what_python_objects_take(
+    tmp_path, tensors, apart, behind, said, saved
+):
+    """One tensor beside nested objects, or a few that wait for each other, do not hide that."""
+    found = handed_over(tmp_path, tensors, apart, behind)
+    assert found is not None
+    assert f"the program unpickles {said} that has arrived" in found.seen
+    assert found.wall_ns == pytest.approx(saved * MS, rel=0.02)
+    assert found.saves is not None
+    assert found.saves.ns == pytest.approx(saved * MS, rel=0.05)

@@ -269,6 +269,27 @@ def test_what_the_training_may_need_of_calls_without_a_backward_has_no_price(whe
     assert ("may need what they return" in one.seen) is (when != "after")
 
 
+@pytest.mark.parametrize("is_drawn", [True, False])
+def test_a_rollout_that_the_next_update_needs_is_no_finding_wherever_it_is_in_the_step(is_drawn):
+    """It draws from what the model returns; an evaluation compares, and nobody needs the result."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64))
+    optimizer, x = torch.optim.SGD(net.parameters(), lr=1e-3), torch.randn(256, 64)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        net(x).square().mean().backward()
+        optimizer.step()
+        state = x
+        with torch.no_grad():
+            for _ in range(30):
+                scores = net(state)
+                chosen = scores.softmax(-1).multinomial(1) if is_drawn else scores.argmax(-1)
+                state = x + (chosen == 3).float().mean()
+
+    assert (found(profile(step, net), "forward-only") is None) is is_drawn
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_cells_in_double_precision_are_no_finding_without_shapes_too(dtype: torch.dtype) -> None:
     """A whole LSTM in fp64 takes as long as a loop over its cells."""

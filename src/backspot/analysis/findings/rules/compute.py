@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from backspot.analysis.accounting.activity import NAMES
 from backspot.analysis.accounting.amounts import operators_inside
 from backspot.analysis.accounting.formulas import Inputs, Unknown
 from backspot.analysis.findings.costs import LEAST_SHARE
@@ -39,6 +40,7 @@ from backspot.analysis.timeline import (
     take,
 )
 from backspot.formatting import counted, gigabytes, percent
+from backspot.results.costs import WITHOUT_GRADIENTS
 from backspot.results.findings import Finding, Place
 from backspot.trace import Category, Events, names, operations
 from backspot.trace.events import Ints, Mask
@@ -599,6 +601,10 @@ def _of_function(evidence: Evidence, nodes: Mask) -> str:
     )
 
 
+_NEEDED = [NAMES.index(name) for name in WITHOUT_GRADIENTS if name != "evaluation"]
+"""The phases of calls without gradients whose results a training uses, in this step or later."""
+
+
 @rule(
     "forward-only",
     tier="stable",
@@ -623,9 +629,9 @@ def forward_only(evidence: Evidence) -> Finding | None:
     a number to print.
 
     **Found by** outermost calls without a backward, from 10% of the step, of modules that also have
-    calls with one: a frozen teacher or encoder does not count. Where a backward follows in the
-    same step, it may need the outputs, as those of a rollout or of a critic, and leaving the calls
-    out has no price.
+    calls with one: a frozen teacher or encoder does not count, nor a rollout, from whose outputs
+    values are drawn, or what scores one: the next update needs them. Where a backward follows in
+    the same step, it may need the outputs, and leaving the calls out has no price.
 
     **Fix.** Evaluate every few steps or epochs. Keep what the training needs (rollouts, targets,
     samples for a discriminator), under `torch.no_grad()`.
@@ -636,7 +642,8 @@ def forward_only(evidence: Evidence) -> Finding | None:
     outermost = np.flatnonzero((spans.module >= 0) & (spans.parent < 0) & ~evidence.in_pass)
     followed = _followed(evidence, outermost)
     trained = is_in(spans.module[outermost], spans.module[outermost[followed]])
-    alone = outermost[trained & ~followed]
+    use = evidence.recording.activity.host.at(spans.start[outermost])
+    alone = outermost[trained & ~followed & ~is_in(use, _NEEDED)]
     inside = np.zeros(len(spans.start), bool)
     inside[alone] = True
     inside = inside[_roots(spans.parent)] & ~evidence.in_pass

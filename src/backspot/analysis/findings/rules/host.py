@@ -624,8 +624,6 @@ _DATA_LEAST = 500_000
 _LEAST_FOR_WORKERS = 5_000_000
 """Nanoseconds of a wait. Handing a batch from one process to another takes a few milliseconds of
 their processors (measured: 0.1 to 1 ms of loading became 3.5 to 5.5 ms with a worker)."""
-_FEW_TENSORS = 16
-"""As many tensors of a batch are a few: a published fix for lists of targets leaves nine."""
 _LEAST_HANDOVER = 0.05
 """Of the step. Where workers and training share few cores, one tensor takes 2%."""
 _LOADING = "https://docs.pytorch.org/docs/stable/data.html#multi-process-data-loading"
@@ -718,19 +716,23 @@ def waiting_for_data(evidence: Evidence) -> Finding | None:
     )
 
 
-def _tensors_of(evidence: Evidence) -> int:
-    """Return how many tensors a batch has, the middle one of all; 0 where that is unknown.
+def _tensors_of(evidence: Evidence) -> tuple[Ints, Ints]:
+    """Return how many tensors each batch has, and the time from the first of them to the last.
 
     Each that comes from a worker's memory is set to this memory once.
     """
     batches, events = evidence.batches, evidence.events
     index = events.named(Category.OPERATOR, "aten::set_")
-    counts: list[int] = []
+    count, length = np.zeros((2, len(batches.event)), np.int64)
     for thread, members in grouped(events.thread[batches.event]):
         times = np.sort(events.start[index[events.thread[index] == thread]])
-        first = np.searchsorted(times, batches.start[members])
-        counts += (np.searchsorted(times, batches.end[members]) - first).tolist()
-    return sorted(counts)[len(counts) // 2] if counts else 0
+        first = np.searchsorted(times, batches.arrived[members])
+        last = np.searchsorted(times, batches.end[members])
+        count[members] = last - first
+        several = members[last - first > 1]
+        begin, end = (times[place[last - first > 1]] for place in (first, last - 1))
+        length[several] = evidence.costs.elapsed(begin, end)
+    return count, length
 
 
 def _handed_over(evidence: Evidence) -> Ints:
@@ -788,8 +790,8 @@ def batch_handover(evidence: Evidence) -> Finding | None:
 
     **Found by** the time from a batch's arrival to the end of its fetch, from 5% of the step and
     0.5 ms, where most batches were ready. It goes into unpickling, and into asking the worker for
-    its memory, once for each tensor. A batch of up to 16 tensors is a few already; of more, the
-    part of one tensor is left.
+    its memory, once for each tensor. Counted is the time from the first tensor to the last, and of
+    the rest what is longer than the 5 ms that one tensor may take: that goes into Python objects.
 
     **Fix.** Let the workers collate a batch into one tensor instead of many or of lists, and hand
     over uint8 where that is enough. For a GPU, `pin_memory=True`: a thread unpickles beside the
@@ -797,26 +799,31 @@ def batch_handover(evidence: Evidence) -> Finding | None:
     """
     say, costs, batches = evidence.wording, evidence.costs, evidence.batches
     is_known = batches.waited >= 0
-    tensors = _tensors_of(evidence)
-    if 0 < tensors <= _FEW_TENSORS:
-        return None
+    tensors, between = _tensors_of(evidence)
     ns = _handed_over(evidence)
-    spent = evidence.by_step(batches.start[is_known], ns[is_known])
+    objects = np.where(tensors > 0, np.maximum(ns - between - _LEAST_FOR_WORKERS, 0), ns)
+    start = batches.start[is_known]
+    whole, of_objects, spent = (
+        evidence.by_step(start, column[is_known]) for column in (ns, objects, between + objects)
+    )
     ready = int((batches.waited == 0).sum())
     typical = evidence.typical.value(spent)
     least = max(_DATA_LEAST, _LEAST_HANDOVER * evidence.step_ns)
     if typical < least or 2 * ready <= len(batches.event):
         return None
-    of_tensors = f" of {tensors:,} tensors" if tensors else ""
+    usual = int(np.sort(tensors)[len(tensors) // 2])
+    of_tensors = f"a batch of {usual:,} tensors" if usual > 1 else "a batch"
+    if 2 * evidence.typical.value(of_objects) > typical:
+        of_tensors = "the Python objects of a batch"
     return finding(
         costs.place("(data)", spent, evidence.report.steps),
         seen=(
-            f"For {say.ms(typical)} of each step, {say.share(typical)}, the program unpickles a "
-            f"batch{of_tensors} that has arrived. {ready:,} of {len(batches.event):,} batches were "
+            f"For {say.ms(typical)} of each step, {say.share(typical)}, the program unpickles "
+            f"{of_tensors} that has arrived. {ready:,} of {len(batches.event):,} batches were "
             "ready when they were asked for: more workers do not shorten this."
         ),
         link=_LOADING,
-        change={"handover": 1 / tensors if tensors else 0.0},
+        change={"handover": 1 - typical / max(1, evidence.typical.value(whole))},
     )
 
 
