@@ -40,6 +40,11 @@ sys.dont_write_bytecode = False
 # Models in tests are tiny: threads only wait for each other. PyTorch reads this when imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Inductor compiles nine programs to see which vector instructions work, for each empty cache. It
+# starts processes that import PyTorch to compile side by side, more than graphs of tests take.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(

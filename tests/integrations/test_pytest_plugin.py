@@ -122,7 +122,7 @@ def test_a_step_is_compared_with_the_report_that_an_earlier_run_wrote(suite, pyt
     # A machine that is three times slower is no reason to fail.
     suite(AGAINST.format(ms=6, last=6, by=1)).assert_outcomes(passed=1)
 
-    slower = suite(AGAINST.format(ms=4, last=24, by=1), "--backspot-markdown", "diff.md")
+    slower = suite(AGAINST.format(ms=2, last=12, by=1), "--backspot-markdown", "diff.md")
     slower.assert_outcomes(failed=1)
     slower.stdout.re_match_lines(
         [r"10 got slower(?: by \d+%|, ×\d+ as long,) in time .*; its budget is 100%"]
@@ -146,11 +146,11 @@ def test_a_step_is_compared_with_another_one_in_the_same_run(suite):
 # In half of the steps each layer sleeps far longer.
 NOISY = """
 def noisy():
-    model = nn.Sequential(nn.Linear(2, 2), *(Layer(1) for _ in range(10)))
+    model = nn.Sequential(nn.Linear(2, 2), *(Layer(1) for _ in range(3)))
 
     def step():
         for layer in model[1:]:
-            layer.ms = 31 - layer.ms
+            layer.ms = 21 - layer.ms
         model(torch.ones(2, 2)).sum().backward()
 
     return step, model
@@ -177,8 +177,8 @@ REPEATED = """
 class Repeated(nn.Module):
     def __init__(self, times):
         super().__init__()
-        self.layers = nn.ModuleList(Layer(5) for _ in range(4))
-        self.extra = Layer(5)
+        self.layers = nn.ModuleList(Layer(3) for _ in range(4))
+        self.extra = Layer(3)
         self.first = nn.Linear(2, 2)
         self.times = times
 
@@ -199,11 +199,11 @@ backward_budget(step, model, against='base.json', **FEW)
 @pytest.mark.slow
 def test_more_calls_than_in_the_saved_report_are_no_slower_machine(suite):
     suite(REPEATED.format(times=1), "--backspot-update").assert_outcomes(passed=1)
-    result = suite(REPEATED.format(times=40))
+    result = suite(REPEATED.format(times=15))
     result.assert_outcomes(failed=1)
     told = " ".join(said(result).split())
     assert "the whole backward got slower by" in told
-    assert "The work differs: extra (Layer) is called 40 times per step, 1 before." in told
+    assert "The work differs: extra (Layer) is called 15 times per step, 1 before." in told
 
 
 @pytest.mark.posix  # what takes names away imports torch

@@ -56,17 +56,28 @@ def graphs_of(model, shapes):
     return len(made)
 
 
+@pytest.mark.posix
+@torch._inductor.config.patch(compile_threads=2)
 def test_a_training_goes_on_bit_for_bit_after_a_copy_was_compiled(report, forget_graphs):
+    async_compile = pytest.importorskip("torch._inductor.async_compile")
     expected = Training()
     for _ in range(4):
         expected.step()
     tried = Training()
     tried.step()
+    pool = async_compile.AsyncCompile.process_pool()
     plan = planned(report, tried.step, tried.model, 240)
     tried.step()
     tried.step()
     assert compiled(plan).compile_ns > 0, compiled(plan).note
     assert tried.state() == expected.state()
+    # Its processes that compile have ended, and others can be started.
+    assert pool.process.wait(60) is not None
+    other = async_compile.AsyncCompile.process_pool()
+    assert other is not pool
+    assert other.submit(abs, -3).result(60) == 3
+    end_compile_workers()
+    assert other.process.wait(60) is not None
 
 
 def test_a_training_that_compiles_later_does_so_as_often_as_without_a_plan(report, forget_graphs):
@@ -113,7 +124,7 @@ def test_max_autotune_is_tried_in_place_of_the_default_where_that_helps(
 ):
     of_gpu = partial(plan_settings._compilers, device=torch.device("cuda"))
     monkeypatch.setattr(plan_settings, "_compilers", lambda watched, _: of_gpu(watched))
-    model, x = Pointwise(64, 64), torch.randn(4096, 64)
+    model, x = Pointwise(64, 64), torch.randn(1024, 64)
     plan = planned(report, lambda: model(x).sum().backward(), model, 240)
     found = {one.setting: one for one in plan.rungs}
     autotuned = found["max-autotune"]
@@ -124,20 +135,6 @@ def test_max_autotune_is_tried_in_place_of_the_default_where_that_helps(
         assert autotuned.before_ns == compiled(plan).step_ns
     else:
         assert autotuned.note == "torch.compile is no part of the plan"
-
-
-@pytest.mark.posix
-@torch._inductor.config.patch(compile_threads=2)
-def test_processes_that_compile_end_and_others_can_be_started():
-    async_compile = pytest.importorskip("torch._inductor.async_compile")
-    pool = async_compile.AsyncCompile.process_pool()
-    end_compile_workers()
-    assert pool.process.wait(60) is not None
-    other = async_compile.AsyncCompile.process_pool()
-    assert other is not pool
-    assert other.submit(abs, -3).result(60) == 3
-    end_compile_workers()
-    assert other.process.wait(60) is not None
 
 
 class Layers(nn.Sequential):
