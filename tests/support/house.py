@@ -74,15 +74,16 @@ COMPOSERS = (
 
 # What is read first: how a trace becomes a report, and how labels come into a trace.
 SPINE = (
-    *("trace/read", "trace/chrome", "trace/json_events", "trace/columns", "trace/events"),
-    *("analysis/attribution/spans", "analysis/attribution/recompute"),
-    *("analysis/attribution/passes", "analysis/attribution/join"),
+    *("pipeline", "trace/events", "trace/labels"),
+    *("trace/read", "trace/chrome", "trace/json_events", "trace/columns"),
+    *("analysis/timeline", "analysis/attribution/spans", "analysis/attribution/passes"),
+    *("analysis/attribution/recompute", "analysis/attribution/join"),
     *("analysis/attribution/launches", "analysis/attribution/ownership"),
     *("analysis/attribution/shares", "analysis/accounting/clock", "analysis/accounting/ledger"),
-    *("analysis/accounting/holders", "analysis/accounting/rows", "analysis/accounting/phases"),
-    *("analysis/typical", "analysis/recording", "analysis/parts"),
-    *("pipeline", "results/costs", "results/report"),
-    *("live/call_wrapper", "live/calls", "trace/labels"),
+    *("analysis/accounting/holders", "analysis/accounting/amounts", "analysis/accounting/rows"),
+    *("analysis/accounting/phases", "analysis/typical", "analysis/recording", "analysis/parts"),
+    *("results/costs", "results/report"),
+    *("live/profiling", "live/recording", "live/sessions", "live/call_wrapper", "live/calls"),
 )
 
 

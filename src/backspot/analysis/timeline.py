@@ -1,8 +1,9 @@
 """Timelines: piecewise constant functions of time, which say what holds each nanosecond.
 
 What holds a moment is an index, or -1 for nothing. Spans that overlap become a timeline by a rule:
-``innermost`` or ``first_started``. ``layered`` lays timelines over each other, and ``pieces`` cuts
-them along windows. No step loses a nanosecond or counts one twice, so all sums are exact.
+``innermost`` or ``first_started``. ``layered`` lays timelines over each other; ``cut`` and ``over``
+divide them along other times. No step loses a nanosecond or counts one twice, so all sums are
+exact.
 
 The functions at the end group and look up values in arrays.
 """

@@ -48,10 +48,11 @@ _NORMAL = 1.4826
 """Standard deviation of a normal distribution in median absolute deviations."""
 _OFTEN = 4
 """What exceeds the expectation in one of so many steps is no hiccup."""
+_SEVERAL, _ALIKE = 3, 2
+"""What exceeds it in so many steps is no hiccup either, if in none of them it does so by so many
+times as much as in another."""
 _STANDS_OUT = 3
 """A hiccup of a busy machine is so many times what one in four of the steps exceeds."""
-_SEVERAL, _ALIKE = 3, 2
-"""Nor is what does so in so many steps, and in none of them so many times as much as in another."""
 _PARTS = 10_000
 """The weight of a step that stands for no other."""
 _LEAST = 0.003
@@ -261,9 +262,9 @@ def typical_step(
     held_up = severity > 1
     for kind in kinds:
         usually = np.sort(severity[kind])[::-1][: 1 + max(1, len(kind) // _OFTEN)][-1]
-        if usually > 1:  # the machine is busy all the time
+        if usually > 1:  # the machine is busy all the time: only what stands out is a hiccup
             held_up[kind] = severity[kind] > _STANDS_OUT * usually
-    for kind in (*kinds, np.arange(steps)):
+    for kind in (*kinds, np.arange(steps)):  # the calmest quarter is what others are held against
         calmest = kind[np.argsort(severity[kind], kind="stable")]
         held_up[calmest[: max(2, -(-len(kind) // _OFTEN))]] = False
     for kind in kinds:
@@ -329,6 +330,7 @@ def _excess(
     beyond = share > least
     recurs = _recurs(share, beyond, int(np.count_nonzero(is_known)))
     recurs[0] = False  # what is slow in the whole step may be slow in another place each time
+    # What recurs, or is excused, is no part of what holds up the whole step.
     share[0] -= (share * beyond)[recurs & ~excused].sum(axis=0)
     share[0] -= np.maximum(share[excused], 0).sum(axis=0)
     share[recurs | excused] = 0

@@ -13,7 +13,7 @@ from backspot.analysis.accounting.amounts import summed, summed_by_step
 from backspot.analysis.accounting.clock import Clock, WallKind
 from backspot.analysis.accounting.ledger import Ledger, Spent
 from backspot.analysis.accounting.steps import host_steps
-from backspot.analysis.attribution.launches import DeviceWork, Tier
+from backspot.analysis.attribution.launches import DeviceWork, Precedence
 from backspot.analysis.attribution.ownership import Ownership
 from backspot.analysis.recording import Recording
 from backspot.analysis.timeline import (
@@ -225,7 +225,9 @@ def _in_modules_too(recording: Recording, collecting: Timeline) -> Iterator[Outs
 def _runs_collective(ownership: Ownership, holder: Ints) -> Mask:
     """Return whether each holder is a collective."""
     work = holder - len(ownership.spans.start)
-    is_collective: Mask = take(ownership.work.tier, np.maximum(work, NOTHING)) == Tier.COMMUNICATION
+    is_collective: Mask = (
+        take(ownership.work.tier, np.maximum(work, NOTHING)) == Precedence.COMMUNICATION
+    )
     return is_collective
 
 
@@ -330,7 +332,7 @@ def _waiting(work: DeviceWork, line: _Line) -> Ints:
     """
     item = line.exchange[line.exposed]
     begin, length = line.spent.start[line.exposed], line.spent.length[line.exposed]
-    others = np.flatnonzero((work.tier != Tier.COMMUNICATION) & (work.device >= 0))
+    others = np.flatnonzero((work.tier != Precedence.COMMUNICATION) & (work.device >= 0))
     following = np.searchsorted(work.start[others], begin, side="left")  # in order of the starts
     queued = np.append(work.queued[others], FAR)[following]
     queued = np.where(work.device[item] >= 0, queued, begin)  # the host waits itself
@@ -355,7 +357,7 @@ def _launching(work: DeviceWork, line: _Line, launches: Timeline, waiting: Ints)
     alone = (call >= 0) & (line.exposed | (line.spent.kind != WallKind.GPU))
     holds = np.bincount(call[alone], (line.spent.length - waiting)[alone]).astype(np.int64)
     launching = np.zeros(len(work.start), np.int64)
-    exchanges = np.flatnonzero((work.tier == Tier.COMMUNICATION) & (work.launch >= 0))
+    exchanges = np.flatnonzero((work.tier == Precedence.COMMUNICATION) & (work.launch >= 0))
     exchanges = exchanges[np.argsort(work.launch[exchanges], kind="stable")]
     of_call, first = np.unique(launches.over(work.launch[exchanges]), return_index=True)
     is_call = (of_call >= 0) & (of_call < len(holds))

@@ -10,8 +10,8 @@ piece:
                   characters, bytes that are no text, numbers in quotes). A broken event is left
                   out, up to where two events visibly meet again.
 
-No more text is kept than the longest event that is read (``_MOST_EVENT`` bytes). A trace whose list
-of events does not end is cut short.
+No more text is kept than the longest event that is read (``_LONGEST_EVENT`` bytes). A trace whose
+list of events does not end is cut short.
 """
 
 from __future__ import annotations
@@ -57,10 +57,11 @@ _NEXT = re.compile(r"\s*(?:[,\]]|\Z)")
 _END = re.compile(r'\](?=\s*(?:\Z|\}\s*\Z|,\s*(?:\Z|")))')
 # Where a value is cut: in a string, or in a word or number, which are short.
 _CUT = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*\\?\Z|.{0,8}\Z', re.DOTALL)
-_MOST_EVENTS = 1 << 12  # bytes: most events are shorter
+_USUAL_EVENT = 1 << 12
+"""Bytes of one event: most are shorter."""
 _LONG = 1 << 19
 """Bytes without a visible boundary between two events, after which events are read one by one."""
-_MOST_EVENT = 1 << 20
+_LONGEST_EVENT = 1 << 20
 """Bytes of one event: a longer one is skipped and counted as malformed."""
 _MOST_HEAD = 1 << 20
 """Bytes before the events that are searched for what is recorded."""
@@ -140,7 +141,7 @@ class ChromeDecoder:
             rest = buffer[cut[1] :] if cut else buffer
             if cut and not self._fast(buffer[: cut[0]]):
                 return False
-            if len(rest) > (_MOST_EVENT if last else _LONG):
+            if len(rest) > (_LONGEST_EVENT if last else _LONG):
                 return False
         if last:
             after = self._one_by_one(rest, is_last=True)[1]
@@ -193,7 +194,7 @@ class ChromeDecoder:
                 still_open, after = self._one_by_one(rest[:end], is_last=False)
                 if after is not None:
                     return after + rest[end:]
-                if len(still_open) > _MOST_EVENT:
+                if len(still_open) > _LONGEST_EVENT:
                     self.malformed += 1
                     still_open = self._skip_event() if cut is None else b""
                 rest = (still_open + rest[end:]).lstrip(_COMMA_AND_BLANKS)
@@ -203,7 +204,7 @@ class ChromeDecoder:
         """Read to the end of an event that is too long, and return what was read behind it."""
         text_read = b""
         while block := self._read(_PIECE):
-            text_read = text_read[-_MOST_EVENTS:] + block
+            text_read = text_read[-_USUAL_EVENT:] + block
             if following := _SURELY_FOLLOWING.search(text_read):
                 return text_read[following.start() :]
         return b""
@@ -263,7 +264,7 @@ class ChromeDecoder:
                 texts.append(shown[position : position + size])
                 position += size
                 continue
-            may_end = is_cut and len(shown) - position <= _MOST_EVENT
+            may_end = is_cut and len(shown) - position <= _LONGEST_EVENT
             if not is_last and (following is None or may_end):
                 still_open = shown[position:].encode() + begun
                 break
@@ -339,7 +340,7 @@ def _value(text: str, begin: int, end: int) -> tuple[object, int, bool]:
         The value, its length, and whether the text to ``end`` ends within it. The length is 0 if
         there is no value.
     """
-    size = _MOST_EVENTS
+    size = _USUAL_EVENT
     while True:
         piece = text[begin : min(begin + size, end)]
         try:
@@ -368,7 +369,7 @@ def _last_between(text: bytes, since: int = 0) -> tuple[int, int] | None:
 
     The text before ``since`` is known to have no event's start.
     """
-    window = _MOST_EVENTS
+    window = _USUAL_EVENT
     while True:
         position = max(0, len(text) - window)
         last = None
@@ -376,6 +377,6 @@ def _last_between(text: bytes, since: int = 0) -> tuple[int, int] | None:
             last = match
         if last is not None:
             return last.start() + 1, last.end()
-        if position <= since - _MOST_EVENTS or not position:
+        if position <= since - _USUAL_EVENT or not position:
             return None
         window *= 8

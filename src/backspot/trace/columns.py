@@ -33,6 +33,8 @@ counts an event a few times fits 64 bits."""
 _MOST_NUMBER = 1 << 62
 BETWEEN_TEXTS = b"\0"
 """Joins the texts of a ``Signature``; no JSON has this byte."""
+# What the host writes about itself. What is written about a node, as ``UNREAD``, is read as an
+# operator of that node.
 _MARKS = (
     PROFILER_STEP,
     NEXT_BATCH,
@@ -262,8 +264,8 @@ class Columns:
     def _turn_marks_into_annotations(self) -> None:
         """Make annotations of marks that were recorded as operators.
 
-        ``backspot.profile`` writes its marks so that an interrupt cannot leave them open. Kineto
-        takes such marks for operators.
+        ``backspot.profile`` writes its marks so that an interrupt cannot leave them open, with a
+        range of PyTorch that Kineto records as an operator (``torch_internals.profiler``).
         """
         is_mark = np.fromiter((name.startswith(_MARKS) for name in self.names), bool)
         if is_mark.any():

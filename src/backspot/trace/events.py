@@ -24,7 +24,11 @@ Mask: TypeAlias = NDArray[np.bool_]
 
 
 class Category(IntEnum):
-    """The kinds of events that are read, with one name for CUDA, ROCm and old traces."""
+    """The kinds of events that are read, with one name for CUDA, ROCm and old traces.
+
+    In this order: what comes before ``RUNTIME`` is of the host alone, what comes after it is of a
+    device.
+    """
 
     OPERATOR = 0
     ANNOTATION = 1

@@ -165,7 +165,9 @@ class _Codes(dict[str | None, int]):
 
 
 _CODES = _Codes({category: int(kind) for category, kind in CATEGORIES.items()})
-_OPERATOR, _PYTHON, _RUNTIME = map(int, (Category.OPERATOR, Category.MODULE_CALL, Category.RUNTIME))
+_OPERATOR, _MODULE_CALL, _RUNTIME = map(
+    int, (Category.OPERATOR, Category.MODULE_CALL, Category.RUNTIME)
+)
 
 
 class Gatherer:
@@ -220,12 +222,14 @@ class Gatherer:
             self._columns.unknown.add(
                 (event.cat, None if event.dur is None else event.dur * 1000) for event in unknown
             )
-        if _PYTHON in kinds:
-            calls = compress(rows, [code == _PYTHON for code in codes])
+        if _MODULE_CALL in kinds:
+            calls = compress(rows, [code == _MODULE_CALL for code in codes])
             _gather_frames(list(calls), self._columns)
-        if _UNKNOWN in kinds or _PYTHON in kinds:  # of Python's frames, modules' calls are kept
+        if (
+            _UNKNOWN in kinds or _MODULE_CALL in kinds
+        ):  # of Python's frames, modules' calls are kept
             is_kept = [
-                code >= 0 and (code != _PYTHON or (event.name or "").startswith(MODULE_CALL))
+                code >= 0 and (code != _MODULE_CALL or (event.name or "").startswith(MODULE_CALL))
                 for event, code in zip(rows, codes, strict=True)
             ]
             rows, codes = list(compress(rows, is_kept)), list(compress(codes, is_kept))

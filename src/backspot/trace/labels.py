@@ -4,7 +4,8 @@ One grammar serves both halves, so that a trace recorded on one machine means th
 
     forward: blocks.3.attn (Attention)          a call's forward, a range
     forward: blocks.3.attn (Attention) #2       the second call within one outermost forward
-    backward: blocks.3.attn (Attention)         from here on autograd works for this module
+    backward: blocks.3.attn (Attention)         from here on autograd works for this module: with
+                                                markers; an exported file has spans instead
     backward end: blocks.3.attn (Attention)     written by ``hooks="module"`` only
     unmarked: blocks.3.attn (Attention)         a tensor here has no marker: adding one is not safe
     unused gradient: blocks.3.attn (Attention)  parameters with a gradient that no optimizer has
@@ -59,7 +60,7 @@ class Label(msgspec.Struct, frozen=True):
 _RESERVED = frozenset(" %\"'\\()#")
 _ASCII = "".join(map(chr, range(128)))
 _PATTERN = re.compile(
-    r"(?P<kind>forward|backward|backward end|unmarked|unused gradient|float64): "
+    rf"(?P<kind>{'|'.join(map(re.escape, Kind))}): "
     r"(?:(?P<path>[^ ()#]+) )?\((?P<class_name>[^ ()#]*)\)(?: #(?P<call>[1-9][0-9]{0,8}))?\Z"
 )
 

@@ -36,7 +36,7 @@ class Amounts(NamedTuple):
     """Amounts of the backward's time or work; arrays with one entry each.
 
     Attributes:
-        step: the step.
+        step: the step of the pass, also where it goes on after that step.
         owner: the owner.
         node: the node, or what counts as one, an index into ``Holders.names``; ``NOTHING`` for
             none.

@@ -11,7 +11,7 @@ from functools import cached_property
 
 import numpy as np
 
-from backspot.analysis.attribution.launches import Tier
+from backspot.analysis.attribution.launches import Precedence
 from backspot.analysis.attribution.ownership import Ownership
 from backspot.analysis.timeline import (
     EMPTY,
@@ -101,7 +101,7 @@ class Clock:
         # Work holds the clock before it starts, too, while the device idles and waits for it.
         runs = clock.edges[of_work] >= work.start[item]
         running = np.where(
-            work.tier[item] == Tier.COMMUNICATION, WallKind.COMMUNICATION, WallKind.GPU
+            work.tier[item] == Precedence.COMMUNICATION, WallKind.COMMUNICATION, WallKind.GPU
         )
         kind[of_work] = np.where(runs, running, WallKind.QUEUED)
         return Timeline(clock.edges, kind)
@@ -138,7 +138,7 @@ class DeviceClock:
         return layered(
             *(
                 first_started(work.start[tier], work.end[tier], tier + self._spans)
-                for tier in (own_work[work.tier[own_work] == number] for number in Tier)
+                for tier in (own_work[work.tier[own_work] == number] for number in Precedence)
             )
         )
 

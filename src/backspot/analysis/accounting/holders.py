@@ -68,7 +68,7 @@ class Holders:
 
         Args:
             running: a span, or device work, as ``Clock`` has it; ``NOTHING`` is allowed.
-            time: nanoseconds, one entry for each of ``held``.
+            time: nanoseconds, one entry for each of ``running``.
         """
         holder = np.where(running >= 0, running, self.nothing)
         compiled, spans = self._ownership.compiled, self._ownership.spans

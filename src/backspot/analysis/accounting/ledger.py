@@ -29,7 +29,8 @@ class Spent(NamedTuple):
         start: when it starts in the trace, in nanoseconds.
         end: when it ends in the trace.
         length: how long it lasts, in nanoseconds: from start to end, or as ``Ledger.pace`` says.
-        step: the step, ``NOTHING`` for none.
+        step: the step of this moment, ``NOTHING`` for none. Rows count what a pass spends in the
+            step of the pass (``Amounts``).
         run: the pass that waits for the device whose clock this is, ``NOTHING`` for none.
         holder: who holds the clock, as in ``Holders``.
         kind: what the time is spent on, a ``WallKind``.
@@ -69,7 +70,7 @@ class Spent(NamedTuple):
         return pieces._replace(start=start, end=end, length=end - start)
 
 
-Pace: TypeAlias = Callable[[Spent], Spent]
+Paced: TypeAlias = Callable[[Spent], Spent]
 """Gives intervals the length that they have without the recording, cut where that changes."""
 
 
@@ -87,7 +88,7 @@ class Ledger(msgspec.Struct, frozen=True, dict=True):
     ownership: Ownership
     clock: Clock
     windows: StepWindows | Windows
-    pace: Pace | None = None
+    pace: Paced | None = None
 
     @cached_property
     def holders(self) -> Holders:
@@ -97,12 +98,12 @@ class Ledger(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def steps(self) -> Timeline:
         """The step of each moment."""
-        return _numbered(self.windows, np.arange(len(self.windows.start)))
+        return _timeline_of(self.windows, np.arange(len(self.windows.start)))
 
     @cached_property
     def passes(self) -> Timeline:
         """The pass of each moment."""
-        return _numbered(self.ownership.windows, np.arange(len(self.ownership.windows.start)))
+        return _timeline_of(self.ownership.windows, np.arange(len(self.ownership.windows.start)))
 
     @cached_property
     def by_device(self) -> dict[int, Spent]:
@@ -168,12 +169,12 @@ class Ledger(msgspec.Struct, frozen=True, dict=True):
             end=end,
             length=np.diff(line.edges),
             step=self.steps.over(start),
-            run=_numbered(windows, runs).over(start),
+            run=_timeline_of(windows, runs).over(start),
             holder=self.holders.at(line.values[:-1], start),
             kind=self.clock.kinds(line, device).values[:-1],
         )
         return self.pace(spent) if self.pace else spent
 
 
-def _numbered(windows: StepWindows | Windows, chosen: Ints) -> Timeline:
+def _timeline_of(windows: StepWindows | Windows, chosen: Ints) -> Timeline:
     return first_started(windows.start[chosen], windows.end[chosen], chosen)

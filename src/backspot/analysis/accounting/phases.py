@@ -110,7 +110,7 @@ def phase_times(events: Events, ledger: Ledger, activity: Activity) -> PhaseTime
 
     The backward is the wall time of the rows: if the steps contain all of the passes, the phase is
     as long as the report's ``wall_ns``. As for the rows, the device that a pass waits for decides
-    until the pass ends.
+    until the pass ends, also before it begins.
     """
     passes, phase_of = ledger.ownership.windows, PhaseOfSpent.of(events, ledger, activity)
     phases, steps = len(NAMES), len(ledger.windows.start)

@@ -167,7 +167,8 @@ def _belongs(ledger: Ledger, spent: Spent) -> Ints:
     holders, work, passes = ledger.holders, ledger.ownership.work, ledger.ownership.passes
     span, launch = holders.span, take(work.launch, holders.work)
     of_engine = (take(work.run, holders.work) >= 0) & (span < 0)
-    backward = (holders.in_pass | of_engine | (launch < 0))[spent.holder]
+    unlaunched = launch < 0  # the host's own work, and work whose launch is not recorded
+    backward = (holders.in_pass | of_engine | unlaunched)[spent.holder]
     before = (span >= 0)[spent.holder] | (launch[spent.holder] < take(passes.start, spent.run))
     forward = before & ~take(work.optimizer, holders.work, False)[spent.holder]
     kinds = np.where(backward, _BACKWARD, np.where(forward, _FORWARD_TAIL, _OTHER))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from backspot.analysis.attribution.launches import DeviceWork, Tier
+from backspot.analysis.attribution.launches import DeviceWork, Precedence
 from backspot.analysis.attribution.spans import Spans
 from backspot.analysis.timeline import NOTHING, enclosing, take
 from backspot.trace import Category, Events, names
@@ -50,7 +50,7 @@ def find_communication(events: Events, spans: Spans, work: DeviceWork) -> Commun
     is that node's own work, such as in tensor parallelism. A gather is one of parameters if FSDP
     launches it.
     """
-    work_of_ranks = np.flatnonzero(work.tier == Tier.COMMUNICATION)
+    work_of_ranks = np.flatnonzero(work.tier == Precedence.COMMUNICATION)
     collectives, collective_of = _collectives(events, work, work_of_ranks)
     calls = events.chosen(events.prefix_mask(names.COLLECTIVE_CALL), Category.OPERATOR)
     thread, launch = work.thread[work_of_ranks], work.launch[work_of_ranks]

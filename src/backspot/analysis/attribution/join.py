@@ -140,9 +140,9 @@ def _numbers(events: Events, spans: Spans) -> tuple[Ints, Ints, Mask]:
     own = ~events.prefix_mask(names.EVALUATE_FUNCTION)[events.name[named]]
     executed = np.zeros(len(spans.start), bool)
     executed[span[own]] = True
-    numbered = (events.forward_thread[named] > 0) & (events.sequence[named] >= 0)
-    sequence[span[numbered]] = events.sequence[named[numbered]]
-    logical[span[numbered]] = events.forward_thread[named[numbered]]
+    has_number = (events.forward_thread[named] > 0) & (events.sequence[named] >= 0)
+    sequence[span[has_number]] = events.sequence[named[has_number]]
+    logical[span[has_number]] = events.forward_thread[named[has_number]]
     return sequence, logical, executed | (sequence >= 0)
 
 
@@ -352,8 +352,7 @@ def _unambiguous(scores: dict[int, dict[int, _Score]]) -> tuple[int, int] | None
 
 def _by_thread(sequence: Ints, logical: Ints) -> dict[int, Ints]:
     """Return the numbered nodes of each logical thread."""
-    numbered = np.flatnonzero(sequence >= 0)
-    return dict(grouped(logical, numbered))
+    return dict(grouped(logical, np.flatnonzero(sequence >= 0)))
 
 
 def _votes(events: Events, spans: Spans, logical: Ints) -> dict[int, Counter[int]]:
@@ -421,8 +420,8 @@ def find_lines_of_nodes(events: Events, spans: Spans, join: Join) -> Ints:
     line = np.full(len(spans.start), NOTHING, np.int64)
     if not table.lines:
         return line
-    numbered = np.flatnonzero((join.builder >= 0) & (join.sequence >= 0) & spans.is_node)
-    for index, members in grouped(join.builder, numbered):
+    has_number = np.flatnonzero((join.builder >= 0) & (join.sequence >= 0) & spans.is_node)
+    for index, members in grouped(join.builder, has_number):
         _, thread = events.threads[index]
         if isinstance(thread, int):
             line[members] = table.at(thread, join.sequence[members])

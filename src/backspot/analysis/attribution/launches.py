@@ -57,7 +57,7 @@ def find_loading(events: Events, work: Ints, call: Ints) -> Mask:
     return is_slow
 
 
-class Tier(IntEnum):
+class Precedence(IntEnum):
     """What device work is for; where work overlaps on a device, the lowest tier owns the clock."""
 
     COMPUTE = 0
@@ -75,7 +75,7 @@ class DeviceWork(msgspec.Struct, frozen=True):
         start: nanoseconds.
         end: nanoseconds.
         device: the device's index, ``NOTHING`` for exchanges of the host.
-        tier: a ``Tier``; memsets count as copies.
+        tier: a ``Precedence``; memsets count as copies.
         launch: when the host launched it, -1 where the trace has no launch record.
         queued: when it entered its queue: at its launch; or at the end of the launching call, if
             that call had to load the kernel's code.
@@ -169,8 +169,8 @@ def find_device_work(
     is_communication = is_communication | events.prefix_mask(*names.HOST_COLLECTIVES)
     tier = np.where(
         is_communication[events.name[index]],
-        Tier.COMMUNICATION,
-        np.where(events.category[index] == Category.KERNEL, Tier.COMPUTE, Tier.COPY),
+        Precedence.COMMUNICATION,
+        np.where(events.category[index] == Category.KERNEL, Precedence.COMPUTE, Precedence.COPY),
     ).astype(np.int64)
     launch, thread = (take(column, launched_by) for column in (events.start, events.thread))
     launch, thread = launch.astype(np.int64), thread.astype(np.int64)
@@ -326,6 +326,7 @@ def _infer_launches(
         low = np.where(after > 0, launch[before], -1)
         high = launch[behind]
         running = latest[np.searchsorted(passes.start, high, side="left") - 1] > low
+        # No pass ran in between: outside of all is known, but not which span launched it.
         launch[lost[~running]] = high[~running]
         sure = running & (before >= 0) & (span[before] == span[behind]) & (span[behind] >= 0)
         lost, before, low, high = lost[sure], before[sure], low[sure], high[sure]

@@ -18,7 +18,7 @@ from backspot.analysis.attribution.compiled import Compiled, find_compiled_launc
 from backspot.analysis.attribution.join import Join, find_lines_of_nodes, join_nodes
 from backspot.analysis.attribution.launches import (
     DeviceWork,
-    Tier,
+    Precedence,
     Waits,
     Windows,
     find_device_work,
@@ -184,18 +184,18 @@ def attribute(events: Events) -> Ownership:
     compiled = find_compiled_launches(events, spans, module, work)
     line = find_lines_of_nodes(events, spans, join)
     shares = compiled.shares.over(
-        np.where(work.tier == Tier.COMMUNICATION, NOTHING, compiled.of_work),
+        np.where(work.tier == Precedence.COMMUNICATION, NOTHING, compiled.of_work),
         _owner_of_work(owner, work, communication),
         np.where(communication.collective >= 0, NOTHING, take(line, work.span)),
-        modules=len(Special),
-        lines=len(events.lines.lines),
+        owner_offset=len(Special),
+        line_offset=len(events.lines.lines),
     )
     launches = compiled.shares.over(
         np.arange(len(compiled.event)),
         take(owner, compiled.span, Special.ENGINE),
         take(line, compiled.span),
-        modules=len(Special),
-        lines=len(events.lines.lines),
+        owner_offset=len(Special),
+        line_offset=len(events.lines.lines),
     )
     return Ownership(
         spans=spans,
@@ -256,7 +256,7 @@ def _owner_of_work(owner: Ints, work: DeviceWork, communication: Communication) 
     """Return the owner of each piece of device work, from the owners of the spans."""
     owners = take(owner, work.span, Special.ENGINE)
     owners[work.launch == NOTHING] = Special.NO_LAUNCH
-    owners[work.tier == Tier.COMMUNICATION] = Special.COMMUNICATION
+    owners[work.tier == Precedence.COMMUNICATION] = Special.COMMUNICATION
     owners[communication.of_gradients] = Special.GRADIENTS
     owners[communication.of_parameters] = Special.PARAMETERS
     return owners

@@ -22,6 +22,8 @@ from backspot.trace.events import Ints, Mask
 
 NO_CALLER = -2
 """The caller of code that was checkpointed outside of every module."""
+_END = -3
+"""In place of a call: no piece of code comes after it."""
 
 _NEIGHBOURS = 8
 
@@ -29,12 +31,12 @@ _NEIGHBOURS = 8
 def find_recomputation(events: Events, spans: Spans) -> Spans:
     """Add a span for each interval of code that runs again, around modules or without any."""
     operators, node = _operators(events, spans)
-    numbered = _numbered(events, operators)
-    if not numbered.any():
+    has_number = _numbered(events, operators)
+    if not has_number.any():
         return spans
-    recomputing = _recomputing(events, spans, node, numbered)
+    recomputing = _recomputing(events, spans, node, has_number)
     recomputing = recomputing[~_differentiates_itself(spans, recomputing)]
-    recomputes = numbered & is_in(node, recomputing)
+    recomputes = has_number & is_in(node, recomputing)
     if not recomputes.any():
         return spans
     start, end = events.start[operators[recomputes]], events.end[operators[recomputes]]
@@ -107,7 +109,7 @@ def _operators(events: Events, spans: Spans) -> tuple[Ints, Ints]:
     return np.concatenate([empty, *directly]), np.concatenate([empty, *nodes])
 
 
-def _recomputing(events: Events, spans: Spans, node: Ints, numbered: Mask) -> Ints:
+def _recomputing(events: Events, spans: Spans, node: Ints, has_number: Mask) -> Ints:
     """Find the nodes with numbered operators if their neighbours in the pass have none.
 
     With ``create_graph=True`` the operators of every node are numbered, and recomputation cannot be
@@ -115,7 +117,7 @@ def _recomputing(events: Events, spans: Spans, node: Ints, numbered: Mask) -> In
     pass that it starts never creates a graph.
     """
     nodes = merged(node)
-    does = is_in(nodes, node[numbered])
+    does = is_in(nodes, node[has_number])
     is_checkpoint = np.array([names.CHECKPOINT_FUNCTION in name for name in spans.node_names], bool)
     within = take(is_checkpoint, spans.node, False)
     rare = does & (within[nodes] | take(within, spans.parent[nodes], False))
@@ -166,8 +168,8 @@ def _intervals(
     """Join operators and module calls between nodes into intervals: begin, end, and the calls."""
     result: list[tuple[int, int, list[int]]] = []
     run: list[tuple[int, int, int]] = []
-    for piece in [*pieces, (0, 0, NO_CALLER)]:
-        if piece[2] == NO_CALLER or (piece[2] >= 0 and spans.node[piece[2]] >= 0):
+    for piece in [*pieces, (0, 0, _END)]:
+        if piece[2] == _END or (piece[2] >= 0 and spans.node[piece[2]] >= 0):
             if any(span == NOTHING for _, _, span in run):
                 calls = [span for _, _, span in run if span >= 0]
                 result.append((run[0][0], max(finish for _, finish, _ in run), calls))

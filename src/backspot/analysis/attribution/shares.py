@@ -95,14 +95,17 @@ class Shares(msgspec.Struct, frozen=True):
             self.line[of_kept],
         )
 
-    def over(self, which: Ints, owner: Ints, line: Ints, *, modules: int, lines: int) -> Shares:
+    def over(
+        self, which: Ints, owner: Ints, line: Ints, *, owner_offset: int, line_offset: int
+    ) -> Shares:
         """Return the shares of other things, each of which is one of these things or none.
 
         Args:
             which: for each of the other things the one of these that it is, ``NOTHING`` for none.
             owner: the one owner of those that are none, and of shares without an owner.
             line: the source line of those that are none.
-            modules: what to add to the owners of these things.
+            owner_offset: what to add to the owners of these things.
+            line_offset: what to add to their lines.
         """
         is_known = which >= 0
         first = np.append(0, np.cumsum(np.where(is_known, take(self.count, which), 1)))
@@ -112,8 +115,10 @@ class Shares(msgspec.Struct, frozen=True):
         every_owner, every_line = owner[place], line[place]
         weight, again = np.full(len(place), _WHOLE), np.zeros(len(place), bool)
         owned = self.owner[share]
-        every_owner[is_owned] = np.where(owned >= 0, owned + modules, every_owner[is_owned])
-        every_line[is_owned] = np.where(self.line[share] >= 0, self.line[share] + lines, NOTHING)
+        every_owner[is_owned] = np.where(owned >= 0, owned + owner_offset, every_owner[is_owned])
+        every_line[is_owned] = np.where(
+            self.line[share] >= 0, self.line[share] + line_offset, NOTHING
+        )
         weight[is_owned], again[is_owned] = self.weight[share], self.again[share]
         return Shares(first, every_owner, weight, again, every_line)
 
@@ -150,7 +155,7 @@ class Shares(msgspec.Struct, frozen=True):
             amount: an amount of each.
 
         Returns:
-            For each part: its place in ``things``, its share, and its amount.
+            For each part: its position in ``items``, its share, and its amount.
         """
         if self._are_whole:
             return np.arange(len(items)), items, amount

@@ -62,8 +62,10 @@ __all__ = [
 def find_all(evidence: Evidence) -> Judged:
     """Ask every rule that can judge the trace.
 
-    A finding is kept if its typical cost is at least ``LEAST_SHARE`` of the typical step, and if
-    most steps have it, unless the rule is about what is seldom.
+    A finding is kept if its typical cost is at least ``LEAST_SHARE`` of the typical step; if more
+    than half of the steps have it, unless the rule is about what is seldom; and if it takes the
+    rule's own ``least`` in most of these. A rule may ask for more. What a replay says of the
+    findings that are kept comes later (``weighed``).
     """
     findings: list[Finding] = []
     states: dict[str, str] = {}

@@ -70,7 +70,9 @@ class Placed:
         places: where, with the typical cost of each place, the most expensive first.
         wall_ns: the sum over the places, at most the whole step.
         steps: in how many steps the cause takes at least ``LEAST_SHARE`` of the step.
-        removable: the work of the cause, ``None`` where that is not known.
+        removable: the work of the cause; ``None`` where that is not known, as of ``place``,
+            ``places_at`` and ``places_by_step``. Without it, a finding has a price only by a named
+            change.
         by_step: the clock time in each step; ``None`` if there is none.
     """
 
@@ -438,7 +440,7 @@ class Costs:
         ownership, none = self.ownership, np.full(len(self._work.span), NOTHING)
         owner = take(ownership.owner, self._work.span, Special.OUTSIDE)
         work = ownership.compiled.shares.over(
-            ownership.compiled.of_work, owner, none, modules=len(Special), lines=0
+            ownership.compiled.of_work, owner, none, owner_offset=len(Special), line_offset=0
         )
         return self._holders.shares_with(work, Special.OUTSIDE)
 

@@ -12,7 +12,7 @@ from itertools import pairwise
 import msgspec
 import numpy as np
 
-from backspot.analysis.attribution.launches import Tier
+from backspot.analysis.attribution.launches import Precedence
 from backspot.analysis.findings.costs import Placed
 from backspot.analysis.findings.evidence import Evidence
 from backspot.analysis.recording import once
@@ -298,7 +298,7 @@ def of_tiny_products(evidence: Evidence) -> tuple[Mask, Ints]:
     work, length = evidence.work, evidence.costs.device_ns
     inside = evidence.launched_in(*_BATCHED)
     blocks = evidence.events.size[work.event]
-    is_product = (inside >= 0) & (work.tier == Tier.COMPUTE) & evidence.recorded
+    is_product = (inside >= 0) & (work.tier == Precedence.COMPUTE) & evidence.recorded
     many = is_product & (blocks >= _MANY_BLOCKS)
     split, many_products = np.zeros(len(is_product), bool), np.flatnonzero(many)
     if len(many_products):

@@ -13,7 +13,7 @@ import numpy as np
 
 from backspot.analysis.accounting.activity import SAVING, USES
 from backspot.analysis.attribution.cutting import Cut
-from backspot.analysis.attribution.launches import DeviceWork, Tier
+from backspot.analysis.attribution.launches import DeviceWork, Precedence
 from backspot.analysis.attribution.ownership import Special
 from backspot.analysis.findings import NOTHING_FOUND, Found, Removable, weighed
 from backspot.analysis.recording import Options, Recording
@@ -490,7 +490,9 @@ def _change_of(finding: Finding, prediction: Prediction) -> tuple[Change | None,
         return None, {}
     within, pieces = prediction.within(work), prediction.recording.ownership.work
     long = (pieces.end - pieces.start)[within.work] >= _LONG
-    few = not finding.change and bool((long & (pieces.tier[within.work] == Tier.COMPUTE)).all())
+    few = not finding.change and bool(
+        (long & (pieces.tier[within.work] == Precedence.COMPUTE)).all()
+    )
     if not (work.with_host or few or prediction.is_device_bound):
         return None, {}
     return free(prediction.recording, within), {}
@@ -570,7 +572,7 @@ def _time_shared(work: DeviceWork) -> Floats:
     Both share the device's units: without one, the other runs faster by what no replay knows.
     """
     shared = np.zeros(len(work.start))
-    for _, members in grouped(work.device, np.flatnonzero(work.tier == Tier.COMPUTE)):
+    for _, members in grouped(work.device, np.flatnonzero(work.tier == Precedence.COMPUTE)):
         edges = np.concatenate([work.start[members], work.end[members]])
         order = np.argsort(edges, kind="stable")
         edges = edges[order]

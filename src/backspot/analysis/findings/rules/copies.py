@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from backspot.analysis.attribution.launches import Tier
+from backspot.analysis.attribution.launches import Precedence
 from backspot.analysis.findings.costs import LEAST_SHARE, Placed
 from backspot.analysis.findings.evidence import Evidence
 from backspot.analysis.findings.observations import (
@@ -204,7 +204,7 @@ def _narrow(evidence: Evidence, copies: Mask) -> Mask:
     result = np.zeros(len(copies), bool)
     for device in distinct(work.device[copies]):
         copied = np.flatnonzero(copies & (work.device == device))
-        kernels = np.flatnonzero((work.tier == Tier.COMPUTE) & (work.device == device))
+        kernels = np.flatnonzero((work.tier == Precedence.COMPUTE) & (work.device == device))
         kernels = kernels[np.argsort(work.start[kernels], kind="stable")]
         for candidates, first_of_all in (
             (kernels, True),

@@ -10,7 +10,7 @@ import numpy as np
 from backspot.analysis.accounting.activity import NAMES
 from backspot.analysis.accounting.batches import Batches
 from backspot.analysis.accounting.waits import HostWaits
-from backspot.analysis.attribution.launches import Tier
+from backspot.analysis.attribution.launches import Precedence
 from backspot.analysis.attribution.updates import forms_of
 from backspot.analysis.findings.costs import LEAST_SHARE, Placed, Removable
 from backspot.analysis.findings.evidence import Evidence
@@ -227,7 +227,7 @@ def small_batch(evidence: Evidence, others: Sequence[Finding]) -> Finding | None
     # It stands for the idle time that no other cause claims, and is silent where others claim most.
     costs = evidence.costs
     size = evidence.events.size[evidence.work.event]
-    is_known = (evidence.work.tier == Tier.COMPUTE) & (size >= 0)
+    is_known = (evidence.work.tier == Precedence.COMPUTE) & (size >= 0)
     length = costs.device_ns[is_known]
     if not length.sum():
         return None
@@ -852,7 +852,7 @@ def exposed_communication(evidence: Evidence) -> Finding | None:
     `set_requires_gradient_sync(False)` of FSDP2.
     """
     costs, say = evidence.costs, evidence.wording
-    work = (evidence.work.tier == Tier.COMMUNICATION) & evidence.recorded
+    work = (evidence.work.tier == Precedence.COMMUNICATION) & evidence.recorded
     cost = costs.of_work(work)
     if not cost:
         return None

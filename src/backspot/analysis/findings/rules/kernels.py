@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from backspot.analysis.attribution.launches import Tier
+from backspot.analysis.attribution.launches import Precedence
 from backspot.analysis.findings.costs import LEAST_SHARE
 from backspot.analysis.findings.evidence import Evidence
 from backspot.analysis.findings.observations import (
@@ -134,7 +134,7 @@ def _of_few(evidence: Evidence, nodes: Mask) -> Mask:
     work, blocks = evidence.work, evidence.events.size[evidence.work.event]
     zeros = evidence.work_named(names.is_zero_fill)
     most = np.zeros((2, len(nodes)), np.int64)
-    for row, chosen in enumerate((zeros, ~zeros & (work.tier == Tier.COMPUTE))):
+    for row, chosen in enumerate((zeros, ~zeros & (work.tier == Precedence.COMPUTE))):
         own_work = np.flatnonzero(chosen & evidence.work_of(nodes))
         np.maximum.at(most[row], work.span[own_work], blocks[own_work])
     is_of_few: Mask = (most[0] > 0) & (most[1] >= _OF_FEW * most[0])

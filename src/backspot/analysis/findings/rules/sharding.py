@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 
 from backspot.analysis.accounting.amounts import summed, summed_by_step
-from backspot.analysis.attribution.launches import Tier
+from backspot.analysis.attribution.launches import Precedence
 from backspot.analysis.attribution.ownership import Special
 from backspot.analysis.findings.evidence import Evidence
 from backspot.analysis.findings.registry import finding, rule
@@ -149,7 +149,7 @@ def _lost(evidence: Evidence, hooks: Ints) -> tuple[Ints, Ints]:
     """
     events, costs, work = evidence.events, evidence.costs, evidence.work
     start, end = events.start[hooks], events.end[hooks]
-    exchanges = work.tier == Tier.COMMUNICATION
+    exchanges = work.tier == Precedence.COMMUNICATION
     if evidence.report.has_gpu:
         begin, finish = work.start[~exchanges], work.end[~exchanges]
     else:
@@ -185,7 +185,7 @@ def _forward(evidence: Evidence, hooks: _Hooks) -> Ints:
     if not evidence.report.has_gpu:
         forward_ns[first] = end - start
         return forward_ns
-    computes = np.flatnonzero((work.tier == Tier.COMPUTE) & (work.launch >= 0))
+    computes = np.flatnonzero((work.tier == Precedence.COMPUTE) & (work.launch >= 0))
     for number, members in grouped(thread[first]):
         launched = computes[work.thread[computes] == number]
         launched = launched[np.argsort(work.launch[launched], kind="stable")]
