@@ -21,7 +21,7 @@ import torch
 from backspot.interrupts import pass_on
 from backspot.live.owner import Owner, Scope
 from backspot.live.sessions import sessions
-from backspot.live.source_lines import Recorder, book, lines_are_exact
+from backspot.live.source_lines import LineRecorder, book, lines_are_exact
 from backspot.live.torch_internals import autograd, profiler
 from backspot.live.torch_internals.modules import is_call
 
@@ -137,7 +137,7 @@ class Thread:
         self.unmarked: set[int] = set()
         self.session = -1
         self.brief = -1
-        self._recorder: Recorder | None = None
+        self._recorder: LineRecorder | None = None
         self._follower: Call | None = None  # the outermost call, while its lines are recorded
 
     def __del__(self) -> None:

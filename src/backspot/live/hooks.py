@@ -321,8 +321,8 @@ dynamo.keep_from_dynamo(
     *_functions_of(
         source_lines,
         source_lines.Inside,
-        source_lines.Recorder,
-        source_lines.ExactRecorder,
+        source_lines.LineRecorder,
+        source_lines.ExactLineRecorder,
         source_lines.Store,
         source_lines.Book,
     ),

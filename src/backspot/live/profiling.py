@@ -171,6 +171,7 @@ def profile(
                 stages,
                 step_ended=progress.advance,
                 log=log,
+                # On the training's own thread, by the watch on memory, where a profiler may stop.
                 end_inside=lambda: steps_to_run.close(),
             )
             steps_to_run = measurement.steps()
@@ -184,7 +185,7 @@ def profile(
         detail = measurement.profiles.get(DETAIL)
         transformed = autograd.PassedOver.calls > passed_over
 
-        def with_unused(report: Report, _: Recording, __: Options) -> Report:
+        def with_what_training_shows(report: Report, _: Recording, __: Options) -> Report:
             if stacks and measurement.calls > MOST_CALLS:
                 many = _TOO_MANY.format(measurement.calls)
                 report = changed(report, warnings=(*report.warnings, many))
@@ -210,7 +211,7 @@ def profile(
                 place=place_of_frame,
             ),
             in_detail=detail.profiler if detail and detail.count else None,
-            parts=(with_unused,),
+            parts=(with_what_training_shows,),
             trace=trace,
             force=force,
             use=use,

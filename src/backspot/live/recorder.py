@@ -593,7 +593,7 @@ class Recorder:
         self._move(self._withdraw)
 
     def _end_inside(self) -> None:
-        """End what is recorded, inside a step; what there is goes on when the step has ended."""
+        """End the recording inside a step: the stages have no more, and the next step finishes."""
         if not self.is_child:
             self._move(self._close)
 
@@ -624,7 +624,7 @@ class Recorder:
         try:
             self._stop()
             self._early = None
-            self._thread = thread
+            self._thread = thread  # what is left to do after a report is for this thread
             if shortage:
                 self.complain(shortage)
             self._hand_over(recorded)
@@ -731,7 +731,7 @@ class Recorder:
             self._close()
         finally:
             self._reset()
-            self._requested = again
+            self._requested = again  # as one that was asked for, it waits for nothing
 
     def _close(self) -> None:
         if self._steps is not None:

@@ -291,11 +291,10 @@ class Profiled:
     def steps(self, measurement: Measurement) -> Iterator[None]:
         """Add to ``profiles``."""
         models = measurement.models.values()
-        if (
-            not measurement.profiles
-        ):  # on the thread that trains, and before there is anything of ours
+        if not measurement.profiles:  # on the training's thread, before anything of ours is there
             measurement.slowed_by = slowed_by()
-        for earlier in measurement.profiles.values():  # Kineto keeps the newest alone
+        # Kineto keeps the newest profile alone: an earlier one is exported before this begins.
+        for earlier in measurement.profiles.values():
             if not isinstance(earlier.profiler, Export):
                 earlier.profiler = Export(earlier.profiler)
         recorded, stacks = self._within_limits(measurement)

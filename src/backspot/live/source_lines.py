@@ -193,7 +193,7 @@ def user_frame(frame: FrameType | None) -> FrameType | None:
     return frame
 
 
-class Recorder:
+class LineRecorder:
     """The nodes that one thread makes in one profiler session, with the line of each call.
 
     Attributes:
@@ -290,7 +290,7 @@ class Recorder:
         return place
 
 
-class ExactRecorder(Recorder):
+class ExactLineRecorder(LineRecorder):
     """The nodes that one thread makes in one profiler session, with the line of each node."""
 
     exact = True
@@ -356,8 +356,8 @@ class ExactRecorder(Recorder):
         return Made(first, np.ones_like(first), place)
 
 
-_Recorder: type[Recorder] = Recorder if _push_node_hook is None else ExactRecorder
-lines_are_exact = _Recorder.exact
+_LineRecorder: type[LineRecorder] = LineRecorder if _push_node_hook is None else ExactLineRecorder
+lines_are_exact = _LineRecorder.exact
 
 
 class Store:
@@ -371,11 +371,11 @@ class Store:
     def __init__(self) -> None:
         self.complete = True
         self.count = 0
-        self._recorders: list[Recorder] = []
+        self._recorders: list[LineRecorder] = []
 
-    def recorder(self) -> Recorder:
+    def recorder(self) -> LineRecorder:
         """Return a recorder for a new thread."""
-        recorder = _Recorder(self)
+        recorder = _LineRecorder(self)
         self._recorders.append(recorder)
         return recorder
 
@@ -400,7 +400,7 @@ class Store:
         threads = {tid: _tidied(thread_runs) for tid, thread_runs in runs.items()}
         if not lines:
             return None
-        return LineTable(tuple(lines), threads, _Recorder.exact, self.complete)
+        return LineTable(tuple(lines), threads, _LineRecorder.exact, self.complete)
 
 
 def _known(lines: dict[SourceLine, int], line: SourceLine) -> int:
@@ -452,7 +452,7 @@ class Book:
         """Whether a session has lines that are in no trace yet."""
         return bool(self._stores)
 
-    def recorder(self, session: int, own: Recorder | None) -> Recorder | None:
+    def recorder(self, session: int, own: LineRecorder | None) -> LineRecorder | None:
         """Return the calling thread's recorder for a session; ``None`` if there is no more room."""
         store = self._stores.get(session)
         if store is None:
