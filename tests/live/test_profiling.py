@@ -321,7 +321,7 @@ def test_real_steps_are_timed_before_the_recording(case):
     assert "A step takes" in str(report)
     # On a busy machine the recorded steps can be of another kind than the real ones.
     replayed = report.replayed_step
-    assert report.not_replayed or replayed.fitted or replayed.ns < report.unprofiled_step_ns
+    assert report.not_replayed or replayed.fitted or replayed.ns <= report.unprofiled_step_ns
 
 
 def test_without_real_steps_the_report_does_not_know_how_long_they_take(case):
