@@ -56,7 +56,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--hooks",
         choices=("call", "node", "all"),
         help="with which hooks the tests of live/ and training/ run; without it, with those that "
-        "are the default, and all but the slow tests with the others too",
+        "are the default, and all but the slow tests with one other kind too",
     )
     parser.addoption(
         "--every-trace",
@@ -66,8 +66,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--every-bytecode",
         action="store_true",
-        help="interrupt the live half at every bytecode; without it, at every seventh, and at "
-        "every line",
+        help="interrupt the live half at every line and bytecode, with each kind of hooks; "
+        "without it, at some of them",
     )
     parser.addoption(
         "--note-skipped",

@@ -16,11 +16,12 @@ from backspot.analysis.recording import Recording
 from backspot.analysis.replay.changes import free
 from backspot.analysis.replay.predict import predict
 from backspot.analysis.replay.replayable import Refusal
-from backspot.trace import read_events
 from support.choice import slow_except
+from support.recordings import DATA, IN_ONE_WORKER, recording_of, report_of
 from support.synthetic import Trace
 
-DATA = Path(__file__).parents[1] / "data"
+pytestmark = IN_ONE_WORKER
+
 US, MS = 1_000, 1_000_000
 TRACES = sorted(
     str(path.relative_to(DATA))
@@ -34,11 +35,11 @@ WHOLE_CALLS = {rule.name for rule in all_rules() if rule.whole_calls}
 @cache
 def causes(name: str) -> tuple[Recording, Report, list[Found]]:
     """A recording, its report, and what its rules find before it is replayed."""
+    recording = recording_of(DATA / name).whole
     try:
-        report = backspot.locate(DATA / name)
+        report = report_of(DATA / name)
     except backspot.BackspotError:
         pytest.skip("this trace has no report")
-    recording = Recording.of(read_events(DATA / name)).whole
     found = find_all(Evidence(recording, report)).findings
     return recording, report, [one for one in found if isinstance(one, Found)]
 

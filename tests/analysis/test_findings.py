@@ -14,7 +14,6 @@ import re
 import subprocess
 import sys
 import textwrap
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +33,15 @@ from backspot.analysis.parts import RULES
 from backspot.job.findings import all_rules as rules_over_ranks
 from backspot.registry import Registry
 from backspot.results.findings import ALL_OVER, Finding, is_concentrated, stable
+from support import recordings
 from support.choice import slow_except
 from support.h200 import WITH_BACKWARD, report_of
 from support.sums import assert_adds_up
 from support.synthetic import Trace
 
-pytestmark = pytest.mark.xdist_group("h200")  # one worker reads them
+pytestmark = recordings.IN_ONE_WORKER
 
-DATA = Path(__file__).parents[1] / "data" / "findings"
+DATA = recordings.DATA / "findings"
 EXPECTED: dict[str, dict[str, Any]] = json.loads((DATA / "expect.json").read_text())
 DOCS = Path(__file__).parents[2] / "docs" / "findings.md"
 PLANTED = sorted(name for name, case in EXPECTED.items() if case["planted"])
@@ -50,9 +50,8 @@ RECORDED = {case["rule"] for case in EXPECTED.values()}
 NAMES = {rule.name for rule in all_rules()}
 
 
-@cache
 def report(name: str) -> Report:
-    return backspot.locate(DATA / f"{name}.trace.json.gz")
+    return recordings.report_of(DATA / f"{name}.trace.json.gz")
 
 
 def test_a_trace_that_is_cut_short_is_blamed_on_nothing(tmp_path):

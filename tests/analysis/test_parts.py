@@ -15,7 +15,10 @@ from backspot.results.report import changed
 from backspot.trace import Events, read_events
 from backspot.trace.events import Ints
 from support.choice import slow_except
-from support.replays import DATA, PATHS
+from support.recordings import DATA, IN_ONE_WORKER, recording_of, report_of as known_report
+from support.replays import PATHS
+
+pytestmark = IN_ONE_WORKER
 
 VIT = PATHS["vit_patch_drop"]
 
@@ -32,7 +35,7 @@ def with_dropouts(report: Report, recording: Recording, _: Options) -> Report:
 
 
 def test_a_new_part_is_a_function_and_an_entry_in_the_list(monkeypatch, tmp_path):
-    plain = backspot.locate(VIT)
+    plain = known_report(VIT)
     monkeypatch.setattr("backspot.pipeline.PARTS", (*PARTS, with_dropouts))
     report = backspot.locate(VIT)
     assert report == replace(plain, warnings=(*plain.warnings, "11 dropout layers."))
@@ -42,7 +45,7 @@ def test_a_new_part_is_a_function_and_an_entry_in_the_list(monkeypatch, tmp_path
 
 @pytest.mark.parametrize("at", range(len(PARTS) + 1))
 def test_a_part_at_any_place_in_the_list_leaves_the_others_their_own(monkeypatch, at):
-    plain = backspot.locate(VIT)
+    plain = known_report(VIT)
     monkeypatch.setattr("backspot.pipeline.PARTS", (*PARTS[:at], with_dropouts, *PARTS[at:]))
     report = backspot.locate(VIT)
     assert replace(report, warnings=plain.warnings) == plain
@@ -105,7 +108,7 @@ SOME = ("gpt2_checkpointed", "compiled_whole", "double_backward", "two_streams",
 
 @pytest.mark.parametrize("name", slow_except(SOME, PATHS))
 def test_steps_have_the_owners_that_attribution_finds_in_them_alone(name):
-    recording = Recording.read(PATHS[name])
+    recording = recording_of(PATHS[name])
     for step in range(recording.ownership.steps.count):
         part = recording.steps(step, step)
         ours, alone = part.ownership, attribute(part.events)
@@ -121,7 +124,7 @@ def test_steps_have_the_owners_that_attribution_finds_in_them_alone(name):
 
 @pytest.mark.parametrize("name", ["ddp.rank0", "fp32_convnet", "vit_patch_drop"])
 def test_the_host_does_in_a_step_what_it_does_there_in_the_whole_trace(name):
-    recording = Recording.read(PATHS[name])
+    recording = recording_of(PATHS[name])
     window, part = recording.step_windows, recording.steps(0, 0)
     times = np.linspace(window.start[0], window.end[0] - 1, 1000).astype(np.int64)
     phase = part.activity.host.at(times)

@@ -24,9 +24,9 @@ from backspot.render._consistency import contradiction
 from backspot.render.json import to_json
 from backspot.render.tables import to_csv
 from backspot.render.text import render_text
-from backspot.trace import read_events
 from backspot.trace.source_lines import KEY, LineTable, Made, SourceLine, format_lines
 from support.phased import HOST, TICK, report_of, step
+from support.recordings import IN_ONE_WORKER, recording_of, report_of as report_of_file
 from support.synthetic import Trace
 
 TESTS = Path(__file__).parents[1]
@@ -91,13 +91,13 @@ RECORDINGS = {
 }
 
 
+@IN_ONE_WORKER
 @pytest.mark.parametrize("name", RECORDINGS)
 @pytest.mark.parametrize("part", [0.04, 0.63, 1.7])
 def test_of_a_recording_too_all_sums_are_those_of_a_real_step(
     name: str, part: float, tmp_path: Path
 ) -> None:
-    recording = Recording.of(read_events(RECORDINGS[name]))
-    plain = pipeline.report_of(recording)
+    recording, plain = recording_of(RECORDINGS[name]), report_of_file(RECORDINGS[name])
     check_sums(plain)
     assert plain.clock == "recorded"
     assert plain.step_ns == plain.recorded_step_ns
@@ -133,10 +133,11 @@ def test_parts_of_the_real_step_that_are_known_hold_as_they_are(
         assert found[name] == pytest.approx(ns, abs=len(NAMES))  # data, too, which has no event
 
 
+@IN_ONE_WORKER
 @pytest.mark.parametrize("name", ["late_layers", "vit"])
 def test_waiting_for_data_alone_is_a_step_too(name: str) -> None:
-    recording = Recording.of(read_events(RECORDINGS[name]))
-    step_ns = pipeline.report_of(recording).step_ns
+    recording = recording_of(RECORDINGS[name])
+    step_ns = report_of_file(RECORDINGS[name]).step_ns
     real = RealStep(step_ns, parts={("data",): 2 * step_ns})
     report = pipeline.report_of(recording.in_real_time(real))
     check_sums(report)

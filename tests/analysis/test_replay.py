@@ -12,7 +12,10 @@ from backspot.analysis.replay.replay import fit
 from backspot.analysis.replay.replayable import Refusal
 from backspot.analysis.replay.saving import free_owners, scaled_owners
 from support.choice import slow_except
+from support.recordings import IN_ONE_WORKER
 from support.replays import PATHS, recorded, replay, saved_by_step, unfitted
+
+pytestmark = IN_ONE_WORKER
 
 SOME = ("two_streams", "sync_in_backward", "fsdp2.rank0", "vit_patch_drop", "plain_recommender")
 

@@ -1,3 +1,4 @@
+import gc
 import json
 from dataclasses import dataclass
 
@@ -49,6 +50,14 @@ class Recording:
         """The innermost other label around this one."""
         around = [other for other in self.labels if other is not label and other.contains(label)]
         return max(around, key=lambda other: other.start).name if around else None
+
+
+@pytest.fixture
+def workers_end_soon(monkeypatch):
+    """A worker that waits on when its loader is collected ends at once, not after five seconds."""
+    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.1)
+    yield
+    gc.collect()
 
 
 @pytest.fixture

@@ -228,7 +228,7 @@ class Refined(nn.Module):
 def test_the_product_of_a_module_that_is_called_again_is_no_part_of_the_loops_price():
     torch.set_num_threads(1)
     model, x = Refined(512), torch.randn(256, 512)
-    found = backspot.profile(lambda: model(x).mean().backward(), model, trials="none")
+    found = profile(lambda: model(x).mean().backward(), model, steps=5, unprofiled=5)
     products = sum(
         row.wall_ns + row.forward_ns for row in found.modules if row.path == "cell.weight"
     )
@@ -330,7 +330,7 @@ class Channels(nn.Module):
 def test_a_loop_has_a_bound_only_where_its_turns_run_nothing_longer(longer):
     torch.set_num_threads(1)
     model, x = Channels(longer), torch.randn(8, 48, 96, 96)
-    found = backspot.profile(lambda: model(x).mean().backward(), model, trials="none")
+    found = profile(lambda: model(x).mean().backward(), model, steps=5, unprofiled=5)
     (loop,) = (one for one in found.findings if one.rule == "operator-loop")
     assert ("Longer operators of its turns are not counted" in loop.seen) == longer
     assert loop.saves.at_best == (not longer)
@@ -349,6 +349,6 @@ class Before(Channels):
 def test_long_operators_before_a_loop_are_none_of_its_turns():
     torch.set_num_threads(1)
     model, x = Before(longer=False), torch.randn(8, 48, 96, 96)
-    found = backspot.profile(lambda: model(x).mean().backward(), model, trials="none")
+    found = profile(lambda: model(x).mean().backward(), model, steps=5, unprofiled=5)
     for loop in (one for one in found.findings if one.rule == "operator-loop"):
         assert "Longer operators" not in loop.seen

@@ -122,7 +122,10 @@ def fresh(request):
     pytest.importorskip("torch._inductor.compile_fx")
     request.getfixturevalue("forget_graphs")
     start_over()
-    with config.patch({"cpp.enable_kernel_profile": True}), warnings.catch_warnings():
+    with (
+        config.patch({"cpp.enable_kernel_profile": True, "cpp.simdlen": 1, "cpp.vec_isa_ok": True}),
+        warnings.catch_warnings(),
+    ):
         warnings.simplefilter("ignore")
         yield
     torch._dynamo.reset()

@@ -407,6 +407,7 @@ class Failing(torch.utils.data.Dataset[int]):
 
 
 @pytest.mark.posix  # the worker is a fork
+@pytest.mark.usefixtures("workers_end_soon")
 @pytest.mark.parametrize(
     ("fails", "name"),
     [

@@ -13,7 +13,7 @@ from support.program import program
 
 pytestmark = [pytest.mark.slow, pytest.mark.posix]
 
-ROUNDS = 50
+ROUNDS = 15
 
 AROUND = """
 import sys, threading, torch

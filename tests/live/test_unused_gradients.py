@@ -18,7 +18,7 @@ def network() -> nn.Sequential:
 
 
 def findings(model: nn.Module, *optimizers: torch.optim.Optimizer, steps: int = 2):
-    data = torch.randn(2048, 512)
+    data = torch.randn(1024, 512)
 
     def step() -> None:
         for optimizer in optimizers:

@@ -23,10 +23,10 @@ from backspot.results.plan import Plan, Rung
 from backspot.results.rare import RareWork
 from backspot.results.training import Apart, Training
 from backspot.results.trials import Tried, Variant
-from support.choice import slow_except
 from support.deaths import HISTORY
 from support.h200 import DATA
 from support.plans import LADDER
+from support.recordings import IN_ONE_WORKER, report_of
 from support.sample_reports import SAMPLES, diagnosed, line, node, report, row
 
 RECORDINGS = sorted(
@@ -252,16 +252,25 @@ def test_of_an_error_the_class_stays_alone(said, class_name):
     ] == [class_name] * 5
 
 
-@cache
 def recorded(name: str) -> Report:
     try:
-        return locate(DATA.parent / name)
+        return report_of(DATA.parent / name)
     except BackspotError:
         pytest.skip("this trace has no report")
 
 
-@pytest.mark.parametrize("name", slow_except(QUICK, RECORDINGS))
-@pytest.mark.parametrize("user", ["", "step"])
+@IN_ONE_WORKER
+@pytest.mark.parametrize(
+    ("name", "user"),
+    # A user without a name, and one who is called as a word that is everywhere.
+    [
+        *((name, "") for name in QUICK),
+        *(
+            pytest.param(name, "step", marks=() if name in QUICK else pytest.mark.slow)
+            for name in RECORDINGS
+        ),
+    ],
+)
 def test_words_of_backspot_and_names_and_numbers_stay(name, user, monkeypatch):
     monkeypatch.setenv("USER", user)
     before = recorded(name)

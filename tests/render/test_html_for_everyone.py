@@ -42,8 +42,8 @@ def test_a_choice_of_light_or_dark_lasts(opened, name):
     light = page.evaluate(ground)
     page.get_by_role("button", name="Switch between light and dark").click()
     assert page.evaluate(ground) != light
-    for _ in range(20):  # Chromium hands what is stored to other processes a moment later
-        page.wait_for_timeout(500)
+    for _ in range(100):  # Chromium hands what is stored to other processes a moment later
+        page.wait_for_timeout(100)
         page.reload()
         if page.evaluate(ground) != light:
             break

@@ -11,8 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import backspot
 from backspot import Report
+from support import recordings
 from support.choice import slow_except
 
 DATA = Path(__file__).parents[1] / "data" / "h200"
@@ -45,9 +45,8 @@ def path_of(name: str) -> Path:
     return DATA / f"{name}.trace.json.gz"
 
 
-@cache
 def report_of(name: str) -> Report:
-    return backspot.locate(path_of(name))
+    return recordings.report_of(path_of(name))
 
 
 @cache

@@ -20,12 +20,12 @@ from backspot.analysis.replay.simulation import Simulated, simulate
 from backspot.analysis.typical import every_step
 from backspot.trace import Events
 from backspot.trace.events import Ints
+from support.recordings import DATA, recording_of
 from support.synthetic import Trace
 
 US, MS = 1_000, 1_000_000
 STEPS, STEP = 3, 40 * MS
 FORWARD, BACKWARD = 0, 10 * MS  # of a step
-DATA = Path(__file__).parents[1] / "data"
 NOT_REPLAYED = (
     *("cuda_graph_step", "tracelens_qwen_forward_only"),  # no backward
     *("no_search", "search_10x30"),  # ranks exchange gradients by gloo
@@ -39,7 +39,8 @@ PATHS = {
 
 
 def prepared(path: Path) -> Replayable | Refusal:
-    return prepare(Recording.read(path))
+    # Only what stays as it is has been read before.
+    return prepare(recording_of(path) if DATA in path.parents else Recording.read(path))
 
 
 def recording(path: Path) -> Replayable:
