@@ -1,25 +1,29 @@
 """A part can be deleted: nothing but what puts the parts together knows it.
 
 ``support/without.py`` deletes it in a copy. There, what is left is imported, checked by mypy, and
-makes and prints a report.
+makes and prints a report. mypy reads all of it, and checks the bodies of functions only in the
+files that name something that is gone: the others can only break by an import, and these are all
+looked at.
 """
 
 from __future__ import annotations
 
 import ast
+import functools
 import os
 import re
 import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
+from support import preloaded
 from support.house import files, part_of
 from support.without import without
 
-pytestmark = [pytest.mark.slow, pytest.mark.posix]
+# One worker has the cache of mypy, and what the files say.
+pytestmark = [pytest.mark.slow, pytest.mark.posix, pytest.mark.xdist_group("deletable")]
 
 RECORDING = Path(__file__).parent / "data" / "h200" / "vit_patch_drop.trace.json.gz"
 WORDS = {
@@ -39,58 +43,82 @@ FIELDS = {
     "host": ("HostLine", "StepPicture", "launches", "picture", "waits", "without_waits"),
 }
 """What the JSON schema has of it, if anything."""
-IMPORTS = """
-import importlib, pkgutil, backspot
+USES = """
+import importlib, pkgutil, runpy, sys, backspot
+from backspot import commands
 for one in pkgutil.walk_packages(backspot.__path__, "backspot."):
     if not one.name.startswith(("backspot._startup.", "backspot.integrations.", "backspot.__main")):
         importlib.import_module(one.name)
-"""
-REPORTS = """
-import sys, backspot
 report = backspot.locate(sys.argv[1])
 print(report)
 for suffix in ("json", "html", "md", "csv"):
     report.save(f"report.{suffix}")
 assert backspot.Report.load("report.json") == report
+assert commands.main(["show", sys.argv[1]]) == 0
+print("schema:")
+runpy.run_module("backspot.render.json", run_name="__main__")
 """
 
 
-def names_in(path: Path) -> Iterator[str]:
-    """All names that code uses or makes."""
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+class Said(NamedTuple):
+    """What a file says.
+
+    Attributes:
+        names: all that its code uses or makes; in a page, its words.
+        imports: the modules of the package that it imports, also by a name of a package.
+    """
+
+    names: frozenset[str]
+    imports: frozenset[str]
+
+
+@functools.cache  # the copies have nearly the same files
+def said(text: str, is_code: bool) -> Said:
+    """Return what a file with a text says."""
+    if not is_code:
+        return Said(frozenset(re.findall(r"\w+", text)), frozenset())
+    names, imports = set[str](), set[str]()
+    for node in ast.walk(ast.parse(text)):
         match node:
             case ast.Name(id=name) | ast.Attribute(attr=name) | ast.arg(arg=name):
-                yield name
+                names.add(name)
             case ast.keyword(arg=str(name)) | ast.FunctionDef(name=name) | ast.ClassDef(name=name):
-                yield name
+                names.add(name)
+            case ast.ImportFrom(module=str(home), names=aliases) if home.startswith("backspot"):
+                names.update(alias.name for alias in aliases)
+                imports.add(home)
+                imports.update(f"{home}.{alias.name}" for alias in aliases)
+    return Said(frozenset(names), frozenset(imports))
 
 
-def knowing(part: str, home: Path) -> list[str]:
+def left_in(home: Path) -> dict[str, Said]:
+    """What each file of the package says that is left in a copy."""
+    paths = {file: home / "src" / "backspot" / file for file in files()}
+    return {
+        file: said(path.read_text("utf-8"), file.endswith(".py"))
+        for file, path in paths.items()
+        if path.exists()
+    }
+
+
+def knowing(part: str, left: dict[str, Said]) -> list[str]:
     """The files of the core that have a word of the part."""
-    found = []
-    for file in files():
-        path = home / "src" / "backspot" / file
-        if not path.exists() or part_of(file) is not None:
-            continue
-        text = path.read_text("utf-8")
-        words = names_in(path) if file.endswith(".py") else re.findall(r"\w+", text)
-        found += [
-            f"{file}: {word}" for word in sorted(set(words)) if re.fullmatch(WORDS[part], word)
-        ]
-    return found
-
-
-def imports_of_nothing(home: Path) -> list[str]:
-    """The imports of modules that are not there: mypy finds them in a copy that is installed."""
-    source = home / "src"
     return [
-        f"{path.relative_to(source)}: {node.module}"
-        for path in source.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text("utf-8")))
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("backspot.")
-        for module in [source / str(node.module).replace(".", "/")]
-        if not module.with_suffix(".py").exists() and not module.is_dir()
+        f"{file}: {word}"
+        for file, says in left.items()
+        if part_of(file) is None
+        for word in sorted(says.names)
+        if re.fullmatch(WORDS[part], word)
     ]
+
+
+def imports_of_nothing(left: dict[str, Said]) -> list[str]:
+    """The imports of modules that are not there: mypy finds them in a copy that is installed."""
+    modules = {file: f"backspot/{file}".removesuffix(".py").replace("/", ".") for file in files()}
+    gone = {
+        module.removesuffix(".__init__") for file, module in modules.items() if file not in left
+    }
+    return [f"{file}: {module}" for file, says in left.items() for module in says.imports & gone]
 
 
 def test_each_part_has_words_and_fields() -> None:
@@ -102,22 +130,29 @@ def test_what_is_left_without_a_part_is_whole_and_has_no_word_of_it(
     part: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     home, cache = tmp_path / "home", tmp_path_factory.getbasetemp() / "mypy"  # of this worker
-    touched = without(part, home)
-    assert not knowing(part, home)
-    edited = [name for name in touched if (home / name).exists()]
+    deleted = without(part, home)
+    left = left_in(home)
+    assert not knowing(part, left)
+    edited = [name for name in deleted.touched if (home / name).exists()]
     assert len(edited) <= 12, "too many files put this part together with the core"
-    assert not imports_of_nothing(home)
+    assert not imports_of_nothing(left)
 
     def run(*command: str) -> str:
         env = {**os.environ, "PYTHONPATH": str(home / "src")}
         done = subprocess.run(
-            [sys.executable, *command], cwd=home, env=env, capture_output=True, text=True
+            [*preloaded.python(), *command], cwd=home, env=env, capture_output=True, text=True
         )
         assert done.returncode == 0, f"{done.stdout[-3000:]}{done.stderr[-3000:]}"
         return done.stdout
 
-    assert "backward" in run("-c", IMPORTS + REPORTS, str(RECORDING))
-    assert "backward" in run("-m", "backspot", "show", str(RECORDING))
-    schema = run("-m", "backspot.render.json")
+    printed, _, schema = run("-c", USES, str(RECORDING)).partition("schema:\n")
+    assert printed.count("backward") > 1
+    assert schema.startswith("{")
     assert not [field for field in FIELDS[part] if f'"{field}"' in schema]
-    run("-m", "mypy", "--cache-dir", str(cache))
+    about = [
+        f"src/backspot/{file}"
+        for file, says in left.items()
+        if file.endswith(".py") and says.names & deleted.names
+    ]
+    checked = sorted({*about, *(name for name in edited if name.startswith("src/"))})
+    run("-m", "mypy", "--cache-dir", str(cache), "--follow-imports", "silent", *checked)

@@ -14,7 +14,7 @@ import shutil
 import subprocess
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from support.house import BUILDS_ON, COMPOSERS, HOME, PARTS, RESULTS, files, part_of, results_of
 
@@ -22,14 +22,24 @@ _ALSO = ("tests/support/house.py", "tests/test_architecture.py")
 """What lists the parts, beside the files that put them together."""
 
 
-def without(part: str, home: Path) -> list[str]:
+class Deleted(NamedTuple):
+    """What went with a part.
+
+    Attributes:
+        touched: the files that were deleted or changed, as paths in the copy.
+        names: what other files can still say of it without an import of a deleted file: the fields
+            of the base classes that went, and what the changed files defined.
+    """
+
+    touched: list[str]
+    names: set[str]
+
+
+def without(part: str, home: Path) -> Deleted:
     """Copy the repository into a new folder, and delete a part there.
 
     Args:
         part: its name in ``PARTS``; what builds on it goes, too.
-
-    Returns:
-        The files that were deleted or changed, as paths below ``home``.
     """
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
@@ -59,7 +69,26 @@ def without(part: str, home: Path) -> list[str]:
     changed: set[Path] = set()
     while more := {path for path in paths if path.exists() and deletion.made_in(path, source)}:
         changed |= more
-    return [*touched, *(path.relative_to(home).as_posix() for path in sorted(changed))]
+    touched += [path.relative_to(home).as_posix() for path in sorted(changed)]
+    names = {name for _, name in deletion.exported}
+    for file in gone:
+        if file.endswith(".py"):
+            names |= _fields(ast.parse((HOME / "src/backspot" / file).read_text("utf-8")), deletion)
+    return Deleted(touched, names)
+
+
+def _fields(tree: ast.Module, deletion: _Deletion) -> set[str]:
+    """What the classes of a deleted file define that were bases of a class that is left."""
+    names = set()
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef) and node.name in deletion.bases:
+            for one in node.body:
+                if isinstance(one, ast.FunctionDef):
+                    names.add(one.name)
+                elif isinstance(one, ast.AnnAssign | ast.Assign):
+                    targets = one.targets if isinstance(one, ast.Assign) else [one.target]
+                    names |= {target.id for target in targets if isinstance(target, ast.Name)}
+    return names
 
 
 class _Deletion:
@@ -77,6 +106,8 @@ class _Deletion:
         self.texts = {*parts, *files, *self.modules, *names, *rooms}
         self.exported: set[tuple[str, str]] = set()
         """Names that no file has any more, each with its module."""
+        self.bases: set[str] = set()
+        """The names of deleted classes that were bases of classes that are left."""
 
     def made_in(self, path: Path, source: Path) -> bool:
         """Delete what a file has of the part; return whether anything was."""
@@ -205,6 +236,8 @@ class _Pruned(ast.NodeTransformer):
     def visit_ClassDef(self, node: ast.ClassDef) -> ast.ClassDef:
         """Leave out base classes."""
         kept = [base for base in node.bases if not self.names_it(base)]
+        gone = [base for base in node.bases if base not in kept]
+        self.deletion.bases |= {ast.unparse(base).rpartition(".")[2] for base in gone}
         self.count += len(node.bases) - len(kept)
         node.bases = kept
         self.generic_visit(node)
@@ -233,4 +266,4 @@ if __name__ == "__main__":
     parser.add_argument("part", choices=PARTS)
     parser.add_argument("folder", type=Path)
     asked = parser.parse_args()
-    print("\n".join(without(asked.part, asked.folder)))
+    print("\n".join(without(asked.part, asked.folder).touched))
