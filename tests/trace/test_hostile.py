@@ -138,7 +138,7 @@ def test_a_trace_of_bad_events_alone_ends_with_one_line_and_its_code(
 @pytest.mark.parametrize("unit", [b"{x},\n", b'{"ph": x},\n'])
 def test_a_long_list_of_what_cannot_be_read_is_refused(unit: bytes) -> None:
     with pytest.raises(NotATraceError, match="broken beyond use"):
-        backspot.locate(_Repeated(b'{"traceEvents": [', unit, 8 * MIB, b"]}"))
+        backspot.locate(_Repeated(b'{"traceEvents": [', unit, 2 * MIB, b"]}"))
 
 
 # Words where numbers belong ----------------------------------------------------------------------

@@ -30,7 +30,7 @@ FAMILIES = (
     "maxvit_pico_rw_256",
     "mixer_s32_224",
     "mobilenetv3_small_050",
-    "nfnet_f0",
+    "nf_regnet_b0",
     "pvt_v2_b0",
     "regnetx_002",
     "repvgg_a0",
