@@ -49,7 +49,8 @@ class Browser:
         opened = Opened(page)
         if not alone:
             self._last = opened
-        page.set_viewport_size(viewport)
+        if page.viewport_size != viewport:  # setting the same size takes as long
+            page.set_viewport_size(viewport)
         page.emulate_media(media="null", color_scheme=color_scheme)
         page.goto(path.as_uri())
         if context.get("java_script_enabled", True):
