@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
 
+import numpy as np
 import pytest
 
 import backspot
@@ -79,6 +81,55 @@ def test_no_price_is_above_what_the_named_work_takes_in_the_replay(name: str) ->
         if "graph" in one.change:  # takes away launches, in whatever phase they are late
             most = round(one.wall_ns * max(1.0, report.recorded_step_ns / report.step_ns))
         assert saving.ns <= most + 0.01 * report.step_ns, one.rule
+
+
+def on_the_clock(recording: Recording, report: Report, works: list[Removable]) -> float:
+    """How long a processor works for this in a typical step: each moment once, without a replay.
+
+    What the engine does between a node and the next one is done for the first.
+    """
+    events, spans = recording.events, recording.ownership.spans
+    evidence = Evidence(recording, report)
+    of_spans = evidence.costs.of_spans_by_step(np.logical_or.reduce([w.spans for w in works]))
+    alone = np.concatenate([np.concatenate([w.operators, w.waits]) for w in works])
+    pairs = [*zip(events.start[alone].tolist(), events.end[alone].tolist(), strict=True)]
+    for work in works:
+        pairs += zip(*work.stretches.tolist(), strict=True)
+        nodes = np.flatnonzero(spans.is_node & (recording.ownership.passes.of_span >= 0))
+        nodes = nodes[np.argsort(spans.start[nodes], kind="stable")]
+        for node, following in pairwise(nodes.tolist()):
+            if work.spans[node] and spans.start[following] > spans.end[node]:
+                pairs.append((int(spans.end[node]), int(spans.start[following])))
+    taken, until = np.zeros(len(of_spans)), 0
+    for start, end in sorted(pairs):
+        if end > max(start, until):
+            step = recording.ledger.steps.at(np.array([max(start, until)]))[0]
+            ns = evidence.costs.elapsed(np.array([max(start, until)]), np.array([end]))[0]
+            taken[step] += ns * (step >= 0)
+            until = end
+    return evidence.typical.value((of_spans + taken).astype(np.int64))
+
+
+@pytest.mark.parametrize("name", slow_except(TRACES[::6], TRACES))
+def test_no_price_on_a_processor_is_above_what_the_clock_says_that_the_named_work_takes(
+    name: str,
+) -> None:
+    """A replay that takes away too much would agree with itself."""
+    recording, report, found = causes(name)
+    saves = {one.rule: one.saves for one in report.findings if one.saves}
+    for one in found:
+        free_alone = set(one.change) <= {"free"} and named_by(one)
+        if not report.has_gpu and one.rule in saves and free_alone:
+            most = on_the_clock(recording, report, named_by(one))
+            assert saves[one.rule].ns <= most + 0.005 * report.step_ns, one.rule
+
+
+def test_a_stretch_that_ends_within_an_operator_takes_only_its_part_away() -> None:
+    """In anomaly mode each operator of the forward keeps a stack first, for as long as a view."""
+    report = backspot.locate(DATA / "findings" / "watched_layers.trace.json.gz")
+    (found,) = (one for one in report.findings if one.rule == "anomaly-mode")
+    assert found.saves is not None
+    assert found.saves.ns == pytest.approx(found.wall_ns, rel=0.05)
 
 
 def test_what_a_step_may_be_for_has_no_price() -> None:

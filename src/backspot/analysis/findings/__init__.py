@@ -82,6 +82,8 @@ def find_all(evidence: Evidence) -> Judged:
             and (rule.seldom or 2 * finding.steps > evidence.report.steps)
             and _takes(finding, rule.least, evidence)
         ):
+            if isinstance(finding, Found):
+                finding = replace(finding, taken_ns=_taken(finding, evidence))
             findings.append(rule.named(finding))
             states[rule.name] = FOUND
     rows = {row.path: row for row in evidence.report.modules}
@@ -118,6 +120,19 @@ def _takes(finding: Finding, least: float, evidence: Evidence) -> bool:
     """Whether a cause takes a share of the step, each by its own clock, in most steps."""
     by_step = finding.by_step if isinstance(finding, Found) else None
     return by_step is None or evidence.costs.holds_in_most_steps(by_step, least)
+
+
+def _taken(finding: Found, evidence: Evidence) -> int | None:
+    """Return how long all of the work takes that a finding's remedy takes away, if that is known.
+
+    A device that need not be waited for lets the host get ahead, which can save more.
+    """
+    gone = [finding.removable] if finding.removable and not finding.change else []
+    if set(finding.change) == {"free"}:
+        gone = [finding.change["free"]]
+    if not gone or (len(gone[0].waits) and evidence.report.has_gpu):
+        return None
+    return evidence.time_taken(gone[0])
 
 
 def _with_lines(finding: Finding, rows: Mapping[str, Row]) -> Finding:

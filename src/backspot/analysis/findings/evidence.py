@@ -16,7 +16,15 @@ from backspot.analysis.attribution.ownership import Ownership
 from backspot.analysis.attribution.spans import Spans
 from backspot.analysis.findings.costs import Costs, Removable
 from backspot.analysis.recording import Recording
-from backspot.analysis.timeline import FAR, NOTHING, enclosing, merged, numbered, take
+from backspot.analysis.timeline import (
+    FAR,
+    NOTHING,
+    enclosing,
+    first_started,
+    merged,
+    numbered,
+    take,
+)
 from backspot.analysis.typical import TypicalStep
 from backspot.formatting import counted, duration, percent
 from backspot.registry import Device, Rule
@@ -274,6 +282,35 @@ class Evidence(msgspec.Struct, frozen=True, dict=True):
     def answers(self) -> dict[Any, Any]:
         """What rules have asked of this evidence; see ``once``."""
         return {}
+
+    def time_taken(self, gone: Removable) -> int:
+        """Return how long host and devices take together for the work of a cause; nanoseconds.
+
+        The engine's time directly after a node goes with it.
+        """
+        events, work, costs = self.events, self.work, self.costs
+        around = enclosing(events, gone.operators, work.thread, work.launch)
+        launched = (gone.work | (around >= 0)) & (work.device >= 0)
+        alone = merged(gone.operators, gone.waits)
+        after, until = self._engine_after(gone.spans)
+        start = np.concatenate([events.start[alone], gone.stretches[0], after])
+        end = np.concatenate([events.end[alone], gone.stretches[1], until])
+        line = first_started(start, end, np.zeros(len(start), np.int64))
+        inside = np.flatnonzero(line.values >= 0)  # the last one is not
+        begin, finish = line.edges[inside], line.edges[inside + 1]
+        by_step = costs.times_by_step(begin, costs.elapsed(begin, finish))
+        by_step += costs.times_by_step(work.start[launched], costs.device_ns[launched])
+        return self.typical.value(by_step + costs.of_spans_by_step(gone.spans))
+
+    def _engine_after(self, chosen: Mask) -> tuple[Ints, Ints]:
+        """Return from when to when the engine works between each of these nodes and the next."""
+        spans, run = self.spans, self.ownership.passes.of_span
+        nodes = np.flatnonzero(self.in_pass & spans.is_node)
+        nodes = nodes[np.lexsort((spans.start[nodes], run[nodes], spans.thread[nodes]))]
+        first, second = nodes[:-1], nodes[1:]
+        apart = chosen[first] & (spans.thread[first] == spans.thread[second])
+        apart &= (run[first] == run[second]) & (spans.end[first] < spans.start[second])
+        return spans.end[first[apart]], spans.start[second[apart]]
 
     # Events ----------------------------------------------------------------------------------
 

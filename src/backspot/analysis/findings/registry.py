@@ -48,6 +48,8 @@ class Found(Finding):
         priced: whether a step is known to gain that work. It is not where the work may be what the
             step is for, or where another form can be slower.
         by_step: the clock time of the cause in each step.
+        taken_ns: what host and devices take together for what the remedy takes away, above which
+            no price can be; ``None`` where that is not known, or where waits of the host go.
         in_part: work of which the remedy leaves out a part that no trace knows, and a trial may;
             ``None`` where there is none.
         change: the remedy as changes by the names of ``analysis.replay.changes``, with what each is
@@ -61,6 +63,7 @@ class Found(Finding):
     by_step: Ints | None = field(default=None, compare=False)
     change: Mapping[str, Any] = field(default_factory=dict)
     in_part: Removable | None = None
+    taken_ns: int | None = None
 
     def with_saves(self, saves: Saving | None) -> Finding:
         """Return the finding as reports have it."""

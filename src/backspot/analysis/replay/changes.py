@@ -34,6 +34,7 @@ from backspot.analysis.timeline import (
     NOTHING,
     distinct,
     enclosing,
+    first_started,
     grouped,
     is_in,
     median,
@@ -136,6 +137,21 @@ def _between(recording: Replayable, start: Ints, end: Ints) -> list[slice]:
     return [slice(*ends) for ends in zip(first.tolist(), last.tolist(), strict=True)]
 
 
+def _covered(recording: Replayable, start: Ints, end: Ints) -> Floats:
+    """Return which part of each interval of the host lies within these stretches of time.
+
+    A stretch can end within an operator, whose other part stays.
+    """
+    line = first_started(start, end, np.zeros(len(start), np.int64))
+    if not len(line.edges):
+        return np.zeros(len(recording.part))
+    length = np.diff(line.edges) * (line.values[:-1] >= 0)
+    edges = recording.line.edges
+    inside = np.diff(np.interp(edges, line.edges, np.append(0.0, np.cumsum(length))))
+    covered: Floats = inside / np.diff(edges).clip(1)
+    return covered
+
+
 # Modules, and work that a finding names ----------------------------------------------------------
 
 
@@ -163,11 +179,12 @@ def _left_of(recording: Replayable, work: Removable, left: float = 0.0) -> tuple
     launches = take(work.spans, recording.ownership.compiled.span, False)
     host[recording.intervals(np.flatnonzero(np.append(work.spans, launches)))[0]] = left
     start, end = work.stretches
-    for interval in (
-        *_between(recording, events.start[work.operators], events.end[work.operators]),
-        *_between(recording, start, end),
-    ):
-        host[interval] = left
+    covered = _covered(
+        recording,
+        np.concatenate([events.start[work.operators], start]),
+        np.concatenate([events.end[work.operators], end]),
+    )
+    host = np.minimum(host, 1.0 - (1.0 - left) * covered)
     around = enclosing(events, work.operators, device.thread, device.launch)
     of_work[work.work | (around >= 0)] = left
     return host, of_work
@@ -235,8 +252,7 @@ def _handover(recording: Replayable, left: float) -> Change | Refusal:
     """To take over a batch from the workers takes this part of its time once it has arrived."""
     host, of_work = _unchanged(recording)
     batches = recording.batches
-    for interval in _between(recording, batches.arrived, batches.end):
-        host[interval] = left
+    host -= (1.0 - left) * _covered(recording, batches.arrived, batches.end)
     return _of_factors(host, of_work)
 
 

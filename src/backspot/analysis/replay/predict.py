@@ -527,6 +527,8 @@ def _with_saving(
     if slower is not None and (best or not names):
         launched = "graph" in names or (work and work.work.any())
         most = round(finding.wall_ns * (slower if best and launched else 1.0))
+    if finding.taken_ns is not None:
+        most = min(most, finding.taken_ns)
     saves = Saving(min(saves.ns, most), min(saves.low_ns, most), saves.high_ns)
     return finding.with_saves(replace(saves, at_best=best, at_least=finding.at_least))
 
