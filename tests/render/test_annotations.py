@@ -13,6 +13,7 @@ import backspot
 from backspot.commands import main
 from backspot.render.annotations import to_annotations
 from backspot.results.report import changed
+from support.recordings import report_of
 
 DATA = Path(__file__).parents[1] / "data"
 TRACE = DATA / "h200/vit_patch_drop.trace.json.gz"
@@ -69,7 +70,7 @@ def test_it_stands_at_the_line_of_its_first_place_that_has_one(report):
 
 @given(st.text(min_size=1, max_size=30))
 def test_no_name_breaks_an_annotation_or_adds_one(name):
-    report = backspot.locate(TRACE)
+    report = report_of(TRACE)
     finding = next(one for one in report.findings if one.tier == "stable")
     place = replace(finding.places[0], path=name, line=f"{name}:3")
     hostile = changed(report, findings=(replace(finding, title=name, places=(place,)),))

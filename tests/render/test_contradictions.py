@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given, settings, strategies as st
 
 from backspot import Report, compare
 from backspot.commands import main
@@ -183,10 +183,12 @@ def test_what_a_finding_names_need_not_be_a_row(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("by", ["path", "class", "pattern"])
-@pytest.mark.parametrize("depth", [None, 0, 2])
-@settings(max_examples=30)
-@given(any_report=reports())
+@settings(max_examples=60)
+@given(
+    any_report=reports(),
+    depth=st.sampled_from([None, 0, 2]),
+    by=st.sampled_from(["path", "class", "pattern"]),
+)
 def test_what_backspot_saves_it_reads(tmp_path, any_report, depth, by):
     some = replace(any_report, modules=any_report.top(depth=depth, by=by))
     assert Report.load(some.save(tmp_path / "report.json", force=True)) == some
