@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import example, given, strategies as st
 
 import backspot
 from backspot.commands import main
@@ -69,6 +69,7 @@ def test_it_stands_at_the_line_of_its_first_place_that_has_one(report):
 
 
 @given(st.text(min_size=1, max_size=30))
+@example("a,line=9::\n::error::b")
 def test_no_name_breaks_an_annotation_or_adds_one(name):
     report = report_of(TRACE)
     finding = next(one for one in report.findings if one.tier == "stable")
