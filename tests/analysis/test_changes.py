@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from dataclasses import replace
 from itertools import permutations
+from pathlib import Path
 
 import pytest
 
@@ -181,10 +183,23 @@ def test_without_a_layout_that_nobody_reads_a_step_saves_the_copies_of_its_forwa
     assert not found.saves.at_least
 
 
-def test_in_one_layout_convolutions_are_faster_too():
-    report = backspot.locate(PATHS["doubled_map"])
+@pytest.mark.parametrize(
+    ("name", "layout"), [("doubled_map", "channels_last)"), ("grouped_volume", "channels_last_3d)")]
+)
+def test_another_layout_for_convolutions_has_no_price_as_other_kernels_run_then(name, layout):
+    report = backspot.locate(PATHS[name])
     (found,) = (one for one in report.findings if one.rule == "layout-copies")
-    assert found.saves.at_least
+    assert found.saves is None
+    assert "only a trial gives a price" in found.seen
+    assert layout in found.remedy
+
+
+def test_convolutions_of_sequences_have_no_other_layout_to_be_told_of(tmp_path):
+    path = tmp_path / "trace.json"
+    text = gzip.decompress(Path(PATHS["doubled_map"]).read_bytes()).decode()
+    assert "aten::conv2d" in text
+    path.write_text(text.replace("aten::conv2d", "aten::conv1d"))
+    assert backspot.locate(path).rules["layout-copies"] == "nothing"
 
 
 def test_a_remedy_that_does_the_same_in_another_form_says_that_it_saves_at_best_so_much():
