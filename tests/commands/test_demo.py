@@ -21,6 +21,8 @@ def one_thread():
 @pytest.mark.usefixtures("one_thread")
 def test_the_demo_ranks_writes_its_files_and_mends_the_module(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("backspot.commands.demo._OnCpu.rounds", 2)
+    monkeypatch.setattr("backspot.commands.demo._VOCABULARY", 20_000)
+    monkeypatch.setattr("backspot.commands.demo._PROFILED", 2)
     output = tmp_path / "out"
     assert main(["demo", "--device", "cpu", "--output", str(output)]) == 0
     said = " ".join(capsys.readouterr().out.split())

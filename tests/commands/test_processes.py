@@ -88,12 +88,12 @@ def scratch():
 
 @pytest.fixture
 def observed(tmp_path, scratch):
-    """Runs a script under ``backspot run``, which has PyTorch already, and so have its forks."""
+    """Runs a script under ``backspot run``; it and its processes have PyTorch already."""
 
     def run(code, *arguments, python=None, options=(), is_killed=False, **more):
         path = tmp_path / "train.py"
         path.write_text(f"{TRAINING}\nif __name__ == '__main__':\n    {code}\n")
-        start = python or preloaded.python()
+        start = python or preloaded.parent(tmp_path)
         done = program(
             *("run", *SMALL, *options, path, *arguments),
             python=start,
@@ -231,7 +231,8 @@ def test_a_script_that_ends_before_its_process(observed, reports, tmp_path):
 
 
 def test_a_process_that_python_waits_for_at_its_end(observed, reports):
-    output, errors, code = observed("start('spawn', 9)")
+    # The process is Python itself, as Python starts it.
+    output, errors, code = observed("start('spawn', 9)", python=preloaded.python())
     assert (output, code) == ("trained 9\n", 0)
     assert reports() == {"": 2}
     assert not [line for line in told(errors) if "no report" in line]
@@ -266,11 +267,10 @@ def test_a_script_chooses_its_folder_for_temporary_files(observed, tmp_path):
 
 
 OUTLIVES = """
-import os, pathlib, time
-script = os.getppid()
+import os, pathlib, sys, time
 pathlib.Path("part").write_text(str(os.getpid()))
 os.rename("part", "started")
-while os.getppid() == script:
+while os.path.exists("/proc/" + sys.argv[1]):
     time.sleep(0.05)
 import train
 train.train(9)
@@ -280,7 +280,8 @@ pathlib.Path("ended").touch()
 
 def test_a_program_that_outlives_the_script_is_left_alone(observed, reports, tmp_path):
     (tmp_path / "outlives.py").write_text(OUTLIVES)
-    code = "import subprocess; subprocess.Popen([sys.executable, 'outlives.py'], stdout=-3)\n"
+    code = "import subprocess; command = [sys.executable, 'outlives.py', str(os.getpid())]\n"
+    code += "    subprocess.Popen(command, stdout=-3)\n"
     observed(f"{code}    while not os.path.exists('started'): time.sleep(0.05)")
     until = time.monotonic() + 60
     process = Path(f"/proc/{(tmp_path / 'started').read_text()}/stat")

@@ -60,7 +60,7 @@ STARTS = {
 }
 CASES = [*((loss, "here") for loss in LOSSES), ("hooks", "a process")]
 FRESH = ("hooks", "here")
-"""The case that runs in a Python without anything in memory."""
+"""The case that is observed in a Python without anything in memory."""
 
 
 def warned(folder: Path, python: list[str], *under: str) -> list[str]:
@@ -77,10 +77,10 @@ def warned(folder: Path, python: list[str], *under: str) -> list[str]:
 def test_warnings_name_the_same_lines_and_come_as_often(loss, start, tmp_path):
     code = MODEL.replace("LOSS", LOSSES[loss]).replace("START", STARTS[start])
     (tmp_path / "train.py").write_text(code)
-    python = [sys.executable] if (loss, start) == FRESH else preloaded.python()
-    plain = warned(tmp_path, python)
+    plain = warned(tmp_path, preloaded.python())
     assert any("the caller's" in one for one in plain)
     if loss == "C++":  # a warning of PyTorch's in the backward has its own line
         assert any("deterministic" in one and "run_backward" in one for one in plain)
     run = ("-m", "backspot", "run", "--warmup", "2", "--steps", "3", "--trials", "none")
+    python = [sys.executable] if (loss, start) == FRESH else preloaded.python()
     assert warned(tmp_path, python, *run) == plain

@@ -1,16 +1,21 @@
 """Python processes that start with PyTorch in memory: its import takes seconds of a core.
 
-So are Backspot, half a second of each, and what it needs of others.
+So are Backspot, half a second of each, and what it needs of others, and what Inductor is made of.
 
 ``[*python(), ...]`` stands for ``[sys.executable, ...]``. A small client sends its arguments,
 environment, folder and streams to a server that has imported all that and used nothing of it. The
 server forks, and the fork goes on like a new interpreter. No module of torch or Backspot is in its
 ``sys.modules`` until something imports it: a finder brings it back then, and what it imports with
-it; PyTorch comes back as a whole. Signals and the exit code pass through the client,
-and a client that is killed takes its process with it.
+it; PyTorch comes back as a whole, but for what the first compilation imports. Signals and the exit
+code pass through the client, and a client that is killed takes its process with it.
 
-A fork ends as Python ends, but for what takes longest: PyTorch is not taken apart, object by
-object. ``[*python(), WHOLE, ...]`` does that too, for tests of what could crash there.
+A fork ends as Python ends, but for what takes longest: what the server has imported, other than
+Backspot, is not taken apart, object by object. ``[*python(), WHOLE, ...]`` does that too, for tests
+of what could crash there.
+
+What a process starts by ``sys.executable`` is an ordinary Python. ``parent(folder)`` stands for a
+Python whose processes start with PyTorch in memory too: ``sys.executable`` is a program in
+``folder`` that starts them so.
 """
 
 from __future__ import annotations
@@ -19,12 +24,15 @@ import os
 import signal
 import socket
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 WHOLE = "--whole"
+_PARENT = "--parent"
+_MOST_DESCRIPTORS = 100
 
 # In the tests ------------------------------------------------------------------------------------
 
@@ -70,6 +78,19 @@ def executable(folder: Path) -> Path:
     return path
 
 
+def parent(folder: Path) -> list[str]:
+    """Return the start of a command that runs Python, whose processes are started so too."""
+    import shlex
+
+    if sys.platform != "linux":
+        return [sys.executable]
+    path = folder / "python"
+    start = [*python(), _PARENT, str(path)]
+    path.write_text(f'#!/bin/sh\nexec {shlex.join(start)} "$@"\n')
+    path.chmod(0o755)
+    return start
+
+
 # The client --------------------------------------------------------------------------------------
 
 
@@ -77,10 +98,15 @@ def _ask(address: str, arguments: list[str]) -> None:
     """Run Python with these arguments in a fork of the server, and end as it ends."""
     import json
 
-    asked = json.dumps([arguments, dict(os.environ), os.getcwd()]).encode()  # noqa: PTH109
+    handed_on = [0, 1, 2, *_handed_on()]
+    asked = json.dumps(
+        [arguments, dict(os.environ), os.getcwd(), handed_on]  # noqa: PTH109
+    ).encode()
     server = socket.socket(socket.AF_UNIX)
     server.connect(address)
-    socket.send_fds(server, [len(asked).to_bytes(4, "big")], [0, 1, 2])
+    socket.send_fds(server, [len(asked).to_bytes(4, "big")], handed_on)
+    for descriptor in handed_on[3:]:
+        os.close(descriptor)
     server.sendall(asked)
     answers = server.makefile()
     child = int(answers.readline())
@@ -91,6 +117,16 @@ def _ask(address: str, arguments: list[str]) -> None:
         signal.signal(-ended, signal.SIG_DFL)
         os.kill(os.getpid(), -ended)
     os._exit(ended)
+
+
+def _handed_on() -> list[int]:
+    """Return the descriptors that a process has from its parent besides its streams."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
+        with suppress(OSError):  # that of the folder itself is closed
+            if int(name) > 2 and os.get_inheritable(int(name)):
+                found.append(int(name))
+    return found
 
 
 # The server --------------------------------------------------------------------------------------
@@ -108,6 +144,7 @@ def _serve(listening: socket.socket) -> list[str]:
     import torch._dynamo  # noqa: F401 - which the first optimizer imports
     from rich import console, table  # noqa: F401
 
+    _KEPT_MODULES.import_compiler()
     _KEPT_MODULES.import_backspot()
     gc.freeze()  # a fork that looks for garbage copies every page that it looks at
 
@@ -136,8 +173,8 @@ def _serve(listening: socket.socket) -> list[str]:
                 os.kill(child, signal.SIGKILL)  # the client was
         if listening in ready:
             client, _ = listening.accept()
-            size, streams, _, _ = socket.recv_fds(client, 4, 3)
-            arguments, environment, folder = json.loads(
+            size, streams, _, _ = socket.recv_fds(client, 4, _MOST_DESCRIPTORS)
+            arguments, environment, folder, numbers = json.loads(
                 client.recv(int.from_bytes(size, "big"), socket.MSG_WAITALL)
             )
             child = os.fork()
@@ -151,13 +188,24 @@ def _serve(listening: socket.socket) -> list[str]:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             for other in (waking, waker, listening, client, *clients.values()):
                 other.close()
-            for number, stream in enumerate(streams):
-                os.dup2(stream, number)
-                os.close(stream)
+            _have(streams, numbers)
             os.environ.clear()
             os.environ.update(environment)
             os.chdir(folder)
             return arguments
+
+
+def _have(descriptors: list[int], numbers: list[int]) -> None:
+    """Give descriptors other numbers, which can be those that others of them have."""
+    import fcntl
+
+    free = max(*descriptors, *numbers) + 1
+    moved = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, free) for descriptor in descriptors]
+    for descriptor in descriptors:
+        os.close(descriptor)
+    for descriptor, number in zip(moved, numbers, strict=True):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
 
 
 class _KeptModules:
@@ -165,15 +213,42 @@ class _KeptModules:
 
     def __init__(self) -> None:
         self._torch: dict[str, Any] = {}
+        self._compiler: dict[str, Any] = {}
         self._backspot: dict[str, Any] = {}
         self._needs: dict[str, dict[str, None]] = {}
 
+    def import_compiler(self) -> None:
+        """Import what the first compilation imports, and note what each module imports."""
+        from importlib import import_module
+
+        before = set(sys.modules)
+        with self._noting():
+            for name in _COMPILER:
+                with suppress(ImportError):  # of another PyTorch
+                    import_module(name)
+        self._compiler = dict.fromkeys(
+            name
+            for name, module in sys.modules.items()
+            if name not in before
+            and name.partition(".")[0] in _TORCH
+            and getattr(module, "__spec__", None) is not None
+        )
+
     def import_backspot(self) -> None:
         """Import all of it, and note what each module imports."""
-        import builtins
         from importlib import import_module
-        from importlib.util import resolve_name
         from pkgutil import walk_packages
+
+        with self._noting():
+            for module in walk_packages(import_module("backspot").__path__, "backspot."):
+                if not module.name.startswith(_LEFT_OUT):
+                    import_module(module.name)
+
+    @contextmanager
+    def _noting(self) -> Iterator[None]:
+        """Note what each module imports."""
+        import builtins
+        from importlib.util import resolve_name
 
         original = builtins.__import__
 
@@ -191,26 +266,34 @@ class _KeptModules:
 
         builtins.__import__ = noting
         try:
-            for module in walk_packages(import_module("backspot").__path__, "backspot."):
-                if not module.name.startswith(_LEFT_OUT):
-                    import_module(module.name)
+            yield
         finally:
             builtins.__import__ = original
 
     def hide(self) -> None:
         """Have none of them in ``sys.modules``, nor as attributes of their packages."""
         self._backspot = _taken("backspot")
-        for name, module in self._backspot.items():
+        self._torch = _taken(*_TORCH)
+        self._compiler = {name: self._torch.pop(name) for name in self._compiler}
+        kept = {**self._torch, **self._compiler, **self._backspot}
+        for name, module in {**self._compiler, **self._backspot}.items():
             package, _, own = name.rpartition(".")
-            if package and vars(self._backspot[package]).get(own) is module:
-                delattr(self._backspot[package], own)
-        self._torch = _taken("torch", "torchgen", "functorch")
+            if package and vars(kept[package]).get(own) is module:
+                delattr(kept[package], own)
         sys.meta_path.insert(0, self)
+
+    def forget_backspot(self) -> None:
+        """Have it imported as it is anywhere else."""
+        self._backspot = {}
+
+    def hidden(self) -> list[Any]:
+        """Return the modules of PyTorch that nothing has imported."""
+        return [*self._torch.values(), *self._compiler.values()]
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> object:
         from importlib.machinery import ModuleSpec
 
-        kept = self._torch.get(name) or self._backspot.get(name)
+        kept = self._torch.get(name) or self._compiler.get(name) or self._backspot.get(name)
         if kept is None or (name == "backspot" and not self._is_found(kept)):
             return None
         return ModuleSpec(
@@ -236,6 +319,7 @@ class _KeptModules:
         if module.__name__ in self._torch:
             sys.modules.update(self._torch)
             self._torch = {}
+            return
         for name in self._needs.get(module.__name__, ()):
             if name not in sys.modules:
                 import_module(name)
@@ -251,11 +335,13 @@ class _Bringing:
         return self._module
 
     def exec_module(self, module: Any) -> None:
-        module.__spec__ = self._spec
+        vars(module)["__spec__"] = self._spec  # some refuse attributes that they do not know
         self._modules.bring(module)
 
 
 _KEPT_MODULES = _KeptModules()
+_TORCH = ("torch", "torchgen", "functorch")
+_COMPILER = ("torch._inductor.compile_fx", "torch._functorch.aot_autograd")
 _LEFT_OUT = ("backspot.__main__", "backspot._startup", "backspot.integrations.")
 """What runs when it is imported, or needs packages that are seldom there."""
 
@@ -278,8 +364,14 @@ def _go_on_as_python(arguments: list[str]) -> None:
     _KEPT_MODULES.hide()
     sys.path[0:1] = [""]
     sys.path[1:1] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    if arguments[0] == _PARENT:
+        _be_a_parent(arguments[1])
+        del arguments[:2]
     if arguments[0] == "-u":
         sys.stdout.reconfigure(write_through=True)
+        del arguments[0]
+    if arguments[0] == "-B":
+        sys.dont_write_bytecode = True
         del arguments[0]
     while arguments[0] == "-W":
         warnings._processoptions([arguments[1]])
@@ -304,14 +396,31 @@ def _go_on_as_python(arguments: list[str]) -> None:
         exec(code, vars(main))
 
 
+def _be_a_parent(executable: str) -> None:
+    """Start processes by a program, and do what Python does at the start of each of them."""
+    from importlib import import_module
+    from multiprocessing import spawn
+
+    sys.executable = executable
+    spawn.set_executable(executable)
+    sys.modules.pop("sitecustomize", None)
+    try:
+        import_module("sitecustomize")
+    except ModuleNotFoundError as error:
+        if error.name != "sitecustomize":
+            raise
+    if "backspot.children" in sys.modules:  # of this process alone, and other modules know another
+        _KEPT_MODULES.forget_backspot()
+
+
 def _leave_the_rest() -> None:
-    """Let this process end before PyTorch's libraries are taken apart, once Python has ended."""
+    """Let this process end before what it has from the server is taken apart."""
     import ctypes
 
     libc = ctypes.CDLL(None)
     libc.setvbuf(ctypes.c_void_p.in_dll(libc, "stdout"), None, 2, 0)  # nothing is left to flush
     libc.on_exit(libc._exit, None)
-    own = (*sys.stdlib_module_names, "backspot")
+    own = ("sys", "builtins", "__main__", "backspot")
     _KEPT.extend(name for name in sys.modules if name.partition(".")[0] not in own)
 
 
@@ -326,7 +435,8 @@ def _say_no_more() -> None:
     sys.stderr.flush()
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 2)
-    kept = [sys.modules.pop(name, None) for name in _KEPT]
+    kept: list[Any] = [sys.modules.pop(name, None) for name in _KEPT]
+    kept += _KEPT_MODULES.hidden() if _KEPT else []
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
 
 
