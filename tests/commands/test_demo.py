@@ -5,7 +5,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import backspot  # noqa: E402
-from backspot.commands import main  # noqa: E402
+from backspot.commands import demo, main  # noqa: E402
 from backspot.results.report import Report  # noqa: E402
 
 
@@ -20,9 +20,11 @@ def one_thread():
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
 def test_the_demo_ranks_writes_its_files_and_mends_the_module(tmp_path, capsys, monkeypatch):
+    classifier = demo._classifier
+    small = lambda torch, rows, width: classifier(torch, rows, width // 4)  # noqa: E731
+    monkeypatch.setattr("backspot.commands.demo._classifier", small)
+    monkeypatch.setattr("backspot.commands.demo._VOCABULARY", 50_000)
     monkeypatch.setattr("backspot.commands.demo._OnCpu.rounds", 2)
-    monkeypatch.setattr("backspot.commands.demo._VOCABULARY", 20_000)
-    monkeypatch.setattr("backspot.commands.demo._PROFILED", 2)
     output = tmp_path / "out"
     assert main(["demo", "--device", "cpu", "--output", str(output)]) == 0
     said = " ".join(capsys.readouterr().out.split())

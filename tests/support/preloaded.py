@@ -144,6 +144,8 @@ def _serve(listening: socket.socket) -> list[str]:
     import torch._dynamo  # noqa: F401 - which the first optimizer imports
     from rich import console, table  # noqa: F401
 
+    with suppress(ImportError):
+        import numpy.ma  # noqa: F401 - which Backspot imports where PyTorch has numpy
     _KEPT_MODULES.import_compiler()
     _KEPT_MODULES.import_backspot()
     gc.freeze()  # a fork that looks for garbage copies every page that it looks at
