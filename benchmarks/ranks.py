@@ -96,8 +96,10 @@ def run_ranks(train: Callable[..., None], device: str, *arguments: Any, ranks: i
     """
     if not dist.is_available() or (device == "cuda" and torch.cuda.device_count() < ranks):
         raise CannotRunError(f"this benchmark needs torch.distributed, and on GPUs {ranks} of them")
-    # One process imports PyTorch for the ranks of all runs.
-    get_context("forkserver").set_forkserver_preload(["torch.distributed", "benchmarks.models"])
+    # One process imports PyTorch for the ranks of all runs, also what the first optimizer imports.
+    get_context("forkserver").set_forkserver_preload(
+        ["torch.distributed", "torch._dynamo", "benchmarks.models", "backspot.live.profiling"]
+    )
     with tempfile.TemporaryDirectory() as folder:
         torch.multiprocessing.start_processes(
             train, (device, folder, *arguments), nprocs=ranks, start_method="forkserver"

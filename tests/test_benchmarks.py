@@ -117,9 +117,17 @@ def test_a_benchmark_says_what_it_does(name, capsys):
 
 KEPT = ("compare_runs", "false_alarms", "what_if")
 """Their recordings can be kept, and judged again."""
+OF_RANKS = ("memory_ranks", "overhead_ranks", "planted_ranks", "planted_transfers")
+"""They fork their ranks off one process, which one worker has: it imports PyTorch."""
 
 
-@pytest.mark.parametrize("name", sorted(QUESTIONS.keys() - TESTED_ELSEWHERE.keys() - {*KEPT}))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.xdist_group("ranks")] if name in OF_RANKS else [])
+        for name in sorted(QUESTIONS.keys() - TESTED_ELSEWHERE.keys() - {*KEPT})
+    ],
+)
 @pytest.mark.filterwarnings("ignore")
 def test_a_small_run_works_and_leaves_the_results_alone(
     name, tmp_path, monkeypatch, capsys, settings

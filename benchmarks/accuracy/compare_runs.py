@@ -179,7 +179,7 @@ def _recordings(cases: Sequence[str], pairs: int, runs: int) -> Iterator[_Record
 
 def _record(run: Any, cases: Sequence[str], folder: Path) -> list[str]:
     """Make all recordings that the folder does not have yet; return how each ended."""
-    steps = run.steps or profile_default("steps")
+    steps = run.steps or (3 if run.small else profile_default("steps"))
     plants_file = folder / "plants.json"
     plants = json.loads(plants_file.read_text()) if plants_file.exists() else {}
     ends = []
@@ -379,7 +379,7 @@ def _summary(records: Sequence[Record]) -> Record:
 def options(parser: argparse.ArgumentParser) -> None:
     judged_again(parser)
     parser.add_argument("--pairs", type=int, help="pairs of each case (default: 50)")
-    parser.add_argument("--runs", type=int, default=3, help="recordings a side (default: 3)")
+    parser.add_argument("--runs", type=int, help="recordings a side (default: 3; small: 2)")
     parser.add_argument("--percent", type=float, default=10, help="how much slower (default: 10)")
 
 
@@ -389,6 +389,7 @@ def answer(run: Run) -> Figures:
         raise SystemExit(0)
     cases = run.choose(_CASES, _DEFAULT) if run.cases or run.listed else list(_DEFAULT)
     run.pairs = run.pairs or (1 if run.small else 50)
+    run.runs = run.runs or (2 if run.small else 3)
     with recordings(run) as (folder, wanted):
         ends = _record(run, cases, folder) if wanted else []
         failed = {end: {"end": end} for end in ends if end != "done"}

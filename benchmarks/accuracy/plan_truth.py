@@ -51,7 +51,7 @@ _MORE_STEPS = 5
 
 def options(parser: argparse.ArgumentParser) -> None:
     """Add how long a plan and the real steps may take, and where to keep what is known so far."""
-    parser.add_argument("--plan", type=int, help="seconds (default: those of profile; small: 5)")
+    parser.add_argument("--plan", type=int, help="seconds (default: those of profile; small: 2)")
     parser.add_argument("--real", type=int, help="seconds of real steps (default: 20; CPU: 40)")
     parser.add_argument("--keep", type=Path, help="a folder for each case as far as it is known")
 
@@ -66,7 +66,7 @@ def answer(run: Run) -> Figures:
 
     asked: dict[str, Any] = {
         "context": vars(run.context),
-        "plan": run.plan or (5 if run.small else None),
+        "plan": run.plan or (2 if run.small else None),
         "real": run.real or run.context.pick(40 if run.device == "cpu" else 20, 1),
         "keep": str(run.keep) if run.keep else "",
     }

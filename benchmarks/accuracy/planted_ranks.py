@@ -197,8 +197,8 @@ def _pipeline(how: str, device: torch.device, rank: int, small: bool) -> _Traini
     from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
     width, batch = (64, 64) if small else (2048, 4096) if device.type == "cuda" else (512, 1024)
-    parts = 2 if how == "few" else 8
-    depth = {"few": 4, "unequal": 4 + 6 * rank, "balanced": 7}[how]
+    parts = 2 if how == "few" else 4 if small else 8
+    depth = {"few": 4, "unequal": 4 + 6 * rank, "balanced": 7}[how] // (3 if small else 1)
     model = _Stack(width, depth).to(device)
     x = torch.randn(batch, width, device=device)
     stage = PipelineStage(model, rank, RANKS, device, input_args=(x[: batch // parts],))

@@ -509,7 +509,7 @@ def _steady(line: str) -> bool:
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--count", type=int, help="scripts (default: 500; with --small 2)")
+    parser.add_argument("--count", type=int, help="scripts (default: 500; with --small 1)")
     parser.add_argument("--seed", default="1")
     parser.add_argument("--only", type=int, help="the number of one script")
     parser.add_argument("--keep", type=Path, help="where to write that script")
@@ -526,5 +526,5 @@ def answer(run: Run) -> Figures | int:
         print(*made.options)
         print(*one_script(run.seed, run.only), sep="\n")
         return 0
-    count = run.count or (2 if run.small else 500)
+    count = run.count or (1 if run.small else 500)
     return found_in(run, count, handle, 3 * _LIMIT_S).figures(run.seed)

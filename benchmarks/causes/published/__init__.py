@@ -15,6 +15,7 @@ by somebody who had. Figures of the three stand apart.
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -105,6 +106,7 @@ def facts(name: str) -> dict[str, Any]:
     return {"title": str(ast.get_docstring(tree)).rstrip("."), **known}
 
 
+@functools.cache
 def folder_of(name: str) -> str:
     """Return the folder of a case."""
     return next(folder for folder in (*FOLDERS, THIRD) if name in names(folder))
