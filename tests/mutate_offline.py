@@ -245,8 +245,8 @@ MUTATIONS = (
     Mutation(
         "communication hides the compute beside it",
         "analysis/accounting/clock.py",
-        "for number in Tier)",
-        "for number in reversed(Tier))",
+        "for number in Precedence)",
+        "for number in reversed(Precedence))",
         f"{COMMUNICATION} {OF_WORK}",
     ),
     Mutation(
