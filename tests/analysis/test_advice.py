@@ -64,29 +64,6 @@ def test_a_softmax_that_is_used_beside_its_logarithm_is_said_to_stay(kind):
     assert (found.saves is None) is (kind == "entropy")
 
 
-class Labelled(nn.Module):
-    """The loss of many words, whose scores come from a layer that nothing else may use."""
-
-    def __init__(self, kind: str) -> None:
-        super().__init__()
-        self.body, self.layer, self.kind = nn.Linear(16, 16), nn.Linear(16, 4000), kind
-        self.labels = torch.randint(4000, (256,))
-
-    def forward(self, x: Tensor) -> Tensor:
-        scores = self.layer(self.body(x))
-        if self.kind == "activated":
-            scores = scores.tanh()
-        loss = functional.cross_entropy(scores.view(-1, 4000), self.labels)
-        return loss + scores.logsumexp(-1).square().mean() if self.kind == "used again" else loss
-
-
-@pytest.mark.parametrize("kind", ["alone", "used again", "activated"])
-def test_the_last_layer_is_part_of_a_loss_if_nothing_else_has_a_gradient_of_its_scores(kind):
-    found = found_in(Labelled(kind), torch.randn(256, 16))["loss-passes"]
-    assert ("The last layer (layer (Linear))" in found.seen) is (kind == "alone")
-    assert found.saves is None
-
-
 @pytest.mark.parametrize("logarithm", ["log_softmax", "softmax and log"])
 def test_a_loss_of_a_few_scores_is_no_finding_though_the_step_is_little_more(logarithm):
     class Policy(nn.Module):

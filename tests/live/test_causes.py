@@ -270,24 +270,35 @@ def test_what_the_training_may_need_of_calls_without_a_backward_has_no_price(whe
 
 
 @pytest.mark.parametrize("is_drawn", [True, False])
-def test_a_rollout_that_the_next_update_needs_is_no_finding_wherever_it_is_in_the_step(is_drawn):
-    """It draws from what the model returns; an evaluation compares, and nobody needs the result."""
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_what_is_drawn_for_this_update_is_no_finding_and_for_the_next_one_has_no_price(
+    is_drawn, when
+):
+    """A rollout draws from what the model returns; an evaluation compares."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64))
     optimizer, x = torch.optim.SGD(net.parameters(), lr=1e-3), torch.randn(256, 64)
 
+    @torch.no_grad()
+    def without_gradients() -> None:
+        state = x
+        for _ in range(30):
+            scores = net(state)
+            chosen = scores.softmax(-1).multinomial(1) if is_drawn else scores.argmax(-1)
+            state = x + (chosen == 3).float().mean()
+
     def step() -> None:
+        if when == "before":
+            without_gradients()
         optimizer.zero_grad()
         net(x).square().mean().backward()
         optimizer.step()
-        state = x
-        with torch.no_grad():
-            for _ in range(30):
-                scores = net(state)
-                chosen = scores.softmax(-1).multinomial(1) if is_drawn else scores.argmax(-1)
-                state = x + (chosen == 3).float().mean()
+        if when == "after":
+            without_gradients()
 
-    assert (found(profile(step, net), "forward-only") is None) is is_drawn
+    one = found(profile(step, net), "forward-only")
+    assert (one is None) is (is_drawn and when == "before")
+    assert one is None or (one.saves is not None) is (not is_drawn and when == "after")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)

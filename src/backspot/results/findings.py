@@ -171,12 +171,6 @@ class Predictor(Protocol):
     def of_models(self, *, with_loss: bool) -> float:
         """Return the models' share of the host's time, or theirs and their loss's."""
 
-    def share_without(self, rule: str) -> float:
-        """Return what part of a step is saved without all work that a rule's remedy is about.
-
-        0 where that is not known.
-        """
-
     def apart(self) -> tuple[float, float]:
         """Return what the host needs for a step, and the devices, each without the other."""
 

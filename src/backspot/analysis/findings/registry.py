@@ -50,8 +50,6 @@ class Found(Finding):
         by_step: the clock time of the cause in each step.
         taken_ns: what host and devices take together for what the remedy takes away, above which
             no price can be; ``None`` where that is not known, or where waits of the host go.
-        in_part: work of which the remedy leaves out a part that no trace knows, and a trial may;
-            ``None`` where there is none.
         change: the remedy as changes by the names of ``analysis.replay.changes``, with what each is
             asked for; if there is none, the work of the cause is free.
     """
@@ -62,7 +60,6 @@ class Found(Finding):
     priced: bool = True
     by_step: Ints | None = field(default=None, compare=False)
     change: Mapping[str, Any] = field(default_factory=dict)
-    in_part: Removable | None = None
     taken_ns: int | None = None
 
     def with_saves(self, saves: Saving | None) -> Finding:
@@ -93,7 +90,6 @@ def finding(
     change: Mapping[str, Any] | None = None,
     form: str = "",
     changes_training: bool = False,
-    in_part: Removable | None = None,
 ) -> Found | None:
     """Return a finding with this cost, or ``None`` where there is no place.
 
@@ -123,5 +119,4 @@ def finding(
         change=change or {},
         form=form,
         changes_training=changes_training,
-        in_part=in_part,
     )

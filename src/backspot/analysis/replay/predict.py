@@ -88,8 +88,7 @@ class Prediction(msgspec.Struct, frozen=True, dict=True):
         cost: what the profiler cost.
         fitted: whether the cost was fitted to measured steps.
         cut: what the recording is of the one that was asked for, ``None`` for all of it.
-        remedies: the changes that the remedies of the report's findings are, by rule; or in which
-            all is gone of what a remedy leaves out a part of.
+        remedies: the changes that the remedies of the report's findings are, by rule.
     """
 
     recording: Replayable
@@ -264,13 +263,6 @@ class Prediction(msgspec.Struct, frozen=True, dict=True):
         saved = replays(recording, self.cost, changes)[0].saved[self.typical.chosen]
         return [float(saved_ns) for saved_ns in saved.mean(axis=0)]
 
-    def share_without(self, rule: str) -> float:
-        """Return what part of a step is saved without all work that a rule's remedy is about."""
-        if (remedy := self.remedies.get(rule)) is None:
-            return 0.0
-        savings = self.savings([remedy])
-        return 0.0 if isinstance(savings, Refusal) else savings[1][0].ns / max(1, savings[0].ns)
-
     def apart(self) -> tuple[float, float]:
         """Return what the host needs for a step, and the devices, each without the other."""
         return apart(self.recording, self.cost, self.typical)
@@ -382,9 +374,6 @@ def with_savings(report: Report, recording: Recording, _: Options) -> Report:
         return replace(row, saves=own, total_saves=total)
 
     changes = {rule: change for rule, (change, _) in remedies.items() if change is not None}
-    for finding in report.findings:
-        if isinstance(finding, Found) and finding.in_part is not None:
-            changes[finding.rule] = free(prediction.recording, prediction.within(finding.in_part))
     return changed(
         report,
         msgspec.structs.replace(prediction, remedies=changes),

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from backspot.live.modules import find_modules
 from backspot.live.trials.chains import (
     ADDED,
     CAST,
@@ -17,16 +18,18 @@ from backspot.live.trials.chains import (
     LOGARITHM,
     PRODUCTS,
     SOFTMAX,
+    Chain,
     Chains,
     Node,
     seen,
 )
 from backspot.live.trials.trial import AS_IT_IS, CHAINS_S, Piece, Request, Trial, remedy
 from backspot.live.trials.twins import Refused, forward_and_backward, free_bytes
-from backspot.results.report import predictor_of
 
 _MOST_LABELS = 0.9
 """Share of positions with a label, from which to leave the others out is no remedy."""
+
+_NODES_OF_A_LOSS = 3
 
 _MOST_SCORES = 1 << 21
 """How many scores a CPU computes in the time that one call may take."""
@@ -65,9 +68,7 @@ def _compared(chains: Chains, end: Node) -> None:
 def labelled(request: Request) -> Trial | None:
     """Try the last layer and the loss without the positions that the loss ignores."""
     missing = "no cross-entropy of a linear layer's scores was recognised"
-    chain, *others = request.seen(
-        "labels", missing, lambda chain: chain.given["target"].shape.numel()
-    )
+    chain = request.seen("labels", missing, lambda chain: chain.given["target"].shape.numel())[0]
     *layer, target, (output, read), is_product = chain.given.values()
     inputs, (labels,) = chain.again(*layer), chain.again(target)()
     ignored = chain.end.option("ignore_index", 4, -100)
@@ -106,8 +107,6 @@ def labelled(request: Request) -> Trial | None:
         name: [Piece(forward_and_backward(way, chain.leaves, chain.autocast), chain.count * times)]
         for name, (way, times) in ways.items()
     }
-    predictor = None if others else predictor_of(request.report)
-    known_share = predictor.share_without(request.finding.rule) if predictor else 0.0
     title = (
         f"a last layer of {classes:,} classes and its loss, of which {share:.0%} of the positions "
         "have a label, forward and backward"
@@ -115,10 +114,31 @@ def labelled(request: Request) -> Trial | None:
     return Trial(
         title,
         variants,
-        known_ns=round(known_share * request.step_ns),
+        known_ns=_recorded_ns(request, chain, classes, width),
         of_sample=stride > 1,
         allowed_s=CHAINS_S,
     )
+
+
+def _recorded_ns(request: Request, chain: Chain, classes: int, width: int) -> int:
+    """Return what the loss and its last layer take in a step; 0 where that is not known.
+
+    The layer is the one of these sizes, which no other module of the models has. The finding is
+    about this loss alone if it has no more nodes than a cast, a softmax and what picks the labels.
+    """
+    layers = {
+        id(module): ".".join(filter(None, (name, path)))
+        for name, model in request.live.models.items()
+        for path, module, _ in find_modules(model)
+        if isinstance(module, torch.nn.Linear) and module.weight.shape == (classes, width)
+    }
+    of_finding, report = request.finding, request.report
+    nodes = sum(place.count for place in of_finding.places)
+    rows = [row for row in report.modules if row.path in layers.values()]
+    if len(layers) != 1 or len(rows) != 1 or nodes > _NODES_OF_A_LOSS * chain.count:
+        return 0
+    together = of_finding.wall_ns + rows[0].forward_ns + rows[0].wall_ns
+    return round(min(1.0, together / max(1, report.whole_ns)) * request.step_ns)
 
 
 @seen(*LOGARITHM)

@@ -47,6 +47,8 @@ _FIRST_CALLS = 5_000_000_000
 _LATE = 3
 _HOPELESS = 5
 """A variant that takes this many times as long, and too long to be run again, does not help."""
+_MOST_OF_SAMPLE = 10.0
+"""How many times as long as a sample of it in the caches the recorded work may take."""
 _CACHES = {"cpu": 64 << 20, "cuda": 256 << 20}
 _MOST_SLEEP = 60_000_000  # nanoseconds
 _OWN_TIME: Now | None = getattr(time, "thread_time_ns", None)  # not every system has it
@@ -213,8 +215,8 @@ def measure(
         number = _rounds(running, trial, clock, step_ns, (end, max(end, last)))
     factor = trial.known_ns / max(*running[AS_IT_IS].typical, 1.0)
     # Where both differ much, the recording is not about exactly this.
-    is_of_this = trial.of_sample and factor > 0.0
-    scale = factor if is_of_this or 0.4 < factor < 2.5 else 1.0
+    most = _MOST_OF_SAMPLE if trial.of_sample else 2.5
+    scale = factor if 0.4 < factor < most else 1.0
     direct = clock.waits or not clock.is_cuda
 
     def saves_of(timed: _Timed) -> list[float]:

@@ -649,8 +649,6 @@ _STAYS = " The softmax is used again: it stays, and so does its backward."
 _OF_A_LAYER = {*operations.VIEWS, Kind.PRODUCT, Kind.CAST}
 _PICKED = ("nllloss", "gather", "index")
 """What reads the score of the label."""
-_LAID_OUT = (*operations.VIEWS, Kind.COPY, Kind.CAST)
-"""What can be between the last layer and the loss."""
 
 
 @rule(
@@ -682,7 +680,7 @@ def loss_passes(evidence: Evidence) -> Finding | None:
     them, and their operators, from 8% of the step; or those of a softmax and its logarithm. A few
     scores, for which a softmax takes no longer than to start it, do not count. How many positions
     have no label is not in a trace, so only a [trial](tried.md) gives that remedy a price: the same
-    share of the loss, and of the last layer where nothing else has a gradient of its scores.
+    share of the loss and of the last layer.
     Without recorded shapes, or where the softmax is used again, one operator in place of both has
     no price; else it is a bound.
 
@@ -693,8 +691,8 @@ def loss_passes(evidence: Evidence) -> Finding | None:
     """
     costs, say = evidence.costs, evidence.wording
     operations_of = [operations.of_node(name) for name in evidence.spans.node_names]
-    nodes, written, layers = np.zeros((3, len(evidence.spans.start)), bool)
-    is_known, picks, summed = True, False, adds_to_others(evidence)
+    nodes, written = np.zeros((2, len(evidence.spans.start)), bool)
+    is_known, picks = True, False
     for nodes_of_pass in passes_of_nodes(evidence):
         steps = [operations_of[node] for node in evidence.spans.node[nodes_of_pass].tolist()]
         for place, last in _logarithms(steps):
@@ -718,9 +716,6 @@ def loss_passes(evidence: Evidence) -> Finding | None:
             if picked < len(steps) and steps[picked] in _PICKED:
                 nodes[nodes_of_pass[picked]] = True
                 picks |= place < last
-            layer = _layer_before(steps, place)
-            if layer is not None and not summed[nodes_of_pass[layer + 1 : place + 1]].any():
-                layers[nodes_of_pass[layer]] = True
     if not nodes.any():
         return None
     makers = evidence.ownership.join.operator[nodes]
@@ -730,7 +725,7 @@ def loss_passes(evidence: Evidence) -> Finding | None:
         "each of which reads or writes the scores of all classes, mostly in fp32."
     )
     if written.any():
-        stays = bool((written & summed).any())
+        stays = bool((written & adds_to_others(evidence)).any())
         return finding(
             placed,
             title="The loss takes the logarithm of a softmax",
@@ -752,38 +747,18 @@ def loss_passes(evidence: Evidence) -> Finding | None:
             at_best=True,  # log_softmax and its backward take longer than softmax
             change={"free": evidence.with_forward(written)},
         )
-    of_layers, both = (
-        both_ways(evidence, chosen, evidence.ownership.join.operator[chosen], 0.0)
-        for chosen in (layers, nodes | layers)
-    )
-    also = (
-        f" The last layer ({', '.join(place.label for place in of_layers.places)}), whose scores "
-        f"only the loss has a gradient for, takes another {say.ms(of_layers.wall_ns)}, and "
-        "computes positions without a label, too."
-    )
     return finding(
         replace(placed, removable=None),  # some of the passes stay
-        seen=passes + also * bool(of_layers.places),
+        seen=passes,
         nodes=costs.top_nodes(nodes),
         kernels=costs.top_kernels(evidence.work_of(nodes)),
-        in_part=both.removable if of_layers.places else None,
     )
 
 
 def _is_as_short_as_its_start(evidence: Evidence, node: int) -> bool:
     """Whether the operator that made a node computes no longer than it takes to start one."""
     maker = int(evidence.ownership.join.operator[node])
-    start = evidence.events.duration[maker] if evidence.report.has_gpu else _SMALL
-    return maker >= 0 and bool(forward_of(evidence)[node] <= start)
-
-
-def _layer_before(steps: Sequence[str], place: int) -> int | None:
-    """Return where the layer is whose output the softmax at a place is given, if it is one."""
-    before = place - 1
-    while before >= 0 and operations.kind_of(steps[before]) in _LAID_OUT:
-        before -= 1
-    is_layer = before >= 0 and operations.kind_of(steps[before]) is Kind.PRODUCT
-    return before if is_layer and steps[before] not in operations.BATCHED_PRODUCTS else None
+    return maker >= 0 and bool(forward_of(evidence)[node] <= _SMALL)
 
 
 def _logarithms(steps: Sequence[str]) -> Iterator[tuple[int, int]]:

@@ -629,9 +629,10 @@ def forward_only(evidence: Evidence) -> Finding | None:
     a number to print.
 
     **Found by** outermost calls without a backward, from 10% of the step, of modules that also have
-    calls with one: a frozen teacher or encoder does not count, nor a rollout, from whose outputs
-    values are drawn, or what scores one: the next update needs them. Where a backward follows in
-    the same step, it may need the outputs, and leaving the calls out has no price.
+    calls with one: a frozen teacher or encoder does not count, nor a rollout before a backward,
+    from whose outputs values are drawn, or what scores one. Where a backward follows in the same
+    step, or values are drawn for the next one, it may need the outputs, and leaving the calls out
+    has no price.
 
     **Fix.** Evaluate every few steps or epochs. Keep what the training needs (rollouts, targets,
     samples for a discriminator), under `torch.no_grad()`.
@@ -643,7 +644,12 @@ def forward_only(evidence: Evidence) -> Finding | None:
     followed = _followed(evidence, outermost)
     trained = is_in(spans.module[outermost], spans.module[outermost[followed]])
     use = evidence.recording.activity.host.at(spans.start[outermost])
-    alone = outermost[trained & ~followed & ~is_in(use, _NEEDED)]
+    alone = outermost[trained & ~followed]
+    passes = np.flatnonzero(evidence.in_pass)
+    before = _come_before(evidence, alone, passes)
+    drawn = is_in(use[trained & ~followed], _NEEDED)
+    kept = ~(before & drawn)
+    alone, before, drawn = alone[kept], before[kept], drawn[kept]
     inside = np.zeros(len(spans.start), bool)
     inside[alone] = True
     inside = inside[_roots(spans.parent)] & ~evidence.in_pass
@@ -652,20 +658,23 @@ def forward_only(evidence: Evidence) -> Finding | None:
         f"No backward follows {len(alone):,} of {calls} of the model in "
         f"{counted(evidence.report.steps, 'step')}: {say.ms(costs.of_spans(inside))} of each step."
     )
-    may_be_needed = _come_before(evidence, alone, np.flatnonzero(evidence.in_pass))
-    if may_be_needed:
+    if before.any():
         seen += " A backward comes after them in the step, and may need what they return."
+    elif drawn.any():
+        seen += " Values are drawn from what they return, which the next step may need."
+    may_be_needed = bool((before | drawn).any())
     return finding(costs.places_of_spans(inside), seen=seen, priced=not may_be_needed)
 
 
-def _come_before(evidence: Evidence, some: Ints, others: Ints) -> bool:
-    """Whether any of some spans comes before one of the others in its step."""
+def _come_before(evidence: Evidence, some: Ints, others: Ints) -> Mask:
+    """Whether each of some spans comes before one of the others in its step."""
     start, steps = evidence.spans.start, evidence.ledger.steps
     last = np.full(evidence.report.steps, NOTHING)
     step = steps.at(start[others])
     np.maximum.at(last, step[step >= 0], start[others][step >= 0])
     step = steps.at(start[some])
-    return bool((start[some] < take(last, step, NOTHING)).any())
+    comes_before: Mask = start[some] < take(last, step, NOTHING)
+    return comes_before
 
 
 def _followed(evidence: Evidence, calls: Ints) -> Mask:

@@ -41,6 +41,7 @@ from backspot.analysis.timeline import (
     is_in,
     merged,
     numbered,
+    quantile,
     take,
 )
 from backspot.formatting import percent
@@ -791,7 +792,8 @@ def batch_handover(evidence: Evidence) -> Finding | None:
     **Found by** the time from a batch's arrival to the end of its fetch, from 5% of the step and
     0.5 ms, where most batches were ready. It goes into unpickling, and into asking the worker for
     its memory, once for each tensor. Counted is the time from the first tensor to the last, and of
-    the rest what is longer than the 5 ms that one tensor may take: that goes into Python objects.
+    the rest what is longer than the 5 ms that one tensor may take, also in the fastest quarter of
+    the fetches: that goes into Python objects.
 
     **Fix.** Let the workers collate a batch into one tensor instead of many or of lists, and hand
     over uint8 where that is enough. For a GPU, `pin_memory=True`: a thread unpickles beside the
@@ -799,9 +801,21 @@ def batch_handover(evidence: Evidence) -> Finding | None:
     """
     say, costs, batches = evidence.wording, evidence.costs, evidence.batches
     is_known = batches.waited >= 0
+    if not is_known.any():
+        return None
     tensors, between = _tensors_of(evidence)
     ns = _handed_over(evidence)
-    objects = np.where(tensors > 0, np.maximum(ns - between - _LEAST_FOR_WORKERS, 0), ns)
+    usual = int(np.sort(tensors)[len(tensors) // 2])
+    objects = ns
+    if tensors.any():
+        # A fetch takes over what other workers have sent, too: the time between two batches is not
+        # the time between the tensors of one.
+        of_a_batch = 1 - min(1.0, len(tensors) / int(tensors.sum()))
+        within = np.minimum(1.0, of_a_batch * tensors / np.maximum(1, tensors - 1))
+        between = (between * within).astype(np.int64)
+        # A worker can be slow to answer: what nearly all fetches take is of the objects.
+        rest = np.maximum(ns - between - _LEAST_FOR_WORKERS, 0)
+        objects = np.minimum(rest, int(quantile(rest[is_known], 0.25)))
     start = batches.start[is_known]
     whole, of_objects, spent = (
         evidence.by_step(start, column[is_known]) for column in (ns, objects, between + objects)
@@ -811,7 +825,6 @@ def batch_handover(evidence: Evidence) -> Finding | None:
     least = max(_DATA_LEAST, _LEAST_HANDOVER * evidence.step_ns)
     if typical < least or 2 * ready <= len(batches.event):
         return None
-    usual = int(np.sort(tensors)[len(tensors) // 2])
     of_tensors = f"a batch of {usual:,} tensors" if usual > 1 else "a batch"
     if 2 * evidence.typical.value(of_objects) > typical:
         of_tensors = "the Python objects of a batch"
