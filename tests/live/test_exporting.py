@@ -914,10 +914,10 @@ def test_a_disk_that_is_full_keeps_pytorchs_own_file(name, tmp_path):
 
 
 @pytest.mark.posix
-@pytest.mark.parametrize("every", [pytest.param(17, marks=pytest.mark.slow), 67])
+@pytest.mark.parametrize("every", [pytest.param(5, marks=pytest.mark.slow), 67])
 def test_an_interrupt_at_any_line_leaves_a_whole_file(every, untouched, tmp_path, capsys, request):
     """PyTorch's own or the labelled one, and nothing beside it; the interrupt goes on."""
-    if every == 17 and request.config.getoption("--every-bytecode"):
+    if every == 5 and request.config.getoption("--every-bytecode"):
         every = 1
     home = Path(backspot.__file__).parent
     files = {str(home / name) for name in ("live/exporting.py", "render/labelled_trace.py",
@@ -968,6 +968,6 @@ def test_an_interrupt_at_any_line_leaves_a_whole_file(every, untouched, tmp_path
         outcomes.add((interrupted, own))
         assert capsys.readouterr().err.count("\n") <= 1
     assert (False, False) in outcomes
-    if every < 20:  # longer strides may miss the lines at which PyTorch's file alone is there
+    if every <= 5:  # longer strides may miss the lines at which PyTorch's file alone is there
         assert (True, True) in outcomes
     assert left_in_torch() == []

@@ -798,7 +798,6 @@ def check_fewer_labels(tried, count):
     ("classes", "beside", "is_scaled"),
     [
         (4096, "", True),  # a sample of the positions, which can take a part of the time
-        (1024, "", False),  # all of them
         (4096, "a layer of these sizes", False),
         (4096, "a loss with weights", False),
     ],
