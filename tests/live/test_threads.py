@@ -14,6 +14,7 @@ from support.program import program
 pytestmark = [pytest.mark.slow, pytest.mark.posix]
 
 ROUNDS = 15
+"""Recordings beside running threads. Chosen for time: more of them find rarer races."""
 
 AROUND = """
 import sys, threading, torch

@@ -33,6 +33,7 @@ from typing import Any
 WHOLE = "--whole"
 _PARENT = "--parent"
 _MOST_DESCRIPTORS = 100
+"""More files than a process of these tests passes on; Linux passes at most 253 at once."""
 
 # In the tests ------------------------------------------------------------------------------------
 

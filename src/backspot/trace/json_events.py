@@ -225,9 +225,8 @@ class Gatherer:
         if _MODULE_CALL in kinds:
             calls = compress(rows, [code == _MODULE_CALL for code in codes])
             _gather_frames(list(calls), self._columns)
-        if (
-            _UNKNOWN in kinds or _MODULE_CALL in kinds
-        ):  # of Python's frames, modules' calls are kept
+        if _UNKNOWN in kinds or _MODULE_CALL in kinds:
+            # Of Python's frames, modules' calls are kept.
             is_kept = [
                 code >= 0 and (code != _MODULE_CALL or (event.name or "").startswith(MODULE_CALL))
                 for event, code in zip(rows, codes, strict=True)

@@ -58,7 +58,7 @@ def find_loading(events: Events, work: Ints, call: Ints) -> Mask:
 
 
 class Precedence(IntEnum):
-    """What device work is for; where work overlaps on a device, the lowest tier owns the clock."""
+    """What device work is for; where work overlaps on a device, the lowest one owns the clock."""
 
     COMPUTE = 0
     COPY = 1

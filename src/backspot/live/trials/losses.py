@@ -30,6 +30,7 @@ _MOST_LABELS = 0.9
 """Share of positions with a label, from which to leave the others out is no remedy."""
 
 _NODES_OF_A_LOSS = 3
+"""A cast, a softmax, and what picks the scores of the labels: all that ``loss-passes`` counts."""
 
 _MOST_SCORES = 1 << 21
 """How many scores a CPU computes in the time that one call may take."""
@@ -132,13 +133,11 @@ def _recorded_ns(request: Request, chain: Chain, classes: int, width: int) -> in
         for path, module, _ in find_modules(model)
         if isinstance(module, torch.nn.Linear) and module.weight.shape == (classes, width)
     }
-    of_finding, report = request.finding, request.report
-    nodes = sum(place.count for place in of_finding.places)
-    rows = [row for row in report.modules if row.path in layers.values()]
+    nodes = sum(place.count for place in request.finding.places)
+    rows = [row for row in request.report.modules if row.path in layers.values()]
     if len(layers) != 1 or len(rows) != 1 or nodes > _NODES_OF_A_LOSS * chain.count:
         return 0
-    together = of_finding.wall_ns + rows[0].forward_ns + rows[0].wall_ns
-    return round(min(1.0, together / max(1, report.whole_ns)) * request.step_ns)
+    return request.in_step(request.finding.wall_ns + rows[0].forward_ns + rows[0].wall_ns)
 
 
 @seen(*LOGARITHM)

@@ -48,7 +48,8 @@ _LATE = 3
 _HOPELESS = 5
 """A variant that takes this many times as long, and too long to be run again, does not help."""
 _MOST_OF_SAMPLE = 10.0
-"""How many times as long as a sample of it in the caches the recorded work may take."""
+"""How many times as long as a sample of it in the caches the recorded work may take: twice the five
+times by which the samples of a masked language model's last layer and loss were too fast."""
 _CACHES = {"cpu": 64 << 20, "cuda": 256 << 20}
 _MOST_SLEEP = 60_000_000  # nanoseconds
 _OWN_TIME: Now | None = getattr(time, "thread_time_ns", None)  # not every system has it

@@ -146,8 +146,11 @@ class Request:
     @property
     def known_ns(self) -> int:
         """What the finding is about takes in a step without the profiler."""
-        share = self.finding.wall_ns / max(1, self.report.whole_ns)
-        return round(min(1.0, share) * self.step_ns)
+        return self.in_step(self.finding.wall_ns)
+
+    def in_step(self, recorded_ns: int) -> int:
+        """Return what recorded time is in a step without the profiler."""
+        return round(min(1.0, recorded_ns / max(1, self.report.whole_ns)) * self.step_ns)
 
     def piece(self, chain: Chain, function: Callable[[], torch.Tensor]) -> Piece:
         """Return a function in place of a chain, with its backward, as often as a step runs it.

@@ -680,9 +680,8 @@ def loss_passes(evidence: Evidence) -> Finding | None:
     them, and their operators, from 8% of the step; or those of a softmax and its logarithm. A few
     scores, for which a softmax takes no longer than to start it, do not count. How many positions
     have no label is not in a trace, so only a [trial](tried.md) gives that remedy a price: the same
-    share of the loss and of the last layer.
-    Without recorded shapes, or where the softmax is used again, one operator in place of both has
-    no price; else it is a bound.
+    share of the loss and of the last layer. Without recorded shapes, or where the softmax is used
+    again, one operator in place of both has no price; else it is a bound.
 
     **Fix.** Compile the loss with its cast; on one core of a CPU, for 32,000 words, last layer and
     loss took 16% less. Give the last layer only the positions that have a label. Cross-entropy in

@@ -643,11 +643,9 @@ def forward_only(evidence: Evidence) -> Finding | None:
     outermost = np.flatnonzero((spans.module >= 0) & (spans.parent < 0) & ~evidence.in_pass)
     followed = _followed(evidence, outermost)
     trained = is_in(spans.module[outermost], spans.module[outermost[followed]])
-    use = evidence.recording.activity.host.at(spans.start[outermost])
     alone = outermost[trained & ~followed]
-    passes = np.flatnonzero(evidence.in_pass)
-    before = _come_before(evidence, alone, passes)
-    drawn = is_in(use[trained & ~followed], _NEEDED)
+    before = _come_before(evidence, alone, np.flatnonzero(evidence.in_pass))
+    drawn = is_in(evidence.recording.activity.host.at(spans.start[alone]), _NEEDED)
     kept = ~(before & drawn)
     alone, before, drawn = alone[kept], before[kept], drawn[kept]
     inside = np.zeros(len(spans.start), bool)

@@ -253,8 +253,8 @@ def layout_copies(evidence: Evidence) -> Finding | None:
     price unless a plan tries it: on an H200 channels_last took 41% off a step, or added 23%.
 
     **Fix.** Convolutions: time `memory_format=torch.channels_last` (`channels_last_3d` of volumes)
-    for model and batch. Elsewhere: fewer
-    `permute` and `transpose` between operators that must then copy.
+    for model and batch. Elsewhere: fewer `permute` and `transpose` between operators that must then
+    copy.
     """
     if evidence.device == "cpu":
         return _there_and_back(evidence, None)
