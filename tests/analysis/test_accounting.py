@@ -49,7 +49,7 @@ class Kernel:
     copy: bool
 
     @property
-    def tier(self) -> int:
+    def precedence(self) -> int:
         return 2 if self.communication else 1 if self.copy else 0
 
 
@@ -226,12 +226,12 @@ def by_hand(case: Case) -> tuple[dict[str, int], ...]:
         running = [k for k in case.kernels if k.start <= moment < k.end]
         following = [k for k in case.kernels if k.start > moment]
         if running:
-            first = min(running, key=lambda k: (k.tier, k.start, k.end, launched(k)))
+            first = min(running, key=lambda k: (k.precedence, k.start, k.end, launched(k)))
         elif following:
             soon = min(k.start for k in following)
             # Several that start at once are told apart as while they run.
             at_once = (k for k in following if k.start == soon)
-            first = min(at_once, key=lambda k: (k.tier, k.end, launched(k)))
+            first = min(at_once, key=lambda k: (k.precedence, k.end, launched(k)))
             if first.launch is None or first.launch > moment:
                 first = None
         else:

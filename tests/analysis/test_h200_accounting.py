@@ -78,7 +78,7 @@ class Clock:
         begun = bisect_right(self.starts, moment)
         if self.ends[begun] > moment:
             running = [w for w in self.plain.work[:begun] if w.end > moment]
-            return min(running, key=lambda w: (w.tier, w.start, w.end))
+            return min(running, key=lambda w: (w.precedence, w.start, w.end))
         if begun < len(self.starts):
             soon = self.plain.work[begun]
             if soon.launch <= moment:
@@ -105,7 +105,11 @@ def test_every_moment_has_the_owner_that_the_rule_says(name: str) -> None:
         edges = clock.edges(window)
         for moment, until in pairwise(edges):
             holder = clock.holder(moment, threads)
-            if isinstance(holder, Work) and holder.tier == 2 and holder.launch > nodes[0].start:
+            if (
+                isinstance(holder, Work)
+                and holder.precedence == 2
+                and holder.launch > nodes[0].start
+            ):
                 what = collective_of(holder)
             elif isinstance(holder, Work) and holder.node is None:
                 before = holder.launch < nodes[0].start and not clock.plain.in_optimizer(holder)
@@ -177,13 +181,13 @@ def test_the_forward_that_still_runs_is_not_the_backwards(name: str) -> None:
     report, plain = report_of(name), plain_of(name)
     for window, nodes, run in zip(windows(report), passes_of(name), report.passes, strict=True):
         mine = {*nodes}
-        first = min(w.start for w in plain.backward if w.node in mine and w.tier == 0)
+        first = min(w.start for w in plain.backward if w.node in mine and w.precedence == 0)
         late = [
             w
             for w in plain.work
             if not w.node
             and w.launch < nodes[0].start
-            and w.tier == 0
+            and w.precedence == 0
             and not plain.in_optimizer(w)
         ]
         running = length(clipped(spans_of(late), (window[0], first)))

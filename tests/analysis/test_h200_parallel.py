@@ -37,7 +37,7 @@ def sent_by(name: str) -> list[Work]:
     return [
         w
         for w in plain.work
-        if w.tier == 2
+        if w.precedence == 2
         and w.thread in threads
         and any(begin <= w.launch < end for begin, end in zip(begins, ends, strict=True))
     ]
@@ -50,7 +50,7 @@ def owners_of_communication(name: str) -> set[str]:
 
 def hidden(name: str, work: Work) -> int:
     """For how long other work runs beside it."""
-    others = [w for w in plain_of(name).work if w.tier < 2]
+    others = [w for w in plain_of(name).work if w.precedence < 2]
     return length(clipped(spans_of(others), (work.start, work.end)))
 
 
@@ -62,7 +62,7 @@ def test_communication_counts_in_full_as_device_time(name: str) -> None:
     assert any(kind in w.name.lower() for w in sent_by(name))
     totals = Counter(dict.fromkeys(LAYERS, 0))
     for work in plain.backward:
-        if layers[work.node] and work.tier < 2:
+        if layers[work.node] and work.precedence < 2:
             totals[layers[work.node]] += work.duration
     assert {path: sum(report[path].row.gpu_ns_by_step) for path in LAYERS} == totals
     assert any(layers[w.node] in LAYERS for w in sent_by(name))
@@ -77,10 +77,10 @@ def test_communication_owns_the_clock_only_where_nothing_else_runs(name: str) ->
     busy, idle = Counter(dict.fromkeys(LAYERS, 0)), 0
     for window in windows(report):
         taken: list[Interval] = []
-        for work in sorted(plain.work, key=lambda w: (w.tier, w.start, w.end)):
+        for work in sorted(plain.work, key=lambda w: (w.precedence, w.start, w.end)):
             (part,) = clipped(spans_of([work]), window) or [(0, 0)]
             own = part[1] - part[0] - length(clipped(taken, part))
-            if own and work.node and work.tier < 2:
+            if own and work.node and work.precedence < 2:
                 busy[layers[work.node]] += own
             if own:
                 taken.append(part)
@@ -115,7 +115,7 @@ def test_what_the_engine_calls_after_the_last_node_is_the_passs(name: str) -> No
     after = [w for w in plain.work if w.node is None and w.thread in threads]
     assert after, "copies out of the buckets, or the last reduction"
     engine = report["(autograd engine)"].row
-    assert sum(engine.gpu_ns_by_step) == sum(w.duration for w in after if w.tier < 2)
+    assert sum(engine.gpu_ns_by_step) == sum(w.duration for w in after if w.precedence < 2)
     for (_, end), nodes in zip(windows(report), passes_of(name), strict=True):
         late = [w for w in after if w.launch > nodes[-1].end]
         assert end >= min(w.end for w in late)

@@ -71,7 +71,7 @@ class Work:
     name: str
     start: int
     end: int
-    tier: int
+    precedence: int
     device: int
     stream: int
     launch: int
@@ -134,7 +134,7 @@ class Plain:
             name=event["name"],
             start=event["start"],
             end=event["end"],
-            tier=2 if "nccl" in event["name"] else _WORK[event["cat"]],
+            precedence=2 if "nccl" in event["name"] else _WORK[event["cat"]],
             device=event["pid"],  # a copy between devices has no "device"
             stream=event["args"]["stream"],
             launch=call["start"],

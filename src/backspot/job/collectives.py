@@ -121,7 +121,7 @@ def groups_of(
     """
     work, events = collectives.work, collectives.events
     begins, ends = times
-    exchanges = np.flatnonzero((work.tier == Precedence.COMMUNICATION) & (work.launch >= 0))
+    exchanges = np.flatnonzero((work.precedence == Precedence.COMMUNICATION) & (work.launch >= 0))
     step = np.searchsorted(begins, work.launch[exchanges], side="right") - 1
     # Marks of steps have gaps between them; a collective in a gap belongs to the step before.
     last = collectives.ownership.steps.count - 1

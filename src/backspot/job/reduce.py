@@ -226,7 +226,7 @@ def _runs_collective(ownership: Ownership, holder: Ints) -> Mask:
     """Return whether each holder is a collective."""
     work = holder - len(ownership.spans.start)
     is_collective: Mask = (
-        take(ownership.work.tier, np.maximum(work, NOTHING)) == Precedence.COMMUNICATION
+        take(ownership.work.precedence, np.maximum(work, NOTHING)) == Precedence.COMMUNICATION
     )
     return is_collective
 
@@ -332,7 +332,7 @@ def _waiting(work: DeviceWork, line: _Line) -> Ints:
     """
     item = line.exchange[line.exposed]
     begin, length = line.spent.start[line.exposed], line.spent.length[line.exposed]
-    others = np.flatnonzero((work.tier != Precedence.COMMUNICATION) & (work.device >= 0))
+    others = np.flatnonzero((work.precedence != Precedence.COMMUNICATION) & (work.device >= 0))
     following = np.searchsorted(work.start[others], begin, side="left")  # in order of the starts
     queued = np.append(work.queued[others], FAR)[following]
     queued = np.where(work.device[item] >= 0, queued, begin)  # the host waits itself
@@ -357,7 +357,7 @@ def _launching(work: DeviceWork, line: _Line, launches: Timeline, waiting: Ints)
     alone = (call >= 0) & (line.exposed | (line.spent.kind != WallKind.GPU))
     holds = np.bincount(call[alone], (line.spent.length - waiting)[alone]).astype(np.int64)
     launching = np.zeros(len(work.start), np.int64)
-    exchanges = np.flatnonzero((work.tier == Precedence.COMMUNICATION) & (work.launch >= 0))
+    exchanges = np.flatnonzero((work.precedence == Precedence.COMMUNICATION) & (work.launch >= 0))
     exchanges = exchanges[np.argsort(work.launch[exchanges], kind="stable")]
     of_call, first = np.unique(launches.over(work.launch[exchanges]), return_index=True)
     is_call = (of_call >= 0) & (of_call < len(holds))

@@ -101,7 +101,7 @@ class Clock:
         # Work holds the clock before it starts, too, while the device idles and waits for it.
         runs = clock.edges[of_work] >= work.start[item]
         running = np.where(
-            work.tier[item] == Precedence.COMMUNICATION, WallKind.COMMUNICATION, WallKind.GPU
+            work.precedence[item] == Precedence.COMMUNICATION, WallKind.COMMUNICATION, WallKind.GPU
         )
         kind[of_work] = np.where(runs, running, WallKind.QUEUED)
         return Timeline(clock.edges, kind)
@@ -137,8 +137,8 @@ class DeviceClock:
         own_work = np.flatnonzero(work.device == self._device)
         return layered(
             *(
-                first_started(work.start[tier], work.end[tier], tier + self._spans)
-                for tier in (own_work[work.tier[own_work] == number] for number in Precedence)
+                first_started(work.start[items], work.end[items], items + self._spans)
+                for items in (own_work[work.precedence[own_work] == level] for level in Precedence)
             )
         )
 

@@ -50,7 +50,7 @@ def find_communication(events: Events, spans: Spans, work: DeviceWork) -> Commun
     is that node's own work, such as in tensor parallelism. A gather is one of parameters if FSDP
     launches it.
     """
-    work_of_ranks = np.flatnonzero(work.tier == Precedence.COMMUNICATION)
+    work_of_ranks = np.flatnonzero(work.precedence == Precedence.COMMUNICATION)
     collectives, collective_of = _collectives(events, work, work_of_ranks)
     calls = events.chosen(events.prefix_mask(names.COLLECTIVE_CALL), Category.OPERATOR)
     thread, launch = work.thread[work_of_ranks], work.launch[work_of_ranks]

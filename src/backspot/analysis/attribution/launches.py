@@ -75,7 +75,7 @@ class DeviceWork(msgspec.Struct, frozen=True):
         start: nanoseconds.
         end: nanoseconds.
         device: the device's index, ``NOTHING`` for exchanges of the host.
-        tier: a ``Precedence``; memsets count as copies.
+        precedence: a ``Precedence``; memsets count as copies.
         launch: when the host launched it, -1 where the trace has no launch record.
         queued: when it entered its queue: at its launch; or at the end of the launching call, if
             that call had to load the kernel's code.
@@ -93,7 +93,7 @@ class DeviceWork(msgspec.Struct, frozen=True):
     start: Ints
     end: Ints
     device: Ints
-    tier: Ints
+    precedence: Ints
     launch: Ints
     queued: Ints
     replays: Mask
@@ -167,7 +167,7 @@ def find_device_work(
     index, call, launched_by = index[order], call[order], launched_by[order]
     is_communication = events.names_where(names.is_communication)
     is_communication = is_communication | events.prefix_mask(*names.HOST_COLLECTIVES)
-    tier = np.where(
+    precedence = np.where(
         is_communication[events.name[index]],
         Precedence.COMMUNICATION,
         np.where(events.category[index] == Category.KERNEL, Precedence.COMPUTE, Precedence.COPY),
@@ -190,7 +190,7 @@ def find_device_work(
         start=events.start[index],
         end=events.end[index],
         device=events.device[index],
-        tier=tier,
+        precedence=precedence,
         launch=launch,
         queued=queued,
         replays=_replays(events, call),

@@ -184,7 +184,7 @@ def attribute(events: Events) -> Ownership:
     compiled = find_compiled_launches(events, spans, module, work)
     line = find_lines_of_nodes(events, spans, join)
     shares = compiled.shares.over(
-        np.where(work.tier == Precedence.COMMUNICATION, NOTHING, compiled.of_work),
+        np.where(work.precedence == Precedence.COMMUNICATION, NOTHING, compiled.of_work),
         _owner_of_work(owner, work, communication),
         np.where(communication.collective >= 0, NOTHING, take(line, work.span)),
         owner_offset=len(Special),
@@ -256,7 +256,7 @@ def _owner_of_work(owner: Ints, work: DeviceWork, communication: Communication) 
     """Return the owner of each piece of device work, from the owners of the spans."""
     owners = take(owner, work.span, Special.ENGINE)
     owners[work.launch == NOTHING] = Special.NO_LAUNCH
-    owners[work.tier == Precedence.COMMUNICATION] = Special.COMMUNICATION
+    owners[work.precedence == Precedence.COMMUNICATION] = Special.COMMUNICATION
     owners[communication.of_gradients] = Special.GRADIENTS
     owners[communication.of_parameters] = Special.PARAMETERS
     return owners

@@ -298,7 +298,7 @@ def of_tiny_products(evidence: Evidence) -> tuple[Mask, Ints]:
     work, length = evidence.work, evidence.costs.device_ns
     inside = evidence.launched_in(*_BATCHED)
     blocks = evidence.events.size[work.event]
-    is_product = (inside >= 0) & (work.tier == Precedence.COMPUTE) & evidence.recorded
+    is_product = (inside >= 0) & (work.precedence == Precedence.COMPUTE) & evidence.recorded
     many = is_product & (blocks >= _MANY_BLOCKS)
     split, many_products = np.zeros(len(is_product), bool), np.flatnonzero(many)
     if len(many_products):

@@ -313,7 +313,7 @@ def _fuse(recording: Replayable, chosen: Sequence[str] | Removable) -> Change | 
     if (work.device >= 0).any():
         in_chain = take(spans, work.span, False)
         in_chain |= enclosing(events, operators, work.thread, work.launch) >= 0
-        in_chain &= (work.tier == Precedence.COMPUTE) & good[work.name]
+        in_chain &= (work.precedence == Precedence.COMPUTE) & good[work.name]
         order = np.lexsort((work.start, work.queue))
         group = _turns(recording, work.queue, work.launch, work.run >= 0)
         chains = _chains(order, in_chain, group, work.end - work.start)
@@ -452,7 +452,7 @@ def _optimizer(recording: Replayable, kind: str) -> Change | Refusal:
         )
         needed = factors[optimizer] * spent + least * tensors
         host[all_of_it] = min(1.0, needed / max(update_ns, 1.0))
-        of_work[(launched == mark) & (work.tier == Precedence.COMPUTE)] = factors[optimizer]
+        of_work[(launched == mark) & (work.precedence == Precedence.COMPUTE)] = factors[optimizer]
     return _of_factors(host, of_work)
 
 

@@ -140,7 +140,7 @@ def _waits_for_ranks(ownership: Ownership, step: Ints) -> Floats:
     """
     work = ownership.work
     wait = np.zeros(len(work.start))
-    exchanges = np.flatnonzero((work.tier == Precedence.COMMUNICATION) & (step >= 0))
+    exchanges = np.flatnonzero((work.precedence == Precedence.COMMUNICATION) & (step >= 0))
     exchanges = exchanges[np.lexsort((step[exchanges], work.name[exchanges]))]
     name = work.name[exchanges].astype(np.int64) * len(step)
     place = np.arange(len(exchanges)) - np.searchsorted(
@@ -200,7 +200,7 @@ def _add_shared_units(
     the last blocks of the one before end, and no sooner if that one takes another time.
     """
     work = ownership.work
-    fills = (work.tier == Precedence.COMPUTE) & (take(events.size, work.event, 0) >= _FILLED)
+    fills = (work.precedence == Precedence.COMPUTE) & (take(events.size, work.event, 0) >= _FILLED)
     for _, members in grouped(work.device, np.flatnonzero(fills)):
         for queue in distinct(work.queue[members]):
             others, own = (

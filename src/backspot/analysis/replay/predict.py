@@ -480,7 +480,7 @@ def _change_of(finding: Finding, prediction: Prediction) -> tuple[Change | None,
     within, pieces = prediction.within(work), prediction.recording.ownership.work
     long = (pieces.end - pieces.start)[within.work] >= _LONG
     few = not finding.change and bool(
-        (long & (pieces.tier[within.work] == Precedence.COMPUTE)).all()
+        (long & (pieces.precedence[within.work] == Precedence.COMPUTE)).all()
     )
     if not (work.with_host or few or prediction.is_device_bound):
         return None, {}
@@ -563,7 +563,7 @@ def _time_shared(work: DeviceWork) -> Floats:
     Both share the device's units: without one, the other runs faster by what no replay knows.
     """
     shared = np.zeros(len(work.start))
-    for _, members in grouped(work.device, np.flatnonzero(work.tier == Precedence.COMPUTE)):
+    for _, members in grouped(work.device, np.flatnonzero(work.precedence == Precedence.COMPUTE)):
         edges = np.concatenate([work.start[members], work.end[members]])
         order = np.argsort(edges, kind="stable")
         edges = edges[order]

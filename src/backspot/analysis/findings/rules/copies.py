@@ -204,7 +204,7 @@ def _narrow(evidence: Evidence, copies: Mask) -> Mask:
     result = np.zeros(len(copies), bool)
     for device in distinct(work.device[copies]):
         copied = np.flatnonzero(copies & (work.device == device))
-        kernels = np.flatnonzero((work.tier == Precedence.COMPUTE) & (work.device == device))
+        kernels = np.flatnonzero((work.precedence == Precedence.COMPUTE) & (work.device == device))
         kernels = kernels[np.argsort(work.start[kernels], kind="stable")]
         for candidates, first_of_all in (
             (kernels, True),

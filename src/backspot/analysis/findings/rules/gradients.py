@@ -78,7 +78,7 @@ def gradient_accumulation(evidence: Evidence) -> Finding | None:
     # Data parallelism copies and communicates in hooks of these nodes. Optimizers may step there.
     work = (
         evidence.work_of(nodes)
-        & (evidence.work.tier != Precedence.COMMUNICATION)
+        & (evidence.work.precedence != Precedence.COMMUNICATION)
         & evidence.recorded
     )
     work &= ~evidence.work.optimizer
@@ -384,7 +384,7 @@ def _optimizer_unfused(evidence: Evidence) -> Finding | None:
     begin = evidence.ownership.passes.after(events.start[marks], events.end[marks])
     if evidence.device == "cuda":
         work = enclosing(events, marks, evidence.work.thread, evidence.work.launch) >= 0
-        by_step = costs.of_work_by_step(work & (evidence.work.tier == Precedence.COMPUTE))
+        by_step = costs.of_work_by_step(work & (evidence.work.precedence == Precedence.COMPUTE))
         idle = costs.idle_within(begin, events.end[marks])
         by_step = by_step + costs.times_by_step(begin, idle)
     else:
@@ -417,7 +417,7 @@ def _optimizer_one_by_one(evidence: Evidence) -> Finding | None:
     # A step that is given a closure runs forward and backward first.
     begin = evidence.ownership.passes.after(start, end)
     begins = np.append(begin, 0)[np.searchsorted(marks, inside)]
-    kernels = (inside >= 0) & (evidence.work.tier == Precedence.COMPUTE)
+    kernels = (inside >= 0) & (evidence.work.precedence == Precedence.COMPUTE)
     kernels &= evidence.work.launch >= begins
     single = kernels & ~evidence.work_named(names.is_fused_optimizer)
     number = int(single.sum())

@@ -228,7 +228,7 @@ def small_batch(evidence: Evidence, others: Sequence[Finding]) -> Finding | None
     # It stands for the idle time that no other cause claims, and is silent where others claim most.
     costs = evidence.costs
     size = evidence.events.size[evidence.work.event]
-    is_known = (evidence.work.tier == Precedence.COMPUTE) & (size >= 0)
+    is_known = (evidence.work.precedence == Precedence.COMPUTE) & (size >= 0)
     length = costs.device_ns[is_known]
     if not length.sum():
         return None
@@ -865,7 +865,7 @@ def exposed_communication(evidence: Evidence) -> Finding | None:
     `set_requires_gradient_sync(False)` of FSDP2.
     """
     costs, say = evidence.costs, evidence.wording
-    work = (evidence.work.tier == Precedence.COMMUNICATION) & evidence.recorded
+    work = (evidence.work.precedence == Precedence.COMMUNICATION) & evidence.recorded
     cost = costs.of_work(work)
     if not cost:
         return None

@@ -134,7 +134,7 @@ def _of_few(evidence: Evidence, nodes: Mask) -> Mask:
     work, blocks = evidence.work, evidence.events.size[evidence.work.event]
     zeros = evidence.work_named(names.is_zero_fill)
     most = np.zeros((2, len(nodes)), np.int64)
-    for row, chosen in enumerate((zeros, ~zeros & (work.tier == Precedence.COMPUTE))):
+    for row, chosen in enumerate((zeros, ~zeros & (work.precedence == Precedence.COMPUTE))):
         own_work = np.flatnonzero(chosen & evidence.work_of(nodes))
         np.maximum.at(most[row], work.span[own_work], blocks[own_work])
     is_of_few: Mask = (most[0] > 0) & (most[1] >= _OF_FEW * most[0])

@@ -149,7 +149,7 @@ def _lost(evidence: Evidence, hooks: Ints) -> tuple[Ints, Ints]:
     """
     events, costs, work = evidence.events, evidence.costs, evidence.work
     start, end = events.start[hooks], events.end[hooks]
-    exchanges = work.tier == Precedence.COMMUNICATION
+    exchanges = work.precedence == Precedence.COMMUNICATION
     if evidence.report.has_gpu:
         begin, finish = work.start[~exchanges], work.end[~exchanges]
     else:
@@ -185,7 +185,7 @@ def _forward(evidence: Evidence, hooks: _Hooks) -> Ints:
     if not evidence.report.has_gpu:
         forward_ns[first] = end - start
         return forward_ns
-    computes = np.flatnonzero((work.tier == Precedence.COMPUTE) & (work.launch >= 0))
+    computes = np.flatnonzero((work.precedence == Precedence.COMPUTE) & (work.launch >= 0))
     for number, members in grouped(thread[first]):
         launched = computes[work.thread[computes] == number]
         launched = launched[np.argsort(work.launch[launched], kind="stable")]
