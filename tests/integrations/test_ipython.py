@@ -88,9 +88,10 @@ def test_a_plan_of_a_cell_is_in_its_report_and_its_files_and_changes_no_loss(run
     run(training)
     plain = run.variables["losses"]
     run(SETUP)
-    run(f"%%backspot found --plan --warmup 1 --steps 2 -o {tmp_path}\n{training}")
+    run(f"%%backspot --plan=9 found --warmup 1 --steps 2 -o {tmp_path}\n{training}")
     assert run.variables["losses"] == plain
     plan = run.variables["found"].plan
+    assert plan.allowed_ns == 9 * 10**9
     assert any(rung.step_ns for rung in plan.rungs)
     assert backspot.Report.load(tmp_path / "report.json").plan == plan
     assert not left_in_torch()
@@ -111,6 +112,8 @@ def test_too_few_steps_or_a_wrong_line_are_one_clear_line(run):
     for line, said in (
         ("--steps 0", "steps=0"),
         ("--no", "unrecognized arguments: --no"),
+        ("--plan=0", "argument --plan: 0: give a whole number of at least 1"),
+        ("--plan report more", "unrecognized arguments: more"),  # no number of seconds
         ("'a", "'a: No closing quotation"),
         (f"-o {__file__}/x", f"-o {__file__}/x: nothing can be written there"),
     ):

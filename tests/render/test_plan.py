@@ -149,9 +149,16 @@ def test_what_helps_and_is_no_part_of_the_ladder_is_named_beside_it():
 
 def test_results_of_which_nothing_is_known_have_no_columns():
     rung = replace(BF16, difference=None, memory_bytes=0, before_memory_bytes=0, on=())
-    said = render_text(planned(replace(PLAN, rungs=(rung,))), width=80)
+    report = planned(replace(PLAN, rungs=(rung,)))
+    said = render_text(report, width=80)
     head = said[said.index("setting  ") :].splitlines()[0]
     assert head.split() == ["setting", "before", "step", "ms", "±", "ms"]
+    for form, text in outputs(report).items():
+        assert "how far from those as it is" not in plain(text), form
+        assert "memory: of forward" not in plain(text), form
+    assert all(
+        "how far from those as it is" in plain(text) for text in outputs(planned(PLAN)).values()
+    )
 
 
 def test_code_can_be_copied_whole_however_narrow_the_terminal():

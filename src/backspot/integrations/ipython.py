@@ -16,13 +16,14 @@ from IPython.display import HTML, display
 from backspot.errors import BackspotError
 from backspot.integrations._trainer import say, schedule_of
 from backspot.live.acts import Rest, hand_on
-from backspot.live.parts import acts_of
+from backspot.live.parts import ASKING, FURTHER, acts_of
 from backspot.live.recorder import Recorded
 from backspot.live.running import Observer
 from backspot.live.saving import Saved, save
 from backspot.progress import Progress
 from backspot.render.files import check_folder
 from backspot.render.notebook import report_html
+from backspot.results.plan import PLAN_SECONDS
 from backspot.results.report import Report
 
 _CELL = "the training in a cell"
@@ -42,7 +43,7 @@ class CellMagic:
         """Run a cell that trains, and show what makes its backward slow.
 
             %%backspot [NAME] [--warmup N] [--steps N] [--depth D] [--no-compiled] [-o DIR]
-                [--plan] [--preview]
+                [--plan[=SECONDS]] [--preview]
 
         The models and the steps are found as by ``backspot run``. The report appears as soon as
         enough steps are recorded, and the cell goes on as if nothing had happened.
@@ -51,13 +52,16 @@ class CellMagic:
         (default: 5). --steps N: how many steps to time without the profiler, and how many to record
         (default: 10). --depth D: the deepest level that is labelled (default: all). --no-compiled:
         keep out of torch.compile. -o DIR: also write report.html, report.json and trace.json.gz
-        into this folder. --plan: try settings on a copy of the model too, within a minute, in which
-        the training stands still. --preview: show the findings of preview rules too.
+        into this folder. --plan: try settings on a copy of the model too, within a minute or so
+        many seconds, in which the training stands still. --preview: show the findings of preview
+        rules too.
         """
         try:
             words = shlex.split(line)
         except ValueError as error:  # a quote that is not closed
             raise WrongLine(f"{line}: {error} (see %%backspot?)") from None
+        # A word behind it is the report's name, and no number of seconds.
+        words = [f"--plan={PLAN_SECONDS}" if word == "--plan" else word for word in words]
         args = _parser().parse_args(words)
         if args.name and not args.name.isidentifier():
             raise WrongLine(f"{args.name}: no name of a variable (see %%backspot?)")
@@ -65,7 +69,7 @@ class CellMagic:
             if args.output is not None:
                 check_folder(args.output, "-o")
             schedule = schedule_of(args.warmup, args.steps, None, args.depth, args.compiled, False)
-            acts = acts_of(args.tries) if args.tries else []
+            acts = acts_of(args.tries, (*ASKING, *FURTHER)) if args.tries else []
         except BackspotError as error:
             raise WrongLine(str(error)) from None
         schedule = replace(schedule, keeps_live=any(act.needs_living for act in acts))
@@ -138,7 +142,13 @@ def _parser() -> _Parser:
     parser.add_argument("--depth", type=int)
     parser.add_argument("--no-compiled", dest="compiled", action="store_false")
     parser.add_argument("-o", "--output")
-    tries = {"trials": "plan"}
-    parser.add_argument("--plan", dest="tries", action="store_const", const=tries)
+    parser.add_argument("--plan", dest="tries", type=_plan, metavar="SECONDS")
     parser.add_argument("--preview", action="store_true")
     return parser
+
+
+def _plan(word: str) -> dict[str, int]:
+    """What is asked for with so many seconds."""
+    if not word.isdecimal() or int(word) < 1:
+        raise argparse.ArgumentTypeError(f"{word}: give a whole number of at least 1")
+    return {"plan": int(word)}

@@ -15,9 +15,9 @@ from backspot.results.report import Report
 from backspot.results.trials import APART
 
 _NOTABLE = 0.02
+"""Share of the step from which it is said that a part of it stays as it is."""
 _ANOTHER = 0.2
 """Share of a step by which steps of a training differ that a plan of some of them is not of."""
-"""Share of the step from which it is said that a part of it stays as it is."""
 _NONE = "Of what was tried, nothing makes a step shorter here."
 _HINT = (
     "A plan tries settings on a copy of the model, in a minute: backspot run --plan, %%backspot "
@@ -141,9 +141,11 @@ def ladder_columns(plan: Plan) -> list[Column]:
 
 
 def note_of(plan: Plan) -> str:
-    """What the columns of the ladder are."""
-    memory = " memory: of forward and backward." if any(r.memory_bytes for r in plan.ladder) else ""
-    return f"{_DIFFERENCES}{memory}"
+    """What the columns of the ladder are that need a word; empty if none does."""
+    different = any(_differences(plan.ladder))
+    memory = any(rung.memory_bytes for rung in plan.ladder)
+    notes = [_DIFFERENCES] * different + ["memory: of forward and backward."] * memory
+    return " ".join(notes)
 
 
 def _memory(rung: Rung) -> str:

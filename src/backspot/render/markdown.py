@@ -94,7 +94,8 @@ def _last(sections: Sequence[Section]) -> list[str]:
     for section in sections:
         lines += ["", f"**{_text(section.title)}**"] if section.title else []
         for table in section.tables:
-            lines += ["", *_table(table.columns), "", _text(table.note)]
+            lines += ["", *_table(table.columns)]
+            lines += ["", _text(table.note)] if table.note else []
         for sentence in section.said:
             lines += ["", _text(sentence)]
         for number, (purpose, code) in enumerate(section.code, 1):

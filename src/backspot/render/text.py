@@ -186,7 +186,7 @@ class _Page:
             lines += self._paragraph(Text(visible(section.title), "bold"))
             for table in section.tables:
                 lines += lay_out(_with_units(table.columns), self._width, whole=self._whole)
-                lines += self._paragraph(Text(table.note, "dim"))
+                lines += self._paragraph(Text(table.note, "dim")) if table.note else []
             for text in section.said:
                 lines += self._paragraph(Text(visible(text)))
             for number, (purpose, code) in enumerate(section.code, 1):

@@ -20,7 +20,7 @@ from backspot.render._answer import answered
 from backspot.render._columns import module_columns, operator_columns
 from backspot.render._facts import setting
 from backspot.render._phases import explained, kept_phases, phase_text
-from backspot.render._sections import Column, Section
+from backspot.render._sections import Column, Section, Table
 from backspot.render._words import KINDS, Part, made_by
 from backspot.render.view import Selection, View, heaviest_line, operators_by
 from backspot.results.costs import OperatorCost, Row, WallKinds
@@ -175,12 +175,16 @@ def _tables(section: Section) -> str:
         tables_html.append(
             f'<h3>{shown(table.heading)}</h3><div class="table-box scroll"><table class="ranked">'
             f"{_head(table.columns)}<tbody>{rows}</tbody></table></div>"
-            f'<p class="muted">{shown(table.note)}</p>'
+            f"{_note(table)}"
         )
     heading = f"<h2>{shown(section.title)}</h2>"
     return (
         f'<section class="{section.part}">{heading}{sentence_html}{"".join(tables_html)}</section>'
     )
+
+
+def _note(table: Table) -> str:
+    return f'<p class="muted">{shown(table.note)}</p>' if table.note else ""
 
 
 def last_of(sections: Sequence[Section]) -> str:
@@ -195,7 +199,7 @@ def _last(section: Section) -> str:
     tables = "".join(
         f'<div class="scroll"><table class="ranked">{_head(table.columns)}<tbody>'
         f"{''.join(_rows(table.columns, (), '<th scope=row>{}'))}</tbody></table></div>"
-        f'<p class="muted">{shown(table.note)}</p>'
+        f"{_note(table)}"
         for table in section.tables
     )
     heading = f"<h2>{shown(section.title)}</h2>"

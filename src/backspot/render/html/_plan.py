@@ -44,11 +44,12 @@ def _table(plan: Plan) -> str:
         + "</tr>"
         for index, bar in enumerate(bars)
     )
+    note = f'<p class="muted small">{shown(note_of(plan))}</p>' if note_of(plan) else ""
     drawn = '<th scope="col"><span class="unseen">drawn</span></th>'
     return (
         f'<div class="table-box"><table class="ladder"><thead><tr><th scope="col">setting</th>'
         f"{drawn}{head}</tr></thead><tbody>{rows}</tbody></table></div>"
-        f'<p class="muted small">{shown(note_of(plan))}</p>'
+        f"{note}"
     )
 
 

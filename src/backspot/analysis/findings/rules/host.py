@@ -52,8 +52,8 @@ from backspot.trace import Category, names, operations
 from backspot.trace.events import Ints, Mask
 
 _LAUNCHED = (
-    "Launch fewer, larger kernels: torch.compile(model) (mode='reduce-overhead' replays CUDA "
-    "graphs), a larger batch, or one wide layer in place of many narrow ones."
+    "Launch fewer, larger kernels with torch.compile: torch.compile(model, mode='reduce-overhead') "
+    "replays CUDA graphs. A larger batch or one wide layer in place of many narrow ones helps, too."
 )
 _REPLAYED = (
     "Use fewer, longer CUDA graphs (no graph breaks, one torch.compile around the whole model), or "
