@@ -245,8 +245,8 @@ MUTATIONS = (
     Mutation(
         "communication hides the compute beside it",
         "analysis/accounting/clock.py",
-        "for number in Precedence)",
-        "for number in reversed(Precedence))",
+        "for level in Precedence)",
+        "for level in reversed(Precedence))",
         f"{COMMUNICATION} {OF_WORK}",
     ),
     Mutation(

@@ -79,6 +79,17 @@ def ask(*argv: str) -> int:
         pytest.skip(f"needs {error.name}")
 
 
+@pytest.fixture
+def commit_of_now():
+    """The commit is asked for again: the checkout may have moved on since another test asked.
+
+    The processes that a test starts would see the new one.
+    """
+    harness.commit.cache_clear()
+    yield
+    harness.commit.cache_clear()
+
+
 def help_of(name: str, capsys) -> str:
     with pytest.raises(SystemExit) as ended:
         ask(name, "--help")
@@ -152,10 +163,9 @@ def test_a_small_run_works_and_leaves_the_results_alone(
 
 
 def test_all_questions_are_answered_once_a_commit_and_what_did_not_run_says_why(
-    tmp_path, monkeypatch, capsys
+    tmp_path, monkeypatch, capsys, commit_of_now
 ):
     monkeypatch.setenv("BENCHMARKS_COMMIT", "a commit")
-    harness.commit.cache_clear()
     plan = {"startup": "--small", "ranks": "--small", "published_jobs": ""}
     monkeypatch.setattr(evidence, "PLAN", {"cpu": plan})
     # What the project has answered at this commit is not known here.
@@ -178,7 +188,9 @@ def test_all_questions_are_answered_once_a_commit_and_what_did_not_run_says_why(
     assert answer([*ask, "--only", "no_such"]) == 2
 
 
-def test_on_several_gpus_what_is_timed_and_what_is_counted_are_asked_apart(tmp_path, monkeypatch):
+def test_on_several_gpus_what_is_timed_and_what_is_counted_are_asked_apart(
+    tmp_path, monkeypatch, commit_of_now
+):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     over = {"commit": harness.commit(), "end": "done"}
     known = {"commit": "", "date": "", "questions": {"trial_truth": over, "startup": over}}
