@@ -18,6 +18,8 @@ COMMON = """
     import faulthandler
     import os
     import sys
+    from collections import Counter
+    from functools import partial
 
     import torch
     from torch import nn
@@ -33,26 +35,27 @@ COMMON = """
     HOOKS = "module" if sys.argv[2] == "module" else "call"
     faulthandler.enable()
     EVENT = sys.argv[1]  # "line" or "opcode"
+    HOW = sys.argv[3]
     FOLDER = os.path.dirname(backspot.live.__file__)
 
 
-    def interrupted(number, run):
-        '''Run, with an interrupt at one line (or bytecode) of the live half; None past the last.'''
+    def traced(run, each):
+        '''Run, and call ``each`` at every line (or bytecode) of the live half.'''
 
         def enter(frame, event, arg):
             if not frame.f_code.co_filename.startswith(FOLDER):
                 return None
             frame.f_trace_opcodes = EVENT == "opcode"
-            return count
+            return arrive
 
-        def count(frame, event, arg):
-            nonlocal number
+        def arrive(frame, event, arg):
             if event == EVENT:
-                number -= 1
-                if number == 0:
-                    sys.settrace(None)
-                    raise KeyboardInterrupt
-            return count
+                code = frame.f_code
+                if EVENT == "line":
+                    each((code.co_filename, frame.f_lineno))
+                else:
+                    each((code.co_filename, code.co_firstlineno, frame.f_lasti))
+            return arrive
 
         # From Python 3.12 on bytecodes are traced only if some frame has asked for it before.
         sys._getframe().f_trace_opcodes = EVENT == "opcode"
@@ -64,6 +67,54 @@ COMMON = """
         finally:
             sys.settrace(None)
         return None
+
+
+    def moments_of(run):
+        '''All moments of a run: where it is, and how often it has been there with this time.'''
+        times, moments = Counter(), []
+
+        def note(place):
+            times[place] += 1
+            moments.append((place, times[place]))
+
+        traced(run, note)
+        assert moments, "nothing of the live half was traced"
+        return moments
+
+
+    def interrupted(moment, run):
+        '''Run, with an interrupt at one moment; what is raised, or None if it does not come.'''
+        at, left = moment
+
+        def interrupt(place):
+            nonlocal left
+            if place == at:
+                left -= 1
+                if not left:
+                    sys.settrace(None)
+                    raise KeyboardInterrupt
+
+        return traced(run, interrupt)
+
+
+    def chosen(moments, elsewhere=()):
+        '''The moments at which to interrupt.
+
+        Args:
+            moments: of a whole run.
+            elsewhere: the places that are interrupted with other hooks as well.
+        '''
+        if HOW == "every":
+            return moments
+        if EVENT == "opcode":
+            return moments[::17]
+        times = dict(moments)
+        if HOW == "first and last":
+            return [(place, time) for place, time in moments if time in (1, times[place])]
+        # Each place of its own, and one of three others: one half at the first time.
+        places = [place for place in times if place not in elsewhere]
+        places += [place for place in times if place in elsewhere][::3]
+        return [(place, 1 if at % 2 else times[place]) for at, place in enumerate(places)]
 
 
     def labels(profiler):
@@ -101,13 +152,12 @@ IN_A_STEP = """
 
 
     def interrupted_step():
-        error = interrupted(number, step)
-        assert error is not None or number > 40, "nothing of the live half was traced"
+        error = interrupted(moment, step)
         # It would end with the exception, in a later session. That writes into memory that is free,
         # and whether the process dies of it is chance.
         for frame in frames(error):
             held = [name for name, value in frame.f_locals.items() if type(value) is new_range]
-            assert not held, (number, frame, held)
+            assert not held, (moment, frame, held)
         kept.append(error)
 
 
@@ -116,28 +166,31 @@ IN_A_STEP = """
     whole = record(step)
     expected = {"call": 8, "module": 10}[HOOKS] if markers else 5
     assert len(whole) == expected, whole
-    stride = int(sys.argv[3])
-    number = int(sys.argv[4]) - stride
-    while not kept or kept[-1] is not None:
-        number += stride
+    moments = []
+    record(step, lambda: moments.extend(chosen(moments_of(step))), step)
+    stopped = 0
+    for number, moment in enumerate(moments):
         before = kept[-1:]
         # The last exception goes while the next profiler records; the steps after it and after the
         # next one are whole.
         found = record(before.clear, step, interrupted_step, step)
-        assert found[:len(whole)] == found[-len(whole):] == whole, (number, found)
-        if number // stride % 3:
+        assert found[:len(whole)] == found[-len(whole):] == whole, (moment, found)
+        stopped += kept[-1] is not None
+        if number % 3:
             kept[:] = kept[-1:]
+    assert stopped > 20
+    assert stopped > 0.9 * len(moments), (stopped, len(moments))
     assert record(step) == whole
     instrumentation.remove()
     kept.clear()
     assert record(step) == []
-    print("alive after", number)
+    print("alive after", stopped)
 """
 
 WHILE_INSTRUMENTING = """
     import copyreg
 
-    def hooks(model):
+    def hooks_of(model):
         return [
             hook
             for module in model.modules()
@@ -148,7 +201,7 @@ WHILE_INSTRUMENTING = """
 
 
     def nothing_left(model):
-        assert not hooks(model), hooks(model)
+        assert not hooks_of(model), hooks_of(model)
         assert all(module._is_full_backward_hook is None for module in model.modules())
         assert sys.getrecursionlimit() == limit
         assert copyreg.dispatch_table == reducers
@@ -169,74 +222,109 @@ WHILE_INSTRUMENTING = """
     record(lambda: model(torch.randn(2, 4)).sum().backward())  # imports what PyTorch wants
     call = nn.Module.__call__
     limit, reducers = sys.getrecursionlimit(), dict(copyreg.dispatch_table)
-    stride, first = int(sys.argv[3]), int(sys.argv[4])
-    number, error = first - stride, True
-    while error is not None:
-        number += stride
+
+
+    def instrument(hooks):
+        sessions.watches_starts = hooks != "node"
+        return backspot.instrument(model, hooks="module" if hooks == "module" else "call")
+
+
+    def train():
+        model(torch.randn(2, 4)).sum().backward()
+
+
+    # What is done with hooks, and which part of it ``trace`` interrupts: that returns the error.
+
+
+    def instrumenting(hooks, trace):
         made = []
-        error = interrupted(
-            number, lambda: made.append(backspot.instrument(model, hooks=HOOKS))
-        )
+        error = trace(lambda: made.append(instrument(hooks)))
         if not made:
             nothing_left(model)
-            made.append(backspot.instrument(model, hooks=HOOKS))
+            made.append(instrument(hooks))
         made[0].remove()
         nothing_left(model)
-    assert number > 50
-    print("instrumented after", number)
+        return error
 
-    number, error = first - stride, True
-    while error is not None:
-        number += stride
-        instrumentation = backspot.instrument(model, hooks=HOOKS)
-        record(lambda: model(torch.randn(2, 4)).sum().backward())
-        error = interrupted(number, instrumentation.remove)
+
+    def removing(hooks, trace):
+        instrumentation = instrument(hooks)
+        record(train)
+        error = trace(instrumentation.remove)
         instrumentation.remove()
         nothing_left(model)
-    assert number > 10
-    print("removed after", number)
+        return error
 
-    number, error = first - stride, True
-    while error is not None:
-        number += stride
+
+    def instrumenting_while_recording(hooks, trace):
+        made = []
         with profile(activities=[ProfilerActivity.CPU]):
-            error = interrupted(
-                number, lambda: made.append(backspot.instrument(model, hooks=HOOKS))
-            )
+            error = trace(lambda: made.append(instrument(hooks)))
             for instrumentation in made:
-                error = interrupted(number, instrumentation.remove) or error
                 instrumentation.remove()
-            made.clear()
             nothing_left(model)
         nothing_left(model)
-    print("removed while recording after", number)
+        return error
 
-    number, error = first - stride, True
-    while error is not None:
-        number += stride
-        instrumentation = backspot.instrument(model, hooks=HOOKS)
-        x = torch.randn(2, 4)
+
+    def removing_while_recording(hooks, trace):
+        with profile(activities=[ProfilerActivity.CPU]):
+            instrumentation = instrument(hooks)
+            error = trace(instrumentation.remove)
+            instrumentation.remove()
+            nothing_left(model)
+        nothing_left(model)
+        return error
+
+
+    def recording(hooks, trace):
+        instrumentation = instrument(hooks)
         profiler = profile(activities=[ProfilerActivity.CPU])
 
 
         def step():
             with profiler:
-                model(x).sum().backward()
+                train()
 
 
-        error = interrupted(number, step)
+        error = trace(step)
         end(profiler.profiler)
         instrumentation.remove()
         nothing_left(model)
-    print("recorded after", number)
+        return error
+
+
+    KIND = sys.argv[2]
+    parts = (
+        instrumenting, removing, instrumenting_while_recording, removing_while_recording, recording
+    )
+    for part in parts:  # the first time takes other ways
+        part(KIND, lambda run: run())
+    for part in parts:
+        moments, elsewhere = [], []
+        part(KIND, lambda run: moments.extend(moments_of(run)))
+        if KIND != "call":
+            part("call", lambda run: elsewhere.extend(moments_of(run)))
+        moments = chosen(moments, {place for place, _ in elsewhere})
+        stopped = sum(
+            part(KIND, partial(interrupted, moment)) is not None for moment in moments
+        )
+        assert stopped > 20
+        assert stopped > 0.9 * len(moments), (part, stopped, len(moments))
+        print(part.__name__, "was interrupted", stopped, "times")
 """
 
 
-def run(script, event, hooks, stride, first=1):
-    arguments = (event, hooks, str(stride), str(first))
+def run(script, event, hooks, how):
     source = textwrap.dedent(COMMON) + textwrap.dedent(script)
-    command = [*preloaded.python(), preloaded.WHOLE, "-c", source, *arguments]
+    command = [*preloaded.python(), preloaded.WHOLE, "-c", source, event, hooks, how]
     return subprocess.run(command, capture_output=True, text=True, timeout=900)
+
+
+def how_often(request, *, is_default):
+    if request.config.getoption("--every-bytecode"):
+        return "every"
+    return "first and last" if is_default else "once"
 
 
 @pytest.mark.slow
@@ -253,10 +341,9 @@ def run(script, event, hooks, stride, first=1):
     ],
 )
 def test_an_interrupted_step_leaves_no_range_to_a_later_session(event, hooks, request):
-    every = request.config.getoption("--every-bytecode")
     # Markers open and close ranges at lines of their own, with the hooks that users have.
-    at_all = every or (event, hooks) == ("line", "call")
-    done = run(IN_A_STEP, event, hooks, 1 if at_all else {"line": 3, "opcode": 17}[event])
+    how = how_often(request, is_default=(event, hooks) == ("line", "call"))
+    done = run(IN_A_STEP, event, hooks, how)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "alive after" in done.stdout
 
@@ -265,9 +352,7 @@ def test_an_interrupted_step_leaves_no_range_to_a_later_session(event, hooks, re
 @pytest.mark.slow
 @pytest.mark.parametrize("hooks", MODES)
 def test_interrupted_instrumenting_and_removing_can_be_done_again(hooks, request):
-    # Most lines are the same with all hooks: each kind but the default has a third of them.
-    every = request.config.getoption("--every-bytecode") or hooks == "call"
-    where = (1, 1) if every else (3, 1 + MODES.index(hooks))
-    done = run(WHILE_INSTRUMENTING, "line", hooks, *where)
+    how = how_often(request, is_default=hooks == "call")
+    done = run(WHILE_INSTRUMENTING, "line", hooks, how)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert "recorded after" in done.stdout
+    assert "recording was interrupted" in done.stdout
