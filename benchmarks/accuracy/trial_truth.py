@@ -118,11 +118,11 @@ def _measured(job: Job, stage: Stage) -> Record:
 
 
 def _tried(rule: str, built: Any, step_ns: int) -> Any:
-    """What ``profile`` says of the remedy, also where its rule finds nothing."""
+    """What ``profile`` says of the remedy, also where its rule finds nothing or is in preview."""
     from dataclasses import replace
 
     import backspot
-    from backspot.results import Finding, Place
+    from backspot.results import Finding, Place, Tried
     from backspot.testing import Live, chains_of, changed, with_trials
 
     report = backspot.profile(
@@ -132,11 +132,12 @@ def _tried(rule: str, built: Any, step_ns: int) -> Any:
     place = Place("(clipping)" if rule == "clipping" else "(optimizer)", "", 1, 0)
     finding = found[0] if found else Finding(rule, rule, "", "Do it.", 0, (place,), 1)
     times = {"step_ns": step_ns, "recorded_step_ns": step_ns}
-    report = changed(report, findings=(replace(finding),), **times)
+    report = changed(report, findings=(replace(finding, tier="stable"),), **times)
     live = Live({"": built.model}, built.optimizers)
     live = chains_of(built.step, live)
     found = with_trials(report, live, "operators").findings
-    return next(one.tried for one in found if one.rule == rule and one.remedy)
+    tried = next(one.tried for one in found if one.rule == rule and one.remedy)
+    return tried or Tried("", why_not="no remedy has something to try")
 
 
 def _in_turn(
