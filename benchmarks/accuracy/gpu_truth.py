@@ -110,7 +110,9 @@ def _measure(name: str, run: Run, trace: Path) -> Record:
         record_trace(step, device, trace, steps=recorded, warmup=2, settled=2)
     report = backspot.locate(trace, depth=build.levels)
     plain = read_plain(read_trace(trace))
-    occupied = busy(plain.intervals) / max(1, report.recorded_wall_ns) if report.has_gpu else 0.0
+    # The report has a typical step; the intervals are of all that were recorded.
+    backward_ns = max(1, report.recorded_wall_ns) * report.steps
+    occupied = busy(plain.intervals) / backward_ns if report.has_gpu else 0.0
     gpu_bound = device == "cpu" or occupied >= _GPU_BOUND
     wall = report.wall_ns
     heavy = [row for row in report.modules if row.wall_ns >= _HEAVY * wall]
