@@ -134,6 +134,8 @@ def test_the_page_of_published_bottlenecks_has_every_case_that_ran():
     cases = kept.rows_of(answer)
     assert len(cases) == answer["cases"][0] > 40
     for case in cases:
+        if case.get("of") == "own" and not case.get("end"):
+            continue  # in sums only
         wanted = case["case"] if case.get("end") else made.facts(case["case"])["title"]
         assert wanted in page, case["case"]
 
