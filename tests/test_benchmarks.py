@@ -126,6 +126,15 @@ def test_a_benchmark_says_what_it_does(name, capsys):
     assert "--out" in said
 
 
+SHORTER = {
+    "after_fix": ["--cases", "blind:gae_loop"],
+    "compare_runs": ["--cases", "slower,resnet50", "--steps", "2"],
+    "plan_ladder": ["--plan", "1"],
+    "steady_answer": ["--cases", "small operators,5% apart"],
+    "step_truth": ["--cases", "perceptron", "--repeats", "1"],
+    "what_if": ["--cases", "vit_tiny", "--steps", "3"],
+}
+"""Options of a small run: it goes through all of the benchmark, with one case of a kind."""
 KEPT = ("compare_runs", "false_alarms", "what_if")
 """Their recordings can be kept, and judged again."""
 OF_RANKS = ("memory_ranks", "overhead_ranks", "planted_ranks", "planted_transfers")
@@ -147,7 +156,7 @@ def test_a_small_run_works_and_leaves_the_results_alone(
     before = written()
     device = ["--device", "cpu"] if "--device" in help_of(name, capsys) else []
     out = tmp_path / "out.json"
-    code = ask(name, "--small", *device, "-o", str(out))
+    code = ask(name, "--small", *device, *SHORTER.get(name, ()), "-o", str(out))
     said = capsys.readouterr()
     if code == harness.CannotRunError.code:
         assert said.err.count("\n") == 1
@@ -210,7 +219,8 @@ def test_a_case_that_does_not_exist_is_one_line(name, capsys):
 @pytest.mark.filterwarnings("ignore")
 def test_kept_recordings_are_judged_again(name, tmp_path, capsys, settings):
     kept, first, again = str(tmp_path / "kept"), tmp_path / "first.json", tmp_path / "again.json"
-    assert ask(name, "--small", "--device", "cpu", "--keep", kept, "-o", str(first)) == 0
+    asked = [name, "--small", "--device", "cpu", *SHORTER.get(name, ())]
+    assert ask(*asked, "--keep", kept, "-o", str(first)) == 0
     assert ask(name, "judge", kept, "--small", "-o", str(again)) == 0
     rows = [json.loads(path.read_text())["rows"] for path in (first, again)]
     assert sorted(rows[0], key=str) == sorted(rows[1], key=str) != []

@@ -17,9 +17,13 @@ from backspot.live.plan.planning import Planning
 from backspot.live.plan.time_limit import TimeUp, ended_after
 from backspot.live.torch_internals.dynamo import end_compile_workers
 from backspot.results.report import changed
-from support.trainings import Training
+from support.trainings import SmallNet, Training
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("dynamo")]  # one worker has the built code
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.xdist_group("dynamo"),  # one worker has the built code
+    pytest.mark.usefixtures("short"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -60,10 +64,10 @@ def graphs_of(model, shapes):
 @torch._inductor.config.patch(compile_threads=2)
 def test_a_training_goes_on_bit_for_bit_after_a_copy_was_compiled(report, forget_graphs):
     async_compile = pytest.importorskip("torch._inductor.async_compile")
-    expected = Training()
+    expected = Training(network=SmallNet)
     for _ in range(4):
         expected.step()
-    tried = Training()
+    tried = Training(network=SmallNet)
     tried.step()
     pool = async_compile.AsyncCompile.process_pool()
     plan = planned(report, tried.step, tried.model, 240)

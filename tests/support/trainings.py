@@ -41,14 +41,33 @@ class Net(nn.Module):
         return self.head(y).mean(1)
 
 
+class SmallNet(nn.Module):
+    """The same without attention and further layers, which take long to compile."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(300, 16)
+        self.kinds = nn.Parameter(torch.randn(20, 16))
+        self.qkv = nn.utils.spectral_norm(nn.Linear(16, 16))
+        self.norm = nn.BatchNorm1d(16)
+        self.head = nn.utils.parametrizations.spectral_norm(nn.Linear(16, 4))
+        self.calls = 0
+
+    def forward(self, index):
+        self.calls += 1
+        x = self.table(index) + self.kinds[index % 20] * random.random()
+        x = self.norm(self.qkv(x).transpose(1, 2)).transpose(1, 2)
+        return self.head(functional.dropout(x, 0.1, training=True).mean(1))
+
+
 class Training:
     """A training whose every part can show that something has changed it."""
 
-    def __init__(self, optimizer=torch.optim.AdamW, **options):
+    def __init__(self, optimizer=torch.optim.AdamW, *, network=Net, **options):
         torch.manual_seed(0)
         random.seed(0)
         np.random.seed(0)
-        self.model = Net()
+        self.model = network()
         kinds = [p for n, p in self.model.named_parameters() if n == "kinds"]
         rest = [p for n, p in self.model.named_parameters() if n != "kinds"]
         groups = [{"params": rest}, {"params": kinds, "lr": 0.02}]
