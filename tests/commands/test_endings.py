@@ -76,8 +76,9 @@ fail()
 
 
 def test_an_error_inside_the_backward_shows_no_frame_of_backspot(tmp_path):
+    pytest.importorskip("torch")
     (tmp_path / "train.py").write_text(FAILING)
-    ours = program("run", "train.py", cwd=tmp_path, timeout=60)
+    ours = program("run", "train.py", python=preloaded.python(), cwd=tmp_path, timeout=60)
     assert ours.returncode == 1
     assert b"does not require grad" in ours.stderr
     assert b"/backspot/" not in ours.stderr

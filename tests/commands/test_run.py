@@ -832,7 +832,7 @@ def test_a_script_that_does_not_compile_loads_no_more_of_pytorch(write, tmp_path
         "print(sorted(name for name in sys.modules if name.startswith('torch._inductor')))"
     )
     plain = python(path, start=preloaded.python(), cwd=tmp_path)
-    done = program("run", *SMALL, path, cwd=tmp_path)  # all of it without a preloaded PyTorch
+    done = observed(*SMALL, path, cwd=tmp_path)
     assert done.stdout == plain.stdout
     assert done.stdout.startswith(b"False")
     report = backspot.Report.load(tmp_path / "backspot" / "report.json")

@@ -139,6 +139,7 @@ def _serve(listening: socket.socket) -> list[str]:
     import gc
     import json
     import select
+    import weakref
 
     atexit.register(_say_no_more)  # first: it runs last
     import msgspec  # noqa: F401 - what Backspot itself needs, and rich
@@ -149,6 +150,8 @@ def _serve(listening: socket.socket) -> list[str]:
         import numpy.ma  # noqa: F401 - which Backspot imports where PyTorch has numpy
     _KEPT_MODULES.import_compiler()
     _KEPT_MODULES.import_backspot()
+    _FINALIZERS.extend(finalizer for finalizer in weakref.finalize._registry if finalizer.atexit)
+    _finalize_at_exit(False)
     gc.freeze()  # a fork that looks for garbage copies every page that it looks at
 
     waking, waker = socket.socketpair()
@@ -290,8 +293,8 @@ class _KeptModules:
         self._backspot = {}
 
     def hidden(self) -> list[Any]:
-        """Return the modules of PyTorch that nothing has imported."""
-        return [*self._torch.values(), *self._compiler.values()]
+        """Return the modules that nothing has imported."""
+        return [*self._torch.values(), *self._compiler.values(), *self._backspot.values()]
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> object:
         from importlib.machinery import ModuleSpec
@@ -362,6 +365,7 @@ def _go_on_as_python(arguments: list[str]) -> None:
 
     if arguments[0] == WHOLE:
         del arguments[0]
+        _finalize_at_exit(True)
     else:
         _leave_the_rest()
     _KEPT_MODULES.hide()
@@ -429,6 +433,15 @@ def _leave_the_rest() -> None:
 
 _KEPT: list[str] = []
 """The modules that stay whole at the end."""
+
+
+_FINALIZERS: list[Any] = []
+"""What takes apart what the server has imported: PyTorch's libraries of operators, one by one."""
+
+
+def _finalize_at_exit(whether: bool) -> None:
+    for finalizer in _FINALIZERS:
+        finalizer.atexit = whether
 
 
 def _say_no_more() -> None:
