@@ -707,8 +707,24 @@ def test_a_file_that_the_cupti_monitor_completes_is_left_to_it(untouched, tmp_pa
 
 def signal_main_thread(number):
     """Send a signal as a system does, from another thread, and let the main thread take it."""
-    signal.pthread_kill(threading.main_thread().ident, number)
-    time.sleep(0.2)
+    main_thread = threading.main_thread().ident
+
+    def stack():
+        frame, places = sys._current_frames()[main_thread], []
+        while frame is not None:
+            places.append((frame.f_code, frame.f_lasti))
+            frame = frame.f_back
+        return places
+
+    before = last = stack()
+    signal.pthread_kill(main_thread, number)
+    until = time.monotonic() + 0.2
+    while time.monotonic() < until:
+        time.sleep(0.005)
+        now = stack()
+        if now == last != before:  # it has taken the signal, and waits somewhere else
+            return
+        last = now
 
 
 @pytest.mark.posix
@@ -939,6 +955,9 @@ def test_an_interrupt_at_any_line_leaves_a_whole_file(every, untouched, tmp_path
 
         return enter
 
+    # What starts tests in the background may have them ignore it.
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, handler))
     model, path = nn.Linear(6, 2), tmp_path / "trace.json"
     tracing = sys.gettrace(), threading.gettrace()
     step, outcomes, number, interrupted = step_of(model), set(), 1 - every, True

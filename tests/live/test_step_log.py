@@ -169,10 +169,11 @@ def test_each_step_is_noted_and_the_training_is_the_same(train):
 
 @pytest.mark.slow
 @pytest.mark.posix
+@pytest.mark.usefixtures("workers_end_soon")
 def test_loaders_that_a_script_makes_anew_in_each_step_are_not_all_kept(monkeypatch):
     # Each has a worker, a process of its own: the most that are kept are fewer here.
-    monkeypatch.setattr("backspot.live.step_log._MOST_LOADERS", 16)
-    count = 32
+    monkeypatch.setattr("backspot.live.step_log._MOST_LOADERS", 4)
+    count = 16
 
     def train():
         training = Training()
