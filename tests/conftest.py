@@ -6,13 +6,14 @@ import gc
 import os
 import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
-from support import elsewhere
+from support import elsewhere, preloaded
 from support.browsing import Browser, chromium
 
 # No test asserts a timing. CI gives the same answer for the same code; developers' runs search on.
@@ -97,6 +98,8 @@ def pytest_xdist_auto_num_workers() -> int:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(_Grouping())
+    if not hasattr(config, "workerinput"):
+        config.add_cleanup(_one_server_for_all_workers())
     if (skipped := config.getoption("--note-skipped")) and not hasattr(config, "workerinput"):
         config.pluginmanager.register(_Skipped(skipped.resolve()))
     if _is_elsewhere(config):
@@ -107,6 +110,13 @@ def pytest_configure(config: pytest.Config) -> None:
             folders = elsewhere.LIVE_FOLDERS if is_live else elsewhere.FOLDERS
             config.args = [str(here / folder) for folder in folders]
         config.option.markexpr = config.option.markexpr or "not slow"
+
+
+def _one_server_for_all_workers() -> Callable[[], None]:
+    """Name a folder for the server of ``support/preloaded.py``; return what removes it."""
+    folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+    os.environ[preloaded.SHARED] = folder.name
+    return folder.cleanup
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

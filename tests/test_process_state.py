@@ -195,7 +195,7 @@ print("CHANGES", found)
 """
 
 
-@pytest.mark.parametrize("options", [(), ("--memory", "--shapes")])
+@pytest.mark.parametrize("options", [(), ("--memory", "--shapes", "--trials", "none")])
 def test_a_script_is_as_before_once_its_report_is_made(options, script, tmp_path):
     path = script("")
     path.write_text(START + RUN)

@@ -13,39 +13,37 @@ from backspot.commands import _console
 from support.program import PROGRAM, program
 
 
-def on_a_terminal(*arguments, **environment) -> tuple[bytes, bytes]:
-    """What the program writes to a terminal of its own: standard output, standard error."""
+def on_a_terminal(stream, *arguments, **environment) -> bytes:
+    """What the program writes to a terminal that one of its streams is."""
     pty = pytest.importorskip("pty")
-    texts = []
-    for stream in ("stdout", "stderr"):
-        ours, theirs = pty.openpty()
-        other = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        subprocess.run(
-            [*PROGRAM, *map(str, arguments)],
-            **{**other, stream: theirs},
-            env={**os.environ, "TERM": "xterm", **environment},
-            check=False,
-        )
-        os.set_blocking(ours, False)
-        try:
-            texts.append(os.read(ours, 1_000_000))
-        except BlockingIOError:
-            texts.append(b"")
-        os.close(ours)
-        os.close(theirs)
-    return texts[0], texts[1]
+    ours, theirs = pty.openpty()
+    other = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    subprocess.run(
+        [*PROGRAM, *map(str, arguments)],
+        **{**other, stream: theirs},
+        env={**os.environ, "TERM": "xterm", **environment},
+        check=False,
+    )
+    os.set_blocking(ours, False)
+    try:
+        text = os.read(ours, 1_000_000)
+    except BlockingIOError:
+        text = b""
+    os.close(ours)
+    os.close(theirs)
+    return text
 
 
 @pytest.mark.slow
 def test_colour_goes_to_a_terminal_only(trace):
-    assert b"\x1b[" in on_a_terminal("show", trace)[0]
+    assert b"\x1b[" in on_a_terminal("stdout", "show", trace)
     assert b"\x1b" not in program("show", trace).stdout
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("environment", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
 def test_colour_can_be_refused(trace, environment):
-    assert b"\x1b" not in on_a_terminal("show", trace, **environment)[0]
+    assert b"\x1b" not in on_a_terminal("stdout", "show", trace, **environment)
 
 
 @pytest.mark.slow
@@ -57,7 +55,7 @@ def test_colour_can_be_forced_and_refusing_it_wins(trace):
 
 @pytest.mark.slow
 def test_a_short_reading_shows_no_progress(trace):
-    assert on_a_terminal("show", trace)[1] == b""
+    assert on_a_terminal("stderr", "show", trace) == b""
 
 
 def test_a_long_reading_shows_its_progress_on_a_terminal(monkeypatch, capsys):

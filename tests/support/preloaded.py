@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 WHOLE = "--whole"
+SHARED = "BACKSPOT_TESTS_SERVER"
 _PARENT = "--parent"
 _MOST_DESCRIPTORS = 100
 """More files than a process of these tests passes on; Linux passes at most 253 at once."""
@@ -40,33 +41,59 @@ _MOST_DESCRIPTORS = 100
 
 @cache
 def python() -> list[str]:
-    """Return the start of a command that runs Python; the first call starts the server."""
+    """Return the start of a command that runs Python; the first call starts the server.
+
+    Workers whose environment names a folder by ``SHARED`` have one server.
+    """
     import atexit
-    import subprocess
+    import fcntl
     import tempfile
 
     if sys.platform != "linux":
         return [sys.executable]
-    folder = tempfile.TemporaryDirectory()
-    address = os.path.join(folder.name, "socket")  # noqa: PTH118
-    listening = socket.socket(socket.AF_UNIX)
-    listening.bind(address)
-    listening.listen(64)
-    # The server ends when its standard input does: with these tests, however they end.
-    server = subprocess.Popen(
-        [sys.executable, __file__, "serve", str(listening.fileno())],
-        stdin=subprocess.PIPE,
-        pass_fds=[listening.fileno()],
-    )
-    listening.close()
+    own = tempfile.TemporaryDirectory()
+    folder = Path(os.environ.get(SHARED, own.name))
+    address, alive = folder / "socket", folder / "alive"
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            users = os.open(alive, os.O_WRONLY | os.O_NONBLOCK)  # refused where nobody reads
+        except OSError:
+            users = _start_server(address, alive)
 
     def end() -> None:
-        server.communicate()
-        folder.cleanup()
+        os.close(users)
+        own.cleanup()
 
     atexit.register(end)
     # No site-packages: the client starts in some milliseconds.
-    return [sys.executable, "-I", "-S", __file__, address]
+    return [sys.executable, "-I", "-S", __file__, str(address)]
+
+
+def _start_server(address: Path, alive: Path) -> int:
+    """Start it; return a descriptor to keep open: the server ends when nobody has one."""
+    import subprocess
+
+    for path in (address, alive):
+        path.unlink(missing_ok=True)
+    os.mkfifo(alive)
+    reading = os.open(alive, os.O_RDONLY | os.O_NONBLOCK)
+    users = os.open(alive, os.O_WRONLY)
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind(str(address))
+    listening.listen(64)
+    server = subprocess.Popen(
+        [sys.executable, __file__, "serve", str(listening.fileno())],
+        stdin=reading,
+        pass_fds=[listening.fileno()],
+    )
+    _SERVERS.append(server)  # nobody waits for it: other workers can need it longer
+    listening.close()
+    os.close(reading)
+    return users
+
+
+_SERVERS: list[Any] = []
 
 
 def executable(folder: Path) -> Path:
