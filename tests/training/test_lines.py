@@ -82,11 +82,14 @@ def test_every_line_is_the_one_that_made_the_node(name, tmp_path):
         ("vit_tiny_patch16_224", {"img_size": 32, "patch_drop_rate": 0.5, "depth": 3}),
         ("resnet18", {}),
         ("convnext_atto", {}),
-        ("densenet121", {"memory_efficient": True}),
-        ("swin_tiny_patch4_window7_224", {"img_size": 32, "window_size": 2}),
+        ("densenet121", {"memory_efficient": True, "block_config": (2, 2, 2, 2)}),
+        (
+            "swin_tiny_patch4_window7_224",
+            {"img_size": 32, "window_size": 2, "depths": (2, 2, 2, 2)},
+        ),
         ("efficientnet_lite0", {}),
         ("mixer_s32_224", {"img_size": 32}),
-        ("maxvit_rmlp_pico_rw_256", {"img_size": 64}),
+        ("maxvit_rmlp_pico_rw_256", {"img_size": 64, "depths": (1, 1, 1, 1)}),
     ],
 )
 def test_every_line_of_a_real_model_is_the_one_that_made_the_node(name, options, tmp_path):

@@ -178,10 +178,14 @@ def test_a_gradient_taken_within_a_forward_is_told_from_the_backward(tmp_path):
         ("vit_tiny_patch16_224", {"img_size": 32, "patch_drop_rate": 0.5, "depth": 3}),
         pytest.param("resnet18", {}, marks=pytest.mark.slow),
         pytest.param("convnext_atto", {}, marks=pytest.mark.slow),
-        pytest.param("densenet121", {"memory_efficient": True}, marks=pytest.mark.slow),
+        pytest.param(
+            "densenet121",
+            {"memory_efficient": True, "block_config": (2, 2, 2, 2)},
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             "swin_tiny_patch4_window7_224",
-            {"img_size": 32, "window_size": 2},
+            {"img_size": 32, "window_size": 2, "depths": (2, 2, 2, 2)},
             marks=pytest.mark.slow,
         ),
     ],
