@@ -90,8 +90,9 @@ def perfetto(browser: Browser) -> Iterator[Perfetto]:
 
     server = _Server(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
+    # A small screen: what it draws takes longer than what is asked here.
     context = browser.chromium.new_context(
-        service_workers="block", viewport={"width": 1600, "height": 1000}
+        service_workers="block", viewport={"width": 320, "height": 200}
     )
     context.set_default_timeout(30_000)
     try:

@@ -11,7 +11,6 @@ import ast
 import io
 import tokenize
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,8 +63,9 @@ def words_of(path: Path) -> Words:
         tokens += 1
         lines += len({token.start[0], token.end[0]} - {last})
         last = token.end[0]
-    names = [name for name, _ in _bound(tree)]
-    local = sum(inside for _, inside in _bound(tree))
+    bound = _bound(tree)
+    names = [name for name, _ in bound]
+    local = sum(inside for _, inside in bound)
     empty = Counter(name for name in names if name in EMPTY_NOUNS)
     functions = sum(isinstance(node, _Function) for node in ast.walk(tree))
     return Words(tokens, lines, functions, len(names) - local, local, empty)
@@ -80,17 +80,24 @@ def _lines_of_docstrings(tree: ast.Module) -> set[int]:
     return lines
 
 
-def _bound(node: ast.AST, inside: bool = False) -> Iterator[tuple[str, bool]]:
+def _bound(tree: ast.Module) -> list[tuple[str, bool]]:
     """Each name that code binds, and whether a function binds it."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.Name) and isinstance(child.ctx, ast.Store):
-            yield child.id, inside
-        elif isinstance(child, ast.arg) and child.arg not in ("self", "cls"):
-            yield child.arg, True
-        elif isinstance(child, ast.ExceptHandler) and child.name:
-            yield child.name, inside
-        local = isinstance(child, (*_Function.__args__, ast.Lambda))
-        yield from _bound(child, local or (inside and not isinstance(child, ast.ClassDef)))
+    names = list[tuple[str, bool]]()
+    pending: list[tuple[ast.AST, bool]] = [(tree, False)]
+    while pending:
+        node, inside = pending.pop()
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.Name):
+                if isinstance(child.ctx, ast.Store):
+                    names.append((child.id, inside))
+                continue  # it has no other children
+            if isinstance(child, ast.arg) and child.arg not in ("self", "cls"):
+                names.append((child.arg, True))
+            elif isinstance(child, ast.ExceptHandler) and child.name:
+                names.append((child.name, inside))
+            local = isinstance(child, (*_Function.__args__, ast.Lambda))
+            pending.append((child, local or (inside and not isinstance(child, ast.ClassDef))))
+    return names
 
 
 def main() -> None:
