@@ -137,7 +137,7 @@ def test_a_step_is_compared_with_the_report_that_an_earlier_run_wrote(suite, pyt
 def test_a_step_is_compared_with_another_one_in_the_same_run(suite):
     body = "backward_budget(*training({}, {}), against=training(1, 1), slower_by=1, **FEW)"
     suite(body.format(1, 1)).assert_outcomes(passed=1)
-    result = suite(body.format(15, 15))
+    result = suite(body.format(8, 8))
     result.assert_outcomes(failed=1)
     got = r"the whole backward got slower(?: by \d+%|, ×\d+ as long,) in time"
     result.stdout.re_match_lines([got])
