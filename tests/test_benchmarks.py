@@ -128,7 +128,6 @@ def test_a_benchmark_says_what_it_does(name, capsys):
 
 SHORTER = {
     "after_fix": ["--cases", "blind:gae_loop"],
-    "compare_runs": ["--cases", "slower,resnet50", "--steps", "2"],
     "plan_ladder": ["--plan", "1"],
     "steady_answer": ["--cases", "small operators,5% apart"],
     "step_truth": ["--cases", "perceptron", "--repeats", "1"],
