@@ -23,7 +23,6 @@ from backspot.live.saving import Saved, save
 from backspot.progress import Progress
 from backspot.render.files import check_folder
 from backspot.render.notebook import report_html
-from backspot.results.plan import PLAN_SECONDS
 from backspot.results.report import Report
 
 _CELL = "the training in a cell"
@@ -61,7 +60,7 @@ class CellMagic:
         except ValueError as error:  # a quote that is not closed
             raise WrongLine(f"{line}: {error} (see %%backspot?)") from None
         # A word behind it is the report's name, and no number of seconds.
-        words = [f"--plan={PLAN_SECONDS}" if word == "--plan" else word for word in words]
+        words = ["--plan=" if word == "--plan" else word for word in words]
         args = _parser().parse_args(words)
         if args.name and not args.name.isidentifier():
             raise WrongLine(f"{args.name}: no name of a variable (see %%backspot?)")
@@ -147,8 +146,10 @@ def _parser() -> _Parser:
     return parser
 
 
-def _plan(word: str) -> dict[str, int]:
-    """What is asked for with so many seconds."""
+def _plan(word: str) -> dict[str, Any]:
+    """What is asked for with so many seconds, or as many as a plan takes by itself."""
+    if not word:
+        return {"trials": "plan"}
     if not word.isdecimal() or int(word) < 1:
         raise argparse.ArgumentTypeError(f"{word}: give a whole number of at least 1")
     return {"plan": int(word)}
