@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from backspot.errors import NotATraceError, UsageError
 from backspot.job.gather import ranks
@@ -62,6 +62,7 @@ def damaged(value: Any, how: int) -> Any:
 @pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.sampled_from(sorted(places(PLAIN), key=str)), st.integers(0, 34))
+@example(("groups", 0, "end", -1), 4)  # a wait after all else of its rank
 def test_a_damaged_summary_costs_its_own_rank_or_nothing(path: tuple[Any, ...], how: int) -> None:
     plain = deepcopy(PLAIN)
     inside = plain

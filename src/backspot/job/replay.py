@@ -362,7 +362,8 @@ class _Line:
 
         self.tasks = tasks.add(np.concatenate([[0], work]))
         tasks.follow(self.tasks[1:], self.tasks[:-1])
-        left = np.flatnonzero(kind == _LEAVE)
+        # Nothing of this rank follows a wait that comes last, as in a summary that is cut off.
+        left = np.flatnonzero(kind[:-1] == _LEAVE)
         tasks.follow(self.tasks[left + 1], leaving[event_number[left]])
         self.last = self.tasks[kind == _END]
         # What nothing waited for visibly is needed at the end of its step.
