@@ -839,6 +839,45 @@ def test_a_script_that_does_not_compile_loads_no_more_of_pytorch(write, tmp_path
     assert (report.steps, report["0"].row.recorded_calls) == (2, 2)
 
 
+WHOLE_STEP = """
+import torch
+from torch._dynamo.utils import counters
+
+model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+@torch.compile(backend="aot_eager")
+def step(x):
+    optimizer.zero_grad()
+    loss = model(x).square().mean()
+    loss.backward()
+    optimizer.step()
+    return loss
+
+for _ in range(40):
+    loss = step(torch.ones(3, 4))
+    breaks = sum(counters["graph_break"].values())
+    print(loss.item(), counters["stats"]["unique_graphs"], breaks, flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not hasattr(torch._C._dynamo.eval_frame, "set_code_exec_strategy"),
+    reason="this PyTorch compiles what a function calls that it leaves alone",
+)
+@pytest.mark.parametrize("options", [(), ("--no-log", "--exit")], ids=["default", "unlogged"])
+def test_nothing_but_the_script_is_compiled_where_its_whole_step_is(write, tmp_path, options):
+    path = write(WHOLE_STEP)
+    plain = python(path, start=preloaded.python(), cwd=tmp_path).stdout.splitlines()
+    assert len(plain) == 40
+    ours = observed(*SMALL, *options, path, cwd=tmp_path).stdout.splitlines()
+    assert ours == plain[: len(ours)]
+    assert len(ours) == 40 or options
+    report = backspot.Report.load(tmp_path / "backspot" / "report.json")
+    assert report.steps == 2
+
+
 # Beside what the script does ---------------------------------------------------------------------
 
 

@@ -24,6 +24,7 @@ import torch
 from backspot.live.source_lines import file_name, user_frame
 from backspot.live.torch_internals import profiler
 from backspot.live.torch_internals.autograd import FUNCTION_RUNS
+from backspot.live.torch_internals.dynamo import keep_from_dynamo
 from backspot.live.torch_internals.lookup import Location, Watch
 from backspot.trace.names import COLLECTION, SAVING, WAITED_AT, unread_mark
 
@@ -111,6 +112,8 @@ def unread_marked() -> Iterator[None]:
     with ExitStack() as stack:
         for place in FUNCTION_RUNS:
             stack.enter_context(Watch(place, _marked))
+            if (run := place.get()) is not None:
+                keep_from_dynamo(run)
         yield
 
 
@@ -122,6 +125,9 @@ def _marked(run: partial[Any]) -> Any:
     if not all(wanted):
         profiler.emit(unread_mark(wanted.count(False), len(wanted)))
     return result
+
+
+keep_from_dynamo(_marked)
 
 
 @contextmanager

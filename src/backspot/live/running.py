@@ -26,6 +26,7 @@ from backspot.live.acts import Rest
 from backspot.live.host_marks import counts_calls
 from backspot.live.recorder import Models, Recorded, Recorder, Schedule
 from backspot.live.torch_internals import autograd
+from backspot.live.torch_internals.dynamo import keep_from_dynamo
 from backspot.live.torch_internals.engine import others_run_backward, outermost_call, watch_backward
 from backspot.live.torch_internals.lookup import Turn
 from backspot.live.torch_internals.process import hook_steps, outermost_step, step_around
@@ -528,6 +529,7 @@ def after_return(frame: FrameType, action: Callable[[], None]) -> bool:
             sys.call_tracing(action, ())
         return None
 
+    keep_from_dynamo(on_event, inside=True)  # where the frame that returns is within compiled code
     if watch is sys.settrace:
         frame.f_trace, frame.f_trace_lines = on_event, False
     watch(on_event)
