@@ -33,6 +33,20 @@ def check_whole(name: str, value: object, least: int, otherwise: str = "") -> No
         raise UsageError(f"{name}={quoted(value)}: give a whole number of at least {least}{rest}")
 
 
+_DAY = 86_400
+
+
+def read_seconds(word: str) -> int:
+    """Return how many seconds an option says.
+
+    Raises:
+        UsageError: If it is no whole number of at least 1, or more than a day has.
+    """
+    if not word.isdecimal() or len(word) > len(str(_DAY)) or not 1 <= int(word) <= _DAY:
+        raise UsageError(f"{quoted(word)}: give a whole number of seconds from 1 to {_DAY}")
+    return int(word)
+
+
 def check_flag(name: str, value: object) -> None:
     """Refuse what is neither ``True`` nor ``False``."""
     if not isinstance(value, bool):

@@ -112,7 +112,8 @@ def test_too_few_steps_or_a_wrong_line_are_one_clear_line(run):
     for line, said in (
         ("--steps 0", "steps=0"),
         ("--no", "unrecognized arguments: --no"),
-        ("--plan=0", "argument --plan: 0: give a whole number of at least 1"),
+        ("--plan=0", "argument --plan: '0': give a whole number of seconds from 1 to 86400"),
+        (f"--plan={'9' * 5000}", "argument --plan: "),
         ("--plan report more", "unrecognized arguments: more"),  # no number of seconds
         ("'a", "'a: No closing quotation"),
         (f"-o {__file__}/x", f"-o {__file__}/x: nothing can be written there"),

@@ -66,12 +66,17 @@ def test_a_class_of_any_kind_is_found_and_no_proxy_is_asked_what_it_is():
     class Child(Parent):
         pass
 
+    joined: list[Any] = [Child]
+    for _ in range(20):  # two ways to each: a million ways to the last
+        left, right = type("Left", (joined[-1],), {}), type("Right", (joined[-1],), {})
+        joined.append(type("Both", (left, right), {}))
+
     class Proxy:
         @property
         def __class__(self) -> Any:
             raise AssertionError("nobody may ask for it")
 
-    proxy, models = Proxy(), [Parent(), Child()]
+    proxy, models = Proxy(), [Parent(), Child(), joined[-1]()]
     found = {id(model) for model in outermost()}
     assert {id(model) for model in models} <= found
     assert id(proxy) not in found

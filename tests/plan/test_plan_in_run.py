@@ -49,8 +49,9 @@ def test_a_plan_without_seconds_takes_none_of_the_words_after_it(words, meant):
 
 
 def test_wrong_values_are_named_with_what_to_give(capsys):
-    assert main(["run", "--plan=0", "train.py"]) == 2
-    assert "at least 1" in capsys.readouterr().err
+    for seconds in ("0", "1.5", "86401", "9" * 5000):
+        assert main(["run", f"--plan={seconds}", "train.py"]) == 2
+        assert "give a whole number of seconds from 1 to 86400" in capsys.readouterr().err
     assert main(["run", "--trials", "all", "train.py"]) == 2
     assert "--plan tries the model and the loader" in capsys.readouterr().err
 

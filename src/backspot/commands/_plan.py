@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from backspot.commands._console import count
+from backspot.checks import read_seconds
 from backspot.errors import UsageError
 
 PLAN_SECONDS = 60
@@ -13,10 +13,10 @@ PLAN_SECONDS = 60
 
 
 def _seconds(word: str) -> int:
-    seconds = count(word)
-    if seconds < 1:
-        raise argparse.ArgumentTypeError(f"{word}: give a whole number of at least 1")
-    return seconds
+    try:
+        return read_seconds(word)
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def check(args: argparse.Namespace) -> None:

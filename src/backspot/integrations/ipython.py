@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 from IPython.core.error import UsageError as WrongLine
 from IPython.display import HTML, display
 
+from backspot.checks import read_seconds
 from backspot.errors import BackspotError
 from backspot.integrations._trainer import say, schedule_of
 from backspot.live.acts import Rest, hand_on
@@ -150,6 +151,7 @@ def _plan(word: str) -> dict[str, Any]:
     """What is asked for with so many seconds, or as many as a plan takes by itself."""
     if not word:
         return {"trials": "plan"}
-    if not word.isdecimal() or int(word) < 1:
-        raise argparse.ArgumentTypeError(f"{word}: give a whole number of at least 1")
-    return {"plan": int(word)}
+    try:
+        return {"plan": read_seconds(word)}
+    except BackspotError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None

@@ -18,7 +18,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator
-from itertools import chain, compress, repeat, starmap, tee
+from itertools import chain, compress, repeat, starmap
 from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
@@ -33,27 +33,33 @@ from backspot.live.torch_internals.modules import children_of, is_made, paramete
 def _living(kind: type) -> list[Any]:
     """Return the live objects of a class and its subclasses.
 
-    While the list of all objects is there, no other thread may run: a tuple that another thread is
+    While there is a list of all objects, no other thread may run: a tuple that another thread is
     about to fill is in it, and filling one that somebody else refers to raises ``SystemError``. So
-    one call into C makes the list, searches it and empties it.
+    one call into C fills the list, searches it and empties it, and makes no object meanwhile that
+    could have the collector begin. All threads wait for it: a third of a second for a million
+    objects.
     """
-    kinds = [kind]
-    for known in kinds:  # grows meanwhile
-        kinds.extend(type.__subclasses__(known))
-    every = tee(starmap(gc.get_objects, ((),)), 3)  # three times the one list, not made yet
-    return list(_search(frozenset(map(id, kinds)), *every))
+    kinds: dict[int, type] = {id(kind): kind}  # no class is asked for its hash
+    pending = [kind]
+    while pending:
+        subclasses: list[type] = type.__subclasses__(pending.pop())
+        for subclass in subclasses:
+            if id(subclass) not in kinds:
+                kinds[id(subclass)] = subclass
+                pending.append(subclass)
+    return list(_search(frozenset(kinds)))
 
 
-def _search(kinds: frozenset[int], *every: Iterator[list[Any]]) -> Iterator[Any]:
-    """Return what finds the objects of some types, once it is asked, and then empties the list.
+def _search(kinds: frozenset[int]) -> Iterator[Any]:
+    """Return what finds the objects of some types, once it is asked.
 
-    By the ``id`` of their type: the ``__class__`` of a proxy, and the hash of a class, can be
-    computed in Python. The list refers to what reads it, too, so it would not go by itself.
+    By the ``id`` of their type, as the ``__class__`` of a proxy can be computed in Python.
     """
-    objects, types = map(chain.from_iterable, every[:2])
-    emptied = map(list.clear, every[2])
-    wanted = map(kinds.__contains__, map(id, map(type, types)))
-    return compress(chain(objects, emptied), chain(wanted, repeat(False)))
+    every: list[Any] = []
+    filled = map(every.extend, starmap(gc.get_objects, ((),)))
+    emptied = map(list.clear, (every,))
+    wanted = map(kinds.__contains__, map(id, map(type, iter(every))))
+    return compress(chain(filled, iter(every), emptied), chain((False,), wanted, repeat(False)))
 
 
 def outermost(extra: Iterable[torch.nn.Module] = ()) -> list[torch.nn.Module]:

@@ -26,7 +26,7 @@ from backspot.live.acts import Rest
 from backspot.live.host_marks import counts_calls
 from backspot.live.recorder import Models, Recorded, Recorder, Schedule
 from backspot.live.torch_internals import autograd
-from backspot.live.torch_internals.dynamo import keep_from_dynamo
+from backspot.live.torch_internals.dynamo import keep_from_dynamo, run_uncompiled
 from backspot.live.torch_internals.engine import others_run_backward, outermost_call, watch_backward
 from backspot.live.torch_internals.lookup import Turn
 from backspot.live.torch_internals.process import hook_steps, outermost_step, step_around
@@ -525,11 +525,11 @@ def after_return(frame: FrameType, action: Callable[[], None]) -> bool:
         if event == "return" and current is frame:
             watch(None)
             # As code outside of this function runs: within it Python traces nothing, and for
-            # PyTorch compiles nothing (from Python 3.12 on).
-            sys.call_tracing(action, ())
+            # PyTorch compiles nothing (from Python 3.12 on), also not what asks for it.
+            sys.call_tracing(run_uncompiled, (action,))
         return None
 
-    keep_from_dynamo(on_event, inside=True)  # where the frame that returns is within compiled code
+    keep_from_dynamo(on_event)  # where the frame that returns is within compiled code
     if watch is sys.settrace:
         frame.f_trace, frame.f_trace_lines = on_event, False
     watch(on_event)

@@ -57,6 +57,24 @@ _frames_go_to: Callable[[], Any] = find(
 ) or (lambda: None)
 
 
+# What the frames go to instead; without it they are compiled where the caller is.
+_send_frames: Callable[[Any], Any] = find("_C", "_dynamo", "eval_frame", "set_eval_frame") or (
+    lambda _: None
+)
+
+
+def run_uncompiled(action: Callable[[], None]) -> None:
+    """Call a function, and have Dynamo compile nothing that it calls, unless it asks for that."""
+    before = _send_frames(None)
+    try:
+        action()
+    finally:
+        _send_frames(before)
+
+
+keep_from_dynamo(run_uncompiled)
+
+
 def compiles_frames() -> bool:
     """Return whether Dynamo may compile the next function that this thread calls."""
     return callable(_frames_go_to())
