@@ -45,14 +45,14 @@ def python() -> list[str]:
 
     Workers whose environment names a folder by ``SHARED`` have one server.
     """
+    if sys.platform != "linux":
+        return [sys.executable]
     import atexit
     import fcntl
     import tempfile
 
-    if sys.platform != "linux":
-        return [sys.executable]
-    own = tempfile.TemporaryDirectory()
-    folder = Path(os.environ.get(SHARED, own.name))
+    own = None if SHARED in os.environ else tempfile.TemporaryDirectory()
+    folder = Path(own.name if own else os.environ[SHARED])
     address, alive = folder / "socket", folder / "alive"
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -61,11 +61,19 @@ def python() -> list[str]:
         except OSError:
             users = _start_server(address, alive)
 
+    held, process = [users], os.getpid()
+
+    def leave() -> None:
+        while held:  # a fork has left already
+            os.close(held.pop())
+
     def end() -> None:
-        os.close(users)
-        own.cleanup()
+        leave()
+        if own and os.getpid() == process:
+            own.cleanup()
 
     atexit.register(end)
+    os.register_at_fork(after_in_child=leave)  # the server does not wait for a fork that is left
     # No site-packages: the client starts in some milliseconds.
     return [sys.executable, "-I", "-S", __file__, str(address)]
 
@@ -206,14 +214,23 @@ def _serve(listening: socket.socket) -> list[str]:
                 os.kill(child, signal.SIGKILL)  # the client was
         if listening in ready:
             client, _ = listening.accept()
-            size, streams, _, _ = socket.recv_fds(client, 4, _MOST_DESCRIPTORS)
-            arguments, environment, folder, numbers = json.loads(
-                client.recv(int.from_bytes(size, "big"), socket.MSG_WAITALL)
-            )
+            client.settimeout(_PATIENCE_S)
+            streams: list[int] = []
+            try:
+                size, streams, _, _ = socket.recv_fds(client, 4, _MOST_DESCRIPTORS)
+                arguments, environment, folder, numbers = json.loads(
+                    client.recv(int.from_bytes(size, "big"), socket.MSG_WAITALL)
+                )
+            except (OSError, ValueError):  # it was killed, or stopped, before it had asked
+                client.close()
+                for stream in streams:
+                    os.close(stream)
+                continue
             child = os.fork()
             if child:
-                client.sendall(b"%d\n" % child)
                 clients[child] = client
+                with suppress(OSError):  # it was killed: the next round ends the child, too
+                    client.sendall(b"%d\n" % child)
                 for stream in streams:
                     os.close(stream)
                 continue
@@ -461,6 +478,9 @@ def _leave_the_rest() -> None:
 _KEPT: list[str] = []
 """The modules that stay whole at the end."""
 
+
+_PATIENCE_S = 10.0
+"""How long the server waits for a client that has connected: all others wait meanwhile."""
 
 _FINALIZERS: list[Any] = []
 """What takes apart what the server has imported: PyTorch's libraries of operators, one by one."""
