@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -98,6 +99,9 @@ def pytest_xdist_auto_num_workers() -> int:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(_Grouping())
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # A shell has what it runs in the background ignore it, and tests send it to themselves.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if not hasattr(config, "workerinput"):
         config.add_cleanup(_one_server_for_all_workers())
     if (skipped := config.getoption("--note-skipped")) and not hasattr(config, "workerinput"):
