@@ -9,7 +9,7 @@ facts are those of the cases.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +49,9 @@ first set.
 OWN = """
 ## By somebody who had read the rules
 
-{number} more say less, as who rebuilt them knew what the rules look for. Of {gaining} that gain \
-something, the place is right in {place}, the cause in {cause}, the prediction in {right}; nothing \
-is promised in {silent} of {idle} that gain nothing.
+{number} more say less, as who rebuilt them knew what the rules look for. Where the fix gains \
+something, the place is right in {place}, the cause in {cause}, the prediction in {right}; where \
+it gains nothing, nothing is promised in {silent}.
 """
 TABLE = """
 | what people saw | Backspot says | fix | step: predicted, gained, ms |
@@ -83,7 +83,11 @@ def made(results: Mapping[str, Any]) -> str:
         mine = [name for name, one in done.items() if one["of"] == folder]
         if mine:
             parts += [head, TABLE, *(_row(facts(name), done[name]) for name in mine)]
-    parts += _own([one for one in done.values() if one["of"] == "own"])
+    if own := sum(one["of"] == "own" for one in done.values()):
+        summary = results["summary"]
+        said = {what: summary[f"own: {what}"] for what in ("place", "cause", "right")}
+        silent = summary["own: nothing promised for nothing"]
+        parts.append(OWN.format(number=own, silent=silent, **said))
     missing = [*results.get("not_done", ()), *(name for name in cases if name not in done)]
     if missing:
         parts.append(f"\nDid not run: {', '.join(missing)}.\n")
@@ -107,16 +111,6 @@ def _summary(found: Mapping[str, str]) -> str:
         f"the finding that named the cause is gone in {found['gone']}."
         f"{none if silent != '0 of 0' else ''}{second}"
     )
-
-
-def _own(cases: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What is said of the cases that have no table; nothing without any."""
-    gaining = [one for one in cases if not one["nothing"]]
-    idle = [one for one in cases if one["nothing"]]
-    said = {what: sum(bool(one[what]) for one in gaining) for what in ("place", "cause", "right")}
-    silent = sum(bool(one["right"]) for one in idle)
-    about = {"number": len(cases), "gaining": len(gaining), "idle": len(idle), "silent": silent}
-    return [OWN.format(**about, **said)] if cases else []
 
 
 def _row(about: Mapping[str, Any], found: Mapping[str, Any]) -> str:

@@ -61,16 +61,16 @@ def python() -> list[str]:
         except OSError:
             users = _start_server(address, alive)
 
-    held, process = [users], os.getpid()
+    held = [users]
 
     def leave() -> None:
-        while held:  # a fork has left already
+        while held:  # the fork of a fork has none
             os.close(held.pop())
 
     def end() -> None:
-        leave()
-        if own and os.getpid() == process:
+        if own and held:  # in no fork: it has left, and the folder is not its own
             own.cleanup()
+        leave()
 
     atexit.register(end)
     os.register_at_fork(after_in_child=leave)  # the server does not wait for a fork that is left

@@ -525,7 +525,7 @@ def after_return(frame: FrameType, action: Callable[[], None]) -> bool:
         if event == "return" and current is frame:
             watch(None)
             # As code outside of this function runs: within it Python traces nothing, and for
-            # PyTorch compiles nothing (from Python 3.12 on), also not what asks for it.
+            # PyTorch compiles nothing (from Python 3.12 on), not even what asks for it.
             sys.call_tracing(run_uncompiled, (action,))
         return None
 

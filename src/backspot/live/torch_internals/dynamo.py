@@ -57,7 +57,7 @@ _frames_go_to: Callable[[], Any] = find(
 ) or (lambda: None)
 
 
-# What the frames go to instead; without it they are compiled where the caller is.
+# Sets where they go, and returns where they went. Without it they are compiled if the caller is.
 _send_frames: Callable[[Any], Any] = find("_C", "_dynamo", "eval_frame", "set_eval_frame") or (
     lambda _: None
 )

@@ -44,7 +44,7 @@ def _table(plan: Plan) -> str:
         + "</tr>"
         for index, bar in enumerate(bars)
     )
-    note = f'<p class="muted small">{shown(note_of(plan))}</p>' if note_of(plan) else ""
+    note = f'<p class="muted small">{shown(text)}</p>' if (text := note_of(plan)) else ""
     drawn = '<th scope="col"><span class="unseen">drawn</span></th>'
     return (
         f'<div class="table-box"><table class="ladder"><thead><tr><th scope="col">setting</th>'
