@@ -210,8 +210,11 @@ def schema() -> bytes:
     for kind, definition in form["$defs"].items():
         summary, fields = _described(getattr(results, kind))
         definition["description"] = summary
-        for name, meaning in fields.items():
-            definition["properties"][name]["description"] = meaning
+        for name, field in definition["properties"].items():
+            if "additionalProperties" in field and name not in definition.get("required", ()):
+                field.setdefault("default", {})  # msgspec before 0.23 leaves it out
+            if name in fields:
+                field["description"] = fields[name]
     form["$defs"]["Report"]["properties"]["schema"] |= {"const": SCHEMA}
     form["$defs"]["Report"]["required"].append("schema")
     document = {
