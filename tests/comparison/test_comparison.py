@@ -371,6 +371,23 @@ def test_rows_that_a_report_was_saved_without_are_a_part_of_their_own():
     assert found.whole.change_ms == pytest.approx(0)
 
 
+def test_a_module_that_bears_the_name_of_what_no_module_owns_takes_nothing_from_it():
+    unowned = next(row for row in vit().modules if not row.is_module and row.wall_ns)
+    renamed = [
+        replace(row, path=unowned.path, root=unowned.path, class_name="")
+        if row.path == "patch_drop"
+        else row
+        for row in vit().modules
+    ]
+    for found in (
+        compare(replace(vit(), modules=tuple(renamed)), vit()),
+        compare(vit(), replace(vit(), modules=tuple(renamed))),
+    ):
+        parts = sum(change.change_ms for change in found.changes)
+        assert parts == pytest.approx(found.whole.change_ms, abs=1e-9)
+        assert all(change.path != "(rows left out)" for change in found.changes)
+
+
 def test_what_is_no_report_is_refused():
     with pytest.raises(UsageError, match=r"two reports, or two lists of them, not int: .*Report"):
         compare(3, vit())

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from statistics import fmean, median
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 from backspot.comparison.align import aligned
 from backspot.comparison.clocks import on_one_clock
@@ -342,10 +342,13 @@ def _pairs(before: Reports, after: Reports) -> tuple[list[_Pair], tuple[Move, ..
     return pairs, moves
 
 
-def _by_side(recordings: Sequence[Mapping[str, Row]]) -> dict[str, _Rows]:
-    """Return the rows of each module, one for each recording of a side."""
-    paths = dict.fromkeys(path for rows in recordings for path in rows)
-    return {path: [rows.get(path) for rows in recordings] for path in paths}
+_Key = TypeVar("_Key")
+
+
+def _by_side(recordings: Sequence[Mapping[_Key, Row]]) -> dict[_Key, _Rows]:
+    """Return the rows of each name, one for each recording of a side."""
+    keys = dict.fromkeys(key for rows in recordings for key in rows)
+    return {key: [rows.get(key) for rows in recordings] for key in keys}
 
 
 def _of_module(
@@ -374,12 +377,18 @@ def _unowned(before: Reports, after: Reports, noise: Noise) -> Iterator[Change]:
     """Yield the change of what no module owns, by name."""
     sides: list[dict[str, Cost]] = []
     for reports, whole_cost in ((before, noise.before), (after, noise.after)):
-        by_label = _by_side([{row.label: row for row in report.modules} for report in reports])
+        # A module can bear the name of what no module owns.
+        rows = _by_side(
+            [
+                {(row.is_module, row.path, row.class_name): row for row in report.modules}
+                for report in reports
+            ]
+        )
         named = _by_side(
             [{row.path: row for row in report.modules if not row.is_module} for report in reports]
         )
         costs = {path: Cost.of(rows, reports) for path, rows in named.items()}
-        rest = whole_cost.without([Cost.of(rows, reports) for rows in by_label.values()])
+        rest = whole_cost.without([Cost.of(every, reports) for every in rows.values()])
         if rest.is_something:
             costs[LEFT_OUT] = rest
         sides.append(costs)
