@@ -296,7 +296,7 @@ def of_ranks(run: Run) -> Figures:
     from benchmarks.ranks import CASES, run_ranks
 
     names = run.choose(CASES, ("ddp",))
-    rounds = 2 if run.small else run.rounds or 20
+    rounds = 1 if run.small else run.rounds or 20
     records = json.loads(run_ranks(_train, run.device, names, rounds, run.small))
     cases = {name: _variants(times) for name, times in records.items()}
     rows = [
