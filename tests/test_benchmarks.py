@@ -132,7 +132,9 @@ def test_a_benchmark_says_what_it_does(name, capsys):
 
 SHORTER = {
     "after_fix": ["--cases", "blind:gae_loop"],
+    "blind_set_3": ["--cases", "zeroed_gradients"],  # published_causes has both
     "plan_ladder": ["--plan", "1"],
+    "price_truth": ["--cases", "loop-product"],
     "steady_answer": ["--cases", "small operators,5% apart"],
     "step_truth": ["--cases", "perceptron", "--repeats", "1"],
     "what_if": ["--cases", "vit_tiny", "--steps", "3"],
