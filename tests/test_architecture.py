@@ -18,7 +18,7 @@ import pytest
 from backspot import testing
 from backspot.analysis import parts as report
 from support.house import COMPOSERS, PARTS, SPINE, arrows as arrows_into_parts, files, part_of
-from support.words import words_of
+from support.words import names_of
 
 pytestmark = pytest.mark.xdist_group("architecture")  # one worker parses the files
 
@@ -292,7 +292,7 @@ def test_a_newcomer_finds_at_most_ten_entries_above_the_ground() -> None:
 
 
 def test_names_are_nouns_of_the_field() -> None:
-    words = [words_of(path) for file, path in files().items() if file.endswith(".py")]
+    words = [names_of(tree_of(module)) for module in FILES]
     empty = sum(counts.empty.total() for counts in words)
     names = sum(counts.names + counts.locals for counts in words)
     assert empty <= 0.015 * names, "one, found, at and their like name nothing: make house"

@@ -8,10 +8,12 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import random
 import subprocess
 import sys
 import warnings
+from multiprocessing import spawn
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +47,11 @@ TESTED_ELSEWHERE = {
 
 @pytest.fixture
 def preloaded_python(tmp_path, monkeypatch):
-    """Processes that benchmarks start have PyTorch already."""
+    """Processes that benchmarks start have PyTorch already, also the one that forks their ranks."""
     if sys.platform == "linux":
-        monkeypatch.setattr(sys, "executable", str(preloaded.executable(tmp_path)))
+        python = str(preloaded.executable(tmp_path))
+        monkeypatch.setattr(sys, "executable", python)
+        monkeypatch.setattr(spawn, "_python_exe", os.fsencode(python))
 
 
 @pytest.fixture
@@ -128,7 +132,9 @@ def test_a_benchmark_says_what_it_does(name, capsys):
 
 SHORTER = {
     "after_fix": ["--cases", "blind:gae_loop"],
+    "blind_set_3": ["--cases", "zeroed_gradients"],  # published_causes has both
     "plan_ladder": ["--plan", "1"],
+    "price_truth": ["--cases", "loop-product"],
     "steady_answer": ["--cases", "small operators,5% apart"],
     "step_truth": ["--cases", "perceptron", "--repeats", "1"],
     "what_if": ["--cases", "vit_tiny", "--steps", "3"],

@@ -63,8 +63,14 @@ _PLACES = tuple(
     for part in ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")
 )
 """The modules of the ViT, one of which is slower in each pair."""
+_OF_A_BLOCK = len(_PLACES) // _BLOCKS
 _CALIBRATIONS = 3
 _TIMEOUT_S = 200.0
+
+
+def _places(small: bool) -> tuple[str, ...]:
+    """Return those that the ViT has: it has one block in a small run."""
+    return _PLACES[:_OF_A_BLOCK] if small else _PLACES
 
 
 # One recording -----------------------------------------------------------------------------------
@@ -85,7 +91,8 @@ class _Vit:
         small, on_cpu = context.small, context.device == "cpu"
         width, side, patch = (48, 16, 8) if small else (128, 32, 8) if on_cpu else (1024, 224, 16)
         batch = 2 if small else 8 if on_cpu else 96
-        self.model = Vit(width, _BLOCKS, side, patch).to(context.device).train()
+        blocks = 1 if small else _BLOCKS
+        self.model = Vit(width, blocks, side, patch).to(context.device).train()
         modules = dict(self.model.named_modules())
 
         @functools.cache
@@ -99,7 +106,7 @@ class _Vit:
 
         self.plants = stack = ExitStack()  # which removes them when it is gone
         plants = []
-        for path in _PLACES:
+        for path in _places(small):
             spin = chosen if path == job.get("path") else lambda: None
             plants.append(stack.enter_context(planted(modules[path], 0, spin)))
         images, labels = context.randn(batch, 3, side, side), context.randint(1000, batch)
@@ -183,7 +190,8 @@ def _record(run: Any, cases: Sequence[str], folder: Path) -> list[str]:
     plants_file = folder / "plants.json"
     plants = json.loads(plants_file.read_text()) if plants_file.exists() else {}
     ends = []
-    calibrations = [("calibration", number, 0) for number in range(_CALIBRATIONS)]
+    count = 1 if run.small else _CALIBRATIONS
+    calibrations = [("calibration", number, 0) for number in range(count)]
     with busy(run.busy):
         for wanted in (
             calibrations if "slower" in cases else [],
@@ -222,7 +230,8 @@ def _plant(folder: Path, run: Any, pair: int) -> Record:
     """Return where and for how long the backward of a pair is held up."""
     files = [_file(folder, "calibration", number) for number in range(_CALIBRATIONS)]
     usual = statistics.median(_step_ms(backspot.Report.load(one)) for one in files if one.exists())
-    path = _PLACES[pair * 5 % len(_PLACES)]
+    places = _places(run.small)
+    path = places[pair * 5 % len(places)]
     return {"path": path, "ms": usual * run.percent / 100, "percent": run.percent}
 
 

@@ -113,7 +113,7 @@ class Ladder:
     def _training(self, state: State) -> Training:
         training = Training(command(self._images, state, self._fixed))
         self._stack.callback(training.end)
-        training.settle(10 + 3 * state["workers"])
+        training.settle((2 if self._run.small else 10) + 3 * state["workers"])
         return training
 
     def climbed(self, states: int) -> Figures:
@@ -151,9 +151,10 @@ class Ladder:
 
         run, folder = self._run, self._keep / f"state{len(self._rows)}"
         seconds = run.plan or (5 if run.small else 20)
+        fewer = ["--warmup=2", "--steps=3"] if run.small else []
         done = subprocess.run(
-            [sys.executable, "-m", "backspot", "run", f"--plan={seconds}", "--exit", "--force",
-             "-o", str(folder), *command(self._images, state, self._fixed)],
+            [sys.executable, "-m", "backspot", "run", f"--plan={seconds}", *fewer, "--exit",
+             "--force", "-o", str(folder), *command(self._images, state, self._fixed)],
             capture_output=True, text=True, timeout=120 + seconds, check=False,
         )  # fmt: skip
         if not (folder / "report.json").exists():
@@ -173,7 +174,7 @@ class Ladder:
         self, advice: Advice, before: Training, changed: State
     ) -> tuple[dict[str, Any], Training | None]:
         """Make a change, and return what it gives with the training that has it, if that runs."""
-        seconds, rounds = (0.5, 1) if self._run.small else (1.0, _ROUNDS)
+        seconds, rounds = (0.1, 1) if self._run.small else (1.0, _ROUNDS)
         speeds: tuple[list[float], list[float]] = ([], [])
         after, fails = None, ""
         try:

@@ -152,13 +152,13 @@ def _judge(
     return {**found, "rounds": len(times[PLAIN])}
 
 
-def _launching(training: Training, device: str, *, recorded: bool) -> float:
+def _launching(training: Training, device: str, *, recorded: bool, steps: int) -> float:
     """Return the share of a plain step's time after which the host has launched it."""
     shares = []
     with _session(VARIANTS[PLAIN], device, recorded):
         training.step()
         synchronize(device)
-        for _ in range(9):
+        for _ in range(steps):
             begin = time.perf_counter()
             training.step()
             launched = time.perf_counter() - begin
@@ -170,13 +170,14 @@ def _launching(training: Training, device: str, *, recorded: bool) -> float:
 def _run_case(case: Case, options: argparse.Namespace, seconds: float) -> dict[str, Any]:
     budget = Budget(seconds)
     training = case.build(Context(case.device, options.small))
-    for _ in range(5):
+    for _ in range(1 if options.small else 5):
         training.step()
     synchronize(case.device)
     result: dict[str, Any] = {"what": case.what, "modules": len(list(training.model.modules()))}
     for mode, share in _SHARES.items():
         recorded = mode == "on"
-        launching = _launching(training, case.device, recorded=recorded)
+        steps = 1 if options.small else 9
+        launching = _launching(training, case.device, recorded=recorded, steps=steps)
         left = budget.left * share
         found = _measure(training, case.device, options, recorded=recorded, seconds=left)
         result[mode] = _judge(mode, launching, *found)
@@ -296,7 +297,7 @@ def of_ranks(run: Run) -> Figures:
     from benchmarks.ranks import CASES, run_ranks
 
     names = run.choose(CASES, ("ddp",))
-    rounds = 2 if run.small else run.rounds or 20
+    rounds = 1 if run.small else run.rounds or 20
     records = json.loads(run_ranks(_train, run.device, names, rounds, run.small))
     cases = {name: _variants(times) for name, times in records.items()}
     rows = [

@@ -133,6 +133,9 @@ def rich() -> Report:
     )
 
 
+hints_of = cache(get_type_hints)
+
+
 def planted(value, text: str, name: str = "", hint=None, owner: str = ""):
     """The same result with a foreign text in each field that is free text, or a place."""
     if name in KEPT or (name == "name" and owner in NAMED):
@@ -148,7 +151,7 @@ def planted(value, text: str, name: str = "", hint=None, owner: str = ""):
     if isinstance(value, Mapping):
         return {key: planted(one, text, name, hint, owner) for key, one in value.items()}
     if is_dataclass(value):
-        hints = get_type_hints(type(value))
+        hints = hints_of(type(value))
         changes = {
             one.name: planted(
                 getattr(value, one.name), text, one.name, hints[one.name], type(value).__name__
