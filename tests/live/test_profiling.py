@@ -454,7 +454,7 @@ def test_what_the_step_raises_passes_through_and_the_next_profile_works(case, at
     assert case.steps == at
     assert not hooks_on(case.model)
     assert not torch.autograd._profiler_enabled()
-    assert found(profile(case.step, case.model))
+    assert found(profile(case.step, case.model, steps=1, warmup=0, unprofiled=0, stacks=False))
 
 
 def test_an_interrupt_in_backward_leaves_nothing_behind(case):
