@@ -20,6 +20,7 @@ from backspot.live.torch_internals.dynamo import end_compile_workers
 from backspot.results.report import changed
 from support import preloaded
 from support.trainings import SmallNet, Training
+from support.unbuilt import unbuilt  # noqa: F401
 
 pytestmark = [
     pytest.mark.slow,
@@ -109,6 +110,7 @@ def test_a_training_goes_on_bit_for_bit_after_a_copy_was_compiled(
     assert other.process.wait(60) is not None
 
 
+@pytest.mark.usefixtures("unbuilt")
 def test_a_training_that_compiles_later_does_so_as_often_as_without_a_plan(report, forget_graphs):
     def made():
         torch.manual_seed(0)
@@ -148,6 +150,7 @@ class Pointwise(nn.Linear):
         return y
 
 
+@pytest.mark.usefixtures("unbuilt")
 def test_max_autotune_is_tried_in_place_of_the_default_where_that_helps(
     report, forget_graphs, monkeypatch
 ):
@@ -173,6 +176,7 @@ class Layers(nn.Sequential):
         super().__init__(*(nn.Sequential(nn.Linear(8, 8), nn.GELU()) for _ in range(layers)))
 
 
+@pytest.mark.usefixtures("unbuilt")
 def test_compiling_ends_when_the_time_is_up(report, tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # nothing is built there
     before = signal.getsignal(signal.SIGALRM)
