@@ -258,7 +258,7 @@ for _ in range(9):
 if "wait" in sys.argv:
     def go_on():
         step()
-        time.sleep(0.2)  # as one that waits for data: the machine has other work
+        time.sleep(0.05)  # as one that waits for data: the machine has other work
     while not os.path.exists("backspot/report.json"):
         go_on()  # the report is made meanwhile
     until = time.monotonic() + 3
