@@ -150,7 +150,6 @@ class Pointwise(nn.Linear):
         return y
 
 
-@pytest.mark.usefixtures("unbuilt")
 def test_max_autotune_is_tried_in_place_of_the_default_where_that_helps(
     report, forget_graphs, monkeypatch
 ):
@@ -176,7 +175,6 @@ class Layers(nn.Sequential):
         super().__init__(*(nn.Sequential(nn.Linear(8, 8), nn.GELU()) for _ in range(layers)))
 
 
-@pytest.mark.usefixtures("unbuilt")
 def test_compiling_ends_when_the_time_is_up(report, tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # nothing is built there
     before = signal.getsignal(signal.SIGALRM)
