@@ -514,6 +514,7 @@ def test_models_that_the_step_never_calls_are_named(case):
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("dynamo")  # one worker imports what compiles
 def test_a_model_whose_labels_were_compiled_away_is_not_called_unused(case):
     compiled = torch.compile(case.model, backend="aot_eager")
 
