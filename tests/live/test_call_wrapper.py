@@ -686,6 +686,9 @@ def test_owners_are_the_same_without_markers():
 # Compiled regions --------------------------------------------------------------------------------
 
 
+in_one_worker = pytest.mark.xdist_group("dynamo")  # which imports what compiles
+
+
 class PassedOn(Block):
     """A layer as those of transformers."""
 
@@ -698,6 +701,7 @@ METHOD = "method" if hasattr(torch.autograd.graph, "node_creation_hook") else "w
 
 
 @pytest.mark.slow
+@in_one_worker
 @pytest.mark.parametrize(
     ("block", "when", "how"),
     [
@@ -749,6 +753,7 @@ def test_a_region_keeps_its_graph_and_is_compiled_once(block, when, how, record)
 
 
 @pytest.mark.slow
+@in_one_worker
 def test_no_class_has_the_wrapper_while_dynamo_compiles(record):
     pytest.importorskip("torch._dynamo")
     torch._dynamo.reset()
@@ -774,6 +779,7 @@ def test_no_class_has_the_wrapper_while_dynamo_compiles(record):
 
 
 @pytest.mark.slow
+@in_one_worker
 def test_a_model_that_is_wrapped_within_a_profile_has_one_label_a_call(record):
     pytest.importorskip("torch._dynamo")
     torch._dynamo.reset()

@@ -34,6 +34,7 @@ from backspot.trace.events import Events  # noqa: E402
 from backspot.trace.names import COMPILED_GRAPH  # noqa: E402
 from support.sums import assert_adds_up  # noqa: E402
 from support.training import cpu_profile  # noqa: E402
+from support.unbuilt import unbuilt  # noqa: E402, F401
 
 pytestmark = pytest.mark.xdist_group("dynamo")  # one worker imports it
 
@@ -246,6 +247,7 @@ def test_every_launch_of_code_with_a_graph_break_has_its_modules():
 
 @slow
 @with_inductor
+@pytest.mark.usefixtures("unbuilt")
 def test_equal_blocks_that_share_code_come_out_one_by_one():
     model = Net()
     for block in model.blocks:
@@ -300,6 +302,7 @@ def test_work_below_the_labels_belongs_to_the_module_around_it(options):
 
 @slow
 @pytest.mark.skipif(VERSION < (2, 13), reason="this PyTorch does not say what made such a product")
+@pytest.mark.usefixtures("unbuilt")
 def test_a_product_that_takes_a_sum_of_gradients_in_keeps_its_module():
     model = nn.ModuleDict({name: nn.Linear(8, 8, bias=False) for name in ("start", "q", "k", "v")})
 
@@ -338,6 +341,7 @@ def test_checkpointed_code_that_runs_again_is_told_apart(recording):
 
 @slow
 @with_inductor
+@pytest.mark.usefixtures("unbuilt")
 def test_what_changes_a_tensor_in_place_has_its_module_in_the_backward():
     model = nn.Sequential(
         nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU6(inplace=True), nn.Conv2d(4, 4, 3),
@@ -386,6 +390,7 @@ def test_the_work_of_compiled_code_belongs_to_its_modules(recording):
 
 @slow
 @with_inductor
+@pytest.mark.usefixtures("unbuilt")
 def test_dynamic_shapes_and_autocast():
     model = Product()
     around = torch.compile(model, dynamic=True)
@@ -397,6 +402,7 @@ def test_dynamic_shapes_and_autocast():
 
 @slow
 @with_inductor
+@pytest.mark.usefixtures("unbuilt")
 def test_labels_of_some_modules_only():
     model = Net()
     events, ownership = recorded(model, torch.compile(model), depth=1)
@@ -639,6 +645,7 @@ class Chain(nn.Module):
 
 @slow
 @with_inductor
+@pytest.mark.usefixtures("unbuilt")
 @pytest.mark.parametrize("renamed", ["layer", "activation"])
 def test_equal_code_with_other_names_does_not_come_from_the_caches(renamed):
     found = []

@@ -454,7 +454,7 @@ def test_what_the_step_raises_passes_through_and_the_next_profile_works(case, at
     assert case.steps == at
     assert not hooks_on(case.model)
     assert not torch.autograd._profiler_enabled()
-    assert found(profile(case.step, case.model))
+    assert found(profile(case.step, case.model, steps=1, warmup=0, unprofiled=0, stacks=False))
 
 
 def test_an_interrupt_in_backward_leaves_nothing_behind(case):
@@ -514,6 +514,7 @@ def test_models_that_the_step_never_calls_are_named(case):
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("dynamo")  # one worker imports what compiles
 def test_a_model_whose_labels_were_compiled_away_is_not_called_unused(case):
     compiled = torch.compile(case.model, backend="aot_eager")
 
@@ -592,10 +593,15 @@ def test_a_terminal_sees_how_far_it_is_and_a_file_does_not():
 
 
 @pytest.mark.slow
-def test_a_notebook_sees_how_far_it_is_and_keeps_nothing_of_it():
+def test_a_notebook_sees_how_far_it_is_and_keeps_nothing_of_it(tmp_path, monkeypatch):
     nbformat = pytest.importorskip("nbformat")
     nbclient = pytest.importorskip("nbclient")
     pytest.importorskip("ipykernel")
+    command = [*preloaded.python(), "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+    about = {"argv": command, "display_name": "Python 3", "language": "python"}
+    (tmp_path / "kernels" / "python3").mkdir(parents=True)
+    (tmp_path / "kernels" / "python3" / "kernel.json").write_text(json.dumps(about))
+    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
     shown = []
 
     class Client(nbclient.NotebookClient):

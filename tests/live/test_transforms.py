@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import backspot
+from support.unbuilt import unbuilt  # noqa: F401
 
 pytestmark = pytest.mark.xdist_group("dynamo")  # one worker imports it
 
@@ -245,6 +246,7 @@ def test_all_threads_may_be_profiled(record):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("unbuilt")
 def test_inductor_compiles_an_instrumented_model(record):
     torch._dynamo.reset()
     model = net()

@@ -1,5 +1,6 @@
 """A plan compiles copies, and the training compiles as often as without a plan."""
 
+import shlex
 import signal
 import sys
 import threading
@@ -17,7 +18,9 @@ from backspot.live.plan.planning import Planning
 from backspot.live.plan.time_limit import TimeUp, ended_after
 from backspot.live.torch_internals.dynamo import end_compile_workers
 from backspot.results.report import changed
+from support import preloaded
 from support.trainings import SmallNet, Training
+from support.unbuilt import unbuilt  # noqa: F401
 
 pytestmark = [
     pytest.mark.slow,
@@ -60,9 +63,32 @@ def graphs_of(model, shapes):
     return len(made)
 
 
+# Started with PyTorch in memory. It looks whether its parent is still the one that it was given.
+START_OF_WORKERS = """
+import os, runpy, sys
+parent = next(int(word.removeprefix("--parent=")) for word in sys.argv if "--parent=" in word)
+own, os.getppid = os.getppid, lambda: parent
+os.register_at_fork(after_in_child=lambda: setattr(os, "getppid", own))
+del sys.argv[0]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.fixture
+def workers_start_soon(tmp_path, monkeypatch):
+    """The processes in which Inductor compiles do not import PyTorch once more."""
+    (tmp_path / "start.py").write_text(START_OF_WORKERS)
+    path = tmp_path / "workers"
+    path.write_text(f'#!/bin/sh\nexec {shlex.join(preloaded.python())} {tmp_path}/start.py "$@"\n')
+    path.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(path))
+
+
 @pytest.mark.posix
 @torch._inductor.config.patch(compile_threads=2)
-def test_a_training_goes_on_bit_for_bit_after_a_copy_was_compiled(report, forget_graphs):
+def test_a_training_goes_on_bit_for_bit_after_a_copy_was_compiled(
+    report, forget_graphs, workers_start_soon
+):
     async_compile = pytest.importorskip("torch._inductor.async_compile")
     expected = Training(network=SmallNet)
     for _ in range(4):
@@ -84,6 +110,7 @@ def test_a_training_goes_on_bit_for_bit_after_a_copy_was_compiled(report, forget
     assert other.process.wait(60) is not None
 
 
+@pytest.mark.usefixtures("unbuilt")
 def test_a_training_that_compiles_later_does_so_as_often_as_without_a_plan(report, forget_graphs):
     def made():
         torch.manual_seed(0)

@@ -82,7 +82,7 @@ for step in range(40):
         time.sleep(0.01)
 os._exit(0) if "WHILE_WAITING" in os.environ else dist.destroy_process_group()
 """
-RUN = ("-m", "backspot", "run", "--plan=5", "--warmup", "1", "--steps", "2", "-o", "out")
+RUN = ("-m", "backspot", "run", "--plan=3", "--warmup", "1", "--steps", "2", "-o", "out")
 
 
 def trained(folder, *before, **environment):
@@ -138,7 +138,7 @@ def test_a_job_of_two_ranks_goes_on_bit_for_bit_and_has_a_plan_of_the_replica(tm
 
 
 def test_an_interrupt_while_a_rank_plans_ends_the_plan_alone(tmp_path, plain):
-    command = [one.replace("=5", "=25") for one in RUN]
+    command = [one.replace("=3", "=25") for one in RUN]
     ranks = trained(tmp_path, *command, WHILE_WAITING="interrupts")
     assert losses_of(ranks) == plain
     plan = plan_in(tmp_path)

@@ -808,6 +808,7 @@ def test_positions_without_a_label_cost_their_share_of_the_recorded_loss_and_las
     body, head, other = nn.Linear(8, 8), nn.Linear(8, classes), nn.Linear(8, classes + 64)
     if beside == "a layer of these sizes":
         other = nn.Linear(8, classes)
+    # Of a layer that only has to be there, few rows: the loss stays well above the least share.
     x, target = torch.randn(1024, 8), torch.randint(classes, (1024,))
     target[100:] = -100
     weight = torch.ones(classes + 64)
@@ -816,13 +817,14 @@ def test_positions_without_a_label_cost_their_share_of_the_recorded_loss_and_las
         h = body(x)
         loss = functional.cross_entropy(head(h), target)
         if beside == "a layer of these sizes":
-            loss = loss + other(h).square().mean()
+            loss = loss + other(h[:64]).square().mean()
         if beside == "a loss with weights":
             loss = loss + functional.cross_entropy(other(h), target.clamp(min=0), weight=weight)
         loss.backward()
 
     model = nn.Sequential(body, head, other)
-    shown = backspot.profile(step, model, steps=3, trials="none")
+    few = {"warmup": 1, "unprofiled": 2, "stacks": False, "trials": "none"}
+    shown = backspot.profile(step, model, steps=3, **few)
     (found,) = (one for one in shown.findings if one.rule == "loss-passes")
     live = chains_of(step, Live({"": model}, []))
     report = with_trials(shown, live, "operators")
