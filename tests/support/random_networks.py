@@ -18,10 +18,10 @@ from support.modules import Cube
 WIDTH = 6
 
 # No more headers than it needs, and methods in place of operators, whose header has all of
-# ATen's functions: with torch/extension.h, the compiler takes twice as long. pybind11 takes as long
-# as all else, so what is to run without an operator is a method of a class of the library.
+# ATen's functions: with torch/extension.h, the compiler takes twice as long.
 _SOURCE = """
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/utils/pybind.h>
 #include <torch/library.h>
 using torch::autograd::AutogradContext;
 using torch::autograd::Function;
@@ -46,19 +46,11 @@ at::Tensor halves(at::Tensor x) { return Half::apply(Half::apply(x)); }
 at::Tensor mixed(at::Tensor x, at::Tensor y) { return Mixed::apply(x, y)[1]; }
 at::Tensor told(at::Tensor x) { return Half::apply(x.contiguous()); }
 
-struct Functions : torch::CustomClassHolder {
-  at::Tensor half(at::Tensor x) { return ::half(x); }
-  at::Tensor halves(at::Tensor x) { return ::halves(x); }
-  at::Tensor mixed(at::Tensor x, at::Tensor y) { return ::mixed(x, y); }
-};
-
-TORCH_LIBRARY(backspot_random, m) {
-  m.def("half(Tensor x) -> Tensor", told);
-  m.class_<Functions>("Functions")
-      .def(torch::init<>())
-      .def("half", &Functions::half)
-      .def("halves", &Functions::halves)
-      .def("mixed", &Functions::mixed);
+TORCH_LIBRARY(backspot_random, m) { m.def("half(Tensor x) -> Tensor", told); }
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+  m.def("half", half);
+  m.def("halves", halves);
+  m.def("mixed", mixed);
 }
 """
 
@@ -75,14 +67,12 @@ def build_functions(folder: Path) -> Any:
 
     source = folder / "functions.cpp"
     source.write_text(_SOURCE)
-    load(
+    return load(
         "backspot_random_functions",
         [str(source)],
         extra_cflags=["-O0"],
         build_directory=str(folder),
-        is_python_module=False,
     )
-    return torch.classes.backspot_random.Functions()
 
 
 @cache
