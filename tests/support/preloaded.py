@@ -163,7 +163,7 @@ def _serve(listening: socket.socket) -> list[str]:
         if name.partition(".")[0] not in own
     )
     _KEPT_MODULES.hide()
-    os.register_at_fork(before=_Ending(_STATUS))
+    os.register_at_fork(after_in_child=_Ending(_STATUS))
     gc.freeze()  # a fork that looks for garbage copies every page that it looks at
 
     waking, waker = socket.socketpair()
@@ -462,7 +462,9 @@ _STATUS: list[int] = []
 class _Ending:
     """Ends the process when the interpreter lets go of it, as it does once no module is left.
 
-    What would follow touches each string that the server has ever interned.
+    What would follow touches each string that the server has ever interned. So what only the
+    interpreter itself holds, as the globals of a function that is called at forks, is not freed:
+    a test of that needs ``WHOLE``.
     """
 
     def __init__(self, status: list[int]) -> None:
