@@ -33,7 +33,11 @@ def execute(source: Path) -> nbformat.NotebookNode:
     # tqdm, which timm imports, asks for widgets and names the folder that it lies in.
     os.environ["PYTHONWARNINGS"] = "ignore:IProgress not found"
     client = NotebookClient(
-        notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": FOLDER}}
+        notebook,
+        timeout=300,
+        startup_timeout=300,  # where others compute too, a minute can be too short
+        kernel_name="python3",
+        resources={"metadata": {"path": FOLDER}},
     )
     client.execute()
     for number, cell in enumerate(notebook.cells):

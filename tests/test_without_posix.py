@@ -69,7 +69,7 @@ def test_a_training_is_recorded_and_planned_without_what_only_posix_has(tmp_path
     environment = {**os.environ, "PYTHONPATH": str(SITE), "BACKSPOT_TEST_WITH_TORCH": "yes"}
     environment["PYTHONIOENCODING"] = "cp1252"
     done = subprocess.run(
-        [sys.executable, "-m", "backspot", "run", "--plan=10", "--stacks", "train.py"],
+        [sys.executable, "-m", "backspot", "run", "--plan=4", "--stacks", "train.py"],
         env=environment,
         cwd=tmp_path,
         capture_output=True,

@@ -37,6 +37,17 @@ def train(steps, name="net"):
         optimizer.step()
     print(f"trained {steps}", flush=True)  # in one piece: others print into the same pipe
 
+def train_lightly(steps):
+    # PyTorch's first optimizer imports its compiler, which takes as long as PyTorch does.
+    import torch
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
+    for step in range(steps):
+        model.zero_grad()
+        model(torch.randn(4, 8)).square().mean().backward()
+        for p in model.parameters():
+            p.data.sub_(0.1 * p.grad)
+    print(f"trained {steps}", flush=True)
+
 def train_until_its_report():
     while not os.path.exists("out/report.json"):
         train(30)
@@ -175,7 +186,9 @@ def test_processes_that_train_side_by_side_note_all_their_own_steps(observed, tm
 
 def test_a_process_of_a_server_of_processes(observed, reports):
     # The server is Python itself, as Python starts it.
-    output, _, code = observed("wait(start('forkserver', 9))", python=preloaded.python())
+    output, _, code = observed(
+        "wait(start('forkserver', 9, target=train_lightly))", python=preloaded.python()
+    )
     assert (output, code) == ("trained 9\n[0]\n", 0)
     assert reports() == {"": 2}
 
@@ -211,13 +224,15 @@ def test_a_process_that_is_killed_costs_its_own_report(observed, reports):
     assert len([line for line in told(errors) if "killed" in line]) == 1
 
 
-def test_a_process_of_the_shell_and_one_in_place_of_the_script(observed, reports):
+def test_a_process_of_the_shell_and_one_in_place_of_the_script(observed, reports, tmp_path):
+    # That in place of the script is Python itself, as Python starts it.
+    *_, quick = preloaded.parent(tmp_path)
     code = (
-        "import subprocess; train(9) if sys.argv[1:] else ("
-        "subprocess.run([sys.executable, __file__, 'x'], check=True),"
-        "os.execv(sys.executable, [sys.executable, __file__, 'x']))"
+        "import subprocess; train_lightly(9) if sys.argv[2:] else ("
+        "subprocess.run([sys.argv[1], __file__, 'x', 'y'], check=True),"
+        "os.execv(sys.executable, [sys.executable, __file__, 'x', 'y']))"
     )
-    output, _, status = observed(code, python=preloaded.python())  # and so are both
+    output, _, status = observed(code, quick, python=preloaded.python())
     assert (output.count("trained 9"), status) == (2, 0)
     assert set(reports().values()) == {2}
     assert len(reports()) == 2
@@ -233,7 +248,9 @@ def test_a_script_that_ends_before_its_process(observed, reports, tmp_path):
 
 def test_a_process_that_python_waits_for_at_its_end(observed, reports):
     # The process is Python itself, as Python starts it.
-    output, errors, code = observed("start('spawn', 9)", python=preloaded.python())
+    output, errors, code = observed(
+        "start('spawn', 9, target=train_lightly)", python=preloaded.python()
+    )
     assert (output, code) == ("trained 9\n", 0)
     assert reports() == {"": 2}
     assert not [line for line in told(errors) if "no report" in line]

@@ -1192,7 +1192,7 @@ import threading, zlib
 import torch
 from torch import nn
 
-torch.set_num_threads(1)
+torch.set_num_threads(2)
 
 def train():
     torch.manual_seed(0)
@@ -1212,8 +1212,7 @@ training.start()
 training.join()
 """
     )
-    environment = {name: one for name, one in os.environ.items() if name != "OMP_NUM_THREADS"}
-    where = {"cwd": script.parent, "env": environment, "text": True}
+    where = {"cwd": script.parent, "text": True, "start": preloaded.python()}  # with one thread
     plain = python(script, **where)
     observed = python("-m", "backspot", "run", script, **where)  # with trials, in the thread too
     assert "backspot: wrote" in observed.stderr

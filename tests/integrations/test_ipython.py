@@ -88,10 +88,10 @@ def test_a_plan_of_a_cell_is_in_its_report_and_its_files_and_changes_no_loss(run
     run(training)
     plain = run.variables["losses"]
     run(SETUP)
-    run(f"%%backspot --plan=9 found --warmup 1 --steps 2 -o {tmp_path}\n{training}")
+    run(f"%%backspot --plan=4 found --warmup 1 --steps 2 -o {tmp_path}\n{training}")
     assert run.variables["losses"] == plain
     plan = run.variables["found"].plan
-    assert plan.allowed_ns == 9 * 10**9
+    assert plan.allowed_ns == 4 * 10**9
     assert any(rung.step_ns for rung in plan.rungs)
     assert backspot.Report.load(tmp_path / "report.json").plan == plan
     assert not left_in_torch()

@@ -2,16 +2,20 @@
 
 So are Backspot, half a second of each, and what it needs of others, and what Inductor is made of.
 
-``[*python(), ...]`` stands for ``[sys.executable, ...]``. A small client sends its arguments,
-environment, folder and streams to a server that has imported all that and used nothing of it. The
+``[*python(), ...]`` stands for ``[sys.executable, ...]``. A small client, ``asking.py``, sends its
+arguments, environment, folder and streams to a server that has imported all that and used nothing
+of it. The
 server forks, and the fork goes on like a new interpreter. No module of torch or Backspot is in its
 ``sys.modules`` until something imports it: a finder brings it back then, and what it imports with
 it; PyTorch comes back as a whole, but for what the first compilation imports. Signals and the exit
 code pass through the client, and a client that is killed takes its process with it.
 
 A fork ends as Python ends, but for what takes longest: what the server has imported, other than
-Backspot, is not taken apart, object by object. ``[*python(), WHOLE, ...]`` does that too, for tests
-of what could crash there.
+Backspot, is not taken apart, object by object, nor is the interpreter once no module is left.
+``[*python(), WHOLE, ...]`` does that too, for tests of what could crash there.
+
+All that a fork touches, and be it a count of references, is copied for it, a page each time. So the
+server does itself what is the same for all forks.
 
 What a process starts by ``sys.executable`` is an ordinary Python. ``parent(folder)`` stands for a
 Python whose processes start with PyTorch in memory too: ``sys.executable`` is a program in
@@ -32,6 +36,7 @@ from typing import Any
 
 WHOLE = "--whole"
 SHARED = "BACKSPOT_TESTS_SERVER"
+_CLIENT = Path(__file__).with_name("asking.py")
 _PARENT = "--parent"
 _MOST_DESCRIPTORS = 100
 """More files than a process of these tests passes on; Linux passes at most 253 at once."""
@@ -75,7 +80,7 @@ def python() -> list[str]:
     atexit.register(end)
     os.register_at_fork(after_in_child=leave)  # the server does not wait for a fork that is left
     # No site-packages: the client starts in some milliseconds.
-    return [sys.executable, "-I", "-S", __file__, str(address)]
+    return [sys.executable, "-I", "-S", str(_CLIENT), str(address)]
 
 
 def _start_server(address: Path, alive: Path) -> int:
@@ -91,7 +96,7 @@ def _start_server(address: Path, alive: Path) -> int:
     listening.bind(str(address))
     listening.listen(64)
     server = subprocess.Popen(
-        [sys.executable, __file__, "serve", str(listening.fileno())],
+        [sys.executable, __file__, str(listening.fileno())],
         stdin=reading,
         pass_fds=[listening.fileno()],
     )
@@ -127,44 +132,6 @@ def parent(folder: Path) -> list[str]:
     return start
 
 
-# The client --------------------------------------------------------------------------------------
-
-
-def _ask(address: str, arguments: list[str]) -> None:
-    """Run Python with these arguments in a fork of the server, and end as it ends."""
-    import json
-
-    handed_on = [0, 1, 2, *_handed_on()]
-    asked = json.dumps(
-        [arguments, dict(os.environ), os.getcwd(), handed_on]  # noqa: PTH109
-    ).encode()
-    server = socket.socket(socket.AF_UNIX)
-    server.connect(address)
-    socket.send_fds(server, [len(asked).to_bytes(4, "big")], handed_on)
-    for descriptor in handed_on[3:]:
-        os.close(descriptor)
-    server.sendall(asked)
-    answers = server.makefile()
-    child = int(answers.readline())
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, lambda number, _: os.kill(child, number))
-    ended = int(answers.readline())
-    if ended < 0:
-        signal.signal(-ended, signal.SIG_DFL)
-        os.kill(os.getpid(), -ended)
-    os._exit(ended)
-
-
-def _handed_on() -> list[int]:
-    """Return the descriptors that a process has from its parent besides its streams."""
-    found = []
-    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
-        with suppress(OSError):  # that of the folder itself is closed
-            if int(name) > 2 and os.get_inheritable(int(name)):
-                found.append(int(name))
-    return found
-
-
 # The server --------------------------------------------------------------------------------------
 
 
@@ -172,7 +139,7 @@ def _serve(listening: socket.socket) -> list[str]:
     """Fork for each client; return, in the fork, the arguments for Python."""
     import atexit
     import gc
-    import json
+    import marshal
     import select
     import weakref
 
@@ -184,9 +151,19 @@ def _serve(listening: socket.socket) -> list[str]:
     with suppress(ImportError):
         import numpy.ma  # noqa: F401 - which Backspot imports where PyTorch has numpy
     _KEPT_MODULES.import_compiler()
+    # No lists: one of them holds what the interpreter calls at forks.
+    _keep([one for one in gc.get_objects() if type(one) is not list])
     _KEPT_MODULES.import_backspot()
     _FINALIZERS.extend(finalizer for finalizer in weakref.finalize._registry if finalizer.atexit)
     _finalize_at_exit(False)
+    own = ("sys", "builtins", "__main__", "backspot")
+    _KEPT.extend(
+        "".join([*name])  # anew, so that they are side by side in memory
+        for name in sys.modules
+        if name.partition(".")[0] not in own
+    )
+    _KEPT_MODULES.hide()
+    os.register_at_fork(after_in_child=_Ending(_STATUS))
     gc.freeze()  # a fork that looks for garbage copies every page that it looks at
 
     waking, waker = socket.socketpair()
@@ -218,10 +195,14 @@ def _serve(listening: socket.socket) -> list[str]:
             streams: list[int] = []
             try:
                 size, streams, _, _ = socket.recv_fds(client, 4, _MOST_DESCRIPTORS)
-                arguments, environment, folder, numbers = json.loads(
+                arguments, environment, folder, numbers = marshal.loads(
                     client.recv(int.from_bytes(size, "big"), socket.MSG_WAITALL)
                 )
-            except (OSError, ValueError):  # it was killed, or stopped, before it had asked
+            except (
+                OSError,
+                ValueError,
+                EOFError,
+            ):  # it was killed, or stopped, before it had asked
                 client.close()
                 for stream in streams:
                     os.close(stream)
@@ -336,10 +317,6 @@ class _KeptModules:
         """Have it imported as it is anywhere else."""
         self._backspot = {}
 
-    def hidden(self) -> list[Any]:
-        """Return the modules that nothing has imported."""
-        return [*self._torch.values(), *self._compiler.values(), *self._backspot.values()]
-
     def find_spec(self, name: str, path: object = None, target: object = None) -> object:
         from importlib.machinery import ModuleSpec
 
@@ -410,9 +387,10 @@ def _go_on_as_python(arguments: list[str]) -> None:
     if arguments[0] == WHOLE:
         del arguments[0]
         _finalize_at_exit(True)
+        _KEPT.clear()
+        _keep_no_longer()
     else:
         _leave_the_rest()
-    _KEPT_MODULES.hide()
     sys.path[0:1] = [""]
     sys.path[1:1] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     if arguments[0] == _PARENT:
@@ -471,12 +449,45 @@ def _leave_the_rest() -> None:
     libc = ctypes.CDLL(None)
     libc.setvbuf(ctypes.c_void_p.in_dll(libc, "stdout"), None, 2, 0)  # nothing is left to flush
     libc.on_exit(libc._exit, None)
-    own = ("sys", "builtins", "__main__", "backspot")
-    _KEPT.extend(name for name in sys.modules if name.partition(".")[0] not in own)
 
 
 _KEPT: list[str] = []
 """The modules that stay whole at the end."""
+_KEPT_OBJECTS: list[int] = []
+"""Where what they are made of is in memory: no variable has it, for what looks into all of them."""
+_STATUS: list[int] = []
+"""With what this process ends, where that is known before Python takes modules apart."""
+
+
+class _Ending:
+    """Ends the process when the interpreter lets go of it, as it does once no module is left.
+
+    What would follow touches each string that the server has ever interned. So what only the
+    interpreter itself holds, as the globals of a function that is called at forks, is not freed:
+    a test of that needs ``WHOLE``.
+    """
+
+    def __init__(self, status: list[int]) -> None:
+        self._status = status
+
+    def __call__(self) -> None:
+        """Do nothing at a fork: the interpreter has it as a function to call there."""
+
+    def __del__(self, end: Any = os._exit) -> None:
+        for status in self._status:
+            end(status)
+
+
+def _note_status(code: object) -> None:
+    """Note what ``sys.exit`` was called with."""
+    if not _KEPT:
+        return  # the interpreter is taken apart, too
+    if code is None:
+        _STATUS.append(0)
+    elif not isinstance(code, int):
+        _STATUS.append(1)
+    elif 0 <= code < 256:
+        _STATUS.append(code)
 
 
 _PATIENCE_S = 10.0
@@ -484,6 +495,21 @@ _PATIENCE_S = 10.0
 
 _FINALIZERS: list[Any] = []
 """What takes apart what the server has imported: PyTorch's libraries of operators, one by one."""
+
+
+def _keep(objects: list[Any]) -> None:
+    """Hold a reference to each."""
+    import ctypes
+
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(objects))
+    _KEPT_OBJECTS.append(id(objects))
+
+
+def _keep_no_longer() -> None:
+    import ctypes
+
+    while _KEPT_OBJECTS:
+        ctypes.pythonapi.Py_DecRef(ctypes.cast(_KEPT_OBJECTS.pop(), ctypes.py_object))
 
 
 def _finalize_at_exit(whether: bool) -> None:
@@ -495,16 +521,23 @@ def _say_no_more() -> None:
     """Keep nanobind from listing what ``gc.freeze`` has kept as leaks; let modules be."""
     import ctypes
 
-    sys.stderr.flush()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except Exception:  # Python notices that, too, and ends with another status
+        _STATUS.clear()
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 2)
-    kept: list[Any] = [sys.modules.pop(name, None) for name in _KEPT]
-    kept += _KEPT_MODULES.hidden() if _KEPT else []
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
+    if _KEPT:
+        kept = [_KEPT_MODULES, *(sys.modules.pop(name, None) for name in _KEPT)]
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "serve":
-        _go_on_as_python(_serve(socket.socket(fileno=int(sys.argv[2]))))
+    try:
+        _go_on_as_python(_serve(socket.socket(fileno=int(sys.argv[1]))))
+    except SystemExit as ending:
+        _note_status(ending.code)
+        raise
     else:
-        _ask(sys.argv[1], sys.argv[2:])
+        _note_status(None)

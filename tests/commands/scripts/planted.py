@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
+
+ROUNDS = int(os.environ.get("ROUNDS", "40"))
+"""Of products whose results nobody needs: the losses are the same without them."""
 
 
 class _Wasteful(torch.autograd.Function):
@@ -15,7 +19,7 @@ class _Wasteful(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
         scratch = torch.ones(256, 256, device=gradient.device)
-        for _ in range(40):
+        for _ in range(ROUNDS):
             scratch = (scratch @ scratch).clamp(0, 1)
         return gradient
 
