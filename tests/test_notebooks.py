@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import re
 from pathlib import Path
 
@@ -79,11 +78,7 @@ def name_of(source: Path) -> str:
 @pytest.fixture
 def quick_kernel(tmp_path, monkeypatch):
     """Kernels start with PyTorch in memory."""
-    folder = tmp_path / "kernels" / "python3"
-    folder.mkdir(parents=True)
-    command = [*preloaded.python(), "-m", "ipykernel_launcher", "-f", "{connection_file}"]
-    about = {"argv": command, "display_name": "Python 3", "language": "python"}
-    (folder / "kernel.json").write_text(json.dumps(about))
+    preloaded.write_kernel(tmp_path)
     monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
 
 

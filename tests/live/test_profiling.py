@@ -597,10 +597,7 @@ def test_a_notebook_sees_how_far_it_is_and_keeps_nothing_of_it(tmp_path, monkeyp
     nbformat = pytest.importorskip("nbformat")
     nbclient = pytest.importorskip("nbclient")
     pytest.importorskip("ipykernel")
-    command = [*preloaded.python(), "-m", "ipykernel_launcher", "-f", "{connection_file}"]
-    about = {"argv": command, "display_name": "Python 3", "language": "python"}
-    (tmp_path / "kernels" / "python3").mkdir(parents=True)
-    (tmp_path / "kernels" / "python3" / "kernel.json").write_text(json.dumps(about))
+    preloaded.write_kernel(tmp_path)
     monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
     shown = []
 

@@ -4,15 +4,14 @@ So are Backspot, half a second of each, and what it needs of others, and what In
 
 ``[*python(), ...]`` stands for ``[sys.executable, ...]``. A small client, ``asking.py``, sends its
 arguments, environment, folder and streams to a server that has imported all that and used nothing
-of it. The
-server forks, and the fork goes on like a new interpreter. No module of torch or Backspot is in its
-``sys.modules`` until something imports it: a finder brings it back then, and what it imports with
-it; PyTorch comes back as a whole, but for what the first compilation imports. Signals and the exit
-code pass through the client, and a client that is killed takes its process with it.
+of it. The server forks, and the fork goes on like a new interpreter. No module of torch or Backspot
+is in its ``sys.modules`` until something imports it: a finder brings it back then, and what it
+imports with it; PyTorch comes back as a whole, but for what the first compilation imports. Signals
+and the exit code pass through the client, and a client that is killed takes its process with it.
 
 A fork ends as Python ends, but for what takes longest: what the server has imported, other than
-Backspot, is not taken apart, object by object, nor is the interpreter once no module is left.
-``[*python(), WHOLE, ...]`` does that too, for tests of what could crash there.
+Backspot, is not taken apart, object by object. ``[*python(), WHOLE, ...]`` does that too, for tests
+of what could crash there.
 
 All that a fork touches, and be it a count of references, is copied for it, a page each time. So the
 server does itself what is the same for all forks.
@@ -119,6 +118,17 @@ def executable(folder: Path) -> Path:
     return path
 
 
+def write_kernel(folder: Path) -> None:
+    """Write what makes Jupyter's kernels start so, where ``JUPYTER_PATH`` is the folder."""
+    import json
+
+    kernel = folder / "kernels" / "python3"
+    kernel.mkdir(parents=True)
+    command = [*python(), "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+    about = {"argv": command, "display_name": "Python 3", "language": "python"}
+    (kernel / "kernel.json").write_text(json.dumps(about))
+
+
 def parent(folder: Path) -> list[str]:
     """Return the start of a command that runs Python, whose processes are started so too."""
     import shlex
@@ -151,8 +161,6 @@ def _serve(listening: socket.socket) -> list[str]:
     with suppress(ImportError):
         import numpy.ma  # noqa: F401 - which Backspot imports where PyTorch has numpy
     _KEPT_MODULES.import_compiler()
-    # No lists: one of them holds what the interpreter calls at forks.
-    _keep([one for one in gc.get_objects() if type(one) is not list])
     _KEPT_MODULES.import_backspot()
     _FINALIZERS.extend(finalizer for finalizer in weakref.finalize._registry if finalizer.atexit)
     _finalize_at_exit(False)
@@ -163,7 +171,6 @@ def _serve(listening: socket.socket) -> list[str]:
         if name.partition(".")[0] not in own
     )
     _KEPT_MODULES.hide()
-    os.register_at_fork(after_in_child=_Ending(_STATUS))
     gc.freeze()  # a fork that looks for garbage copies every page that it looks at
 
     waking, waker = socket.socketpair()
@@ -198,11 +205,7 @@ def _serve(listening: socket.socket) -> list[str]:
                 arguments, environment, folder, numbers = marshal.loads(
                     client.recv(int.from_bytes(size, "big"), socket.MSG_WAITALL)
                 )
-            except (
-                OSError,
-                ValueError,
-                EOFError,
-            ):  # it was killed, or stopped, before it had asked
+            except (OSError, ValueError, EOFError):  # it was killed before it had asked
                 client.close()
                 for stream in streams:
                     os.close(stream)
@@ -388,7 +391,6 @@ def _go_on_as_python(arguments: list[str]) -> None:
         del arguments[0]
         _finalize_at_exit(True)
         _KEPT.clear()
-        _keep_no_longer()
     else:
         _leave_the_rest()
     sys.path[0:1] = [""]
@@ -453,63 +455,12 @@ def _leave_the_rest() -> None:
 
 _KEPT: list[str] = []
 """The modules that stay whole at the end."""
-_KEPT_OBJECTS: list[int] = []
-"""Where what they are made of is in memory: no variable has it, for what looks into all of them."""
-_STATUS: list[int] = []
-"""With what this process ends, where that is known before Python takes modules apart."""
-
-
-class _Ending:
-    """Ends the process when the interpreter lets go of it, as it does once no module is left.
-
-    What would follow touches each string that the server has ever interned. So what only the
-    interpreter itself holds, as the globals of a function that is called at forks, is not freed:
-    a test of that needs ``WHOLE``.
-    """
-
-    def __init__(self, status: list[int]) -> None:
-        self._status = status
-
-    def __call__(self) -> None:
-        """Do nothing at a fork: the interpreter has it as a function to call there."""
-
-    def __del__(self, end: Any = os._exit) -> None:
-        for status in self._status:
-            end(status)
-
-
-def _note_status(code: object) -> None:
-    """Note what ``sys.exit`` was called with."""
-    if not _KEPT:
-        return  # the interpreter is taken apart, too
-    if code is None:
-        _STATUS.append(0)
-    elif not isinstance(code, int):
-        _STATUS.append(1)
-    elif 0 <= code < 256:
-        _STATUS.append(code)
-
 
 _PATIENCE_S = 10.0
 """How long the server waits for a client that has connected: all others wait meanwhile."""
 
 _FINALIZERS: list[Any] = []
 """What takes apart what the server has imported: PyTorch's libraries of operators, one by one."""
-
-
-def _keep(objects: list[Any]) -> None:
-    """Hold a reference to each."""
-    import ctypes
-
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(objects))
-    _KEPT_OBJECTS.append(id(objects))
-
-
-def _keep_no_longer() -> None:
-    import ctypes
-
-    while _KEPT_OBJECTS:
-        ctypes.pythonapi.Py_DecRef(ctypes.cast(_KEPT_OBJECTS.pop(), ctypes.py_object))
 
 
 def _finalize_at_exit(whether: bool) -> None:
@@ -521,11 +472,7 @@ def _say_no_more() -> None:
     """Keep nanobind from listing what ``gc.freeze`` has kept as leaks; let modules be."""
     import ctypes
 
-    try:
-        sys.stdout.flush()
-        sys.stderr.flush()
-    except Exception:  # Python notices that, too, and ends with another status
-        _STATUS.clear()
+    sys.stderr.flush()
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 2)
     if _KEPT:
@@ -534,10 +481,4 @@ def _say_no_more() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        _go_on_as_python(_serve(socket.socket(fileno=int(sys.argv[1]))))
-    except SystemExit as ending:
-        _note_status(ending.code)
-        raise
-    else:
-        _note_status(None)
+    _go_on_as_python(_serve(socket.socket(fileno=int(sys.argv[1]))))
