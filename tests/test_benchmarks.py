@@ -143,7 +143,7 @@ SHORTER = {
 KEPT = ("compare_runs", "false_alarms", "what_if")
 """Their recordings can be kept, and judged again."""
 OF_RANKS = ("memory_ranks", "overhead_ranks", "planted_ranks", "planted_transfers")
-"""They fork their ranks off one process, which one worker has: it imports PyTorch."""
+"""They fork their ranks off one process, which one worker has: it imports what ranks need."""
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ class Said(NamedTuple):
     Attributes:
         names: all that its code uses or makes; in a page, its words.
         asked: those of them that something else must have: what is a variable or a function of the
-            file itself is not gone.
+            file itself is not gone. One that is handed on by its position alone is not seen.
         imports: the modules of the package that it imports, also by a name of a package.
     """
 

@@ -77,7 +77,7 @@ def _places(small: bool) -> tuple[str, ...]:
 
 
 class _Vit:
-    """A ViT with a planted backward in each module of ``_PLACES``; all but one take no time.
+    """A ViT with a planted backward in each module of ``_places``; all but one take no time.
 
     The plants are in every recording: the only change of a pair is how long one of them takes.
     """

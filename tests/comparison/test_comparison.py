@@ -373,19 +373,27 @@ def test_rows_that_a_report_was_saved_without_are_a_part_of_their_own():
 
 def test_a_module_that_bears_the_name_of_what_no_module_owns_takes_nothing_from_it():
     unowned = next(row for row in vit().modules if not row.is_module and row.wall_ns)
-    renamed = [
-        replace(row, path=unowned.path, root=unowned.path, class_name="")
-        if row.path == "patch_drop"
-        else row
-        for row in vit().modules
-    ]
-    for found in (
-        compare(replace(vit(), modules=tuple(renamed)), vit()),
-        compare(vit(), replace(vit(), modules=tuple(renamed))),
-    ):
-        parts = sum(change.change_ms for change in found.changes)
-        assert parts == pytest.approx(found.whole.change_ms, abs=1e-9)
+    renamed = with_a_module(unowned.path, "")
+    for found in (compare(renamed, vit()), compare(vit(), renamed)):
+        assert parts_of(found) == pytest.approx(found.whole.change_ms, abs=1e-9)
         assert all(change.path != "(rows left out)" for change in found.changes)
+
+
+@pytest.mark.parametrize("odd", [("(rows left out)", ""), ("blocks.0.norm1", "norm1")], ids=str)
+def test_the_parts_sum_to_the_whole_whatever_a_module_is_called(odd):
+    for found in (compare(with_a_module(*odd), vit()), compare(vit(), with_a_module(*odd))):
+        assert parts_of(found) == pytest.approx(found.whole.change_ms, abs=1e-9)
+
+
+def with_a_module(path, class_name):
+    """A report whose slow module is called so."""
+    renamed = {"path": path, "root": path.partition(".")[0], "class_name": class_name}
+    rows = [replace(row, **renamed) if row.path == "patch_drop" else row for row in vit().modules]
+    return replace(vit(), modules=tuple(rows))
+
+
+def parts_of(found):
+    return sum(change.change_ms for change in found.changes)
 
 
 def test_what_is_no_report_is_refused():

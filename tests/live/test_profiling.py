@@ -608,7 +608,7 @@ def test_a_notebook_sees_how_far_it_is_and_keeps_nothing_of_it(tmp_path, monkeyp
             return super().process_message(message, cell, index)
 
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(LONG)])
-    Client(notebook, kernel_name="python3").execute()
+    Client(notebook, kernel_name="python3", startup_timeout=300).execute()
     assert {"text/plain": "profiling: 4 of 4 steps"} in shown
     left = [o.data for o in notebook.cells[0].outputs if o.output_type == "display_data"]
     assert left == [{"text/plain": ""}]

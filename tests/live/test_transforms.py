@@ -252,10 +252,7 @@ def test_inductor_compiles_an_instrumented_model(record):
     model = net()
     with backspot.instrument(model):
         fast = torch.compile(model, fullgraph=True)
-        try:
-            step(fast)()
-        except torch._dynamo.exc.BackendCompilerFailed as error:
-            pytest.skip(f"no compiler here: {error}")
+        step(fast)()
         recording = record(step(fast))
     assert recording.forward() == ["forward: (Net)"]
     assert any(x.name == "CompiledFunctionBackward" for x in recording.events)

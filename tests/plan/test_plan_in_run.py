@@ -81,8 +81,7 @@ def test_a_script_trains_on_bit_for_bit_after_a_plan(tmp_path):
     assert not plan.why_not
     assert plan.what == "a copy of Sequential with its loss, forward and backward"
     assert "bf16" in {one.setting for one in plan.rungs}
-    earlier = ("--plan=3", "--plan-from", "out/report.json")
-    options = (*earlier, "--warmup", "1", "--steps", "2", "-o", "again")
+    options = ("--plan-from", "out/report.json", "--warmup", "1", "--steps", "2", "-o", "again")
     ours = program("run", *options, "train.py", python=preloaded.python(), cwd=tmp_path)
     assert ours.stdout == plain.stdout
     plan = backspot.Report.load(tmp_path / "again" / "report.json").plan

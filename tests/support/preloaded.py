@@ -202,10 +202,10 @@ def _serve(listening: socket.socket) -> list[str]:
             streams: list[int] = []
             try:
                 size, streams, _, _ = socket.recv_fds(client, 4, _MOST_DESCRIPTORS)
-                arguments, environment, folder, numbers = marshal.loads(
-                    client.recv(int.from_bytes(size, "big"), socket.MSG_WAITALL)
-                )
-            except (OSError, ValueError, EOFError):  # it was killed before it had asked
+                with client.makefile("rb") as asked:
+                    said = asked.read(int.from_bytes(size, "big"))
+                arguments, environment, folder, numbers = marshal.loads(said)
+            except (OSError, ValueError, EOFError):  # it was killed, or stopped, meanwhile
                 client.close()
                 for stream in streams:
                     os.close(stream)
@@ -398,15 +398,17 @@ def _go_on_as_python(arguments: list[str]) -> None:
     if arguments[0] == _PARENT:
         _be_a_parent(arguments[1])
         del arguments[:2]
-    if arguments[0] == "-u":
-        sys.stdout.reconfigure(write_through=True)
-        del arguments[0]
-    if arguments[0] == "-B":
-        sys.dont_write_bytecode = True
-        del arguments[0]
-    while arguments[0] == "-W":
-        warnings._processoptions([arguments[1]])
-        del arguments[:2]
+    warnings._processoptions(filter(None, os.environ.get("PYTHONWARNINGS", "").split(",")))
+    while arguments[0][:2] in ("-u", "-B", "-W", "-X", "-s", "-P", "-E"):
+        option = arguments.pop(0)
+        if option == "-u":
+            sys.stdout.reconfigure(write_through=True)
+        elif option == "-B":
+            sys.dont_write_bytecode = True
+        elif option[:2] in ("-W", "-X"):  # which multiprocessing writes in one word
+            value = option[2:] or arguments.pop(0)
+            if option[:2] == "-W":
+                warnings._processoptions([value])
     if arguments[0] == "-c":
         sys.argv[:] = ["-c", *arguments[2:]]
         main = type(sys)("__main__")

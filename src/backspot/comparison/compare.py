@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from statistics import fmean, median
-from typing import Any, Literal, TypeAlias, TypeVar, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 from backspot.comparison.align import aligned
 from backspot.comparison.clocks import on_one_clock
@@ -199,7 +199,7 @@ def _compare(before: Reports, after: Reports, names: tuple[str, str]) -> Compari
             work_differs=len(same) < len(pairs),
         )
         changes = [_of_module(old, new, before, after, noise) for old, new in pairs]
-        changes += _unowned(before, after, noise)
+        changes += _unowned(before, after, noise, pairs)
         unlike = tuple(_other_work(pairs)) if shared else (_UNLIKE,)
     changes.sort(key=by_size)
     step = of_whole("step", "", _steps(before), _steps(after), noise)
@@ -342,13 +342,10 @@ def _pairs(before: Reports, after: Reports) -> tuple[list[_Pair], tuple[Move, ..
     return pairs, moves
 
 
-_Key = TypeVar("_Key")
-
-
-def _by_side(recordings: Sequence[Mapping[_Key, Row]]) -> dict[_Key, _Rows]:
+def _by_side(recordings: Sequence[Mapping[str, Row]]) -> dict[str, _Rows]:
     """Return the rows of each name, one for each recording of a side."""
-    keys = dict.fromkeys(key for rows in recordings for key in rows)
-    return {key: [rows.get(key) for rows in recordings] for key in keys}
+    names = dict.fromkeys(name for rows in recordings for name in rows)
+    return {name: [rows.get(name) for rows in recordings] for name in names}
 
 
 def _of_module(
@@ -373,22 +370,20 @@ def _of_module(
     )
 
 
-def _unowned(before: Reports, after: Reports, noise: Noise) -> Iterator[Change]:
-    """Yield the change of what no module owns, by name."""
+def _unowned(
+    before: Reports, after: Reports, noise: Noise, pairs: Sequence[_Pair]
+) -> Iterator[Change]:
+    """Yield the change of what no module owns, by name, and of what neither has of the whole."""
     sides: list[dict[str, Cost]] = []
-    for reports, whole_cost in ((before, noise.before), (after, noise.after)):
-        # A module can bear the name of what no module owns.
-        rows = _by_side(
-            [
-                {(row.is_module, row.path, row.class_name): row for row in report.modules}
-                for report in reports
-            ]
-        )
+    wholes = ((before, noise.before), (after, noise.after))
+    for (reports, whole_cost), modules in zip(wholes, zip(*pairs, strict=True), strict=True):
         named = _by_side(
             [{row.path: row for row in report.modules if not row.is_module} for report in reports]
         )
+        named.pop(LEFT_OUT, None)  # what it has is left out once more
         costs = {path: Cost.of(rows, reports) for path, rows in named.items()}
-        rest = whole_cost.without([Cost.of(every, reports) for every in rows.values()])
+        owned = [Cost.of(rows, reports) for rows in modules if rows]
+        rest = whole_cost.without([*owned, *costs.values()])
         if rest.is_something:
             costs[LEFT_OUT] = rest
         sides.append(costs)

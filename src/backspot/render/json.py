@@ -213,8 +213,8 @@ def schema() -> bytes:
         for name, field in definition["properties"].items():
             if "additionalProperties" in field and name not in definition.get("required", ()):
                 field.setdefault("default", {})  # msgspec before 0.23 leaves it out
-            if name in fields:
-                field["description"] = fields[name]
+        for name, meaning in fields.items():
+            definition["properties"][name]["description"] = meaning
     form["$defs"]["Report"]["properties"]["schema"] |= {"const": SCHEMA}
     form["$defs"]["Report"]["required"].append("schema")
     document = {
