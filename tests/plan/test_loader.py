@@ -93,7 +93,7 @@ def refused():
 
 @pytest.mark.parametrize("error", [killed, refused])
 def test_a_number_of_workers_that_fails_leaves_the_others(error):
-    found = tried(Samples(of_two=error), seconds=6.0)  # enough on a busy machine, too
+    found = tried(Samples(of_two=error), seconds=20.0)  # it takes two, and more on a busy machine
     assert found["num_workers=2"].verdict == "fails"
     assert found["num_workers=2"].note
     assert found["num_workers=0"].ns
