@@ -166,7 +166,7 @@ def _serve(listening: socket.socket) -> list[str]:
     _finalize_at_exit(False)
     own = ("sys", "builtins", "__main__", "backspot")
     _KEPT.extend(
-        "".join([*name])  # anew, so that they are side by side in memory
+        "".join([*name])  # a copy: all copies are side by side in memory
         for name in sys.modules
         if name.partition(".")[0] not in own
     )
