@@ -38,6 +38,7 @@ _WITHIN, _POINTS = 0.05, 0.03
 _UNDISTURBED = 0.05
 """Share by which the step may be longer in the run that waits around parts."""
 _SMALL_SHARE = 0.12
+_SHARES = ("data", "optimizer", "rollout", "scoring", "evaluation", "saving")
 _ENOUGH = 20
 """Steps that a report must know more of than it recorded, to be of the whole training."""
 
@@ -229,10 +230,7 @@ def _of_report(path: Path, clock: Mapping[str, Any]) -> dict[str, Any]:
         "apart": training["apart"],
         "change": training["change"],
         "held_up": training["held_up"],
-        "parts": {
-            part: said_share(report, part)
-            for part in ("data", "optimizer", "rollout", "scoring", "evaluation", "saving")
-        },
+        "parts": {part: said_share(report, part) for part in _SHARES},
     }
 
 
@@ -332,46 +330,46 @@ def _row(name: str, record: Record) -> dict[str, Any]:
     }
 
 
-def _summary(ended: Mapping[str, Record]) -> dict[str, Any]:
-    judged_here = {name: record for name, record in ended.items() if "shares" in record}
+def summary_of_lines(lines: Sequence[Mapping[str, Any]], _: str = "") -> dict[str, Any]:
+    """Return how many steps and shares are right."""
+    judged_here = [line for line in lines if line.get("true_ms") is not None]
     summary: dict[str, Any] = {
         "trainings": len(judged_here),
-        "left_out": len(ended) - len(judged_here),
+        "left_out": len(lines) - len(judged_here),
     }
     if not judged_here:
         return summary
-    worst = max(judged_here, key=lambda name: abs(judged_here[name]["error_percent"]))
-    errors = [abs(record["error_percent"]) for record in judged_here.values()]
-    spreads = [record["spread_percent"] for record in judged_here.values()]
-    own = [abs(record["error_in_its_own_run_percent"]) for record in judged_here.values()]
+    worst = max(judged_here, key=lambda line: abs(line["error_percent"]))
+    errors = [abs(line["error_percent"]) for line in judged_here]
+    own = [abs(line["in_its_own_run_percent"]) for line in judged_here]
     parts = [
-        (abs(said["points"]), f"{part} of {name}")
-        for name, record in judged_here.items()
-        for part, said in record["shares"].items()
-        if said["judged"]
+        (line["training"], part, *line[part])
+        for line in judged_here
+        for part in _SHARES
+        if line.get(part)
     ]
-    own_parts = [
-        said["points_in_its_own_run"]
-        for record in judged_here.values()
-        for said in record["shares"].values()
-        if said["points_in_its_own_run"] is not None
+    points = [
+        (abs(100 * (said - true)), f"{part} of {training}")
+        for training, part, true, said, _, is_judged in parts
+        if is_judged
     ]
+    own_points = [abs(points) for *_, points, _ in parts if points is not None]
     return summary | {
         "within_5_percent": sum(error <= 100 * _WITHIN for error in errors),
         "within_5_percent_or_spread": sum(
-            abs(record["error_percent"]) <= max(100 * _WITHIN, record["spread_percent"])
-            for record in judged_here.values()
+            abs(line["error_percent"]) <= max(100 * _WITHIN, line["spread_percent"])
+            for line in judged_here
         ),
         "median_percent": statistics.median(errors),
-        "median_spread_percent": statistics.median(spreads),
+        "median_spread_percent": statistics.median(line["spread_percent"] for line in judged_here),
         "within_5_percent_in_own_run": sum(error <= 100 * _WITHIN for error in own),
         "median_percent_in_own_run": statistics.median(own),
-        "worst": f"{worst}: {judged_here[worst]['error_percent']:+.1f}%",
-        "own_parts": len(own_parts),
-        "own_parts_within_3_points": sum(abs(points) <= 100 * _POINTS for points in own_parts),
-        "parts": len(parts),
-        "parts_within_3_points": sum(points <= 100 * _POINTS for points, _ in parts),
-        "worst_part": "{1}: {0:.1f} points".format(*max(parts)) if parts else "",
+        "worst": f"{worst['training']}: {worst['error_percent']:+.1f}%",
+        "own_parts": len(own_points),
+        "own_parts_within_3_points": sum(one <= 100 * _POINTS for one in own_points),
+        "parts": len(points),
+        "parts_within_3_points": sum(one <= 100 * _POINTS for one, _ in points),
+        "worst_part": "{1}: {0:.1f} points".format(*max(points)) if points else "",
     }
 
 
@@ -395,7 +393,8 @@ def answer(run: Any) -> Figures:
     )
     rows = [_row(name, record) for name, record in cases.items()]
     lines = [_line(name, record) for name, record in cases.items()]
-    return {"cases": cases, "rows": rows, "lines": lines, "summary": _summary(done(cases))}
+    summary = summary_of_lines([_line(name, record) for name, record in done(cases).items()])
+    return {"cases": cases, "rows": rows, "lines": lines, "summary": summary}
 
 
 def _line(name: str, record: Record) -> dict[str, Any]:

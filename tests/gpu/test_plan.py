@@ -306,5 +306,6 @@ def test_an_autocast_to_float32_leaves_bf16_to_be_tried():
         loss.backward()
 
     plan = backspot.profile(step, model, steps=3, trials="plan").plan
+    assert plan.why_not == ""
     bf16 = next(rung for rung in plan.rungs if rung.setting == "bf16")
     assert bf16.note != "in use already"
