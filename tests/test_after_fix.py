@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from benchmarks.causes import after_fix
 from benchmarks.causes.after_fix import (
     Variants,
     cases,
@@ -14,7 +17,7 @@ from benchmarks.causes.after_fix import (
     second_causes,
     summary_of_lines,
 )
-from benchmarks.kept import answer_of, rows_of
+from benchmarks.kept import answer_of, keep, path_of, read_evidence, rows_of
 
 
 def finding(rule="casts", place="blocks.0", promises=5.0, **more):
@@ -165,6 +168,36 @@ def test_kept_lines_have_the_same_summary():
         "cases": {"a": {"end": "done"}, "b": {"end": "done"}},
     }  # fmt: skip
     assert summary_of_lines(rows_of(answer_of(document))) == summary_of_lines(lines)
+
+
+def test_a_case_in_which_nothing_is_found_replaces_what_an_earlier_run_found_there(tmp_path):
+    pytest.importorskip("torch")
+
+    def judge(commit, **findings):
+        records = {
+            name: {
+                "before": {"step_ms": 100.0, "findings": []},
+                "after": {"step_ms": 100.0, "findings": found},
+                "end": "done",
+            }
+            for name, found in findings.items()
+        }
+        path = tmp_path / "recorded.json"
+        hardware = {"device": "cpu", "date": "2026-11-29"}
+        path.write_text(json.dumps({"cases": records, "commit": commit, "hardware": hardware}))
+        settings = {"verb": "judge", "files": [path], "book": None, "cases": "a,b", "small": True}
+        run = SimpleNamespace(**settings, choose=lambda _: [*records], device="cpu")
+        with pytest.MonkeyPatch.context() as patch:
+            known = {name: Variants("", lambda *_: None) for name in records}
+            patch.setattr(after_fix, "cases", lambda _: known)
+            document = {"benchmark": "after_fix", **after_fix.answer(run)}
+        keep(document, tmp_path, merge=True)
+        return read_evidence(path_of("cpu", tmp_path))["questions"]["after_fix"]
+
+    assert judge("old", a=[finding()], b=[finding()])["cases"] == [2, 2]
+    kept = judge("new", a=[], b=[finding()])
+    assert (kept["cases"], kept["commit"]) == ([2, 2], "new")
+    assert [line["case"] for line in rows_of(kept) if line.get("new")] == ["b"]
 
 
 BOOK = """
