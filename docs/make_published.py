@@ -57,6 +57,7 @@ TABLE = """
 | what people saw | Backspot says | fix | step: predicted, gained, ms |
 | --- | --- | --- | --- |
 """
+_NONE = "0 of 0"
 
 
 def answer() -> dict[str, Any]:
@@ -97,19 +98,20 @@ def made(results: Mapping[str, Any]) -> str:
 def _summary(found: Mapping[str, str]) -> str:
     silent = found["nothing promised for nothing"]
     none = f" Where the fix gains nothing, nothing is promised in {silent}."
-    second = (
-        f" In a second set, the place is right in {found['second: place']}, the cause in "
-        f"{found['second: cause']}, the prediction in {found['second: right']}, and nothing is "
-        f"promised for nothing in {found['second: nothing promised for nothing']}."
-        if found.get("second: place", "0 of 0") != "0 of 0"
-        else ""
-    )
+    second = silent_second = ""
+    if found.get("second: place", _NONE) != _NONE:
+        if (promised := found["second: nothing promised for nothing"]) != _NONE:
+            silent_second = f", and nothing is promised for nothing in {promised}"
+        second = (
+            f" In a second set, the place is right in {found['second: place']}, the cause in "
+            f"{found['second: cause']}, the prediction in {found['second: right']}{silent_second}."
+        )
     return (
         f"By somebody who had not read the rules, and where the fix gains something, the place is "
         f"right in {found['place']}, the cause in {found['cause']}, and the prediction, within the "
         f"larger of 3% of the step and a quarter of the gain, in {found['right']}. After the fix, "
         f"the finding that named the cause is gone in {found['gone']}."
-        f"{none if silent != '0 of 0' else ''}{second}"
+        f"{none if silent != _NONE else ''}{second}"
     )
 
 
