@@ -353,7 +353,7 @@ def summary_of_lines(lines: Sequence[Mapping[str, Any]], _: str = "") -> dict[st
         for training, part, true, said, _, is_judged in parts
         if is_judged
     ]
-    own_points = [abs(points) for *_, points, _ in parts if points is not None]
+    own_points = [abs(off) for *_, off, _ in parts if off is not None]
     return summary | {
         "within_5_percent": sum(error <= 100 * _WITHIN for error in errors),
         "within_5_percent_or_spread": sum(
