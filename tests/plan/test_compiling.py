@@ -215,7 +215,10 @@ def test_an_end_in_any_function_leaves_pytorch_as_it_was(
     monkeypatch.setattr(time_limit, "functions_of_compiling", alone)
     monkeypatch.setattr(time_limit, "_CALLS", 10**9)  # however rare it is
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # nothing is built there
-    assert ended_in(Layers(2), 0.01) == function
+    ended = ended_in(Layers(2), 0.01)
+    # In a process that has no bar of tqdm yet, torch.fx first waits for the start of its thread.
+    waits = {name for _, name in time_limit._WAITING}
+    assert ended == function or (function == "communicate" and ended in waits)
     assert torch.is_grad_enabled()
     assert not torch.is_anomaly_enabled()
     assert sys.getprofile() is None
