@@ -4,12 +4,14 @@
 
 A benchmark writes all that it has measured to a file (``-o FILE``). ``keep`` puts what claims,
 pages and readers need into ``results/cpu.json`` or ``results/cuda.json``: the commit, the date, the
-hardware, the command, the summary, and a line for each case, with four significant digits. The
-answer of a question replaces the one before; ``--as`` keeps it under another name beside that one,
-and ``--merge`` replaces the lines of its cases alone. Where cases are of several runs, ``parts``
-says which are of another one than the rest, and the summary is made anew of all lines, by the
-function ``summary_of_lines(lines, device)`` of the benchmark. FILE can be such a file of a device,
-too: its newer answers are taken.
+hardware, the command, the summary, and a line for each case, with four significant digits. Each
+machine is named once, and the answers have its number.
+
+The answer of a question replaces the one before; ``--as`` keeps it under another name beside that
+one, and ``--merge`` replaces the lines of its cases alone. Where cases are of several runs,
+``parts`` says which are of another one than the rest (than the largest, once the first has none
+left), and the summary is made anew of all lines, by the function ``summary_of_lines(lines,
+device)`` of the benchmark. FILE can be such a file of a device, too: its newer answers are taken.
 
 What is kept of a case is what the benchmark gives as ``lines``; else a row of its table, else the
 plain values of its record. The first column is the name of the case; a case without an ``end`` is
@@ -59,17 +61,44 @@ def read_evidence(path: Path) -> Answer:
     """Return the answers of a device; none where there is no file yet."""
     if not path.exists():
         return {"commit": "", "date": "", "questions": {}}
-    document: Answer = json.loads(path.read_text(encoding="utf-8"))
-    return document
+    return _with_machines(json.loads(path.read_text(encoding="utf-8")))
 
 
 def write_evidence(path: Path, evidence: Answer) -> None:
-    """Write the answers of a device, each case in a line of its own."""
+    """Write the answers of a device, each machine and each case in a line of its own."""
     head = {key: value for key, value in evidence.items() if key != "questions"}
+    machines: list[Any] = []
     answers = ",\n".join(
-        f"{_json(name)}: {_text_of(answer)}" for name, answer in evidence["questions"].items()
+        f"{_json(name)}: {_text_of(_numbered(answer, machines))}"
+        for name, answer in evidence["questions"].items()
     )
-    write_text(path, f'{_json(head)[:-1]}, "questions": {{\n{answers}\n}}}}\n')
+    known = ",\n".join(map(_json, machines))
+    write_text(
+        path,
+        f'{_json(head)[:-1]}, "machines": [\n{known}\n], "questions": {{\n{answers}\n}}}}\n',
+    )
+
+
+def _with_machines(document: Answer) -> Answer:
+    """Return the answers of a file, each with its machines in place of their numbers."""
+    machines = document.pop("machines")
+    for answer in document["questions"].values():
+        for run in (answer, *answer.get("parts", ())):
+            run["hardware"] = machines[run["hardware"]]
+    return document
+
+
+def _numbered(answer: Answer, machines: list[Any]) -> Answer:
+    """Return an answer with the numbers of its machines; those not yet among them are added."""
+
+    def of(run: Answer) -> Answer:
+        hardware = {key: value for key, value in run["hardware"].items() if key != "date"}
+        if hardware not in machines:
+            machines.append(hardware)
+        return run | {"hardware": machines.index(hardware)}
+
+    parts = [of(part) for part in answer.get("parts", ())]
+    return of(answer) | ({"parts": parts} if parts else {})
 
 
 def _text_of(answer: Answer) -> str:
@@ -264,11 +293,17 @@ def merged(old: Answer, new: Answer) -> Answer:
         _part(part, [key for key in _keys(part) if key in kept]) for part in old.get("parts", ())
     ]
     parts.append(_part(new, list(dict.fromkeys(_key(row, by) for row in new_rows))))
+    parts = [part for part in parts if part["cases"]]
+    base = {key: value for key, value in old.items() if key not in _ENDS}
+    if not {*kept} - {key for part in parts for key in _keys(part)}:
+        largest = max(parts, key=lambda part: len(_keys(part)))
+        base |= {key: largest[key] for key in _PARTS} | {"command": "", "seconds": None}
+        parts.remove(largest)
     done = len(cases | failed)
-    answer = {key: value for key, value in old.items() if key not in _ENDS} | {
+    answer = base | {
         "end": "in part" if left else _FAULTS if faults else "done",
         "cases": [done, done + len(left)],
-        "parts": [part for part in parts if part["cases"]],
+        "parts": parts,
         "columns": columns,
         "summary": _few(summary),
         "lines": [_line(row, columns) for row in rows],
@@ -360,8 +395,12 @@ def _is_newer(other: Answer, own: Answer) -> bool:
 
     A day is all that is known of when a run was: of two of one day, the other one is taken.
     """
-    theirs = other.get("parts", ())
-    merged_here = [part["date"] for part in own.get("parts", ()) if part not in theirs]
+    theirs, run = other.get("parts", ()), [other[key] for key in _PARTS]
+    merged_here = [
+        part["date"]
+        for part in own.get("parts", ())
+        if part not in theirs and [part[key] for key in _PARTS] != run
+    ]
     if merged_here and other["date"] <= max(merged_here):
         return False
     return _last(other) >= _last(own)
@@ -388,7 +427,7 @@ def main(argv: list[str]) -> int:
         try:
             document = json.loads(path.read_text(encoding="utf-8"))
             if "questions" in document:
-                print(take(document, run.folder))
+                print(take(_with_machines(document), run.folder))
             else:
                 print(keep(document, run.folder, run.name, run.merge))
         except (OSError, ValueError, KeyError, UsageError) as error:

@@ -16,7 +16,8 @@ from backspot.live.acts import Living
 from backspot.live.plan import settings as plan_settings, time_limit
 from backspot.live.plan.planning import Planning
 from backspot.live.plan.time_limit import TimeUp, ended_after
-from backspot.live.torch_internals.dynamo import end_compile_workers
+from backspot.live.torch_internals import lookup
+from backspot.live.torch_internals.dynamo import end_compile_workers, functions_of_compiling
 from backspot.results.report import changed
 from support import preloaded
 from support.trainings import SmallNet, Training
@@ -198,6 +199,10 @@ def ended_in(model, seconds):
     return None
 
 
+def is_wrapped(function):
+    return function.__code__.co_filename == lookup.__file__
+
+
 @pytest.mark.posix
 @pytest.mark.parametrize(
     "function",
@@ -210,18 +215,20 @@ def ended_in(model, seconds):
 def test_an_end_in_any_function_leaves_pytorch_as_it_was(
     function, tmp_path, monkeypatch, forget_graphs, capfd
 ):
-    every = time_limit.functions_of_compiling
-    alone = lambda: frozenset(one for one in every() if one.co_name == function)  # noqa: E731
+    def alone():
+        places = functions_of_compiling()
+        return {name: place for name, place in places.items() if name.endswith(f".{function}")}
+
     monkeypatch.setattr(time_limit, "functions_of_compiling", alone)
     # Else it comes where torch.fx starts the thread of a progress bar, in a process that has none.
     waiting = {one for one in time_limit._WAITING if one[1] == function}
     monkeypatch.setattr(time_limit, "_WAITING", waiting)
-    monkeypatch.setattr(time_limit, "_CALLS", 10**9)  # however rare it is
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # nothing is built there
     assert ended_in(Layers(2), 0.01) == function
     assert torch.is_grad_enabled()
     assert not torch.is_anomaly_enabled()
-    assert sys.getprofile() is None
+    places = functions_of_compiling()
+    assert not [name for name, place in places.items() if is_wrapped(place.get())]
     torch._dynamo.reset()
     capfd.readouterr()
     model, x = Layers(1), torch.ones(4, 8)
@@ -240,15 +247,16 @@ def test_a_library_that_takes_it_for_another_error_does_not_go_on():
         step()
 
 
+@pytest.mark.posix
 def test_compiling_is_not_begun_where_it_could_not_be_ended(report):
     model = nn.Linear(8, 8)
-    sys.setprofile(lambda *_: None)
+    signal.setitimer(signal.ITIMER_REAL, 600)
     try:
         plan = planned(report, lambda: model(torch.ones(4, 8)).sum().backward(), model, 60)
     finally:
-        sys.setprofile(None)
+        signal.setitimer(signal.ITIMER_REAL, 0)
     assert compiled(plan).verdict == "not tried"
-    assert compiled(plan).note == "another profiler follows the calls of Python functions"
+    assert compiled(plan).note == "the training has an alarm of its own"
 
 
 def test_a_step_that_runs_compiled_code_is_refused(report):

@@ -56,8 +56,10 @@ def _of_python(own: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
     yield "folder and mask", (os.getcwd(), _mask())  # noqa: PTH109
     yield "path", (list(sys.path), list(sys.argv))
     yield "finders", [*map(id, sys.meta_path), *map(id, sys.path_hooks)]
+    main = sys.modules["__main__"]  # also as __mp_main__, once joblib is imported
     for name, module in list(sys.modules.items()):
-        if str(getattr(module, "__file__", None)).startswith(own or ("\0",)) and name != "__main__":
+        path = str(getattr(module, "__file__", None))
+        if path.startswith(own or ("\0",)) and module is not main:
             yield f"module {name}", (id(module), {**vars(module)}.keys())
     yield "gc", (gc.get_threshold(), gc.isenabled(), gc.get_freeze_count(), gc.get_debug())
     yield "gc callbacks", list(gc.callbacks)
@@ -74,7 +76,7 @@ def _of_python(own: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
     yield "threads", {thread.name for thread in threading.enumerate()}
     yield "int digits", sys.get_int_max_str_digits()
     yield "loop policy", type(asyncio.get_event_loop_policy())
-    yield "main", id(sys.modules["__main__"])
+    yield "main", id(main)
 
 
 def _mask() -> int:

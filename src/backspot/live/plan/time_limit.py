@@ -5,13 +5,15 @@ from __future__ import annotations
 import selectors
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import CodeType, FrameType
+from functools import partial
+from types import FrameType
+from typing import Any
 
 from backspot.live.torch_internals.dynamo import functions_of_compiling
+from backspot.live.torch_internals.lookup import Watch
 from backspot.live.trials.twins import Refused
 
 _WAITING = {
@@ -20,9 +22,9 @@ _WAITING = {
     (selectors.__file__, "select"),
 }
 """Functions of Python that wait for a process or a thread. Ctrl-C may end these, too."""
-_AGAIN_S, _CALLS = 0.05, 5_000
-"""How often, and for how many calls at a time, a function is looked for that may fail. Python is
-half as fast meanwhile, and PyTorch can trace for seconds without entering one."""
+_AGAIN_S = 0.05
+"""How often the compiling thread is looked at, which can meanwhile have begun to wait, or have
+imported another part of PyTorch."""
 
 
 def _waits(frame: FrameType) -> bool:
@@ -39,48 +41,46 @@ class TimeUp(BaseException):
 def ended_after(seconds: float) -> Iterator[None]:
     """End what compiles inside by ``TimeUp``, soon after so much time has passed.
 
-    It comes where PyTorch expects an error: as one of its functions begins that can fail. Anywhere
-    else, as between two lines of a ``finally``, PyTorch would stay in the midst of something, and
-    what C++ calls from a destructor ends the process at an error.
+    It comes where PyTorch expects an error: as one of its functions is called that can fail.
+    Anywhere else, as between two lines of a ``finally``, PyTorch would stay in the midst of
+    something, and what C++ calls from a destructor ends the process at an error. These functions
+    are wrapped once the time is up. A profile function of Python would see every call, and runs
+    where Dynamo makes frames in C++, in which PyTorch crashed once.
 
     Raises:
         Refused: If this thread cannot be interrupted.
     """
-    in_main = threading.current_thread() is threading.main_thread()
-    if not in_main or not hasattr(signal, "setitimer"):
+    thread = threading.current_thread()
+    if thread is not threading.main_thread() or not hasattr(signal, "setitimer"):
         raise Refused("compiling could not be ended here when the time is up")
     if signal.getitimer(signal.ITIMER_REAL)[0]:
         raise Refused("the training has an alarm of its own")
-    if sys.getprofile() is not None:
-        raise Refused("another profiler follows the calls of Python functions")
     before = signal.getsignal(signal.SIGALRM)
     if before is None:
         raise Refused("other code than Python's handles alarms")
-    expected = frozenset[CodeType]()
-    left, is_up = _CALLS, False
+    watches = dict[str, Watch]()
+    is_up = has_ended = False
 
-    def end(frame: FrameType) -> None:
-        nonlocal is_up
-        is_up = True  # also where a library takes it for another error
+    def end(function: str) -> None:
+        nonlocal has_ended
+        has_ended = True  # a library can take it for another error, and go on
         signal.setitimer(signal.ITIMER_REAL, 0)
-        sys.setprofile(None)
-        raise TimeUp(frame.f_code.co_name)
+        raise TimeUp(function)
 
-    def on_call(frame: FrameType, event: str, _: object) -> None:
-        nonlocal left
-        left -= 1
-        if event == "call" and (frame.f_code in expected or _waits(frame)):
-            end(frame)
-        if left <= 0:
-            sys.setprofile(None)
+    def around(call: partial[Any]) -> Any:
+        if not has_ended and threading.current_thread() is thread:
+            end(call.func.__name__)
+        return call()
 
     def on_alarm(_: int, frame: FrameType | None) -> None:
-        nonlocal expected, left, is_up
+        nonlocal is_up
         is_up = True
+        if has_ended:
+            return
         if frame is not None and _waits(frame):
-            end(frame)
-        expected, left = functions_of_compiling(), _CALLS
-        sys.setprofile(on_call)
+            end(frame.f_code.co_name)
+        for name, place in functions_of_compiling().items():
+            watches.setdefault(name, Watch(place, around)).begin()
 
     signal.signal(signal.SIGALRM, on_alarm)
     try:
@@ -91,7 +91,8 @@ def ended_after(seconds: float) -> Iterator[None]:
             raise
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        sys.setprofile(None)
         signal.signal(signal.SIGALRM, before)
+        for watch in watches.values():
+            watch.end()
     if is_up:
         raise TimeUp

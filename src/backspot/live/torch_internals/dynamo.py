@@ -7,8 +7,6 @@ import inspect
 import sys
 import threading
 from collections.abc import Callable
-from operator import attrgetter
-from types import CodeType
 from typing import Any
 from weakref import ref
 
@@ -311,15 +309,20 @@ _FUNCTIONS_OF_COMPILING = {
 }
 
 
-def functions_of_compiling() -> frozenset[CodeType]:
-    """Return the functions that a compilation enters often, and may fail in."""
-    codes: set[CodeType] = set()
+def functions_of_compiling() -> dict[str, Location]:
+    """Return where the functions are that a compilation calls often, and may fail in, by name.
+
+    Those of a module that is not imported yet are not among them.
+    """
+    places: dict[str, Location] = {}
     for home, names in _FUNCTIONS_OF_COMPILING.items():
-        for name in names:
-            with contained():
-                function = inspect.unwrap(attrgetter(name)(sys.modules[home]))
-                codes.add(function.__code__)
-    return frozenset(codes)
+        for class_name, name in (path.split(".") for path in names):
+            cls = getattr(sys.modules.get(home), class_name, None)
+            for holder in getattr(cls, "__mro__", ()):
+                if inspect.isfunction(vars(holder).get(name)):
+                    places[f"{home}.{class_name}.{name}"] = Location(holder, name)
+                    break
+    return places
 
 
 def forget_compilations() -> None:
