@@ -10,7 +10,7 @@ install:  ## Install the package and what all tests and documents need
 test:  ## Run all tests in parallel, as CI does
 	pytest
 
-quick:  ## Run the quick tests: an answer within 90 seconds on two cores
+quick:  ## Run the quick tests: an answer in about two minutes on two cores
 	pytest -m "not slow"
 
 durations:  ## Run all tests, and list the 40 slowest
