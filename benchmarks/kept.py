@@ -141,6 +141,8 @@ def answer_of(document: Mapping[str, Any]) -> Answer:
     """
     records = document.get("cases", {})
     ends = {name: one.get("end", "done") for name, one in records.items()}
+    is_in_part = NO_TIME in ends.values()
+    ends.pop(NO_TIME, None)  # says that of a run whose lines are no cases
     left = sorted(name for name, end in ends.items() if end == NO_TIME)
     faults = document.get("wrong") or {*ends.values()} - {"done", NO_TIME}
     hardware = document.get("hardware", {})
@@ -150,7 +152,7 @@ def answer_of(document: Mapping[str, Any]) -> Answer:
         "date": hardware.get("date", ""),
         "command": document.get("command", ""),
         "seconds": document.get("seconds"),
-        "end": "in part" if left else _FAULTS if faults else "done",
+        "end": "in part" if is_in_part else _FAULTS if faults else "done",
         "cases": [len(ends) - len(left), len(ends)] if ends else [],
     }
     answer |= {"not_done": left} if left else {}

@@ -206,7 +206,7 @@ def test_on_several_gpus_what_is_timed_and_what_is_counted_are_asked_apart(
     tmp_path, monkeypatch, commit_of_now
 ):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    over = {"commit": harness.commit(), "end": "done"}
+    over = {"commit": harness.commit(), "end": "done", "hardware": {}}
     known = {"commit": "", "date": "", "questions": {"trial_truth": over, "startup": over}}
     kept.write_evidence(kept.path_of("cpu", tmp_path), known)
     ask = ["all", "--device", "cpu", "--gpus", "2", "--minutes", "0", "--folder", str(tmp_path)]

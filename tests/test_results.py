@@ -242,6 +242,15 @@ def test_a_part_of_a_question_whose_summary_needs_more_than_lines_is_refused(kee
     assert keep({**startup, "commit": "def"}, "--merge", code=2)["startup"]["commit"] == "abc"
 
 
+def test_a_run_that_ends_between_its_lines_is_kept_as_one_in_part(keep):
+    whole = document({"no time left": {"end": "no time left"}}, benchmark="compare_runs")
+    found = keep({**whole, "lines": [{"case": "equal", "pair": 0}]})["compare_runs"]
+    assert found["end"] == "in part"
+    assert found["cases"] == []
+    assert "not_done" not in found
+    assert found["lines"] == [["equal", 0]]
+
+
 def test_the_newer_answers_of_another_file_of_a_device_are_taken(keep, tmp_path):
     keep(document({"loop": right(10)}))
     elsewhere = tmp_path / "elsewhere"
