@@ -42,6 +42,22 @@ def test_the_demo_ranks_writes_its_files_and_mends_the_module(tmp_path, capsys, 
         assert "demo.py:" in row.lines[0].place
 
 
+def test_a_step_that_is_timed_frees_the_gradients_of_its_own_variant(monkeypatch):
+    monkeypatch.setattr("backspot.commands.demo._VOCABULARY", 100)
+    case = demo._OnCpu(torch)
+    case.rounds = 1
+    freed, zero_grad = [], case.optimizer.zero_grad
+
+    def noting():
+        gradient = case.model.tokens.weight.grad
+        freed.append((case.model.tokens.sparse, gradient is not None and gradient.is_sparse))
+        zero_grad()
+
+    monkeypatch.setattr(case.optimizer, "zero_grad", noting)
+    case.time(lambda: None)
+    assert freed[1::2] == [(False, False), (True, True)]
+
+
 def test_the_demo_overwrites_nothing_unasked(tmp_path, capsys):
     (tmp_path / "report.md").write_text("mine")
     assert main(["demo", "--device", "cpu", "--output", str(tmp_path)]) == 6
