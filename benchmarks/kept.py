@@ -10,7 +10,7 @@ machine is named once, and the answers have its number.
 The answer of a question replaces the one before; ``--as`` keeps it under another name beside that
 one, and ``--merge`` replaces the lines of its cases alone. Where cases are of several runs,
 ``parts`` says which are of another one than the rest (than the largest, once the first has none
-left), and the summary is made anew of all lines, by the function ``summary_of_lines(lines,
+left), and the summary is made again of all lines, by the function ``summary_of_lines(lines,
 device)`` of the benchmark. FILE can be such a file of a device, too: its newer answers are taken.
 
 What is kept of a case is what the benchmark gives as ``lines``; else a row of its table, else the
@@ -46,7 +46,6 @@ _DIGITS = 4
 _LONG = 80  # characters of a text
 _FEW = 12  # cases whose lines a claim can name
 _FAULTS = "done, with faults"
-_PARTS = ("commit", "date", "hardware")
 
 
 # The file of a device ----------------------------------------------------------------------------
@@ -297,9 +296,10 @@ def merged(old: Answer, new: Answer) -> Answer:
     parts.append(_part(new, list(dict.fromkeys(_key(row, by) for row in new_rows))))
     parts = [part for part in parts if part["cases"]]
     base = {key: value for key, value in old.items() if key not in _ENDS}
-    if not {*kept} - {key for part in parts for key in _keys(part)}:
+    if parts and not {*kept} - {key for part in parts for key in _keys(part)}:
         largest = max(parts, key=lambda part: len(_keys(part)))
-        base |= {key: largest[key] for key in _PARTS} | {"command": "", "seconds": None}
+        of_run = new if _run(largest) == _run(new) else {"command": "", "seconds": None}
+        base |= _run(largest) | {key: of_run[key] for key in ("command", "seconds")}
         parts.remove(largest)
     done = len(cases | failed)
     answer = base | {
@@ -330,8 +330,13 @@ def _key(row: Mapping[str, Any], by: Sequence[str]) -> _Key:
 
 def _part(of: Mapping[str, Any], keys: Sequence[_Key]) -> Answer:
     """Return what is said of some of the lines: their run, their cases, and which lines."""
-    part = {key: of[key] for key in _PARTS} | {"cases": list(dict.fromkeys(key[0] for key in keys))}
+    part = _run(of) | {"cases": list(dict.fromkeys(key[0] for key in keys))}
     return part | ({"lines": [*map(list, keys)]} if any(len(key) > 1 for key in keys) else {})
+
+
+def _run(of: Mapping[str, Any]) -> Answer:
+    """Return what says of which run lines are."""
+    return {key: of[key] for key in ("commit", "date", "hardware")}
 
 
 def _keys(part: Answer) -> list[_Key]:
@@ -397,11 +402,9 @@ def _is_newer(other: Answer, own: Answer) -> bool:
 
     A day is all that is known of when a run was: of two of one day, the other one is taken.
     """
-    theirs, run = other.get("parts", ()), [other[key] for key in _PARTS]
+    theirs, run = other.get("parts", ()), _run(other)
     merged_here = [
-        part["date"]
-        for part in own.get("parts", ())
-        if part not in theirs and [part[key] for key in _PARTS] != run
+        part["date"] for part in own.get("parts", ()) if part not in theirs and _run(part) != run
     ]
     if merged_here and other["date"] <= max(merged_here):
         return False

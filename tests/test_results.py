@@ -251,6 +251,25 @@ def test_a_run_that_ends_between_its_lines_is_kept_as_one_in_part(keep):
     assert found["lines"] == [["equal", 0]]
 
 
+def test_runs_that_did_nothing_are_merged_to_one_that_did_nothing(keep):
+    left = {name: {"end": "no time left"} for name in ("loop", "mlp")}
+    keep(document(left))
+    one = document({"gpt": {"end": "no time left"}}, commit="def")
+    found = keep(one, "--merge")["steady_answer"]
+    assert (found["end"], found["cases"]) == ("in part", [0, 3])
+    assert found["not_done"] == ["gpt", "loop", "mlp"]
+    assert found["lines"] == found.get("parts", []) == []
+
+
+def test_a_run_that_does_all_that_another_did_has_its_command_and_seconds(keep):
+    keep(document({"loop": right(10), "mlp": {"end": "no time left"}}, command="a", seconds=1))
+    again = {"loop": right(9), "gpt": {"end": "no time left"}}
+    found = keep(document(again, commit="def", command="b", seconds=2), "--merge")
+    said = found["steady_answer"]
+    assert (said["commit"], said["command"], said["seconds"]) == ("def", "b", 2)
+    assert said["not_done"] == ["gpt", "mlp"]
+
+
 def test_the_newer_answers_of_another_file_of_a_device_are_taken(keep, tmp_path):
     keep(document({"loop": right(10)}))
     elsewhere = tmp_path / "elsewhere"

@@ -43,13 +43,19 @@ def update(program: Program, at: int, *tensors: tuple[int, int]) -> None:
     program.trace.annotation("Optimizer.step#AdamW.step", start, at)
 
 
-def trained(folder, *, shares: bool = True) -> backspot.Report:
-    """Two modules on a CPU; ``b`` has a table, and ``a`` ten small tensors."""
+def trained(folder, *, shares: bool = True, zeroing: int = 0) -> backspot.Report:
+    """Two modules on a CPU; ``b`` has a table, and ``a`` ten small tensors.
+
+    Args:
+        zeroing: nanoseconds of ``zero_grad`` in each step.
+    """
     program = Program()
     for step, at in program.steps():
         program.node(step, "b", at, at + 2 * MS)
         program.node(step, "a", at + 2 * MS, at + 4 * MS)
         update(program, at + 5 * MS, (1010 * US, 1), (10 * US, 10))
+        if zeroing:
+            program.trace.annotation("Optimizer.zero_grad#AdamW.zero_grad", at - zeroing, at)
     if shares:
         held = [Parameters("b", "M", 1, 100_000), Parameters("a", "M", 10, 0)]
         program.trace.metadata[KEY] = json.loads(format_compiled([], parameters=held))
@@ -66,6 +72,17 @@ def test_a_module_is_worth_its_forward_its_backward_and_its_share_of_the_update(
     assert table.parts["optimizer"] == pytest.approx(8.08 * MS, rel=0.05)
     assert small.parts["optimizer"] == pytest.approx(0.8 * MS, rel=0.15)
     assert " ms optimizer." in " ".join(str(report["b"]).split())
+
+
+def test_a_module_is_worth_its_share_of_zero_grad(tmp_path):
+    """No operator says so: it frees the gradients, and takes as long as these are large."""
+    plain = trained(tmp_path)
+    freed = trained(tmp_path, zeroing=4 * MS)
+    gained = {name: freed[name].row.saves.ns - plain[name].row.saves.ns for name in "ab"}
+    assert gained["b"] == pytest.approx(4 * MS, rel=0.1)
+    assert gained["a"] == pytest.approx(0, abs=0.4 * MS)  # it has hardly any numbers
+    parts = freed["b"].row.saves.parts
+    assert parts["optimizer"] == pytest.approx(12.08 * MS, rel=0.05)
 
 
 def test_without_the_number_of_parameters_the_update_is_left_out_and_said_so(tmp_path):

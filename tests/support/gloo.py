@@ -70,7 +70,7 @@ def train(
         for process in started:
             process.kill()
     for process, (_, error) in zip(started, said, strict=True):
-        assert process.returncode == 0, error[-3000:]
+        assert process.returncode == 0, (process.returncode, error[-3000:])
     return said
 
 

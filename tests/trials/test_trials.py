@@ -1008,6 +1008,7 @@ for number in range(6):
 print([p.double().sum().item() for p in
        (p.full_tensor() if hasattr(p, "full_tensor") else p for p in model.parameters())])
 dist.barrier()
+dist.destroy_process_group()  # without it, PyTorch can abort a process that ends on a busy machine
 """
 
 

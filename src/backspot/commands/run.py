@@ -1,4 +1,4 @@
-"""Run a training script unchanged, and report what makes its backward slow.
+"""Run a training script unchanged, and report what makes its step slow.
 
 SCRIPT runs as with python: its arguments, exit code, output and results are the
 same. Backspot waits for some optimizer steps, times some without the profiler,

@@ -100,10 +100,11 @@ def _first(report: Report, subject: Answer) -> list[Part]:
         none = "Nothing stands out: no module, no cause and nothing around the model takes more"
         return said(f"{none} than {{}} of the {step}.", share)
     if subject.saves and subject.saves.ns:
-        bound = f"at {'least' if subject.saves.at_least else 'most'} {duration(subject.saves.ns)}"
+        saves = subject.saves
+        bound = "at least " if saves.at_least else "at most " if saves.at_best else ""
         # A remedy can take away more than the cause: what runs for it elsewhere.
-        way = "without it" if subject.saves.ns <= subject.wall_ns else "with its remedy"
-        sentence += said(f"; {way}, a step would take {{}} less", bound)
+        way = "without it" if saves.ns <= subject.wall_ns else "with its remedy"
+        sentence += said(f"; {way}, a step would take {{}} less", bound + duration(saves.ns))
     return [*sentence, ("text", ".")]
 
 

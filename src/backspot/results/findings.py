@@ -28,8 +28,8 @@ class Saving:
         low_ns: Lower end of the range.
         high_ns: Upper end of the range.
         parts: Of a row, which part of ``ns`` is ``forward``, ``backward``, ``recompute`` (forward
-            work that runs again) and ``optimizer`` (its share of clipping and update). They sum to
-            ``ns``, and a part without a saving is left out.
+            work that runs again) and ``optimizer`` (its share of clipping, update
+            and ``zero_grad``). They sum to ``ns``, and a part without a saving is left out.
         at_best: Whether more cannot be saved, but less can.
         at_least: Whether the remedy makes other work faster too, by what is not known.
     """

@@ -53,7 +53,7 @@ Steps that wait for a host differ by as much as the host's speed does, and so do
 """
 _SPREAD = 0.07  # of the step, where fewer than three count: that of most recordings
 _MEASURED_MORE = 1.3  # how much longer work can take than was recorded
-_UPDATING = {"(optimizer)", "(clipping)"}
+_UPDATING = {"(optimizer)", "(clipping)", "(zero_grad)"}
 _MOST_STEPS = [0.1, 0.9]  # from the tenth to the ninetieth of a hundred recorded steps
 _NOTHING = Saving(0, 0, 0)
 """What a module saves that does nothing."""

@@ -7,7 +7,14 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 
-from backspot.analysis.accounting.activity import CLIPPING, FORWARD, LOSS, OPTIMIZER, Activity
+from backspot.analysis.accounting.activity import (
+    CLIPPING,
+    FORWARD,
+    LOSS,
+    OPTIMIZER,
+    ZERO_GRAD,
+    Activity,
+)
 from backspot.analysis.accounting.batches import Batches, find_batches
 from backspot.analysis.accounting.steps import StepWindows
 from backspot.analysis.accounting.unrecorded import RealStep
@@ -47,7 +54,7 @@ _PARALLEL = 0.02  # of the recording: threads that run at the same time
 _LOST = 0.1  # of the time of device work: without a launch record
 _EARLY = 0.05  # of the launches: later than the start of their work
 _CLOCKS = 100_000  # nanoseconds between the clocks of host and device
-_FORWARD, _UPDATE = (FORWARD, LOSS), (CLIPPING, OPTIMIZER)  # phases
+_FORWARD, _UPDATE = (FORWARD, LOSS), (CLIPPING, OPTIMIZER, ZERO_GRAD)  # phases
 _SHORT = 0.1  # quantile: operators that take so long work on hardly any numbers
 
 
@@ -92,12 +99,12 @@ class Replayable(msgspec.Struct, frozen=True):
         line: the host's intervals.
         part: what each interval of the line is done for, as an index: the spans, then the launches
             inside compiled code, then the forward outside of all modules, then the update of the
-            parameters; ``NOTHING`` for none of these.
+            parameters, ``zero_grad`` included; ``NOTHING`` for none of these.
         by_part: the intervals sorted by their parts.
         begins: for each part the first of these intervals that is not of a lower one; one more
             entry at the end.
         outside: the device work of the forward outside of all modules.
-        update: the device work that updates the parameters, clipping included.
+        update: the device work that updates the parameters, clipping and ``zero_grad`` included.
         of_update: what part of the update each owner's parameters are (0 to 1): of the host's time
             in the first row, of the device work in the second. All 0 where it is not known.
         activity: the phases of the steps, where they are known.
@@ -213,7 +220,7 @@ def prepare(recording: Recording) -> Replayable | Refusal:
         begins=np.searchsorted(work_for[by_part], np.arange(kinds + 1)),
         outside=outside,
         update=update,
-        of_update=_shares_of_update(events, ownership, line, work_for),
+        of_update=_shares_of_update(events, ownership, line, work_for, activity),
         activity=activity,
         own=own,
         graph=graph,
@@ -259,13 +266,17 @@ def _work_of(ownership: Ownership, activity: Activity | None) -> tuple[Ints, Int
 
 
 def _shares_of_update(
-    events: Events, ownership: Ownership, line: HostLine, work_for: Ints
+    events: Events,
+    ownership: Ownership,
+    line: HostLine,
+    work_for: Ints,
+    activity: Activity | None,
 ) -> Floats:
     """Return what part of the update each owner's parameters are, as ``Replayable`` has it.
 
     Device work takes as long as there are numbers, and launching it as there are tensors. Where the
     host computes, each operator takes as long as the short ones for a tensor, and the rest of its
-    time for the numbers.
+    time for the numbers. So does ``zero_grad``: freed memory goes back to the system page by page.
     """
     owners = {ownership.owners.named(owner): owner for owner in range(len(ownership.owners))}
     parameters = np.zeros((2, len(owners)))  # tensors and numbers
@@ -276,15 +287,19 @@ def _shares_of_update(
     if len(ownership.work.start):
         return np.stack([of_tensors, of_numbers])
     is_update = work_for == len(ownership.spans.start) + len(ownership.compiled.event) + 1
-    update_ns = float(np.diff(line.edges)[is_update].sum())
+    is_zeroing = np.zeros(len(is_update), bool)
+    if activity is not None:
+        is_zeroing = is_update & (activity.host.over(line.edges[:-1]) == ZERO_GRAD)
+    lengths = np.diff(line.edges)
+    update_ns, zeroing_ns = float(lengths[is_update].sum()), float(lengths[is_zeroing].sum())
     index = events.prefixed(Category.OPERATOR, "aten::") if update_ns else np.empty(0, np.int64)
     interval = np.minimum(np.searchsorted(line.edges, events.start[index]), len(is_update) - 1)
-    computing = index[is_update[interval]]
+    computing = events.duration[index[(is_update & ~is_zeroing)[interval]]]
     if not len(computing):
         return np.stack([of_numbers, of_numbers])
-    length = events.duration[computing]
-    more = float((length - quantile(length, _SHORT)).clip(0).sum()) / update_ns
-    return np.stack([of_numbers * min(more, 1.0) + of_tensors * max(0.0, 1 - more)] * 2)
+    more = float((computing - quantile(computing, _SHORT)).clip(0).sum()) + zeroing_ns
+    more = min(1.0, more / update_ns)
+    return np.stack([of_numbers * more + of_tensors * (1 - more)] * 2)
 
 
 def _one_by_one(waits: list[HostWait]) -> list[HostWait]:

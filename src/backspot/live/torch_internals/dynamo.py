@@ -317,12 +317,16 @@ def functions_of_compiling() -> dict[str, Location]:
     places: dict[str, Location] = {}
     for home, names in _FUNCTIONS_OF_COMPILING.items():
         for class_name, name in (path.split(".") for path in names):
-            cls = getattr(sys.modules.get(home), class_name, None)
-            for holder in getattr(cls, "__mro__", ()):
-                if inspect.isfunction(vars(holder).get(name)):
-                    places[f"{home}.{class_name}.{name}"] = Location(holder, name)
-                    break
+            holder = _holder(getattr(sys.modules.get(home), class_name, None), name)
+            if holder is not None:
+                places[f"{home}.{class_name}.{name}"] = Location(holder, name)
     return places
+
+
+def _holder(cls: type | None, name: str) -> type | None:
+    """Return the class in which a method of a class is defined, if it is a plain function."""
+    line = getattr(cls, "__mro__", ())
+    return next((one for one in line if inspect.isfunction(vars(one).get(name))), None)
 
 
 def forget_compilations() -> None:
