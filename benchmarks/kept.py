@@ -26,7 +26,7 @@ import importlib
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeAlias
@@ -91,10 +91,9 @@ def _numbered(answer: Answer, machines: list[Any]) -> Answer:
     """Return an answer with the numbers of its machines; those not yet among them are added."""
 
     def of(run: Answer) -> Answer:
-        hardware = {key: value for key, value in run["hardware"].items() if key != "date"}
-        if hardware not in machines:
-            machines.append(hardware)
-        return run | {"hardware": machines.index(hardware)}
+        if run["hardware"] not in machines:
+            machines.append(run["hardware"])
+        return run | {"hardware": machines.index(run["hardware"])}
 
     parts = [of(part) for part in answer.get("parts", ())]
     return of(answer) | ({"parts": parts} if parts else {})
@@ -168,7 +167,8 @@ def answer_of(document: Mapping[str, Any]) -> Answer:
         name for name, end in ends.items() if end not in ("done", NO_TIME) and name not in named
     )
     answer |= {"failed": failed} if failed else {}
-    answer |= {"hardware": hardware, "columns": columns}
+    machine = {key: value for key, value in hardware.items() if key != "date"}
+    answer |= {"hardware": machine, "columns": columns}
     return {**answer, "summary": _few(document.get("summary", {})), "lines": lines}
 
 
@@ -294,13 +294,13 @@ def merged(old: Answer, new: Answer) -> Answer:
         _part(part, [key for key in _keys(part) if key in kept]) for part in old.get("parts", ())
     ]
     parts.append(_part(new, list(dict.fromkeys(_key(row, by) for row in new_rows))))
-    parts = [part for part in parts if part["cases"]]
+    parts = _united(part for part in parts if part["cases"])
     base = {key: value for key, value in old.items() if key not in _ENDS}
     if parts and not {*kept} - {key for part in parts for key in _keys(part)}:
         largest = max(parts, key=lambda part: len(_keys(part)))
-        of_run = new if _run(largest) == _run(new) else {"command": "", "seconds": None}
+        of_run = new if [*map(_run, parts)] == [_run(new)] else {"command": "", "seconds": None}
         base |= _run(largest) | {key: of_run[key] for key in ("command", "seconds")}
-        parts.remove(largest)
+        parts = [part for part in parts if _run(part) != _run(largest)]
     done = len(cases | failed)
     answer = base | {
         "end": "in part" if left else _FAULTS if faults else "done",
@@ -337,6 +337,18 @@ def _part(of: Mapping[str, Any], keys: Sequence[_Key]) -> Answer:
 def _run(of: Mapping[str, Any]) -> Answer:
     """Return what says of which run lines are."""
     return {key: of[key] for key in ("commit", "date", "hardware")}
+
+
+def _united(parts: Iterable[Answer]) -> list[Answer]:
+    """Return parts of which no two are of one run."""
+    united: list[Answer] = []
+    for part in parts:
+        same = next((one for one in united if _run(one) == _run(part)), None)
+        if same is None:
+            united.append(part)
+        else:
+            same |= _part(same, [*_keys(same), *_keys(part)])
+    return united
 
 
 def _keys(part: Answer) -> list[_Key]:

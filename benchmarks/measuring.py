@@ -30,7 +30,7 @@ def machine(device: str = "cpu") -> dict[str, Any]:
     """
     described: dict[str, Any] = {"python": platform.python_version(), "processor": _processor()}
     described |= {"cpus": os.cpu_count(), "cpus_used": usable_cores()}
-    described["memory_gb"] = round(available_bytes() / 1e9)
+    described["memory_gb"] = round(memory_bytes() / 1e9)
     for name in _PACKAGES:
         with suppress(PackageNotFoundError):
             described[name] = version(name)
@@ -70,19 +70,32 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
+def memory_bytes() -> int:
+    """Return the memory that there is, within the control group's limit too."""
+    return min(_of_system("MemTotal"), _of_group("memory.max"))
+
+
 def available_bytes() -> int:
     """Return the memory that is free, within the control group's limit too."""
-    available = 1 << 62
+    left = _of_group("memory.max") - _of_group("memory.current", otherwise=0)
+    return min(_of_system("MemAvailable"), left)
+
+
+_NO_LIMIT = 1 << 62
+
+
+def _of_system(name: str) -> int:
     with suppress(OSError):
         for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("MemAvailable:"):
-                available = int(line.split()[1]) * 1024
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text(encoding="utf-8").strip()
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return available
-    return min(available, int(limit) - used) if limit.isdecimal() else available
+            if line.startswith(f"{name}:"):
+                return int(line.split()[1]) * 1024
+    return _NO_LIMIT
+
+
+def _of_group(name: str, otherwise: int = _NO_LIMIT) -> int:
+    with suppress(OSError, ValueError):  # "max" is no limit
+        return int(Path("/sys/fs/cgroup", name).read_text(encoding="utf-8"))
+    return otherwise
 
 
 # Timing ------------------------------------------------------------------------------------------

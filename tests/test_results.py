@@ -270,6 +270,16 @@ def test_a_run_that_does_all_that_another_did_has_its_command_and_seconds(keep):
     assert said["not_done"] == ["gpt", "mlp"]
 
 
+def test_runs_of_one_commit_on_one_machine_are_one(keep):
+    keep(document({name: right(9) for name in ("loop", "mlp", "gpt")}))
+    for name in ("loop", "mlp"):
+        found = keep(document({name: right(8)}, commit="def"), "--merge")["steady_answer"]
+    assert [one["cases"] for one in found["parts"]] == [["loop", "mlp"]]
+    found = keep(document({"gpt": right(8)}, commit="def"), "--merge")["steady_answer"]
+    assert (found["commit"], found.get("parts", []), found["cases"]) == ("def", [], [3, 3])
+    assert found["command"] == ""  # of neither alone
+
+
 def test_the_newer_answers_of_another_file_of_a_device_are_taken(keep, tmp_path):
     keep(document({"loop": right(10)}))
     elsewhere = tmp_path / "elsewhere"
