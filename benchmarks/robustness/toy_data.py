@@ -418,3 +418,52 @@ def vgg16(path: Path) -> None:
     path.mkdir(parents=True)
     torch.manual_seed(0)
     torch.save(torchvision.models.vgg16().state_dict(), path / "vgg16-397923af.pth")
+
+
+@kind
+def resnet(path: Path, name: str) -> None:
+    """Random weights of a ResNet where torchvision looks for downloaded ones."""
+    import torch
+    from torchvision import models
+
+    path.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(0)
+    url = models.get_model_weights(name)["IMAGENET1K_V1"].url
+    torch.save(models.get_model(name).state_dict(), path / url.rpartition("/")[2])
+
+
+@kind
+def coco(path: Path, train: int, val: int, width: int, height: int, distinct: int = 16) -> None:
+    """COCO of 2017: smooth pictures with some boxes each, in files that pictures share."""
+    from PIL import Image
+
+    random = np.random.default_rng(0)
+    (path / "annotations").mkdir(parents=True)
+    for split, count in (("train2017", train), ("val2017", val)):
+        (path / split).mkdir()
+        for number in range(min(count, distinct)):
+            pixels = random.integers(0, 256, (24, 24, 3), dtype=np.uint8)
+            picture = Image.fromarray(pixels).resize((width, height), Image.Resampling.BICUBIC)
+            picture.save(path / split / f"{number:012d}.jpg")
+        pictures: list[dict[str, Any]] = []
+        boxes: list[dict[str, Any]] = []
+        for number in range(1, count + 1):
+            file = f"{number % min(count, distinct):012d}.jpg"
+            pictures.append({"id": number, "file_name": file, "width": width, "height": height})
+            for _ in range(int(random.integers(3, 12))):
+                across, down = random.uniform(0.2, 0.7, 2)
+                left, top = random.uniform(0, (1 - across, 1 - down))
+                box = [left * width, top * height, across * width, down * height]
+                boxes.append(
+                    {
+                        "id": len(boxes) + 1,
+                        "image_id": number,
+                        "category_id": int(random.integers(1, 91)),
+                        "bbox": [round(float(side), 2) for side in box],
+                        "area": round(float(box[2] * box[3]), 2),
+                        "iscrowd": 0,
+                    }
+                )
+        names = [{"id": number, "name": f"thing{number}"} for number in range(1, 91)]
+        table = {"info": {}, "images": pictures, "annotations": boxes, "categories": names}
+        (path / "annotations" / f"instances_{split}.json").write_text(json.dumps(table))
