@@ -433,6 +433,13 @@ def resnet(path: Path, name: str) -> None:
 
 
 @kind
+def hub(path: Path) -> None:
+    """A repository without a model in the cache of torch.hub."""
+    path.mkdir(parents=True)
+    (path / "hubconf.py").write_text("")
+
+
+@kind
 def coco(path: Path, train: int, val: int, width: int, height: int, distinct: int = 16) -> None:
     """COCO of 2017: smooth pictures with some boxes each, in files that pictures share."""
     from PIL import Image
