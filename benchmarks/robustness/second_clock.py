@@ -25,6 +25,7 @@ import os
 import runpy
 import signal
 import sys
+import threading
 import time
 from bisect import bisect_right
 from collections import defaultdict
@@ -74,12 +75,16 @@ class ModuleClock:
 
     def __init__(self, out: str) -> None:
         self.out = out
-        self.numbers: list[int] = [0]
-        self.owners: list[nn.Module | None] = [None]
+        # Autograd numbers the nodes of each thread on their own.
+        self.made: dict[int, tuple[list[int], list[nn.Module | None]]] = defaultdict(
+            lambda: ([0], [None])
+        )
+        self.marks: list[tuple[nn.Module | None, Any]] | None = None
         self.stack: list[nn.Module | None] = [None]
         self.names: dict[int, tuple[str, str, str]] = {}
         self.spent: dict[tuple[str, str, str], float] = defaultdict(float)
         self.passes = 0
+        self.nested = False
         self.cuda = torch.cuda.is_available()
 
     def start(self) -> None:
@@ -117,19 +122,39 @@ class ModuleClock:
         self._note()
 
     def _note(self) -> None:
-        self.numbers.append(torch._C._autograd._get_sequence_nr())
-        self.owners.append(self.stack[-1])
+        numbers, owners = self.made[threading.get_ident()]
+        numbers.append(torch._C._autograd._get_sequence_nr())
+        # What a node runs again outside modules belongs to that node's module.
+        running = self.marks[-1][0] if self.marks else None
+        owners.append(running if self.stack[-1] is None else self.stack[-1])
 
     def _around(self, backward: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(backward)
         def measured(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-            self.passes += 1
-            if self.passes <= WARMUP:
-                return backward(tensors, *args, **kwargs)
             roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-            marks: list[tuple[nn.Module | None, Any]] = []
+            if self.nested:  # a checkpoint's own pass, in the middle of another
+                if self.marks is None:
+                    return backward(tensors, *args, **kwargs)
+                running = self.marks[-1][0] if self.marks else None
+                hooks = self._hook(roots, self.marks)
+                result = backward(tensors, *args, **kwargs)
+                self.marks.append((running, self._now()))
+                for hook in hooks:
+                    hook.remove()
+                return result
+            self.passes += 1
+            self.nested = True
+            if self.passes <= WARMUP:
+                try:
+                    return backward(tensors, *args, **kwargs)
+                finally:
+                    self.nested = False
+            self.marks = marks = []
             hooks = self._hook(roots, marks)
-            result = backward(tensors, *args, **kwargs)
+            try:
+                result = backward(tensors, *args, **kwargs)
+            finally:
+                self.nested, self.marks = False, None
             marks.append((None, self._now()))
             for hook in hooks:
                 hook.remove()
@@ -144,6 +169,7 @@ class ModuleClock:
         def hook(owner: nn.Module | None) -> Hook:
             return lambda *_: marks.append((owner, self._now()))
 
+        numbers, owners = self.made[threading.get_ident()]
         seen: set[Any] = set()
         hooks = []
         pending = [root.grad_fn for root in roots]
@@ -153,8 +179,8 @@ class ModuleClock:
             if node is None or node in seen or node.name().endswith("AccumulateGrad"):
                 continue
             seen.add(node)
-            index = bisect_right(self.numbers, node._sequence_nr()) - 1
-            hooks.append(node.register_prehook(hook(self.owners[index])))
+            index = bisect_right(numbers, node._sequence_nr()) - 1
+            hooks.append(node.register_prehook(hook(owners[index])))
             pending.extend(following for following, _ in node.next_functions)
         return hooks
 
@@ -177,17 +203,18 @@ class ModuleClock:
         if module is None:
             return OUTSIDE, "", ""
         if id(module) not in self.names:
-            inside: dict[int, tuple[nn.Module, str]] = {}
+            inside: dict[int, list[tuple[nn.Module, str]]] = defaultdict(list)
             for parent in gc.get_objects():
                 # isinstance would look through weak proxies, and raise for dead ones.
                 if issubclass(type(parent), nn.Module) and "_modules" in vars(parent):
                     for name, child in parent._modules.items():
                         if child is not None:
-                            inside[id(child)] = (parent, name)
+                            inside[id(child)].append((parent, name))
             parts: list[str] = []
             root = module
             while id(root) in inside and len(parts) < 100:
-                root, name = inside[id(root)]
+                # A slice of a Sequential is a module too, which no other one has.
+                root, name = max(inside[id(root)], key=lambda one: id(one[0]) in inside)
                 parts.append(name)
             self.names[id(module)] = (
                 ".".join(reversed(parts)),

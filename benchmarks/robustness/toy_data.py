@@ -116,32 +116,41 @@ def tokens(path: Path, count: int, distinct: int) -> None:
 
 
 @kind
-def nanochat(path: Path) -> None:
-    """What nanochat keeps beside its code: a tokenizer of single bytes, and two shards of text."""
+def nanochat(path: Path, pairs: int = 0, length: int = 60, texts: int = 1000) -> None:
+    """What nanochat keeps beside its code: a tokenizer, and two shards of text.
+
+    Args:
+        path: the folder.
+        pairs: how many tokens of two bytes there are beside those of one.
+        length: words of a text.
+        texts: how many a shard has.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
     import tiktoken
     import torch
 
     special = ["bos", *(f"{who}_{what}" for who in _SPEAKERS for what in ("start", "end"))]
+    known = [bytes([number]) for number in range(256)]
+    known += [number.to_bytes(2, "big") for number in range(pairs)]
     encoding = tiktoken.Encoding(
         name="bytes",
         pat_str=r"\S+|\s+",
-        mergeable_ranks={bytes([number]): number for number in range(256)},
-        special_tokens={f"<|{name}|>": 256 + n for n, name in enumerate(special)},
+        mergeable_ranks={token: n for n, token in enumerate(known)},
+        special_tokens={f"<|{name}|>": len(known) + n for n, name in enumerate(special)},
     )
     tokenizer, data = path / "tokenizer", path / "base_data_climbmix"
     for folder in (tokenizer, data):
         folder.mkdir(parents=True)
     with (tokenizer / "tokenizer.pkl").open("wb") as file:
         pickle.dump(encoding, file)
-    sizes = torch.tensor([1] * 256 + [0] * len(special), dtype=torch.int32)
+    sizes = torch.tensor([*map(len, known), *(0 for _ in special)], dtype=torch.int32)
     torch.save(sizes, tokenizer / "token_bytes.pt")
-    words = _words(60000, 500)
-    texts = [" ".join(words[n : n + 60]) for n in range(0, len(words), 60)]
+    words = _words(texts * length, 500)
+    lines = [" ".join(words[n : n + length]) for n in range(0, len(words), length)]
     for shard in range(2):
         pq.write_table(
-            pa.table({"text": texts}), data / f"shard_{shard:05d}.parquet", row_group_size=100
+            pa.table({"text": lines}), data / f"shard_{shard:05d}.parquet", row_group_size=100
         )
 
 
@@ -361,22 +370,61 @@ _WANDB = '''"""A stand-in for the package of the same name: a run that keeps not
 from types import SimpleNamespace
 
 __version__ = "0.1"
+says = {says}
 Image = staticmethod(lambda *_: None)
 config = SimpleNamespace(update=lambda *_, **__: None)
 
 
+def log(values, **_):
+    if says:
+        print(values)
+
+
 def init(*_, **__):
-    return SimpleNamespace(log=lambda *_, **__: None, finish=lambda: None, config=config)
+    return SimpleNamespace(log=log, finish=lambda: None, config=config)
 '''
 
 
 @kind
-def wandb(path: Path) -> None:
-    """A stand-in for the package ``wandb``, for machines that lack it, as if it was installed."""
-    path.write_text(_WANDB, encoding="utf-8")
+def wandb(path: Path, says: bool = False) -> None:
+    """A stand-in for the package ``wandb``, for machines that lack it, as if it was installed.
+
+    With ``says``, it prints what it is given.
+    """
+    path.write_text(_WANDB.format(says=says), encoding="utf-8")
     about = path.with_name("wandb-0.1.dist-info")
     about.mkdir()
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: wandb\nVersion: 0.1\n")
+
+
+_MPI4PY = '''"""A stand-in for the package of the same name: one process, alone in its world."""
+
+
+class _World:
+    rank, size = 0, 1
+
+    def Get_rank(self):
+        return self.rank
+
+    def Get_size(self):
+        return self.size
+
+    def bcast(self, what, root=0):
+        return what
+
+    def gather(self, what, root=0):
+        return [what]
+
+
+class MPI:
+    COMM_WORLD = _World()
+'''
+
+
+@kind
+def mpi4py(path: Path) -> None:
+    """A stand-in for the package ``mpi4py``, for one process where there is no MPI."""
+    path.write_text(_MPI4PY, encoding="utf-8")
 
 
 _ABSENT = '''"""A stand-in for a package that is imported and, as here, not used."""
