@@ -10,6 +10,7 @@ import importlib.util
 import json
 import pickle
 import struct
+import wave
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -181,6 +182,21 @@ def cora(path: Path, papers: int, features: int) -> None:
         pairs = {tuple(sorted(pair)) for pair in random.integers(0, papers, (2 * papers, 2))}
         for cited, citing in sorted(pairs):
             file.write(f"{cited} {citing}\n" if cited != citing else "")
+
+
+@kind
+def ett(path: Path, hours: int) -> None:
+    """ETTh1.csv: seven columns of each hour, daily waves with noise."""
+    path.mkdir(parents=True, exist_ok=True)
+    random = np.random.default_rng(0)
+    times = np.datetime64("2016-07-01T00:00:00") + np.arange(hours).astype("timedelta64[h]")
+    waves = np.sin(np.arange(hours)[:, None] * np.pi / 12 + np.arange(7))
+    rows = waves + random.normal(0, 0.3, (hours, 7))
+    with (path / "ETTh1.csv").open("w") as file:
+        file.write("date,HUFL,HULL,MUFL,MULL,LUFL,LULL,OT\n")
+        for time, row in zip(times, rows, strict=True):
+            values = ",".join(f"{value:.4f}" for value in row)
+            file.write(f"{str(time).replace('T', ' ')},{values}\n")
 
 
 @kind
@@ -434,10 +450,114 @@ def __getattr__(name):
 
 
 @kind
-def unused(path: Path) -> None:
-    """A stand-in for a package that is imported, not used, and not installed."""
-    if importlib.util.find_spec(path.stem) is None:
-        path.write_text(_ABSENT, encoding="utf-8")
+def unused(path: Path, *modules: str) -> None:
+    """A stand-in for a package that is imported, not used, and not installed.
+
+    With ``modules``, a folder that has these of its modules.
+    """
+    if importlib.util.find_spec(path.stem) is not None:
+        return
+    if modules:
+        path.mkdir()
+    for file in [path / f"{name}.py" for name in ("__init__", *modules)] if modules else [path]:
+        file.write_text(_ABSENT, encoding="utf-8")
+
+
+_LIBROSA = '''"""A stand-in for the module of the same name: the mel filters, by Transformers."""
+from transformers.audio_utils import mel_filter_bank
+
+
+def mel(*, sr, n_fft, n_mels, fmin, fmax):
+    bins = n_fft // 2 + 1
+    filters = mel_filter_bank(bins, n_mels, fmin, fmax or sr / 2, sr, "slaney", "slaney")
+    return filters.T.astype("float32")
+'''
+
+_FFMPEG = '''"""A stand-in for the package of the same name: reads WAV files of 16 bits."""
+import wave
+
+import numpy
+
+
+class input:
+    def __init__(self, path, **_):
+        self.path = path
+
+    def output(self, *_, **__):
+        return self
+
+    def run(self, **_):
+        with wave.open(self.path) as file:
+            samples = numpy.frombuffer(file.readframes(file.getnframes()), numpy.int16)
+        return (samples / 32768).astype(numpy.float32).tobytes(), b""
+'''
+
+_I18N = '''"""A stand-in for the module of the same name: it translates nothing."""
+class I18nAuto:
+    def __init__(self, **_):
+        pass
+
+    def __call__(self, text):
+        return text
+'''
+
+
+@kind
+def speech_packages(path: Path) -> None:
+    """Stand-ins for ``librosa.filters`` and ``ffmpeg``, and for translations if there are none."""
+    files = {"librosa/__init__.py": "", "librosa/filters.py": _LIBROSA, "ffmpeg.py": _FFMPEG}
+    if not (path / "tools/i18n/i18n.py").exists():
+        files["tools/i18n/i18n.py"] = _I18N
+    for name, text in files.items():
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_text(text, encoding="utf-8")
+
+
+@kind
+def sovits(path: Path, device: str, count: int, seconds: int, batch: int, epochs: int) -> None:
+    """What GPT-SoVITS prepares for its second stage: noise as speech, and its configuration.
+
+    The sizes of the model are the repository's own on ``cuda``, and smaller ones on ``cpu``.
+    The pretrained weights are those of the codebook alone: without them its first step is k-means.
+    """
+    import torch
+
+    root, random = path.parents[1], np.random.default_rng(0)
+    for name in ("4-cnhubert", "5-wav32k", "logs_s2_v2"):
+        (path / name).mkdir(parents=True)
+    lines = []
+    for number in range(count):
+        name = f"speech{number}.wav"
+        frames = int(random.integers(35, 50 * seconds))
+        with wave.open(str(path / "5-wav32k" / name), "wb") as file:
+            file.setnchannels(1)
+            file.setsampwidth(2)
+            file.setframerate(32000)
+            file.writeframes(random.normal(0, 3000, 640 * frames).astype(np.int16).tobytes())
+        features = torch.from_numpy(random.normal(0, 1, (1, 768, frames))).half()
+        torch.save(features, path / "4-cnhubert" / f"{name}.pt")
+        phonemes = " ".join(random.choice(["b", "AA", "m", "OO", "SP"], frames // 8))
+        lines.append(f"{name}\t{phonemes}\tNone\ttext\n")
+    (path / "2-name2text.txt").write_text("".join(lines))
+    codes = torch.from_numpy(random.normal(0, 0.5, (1024, 768))).float()
+    codebook = {"inited": torch.ones(1), "cluster_size": torch.ones(1024)}
+    codebook |= {"embed": codes, "embed_avg": codes}
+    weights = {f"quantizer.vq.layers.0._codebook.{name}": one for name, one in codebook.items()}
+    torch.save({"weight": weights}, path / "s2G.pth")
+
+    config = json.loads((root / "GPT_SoVITS/configs/s2.json").read_text())
+    where = str(path.relative_to(root))
+    config |= {"s2_ckpt_dir": where, "save_weight_dir": where, "name": "toy", "version": "v2"}
+    config["data"]["exp_dir"] = where
+    config["model"]["version"] = "v2"
+    config["train"] |= {"batch_size": batch, "epochs": epochs, "log_interval": 5}
+    config["train"] |= {"pretrained_s2G": f"{where}/s2G.pth", "pretrained_s2D": ""}
+    config["train"] |= {"if_save_latest": 1, "if_save_every_weights": False}
+    config["train"] |= {"save_every_epoch": epochs + 1, "gpu_numbers": "0"}
+    if device == "cpu":
+        config["train"] |= {"gpu_numbers": "", "fp16_run": False, "segment_size": 1280}
+        config["model"] |= {"n_layers": 2, "filter_channels": 64, "upsample_initial_channel": 64}
+    (path / "s2.json").write_text(json.dumps(config))
 
 
 @kind
