@@ -300,7 +300,7 @@ def merged(old: Answer, new: Answer) -> Answer:
         largest = max(parts, key=lambda part: len(_keys(part)))
         of_run = new if [*map(_run, parts)] == [_run(new)] else {"command": "", "seconds": None}
         base |= _run(largest) | {key: of_run[key] for key in ("command", "seconds")}
-        parts = [part for part in parts if _run(part) != _run(largest)]
+    parts = [part for part in parts if _run(part) != _run(base)]
     done = len(cases | failed)
     answer = base | {
         "end": "in part" if left else _FAULTS if faults else "done",

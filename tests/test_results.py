@@ -278,6 +278,8 @@ def test_runs_of_one_commit_on_one_machine_are_one(keep):
     found = keep(document({"gpt": right(8)}, commit="def"), "--merge")["steady_answer"]
     assert (found["commit"], found.get("parts", []), found["cases"]) == ("def", [], [3, 3])
     assert found["command"] == ""  # of neither alone
+    found = keep(document({"mlp": right(7)}, commit="def"), "--merge")["steady_answer"]
+    assert (found["commit"], found.get("parts", [])) == ("def", [])
 
 
 def test_the_newer_answers_of_another_file_of_a_device_are_taken(keep, tmp_path):

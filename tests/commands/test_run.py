@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -464,6 +465,29 @@ def test_too_few_steps_because_of_such_an_optimizer_are_explained(write, tmp_pat
         "no report: the script ended after 6 steps, and a report needs 8 (3 of them for an "
         "optimizer that took no step)"
     ]
+
+
+QUEUE = """
+from torch.utils.data import DataLoader
+if __name__ == "__main__":
+    count = int(sys.argv[1])  # one epoch, whose batches are there before they are needed
+    loader = DataLoader(torch.zeros(count), num_workers=1, prefetch_factor=6)
+    for at, _ in enumerate(loader):
+        train(1)
+        if at == 0: __import__("time").sleep(2)
+"""
+
+
+@pytest.mark.slow
+def test_with_as_many_steps_as_the_queue_of_a_loader_may_need_there_is_a_report(write, tmp_path):
+    path = write(training(QUEUE))
+    (line,) = told(observed(*SMALL, path, "8", cwd=tmp_path))
+    found = re.match(r"no report: the script ended after 8 steps, and .* up to (\d+) (.*)", line)
+    assert found is not None
+    assert found[2] == "(up to 12 of them for the queue of a loader)"
+    done = observed(*SMALL, path, found[1], cwd=tmp_path)
+    assert not [line for line in told(done) if "no report" in line]
+    assert (tmp_path / "backspot" / "report.json").exists()
 
 
 @pytest.mark.slow

@@ -311,6 +311,7 @@ class Recorder:
         self.reports = 0
         self.log = StepLog()
         self._waited = 0
+        self._waits_at_most = 0  # with longer epochs; 0: as long as here
         self._waited_for = ""
         self._cut_short = ""  # the script's exception that came last while something was under way
         self._counts_all = True
@@ -569,6 +570,7 @@ class Recorder:
             return True
         if self.log.is_on and not self.log.is_level:
             self._waited_for = "the queue of a loader"
+            self._waits_at_most = self._waited + self.log.left_until_level
             return True
         return False
 
@@ -783,12 +785,14 @@ class Recorder:
             return f"no report: {self._said[-1]}"
         least = self.schedule.last_early_start and 1 + _BEFORE_EARLY + 1
         # With as many, an optimizer's first step came too late for an early recording.
-        needed = least if self.in_one_go < least else self.schedule.first_step + self._waited
-        waited = f" ({self._waited} of them for {self._waited_for})"
-        fitting = self.schedule.fitting(self.in_one_go - self._waited)
+        waits = max(self._waited, self._waits_at_most)
+        up_to = "up to " if self._waits_at_most else ""
+        needed = least if self.in_one_go < least else self.schedule.first_step + waits
+        waited = f" ({up_to}{waits} of them for {self._waited_for})"
+        fitting = self.schedule.fitting(self.in_one_go - waits)
         return (
             f"no report: {ending} after {self.steps_said}, and a report "
-            f"needs {needed}{waited if self._waited else ''}"
+            f"needs {up_to}{needed}{waited if waits else ''}"
             + (f"; use {remedy(*fitting)}" if fitting else "")
         )
 

@@ -64,6 +64,8 @@ class QueueLevel:
         self._left: dict[int, int] = {}
         """How many batches to ask each loader for until its queue has found its level."""
         self._newest: tuple[int, int] | None = None
+        self._most = 0
+        """After how many batches any queue has found its level, however long an epoch is."""
         self._steps = 0
 
     def reset(self) -> None:
@@ -82,6 +84,7 @@ class QueueLevel:
         loader = fetch.loader
         enough = min(2 * fetch.queue, fetch.epoch or 2 * fetch.queue)
         self._newest = loader, enough
+        self._most = max(self._most, 2 * fetch.queue)
         if loader not in self._asked and len(self._asked) >= _MOST_LOADERS:
             self._asked.clear()
             self._left.clear()
@@ -100,6 +103,11 @@ class QueueLevel:
     def found(self) -> bool:
         """Whether all queues that were used since have found their level."""
         return self._steps >= _LONGEST_SETTLING or not any(self._left.values())
+
+    @property
+    def left(self) -> int:
+        """After how many more steps they have at most, whatever the data is."""
+        return max(0, min(self._most, _LONGEST_SETTLING) - self._steps)
 
     @property
     def is_steady(self) -> bool:
@@ -422,6 +430,11 @@ class StepLog:
     def is_level(self) -> bool:
         """Whether the queues of this thread's loaders have found their level."""
         return self._thread().level.found
+
+    @property
+    def left_until_level(self) -> int:
+        """After how many more steps they have at most."""
+        return self._thread().level.left
 
     # The account ---------------------------------------------------------------------------------
 
