@@ -38,7 +38,7 @@ from backspot.errors import BackspotError, UsageError
 __all__ = ["main"]
 
 _ABOUT = """\
-Find what makes a PyTorch training step slow, module and line, and what to change.
+Find what makes a training step slow, by module and line, and what to change.
 
 A trace is a file that torch.profiler exports. Record it inside
 backspot.instrument(model) to get labels, which name the modules.
