@@ -84,7 +84,6 @@ class ModuleClock:
         self.names: dict[int, tuple[str, str, str]] = {}
         self.spent: dict[tuple[str, str, str], float] = defaultdict(float)
         self.passes = 0
-        self.nested = False
         self.cuda = torch.cuda.is_available()
 
     def start(self) -> None:
@@ -131,39 +130,35 @@ class ModuleClock:
     def _around(self, backward: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(backward)
         def measured(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-            roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-            if self.nested:  # a checkpoint's own pass, in the middle of another
-                if self.marks is None:
-                    return backward(tensors, *args, **kwargs)
-                running = self.marks[-1][0] if self.marks else None
-                hooks = self._hook(roots, self.marks)
-                result = backward(tensors, *args, **kwargs)
-                self.marks.append((running, self._now()))
-                for hook in hooks:
-                    hook.remove()
-                return result
-            self.passes += 1
-            self.nested = True
-            if self.passes <= WARMUP:
-                try:
-                    return backward(tensors, *args, **kwargs)
-                finally:
-                    self.nested = False
-            self.marks = marks = []
-            hooks = self._hook(roots, marks)
+            def call() -> Any:
+                return backward(tensors, *args, **kwargs)
+
+            outer = self.marks  # of a checkpoint's own pass, in the middle of another
+            if outer is None:
+                self.passes += 1
+            marks = self.marks = [] if outer is None else outer
             try:
-                result = backward(tensors, *args, **kwargs)
+                result = call() if self.passes <= WARMUP else self._marked(tensors, marks, call)
             finally:
-                self.nested, self.marks = False, None
-            marks.append((None, self._now()))
-            for hook in hooks:
-                hook.remove()
-            self._add(marks)
-            if self.passes >= WARMUP + MEASURED:
-                self.end()
+                self.marks = outer
+            if outer is None and self.passes > WARMUP:
+                self._add(marks)
+                if self.passes >= WARMUP + MEASURED:
+                    self.end()
             return result
 
         return measured
+
+    def _marked(self, tensors: Any, marks: list[Any], call: Callable[[], Any]) -> Any:
+        """Make a pass whose nodes note when they begin; who ran before it runs on after it."""
+        roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+        running = marks[-1][0] if marks else None
+        hooks = self._hook(roots, marks)
+        result = call()
+        marks.append((running, self._now()))
+        for hook in hooks:
+            hook.remove()
+        return result
 
     def _hook(self, roots: list[torch.Tensor], marks: list[Any]) -> list[Any]:
         def hook(owner: nn.Module | None) -> Hook:

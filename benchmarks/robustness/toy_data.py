@@ -578,19 +578,8 @@ def unet(path: Path, *widths: int) -> None:
 
 
 @kind
-def vgg16(path: Path) -> None:
-    """Random weights where torchvision looks for downloaded ones."""
-    import torch
-    import torchvision
-
-    path.mkdir(parents=True)
-    torch.manual_seed(0)
-    torch.save(torchvision.models.vgg16().state_dict(), path / "vgg16-397923af.pth")
-
-
-@kind
-def resnet(path: Path, name: str) -> None:
-    """Random weights of a ResNet where torchvision looks for downloaded ones."""
+def weights(path: Path, name: str) -> None:
+    """Random weights of a model where torchvision looks for downloaded ones."""
     import torch
     from torchvision import models
 
