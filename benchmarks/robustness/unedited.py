@@ -382,7 +382,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def run_all(names: Sequence[str], run: Any) -> Iterator[tuple[str, Verdict]]:
     """Judge scripts, some at a time; on a GPU the second clock has it to itself."""
-    budget = Budget(run.seconds)
+    budget, jobs = Budget(run.seconds), max(1, run.jobs)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
 
         def first(name: str) -> tuple[str, Place, Verdict, list[Report]]:
@@ -397,9 +397,10 @@ def run_all(names: Sequence[str], run: Any) -> Iterator[tuple[str, Verdict]]:
                 judge(place, found, reports, run.rounds)
             return name, found
 
-        with busy(run.busy), ThreadPoolExecutor(max(1, run.jobs)) as pool:
+        with busy(run.busy), ThreadPoolExecutor(jobs) as pool:
             if run.device == "cuda":
-                yield from map(second, list(pool.map(first, names)))
+                for start in range(0, len(names), jobs):
+                    yield from map(second, [*pool.map(first, names[start : start + jobs])])
                 return
             for done in as_completed([pool.submit(lambda n: second(first(n)), n) for n in names]):
                 yield done.result()
