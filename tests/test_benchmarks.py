@@ -29,7 +29,7 @@ from benchmarks.questions import QUESTIONS, table
 from benchmarks.robustness import plan_scripts, unedited
 from benchmarks.robustness.public_scripts import Script
 from benchmarks.workers import NO_TIME, Phase, do_alone, run_jobs
-from support import preloaded
+from support import preloaded, report_parts
 
 pytestmark = pytest.mark.slow
 
@@ -516,6 +516,34 @@ def test_a_script_of_others_is_judged_by_a_second_clock(place):
     assert not unedited.is_wrong(vars(found))
     steps = there.measured("steps:foreach=True")
     assert all(wall > 0 and processor >= 0 for wall, processor in steps)
+
+
+@pytest.mark.parametrize(
+    ("clocked", "share"),
+    [
+        ([("1", "Middle", "Model", 2.0), ("0", "Linear", "Model", 1.0)], 1.0),
+        ([("0", "Linear", "Model", 4.0), ("model.1", "Middle", "Trainer", 1.0)], 0.25),
+        ([("_forward_module._orig_mod.1", "Middle", "Wrapper", 2.0)], 1.0),
+        ([("0.1", "Middle", "Model", 2.0), ("0.2", "Middle", "Model", 1.0)], 1.0),
+        ([("2", "Middle", "Model", 2.0), ("1", "Other", "Model", 2.0)], 0.0),
+    ],
+)
+def test_a_place_is_found_again_below_whatever_wraps_the_model(clocked, share):
+    first = report_parts.report([report_parts.row("1", "Middle")])
+    assert unedited.true_share(first, clocked) == share
+
+
+def test_a_whole_model_is_found_by_the_name_that_a_wrapper_has_for_it():
+    first = report_parts.report([report_parts.row("", "Linear")])
+    wrapped = [("module", "Linear", "Wrapper", 2.0), ("module.0", "Linear", "Wrapper", 1.0)]
+    assert unedited.true_share(first, wrapped) == 1.0
+    assert unedited.true_share(first, [("", "Model", "Model", 2.0)]) == 0.0
+
+
+@pytest.mark.parametrize("passes", [[1.0], [1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 9.0, 1.0]])
+def test_a_pause_of_the_machine_is_no_work_of_a_module(passes):
+    second_clock = pytest.importorskip("benchmarks.robustness.second_clock")
+    assert second_clock.without_longest(passes) == pytest.approx(len(passes))
 
 
 def test_a_script_of_others_that_fails_by_itself_is_no_fault_of_backspot(place):

@@ -234,13 +234,29 @@ def true_share(report: Report, clocked: Clocked) -> float:
     relative = row.path
     if row.root:
         relative = row.path.removeprefix(row.root).removeprefix(".")
+    named = [(_unwrapped(path), s) for path, kind, _, s in clocked if kind == row.class_name]
+    return _closest(_unwrapped(relative), named) / longest
+
+
+def _unwrapped(path: str) -> list[str]:
+    """Return the parts of a path without the private names by which a wrapper has its module."""
+    *parts, last = path.split(".")
+    return [part for part in parts if not part.startswith("_")] + ([last] if last else [])
+
+
+def _closest(path: list[str], named: Sequence[tuple[list[str], float]]) -> float:
+    """Return the time of the module whose path ends as this one, from whatever root; else 0.
+
+    A whole model is called by no name, or by that which a wrapper has for it.
+    """
+    if not path:
+        return min(named, key=lambda one: len(one[0]), default=(path, 0.0))[1]
     matches = [
-        (min(len(path), len(relative)), seconds)
-        for path, kind, _, seconds in clocked
-        if kind == row.class_name
-        and (f".{path}".endswith(f".{relative}") or f".{relative}".endswith(f".{path}"))
+        (same, seconds)
+        for other, seconds in named
+        if (same := min(len(path), len(other))) and path[-same:] == other[-same:]
     ]
-    return max(matches)[1] / longest if matches else 0.0
+    return max(matches, default=(0, 0.0))[1]
 
 
 # Advice ------------------------------------------------------------------------------------------
@@ -283,8 +299,10 @@ def compared(place: Place, remedy: str, rounds: int) -> tuple[str, str]:
 
 @dataclass
 class Verdict:
-    """What was found of one script."""
+    """What was found of one script; ``judged`` by nothing but its output if there was no time."""
 
+    end: str = "done"
+    judged: bool = True
     same: str = ""
     seeded: bool = True
     rows: list[list[str]] = field(default_factory=list)
@@ -302,7 +320,8 @@ def run_script(place: Place, repeats: int) -> tuple[Verdict, list[Report]]:
     codes = {1, -signal.SIGINT} if what.interrupt else {0}
     for done in plain:
         if done.code not in codes:
-            found.same = f"the script itself fails: {last_line(done.errors)}"
+            said = last_line(done.errors)
+            found.same = f"the script itself fails, exit code {done.code}: {said}"
             return found, []
     for _ in range(repeats):
         done = place.run("-m", "backspot", "run", *what.options)
@@ -316,19 +335,16 @@ def run_script(place: Place, repeats: int) -> tuple[Verdict, list[Report]]:
             told = told or f"no report: {(lines or [last_line(done.errors)])[-1]}"
         reports += [Report.load(path) for path in files]
         found.same = found.same or told
+    for report in reports:
+        whole, first = max(1, report.wall_ns), report.modules[:4]
+        found.rows.append([f"{row.label} {row.wall_ns / whole:.0%}" for row in first])
     return found, reports
 
 
 def judge(place: Place, found: Verdict, reports: Sequence[Report], rounds: int) -> None:
     """Judge the first rows by the second clock, and the findings by real steps."""
     clocked = None if place.what.compiled else place.measured("modules")
-    for report in reports:
-        top = [
-            f"{row.label} {row.wall_ns / max(1, report.wall_ns):.0%}" for row in report.modules[:4]
-        ]
-        found.rows.append(top)
-        if clocked:
-            found.where.append(round(true_share(report, clocked), 2))
+    found.where = [round(true_share(report, clocked), 2) for report in reports if clocked]
     whole = sum(seconds for *_, seconds in clocked or ())
     found.clocked = [
         f"{path or kind} ({kind}) {seconds / whole:.0%}" for path, kind, _, seconds in clocked or ()
@@ -349,13 +365,14 @@ def row_of(name: str, found: Mapping[str, Any]) -> dict[str, str]:
     right = sum(share >= TIE for share in found["where"])
     first = [rows[0] for rows in found["rows"]] or ["—"]
     advice = (f"{rule}: {verdict}" for rule, (verdict, _) in found["advice"].items())
+    nothing = "—" if found["judged"] else NO_TIME
     return {
         "script": name,
         "same": found["same"] or ("yes" if found["seeded"] else "yes, without a seed"),
-        "where true": f"{right} of {len(found['where'])}" if found["where"] else "—",
+        "where true": f"{right} of {len(found['where'])}" if found["where"] else nothing,
         "first row": max(first, key=first.count),
-        "by the second clock": (found["clocked"] or ["—"])[0],
-        "advice true": "; ".join(advice) or "—",
+        "by the second clock": (found["clocked"] or [nothing])[0],
+        "advice true": "; ".join(advice) or nothing,
     }
 
 
@@ -388,12 +405,13 @@ def run_all(names: Sequence[str], run: Any) -> Iterator[tuple[str, Verdict]]:
         def first(name: str) -> tuple[str, Place, Verdict, list[Report]]:
             place = Place(SCRIPTS[name], run.checkouts, Path(folder, name), run.device)
             if not budget.left:
-                return name, place, Verdict(same=NO_TIME), []
+                return name, place, Verdict(end=NO_TIME, judged=False), []
             return name, place, *run_script(place, run.repeats)
 
         def second(ran: tuple[str, Place, Verdict, list[Report]]) -> tuple[str, Verdict]:
             name, place, found, reports = ran
-            if reports and budget.left:
+            found.judged = bool(budget.left)
+            if reports and found.judged:
                 judge(place, found, reports, run.rounds)
             return name, found
 
@@ -424,7 +442,6 @@ def answer(run: Run) -> Figures:
     for name, found in run_all([n for n in names if not missing(SCRIPTS[n])], run):
         what = SCRIPTS[name]
         cases[name] = {
-            "end": NO_TIME if found.same == NO_TIME else "done",
             "repository": what.repository,
             "commit": COMMITS[what.repository],
             "command": " ".join([what.file, *what.arguments]),
@@ -433,19 +450,32 @@ def answer(run: Run) -> Figures:
         }
         print(row_of(name, cases[name]), flush=True)
         write_results(run, {"cases": cases})
-    rows = [row_of(name, cases[name]) for name in known if name in cases]
+    lines = [row_of(name, cases[name]) for name in known if name in cases]
+    ran = [line for line in lines if cases[line["script"]]["end"] != NO_TIME]
     wrong = any(map(is_wrong, cases.values()))
-    return {"cases": cases, "rows": rows, "summary": _summary([*cases.values()]), "wrong": wrong}
-
-
-def _summary(cases: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    judged = [case for case in cases if case["where"]]
-    verdicts = Counter(verdict for case in cases for verdict, _ in case["advice"].values())
     return {
-        "scripts": len(cases),
-        "same": sum(not case["same"] for case in cases),
-        "judged by the second clock": len(judged),
-        "first place right": sum(min(case["where"]) >= TIE for case in judged),
+        "cases": cases,
+        "rows": lines,
+        "lines": lines,  # whole: a cell of kept rows is cut
+        "summary": summary_of_lines(ran),
+        "wrong": wrong,
+    }
+
+
+def summary_of_lines(lines: Sequence[Mapping[str, Any]], _: str = "") -> dict[str, Any]:
+    """Return how many scripts were right, and how many remedies.
+
+    Args:
+        lines: see ``row_of``.
+    """
+    places = [place for line in lines if len(place := line["where true"].split(" of ")) == 2]
+    advice = [one for line in lines for one in line["advice true"].split("; ")]
+    verdicts = Counter(one.rpartition(": ")[2] for one in advice)
+    return {
+        "scripts": len(lines),
+        "same": sum(line["same"].startswith("yes") for line in lines),
+        "judged by the second clock": len(places),
+        "first place right": sum(right == judged for right, judged in places),
         "remedies": verdicts["helps"] + verdicts["hurts"] + verdicts["undecided"],
         **{verdict: verdicts[verdict] for verdict in ("helps", "hurts", "undecided")},
     }
