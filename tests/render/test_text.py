@@ -74,6 +74,15 @@ def test_of_several_models_each_has_its_share_of_the_backward():
     assert "Backward: " not in render_text(SAMPLES["vit"](), width=80)
 
 
+def test_a_model_without_a_path_has_its_share_by_its_class():
+    rows = [
+        row("", "DETR", wall=10 * 10**6),
+        row("backbone", wall=60 * 10**6),
+        row("criterion", "SetCriterion", wall=30 * 10**6, root="criterion"),
+    ]
+    assert "\nBackward: 70% DETR · 30% criterion\n" in render_text(report(rows), width=80)
+
+
 def test_a_finding_on_the_screen_has_its_evidence_and_its_remedy():
     text = render_text(SAMPLES["diagnosed"](), width=100)
     assert (

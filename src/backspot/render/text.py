@@ -380,7 +380,7 @@ class _Page:
         large = [row for row in roots if self._report.share(row) >= _LEAST_MODEL]
         if not 1 < len(large) <= _MODELS:
             return []
-        facts = [f"{percent(self._report.share(row))} {visible(row.path)}" for row in large]
+        facts = [f"{percent(self._report.share(row))} {visible(row.name)}" for row in large]
         return [*fact_lines([f"backward: {facts[0]}", *facts[1:]], self._width)]
 
     def _phases(self, least: float = 0) -> list[Text]:
