@@ -610,6 +610,13 @@ def test_what_plain_runs_print_alike_is_compared(plain, observed, found):
     assert unedited.difference(plain, observed, ()) == found
 
 
+def test_processes_that_print_together_print_the_same_in_any_order():
+    plain = ["rank 0 rank 1", "rank 0 rank 1"]
+    assert unedited.difference(plain, "rank rank 1 0", ())[0]
+    assert unedited.difference(plain, "rank rank 1 0", (), together=True) == ("", True)
+    assert unedited.difference(plain, "rank rank 1 1", (), together=True)[0]
+
+
 # Worker processes --------------------------------------------------------------------------------
 
 WORKER = """

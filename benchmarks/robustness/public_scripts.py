@@ -35,6 +35,7 @@ class Script:
         timings: regular expressions of what the script prints about its own speed.
         path: folders, from the working folder, that the script imports from.
         interrupt: text on standard output after which Ctrl-C is pressed.
+        together: whether several of its processes print at the same time, words in any order.
         compiled: whether its model is compiled: the second clock sees no module in compiled code.
         environment: variables as `NAME=VALUE`.
         devices: where it runs.
@@ -54,6 +55,7 @@ class Script:
     timings: tuple[str, ...] = ()
     path: tuple[str, ...] = ()
     interrupt: str = ""
+    together: bool = False
     compiled: bool = False
     environment: tuple[str, ...] = ()
     devices: tuple[str, ...] = ("cpu",)

@@ -183,7 +183,9 @@ def last_line(text: str) -> str:
 # Same --------------------------------------------------------------------------------------------
 
 
-def difference(plain: Sequence[str], observed: str, timings: Sequence[str]) -> tuple[str, bool]:
+def difference(
+    plain: Sequence[str], observed: str, timings: Sequence[str], *, together: bool = False
+) -> tuple[str, bool]:
     """Compare what runs printed.
 
     Where plain runs differ, the script draws numbers without a seed: then numbers are left out, and
@@ -193,6 +195,7 @@ def difference(plain: Sequence[str], observed: str, timings: Sequence[str]) -> t
         plain: of each plain run.
         observed: of a run under Backspot.
         timings: regular expressions of what the script says about its own speed.
+        together: compare the words in alphabetical order, as they come in any.
 
     Returns:
         The first difference, ``""`` if there is none; and whether numbers were compared.
@@ -201,7 +204,7 @@ def difference(plain: Sequence[str], observed: str, timings: Sequence[str]) -> t
     def words(text: str, numbers: bool = True) -> list[str]:
         for timing in (*timings, *TIMINGS, *(() if numbers else (r"-?\d[\d.]*(e[-+]\d+)?",))):
             text = re.sub(timing, "#", text)
-        return text.split()
+        return sorted(text.split()) if together else text.split()
 
     exact = len({tuple(words(text)) for text in plain}) == 1
     texts = {tuple(words(text, exact)) for text in plain}
@@ -325,7 +328,9 @@ def run_script(place: Place, repeats: int) -> tuple[Verdict, list[Report]]:
             return found, []
     for _ in range(repeats):
         done = place.run("-m", "backspot", "run", *what.options)
-        told, exact = difference([d.output for d in plain], done.output, what.timings)
+        told, exact = difference(
+            [d.output for d in plain], done.output, what.timings, together=what.together
+        )
         found.seeded &= exact
         if done.code not in codes:
             told = f"exit code {done.code}, not {plain[0].code}: {last_line(done.errors)}"
