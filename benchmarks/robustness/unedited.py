@@ -440,6 +440,9 @@ def answer(run: Run) -> Figures:
     if run.checkouts is None:
         raise CannotRunError("--checkouts FOLDER is needed: --list prints what it has to hold")
     run.checkouts = run.checkouts.resolve()
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # A shell has what it runs in the background ignore it, and the scripts would do so, too.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     cases: dict[str, Any] = {}
     for name in names:
         if lacks := missing(SCRIPTS[name]):
