@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import backspot
 from backspot import Report
 from backspot.pipeline import save_labelled
+from backspot.render.json import to_json
+from support import h200
+from support.choice import slow_except
 from support.phased import HOST, TICK, operator, report_of, step, ticks
 from support.sums import assert_adds_up
 from support.synthetic import Trace
@@ -269,15 +274,85 @@ def test_a_forward_without_labels_is_not_a_forward_that_was_not_recorded() -> No
     assert not left_out(report_of(trace))
 
 
-def test_validation_after_the_last_step_is_no_lone_forward() -> None:
-    trace = loop(2)
-    trace.annotation("ProfilerStep#200", 200 * TICK, 260 * TICK)
-    trace.forward("", "Model", 220 * TICK, 240 * TICK)
-    operator(trace, "aten::mul", 222, 224)
-    operator(trace, "aten::sum", 232, 234)
+# An evaluation after the training -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("marked", "has_mark"), [(True, True), (True, False), (False, False)])
+def test_an_evaluation_after_the_last_step_counts_nowhere(marked: bool, has_mark: bool) -> None:
+    trace = loop(2, marked=marked)
+    if has_mark:
+        trace.annotation("ProfilerStep#200", 200 * TICK, 360 * TICK)
+    for at in (200, 250, 300):
+        trace.forward("", "Model", (at + 20) * TICK, (at + 40) * TICK)
+        operator(trace, "aten::mul", at + 22, at + 24)
+        operator(trace, "aten::sum", at + 32, at + 34)
+        operator(trace, "aten::item", at + 41, at + 45)
     report = report_of(trace)
     assert not left_out(report)
-    assert {row.calls for row in report.modules if row.path == "(root)"} <= {3}
+    assert [row.calls for row in report.modules if row.class_name == "Model"] == [1]
+    without = report_of(loop(2, marked=marked))
+    assert costs_in(report) == costs_in(without)
+    assert report.phases == without.phases
+    assert_adds_up(report)
+
+
+def test_what_is_called_behind_each_update_is_a_part_of_its_step() -> None:
+    trace = loop(3, marked=False)
+    for at in (0, 100, 200):
+        trace.forward("metric", "Accuracy", (at + 82) * TICK, (at + 86) * TICK)
+    report = report_of(trace)
+    assert [row.calls for row in report.modules if row.class_name == "Accuracy"] == [1]
+
+
+def with_evaluation(trace: dict[str, Any], times: int = 3) -> dict[str, Any]:
+    """A trace of a GPU in which the first forward runs again after the end, without gradients."""
+    events = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
+    begins = {id(event): float(event["ts"]) for event in events}
+    nodes = [one for one in events if one["name"].startswith("autograd::engine")]
+    first = min(begins[id(one)] for one in nodes)
+    begin = min(begins.values())
+    end = max(begins[id(one)] + float(one["dur"]) for one in events)
+    work = [one for one in events if one["cat"] in ("kernel", "gpu_memcpy", "gpu_memset")]
+    forward = [
+        one
+        for one in events
+        if begins[id(one)] + float(one["dur"]) <= first
+        and one["cat"] in ("cpu_op", "user_annotation", "cuda_runtime", "cuda_driver")
+        and not one["name"].startswith("ProfilerStep")
+    ]
+    launched = {one.get("args", {}).get("correlation") for one in forward} - {None}
+    forward += [one for one in work if one["args"].get("correlation") in launched]
+    again = []
+    for time in range(1, times + 1):
+        shift = end - begin + time * 1_000 + (time - 1) * (first - begin)
+        for one in forward:
+            args = {k: v for k, v in one.get("args", {}).items() if k not in _OF_GRADIENTS}
+            args |= {key: args[key] + time * 10**7 for key in _NUMBERS if key in args}
+            again.append({**one, "ts": begins[id(one)] + shift, "args": args})
+    return {**trace, "traceEvents": [*trace["traceEvents"], *again]}
+
+
+_OF_GRADIENTS = ("Sequence number", "Fwd thread id", "Ev Idx")
+_NUMBERS = ("correlation", "External id")
+
+
+# Behind the last step of python_stack are frames of the profiler, which weigh 152 of 2,353,623 ns.
+OF_STEPS = tuple(name for name in h200.WITH_BACKWARD if name != "python_stack")
+
+
+@pytest.mark.parametrize("name", slow_except(h200.QUICK, OF_STEPS))
+def test_an_evaluation_on_a_gpu_changes_no_number(name: str, tmp_path: Path) -> None:
+    trace = json.loads(gzip.decompress(h200.path_of(name).read_bytes()))
+    # The profiler waits for the device at the end; there, an evaluation would be in between.
+    waits = [one for one in trace["traceEvents"] if one["name"] == "cudaDeviceSynchronize"]
+    last = max(waits, key=lambda one: float(one["ts"]), default=None)
+    trace["traceEvents"] = [one for one in trace["traceEvents"] if one is not last]
+    path, reports = tmp_path / "trace.json", []
+    for content in (trace, with_evaluation(trace)):
+        path.write_text(json.dumps(content), encoding="utf-8")
+        reports.append(json.loads(to_json(backspot.locate(path))))
+    plain, evaluated = reports
+    assert evaluated == plain
 
 
 # The labelled trace, and real recordings ---------------------------------------------------------

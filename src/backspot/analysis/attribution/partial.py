@@ -3,7 +3,7 @@
 A recording can begin between a forward and its backward, and end anywhere. Lightning's profiler
 does both in each recording, because it steps after the forward. What such passes and steps cost is
 not in the trace, so they are left out of all numbers, as if the recording had begun after them or
-had ended before them.
+had ended before them. So is an evaluation after the last step, which is no part of any.
 """
 
 from __future__ import annotations
@@ -38,10 +38,11 @@ def without_partial(events: Events, ownership: Ownership) -> Cut | None:
       than the step before and no optimizer step.
     - The last forward was recorded without its backward if it follows the last pass and runs in a
       profiler's mark without a pass, or if the profiler's marks begin between forward and backward.
+    - Calls behind the last step, of modules that have a node in a pass, are an evaluation's.
 
     Returns:
-        The trace, with a warning that says what is left out. ``None`` where all was recorded, where
-        no pass would be left, and where the file is cut short.
+        The trace, with a warning that says what is left out, but for an evaluation. ``None`` where
+        all was recorded, where no pass would be left, and where the file is cut short.
     """
     count = len(ownership.passes.start)
     if events.truncated:
@@ -56,15 +57,19 @@ def without_partial(events: Events, ownership: Ownership) -> Cut | None:
         return None
     first, last = passes_kept
     lone = last == count - 1 and between.forward_follows()
-    if not (first or last < count - 1 or lone):
+    in_part = first or last < count - 1 or lone
+    evaluated = last == count - 1 and not lone and between.evaluation_follows()
+    if not (in_part or evaluated):
         return None
     begin = between.begin(first) if first else -1
-    end = between.end(last) if last < count - 1 or lone else FAR
+    end = between.end(last) if last < count - 1 or lone or evaluated else FAR
     starts = ownership.passes.start
     if not ((starts >= begin) & (starts < end)).any():
         return None
-    sentence = _sentence(count, head, tail, first + count - 1 - last, lone)
     part_left = cut(events, ownership, begin, end)
+    if not in_part:
+        return part_left
+    sentence = _sentence(count, head, tail, first + count - 1 - last, lone)
     with_warning = replace(part_left.events, warnings=(*events.warnings, sentence))
     return replace(part_left, events=with_warning)
 
@@ -214,6 +219,16 @@ class _Between:
             return True
         begun = self.events.start[self.marks]
         return bool(((begun >= last) & (begun <= forward)).any())
+
+    def evaluation_follows(self) -> bool:
+        """Whether modules that the passes train are called behind the last step.
+
+        Others can be a part of each step that comes behind its update, as metrics are.
+        """
+        spans, passes, owner = self.o.spans, self.o.passes, self.o.owner
+        behind = spans.start >= self.end(len(passes.start) - 1)
+        called = owner[behind & (spans.module >= 0) & (passes.of_span < 0)]
+        return bool(is_in(called, owner[spans.is_node & (passes.of_span >= 0)]).any())
 
     def updates(self, run: int) -> bool:
         """Whether an optimizer step ends after this pass and before the next forward."""
