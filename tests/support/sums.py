@@ -47,6 +47,11 @@ def assert_adds_up(report: Report) -> None:
             assert device.wall_ns == {
                 row.path: row.wall_ns for row in report.modules if row.wall_ns
             }
+    if report.phases and len(report.devices) <= 1:
+        forward = zip(*(row.forward_ns_by_step for row in report.modules), strict=True)
+        both = map(sum, zip(map(sum, forward), report.wall_ns_by_step, strict=True))
+        for spent, step_ns in zip(both, report.step_ns_by_step, strict=True):
+            assert spent <= step_ns + _ROUNDED
     for run in report.passes:
         assert run.duration_ns == run.wall_ns + run.forward_ns + run.other_ns
         assert min(run.forward_ns, run.other_ns) >= 0

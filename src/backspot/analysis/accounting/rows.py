@@ -24,6 +24,7 @@ from backspot.analysis.accounting.amounts import (
 from backspot.analysis.accounting.clock import WallKind
 from backspot.analysis.accounting.ledger import Ledger, Spent
 from backspot.analysis.accounting.phases import PhaseTimes, choose_steps
+from backspot.analysis.accounting.steps import StepWindows
 from backspot.analysis.accounting.unrecorded import Recorded
 from backspot.analysis.timeline import NOTHING, take
 from backspot.analysis.typical import RareSteps, TypicalStep
@@ -224,11 +225,15 @@ def _forward(ledger: Ledger) -> Ints:
     # In a pass's window, the host's time is the pass's.
     host = ledger.passes.over(spent.start) < 0
     spent = spent.where(forward[spent.holder] & ((holders.work >= 0)[spent.holder] | host))
-    # A forward belongs to the step that ends next.
-    step = np.searchsorted(ledger.windows.end, spent.start, side="right")
+    if isinstance(ledger.windows, StepWindows):
+        spent = spent.where(spent.step >= 0)
+        step = spent.step
+    else:  # a forward belongs to the pass that ends next
+        spent = spent.where(spent.start < ledger.windows.end[-1])
+        step = np.searchsorted(ledger.windows.end, spent.start, side="right")
     place, share, divided = holders.shares.split(spent.holder, spent.length)
-    owner, step = holders.shares.owner[share], np.minimum(step, steps - 1)[place]
-    return summed_by_step(owner, step, divided, len(ledger.ownership.owners), steps)
+    owner = holders.shares.owner[share]
+    return summed_by_step(owner, step[place], divided, len(ledger.ownership.owners), steps)
 
 
 # Counts --------------------------------------------------------------------------------------
