@@ -296,6 +296,13 @@ def test_an_evaluation_after_the_last_step_counts_nowhere(marked: bool, has_mark
     assert_adds_up(report)
 
 
+def test_a_pass_outside_of_all_marks_stays_though_an_evaluation_follows() -> None:
+    trace = loop(1)
+    step(trace, 100, marked=False)
+    trace.forward("", "Model", 220 * TICK, 240 * TICK)
+    assert len(report_of(trace).passes) == 2
+
+
 def test_what_is_called_behind_each_update_is_a_part_of_its_step() -> None:
     trace = loop(3, marked=False)
     for at in (0, 100, 200):

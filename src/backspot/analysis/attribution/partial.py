@@ -226,7 +226,10 @@ class _Between:
         Others can be a part of each step that comes behind its update, as metrics are.
         """
         spans, passes, owner = self.o.spans, self.o.passes, self.o.owner
-        behind = spans.start >= self.end(len(passes.start) - 1)
+        end = self.end(len(passes.start) - 1)
+        if end < passes.end[-1]:
+            return False  # a pass outside of all marks
+        behind = spans.start >= end
         called = owner[behind & (spans.module >= 0) & (passes.of_span < 0)]
         return bool(is_in(called, owner[spans.is_node & (passes.of_span >= 0)]).any())
 
