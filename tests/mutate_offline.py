@@ -200,6 +200,27 @@ MUTATIONS = (
         PARTIAL,
     ),
     Mutation(
+        "an evaluation behind the last step is a part of it",
+        "analysis/attribution/partial.py",
+        "evaluated = last == count - 1 and not lone and between.evaluation_follows()",
+        "evaluated = False",
+        PARTIAL,
+    ),
+    Mutation(
+        "a pass outside of all marks is cut off before an evaluation",
+        "analysis/attribution/partial.py",
+        "if end < passes.end[-1]:",
+        "if end < 0:",
+        PARTIAL,
+    ),
+    Mutation(
+        "a forward has the time before the first step",
+        "analysis/accounting/rows.py",
+        "        spent = spent.where(spent.step >= 0)\n        step = spent.step\n",
+        "        step = np.maximum(spent.step, 0)\n",
+        "analysis/test_h200_traces.py",
+    ),
+    Mutation(
         "the shares of a split are each rounded down",
         "analysis/attribution/shares.py",
         "amounts * (begin + self.weight[share]) // _WHOLE - amounts * begin // _WHOLE",
