@@ -296,6 +296,14 @@ def test_an_evaluation_after_the_last_step_counts_nowhere(marked: bool, has_mark
     assert_adds_up(report)
 
 
+def test_an_evaluation_of_another_model_counts_nowhere() -> None:
+    trace = loop(2)
+    for at in (200, 250):
+        trace.forward("averaged", "Averaged", (at + 20) * TICK, (at + 40) * TICK)
+    report = report_of(trace)
+    assert sum(row.calls for row in report.modules if row.class_name == "Averaged") == 0
+
+
 def test_a_pass_outside_of_all_marks_stays_though_an_evaluation_follows() -> None:
     trace = loop(1)
     step(trace, 100, marked=False)

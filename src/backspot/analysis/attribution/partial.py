@@ -38,7 +38,7 @@ def without_partial(events: Events, ownership: Ownership) -> Cut | None:
       than the step before and no optimizer step.
     - The last forward was recorded without its backward if it follows the last pass and runs in a
       profiler's mark without a pass, or if the profiler's marks begin between forward and backward.
-    - Calls behind the last step, of modules that have a node in a pass, are an evaluation's.
+    - Calls of modules behind the last step are those of an evaluation.
 
     Returns:
         The trace, with a warning that says what is left out, but for an evaluation. ``None`` where
@@ -221,17 +221,20 @@ class _Between:
         return bool(((begun >= last) & (begun <= forward)).any())
 
     def evaluation_follows(self) -> bool:
-        """Whether modules that the passes train are called behind the last step.
+        """Whether modules are called behind the last step, as for an evaluation.
 
-        Others can be a part of each step that comes behind its update, as metrics are.
+        Without marks, only modules that the passes train tell: each step can call others behind its
+        update, as metrics.
         """
-        spans, passes, owner = self.o.spans, self.o.passes, self.o.owner
+        spans, steps, passes, owner = self.o.spans, self.o.steps, self.o.passes, self.o.owner
         end = self.end(len(passes.start) - 1)
         if end < passes.end[-1]:
             return False  # a pass outside of all marks
-        behind = spans.start >= end
-        called = owner[behind & (spans.module >= 0) & (passes.of_span < 0)]
-        return bool(is_in(called, owner[spans.is_node & (passes.of_span >= 0)]).any())
+        called = (spans.start >= end) & (spans.module >= 0) & (passes.of_span < 0)
+        if len(steps.start):
+            return bool(called.any())
+        trained = owner[spans.is_node & (passes.of_span >= 0)]
+        return bool(is_in(owner[called], trained).any())
 
     def updates(self, run: int) -> bool:
         """Whether an optimizer step ends after this pass and before the next forward."""
