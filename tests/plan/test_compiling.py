@@ -8,6 +8,7 @@ from functools import partial
 
 import pytest
 import torch
+import torch._inductor.config
 from torch import nn
 
 import backspot
@@ -85,10 +86,10 @@ def workers_start_soon(tmp_path, monkeypatch):
 
 
 @pytest.mark.posix
+@torch._inductor.config.patch(compile_threads=2)
 def test_a_training_goes_on_bit_for_bit_after_a_copy_was_compiled(
-    report, forget_graphs, workers_start_soon, monkeypatch
+    report, forget_graphs, workers_start_soon
 ):
-    monkeypatch.setattr("torch._inductor.config.compile_threads", 2)
     async_compile = pytest.importorskip("torch._inductor.async_compile")
     expected = Training(network=SmallNet)
     for _ in range(4):
@@ -210,6 +211,7 @@ def is_wrapped(function):
         *("run_node", "can_fuse", "codegen", "communicate"),
     ],
 )
+@torch._inductor.config.patch(compile_threads=1)  # so this process waits for the compiler of C++
 def test_an_end_in_any_function_leaves_pytorch_as_it_was(
     function, tmp_path, monkeypatch, forget_graphs, capfd
 ):
@@ -222,8 +224,6 @@ def test_an_end_in_any_function_leaves_pytorch_as_it_was(
     waiting = {one for one in time_limit._WAITING if one[1] == function}
     monkeypatch.setattr(time_limit, "_WAITING", waiting)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # nothing is built there
-    # So this process waits for the compiler of C++.
-    monkeypatch.setattr("torch._inductor.config.compile_threads", 1)
     assert ended_in(Layers(2), 0.01) == function
     assert torch.is_grad_enabled()
     assert not torch.is_anomaly_enabled()
