@@ -202,7 +202,7 @@ MUTATIONS = (
     Mutation(
         "an evaluation behind the last step is a part of it",
         "analysis/attribution/partial.py",
-        "evaluated = last == count - 1 and not lone and between.evaluation_follows()",
+        "evaluated = not is_ended and between.evaluation_follows()",
         "evaluated = False",
         PARTIAL,
     ),

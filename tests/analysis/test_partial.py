@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -320,18 +319,20 @@ def test_what_is_called_behind_each_update_is_a_part_of_its_step() -> None:
 
 
 def with_evaluation(trace: dict[str, Any], times: int = 3) -> dict[str, Any]:
-    """A trace of a GPU in which the first forward runs again after the end, without gradients."""
+    """A trace of a GPU in which the first forward runs again after the end, without gradients.
+
+    Args:
+        trace: with the times of ``h200.Plain``.
+        times: how often.
+    """
     events = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
-    begins = {id(event): float(event["ts"]) for event in events}
-    nodes = [one for one in events if one["name"].startswith("autograd::engine")]
-    first = min(begins[id(one)] for one in nodes)
-    begin = min(begins.values())
-    end = max(begins[id(one)] + float(one["dur"]) for one in events)
+    nodes = [one for one in events if one["name"].startswith(h200.EVALUATE)]
+    first, end = min(one["start"] for one in nodes), max(one["end"] for one in events)
     work = [one for one in events if one["cat"] in ("kernel", "gpu_memcpy", "gpu_memset")]
     forward = [
         one
         for one in events
-        if begins[id(one)] + float(one["dur"]) <= first
+        if one["end"] <= first
         and one["cat"] in ("cpu_op", "user_annotation", "cuda_runtime", "cuda_driver")
         and not one["name"].startswith("ProfilerStep")
     ]
@@ -339,11 +340,11 @@ def with_evaluation(trace: dict[str, Any], times: int = 3) -> dict[str, Any]:
     forward += [one for one in work if one["args"].get("correlation") in launched]
     again = []
     for time in range(1, times + 1):
-        shift = end - begin + time * 1_000 + (time - 1) * (first - begin)
+        shift = (end + (time - 1) * first) / 1_000 + time * 1_000  # microseconds
         for one in forward:
             args = {k: v for k, v in one.get("args", {}).items() if k not in _OF_GRADIENTS}
             args |= {key: args[key] + time * 10**7 for key in _NUMBERS if key in args}
-            again.append({**one, "ts": begins[id(one)] + shift, "args": args})
+            again.append({**one, "ts": one["ts"] + shift, "args": args})
     return {**trace, "traceEvents": [*trace["traceEvents"], *again]}
 
 
@@ -357,11 +358,12 @@ OF_STEPS = tuple(name for name in h200.WITH_BACKWARD if name != "python_stack")
 
 @pytest.mark.parametrize("name", slow_except(h200.QUICK, OF_STEPS))
 def test_an_evaluation_on_a_gpu_changes_no_number(name: str, tmp_path: Path) -> None:
-    trace = json.loads(gzip.decompress(h200.path_of(name).read_bytes()))
+    document = h200.plain_of(name).document
     # The profiler waits for the device at the end; there, an evaluation would be in between.
-    waits = [one for one in trace["traceEvents"] if one["name"] == "cudaDeviceSynchronize"]
+    waits = [one for one in document["traceEvents"] if one["name"] == "cudaDeviceSynchronize"]
     last = max(waits, key=lambda one: float(one["ts"]), default=None)
-    trace["traceEvents"] = [one for one in trace["traceEvents"] if one is not last]
+    events = [one for one in document["traceEvents"] if one is not last]
+    trace = {**document, "traceEvents": events}
     path, reports = tmp_path / "trace.json", []
     for content in (trace, with_evaluation(trace)):
         path.write_text(json.dumps(content), encoding="utf-8")

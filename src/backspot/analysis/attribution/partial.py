@@ -57,17 +57,17 @@ def without_partial(events: Events, ownership: Ownership) -> Cut | None:
         return None
     first, last = passes_kept
     lone = last == count - 1 and between.forward_follows()
-    in_part = first or last < count - 1 or lone
-    evaluated = last == count - 1 and not lone and between.evaluation_follows()
-    if not (in_part or evaluated):
+    is_ended = last < count - 1 or lone
+    evaluated = not is_ended and between.evaluation_follows()
+    if not (first or is_ended or evaluated):
         return None
     begin = between.begin(first) if first else -1
-    end = between.end(last) if last < count - 1 or lone or evaluated else FAR
+    end = between.end(last) if is_ended or evaluated else FAR
     starts = ownership.passes.start
     if not ((starts >= begin) & (starts < end)).any():
         return None
     part_left = cut(events, ownership, begin, end)
-    if not in_part:
+    if not (first or is_ended):
         return part_left
     sentence = _sentence(count, head, tail, first + count - 1 - last, lone)
     with_warning = replace(part_left.events, warnings=(*events.warnings, sentence))
@@ -198,7 +198,7 @@ class _Between:
     def __init__(self, events: Events, ownership: Ownership) -> None:
         self.events, self.o = events, ownership
         spans, passes = ownership.spans, ownership.passes
-        called = (spans.module >= 0) & (passes.of_span < 0)
+        self.called = called = (spans.module >= 0) & (passes.of_span < 0)
         self.calls = np.sort(spans.start[called])
         makers = _made(events)
         span = spans.of(events, makers)
@@ -226,15 +226,14 @@ class _Between:
         Without marks, only modules that the passes train tell: each step can call others behind its
         update, as metrics.
         """
-        spans, steps, passes, owner = self.o.spans, self.o.steps, self.o.passes, self.o.owner
+        spans, passes, owner = self.o.spans, self.o.passes, self.o.owner
         end = self.end(len(passes.start) - 1)
         if end < passes.end[-1]:
             return False  # a pass outside of all marks
-        called = (spans.start >= end) & (spans.module >= 0) & (passes.of_span < 0)
-        if len(steps.start):
-            return bool(called.any())
+        if len(self.o.steps.start):
+            return _next(self.calls, end) < FAR
         trained = owner[spans.is_node & (passes.of_span >= 0)]
-        return bool(is_in(owner[called], trained).any())
+        return bool(is_in(owner[self.called & (spans.start >= end)], trained).any())
 
     def updates(self, run: int) -> bool:
         """Whether an optimizer step ends after this pass and before the next forward."""
