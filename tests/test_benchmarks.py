@@ -10,6 +10,7 @@ import json
 import math
 import os
 import random
+import re
 import subprocess
 import sys
 import warnings
@@ -511,11 +512,12 @@ def test_a_script_of_others_is_judged_by_a_second_clock(place):
     there = place("0")
     found, reports = unedited.run_script(there, 1)
     assert (found.same, found.seeded, len(reports)) == ("", True, 1)
-    unedited.judge(there, found, reports, 0)
+    unedited.judge_places(there, found, reports)
     assert found.clocked[0].startswith("1 (Middle)")
     assert not unedited.is_wrong(vars(found))
-    steps = there.measured("steps:foreach=True")
-    assert all(wall > 0 and processor >= 0 for wall, processor in steps)
+    timed = unedited.compared(there, {"foreach=True", "no such remedy"}, 2)
+    assert re.fullmatch(r"[\d.]+ ms a step, saves -?[\d.]+ ± [\d.]+", timed["foreach=True"][1])
+    assert timed["no such remedy"][0] == "not judged"
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gzip
 import importlib.util
 import json
+import os
 import pickle
 import struct
 import wave
@@ -553,7 +554,8 @@ def sovits(path: Path, device: str, count: int, seconds: int, batch: int, epochs
     config["train"] |= {"batch_size": batch, "epochs": epochs, "log_interval": 5}
     config["train"] |= {"pretrained_s2G": f"{where}/s2G.pth", "pretrained_s2D": ""}
     config["train"] |= {"if_save_latest": 1, "if_save_every_weights": False}
-    config["train"] |= {"save_every_epoch": epochs + 1, "gpu_numbers": "0"}
+    gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "0")  # the script sets it to what it reads here
+    config["train"] |= {"save_every_epoch": epochs + 1, "gpu_numbers": gpu}
     if device == "cpu":
         config["train"] |= {"gpu_numbers": "", "fp16_run": False, "segment_size": 1280}
         config["model"] |= {"n_layers": 2, "filter_channels": 64, "upsample_initial_channel": 64}

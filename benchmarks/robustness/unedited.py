@@ -29,7 +29,7 @@ import sys
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -271,30 +271,34 @@ def is_advised(remedy: str, text: str) -> bool:
     return "=" not in remedy or (option in text and f"{remedy} does not help" not in text)
 
 
-def compared(place: Place, remedy: str, rounds: int) -> tuple[str, str]:
-    """Time a script's steps with and without a remedy, in turn.
+def compared(place: Place, remedies: Iterable[str], rounds: int) -> dict[str, tuple[str, str]]:
+    """Time a script's steps as they are and with each of some remedies, in turn.
 
     Returns:
-        ``helps``, ``hurts`` or ``undecided``, by the 95% interval of the difference between
-        processes; and the numbers.
+        By remedy, ``helps``, ``hurts`` or ``undecided``, by the 95% interval of the difference
+        between processes; and the numbers.
     """
-    column = 0 if place.device == "cuda" or "workers" in remedy else 1
-    times: tuple[list[float], list[float]] = ([], [])
+    times: dict[str, list[list[float]]] = {remedy: [] for remedy in ("", *remedies)}
     for number in range(rounds):
-        for which in (0, 1) if number % 2 == 0 else (1, 0):
-            steps = place.measured("steps" if not which else f"steps:{remedy}")
+        for remedy in sorted(times, reverse=number % 2 == 1):
+            steps = place.measured(f"steps:{remedy}" if remedy else "steps")
             if steps is None:
-                return "not judged", f"{remedy} cannot be applied here"
-            times[which].append(statistics.median(step[column] for step in steps) * 1e3)
-    saved = [a - b for a, b in zip(*times, strict=True)]
-    middle = statistics.mean(saved)
-    student = {2: 12.7, 3: 4.30, 4: 3.18, 5: 2.78}[rounds]
-    half = student * statistics.stdev(saved) / math.sqrt(rounds)
-    before = statistics.mean(times[0])
-    said = f"{remedy}: {before:.2f} ms a step, saves {middle:.2f} ± {half:.2f}"
-    if middle - half > 0.01 * before:
-        return "helps", said
-    return ("hurts" if middle + half < -0.01 * before else "undecided"), said
+                del times[remedy]
+            else:
+                times[remedy].append([statistics.median(c) * 1e3 for c in zip(*steps, strict=True)])
+    bare = times.pop("", [])
+    found = dict.fromkeys(remedies, ("not judged", "the script cannot run with it"))
+    for remedy, with_it in times.items() if bare else ():
+        column = 0 if place.device == "cuda" or "workers" in remedy else 1
+        saved = [a[column] - b[column] for a, b in zip(bare, with_it, strict=True)]
+        middle = statistics.mean(saved)
+        student = {2: 12.7, 3: 4.30, 4: 3.18, 5: 2.78}[rounds]
+        half = student * statistics.stdev(saved) / math.sqrt(rounds)
+        before = statistics.mean(one[column] for one in bare)
+        helps, hurts = middle - half > 0.01 * before, middle + half < -0.01 * before
+        said = f"{before:.2f} ms a step, saves {middle:.2f} ± {half:.2f}"
+        found[remedy] = ("helps" if helps else "hurts" if hurts else "undecided", said)
+    return found
 
 
 # A script ----------------------------------------------------------------------------------------
@@ -302,10 +306,10 @@ def compared(place: Place, remedy: str, rounds: int) -> tuple[str, str]:
 
 @dataclass
 class Verdict:
-    """What was found of one script; ``judged`` by nothing but its output if there was no time."""
+    """What was found of one script; ``judged`` once that is all."""
 
     end: str = "done"
-    judged: bool = True
+    judged: bool = False
     same: str = ""
     seeded: bool = True
     rows: list[list[str]] = field(default_factory=list)
@@ -346,23 +350,29 @@ def run_script(place: Place, repeats: int) -> tuple[Verdict, list[Report]]:
     return found, reports
 
 
-def judge(place: Place, found: Verdict, reports: Sequence[Report], rounds: int) -> None:
-    """Judge the first rows by the second clock, and the findings by real steps."""
+def judge_places(place: Place, found: Verdict, reports: Sequence[Report]) -> None:
+    """Judge the first rows by the second clock."""
     clocked = None if place.what.compiled else place.measured("modules")
     found.where = [round(true_share(report, clocked), 2) for report in reports if clocked]
     whole = sum(seconds for *_, seconds in clocked or ())
     found.clocked = [
         f"{path or kind} ({kind}) {seconds / whole:.0%}" for path, kind, _, seconds in clocked or ()
     ][:4]
+
+
+def judge_advice(place: Place, found: Verdict, reports: Sequence[Report], rounds: int) -> None:
+    """Judge the findings by real steps with their remedies, unless ``rounds`` is 0."""
     every = [finding for report in reports for finding in report.findings]
+    asked: dict[str, str] = {}
     for rule, finding in {finding.rule: finding for finding in every}.items():
         times = sum(finding.rule == rule for finding in every)
         found.findings.append(f"{rule} ({times}×): {finding.seen} {finding.remedy}")
         remedies = [one for one in REMEDIES.get(rule, ()) if is_advised(one, finding.remedy)]
-        for remedy in remedies if rounds else ():
-            found.advice[f"{rule}: {remedy}"] = compared(place, remedy, rounds)
+        asked |= {f"{rule}: {one}": one for one in remedies if rounds}
         if not remedies or not rounds:
             found.advice[rule] = ("not judged", finding.remedy)
+    timed = compared(place, set(asked.values()), rounds) if asked else {}
+    found.advice |= {name: timed[remedy] for name, remedy in asked.items()}
 
 
 def row_of(name: str, found: Mapping[str, Any]) -> dict[str, str]:
@@ -402,23 +412,39 @@ def options(parser: argparse.ArgumentParser) -> None:
     add("--rounds", type=int, default=4, help="of timing a remedy (default: 4)")
 
 
-def run_all(names: Sequence[str], run: Any) -> Iterator[tuple[str, Verdict]]:
-    """Judge scripts, some at a time; on a GPU the second clock has it to itself."""
+def run_all(names: Sequence[str], run: Any, save: Callable[[str, Verdict], None]) -> Iterator[str]:
+    """Judge scripts, some at a time; on a GPU the second clock has it to itself.
+
+    What began is compared and its places are judged; remedies are timed while there is time.
+
+    Args:
+        names: of the scripts.
+        run: as the command line says.
+        save: is told what is known of a script, whenever that is more.
+
+    Yields:
+        The name of each script that is done with.
+    """
     budget, jobs = Budget(run.seconds), max(1, run.jobs)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
 
         def first(name: str) -> tuple[str, Place, Verdict, list[Report]]:
             place = Place(SCRIPTS[name], run.checkouts, Path(folder, name), run.device)
             if not budget.left:
-                return name, place, Verdict(end=NO_TIME, judged=False), []
-            return name, place, *run_script(place, run.repeats)
+                return name, place, Verdict(end=NO_TIME), []
+            found, reports = run_script(place, run.repeats)
+            save(name, found)
+            return name, place, found, reports
 
-        def second(ran: tuple[str, Place, Verdict, list[Report]]) -> tuple[str, Verdict]:
+        def second(ran: tuple[str, Place, Verdict, list[Report]]) -> str:
             name, place, found, reports = ran
-            found.judged = bool(budget.left)
-            if reports and found.judged:
-                judge(place, found, reports, run.rounds)
-            return name, found
+            if reports:
+                judge_places(place, found, reports)
+                save(name, found)
+                judge_advice(place, found, reports, run.rounds if budget.left else 0)
+            found.judged = found.end != NO_TIME
+            save(name, found)
+            return name
 
         with busy(run.busy), ThreadPoolExecutor(jobs) as pool:
             if run.device == "cuda":
@@ -444,20 +470,25 @@ def answer(run: Run) -> Figures:
         # A shell has what it runs in the background ignore it, and the scripts would do so, too.
         signal.signal(signal.SIGINT, signal.default_int_handler)
     cases: dict[str, Any] = {}
+    alone = threading.Lock()
+
+    def save(name: str, found: Verdict) -> None:
+        what = SCRIPTS[name]
+        with alone:
+            cases[name] = {
+                "repository": what.repository,
+                "commit": COMMITS[what.repository],
+                "command": " ".join([what.file, *what.arguments]),
+                "stubbed": what.stubbed,
+                **vars(found),
+            }
+            write_results(run, {"cases": cases})
+
     for name in names:
         if lacks := missing(SCRIPTS[name]):
             print(f"{name} needs {', '.join(lacks)}", flush=True)
-    for name, found in run_all([n for n in names if not missing(SCRIPTS[n])], run):
-        what = SCRIPTS[name]
-        cases[name] = {
-            "repository": what.repository,
-            "commit": COMMITS[what.repository],
-            "command": " ".join([what.file, *what.arguments]),
-            "stubbed": what.stubbed,
-            **vars(found),
-        }
+    for name in run_all([n for n in names if not missing(SCRIPTS[n])], run, save):
         print(row_of(name, cases[name]), flush=True)
-        write_results(run, {"cases": cases})
     lines = [row_of(name, cases[name]) for name in known if name in cases]
     ran = [line for line in lines if cases[line["script"]]["end"] != NO_TIME]
     wrong = any(map(is_wrong, cases.values()))
