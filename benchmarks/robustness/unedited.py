@@ -57,7 +57,7 @@ REMEDIES = {
     "waiting-for-data": ("num_workers=2",),
     "zero-grad-fill": ("set_to_none=True",),
     "gradient-accumulation": ("set_to_none=True",),
-    "layout-copies": ("channels_last",),
+    "layout-copies": ("channels_last", "torch.compile"),
     "launch-bound": ("torch.compile",),
     "small-batch": ("torch.compile",),
     "no-tensor-cores": ("matmul precision",),
@@ -267,8 +267,8 @@ def _closest(path: list[str], named: Sequence[tuple[list[str], float]]) -> float
 
 def is_advised(remedy: str, text: str) -> bool:
     """Whether a finding's text names a remedy, and not as what does not help."""
-    option = remedy.partition("=")[0] + "="
-    return "=" not in remedy or (option in text and f"{remedy} does not help" not in text)
+    code = remedy.partition("=")[0] + "=" * ("=" in remedy)
+    return " " in remedy or (code in text and f"{remedy} does not help" not in text)
 
 
 def compared(place: Place, remedies: Iterable[str], rounds: int) -> dict[str, tuple[str, str]]:

@@ -211,6 +211,39 @@ def test_another_layout_for_convolutions_has_no_price_as_other_kernels_run_then(
     assert layout in found.remedy
 
 
+@pytest.mark.parametrize(
+    ("name", "norms", "others"),
+    [
+        ("layout_group_norm_unet", "NativeGroupNormBackward0", "NativeBatchNormBackward0"),
+        ("layout_instance_norm_unet", '"aten::instance_norm"', '"aten::normalized"'),
+    ],
+)
+def test_a_model_stays_in_nchw_for_norms_that_a_gpu_computes_in_no_other_layout(
+    tmp_path, name, norms, others
+):
+    """With few of them among its norms, and with batch norms alone, it does not."""
+    text = gzip.decompress(Path(PATHS[name]).read_bytes()).decode()
+    path = tmp_path / "t.json"
+    for keep in (None, 8, 0):
+        parts = text.split(norms)
+        kept = len(parts) if keep is None else keep + 1
+        path.write_text(others.join([norms.join(parts[:kept]), *parts[kept:]]))
+        report = backspot.locate(path)
+        (found,) = (one for one in report.findings if one.rule == "layout-copies")
+        assert found.saves is None
+        assert ("Leave the model in NCHW, and compile it" in found.remedy) is (keep is None)
+        assert ("memory_format=torch.channels_last)" in found.remedy) is (keep is not None)
+
+
+def test_in_channels_last_the_copies_are_in_the_norms_that_know_nchw_alone(tmp_path):
+    text = gzip.decompress(Path(PATHS["layout_group_norm_unet"]).read_bytes()).decode()
+    path = tmp_path / "t.json"
+    path.write_text(text.replace('"aten::native_group_norm_backward"', '"aten::contiguous"'))
+    report = backspot.locate(path)
+    (found,) = (one for one in report.findings if one.rule == "layout-copies")
+    assert "Leave the model in NCHW" in found.remedy
+
+
 def test_convolutions_of_sequences_have_no_other_layout_to_be_told_of(tmp_path):
     path = tmp_path / "trace.json"
     text = gzip.decompress(Path(PATHS["doubled_map"]).read_bytes()).decode()

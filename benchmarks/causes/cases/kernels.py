@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from benchmarks.causes.case import Built, Context, plant
+from benchmarks.causes.case import Built, Context, built, plant
 from benchmarks.causes.training import (
     put_each,
     train_gpt,
@@ -20,10 +20,12 @@ from benchmarks.causes.training import (
 from benchmarks.models import (
     Around,
     Attention,
+    DiffusionUnet,
     Layer,
     MathAttention,
     WrittenOutAttention,
     gpt,
+    made,
     recommender,
     resnet,
     unet,
@@ -141,6 +143,30 @@ def layout_nchw_unet(context: Context) -> Built:
     """A U-Net in NCHW under bf16: cuDNN turns each tensor around and back."""
     model = unet(context).to(memory_format=torch.contiguous_format)
     side = context.pick(256, 32)
+    return train_unet(context, model, context.randn(context.pick(32, 2), 3, side, side))
+
+
+@plant("layout-copies", None, {"casts": "autocast computes group norms in fp32"})
+def layout_group_norm_unet(context: Context) -> Built:
+    """A U-Net with group norms in NCHW: on a GPU they know no other layout."""
+    side, batch = context.pick(64, 16), context.pick(64, 2)
+    model = made(context, lambda: DiffusionUnet(context.pick(128, 16)))
+    noise = context.randn(batch, 3, side, side)
+    when = context.randint(1000, batch)
+    return built(context, model, lambda: model(noise, when).square().mean(), autocast=True)
+
+
+@plant("layout-copies", None)
+def layout_instance_norm_unet(context: Context) -> Built:
+    """A U-Net with instance norms in NCHW, as networks for medical images have them."""
+    model = unet(context).to(memory_format=torch.contiguous_format)
+    for part in model.modules():
+        if isinstance(part, nn.Sequential):
+            for name, child in part.named_children():
+                if isinstance(child, nn.BatchNorm2d):
+                    setattr(part, name, nn.InstanceNorm2d(child.num_features, affine=True))
+    side = context.pick(256, 32)
+    model = model.to(context.device)
     return train_unet(context, model, context.randn(context.pick(32, 2), 3, side, side))
 
 

@@ -117,6 +117,43 @@ def accumulating(evidence: Evidence) -> Mask:
     return evidence.nodes_named(names.is_accumulate_grad)
 
 
+def made_in(evidence: Evidence, nodes: Mask, *operators: str) -> Mask:
+    """Whether each of these spans is of an operator that ran within one of others.
+
+    Args:
+        evidence: of the recording.
+        nodes: the spans of nodes.
+        operators: names of the operators around.
+    """
+    events = evidence.events
+    outer = events.named(Category.OPERATOR, *operators)
+    makers = evidence.ownership.join.operator[nodes]
+    inside = enclosing(events, outer, events.thread[makers], events.start[makers]) >= 0
+    result: Mask = nodes.copy()
+    result[nodes] = inside & (makers >= 0)
+    return result
+
+
+def is_convolution(node: str) -> bool:
+    """Whether a node has this name of a convolution's."""
+    return "Convolution" in node
+
+
+def norms_that_keep_nchw(evidence: Evidence) -> Mask:
+    """Whether each span is of a norm for which a model has to stay in NCHW.
+
+    Up to PyTorch 2.14, a GPU has no kernel of group and instance norms for other layouts: they copy
+    a tensor that is channels_last, return one in NCHW, and the next convolution copies that. With
+    half as many of them as convolutions, there is more to copy in channels_last than in NCHW.
+    """
+    norms = evidence.nodes_named(lambda name: name.startswith("NativeGroupNorm"))
+    batches = evidence.nodes_named(lambda name: "BatchNorm" in name)
+    norms |= made_in(evidence, batches, "aten::instance_norm")
+    enough = 2 * norms.sum() >= evidence.nodes_named(is_convolution).sum()
+    result: Mask = norms & (enough and evidence.device == "cuda")
+    return result
+
+
 def compiled(evidence: Evidence) -> Mask:
     """Whether each span is the backward of a region that torch.compile compiled."""
     return evidence.nodes_named(lambda name: name.startswith(names.COMPILED_FUNCTION))

@@ -16,13 +16,16 @@ from backspot.analysis.findings.observations import (
     backward_of,
     both_ways,
     forward_of,
+    is_convolution,
+    made_in,
+    norms_that_keep_nchw,
     runs_of_nodes,
     sorting,
 )
 from backspot.analysis.findings.registry import Found, finding, rule
-from backspot.analysis.timeline import distinct, enclosing, is_in
+from backspot.analysis.timeline import distinct, is_in
 from backspot.results.findings import Finding
-from backspot.trace import Category, names, operations
+from backspot.trace import names, operations
 from backspot.trace.events import Mask
 from backspot.trace.operations import Kind
 
@@ -235,6 +238,7 @@ _LEAST_OF_CONVOLUTIONS = 0.03
     tier="stable",
     sources=(
         "pytorch/pytorch#76012",
+        "pytorch/pytorch#111824",
         "AMD-AGI/Primus#1049",
         "timm",
     ),
@@ -253,8 +257,9 @@ def layout_copies(evidence: Evidence) -> Finding | None:
     price unless a plan tries it: on an H200 channels_last took 41% off a step, or added 23%.
 
     **Fix.** Convolutions: time `memory_format=torch.channels_last` (`channels_last_3d` of volumes)
-    for model and batch. Elsewhere: fewer `permute` and `transpose` between operators that must then
-    copy.
+    for model and batch. Group and instance norms know NCHW alone on a GPU up to PyTorch 2.14, so
+    with half as many of them as convolutions it adds copies: compile the model. Elsewhere: fewer
+    `permute` and `transpose` between operators that must then copy.
     """
     if evidence.device == "cpu":
         return _there_and_back(evidence, None)
@@ -298,7 +303,8 @@ def _there_and_back(evidence: Evidence, others: Mask | None) -> Found | None:
         placed = both_ways(evidence, copies, makers, LEAST_SHARE, others=others, whole=True)
     pointwise = np.array([kind is Kind.POINTWISE for kind in kinds] + [False], bool)
     placed, change, longer = _read_across(evidence, placed, copies, between & pointwise[spans.node])
-    convolved = evidence.costs.of_running(evidence.nodes_named(_is_convolution))
+    convolved = evidence.costs.of_running(evidence.nodes_named(is_convolution))
+    in_nchw = norms_that_keep_nchw(evidence).any()
     return finding(
         placed,
         title="Tensors are copied into another memory layout and back",
@@ -311,12 +317,12 @@ def _there_and_back(evidence: Evidence, others: Mask | None) -> Found | None:
                 if longer
                 else "which is slower and not counted."
             )
-            + _FASTER_KERNELS * (convolved >= LEAST_SHARE * evidence.step_ns)
+            + _FASTER_KERNELS * (convolved >= LEAST_SHARE * evidence.step_ns and not in_nchw)
         ),
         remedy=(
-            "Stay in one layout: channels_last for the whole model, norms over the last dimension "
-            "and linear layers in place of 1x1 convolutions; or a norm that takes the layout as "
-            "it is, such as GroupNorm(1, …)."
+            f"Stay in one layout: {'' if in_nchw else 'channels_last for the whole model, '}norms "
+            "over the last dimension and linear layers in place of 1x1 convolutions; or a norm "
+            "that takes the layout as it is, such as GroupNorm(1, …)."
         ),
         link="https://docs.pytorch.org/tutorials/intermediate/memory_format_tutorial.html",
         nodes=evidence.costs.top_nodes(copies),
@@ -364,10 +370,6 @@ def _read_across(
 _COPYING = ("aten::contiguous", "aten::clone")
 
 
-def _is_convolution(node: str) -> bool:
-    return "Convolution" in node
-
-
 def _copying(evidence: Evidence) -> tuple[Mask, Mask]:
     """Return the work of ``contiguous`` and ``clone`` in nodes, and of convolutions that convert.
 
@@ -382,35 +384,38 @@ def _copying(evidence: Evidence) -> tuple[Mask, Mask]:
     # Copies of indices belong to the indexing, those of gradients to their parameters, and for
     # convolutions of sequences there is no other layout.
     others = accumulating(evidence) | sorting(evidence)
-    others |= _made_in(evidence, "aten::conv1d", "aten::conv_transpose1d")
+    convolutions = evidence.nodes_named(is_convolution)
+    others |= made_in(evidence, convolutions, "aten::conv1d", "aten::conv_transpose1d")
     work = ((copying >= 0) | generated | converts) & evidence.backward & ~evidence.work_of(others)
-    converts |= evidence.work_of(evidence.nodes_named(_is_convolution))
+    converts |= evidence.work_of(convolutions)
     return work, work & converts
-
-
-def _made_in(evidence: Evidence, *operators: str) -> Mask:
-    """Whether each node is of a convolution within one of these operators."""
-    events, nodes = evidence.events, evidence.nodes_named(_is_convolution)
-    outer = events.named(Category.OPERATOR, *operators)
-    makers = evidence.ownership.join.operator[nodes]
-    inside = enclosing(events, outer, events.thread[makers], events.start[makers]) >= 0
-    nodes[nodes] = inside & (makers >= 0)
-    return nodes
 
 
 def _many_copies(evidence: Evidence, work: Mask, converts: Mask) -> Found | None:
     costs, say = evidence.costs, evidence.wording
     copying = evidence.launched_in(*_COPYING)
-    converted = costs.of_work(converts)
     if not costs.holds_in_most_steps(costs.of_work_by_step(work), _LAYOUT_LEAST):
         least = _LEAST_OF_CONVOLUTIONS
         if not costs.holds_in_most_steps(costs.of_work_by_step(converts), least):
             return None
         work = converts
-    cost, not_counted = costs.of_work(work), ""
-    if 2 * converted > cost:
-        volumes = evidence.work_of(_made_in(evidence, "aten::conv3d", "aten::conv_transpose3d"))
-        layout = "channels_last" + "_3d" * bool(2 * costs.of_work(work & volumes) > cost)
+    cost, norms = costs.of_work(work), norms_that_keep_nchw(evidence)
+    of_layers = 2 * costs.of_work(work & (converts | evidence.work_of(norms))) > cost
+    if of_layers and norms.any():
+        known = say.per_step(int(norms.sum()), "group or instance norm", "group or instance norms")
+        not_counted = (
+            f" {known} work in NCHW alone, up to PyTorch 2.14: in channels_last there is more to "
+            "copy."
+        )
+        remedy = (
+            "Leave the model in NCHW, and compile it: torch.compile makes one kernel of these "
+            "norms and what is around them."
+        )
+    elif of_layers:
+        convolutions = evidence.nodes_named(is_convolution)
+        volumes = made_in(evidence, convolutions, "aten::conv3d", "aten::conv_transpose3d")
+        most = 2 * costs.of_work(work & evidence.work_of(volumes)) > cost
+        layout = "channels_last" + "_3d" * bool(most)
         remedy = (
             f"Time the model in one layout: model.to(memory_format=torch.{layout}), and the batch "
             "likewise. Look for a layer that falls back to NCHW."
@@ -421,6 +426,7 @@ def _many_copies(evidence: Evidence, work: Mask, converts: Mask) -> Found | None
             "Use the layout that the next operation reads: fewer permute and transpose between "
             "operations, and reshape at the end. Fused attention and einsum keep the strides."
         )
+        not_counted = ""
     # A copy of the forward has a node of its own, which copies nothing.
     both = evidence.with_forward(evidence.nodes_named(lambda name: name.startswith("Clone")))
     return finding(
@@ -437,7 +443,7 @@ def _many_copies(evidence: Evidence, work: Mask, converts: Mask) -> Found | None
             evidence.names_of(copying[work]), np.maximum(costs.work_ns[work], 1)
         ),
         kernels=costs.top_kernels(work),
-        priced=2 * converted <= cost,  # other kernels run in the other layout
+        priced=not of_layers,  # other kernels run in the other layout
         change={"free": replace(both, work=both.work | work)},
     )
 
