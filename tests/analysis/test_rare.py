@@ -112,6 +112,25 @@ def test_a_late_batch_in_one_step_is_rare_work_and_no_hiccup() -> None:
     assert said(report).startswith("In 1 of 10 recorded steps: waiting for data, 300 ms, 30.0 ms")
 
 
+@pytest.mark.parametrize(("waits", "period"), [(True, 20), (False, 40)])
+def test_a_step_that_is_longer_for_another_reason_is_none_of_those_that_wait(
+    tmp_path: Path, waits: bool, period: int
+) -> None:
+    """By their time alone, two recorded steps would share what the training has of waits."""
+    loop = Loop()
+    for number in range(10):
+        loop.fetch()
+        if number == 4:
+            loop.wait(300)
+            loop.trace.events[-1]["dur"] += 300 * TICK / 1000
+        if number == 7:
+            loop.wait(300)
+        loop.update()
+    (rare,) = known(loop, tmp_path, RareSteps((4, 7), 1 / 20, waits)).rare
+    assert (rare.name, rare.wall_ns, rare.steps) == ("data", 300 * TICK, (4,))
+    assert rare.period == pytest.approx(period, rel=0.01)
+
+
 def test_scoring_beside_a_rollout_counts_with_its_steps() -> None:
     loop = Loop()
     for number in range(8):

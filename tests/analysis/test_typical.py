@@ -357,6 +357,20 @@ def test_two_kinds_of_rare_work_are_told_apart_by_their_time():
     assert shares[8,] > 5 * shares[7,]
 
 
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_kind_of_steps_knows_whether_they_wait_for_data(waits: bool) -> None:
+    account = StepTimes()
+    for at in range(400):
+        longer = 50 * 10**6 * (at % 20 == 19)
+        account.add(10**6 + longer, waits * longer, 0, 0, 10**6 + longer, 0)
+    length = np.array([10**6] * 9 + [51 * 10**6])
+    (kind,) = rare_steps(length, account.training())
+    assert (kind.steps, kind.waits) == ((9,), waits)
+    waited = np.where(np.arange(10) == 9, 13 * 10**6, 0)
+    assert kind.waiting(length, waited).steps == (9,)
+    assert kind.waiting(length, waited // 2).steps == (() if waits else (9,))
+
+
 def test_a_recording_of_equal_steps_has_no_rare_work():
     assert rare_steps(np.full(10, 10**6), trained((10, 5 * 10**6))) == ()
 

@@ -21,7 +21,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backspot.results.rare import RareWork
-from backspot.results.training import Apart, LoaderUse, MemoryGrowth, Stretch, Training
+from backspot.results.training import (
+    WAITING,
+    Apart,
+    LoaderUse,
+    MemoryGrowth,
+    Stretch,
+    Training,
+)
 
 Rows: TypeAlias = NDArray[np.int64]
 
@@ -398,6 +405,6 @@ def _name_of(marks: Marks, longer: float, *, data: float, backward: float, optim
     for mark, name in _NAMES.items():
         if marks & mark == mark:
             return name
-    longer_by = {"waiting for data": data, "backward": backward, "optimizer": optimizer}
+    longer_by = {WAITING: data, "backward": backward, "optimizer": optimizer}
     part, most = max(longer_by.items(), key=lambda item: item[1])
     return part if most >= longer / 2 else OUTSIDE

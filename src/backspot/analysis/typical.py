@@ -36,7 +36,7 @@ import numpy as np
 
 from backspot.analysis.timeline import median
 from backspot.results.costs import Hiccup
-from backspot.results.training import Training
+from backspot.results.training import WAITING, Training
 from backspot.trace.events import Ints, Mask
 
 _FEWEST = 3
@@ -68,18 +68,38 @@ class RareSteps(msgspec.Struct, frozen=True):
     Attributes:
         steps: indices of the recorded steps of this kind, from 0.
         share: share (0 to 1) of the training's steps that are of this kind.
+        waits: whether steps of this kind are longer as they wait for data.
     """
 
     steps: tuple[int, ...]
     share: float
+    waits: bool = False
 
     def behind(self, first: int) -> RareSteps:
         """Return the same of a recording that begins with this step."""
-        return RareSteps(tuple(step - first for step in self.steps if step >= first), self.share)
+        steps = tuple(step - first for step in self.steps if step >= first)
+        return msgspec.structs.replace(self, steps=steps)
+
+    def waiting(self, length: Ints, waited: Ints) -> RareSteps:
+        """Return the same without steps that are longer for another reason than a wait for data.
+
+        Args:
+            length: the time of each recorded step, in nanoseconds.
+            waited: the part of it in which the step waits for data.
+        """
+        if not self.waits or not len(length):
+            return self
+        longer, more = length - np.median(length), waited - np.median(waited)
+        is_wait = more >= _WAITED * longer
+        steps = tuple(step for step in self.steps if step < len(length) and is_wait[step])
+        return msgspec.structs.replace(self, steps=steps)
 
 
 _INEXACT = 0.25
 """Share by which a period that was noted can differ from a regular one."""
+_WAITED = 0.25
+"""Share of a step's excess from which it is a wait for data. Half of it is, as the host has it; a
+device may work on meanwhile."""
 _LEAST_ALIKE, _MOST_ALIKE = 0.5, 4.0
 """Rare work takes this many times as long in a recorded step as in the others, between these."""
 
@@ -105,8 +125,8 @@ def rare_steps(length: Ints, training: Training) -> tuple[RareSteps, ...]:
         if nearest is not None and _LEAST_ALIKE <= ratios[nearest] <= _MOST_ALIKE:
             by_nearest.setdefault(nearest, []).append(step)
     return tuple(
-        RareSteps(tuple(steps), 1 / _period(steps, training.rare[number].period))
-        for number, steps in sorted(by_nearest.items())
+        RareSteps(tuple(steps), 1 / _period(steps, work.period), work.name == WAITING)
+        for work, steps in ((training.rare[at], steps) for at, steps in sorted(by_nearest.items()))
     )
 
 

@@ -446,7 +446,8 @@ class _Observation:
 
         names = [name for name in saved.names if not name.endswith(".json.gz")]
         since = rescaled(before.report, saved.report) if before else ""
-        complain(f"{training_line(steps)} {' and '.join(names)} have all of it{since}.")
+        line = training_line(steps, has_gpu=saved.report.has_gpu)
+        complain(f"{line} {' and '.join(names)} have all of it{since}.")
 
     def _death(self, error: BaseException | None) -> OutOfMemory | None:
         """Return how the training died of memory, if it did."""

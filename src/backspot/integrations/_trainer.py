@@ -134,7 +134,7 @@ class RecordsSteps:
                 _say_first(f"the report is not completed: {error}")
                 return
             if completed is not None and steps is not None:
-                _say_first(training_line(steps))
+                _say_first(training_line(steps, has_gpu=completed.report.has_gpu))
 
         self._recorder = Recorder(self._schedule, Models({"": model}), deliver, _say_first)
         self._recorder.watch()

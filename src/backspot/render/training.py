@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from backspot.formatting import counted, duration, percent, size
+from backspot.render._rare import name_of
 from backspot.render._sections import Saying, Section
 from backspot.render.view import View
 from backspot.results.rare import RareWork
@@ -29,8 +30,12 @@ def to_json(training: Training) -> bytes:
     return b'{"schema":"backspot.training/1",' + plain(training)[1:] + b"\n"
 
 
-def training_line(training: Training) -> str:
-    """Return how long the steps of a training took, and what they are made of, in one sentence."""
+def training_line(training: Training, *, has_gpu: bool = False) -> str:
+    """Return how long the steps of a training took, and what they are made of, in one sentence.
+
+    Args:
+        has_gpu: whether a GPU works on while the host, whose time this is, goes on or waits for it.
+    """
     steps = counted(training.counted, "step")
     if training.counted < _NEARLY_ALL * training.steps:
         steps = f"{training.counted:,} of {counted(training.steps, 'step')}"
@@ -44,7 +49,8 @@ def training_line(training: Training) -> str:
         )
         if nanoseconds >= _NOTABLE * training.step_ns
     ]
-    return f"The training: {steps} of {duration(training.step_ns)} ({', '.join(facts)})."
+    whose = "the host: " * has_gpu
+    return f"The training: {steps} of {duration(training.step_ns)} ({whose}{', '.join(facts)})."
 
 
 def rescaled(printed: Report, completed: Report) -> str:
@@ -62,7 +68,10 @@ def training_facts(training: Training, recorded: Sequence[RareWork] = ()) -> Ite
         recorded: rare work of the recorded steps, which say what it is, and are shown elsewhere.
     """
     for work in training.rare:
-        if any(abs(other.period - work.period) <= _EVEN * work.period for other in recorded):
+        if any(
+            name_of(other) == work.name or abs(other.period - work.period) <= _EVEN * work.period
+            for other in recorded
+        ):
             continue
         yield (
             f"Once in {work.period:.3g} steps: {work.name}, {duration(work.wall_ns)}, "
@@ -128,7 +137,8 @@ def _sections(report: Report, _: View) -> list[Section]:
     training = report.training
     if training is None:
         return []
-    sentences = [training_line(training), *training_facts(training, report.rare)]
+    first = training_line(training, has_gpu=report.has_gpu)
+    sentences = [first, *training_facts(training, report.rare)]
     brief = min(2, len(sentences) - len(not_counted(training)))
     return [Section("sentences", "training", sentences, brief=brief, gives_way=1)]
 

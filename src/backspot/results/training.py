@@ -9,6 +9,9 @@ from backspot.presented import public
 from backspot.results.quantities import SELDOM, Count, Measure
 from backspot.results.rare import RareWork
 
+WAITING = "waiting for data"
+"""The rare work of steps in which a batch is late."""
+
 
 @public
 @dataclass(frozen=True, slots=True)

@@ -199,6 +199,8 @@ def choose_steps(
     places.append(_collections(events, ledger)[None])
     names.append("(garbage collector)")
     length = windows.end - windows.start
+    if phases is not None:
+        rare = [kind.waiting(length, phases.wall[DATA]) for kind in rare]
     return typical_step(
         length,
         _work(events, ownership, phases),

@@ -40,8 +40,9 @@ def training_picture(report: Report) -> str:
             f'<svg role="img" height="{_HEIGHT}" aria-label="{label}">{bars}</svg>'
             f'<p class="muted">{label}.</p>'
         )
+    title = training_line(training, has_gpu=report.has_gpu)
     return (
-        f'<section class="step training"><h2>{shown(training_line(training))}</h2>{drawn}'
+        f'<section class="step training"><h2>{shown(title)}</h2>{drawn}'
         f'<ul class="facts">{facts}</ul></section>'
     )
 
